@@ -1,0 +1,355 @@
+"""What a measurement leaves behind: one record, one JSON file, written whole or not at all.
+
+Records are the only source of every table, plot and page. Units are in the field names; ``*_samples_ms``
+hold one time per round, of one launch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+RESULTS = Path(__file__).resolve().parent.parent / "reports" / "results"
+
+
+class RecordError(ValueError):
+    """A results file or folder that cannot be used; the message names the path and the remedy."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one contender, one per round, all contenders' rounds interleaved."""
+
+    label: str
+    samples_ms: tuple[float, ...]
+
+    @property
+    def median_ms(self) -> float:
+        """The time reported: the median over rounds."""
+        return statistics.median(self.samples_ms)
+
+    @property
+    def spread_pct(self) -> float:
+        """Interquartile range in percent of the median; 0 for a single round."""
+        if len(self.samples_ms) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.samples_ms, n=4)
+        return 100 * (high - low) / self.median_ms
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How the output was checked before any speed was taken."""
+
+    passed: bool
+    on: str
+    seeds: tuple[int, ...]
+    max_error: float
+    tolerance: float
+    integers_exact: bool
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the compiler says of the cubin that was measured, and what follows for an SM."""
+
+    registers: int
+    spill_bytes: int
+    smem_bytes: int
+    threads: int
+    blocks: int
+    blocks_per_sm: int
+    occupancy: float
+    occupancy_limit: str
+
+
+@dataclass(frozen=True)
+class CodeFacts:
+    """Counts in the generated CUDA, each of the k loop's body unless named otherwise."""
+
+    barriers: int
+    cp_async: int
+    cp_async_bytes: int
+    commit_groups: int
+    wait_groups: tuple[int, ...]
+    vector_loads: int
+    vector_stores_kernel: int
+    shared_versions: int
+    kernel_lines: int
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """The GPU at one moment, as nvidia-smi gives it."""
+
+    sm_clock_mhz: float
+    memory_clock_mhz: float
+    power_w: float
+    temperature_c: float
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a record was made."""
+
+    gpu: str
+    gpu_uuid: str
+    driver: str
+    power_limit_w: float
+    before: GpuState
+    after: GpuState
+    versions: dict[str, str]
+    revision: str
+    dirty: bool
+    recorded_at: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the times were taken."""
+
+    rounds: int
+    launches_per_round: int
+    operand_sets: int
+    data: str
+    cache: str
+    launch: str
+    warmup_ms: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measured case: what ran, how fast, beside what, on what, checked how.
+
+    ``kind`` is "step", or "calibration" for cuBLAS against itself. ``previous`` is the step before with
+    the same tile choice, ``baseline`` cuBLAS in both forms (B as stored, B transposed), all in the same
+    rounds; ratios use the faster form. ``candidates`` are the tiles that a best tile was chosen from,
+    with their times in milliseconds (None where a tile is illegal for the case, with the reason).
+    """
+
+    kind: str
+    step: int
+    step_name: str
+    variant: str
+    default_variant: bool
+    m: int
+    n: int
+    k: int
+    layout: str
+    dtype: str
+    out_dtype: str
+    math: str
+    stages: int
+    tile: str
+    tile_choice: str
+    timing: Timing
+    baseline: tuple[Timing, ...]
+    previous: Timing | None
+    verification: Verification
+    resources: Resources | None
+    code: CodeFacts | None
+    bound: str
+    predicted_gain_pct: float | None
+    candidates: tuple[dict[str, Any], ...]
+    source_sha256: str
+    cubin_sha256: str
+    arch: str
+    method: Method
+    environment: Environment
+    command: str
+    schema: int = SCHEMA
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def time_ms(self) -> float:
+        """Median time of one launch."""
+        return self.timing.median_ms
+
+    @property
+    def gflops(self) -> float:
+        """2·m·n·k operations over the median time, in 10⁹ per second."""
+        return 2 * self.m * self.n * self.k / (self.time_ms * 1e6)
+
+    @property
+    def fastest_baseline(self) -> Timing:
+        """The faster of cuBLAS's forms in these rounds."""
+        return min(self.baseline, key=lambda timing: timing.median_ms)
+
+    @property
+    def ratio_to_cublas(self) -> float:
+        """Speed relative to the faster cuBLAS form of the same rounds; above 1 is faster than cuBLAS."""
+        return self.fastest_baseline.median_ms / self.time_ms
+
+    @property
+    def improvement_over_previous_pct(self) -> float | None:
+        """Speed gained over the step before, in the same rounds; None for the first step."""
+        return None if self.previous is None else 100 * (self.previous.median_ms / self.time_ms - 1)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What identifies a row: the newest clean record of a key is the one that counts."""
+        case = (self.kind, self.environment.gpu, self.step, self.variant, self.tile_choice, self.math)
+        config = (self.stages, self.tile if self.tile_choice == "given" else "")
+        return (*case, *config, self.dtype, self.out_dtype, self.layout, self.m, self.n, self.k)
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "record") -> Record:
+        """Read a record; RecordError names ``origin`` and what is wrong with it."""
+        return _parse(cls, text, origin)
+
+    def file_name(self) -> str:
+        """A name that says what it is and never collides with another measurement."""
+        gpu = self.environment.gpu.lower().replace("nvidia ", "").replace(" ", "-")
+        case = f"{self.m}x{self.n}x{self.k}-{self.layout}-{self.dtype}"
+        tile = self.tile_choice if self.tile_choice != "given" else self.tile.replace("/", "_")
+        stamp = self.environment.recorded_at.translate(str.maketrans("", "", "-:+")).replace(".", "")
+        return f"{gpu}-step{self.step}-{self.variant}-s{self.stages}-{tile}-{case}-{stamp}.json"
+
+    def save(self, folder: Path) -> Path:
+        """Write the record into ``folder`` in one step (a reader sees all of it or nothing)."""
+        return write_atomically(folder / self.file_name(), self.to_json())
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One step's schedule and generated code at a fixed shape, for the pages; made without a GPU.
+
+    ``text`` is the step's docstring, ``tir`` the scheduled TensorIR, ``cuda`` the generated kernel,
+    ``why`` one sentence on what the generated code says about the variant's speed, ``pipeline`` the
+    lists annotated on the k loop (statement names, stage, order, asynchronous stages), ``aspects`` what
+    a page's "what changed" table compares, by name ("shared memory", "barriers per k tile", ...).
+    """
+
+    step: int
+    step_name: str
+    title: str
+    text: str
+    variant: str
+    default_variant: bool
+    shape: str
+    dtype: str
+    layout: str
+    tile: str
+    stages: int
+    arch: str
+    tir: str
+    cuda: str
+    why: str
+    code: CodeFacts
+    resources: Resources | None
+    pipeline: dict[str, Any]
+    aspects: dict[str, str]
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        """The listing as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "listing") -> Listing:
+        """Read a listing; RecordError names ``origin`` and what is wrong with it."""
+        return _parse(cls, text, origin)
+
+    def save(self, folder: Path) -> Path:
+        """Write the listing as ``stepN-variant.json`` under ``folder``/listings."""
+        return write_atomically(folder / "listings" / f"step{self.step}-{self.variant}.json", self.to_json())
+
+
+def load_listings(folder: Path = RESULTS) -> list[Listing]:
+    """Every listing of a results folder, by step, default variant first."""
+    found = [
+        Listing.from_json(path.read_text(), origin=str(path)) for path in sorted((folder / "listings").glob("*.json"))
+    ]
+    return sorted(found, key=lambda listing: (listing.step, not listing.default_variant, listing.variant))
+
+
+def _parse(cls: type, text: str, origin: str) -> Any:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{origin} is not whole JSON ({error}); delete it or restore it from git") from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise RecordError(f"{origin} is not of schema {SCHEMA} (got {found}); move it elsewhere")
+    try:
+        return cls(**{f.name: _read(f.type, data[f.name]) for f in dataclasses.fields(cls)})
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"{origin} lacks or garbles a field ({error!r}); delete it or restore it") from error
+
+
+def _read(annotation: str, value: Any) -> Any:
+    """Turn a JSON value back into what the field's annotation says."""
+    nested = {
+        "Timing": Timing,
+        "Timing | None": Timing,
+        "Verification": Verification,
+        "Resources | None": Resources,
+        "CodeFacts | None": CodeFacts,
+        "CodeFacts": CodeFacts,
+        "Method": Method,
+    }
+    if annotation in nested:
+        return None if value is None else _construct(nested[annotation], value)
+    if annotation == "tuple[Timing, ...]":
+        return tuple(_construct(Timing, timing) for timing in value)
+    if annotation == "Environment":
+        states = {moment: _construct(GpuState, value[moment]) for moment in ("before", "after")}
+        return Environment(**{**value, **states})
+    return tuple(value) if annotation.startswith("tuple") else value
+
+
+def _construct(cls: type, value: dict[str, Any]) -> Any:
+    return cls(**{name: tuple(item) if isinstance(item, list) else item for name, item in value.items()})
+
+
+def write_atomically(path: Path, text: str) -> Path:
+    """Write a file under a temporary name, then rename it; RecordError if the folder cannot take it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
+            try:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                os.unlink(file.name)
+                raise
+        os.replace(file.name, path)
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {path.name} into {path.parent} ({error.strerror}); free space or give another --out"
+        ) from error
+    return path
+
+
+def check_writable(folder: Path) -> None:
+    """Raise RecordError before anything is measured if ``folder`` cannot take a record."""
+    probe = folder / f".write-test-{os.getpid()}"
+    write_atomically(probe, "x" * 65536)
+    probe.unlink()
+
+
+def load_records(folder: Path = RESULTS) -> Iterator[Record]:
+    """Every record of a folder, oldest first; RecordError names the first file that is none."""
+    if not folder.is_dir():
+        raise RecordError(f"no results folder {folder}; measure something first or give another folder")
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.name.rsplit("-", 1)[-1]):
+        yield Record.from_json(path.read_text(), origin=str(path))
+
+
+def now() -> str:
+    """The current time as records write it: UTC, ISO 8601, to the millisecond."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,58 @@
+"""Reusable TensorIR schedule functions.
+
+Each function does one thing to one ``tvm.s_tir.Schedule``, takes the block or loop it works on and
+returns named handles. None knows which operator it schedules.
+"""
+
+from .caching import (
+    CooperativeFetch,
+    accumulate_in_registers,
+    accumulate_per_tile,
+    fetch_cooperatively,
+    initialize_before,
+    inline_data_movement,
+    stage_in_shared,
+    stage_through_registers,
+)
+from .errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
+from .layout import flatten_contraction, pad_to_tile
+from .pipelining import Pipeline, double_buffer, pipeline_loop, required_pass_config
+from .tiling import TileConfig, TiledLoops, bind_elements, bind_grid, bind_threads, tile_contraction
+from .unrolling import unroll_loop
+from .vectorization import vectorize_inner, vectorize_write_back, widest_vector
+from .workloads import Matmul, batched_matmul, conv2d_nhwc, matmul_bias_relu
+
+__all__ = [
+    "CooperativeFetch",
+    "IllegalPipeline",
+    "IllegalSchedule",
+    "IllegalTile",
+    "IllegalWorkload",
+    "Matmul",
+    "Pipeline",
+    "TileConfig",
+    "TiledLoops",
+    "accumulate_in_registers",
+    "accumulate_per_tile",
+    "batched_matmul",
+    "bind_elements",
+    "bind_grid",
+    "bind_threads",
+    "conv2d_nhwc",
+    "double_buffer",
+    "fetch_cooperatively",
+    "flatten_contraction",
+    "initialize_before",
+    "inline_data_movement",
+    "matmul_bias_relu",
+    "pad_to_tile",
+    "pipeline_loop",
+    "required_pass_config",
+    "stage_in_shared",
+    "stage_through_registers",
+    "tile_contraction",
+    "unroll_loop",
+    "vectorize_inner",
+    "vectorize_write_back",
+    "widest_vector",
+]

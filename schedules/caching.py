@@ -1,0 +1,188 @@
+"""Bringing operands closer: shared memory for a block's threads, registers for one thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from .errors import IllegalSchedule
+from .inspection import block_name, loops_below
+from .vectorization import vectorize_inner, widest_vector
+
+
+def stage_in_shared(
+    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, scope: str = "shared"
+) -> SBlockRV:
+    """Copy the part of an operand that one iteration of ``loop`` reads to shared memory, and read it there.
+
+    ::
+
+        before   for k_outer:  ... C[i, j] += A[i, k] * ...
+        after    for k_outer:
+                   A_shared[tile] = A[tile]           # the new block
+                   ... C[i, j] += A_shared[i, k] * ...
+
+    Blocks between the operand and global memory that only move or pad data are inlined into the copy
+    (a load becomes predicated, zero outside). ``operand`` counts the block's reads from 0; ``scope`` is
+    "shared" (static, at most 48 KiB in all) or "shared.dyn". Returns the copy block, which each thread
+    still executes whole: :func:`fetch_cooperatively` spreads it.
+    """
+    copy = sch.cache_read(block, operand, scope)
+    sch.compute_at(copy, loop)
+    inline_data_movement(sch, copy)
+    return copy
+
+
+def inline_data_movement(sch: Schedule, block: SBlockRV) -> int:
+    """Inline every producer of ``block`` that has no reduction, up to the function's inputs.
+
+    ::
+
+        before   A_pad[i, k] = if i < M then A[i, k] else 0;   A_shared[i, k] = A_pad[i, k]
+        after    A_shared[i, k] = if i < M then A[i, k] else 0
+
+    Returns how many blocks were inlined.
+    """
+    inlined = 0
+    while producers := [p for p in sch.get_producers(block) if _is_data_movement(sch, p)]:
+        sch.compute_inline(producers[0])
+        inlined += 1
+    return inlined
+
+
+@dataclass(frozen=True)
+class CooperativeFetch:
+    """How a block's threads share one copy: vectors of ``width`` elements, and the loops by role."""
+
+    copy: SBlockRV
+    rounds: LoopRV
+    thread_row: LoopRV
+    thread_column: LoopRV
+    width: int
+
+
+def fetch_cooperatively(
+    sch: Schedule, copy: SBlockRV, loop: LoopRV, threads: tuple[int, int], vectorize: bool = False
+) -> CooperativeFetch:
+    """Spread a copy under ``loop`` over the threads (rows, columns) of the block, neighbours side by side.
+
+    ::
+
+        before   for i < 64:  for k < 16:  A_shared[i, k] = A[i, k]
+        after    for rounds < 1:
+                   for row < 16, bound to threadIdx.y:  for column < 16, bound to threadIdx.x:
+                     A_shared[vector] = A[vector]      # 4 floats, where rows are multiples of 4
+
+    ``vectorize`` makes each access as wide as is legal (:func:`schedules.vectorization.widest_vector`);
+    the width is in the result, 1 where only scalars are legal. Where the elements do not divide evenly
+    among the threads the last round is predicated.
+    """
+    own_loops = loops_below(sch, copy, loop)
+    if not own_loops:
+        raise IllegalSchedule(
+            "the copy is not under the loop it should be spread in",
+            block=block_name(sch, copy),
+            remedy="pass the loop that stage_in_shared was given",
+        )
+    width = widest_vector(sch, copy, own_loops[-1]) if vectorize else 1
+    elements = sch.fuse(*own_loops) if len(own_loops) > 1 else own_loops[0]
+    rounds, row, column, vector = sch.split(elements, [None, *threads, width])
+    sch.bind(row, "threadIdx.y")
+    sch.bind(column, "threadIdx.x")
+    vectorize_inner(sch, vector, width)
+    return CooperativeFetch(copy, rounds, row, column, width)
+
+
+def stage_through_registers(sch: Schedule, copy: SBlockRV, loop: LoopRV) -> SBlockRV:
+    """Make a copy to shared memory go through registers, so that load and store can be pipelined apart.
+
+    ::
+
+        before   for k_outer:  A_shared[tile] = A[tile]
+        after    for k_outer:
+                   A_local[tile] = A[tile]            # the returned block: the load waits for nobody
+                   A_shared[tile] = A_local[tile]     # the store runs an iteration later, once pipelined
+
+    For targets without cp.async, or to keep loads in flight across a barrier. Call it before
+    :func:`fetch_cooperatively`, and spread both blocks alike: a thread then stores what it loaded, and
+    its part of A_local is a few registers. (TVM's annotation ``manifest_shared_memory_local_stage``
+    promises the same, and does nothing in 0.27.)
+    """
+    load = sch.cache_read(copy, 0, "local")
+    sch.compute_at(load, loop)
+    inline_data_movement(sch, load)
+    return load
+
+
+def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV) -> SBlockRV:
+    """Keep a reduction's outputs in registers under ``loop`` and write them back once, after it.
+
+    ::
+
+        before   for thread:  for k:  C[i, j] += ...                 epilogue: D[i, j] = f(C[i, j])
+        after    for thread:
+                   for k:  C_local[i, j] += ...
+                   D[i, j] = f(C_local[i, j])                        # the returned block
+
+    Whatever follows elementwise (cropping a padded result, a cast, a bias, an activation) is fused into
+    the write-back. Pair it with :func:`initialize_before`, or the zeroing stays inside the k loop.
+    """
+    write_back = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(write_back, loop)
+    while consumers := sch.get_consumers(write_back):
+        if len(consumers) > 1:
+            raise IllegalSchedule(
+                "the result has several consumers, which one write-back cannot serve",
+                block=block_name(sch, block),
+                value=[block_name(sch, consumer) for consumer in consumers],
+                limit="one chain of elementwise blocks",
+                remedy="schedule the consumers as kernels of their own",
+            )
+        sch.reverse_compute_inline(consumers[0])
+    return write_back
+
+
+def accumulate_per_tile(sch: Schedule, block: SBlockRV, k_outer: LoopRV) -> SBlockRV:
+    """Finish each k tile's product in registers of its own, and add it to the result as a second step.
+
+    ::
+
+        before   for k_outer:  for k_inner:  C[i, j] += A[i, k] * B[k, j]
+        after    for k_outer:
+                   P[i, j] = sum over k_inner of A[i, k] * B[k, j]   # the returned block, P in registers
+                   C[i, j] += P[i, j]                                # ``block``, with k_outer and no k_inner
+
+    The arithmetic order changes (partial sums are added), so results differ from the plain loop by
+    rounding. Call it after tiling and before binding; ``block`` and its loops stay valid, less k_inner.
+    """
+    partial = sch.rfactor(k_outer, factor_axis=0)
+    sch.set_scope(partial, 0, "local")
+    sch.compute_at(partial, k_outer)
+    *outputs, k_inner = loops_below(sch, partial, k_outer)
+    sch.reorder(k_inner, *outputs)
+    return partial
+
+
+def initialize_before(sch: Schedule, block: SBlockRV, loop: LoopRV) -> SBlockRV:
+    """Zero a reduction's accumulators before ``loop`` instead of in its first iteration.
+
+    ::
+
+        before   for k:  if k == 0: C[i, j] = 0;  C[i, j] += ...
+        after    C[i, j] = 0                                         # the returned block
+                 for k:  C[i, j] += ...
+    """
+    return sch.decompose_reduction(block, loop)
+
+
+def _is_data_movement(sch: Schedule, block: SBlockRV) -> bool:
+    stmt = sch.get(block)
+    if any(iterator.iter_type != tirx.IterVar.DataPar for iterator in stmt.iter_vars):
+        return False
+    calls: list[object] = []
+    tvm_ffi.structural_walk(stmt.body, (tirx.For, lambda loop: calls.append(loop)))
+    return not calls

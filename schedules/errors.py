@@ -1,0 +1,50 @@
+"""What a schedule function says when it is asked for something illegal."""
+
+from __future__ import annotations
+
+
+class IllegalSchedule(ValueError):
+    """A schedule, a tile or a workload that cannot be right, refused before TVM or CUDA fails obscurely.
+
+    The message is one sentence: what is wrong, where (block, loop), the value, the limit, the remedy.
+    Each part is also an attribute, so that a tuner can react without reading the text.
+
+    Parameters
+    ----------
+    problem : what is wrong, as a clause ("stage count below 1").
+    remedy : what to do instead; always given.
+    block, loop : names of the block or loop it happened at, where there is one.
+    value, limit : the offending value and the bound it breaks, where there is one.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        remedy: str,
+        block: str | None = None,
+        loop: str | None = None,
+        value: object = None,
+        limit: object = None,
+    ) -> None:
+        self.problem, self.remedy = problem, remedy
+        self.block, self.loop, self.value, self.limit = block, loop, value, limit
+        where = [f"block {block!r}"] if block else []
+        where += [f"loop {loop!r}"] if loop else []
+        facts = [f"got {value}"] if value is not None else []
+        facts += [f"limit {limit}"] if limit is not None else []
+        head = problem + (f" at {', '.join(where)}" if where else "")
+        head += f" ({', '.join(facts)})" if facts else ""
+        super().__init__(f"{head}; {remedy}")
+
+
+class IllegalWorkload(IllegalSchedule):
+    """A problem nobody can schedule: a size below 1, an index beyond 31 bits, an unknown dtype or layout."""
+
+
+class IllegalTile(IllegalSchedule):
+    """A tile that does not divide into threads, or that needs more threads, registers or shared memory than exist."""
+
+
+class IllegalPipeline(IllegalSchedule):
+    """A pipeline that TVM would refuse late, or would compile to wrong results."""

@@ -1,0 +1,103 @@
+"""Reading a schedule: names, extents and the statements under a loop. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+SHARED_SCOPES = ("shared", "shared.dyn")
+
+
+def block_name(sch: Schedule, block: SBlockRV) -> str:
+    """The block's name, for messages."""
+    return str(sch.get(block).name_hint)
+
+
+def loop_name(sch: Schedule, loop: LoopRV) -> str:
+    """The name of the loop's variable, for messages."""
+    return str(sch.get(loop).loop_var.name)
+
+
+def loop_extent(sch: Schedule, loop: LoopRV) -> int:
+    """The loop's trip count."""
+    return int(sch.get(loop).extent)
+
+
+def loop_extents(sch: Schedule, block: SBlockRV) -> list[int]:
+    """Trip counts of the loops around a block, outermost first."""
+    return [loop_extent(sch, loop) for loop in sch.get_loops(block)]
+
+
+def loops_below(sch: Schedule, block: SBlockRV, loop: LoopRV) -> list[LoopRV]:
+    """The loops around ``block`` that are inside ``loop``, outermost first."""
+    loops = sch.get_loops(block)
+    target = sch.get(loop)
+    depths = [depth for depth, candidate in enumerate(loops) if sch.get(candidate).same_as(target)]
+    return loops[depths[0] + 1 :] if depths else loops
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement directly under a loop: its leaf blocks, and what they read, write and carry."""
+
+    blocks: tuple[s_tir.SBlock, ...]
+
+    @property
+    def name(self) -> str:
+        """Names of its blocks, joined by "+"."""
+        return "+".join(str(block.name_hint) for block in self.blocks)
+
+    @property
+    def reads(self) -> list[ir.TensorRegion]:
+        """Every region that its blocks read."""
+        return [region for block in self.blocks for region in block.reads]
+
+    @property
+    def writes(self) -> list[ir.TensorRegion]:
+        """Every region that its blocks write."""
+        return [region for block in self.blocks for region in block.writes]
+
+    @property
+    def fills_shared(self) -> bool:
+        """Whether it only writes shared memory, from somewhere else."""
+        return bool(self.writes) and all(region.source.scope() in SHARED_SCOPES for region in self.writes)
+
+
+def statements_under(sch: Schedule, loop: LoopRV) -> list[Statement]:
+    """The statements of a loop's body, in program order."""
+    body = sch.get(loop).body
+    while isinstance(body, s_tir.SBlockRealize):
+        body = body.block.body
+    parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    return [Statement(tuple(_leaf_blocks(part))) for part in parts]
+
+
+def annotated_loops(mod: ir.IRModule | tirx.PrimFunc, key: str) -> Iterator[tirx.For]:
+    """Every loop of a module or function that carries the annotation ``key``, outermost first."""
+    functions = [mod] if isinstance(mod, tirx.PrimFunc) else [f for f in mod.functions.values()]
+    found: list[tirx.For] = []
+    for function in functions:
+        if isinstance(function, tirx.PrimFunc):
+            tvm_ffi.structural_walk(
+                function.body, (tirx.For, lambda loop: found.append(loop) if key in loop.annotations else None), order="pre"
+            )
+    return iter(found)
+
+
+def _leaf_blocks(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
+    blocks: list[s_tir.SBlock] = []
+
+    def keep_leaf(block: s_tir.SBlock) -> None:
+        # Children are seen before their parents: a block that holds an earlier one is not a leaf.
+        inner: list[s_tir.SBlock] = []
+        tvm_ffi.structural_walk(block.body, (s_tir.SBlock, lambda nested: inner.append(nested)))
+        if not inner:
+            blocks.append(block)
+
+    tvm_ffi.structural_walk(stmt, (s_tir.SBlock, keep_leaf))
+    return blocks

@@ -1,0 +1,138 @@
+"""Reshaping a block's iteration space and operands: contractions as matrix products, padding to tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm_ffi
+from tvm import ir, sym, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
+
+from .errors import IllegalSchedule
+from .inspection import block_name, loop_extents
+
+
+def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
+    """Turn any two-operand contraction into a (batched) matrix product, implicitly (no data is copied).
+
+    Iterators of ``block`` are grouped by what they index and each group is fused: *rows* (first operand
+    and output), *columns* (second operand and output), *reduction* (both operands) and, where an
+    iterator indexes all three, *batch*::
+
+        before   for n, y, x, o, ry, rx, c:  out[n, y, x, o] += data[n, y + ry, x + rx, c] * weight[ry, rx, c, o]
+        after    for row, column, k:         out'[row, column] += data'[row, k] * weight'[k, column]
+
+    with row = (n, y, x), column = o, k = (ry, rx, c). The primed buffers are new, produced and consumed
+    by blocks that only re-index; :func:`schedules.caching.stage_in_shared` and
+    :func:`schedules.caching.accumulate_in_registers` inline these, which makes a convolution an
+    implicit GEMM. ``block`` stays valid; its loops are new (``sch.get_loops(block)``).
+
+    Raises
+    ------
+    IllegalSchedule : if the block has not two operands, or has no rows, columns or reduction.
+    """
+    stmt = sch.get(block)
+    outputs = _index_vars(stmt.writes[0])
+    operands = [_index_vars(region) for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
+    if len(operands) != 2:
+        raise IllegalSchedule(
+            "a contraction reads two operands",
+            block=block_name(sch, block),
+            value=f"{len(operands)} operands",
+            limit=2,
+            remedy="inline or cache the others first",
+        )
+    groups: dict[str, list[int]] = {"batch": [], "rows": [], "columns": [], "reduction": []}
+    for position, iterator in enumerate(stmt.iter_vars):
+        in_first, in_second, in_output = (iterator.var in users for users in (*operands, outputs))
+        if not in_output:
+            groups["reduction"].append(position)
+        elif in_first and in_second:
+            groups["batch"].append(position)
+        else:
+            groups["rows" if in_first else "columns"].append(position)
+    missing = [role for role in ("rows", "columns", "reduction") if not groups[role]]
+    if missing:
+        raise IllegalSchedule(
+            f"no iterator for {' or '.join(missing)}",
+            block=block_name(sch, block),
+            remedy="a matrix product needs all three; schedule this block with bind_elements instead",
+        )
+    extents = [int(iterator.dom.extent) for iterator in stmt.iter_vars]
+    accesses = [("read", 0), ("read", 1), ("write", 0)]
+    regions = [*(r for r in stmt.reads if not r.source.same_as(stmt.writes[0].source)), stmt.writes[0]]
+    for access, region in zip(accesses, regions):
+        users, contiguous = _index_vars(region), _vars_of(region.region[-1].min)
+        used = [position for position, iterator in enumerate(stmt.iter_vars) if iterator.var in users]
+        sch.reindex(block, access)
+        # The group that walks the buffer's last dimension stays last, so that vectors stay contiguous.
+        kept = [[p for p in group if p in used] for group in groups.values()]
+        kept.sort(key=lambda group: any(stmt.iter_vars[p].var in contiguous for p in group))
+        fused = [[used.index(p) for p in group] for group in kept if group]
+        sch.transform_layout(block, access, _fused(fused, [extents[p] for p in used]))
+    sch.transform_block_layout(block, _fused([group for group in groups.values() if group], extents))
+
+
+def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
+    """Round each loop of an einsum block up to a multiple of its ``tile`` extent (1 leaves it alone).
+
+    ::
+
+        before   for i < 100, j < 52, k < 36:  C[i, j] += A[i, k] * B[k, j]
+        after    A' = A, zero outside;  B' = B, zero outside
+                 for i < 128, j < 64, k < 48:  C'[i, j] += A'[i, k] * B'[k, j]
+                 C = C' inside
+
+    Costs no memory once the three extra blocks are inlined, which
+    :func:`schedules.caching.stage_in_shared` and :func:`schedules.caching.accumulate_in_registers` do:
+    loads become predicated with zero fill, the write-back becomes predicated, and the inner loops carry
+    no predicate at all. Returns whether anything was padded; where all extents divide, nothing changes.
+
+    Raises
+    ------
+    IllegalSchedule : if ``tile`` has not one extent per loop, or the block is not an einsum.
+    """
+    extents = loop_extents(sch, block)
+    if len(tile) != len(extents):
+        raise IllegalSchedule(
+            "padding needs one tile extent per loop",
+            block=block_name(sch, block),
+            value=len(tile),
+            limit=len(extents),
+            remedy="give 1 for a loop to leave alone",
+        )
+    if all(extent % size == 0 for extent, size in zip(extents, tile)):
+        return False
+    try:
+        sch.pad_einsum(block, list(tile))
+    except Exception as error:
+        raise IllegalSchedule(
+            "only an einsum can be padded (each index a plain loop variable)",
+            block=block_name(sch, block),
+            remedy="call flatten_contraction first, or leave the ragged loops to predicates",
+        ) from error
+    return True
+
+
+def _index_vars(region: ir.TensorRegion) -> set[tirx.Var]:
+    """The variables that a region's indices use."""
+    return set().union(*(_vars_of(dimension.min) for dimension in region.region))
+
+
+def _vars_of(index: tirx.PrimExpr) -> set[tirx.Var]:
+    found: set[tirx.Var] = set()
+    tvm_ffi.structural_walk(index, (tirx.Var, lambda var: found.add(var)))
+    return found
+
+
+def _fused(groups: list[list[int]], extents: list[int]) -> tirx.IndexMap:
+    """An index map that fuses each group of positions, row-major, into one index."""
+    variables = [tirx.Var(f"i{position}", "int32") for position in range(len(extents))]
+    fused = []
+    for group in groups:
+        index: tirx.PrimExpr = tirx.const(0, "int32")
+        for position in group:
+            index = index * extents[position] + variables[position]
+        fused.append(sym.Analyzer().simplify(index))
+    return tirx.IndexMap(variables, fused, None)

@@ -1,0 +1,235 @@
+"""Block tiles and thread tiles: splitting a contraction's loops and binding them to the GPU's grid."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from .errors import IllegalSchedule, IllegalTile
+from .inspection import loop_extent, loop_name
+
+REGISTERS_PER_THREAD = 255
+ADDRESSING_REGISTERS = 24  # what indices and loop counters take beside the tile, seen in these kernels' cubins
+STATIC_SHARED_BYTES = 48 * 1024
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """How a contraction is cut: the block tile one thread block computes, and each thread's part of it.
+
+    ``block_m`` × ``block_n`` outputs per block, ``block_k`` steps of the reduction per shared-memory
+    tile, ``thread_m`` × ``thread_n`` outputs per thread. Written ``64x64x16/4x4``.
+    """
+
+    block_m: int = 64
+    block_n: int = 64
+    block_k: int = 16
+    thread_m: int = 4
+    thread_n: int = 4
+
+    @classmethod
+    def parse(cls, text: str) -> TileConfig:
+        """Read ``MxNxK/TMxTN``; raises IllegalTile with the form expected."""
+        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)/(\d+)x(\d+)", text.strip())
+        if not match:
+            raise IllegalTile(
+                "malformed tile", value=repr(text), limit="MxNxK/TMxTN", remedy="write for example 64x64x16/4x4"
+            )
+        return cls(*map(int, match.groups()))
+
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.block_n}x{self.block_k}/{self.thread_m}x{self.thread_n}"
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Threads of a block along rows and columns."""
+        return self.block_m // self.thread_m, self.block_n // self.thread_n
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Extents of the block tile along rows, columns and the reduction."""
+        return self.block_m, self.block_n, self.block_k
+
+    def one_output_per_thread(self) -> TileConfig:
+        """The same threads and block_k, each thread with one output: the tile before register tiling."""
+        rows, columns = self.threads
+        return TileConfig(rows, columns, self.block_k, 1, 1)
+
+    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
+        """Shared memory for both operands' tiles, ``itemsize`` bytes an element, in ``stages`` ring slots."""
+        return (self.block_m + self.block_n) * self.block_k * itemsize * stages
+
+    def shared_scope(self, itemsize: int, stages: int = 1) -> str:
+        """The storage scope that holds the tiles: "shared" up to 48 KiB, beyond it "shared.dyn"."""
+        return "shared" if self.smem_bytes(itemsize, stages) <= STATIC_SHARED_BYTES else "shared.dyn"
+
+    def violations(self, target: Target, itemsize: int = 4, stages: int = 1) -> list[str]:
+        """Every limit of ``target`` that this tile breaks, one clause each; empty if it is legal."""
+        sizes = (self.block_m, self.block_n, self.block_k, self.thread_m, self.thread_n)
+        if min(sizes) < 1:
+            return [f"tile extents must be at least 1, got {min(sizes)}"]
+        found = []
+        for role, block, thread in (("rows", self.block_m, self.thread_m), ("columns", self.block_n, self.thread_n)):
+            if block % thread:
+                found.append(f"{block} {role} of the block are not a multiple of {thread} {role} per thread")
+        rows, columns = self.threads
+        threads, max_threads = rows * columns, int(target.attrs["max_threads_per_block"])
+        if threads > max_threads:
+            found.append(f"{threads} threads per block, limit {max_threads}")
+        registers = self.thread_m * self.thread_n + self.thread_m + self.thread_n + ADDRESSING_REGISTERS
+        if registers > REGISTERS_PER_THREAD:
+            found.append(f"about {registers} registers per thread, limit {REGISTERS_PER_THREAD}")
+        registers_per_block = int(target.attrs.get("registers_per_block", 65536))
+        if registers <= REGISTERS_PER_THREAD and registers * threads > registers_per_block:
+            found.append(f"about {registers * threads} registers per block, limit {registers_per_block}")
+        smem, max_smem = self.smem_bytes(itemsize, stages), int(target.attrs["max_shared_memory_per_block"])
+        if smem > max_smem:
+            found.append(f"{smem} bytes of shared memory in {stages} stage(s), limit {max_smem}")
+        return found
+
+    def validate(self, target: Target, itemsize: int = 4, stages: int = 1) -> None:
+        """Raise IllegalTile with every violated limit of ``target``; see :meth:`violations`."""
+        found = self.violations(target, itemsize, stages)
+        if found:
+            raise IllegalTile(
+                f"tile {self} is illegal: " + "; ".join(found), remedy="choose smaller tiles or fewer stages"
+            )
+
+
+@dataclass(frozen=True)
+class TiledLoops:
+    """The loops of a tiled contraction, by role, outermost first.
+
+    ``block_*`` walk the grid's tiles, ``thread_*`` the threads of a block, ``k_outer`` the shared-memory
+    tiles of the reduction, ``k_inner`` the steps inside one, ``register_*`` a thread's own outputs.
+    """
+
+    block_row: LoopRV
+    block_column: LoopRV
+    thread_row: LoopRV
+    thread_column: LoopRV
+    k_outer: LoopRV
+    k_inner: LoopRV
+    register_row: LoopRV
+    register_column: LoopRV
+
+
+def tile_contraction(
+    sch: Schedule, rows: LoopRV, columns: LoopRV, reduction: LoopRV, tile: TileConfig
+) -> TiledLoops:
+    """Cut a contraction's three loops into block tiles, thread tiles and k tiles, and reorder them.
+
+    ::
+
+        before   for i < M:  for j < N:  for k < K:  C[i, j] += ...
+        after    for block_row < M / block_m:  for block_column < N / block_n:
+                   for thread_row < block_m / thread_m:  for thread_column < block_n / thread_n:
+                     for k_outer < K / block_k:
+                       for k_inner < block_k:
+                         for register_row < thread_m:  for register_column < thread_n:  C[...] += ...
+
+    Counts round up where they do not divide; TVM then guards the block with predicates
+    (:func:`schedules.layout.pad_to_tile` avoids these). Loops around ``rows`` (a batch) stay outside.
+
+    Raises
+    ------
+    IllegalTile : if the thread tile does not divide the block tile.
+    """
+    for role, block, thread in (("rows", tile.block_m, tile.thread_m), ("columns", tile.block_n, tile.thread_n)):
+        if block % thread:
+            raise IllegalTile(
+                f"the block tile's {role} are not a multiple of the thread tile's",
+                value=f"{block} and {thread}",
+                remedy="make the first a multiple of the second",
+            )
+    threads_m, threads_n = tile.threads
+    block_row, thread_row, register_row = sch.split(rows, [None, threads_m, tile.thread_m])
+    block_column, thread_column, register_column = sch.split(columns, [None, threads_n, tile.thread_n])
+    k_outer, k_inner = sch.split(reduction, [None, tile.block_k])
+    loops = TiledLoops(
+        block_row, block_column, thread_row, thread_column, k_outer, k_inner, register_row, register_column
+    )
+    sch.reorder(*vars(loops).values())
+    return loops
+
+
+def bind_grid(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
+    """Spread adjacent loops over the grid, one thread block per iteration.
+
+    ::
+
+        before   for batch:  for block_row:  for block_column:  ...
+        after    for tile < batch·rows·columns, bound to blockIdx.x:  ...
+
+    One grid dimension, in row-major order, because blockIdx.x alone reaches 2³¹ − 1 where blockIdx.y
+    stops at 65535. Returns the fused loop.
+    """
+    tiles = sch.fuse(*loops) if len(loops) > 1 else loops[0]
+    sch.bind(tiles, "blockIdx.x")
+    return tiles
+
+
+def bind_threads(sch: Schedule, row: LoopRV, column: LoopRV) -> None:
+    """Run two nested loops as the threads of a block: ``row`` as threadIdx.y, ``column`` as threadIdx.x.
+
+    Consecutive iterations of ``column`` become neighbouring lanes of a warp. Raises IllegalSchedule
+    beyond 1024 threads.
+    """
+    threads = loop_extent(sch, row) * loop_extent(sch, column)
+    if threads > 1024:
+        raise IllegalSchedule(
+            "more threads than a block can have",
+            loop=f"{loop_name(sch, row)}, {loop_name(sch, column)}",
+            value=threads,
+            limit=1024,
+            remedy="split the loops further",
+        )
+    sch.bind(row, "threadIdx.y")
+    sch.bind(column, "threadIdx.x")
+
+
+@dataclass(frozen=True)
+class ElementLoops:
+    """Loops of a block with one output element per thread: the fused grid loop and the thread loops."""
+
+    grid: LoopRV
+    thread_row: LoopRV
+    thread_column: LoopRV
+
+
+def bind_elements(sch: Schedule, block: SBlockRV, threads: tuple[int, int] = (16, 16)) -> ElementLoops:
+    """Give every output element of a block its own thread, ``threads`` (rows, columns) to a block.
+
+    ::
+
+        before   for i < M:  for j < N:  for k < K:  C[i, j] += ...
+        after    for tile, bound to blockIdx.x:
+                   for row < 16, bound to threadIdx.y:  for column < 16, bound to threadIdx.x:
+                     for k < K:  C[...] += ...
+
+    The last two spatial loops become rows and columns (a block with one spatial loop has one row),
+    earlier ones join the grid. Ragged edges are predicated.
+    """
+    spatial = [
+        loop for loop, iterator in zip(sch.get_loops(block), sch.get(block).iter_vars) if iterator.iter_type == 0
+    ]
+    if not spatial:
+        raise IllegalSchedule(
+            "a block without spatial loops has no output elements to spread",
+            block=str(sch.get(block).name_hint),
+            remedy="schedule it by its reduction loops",
+        )
+    if len(spatial) == 1:
+        spatial = list(sch.split(spatial[0], [1, None]))
+    *outer, rows, columns = spatial
+    tile_row, thread_row = sch.split(rows, [None, threads[0]])
+    tile_column, thread_column = sch.split(columns, [None, threads[1]])
+    sch.reorder(*outer, tile_row, tile_column, thread_row, thread_column)
+    grid = bind_grid(sch, [*outer, tile_row, tile_column])
+    bind_threads(sch, thread_row, thread_column)
+    return ElementLoops(grid, thread_row, thread_column)
