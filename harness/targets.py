@@ -66,10 +66,18 @@ class Machine:
         return limits[limit], limit
 
 
-def _machine(arch: str, smem_block_kib: int, smem_sm_kib: int, threads: int, blocks: int, **measured: object) -> Machine:
+def _machine(
+    arch: str, smem_block_kib: int, smem_sm_kib: int, threads: int, blocks: int, **measured: object
+) -> Machine:
     known = {"gpu": None, "sms": None, **measured}
-    return Machine(arch, smem_per_block_bytes=smem_block_kib * 1024, smem_per_sm_bytes=smem_sm_kib * 1024,
-                   threads_per_sm=threads, blocks_per_sm=blocks, **known)  # type: ignore[arg-type]
+    return Machine(
+        arch,
+        smem_per_block_bytes=smem_block_kib * 1024,
+        smem_per_sm_bytes=smem_sm_kib * 1024,
+        threads_per_sm=threads,
+        blocks_per_sm=blocks,
+        **known,
+    )  # type: ignore[arg-type]
 
 
 MACHINES: dict[str, Machine] = {

@@ -14,9 +14,7 @@ from .inspection import block_name, loops_below
 from .vectorization import vectorize_inner, widest_vector
 
 
-def stage_in_shared(
-    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, scope: str = "shared"
-) -> SBlockRV:
+def stage_in_shared(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, scope: str = "shared") -> SBlockRV:
     """Copy the part of an operand that one iteration of ``loop`` reads to shared memory, and read it there.
 
     ::
@@ -26,14 +24,13 @@ def stage_in_shared(
                    A_shared[tile] = A[tile]           # the new block
                    ... C[i, j] += A_shared[i, k] * ...
 
-    Blocks between the operand and global memory that only move or pad data are inlined into the copy
-    (a load becomes predicated, zero outside). ``operand`` counts the block's reads from 0; ``scope`` is
-    "shared" (static, at most 48 KiB in all) or "shared.dyn". Returns the copy block, which each thread
-    still executes whole: :func:`fetch_cooperatively` spreads it.
+    ``operand`` counts the block's reads from 0; ``scope`` is "shared" (static, at most 48 KiB in all) or
+    "shared.dyn". Returns the copy block, which each thread still executes whole:
+    :func:`fetch_cooperatively` spreads it. Where the operand is padded or re-indexed on its way, follow
+    with :func:`inline_data_movement`.
     """
     copy = sch.cache_read(block, operand, scope)
-    sch.compute_at(copy, loop)
-    inline_data_movement(sch, copy)
+    sch.compute_at(copy, loop, preserve_unit_loops=True)
     return copy
 
 
@@ -108,13 +105,12 @@ def stage_through_registers(sch: Schedule, copy: SBlockRV, loop: LoopRV) -> SBlo
                    A_shared[tile] = A_local[tile]     # the store runs an iteration later, once pipelined
 
     For targets without cp.async, or to keep loads in flight across a barrier. Call it before
-    :func:`fetch_cooperatively`, and spread both blocks alike: a thread then stores what it loaded, and
-    its part of A_local is a few registers. (TVM's annotation ``manifest_shared_memory_local_stage``
+    :func:`inline_data_movement` and :func:`fetch_cooperatively`, and spread both blocks alike: a thread
+    then stores what it loaded, and its part of A_local is a few registers. (TVM's annotation ``manifest_shared_memory_local_stage``
     promises the same, and does nothing in 0.27.)
     """
     load = sch.cache_read(copy, 0, "local")
-    sch.compute_at(load, loop)
-    inline_data_movement(sch, load)
+    sch.compute_at(load, loop, preserve_unit_loops=True)
     return load
 
 

@@ -13,6 +13,7 @@ from .caching import (
     accumulate_per_tile,
     fetch_cooperatively,
     initialize_before,
+    inline_data_movement,
     stage_in_shared,
     stage_through_registers,
 )
@@ -86,7 +87,10 @@ def stage_contraction(
         copy = stage_in_shared(sch, computing, operand, loops.k_outer, scope)
         if through_registers:
             load = stage_through_registers(sch, copy, loops.k_outer)
+            inline_data_movement(sch, load)
             loads.append(fetch_cooperatively(sch, load, loops.k_outer, tile.threads, vectorize))
+        else:
+            inline_data_movement(sch, copy)
         copies.append(fetch_cooperatively(sch, copy, loops.k_outer, tile.threads, vectorize))
     initialize_before(sch, block, loops.k_outer)
     return StagedContraction(loops, tuple(copies), tuple(loads), write_back)

@@ -79,12 +79,14 @@ def statements_under(sch: Schedule, loop: LoopRV) -> list[Statement]:
 
 def annotated_loops(mod: ir.IRModule | tirx.PrimFunc, key: str) -> Iterator[tirx.For]:
     """Every loop of a module or function that carries the annotation ``key``, outermost first."""
-    functions = [mod] if isinstance(mod, tirx.PrimFunc) else [f for f in mod.functions.values()]
+    functions = [mod] if isinstance(mod, tirx.PrimFunc) else list(mod.functions.values())
     found: list[tirx.For] = []
     for function in functions:
         if isinstance(function, tirx.PrimFunc):
             tvm_ffi.structural_walk(
-                function.body, (tirx.For, lambda loop: found.append(loop) if key in loop.annotations else None), order="pre"
+                function.body,
+                (tirx.For, lambda loop: found.append(loop) if key in loop.annotations else None),
+                order="pre",
             )
     return iter(found)
 

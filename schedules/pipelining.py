@@ -76,7 +76,7 @@ def pipeline_loop(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: bool
     Copies staged through registers (:func:`schedules.caching.stage_through_registers`) run one stage
     deeper: global loads are issued one iteration before their registers are stored to shared memory.
     A statement that only consumes what the computing statement produced (a write-back) runs one stage
-    after it. More stages than iterations is legal and useless, and warns.
+    after it. More stages than iterations warns, and as many slots as iterations are made.
 
     Raises
     ------
@@ -89,22 +89,22 @@ def pipeline_loop(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: bool
             "stage count below 1", loop=name, value=stages, limit="at least 1", remedy="give 1 for no pipeline"
         )
     statements = statements_under(sch, loop)
-    if stages == 1:
-        return Pipeline(loop, 1, tuple(s.name for s in statements), (), (), ())
-    if stages > loop_extent(sch, loop):
+    slots = min(stages, loop_extent(sch, loop))
+    if slots < stages:
         warnings.warn(
-            f"{stages} pipeline stages on loop {name!r} of {loop_extent(sch, loop)} iterations: "
-            f"the slots beyond its iterations are never filled",
+            f"{stages} pipeline stages on loop {name!r} of {slots} iterations: {slots} used, more would stay empty",
             stacklevel=2,
         )
+    if slots == 1:
+        return Pipeline(loop, 1, tuple(s.name for s in statements), (), (), ())
     parts = _pipeline_parts(statements, name)
-    stage, order = _stage_and_order(parts, stages)
+    stage, order = _stage_and_order(parts, slots)
     async_stages = (0,) if async_copy and not any(part.role == "load" for part in parts) else ()
     sch.annotate(loop, STAGE, list(stage))
     sch.annotate(loop, ORDER, list(order))
     if async_stages:
         sch.annotate(loop, ASYNC, list(async_stages))
-    return Pipeline(loop, stages, tuple(part.name for part in parts), stage, order, async_stages)
+    return Pipeline(loop, slots, tuple(part.name for part in parts), stage, order, async_stages)
 
 
 def double_buffer(sch: Schedule, copy: SBlockRV) -> None:

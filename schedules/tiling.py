@@ -119,9 +119,7 @@ class TiledLoops:
     register_column: LoopRV
 
 
-def tile_contraction(
-    sch: Schedule, rows: LoopRV, columns: LoopRV, reduction: LoopRV, tile: TileConfig
-) -> TiledLoops:
+def tile_contraction(sch: Schedule, rows: LoopRV, columns: LoopRV, reduction: LoopRV, tile: TileConfig) -> TiledLoops:
     """Cut a contraction's three loops into block tiles, thread tiles and k tiles, and reorder them.
 
     ::

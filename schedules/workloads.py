@@ -129,10 +129,9 @@ def conv2d_nhwc(
     ``padding`` zeros are added on each side, so that the output has
     ``(height + 2·padding − kernel) // stride + 1`` rows, and columns likewise.
     """
-    sizes = dict(
-        batch=batch, height=height, width=width, channels_in=channels_in, channels_out=channels_out, kernel=kernel
-    )
-    for role, size in {**sizes, "stride": stride}.items():
+    sizes = {"batch": batch, "height": height, "width": width, "channels in": channels_in}
+    sizes |= {"channels out": channels_out, "kernel": kernel, "stride": stride}
+    for role, size in sizes.items():
         _check_size(role, size)
     _check_dtype(dtype)
     out_height, out_width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
@@ -183,9 +182,13 @@ def _rounded(tensor: te.Tensor, dtype: str) -> te.Tensor:
 
 def _check_size(role: str, size: object) -> None:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise IllegalWorkload(f"illegal size {role}", value=repr(size), limit="at least 1", remedy="give a whole number")
+        raise IllegalWorkload(
+            f"illegal size {role}", value=repr(size), limit="at least 1", remedy="give a whole number"
+        )
 
 
 def _check_dtype(dtype: str) -> None:
     if dtype not in DTYPES:
-        raise IllegalWorkload("unknown dtype", value=repr(dtype), limit=" | ".join(DTYPES), remedy="choose one of these")
+        raise IllegalWorkload(
+            "unknown dtype", value=repr(dtype), limit=" | ".join(DTYPES), remedy="choose one of these"
+        )

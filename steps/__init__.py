@@ -1,0 +1,1 @@
+"""The ladder: one file per idea, each a composition of schedule functions, each runnable by itself."""

@@ -1,0 +1,274 @@
+"""From a case to a kernel: schedule, lower, generate CUDA, compile, and say what came out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.tirx.build import split_host_device_mods
+
+from harness.records import CodeFacts, Resources
+from harness.targets import Machine
+from harness.toolchain import Compiler, Cubin, compile_cubin
+from schedules.inspection import annotated_loops
+from schedules.pipelining import ASYNC, ORDER, STAGE, required_pass_config
+from schedules.tiling import TileConfig
+from schedules.vectorization import dtype_bytes
+from schedules.workloads import Matmul
+from steps.config import DEFAULT_STAGES, StepConfig
+from steps.registry import Step
+
+
+class UnsupportedCase(ValueError):
+    """A variant that the target cannot run."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to build: a step's variant of a problem, with a tile and a stage count, for a machine."""
+
+    step: Step
+    problem: Matmul
+    variant: str
+    tile: TileConfig
+    machine: Machine
+    stages: int = DEFAULT_STAGES
+    tile_choice: str = "default"
+
+    @property
+    def slots(self) -> int:
+        """Ring slots that this case really has: 1 for steps and variants without a pipeline."""
+        return self.stages if self.step.pipelined and self.variant != "double_buffer" else 1
+
+    def validate(self) -> None:
+        """Raise for what cannot work on the machine: the tile's limits, or cp.async where there is none."""
+        self.step.check_variant(self.variant)
+        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
+        if self.variant == "async" and not self.machine.has_cp_async:
+            raise UnsupportedCase(
+                f"variant 'async' of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
+                f"use --variant {self.step.default_variant(False)}"
+            )
+
+    def with_tile(self, tile: TileConfig, choice: str) -> Case:
+        """The same case with another tile."""
+        return replace(self, tile=tile, tile_choice=choice)
+
+    def __str__(self) -> str:
+        stages = f" {self.slots} stages" if self.slots > 1 else ""
+        return f"{self.step.name}[{self.variant}] {self.problem.shape} {self.problem.dtype} {self.tile}{stages}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A case, lowered: its schedule, its TensorIR, its CUDA text and, after :func:`compiled`, its cubin."""
+
+    case: Case
+    schedule: Schedule
+    device: tvm.IRModule
+    cuda: str
+    cubin: Cubin | None = None
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def pass_config(self) -> dict[str, bool]:
+        """What the schedule needs to be lowered as written."""
+        return required_pass_config(self.schedule.mod)
+
+    @property
+    def source_sha256(self) -> str:
+        """Digest of the CUDA text."""
+        return hashlib.sha256(self.cuda.encode()).hexdigest()
+
+    @property
+    def body(self) -> str:
+        """The kernel itself, without the helper functions before it."""
+        return self.cuda[self.cuda.rfind('extern "C"') :].strip() + "\n"
+
+    @cached_property
+    def launch(self) -> dict[str, int]:
+        """Extents of blockIdx and threadIdx, by name."""
+        extents: dict[str, int] = {}
+
+        def note(attribute: tirx.AttrStmt) -> None:
+            if attribute.attr_key == "thread_extent":
+                extents[str(attribute.node.thread_tag)] = int(attribute.value)
+
+        for function in self.device.functions.values():
+            tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, note))
+        return extents
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self._extent("threadIdx")
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the grid."""
+        return self._extent("blockIdx")
+
+    def _extent(self, prefix: str) -> int:
+        product = 1
+        for tag, extent in self.launch.items():
+            product *= extent if tag.startswith(prefix) else 1
+        return product
+
+    @cached_property
+    def smem_bytes(self) -> int:
+        """Shared memory of a block, static and dynamic, as declared in the lowered kernel."""
+        total = 0
+
+        def note(alloc: tirx.AllocBuffer) -> None:
+            nonlocal total
+            if alloc.buffer.scope() in ("shared", "shared.dyn"):
+                elements = 1
+                for extent in alloc.buffer.shape:
+                    elements *= int(extent)
+                total += elements * dtype_bytes(alloc.buffer.dtype)
+
+        for function in self.device.functions.values():
+            tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, note))
+        return total
+
+    @property
+    def resources(self) -> Resources | None:
+        """Registers, spills, shared memory and occupancy; None while not compiled."""
+        if self.cubin is None:
+            return None
+        machine = self.case.machine
+        resident, limit = machine.blocks_resident(self.threads, self.cubin.registers, self.smem_bytes)
+        return Resources(
+            registers=self.cubin.registers,
+            spill_bytes=self.cubin.spill_bytes,
+            smem_bytes=self.smem_bytes,
+            threads=self.threads,
+            blocks=self.blocks,
+            blocks_per_sm=resident,
+            occupancy=round(resident * self.threads / machine.threads_per_sm, 4),
+            occupancy_limit=limit,
+        )
+
+    @property
+    def pipeline(self) -> dict[str, list[int]]:
+        """The lists annotated on the pipelined loop; empty without a pipeline."""
+        for loop in annotated_loops(self.schedule.mod, STAGE):
+            lists = {key: loop.annotations.get(key) for key in (STAGE, ORDER, ASYNC)}
+            return {key: [int(value) for value in values] for key, values in lists.items() if values is not None}
+        return {}
+
+    @property
+    def code(self) -> CodeFacts:
+        """Counts in the generated CUDA."""
+        body = self.body
+        loop = main_loop(body)
+        one_slot = self.case.tile.one_output_per_thread() if self.case.step.number == 2 else self.case.tile
+        tile_bytes = one_slot.smem_bytes(dtype_bytes(self.case.problem.dtype))
+        copies = re.findall(r"ptx_cp_async_legacy(?:_pred)?_c[ag]_(\d+)", loop)
+        return CodeFacts(
+            barriers=loop.count("__syncthreads()"),
+            cp_async=len(copies),
+            cp_async_bytes=max(map(int, copies), default=0),
+            commit_groups=loop.count("commit_group()"),
+            wait_groups=tuple(int(count) for count in re.findall(r"wait_group_(\d+)\(\)", loop)),
+            vector_loads=len(re.findall(r"= \*\((?:float|half|uint)[248x1-9]*\*\)\(\w+_ptr", loop)),
+            vector_stores_kernel=len(re.findall(r"^\s*\*\((?:float|half|uint)[248x1-9]*\*\)\(", body, re.M)),
+            shared_versions=round(self.smem_bytes / tile_bytes) if self.smem_bytes else 0,
+            kernel_lines=body.count("\n"),
+        )
+
+
+def main_loop(body: str) -> str:
+    """The outermost loop over k tiles in a kernel's text: the longest outermost ``for``, else the text."""
+    lines = body.splitlines()
+    loops, start, depth = [], 0, 0
+    for number, line in enumerate(lines):
+        if depth == 1 and re.match(r"\s*for \(", line):
+            start = number
+        depth += line.count("{") - line.count("}")
+        if depth == 1 and line.strip() == "}" and re.match(r"\s*for \(", lines[start]):
+            loops.append("\n".join(lines[start : number + 1]))
+    busy = [loop for loop in loops if "__syncthreads()" in loop or "ptx_cp_async" in loop]
+    return max(busy or loops or [body], key=len)
+
+
+def lower(case: Case) -> Kernel:
+    """Schedule a case and lower it to CUDA text; needs neither a compiler nor a GPU.
+
+    Raises what :meth:`Case.validate` and the schedule functions raise.
+    """
+    case.validate()
+    config = StepConfig(case.variant, case.tile, case.slots, case.machine.has_cp_async)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        schedule = case.step.schedule(case.problem, config)
+    target = case.machine.target()
+    module = tirx.transform.BindTarget(target.with_host("llvm"))(schedule.mod)
+    pipeline, _, finalize_device = tirx.get_tir_pipeline("s_tir")
+    with tvm.transform.PassContext(config=required_pass_config(schedule.mod)):
+        _, devices = split_host_device_mods(pipeline(module))
+    ((device_target, device),) = devices.items()
+    device = finalize_device()(device)
+    cuda = _generate_cuda(device, device_target)
+    return Kernel(case, schedule, device, cuda, warnings=tuple(str(warning.message) for warning in caught))
+
+
+def compiled(kernel: Kernel, compiler: Compiler) -> Kernel:
+    """The kernel with its cubin, from the cache or the compiler."""
+    return replace(kernel, cubin=compile_cubin(kernel.cuda, kernel.case.machine.arch, compiler))
+
+
+def executable(kernel: Kernel) -> tvm.runtime.Executable:
+    """TVM's executable for the GPU at hand, running exactly ``kernel.cubin``; call ``executable["main"]``."""
+    if kernel.cubin is None:
+        raise ValueError(f"{kernel.case} is not compiled; call compiled(kernel, compiler) first")
+
+    def deliver(source: str) -> bytes:
+        if source != kernel.cuda:
+            raise RuntimeError(f"TVM generated other CUDA text for {kernel.case} than the text that was compiled")
+        return kernel.cubin.data
+
+    with _cuda_compiler(deliver), tvm.transform.PassContext(config=kernel.pass_config):
+        return tvm.compile(kernel.schedule.mod, target=kernel.case.machine.target())
+
+
+class _TextOnly(Exception):
+    """Stops TVM where it would compile the CUDA text, once the text is known."""
+
+
+def _generate_cuda(device: tvm.IRModule, target: tvm.target.Target) -> str:
+    """The CUDA text. With a driver present TVM compiles at once: then the text is caught on its way."""
+    texts: list[str] = []
+
+    def catch(source: str) -> bytes:
+        texts.append(source)
+        raise _TextOnly
+
+    with _cuda_compiler(catch):
+        try:
+            return tvm.get_global_func("target.build.cuda")(device, target).inspect_source()
+        except Exception:
+            if not texts:
+                raise
+            return texts[0]
+
+
+@contextlib.contextmanager
+def _cuda_compiler(callback) -> Iterator[None]:
+    """Let ``callback(source) -> cubin`` stand in for TVM's own way of compiling CUDA text."""
+    name = "tvm_callback_cuda_compile"
+    before = tvm.get_global_func(name)
+    tvm_ffi.register_global_func(name, lambda source: bytearray(callback(source)), override=True)
+    try:
+        yield
+    finally:
+        tvm_ffi.register_global_func(name, before, override=True)

@@ -1,0 +1,224 @@
+"""Running a kernel: on the GPU as compiled, or its scheduled TensorIR on the CPU through LLVM.
+
+Both ways offer the same few operations, so that checking is written once: make data, poison an output,
+run, and compare with a float64 reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.tirx import compilation_pipeline
+
+from harness.build import Kernel, executable
+from schedules.workloads import Matmul
+
+CPU_PIPELINE = "tensorir_ladder_serial"
+
+
+class NoGpu(RuntimeError):
+    """A GPU (or torch, to drive it) is demanded and there is none."""
+
+
+class Backend(Protocol):
+    """A place to run kernels. Arrays are the backend's own (numpy on the CPU, torch on the GPU)."""
+
+    name: str
+
+    def load(self, kernel: Kernel) -> Any:
+        """A callable ``run(a, b, c)`` for the kernel."""
+
+    def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
+        """Standard normal values, rounded to ``dtype``."""
+
+    def integers(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
+        """Whole numbers from −2 to 2."""
+
+    def poisoned(self, shape: tuple[int, int], dtype: str) -> Any:
+        """An output in which every element is NaN."""
+
+    def reference(self, problem: Matmul, a: Any, b: Any) -> Any:
+        """The product in float64."""
+
+    def worst_error(self, output: Any, reference: Any) -> float:
+        """The largest absolute difference; NaN if any element is NaN."""
+
+    def scale(self, reference: Any) -> tuple[float, float]:
+        """Root mean square and largest magnitude of the reference."""
+
+
+class LlvmBackend:
+    """The scheduled module on the CPU: prologue, body, epilogue and buffer versions are really executed.
+
+    The lowering passes are those of the GPU, in their order, less the ones about threads: thread-bound
+    loops run as ordinary loops, one thread after the other, each doing the whole of a cooperative copy.
+    Tiling, indices, predicates, vectors, stage and order lists and buffer versions are checked that way;
+    barriers, waits for cp.async and opaque instructions are not.
+    """
+
+    name = "llvm"
+
+    def load(self, kernel: Kernel) -> Any:
+        run = compile_serial(kernel.schedule.mod)["main"]
+
+        def call(*arrays: np.ndarray) -> None:
+            tensors = [tvm.runtime.tensor(array) for array in arrays]
+            run(*tensors)
+            np.copyto(arrays[-1], tensors[-1].numpy())
+
+        return call
+
+    def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> np.ndarray:
+        return np.random.default_rng(seed).standard_normal(shape).astype(numpy_dtype(dtype))
+
+    def integers(self, seed: int, shape: tuple[int, int], dtype: str) -> np.ndarray:
+        return np.random.default_rng(seed).integers(-2, 3, shape).astype(numpy_dtype(dtype))
+
+    def poisoned(self, shape: tuple[int, int], dtype: str) -> np.ndarray:
+        return np.full(shape, np.nan, numpy_dtype(dtype))
+
+    def reference(self, problem: Matmul, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return a.astype(np.float64) @ (b if problem.layout == "nn" else b.T).astype(np.float64)
+
+    def worst_error(self, output: np.ndarray, reference: np.ndarray) -> float:
+        return float(np.max(np.abs(output.astype(np.float64) - reference)))
+
+    def scale(self, reference: np.ndarray) -> tuple[float, float]:
+        return float(np.sqrt(np.mean(reference**2))), float(np.max(np.abs(reference)))
+
+
+class GpuBackend:
+    """The compiled kernel on the GPU that torch sees."""
+
+    name = "gpu"
+
+    def __init__(self) -> None:
+        self.torch = require_gpu()
+
+    def load(self, kernel: Kernel) -> Any:
+        return executable(kernel)["main"]
+
+    def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
+        generator = self.torch.Generator("cuda").manual_seed(seed)
+        return self.torch.randn(shape, generator=generator, device="cuda").to(getattr(self.torch, dtype))
+
+    def integers(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
+        generator = self.torch.Generator("cuda").manual_seed(seed)
+        return self.torch.randint(-2, 3, shape, generator=generator, device="cuda").to(getattr(self.torch, dtype))
+
+    def poisoned(self, shape: tuple[int, int], dtype: str) -> Any:
+        return self.torch.full(shape, float("nan"), device="cuda", dtype=getattr(self.torch, dtype))
+
+    def reference(self, problem: Matmul, a: Any, b: Any) -> Any:
+        return a.double() @ (b if problem.layout == "nn" else b.T).double()
+
+    def worst_error(self, output: Any, reference: Any) -> float:
+        return float((output.double() - reference).abs().max())
+
+    def scale(self, reference: Any) -> tuple[float, float]:
+        return float(reference.square().mean().sqrt()), float(reference.abs().max())
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """The numpy dtype of a TVM dtype name."""
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def require_gpu() -> Any:
+    """The torch module, with a CUDA device; NoGpu says what is missing."""
+    try:
+        import torch
+    except ImportError as error:
+        raise NoGpu("no torch, which drives the GPU; pip install 'tensorir-ladder[gpu]'") from error
+    if not torch.cuda.is_available():
+        raise NoGpu("torch sees no CUDA device; run where there is one, or with --on llvm")
+    return torch
+
+
+def gpu_present() -> bool:
+    """Whether kernels can run on a GPU here."""
+    try:
+        require_gpu()
+    except NoGpu:
+        return False
+    return True
+
+
+def gpu_arch() -> str:
+    """The architecture of the GPU at hand, with the suffix of its own instructions from sm_90 on."""
+    major, minor = require_gpu().cuda.get_device_capability()
+    return f"sm_{major}{minor}" + ("a" if major in (9, 10) else "")
+
+
+def compile_serial(mod: tvm.IRModule) -> tvm.runtime.Executable:
+    """Compile a GPU-scheduled module for the CPU; see :class:`LlvmBackend`."""
+    compilation_pipeline.PIPELINE_MAP[CPU_PIPELINE] = lambda: (
+        _serial_pipeline,
+        s_tir.pipeline.finalize_host_passes,
+        s_tir.pipeline.finalize_device_passes,
+    )
+    return tvm.compile(mod, target="llvm", tir_pipeline=CPU_PIPELINE)
+
+
+@tvm.transform.module_pass(opt_level=0, name="SerialPipeline")
+def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    blocks = s_tir.transform
+    before = [
+        blocks.CanonicalizeLoop(),
+        blocks.LowerCrossThreadReduction(),
+        blocks.LowerInitBlock(),
+        blocks.PlanAndUpdateBufferAllocationLocation(),
+        blocks.ConvertBlocksToOpaque(),
+        blocks.CompactBufferAllocation(),
+        blocks.LowerAutoCopy(),
+        blocks.LowerMatchBuffer(),
+        blocks.StmtSimplify(),
+        blocks.InjectPermutedLayout(),
+        blocks.AnnotateIrregularLoop(),
+        blocks.InjectSoftwarePipeline(),
+    ]
+    after = [
+        blocks.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.BF16ComputeLegalize(),
+        tirx.transform.NarrowDataType(32),
+        blocks.LoopPartition(),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.StorageRewrite(),
+        blocks.HoistIfThenElse(),
+        tirx.transform.UnrollLoop(),
+        blocks.RenormalizeSplitPattern(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.RemoveNoOp(),
+        blocks.RewriteUnsafeSelect(),
+        tirx.transform.CommonSubexprElim(),
+        tirx.transform.VerifyMemory(),
+        tirx.transform.AnnotateEntryFunc(),
+        blocks.LowerThreadAllreduce(),
+        tirx.transform.SplitHostDevice(),
+        tirx.transform.MakePackedAPI(),
+        tirx.transform.BF16StorageLegalize(),
+    ]
+    mod = tvm.ir.transform.Sequential(before)(_map_statements(mod, tirx.For, _serial_loop))
+    return tvm.ir.transform.Sequential(after)(_map_statements(mod, tirx.AttrStmt, _without_async))
+
+
+def _map_statements(mod: tvm.IRModule, kind: type, change: Any) -> tvm.IRModule:
+    functions = {name: tvm_ffi.structural_map(function, (kind, change)) for name, function in mod.functions_items()}
+    return tvm.IRModule(functions)
+
+
+def _serial_loop(loop: tirx.For) -> tirx.For:
+    if loop.kind != tirx.ForKind.THREAD_BINDING:
+        return loop
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+
+def _without_async(attribute: tirx.AttrStmt) -> tirx.Stmt:
+    """Copies are done when they are issued here: commit and wait attributes order nothing."""
+    return attribute.body if str(attribute.attr_key).startswith("async_") else attribute

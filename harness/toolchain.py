@@ -1,0 +1,166 @@
+"""The CUDA compiler: finding one, and turning CUDA text into a cubin, PTX or SASS, once per content."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+INSTALL_HINT = "pip install 'tensorir-ladder[cuda]'"
+FLAGS = ("-O3", "--use_fast_math", "--expt-relaxed-constexpr", "-w", "-Xptxas=-v,--register-usage-level=10")
+
+
+class NoCompiler(RuntimeError):
+    """A CUDA compiler (or a tool of the toolkit) is demanded and there is none."""
+
+
+class CompileError(RuntimeError):
+    """The CUDA compiler refused the generated text."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """An nvcc and where it came from ("toolkit" or "pip wheels")."""
+
+    nvcc: Path
+    origin: str
+
+    @functools.cached_property
+    def version(self) -> str:
+        """The release that ``nvcc --version`` names."""
+        text = subprocess.run([self.nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+        release = re.search(r"release ([\d.]+), V([\d.]+)", text)
+        return release.group(2) if release else text.strip().splitlines()[-1]
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled kernel: its bytes, and what ptxas said of it."""
+
+    data: bytes
+    registers: int
+    spill_bytes: int
+    smem_bytes: int
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the bytes."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+def wheel_folders() -> list[Path]:
+    """The folders ``site-packages/nvidia/cuNN`` that CUDA's pip wheels install into."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
+    return sorted((folder for root in roots for folder in root.glob("cu[0-9]*")), reverse=True)
+
+
+def find_compiler() -> Compiler | None:
+    """The first nvcc of: PATH, $CUDA_HOME, $CUDA_PATH, the pip wheels; None where there is none."""
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    candidates = [(shutil.which("nvcc"), "toolkit"), *((f"{home}/bin/nvcc", "toolkit") for home in homes)]
+    candidates += [(str(folder / "bin" / "nvcc"), "pip wheels") for folder in wheel_folders()]
+    for path, origin in candidates:
+        if path and os.access(path, os.X_OK):
+            return Compiler(Path(path), origin)
+    return None
+
+
+def require_compiler() -> Compiler:
+    """:func:`find_compiler`, or NoCompiler with the command that installs one."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise NoCompiler(f"no CUDA compiler found (PATH, CUDA_HOME, CUDA_PATH, pip wheels); {INSTALL_HINT}")
+    return compiler
+
+
+def compile_cubin(source: str, arch: str, compiler: Compiler) -> Cubin:
+    """Compile CUDA text for ``arch``; the same text, flags and compiler are compiled once and then cached.
+
+    Raises CompileError with the compiler's first message.
+    """
+    recipe = json.dumps([source, arch, FLAGS, compiler.version])
+    entry = cache_folder() / hashlib.sha256(recipe.encode()).hexdigest()
+    facts, data = entry.with_suffix(".json"), entry.with_suffix(".cubin")
+    if facts.is_file() and data.is_file():
+        return Cubin(data.read_bytes(), **json.loads(facts.read_text()))
+    with tempfile.TemporaryDirectory() as folder:
+        log = run_nvcc(compiler, source, Path(folder), "kernel.cubin", "-cubin", *arch_flags(arch))
+        cubin = Cubin((Path(folder) / "kernel.cubin").read_bytes(), **ptxas_facts(log))
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        for path, content in (
+            (data, cubin.data),
+            (facts, json.dumps({k: v for k, v in vars(cubin).items() if k != "data"}).encode()),
+        ):
+            partial = path.with_suffix(f"{path.suffix}.{os.getpid()}.tmp")
+            partial.write_bytes(content)
+            os.replace(partial, path)
+    except OSError as error:
+        print(f"build cache {entry.parent} cannot be written ({error.strerror}); compiling without it")
+    return cubin
+
+
+def compile_ptx(source: str, arch: str, compiler: Compiler) -> str:
+    """The PTX of CUDA text for ``arch``."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_nvcc(compiler, source, Path(folder), "kernel.ptx", "-ptx", f"-arch=compute_{arch.removeprefix('sm_')}")
+        return (Path(folder) / "kernel.ptx").read_text()
+
+
+def disassemble(cubin: Cubin) -> str:
+    """The SASS of a cubin, by the toolkit's or the wheels' cuobjdump; NoCompiler if there is none."""
+    places = [shutil.which("cuobjdump"), *(str(folder / "bin" / "cuobjdump") for folder in wheel_folders())]
+    tool = next((place for place in places if place and os.access(place, os.X_OK)), None)
+    if tool is None:
+        raise NoCompiler(f"no cuobjdump found to disassemble with; {INSTALL_HINT}")
+    # cuobjdump calls nvdisasm, which lies beside it.
+    environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin.data)
+        file.flush()
+        result = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, env=environment)
+    if result.returncode:
+        raise CompileError(f"cuobjdump failed: {result.stderr.strip()}")
+    return result.stdout
+
+
+def arch_flags(arch: str) -> tuple[str, ...]:
+    """nvcc's flags for a cubin of one architecture."""
+    number = arch.removeprefix("sm_")
+    return ("-gencode", f"arch=compute_{number},code=sm_{number}")
+
+
+def run_nvcc(compiler: Compiler, source: str, folder: Path, output: str, *flags: str) -> str:
+    """Compile ``source`` in ``folder``; returns what ptxas printed, CompileError with the first message."""
+    (folder / "kernel.cu").write_text(source)
+    command = [compiler.nvcc, *flags, *FLAGS, folder / "kernel.cu", "-o", folder / output]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        lines = [line for line in (result.stderr + result.stdout).splitlines() if line.strip()]
+        message = next((line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "")
+        raise CompileError(f"{compiler.nvcc} ({compiler.origin}, {compiler.version}) failed: {message.strip()}")
+    return result.stderr + result.stdout
+
+
+def ptxas_facts(log: str) -> dict[str, int]:
+    """Registers, spilled bytes and static shared memory from ``ptxas -v``'s report of one kernel."""
+    found = {
+        "registers": re.search(r"Used (\d+) registers", log),
+        "spill_bytes": re.search(r"(\d+) bytes spill stores", log),
+        "smem_bytes": re.search(r"(\d+) bytes smem", log),
+    }
+    return {name: int(match.group(1)) if match else 0 for name, match in found.items()}
+
+
+def cache_folder() -> Path:
+    """Where builds are kept: ``$XDG_CACHE_HOME/tensorir-ladder`` or ``~/.cache/tensorir-ladder``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensorir-ladder"

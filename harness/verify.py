@@ -1,0 +1,79 @@
+"""Checking a kernel's output before anyone looks at its speed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from harness.build import Kernel
+from harness.execution import Backend, numpy_dtype
+from harness.records import Verification
+from schedules.workloads import Matmul, accumulator_dtype
+
+SEEDS = (0, 1, 2)
+
+
+class WrongResult(RuntimeError):
+    """A kernel whose output is not the product."""
+
+
+def tolerance(problem: Matmul, scale: tuple[float, float]) -> float:
+    """The largest error that rounding explains, from the output's own scale.
+
+    Summing k rounded products one after the other makes an error that grows like a random walk: a few
+    times eps · √k of the output's root mean square, eps being the accumulator's. Rounding the result to
+    its dtype adds half a unit in the last place of the largest output. Both with a factor that leaves
+    room for the worst of 10⁸ elements, and far below one dropped element of k.
+    """
+    rms, largest = scale
+    accumulate = 8 * _epsilon(accumulator_dtype(problem.dtype)) * np.sqrt(problem.k) * rms
+    return float(accumulate + _epsilon(problem.out_dtype) * largest)
+
+
+def check_output(problem: Matmul, backend: Backend, output: Any, reference: Any, exact: bool) -> tuple[float, float]:
+    """Compare an output with its float64 reference; returns (worst error, tolerance).
+
+    ``exact`` data are small whole numbers, of which every sum is exact: the output must equal the
+    reference rounded to its dtype. Raises WrongResult; NaN anywhere is wrong.
+    """
+    error = backend.worst_error(output, reference)
+    scale = backend.scale(reference)
+    limit = _epsilon(problem.out_dtype) / 2 * _integer_rounding(problem, scale[1]) if exact else tolerance(problem, scale)
+    if not error <= limit:
+        data = "small whole numbers" if exact else "normal data"
+        raise WrongResult(f"worst error {error:.3g} on {data}, limit {limit:.3g}")
+    return error, limit
+
+
+def verify(kernel: Kernel, backend: Backend, seeds: tuple[int, ...] = SEEDS, run: Any = None) -> Verification:
+    """Run a kernel on fresh normal data for each seed and on small whole numbers, and check each output.
+
+    The output is filled with NaN before each run, so that an element that nobody writes is found.
+    ``run`` stands in for the kernel where it is loaded already. Raises WrongResult, naming the case.
+    """
+    problem, run = kernel.case.problem, run or backend.load(kernel)
+    worst, limit = 0.0, 0.0
+    for seed, make, exact in (*((seed, backend.normal, False) for seed in seeds), (seeds[0], backend.integers, True)):
+        a = make(seed, (problem.m, problem.k), problem.dtype)
+        b = make(seed + 1000, problem.b_shape, problem.dtype)
+        output = backend.poisoned((problem.m, problem.n), problem.out_dtype)
+        run(a, b, output)
+        try:
+            error, allowed = check_output(problem, backend, output, backend.reference(problem, a, b), exact)
+        except WrongResult as wrong:
+            raise WrongResult(f"{kernel.case} on {backend.name}, seed {seed}: {wrong}") from None
+        if not exact and error / max(allowed, 1e-300) >= worst / max(limit, 1e-300):
+            worst, limit = error, allowed
+    return Verification(True, backend.name, tuple(seeds), worst, limit, integers_exact=True)
+
+
+def _integer_rounding(problem: Matmul, largest: float) -> float:
+    """Half-precision outputs hold whole numbers exactly only up to 2 / eps; beyond that they are rounded."""
+    return largest if largest > 2 / _epsilon(problem.out_dtype) else 0.0
+
+
+def _epsilon(dtype: str) -> float:
+    """Distance from 1 to the next number of a dtype."""
+    return float(ml_dtypes.finfo(numpy_dtype(dtype)).eps)

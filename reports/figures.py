@@ -1,0 +1,286 @@
+"""Drawing: one function per figure, from a section's records to a matplotlib figure. No files here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from harness.records import Record
+
+from .selection import Results, Section, Shape
+from .table import CHOICE_TITLES, cublas_gflops, shown_gain, short_name, step_label
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; black is kept for cuBLAS, and yellow,
+# weak on white, comes last.
+PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
+MARKERS = "os^Dvph"
+CUBLAS = "#000000"
+ROOF = "#555555"
+STYLE = {"linewidth": 1.8, "markersize": 5.5}
+
+
+def gflops_figure(results: Results, section: Section) -> Figure:
+    """GFLOPS per step over the matrix size, default tile beside best tile, cuBLAS dashed."""
+
+    def draw(axes: Axes, choice: str) -> None:
+        lines = [section.line(step, choice) for step in section.steps]
+        _draw_steps(axes, results, section, choice, lambda record: record.gflops)
+        points = [(shape[0], cublas_gflops(lines, shape)) for shape in _squares(section)]
+        points = [(size, speed) for size, speed in points if speed is not None]
+        axes.plot(*_columns(points), color=CUBLAS, linestyle="--", marker="x", label="cuBLAS", **STYLE)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(FixedLocator([s * 10**e for e in range(1, 7) for s in (1, 2, 5)]))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+    return _size_panels(section, "Speed of each step", "GFLOPS (logarithmic)", draw)
+
+
+def ratio_figure(results: Results, section: Section) -> Figure:
+    """Speed relative to cuBLAS over the matrix size; the line at 1 is cuBLAS."""
+
+    def draw(axes: Axes, choice: str) -> None:
+        axes.axhline(1.0, color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
+        _draw_steps(axes, results, section, choice, lambda record: record.ratio_to_cublas)
+
+    figure = _size_panels(section, "Speed relative to cuBLAS", "speed ÷ cuBLAS's speed, same rounds", draw)
+    figure.axes[0].set_ylim(bottom=0)
+    return figure
+
+
+def gain_figure(results: Results, section: Section) -> Figure:
+    """Speed gained by each step over the one before, a bar per size, one panel per tile choice."""
+
+    def lines(choice: str) -> dict[str, dict[Shape, Record]]:
+        return {step_label(results, step): section.line(step, choice) for step in section.steps if step > 1}
+
+    return _bar_panels(section, "Gain of each step over the one before", section.choices, lines)
+
+
+def variants_figure(results: Results, section: Section, step: int) -> Figure:
+    """Speed each variant of a step gains over the step before, a bar per size."""
+
+    def lines(choice: str) -> dict[str, dict[Shape, Record]]:
+        names = section.variants(step)
+        return {name.replace("_", "\n"): section.line(step, choice, name) for name in names}
+
+    title = f"Variants of step {step}, {short_name(results.step_name(step))}: gain over step {step - 1}"
+    return _bar_panels(section, title, section.variant_choices(step), lines)
+
+
+def roofline_figure(results: Results, section: Section, peak: dict | None) -> Figure:
+    """GFLOPS over arithmetic intensity from compulsory bytes: filled for the default tile, hollow for the best."""
+    figure, (axes,), caption = _canvas(section, "Roofline", 1, height=5.2)
+    for index, step in enumerate(section.steps):
+        for choice in section.choices:
+            records = _verified(section.line(step, choice))
+            style = {} if choice == "default" else {"markerfacecolor": "none"}
+            axes.plot(
+                [intensity(record) for record in records],
+                [record.gflops for record in records],
+                linestyle="none",
+                marker=MARKERS[index % len(MARKERS)],
+                color=PALETTE[index % len(PALETTE)],
+                label=step_label(results, step) if choice == section.choices[0] else "_",
+                markersize=6.5,
+                **style,
+            )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    _draw_roof(axes, section, peak)
+    _label_sizes(axes, section)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel("arithmetic intensity, FLOP per compulsory byte (A and B read once, C written once)")
+    axes.set_ylabel("GFLOPS")
+    marks = "Filled: default tile; hollow: best tile. " if len(section.choices) > 1 else ""
+    return _finish(figure, [axes], marks + caption)
+
+
+def intensity(record: Record) -> float:
+    """Operations per byte that must move at least: A and B read once, C written once."""
+    m, n, k = record.m, record.n, record.k
+    moved = (m * k + k * n) * _itemsize(record.dtype) + m * n * _itemsize(record.out_dtype)
+    return 2 * m * n * k / moved
+
+
+def caption_of(section: Section) -> str:
+    """What was measured, with what, when: one sentence each."""
+    records = [record for record in section.records if record.tile_choice in section.choices]
+    tiles = sorted({record.tile for record in records if record.tile_choice == "default"})
+    days = sorted({record.environment.recorded_at[:10] for record in records})
+    rounds = sorted({record.method.rounds for record in records})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    tile = f"Default tile {', '.join(tiles)}. " if tiles else ""
+    return f"{tile}Median of {'–'.join(map(str, rounds[:: max(1, len(rounds) - 1)]))} rounds. Measured {when}."
+
+
+def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes, str], None]) -> Figure:
+    """Panels side by side, one per tile choice, the matrix size on a logarithmic axis."""
+    figure, panels, caption = _canvas(section, title, len(section.choices), height=4.9, sharey=True)
+    sizes = [shape[0] for shape in _squares(section)]
+    for axes, choice in zip(panels, section.choices):
+        draw(axes, choice)
+        axes.set_title(CHOICE_TITLES[choice], fontsize=10)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(sizes))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+        axes.set_xlabel("m = n = k (logarithmic)")
+    panels[0].set_ylabel(ylabel)
+    return _finish(figure, panels, caption)
+
+
+def _bar_panels(
+    section: Section, title: str, choices: list[str], lines: Callable[[str], dict[str, dict[Shape, Record]]]
+) -> Figure:
+    """Panels one above the other, a group of bars per line, a bar per size, each with its number."""
+    height = 1.4 + 2.6 * len(choices)
+    figure, panels, caption = _canvas(section, title, len(choices), height, sharey=True, stacked=True)
+    shapes = _squares(section)
+    width = 0.84 / max(1, len(shapes))
+    for axes, choice in zip(panels, choices):
+        groups = lines(choice)
+        for index, shape in enumerate(shapes):
+            gains = [(place, _gains(line).get(shape)) for place, line in enumerate(groups.values())]
+            offset = (index - (len(shapes) - 1) / 2) * width
+            points = [(place + offset, gain) for place, gain in gains if gain is not None]
+            _draw_bars(axes, points, width, _shade(index, len(shapes)), str(shape[0]))
+        axes.axhline(0, color=CUBLAS, linewidth=0.8)
+        axes.set_xticks(range(len(groups)), groups, fontsize=9)
+        axes.set_xlim(-0.5, len(groups) - 0.5)
+        axes.set_title(CHOICE_TITLES[choice], fontsize=10)
+        axes.set_ylabel("speed gained, %")
+    _scale_gains(panels[0])
+    return _finish(figure, panels, f"One bar per m = n = k. {caption}")
+
+
+def _draw_bars(axes: Axes, points: list[tuple[float, float]], width: float, color: str, label: str) -> None:
+    places, gains = _columns(points)
+    bars = axes.bar(places, gains, width * 0.92, color=color, edgecolor="#333333", linewidth=0.4, label=label)
+    labels = [f"{gain:+.0f}" for gain in gains]
+    axes.bar_label(bars, labels, rotation=90, fontsize=7, padding=2)
+
+
+def _scale_gains(axes: Axes) -> None:
+    """Linear to ±50 %, logarithmic beyond: a step that triples the speed must not flatten the others."""
+    axes.set_yscale("symlog", linthresh=50, linscale=1.0)
+    scale = axes.yaxis.get_transform()
+    low, high = scale.transform([min(axes.dataLim.y0, 0), max(axes.dataLim.y1, 10)])
+    room = 0.16 * (high - low)  # for the numbers at the bars' ends
+    axes.set_ylim(*scale.inverted().transform([low - room if low < 0 else 0, high + room]))
+    axes.yaxis.set_major_locator(FixedLocator([-90, -50, -25, 0, 25, 50, 100, 200, 400, 800, 1600]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.0f}" if value else "0"))
+
+
+def _draw_steps(
+    axes: Axes, results: Results, section: Section, choice: str, value: Callable[[Record], float]
+) -> None:
+    for index, step in enumerate(section.steps):
+        records = [record for record in _verified(section.line(step, choice)) if record.m == record.n == record.k]
+        axes.plot(
+            [record.m for record in records],
+            [value(record) for record in records],
+            color=PALETTE[index % len(PALETTE)],
+            marker=MARKERS[index % len(MARKERS)],
+            label=step_label(results, step),
+            **STYLE,
+        )
+
+
+def _draw_roof(axes: Axes, section: Section, peak: dict | None) -> None:
+    """The two roof lines, named along them; nothing where the GPU's peaks are not in peaks.json."""
+    compute = (peak or {}).get("peak_gflops", {}).get(f"{section.dtype} {section.math}")
+    if compute is None:
+        return
+    bandwidth = peak["bandwidth_gb_s"]
+    ridge = compute / bandwidth
+    right = 1.2 * axes.get_xlim()[1]
+    left = ridge / 4
+    axes.plot([left, ridge, right], [left * bandwidth, compute, compute], color=ROOF, linewidth=1.6)
+    axes.set_xlim(left, right)
+    axes.annotate(
+        f"peak {compute:,.0f} GFLOPS", (right, compute), xytext=(-4, 4), textcoords="offset points", ha="right", fontsize=9
+    )
+    axes.annotate(
+        f"{bandwidth:,.0f} GB/s", (left * 1.5, left * 1.5 * bandwidth), xytext=(8, -10), textcoords="offset points", fontsize=9
+    )
+
+
+def _label_sizes(axes: Axes, section: Section) -> None:
+    """Name each size at the foot of its column of points."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.6, high * 1.3)
+    for shape in _squares(section):
+        sample = next(r for r in section.records if (r.m, r.n, r.k) == shape)
+        axes.annotate(
+            f"{shape[0]}³", (intensity(sample), low / 1.6), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=9
+        )
+
+
+def _canvas(
+    section: Section, title: str, panels: int, height: float, sharey: bool = False, stacked: bool = False
+) -> tuple[Figure, list[Axes], str]:
+    figure = Figure(figsize=(9, height), dpi=160, layout="constrained")
+    FigureCanvasAgg(figure)
+    rows, columns = (panels, 1) if stacked else (1, panels)
+    axes = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
+    figure.suptitle(f"{title}\n{section.title}", fontsize=12)
+    return figure, list(axes.flat), caption_of(section)
+
+
+def _finish(figure: Figure, panels: list[Axes], caption: str) -> Figure:
+    """The caption and one legend below the panels, a quiet grid."""
+    labelled = dict(itertools.chain.from_iterable(zip(*reversed(axes.get_legend_handles_labels())) for axes in panels))
+    count = len(labelled)
+    figure.legend(
+        labelled.values(),
+        labelled,
+        title=caption,
+        loc="outside lower center",
+        ncols=count if count <= 5 else math.ceil(count / 2),
+        fontsize=9,
+        title_fontsize=8.5,
+        frameon=False,
+    )
+    for axes in panels:
+        axes.grid(True, axis="both" if axes.get_xscale() == "log" else "y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+    return figure
+
+
+def _verified(line: dict[Shape, Record]) -> list[Record]:
+    return [record for record in line.values() if record.verification.passed]
+
+
+def _gains(line: dict[Shape, Record]) -> dict[Shape, float]:
+    return {shape: gain for shape, record in line.items() if (gain := shown_gain(record)) is not None}
+
+
+def _squares(section: Section) -> list[Shape]:
+    """The square sizes: the others have no place on an axis of sizes and are in the tables only."""
+    return [shape for shape in section.shapes() if len(set(shape)) == 1]
+
+
+def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _shade(index: int, count: int) -> str:
+    """Light to dark blue as sizes grow: an order, readable in grey too."""
+    position = index / max(1, count - 1)
+    light, dark = (222, 235, 247), (8, 48, 107)
+    return "#" + "".join(f"{round(a + (b - a) * position):02x}" for a, b in zip(light, dark))
+
+
+def _itemsize(dtype: str) -> int:
+    """Bytes of one element, from the bits in the numpy name."""
+    digits = "".join(itertools.takewhile(str.isdigit, dtype.lstrip("abcdefghijklmnopqrstuvwxyz_")))
+    return math.ceil(int(digits) / 8)

@@ -1,0 +1,226 @@
+"""Which records count: the newest clean one of each key, in sections that never mix GPUs or workloads."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.records import Listing, Record, RecordError, Timing, load_listings, load_records
+
+Shape = tuple[int, int, int]
+
+LADDER_CHOICES = ("default", "best")
+LAYOUTS = {"nn": "B[K,N]", "nt": "B[N,K]ᵀ"}
+
+
+class UsageError(ValueError):
+    """A command line that asks for something there is none of; the message names the value."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Records that may stand in one table or plot: one GPU, one dtype, one arithmetic, one layout.
+
+    ``stages`` is the stage count that stands for a step's variant, where a listing says it: the same case
+    may have been measured at other counts too.
+    """
+
+    gpu: str
+    dtype: str
+    out_dtype: str
+    math: str
+    layout: str
+    records: tuple[Record, ...]
+    stages: dict[tuple[int, str], int]
+
+    @property
+    def title(self) -> str:
+        """The section in words, GPU first."""
+        output = "" if self.out_dtype == self.dtype else f" to {self.out_dtype}"
+        return f"{self.gpu}, {self.dtype}{output} ({self.math}), {LAYOUTS.get(self.layout, self.layout)}"
+
+    @property
+    def slug(self) -> str:
+        """The section as part of a file name."""
+        parts = [self.gpu.replace("NVIDIA ", ""), self.dtype]
+        parts += [self.out_dtype] if self.out_dtype != self.dtype else []
+        parts += [self.math] if self.math != "ieee" else []
+        return re.sub(r"[^a-z0-9]+", "-", "-".join([*parts, self.layout]).lower())
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps measured, in order."""
+        return sorted({record.step for record in self.records})
+
+    @property
+    def choices(self) -> list[str]:
+        """Which of the ladder's two tile choices were measured."""
+        return [choice for choice in LADDER_CHOICES if any(r.tile_choice == choice for r in self.records)]
+
+    def shapes(self) -> list[Shape]:
+        """The shapes measured with one of the ladder's tile choices, smallest product first."""
+        found = {shape_of(record) for record in self.records if record.tile_choice in LADDER_CHOICES}
+        return sorted(found, key=lambda shape: (math.prod(shape), shape))
+
+    def variants(self, step: int) -> list[str]:
+        """The variants of a step, the default first, then by name with numbers in order."""
+        found = {(not r.default_variant, natural(r.variant), r.variant) for r in self.records if r.step == step}
+        return list(dict.fromkeys(name for _, _, name in sorted(found)))
+
+    def variant_choices(self, step: int) -> list[str]:
+        """The tile choices with which at least two variants of a step were measured."""
+        names = self.variants(step)
+        return [choice for choice in self.choices if sum(bool(self.line(step, choice, name)) for name in names) > 1]
+
+    def pick(self, step: int, choice: str, shape: Shape, variant: str | None = None) -> Record | None:
+        """The record that stands for a step (or one variant of it) in the ladder, None if not measured."""
+        found = [
+            record
+            for record in self.records
+            if record.step == step
+            and record.tile_choice == choice
+            and shape_of(record) == shape
+            and (record.default_variant if variant is None else record.variant == variant)
+        ]
+        usual = [r for r in found if r.stages == self.stages.get((step, r.variant), r.stages)]
+        return max(usual or found, key=lambda record: record.environment.recorded_at, default=None)
+
+    def line(self, step: int, choice: str, variant: str | None = None) -> dict[Shape, Record]:
+        """The records of one line of the ladder by shape, without shapes that were not measured."""
+        picked = {shape: self.pick(step, choice, shape, variant) for shape in self.shapes()}
+        return {shape: record for shape, record in picked.items() if record is not None}
+
+    def others(self, step: int) -> list[Record]:
+        """A step's records that no line of the ladder shows: given tiles and other stage counts."""
+        lines = [self.line(step, choice, name) for choice in self.choices for name in self.variants(step)]
+        shown = {record.key for line in lines for record in line.values()}
+        return [record for record in self.records if record.step == step and record.key not in shown]
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results folder as reports see it: the records that count, calibrations apart, and listings."""
+
+    records: tuple[Record, ...]
+    calibrations: tuple[Record, ...]
+    listings: tuple[Listing, ...]
+
+    def sections(self) -> list[Section]:
+        """The records, by GPU, dtype, arithmetic and layout."""
+        stages = {(listing.step, listing.variant): listing.stages for listing in self.listings}
+        groups: dict[tuple[str, ...], list[Record]] = {}
+        for record in self.records:
+            groups.setdefault(section_key(record), []).append(record)
+        return [Section(*key, records=tuple(group), stages=stages) for key, group in sorted(groups.items())]
+
+    def steps(self) -> list[int]:
+        """Every step with a record or a listing."""
+        return sorted({record.step for record in self.records} | {listing.step for listing in self.listings})
+
+    def step_name(self, step: int) -> str:
+        """The name of a step's file, without its ending."""
+        return next(item.step_name for item in (*self.listings, *self.records) if item.step == step)
+
+    def listing(self, step: int) -> Listing | None:
+        """The listing of a step's default variant, None if there is none."""
+        return next((item for item in self.listings if item.step == step and item.default_variant), None)
+
+    def step_title(self, step: int) -> str:
+        """A step's one-line idea, or its name while it has no listing."""
+        listing = self.listing(step)
+        return listing.title.rstrip(".") if listing else self.step_name(step).replace("_", " ").capitalize()
+
+    def calibration(self, section: Section) -> list[Record]:
+        """cuBLAS against itself, for a section's GPU, dtype, arithmetic and layout."""
+        own = (section.gpu, section.dtype, section.out_dtype, section.math, section.layout)
+        return [record for record in self.calibrations if section_key(record) == own]
+
+
+def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
+    """The records of a folder that count; RecordError names the first file that cannot be used."""
+    everything = list(load_records(folder))
+    for record in everything:
+        if problems := sample_problems(record):
+            raise RecordError(f"{folder / record.file_name()}: {problems[0]}; delete it or measure again")
+    chosen = newest(everything)
+    listings = load_listings(folder)
+    if steps is not None:
+        wanted = set(steps)
+        chosen = [record for record in chosen if record.step in wanted or record.kind == "calibration"]
+        listings = [listing for listing in listings if listing.step in wanted]
+    rows = tuple(record for record in chosen if record.kind == "step")
+    return Results(rows, tuple(r for r in chosen if r.kind == "calibration"), tuple(listings))
+
+
+def newest(records: Iterable[Record]) -> list[Record]:
+    """The newest clean record of each key, in a stable order; a dirty one only where no clean one exists."""
+    best: dict[tuple, Record] = {}
+    for record in records:
+        rival = best.get(record.key)
+        if rival is None or _rank(record) >= _rank(rival):
+            best[record.key] = record
+    return sorted(best.values(), key=_row_order)
+
+
+def sample_problems(record: Record) -> list[str]:
+    """What makes a record's times unusable: no samples, or one that is no positive finite number."""
+    problems = [] if record.baseline else ["no baseline was measured"]
+    for timing in all_timings(record):
+        samples = timing.samples_ms
+        if not samples:
+            problems.append(f"{timing.label} has no samples")
+        elif not all(_is_time(sample) for sample in samples):
+            problems.append(f"{timing.label} has a sample that is no positive finite time")
+    return problems
+
+
+def all_timings(record: Record) -> list[Timing]:
+    """Every contender's times in a record: its own, cuBLAS's forms, the step before."""
+    return [record.timing, *record.baseline, *([record.previous] if record.previous else [])]
+
+
+def section_key(record: Record) -> tuple[str, ...]:
+    """What two records must share to stand in one table."""
+    return (record.environment.gpu, record.dtype, record.out_dtype, record.math, record.layout)
+
+
+def shape_of(record: Record) -> Shape:
+    """A record's m, n and k."""
+    return record.m, record.n, record.k
+
+
+def shape_label(shape: Shape) -> str:
+    """``1024`` for a square product, ``MxNxK`` otherwise."""
+    return str(shape[0]) if len(set(shape)) == 1 else "x".join(map(str, shape))
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """A sorting key in which unroll4 comes before unroll16."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))
+
+
+def parse_steps(text: str) -> list[int]:
+    """Steps from ``5``, ``1-6`` or ``1,3``; UsageError names a part that is neither."""
+    steps: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise UsageError(f"--step takes 5, 1-6 or 1,3 (got {text!r})")
+        steps |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return sorted(steps)
+
+
+def _rank(record: Record) -> tuple[bool, str]:
+    return not record.environment.dirty, record.environment.recorded_at
+
+
+def _row_order(record: Record) -> tuple:
+    case = (*section_key(record), record.step, not record.default_variant, natural(record.variant))
+    return (*case, record.tile_choice != "default", record.tile_choice, record.stages, *shape_of(record), record.tile)
+
+
+def _is_time(sample: object) -> bool:
+    return isinstance(sample, (int, float)) and math.isfinite(sample) and sample > 0

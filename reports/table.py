@@ -1,0 +1,210 @@
+"""Records as rows: JSON for programs, tables for the terminal, Markdown for pages. Nothing is drawn here."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from harness.records import Record
+
+from .selection import Results, Section, Shape, shape_label, shape_of
+
+NOT_MEASURED = "–"
+NOT_VERIFIED = "failed its check"
+CHOICE_TITLES = {"default": "default tile", "best": "best tile"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled grid of text; the first ``left`` columns are text, the others numbers."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    left: int = 1
+
+    def markdown(self) -> str:
+        """The grid as a Markdown table, its note below; the title is left to the caller."""
+        rule = [":--" if column < self.left else "--:" for column in range(len(self.header))]
+        lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (self.header, *self.rows)]
+        text = "\n".join([lines[0], "|" + "|".join(rule) + "|", *lines[1:]])
+        return f"{text}\n\n{self.note}" if self.note else text
+
+
+def row(record: Record) -> dict[str, Any]:
+    """A record as one row of ``table --json``. A record that failed its check has no speed."""
+    resources, passed = record.resources, record.verification.passed
+    return {
+        "step": record.step,
+        "variant": record.variant,
+        "default_variant": record.default_variant,
+        "m": record.m,
+        "n": record.n,
+        "k": record.k,
+        "layout": record.layout,
+        "dtype": record.dtype,
+        "out_dtype": record.out_dtype,
+        "math": record.math,
+        "stages": record.stages,
+        "tile": record.tile,
+        "tile_choice": record.tile_choice,
+        "gpu": record.environment.gpu,
+        "time_ms": record.time_ms if passed else None,
+        "gflops": record.gflops if passed else None,
+        "ratio_to_cublas": record.ratio_to_cublas if passed else None,
+        "improvement_over_previous_pct": record.improvement_over_previous_pct if passed else None,
+        "verified": passed,
+        "verified_on": record.verification.on,
+        "registers": resources.registers if resources else None,
+        "smem_bytes": resources.smem_bytes if resources else None,
+        "occupancy": resources.occupancy if resources else None,
+        "bound": record.bound,
+        "recorded_at": record.environment.recorded_at,
+        "revision": record.environment.revision,
+        "dirty": record.environment.dirty,
+    }
+
+
+def ladder_table(results: Results, section: Section, choice: str) -> Table:
+    """A row per step (its default variant), a column per size: GFLOPS, the ratio to cuBLAS in brackets."""
+    shapes = section.shapes()
+    lines = {step: line for step in section.steps if (line := section.line(step, choice))}
+    rows = [
+        (step_label(results, step),)
+        + tuple(speed_cell(line.get(shape)) for shape in shapes)
+        + (average_gain(line.values(), len(shapes)), average_ratio(line.values(), len(shapes)))
+        for step, line in lines.items()
+    ]
+    rows.append(("cuBLAS", *(cublas_cell(lines.values(), shape) for shape in shapes), "", "1.00"))
+    header = ("step", *map(shape_label, shapes), "average gain", "average ratio")
+    note = (
+        f"GFLOPS (ratio to the faster cuBLAS form of the same rounds); {tiles_in_words(lines.values(), choice)} "
+        "Average gain: mean speed gained over the step before, same rounds; average ratio: geometric mean."
+    )
+    if any(record.environment.dirty for line in lines.values() for record in line.values()):
+        note += " *: measured from a tree with uncommitted changes."
+    return Table(f"{section.title}: {CHOICE_TITLES[choice]}", header, tuple(rows), note)
+
+
+def variants_table(results: Results, section: Section, step: int, choice: str) -> Table:
+    """A row per variant of a step: GFLOPS, and the speed gained over the step before."""
+    shapes = section.shapes()
+    rows = []
+    for variant in section.variants(step):
+        line = section.line(step, choice, variant)
+        name = variant + (" (default)" if any(record.default_variant for record in line.values()) else "")
+        if line:
+            cells = [gain_cell(line.get(shape)) for shape in shapes]
+            rows.append((name, *cells, average_gain(line.values(), len(shapes))))
+    title = f"{section.title}: variants of {results.step_name(step)}, {CHOICE_TITLES[choice]}"
+    note = "GFLOPS, speed gained over the step before (same rounds)."
+    if any(r.predicted_gain_pct is not None for r in section.records if r.step == step):
+        note += " In brackets the gain predicted: N·(load + compute) against N·max(load, compute)."
+    return Table(title, ("variant", *map(shape_label, shapes), "average gain"), tuple(rows), note)
+
+
+def others_table(section: Section, records: Collection[Record]) -> Table:
+    """A row per record that the ladder does not show: tiles given by hand, other stage counts."""
+    header = ("step", "variant", "tile", "size", "stages", "GFLOPS (ratio)", "gain")
+    rows = [
+        (
+            str(record.step),
+            record.variant,
+            f"{record.tile} ({record.tile_choice})",
+            shape_label(shape_of(record)),
+            str(record.stages),
+            speed_cell(record),
+            percent(shown_gain(record)),
+        )
+        for record in records
+    ]
+    return Table(f"{section.title}: other configurations", header, tuple(rows), left=4)
+
+
+def all_tables(results: Results) -> list[Table]:
+    """What ``table`` prints: per section the ladder by tile choice, then variants, then the rest."""
+    tables = []
+    for section in results.sections():
+        tables += [ladder_table(results, section, choice) for choice in section.choices]
+        for step in section.steps:
+            tables += [variants_table(results, section, step, choice) for choice in section.variant_choices(step)]
+        others = [record for step in section.steps for record in section.others(step)]
+        tables += [others_table(section, others)] if others else []
+    return tables
+
+
+def step_label(results: Results, step: int) -> str:
+    """``2 shared tiling``: a step's number and short name."""
+    return f"{step} {short_name(results.step_name(step))}"
+
+
+def short_name(step_name: str) -> str:
+    """``shared tiling`` from ``step2_shared_tiling``."""
+    return re.sub(r"^step\d+_", "", step_name).replace("_", " ")
+
+
+def speed_cell(record: Record | None) -> str:
+    """``32,202 (0.64)``: GFLOPS and the ratio to cuBLAS; never a speed that was not verified."""
+    if record is None or not record.verification.passed:
+        return NOT_MEASURED if record is None else NOT_VERIFIED
+    return f"{record.gflops:,.0f} ({record.ratio_to_cublas:.2f}){'*' if record.environment.dirty else ''}"
+
+
+def gain_cell(record: Record | None) -> str:
+    """``32,202, +21.5 % (+30 %)``: GFLOPS, measured gain over the step before, predicted gain in brackets."""
+    if record is None or not record.verification.passed:
+        return speed_cell(record)
+    predicted = record.predicted_gain_pct
+    suffix = "" if predicted is None else f" ({predicted:+.0f} %)"
+    return f"{record.gflops:,.0f}, {percent(record.improvement_over_previous_pct)}{suffix}"
+
+
+def percent(value: float | None) -> str:
+    """A gain with its sign, to a tenth of a percent."""
+    return NOT_MEASURED if value is None else f"{value:+.1f} %"
+
+
+def shown_gain(record: Record) -> float | None:
+    """The gain over the step before, None for the first step and for a record that failed its check."""
+    return record.improvement_over_previous_pct if record.verification.passed else None
+
+
+def average_gain(records: Collection[Record], expected: int) -> str:
+    """Mean gain over the step before; says so where it is over fewer than the ``expected`` sizes."""
+    gains = [gain for record in records if (gain := shown_gain(record)) is not None]
+    return percent(statistics.mean(gains)) + _partial(len(gains), expected) if gains else NOT_MEASURED
+
+
+def average_ratio(records: Collection[Record], expected: int) -> str:
+    """Geometric mean of the ratio to cuBLAS, marked as :func:`average_gain` is."""
+    ratios = [record.ratio_to_cublas for record in records if record.verification.passed]
+    return f"{statistics.geometric_mean(ratios):.2f}" + _partial(len(ratios), expected) if ratios else NOT_MEASURED
+
+
+def cublas_gflops(lines: Collection[dict[Shape, Record]], shape: Shape) -> float | None:
+    """cuBLAS's speed at a shape: the median over the records shown, each with its faster form."""
+    times = [line[shape].fastest_baseline.median_ms for line in lines if shape in line]
+    return 2 * shape[0] * shape[1] * shape[2] / (statistics.median(times) * 1e6) if times else None
+
+
+def cublas_cell(lines: Collection[dict[Shape, Record]], shape: Shape) -> str:
+    """cuBLAS's GFLOPS as text."""
+    speed = cublas_gflops(lines, shape)
+    return NOT_MEASURED if speed is None else f"{speed:,.0f}"
+
+
+def tiles_in_words(lines: Collection[dict[Shape, Record]], choice: str) -> str:
+    """Which tiles were used, as a sentence."""
+    records = [record for line in lines for record in line.values()]
+    if choice == "best":
+        count = max((len(record.candidates) for record in records), default=0)
+        return f"best tile: the fastest of {count} for each step and size." if count else "best tile of each size."
+    return f"tile {', '.join(sorted({record.tile for record in records}))} in every step and size."
+
+
+def _partial(count: int, expected: int) -> str:
+    return "" if count == expected else f" ({count} of {expected} sizes)"

@@ -1,0 +1,51 @@
+"""What a step can be asked for: tile, stages, variant. One source of truth for steps, sweeps and tuners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schedules.tiling import TileConfig
+
+DEFAULT_TILE = TileConfig(32, 64, 16, 4, 4)
+DEFAULT_STAGES = 4
+
+# The tiles among which `--tile best` chooses, for every step and size: small ones that fill the GPU with
+# few outputs, large ones that reuse each loaded element more often, and two depths of the k tile.
+TILE_SET = tuple(
+    TileConfig.parse(text)
+    for text in (
+        "32x32x16/4x4",
+        "32x32x32/2x2",
+        "32x32x32/4x2",
+        "32x64x16/4x4",
+        "32x64x32/4x4",
+        "64x32x32/4x2",
+        "64x32x32/4x4",
+        "64x64x16/4x4",
+        "64x64x32/4x4",
+        "64x64x16/8x4",
+        "64x64x32/8x4",
+        "128x64x8/8x4",
+        "128x64x16/8x4",
+        "128x64x32/8x4",
+        "64x128x16/8x8",
+        "64x128x32/8x8",
+        "128x128x16/8x4",
+        "128x128x16/8x8",
+        "128x128x32/8x8",
+    )
+)
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """How to build a step.
+
+    ``stages`` are ring slots of each shared operand, for the steps that pipeline (others ignore it).
+    ``async_copy`` says whether the target has cp.async. ``variant`` is one of the step's VARIANTS.
+    """
+
+    variant: str
+    tile: TileConfig = field(default=DEFAULT_TILE)
+    stages: int = DEFAULT_STAGES
+    async_copy: bool = True

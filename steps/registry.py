@@ -1,0 +1,101 @@
+"""Finds the steps by reading this folder: a new step is one new file, ``stepN_name.py``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from tvm.s_tir import Schedule
+
+from schedules.workloads import Matmul
+
+from .config import StepConfig
+
+
+class MalformedStep(TypeError):
+    """A file named like a step that is none."""
+
+
+class UnknownStep(ValueError):
+    """A step number or a variant that does not exist."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rung of the ladder: a module with VARIANTS and ``schedule(problem, config) -> Schedule``."""
+
+    number: int
+    name: str
+    module: ModuleType
+
+    @property
+    def title(self) -> str:
+        """The first line of the step's docstring."""
+        return self.text.splitlines()[0].rstrip(".")
+
+    @property
+    def text(self) -> str:
+        """The step's docstring."""
+        return inspect.getdoc(self.module) or ""
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The variants' names; the first is the default where the target can run it."""
+        return tuple(self.module.VARIANTS)
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the step has a pipeline, and so a stage count."""
+        return bool(getattr(self.module, "PIPELINED", False))
+
+    def default_variant(self, async_copy: bool = True) -> str:
+        """The variant that stands for the step, given whether the target has cp.async."""
+        without = getattr(self.module, "WITHOUT_ASYNC_COPY", self.variants[0])
+        return self.variants[0] if async_copy else without
+
+    def check_variant(self, variant: str) -> None:
+        """Raise UnknownStep with the variants there are."""
+        if variant not in self.variants:
+            raise UnknownStep(f"{self.name} has no variant {variant!r}; it has: {', '.join(self.variants)}")
+
+    def schedule(self, problem: Matmul, config: StepConfig) -> Schedule:
+        """The problem, scheduled by this step."""
+        self.check_variant(config.variant)
+        return self.module.schedule(problem, config)
+
+
+def find_steps(folder: Path | None = None) -> dict[int, Step]:
+    """Every step of ``folder`` (this one), by number; MalformedStep names a file that is not well-formed."""
+    folder = folder or Path(__file__).parent
+    steps: dict[int, Step] = {}
+    for path in sorted(folder.glob("step*.py")):
+        match = re.fullmatch(r"step(\d+)_(\w+)\.py", path.name)
+        if not match:
+            raise MalformedStep(f"{path.name} is not named stepN_name.py; rename it or move it out of {folder.name}/")
+        module = importlib.import_module(f"{folder.name}.{path.stem}")
+        problems = [
+            what
+            for what, present in (
+                ("a docstring", bool(inspect.getdoc(module))),
+                ("VARIANTS, a non-empty tuple of names", bool(getattr(module, "VARIANTS", ()))),
+                ("schedule(problem, config)", callable(getattr(module, "schedule", None))),
+            )
+            if not present
+        ]
+        number = int(match.group(1))
+        if problems or number in steps:
+            raise MalformedStep(f"{path.name} lacks {', '.join(problems) or 'a number of its own'}")
+        steps[number] = Step(number, path.stem, module)
+    return dict(sorted(steps.items()))
+
+
+def get_step(number: int) -> Step:
+    """The step of that number; UnknownStep lists those there are."""
+    steps = find_steps()
+    if number not in steps:
+        raise UnknownStep(f"no step {number}; there are {', '.join(map(str, steps))}")
+    return steps[number]

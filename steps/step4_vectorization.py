@@ -1,0 +1,36 @@
+"""Step 4, vectorization: move 16 bytes with each load and store.
+
+Before, every float was loaded and stored by an instruction of its own. Now global loads, stores to shared
+memory and the stores of the results move four floats at once, wherever rows are a multiple of four long
+(else two, else one: alignment decides, openly)::
+
+    A_shared[4 floats] = A[4 floats]
+    C[4 floats] = sum[4 floats]
+
+What changes: a quarter of the load and store instructions, and of their address arithmetic. What stays
+slow: the thread still waits for its global loads before it can store them to shared memory, all threads
+then wait at the barrier, and nobody computes meanwhile.
+"""
+
+from __future__ import annotations
+
+from tvm.s_tir import Schedule
+
+from schedules.contraction import stage_contraction
+from schedules.workloads import Matmul
+from steps.config import StepConfig
+
+VARIANTS = ("default",)
+
+
+def schedule(problem: Matmul, config: StepConfig) -> Schedule:
+    """Step 3 with copies and write-back as wide as alignment allows."""
+    sch = Schedule(problem.prim_func())
+    stage_contraction(sch, sch.get_sblock("matmul"), config.tile, vectorize=True)
+    return sch
+
+
+if __name__ == "__main__":
+    from harness.__main__ import run_step
+
+    run_step(__file__)

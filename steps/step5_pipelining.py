@@ -1,0 +1,71 @@
+"""Step 5, software pipelining: load the coming tiles while this one is multiplied.
+
+Before, loading and computing took turns: N tiles cost N · (load + compute). Now each operand has a ring of
+shared-memory slots, `stages` of them, and tile k + stages − 1 is on its way while tile k is multiplied:
+N · max(load, compute), once the ring is filled::
+
+    slots 0 .. stages−2 are filled                                  # prologue
+    for k < N − stages + 1:
+      start filling slot (k + stages−1) % stages                    # stage 0
+      wait for slot k % stages;  multiply from it                   # stage stages−1
+    multiply from the slots that remain                             # epilogue
+
+Variants, compared by name:
+
+- async: the copies are cp.async, which write shared memory behind the thread's back. The default.
+- sync: TVM's plain annotation. The thread itself carries each value from global to shared memory, and so
+  waits for the load in the very iteration that should hide it: little or no gain.
+- register_staged: global to registers in one iteration, registers to shared memory in the next. The way to
+  hide latency on targets without cp.async.
+- writeback: load, compute and write-back as stages 0, 1, 2; each tile's product is finished in registers of
+  its own and added to the result one stage later. The addition costs more than the overlap brings.
+- double_buffer: `double_buffer_scope` alone. It changes nothing, as the generated code shows: TVM reads it
+  in the pipeline pass only.
+- double_buffer_pipelined: the same with the sync pipeline, which has its versions already.
+"""
+
+from __future__ import annotations
+
+from tvm.s_tir import Schedule
+
+from schedules.contraction import StagedContraction, stage_contraction
+from schedules.pipelining import double_buffer, pipeline_loop
+from schedules.vectorization import dtype_bytes
+from schedules.workloads import Matmul
+from steps.config import StepConfig
+
+VARIANTS = ("async", "sync", "register_staged", "writeback", "double_buffer", "double_buffer_pipelined")
+WITHOUT_ASYNC_COPY = "register_staged"
+PIPELINED = True
+
+
+def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, StagedContraction]:
+    """Step 4 with its k loop pipelined as the variant says; the loops stay valid for the next step."""
+    sch = Schedule(problem.prim_func())
+    staged = stage_contraction(
+        sch,
+        sch.get_sblock("matmul"),
+        config.tile,
+        vectorize=True,
+        scope=config.tile.shared_scope(dtype_bytes(problem.dtype), config.stages),
+        through_registers=config.variant == "register_staged",
+        product_per_tile=config.variant == "writeback",
+    )
+    if config.variant.startswith("double_buffer"):
+        for copy in staged.copies:
+            double_buffer(sch, copy.copy)
+    if config.variant != "double_buffer":
+        asynchronous = config.async_copy and config.variant in ("async", "writeback")
+        pipeline_loop(sch, staged.loops.k_outer, config.stages, async_copy=asynchronous)
+    return sch, staged
+
+
+def schedule(problem: Matmul, config: StepConfig) -> Schedule:
+    """Step 4 with its k loop pipelined."""
+    return pipelined(problem, config)[0]
+
+
+if __name__ == "__main__":
+    from harness.__main__ import run_step
+
+    run_step(__file__)

@@ -1,0 +1,154 @@
+"""Made-up records and listings for the tests of reports: believable, and nowhere near reports/results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from harness.records import (
+    CodeFacts,
+    Environment,
+    GpuState,
+    Listing,
+    Method,
+    Record,
+    Resources,
+    Timing,
+    Verification,
+)
+
+SIZES = (256, 512, 1024, 2048, 4096)
+NAMES = (
+    "step1_naive",
+    "step2_shared_tiling",
+    "step3_register_tiling",
+    "step4_vectorization",
+    "step5_pipelining",
+    "step6_unrolling",
+)
+CUBLAS = dict(zip(SIZES, (2800, 16000, 34000, 50000, 51500)))
+SPEEDS = (
+    (600, 1500, 2300, 2800, 3000),
+    (1500, 2600, 3600, 4200, 4500),
+    (1590, 6900, 14000, 18500, 20000),
+    (1600, 7100, 25400, 30500, 32000),
+    (2630, 12050, 32200, 35500, 37000),
+    (4300, 14800, 33500, 41000, 45000),
+)
+VARIANTS = {
+    5: ("async", "sync", "register_staged", "writeback", "double_buffer", "double_buffer_pipelined"),
+    6: ("full", "none", "unroll4", "unroll8", "unroll16", "unroll32"),
+}
+CODE = CodeFacts(2, 4, 16, 1, (2,), 3, 1, 3, 120)
+RESOURCES = Resources(64, 0, 12288, 128, 256, 8, 0.5, "registers")
+
+
+def timing(label: str, milliseconds: float, rounds: int = 9) -> Timing:
+    """Rounds whose median is ``milliseconds``, with a spread of a percent or so."""
+    middle = rounds // 2
+    return Timing(label, tuple(milliseconds * (1 + 0.004 * (index - middle)) for index in range(rounds)))
+
+
+def environment(gpu: str = "NVIDIA H200", at: str = "2026-11-20T10:00:00.000+00:00", dirty: bool = False) -> Environment:
+    """A quiet GPU on a clean tree."""
+    state = GpuState(1980.0, 3201.0, 120.0, 40.0)
+    versions = {"tvm": "0.27.0.post1", "cuda": "13.0", "torch": "2.9"}
+    return Environment(gpu, "GPU-0", "580.1", 700.0, state, replace(state, power_w=350.0), versions, "abc1234", dirty, at)
+
+
+def record(step: int = 4, size: int = 1024, speed: float | None = None, **changes: object) -> Record:
+    """One measured case of a step; ``speed`` in GFLOPS; ``changes`` replace fields of the record."""
+    column = SIZES.index(size) if size in SIZES else 0
+    speed = speed or SPEEDS[step - 1][column]
+    milliseconds = 2 * size**3 / (speed * 1e6)
+    before = 2 * size**3 / (SPEEDS[step - 2][column] * 1e6)
+    cublas = 2 * size**3 / (CUBLAS.get(size, 2800) * 1e6)
+    variant = VARIANTS.get(step, ("default",))[0]
+    made = Record(
+        kind="step",
+        step=step,
+        step_name=NAMES[step - 1],
+        variant=variant,
+        default_variant=True,
+        m=size,
+        n=size,
+        k=size,
+        layout="nn",
+        dtype="float32",
+        out_dtype="float32",
+        math="ieee",
+        stages=4 if step > 4 else 1,
+        tile="32x64x16/4x4",
+        tile_choice="default",
+        timing=timing(NAMES[step - 1], milliseconds),
+        baseline=(timing("cuBLAS nn", cublas), timing("cuBLAS nt", cublas * 1.05)),
+        previous=timing(NAMES[step - 2], before) if step > 1 else None,
+        verification=Verification(True, "gpu", (0, 1, 2), 1e-6, 1e-4, True),
+        resources=RESOURCES,
+        code=CODE,
+        bound="compute",
+        predicted_gain_pct=30.0 if step == 5 else None,
+        candidates=(),
+        source_sha256="0" * 64,
+        cubin_sha256="1" * 64,
+        arch="sm_90a",
+        method=Method(9, 50, 4, "normal(0, 1)", "operands rotated over twice the L2", "CUDA graph", 200.0),
+        environment=environment(),
+        command=f"python -m harness run --step {step} --size {size}",
+    )
+    return replace(made, **changes)
+
+
+def calibration(size: int = 1024) -> Record:
+    """cuBLAS against itself."""
+    made = record(1, size, speed=CUBLAS[size] * 1.002)
+    return replace(made, kind="calibration", step=0, step_name="cublas", variant="cublas", previous=None)
+
+
+def listing(step: int = 5, variant: str | None = None) -> Listing:
+    """A step's code, different from step to step."""
+    names = VARIANTS.get(step, ("default",))
+    variant = variant or names[0]
+    tir = "\n".join(["def main():", *(f"    statement_{index}()" for index in range(step + 4))]) + "\n"
+    return Listing(
+        step=step,
+        step_name=NAMES[step - 1],
+        title=f"Step {step}, {NAMES[step - 1][6:]}: one idea",
+        text=f"Step {step}, {NAMES[step - 1][6:]}: one idea.\n\nBefore, it was slow. Now::\n\n    for k: load\n\nBetter.",
+        variant=variant,
+        default_variant=variant == names[0],
+        shape="1024x1024x1024",
+        dtype="float32",
+        layout="nn",
+        tile="32x64x16/4x4",
+        stages=4 if step > 4 else 1,
+        arch="sm_90a",
+        tir=tir,
+        cuda=tir.replace("def main()", "__global__ void kernel()"),
+        why=f"{variant}: because of its code.",
+        code=CODE,
+        resources=RESOURCES,
+        pipeline={"statements": ["A_shared", "B_shared", "C"], "stage": [0, 0, 3], "order": [0, 1, 2], "async_stages": [0]}
+        if step > 4
+        else {},
+        aspects={"shared memory": "none" if step == 1 else "two tiles", "instruction": f"kind {step}", "same": "equal"},
+    )
+
+
+def write_ladder(folder: Path, variants: bool = True) -> None:
+    """A whole ladder with both tile choices, listings and a calibration."""
+    for step in range(1, 7):
+        listing(step).save(folder)
+        for size in SIZES:
+            record(step, size).save(folder)
+            best = record(step, size, speed=SPEEDS[step - 1][SIZES.index(size)] * 1.08)
+            before = replace(best.previous, samples_ms=tuple(t / 1.08 for t in best.previous.samples_ms)) if best.previous else None
+            candidates = tuple({"tile": f"tile {index}", "time_ms": 1.0} for index in range(12))
+            replace(best, tile_choice="best", tile="128x64x32/8x4", candidates=candidates, previous=before).save(folder)
+    for step, names in VARIANTS.items() if variants else ():
+        for place, name in enumerate(names[1:], 1):
+            listing(step, name).save(folder)
+            for size in SIZES:
+                speed = SPEEDS[step - 1][SIZES.index(size)] * (1 - 0.07 * place)
+                record(step, size, speed=speed, variant=name, default_variant=False).save(folder)
+    calibration().save(folder)
