@@ -40,7 +40,7 @@ def check_output(problem: Matmul, backend: Backend, output: Any, reference: Any,
     """
     error = backend.worst_error(output, reference)
     scale = backend.scale(reference)
-    limit = _epsilon(problem.out_dtype) / 2 * _integer_rounding(problem, scale[1]) if exact else tolerance(problem, scale)
+    limit = _integer_rounding(problem, scale[1]) if exact else tolerance(problem, scale)
     if not error <= limit:
         data = "small whole numbers" if exact else "normal data"
         raise WrongResult(f"worst error {error:.3g} on {data}, limit {limit:.3g}")
@@ -70,8 +70,9 @@ def verify(kernel: Kernel, backend: Backend, seeds: tuple[int, ...] = SEEDS, run
 
 
 def _integer_rounding(problem: Matmul, largest: float) -> float:
-    """Half-precision outputs hold whole numbers exactly only up to 2 / eps; beyond that they are rounded."""
-    return largest if largest > 2 / _epsilon(problem.out_dtype) else 0.0
+    """Whole numbers are exact up to 2 / eps of the output's dtype; beyond, half a unit in the last place."""
+    epsilon = _epsilon(problem.out_dtype)
+    return 0.0 if largest <= 2 / epsilon else epsilon / 2 * largest
 
 
 def _epsilon(dtype: str) -> float:

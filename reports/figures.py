@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from harness.records import Record
 
 from .selection import Results, Section, Shape
-from .table import CHOICE_TITLES, cublas_gflops, shown_gain, short_name, step_label
+from .table import CHOICE_TITLES, cublas_gflops, short_name, shown_gain, step_label
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; black is kept for cuBLAS, and yellow,
 # weak on white, comes last.
@@ -31,7 +31,7 @@ def gflops_figure(results: Results, section: Section) -> Figure:
     def draw(axes: Axes, choice: str) -> None:
         lines = [section.line(step, choice) for step in section.steps]
         _draw_steps(axes, results, section, choice, lambda record: record.gflops)
-        points = [(shape[0], cublas_gflops(lines, shape)) for shape in _squares(section)]
+        points = [(shape[0], cublas_gflops(lines, shape)) for shape in section.squares()]
         points = [(size, speed) for size, speed in points if speed is not None]
         axes.plot(*_columns(points), color=CUBLAS, linestyle="--", marker="x", label="cuBLAS", **STYLE)
         axes.set_yscale("log")
@@ -124,7 +124,7 @@ def caption_of(section: Section) -> str:
 def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes, str], None]) -> Figure:
     """Panels side by side, one per tile choice, the matrix size on a logarithmic axis."""
     figure, panels, caption = _canvas(section, title, len(section.choices), height=4.9, sharey=True)
-    sizes = [shape[0] for shape in _squares(section)]
+    sizes = [shape[0] for shape in section.squares()]
     for axes, choice in zip(panels, section.choices):
         draw(axes, choice)
         axes.set_title(CHOICE_TITLES[choice], fontsize=10)
@@ -143,7 +143,7 @@ def _bar_panels(
     """Panels one above the other, a group of bars per line, a bar per size, each with its number."""
     height = 1.4 + 2.6 * len(choices)
     figure, panels, caption = _canvas(section, title, len(choices), height, sharey=True, stacked=True)
-    shapes = _squares(section)
+    shapes = section.squares()
     width = 0.84 / max(1, len(shapes))
     for axes, choice in zip(panels, choices):
         groups = lines(choice)
@@ -158,7 +158,7 @@ def _bar_panels(
         axes.set_title(CHOICE_TITLES[choice], fontsize=10)
         axes.set_ylabel("speed gained, %")
     _scale_gains(panels[0])
-    return _finish(figure, panels, f"One bar per m = n = k. {caption}")
+    return _finish(figure, panels, f"A bar per m = n = k, linear to ±50 %, logarithmic beyond. {caption}")
 
 
 def _draw_bars(axes: Axes, points: list[tuple[float, float]], width: float, color: str, label: str) -> None:
@@ -173,16 +173,14 @@ def _scale_gains(axes: Axes) -> None:
     axes.set_yscale("symlog", linthresh=50, linscale=1.0)
     scale = axes.yaxis.get_transform()
     low, high = scale.transform([min(axes.dataLim.y0, 0), max(axes.dataLim.y1, 10)])
-    room = 0.16 * (high - low)  # for the numbers at the bars' ends
+    room = 0.18 * (high - low)  # for the numbers at the bars' ends
     axes.set_ylim(*scale.inverted().transform([low - room if low < 0 else 0, high + room]))
     axes.yaxis.set_major_locator(FixedLocator([-90, -50, -25, 0, 25, 50, 100, 200, 400, 800, 1600]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.0f}" if value else "0"))
 
 
-def _draw_steps(
-    axes: Axes, results: Results, section: Section, choice: str, value: Callable[[Record], float]
-) -> None:
+def _draw_steps(axes: Axes, results: Results, section: Section, choice: str, value: Callable[[Record], float]) -> None:
     for index, step in enumerate(section.steps):
         records = [record for record in _verified(section.line(step, choice)) if record.m == record.n == record.k]
         axes.plot(
@@ -207,10 +205,19 @@ def _draw_roof(axes: Axes, section: Section, peak: dict | None) -> None:
     axes.plot([left, ridge, right], [left * bandwidth, compute, compute], color=ROOF, linewidth=1.6)
     axes.set_xlim(left, right)
     axes.annotate(
-        f"peak {compute:,.0f} GFLOPS", (right, compute), xytext=(-4, 4), textcoords="offset points", ha="right", fontsize=9
+        f"peak {compute:,.0f} GFLOPS",
+        (right, compute),
+        xytext=(-4, 4),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
     )
     axes.annotate(
-        f"{bandwidth:,.0f} GB/s", (left * 1.5, left * 1.5 * bandwidth), xytext=(8, -10), textcoords="offset points", fontsize=9
+        f"{bandwidth:,.0f} GB/s",
+        (left * 1.5, left * 1.5 * bandwidth),
+        xytext=(8, -10),
+        textcoords="offset points",
+        fontsize=9,
     )
 
 
@@ -218,10 +225,15 @@ def _label_sizes(axes: Axes, section: Section) -> None:
     """Name each size at the foot of its column of points."""
     low, high = axes.get_ylim()
     axes.set_ylim(low / 1.6, high * 1.3)
-    for shape in _squares(section):
+    for shape in section.squares():
         sample = next(r for r in section.records if (r.m, r.n, r.k) == shape)
         axes.annotate(
-            f"{shape[0]}³", (intensity(sample), low / 1.6), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=9
+            f"{shape[0]}³",
+            (intensity(sample), low / 1.6),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
         )
 
 
@@ -262,11 +274,6 @@ def _verified(line: dict[Shape, Record]) -> list[Record]:
 
 def _gains(line: dict[Shape, Record]) -> dict[Shape, float]:
     return {shape: gain for shape, record in line.items() if (gain := shown_gain(record)) is not None}
-
-
-def _squares(section: Section) -> list[Shape]:
-    """The square sizes: the others have no place on an axis of sizes and are in the tables only."""
-    return [shape for shape in section.shapes() if len(set(shape)) == 1]
 
 
 def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -11,12 +11,12 @@ from harness.records import RESULTS
 
 @dataclass(frozen=True)
 class Paths:
-    """The folders of one set of reports."""
+    """The folders of one set of reports; ``readme`` is None where no README belongs to the results."""
 
     results: Path
     pages: Path
     plots: Path
-    readme: Path
+    readme: Path | None
 
     @classmethod
     def of(cls, results: Path = RESULTS, readme: Path | None = None) -> Paths:
@@ -25,10 +25,11 @@ class Paths:
         So a report on somebody's own measurements never overwrites the committed ones.
         """
         results = results.resolve()
-        committed = results == RESULTS.resolve()
-        out = results.parent if committed else results
-        home = out.parent if committed else out
-        return cls(results, out / "pages", out / "plots", (readme or home / "README.md").resolve())
+        if results == RESULTS.resolve():
+            out, readme = results.parent, readme or results.parent.parent / "README.md"
+        else:
+            out = results
+        return cls(results, out / "pages", out / "plots", readme and readme.resolve())
 
 
 def link(source: Path, target: Path) -> str:

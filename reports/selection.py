@@ -65,6 +65,10 @@ class Section:
         found = {shape_of(record) for record in self.records if record.tile_choice in LADDER_CHOICES}
         return sorted(found, key=lambda shape: (math.prod(shape), shape))
 
+    def squares(self) -> list[Shape]:
+        """The square shapes among them, which have a place on an axis of sizes."""
+        return [shape for shape in self.shapes() if len(set(shape)) == 1]
+
     def variants(self, step: int) -> list[str]:
         """The variants of a step, the default first, then by name with numbers in order."""
         found = {(not r.default_variant, natural(r.variant), r.variant) for r in self.records if r.step == step}
@@ -146,7 +150,9 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
         if problems := sample_problems(record):
             raise RecordError(f"{folder / record.file_name()}: {problems[0]}; delete it or measure again")
     chosen = newest(everything)
-    listings = load_listings(folder)
+    listings = sorted(
+        load_listings(folder), key=lambda item: (item.step, not item.default_variant, natural(item.variant))
+    )
     if steps is not None:
         wanted = set(steps)
         chosen = [record for record in chosen if record.step in wanted or record.kind == "calibration"]

@@ -30,7 +30,9 @@ class Table:
     def markdown(self) -> str:
         """The grid as a Markdown table, its note below; the title is left to the caller."""
         rule = [":--" if column < self.left else "--:" for column in range(len(self.header))]
-        lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (self.header, *self.rows)]
+        lines = [
+            "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (self.header, *self.rows)
+        ]
         text = "\n".join([lines[0], "|" + "|".join(rule) + "|", *lines[1:]])
         return f"{text}\n\n{self.note}" if self.note else text
 
@@ -74,9 +76,12 @@ def ladder_table(results: Results, section: Section, choice: str) -> Table:
     shapes = section.shapes()
     lines = {step: line for step in section.steps if (line := section.line(step, choice))}
     rows = [
-        (step_label(results, step),)
-        + tuple(speed_cell(line.get(shape)) for shape in shapes)
-        + (average_gain(line.values(), len(shapes)), average_ratio(line.values(), len(shapes)))
+        (
+            step_label(results, step),
+            *(speed_cell(line.get(shape)) for shape in shapes),
+            average_gain(line.values(), len(shapes)),
+            average_ratio(line.values(), len(shapes)),
+        )
         for step, line in lines.items()
     ]
     rows.append(("cuBLAS", *(cublas_cell(lines.values(), shape) for shape in shapes), "", "1.00"))
@@ -103,7 +108,7 @@ def variants_table(results: Results, section: Section, step: int, choice: str) -
     title = f"{section.title}: variants of {results.step_name(step)}, {CHOICE_TITLES[choice]}"
     note = "GFLOPS, speed gained over the step before (same rounds)."
     if any(r.predicted_gain_pct is not None for r in section.records if r.step == step):
-        note += " In brackets the gain predicted: N·(load + compute) against N·max(load, compute)."
+        note += " In brackets the gain predicted, in percent: N·(load + compute) against N·max(load, compute)."
     return Table(title, ("variant", *map(shape_label, shapes), "average gain"), tuple(rows), note)
 
 
@@ -155,11 +160,11 @@ def speed_cell(record: Record | None) -> str:
 
 
 def gain_cell(record: Record | None) -> str:
-    """``32,202, +21.5 % (+30 %)``: GFLOPS, measured gain over the step before, predicted gain in brackets."""
+    """``32,202, +21.5 % (+30)``: GFLOPS, measured gain over the step before, predicted gain in brackets."""
     if record is None or not record.verification.passed:
         return speed_cell(record)
     predicted = record.predicted_gain_pct
-    suffix = "" if predicted is None else f" ({predicted:+.0f} %)"
+    suffix = "" if predicted is None else f" ({predicted:+.0f})"
     return f"{record.gflops:,.0f}, {percent(record.improvement_over_previous_pct)}{suffix}"
 
 

@@ -106,8 +106,8 @@ def stage_through_registers(sch: Schedule, copy: SBlockRV, loop: LoopRV) -> SBlo
 
     For targets without cp.async, or to keep loads in flight across a barrier. Call it before
     :func:`inline_data_movement` and :func:`fetch_cooperatively`, and spread both blocks alike: a thread
-    then stores what it loaded, and its part of A_local is a few registers. (TVM's annotation ``manifest_shared_memory_local_stage``
-    promises the same, and does nothing in 0.27.)
+    then stores what it loaded, and its part of A_local is a few registers. (TVM's annotation
+    ``manifest_shared_memory_local_stage`` promises the same, and does nothing in 0.27.)
     """
     load = sch.cache_read(copy, 0, "local")
     sch.compute_at(load, loop, preserve_unit_loops=True)

@@ -52,6 +52,11 @@ class Step:
         """Whether the step has a pipeline, and so a stage count."""
         return bool(getattr(self.module, "PIPELINED", False))
 
+    @property
+    def verified_on(self) -> tuple[str, ...]:
+        """The ways to execute that can verify this step."""
+        return tuple(getattr(self.module, "VERIFIED_ON", ("gpu", "llvm")))
+
     def default_variant(self, async_copy: bool = True) -> str:
         """The variant that stands for the step, given whether the target has cp.async."""
         without = getattr(self.module, "WITHOUT_ASYNC_COPY", self.variants[0])

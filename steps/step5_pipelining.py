@@ -66,6 +66,6 @@ def schedule(problem: Matmul, config: StepConfig) -> Schedule:
 
 
 if __name__ == "__main__":
-    from harness.__main__ import run_step
+    from harness.cli import run_step
 
     run_step(__file__)

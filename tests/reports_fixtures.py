@@ -49,11 +49,15 @@ def timing(label: str, milliseconds: float, rounds: int = 9) -> Timing:
     return Timing(label, tuple(milliseconds * (1 + 0.004 * (index - middle)) for index in range(rounds)))
 
 
-def environment(gpu: str = "NVIDIA H200", at: str = "2026-11-20T10:00:00.000+00:00", dirty: bool = False) -> Environment:
+def environment(
+    gpu: str = "NVIDIA H200", at: str = "2026-11-20T10:00:00.000+00:00", dirty: bool = False
+) -> Environment:
     """A quiet GPU on a clean tree."""
     state = GpuState(1980.0, 3201.0, 120.0, 40.0)
     versions = {"tvm": "0.27.0.post1", "cuda": "13.0", "torch": "2.9"}
-    return Environment(gpu, "GPU-0", "580.1", 700.0, state, replace(state, power_w=350.0), versions, "abc1234", dirty, at)
+    return Environment(
+        gpu, "GPU-0", "580.1", 700.0, state, replace(state, power_w=350.0), versions, "abc1234", dirty, at
+    )
 
 
 def record(step: int = 4, size: int = 1024, speed: float | None = None, **changes: object) -> Record:
@@ -114,7 +118,7 @@ def listing(step: int = 5, variant: str | None = None) -> Listing:
         step=step,
         step_name=NAMES[step - 1],
         title=f"Step {step}, {NAMES[step - 1][6:]}: one idea",
-        text=f"Step {step}, {NAMES[step - 1][6:]}: one idea.\n\nBefore, it was slow. Now::\n\n    for k: load\n\nBetter.",
+        text=f"Step {step}, {NAMES[step - 1][6:]}: one idea.\n\nIt was slow. Now::\n\n    for k: load\n\nBetter.",
         variant=variant,
         default_variant=variant == names[0],
         shape="1024x1024x1024",
@@ -128,7 +132,12 @@ def listing(step: int = 5, variant: str | None = None) -> Listing:
         why=f"{variant}: because of its code.",
         code=CODE,
         resources=RESOURCES,
-        pipeline={"statements": ["A_shared", "B_shared", "C"], "stage": [0, 0, 3], "order": [0, 1, 2], "async_stages": [0]}
+        pipeline={
+            "statements": ["A_shared", "B_shared", "C"],
+            "stage": [0, 0, 3],
+            "order": [0, 1, 2],
+            "async_stages": [0],
+        }
         if step > 4
         else {},
         aspects={"shared memory": "none" if step == 1 else "two tiles", "instruction": f"kind {step}", "same": "equal"},
@@ -142,7 +151,11 @@ def write_ladder(folder: Path, variants: bool = True) -> None:
         for size in SIZES:
             record(step, size).save(folder)
             best = record(step, size, speed=SPEEDS[step - 1][SIZES.index(size)] * 1.08)
-            before = replace(best.previous, samples_ms=tuple(t / 1.08 for t in best.previous.samples_ms)) if best.previous else None
+            before = (
+                replace(best.previous, samples_ms=tuple(t / 1.08 for t in best.previous.samples_ms))
+                if best.previous
+                else None
+            )
             candidates = tuple({"tile": f"tile {index}", "time_ms": 1.0} for index in range(12))
             replace(best, tile_choice="best", tile="128x64x32/8x4", candidates=candidates, previous=before).save(folder)
     for step, names in VARIANTS.items() if variants else ():

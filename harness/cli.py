@@ -1,0 +1,479 @@
+"""The command line: one grammar for ``python -m harness COMMAND`` and ``python steps/stepN_name.py``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from harness.build import Case, Kernel, UnsupportedCase, compiled, lower
+from harness.execution import GpuBackend, LlvmBackend, NoGpu, gpu_arch, gpu_present, require_gpu
+from harness.explain import aspects, why
+from harness.model import predict_tile
+from harness.records import RESULTS, Listing, Record, RecordError, check_writable
+from harness.session import Journal, Session
+from harness.targets import DEFAULT_ARCH, MACHINES, UnknownTarget, machine_for
+from harness.toolchain import CompileError, NoCompiler, compile_ptx, disassemble, find_compiler, require_compiler
+from harness.verify import WrongResult, verify
+from schedules.errors import IllegalSchedule
+from schedules.tiling import TileConfig
+from schedules.workloads import DTYPES, LAYOUTS, Matmul
+from steps.config import DEFAULT_STAGES, DEFAULT_TILE, TILE_SET
+from steps.registry import MalformedStep, Step, UnknownStep, find_steps
+
+GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
+WRONG, BAD_INPUT, NOT_VERIFIED = 1, 2, 3
+REFUSALS = (
+    IllegalSchedule,
+    UnknownStep,
+    UnknownTarget,
+    UnsupportedCase,
+    NoCompiler,
+    NoGpu,
+    CompileError,
+    RecordError,
+    MalformedStep,
+)
+EXAMPLES = """examples:
+  python -m harness list                                    what there is
+  python steps/step5_pipelining.py                          run one step and compare its variants
+  python -m harness run --step 1-6 --size 1024              the ladder at one size
+  python -m harness run --step 6 --tile best --size 4096    with the best tile of the declared set
+  python -m harness verify --step 5 --shape 33x17x50        check a ragged shape
+  python -m harness compile --step 5 --variant sync --show cuda
+  python -m harness sweep --step 5 --stages 1-6 --size 512  every stage count, each a record
+"""
+
+
+class UsageError(ValueError):
+    """An option's value that cannot be understood."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status (0 right, 1 wrong result, 2 refused, 3 could not be verified)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(arguments)
+    command = shlex.join(["python", "-m", "harness", *arguments])
+    try:
+        return {"list": _list, "run": _run, "verify": _verify, "compile": _compile, "sweep": _sweep}[options.command](
+            options, command
+        )
+    except WrongResult as wrong:
+        print(f"error: wrong result: {wrong}", file=sys.stderr)
+        return WRONG
+    except (*REFUSALS, UsageError) as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def run_step(file: str) -> None:
+    """What ``python steps/stepN_name.py …`` does: ``python -m harness run --step N …``."""
+    number = re.match(r"step(\d+)_", Path(file).name).group(1)
+    sys.exit(main(["run", "--step", number, *sys.argv[1:]]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness",
+        description="Build, verify and measure the steps of the ladder.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    texts = {
+        "list": "steps, variants, tiles and architectures",
+        "run": "verify, then measure where there is a GPU, beside cuBLAS and the step before",
+        "verify": "check outputs only",
+        "compile": "generate and compile the code, and say what came out; needs no GPU",
+        "sweep": "run over tiles, stage counts and variants; each result is a record",
+    }
+    for name, text in texts.items():
+        sub = commands.add_parser(
+            name, help=text, description=text, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name != "list":
+            _add_options(sub, sweep=name == "sweep")
+        if name == "run":
+            sub.add_argument(
+                "--again", metavar="RECORD", type=Path, help="measure a record's case again, old beside new"
+            )
+    return parser
+
+
+def _add_options(sub: argparse.ArgumentParser, sweep: bool) -> None:
+    several = " (lists and ranges: 1-6, 2,4)" if sweep else ""
+    sub.add_argument("--step", default="1-6", help="steps: 5 | 1-6 | 1,3 (all)")
+    sub.add_argument("--size", help=f"square sizes: 256,512 ({GPU_SIZES} on a GPU, {CPU_SIZES} without)")
+    sub.add_argument("--shape", help="shapes MxNxK[,MxNxK]; instead of --size")
+    sub.add_argument("--dtype", default="float32", help=f"operands: {' | '.join(DTYPES)} (float32)")
+    sub.add_argument("--out-dtype", help="output (that of the operands)")
+    sub.add_argument("--layout", default="nn", help=f"B as stored: {' | '.join(LAYOUTS)}; nt is [N, K] (nn)")
+    sub.add_argument("--variant", help="a variant's name, default or all (one step: all; several: default)")
+    sub.add_argument("--stages", default=str(DEFAULT_STAGES), help=f"ring slots{several} ({DEFAULT_STAGES})")
+    tiles = "default | best | MxNxK/TMxTN" + (" | all" if sweep else "")
+    sub.add_argument("--tile", default="all" if sweep else "default", help=f"{tiles} (default tile: {DEFAULT_TILE})")
+    sub.add_argument("--arch", help=f"one of {', '.join(MACHINES)} (the GPU's, else {DEFAULT_ARCH})")
+    sub.add_argument("--on", default="auto", choices=("auto", "gpu", "llvm"), help="where to run kernels (auto)")
+    sub.add_argument("--show", choices=("tir", "lowered", "cuda", "ptx", "sass"), help="print code")
+    sub.add_argument("--out", type=Path, help="folder for records, or for listings with compile")
+
+
+def _list(_options: argparse.Namespace, _command: str) -> int:
+    console, table = Console(), Table(title="Steps")
+    for heading in ("step", "what", "variants (the first is the default)"):
+        table.add_column(heading)
+    for step in find_steps().values():
+        table.add_row(step.name, step.title, ", ".join(step.variants))
+    console.print(table)
+    print(f"default tile {DEFAULT_TILE}, {DEFAULT_STAGES} stages; --tile best chooses among {len(TILE_SET)}:")
+    print("  " + ", ".join(map(str, TILE_SET)))
+    print(f"architectures: {', '.join(MACHINES)}")
+    return 0
+
+
+def _run(options: argparse.Namespace, command: str) -> int:
+    if options.again:
+        return _run_again(options, command)
+    if not _on_gpu(options):
+        return _run_without_gpu(options)
+    cases = _cases(options, GPU_SIZES)
+    records = _measure(cases, options, command)
+    _print_records(records)
+    if len({case.step.number for case in cases}) == 1 and len({case.variant for case in cases}) > 1:
+        _print_variants([_build(case) for case in _per_variant(cases)])
+    return 0
+
+
+def _run_without_gpu(options: argparse.Namespace) -> int:
+    """Verify through LLVM, say what was and was not done, compare variants by their code."""
+    cases = _cases(options, CPU_SIZES)
+    kernels, code = [], 0
+    for case in cases:
+        kernel = _build(case)
+        kernels.append(kernel)
+        code = max(code, _verify_one(kernel, LlvmBackend(), "speed not measured: no GPU"))
+        _show(kernel, options.show)
+    if find_compiler() is None:
+        print(f"not compiled: {_compiler_hint()}")
+    if len(kernels) > 1:
+        _print_variants([_build(case) for case in _per_variant(cases)])
+    elif kernels[0].resources:
+        _print_resources(kernels)
+    return 0 if code == NOT_VERIFIED else code
+
+
+def _verify(options: argparse.Namespace, _command: str) -> int:
+    on_gpu = _on_gpu(options)
+    backend = GpuBackend() if on_gpu else LlvmBackend()
+    codes = []
+    for case in _cases(options, GPU_SIZES if on_gpu else CPU_SIZES):
+        kernel = compiled(lower(case), require_compiler()) if on_gpu else lower(case)
+        codes.append(_verify_one(kernel, backend, ""))
+        _show(kernel, options.show)
+    return max(codes)
+
+
+def _verify_one(kernel: Kernel, backend, remark: str) -> int:
+    """Verify a kernel and print the one line that says how; returns 0, or 3 where it cannot be verified."""
+    if backend.name not in kernel.case.step.verified_on:
+        print(f"{kernel.case}\nnot verified: needs {' or '.join(kernel.case.step.verified_on)}", flush=True)
+        return NOT_VERIFIED
+    for warning in kernel.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    result = verify(kernel, backend)
+    where = {"llvm": "on the CPU (TensorIR through LLVM)", "gpu": "on the GPU"}[backend.name]
+    print(f"{kernel.case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}, whole numbers exact")
+    print(f"verified {where}{'; ' + remark if remark else ''}", flush=True)
+    return 0
+
+
+def _compile(options: argparse.Namespace, _command: str) -> int:
+    compiler = require_compiler()
+    kernels = [compiled(lower(case), compiler) for case in _cases(options, LISTING_SIZES)]
+    for kernel in kernels:
+        _show(kernel, options.show)
+        if options.out:
+            print(f"wrote {listing(kernel).save(options.out)}")
+    if not options.show:
+        print(f"compiled by nvcc {compiler.version} ({compiler.origin}) for {kernels[0].case.machine.arch}")
+        _print_resources(kernels)
+    return 0
+
+
+def _sweep(options: argparse.Namespace, command: str) -> int:
+    if not _on_gpu(options):
+        raise NoGpu("a sweep measures, and there is no GPU here; compile and verify work without one")
+    tiles = TILE_SET if options.tile == "all" else None
+    cases = []
+    for stages in _numbers(options.stages, "--stages"):
+        options.stages = str(stages)
+        for case in _cases(
+            argparse.Namespace(**{**vars(options), "tile": "default" if tiles else options.tile}), GPU_SIZES
+        ):
+            cases += [case.with_tile(tile, "given") for tile in tiles or [case.tile]]
+    unique = list(dict.fromkeys(cases))
+    legal = [case for case in unique if not case.tile.violations(case.machine.target(), 4, case.slots)]
+    if len(legal) < len(unique):
+        print(f"{len(unique) - len(legal)} of {len(unique)} combinations are beyond the GPU's limits and left out")
+    _print_records(_measure(legal, options, command))
+    return 0
+
+
+def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> list[Record]:
+    """Measure cases one after the other, each record on disk before the next begins."""
+    out = options.out or RESULTS
+    check_writable(out)
+    session = Session(require_compiler(), GpuBackend(), out, command)
+    journal = Journal(out, command, session.revision, cases)
+    waiting = [case for case in cases if not journal.has(case)]
+    if len(waiting) < len(cases):
+        print(f"going on with an interrupted run: {len(cases) - len(waiting)} of {len(cases)} cases are done")
+    session.prebuild(waiting)
+    records = []
+    with _progress() as progress:
+        task = progress.add_task("measuring", total=len(waiting))
+        for case in waiting:
+            progress.update(task, description=str(case))
+            record = session.measure(case)
+            record.save(out)
+            journal.add(case)
+            records.append(record)
+            _show(session.load(case)[0] if case.tile_choice != "best" else None, options.show)
+            print(_line(record), flush=True)
+            progress.advance(task)
+    journal.finish()
+    return records
+
+
+def _run_again(options: argparse.Namespace, command: str) -> int:
+    try:
+        old = Record.from_json(options.again.read_text(), origin=str(options.again))
+    except OSError as error:
+        raise RecordError(f"cannot read {options.again} ({error.strerror}); give a record's path") from error
+    out = options.out or RESULTS
+    check_writable(out)
+    session = Session(require_compiler(), GpuBackend(), out, command)
+    problem = Matmul(old.m, old.n, old.k, old.dtype, old.layout, old.out_dtype)
+    if old.kind == "calibration":
+        new = session.calibrate(problem)
+    else:
+        steps = find_steps()
+        if old.step not in steps:
+            raise UnknownStep(f"{options.again} measured step {old.step}, which is not in steps/")
+        tile, machine = TileConfig.parse(old.tile), machine_for(old.arch)
+        new = session.measure(Case(steps[old.step], problem, old.variant, tile, machine, old.stages, "given"))
+    new.save(out)
+    for label, record in (("old", old), ("new", new)):
+        print(f"{label} {record.environment.recorded_at} {record.environment.gpu}: {_line(record)}")
+    return 0
+
+
+def listing(kernel: Kernel) -> Listing:
+    """A compiled kernel's listing, for the pages."""
+    case = kernel.case
+    return Listing(
+        step=case.step.number,
+        step_name=case.step.name,
+        title=case.step.title,
+        text=case.step.text,
+        variant=case.variant,
+        default_variant=case.variant == case.step.default_variant(case.machine.has_cp_async),
+        shape=case.problem.shape,
+        dtype=case.problem.dtype,
+        layout=case.problem.layout,
+        tile=str(case.tile),
+        stages=case.slots,
+        arch=case.machine.arch,
+        tir=kernel.schedule.mod["main"].script(),
+        cuda=kernel.body,
+        why=why(kernel),
+        code=kernel.code,
+        resources=kernel.resources,
+        pipeline=kernel.pipeline,
+        aspects=aspects(kernel),
+    )
+
+
+def _cases(options: argparse.Namespace, sizes: str) -> list[Case]:
+    """The cases that the options name, in the order in which they share most: by problem, then by step."""
+    machine = machine_for(options.arch or (gpu_arch() if gpu_present() else DEFAULT_ARCH))
+    steps = _steps(options.step)
+    (stages,) = _numbers(options.stages, "--stages", minimum=None)[:1]
+    if stages < 1:
+        raise UsageError(f"--stages {stages}: a pipeline has at least 1 stage (1 is unpipelined)")
+    choice = options.tile if options.tile in ("default", "best") else "given"
+    tile = TileConfig.parse(options.tile) if choice == "given" else DEFAULT_TILE
+    cases = [
+        Case(step, problem, variant, tile, machine, stages, choice)
+        for problem in _problems(options, sizes)
+        for step in steps
+        for variant in _variants(step, options.variant, alone=len(steps) == 1, has_cp_async=machine.has_cp_async)
+    ]
+    for case in cases:
+        case.validate()
+    return cases
+
+
+def _variants(step: Step, choice: str | None, alone: bool, has_cp_async: bool) -> list[str]:
+    if choice == "all" or (choice is None and alone):
+        return [variant for variant in step.variants if has_cp_async or variant != "async"]
+    if choice in (None, "default"):
+        return [step.default_variant(has_cp_async)]
+    step.check_variant(choice)
+    return [choice]
+
+
+def _problems(options: argparse.Namespace, sizes: str) -> list[Matmul]:
+    if options.size and options.shape:
+        raise UsageError("--size and --shape exclude each other")
+    if options.shape:
+        shapes = []
+        for text in options.shape.split(","):
+            match = re.fullmatch(r"(-?\d+)x(-?\d+)x(-?\d+)", text.strip())
+            if not match:
+                raise UsageError(f"--shape {text!r} is not MxNxK; write for example 1024x512x256")
+            shapes.append(tuple(map(int, match.groups())))
+    else:
+        shapes = [(size, size, size) for size in _numbers(options.size or sizes, "--size", minimum=None)]
+    return [Matmul(*shape, options.dtype, options.layout, options.out_dtype) for shape in shapes]
+
+
+def _steps(text: str) -> list[Step]:
+    steps = find_steps()
+    chosen = _numbers(text, "--step")
+    for number in chosen:
+        if number not in steps:
+            raise UnknownStep(f"no step {number}; there are {', '.join(map(str, steps))}")
+    return [steps[number] for number in chosen]
+
+
+def _numbers(text: str, option: str, minimum: int | None = 1) -> list[int]:
+    """Read ``5``, ``1-6``, ``1,3`` or mixtures; UsageError names the option and the value."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(-?\d+)(?:-(\d+))?", part.strip())
+        if not match:
+            raise UsageError(f"{option} {text!r} is not a number, a range or a list of them (5 | 1-6 | 1,3)")
+        first, last = int(match.group(1)), int(match.group(2) or match.group(1))
+        numbers += range(first, last + 1)
+    if not numbers or (minimum is not None and min(numbers) < minimum):
+        raise UsageError(f"{option} {text!r} names nothing, or numbers below {minimum}")
+    return numbers
+
+
+def _on_gpu(options: argparse.Namespace) -> bool:
+    if options.on == "gpu":
+        require_gpu()
+    return options.on == "gpu" or (options.on == "auto" and gpu_present())
+
+
+def _build(case: Case) -> Kernel:
+    """Lowered, and compiled where there is a compiler."""
+    compiler, kernel = find_compiler(), lower(case)
+    return compiled(kernel, compiler) if compiler else kernel
+
+
+def _per_variant(cases: list[Case]) -> list[Case]:
+    """The first case of every step and variant."""
+    return [next(group) for _, group in itertools.groupby(cases, key=lambda case: (case.step.number, case.variant))][
+        : len({(case.step.number, case.variant) for case in cases})
+    ]
+
+
+def _show(kernel: Kernel | None, what: str | None) -> None:
+    if kernel is None or what is None:
+        return
+    if what == "ptx":
+        print(compile_ptx(kernel.cuda, kernel.case.machine.arch, require_compiler()))
+    elif what == "sass":
+        print(disassemble(compiled(kernel, require_compiler()).cubin))
+    else:
+        text = {"tir": kernel.schedule.mod["main"].script, "lowered": kernel.device.script, "cuda": lambda: kernel.cuda}
+        print(text[what]())
+
+
+def _compiler_hint() -> str:
+    try:
+        require_compiler()
+    except NoCompiler as missing:
+        return str(missing)
+    return ""
+
+
+def _line(record: Record) -> str:
+    gain = record.improvement_over_previous_pct
+    over = "" if gain is None else f", {gain:+.0f} % over the step before"
+    stages = f" {record.stages} stages" if record.stages > 1 else ""
+    return (
+        f"{record.step_name}[{record.variant}] {record.m}x{record.n}x{record.k} {record.tile}{stages}: "
+        f"{record.time_ms:.4f} ms, {record.gflops:.0f} GFLOPS, {record.ratio_to_cublas:.2f} of cuBLAS{over}"
+    )
+
+
+def _print_records(records: list[Record]) -> None:
+    table = Table(title="Measured (medians; cuBLAS and the step before in the same rounds)")
+    headings = ("step", "shape", "tile", "stages", "ms", "GFLOPS", "of cuBLAS", "over previous", "bound")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("step", "shape", "tile", "bound") else "right")
+    for r in records:
+        gain = r.improvement_over_previous_pct
+        name = f"{r.step} {r.variant}"
+        shape = f"{r.m}x{r.n}x{r.k}"
+        numbers = (
+            f"{r.time_ms:.4f}",
+            f"{r.gflops:.0f}",
+            f"{r.ratio_to_cublas:.2f}",
+            "" if gain is None else f"{gain:+.0f} %",
+        )
+        table.add_row(name, shape, r.tile, str(r.stages), *numbers, r.bound)
+    Console().print(table)
+
+
+def _print_resources(kernels: list[Kernel]) -> None:
+    table = Table(title="From the compiler")
+    for heading in ("case", "registers", "spilled bytes", "shared bytes", "threads", "occupancy", "limited by"):
+        table.add_column(heading)
+    for kernel in kernels:
+        r = kernel.resources
+        figures = (r.registers, r.spill_bytes, r.smem_bytes, r.threads, f"{r.occupancy:.0%}", r.occupancy_limit)
+        table.add_row(str(kernel.case), *map(str, figures))
+    Console().print(table)
+
+
+def _print_variants(kernels: list[Kernel]) -> None:
+    """Compare variants by their generated code, and say why each is faster or not."""
+    table = Table(title="The generated code, per k tile")
+    for heading in ("variant", "slots", "cp.async", "waits", "barriers", "registers", "bytes", "occupancy"):
+        table.add_column(heading, no_wrap=True, justify="left" if heading == "variant" else "right")
+    for kernel in kernels:
+        code, resources = kernel.code, kernel.resources
+        waits = ", ".join(map(str, code.wait_groups)) or "–"
+        figures = ("–", "–") if resources is None else (str(resources.registers), f"{resources.occupancy:.0%}")
+        row = (kernel.case.variant, code.shared_versions, code.cp_async, waits, code.barriers)
+        table.add_row(*map(str, row), figures[0], str(kernel.smem_bytes), figures[1])
+    console = Console()
+    console.width = max(console.width, 100)
+    console.print(table)
+    for kernel in kernels:
+        print(f"{kernel.case.variant}: {why(kernel)}")
+    prediction = predict_tile(kernels[0]) if kernels[0].case.slots > 1 else None
+    if prediction:
+        print(
+            f"predicted for {kernels[0].case}, per k tile and multiprocessor: load {prediction.load_ns:.0f} ns, "
+            f"compute {prediction.compute_ns:.0f} ns, {prediction.resident_blocks} resident block(s); "
+            f"N·(load + compute) = N·{prediction.sequential_ns:.0f} ns, N·max(load, compute) = "
+            f"N·{prediction.pipelined_ns:.0f} ns with {prediction.slots} slots: gain {prediction.gain_pct:+.0f} %"
+        )
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True))

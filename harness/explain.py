@@ -1,0 +1,120 @@
+"""Why a variant is fast or not, read off its generated code."""
+
+from __future__ import annotations
+
+import re
+
+from harness.build import Case, Kernel, lower, main_loop
+from steps.registry import find_steps
+
+
+def why(kernel: Kernel) -> str:
+    """One or two sentences from the generated CUDA: slots, copies, waits, barriers; identical code first."""
+    twin = _identical(kernel)
+    if twin:
+        return f"The generated kernel is the same, character for character, as that of {twin}: no gain is possible."
+    code, slots = kernel.code, kernel.code.shared_versions
+    if code.cp_async:
+        waits = ", ".join(f"wait_group {count}" for count in code.wait_groups) or "no wait"
+        flight = max(code.wait_groups, default=0)
+        sentence = (
+            f"{code.cp_async} cp.async statements of {code.cp_async_bytes} bytes a thread per k tile, {slots} slots, "
+            f"{waits}: up to {flight} k tiles stay in flight while one is multiplied."
+        )
+    elif slots > 1 and _stores_from_registers(kernel):
+        sentence = (
+            f"{slots} slots; a tile's loads go to registers one iteration before their store to shared memory, "
+            f"so that they are in flight across the arithmetic."
+        )
+    elif slots > 1:
+        sentence = (
+            f"{slots} slots, but each load is stored to shared memory by the same statement: the thread waits for "
+            f"it before it computes, and nothing is in flight."
+        )
+    elif slots == 1:
+        sentence = "One slot: loads and arithmetic take turns."
+    else:
+        sentence = "No shared memory: every operand is loaded by the thread that uses it."
+    if kernel.case.variant == "writeback":
+        sentence += " Every tile's product is then added to the result in a statement of its own."
+    return f"{sentence} {code.barriers} barriers per k tile.{_occupancy(kernel)}"
+
+
+def aspects(kernel: Kernel) -> dict[str, str]:
+    """What a page compares between neighbouring steps, by aspect."""
+    code, case = kernel.code, kernel.case
+    resources = kernel.resources
+    rows = {
+        "outputs per thread": "1" if case.step.number < 3 else f"{case.tile.thread_m} × {case.tile.thread_n}",
+        "operands come from": "shared memory" if code.shared_versions else "global memory, through the caches",
+        "shared memory": f"{kernel.smem_bytes} bytes, {code.shared_versions} slot(s)"
+        if code.shared_versions
+        else "none",
+        "global loads": _loads(kernel),
+        "output stores": "vectors of 16 bytes" if code.vector_stores_kernel else "scalars",
+        "barriers per k tile": str(code.barriers),
+        "waits": ", ".join(f"wait_group {count}" for count in code.wait_groups) or "none",
+        "k loop": _loop_form(kernel),
+        "parameters": ", ".join(_parameters(case)) or "none",
+        "lines of generated CUDA": str(code.kernel_lines),
+    }
+    if resources:
+        rows["registers per thread"] = str(resources.registers)
+        rows["occupancy"] = f"{resources.occupancy:.0%}, limited by {resources.occupancy_limit}"
+    return rows
+
+
+def _identical(kernel: Kernel) -> str | None:
+    """The step or variant, earlier on the ladder, that has the very same generated kernel."""
+    case, steps = kernel.case, find_steps()
+    variants = case.step.variants[: case.step.variants.index(case.variant)]
+    earlier = [(steps[n], steps[n].default_variant(case.machine.has_cp_async)) for n in steps if n < case.step.number]
+    for step, variant in (*((case.step, variant) for variant in variants), *reversed(earlier)):
+        other = Case(step, case.problem, variant, case.tile, case.machine, case.stages)
+        if variant == "async" and not case.machine.has_cp_async:
+            continue
+        if lower(other).body == kernel.body:
+            return f"{step.name}[{variant}]"
+    return None
+
+
+def _stores_from_registers(kernel: Kernel) -> bool:
+    """Whether the k loop fills shared memory from a thread's registers."""
+    return bool(re.search(r"(?:_shared|shmem)_ptr[^=;]*= [^=;]*_local_ptr", main_loop(kernel.body)))
+
+
+def _stages(kernel: Kernel) -> list[int]:
+    return kernel.pipeline.get("software_pipeline_stage", [])
+
+
+def _occupancy(kernel: Kernel) -> str:
+    resources = kernel.resources
+    if resources is None:
+        return ""
+    return (
+        f" {resources.registers} registers and {resources.smem_bytes} bytes of shared memory let "
+        f"{resources.blocks_per_sm} blocks share a multiprocessor (occupancy {resources.occupancy:.0%}, "
+        f"limited by {resources.occupancy_limit})."
+    )
+
+
+def _loads(kernel: Kernel) -> str:
+    code = kernel.code
+    if code.cp_async:
+        return f"cp.async of {code.cp_async_bytes} bytes"
+    return "vectors of 16 bytes" if code.vector_loads else "scalars"
+
+
+def _loop_form(kernel: Kernel) -> str:
+    stages = _stages(kernel)
+    form = f"prologue, body, epilogue; stages {stages}" if stages else "one loop"
+    factor = kernel.case.variant if kernel.case.step.number == 6 else ""
+    return f"{form}; k_inner unrolled: {factor}" if factor else form
+
+
+def _parameters(case: Case) -> list[str]:
+    names = [f"threads {case.tile.threads[0]} × {case.tile.threads[1]}"]
+    names += [f"block_k {case.tile.block_k}"] if case.step.number > 1 else []
+    names += [f"tile {case.tile}"] if case.step.number > 2 else []
+    names += [f"stages {case.slots}"] if case.step.pipelined else []
+    return names

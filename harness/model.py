@@ -1,0 +1,104 @@
+"""What a kernel's time could be: lower bounds by resource, and what a pipeline can gain.
+
+First-order physics from a machine's measured rates; no constant is fitted to the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.build import Kernel
+from schedules.tiling import TileConfig
+from schedules.vectorization import dtype_bytes
+
+
+@dataclass(frozen=True)
+class TilePrediction:
+    """Times of one k tile on one multiprocessor, in nanoseconds, and the gain that follows."""
+
+    load_ns: float
+    compute_ns: float
+    resident_blocks: int
+    slots: int
+
+    @property
+    def sequential_ns(self) -> float:
+        """load + compute, or the arithmetic of all resident blocks where that is longer."""
+        return max(self.load_ns + self.compute_ns, self.resident_blocks * self.compute_ns)
+
+    @property
+    def pipelined_ns(self) -> float:
+        """max(load, compute): with n slots a load has n − 1 iterations' time."""
+        return max(self.load_ns / max(self.slots - 1, 1), self.resident_blocks * self.compute_ns)
+
+    @property
+    def gain_pct(self) -> float:
+        """Speed gained by the pipeline, in percent."""
+        return 0.0 if self.slots == 1 else 100 * (self.sequential_ns / self.pipelined_ns - 1)
+
+
+def predict_tile(kernel: Kernel) -> TilePrediction | None:
+    """N·(load + compute) against N·max(load, compute), per k tile; None where the machine was not measured.
+
+    load = latency + bytes of both operand tiles / (bandwidth per multiprocessor); compute =
+    2·block_m·block_n·block_k operations / (peak per multiprocessor). Blocks resident on the same
+    multiprocessor hide each other's loads, so their arithmetic adds up while their loads overlap
+    (the form of ALCOP, MLSys 2023, section on its analytical model).
+    """
+    machine, tile, resources = kernel.case.machine, kernel.case.tile, kernel.resources
+    if resources is None or not (machine.sms and machine.fp32_gflops and machine.bandwidth_gb_s):
+        return None
+    bytes_per_ns = machine.bandwidth_gb_s / machine.sms
+    flops_per_ns = machine.fp32_gflops / machine.sms
+    tile_bytes = tile.smem_bytes(dtype_bytes(kernel.case.problem.dtype))
+    resident = min(resources.blocks_per_sm, -(-resources.blocks // machine.sms))
+    return TilePrediction(
+        load_ns=machine.dram_latency_ns + tile_bytes / bytes_per_ns,
+        compute_ns=2 * tile.block_m * tile.block_n * tile.block_k / flops_per_ns,
+        resident_blocks=resident,
+        slots=kernel.case.slots,
+    )
+
+
+def bound(kernel: Kernel, time_ms: float) -> str:
+    """What limits a measured kernel: "compute", "memory" or "latency"; "unknown" on an unmeasured machine.
+
+    Two times it cannot undercut: its operations at the arithmetic peak; and its traffic, the larger of
+    compulsory bytes at device-memory bandwidth and the operands its threads ask for at 128 bytes per clock
+    and multiprocessor. If the larger of the two explains at least half of the time, it is the bound;
+    else the kernel waits: latency.
+    """
+    machine, problem = kernel.case.machine, kernel.case.problem
+    if not (machine.sms and machine.fp32_gflops and machine.bandwidth_gb_s):
+        return "unknown"
+    itemsize = dtype_bytes(problem.dtype)
+    compulsory = (problem.m * problem.k + problem.k * problem.n) * itemsize
+    compulsory += problem.m * problem.n * dtype_bytes(problem.out_dtype)
+    tile = kernel.case.tile if kernel.case.step.number > 2 else kernel.case.tile.one_output_per_thread()
+    clock_ghz = machine.fp32_gflops / (machine.sms * 256)  # 128 multiply-adds per clock
+    floors_ms = {
+        "compute": problem.flops / machine.fp32_gflops / 1e6,
+        "memory": max(
+            compulsory / machine.bandwidth_gb_s / 1e6,
+            _wavefronts(problem.flops / 2, tile, machine.warp_size, itemsize) / (machine.sms * clock_ghz * 1e6),
+        ),
+    }
+    limit = max(floors_ms, key=lambda name: floors_ms[name])
+    return limit if floors_ms[limit] >= time_ms / 2 else "latency"
+
+
+def _wavefronts(multiply_adds: float, tile: TileConfig, warp_size: int, itemsize: int) -> float:
+    """128-byte accesses to shared memory or first-level cache that a warp's operands need, over the problem.
+
+    A warp covers ``lanes_n`` neighbouring columns of threads and the rows that remain; lanes that read
+    the same element share one access.
+    """
+    lanes_n = min(tile.threads[1], warp_size)
+    lanes_m = warp_size // lanes_n
+    steps = multiply_adds / (warp_size * tile.thread_m * tile.thread_n)
+    # A load instruction moves at most 16 bytes a lane and costs at least one access.
+    per_step = sum(
+        max(lanes * own * itemsize / 128, own * itemsize / 16)
+        for lanes, own in ((lanes_m, tile.thread_m), (lanes_n, tile.thread_n))
+    )
+    return steps * per_step

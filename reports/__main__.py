@@ -1,0 +1,139 @@
+"""``python -m reports``: tables, plots, pages and checks from measured records. Measures nothing itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from harness.records import RESULTS, RecordError
+
+from .check import findings
+from .page import write_pages
+from .paths import Paths
+from .plot import write_plots
+from .readme import ReadmeError, write_readme
+from .selection import UsageError, load, parse_steps
+from .table import Table, all_tables, row
+
+EXAMPLES = """
+examples:
+  python -m reports table                      the ladder in the terminal, a table per GPU and tile choice
+  python -m reports table --step 5 --markdown  step 5 and its variants as Markdown
+  python -m reports table --json | jq '.[0]'   every row for a program, and nothing else on stdout
+  python -m reports plot && python -m reports page && python -m reports readme
+                                               after measuring: all that is generated, plots first
+  python -m reports check                      exit 1 and a line per finding if anything is wrong or stale
+
+Records come from `python -m harness run`. With --results FOLDER, pages and plots are written into FOLDER;
+without it, into reports/pages and reports/plots.
+exit status: 0 fine, 1 check found something, 2 a results file or an argument cannot be used
+"""
+PIPED_WIDTH = 180
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    paths = Paths.of(options.results, options.readme)
+    try:
+        return options.command(options, paths)
+    except (RecordError, ReadmeError, UsageError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m reports", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="records (reports/results)")
+    common.add_argument("--readme", type=Path, metavar="FILE", help="the README with result markers (README.md)")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for name, command, text in (
+        ("table", _table, "print the records as tables, Markdown or JSON"),
+        ("plot", _plot, "draw GFLOPS, ratio to cuBLAS, gains, variants and roofline as PNG"),
+        ("page", _page, "write a Markdown page per step"),
+        ("readme", _readme, "rewrite the README's results between its markers"),
+        ("check", _check, "check every record, and that plots, pages and README follow from them"),
+    ):
+        sub = commands.add_parser(name, help=text, description=text.capitalize() + ".", parents=[common])
+        sub.set_defaults(command=command)
+        if name == "table":
+            form = sub.add_mutually_exclusive_group()
+            form.add_argument("--json", action="store_true", help="one JSON array on stdout, a row per record")
+            form.add_argument("--markdown", action="store_true", help="Markdown tables")
+            sub.add_argument("--step", metavar="STEPS", help="5, 1-6 or 1,3 (all)")
+    return parser
+
+
+def _table(options: argparse.Namespace, paths: Paths) -> int:
+    results = load(paths.results, parse_steps(options.step) if options.step else None)
+    if options.json:
+        print(json.dumps([row(record) for record in results.records], indent=1))
+        return 0
+    if not results.records:
+        raise UsageError(f"no records{f' of step {options.step}' if options.step else ''} in {paths.results}")
+    tables = all_tables(results)
+    if options.markdown:
+        print("\n\n".join(f"### {table.title}\n\n{table.markdown()}" for table in tables))
+    else:
+        _print_tables(tables)
+    return 0
+
+
+def _print_tables(tables: list[Table]) -> None:
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH  # rich would assume 80 columns and break every cell
+    for table in tables:
+        grid = RichTable(title=table.title, title_justify="left", caption=table.note, caption_justify="left")
+        grid.box = box.SIMPLE_HEAD
+        for index, name in enumerate(table.header):
+            grid.add_column(name, justify="left" if index < table.left else "right")
+        for cells in table.rows:
+            grid.add_row(*cells)
+        console.print(grid)
+        console.print()
+
+
+def _plot(options: argparse.Namespace, paths: Paths) -> int:
+    return _report(write_plots(load(paths.results), paths.plots))
+
+
+def _page(options: argparse.Namespace, paths: Paths) -> int:
+    return _report(write_pages(load(paths.results), paths))
+
+
+def _readme(options: argparse.Namespace, paths: Paths) -> int:
+    if paths.readme is None:
+        raise UsageError(f"no README belongs to {paths.results}; give one with --readme FILE")
+    return _report([write_readme(load(paths.results), paths)])
+
+
+def _check(options: argparse.Namespace, paths: Paths) -> int:
+    problems = findings(paths)
+    if problems:
+        print("\n".join(problems))
+        return 1
+    results = load(paths.results)
+    for record in results.calibrations:
+        print(f"cuBLAS against itself: {record.ratio_to_cublas:.3f} ({record.file_name()})")
+    print(f"{len(results.records)} rows are whole; plots, pages and README follow from them")
+    return 0
+
+
+def _report(files: list[Path]) -> int:
+    for path in files:
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

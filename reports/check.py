@@ -1,0 +1,105 @@
+"""Whether the records deserve trust, and whether everything made from them is up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.records import Record, load_records
+
+from .page import render_pages
+from .paths import Paths
+from .plot import peaks, plots
+from .readme import ReadmeError, read_readme, render_readme
+from .selection import Results, Section, all_timings, load, newest, sample_problems, shape_label
+
+FEWEST_ROUNDS = 7
+CALIBRATION_TOLERANCE = 0.01
+
+
+def findings(paths: Paths) -> list[str]:
+    """Everything wrong with a results folder and its pages, plots and README, a line each."""
+    records = list(load_records(paths.results))
+    found = [f"{record.file_name()}: {problem}" for record in records for problem in record_problems(record)]
+    if any(sample_problems(record) for record in newest(records)):
+        return found  # no figure of such a record can be recomputed, so nothing else can be compared
+    results = load(paths.results)
+    gaps = [f"{section.title}: {gap}" for section in results.sections() for gap in ladder_gaps(section)]
+    unlisted = [
+        f"step {step}: measured, but has no listing" for step in results.steps() if results.listing(step) is None
+    ]
+    return [*found, *gaps, *unlisted, *stale(results, paths)]
+
+
+def record_problems(record: Record) -> Iterator[str]:
+    """What makes one record no evidence."""
+    broken = sample_problems(record)
+    yield from broken
+    for timing in all_timings(record):
+        if len(timing.samples_ms) != record.method.rounds:
+            yield f"{timing.label} has {len(timing.samples_ms)} samples in {record.method.rounds} rounds"
+    if record.method.rounds < FEWEST_ROUNDS:
+        yield f"{record.method.rounds} rounds; at least {FEWEST_ROUNDS} are needed"
+    if record.environment.dirty:
+        yield f"measured from a tree with uncommitted changes ({record.environment.revision[:12]})"
+    if record.kind == "calibration":
+        ratio = None if broken else record.ratio_to_cublas
+        if ratio is not None and abs(ratio - 1) > CALIBRATION_TOLERANCE:
+            yield f"cuBLAS against itself is {ratio:.3f}, not 1 ± {CALIBRATION_TOLERANCE}"
+        return
+    if record.kind != "step":
+        yield f"unknown kind {record.kind!r}"
+    yield from _step_problems(record, speed_known=not broken)
+
+
+def ladder_gaps(section: Section) -> Iterator[str]:
+    """Square sizes that other steps of the ladder have and one lacks."""
+    for choice in section.choices:
+        for step in section.steps:
+            line = section.line(step, choice)
+            missing = [shape_label(shape) for shape in section.squares() if shape not in line]
+            if missing:
+                yield f"step {step}, {choice} tile: not measured at {', '.join(missing)}"
+
+
+def stale(results: Results, paths: Paths) -> Iterator[str]:
+    """Pages, plots and README that do not follow from the records, or are missing, or left over."""
+    pages = render_pages(results, paths)
+    for path, text in pages.items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            yield f"{path.name}: {_state(path)}; run python -m reports page"
+    figures = list(plots(results))
+    for plot in figures:
+        if not plot.is_current(paths.plots):
+            yield f"{plot.file_name}: {_state(paths.plots / plot.file_name)}; run python -m reports plot"
+    expected = {*pages, *(paths.plots / plot.file_name for plot in figures)}
+    for path in sorted({*paths.pages.glob("*.md"), *paths.plots.glob("*.png")} - expected):
+        yield f"{path.name}: left over, no record leads to it; delete it"
+    if paths.readme:
+        yield from _readme_problems(results, paths)
+
+
+def _step_problems(record: Record, speed_known: bool) -> Iterator[str]:
+    check = record.verification
+    if not check.passed or not check.integers_exact or not check.max_error <= check.tolerance:
+        yield f"not verified (passed {check.passed}, error {check.max_error:g} of {check.tolerance:g} tolerated)"
+    if len({timing.label for timing in record.baseline}) < 2:
+        yield "cuBLAS was measured in fewer than two forms"
+    if record.step > 1 and record.previous is None:
+        yield "the step before was not measured in the same rounds"
+    peak = peaks().get(record.environment.gpu, {}).get("peak_gflops", {}).get(f"{record.dtype} {record.math}")
+    if speed_known and peak and record.gflops > peak:
+        yield f"{record.gflops:,.0f} GFLOPS is above the GPU's peak of {peak:,.0f}"
+
+
+def _readme_problems(results: Results, paths: Paths) -> Iterator[str]:
+    try:
+        text = read_readme(paths.readme)
+        if render_readme(text, results, paths) != text:
+            yield f"{paths.readme.name}: results are stale; run python -m reports readme"
+    except ReadmeError as error:
+        yield str(error)
+
+
+def _state(path: Path) -> str:
+    return "stale" if path.exists() else "missing"

@@ -1,0 +1,99 @@
+"""What a page says of a step's code: what changed since the step before, the pipeline, the variants."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from harness.records import Listing
+
+from .table import NOT_MEASURED, Table
+
+CONTEXT_LINES = 2
+FOLD_ABOVE_LINES = 80
+
+
+def body_of(text: str) -> str:
+    """A docstring below its first line, as Markdown: only the mark of a literal block differs."""
+    return re.sub(r"::$", ":", text.partition("\n")[2].strip("\n"), flags=re.MULTILINE)
+
+
+def aspects_table(before: Listing, after: Listing) -> Table:
+    """A row per aspect that differs from the step before; the note names those that are equal."""
+    names = list(dict.fromkeys([*before.aspects, *after.aspects]))
+    values = {name: (before.aspects.get(name, "none"), after.aspects.get(name, "none")) for name in names}
+    rows = [(name, *pair) for name, pair in values.items() if pair[0] != pair[1]]
+    equal = [f"{name} ({pair[0]})" for name, pair in values.items() if pair[0] == pair[1]]
+    note = f"Equal in both: {'; '.join(equal)}." if equal else ""
+    return Table("What changed", ("", f"step {before.step}", f"step {after.step}"), tuple(rows), note, left=3)
+
+
+def code_blocks(before: Listing | None, after: Listing) -> list[str]:
+    """TensorIR and CUDA: the difference to the step before, then the whole, folded."""
+    setting = f"At {after.shape}, {after.dtype}, {after.layout}, tile {after.tile}"
+    setting += f", {after.stages} stages" if after.stages > 1 else ""
+    blocks = [f"{setting}, for {after.arch}."]
+    for name, language in (("TensorIR", "python"), ("CUDA", "cuda")):
+        old, new = (getattr(item, "tir" if name == "TensorIR" else "cuda") if item else "" for item in (before, after))
+        if before:
+            blocks += [f"### {name}: difference to step {before.step}", difference(old, new, before, after)]
+        blocks.append(_folded(f"{name}, whole ({len(new.splitlines())} lines)", language, new))
+    return blocks
+
+
+def difference(old: str, new: str, before: Listing, after: Listing) -> str:
+    """A unified difference as a fenced block, folded where it is long."""
+    names = (before.step_name, after.step_name)
+    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), *names, n=CONTEXT_LINES, lineterm=""))
+    if not lines:
+        return "None: the text is the same."
+    text = "\n".join(lines)
+    return _fence("diff", text) if len(lines) <= FOLD_ABOVE_LINES else _folded(f"{len(lines)} lines", "diff", text)
+
+
+def pipeline_table(listing: Listing) -> Table | None:
+    """The lists annotated on the k loop, a row per statement; None where nothing is pipelined."""
+    lists = {name: value for name, value in listing.pipeline.items() if isinstance(value, (list, tuple))}
+    if not lists:
+        return None
+    length = len(next(iter(lists.values())))
+    columns = {name: value for name, value in lists.items() if len(value) == length and name != "async_stages"}
+    rest = {name: value for name, value in listing.pipeline.items() if name not in columns}
+    rows = tuple(tuple(map(str, row)) for row in zip(*columns.values()))
+    header = tuple(name.replace("_", " ") for name in columns)
+    note = "; ".join(f"{name.replace('_', ' ')}: {_plain(value)}" for name, value in rest.items())
+    return Table("Pipeline", header, rows, f"{note}." if note else "")
+
+
+def variants_code_table(listings: list[Listing]) -> Table:
+    """What each variant's generated code has: versions, barriers, asynchronous copies, resources."""
+    header = (
+        "variant",
+        "buffer versions",
+        "barriers",
+        "cp.async",
+        "wait groups",
+        "registers",
+        "shared bytes",
+        "occupancy",
+    )
+    rows = []
+    for item in listings:
+        code, used = item.code, item.resources
+        facts = (code.shared_versions, code.barriers, code.cp_async, _plain(code.wait_groups) or "none")
+        resources = (used.registers, used.smem_bytes, f"{used.occupancy:.0%}") if used else (NOT_MEASURED,) * 3
+        rows.append((item.variant, *map(str, (*facts, *resources))))
+    note = "Counted in the generated CUDA, in the k loop's body; registers and occupancy by the compiler."
+    return Table("Variants", header, tuple(rows), note)
+
+
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _fence(language: str, text: str) -> str:
+    return f"```{language}\n{text.rstrip()}\n```"
+
+
+def _folded(summary: str, language: str, text: str) -> str:
+    return f"<details><summary>{summary}</summary>\n\n{_fence(language, text)}\n\n</details>"
