@@ -28,11 +28,16 @@ def aspects_table(before: Listing, after: Listing) -> Table:
     return Table("What changed", ("", f"step {before.step}", f"step {after.step}"), tuple(rows), note, left=3)
 
 
+def setting(listing: Listing) -> str:
+    """For what problem, tile and GPU the code shown was generated."""
+    stages = f", {listing.stages} stages" if listing.stages > 1 else ""
+    case = f"{listing.shape}, {listing.dtype}, {listing.layout}, tile {listing.tile}{stages}"
+    return f"The code is that of {case}, for {listing.arch}."
+
+
 def code_blocks(before: Listing | None, after: Listing) -> list[str]:
     """TensorIR and CUDA: the difference to the step before, then the whole, folded."""
-    setting = f"At {after.shape}, {after.dtype}, {after.layout}, tile {after.tile}"
-    setting += f", {after.stages} stages" if after.stages > 1 else ""
-    blocks = [f"{setting}, for {after.arch}."]
+    blocks = []
     for name, language in (("TensorIR", "python"), ("CUDA", "cuda")):
         old, new = (getattr(item, "tir" if name == "TensorIR" else "cuda") if item else "" for item in (before, after))
         if before:
@@ -53,16 +58,15 @@ def difference(old: str, new: str, before: Listing, after: Listing) -> str:
 
 def pipeline_table(listing: Listing) -> Table | None:
     """The lists annotated on the k loop, a row per statement; None where nothing is pipelined."""
-    lists = {name: value for name, value in listing.pipeline.items() if isinstance(value, (list, tuple))}
+    lists = {name.removeprefix("software_pipeline_"): value for name, value in listing.pipeline.items()}
     if not lists:
         return None
-    length = len(next(iter(lists.values())))
-    columns = {name: value for name, value in lists.items() if len(value) == length and name != "async_stages"}
-    rest = {name: value for name, value in listing.pipeline.items() if name not in columns}
-    rows = tuple(tuple(map(str, row)) for row in zip(*columns.values()))
-    header = tuple(name.replace("_", " ") for name in columns)
-    note = "; ".join(f"{name.replace('_', ' ')}: {_plain(value)}" for name, value in rest.items())
-    return Table("Pipeline", header, rows, f"{note}." if note else "")
+    asynchronous = lists.pop("async_stages", [])
+    count = max(map(len, lists.values()))
+    columns = {name: values for name, values in lists.items() if len(values) == count}
+    rows = tuple((str(number), *map(str, values)) for number, values in enumerate(zip(*columns.values()), 1))
+    note = f"Asynchronous stages: {_plain(asynchronous)}." if asynchronous else "No stage is asynchronous."
+    return Table("Pipeline", ("statement of the k loop", *columns), rows, note)
 
 
 def variants_code_table(listings: list[Listing]) -> Table:

@@ -11,12 +11,13 @@ from harness.records import GpuState, Record, write_atomically
 from . import listing as code
 from .paths import Paths, link
 from .plot import plots
-from .selection import Results, Section, shape_label, shape_of
+from .selection import Results, Section, Shape, natural, shape_label, shape_of
 from .table import (
     CHOICE_TITLES,
     NOT_MEASURED,
     NOT_VERIFIED,
     Table,
+    gflops,
     others_table,
     percent,
     shown_gain,
@@ -70,6 +71,21 @@ def records_table(section: Section, step: int) -> Table:
     note = "Spread: interquartile range in percent of the median. Ratio: speed over the faster cuBLAS form's. "
     note += "Gain: over the step before with the same tile choice, same rounds. Time of one launch."
     return Table("Records", header, tuple(rows), note, left=2)
+
+
+def candidates_table(section: Section, step: int) -> Table | None:
+    """The tiles that each size's best tile was chosen from, with their speeds; None where none was chosen."""
+    line = {shape: record for shape, record in section.line(step, "best").items() if record.candidates}
+    if not line:
+        return None
+    found = {(shape, item["tile"]): item for shape, record in line.items() for item in record.candidates}
+    tiles = sorted({tile for _, tile in found}, key=natural)
+    rows = [(tile, *(_candidate_cell(shape, found.get((shape, tile))) for shape in line)) for tile in tiles]
+    refused = {item["tile"]: item.get("why") for item in found.values() if item["time_ms"] is None}
+    note = "GFLOPS in the rounds of the choice, fewer than those of the records above."
+    note += "".join(f"\n- {tile} is illegal: {why}" for tile, why in refused.items())
+    title = f"The {len(tiles)} tiles that the best one was chosen from"
+    return Table(title, ("tile", *map(shape_label, line)), tuple(rows), note)
 
 
 def how_measured(records: list[Record]) -> str:
@@ -126,7 +142,7 @@ def _code(results: Results, step: int) -> list[str]:
     listing, before = results.listing(step), results.listing(step - 1)
     if listing is None:
         return []
-    blocks = [f"## What changed from step {step - 1}" if before else "## The code"]
+    blocks = [f"## What changed from step {step - 1}" if before else "## The code", code.setting(listing)]
     if before:
         blocks.append(code.aspects_table(before, listing).markdown())
     if pipeline := code.pipeline_table(listing):
@@ -147,6 +163,8 @@ def _measured(results: Results, section: Section, step: int) -> list[str]:
     for choice in section.variant_choices(step):
         table = variants_table(results, section, step, choice)
         blocks += [f"**Variants, {CHOICE_TITLES[choice]}**", table.markdown()]
+    if candidates := candidates_table(section, step):
+        blocks.append(f"<details><summary>{candidates.title}</summary>\n\n{candidates.markdown()}\n\n</details>")
     others = section.others(step)
     return blocks + (["**Other configurations**", others_table(section, others).markdown()] if others else [])
 
@@ -163,7 +181,7 @@ def _gain_sentence(section: Section, step: int, choice: str) -> str:
     return f"Average gain over step {step - 1}, {CHOICE_TITLES[choice]}: {average}."
 
 
-def _sizes(shapes: Iterable[tuple[int, int, int]]) -> str:
+def _sizes(shapes: Iterable[Shape]) -> str:
     return ", ".join(map(shape_label, shapes))
 
 
@@ -173,6 +191,12 @@ def _images(results: Results, paths: Paths, section: Section, step: int) -> list
     files = {plot.kind: plot.file_name for plot in plots(results) if plot.section == section}
     found = [(titles[kind], paths.plots / files[kind]) for kind in titles if kind in files]
     return [f"![{title}, {section.title}]({link(own, path)})" for title, path in found]
+
+
+def _candidate_cell(shape: Shape, candidate: dict | None) -> str:
+    if candidate is None:
+        return NOT_MEASURED
+    return f"{gflops(shape, candidate['time_ms']):,.0f}" if candidate["time_ms"] else "illegal"
 
 
 def _record_row(record: Record) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Collection
@@ -193,7 +194,12 @@ def average_ratio(records: Collection[Record], expected: int) -> str:
 def cublas_gflops(lines: Collection[dict[Shape, Record]], shape: Shape) -> float | None:
     """cuBLAS's speed at a shape: the median over the records shown, each with its faster form."""
     times = [line[shape].fastest_baseline.median_ms for line in lines if shape in line]
-    return 2 * shape[0] * shape[1] * shape[2] / (statistics.median(times) * 1e6) if times else None
+    return gflops(shape, statistics.median(times)) if times else None
+
+
+def gflops(shape: Shape, milliseconds: float) -> float:
+    """2·m·n·k operations over a time, in 10⁹ per second."""
+    return 2 * math.prod(shape) / (milliseconds * 1e6)
 
 
 def cublas_cell(lines: Collection[dict[Shape, Record]], shape: Shape) -> str:

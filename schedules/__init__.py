@@ -14,6 +14,7 @@ from .caching import (
     stage_in_shared,
     stage_through_registers,
 )
+from .contraction import StagedContraction, stage_contraction
 from .errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
 from .layout import flatten_contraction, pad_to_tile
 from .pipelining import Pipeline, double_buffer, pipeline_loop, required_pass_config
@@ -30,6 +31,7 @@ __all__ = [
     "IllegalWorkload",
     "Matmul",
     "Pipeline",
+    "StagedContraction",
     "TileConfig",
     "TiledLoops",
     "accumulate_in_registers",
@@ -48,6 +50,7 @@ __all__ = [
     "pad_to_tile",
     "pipeline_loop",
     "required_pass_config",
+    "stage_contraction",
     "stage_in_shared",
     "stage_through_registers",
     "tile_contraction",

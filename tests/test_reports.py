@@ -1,0 +1,410 @@
+"""Reports: which records count, what they become, and what the checks refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.records import RESULTS, Timing
+from reports import plot
+from reports.__main__ import main
+from reports.check import findings, record_problems
+from reports.figures import intensity
+from reports.paths import Paths
+from reports.plot import plots
+from reports.readme import BEGIN, END
+from reports.selection import UsageError, load, natural, parse_steps
+from reports.table import all_tables, ladder_table, variants_table
+
+from .reports_fixtures import SIZES, calibration, environment, listing, record, write_ladder
+
+ROOT = Path(__file__).resolve().parent.parent
+KEYS = (
+    "step variant default_variant m n k layout dtype out_dtype math stages tile tile_choice gpu time_ms gflops "
+    "ratio_to_cublas improvement_over_previous_pct verified verified_on registers smem_bytes occupancy bound "
+    "recorded_at revision dirty"
+).split()
+LATER = "2026-11-21T10:00:00.000+00:00"
+
+
+def rows_of(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> list[dict]:
+    assert main(["table", "--json", "--results", str(folder), *more]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Paths:
+    """A complete, current set of reports; tests that change it work on a copy."""
+    folder = tmp_path_factory.mktemp("site")
+    write_ladder(folder)
+    readme = folder / "README.md"
+    readme.write_bytes(f"# Title\r\n\r\nbefore\t{BEGIN}\nold\n{END} after\r\nend, no newline".encode())
+    for command in ("plot", "page", "readme"):
+        assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
+    return Paths.of(folder, readme)
+
+
+# Which records count
+
+
+def test_the_newest_clean_record_of_a_key_counts(tmp_path, capsys):
+    record(speed=20000).save(tmp_path)
+    record(speed=25000, environment=environment(at=LATER)).save(tmp_path)
+    record(speed=30000, environment=environment(at="2026-11-22T10:00:00.000+00:00", dirty=True)).save(tmp_path)
+    (row,) = rows_of(tmp_path, capsys)
+    assert row["gflops"] == pytest.approx(25000)
+    assert row["dirty"] is False
+
+
+def test_a_dirty_record_counts_only_where_no_clean_one_exists(tmp_path, capsys):
+    record(environment=environment(dirty=True)).save(tmp_path)
+    (row,) = rows_of(tmp_path, capsys)
+    assert row["dirty"] is True
+    assert main(["table", "--results", str(tmp_path)]) == 0
+    assert "uncommitted" in capsys.readouterr().out
+
+
+def test_newest_means_recorded_last_whatever_the_file_is_called(tmp_path, capsys):
+    record(speed=25000, environment=environment(at=LATER)).save(tmp_path).rename(tmp_path / "a-0.json")
+    record(speed=20000).save(tmp_path).rename(tmp_path / "b-1.json")
+    (row,) = rows_of(tmp_path, capsys)
+    assert row["gflops"] == pytest.approx(25000)
+
+
+def test_the_usual_stage_count_stands_for_the_step_and_the_others_are_listed_apart(tmp_path):
+    listing(5).save(tmp_path)
+    record(5).save(tmp_path)
+    record(5, speed=40000, stages=2, environment=environment(at=LATER)).save(tmp_path)
+    (section,) = load(tmp_path).sections()
+    assert section.pick(5, "default", (1024, 1024, 1024)).stages == 4
+    assert [other.stages for other in section.others(5)] == [2]
+
+
+# JSON
+
+
+def test_json_rows_have_exactly_the_promised_keys_and_values(tmp_path, capsys):
+    record(5).save(tmp_path)
+    record(1).save(tmp_path)
+    calibration().save(tmp_path)
+    first, fifth = rows_of(tmp_path, capsys)
+    assert list(first) == KEYS
+    assert first["improvement_over_previous_pct"] is None
+    assert fifth["gflops"] == pytest.approx(2 * 1024**3 / (fifth["time_ms"] * 1e6))
+    assert fifth["ratio_to_cublas"] == pytest.approx(32200 / 34000)
+    assert fifth["improvement_over_previous_pct"] == pytest.approx(100 * (32200 / 25400 - 1))
+
+
+def test_json_can_be_limited_to_steps(tmp_path, capsys):
+    for step in (1, 2, 5):
+        record(step).save(tmp_path)
+    assert [row["step"] for row in rows_of(tmp_path, capsys, "--step", "1-2")] == [1, 2]
+
+
+def test_a_failed_check_never_shows_a_speed(tmp_path, capsys):
+    bad = record(5)
+    replace(bad, verification=replace(bad.verification, passed=False)).save(tmp_path)
+    (row,) = rows_of(tmp_path, capsys)
+    assert (row["verified"], row["time_ms"], row["gflops"], row["ratio_to_cublas"]) == (False, None, None, None)
+    for form in ([], ["--markdown"]):
+        assert main(["table", *form, "--results", str(tmp_path)]) == 0
+        text = capsys.readouterr().out
+        assert "failed its check" in text
+        assert "32,200" not in text
+    assert main(["plot", "--results", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(("text", "steps"), [("5", [5]), ("1-3", [1, 2, 3]), ("1,3", [1, 3]), ("4-5,1", [1, 4, 5])])
+def test_steps_are_parsed(text, steps):
+    assert parse_steps(text) == steps
+
+
+@pytest.mark.parametrize("text", ["", "x", "3-1", "1,,2", "-1"])
+def test_steps_that_are_none_are_refused(text):
+    with pytest.raises(UsageError, match="--step takes"):
+        parse_steps(text)
+
+
+# Tables
+
+
+def test_gpus_never_share_a_table_a_plot_or_a_line(tmp_path):
+    record(5).save(tmp_path)
+    record(5, speed=10000, environment=environment("NVIDIA A100")).save(tmp_path)
+    results = load(tmp_path)
+    tables = all_tables(results)
+    assert [("A100" in table.title, "H200" in table.title) for table in tables] == [(True, False), (False, True)]
+    cells = [[cell for row in table.rows if row[0].startswith("5") for cell in row] for table in tables]
+    assert "10,000 (0.29)" in cells[0]
+    assert "32,200 (0.95)" in cells[1]
+    files = [item.file_name for item in plots(results)]
+    assert len(files) == len(set(files))
+    assert all(item.section.gpu.split()[-1].lower() in item.file_name for item in plots(results))
+
+
+def test_dtypes_and_layouts_are_apart_too(tmp_path):
+    record(5).save(tmp_path)
+    record(5, layout="nt").save(tmp_path)
+    record(5, dtype="float16").save(tmp_path)
+    sections = load(tmp_path).sections()
+    assert len(sections) == len({section.slug for section in sections}) == 3
+
+
+def test_the_average_column(tmp_path):
+    for size in (256, 512, 1024):
+        record(4, size).save(tmp_path)
+        record(5, size).save(tmp_path)
+    record(4, 2048).save(tmp_path)
+    results = load(tmp_path)
+    table = ladder_table(results, results.sections()[0], "default")
+    fifth = next(row for row in table.rows if row[0].startswith("5"))
+    mean = 100 * ((2630 / 1600 + 12050 / 7100 + 32200 / 25400) / 3 - 1)
+    ratio = (2630 / 2800 * 12050 / 16000 * 32200 / 34000) ** (1 / 3)
+    assert fifth[-3:] == ("–", f"{mean:+.1f} % (3 of 4 sizes)", f"{ratio:.2f} (3 of 4 sizes)")
+
+
+def test_variants_start_with_the_default_and_count_naturally(site):
+    results = load(site.results)
+    names = [row[0] for row in variants_table(results, results.sections()[0], 6, "default").rows]
+    assert names == ["full (default)", "none", "unroll4", "unroll8", "unroll16", "unroll32"]
+    assert natural("unroll4") < natural("unroll16")
+
+
+def test_intensity_counts_each_operand_once():
+    assert intensity(record(size=1024)) == pytest.approx(2 * 1024**3 / (3 * 1024**2 * 4))
+
+
+# Files that cannot be used
+
+
+@pytest.mark.parametrize("command", ["table", "plot", "page", "check"])
+@pytest.mark.parametrize(
+    "text", ["", '{"schema": 1, "kind": "st', "[1, 2]", '{"name": "somebody else\'s"}', '{"schema": 1}']
+)
+def test_a_truncated_or_foreign_file_is_named_without_a_traceback(tmp_path, capsys, command, text):
+    record().save(tmp_path)
+    (tmp_path / "stranger.json").write_text(text)
+    assert main([command, "--results", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "stranger.json" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("samples", [(), (0.0,) * 9, (float("nan"),) * 9, (-1.0,) * 9, ("fast",) * 9])
+def test_times_that_are_none_are_refused(tmp_path, capsys, samples):
+    path = record(timing=Timing("step4", samples)).save(tmp_path)
+    assert main(["table", "--json", "--results", str(tmp_path)]) == 2
+    assert path.name in capsys.readouterr().err
+    assert any("sample" in finding for finding in findings(Paths.of(tmp_path)))
+
+
+def test_the_process_itself_prints_one_line_and_exits_2(tmp_path):
+    (tmp_path / "half.json").write_text("{")
+    command = [sys.executable, "-m", "reports", "table", "--json", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "half.json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_without_records_is_an_error_but_empty_json(tmp_path, capsys):
+    assert main(["table", "--results", str(tmp_path / "nowhere")]) == 2
+    assert main(["table", "--results", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+    assert rows_of(tmp_path, capsys) == []
+
+
+def test_results_elsewhere_never_touch_the_committed_reports(tmp_path, capsys):
+    paths = Paths.of(tmp_path)
+    assert tmp_path in paths.pages.parents
+    assert tmp_path in paths.plots.parents
+    record().save(tmp_path)
+    assert main(["readme", "--results", str(tmp_path)]) == 2
+    assert "--readme" in capsys.readouterr().err
+
+
+# Plots
+
+
+def test_plots_are_deterministic_and_carry_their_rows_digest(site, tmp_path):
+    for item in plots(load(site.results)):
+        assert item.is_current(site.plots)
+        assert item.write(tmp_path).read_bytes() == (site.plots / item.file_name).read_bytes()
+
+
+def test_a_plot_of_other_rows_is_stale(site, tmp_path):
+    write_ladder(tmp_path, variants=False)
+    record(5, speed=33000, environment=environment(at=LATER)).save(tmp_path)
+    assert not any(item.is_current(site.plots) for item in plots(load(tmp_path)))
+
+
+def test_every_known_gpu_has_a_peak_a_bandwidth_and_an_origin():
+    for name, peak in plot.peaks().items():
+        assert peak["bandwidth_gb_s"] > 0, name
+        assert all(value > 0 for value in peak["peak_gflops"].values()), name
+        assert peak["origin"], name
+
+
+# Pages
+
+
+def test_a_page_shows_what_changed_the_records_and_the_way_on(site):
+    text = (site.pages / "step5_pipelining.md").read_text()
+    assert text.startswith("# Step 5, pipelining: one idea\n")
+    assert "| instruction | kind 4 | kind 5 |" in text
+    assert "same (equal)" in text
+    assert text.count("```diff\n--- step4_vectorization\n+++ step5_pipelining\n") == 2
+    assert "\n+    statement_8()\n" in text
+    assert "| 1 | 0 | 0 |" in text
+    assert "- **writeback**: writeback: because of its code." in text
+    assert "32,200, +26.8 % (+30)" in text
+    assert "512x512x8/1x1 is illegal: too many threads" in text
+    assert "power limit 700 W" in text
+    assert "(step4_vectorization.md)" in text
+    assert "(step6_unrolling.md)" in text
+    assert "](../plots/" not in text or (site.plots / "h200-float32-nn-step5-variants.png").is_file()
+
+
+def test_links_of_pages_and_readme_lead_to_files(site):
+    for source in [*site.pages.glob("*.md"), site.readme]:
+        for target in [part.split(")")[0] for part in source.read_text().split("](")[1:]]:
+            assert (source.parent / target).is_file(), f"{source.name} -> {target}"
+
+
+def test_a_page_without_records_says_so(tmp_path):
+    listing(4).save(tmp_path)
+    listing(5).save(tmp_path)
+    assert main(["page", "--results", str(tmp_path)]) == 0
+    text = (tmp_path / "pages" / "step5_pipelining.md").read_text()
+    assert "Not measured yet." in text
+    assert "```diff" in text
+
+
+def test_a_page_without_a_listing_shows_its_records(tmp_path):
+    record(5).save(tmp_path)
+    assert main(["page", "--results", str(tmp_path)]) == 0
+    text = (tmp_path / "pages" / "step5_pipelining.md").read_text()
+    assert "32,200" in text
+    assert "What changed" not in text
+
+
+def test_a_long_difference_is_folded(tmp_path):
+    listing(4).save(tmp_path)
+    replace(listing(5), cuda="\n".join(f"line {index};" for index in range(300))).save(tmp_path)
+    assert main(["page", "--results", str(tmp_path)]) == 0
+    text = (tmp_path / "pages" / "step5_pipelining.md").read_text()
+    assert "lines</summary>\n\n```diff" in text
+
+
+# README
+
+
+def test_the_readme_changes_between_its_markers_only(site):
+    text = site.readme.read_bytes().decode()
+    assert text.startswith(f"# Title\r\n\r\nbefore\t{BEGIN}\n")
+    assert text.endswith(f"{END} after\r\nend, no newline")
+    assert "old" not in text
+    assert "0.95 · 1.02" in text
+    assert "cuBLAS against itself through the same path: 1.002." in text
+    assert "NVIDIA H200, driver 580.1" in text
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}", f"{BEGIN}{END}{END}"])
+def test_a_readme_without_its_markers_is_refused_and_left_alone(tmp_path, capsys, text):
+    record().save(tmp_path)
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+    assert main(["readme", "--results", str(tmp_path), "--readme", str(readme)]) == 2
+    assert "README.md must have" in capsys.readouterr().err
+    assert readme.read_text() == text
+
+
+def test_a_missing_readme_is_an_error(tmp_path, capsys):
+    record().save(tmp_path)
+    assert main(["readme", "--results", str(tmp_path), "--readme", str(tmp_path / "none.md")]) == 2
+    assert "none.md" in capsys.readouterr().err
+
+
+# Check
+
+
+def test_a_complete_set_passes(site, capsys):
+    assert findings(site) == []
+    assert main(["check", "--results", str(site.results), "--readme", str(site.readme)]) == 0
+    assert "cuBLAS against itself: 1.002" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        ({"method": replace(record().method, rounds=5)}, "5 rounds; at least 7"),
+        ({"method": replace(record().method, rounds=11)}, "9 samples in 11 rounds"),
+        ({"environment": environment(dirty=True)}, "uncommitted"),
+        ({"verification": replace(record().verification, passed=False)}, "not verified"),
+        ({"verification": replace(record().verification, integers_exact=False)}, "not verified"),
+        ({"verification": replace(record().verification, max_error=1.0)}, "not verified"),
+        ({"verification": replace(record().verification, max_error=float("nan"))}, "not verified"),
+        ({"baseline": record().baseline[:1]}, "fewer than two forms"),
+        ({"baseline": ()}, "no baseline"),
+        ({"previous": None}, "the step before"),
+        ({"timing": Timing("step4", (0.001,) * 9)}, "above the GPU's peak"),
+        ({"timing": Timing("step4", ())}, "no samples"),
+        ({"kind": "guess"}, "unknown kind"),
+    ],
+)
+def test_a_record_that_is_no_evidence_is_found(changes, finding):
+    assert list(record_problems(record(4))) == []
+    assert any(finding in problem for problem in record_problems(record(4, **changes)))
+
+
+def test_a_calibration_off_one_is_found():
+    good = calibration()
+    assert list(record_problems(good)) == []
+    bad = replace(good, timing=Timing("cuBLAS", tuple(1.05 * t for t in good.timing.samples_ms)))
+    assert any("cuBLAS against itself is 0.95" in problem for problem in record_problems(bad))
+
+
+def test_a_gap_in_the_ladder_is_found(tmp_path):
+    for size in SIZES[:2]:
+        record(4, size).save(tmp_path)
+    record(5, SIZES[0]).save(tmp_path)
+    assert any("step 5, default tile: not measured at 512" in finding for finding in findings(Paths.of(tmp_path)))
+
+
+def test_what_is_stale_missing_or_left_over_is_found(tmp_path):
+    write_ladder(tmp_path, variants=False)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    for command in ("plot", "page", "readme"):
+        assert main([command, "--results", str(tmp_path), "--readme", str(readme)]) == 0
+    paths = Paths.of(tmp_path, readme)
+    assert findings(paths) == []
+    record(5, speed=33000, environment=environment(at=LATER)).save(tmp_path)
+    (paths.pages / "step1_naive.md").unlink()
+    (paths.pages / "step9_gone.md").write_text("old")
+    (paths.plots / "h200-float32-nn-gain.png").write_text("no picture")
+    text = "\n".join(findings(paths))
+    for expected in (
+        "step5_pipelining.md: stale",
+        "step1_naive.md: missing",
+        "step9_gone.md: left over",
+        "h200-float32-nn-gflops.png: stale",
+        "h200-float32-nn-gain.png: stale",
+        "README.md: results are stale",
+    ):
+        assert expected in text
+    assert "step2_shared_tiling.md" not in text
+    assert main(["check", "--results", str(tmp_path), "--readme", str(readme)]) == 1
+
+
+def test_the_committed_results_pass_their_check():
+    if not any(RESULTS.glob("*.json")):
+        pytest.skip("reports/results has no records yet")
+    assert findings(Paths.of()) == []

@@ -1,0 +1,256 @@
+"""The schedule functions on workloads they know nothing about, and what they refuse."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+import tvm
+from tvm.s_tir import Schedule
+
+from harness.execution import compile_serial
+from harness.targets import machine_for
+from schedules import (
+    IllegalPipeline,
+    IllegalSchedule,
+    IllegalTile,
+    IllegalWorkload,
+    Matmul,
+    TileConfig,
+    accumulate_in_registers,
+    batched_matmul,
+    bind_elements,
+    bind_threads,
+    conv2d_nhwc,
+    fetch_cooperatively,
+    flatten_contraction,
+    initialize_before,
+    matmul_bias_relu,
+    pad_to_tile,
+    pipeline_loop,
+    required_pass_config,
+    stage_contraction,
+    stage_in_shared,
+    tile_contraction,
+    unroll_loop,
+)
+from schedules.inspection import loop_extent, loop_extents
+from schedules.tiling import bind_grid
+
+TILE = TileConfig(32, 64, 16, 4, 4)
+TARGET = machine_for("sm_90a").target()
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Standard normal float32 values, the same ones at each call with the same shape."""
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def run(sch: Schedule, *inputs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Run a schedule on the CPU into an output full of NaN."""
+    output = tvm.runtime.tensor(np.full(shape, np.nan, np.float32))
+    compile_serial(sch.mod)["main"](*map(tvm.runtime.tensor, inputs), output)
+    return output.numpy()
+
+
+def cuda_text(sch: Schedule) -> str:
+    """The generated CUDA of a schedule."""
+    with tvm.transform.PassContext(config=required_pass_config(sch.mod)):
+        source = tvm.compile(sch.mod, target=TARGET).mod.imports[0].inspect_source()
+    return source[source.rfind('extern "C"') :]
+
+
+def convolve(data: np.ndarray, weight: np.ndarray, stride: int, padding: int) -> np.ndarray:
+    """A convolution as numpy sums it, in float64."""
+    around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    data, kernel = np.pad(data.astype(np.float64), around), weight.shape[0]
+    height, width = ((size - kernel) // stride + 1 for size in data.shape[1:3])
+    out = np.zeros((data.shape[0], height, width, weight.shape[3]))
+    for y in range(kernel):
+        for x in range(kernel):
+            window = data[:, y : y + height * stride : stride, x : x + width * stride : stride]
+            out += np.einsum("nhwc,co->nhwo", window, weight[y, x])
+    return out
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("shape", [(100, 52, 36), (33, 17, 5), (64, 64, 64)], ids=str)
+def test_batched_matmul(shape, stages):
+    m, n, k = shape
+    a, b = normal(3, m, k), normal(3, k, n)
+    sch = Schedule(batched_matmul(3, Matmul(m, n, k)))
+    staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE, vectorize=True)
+    with pytest.warns(UserWarning) if stages > -(-k // 16) else contextlib.nullcontext():
+        pipeline_loop(sch, staged.loops.k_outer, stages)
+    np.testing.assert_allclose(run(sch, a, b, shape=(3, m, n)), a.astype(np.float64) @ b, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_epilogue_is_fused(layout):
+    problem = Matmul(100, 52, 36, layout=layout)
+    a, b, bias = normal(100, 36), normal(*problem.b_shape), normal(52)
+    sch = Schedule(matmul_bias_relu(problem))
+    staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE, vectorize=True)
+    pipeline_loop(sch, staged.loops.k_outer, 2)
+    expected = np.maximum(a.astype(np.float64) @ (b if layout == "nn" else b.T) + bias, 0)
+    np.testing.assert_allclose(run(sch, a, b, bias, shape=(100, 52)), expected, rtol=0, atol=1e-4)
+    assert cuda_text(sch).count("__global__") == 1, "the epilogue must not become a kernel of its own"
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "stride", "padding"),
+    [((2, 14, 14), (16, 24), 1, 1), ((1, 9, 7), (5, 7), 2, 1), ((1, 8, 8), (4, 4), 1, 0)],
+    ids=["aligned", "ragged strided", "unpadded"],
+)
+def test_convolution_as_implicit_gemm(size, channels, stride, padding):
+    data, weight = normal(*size, channels[0]), normal(3, 3, *channels)
+    expected = convolve(data, weight, stride, padding)
+    sch = Schedule(conv2d_nhwc(*size, *channels, stride=stride, padding=padding))
+    block = sch.get_sblock("conv2d")
+    flatten_contraction(sch, block)
+    staged = stage_contraction(sch, block, TILE, vectorize=True)
+    pipeline_loop(sch, staged.loops.k_outer, 2)
+    np.testing.assert_allclose(run(sch, data, weight, shape=expected.shape), expected, rtol=0, atol=1e-4)
+    assert cuda_text(sch).count("ptx_cp_async") > 0
+
+
+def test_strided_operand_gets_no_vector():
+    """TVM copies 16 consecutive bytes even where the index has a stride: such a copy must stay scalar."""
+    sch = Schedule(Matmul(64, 64, 64, layout="nt").prim_func())
+    block = sch.get_sblock("matmul")
+    sch.transform_layout(block, ("write", 0), lambda i, j: (i, j))
+    loops = tile_contraction(sch, *sch.get_loops(block), TILE)
+    copy = stage_in_shared(sch, block, 1, loops.k_outer)
+    sch.transform_layout(copy, ("write", 0), lambda n, k: (k, n))  # a transposing copy
+    sch.reorder(*reversed(sch.get_loops(copy)[-2:]))
+    assert fetch_cooperatively(sch, copy, loops.k_outer, TILE.threads, vectorize=True).width == 1
+
+
+@pytest.mark.parametrize(("n", "k", "width"), [(64, 64, 4), (66, 64, 2), (65, 64, 1)])
+def test_alignment_decides_the_vector_width(n, k, width):
+    sch = Schedule(Matmul(64, n, k).prim_func())
+    staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE, vectorize=True)
+    assert staged.copies[1].width == width
+    a, b = normal(64, k), normal(k, n)
+    np.testing.assert_allclose(run(sch, a, b, shape=(64, n)), a.astype(np.float64) @ b, rtol=0, atol=1e-4)
+
+
+def test_small_functions_compose_without_the_composite():
+    """The parts of stage_contraction, called one by one, on ragged extents left to predicates."""
+    sch = Schedule(Matmul(50, 30, 20).prim_func())
+    block = sch.get_sblock("matmul")
+    loops = tile_contraction(sch, *sch.get_loops(block), TILE)
+    bind_grid(sch, [loops.block_row, loops.block_column])
+    bind_threads(sch, loops.thread_row, loops.thread_column)
+    accumulate_in_registers(sch, block, loops.thread_column)
+    for operand in (0, 1):
+        copy = stage_in_shared(sch, block, operand, loops.k_outer)
+        fetch_cooperatively(sch, copy, loops.k_outer, TILE.threads)
+    initialize_before(sch, block, loops.k_outer)
+    a, b = normal(50, 20), normal(20, 30)
+    np.testing.assert_allclose(run(sch, a, b, shape=(50, 30)), a.astype(np.float64) @ b, rtol=0, atol=1e-4)
+
+
+def test_bind_elements_takes_any_number_of_spatial_loops():
+    for function, inputs, expected in (
+        (batched_matmul(2, Matmul(5, 7, 3)), (normal(2, 5, 3), normal(2, 3, 7)), None),
+        (Matmul(5, 7, 3).prim_func(), (normal(5, 3), normal(3, 7)), None),
+    ):
+        sch = Schedule(function)
+        bind_elements(sch, sch.get_sblock("matmul"), (4, 8))
+        expected = inputs[0].astype(np.float64) @ inputs[1]
+        np.testing.assert_allclose(run(sch, *inputs, shape=expected.shape), expected, rtol=0, atol=1e-5)
+
+
+def test_padding_is_only_done_where_needed():
+    sch = Schedule(Matmul(64, 64, 64).prim_func())
+    assert pad_to_tile(sch, sch.get_sblock("matmul"), (32, 64, 16)) is False
+    sch = Schedule(Matmul(65, 64, 64).prim_func())
+    block = sch.get_sblock("matmul")
+    assert pad_to_tile(sch, block, (32, 64, 16)) is True
+    assert loop_extents(sch, block) == [96, 64, 64]
+
+
+@pytest.mark.parametrize(("factor", "applied"), [(None, 16), (1, 1), (3, 2), (4, 4), (16, 16), (32, 16)])
+def test_unroll_factor(factor, applied):
+    sch = Schedule(Matmul(8, 8, 16).prim_func())
+    loop = sch.get_loops(sch.get_sblock("matmul"))[-1]
+    assert loop_extent(sch, loop) == 16
+    assert unroll_loop(sch, loop, factor) == applied
+    a, b = normal(8, 16), normal(16, 8)
+    np.testing.assert_allclose(run(sch, a, b, shape=(8, 8)), a.astype(np.float64) @ b, rtol=0, atol=1e-5)
+
+
+def test_pipeline_reports_what_it_did():
+    sch = Schedule(Matmul(64, 64, 64).prim_func())
+    staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE)
+    pipeline = pipeline_loop(sch, staged.loops.k_outer, 3)
+    assert pipeline.statements == ("A_shared", "B_shared", "matmul_update")
+    assert (pipeline.stage, pipeline.order, pipeline.async_stages) == ((0, 0, 2), (0, 1, 2), (0,))
+    assert pipeline.pass_config == required_pass_config(sch.mod) == {"tirx.use_async_copy": True}
+    text = cuda_text(sch)
+    assert "wait_group_2()" in text
+    assert text.count("ptx_cp_async") > 0
+
+
+def test_slots_are_limited_to_iterations_with_one_warning():
+    sch = Schedule(Matmul(64, 64, 32).prim_func())
+    staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE)
+    with pytest.warns(UserWarning, match="6 pipeline stages on loop 'k_0' of 2 iterations") as caught:
+        pipeline = pipeline_loop(sch, staged.loops.k_outer, 6)
+    assert len(caught) == 1
+    assert pipeline.slots == 2
+
+
+@pytest.mark.parametrize("stages", [0, -1, 2.5])
+def test_illegal_stage_counts(stages):
+    sch = Schedule(Matmul(64, 64, 64).prim_func())
+    staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE)
+    with pytest.raises(IllegalPipeline, match="stage count below 1") as caught:
+        pipeline_loop(sch, staged.loops.k_outer, stages)
+    assert (caught.value.loop, caught.value.value) == ("k_0", stages)
+
+
+def test_pipeline_needs_copies_and_their_use():
+    sch = Schedule(Matmul(64, 64, 64).prim_func())
+    loop = sch.get_loops(sch.get_sblock("matmul"))[-1]
+    with pytest.raises(IllegalPipeline, match="no copy to shared memory"):
+        pipeline_loop(sch, loop, 2)
+
+
+def test_refusals_name_value_limit_and_remedy():
+    with pytest.raises(IllegalWorkload, match=r"m.*got 0.*at least 1"):
+        Matmul(0, 1, 1)
+    with pytest.raises(IllegalWorkload, match=r"2147483648.*split the product"):
+        Matmul(2**16, 2**15, 1)
+    with pytest.raises(IllegalWorkload, match=r"'int7'.*float32"):
+        Matmul(1, 1, 1, dtype="int7")
+    with pytest.raises(IllegalTile, match="not a multiple"):
+        tile_contraction(*_loops(Matmul(64, 64, 64)), TileConfig(30, 64, 16, 4, 4))
+    with pytest.raises(IllegalTile, match=r"4096 threads per block, limit 1024.*limit 65536.*limit 232448"):
+        TileConfig(256, 256, 256, 4, 4).validate(TARGET)
+    with pytest.raises(IllegalTile, match="registers per thread, limit 255"):
+        TileConfig(128, 128, 16, 16, 16).validate(TARGET)
+    with pytest.raises(IllegalTile, match="MxNxK/TMxTN"):
+        TileConfig.parse("64x64")
+    sch = Schedule(Matmul(64, 64, 64).prim_func())
+    with pytest.raises(IllegalSchedule, match="one tile extent per loop"):
+        pad_to_tile(sch, sch.get_sblock("matmul"), (32,))
+    row, column, _ = sch.get_loops(sch.get_sblock("matmul"))
+    with pytest.raises(IllegalSchedule, match=r"got 4096, limit 1024"):
+        bind_threads(sch, row, column)
+    with pytest.raises(IllegalSchedule, match="unroll factor below 1"):
+        unroll_loop(sch, row, 0)
+
+
+def test_a_convolution_cannot_be_padded_before_it_is_flattened():
+    sch = Schedule(conv2d_nhwc(1, 8, 8, 4, 4))
+    block = sch.get_sblock("conv2d")
+    with pytest.raises(IllegalSchedule, match="flatten_contraction first"):
+        pad_to_tile(sch, block, (1, 3, 3, 3, 1, 1, 3))
+
+
+def _loops(problem: Matmul):
+    sch = Schedule(problem.prim_func())
+    return (sch, *sch.get_loops(sch.get_sblock("matmul")))
