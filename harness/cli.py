@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 import shlex
 import sys
@@ -25,6 +24,7 @@ from harness.toolchain import CompileError, NoCompiler, compile_ptx, disassemble
 from harness.verify import WrongResult, verify
 from schedules.errors import IllegalSchedule
 from schedules.tiling import TileConfig
+from schedules.vectorization import dtype_bytes
 from schedules.workloads import DTYPES, LAYOUTS, Matmul
 from steps.config import DEFAULT_STAGES, DEFAULT_TILE, TILE_SET
 from steps.registry import MalformedStep, Step, UnknownStep, find_steps
@@ -142,6 +142,8 @@ def _list(_options: argparse.Namespace, _command: str) -> int:
 def _run(options: argparse.Namespace, command: str) -> int:
     if options.again:
         return _run_again(options, command)
+    if options.calibrate:
+        return _calibrate(options, command)
     if not _on_gpu(options):
         return _run_without_gpu(options)
     cases = _cases(options, GPU_SIZES)
@@ -220,7 +222,11 @@ def _sweep(options: argparse.Namespace, command: str) -> int:
         ):
             cases += [case.with_tile(tile, "given") for tile in tiles or [case.tile]]
     unique = list(dict.fromkeys(cases))
-    legal = [case for case in unique if not case.tile.violations(case.machine.target(), 4, case.slots)]
+    legal = [
+        case
+        for case in unique
+        if not case.tile.violations(case.machine.target(), dtype_bytes(case.problem.dtype), case.slots)
+    ]
     if len(legal) < len(unique):
         print(f"{len(unique) - len(legal)} of {len(unique)} combinations are beyond the GPU's limits and left out")
     _print_records(_measure(legal, options, command))
@@ -229,10 +235,8 @@ def _sweep(options: argparse.Namespace, command: str) -> int:
 
 def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> list[Record]:
     """Measure cases one after the other, each record on disk before the next begins."""
-    out = options.out or RESULTS
-    check_writable(out)
-    session = Session(require_compiler(), GpuBackend(), out, command)
-    journal = Journal(out, command, session.revision, cases)
+    session = _session(options, command)
+    journal = Journal(session.out, command, session.revision, cases)
     waiting = [case for case in cases if not journal.has(case)]
     if len(waiting) < len(cases):
         print(f"going on with an interrupted run: {len(cases) - len(waiting)} of {len(cases)} cases are done")
@@ -243,7 +247,7 @@ def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> li
         for case in waiting:
             progress.update(task, description=str(case))
             record = session.measure(case)
-            record.save(out)
+            record.save(session.out)
             journal.add(case)
             records.append(record)
             _show(session.load(case)[0] if case.tile_choice != "best" else None, options.show)
@@ -258,9 +262,7 @@ def _run_again(options: argparse.Namespace, command: str) -> int:
         old = Record.from_json(options.again.read_text(), origin=str(options.again))
     except OSError as error:
         raise RecordError(f"cannot read {options.again} ({error.strerror}); give a record's path") from error
-    out = options.out or RESULTS
-    check_writable(out)
-    session = Session(require_compiler(), GpuBackend(), out, command)
+    session = _session(options, command)
     problem = Matmul(old.m, old.n, old.k, old.dtype, old.layout, old.out_dtype)
     if old.kind == "calibration":
         new = session.calibrate(problem)
@@ -270,10 +272,26 @@ def _run_again(options: argparse.Namespace, command: str) -> int:
             raise UnknownStep(f"{options.again} measured step {old.step}, which is not in steps/")
         tile, machine = TileConfig.parse(old.tile), machine_for(old.arch)
         new = session.measure(Case(steps[old.step], problem, old.variant, tile, machine, old.stages, "given"))
-    new.save(out)
+    new.save(session.out)
     for label, record in (("old", old), ("new", new)):
         print(f"{label} {record.environment.recorded_at} {record.environment.gpu}: {_line(record)}")
     return 0
+
+
+def _calibrate(options: argparse.Namespace, command: str) -> int:
+    session = _session(options, command)
+    for problem in _problems(options, GPU_SIZES):
+        record = session.calibrate(problem)
+        record.save(session.out)
+        print(_line(record), flush=True)
+    return 0
+
+
+def _session(options: argparse.Namespace, command: str) -> Session:
+    """A session whose output folder is known to take records."""
+    out = options.out or RESULTS
+    check_writable(out)
+    return Session(require_compiler(), GpuBackend(), out, command)
 
 
 def listing(kernel: Kernel) -> Listing:
@@ -383,9 +401,10 @@ def _build(case: Case) -> Kernel:
 
 def _per_variant(cases: list[Case]) -> list[Case]:
     """The first case of every step and variant."""
-    return [next(group) for _, group in itertools.groupby(cases, key=lambda case: (case.step.number, case.variant))][
-        : len({(case.step.number, case.variant) for case in cases})
-    ]
+    first: dict[tuple[int, str], Case] = {}
+    for case in cases:
+        first.setdefault((case.step.number, case.variant), case)
+    return list(first.values())
 
 
 def _show(kernel: Kernel | None, what: str | None) -> None:

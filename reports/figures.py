@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Callable
 
 from matplotlib.axes import Axes
@@ -22,6 +23,7 @@ PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F
 MARKERS = "os^Dvph"
 CUBLAS = "#000000"
 ROOF = "#555555"
+CAPTION_COLUMNS = 125
 STYLE = {"linewidth": 1.8, "markersize": 5.5}
 
 
@@ -255,7 +257,7 @@ def _finish(figure: Figure, panels: list[Axes], caption: str) -> Figure:
     figure.legend(
         labelled.values(),
         labelled,
-        title=caption,
+        title=textwrap.fill(caption, CAPTION_COLUMNS),
         loc="outside lower center",
         ncols=count if count <= 5 else math.ceil(count / 2),
         fontsize=9,

@@ -79,6 +79,16 @@ class Section:
         names = self.variants(step)
         return [choice for choice in self.choices if sum(bool(self.line(step, choice, name)) for name in names) > 1]
 
+    def predicts(self, step: int) -> bool:
+        """Whether a step's predicted gain can stand beside its measured one.
+
+        The prediction compares a pipelined loop with a plain one, so it says nothing of a step whose
+        predecessor is pipelined already.
+        """
+        predicted = any(record.step == step and record.predicted_gain_pct is not None for record in self.records)
+        before = [record for record in self.records if record.step == step - 1 and record.default_variant]
+        return predicted and all(record.stages == 1 for record in before)
+
     def pick(self, step: int, choice: str, shape: Shape, variant: str | None = None) -> Record | None:
         """The record that stands for a step (or one variant of it) in the ladder, None if not measured."""
         found = [

@@ -98,17 +98,17 @@ def ladder_table(results: Results, section: Section, choice: str) -> Table:
 
 def variants_table(results: Results, section: Section, step: int, choice: str) -> Table:
     """A row per variant of a step: GFLOPS, and the speed gained over the step before."""
-    shapes = section.shapes()
+    shapes, predicted = section.shapes(), section.predicts(step)
     rows = []
     for variant in section.variants(step):
         line = section.line(step, choice, variant)
         name = variant + (" (default)" if any(record.default_variant for record in line.values()) else "")
         if line:
-            cells = [gain_cell(line.get(shape)) for shape in shapes]
+            cells = [gain_cell(line.get(shape), predicted) for shape in shapes]
             rows.append((name, *cells, average_gain(line.values(), len(shapes))))
     title = f"{section.title}: variants of {results.step_name(step)}, {CHOICE_TITLES[choice]}"
     note = "GFLOPS, speed gained over the step before (same rounds)."
-    if any(r.predicted_gain_pct is not None for r in section.records if r.step == step):
+    if predicted:
         note += " In brackets the gain predicted, in percent: N·(load + compute) against N·max(load, compute)."
     return Table(title, ("variant", *map(shape_label, shapes), "average gain"), tuple(rows), note)
 
@@ -160,11 +160,11 @@ def speed_cell(record: Record | None) -> str:
     return f"{record.gflops:,.0f} ({record.ratio_to_cublas:.2f}){'*' if record.environment.dirty else ''}"
 
 
-def gain_cell(record: Record | None) -> str:
+def gain_cell(record: Record | None, with_prediction: bool) -> str:
     """``32,202, +21.5 % (+30)``: GFLOPS, measured gain over the step before, predicted gain in brackets."""
     if record is None or not record.verification.passed:
         return speed_cell(record)
-    predicted = record.predicted_gain_pct
+    predicted = record.predicted_gain_pct if with_prediction else None
     suffix = "" if predicted is None else f" ({predicted:+.0f})"
     return f"{record.gflops:,.0f}, {percent(record.improvement_over_previous_pct)}{suffix}"
 
