@@ -17,7 +17,7 @@ from harness.build import Case, Kernel, UnsupportedCase, compiled, lower
 from harness.execution import GpuBackend, LlvmBackend, NoGpu, gpu_arch, gpu_present, require_gpu
 from harness.explain import aspects, why
 from harness.model import predict_tile
-from harness.records import RESULTS, Listing, Record, RecordError, check_writable
+from harness.records import RESULTS, Listing, Record, RecordError, check_writable, read_text
 from harness.session import Journal, Session
 from harness.targets import DEFAULT_ARCH, MACHINES, UnknownTarget, machine_for
 from harness.toolchain import CompileError, NoCompiler, compile_ptx, disassemble, find_compiler, require_compiler
@@ -26,7 +26,7 @@ from schedules.errors import IllegalSchedule
 from schedules.tiling import TileConfig
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import DTYPES, LAYOUTS, Matmul
-from steps.config import DEFAULT_STAGES, DEFAULT_TILE, TILE_SET
+from steps.config import DEFAULT_STAGES, DEFAULT_TILE, STAGE_SET, TILE_SET
 from steps.registry import MalformedStep, Step, UnknownStep, find_steps
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         if name != "list":
             _add_options(sub, sweep=name == "sweep")
         if name == "run":
+            sub.add_argument("--calibrate", action="store_true", help="measure cuBLAS against itself: must give 1.00")
             sub.add_argument(
                 "--again", metavar="RECORD", type=Path, help="measure a record's case again, old beside new"
             )
@@ -117,22 +118,24 @@ def _add_options(sub: argparse.ArgumentParser, sweep: bool) -> None:
     sub.add_argument("--out-dtype", help="output (that of the operands)")
     sub.add_argument("--layout", default="nn", help=f"B as stored: {' | '.join(LAYOUTS)}; nt is [N, K] (nn)")
     sub.add_argument("--variant", help="a variant's name, default or all (one step: all; several: default)")
-    sub.add_argument("--stages", default=str(DEFAULT_STAGES), help=f"ring slots{several} ({DEFAULT_STAGES})")
+    slots = f"{DEFAULT_STAGES}; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
+    sub.add_argument("--stages", help=f"ring slots of each shared operand{several} ({slots})")
     tiles = "default | best | MxNxK/TMxTN" + (" | all" if sweep else "")
     sub.add_argument("--tile", default="all" if sweep else "default", help=f"{tiles} (default tile: {DEFAULT_TILE})")
     sub.add_argument("--arch", help=f"one of {', '.join(MACHINES)} (the GPU's, else {DEFAULT_ARCH})")
     sub.add_argument("--on", default="auto", choices=("auto", "gpu", "llvm"), help="where to run kernels (auto)")
     sub.add_argument("--show", choices=("tir", "lowered", "cuda", "ptx", "sass"), help="print code")
+    sub.add_argument("--revision", help="what to note as the revision where the tree is a clean copy without git")
     sub.add_argument("--out", type=Path, help="folder for records, or for listings with compile")
 
 
 def _list(_options: argparse.Namespace, _command: str) -> int:
-    console, table = Console(), Table(title="Steps")
+    table = Table(title="Steps")
     for heading in ("step", "what", "variants (the first is the default)"):
         table.add_column(heading)
     for step in find_steps().values():
         table.add_row(step.name, step.title, ", ".join(step.variants))
-    console.print(table)
+    _console().print(table)
     print(f"default tile {DEFAULT_TILE}, {DEFAULT_STAGES} stages; --tile best chooses among {len(TILE_SET)}:")
     print("  " + ", ".join(map(str, TILE_SET)))
     print(f"architectures: {', '.join(MACHINES)}")
@@ -215,7 +218,7 @@ def _sweep(options: argparse.Namespace, command: str) -> int:
         raise NoGpu("a sweep measures, and there is no GPU here; compile and verify work without one")
     tiles = TILE_SET if options.tile == "all" else None
     cases = []
-    for stages in _numbers(options.stages, "--stages"):
+    for stages in _numbers(options.stages or str(DEFAULT_STAGES), "--stages"):
         options.stages = str(stages)
         for case in _cases(
             argparse.Namespace(**{**vars(options), "tile": "default" if tiles else options.tile}), GPU_SIZES
@@ -258,10 +261,7 @@ def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> li
 
 
 def _run_again(options: argparse.Namespace, command: str) -> int:
-    try:
-        old = Record.from_json(options.again.read_text(), origin=str(options.again))
-    except OSError as error:
-        raise RecordError(f"cannot read {options.again} ({error.strerror}); give a record's path") from error
+    old = Record.from_json(read_text(options.again), origin=str(options.again))
     session = _session(options, command)
     problem = Matmul(old.m, old.n, old.k, old.dtype, old.layout, old.out_dtype)
     if old.kind == "calibration":
@@ -291,7 +291,10 @@ def _session(options: argparse.Namespace, command: str) -> Session:
     """A session whose output folder is known to take records."""
     out = options.out or RESULTS
     check_writable(out)
-    return Session(require_compiler(), GpuBackend(), out, command)
+    tune_stages = options.stages is None
+    return Session(
+        require_compiler(), GpuBackend(), out, command, tune_stages=tune_stages, revision=options.revision or ""
+    )
 
 
 def listing(kernel: Kernel) -> Listing:
@@ -324,9 +327,9 @@ def _cases(options: argparse.Namespace, sizes: str) -> list[Case]:
     """The cases that the options name, in the order in which they share most: by problem, then by step."""
     machine = machine_for(options.arch or (gpu_arch() if gpu_present() else DEFAULT_ARCH))
     steps = _steps(options.step)
-    (stages,) = _numbers(options.stages, "--stages", minimum=None)[:1]
-    if stages < 1:
-        raise UsageError(f"--stages {stages}: a pipeline has at least 1 stage (1 is unpipelined)")
+    stages, *more = _numbers(options.stages or str(DEFAULT_STAGES), "--stages", minimum=None)
+    if stages < 1 or more:
+        raise UsageError(f"--stages {options.stages}: one number, at least 1 (1 is unpipelined); sweep takes several")
     choice = options.tile if options.tile in ("default", "best") else "given"
     tile = TileConfig.parse(options.tile) if choice == "given" else DEFAULT_TILE
     cases = [
@@ -453,7 +456,7 @@ def _print_records(records: list[Record]) -> None:
             "" if gain is None else f"{gain:+.0f} %",
         )
         table.add_row(name, shape, r.tile, str(r.stages), *numbers, r.bound)
-    Console().print(table)
+    _console().print(table)
 
 
 def _print_resources(kernels: list[Kernel]) -> None:
@@ -464,7 +467,7 @@ def _print_resources(kernels: list[Kernel]) -> None:
         r = kernel.resources
         figures = (r.registers, r.spill_bytes, r.smem_bytes, r.threads, f"{r.occupancy:.0%}", r.occupancy_limit)
         table.add_row(str(kernel.case), *map(str, figures))
-    Console().print(table)
+    _console().print(table)
 
 
 def _print_variants(kernels: list[Kernel]) -> None:
@@ -478,9 +481,7 @@ def _print_variants(kernels: list[Kernel]) -> None:
         figures = ("–", "–") if resources is None else (str(resources.registers), f"{resources.occupancy:.0%}")
         row = (kernel.case.variant, code.shared_versions, code.cp_async, waits, code.barriers)
         table.add_row(*map(str, row), figures[0], str(kernel.smem_bytes), figures[1])
-    console = Console()
-    console.width = max(console.width, 100)
-    console.print(table)
+    _console().print(table)
     for kernel in kernels:
         print(f"{kernel.case.variant}: {why(kernel)}")
     prediction = predict_tile(kernels[0]) if kernels[0].case.slots > 1 else None
@@ -491,6 +492,13 @@ def _print_variants(kernels: list[Kernel]) -> None:
             f"N·(load + compute) = N·{prediction.sequential_ns:.0f} ns, N·max(load, compute) = "
             f"N·{prediction.pipelined_ns:.0f} ns with {prediction.slots} slots: gain {prediction.gain_pct:+.0f} %"
         )
+
+
+def _console() -> Console:
+    """Standard output, wide enough for the tables where it is not a terminal."""
+    console = Console()
+    console.width = max(console.width, 120)
+    return console
 
 
 def _progress() -> Progress:

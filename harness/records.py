@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import statistics
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -198,7 +197,7 @@ class Record:
     def key(self) -> tuple[Any, ...]:
         """What identifies a row: the newest clean record of a key is the one that counts."""
         case = (self.kind, self.environment.gpu, self.step, self.variant, self.tile_choice, self.math)
-        config = (self.stages, self.tile if self.tile_choice == "given" else "")
+        config = {"default": (self.stages, ""), "best": (0, "")}.get(self.tile_choice, (self.stages, self.tile))
         return (*case, *config, self.dtype, self.out_dtype, self.layout, self.m, self.n, self.k)
 
     def to_json(self) -> str:
@@ -271,7 +270,7 @@ class Listing:
 def load_listings(folder: Path = RESULTS) -> list[Listing]:
     """Every listing of a results folder, by step, default variant first."""
     found = [
-        Listing.from_json(path.read_text(), origin=str(path)) for path in sorted((folder / "listings").glob("*.json"))
+        Listing.from_json(read_text(path), origin=str(path)) for path in sorted((folder / "listings").glob("*.json"))
     ]
     return sorted(found, key=lambda listing: (listing.step, not listing.default_variant, listing.variant))
 
@@ -308,31 +307,59 @@ def _read(annotation: str, value: Any) -> Any:
     if annotation == "Environment":
         states = {moment: _construct(GpuState, value[moment]) for moment in ("before", "after")}
         return Environment(**{**value, **states})
-    return tuple(value) if annotation.startswith("tuple") else value
+    if annotation.startswith("tuple"):
+        return tuple(value)
+    return _checked(annotation, value)
 
 
 def _construct(cls: type, value: dict[str, Any]) -> Any:
-    return cls(**{name: tuple(item) if isinstance(item, list) else item for name, item in value.items()})
+    """A flat dataclass from its JSON form, each field of the type its annotation names."""
+    fields = {f.name: f.type for f in dataclasses.fields(cls)}
+    if set(fields) != set(value):
+        raise ValueError(f"{cls.__name__} has fields {sorted(value)}, expected {sorted(fields)}")
+    return cls(
+        **{
+            name: tuple(item) if isinstance(item, list) else _checked(fields[name], item)
+            for name, item in value.items()
+        }
+    )
+
+
+def _checked(annotation: str, value: Any) -> Any:
+    """The value, if it is of the plain type that its annotation names; else ValueError."""
+    kinds = {"int": int, "float": (int, float), "str": str, "bool": bool, "float | None": (int, float, type(None))}
+    kind = kinds.get(annotation)
+    if kind is None or (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)):
+        return value
+    raise ValueError(f"expected {annotation}, got {value!r}")
 
 
 def write_atomically(path: Path, text: str) -> Path:
     """Write a file under a temporary name, then rename it; RecordError if the folder cannot take it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
-            try:
+        partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with partial.open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            except OSError:
-                os.unlink(file.name)
-                raise
-        os.replace(file.name, path)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise RecordError(
             f"cannot write {path.name} into {path.parent} ({error.strerror}); free space or give another --out"
         ) from error
     return path
+
+
+def read_text(path: Path) -> str:
+    """A results file's text; RecordError names the file where it cannot be read or is not text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"cannot read {path} ({error}); give a record's path, or restore the file") from error
 
 
 def check_writable(folder: Path) -> None:
@@ -347,7 +374,7 @@ def load_records(folder: Path = RESULTS) -> Iterator[Record]:
     if not folder.is_dir():
         raise RecordError(f"no results folder {folder}; measure something first or give another folder")
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name.rsplit("-", 1)[-1]):
-        yield Record.from_json(path.read_text(), origin=str(path))
+        yield Record.from_json(read_text(path), origin=str(path))
 
 
 def now() -> str:

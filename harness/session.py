@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from harness.records import Environment, Record, RecordError, Verification, now,
 from harness.toolchain import Compiler
 from harness.verify import verify
 from schedules.errors import IllegalSchedule
-from schedules.tiling import TileConfig
 from schedules.workloads import Matmul
-from steps.config import TILE_SET
+from steps.config import STAGE_SET, TILE_SET
 from steps.registry import find_steps
 
+ROOT = Path(__file__).resolve().parent.parent
 MATH = "ieee"  # float32 products without TF32; half precision multiplies exactly and adds in float32
-TUNING = Plan(rounds=7, warmup_ms=20.0)
+TUNING, FINAL = Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0)
+FINALISTS = 4
 
 
 def git_state(root: Path) -> tuple[str, bool]:
@@ -44,22 +45,38 @@ def git_state(root: Path) -> tuple[str, bool]:
     return revision.strip(), bool(changed)
 
 
+def sources_digest(root: Path) -> str:
+    """A digest of the Python sources that shape a measurement, to tell trees apart where git is absent."""
+    digest = hashlib.sha256()
+    for folder in ("harness", "schedules", "steps"):
+        for path in sorted((root / folder).glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 @dataclass
 class Session:
-    """Everything that cases of one command share: compiler, GPU, output folder, git state, builds."""
+    """Everything that cases of one command share: compiler, GPU, output folder, git state, builds.
+
+    ``revision`` and ``dirty`` are asked of git where no revision is given. ``tune_stages`` lets a best
+    tile bring its own number of ring slots.
+    """
 
     compiler: Compiler
     backend: GpuBackend
     out: Path
     command: str
     plan: Plan = field(default_factory=Plan)
-    say: Callable[[str], None] = print
+    tune_stages: bool = True
+    revision: str = ""
+    dirty: bool = False
 
     def __post_init__(self) -> None:
         self._arenas: dict[Matmul, Arena] = {}
-        self._tuned: dict[Case, tuple[TileConfig, tuple[dict[str, Any], ...]]] = {}
+        self._tuned: dict[Case, tuple[Case, tuple[dict[str, Any], ...]]] = {}
         self._built: dict[Case, tuple[Kernel, Callable[..., Any]]] = {}
-        self.revision, self.dirty = git_state(Path(__file__).resolve().parent.parent)
+        if not self.revision:
+            self.revision, self.dirty = git_state(ROOT)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -91,34 +108,46 @@ class Session:
     def tune(self, case: Case) -> Case:
         """The case with the fastest tile of the declared set, all tiles timed in the same rounds.
 
-        The three fastest of quick rounds are timed again; a tile that is illegal for the case is noted
-        with the reason. Outputs are checked before a tile may win.
+        Quick rounds over all tiles; then the fastest few once more, in every stage count of STAGE_SET
+        where the case is pipelined and its stage count was not asked for. Outputs are checked before a
+        tile may win; one that is illegal for the case is noted with the reason.
         """
-        unchosen = case.with_tile(TILE_SET[0], "best")
+        unchosen = replace(case, tile=TILE_SET[0], tile_choice="best")
         if unchosen not in self._tuned:
             self._tuned[unchosen] = self._tune(unchosen)
-        return case.with_tile(self._tuned[unchosen][0], "best")
+        return self._tuned[unchosen][0]
 
-    def _tune(self, case: Case) -> tuple[TileConfig, tuple[dict[str, Any], ...]]:
-        candidates = [case.with_tile(tile, "best") for tile in TILE_SET]
+    def _tune(self, case: Case) -> tuple[Case, tuple[dict[str, Any], ...]]:
+        legal, illegal = self._checked([case.with_tile(tile, "best") for tile in TILE_SET])
+        times = self._quick_times(legal, TUNING)
+        fastest = sorted(legal, key=lambda candidate: times[candidate])[:FINALISTS]
+        stages = STAGE_SET if self.tune_stages and case.slots > 1 else (case.stages,)
+        finalists, _ = self._checked([replace(candidate, stages=count) for candidate in fastest for count in stages])
+        times.update(self._quick_times(finalists, FINAL))
+        best = min(finalists, key=lambda candidate: times[candidate])
+        table = [
+            {"tile": str(c.tile), "stages": c.slots, "time_ms": times[c]} for c in sorted(times, key=lambda c: times[c])
+        ]
+        return best, (*table, *illegal)
+
+    def _checked(self, candidates: list[Case]) -> tuple[list[Case], list[dict[str, Any]]]:
+        """The candidates that are legal, built and verified once; and the others, each with the reason."""
         self.prebuild(candidates)
-        illegal: list[dict[str, Any]] = []
-        legal: list[Case] = []
+        legal, illegal = [], []
         for candidate in candidates:
             try:
-                kernel, run = self.load(candidate)
-                verify(kernel, self.backend, seeds=(0,), run=run)
+                if candidate not in self._built:
+                    kernel, run = self.load(candidate)
+                    verify(kernel, self.backend, seeds=(0,), run=run)
                 legal.append(candidate)
             except IllegalSchedule as refused:
-                illegal.append({"tile": str(candidate.tile), "time_ms": None, "why": str(refused)})
-        arena, times = self.arena(case.problem), {}
-        for plan, count in ((TUNING, len(legal)), (Plan(rounds=9, warmup_ms=50.0), 3)):
-            finalists = sorted(legal, key=lambda candidate: times.get(candidate, 0.0))[:count]
-            rounds = arena.race([(str(c.tile), self.load(c)[1]) for c in finalists], plan)
-            times.update({c: timing.median_ms for c, timing in zip(finalists, rounds.timings)})
-        best = min(finalists, key=lambda candidate: times[candidate])
-        table = [{"tile": str(c.tile), "time_ms": times[c]} for c in sorted(times, key=lambda c: times[c])]
-        return best.tile, (*table, *illegal)
+                why = {"time_ms": None, "why": str(refused)}
+                illegal.append({"tile": str(candidate.tile), "stages": candidate.slots, **why})
+        return legal, illegal
+
+    def _quick_times(self, candidates: list[Case], plan: Plan) -> dict[Case, float]:
+        rounds = self.arena(candidates[0].problem).race([(str(c), self.load(c)[1]) for c in candidates], plan)
+        return {candidate: timing.median_ms for candidate, timing in zip(candidates, rounds.timings)}
 
     def measure(self, case: Case) -> Record:
         """Build, check and time one case beside cuBLAS and the step before; nothing is written yet."""
@@ -165,7 +194,7 @@ class Session:
 
     def _record(self, case, kernel, checked, own, baseline, previous, rounds, problem=None) -> Record:
         problem = problem or case.problem
-        candidates = self._tuned.get(case.with_tile(TILE_SET[0], "best"), (None, ()))[1] if case else ()
+        candidates = next((table for best, table in self._tuned.values() if best == case), ())
         prediction = predict_tile(kernel) if kernel and self._adds_pipeline(case) else None
         return Record(
             kind="step" if case else "calibration",
@@ -191,7 +220,7 @@ class Session:
             code=kernel.code if kernel else None,
             bound=bound(kernel, own.median_ms) if kernel else "unknown",
             predicted_gain_pct=round(prediction.gain_pct, 1) if prediction else None,
-            candidates=candidates if case and case.tile_choice == "best" else (),
+            candidates=candidates,
             source_sha256=kernel.source_sha256 if kernel else "",
             cubin_sha256=kernel.cubin.sha256 if kernel else "",
             arch=case.machine.arch if case else "",
@@ -200,7 +229,7 @@ class Session:
                 **self.identity,
                 before=rounds.before,
                 after=rounds.after,
-                versions=versions(self.backend, self.compiler.version),
+                versions=versions(self.backend, self.compiler.version) | {"sources": sources_digest(ROOT)},
                 revision=self.revision,
                 dirty=self.dirty,
                 recorded_at=now(),

@@ -7,34 +7,36 @@ from dataclasses import dataclass, field
 from schedules.tiling import TileConfig
 
 DEFAULT_TILE = TileConfig(32, 64, 16, 4, 4)
-DEFAULT_STAGES = 4
+DEFAULT_STAGES = 3
 
-# The tiles among which `--tile best` chooses, for every step and size: small ones that fill the GPU with
-# few outputs, large ones that reuse each loaded element more often, and two depths of the k tile.
+# What `--tile best` chooses among, for every step and size: small tiles that fill the GPU where outputs are
+# few, large ones that use each loaded element more often, and several depths of the k tile; and, for the
+# steps that pipeline, the number of ring slots.
 TILE_SET = tuple(
     TileConfig.parse(text)
     for text in (
+        "16x32x32/2x2",
+        "16x32x64/2x2",
         "32x32x16/4x4",
-        "32x32x32/2x2",
         "32x32x32/4x2",
+        "32x32x32/4x4",
         "32x64x16/4x4",
         "32x64x32/4x4",
+        "32x64x32/8x4",
         "64x32x32/4x2",
         "64x32x32/4x4",
         "64x64x16/4x4",
         "64x64x32/4x4",
         "64x64x16/8x4",
         "64x64x32/8x4",
-        "128x64x8/8x4",
         "128x64x16/8x4",
         "128x64x32/8x4",
+        "64x128x32/8x4",
         "64x128x16/8x8",
         "64x128x32/8x8",
-        "128x128x16/8x4",
-        "128x128x16/8x8",
-        "128x128x32/8x8",
     )
 )
+STAGE_SET = (2, 3, 4)
 
 
 @dataclass(frozen=True)

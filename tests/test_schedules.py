@@ -81,7 +81,7 @@ def test_batched_matmul(shape, stages):
     a, b = normal(3, m, k), normal(3, k, n)
     sch = Schedule(batched_matmul(3, Matmul(m, n, k)))
     staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE, vectorize=True)
-    with pytest.warns(UserWarning) if stages > -(-k // 16) else contextlib.nullcontext():
+    with pytest.warns(UserWarning, match="pipeline stages") if stages > -(-k // 16) else contextlib.nullcontext():
         pipeline_loop(sch, staged.loops.k_outer, stages)
     np.testing.assert_allclose(run(sch, a, b, shape=(3, m, n)), a.astype(np.float64) @ b, rtol=0, atol=1e-4)
 
