@@ -188,7 +188,10 @@ class Kernel:
 
 
 def main_loop(body: str) -> str:
-    """The outermost loop over k tiles in a kernel's text: the longest outermost ``for``, else the text."""
+    """The loop over k tiles in a kernel's text: the longest outermost ``for`` in which threads meet.
+
+    Where TVM has written the k loop out (few k tiles, many stages) there is none: then the whole text.
+    """
     lines = body.splitlines()
     loops, start, depth = [], 0, 0
     for number, line in enumerate(lines):
@@ -197,8 +200,9 @@ def main_loop(body: str) -> str:
         depth += line.count("{") - line.count("}")
         if depth == 1 and line.strip() == "}" and re.match(r"\s*for \(", lines[start]):
             loops.append("\n".join(lines[start : number + 1]))
-    busy = [loop for loop in loops if "__syncthreads()" in loop or "ptx_cp_async" in loop]
-    return max(busy or loops or [body], key=len)
+    if "__syncthreads()" in body:
+        loops = [loop for loop in loops if "__syncthreads()" in loop]
+    return max(loops or [body], key=len)
 
 
 def lower(case: Case) -> Kernel:

@@ -37,7 +37,8 @@ def why(kernel: Kernel) -> str:
         sentence = "No shared memory: every operand is loaded by the thread that uses it."
     if kernel.case.variant == "writeback":
         sentence += " Every tile's product is then added to the result in a statement of its own."
-    return f"{sentence} {code.barriers} barriers per k tile.{_occupancy(kernel)}"
+    scope = "in all, the k loop being written out" if main_loop(kernel.body) == kernel.body else "per k tile"
+    return f"{sentence} {code.barriers} barriers {scope}.{_occupancy(kernel)}"
 
 
 def aspects(kernel: Kernel) -> dict[str, str]:
