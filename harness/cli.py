@@ -166,8 +166,10 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
         kernels.append(kernel)
         code = max(code, _verify_one(kernel, LlvmBackend(), "speed not measured: no GPU"))
         _show(kernel, options.show)
-    if find_compiler() is None:
-        print(f"not compiled: {_compiler_hint()}")
+    try:
+        require_compiler()
+    except NoCompiler as missing:
+        print(f"not compiled: {missing}")
     if len(kernels) > 1:
         _print_variants([_build(case) for case in _per_variant(cases)])
     elif kernels[0].resources:
@@ -420,14 +422,6 @@ def _show(kernel: Kernel | None, what: str | None) -> None:
     else:
         text = {"tir": kernel.schedule.mod["main"].script, "lowered": kernel.device.script, "cuda": lambda: kernel.cuda}
         print(text[what]())
-
-
-def _compiler_hint() -> str:
-    try:
-        require_compiler()
-    except NoCompiler as missing:
-        return str(missing)
-    return ""
 
 
 def _line(record: Record) -> str:

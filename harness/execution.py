@@ -134,7 +134,7 @@ def require_gpu() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise NoGpu("no torch, which drives the GPU; pip install 'tensorir-ladder[gpu]'") from error
+        raise NoGpu("no torch, which drives the GPU; .venv/bin/python -m pip install -e '.[gpu]'") from error
     if not torch.cuda.is_available():
         raise NoGpu("torch sees no CUDA device; run where there is one, or with --on llvm")
     return torch

@@ -14,7 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-INSTALL_HINT = "pip install 'tensorir-ladder[cuda]'"
+INSTALL_HINT = ".venv/bin/python -m pip install -e '.[cuda]'"
+HOST_COMPILERS = ("g++", "c++")
 FLAGS = ("-O3", "--use_fast_math", "--expt-relaxed-constexpr", "-w", "-Xptxas=-v,--register-usage-level=10")
 
 
@@ -64,22 +65,26 @@ def wheel_folders() -> list[Path]:
 
 
 def find_compiler() -> Compiler | None:
-    """The first nvcc of: PATH, $CUDA_HOME, $CUDA_PATH, the pip wheels; None where there is none."""
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    candidates = [(shutil.which("nvcc"), "toolkit"), *((f"{home}/bin/nvcc", "toolkit") for home in homes)]
-    candidates += [(str(folder / "bin" / "nvcc"), "pip wheels") for folder in wheel_folders()]
-    for path, origin in candidates:
-        if path and os.access(path, os.X_OK):
-            return Compiler(Path(path), origin)
-    return None
+    """The first usable nvcc of: PATH, $CUDA_HOME, $CUDA_PATH, the pip wheels; None where there is none."""
+    try:
+        return require_compiler()
+    except NoCompiler:
+        return None
 
 
 def require_compiler() -> Compiler:
-    """:func:`find_compiler`, or NoCompiler with the command that installs one."""
-    compiler = find_compiler()
-    if compiler is None:
+    """:func:`find_compiler`; NoCompiler says what is missing and the command that installs it."""
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    candidates = [(shutil.which("nvcc"), "toolkit"), *((f"{home}/bin/nvcc", "toolkit") for home in homes)]
+    candidates += [(str(folder / "bin" / "nvcc"), "pip wheels") for folder in wheel_folders()]
+    found = next(
+        (Compiler(Path(path), origin) for path, origin in candidates if path and os.access(path, os.X_OK)), None
+    )
+    if found is None:
         raise NoCompiler(f"no CUDA compiler found (PATH, CUDA_HOME, CUDA_PATH, pip wheels); {INSTALL_HINT}")
-    return compiler
+    if not any(shutil.which(name) for name in HOST_COMPILERS):
+        raise NoCompiler(f"{found.nvcc} needs a C++ compiler, and there is no g++ on PATH; install g++")
+    return found
 
 
 def compile_cubin(source: str, arch: str, compiler: Compiler) -> Cubin:

@@ -1,0 +1,92 @@
+"""What several test files share: building cases, running commands, and skipping what this machine lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from harness import toolchain
+from harness.build import Case
+from harness.cli import main
+from harness.execution import gpu_present
+from harness.targets import machine_for
+from harness.toolchain import Compiler, find_compiler
+from schedules.tiling import TileConfig
+from schedules.workloads import Matmul
+from steps.config import DEFAULT_STAGES, DEFAULT_TILE
+from steps.registry import find_steps
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS = find_steps()
+EVERY_VARIANT = [(number, variant) for number, step in STEPS.items() for variant in step.variants]
+NO_GPU_LINE = "verified on the CPU (TensorIR through LLVM); speed not measured: no GPU"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, with the reason, what needs a compiler or a GPU that is not here."""
+    if item.get_closest_marker("compiler") and find_compiler() is None:
+        pytest.skip(f"no CUDA compiler; {toolchain.INSTALL_HINT}")
+    if item.get_closest_marker("gpu") and not gpu_present():
+        pytest.skip("no GPU that torch sees")
+
+
+def make_case(
+    step: int,
+    shape: tuple[int, int, int],
+    variant: str | None = None,
+    *,
+    dtype: str = "float32",
+    layout: str = "nn",
+    out_dtype: str | None = None,
+    tile: TileConfig = DEFAULT_TILE,
+    stages: int = DEFAULT_STAGES,
+    arch: str = "sm_90a",
+) -> Case:
+    """A case as the command line would make it."""
+    machine, found = machine_for(arch), STEPS[step]
+    problem = Matmul(*shape, dtype, layout, out_dtype)
+    return Case(found, problem, variant or found.default_variant(machine.has_cp_async), tile, machine, stages)
+
+
+class Outcome(NamedTuple):
+    """What a command did: exit status and both outputs."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run ``python -m harness ARGUMENTS`` in this process."""
+
+    def run(*arguments: str) -> Outcome:
+        capsys.readouterr()
+        try:
+            code = main(list(arguments))
+        except SystemExit as left:  # argparse leaves this way
+            code = left.code
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without any nvcc."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(toolchain, "wheel_folders", list)
+
+
+@pytest.fixture
+def compiler() -> Compiler:
+    """The compiler of this machine."""
+    found = find_compiler()
+    if found is None:
+        pytest.skip(f"no CUDA compiler; {toolchain.INSTALL_HINT}")
+    return found
