@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -154,6 +155,12 @@ def _run(options: argparse.Namespace, command: str) -> int:
     _print_records(records)
     if len({case.step.number for case in cases}) == 1 and len({case.variant for case in cases}) > 1:
         _print_variants([_build(case) for case in _per_variant(cases)])
+    for record in records:
+        if record.predicted_gain_pct is not None and record.default_variant:
+            gains = (
+                f"predicted {record.predicted_gain_pct:+.0f} %, measured {record.improvement_over_previous_pct:+.0f} %"
+            )
+            print(f"gain over the step before at {record.m}x{record.n}x{record.k}, tile {record.tile}: {gains}")
     return 0
 
 
@@ -250,7 +257,7 @@ def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> li
     with _progress() as progress:
         task = progress.add_task("measuring", total=len(waiting))
         for case in waiting:
-            progress.update(task, description=str(case))
+            progress.update(task, description=escape(str(case)))
             record = session.measure(case)
             record.save(session.out)
             journal.add(case)
@@ -460,7 +467,7 @@ def _print_resources(kernels: list[Kernel]) -> None:
     for kernel in kernels:
         r = kernel.resources
         figures = (r.registers, r.spill_bytes, r.smem_bytes, r.threads, f"{r.occupancy:.0%}", r.occupancy_limit)
-        table.add_row(str(kernel.case), *map(str, figures))
+        table.add_row(escape(str(kernel.case)), *map(str, figures))
     _console().print(table)
 
 

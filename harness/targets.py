@@ -83,7 +83,6 @@ def _machine(
 MACHINES: dict[str, Machine] = {
     machine.arch: machine
     for machine in (
-        _machine("sm_70", 96, 96, 2048, 32, has_cp_async=False),
         _machine("sm_75", 64, 64, 1024, 16, has_cp_async=False),
         _machine("sm_80", 163, 164, 2048, 32),
         _machine("sm_86", 99, 100, 1536, 16),

@@ -7,7 +7,8 @@ import contextlib
 import numpy as np
 import pytest
 import tvm
-from tvm.s_tir import Schedule
+from tvm import te
+from tvm.s_tir import Schedule, dlight
 
 from harness.execution import compile_serial
 from harness.targets import machine_for
@@ -36,6 +37,7 @@ from schedules import (
     unroll_loop,
 )
 from schedules.inspection import loop_extent, loop_extents
+from schedules.rule import PipelinedContraction
 from schedules.tiling import bind_grid
 
 TILE = TileConfig(32, 64, 16, 4, 4)
@@ -249,6 +251,30 @@ def test_a_convolution_cannot_be_padded_before_it_is_flattened():
     block = sch.get_sblock("conv2d")
     with pytest.raises(IllegalSchedule, match="flatten_contraction first"):
         pad_to_tile(sch, block, (1, 3, 3, 3, 1, 1, 3))
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_dlight_rule(asynchronous):
+    a, b, bias = normal(100, 36), normal(36, 52), normal(52)
+    function = matmul_bias_relu(Matmul(100, 52, 36))
+    with TARGET, tvm.transform.PassContext(config={"tirx.use_async_copy": asynchronous}):
+        mod = dlight.ApplyDefaultSchedule(PipelinedContraction())(tvm.IRModule({"main": function}))
+        text = tvm.compile(mod, target=TARGET).mod.imports[0].inspect_source()
+    assert ("ptx_cp_async_legacy" in text[text.rfind('extern "C"') :]) is asynchronous
+    expected = np.maximum(a.astype(np.float64) @ b + bias, 0)
+    np.testing.assert_allclose(run(Schedule(mod), a, b, bias, shape=(100, 52)), expected, rtol=0, atol=1e-4)
+
+
+def test_dlight_rule_leaves_what_it_cannot_do():
+    x = te.placeholder((10,), name="x")
+    elementwise = te.create_prim_func([x, te.compute((10,), lambda i: x[i] + 1)])
+    rows, k = te.var("rows"), te.reduce_axis((0, 8))
+    a, b = te.placeholder((rows, 8), name="a"), te.placeholder((8, 8), name="b")
+    dynamic = te.create_prim_func([a, b, te.compute((rows, 8), lambda i, j: te.sum(a[i, k] * b[k, j], k))])
+    too_large = PipelinedContraction(TileConfig(256, 256, 256, 8, 8))
+    assert PipelinedContraction().apply(elementwise, TARGET) is None
+    assert PipelinedContraction().apply(dynamic, TARGET) is None
+    assert too_large.apply(Matmul(256, 256, 256).prim_func(), TARGET) is None
 
 
 def _loops(problem: Matmul):

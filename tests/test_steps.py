@@ -1,0 +1,359 @@
+"""The ladder: found by reading a folder, each step right at every shape, pipelines equal to the plain loop."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+
+from harness.build import Kernel, lower
+from harness.execution import LlvmBackend
+from harness.verify import verify
+from schedules.errors import IllegalPipeline
+from schedules.tiling import TileConfig
+from schedules.workloads import Matmul
+from steps.config import DEFAULT_STAGES, DEFAULT_TILE, TILE_SET, StepConfig
+from steps.registry import MalformedStep, UnknownStep, find_steps, get_step
+from tests.conftest import EVERY_VARIANT, ROOT, STEPS, make_case
+
+CPU = LlvmBackend()
+SMALL_TILE = TileConfig(8, 16, 16, 4, 4)
+SMALL_M, SMALL_N = 8, 16
+RING_VARIANTS = ("async", "sync", "register_staged", "double_buffer_pipelined")
+GOOD_STEP = '''"""A step."""
+VARIANTS = ("default",)
+
+
+def schedule(problem, config):
+    """Never called."""
+'''
+
+
+# The registry
+
+
+def test_the_registry_finds_the_ladder_by_reading_its_folder() -> None:
+    files = sorted(path.stem for path in (ROOT / "steps").glob("step*_*.py"))
+    assert [step.name for step in find_steps().values()] == files
+    assert list(find_steps()) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_new_step_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = package(tmp_path, monkeypatch, "ladder_new", step9_b=GOOD_STEP, step10_c=GOOD_STEP, step2_a=GOOD_STEP)
+    steps = find_steps(folder)
+    assert [(number, step.name) for number, step in steps.items()] == [(2, "step2_a"), (9, "step9_b"), (10, "step10_c")]
+    assert steps[9].title == "A step"
+    assert steps[9].verified_on == ("gpu", "llvm")
+    assert not steps[9].pipelined
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        (GOOD_STEP.replace('"""A step."""\n', ""), "docstring"),
+        (GOOD_STEP.replace('VARIANTS = ("default",)', ""), "VARIANTS"),
+        (GOOD_STEP.replace('("default",)', "()"), "VARIANTS"),
+        (GOOD_STEP.replace("def schedule", "def something_else"), "schedule"),
+        ("", "docstring, VARIANTS, a non-empty tuple of names, schedule"),
+        pytest.param(
+            GOOD_STEP.replace('("default",)', '"default"'),
+            "VARIANTS",
+            marks=pytest.mark.xfail(strict=True, reason="registry takes a string for a tuple of one-letter variants"),
+        ),
+        pytest.param(
+            GOOD_STEP + "\nthis is no Python\n",
+            "invalid syntax",
+            marks=pytest.mark.xfail(strict=True, reason="registry lets a SyntaxError of a step file through"),
+        ),
+        pytest.param(
+            GOOD_STEP + "\nimport no_such_module\n",
+            "no_such_module",
+            marks=pytest.mark.xfail(strict=True, reason="registry lets an ImportError of a step file through"),
+        ),
+    ],
+    ids=["docstring", "variants", "empty variants", "schedule", "empty file", "string", "syntax", "import"],
+)
+def test_a_malformed_step_is_refused_by_name(
+    text: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    name = re.sub(r"\W", "_", request.node.name)
+    folder = package(tmp_path, monkeypatch, name, step1_good=GOOD_STEP, step2_bad=text)
+    with pytest.raises(MalformedStep, match=r"step2_bad\.py") as caught:
+        find_steps(folder)
+    assert missing in str(caught.value)
+
+
+@pytest.mark.parametrize("stem", ["step_3", "stepper", "step3", "stepX_name", "step3-name"])
+def test_a_file_that_only_looks_like_a_step_is_refused(
+    stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = package(tmp_path, monkeypatch, f"ladder_{re.sub('-', '_', stem)}", **{stem: GOOD_STEP})
+    with pytest.raises(MalformedStep, match=rf"^{stem}\.py is not named stepN_name\.py"):
+        find_steps(folder)
+
+
+def test_two_steps_of_one_number_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = package(tmp_path, monkeypatch, "ladder_twice", step3_a=GOOD_STEP, step3_b=GOOD_STEP)
+    with pytest.raises(MalformedStep, match=r"step3_b\.py lacks a number of its own"):
+        find_steps(folder)
+
+
+def test_unknown_steps_and_variants_are_named_with_those_there_are() -> None:
+    with pytest.raises(UnknownStep, match="no step 7; there are 1, 2, 3, 4, 5, 6"):
+        get_step(7)
+    with pytest.raises(UnknownStep, match="step5_pipelining has no variant 'turbo'; it has: async, sync"):
+        get_step(5).schedule(Matmul(16, 16, 16), StepConfig("turbo", DEFAULT_TILE))
+
+
+# The files
+
+
+def test_importing_a_step_runs_nothing() -> None:
+    lines = [f"import steps.{step.name}" for step in STEPS.values()]
+    lines += ["import sys", "assert not any(name.split('.')[0] in ('harness', 'reports') for name in sys.modules)"]
+    result = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=lambda step: step.name)
+def test_a_step_is_short_says_what_changes_and_defines_no_primitive(step) -> None:
+    source = Path(step.module.__file__).read_text()
+    assert len(source.splitlines()) < 80
+    assert f"Step {step.number}, " in step.title
+    assert "What changes:" in step.text or "What is slow:" in step.text or "Variants, compared by name" in step.text
+    assert "run_step(__file__)" in source
+    used = set(re.findall(r"\bsch\.(\w+)\(", source))
+    assert used <= {"get_sblock", "get_loops"}, f"{step.name} schedules by itself: {used}"
+
+
+def test_defaults_are_shared_and_the_declared_set_is_large_enough() -> None:
+    assert len(set(TILE_SET)) == len(TILE_SET) >= 12
+    assert DEFAULT_TILE in TILE_SET
+    target = make_case(5, (64, 64, 64)).machine.target()
+    assert not any(tile.violations(target, 4, 1) for tile in TILE_SET)
+    assert not DEFAULT_TILE.violations(target, 4, DEFAULT_STAGES)
+
+
+def test_the_default_variant_depends_on_cp_async() -> None:
+    for arch, variant in (("sm_80", "async"), ("sm_90a", "async"), ("sm_75", "register_staged")):
+        assert make_case(5, (64, 64, 64), arch=arch).variant == variant
+    assert make_case(4, (64, 64, 64), arch="sm_75").variant == "default"
+
+
+# Right outputs, through LLVM
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((33, 17, 50), "nn"),
+        ((33, 17, 50), "nt"),
+        ((1, 1, 1), "nn"),
+        ((5, 70, 16), "nn"),
+        ((64, 64, 1), "nn"),
+        ((64, 64, 1), "nt"),
+        ((128, 64, 64), "nn"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value)),
+)
+@pytest.mark.parametrize(("step", "variant"), EVERY_VARIANT)
+def test_every_step_and_variant_is_right(step: int, variant: str, shape: tuple[int, int, int], layout: str) -> None:
+    result = verify(lower(make_case(step, shape, variant, layout=layout)), CPU, seeds=(0,))
+    assert result.passed
+    assert result.max_error <= result.tolerance
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    ("step", "variant"), [(1, None), (3, None), (4, None), (5, "async"), (5, "register_staged"), (6, "unroll8")]
+)
+def test_other_dtypes_are_right(step: int, variant: str | None, dtype: str) -> None:
+    case = make_case(step, (20, 18, 50), variant, dtype=dtype, layout="nt", tile=SMALL_TILE, stages=3)
+    assert verify(lower(case), CPU, seeds=(0,)).passed
+
+
+def test_half_precision_operands_may_have_a_float32_output() -> None:
+    case = make_case(5, (20, 18, 50), dtype="float16", out_dtype="float32", tile=SMALL_TILE)
+    result = verify(lower(case), CPU, seeds=(0,))
+    assert result.tolerance < 1e-3  # that of float32, not of float16
+
+
+@pytest.mark.parametrize("tile", ["16x16x8/1x1", "8x8x4/8x1", "24x40x12/3x5", "16x32x16/4x8"])
+def test_tiles_of_every_form_are_right(tile: str) -> None:
+    for step, variant in ((1, None), (2, None), (4, None), (5, "async"), (5, "writeback"), (6, "unroll32")):
+        case = make_case(step, (35, 44, 31), variant, tile=TileConfig.parse(tile), stages=2)
+        assert verify(lower(case), CPU, seeds=(0,)).passed
+
+
+# Pipelines
+
+
+@functools.cache
+def output_of(step: int, variant: str, k: int, stages: int) -> tuple[np.ndarray, Kernel]:
+    """The output of a variant on fixed data, and its kernel."""
+    kernel = lower(make_case(step, (SMALL_M, SMALL_N, k), variant, tile=SMALL_TILE, stages=stages))
+    a, b = CPU.normal(0, (SMALL_M, k), "float32"), CPU.normal(1, (k, SMALL_N), "float32")
+    output = CPU.poisoned((SMALL_M, SMALL_N), "float32")
+    CPU.load(kernel)(a, b, output)
+    assert not np.isnan(output).any()
+    return output, kernel
+
+
+def k_extents(stages: int) -> list[int]:
+    """Lengths of the reduction around the stage count, in tiles of 16, and two ragged ones."""
+    tiles = {1, 2, stages - 1, stages, stages + 1} - {0}
+    return sorted({16 * count for count in tiles} | {16 * stages + 3, 7})
+
+
+@pytest.mark.parametrize("stages", range(1, 7))
+@pytest.mark.parametrize("variant", RING_VARIANTS)
+def test_a_pipelined_loop_equals_the_plain_one_bit_for_bit(variant: str, stages: int) -> None:
+    for k in k_extents(stages):
+        plain, _ = output_of(4, "default", k, 1)
+        pipelined, kernel = output_of(5, variant, k, stages)
+        assert np.array_equal(plain, pipelined), f"k {k}"
+        slots = min(stages, -(-k // 16))
+        assert kernel.code.shared_versions == slots, f"k {k}"
+        assert len(kernel.warnings) == (1 if slots < stages else 0), f"k {k}"
+        assert bool(kernel.pipeline) == (slots > 1), f"k {k}"
+
+
+@pytest.mark.parametrize("k", [16, 33, 64])
+def test_double_buffer_alone_equals_the_plain_loop_bit_for_bit(k: int) -> None:
+    assert np.array_equal(output_of(4, "default", k, 1)[0], output_of(5, "double_buffer", k, 4)[0])
+
+
+@pytest.mark.parametrize("variant", STEPS[6].variants)
+def test_unrolling_changes_no_bit(variant: str) -> None:
+    assert np.array_equal(output_of(4, "default", 51, 1)[0], output_of(6, variant, 51, 3)[0])
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_write_back_as_a_stage_of_its_own_is_right(stages: int) -> None:
+    for k in k_extents(stages):
+        kernel = lower(make_case(5, (20, 18, k), "writeback", tile=SMALL_TILE, stages=stages))
+        assert verify(kernel, CPU, seeds=(0,)).passed
+
+
+def test_more_stages_than_k_tiles_warns_once_and_uses_as_many_slots_as_tiles() -> None:
+    kernel = lower(make_case(5, (64, 64, 32), "async", stages=6))
+    (warning,) = kernel.warnings
+    assert "6 pipeline stages" in warning
+    assert "2 iterations" in warning
+    assert kernel.smem_bytes == DEFAULT_TILE.smem_bytes(4, 2)
+    assert verify(kernel, CPU, seeds=(0,)).passed
+
+
+@pytest.mark.xfail(strict=True, reason="Case.validate multiplies shared memory by the stages asked for, not used")
+def test_far_more_stages_than_k_tiles_is_not_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kernel = lower(make_case(5, (64, 64, 64), "async", stages=64))
+    assert kernel.smem_bytes == DEFAULT_TILE.smem_bytes(4, 4)
+
+
+@pytest.mark.parametrize("stages", [0, -1])
+def test_a_stage_count_below_one_is_refused(stages: int) -> None:
+    with pytest.raises(IllegalPipeline, match="stage count below 1") as caught:
+        STEPS[5].schedule(Matmul(64, 64, 64), StepConfig("async", DEFAULT_TILE, stages))
+    assert caught.value.value == stages
+
+
+def test_the_annotations_are_those_of_the_variant() -> None:
+    def lists(variant: str, stages: int = 4) -> dict[str, list[int]]:
+        return lower(make_case(5, (128, 128, 256), variant, stages=stages)).pipeline
+
+    stage, order, asynchronous = (f"software_pipeline_{name}" for name in ("stage", "order", "async_stages"))
+    assert lists("async") == {stage: [0, 0, 3], order: [0, 1, 2], asynchronous: [0]}
+    assert lists("sync") == {stage: [0, 0, 3], order: [0, 1, 2]}
+    assert lists("double_buffer") == {}
+    assert sorted(lists("register_staged")[stage]) == [0, 0, 1, 1, 4]
+    assert asynchronous not in lists("register_staged")
+    assert lists("writeback", stages=2)[stage] == [0, 0, 1, 2]
+    assert lists("async", stages=1) == {}
+
+
+def test_the_pass_configuration_is_what_the_schedule_says() -> None:
+    configurations = {variant: lower(make_case(5, (64, 64, 128), variant)).pass_config for variant in STEPS[5].variants}
+    assert configurations.pop("async") == configurations.pop("writeback") == {"tirx.use_async_copy": True}
+    assert set(map(str, configurations.values())) == {"{}"}
+
+
+# The generated code
+
+
+@pytest.mark.parametrize("shape", [(128, 128, 128), (33, 17, 50)], ids=str)
+def test_double_buffer_scope_changes_nothing(shape: tuple[int, int, int]) -> None:
+    def body(step: int, variant: str) -> str:
+        return lower(make_case(step, shape, variant)).body
+
+    assert body(5, "double_buffer") == body(4, "default")
+    assert body(5, "double_buffer_pipelined") == body(5, "sync")
+    assert body(5, "sync") != body(4, "default")
+
+
+def test_every_other_variant_generates_code_of_its_own() -> None:
+    bodies = {variant: lower(make_case(5, (128, 128, 256), variant)).body for variant in STEPS[5].variants}
+    assert len(set(bodies.values())) == len(bodies) - 1  # double_buffer_pipelined is sync
+    factors = {variant: lower(make_case(6, (128, 128, 256), variant)).body for variant in STEPS[6].variants}
+    # A k tile of 16 is fully unrolled by 16, by 32 and by "full".
+    assert factors["full"] == factors["unroll16"] == factors["unroll32"]
+    assert len({factors[name] for name in ("full", "none", "unroll4", "unroll8")}) == 4
+    assert factors["none"] == bodies["async"]
+
+
+def test_neighbouring_steps_differ() -> None:
+    bodies = [lower(make_case(number, (128, 128, 128))).body for number in STEPS]
+    assert len(set(bodies)) == len(STEPS)
+    shared = [lower(make_case(number, (128, 128, 128))).smem_bytes for number in STEPS]
+    assert shared[0] == 0
+    assert shared[1] == DEFAULT_TILE.one_output_per_thread().smem_bytes(4)
+    assert shared[2:4] == [DEFAULT_TILE.smem_bytes(4)] * 2
+    assert shared[4:] == [DEFAULT_TILE.smem_bytes(4, DEFAULT_STAGES)] * 2
+
+
+def test_vector_stores_appear_with_step_4() -> None:
+    codes = {number: lower(make_case(number, (128, 128, 128))).code for number in (3, 4)}
+    assert codes[3].vector_loads == codes[3].vector_stores_kernel == 0
+    assert codes[4].vector_loads == 2
+    assert codes[4].vector_stores_kernel > 0
+
+
+def test_shared_memory_beyond_48_kib_becomes_dynamic_and_stays_right() -> None:
+    tile = TileConfig.parse("64x64x32/8x8")
+    kernel = lower(make_case(5, (64, 64, 160), "async", tile=tile, stages=4))
+    assert kernel.smem_bytes == 64 * 1024
+    assert "extern __shared__" in kernel.cuda
+    assert verify(kernel, CPU, seeds=(0,)).passed
+
+
+@pytest.mark.parametrize("shape", [(65537, 2, 1), (2, 65537 * 64, 1)], ids=str)
+def test_grids_beyond_65535_rows_are_launched_along_x(shape: tuple[int, int, int]) -> None:
+    kernel = lower(make_case(4, shape))
+    assert set(kernel.launch) == {"blockIdx.x", "threadIdx.x", "threadIdx.y"}
+    assert kernel.blocks == -(-shape[0] // 32) * -(-shape[1] // 64)
+
+
+def test_scheduling_leaves_no_trace_in_the_process() -> None:
+    before = tvm.get_global_func("tvm_callback_cuda_compile")
+    first = lower(make_case(5, (64, 64, 64)))
+    assert lower(make_case(5, (64, 64, 64))).cuda == first.cuda
+    assert tvm.get_global_func("tvm_callback_cuda_compile").same_as(before)
+
+
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, **files: str) -> Path:
+    """A package of steps in a temporary folder that Python can import."""
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    for stem, text in files.items():
+        (folder / f"{stem}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
