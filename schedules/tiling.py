@@ -69,7 +69,10 @@ class TileConfig:
         return "shared" if self.smem_bytes(itemsize, stages) <= STATIC_SHARED_BYTES else "shared.dyn"
 
     def violations(self, target: Target, itemsize: int = 4, stages: int = 1) -> list[str]:
-        """Every limit of ``target`` that this tile breaks, one clause each; empty if it is legal."""
+        """Every limit of ``target`` that this tile breaks, one clause each; empty if it is legal.
+
+        Limits a target does not state are taken as 1024 threads, 65536 registers and 48 KiB of shared memory.
+        """
         sizes = (self.block_m, self.block_n, self.block_k, self.thread_m, self.thread_n)
         if min(sizes) < 1:
             return [f"tile extents must be at least 1, got {min(sizes)}"]
@@ -78,7 +81,7 @@ class TileConfig:
             if block % thread:
                 found.append(f"{block} {role} of the block are not a multiple of {thread} {role} per thread")
         rows, columns = self.threads
-        threads, max_threads = rows * columns, int(target.attrs["max_threads_per_block"])
+        threads, max_threads = rows * columns, int(target.attrs.get("max_threads_per_block", 1024))
         if threads > max_threads:
             found.append(f"{threads} threads per block, limit {max_threads}")
         registers = self.thread_m * self.thread_n + self.thread_m + self.thread_n + ADDRESSING_REGISTERS
@@ -87,7 +90,10 @@ class TileConfig:
         registers_per_block = int(target.attrs.get("registers_per_block", 65536))
         if registers <= REGISTERS_PER_THREAD and registers * threads > registers_per_block:
             found.append(f"about {registers * threads} registers per block, limit {registers_per_block}")
-        smem, max_smem = self.smem_bytes(itemsize, stages), int(target.attrs["max_shared_memory_per_block"])
+        smem, max_smem = (
+            self.smem_bytes(itemsize, stages),
+            int(target.attrs.get("max_shared_memory_per_block", STATIC_SHARED_BYTES)),
+        )
         if smem > max_smem:
             found.append(f"{smem} bytes of shared memory in {stages} stage(s), limit {max_smem}")
         return found

@@ -1,0 +1,32 @@
+"""What the README shows is run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_python_examples_run():
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(blocks) >= 3
+    names: dict[str, object] = {}
+    for block in blocks:  # each goes on from the one before, as a reader would
+        exec(compile(block, "README.md", "exec"), names)
+    assert "ptx_cp_async" in names["kernel"].mod.imports[0].inspect_source()
+
+
+def test_quick_start_is_two_lines():
+    section = README.split("## Quick start")[1].split("\n## ")[0]
+    commands = [line for block in re.findall(r"```bash\n(.*?)```", section, re.S) for line in block.splitlines()]
+    assert len(commands) == 2
+    assert all(command.startswith("python3 -m venv .venv && ") for command in commands)
+
+
+def test_commands_name_real_subcommands_and_options():
+    from harness.cli import _parser
+
+    for command in re.findall(r"`python -m harness ([^`]*)`", README):
+        if "RECORD" not in command and "…" not in command:
+            _parser().parse_args(command.split())
