@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -19,7 +20,7 @@ from tvm.tirx.build import split_host_device_mods
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
 from harness.toolchain import Compiler, Cubin, compile_cubin
-from schedules.inspection import annotated_loops
+from schedules.inspection import annotated_loops, statements_of
 from schedules.pipelining import ASYNC, ORDER, STAGE, required_pass_config
 from schedules.tiling import TileConfig
 from schedules.vectorization import dtype_bytes
@@ -159,11 +160,12 @@ class Kernel:
         )
 
     @property
-    def pipeline(self) -> dict[str, list[int]]:
-        """The lists annotated on the pipelined loop; empty without a pipeline."""
+    def pipeline(self) -> dict[str, list[Any]]:
+        """The lists annotated on the pipelined loop, and its statements' names; empty without a pipeline."""
         for loop in annotated_loops(self.schedule.mod, STAGE):
             lists = {key: loop.annotations.get(key) for key in (STAGE, ORDER, ASYNC)}
-            return {key: [int(value) for value in values] for key, values in lists.items() if values is not None}
+            found = {key: [int(value) for value in values] for key, values in lists.items() if values is not None}
+            return {"statements": [statement.name for statement in statements_of(loop)], **found}
         return {}
 
     @property

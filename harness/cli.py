@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 right, 1 wrong result, 2 refused, 3 could not be verified)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "harness", *arguments])
+    command = shlex.join(["python", "-m", "harness", *_repeatable(arguments)])
     try:
         return {"list": _list, "run": _run, "verify": _verify, "compile": _compile, "sweep": _sweep}[options.command](
             options, command
@@ -73,6 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (*REFUSALS, UsageError) as refused:
         print(f"error: {refused}", file=sys.stderr)
         return BAD_INPUT
+
+
+def _repeatable(arguments: list[str]) -> list[str]:
+    """The arguments that say what is measured, without those that say where results and tree lie."""
+    places = ("--out", "--revision")
+    kept = [argument for argument in arguments if not argument.startswith(tuple(f"{place}=" for place in places))]
+    return [word for before, word in zip(["", *kept], kept) if word not in places and before not in places]
 
 
 def run_step(file: str) -> None:

@@ -62,11 +62,10 @@ def pipeline_table(listing: Listing) -> Table | None:
     if not lists:
         return None
     asynchronous = lists.pop("async_stages", [])
-    count = max(map(len, lists.values()))
-    columns = {name: values for name, values in lists.items() if len(values) == count}
-    rows = tuple((str(number), *map(str, values)) for number, values in enumerate(zip(*columns.values()), 1))
+    statements = lists.pop("statements")
+    rows = tuple((name, *map(str, values)) for name, *values in zip(statements, *lists.values()))
     note = f"Asynchronous stages: {_plain(asynchronous)}." if asynchronous else "No stage is asynchronous."
-    return Table("Pipeline", ("statement of the k loop", *columns), rows, note)
+    return Table("Pipeline", ("statement of the k loop", *lists), rows, note)
 
 
 def variants_code_table(listings: list[Listing]) -> Table:

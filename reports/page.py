@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from harness.records import GpuState, Record, write_atomically
 
@@ -78,14 +79,20 @@ def candidates_table(section: Section, step: int) -> Table | None:
     line = {shape: record for shape, record in section.line(step, "best").items() if record.candidates}
     if not line:
         return None
-    found = {(shape, item["tile"]): item for shape, record in line.items() for item in record.candidates}
-    tiles = sorted({tile for _, tile in found}, key=natural)
-    rows = [(tile, *(_candidate_cell(shape, found.get((shape, tile))) for shape in line)) for tile in tiles]
+    found = {(shape, _candidate(item)): item for shape, record in line.items() for item in record.candidates}
+    names = sorted({name for _, name in found}, key=natural)
+    rows = [(name, *(_candidate_cell(shape, found.get((shape, name))) for shape in line)) for name in names]
     refused = {item["tile"]: item.get("why") for item in found.values() if item["time_ms"] is None}
+    tiles = {item["tile"] for item in found.values()}
     note = "GFLOPS in the rounds of the choice, fewer than those of the records above."
     note += "".join(f"\n- {tile} is illegal: {why}" for tile, why in refused.items())
     title = f"The {len(tiles)} tiles that the best one was chosen from"
     return Table(title, ("tile", *map(shape_label, line)), tuple(rows), note)
+
+
+def _candidate(item: dict[str, Any]) -> str:
+    """A candidate's tile, with its ring slots where it has several."""
+    return item["tile"] + (f", {item['stages']} slots" if item["stages"] > 1 else "")
 
 
 def how_measured(records: list[Record]) -> str:

@@ -212,7 +212,7 @@ def tiles_in_words(lines: Collection[dict[Shape, Record]], choice: str) -> str:
     """Which tiles were used, as a sentence."""
     records = [record for line in lines for record in line.values()]
     if choice == "best":
-        count = max((len(record.candidates) for record in records), default=0)
+        count = max((len({item["tile"] for item in record.candidates}) for record in records), default=0)
         return f"best tile: the fastest of {count} for each step and size." if count else "best tile of each size."
     return f"tile {', '.join(sorted({record.tile for record in records}))} in every step and size."
 

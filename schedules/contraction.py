@@ -81,7 +81,7 @@ def stage_contraction(
     bind_threads(sch, loops.thread_row, loops.thread_column)
     write_back = accumulate_in_registers(sch, block, loops.thread_column)
     if vectorize:
-        vectorize_write_back(sch, write_back)
+        vectorize_write_back(sch, write_back, loops.thread_column)
     copies, loads = [], []
     for operand in (0, 1):
         copy = stage_in_shared(sch, computing, operand, loops.k_outer, scope)

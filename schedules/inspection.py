@@ -70,7 +70,12 @@ class Statement:
 
 def statements_under(sch: Schedule, loop: LoopRV) -> list[Statement]:
     """The statements of a loop's body, in program order."""
-    body = sch.get(loop).body
+    return statements_of(sch.get(loop))
+
+
+def statements_of(loop: tirx.For) -> list[Statement]:
+    """The statements of a loop's body, in program order; of the loop itself where there is no schedule at hand."""
+    body = loop.body
     while isinstance(body, s_tir.SBlockRealize):
         body = body.block.body
     parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]

@@ -7,7 +7,7 @@ from tvm import ir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from .inspection import loop_extent
+from .inspection import loop_extent, loops_below
 
 VECTOR_BYTES = 16  # the widest load and store of a thread, and cp.async's widest copy
 
@@ -52,14 +52,16 @@ def vectorize_inner(sch: Schedule, loop: LoopRV, width: int) -> LoopRV:
     return outer
 
 
-def vectorize_write_back(sch: Schedule, write_back: SBlockRV) -> int:
-    """Store a write-back's innermost loop in the widest legal vectors; returns their width in elements.
+def vectorize_write_back(sch: Schedule, write_back: SBlockRV, loop: LoopRV) -> int:
+    """Store a write-back's innermost loop under ``loop`` in the widest legal vectors; returns their width.
 
-    See :func:`widest_vector`; a ragged or unaligned output gets narrower stores, openly.
+    See :func:`widest_vector`; a ragged or unaligned output gets narrower stores, openly. The width is 1
+    where the write-back has no loop of its own under ``loop`` (one element per thread).
     """
-    innermost = sch.get_loops(write_back)[-1]
-    width = widest_vector(sch, write_back, innermost)
-    vectorize_inner(sch, innermost, width)
+    own_loops = loops_below(sch, write_back, loop)
+    width = widest_vector(sch, write_back, own_loops[-1]) if own_loops else 1
+    if own_loops:
+        vectorize_inner(sch, own_loops[-1], width)
     return width
 
 

@@ -39,7 +39,7 @@ VARIANTS = {
     5: ("async", "sync", "register_staged", "writeback", "double_buffer", "double_buffer_pipelined"),
     6: ("full", "none", "unroll4", "unroll8", "unroll16", "unroll32"),
 }
-REFUSED = {"tile": "512x512x8/1x1", "time_ms": None, "why": "too many threads (got 262144, limit 1024)"}
+REFUSED = {"tile": "512x512x8/1x1", "stages": 1, "time_ms": None, "why": "too many threads (got 262144, limit 1024)"}
 CODE = CodeFacts(2, 4, 16, 1, (2,), 3, 1, 3, 120)
 RESOURCES = Resources(64, 0, 12288, 128, 256, 8, 0.5, "registers")
 
@@ -134,6 +134,7 @@ def listing(step: int = 5, variant: str | None = None) -> Listing:
         code=CODE,
         resources=RESOURCES,
         pipeline={
+            "statements": ["A_shared", "B_shared", "matmul_update"],
             "software_pipeline_stage": [0, 0, 3],
             "software_pipeline_order": [0, 1, 2],
             "software_pipeline_async_stages": [0],
@@ -156,7 +157,10 @@ def write_ladder(folder: Path, variants: bool = True) -> None:
                 if best.previous
                 else None
             )
-            candidates = (*({"tile": f"{32 * n}x64x16/4x4", "time_ms": 1.0 + n} for n in range(1, 12)), REFUSED)
+            candidates = (
+                *({"tile": f"{32 * n}x64x16/4x4", "stages": 1, "time_ms": 1.0 + n} for n in range(1, 12)),
+                REFUSED,
+            )
             replace(best, tile_choice="best", tile="128x64x32/8x4", candidates=candidates, previous=before).save(folder)
     for step, names in VARIANTS.items() if variants else ():
         for place, name in enumerate(names[1:], 1):
