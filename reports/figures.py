@@ -166,7 +166,7 @@ def _bar_panels(
 def _draw_bars(axes: Axes, points: list[tuple[float, float]], width: float, color: str, label: str) -> None:
     places, gains = _columns(points)
     bars = axes.bar(places, gains, width * 0.92, color=color, edgecolor="#333333", linewidth=0.4, label=label)
-    labels = [f"{gain:+.0f}" for gain in gains]
+    labels = [f"{gain:+.0f}" if round(gain) else "0" for gain in gains]
     axes.bar_label(bars, labels, rotation=90, fontsize=7, padding=2)
 
 
@@ -175,9 +175,11 @@ def _scale_gains(axes: Axes) -> None:
     axes.set_yscale("symlog", linthresh=50, linscale=1.0)
     scale = axes.yaxis.get_transform()
     low, high = scale.transform([min(axes.dataLim.y0, 0), max(axes.dataLim.y1, 10)])
-    room = 0.18 * (high - low)  # for the numbers at the bars' ends
+    room = 0.26 * (high - low)  # for the numbers at the bars' ends
     axes.set_ylim(*scale.inverted().transform([low - room if low < 0 else 0, high + room]))
-    axes.yaxis.set_major_locator(FixedLocator([-90, -50, -25, 0, 25, 50, 100, 200, 400, 800, 1600]))
+    largest = max(abs(axes.dataLim.y0), abs(axes.dataLim.y1))
+    marks = [2, 5, 10, 20] if largest < 25 else [25, 50, 100, 200, 400, 800, 1600]
+    axes.yaxis.set_major_locator(FixedLocator([*(-mark for mark in marks if mark < 100), -90, 0, *marks]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.0f}" if value else "0"))
 

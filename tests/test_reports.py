@@ -303,7 +303,7 @@ def test_a_page_shows_what_changed_the_records_and_the_way_on(site):
     assert "same (equal)" in text
     assert text.count("```diff\n--- step4_vectorization\n+++ step5_pipelining\n") == 2
     assert "\n+    statement_8()\n" in text
-    assert "| 1 | 0 | 0 |" in text
+    assert "| A_shared | 0 | 0 |" in text
     assert "- **writeback**: writeback: because of its code." in text
     assert "32,200, +26.8 % (+30)" in text
     assert "512x512x8/1x1 is illegal: too many threads" in text
