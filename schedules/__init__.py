@@ -17,7 +17,9 @@ from .caching import (
 from .contraction import StagedContraction, stage_contraction
 from .errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
 from .layout import flatten_contraction, pad_to_tile
-from .pipelining import Pipeline, double_buffer, pipeline_loop, required_pass_config
+from .pipeline_check import check_pipeline
+from .pipeline_report import explain_pipeline
+from .pipelining import PipelinePlan, double_buffer, infer_pipeline, pipeline_loop, required_pass_config
 from .tiling import TileConfig, TiledLoops, bind_elements, bind_grid, bind_threads, tile_contraction
 from .unrolling import unroll_loop
 from .vectorization import vectorize_inner, vectorize_write_back, widest_vector
@@ -30,7 +32,7 @@ __all__ = [
     "IllegalTile",
     "IllegalWorkload",
     "Matmul",
-    "Pipeline",
+    "PipelinePlan",
     "StagedContraction",
     "TileConfig",
     "TiledLoops",
@@ -41,9 +43,12 @@ __all__ = [
     "bind_grid",
     "bind_threads",
     "conv2d_nhwc",
+    "check_pipeline",
     "double_buffer",
+    "explain_pipeline",
     "fetch_cooperatively",
     "flatten_contraction",
+    "infer_pipeline",
     "initialize_before",
     "inline_data_movement",
     "matmul_bias_relu",

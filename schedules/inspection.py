@@ -43,9 +43,16 @@ def loops_below(sch: Schedule, block: SBlockRV, loop: LoopRV) -> list[LoopRV]:
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement directly under a loop: its leaf blocks, and what they read, write and carry."""
+    """One statement directly under a loop: its leaf blocks, what they read and write, how often they run.
+
+    ``elements`` is the product of the loops inside the statement (threads and vector lanes included): the
+    elements that one iteration of the loop writes, where the statement is a copy. ``vector`` is the extent
+    of its vectorized loop, 1 without one.
+    """
 
     blocks: tuple[s_tir.SBlock, ...]
+    elements: int = 1
+    vector: int = 1
 
     @property
     def name(self) -> str:
@@ -61,6 +68,25 @@ class Statement:
     def writes(self) -> list[ir.TensorRegion]:
         """Every region that its blocks write."""
         return [region for block in self.blocks for region in block.writes]
+
+    def reads_buffer(self, buffer: tirx.Var) -> bool:
+        """Whether one of its blocks reads ``buffer``."""
+        return any(region.source.same_as(buffer) for region in self.reads)
+
+    def writes_buffer(self, buffer: tirx.Var) -> bool:
+        """Whether one of its blocks writes ``buffer``."""
+        return any(region.source.same_as(buffer) for region in self.writes)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether it keeps a running sum: a reduction, or reads what it writes."""
+        reduces = any(i.iter_type == tirx.IterVar.CommReduce for block in self.blocks for i in block.iter_vars)
+        return reduces or any(self.reads_buffer(region.source) for region in self.writes)
+
+    @property
+    def is_pure_copy(self) -> bool:
+        """Whether it only moves elements (zero outside a predicate), of one dtype: what cp.async can do."""
+        return len(self.blocks) == 1 and _moves_elements(self.blocks[0].body)
 
     @property
     def fills_shared(self) -> bool:
@@ -79,7 +105,13 @@ def statements_of(loop: tirx.For) -> list[Statement]:
     while isinstance(body, s_tir.SBlockRealize):
         body = body.block.body
     parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
-    return [Statement(tuple(_leaf_blocks(part))) for part in parts]
+    return [_statement(part) for part in parts]
+
+
+def blocks_outside(mod: ir.IRModule, loop: tirx.For) -> list[s_tir.SBlock]:
+    """The leaf blocks of a module's "main" that are not under ``loop``."""
+    inside = [block for statement in statements_of(loop) for block in statement.blocks]
+    return [block for block in _leaf_blocks(mod["main"].body) if not any(block.same_as(other) for other in inside)]
 
 
 def annotated_loops(mod: ir.IRModule | tirx.PrimFunc, key: str) -> Iterator[tirx.For]:
@@ -94,6 +126,30 @@ def annotated_loops(mod: ir.IRModule | tirx.PrimFunc, key: str) -> Iterator[tirx
                 order="pre",
             )
     return iter(found)
+
+
+def _statement(stmt: tirx.Stmt) -> Statement:
+    extents = {"elements": 1, "vector": 1}
+
+    def note(loop: tirx.For) -> None:
+        extents["elements"] *= int(loop.extent)
+        if loop.kind == tirx.ForKind.VECTORIZED:
+            extents["vector"] = int(loop.extent)
+
+    tvm_ffi.structural_walk(stmt, (tirx.For, note))
+    return Statement(tuple(_leaf_blocks(stmt)), **extents)
+
+
+def _moves_elements(body: tirx.Stmt) -> bool:
+    """``target[...] = source[...]``, or the same with ``source[...] if inside else 0``."""
+    if not isinstance(body, tirx.BufferStore):
+        return False
+    value = body.value
+    if isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else"):
+        value, otherwise = value.args[1], value.args[2]
+        if not isinstance(otherwise, (tirx.FloatImm, tirx.IntImm)) or float(otherwise.value) != 0:
+            return False
+    return isinstance(value, ir.TensorLoad) and value.source.dtype == body.buffer.dtype
 
 
 def _leaf_blocks(stmt: tirx.Stmt) -> list[s_tir.SBlock]:

@@ -8,7 +8,9 @@ each operand, the *ring slots*; a prologue fills them, an epilogue drains them::
     load        tile 0      tile 1      tile 2      tile 3           stage 0
     compute                             tile 0      tile 1           stage 2: three slots, two tiles ahead
 
-TVM does the rewriting when it lowers the annotations that :func:`pipeline_loop` makes.
+TVM does the rewriting when it lowers the annotations that :func:`pipeline_loop` makes, and TVM's checks
+come then, with empty block names; :func:`schedules.pipeline_check.check_pipeline` makes them at once,
+and those TVM leaves out. :func:`schedules.pipeline_report.explain_pipeline` shows what was made.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .errors import IllegalPipeline
-from .inspection import Statement, annotated_loops, loop_extent, loop_name, statements_under
+from .inspection import SHARED_SCOPES, Statement, annotated_loops, loop_extent, loop_name, statements_under
+from .pipeline_check import check_pipeline
 
 STAGE, ORDER, ASYNC = (
     "software_pipeline_stage",
@@ -30,18 +33,27 @@ STAGE, ORDER, ASYNC = (
 )
 DOUBLE_BUFFER = "double_buffer_scope"
 
+# Where a statement stands in the body of the pipelined loop. Registers are stored to shared memory before
+# the next loads are issued into them, and a result is consumed before the next one overwrites it: then
+# one version of either is enough, and no index changes with the iteration, which registers cannot have.
+PLACE_IN_BODY = {"copy": 0, "load": 1, "epilogue": 2, "transform": 3, "compute": 4}
+
 
 @dataclass(frozen=True)
-class Pipeline:
-    """What was annotated on a loop, and what its lowering needs.
+class PipelinePlan:
+    """How a loop is pipelined: TVM's lists, statement by statement, and what their lowering needs.
 
-    ``statements`` names the loop's statements; ``stage``, ``order`` and ``async_stages`` are TVM's lists
-    (see the module's text); ``slots`` is the number of ring slots of each shared operand.
+    ``statements`` and ``roles`` name the loop's statements and what they are to the pipeline: "load"
+    (global memory to registers, on the way to shared memory), "copy" (an operand to shared memory or
+    registers), "transform" (a cast or the like of a copied operand), "compute" (uses operands),
+    "epilogue" (uses what compute made). ``stage``, ``order`` and ``async_stages`` are TVM's lists (see
+    the module's text), empty without a pipeline; ``slots`` counts the versions of each copied operand.
     """
 
     loop: LoopRV
     slots: int
     statements: tuple[str, ...]
+    roles: tuple[str, ...]
     stage: tuple[int, ...]
     order: tuple[int, ...]
     async_stages: tuple[int, ...]
@@ -52,8 +64,56 @@ class Pipeline:
         return {"tirx.use_async_copy": True} if self.async_stages else {}
 
 
-def pipeline_loop(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: bool = True) -> Pipeline:
-    """Overlap a loop's copies to shared memory with what uses them, ``stages`` ring slots per operand.
+def infer_pipeline(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: bool | str = "auto") -> PipelinePlan:
+    """Work out stages, order and asynchronous stages from what the loop's statements read and write.
+
+    Nothing is changed. A *copy* fills shared memory or registers, keeps no running sum, reads nothing
+    that the loop computes, and is consumed by a later statement of the same loop; copies of copies run
+    through registers on their way to shared memory. What uses copies computes; what lies between a copy
+    and its use (a cast, a dequantisation) runs with the computation, and what uses results runs one stage
+    after it. Works on any number of statements and copies, and on an inner loop over registers
+    (:func:`pipeline_loop` of ``k_inner``, whose copies go from shared memory to registers).
+
+    Parameters
+    ----------
+    stages : ring slots of each copied operand; 1 for no pipeline. More than the loop has iterations
+        warns, and as many as it has are planned.
+    async_copy : "auto" makes copies asynchronous where all of them only move elements from global to
+        shared memory (cp.async; sm_80 and newer); True demands it; False forbids it.
+
+    Raises
+    ------
+    IllegalPipeline : for fewer than 1 stage; for a loop without copies or without their use; for
+        ``async_copy=True`` where a copy cannot be asynchronous, naming it.
+    """
+    name = loop_name(sch, loop)
+    if not isinstance(stages, int) or stages < 1:
+        raise IllegalPipeline(
+            "stage count below 1", loop=name, value=stages, limit="at least 1", remedy="give 1 for no pipeline"
+        )
+    statements = statements_under(sch, loop)
+    names = tuple(statement.name for statement in statements)
+    slots = min(stages, loop_extent(sch, loop))
+    if slots < stages:
+        warnings.warn(
+            f"{stages} pipeline stages on loop {name!r} of {slots} iterations: {slots} used, more would stay empty",
+            stacklevel=3,
+        )
+    if slots == 1:
+        return PipelinePlan(loop, 1, names, (), (), (), ())
+    roles = _roles(statements, name)
+    first_copy = 1 if "load" in roles else 0
+    compute = first_copy + slots - 1
+    stage_of = {"load": 0, "copy": first_copy, "transform": compute, "compute": compute, "epilogue": compute + 1}
+    body = sorted(range(len(roles)), key=lambda index: PLACE_IN_BODY[roles[index]])
+    order = tuple(body.index(index) for index in range(len(roles)))
+    asynchronous = _asynchronous(statements, roles, async_copy, name)
+    stage = tuple(stage_of[role] for role in roles)
+    return PipelinePlan(loop, slots, names, roles, stage, order, (0,) if asynchronous else ())
+
+
+def pipeline_loop(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: bool | str = "auto") -> PipelinePlan:
+    """Overlap a loop's copies with what uses them, ``stages`` ring slots per operand; infer, check, apply.
 
     ::
 
@@ -66,45 +126,25 @@ def pipeline_loop(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: bool
                    C += slot k % stages
                  C += the remaining stages-1 slots                          # epilogue
 
-    ``stages`` counts slots: 1 leaves the loop alone, n keeps n − 1 tiles ahead. With ``async_copy`` the
-    copies are cp.async (sm_80 and newer; 4, 8 or 16 bytes each), which needs the pass configuration in
-    the result::
+    ``stages`` counts slots: 1 leaves the loop alone, n keeps n − 1 tiles ahead. Asynchronous copies
+    (cp.async: sm_80 and newer; 4, 8 or 16 bytes each) need the pass configuration in the result::
 
-        with tvm.transform.PassContext(config=pipeline.pass_config):
+        with tvm.transform.PassContext(config=plan.pass_config):
             tvm.compile(sch.mod, target)
 
     Copies staged through registers (:func:`schedules.caching.stage_through_registers`) run one stage
     deeper: global loads are issued one iteration before their registers are stored to shared memory.
-    A statement that only consumes what the computing statement produced (a write-back) runs one stage
-    after it. More stages than iterations warns, and as many slots as iterations are made.
-
-    Raises
-    ------
-    IllegalPipeline : for fewer than 1 stage; for a loop without copies to shared memory, or without a
-        statement that uses them.
+    The loop stays valid. Parameters and errors are those of :func:`infer_pipeline` and of
+    :func:`schedules.pipeline_check.check_pipeline`.
     """
-    name = loop_name(sch, loop)
-    if not isinstance(stages, int) or stages < 1:
-        raise IllegalPipeline(
-            "stage count below 1", loop=name, value=stages, limit="at least 1", remedy="give 1 for no pipeline"
-        )
-    statements = statements_under(sch, loop)
-    slots = min(stages, loop_extent(sch, loop))
-    if slots < stages:
-        warnings.warn(
-            f"{stages} pipeline stages on loop {name!r} of {slots} iterations: {slots} used, more would stay empty",
-            stacklevel=2,
-        )
-    if slots == 1:
-        return Pipeline(loop, 1, tuple(s.name for s in statements), (), (), ())
-    parts = _pipeline_parts(statements, name)
-    stage, order = _stage_and_order(parts, slots)
-    async_stages = (0,) if async_copy and not any(part.role == "load" for part in parts) else ()
-    sch.annotate(loop, STAGE, list(stage))
-    sch.annotate(loop, ORDER, list(order))
-    if async_stages:
-        sch.annotate(loop, ASYNC, list(async_stages))
-    return Pipeline(loop, slots, tuple(part.name for part in parts), stage, order, async_stages)
+    plan = infer_pipeline(sch, loop, stages, async_copy)
+    if plan.stage:
+        check_pipeline(sch, loop, plan.stage, plan.order, plan.async_stages)
+        sch.annotate(loop, STAGE, list(plan.stage))
+        sch.annotate(loop, ORDER, list(plan.order))
+    if plan.async_stages:
+        sch.annotate(loop, ASYNC, list(plan.async_stages))
+    return plan
 
 
 def double_buffer(sch: Schedule, copy: SBlockRV) -> None:
@@ -124,55 +164,67 @@ def required_pass_config(mod: ir.IRModule | tirx.PrimFunc) -> dict[str, bool]:
     return {"tirx.use_async_copy": True} if any(True for _ in annotated_loops(mod, ASYNC)) else {}
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One statement as the pipeline sees it. Roles: load (global→registers), copy (→shared), compute, write_back."""
-
-    name: str
-    role: str
-
-
-def _pipeline_parts(statements: list[Statement], loop: str) -> list[_Part]:
-    produced = [region.source for statement in statements if statement.fills_shared for region in statement.writes]
-    loaded = [region.source for statement in statements if statement.fills_shared for region in statement.reads]
-
-    def role(statement: Statement) -> str:
-        if statement.fills_shared:
-            return "copy"
-        if any(region.source.same_as(buffer) for region in statement.writes for buffer in loaded):
-            return "load"
-        uses_copies = any(region.source.same_as(buffer) for region in statement.reads for buffer in produced)
-        return "compute" if uses_copies else "write_back"
-
-    parts = [_Part(statement.name, role(statement)) for statement in statements]
+def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
+    """Each statement's role in the pipeline; see :class:`PipelinePlan`."""
+    copies = [statement for index, statement in enumerate(statements) if _is_copy(index, statements)]
+    roles: list[str] = []
+    for statement in statements:
+        fed_by = [role for role, earlier in zip(roles, statements) if _feeds(earlier, statement)]
+        if statement in copies:
+            feeds_copy = any(_feeds(statement, later) for later in copies if later is not statement)
+            roles.append("load" if feeds_copy and not statement.fills_shared else "copy")
+        elif "compute" in fed_by or "epilogue" in fed_by:
+            roles.append("epilogue")
+        elif fed_by and not statement.accumulates and any(_feeds(statement, later) for later in statements):
+            roles.append("transform")
+        else:
+            roles.append("compute")
     for needed, problem in (
-        ("copy", "nothing to load ahead: no copy to shared memory"),
+        ("copy", "nothing to load ahead: no copy to shared memory or registers"),
         ("compute", "no use of the copies"),
     ):
-        if not any(part.role == needed for part in parts):
+        if needed not in roles:
             raise IllegalPipeline(
                 f"{problem} among the loop's statements",
                 loop=loop,
-                value=[part.name for part in parts],
+                value=[statement.name for statement in statements],
                 remedy="stage operands with stage_in_shared(sch, block, operand, loop) first",
             )
-    return parts
+    return tuple(roles)
 
 
-def _stage_and_order(parts: list[_Part], slots: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """TVM's stage and order lists.
+def _is_copy(index: int, statements: list[Statement]) -> bool:
+    statement, earlier = statements[index], statements[:index]
+    near = all(region.source.scope() in (*SHARED_SCOPES, "local") for region in statement.writes)
+    inputs = [producer for producer in earlier if _feeds(producer, statement)]
+    from_copies = all(_is_copy(statements.index(producer), statements) for producer in inputs)
+    # A transform reads shared memory that the loop fills; a copy through registers reads registers only.
+    through_registers = all(not producer.fills_shared for producer in inputs)
+    used = any(_feeds(statement, later) for later in statements[index + 1 :])
+    return near and used and from_copies and through_registers and not statement.accumulates
 
-    Slots are use stage − definition stage + 1. Registers are stored to shared memory before the next
-    loads are issued into them, and a write-back runs before the next product overwrites its source:
-    both then need one version only, and no index that changes with the iteration (registers cannot be
-    indexed by one).
-    """
-    first_copy = 1 if any(part.role == "load" for part in parts) else 0
-    compute = first_copy + slots - 1
-    stage_of = {"load": 0, "copy": first_copy, "compute": compute, "write_back": compute + 1}
-    place_of = {"copy": 0, "load": 1, "write_back": 2, "compute": 3}
-    body = sorted(range(len(parts)), key=lambda index: place_of[parts[index].role])
-    order = [0] * len(parts)
-    for place, index in enumerate(body):
-        order[index] = place
-    return tuple(stage_of[part.role] for part in parts), tuple(order)
+
+def _feeds(producer: Statement, consumer: Statement) -> bool:
+    return producer is not consumer and any(consumer.reads_buffer(region.source) for region in producer.writes)
+
+
+def _asynchronous(statements: list[Statement], roles: tuple[str, ...], wanted: bool | str, loop: str) -> bool:
+    if wanted not in (True, False, "auto"):
+        raise IllegalPipeline(
+            "unknown async_copy", loop=loop, value=repr(wanted), limit="True | False | 'auto'", remedy="choose one"
+        )
+    copies = [statement for statement, role in zip(statements, roles) if role in ("load", "copy")]
+    unfit = [statement for statement in copies if not _can_be_asynchronous(statement)]
+    if wanted is True and unfit:
+        raise IllegalPipeline(
+            "a copy that is not a plain move from global to shared memory cannot be asynchronous",
+            loop=loop,
+            block=unfit[0].name,
+            remedy="pass async_copy='auto', or move the conversion to a statement after the copy",
+        )
+    return bool(wanted) and not unfit
+
+
+def _can_be_asynchronous(statement: Statement) -> bool:
+    from_global = all(region.source.scope() in ("global", "") for region in statement.reads)
+    return statement.fills_shared and from_global and statement.is_pure_copy

@@ -72,9 +72,7 @@ def never(*_arguments: object, **_named: object) -> str:
         ("sm_90a", 128, 255, 0, (2, "registers")),
     ],
 )
-def test_blocks_resident(
-    arch: str, threads: int, registers: int, smem_bytes: int, expected: tuple[int, str]
-) -> None:
+def test_blocks_resident(arch: str, threads: int, registers: int, smem_bytes: int, expected: tuple[int, str]) -> None:
     assert machine_for(arch).blocks_resident(threads, registers, smem_bytes) == expected
 
 
@@ -254,7 +252,9 @@ def test_the_model_needs_a_measured_machine(compiler: Compiler) -> None:
 
 @pytest.mark.compiler
 def test_ptx_contains_what_the_variant_promises(compiler: Compiler) -> None:
-    texts = {v: compile_ptx(lower(make_case(5, (128, 128, 256), v)).cuda, "sm_90a", compiler) for v in ("async", "sync")}
+    texts = {
+        v: compile_ptx(lower(make_case(5, (128, 128, 256), v)).cuda, "sm_90a", compiler) for v in ("async", "sync")
+    }
     assert "cp.async.cg.shared.global" in texts["async"]
     assert "cp.async" not in texts["sync"]
     assert ".target sm_90a" in texts["async"]
@@ -272,9 +272,7 @@ def test_sass_is_of_the_same_cubin(compiler: Compiler) -> None:
 
 
 @pytest.mark.compiler
-def test_the_same_content_is_compiled_once(
-    cache: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_content_is_compiled_once(cache: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     first = compile_cubin(KERNEL, "sm_90a", compiler)
     assert {path.suffix for path in cache.iterdir()} == {".cubin", ".json"}
     monkeypatch.setattr(toolchain, "run_nvcc", never)

@@ -292,7 +292,7 @@ def test_tolerance_scales_with_the_output(k: int, factor: float, rms: float, pea
     problem = Matmul(8, 8, k, dtype)
     limit = tolerance(problem, (rms, rms * peak))
     assert tolerance(problem, (rms * factor, rms * peak * factor)) == pytest.approx(limit * factor)
-    assert 0 < limit
+    assert limit > 0
     # One of k products missing is an error of about rms / √k; the limit stays below it in float32.
     if dtype == "float32" and k <= 2**16:
         assert limit < rms / np.sqrt(k)

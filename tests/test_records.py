@@ -111,8 +111,8 @@ def test_the_key_tells_cases_apart_and_repetitions_not() -> None:
         for change in (
             {"m": 7},
             {"layout": "nt"},
-            {"dtype": "float16"},
-            {"out_dtype": "float32", "dtype": "float16"},
+            {"dtype": "float16", "out_dtype": "float16"},
+            {"dtype": "float16", "out_dtype": "float32"},
             {"variant": "sync"},
             {"stages": 9},
             {"tile_choice": "best"},
@@ -144,7 +144,9 @@ def test_the_key_tells_cases_apart_and_repetitions_not() -> None:
         pytest.param(
             edited(timing=None),
             "lacks or garbles",
-            marks=pytest.mark.xfail(strict=True, reason="records._read lets null stand for a field that is not optional"),
+            marks=pytest.mark.xfail(
+                strict=True, reason="records._read lets null stand for a field that is not optional"
+            ),
         ),
         pytest.param(
             edited(timing={"label": "x", "samples_ms": []}),
@@ -159,7 +161,9 @@ def test_the_key_tells_cases_apart_and_repetitions_not() -> None:
         pytest.param(
             edited(baseline=[]),
             "lacks or garbles",
-            marks=pytest.mark.xfail(strict=True, reason="a record without a baseline is read, and its ratio fails later"),
+            marks=pytest.mark.xfail(
+                strict=True, reason="a record without a baseline is read, and its ratio fails later"
+            ),
         ),
     ],
 )

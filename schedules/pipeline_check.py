@@ -1,0 +1,240 @@
+"""Refusing pipelines that TVM refuses late, compiles to wrong results, or silently ignores."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
+
+from .errors import IllegalPipeline
+from .inspection import Statement, blocks_outside, loop_extent, loop_name, statements_under
+
+
+def check_pipeline(
+    sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequence[int], async_stages: Sequence[int] = ()
+) -> None:
+    """Raise for stage and order lists that cannot be right on this loop; nothing is changed.
+
+    ``stage[i]`` and ``order[i]`` belong to the loop's i-th statement, as for TVM's annotations
+    ``software_pipeline_stage`` and ``software_pipeline_order``.
+
+    Raises
+    ------
+    IllegalPipeline : names the block, the loop, the value and the remedy, for
+
+        what TVM refuses when it lowers (with empty block names):
+            lists of the wrong length; a body of one statement; an order that repeats or leaves out a
+            place; a statement in an earlier stage than one it depends on; dependent statements of one
+            stage in the wrong order.
+        what TVM compiles to wrong results:
+            negative stages; a computation ordered before two or more asynchronous copies (TVM waits for
+            too few of them); a value read in a later stage than it is written, in a buffer that outlives
+            the loop and so has one version only; blocks whose reads and writes are left empty (by
+            ``loop_partition``), for which TVM inserts neither waits nor barriers.
+        what TVM ignores:
+            an asynchronous stage that no statement has.
+
+    Warns (UserWarning) about what is legal and useless: more stages than iterations; a
+    ``double_buffer_scope`` that changes nothing because the buffer has two versions already.
+    """
+    name, statements = loop_name(sch, loop), statements_under(sch, loop)
+    stage, order = [int(value) for value in stage], [int(value) for value in order]
+    _check_lists(name, statements, stage, order)
+    _check_regions(name, statements)
+    for producer, consumer, buffer in _dependences(statements):
+        _check_dependence(name, statements, stage, order, producer, consumer, buffer)
+    _check_single_version(sch, loop, name, statements, stage, order)
+    _check_async(name, statements, stage, order, list(async_stages))
+    _warn_useless(sch, loop, name, statements, stage, order)
+
+
+def buffer_versions(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequence[int]) -> dict[str, int]:
+    """Versions that TVM gives each buffer written under the loop, by name.
+
+    Use stage − definition stage + 1 for buffers that live inside the loop; 1 for the others; and 1 where
+    two would do but no writer stands before a reader of a later stage in the body.
+    """
+    statements, versions = statements_under(sch, loop), {}
+    for buffer in _written(statements):
+        writers = [index for index, statement in enumerate(statements) if statement.writes_buffer(buffer)]
+        readers = [index for index, statement in enumerate(statements) if statement.reads_buffer(buffer)]
+        count = max((stage[r] for r in readers), default=0) - min(stage[w] for w in writers) + 1
+        crossing = any(order[w] < order[r] and stage[w] < stage[r] for w in writers for r in readers)
+        if not readers or _outlives(sch, loop, buffer) or (count == 2 and not crossing):
+            count = 1
+        versions[str(buffer.name)] = count
+    return versions
+
+
+def _check_lists(name: str, statements: list[Statement], stage: list[int], order: list[int]) -> None:
+    count, blocks = len(statements), [statement.name for statement in statements]
+    if count < 2:
+        raise IllegalPipeline(
+            "a loop with one statement has nothing to overlap",
+            loop=name,
+            block=blocks[0] if blocks else None,
+            value=f"{count} statement(s)",
+            limit="at least 2",
+            remedy="stage an operand under this loop first, or pipeline another loop",
+        )
+    for what, values in (("stage", stage), ("order", order)):
+        if len(values) != count:
+            raise IllegalPipeline(
+                f"one {what} per statement is needed: {', '.join(blocks)}",
+                loop=name,
+                value=f"{len(values)} values {values}",
+                limit=count,
+                remedy="use pipeline_loop, which makes the lists",
+            )
+    for index, value in enumerate(stage):
+        if value < 0:
+            raise IllegalPipeline(
+                "negative stage, which TVM compiles to wrong results",
+                loop=name,
+                block=blocks[index],
+                value=value,
+                limit="at least 0",
+                remedy="number stages from 0",
+            )
+    for index, value in enumerate(order):
+        if not 0 <= value < count or value in order[:index]:
+            raise IllegalPipeline(
+                "order repeats or leaves out a place",
+                loop=name,
+                block=blocks[index],
+                value=f"{value} in {order}",
+                limit=f"each of 0 to {count - 1} once",
+                remedy="give every statement a place of its own",
+            )
+
+
+def _check_regions(name: str, statements: list[Statement]) -> None:
+    for statement in statements:
+        for block in statement.blocks:
+            if not block.writes:
+                raise IllegalPipeline(
+                    "the block declares no writes, so that TVM sees no dependence and inserts no wait",
+                    loop=name,
+                    block=str(block.name_hint) or statement.name,
+                    remedy="do not pipeline what loop_partition left behind; split the loop instead",
+                )
+
+
+def _check_dependence(
+    name: str,
+    statements: list[Statement],
+    stage: list[int],
+    order: list[int],
+    producer: int,
+    consumer: int,
+    buffer: tirx.Var,
+) -> None:
+    what = f"{statements[consumer].name!r} reads {buffer.name} from {statements[producer].name!r}"
+    if stage[producer] > stage[consumer]:
+        raise IllegalPipeline(
+            f"{what}, which runs in a later stage",
+            loop=name,
+            block=statements[consumer].name,
+            value=f"stage {stage[consumer]}",
+            limit=f"at least {stage[producer]}",
+            remedy="give the reader the same stage or a later one",
+        )
+    if stage[producer] == stage[consumer] and order[producer] > order[consumer]:
+        raise IllegalPipeline(
+            f"{what} of the same stage, which is ordered after it",
+            loop=name,
+            block=statements[consumer].name,
+            value=f"order {order[consumer]}",
+            limit=f"above {order[producer]}",
+            remedy="order writers before readers within a stage",
+        )
+
+
+def _check_single_version(
+    sch: Schedule, loop: LoopRV, name: str, statements: list[Statement], stage: list[int], order: list[int]
+) -> None:
+    """A buffer that outlives the loop has one version: a later stage reads it before it is written again, or never."""
+    for producer, consumer, buffer in _dependences(statements):
+        behind = stage[consumer] - stage[producer]
+        in_time = behind == 0 or (behind == 1 and order[consumer] < order[producer])
+        if not in_time and _outlives(sch, loop, buffer):
+            raise IllegalPipeline(
+                f"{buffer.name} outlives the loop and has one version: {statements[consumer].name!r} would read what a "
+                f"later iteration of {statements[producer].name!r} wrote",
+                loop=name,
+                block=statements[consumer].name,
+                value=f"{behind} stage(s) behind, order {order[consumer]} after {order[producer]}",
+                remedy="give both the same stage, or order the reader before the writer, one stage behind",
+            )
+
+
+def _check_async(
+    name: str, statements: list[Statement], stage: list[int], order: list[int], async_stages: list[int]
+) -> None:
+    for number in async_stages:
+        if number not in stage:
+            raise IllegalPipeline(
+                "no statement has this asynchronous stage, and TVM would ignore it",
+                loop=name,
+                value=number,
+                limit=f"one of {sorted(set(stage))}",
+                remedy="name a stage that copies have",
+            )
+        copies = [index for index, value in enumerate(stage) if value == number]
+        for producer, consumer, _ in _dependences(statements):
+            later = [copy for copy in copies if order[copy] > order[consumer]]
+            if producer in copies and stage[consumer] > number and len(later) > 1:
+                raise IllegalPipeline(
+                    f"it is ordered before {len(later)} separate asynchronous copies, and TVM would wait for too few",
+                    loop=name,
+                    block=statements[consumer].name,
+                    value=f"order {order[consumer]}, copies at {[order[copy] for copy in later]}",
+                    remedy="order copies first, or merge them into one statement with sch.merge",
+                )
+
+
+def _warn_useless(
+    sch: Schedule, loop: LoopRV, name: str, statements: list[Statement], stage: list[int], order: list[int]
+) -> None:
+    extent, versions = loop_extent(sch, loop), buffer_versions(sch, loop, stage, order)
+    for buffer, count in versions.items():
+        if count > extent:
+            warnings.warn(
+                f"{count} versions of {buffer} for loop {name!r} of {extent} iterations: some are never filled",
+                stacklevel=3,
+            )
+    for statement in statements:
+        doubled = any("double_buffer_scope" in block.annotations for block in statement.blocks)
+        if doubled and all(versions[str(region.source.name)] > 1 for region in statement.writes):
+            warnings.warn(
+                f"double_buffer_scope on {statement.name!r} has no effect: the pipeline on {name!r} has its versions",
+                stacklevel=3,
+            )
+
+
+def _dependences(statements: list[Statement]) -> Iterator[tuple[int, int, tirx.Var]]:
+    """Every (writer, reader, buffer) in program order: positions of two statements of one iteration."""
+    for producer, writing in enumerate(statements):
+        for consumer in range(producer + 1, len(statements)):
+            for region in writing.writes:
+                if statements[consumer].reads_buffer(region.source):
+                    yield producer, consumer, region.source
+
+
+def _written(statements: list[Statement]) -> list[tirx.Var]:
+    found: list[tirx.Var] = []
+    for statement in statements:
+        for region in statement.writes:
+            if not any(region.source.same_as(buffer) for buffer in found):
+                found.append(region.source)
+    return found
+
+
+def _outlives(sch: Schedule, loop: LoopRV, buffer: tirx.Var) -> bool:
+    """Whether a block outside the loop touches the buffer, or it is one of the function's own."""
+    regions = [r for block in blocks_outside(sch.mod, sch.get(loop)) for r in (*block.reads, *block.writes)]
+    parameters = sch.mod["main"].params
+    return any(r.source.same_as(buffer) for r in regions) or any(p.same_as(buffer) for p in parameters)

@@ -1,0 +1,171 @@
+"""A pipeline as text: what runs when, in how many versions, and whether cp.async will really be emitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
+
+from .inspection import SHARED_SCOPES, Statement, loop_extent, loop_name, statements_under
+from .pipeline_check import buffer_versions
+from .vectorization import dtype_bytes
+
+CP_ASYNC_BYTES = (4, 8, 16)
+
+
+@dataclass(frozen=True)
+class _Lists:
+    """The annotations of one loop, as lists."""
+
+    stage: list[int]
+    order: list[int]
+    asynchronous: list[int]
+
+    @property
+    def body(self) -> list[int]:
+        """Statement positions in the order of the pipelined loop's body."""
+        return sorted(range(len(self.stage)), key=lambda index: self.order[index])
+
+
+def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
+    """Explain the pipeline annotated on a loop: a table of statements, a time table, the code's shape.
+
+    Four parts: statement | stage | order | async | versions | bytes per iteration; which iteration each
+    statement works on at T1, T2, …; prologue, body and epilogue as pseudo-code with waits and barriers;
+    and, for every copy in an asynchronous stage, why cp.async will or will not be emitted (width, scope,
+    predicate, dtype, configuration). A loop without annotations says so. Changes nothing, needs no target.
+    """
+    statements, name = statements_under(sch, loop), loop_name(sch, loop)
+    annotations = sch.get(loop).annotations
+    if "software_pipeline_stage" not in annotations:
+        return f"loop {name!r} is not pipelined: {', '.join(statement.name for statement in statements)} take turns"
+    lists = _Lists(
+        *(
+            [int(value) for value in annotations.get(f"software_pipeline_{key}", [])]
+            for key in ("stage", "order", "async_stages")
+        )
+    )
+    versions = buffer_versions(sch, loop, lists.stage, lists.order)
+    extent = loop_extent(sch, loop)
+    parts = [
+        f"pipeline on loop {name!r}, {extent} iterations, stages 0 to {max(lists.stage)}",
+        _statement_table(statements, lists, versions),
+        _time_table(statements, lists, extent),
+        _pseudo_code(statements, lists, name, extent),
+    ]
+    preflight = [_preflight(s) for s, stage in zip(statements, lists.stage) if stage in lists.asynchronous]
+    if preflight:
+        parts.append("asynchronous copies (need the pass configuration tirx.use_async_copy):\n" + "\n".join(preflight))
+    return "\n\n".join(parts)
+
+
+def _statement_table(statements: list[Statement], lists: _Lists, versions: dict[str, int]) -> str:
+    rows = [("statement", "stage", "order", "async", "writes", "versions", "bytes per iteration")]
+    for index, statement in enumerate(statements):
+        buffers = [region.source for region in statement.writes]
+        near = any(buffer.scope() in (*SHARED_SCOPES, "local") for buffer in buffers) and not statement.accumulates
+        rows.append(
+            (
+                statement.name,
+                str(lists.stage[index]),
+                str(lists.order[index]),
+                "yes" if lists.stage[index] in lists.asynchronous else "no",
+                ", ".join(f"{buffer.name} ({buffer.scope()})" for buffer in buffers),
+                ", ".join(str(versions[str(buffer.name)]) for buffer in buffers),
+                str(statement.elements * dtype_bytes(buffers[0].dtype)) if near else "–",
+            )
+        )
+    return _aligned(rows)
+
+
+def _time_table(statements: list[Statement], lists: _Lists, extent: int) -> str:
+    """Which iteration each statement works on, time step by time step."""
+    steps = max(lists.stage) + min(extent, 3)
+    rows = [("time", *(f"T{step + 1}" for step in range(steps)), "")]
+    for index, statement in enumerate(statements):
+        tiles = [step - lists.stage[index] for step in range(steps)]
+        more = "…" if steps - lists.stage[index] < extent else ""
+        rows.append((statement.name, *(str(tile) if 0 <= tile < extent else "" for tile in tiles), more))
+    return _aligned(rows)
+
+
+def _pseudo_code(statements: list[Statement], lists: _Lists, name: str, extent: int) -> str:
+    """Prologue, body and epilogue; ``statement[i]`` is a statement's iteration i."""
+    deepest = max(lists.stage)
+    lines = ["prologue:"]
+    for step in range(min(deepest, extent)):
+        lines += _time_step(statements, lists, step, extent)
+    lines.append(f"body: for {name} in {deepest} .. {extent - 1}:" if extent > deepest else "body: none")
+    if extent > deepest:
+        lines += [line.replace("[now", f"[{name}") for line in _time_step(statements, lists, None, extent)]
+    lines.append("epilogue:")
+    for step in range(extent, extent + deepest):
+        lines += _time_step(statements, lists, step, extent)
+    return "\n".join(lines)
+
+
+def _time_step(statements: list[Statement], lists: _Lists, step: int | None, extent: int) -> list[str]:
+    """One time step's statements in the body's order, each after what it waits for; ``None`` is the body's."""
+    due = [index for index in lists.body if step is None or 0 <= step - lists.stage[index] < extent]
+    lines: list[str] = []
+    copies = [index for index in due if statements[index].fills_shared]
+    reads_slots = any(_producers(statements, index) for index in due)
+    for index in due:
+        stage = lists.stage[index]
+        tile = f"now - {stage}" if stage else "now"
+        shown = tile if step is None else str(step - stage)
+        producers = _producers(statements, index)
+        if producers and lists.stage[producers[0]] in lists.asynchronous:
+            lines.append(f"wait_group {_in_flight(lists, producers[0], index, step, extent)}; barrier")
+        elif producers:
+            lines.append("barrier")
+        if copies and index == copies[0] and reads_slots:
+            lines.append("barrier")
+        commit = "; commit_group" if copies and index == copies[-1] and stage in lists.asynchronous else ""
+        lines.append(f"{statements[index].name}[{shown}]{commit}")
+    return [f"  {line}" for line in lines]
+
+
+def _in_flight(lists: _Lists, copy: int, reader: int, step: int | None, extent: int) -> int:
+    """Groups committed after the one that a reader needs: what it may leave in flight."""
+    issued_this_step = lists.order[copy] < lists.order[reader]
+    behind = lists.stage[reader] - lists.stage[copy]
+    if step is None:
+        return behind if issued_this_step else behind - 1
+    committed = min(step - lists.stage[copy] + issued_this_step, extent)
+    return committed - (step - lists.stage[reader]) - 1
+
+
+def _producers(statements: list[Statement], reader: int) -> list[int]:
+    """The copies to shared memory that a statement reads from."""
+    return [
+        index
+        for index, producer in enumerate(statements)
+        if index != reader
+        and producer.fills_shared
+        and any(statements[reader].reads_buffer(region.source) for region in producer.writes)
+    ]
+
+
+def _preflight(statement: Statement) -> str:
+    """Whether TVM will lower this copy to cp.async, and if not, why."""
+    itemsize = dtype_bytes(statement.writes[0].source.dtype)
+    width = statement.vector * itemsize
+    obstacles = []
+    if not statement.fills_shared:
+        obstacles.append("it does not write shared memory")
+    if not all(region.source.scope() in ("global", "") for region in statement.reads):
+        obstacles.append("it does not read global memory")
+    if not statement.is_pure_copy:
+        obstacles.append("it computes or converts on the way, or pads with something else than zero")
+    if width not in CP_ASYNC_BYTES:
+        obstacles.append(f"{width} bytes a thread is none of {', '.join(map(str, CP_ASYNC_BYTES))}")
+    if obstacles:
+        return f"  {statement.name}: no cp.async, because " + "; ".join(obstacles)
+    return f"  {statement.name}: cp.async of {width} bytes"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)

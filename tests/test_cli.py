@@ -1,0 +1,276 @@
+"""The command line: one grammar, whoever asks; what it prints where there is no GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import cli, toolchain
+from harness.records import Listing
+from harness.targets import MACHINES
+from steps.config import TILE_SET
+from tests.conftest import NO_GPU_LINE, ROOT, STEPS, Outcome, make_case
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same behaviour everywhere: no GPU is seen."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the compiler, which most tests do not need."""
+
+    def missing() -> None:
+        raise toolchain.NoCompiler("no CUDA compiler found; pip install one")
+
+    monkeypatch.setattr(cli, "require_compiler", missing)
+    monkeypatch.setattr(cli, "find_compiler", lambda: None)
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A Python process in the project's root, which sees no GPU."""
+    code = "import sys, runpy; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
+    module = arguments[0] == "-m"
+    code += "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)" if module else ""
+    code += "" if module else "sys.path.insert(0, '.'); runpy.run_path(sys.argv[0], run_name='__main__')"
+    rest = arguments[1:] if module else arguments
+    return subprocess.run([sys.executable, "-c", code, *rest], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_step_run_by_itself_is_the_run_command() -> None:
+    alone = process("steps/step5_pipelining.py", "--size", "64")
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert alone.stdout.splitlines().count(NO_GPU_LINE) == len(STEPS[5].variants)
+    if toolchain.find_compiler():
+        (line,) = re.findall(r"^predicted for .*", alone.stdout, re.M)
+        assert "N·(load + compute)" in line
+        assert "N·max(load, compute)" in line
+        assert re.search(r"gain \+\d+ %$", line)
+    named = process("-m", "harness", "run", "--step", "5", "--size", "64")
+    assert (named.returncode, named.stdout, named.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+
+
+def test_a_step_file_is_run_as_the_readme_says(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "steps" / "step1_naive.py"), "--size", "16", "--on", "llvm", "--show", "tir"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "def main(" in result.stdout
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("number", STEPS)
+def test_every_step_is_verified_and_says_so_on_a_line_of_its_own(number: int, command: Command) -> None:
+    outcome = command("run", "--step", str(number), "--size", "32", "--variant", "default")
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    place = lines.index(NO_GPU_LINE)
+    assert re.match(
+        rf"step{number}_\w+\[\w+\] 32x32x32 .*: worst error .*, tolerance .*, whole numbers exact", lines[place - 1]
+    )
+    assert "GFLOPS" not in outcome.out
+    assert " ms" not in outcome.out
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_step_compares_its_variants_by_their_code(command: Command) -> None:
+    outcome = command("run", "--step", "5", "--shape", "64x64x128", "--stages", "3")
+    assert outcome.code == 0
+    assert outcome.out.splitlines().count(NO_GPU_LINE) == len(STEPS[5].variants)
+    for variant in STEPS[5].variants:
+        assert re.search(rf"^{variant}: \S", outcome.out, re.M), variant
+    for heading in ("variant", "slots", "cp.async", "waits", "barriers", "registers", "occupancy"):
+        assert heading in outcome.out
+    (line,) = re.findall(r"^double_buffer: .*", outcome.out, re.M)
+    assert "the same, character for character, as that of step4_vectorization[default]" in line
+    row = next(line for line in outcome.out.splitlines() if re.match(r"│ async\b", line))
+    assert [cell.strip() for cell in row.strip("│").split("│")][:5] == ["async", "3", "2", "2", "2"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_several_steps_take_their_default_variants(command: Command) -> None:
+    outcome = command("verify", "--step", "1-3,5", "--shape", "17x5x9,8x8x8")
+    assert outcome.code == 0
+    checked = re.findall(r"^(\w+\[\w+\]) (\w+) .*worst error", outcome.out, re.M)
+    names = ["step1_naive[default]", "step2_shared_tiling[default]", "step3_register_tiling[default]"]
+    names.append("step5_pipelining[async]")
+    assert checked == [(name, shape) for shape in ("17x5x9", "8x8x8") for name in names]
+    assert outcome.out.splitlines().count("verified on the CPU (TensorIR through LLVM)") == len(checked)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--step 6 --variant unroll4 --stages 2", "step6_unrolling[unroll4] 8x8x8 float32 32x64x16/4x4 2 stages"),
+        ("--step 4 --tile 16x16x8/2x4 --dtype float16", "step4_vectorization[default] 8x8x8 float16 16x16x8/2x4"),
+        ("--step 5 --variant default --arch sm_75", "step5_pipelining[register_staged] 8x8x8 float32"),
+        ("--step 4 --dtype bfloat16 --out-dtype float32 --layout nt", "step4_vectorization[default] 8x8x8 bfloat16"),
+    ],
+)
+def test_options_reach_the_case(options: str, expected: str, command: Command) -> None:
+    outcome = command("verify", "--size", "8", "--on", "llvm", *options.split())
+    assert outcome.code == 0
+    assert expected in outcome.out
+
+
+@pytest.mark.usefixtures("quick")
+def test_all_variants_of_a_machine_without_cp_async(command: Command) -> None:
+    outcome = command("verify", "--step", "5", "--size", "8", "--arch", "sm_75", "--variant", "all")
+    assert outcome.code == 0
+    assert "[async]" not in outcome.out
+    assert outcome.out.count("worst error") == len(STEPS[5].variants) - 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_more_stages_than_k_tiles_warns_on_stderr_once(command: Command) -> None:
+    outcome = command("run", "--step", "5", "--variant", "async", "--shape", "8x8x32", "--stages", "5")
+    assert outcome.code == 0
+    assert NO_GPU_LINE in outcome.out.splitlines()
+    (warning,) = outcome.err.splitlines()
+    assert warning.startswith("warning: 5 pipeline stages")
+    assert "warning" not in outcome.out
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("tir", ["def main(", "software_pipeline_stage", "threadIdx.x", 'T.sblock("matmul']),
+        ("lowered", ["def main_kernel", "threadIdx"]),
+        ("cuda", ['extern "C" __global__', "__syncthreads()", "ptx_cp_async", "main_kernel"]),
+    ],
+)
+def test_show_prints_code(what: str, expected: list[str], command: Command) -> None:
+    outcome = command("run", "--step", "5", "--variant", "async", "--shape", "32x64x64", "--show", what)
+    assert outcome.code == 0
+    for text in expected:
+        assert text in outcome.out
+    assert NO_GPU_LINE in outcome.out.splitlines()
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(("what", "expected"), [("ptx", "cp.async.cg.shared.global"), ("sass", "LDGSTS")])
+def test_show_prints_compiled_code(what: str, expected: str, command: Command) -> None:
+    outcome = command("compile", "--step", "5", "--variant", "async", "--shape", "32x64x64", "--show", what)
+    if what == "sass" and "no cuobjdump" in outcome.err:
+        pytest.skip(outcome.err.strip())
+    assert outcome.code == 0
+    assert expected in outcome.out
+
+
+@pytest.mark.compiler
+def test_compile_says_what_the_compiler_found(command: Command) -> None:
+    outcome = command("compile", "--step", "4-5", "--size", "64", "--arch", "sm_80")
+    assert outcome.code == 0
+    assert re.search(r"^compiled by nvcc [\d.]+ \((toolkit|pip wheels)\) for sm_80$", outcome.out, re.M)
+    for text in ("registers", "occupancy", "step4_vectorization", "step5_pipelining", "6144"):
+        assert text in outcome.out
+    assert "verified" not in outcome.out
+
+
+@pytest.mark.compiler
+def test_compile_writes_listings(command: Command, tmp_path: Path) -> None:
+    arguments = ["compile", "--step", "5", "--variant", "async", "--shape", "64x64x128", "--stages", "3"]
+    outcome = command(*arguments, "--out", str(tmp_path))
+    assert outcome.code == 0
+    path = tmp_path / "listings" / "step5-async.json"
+    assert f"wrote {path}" in outcome.out
+    listing = Listing.from_json(path.read_text(), origin=str(path))
+    assert (listing.step, listing.variant, listing.default_variant, listing.shape) == (5, "async", True, "64x64x128")
+    assert (listing.stages, listing.arch, listing.tile) == (3, "sm_90a", str(make_case(5, (1, 1, 1)).tile))
+    assert "software_pipeline_stage" in listing.tir
+    assert listing.cuda.startswith('extern "C" __global__')
+    assert listing.code.wait_groups == (2,)
+    assert listing.resources.registers > 0
+    assert listing.pipeline["software_pipeline_async_stages"] == [0]
+    assert listing.text == STEPS[5].text
+    assert listing.why
+    assert listing.aspects["waits"] == "wait_group 2"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_step_that_nothing_here_can_verify(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(STEPS[4].module, "VERIFIED_ON", ("gpu",), raising=False)
+    verified = command("verify", "--step", "4", "--size", "8")
+    assert verified.code == 3
+    assert "not verified: needs gpu" in verified.out.splitlines()
+    ran = command("run", "--step", "4", "--size", "8")
+    assert ran.code == 0
+    assert "not verified: needs gpu" in ran.out.splitlines()
+    assert NO_GPU_LINE not in ran.out
+    # One that can be verified does not hide one that cannot.
+    both = command("verify", "--step", "4,3", "--size", "8")
+    assert both.code == 3
+    assert "verified on the CPU (TensorIR through LLVM)" in both.out.splitlines()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("verb", ["run", "verify"])
+def test_a_wrong_kernel_exits_1_and_claims_nothing(
+    verb: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.LlvmBackend, "load", lambda _self, _kernel: lambda a, b, c: c.fill(0))
+    outcome = command(verb, "--step", "4", "--size", "8")
+    assert outcome.code == 1
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("error: wrong result: step4_vectorization[default] 8x8x8")
+    assert "verified" not in outcome.out
+
+
+def test_list_shows_what_there_is(command: Command) -> None:
+    outcome = command("list")
+    assert (outcome.code, outcome.err) == (0, "")
+    for step in STEPS.values():
+        assert step.name in outcome.out
+    flat = re.sub(r"[\s│]+", " ", outcome.out)
+    for name in (*MACHINES, *map(str, TILE_SET), "register_staged", "unroll32"):
+        assert name in flat
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *([verb, "--help"] for verb in ("list", "run", "verify", "compile"))]
+)
+def test_help_teaches(arguments: list[str], command: Command) -> None:
+    outcome = command(*arguments)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "examples:" in outcome.out
+    assert "python steps/step5_pipelining.py" in outcome.out
+    if arguments[0] == "run":
+        for option in ("--size", "--shape", "--variant", "--stages", "--tile", "--arch", "--on", "--show", "--out"):
+            assert option in outcome.out
+
+
+def test_the_examples_of_the_help_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [re.split(r"\s{2,}", line.strip())[0] for line in cli.EXAMPLES.splitlines()[1:]]
+    assert len(examples) >= 5
+    parser = cli._parser()
+    for example in examples:
+        words = example.split()
+        assert words[0] == "python"
+        if words[1] != "-m":
+            assert (ROOT / words[1]).is_file()
+            continue
+        options = parser.parse_args(words[3:])
+        if options.command != "list":
+            options.tile = "default" if options.tile == "all" else options.tile
+            options.stages = None if options.command == "sweep" else options.stages
+            assert cli._cases(options, cli.CPU_SIZES)
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_a_size_one_small_problem_is_verified(command: Command) -> None:
+    outcome = command("verify", "--step", "4")
+    assert re.findall(r"\b(\d+x\d+x\d+) float32", outcome.out) == ["256x256x256"]

@@ -1,0 +1,524 @@
+"""Sessions without a GPU: a made-up one that computes with numpy and whose times are given."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import cli, execution, session
+from harness.build import Kernel
+from harness.execution import LlvmBackend, numpy_dtype
+from harness.measure import Arena, Plan, Rounds
+from harness.records import GpuState, Method, Record, RecordError, Timing, load_records
+from harness.session import Journal, Session, git_state
+from harness.toolchain import Cubin
+from harness.verify import WrongResult
+from schedules.workloads import Matmul
+from steps.config import DEFAULT_TILE, TILE_SET
+from tests.conftest import Outcome, make_case
+
+Command = Callable[..., Outcome]
+SHAPE = (64, 64, 64)
+TIMES = {
+    "step1": 8.0,
+    "step2": 7.0,
+    "step3": 4.0,
+    "step4": 3.0,
+    "step5": 2.0,
+    "step6": 1.5,
+    "cublas": 1.0,
+    "cublas-nt": 1.2,
+}
+
+
+class FakeGpu:
+    """What the tests steer and look at: times by label, what was raced, what goes wrong and when."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = dict(TIMES)
+        self.races: list[list[str]] = []
+        self.loaded: list[str] = []
+        self.before_race: Callable[[list[str]], None] = lambda labels: None
+        self.corrupt: Callable[[str, np.ndarray], None] = lambda label, output: None
+
+    def time_of(self, label: str) -> float:
+        """The time of the longest name in the table that the label contains."""
+        known = [name for name in self.times if name in label]
+        return self.times[max(known, key=len)] if known else 2.5
+
+
+class FakeBackend(LlvmBackend):
+    """Numpy in the place of torch on a GPU."""
+
+    name = "gpu"
+
+    def __init__(self) -> None:
+        self.torch = SimpleNamespace(
+            __version__="0.0",
+            version=SimpleNamespace(cuda="0.0"),
+            cuda=SimpleNamespace(empty_cache=lambda: None),
+            empty=lambda _count, dtype: SimpleNamespace(element_size=lambda: numpy_dtype(dtype).itemsize),
+            float32="float32",
+        )
+
+
+class FakeArena:
+    """Operands, and races with given times."""
+
+    gpu: FakeGpu
+
+    def __init__(self, problem: Matmul, backend: FakeBackend) -> None:
+        a, b = backend.normal(0, (problem.m, problem.k), "float32"), backend.normal(1, problem.b_shape, "float32")
+        self.sets = [(a, b, backend.reference(problem, a, b).astype(np.float32))]
+
+    def cublas(self) -> tuple[Any, Any]:
+        return ("cublas-nn", print), ("cublas-nt", print)
+
+    def race(self, contenders: list[Any], plan: Plan) -> Rounds:
+        labels = [label for label, _ in contenders]
+        self.gpu.before_race(labels)
+        self.gpu.races.append(labels)
+        timings = tuple(Timing(label, (self.gpu.time_of(label),) * plan.rounds) for label in labels)
+        state = GpuState(1980.0, 3201.0, 200.0, 40.0)
+        method = Method(plan.rounds, 1, 1, "standard normal", "cold", "none", plan.warmup_ms)
+        return Rounds(timings, method, state, state)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """A machine with a GPU, a compiler and a clean tree, all made up."""
+    fake = FakeGpu()
+
+    def executable(kernel: Kernel) -> dict[str, Any]:
+        problem, backend = kernel.case.problem, LlvmBackend()
+        fake.loaded.append(str(kernel.case))
+
+        def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+            c[...] = backend.reference(problem, a, b).astype(c.dtype)
+            fake.corrupt(str(kernel.case), c)
+
+        return {"main": run}
+
+    identity = {"gpu": "NVIDIA Fake", "gpu_uuid": "GPU-1", "driver": "1.0", "power_limit_w": 700.0}
+    cubin = Cubin(b"\x7fELF", 40, 0, 0)
+    monkeypatch.setattr(FakeArena, "gpu", fake, raising=False)
+    monkeypatch.setattr(session, "Arena", FakeArena)
+    monkeypatch.setattr(session, "executable", executable)
+    monkeypatch.setattr(session, "gpu_identity", lambda: identity)
+    monkeypatch.setattr(session, "compiled", lambda kernel, _compiler: replace(kernel, cubin=cubin))
+    monkeypatch.setattr(session, "git_state", lambda _root: ("abc123", False))
+    monkeypatch.setattr(cli, "require_compiler", lambda: SimpleNamespace(version="13.0"))
+    monkeypatch.setattr(cli, "find_compiler", lambda: None)
+    monkeypatch.setattr(cli, "GpuBackend", FakeBackend)
+    monkeypatch.setattr(cli, "gpu_present", lambda: True)
+    monkeypatch.setattr(cli, "require_gpu", lambda: None)
+    monkeypatch.setattr(cli, "gpu_arch", lambda: "sm_90a")
+    monkeypatch.setattr(execution, "require_gpu", lambda: None)
+    return fake
+
+
+@pytest.fixture
+def made(gpu: FakeGpu, tmp_path: Path) -> Session:
+    """A session on the made-up GPU."""
+    return Session(SimpleNamespace(version="13.0"), FakeBackend(), tmp_path, "a command")
+
+
+def stop_at(race: int) -> Callable[[list[str]], None]:
+    """Ctrl-C in the n-th race."""
+    seen: list[int] = []
+
+    def stop(_labels: list[str]) -> None:
+        seen.append(1)
+        if len(seen) == race:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def interrupted(command: Command, *arguments: str) -> Outcome:
+    """The outcome of a command that is interrupted; 130 where the interrupt came through."""
+    try:
+        return command(*arguments)
+    except KeyboardInterrupt:
+        return Outcome(130, "", "")
+
+
+def first_labels(gpu: FakeGpu) -> list[str]:
+    """Who was measured, race by race."""
+    return [labels[0].split("[")[0] for labels in gpu.races]
+
+
+# Measuring
+
+
+def test_a_case_is_measured_beside_cublas_and_the_step_before(made: Session, gpu: FakeGpu) -> None:
+    case = make_case(5, SHAPE)
+    record = made.measure(case)
+    assert gpu.races == [[str(case), "cublas-nn", "cublas-nt", str(make_case(4, SHAPE))]]
+    assert record.previous.label == str(make_case(4, SHAPE))
+    assert record.time_ms == TIMES["step5"]
+    assert record.ratio_to_cublas == TIMES["cublas"] / TIMES["step5"]
+    assert record.improvement_over_previous_pct == pytest.approx(100 * (TIMES["step4"] / TIMES["step5"] - 1))
+    assert (record.step, record.variant, record.default_variant, record.stages) == (5, "async", True, case.stages)
+    assert (record.tile, record.tile_choice, record.candidates) == (str(DEFAULT_TILE), "default", ())
+    assert (record.verification.passed, record.verification.on) == (True, "gpu")
+    assert (record.environment.revision, record.environment.dirty) == ("abc123", False)
+    assert record.environment.versions["nvcc"] == "13.0"
+    assert record.cubin_sha256 == Cubin(b"\x7fELF", 40, 0, 0).sha256
+    assert record.predicted_gain_pct is not None
+    assert record.code.shared_versions == case.stages
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_the_first_step_has_none_before(made: Session, gpu: FakeGpu) -> None:
+    record = made.measure(make_case(1, SHAPE))
+    assert len(gpu.races[0]) == 3
+    assert record.previous is None
+    assert record.improvement_over_previous_pct is None
+    assert record.predicted_gain_pct is None
+
+
+@pytest.mark.parametrize(
+    ("step", "variant", "arch", "before"),
+    [
+        (2, None, "sm_90a", "step1_naive[default]"),
+        (5, "sync", "sm_90a", "step4_vectorization[default]"),
+        (6, "unroll8", "sm_90a", "step5_pipelining[async]"),
+        (6, "unroll8", "sm_75", "step5_pipelining[register_staged]"),
+    ],
+)
+def test_the_step_before_is_its_default_variant(
+    step: int, variant: str | None, arch: str, before: str, made: Session, gpu: FakeGpu
+) -> None:
+    case = make_case(step, (33, 17, 50), variant, layout="nt", arch=arch, stages=2)
+    record = made.measure(case)
+    assert gpu.races[0][3].startswith(f"{before} 33x17x50")
+    assert record.layout == "nt"
+    # Only where the pipeline is new is its gain predicted, and only on a machine whose rates are known.
+    assert (record.predicted_gain_pct is not None) == (step == 5)
+
+
+def test_warnings_of_the_schedule_are_noted(made: Session) -> None:
+    record = made.measure(make_case(5, (64, 64, 16), stages=3))
+    (note,) = record.notes
+    assert "3 pipeline stages" in note
+
+
+def test_builds_are_shared_within_a_session(made: Session, gpu: FakeGpu) -> None:
+    for step in (4, 5, 5, 6):
+        made.measure(make_case(step, SHAPE))
+    assert len(gpu.loaded) == len(set(gpu.loaded)) == 4  # with step 3, the one before step 4
+
+
+def test_a_wrong_result_is_never_timed(made: Session, gpu: FakeGpu) -> None:
+    gpu.corrupt = lambda label, output: output.fill(0) if "step5" in label else None
+    with pytest.raises(WrongResult, match=r"step5_pipelining\[async\]"):
+        made.measure(make_case(5, SHAPE))
+    assert gpu.races == []
+
+
+def test_cublas_against_itself_is_a_record_of_its_own(made: Session, gpu: FakeGpu) -> None:
+    record = made.calibrate(Matmul(*SHAPE))
+    assert (record.kind, record.step, record.variant) == ("calibration", 0, "cublas")
+    assert record.ratio_to_cublas == 1.0
+    assert len(gpu.races[0]) == 3
+    assert Record.from_json(record.to_json()) == record
+
+
+# The best tile
+
+
+def test_the_fastest_tile_is_chosen_and_the_others_are_recorded(made: Session, gpu: FakeGpu) -> None:
+    favourite = next(tile for tile in TILE_SET if tile != DEFAULT_TILE)
+    gpu.times[str(favourite)] = 0.5
+    record = made.measure(replace(make_case(4, SHAPE), tile_choice="best"))
+    assert (record.tile, record.tile_choice) == (str(favourite), "best")
+    assert len(gpu.races[0]) == len(TILE_SET)
+    assert len(gpu.races[1]) < len(gpu.races[0])
+    assert {candidate["tile"] for candidate in record.candidates} == set(map(str, TILE_SET))
+    assert record.candidates[0]["tile"] == str(favourite)
+    times = [candidate["time_ms"] for candidate in record.candidates]
+    assert times == sorted(times)
+    # The step before brings its own best tile, and is the last of the race that counts.
+    assert re.match(rf"step3_register_tiling\[default\] 64x64x64 float32 {re.escape(str(favourite))}", gpu.races[-1][3])
+    assert Record.from_json(record.to_json()).candidates == record.candidates
+
+
+def test_a_tile_that_is_illegal_is_noted_with_the_reason(made: Session, gpu: FakeGpu) -> None:
+    case = make_case(5, SHAPE, dtype="float64", stages=6)
+    illegal = [tile for tile in TILE_SET if tile.violations(case.machine.target(), 8, 6)]
+    assert 0 < len(illegal) < len(TILE_SET)
+    made.tune_stages = False
+    chosen = made.tune(case)
+    assert chosen.tile not in illegal
+    noted = next(table for best, table in made._tuned.values() if best == chosen)
+    refused = {candidate["tile"]: candidate["why"] for candidate in noted if candidate["time_ms"] is None}
+    assert set(refused) == set(map(str, illegal))
+    assert all("bytes of shared memory in 6 stage(s), limit 232448" in why for why in refused.values())
+
+
+def test_a_wrong_tile_cannot_win(made: Session, gpu: FakeGpu) -> None:
+    wrong = str(TILE_SET[3])
+    gpu.corrupt = lambda label, output: output.fill(0) if wrong in label else None
+    with pytest.raises(WrongResult, match=re.escape(wrong)):
+        made.tune(make_case(3, SHAPE))
+    assert gpu.races == []
+
+
+def test_stages_are_tuned_unless_asked_for(made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "TILE_SET", TILE_SET[:5])
+    gpu.times[" 2 stages"] = 0.25
+    assert made.tune(make_case(5, (64, 64, 256))).stages == 2
+    made.tune_stages = False
+    assert made.tune(make_case(5, (64, 64, 320))).stages == make_case(5, SHAPE).stages
+
+
+# Commands: records as soon as they are made, interruptions, full disks
+
+
+def test_run_writes_one_record_per_case_and_shows_them(gpu: FakeGpu, command: Command, tmp_path: Path) -> None:
+    outcome = command("run", "--step", "4-6", "--size", "32,64", "--out", str(tmp_path))
+    assert outcome.code == 0
+    records = list(load_records(tmp_path))
+    assert [(record.m, record.step) for record in records] == [(size, step) for size in (32, 64) for step in (4, 5, 6)]
+    assert {record.command for record in records} == {"python -m harness run --step 4-6 --size 32,64"}
+    assert len(list(tmp_path.iterdir())) == len(records)  # no journal, nothing half written
+    assert outcome.out.count("of cuBLAS") >= len(records)
+
+
+def test_an_interrupted_run_loses_nothing_and_goes_on(gpu: FakeGpu, command: Command, tmp_path: Path) -> None:
+    arguments = ("run", "--step", "1-4", "--size", "64", "--out", str(tmp_path))
+    gpu.before_race = stop_at(3)
+    assert interrupted(command, *arguments).code != 0
+    assert [record.step for record in load_records(tmp_path)] == [1, 2]
+    assert first_labels(gpu) == ["step1_naive", "step2_shared_tiling"]
+    gpu.before_race, gpu.races = lambda labels: None, []
+    outcome = command(*arguments)
+    assert outcome.code == 0
+    assert "going on with an interrupted run: 2 of 4 cases are done" in outcome.out
+    assert first_labels(gpu) == ["step3_register_tiling", "step4_vectorization"]
+    assert [record.step for record in load_records(tmp_path)] == [1, 2, 3, 4]
+    assert all(path.suffix == ".json" and not path.name.startswith(".") for path in tmp_path.iterdir())
+    # Once all is done the same command measures anew.
+    gpu.races = []
+    assert "going on" not in command(*arguments).out
+    assert len(gpu.races) == 4
+
+
+def test_another_command_does_not_go_on_with_it(gpu: FakeGpu, command: Command, tmp_path: Path) -> None:
+    gpu.before_race = stop_at(2)
+    assert interrupted(command, "run", "--step", "1-2", "--size", "64", "--out", str(tmp_path)).code != 0
+    gpu.before_race, gpu.races = lambda labels: None, []
+    outcome = command("run", "--step", "1-2", "--size", "64", "--layout", "nt", "--out", str(tmp_path))
+    assert "going on" not in outcome.out
+    assert len(gpu.races) == 2
+
+
+def test_a_disk_that_fills_up_keeps_what_is_done(
+    gpu: FakeGpu, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("run", "--step", "1-3", "--size", "64", "--out", str(tmp_path))
+
+    def fill(labels: list[str]) -> None:
+        if labels[0].startswith("step2"):
+            monkeypatch.setattr(os, "fsync", full)
+
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    gpu.before_race = fill
+    with monkeypatch.context():
+        outcome = command(*arguments)
+    assert outcome.code == 2
+    (line,) = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    assert "No space left on device" in line
+    assert str(tmp_path) in line
+    assert [record.step for record in load_records(tmp_path)] == [1]
+    monkeypatch.setattr(os, "fsync", lambda _file: None)
+    gpu.before_race, gpu.races = lambda labels: None, []
+    assert "1 of 3 cases are done" in command(*arguments).out
+    assert [record.step for record in load_records(tmp_path)] == [1, 2, 3]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_measuring(
+    gpu: FakeGpu, command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    outcome = command("run", "--step", "1", "--size", "64", "--out", str(tmp_path / "file"))
+    assert outcome.code == 2
+    assert str(tmp_path / "file") in outcome.err
+    assert "Traceback" not in outcome.err
+    assert (outcome.out, gpu.races, gpu.loaded) == ("", [], [])
+
+
+def test_a_wrong_result_shows_no_speed_and_leaves_no_record(gpu: FakeGpu, command: Command, tmp_path: Path) -> None:
+    gpu.corrupt = lambda label, output: output.fill(np.nan) if "step5" in label else None
+    outcome = command("run", "--step", "4-5", "--size", "64", "--out", str(tmp_path))
+    assert outcome.code == 1
+    assert "error: wrong result: step5_pipelining[async]" in outcome.err
+    assert "step5" not in outcome.out
+    assert [record.step for record in load_records(tmp_path)] == [4]
+
+
+def test_a_record_is_measured_again(gpu: FakeGpu, command: Command, tmp_path: Path) -> None:
+    command("run", "--step", "5", "--variant", "sync", "--stages", "2", "--shape", "33x17x50", "--out", str(tmp_path))
+    (path,) = tmp_path.iterdir()
+    (old,) = load_records(tmp_path)
+    gpu.times["step5"] = 1.0
+    outcome = command("run", "--again", str(path), "--out", str(tmp_path))
+    assert outcome.code == 0
+    first, second = (line for line in outcome.out.splitlines() if line.startswith(("old ", "new ")))
+    assert first.startswith("old ")
+    assert "2.0000 ms" in first
+    assert "1.0000 ms" in second
+    assert Record.from_json(path.read_text()) == old
+    new = next(record for record in load_records(tmp_path) if record != old)
+    for name in ("step", "variant", "m", "n", "k", "layout", "dtype", "stages", "tile", "arch"):
+        assert getattr(new, name) == getattr(old, name)
+
+
+def test_a_sweep_measures_every_legal_combination(gpu: FakeGpu, command: Command, tmp_path: Path) -> None:
+    outcome = command(
+        *[
+            "sweep",
+            "--step",
+            "5",
+            "--variant",
+            "async",
+            "--size",
+            "64",
+            "--tile",
+            "64x64x16/4x4",
+            "--stages",
+            "1-3,2",
+            "--out",
+        ],
+        str(tmp_path),
+    )
+    assert outcome.code == 0
+    assert sorted(record.stages for record in load_records(tmp_path)) == [1, 2, 3]
+    assert {record.tile_choice for record in load_records(tmp_path)} == {"given"}
+
+
+def test_a_gpu_without_a_compiler_is_refused(gpu: FakeGpu, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise cli.NoCompiler("no CUDA compiler found; pip install one")
+
+    monkeypatch.setattr(cli, "require_compiler", missing)
+    for verb in ("run", "verify"):
+        outcome = command(verb, "--step", "4", "--size", "64", "--on", "gpu")
+        assert outcome.code == 2
+        assert outcome.err == "error: no CUDA compiler found; pip install one\n"
+    assert gpu.races == []
+
+
+@pytest.mark.xfail(strict=True, reason="--arch may differ from the GPU that is to run the cubin")
+def test_another_architecture_than_the_gpus_is_refused(gpu: FakeGpu, command: Command, tmp_path: Path) -> None:
+    outcome = command("run", "--step", "4", "--size", "64", "--arch", "sm_80", "--out", str(tmp_path))
+    assert outcome.code == 2
+    assert "sm_80" in outcome.err
+
+
+@pytest.mark.xfail(strict=True, reason="Arena makes operand sets until they exceed the L2, however small each is")
+@pytest.mark.parametrize("shape", [(1, 1, 1), (4, 4, 4)], ids=str)
+def test_small_problems_do_not_take_millions_of_operand_sets(shape: tuple[int, int, int]) -> None:
+    class Counting(FakeBackend):
+        made = 0
+
+        def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
+            Counting.made += 1
+            if Counting.made > 40_000:
+                raise MemoryError("more than 20000 operand sets")
+            return SimpleNamespace(T=SimpleNamespace(contiguous=lambda: None))
+
+    assert len(Arena(Matmul(*shape), Counting()).sets) >= 2
+
+
+# The journal
+
+
+def test_the_journal_remembers_until_it_is_finished(tmp_path: Path) -> None:
+    cases = [make_case(step, SHAPE) for step in (1, 2, 3)]
+    journal = Journal(tmp_path, "command", "abc", cases)
+    assert not any(map(journal.has, cases))
+    assert not journal.path.exists()
+    journal.add(cases[0])
+    journal.add(cases[2])
+    again = Journal(tmp_path, "command", "abc", cases)
+    assert [again.has(case) for case in cases] == [True, False, True]
+    assert not again.has(replace(cases[0], tile_choice="best"))
+    for other in (
+        Journal(tmp_path, "another", "abc", cases),
+        Journal(tmp_path, "command", "abd", cases),
+        Journal(tmp_path, "command", "abc", cases[:2]),
+    ):
+        assert not any(map(other.has, cases))
+    again.finish()
+    again.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'["step1',
+        b"",
+        b"5",
+        pytest.param(
+            b"\xff\xfe\x00",
+            marks=pytest.mark.xfail(strict=True, reason="Journal lets a UnicodeDecodeError through"),
+        ),
+    ],
+    ids=["truncated", "empty", "number", "binary"],
+)
+def test_a_damaged_journal_is_named(content: bytes, tmp_path: Path) -> None:
+    cases = [make_case(1, SHAPE)]
+    journal = Journal(tmp_path, "command", "abc", cases)
+    journal.add(cases[0])
+    assert json.loads(journal.path.read_text())
+    journal.path.write_bytes(content)
+    with pytest.raises(RecordError, match=re.escape(str(journal.path))):
+        Journal(tmp_path, "command", "abc", cases)
+
+
+# Git
+
+
+def test_git_state_outside_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_state(tmp_path) == ("unknown", True)
+    monkeypatch.setenv("PATH", "")
+    assert git_state(tmp_path) == ("unknown", True)
+
+
+def test_git_state_ignores_results_only(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+        return subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    results = tmp_path / "reports" / "results"
+    results.mkdir(parents=True)
+    (results / "old.json").write_text("{}")
+    (tmp_path / "code.py").write_text("1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    revision = git("rev-parse", "HEAD")
+    assert git_state(tmp_path) == (revision, False)
+    (results / "new.json").write_text("{}")
+    assert git_state(tmp_path) == (revision, False)
+    (tmp_path / "code.py").write_text("2")
+    assert git_state(tmp_path) == (revision, True)
