@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -20,13 +21,16 @@ from tvm.tirx.build import split_host_device_mods
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
 from harness.toolchain import Compiler, Cubin, compile_cubin
-from schedules.inspection import annotated_loops, statements_of
+from schedules.errors import IllegalSchedule
+from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
 from schedules.pipelining import ASYNC, ORDER, STAGE, required_pass_config
 from schedules.tiling import TileConfig
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
 from steps.config import DEFAULT_STAGES, StepConfig
 from steps.registry import Step
+
+MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
 
 
 class UnsupportedCase(ValueError):
@@ -47,8 +51,10 @@ class Case:
 
     @property
     def slots(self) -> int:
-        """Ring slots that this case really has: 1 for steps and variants without a pipeline."""
-        return self.stages if self.step.pipelined and self.variant != "double_buffer" else 1
+        """Ring slots that this case really has: 1 without a pipeline, never more than k tiles."""
+        if not self.step.pipelined or self.variant == "double_buffer":
+            return 1
+        return min(self.stages, -(-self.problem.k // self.tile.block_k))
 
     def validate(self) -> None:
         """Raise for what cannot work on the machine: the tile's limits, or cp.async where there is none."""
@@ -127,15 +133,20 @@ class Kernel:
     @cached_property
     def smem_bytes(self) -> int:
         """Shared memory of a block, static and dynamic, as declared in the lowered kernel."""
+        return self._allocated(*SHARED_SCOPES)
+
+    @cached_property
+    def local_bytes(self) -> int:
+        """Arrays of one thread, as declared in the lowered kernel: what should become registers."""
+        return self._allocated("local")
+
+    def _allocated(self, *scopes: str) -> int:
         total = 0
 
         def note(alloc: tirx.AllocBuffer) -> None:
             nonlocal total
-            if alloc.buffer.scope() in ("shared", "shared.dyn"):
-                elements = 1
-                for extent in alloc.buffer.shape:
-                    elements *= int(extent)
-                total += elements * dtype_bytes(alloc.buffer.dtype)
+            if alloc.buffer.scope() in scopes:
+                total += math.prod(int(extent) for extent in alloc.buffer.shape) * dtype_bytes(alloc.buffer.dtype)
 
         for function in self.device.functions.values():
             tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, note))
@@ -213,7 +224,7 @@ def lower(case: Case) -> Kernel:
     Raises what :meth:`Case.validate` and the schedule functions raise.
     """
     case.validate()
-    config = StepConfig(case.variant, case.tile, case.slots, case.machine.has_cp_async)
+    config = StepConfig(case.variant, case.tile, case.stages, case.machine.has_cp_async)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         schedule = case.step.schedule(case.problem, config)
@@ -225,7 +236,15 @@ def lower(case: Case) -> Kernel:
     ((device_target, device),) = devices.items()
     device = finalize_device()(device)
     cuda = _generate_cuda(device, device_target)
-    return Kernel(case, schedule, device, cuda, warnings=tuple(str(warning.message) for warning in caught))
+    kernel = Kernel(case, schedule, device, cuda, warnings=tuple(str(warning.message) for warning in caught))
+    if kernel.local_bytes > MOST_LOCAL_BYTES:
+        raise IllegalSchedule(
+            f"{case}: a thread's own arrays are too large for registers, so that it would keep other threads' data",
+            value=f"{kernel.local_bytes} bytes",
+            limit=MOST_LOCAL_BYTES,
+            remedy="spread register loads and their stores alike (fetch_cooperatively with load=)",
+        )
+    return kernel
 
 
 def compiled(kernel: Kernel, compiler: Compiler) -> Kernel:

@@ -301,8 +301,10 @@ def _read(annotation: str, value: Any) -> Any:
         "Method": Method,
     }
     if annotation in nested:
-        return None if value is None else _construct(nested[annotation], value)
+        return None if value is None and annotation.endswith("| None") else _construct(nested[annotation], value)
     if annotation == "tuple[Timing, ...]":
+        if not value:
+            raise ValueError("no timing")
         return tuple(_construct(Timing, timing) for timing in value)
     if annotation == "Environment":
         states = {moment: _construct(GpuState, value[moment]) for moment in ("before", "after")}
@@ -315,8 +317,11 @@ def _read(annotation: str, value: Any) -> Any:
 def _construct(cls: type, value: dict[str, Any]) -> Any:
     """A flat dataclass from its JSON form, each field of the type its annotation names."""
     fields = {f.name: f.type for f in dataclasses.fields(cls)}
-    if set(fields) != set(value):
-        raise ValueError(f"{cls.__name__} has fields {sorted(value)}, expected {sorted(fields)}")
+    if not isinstance(value, dict) or set(fields) != set(value):
+        raise ValueError(f"{cls.__name__} has fields {value!r:.200}, expected {sorted(fields)}")
+    samples = value.get("samples_ms", [1.0])
+    if not samples or not all(isinstance(sample, float | int) for sample in samples):
+        raise ValueError(f"samples are not numbers: {samples!r:.200}")
     return cls(
         **{
             name: tuple(item) if isinstance(item, list) else _checked(fields[name], item)

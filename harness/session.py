@@ -17,7 +17,7 @@ from harness.build import Case, Kernel, compiled, executable, lower
 from harness.execution import GpuBackend
 from harness.measure import Arena, Plan, gpu_identity, versions
 from harness.model import bound, predict_tile
-from harness.records import Environment, Record, RecordError, Verification, now, write_atomically
+from harness.records import Environment, Record, RecordError, Verification, now, read_text, write_atomically
 from harness.toolchain import Compiler
 from harness.verify import verify
 from schedules.errors import IllegalSchedule
@@ -258,9 +258,12 @@ class Journal:
         self.done: set[str] = set()
         if self.path.is_file():
             try:
-                self.done = set(json.loads(self.path.read_text()))
-            except (json.JSONDecodeError, TypeError) as error:
-                raise RecordError(f"{self.path} is not whole; delete it to start the command anew") from error
+                done = json.loads(read_text(self.path))
+            except json.JSONDecodeError:
+                done = None
+            if not isinstance(done, list) or not all(isinstance(case, str) for case in done):
+                raise RecordError(f"{self.path} is not whole; delete it to start the command anew")
+            self.done = set(done)
 
     def has(self, case: Case) -> bool:
         """Whether an earlier, interrupted run of this command measured the case."""

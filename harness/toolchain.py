@@ -10,7 +10,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +39,10 @@ class Compiler:
     @functools.cached_property
     def version(self) -> str:
         """The release that ``nvcc --version`` names."""
-        text = subprocess.run([self.nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+        try:
+            text = subprocess.run([self.nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise NoCompiler(f"{self.nvcc} does not run ({error}); mend it or take it off PATH") from error
         release = re.search(r"release ([\d.]+), V([\d.]+)", text)
         return release.group(2) if release else text.strip().splitlines()[-1]
 
@@ -95,23 +100,32 @@ def compile_cubin(source: str, arch: str, compiler: Compiler) -> Cubin:
     recipe = json.dumps([source, arch, FLAGS, compiler.version])
     entry = cache_folder() / hashlib.sha256(recipe.encode()).hexdigest()
     facts, data = entry.with_suffix(".json"), entry.with_suffix(".cubin")
-    if facts.is_file() and data.is_file():
-        return Cubin(data.read_bytes(), **json.loads(facts.read_text()))
+    if cached := _read_cached(data, facts):
+        return cached
     with tempfile.TemporaryDirectory() as folder:
         log = run_nvcc(compiler, source, Path(folder), "kernel.cubin", "-cubin", *arch_flags(arch))
         cubin = Cubin((Path(folder) / "kernel.cubin").read_bytes(), **ptxas_facts(log))
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        for path, content in (
-            (data, cubin.data),
-            (facts, json.dumps({k: v for k, v in vars(cubin).items() if k != "data"}).encode()),
-        ):
-            partial = path.with_suffix(f"{path.suffix}.{os.getpid()}.tmp")
+        described = {name: value for name, value in vars(cubin).items() if name != "data"} | {"sha256": cubin.sha256}
+        for path, content in ((data, cubin.data), (facts, json.dumps(described).encode())):
+            partial = path.with_suffix(f"{path.suffix}.{os.getpid()}.{threading.get_ident()}.tmp")
             partial.write_bytes(content)
             os.replace(partial, path)
     except OSError as error:
-        print(f"build cache {entry.parent} cannot be written ({error.strerror}); compiling without it")
+        print(f"build cache {entry.parent} cannot be written ({error}); compiling without it", file=sys.stderr)
     return cubin
+
+
+def _read_cached(data: Path, facts: Path) -> Cubin | None:
+    """A cubin from the cache; None where there is none, or a damaged one, which is compiled again."""
+    try:
+        described = json.loads(facts.read_text(encoding="utf-8"))
+        digest = described.pop("sha256")
+        cubin = Cubin(data.read_bytes(), **described)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return cubin if cubin.sha256 == digest else None
 
 
 def compile_ptx(source: str, arch: str, compiler: Compiler) -> str:

@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .errors import IllegalSchedule
-from .inspection import block_name, loops_below
+from .inspection import block_name, loop_extent, loops_below
 from .vectorization import vectorize_inner, widest_vector
 
 
@@ -63,7 +63,12 @@ class CooperativeFetch:
 
 
 def fetch_cooperatively(
-    sch: Schedule, copy: SBlockRV, loop: LoopRV, threads: tuple[int, int], vectorize: bool = False
+    sch: Schedule,
+    copy: SBlockRV,
+    loop: LoopRV,
+    threads: tuple[int, int],
+    vectorize: bool = False,
+    load: SBlockRV | None = None,
 ) -> CooperativeFetch:
     """Spread a copy under ``loop`` over the threads (rows, columns) of the block, neighbours side by side.
 
@@ -76,21 +81,24 @@ def fetch_cooperatively(
 
     ``vectorize`` makes each access as wide as is legal (:func:`schedules.vectorization.widest_vector`);
     the width is in the result, 1 where only scalars are legal. Where the elements do not divide evenly
-    among the threads the last round is predicated.
+    among the threads the last round is predicated. ``load`` is the register load in front of the copy
+    (:func:`stage_through_registers`): it is spread alike, with the same width, because a thread can store
+    only what it loaded itself.
     """
-    own_loops = loops_below(sch, copy, loop)
-    if not own_loops:
+    chain = [copy] if load is None else [load, copy]
+    own_loops = [loops_below(sch, block, loop) for block in chain]
+    if not all(own_loops):
         raise IllegalSchedule(
             "the copy is not under the loop it should be spread in",
             block=block_name(sch, copy),
             remedy="pass the loop that stage_in_shared was given",
         )
-    width = widest_vector(sch, copy, own_loops[-1]) if vectorize else 1
-    elements = sch.fuse(*own_loops) if len(own_loops) > 1 else own_loops[0]
-    rounds, row, column, vector = sch.split(elements, [None, *threads, width])
-    sch.bind(row, "threadIdx.y")
-    sch.bind(column, "threadIdx.x")
-    vectorize_inner(sch, vector, width)
+    width = min(widest_vector(sch, block, loops[-1]) for block, loops in zip(chain, own_loops)) if vectorize else 1
+    for loops in own_loops:
+        rounds, row, column, vector = _rounds_and_threads(sch, loops, threads, width)
+        sch.bind(row, "threadIdx.y")
+        sch.bind(column, "threadIdx.x")
+        vectorize_inner(sch, vector, width)
     return CooperativeFetch(copy, rounds, row, column, width)
 
 
@@ -104,9 +112,9 @@ def stage_through_registers(sch: Schedule, copy: SBlockRV, loop: LoopRV) -> SBlo
                    A_local[tile] = A[tile]            # the returned block: the load waits for nobody
                    A_shared[tile] = A_local[tile]     # the store runs an iteration later, once pipelined
 
-    For targets without cp.async, or to keep loads in flight across a barrier. Call it before
-    :func:`inline_data_movement` and :func:`fetch_cooperatively`, and spread both blocks alike: a thread
-    then stores what it loaded, and its part of A_local is a few registers. (TVM's annotation
+    For targets without cp.async, or to keep loads in flight across a barrier. Follow with
+    ``inline_data_movement(sch, load)`` and ``fetch_cooperatively(..., load=load)``, which spreads both
+    blocks alike: a thread's part of A_local is then a few registers. (TVM's annotation
     ``manifest_shared_memory_local_stage`` promises the same, and does nothing in 0.27.)
     """
     load = sch.cache_read(copy, 0, "local")
@@ -173,6 +181,24 @@ def initialize_before(sch: Schedule, block: SBlockRV, loop: LoopRV) -> SBlockRV:
                  for k:  C[i, j] += ...
     """
     return sch.decompose_reduction(block, loop)
+
+
+def _rounds_and_threads(sch: Schedule, loops: list[LoopRV], threads: tuple[int, int], width: int) -> list[LoopRV]:
+    """Cut a tile's loops into (round, thread row, thread column, lane), neighbouring threads side by side.
+
+    Where whole rows fit the threads, rounds are made of whole rows: a thread's column is then the same in
+    every round, so that its part of a register buffer is small (TVM cannot see that in the flattened form).
+    """
+    *outer, last = loops
+    vectors = -(-loop_extent(sch, last) // width)
+    all_threads = threads[0] * threads[1]
+    if not outer or all_threads % vectors:
+        return sch.split(sch.fuse(*loops) if outer else last, [None, *threads, width])
+    rows = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+    rounds, row = sch.split(rows, [None, all_threads // vectors])
+    column, vector = sch.split(last, [None, width])
+    thread_row, thread_column = sch.split(sch.fuse(row, column), [None, threads[1]])
+    return [rounds, thread_row, thread_column, vector]
 
 
 def _is_data_movement(sch: Schedule, block: SBlockRV) -> bool:

@@ -26,14 +26,12 @@ from .vectorization import vectorize_write_back
 class StagedContraction:
     """A contraction in tiles: its loops by role, and its blocks.
 
-    ``copies`` fill shared memory, one per operand; ``loads`` are the register loads before them, where
-    copies go through registers; ``write_back`` stores a thread's results. ``k_inner`` and the
-    ``register_*`` loops are gone where products are kept per tile.
+    ``copies`` fill shared memory, one per operand; ``write_back`` stores a thread's results. ``k_inner``
+    and the ``register_*`` loops are gone where products are kept per tile.
     """
 
     loops: TiledLoops
     copies: tuple[CooperativeFetch, ...]
-    loads: tuple[CooperativeFetch, ...]
     write_back: SBlockRV
 
 
@@ -82,15 +80,11 @@ def stage_contraction(
     write_back = accumulate_in_registers(sch, block, loops.thread_column)
     if vectorize:
         vectorize_write_back(sch, write_back, loops.thread_column)
-    copies, loads = [], []
+    copies = []
     for operand in (0, 1):
         copy = stage_in_shared(sch, computing, operand, loops.k_outer, scope)
-        if through_registers:
-            load = stage_through_registers(sch, copy, loops.k_outer)
-            inline_data_movement(sch, load)
-            loads.append(fetch_cooperatively(sch, load, loops.k_outer, tile.threads, vectorize))
-        else:
-            inline_data_movement(sch, copy)
-        copies.append(fetch_cooperatively(sch, copy, loops.k_outer, tile.threads, vectorize))
+        load = stage_through_registers(sch, copy, loops.k_outer) if through_registers else None
+        inline_data_movement(sch, load or copy)
+        copies.append(fetch_cooperatively(sch, copy, loops.k_outer, tile.threads, vectorize, load))
     initialize_before(sch, block, loops.k_outer)
-    return StagedContraction(loops, tuple(copies), tuple(loads), write_back)
+    return StagedContraction(loops, tuple(copies), write_back)

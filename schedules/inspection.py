@@ -145,7 +145,7 @@ def _moves_elements(body: tirx.Stmt) -> bool:
     if not isinstance(body, tirx.BufferStore):
         return False
     value = body.value
-    if isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else"):
+    while isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else"):  # padding of padding
         value, otherwise = value.args[1], value.args[2]
         if not isinstance(otherwise, (tirx.FloatImm, tirx.IntImm)) or float(otherwise.value) != 0:
             return False

@@ -22,6 +22,8 @@ def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
     """
     stmt = sch.get(block)
     regions = [*stmt.reads, *stmt.writes]
+    if not _walks_last_iterator(sch, innermost):
+        return 1
     extents = [loop_extent(sch, innermost), *(int(region.source.shape[-1]) for region in regions)]
     width = VECTOR_BYTES // max(dtype_bytes(region.source.dtype) for region in regions)
     while width > 1 and (
@@ -69,6 +71,14 @@ def dtype_bytes(dtype: str) -> int:
     """Bytes of one element of a dtype such as "float16"."""
     digits = "".join(character for character in str(dtype) if character.isdigit())
     return int(digits) // 8
+
+
+def _walks_last_iterator(sch: Schedule, innermost: LoopRV) -> bool:
+    """Whether the innermost loop steps through its block's last iterator, which indexes the last dimensions."""
+    loop, found = sch.get(innermost), []
+    binding = loop.body.iter_values[-1]
+    tvm_ffi.structural_walk(binding, (tirx.Var, lambda var: found.append(var.same_as(loop.loop_var))))
+    return any(found)
 
 
 def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> bool:

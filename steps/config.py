@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from schedules.tiling import TileConfig
+from schedules.workloads import Matmul
 
 DEFAULT_TILE = TileConfig(32, 64, 16, 4, 4)
 DEFAULT_STAGES = 3
@@ -51,3 +52,7 @@ class StepConfig:
     tile: TileConfig = field(default=DEFAULT_TILE)
     stages: int = DEFAULT_STAGES
     async_copy: bool = True
+
+    def k_tiles(self, problem: Matmul) -> int:
+        """How many k tiles the problem has: no more ring slots than that are used."""
+        return -(-problem.k // self.tile.block_k)

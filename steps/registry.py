@@ -81,12 +81,15 @@ def find_steps(folder: Path | None = None) -> dict[int, Step]:
         match = re.fullmatch(r"step(\d+)_(\w+)\.py", path.name)
         if not match:
             raise MalformedStep(f"{path.name} is not named stepN_name.py; rename it or move it out of {folder.name}/")
-        module = importlib.import_module(f"{folder.name}.{path.stem}")
+        try:
+            module = importlib.import_module(f"{folder.name}.{path.stem}")
+        except (SyntaxError, ImportError) as error:
+            raise MalformedStep(f"{path.name} cannot be imported: {error}") from error
         problems = [
             what
             for what, present in (
                 ("a docstring", bool(inspect.getdoc(module))),
-                ("VARIANTS, a non-empty tuple of names", bool(getattr(module, "VARIANTS", ()))),
+                ("VARIANTS, a non-empty tuple of names", _are_names(getattr(module, "VARIANTS", ()))),
                 ("schedule(problem, config)", callable(getattr(module, "schedule", None))),
             )
             if not present
@@ -96,6 +99,10 @@ def find_steps(folder: Path | None = None) -> dict[int, Step]:
             raise MalformedStep(f"{path.name} lacks {', '.join(problems) or 'a number of its own'}")
         steps[number] = Step(number, path.stem, module)
     return dict(sorted(steps.items()))
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(name, str) for name in value)
 
 
 def get_step(number: int) -> Step:

@@ -47,7 +47,7 @@ def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, StagedCont
         sch.get_sblock("matmul"),
         config.tile,
         vectorize=True,
-        scope=config.tile.shared_scope(dtype_bytes(problem.dtype), config.stages),
+        scope=config.tile.shared_scope(dtype_bytes(problem.dtype), min(config.stages, config.k_tiles(problem))),
         through_registers=config.variant == "register_staged",
         product_per_tile=config.variant == "writeback",
     )
