@@ -31,7 +31,8 @@ from steps.config import DEFAULT_STAGES, DEFAULT_TILE, STAGE_SET, TILE_SET
 from steps.registry import MalformedStep, Step, UnknownStep, find_steps
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
-WRONG, BAD_INPUT, NOT_VERIFIED = 1, 2, 3
+WRONG, BAD_INPUT, NOT_VERIFIED, INTERRUPTED = 1, 2, 3, 130
+MOST_NUMBERS = 10_000
 REFUSALS = (
     IllegalSchedule,
     UnknownStep,
@@ -54,25 +55,42 @@ EXAMPLES = """examples:
 """
 
 
+_warned: set[str] = set()  # a step's variants share their warnings, which are worth saying once
+
+
 class UsageError(ValueError):
     """An option's value that cannot be understood."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 right, 1 wrong result, 2 refused, 3 could not be verified)."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = _join_negative(list(sys.argv[1:] if arguments is None else arguments))
     options = _parser().parse_args(arguments)
     command = shlex.join(["python", "-m", "harness", *_repeatable(arguments)])
     try:
         return {"list": _list, "run": _run, "verify": _verify, "compile": _compile, "sweep": _sweep}[options.command](
             options, command
         )
+    except KeyboardInterrupt:
+        print("interrupted; what is measured is on disk, and the same command goes on from there", file=sys.stderr)
+        return INTERRUPTED
     except WrongResult as wrong:
         print(f"error: wrong result: {wrong}", file=sys.stderr)
         return WRONG
     except (*REFUSALS, UsageError) as refused:
         print(f"error: {refused}", file=sys.stderr)
         return BAD_INPUT
+
+
+def _join_negative(arguments: list[str]) -> list[str]:
+    """Join an option and a value that begins with a minus, which argparse would take for an option."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1].startswith("--") and "=" not in joined[-1] and re.match(r"-\d", argument):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _repeatable(arguments: list[str]) -> list[str]:
@@ -175,10 +193,11 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
     """Verify through LLVM, say what was and was not done, compare variants by their code."""
     cases = _cases(options, CPU_SIZES)
     kernels, code = [], 0
+    why_not = "speed not measured: " + ("--on llvm" if gpu_present() else "no GPU")
     for case in cases:
         kernel = _build(case)
         kernels.append(kernel)
-        code = max(code, _verify_one(kernel, LlvmBackend(), "speed not measured: no GPU"))
+        code = max(code, _verify_one(kernel, LlvmBackend(), why_not))
         _show(kernel, options.show)
     try:
         require_compiler()
@@ -196,7 +215,7 @@ def _verify(options: argparse.Namespace, _command: str) -> int:
     backend = GpuBackend() if on_gpu else LlvmBackend()
     codes = []
     for case in _cases(options, GPU_SIZES if on_gpu else CPU_SIZES):
-        kernel = compiled(lower(case), require_compiler()) if on_gpu else lower(case)
+        kernel = compiled(_lower(case), require_compiler()) if on_gpu else _lower(case)
         codes.append(_verify_one(kernel, backend, ""))
         _show(kernel, options.show)
     return max(codes)
@@ -207,8 +226,6 @@ def _verify_one(kernel: Kernel, backend, remark: str) -> int:
     if backend.name not in kernel.case.step.verified_on:
         print(f"{kernel.case}\nnot verified: needs {' or '.join(kernel.case.step.verified_on)}", flush=True)
         return NOT_VERIFIED
-    for warning in kernel.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
     result = verify(kernel, backend)
     where = {"llvm": "on the CPU (TensorIR through LLVM)", "gpu": "on the GPU"}[backend.name]
     print(f"{kernel.case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}, whole numbers exact")
@@ -218,7 +235,7 @@ def _verify_one(kernel: Kernel, backend, remark: str) -> int:
 
 def _compile(options: argparse.Namespace, _command: str) -> int:
     compiler = require_compiler()
-    kernels = [compiled(lower(case), compiler) for case in _cases(options, LISTING_SIZES)]
+    kernels = [compiled(_lower(case), compiler) for case in _cases(options, LISTING_SIZES)]
     for kernel in kernels:
         _show(kernel, options.show)
         if options.out:
@@ -266,6 +283,8 @@ def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> li
         for case in waiting:
             progress.update(task, description=escape(str(case)))
             record = session.measure(case)
+            for warning in record.notes:
+                print(f"warning: {warning}", file=sys.stderr)
             record.save(session.out)
             journal.add(case)
             records.append(record)
@@ -369,9 +388,9 @@ def _variants(step: Step, choice: str | None, alone: bool, has_cp_async: bool) -
 
 
 def _problems(options: argparse.Namespace, sizes: str) -> list[Matmul]:
-    if options.size and options.shape:
+    if options.size is not None and options.shape is not None:
         raise UsageError("--size and --shape exclude each other")
-    if options.shape:
+    if options.shape is not None:
         shapes = []
         for text in options.shape.split(","):
             match = re.fullmatch(r"(-?\d+)x(-?\d+)x(-?\d+)", text.strip())
@@ -379,7 +398,10 @@ def _problems(options: argparse.Namespace, sizes: str) -> list[Matmul]:
                 raise UsageError(f"--shape {text!r} is not MxNxK; write for example 1024x512x256")
             shapes.append(tuple(map(int, match.groups())))
     else:
-        shapes = [(size, size, size) for size in _numbers(options.size or sizes, "--size", minimum=None)]
+        shapes = [
+            (size, size, size)
+            for size in _numbers(sizes if options.size is None else options.size, "--size", minimum=None)
+        ]
     return [Matmul(*shape, options.dtype, options.layout, options.out_dtype) for shape in shapes]
 
 
@@ -400,22 +422,37 @@ def _numbers(text: str, option: str, minimum: int | None = 1) -> list[int]:
         if not match:
             raise UsageError(f"{option} {text!r} is not a number, a range or a list of them (5 | 1-6 | 1,3)")
         first, last = int(match.group(1)), int(match.group(2) or match.group(1))
+        if not first <= last < first + MOST_NUMBERS:
+            raise UsageError(f"{option} {text!r}: {part.strip()} is empty or names more than {MOST_NUMBERS} numbers")
         numbers += range(first, last + 1)
-    if not numbers or (minimum is not None and min(numbers) < minimum):
-        raise UsageError(f"{option} {text!r} names nothing, or numbers below {minimum}")
+    if minimum is not None and min(numbers) < minimum:
+        raise UsageError(f"{option} {text!r} names numbers below {minimum}")
     return numbers
 
 
 def _on_gpu(options: argparse.Namespace) -> bool:
     if options.on == "gpu":
         require_gpu()
-    return options.on == "gpu" or (options.on == "auto" and gpu_present())
+    on_gpu = options.on == "gpu" or (options.on == "auto" and gpu_present())
+    if on_gpu and options.arch not in (None, gpu_arch()):
+        raise UsageError(f"--arch {options.arch}: the GPU here is {gpu_arch()}; compile works for any architecture")
+    return on_gpu
 
 
 def _build(case: Case) -> Kernel:
     """Lowered, and compiled where there is a compiler."""
-    compiler, kernel = find_compiler(), lower(case)
+    compiler, kernel = find_compiler(), _lower(case)
     return compiled(kernel, compiler) if compiler else kernel
+
+
+def _lower(case: Case) -> Kernel:
+    """Lowered; each warning of the schedule is printed once."""
+    kernel = lower(case)
+    for warning in kernel.warnings:
+        if warning not in _warned:
+            _warned.add(warning)
+            print(f"warning: {warning}", file=sys.stderr)
+    return kernel
 
 
 def _per_variant(cases: list[Case]) -> list[Case]:
@@ -483,15 +520,17 @@ def _print_variants(kernels: list[Kernel]) -> None:
     table = Table(title="The generated code, per k tile")
     for heading in ("variant", "slots", "cp.async", "waits", "barriers", "registers", "bytes", "occupancy"):
         table.add_column(heading, no_wrap=True, justify="left" if heading == "variant" else "right")
-    for kernel in kernels:
+    several = len({kernel.case.step.number for kernel in kernels}) > 1
+    names = [f"{k.case.step.number} {k.case.variant}" if several else k.case.variant for k in kernels]
+    for name, kernel in zip(names, kernels):
         code, resources = kernel.code, kernel.resources
         waits = ", ".join(map(str, code.wait_groups)) or "–"
         figures = ("–", "–") if resources is None else (str(resources.registers), f"{resources.occupancy:.0%}")
-        row = (kernel.case.variant, code.shared_versions, code.cp_async, waits, code.barriers)
+        row = (name, code.shared_versions, code.cp_async, waits, code.barriers)
         table.add_row(*map(str, row), figures[0], str(kernel.smem_bytes), figures[1])
     _console().print(table)
-    for kernel in kernels:
-        print(f"{kernel.case.variant}: {why(kernel)}")
+    for name, kernel in zip(names, kernels):
+        print(f"{name}: {why(kernel)}")
     prediction = predict_tile(kernels[0]) if kernels[0].case.slots > 1 else None
     if prediction:
         print(

@@ -52,7 +52,7 @@ def aspects(kernel: Kernel) -> dict[str, str]:
         if code.shared_versions
         else "none",
         "global loads": _loads(kernel),
-        "output stores": "vectors of 16 bytes" if code.vector_stores_kernel else "scalars",
+        "output stores": "vectors" if code.vector_stores_kernel else "scalars",
         "barriers per k tile": str(code.barriers),
         "waits": ", ".join(f"wait_group {count}" for count in code.wait_groups) or "none",
         "k loop": _loop_form(kernel),
@@ -103,7 +103,7 @@ def _loads(kernel: Kernel) -> str:
     code = kernel.code
     if code.cp_async:
         return f"cp.async of {code.cp_async_bytes} bytes"
-    return "vectors of 16 bytes" if code.vector_loads else "scalars"
+    return "vectors" if code.vector_loads else "scalars"
 
 
 def _loop_form(kernel: Kernel) -> str:

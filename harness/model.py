@@ -56,7 +56,7 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
         load_ns=machine.dram_latency_ns + tile_bytes / bytes_per_ns,
         compute_ns=2 * tile.block_m * tile.block_n * tile.block_k / flops_per_ns,
         resident_blocks=resident,
-        slots=kernel.case.slots,
+        slots=min(kernel.case.slots, kernel.code.shared_versions),
     )
 
 
