@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,10 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from harness.build import Case, Kernel, UnsupportedCase, compiled, lower
+from harness.counters import NoProfiler, count
 from harness.execution import GpuBackend, LlvmBackend, NoGpu, gpu_arch, gpu_present, require_gpu
 from harness.explain import aspects, why
 from harness.model import predict_tile
-from harness.records import RESULTS, Listing, Record, RecordError, check_writable, read_text
+from harness.records import RESULTS, Counters, Listing, Record, RecordError, check_writable, now, read_text
 from harness.session import Journal, Session
 from harness.targets import DEFAULT_ARCH, MACHINES, UnknownTarget, machine_for
 from harness.toolchain import CompileError, NoCompiler, compile_ptx, disassemble, find_compiler, require_compiler
@@ -40,6 +42,7 @@ REFUSALS = (
     UnsupportedCase,
     NoCompiler,
     NoGpu,
+    NoProfiler,
     CompileError,
     RecordError,
     MalformedStep,
@@ -68,9 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     command = shlex.join(["python", "-m", "harness", *_repeatable(arguments)])
     try:
-        return {"list": _list, "run": _run, "verify": _verify, "compile": _compile, "sweep": _sweep}[options.command](
-            options, command
-        )
+        commands = {
+            "list": _list,
+            "run": _run,
+            "verify": _verify,
+            "compile": _compile,
+            "sweep": _sweep,
+            "counters": _counters,
+        }
+        return commands[options.command](options, command)
     except KeyboardInterrupt:
         print("interrupted; what is measured is on disk, and the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
@@ -120,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         "verify": "check outputs only",
         "compile": "generate and compile the code, and say what came out; needs no GPU",
         "sweep": "run over tiles, stage counts and variants; each result is a record",
+        "counters": "hardware counters by Nsight Compute: pipes, conflicts, stalls; each result is on disk",
     }
     for name, text in texts.items():
         sub = commands.add_parser(
@@ -266,6 +276,36 @@ def _sweep(options: argparse.Namespace, command: str) -> int:
     if len(legal) < len(unique):
         print(f"{len(unique) - len(legal)} of {len(unique)} combinations are beyond the GPU's limits and left out")
     _print_records(_measure(legal, options, command))
+    return 0
+
+
+def _counters(options: argparse.Namespace, command: str) -> int:
+    require_gpu()
+    if options.tile == "best":
+        raise UsageError("--tile best: name the tile whose counters you want, as a record's tile does")
+    session = _session(options, command)
+    for case in _cases(options, GPU_SIZES):
+        case = replace(case, stages=case.slots)
+        problem = case.problem
+        counters = Counters(
+            step=case.step.number,
+            step_name=case.step.name,
+            variant=case.variant,
+            m=problem.m,
+            n=problem.n,
+            k=problem.k,
+            layout=problem.layout,
+            dtype=problem.dtype,
+            tile=str(case.tile),
+            stages=case.slots,
+            gpu=session.identity["gpu"],
+            values=count(case),
+            revision=session.revision,
+            dirty=session.dirty,
+            recorded_at=now(),
+            command=command,
+        )
+        print(f"{case}: wrote {counters.save(session.out)}", flush=True)
     return 0
 
 

@@ -211,7 +211,7 @@ class Record:
 
     def file_name(self) -> str:
         """A name that says what it is and never collides with another measurement."""
-        gpu = self.environment.gpu.lower().replace("nvidia ", "").replace(" ", "-")
+        gpu = gpu_slug(self.environment.gpu)
         case = f"{self.m}x{self.n}x{self.k}-{self.layout}-{self.dtype}"
         tile = self.tile_choice if self.tile_choice != "given" else self.tile.replace("/", "_")
         stamp = self.environment.recorded_at.translate(str.maketrans("", "", "-:+")).replace(".", "")
@@ -273,6 +273,55 @@ def load_listings(folder: Path = RESULTS) -> list[Listing]:
         Listing.from_json(read_text(path), origin=str(path)) for path in sorted((folder / "listings").glob("*.json"))
     ]
     return sorted(found, key=lambda listing: (listing.step, not listing.default_variant, listing.variant))
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Hardware counters of one launch of a case, by name; see :mod:`harness.counters`."""
+
+    step: int
+    step_name: str
+    variant: str
+    m: int
+    n: int
+    k: int
+    layout: str
+    dtype: str
+    tile: str
+    stages: int
+    gpu: str
+    values: dict[str, float]
+    revision: str
+    dirty: bool
+    recorded_at: str
+    command: str
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        """The counters as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "counters") -> Counters:
+        """Read counters; RecordError names ``origin`` and what is wrong with it."""
+        return _parse(cls, text, origin)
+
+    def save(self, folder: Path) -> Path:
+        """Write the counters under ``folder``/counters; the same case counted again replaces them."""
+        case = f"{self.m}x{self.n}x{self.k}-{self.layout}-{self.dtype}-{self.tile.replace('/', '_')}-s{self.stages}"
+        name = f"{gpu_slug(self.gpu)}-step{self.step}-{self.variant}-{case}.json"
+        return write_atomically(folder / "counters" / name, self.to_json())
+
+
+def load_counters(folder: Path = RESULTS) -> list[Counters]:
+    """Every set of counters of a results folder, by step, shape and tile."""
+    found = [Counters.from_json(read_text(path), str(path)) for path in sorted((folder / "counters").glob("*.json"))]
+    return sorted(found, key=lambda counters: (counters.step, counters.m, counters.n, counters.k, counters.tile))
+
+
+def gpu_slug(gpu: str) -> str:
+    """A GPU's name as file names have it."""
+    return gpu.lower().replace("nvidia ", "").replace(" ", "-")
 
 
 def _parse(cls: type, text: str, origin: str) -> Any:
