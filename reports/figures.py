@@ -14,7 +14,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.records import Record
 
-from .selection import Results, Section, Shape
+from .counters import counted_pairs, stalls
+from .selection import Results, Section, Shape, shape_of
 from .table import CHOICE_TITLES, cublas_gflops, short_name, shown_gain, step_label
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; black is kept for cuBLAS, and yellow,
@@ -103,6 +104,28 @@ def roofline_figure(results: Results, section: Section, peak: dict | None) -> Fi
     axes.set_ylabel("GFLOPS")
     marks = "Filled: default tile; hollow: best tile. " if len(section.choices) > 1 else ""
     return _finish(figure, [axes], marks + caption)
+
+
+def stalls_figure(results: Results, section: Section, step: int) -> Figure:
+    """What warps wait for, before and after a step: stacked reasons, a pair of bars per case."""
+    cases = counted_pairs(results, step)
+    figure, (axes,), _ = _canvas(section, f"Why warps wait: {step_label(results, step)}", 1, 1.6 + 0.75 * len(cases))
+    bars = [counters for pair in cases for counters in pair]
+    places = [index + 0.35 * (index // 2) for index in range(len(bars))]
+    reasons = sorted({name for c in bars for name in stalls(c)}, key=lambda name: -max(stalls(c)[name] for c in bars))
+    shown = reasons[: len(PALETTE) - 1]
+    starts = [0.0] * len(bars)
+    for reason, color in zip([*shown, "other reasons"], PALETTE):
+        names = [reason] if reason in shown else reasons[len(shown) :]
+        widths = [sum(stalls(c)[name] for name in names) for c in bars]
+        axes.barh(places, widths, left=starts, color=color, edgecolor="#333333", linewidth=0.4, label=reason)
+        starts = [start + width for start, width in zip(starts, widths)]
+    labels = [f"{shape_of(c)[0]}³ step {c.step}, {c.values['time, ns'] / 1e3:,.0f} µs" for c in bars]
+    axes.set_yticks(places, labels, fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlabel("stalled warps per issued instruction")
+    tiles = ", ".join(dict.fromkeys(c.tile for c in bars))
+    return _finish(figure, [axes], f"Nsight Compute, one launch each, {bars[0].gpu}; tile {tiles}.")
 
 
 def intensity(record: Record) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from harness.records import GpuState, Record, write_atomically
 
 from . import listing as code
+from .counters import counters_tables
 from .paths import Paths, link
 from .plot import plots
 from .selection import Results, Section, Shape, natural, shape_label, shape_of
@@ -170,6 +171,8 @@ def _measured(results: Results, section: Section, step: int) -> list[str]:
     for choice in section.variant_choices(step):
         table = variants_table(results, section, step, choice)
         blocks += [f"**Variants, {CHOICE_TITLES[choice]}**", table.markdown()]
+    for table in counters_tables(results, step):
+        blocks += [f"**Hardware counters, {table.title}**", table.markdown()]
     if candidates := candidates_table(section, step):
         blocks.append(f"<details><summary>{candidates.title}</summary>\n\n{candidates.markdown()}\n\n</details>")
     others = section.others(step)
@@ -194,7 +197,12 @@ def _sizes(shapes: Iterable[Shape]) -> str:
 
 def _images(results: Results, paths: Paths, section: Section, step: int) -> list[str]:
     own = page_path(results, paths, step)
-    titles = {f"step{step}-variants": "Variants", "gflops": "GFLOPS of every step", "gain": "Gain of each step"}
+    titles = {
+        f"step{step}-stalls": "Stall reasons",
+        f"step{step}-variants": "Variants",
+        "gflops": "GFLOPS of every step",
+        "gain": "Gain of each step",
+    }
     files = {plot.kind: plot.file_name for plot in plots(results) if plot.section == section}
     found = [(titles[kind], paths.plots / files[kind]) for kind in titles if kind in files]
     return [f"![{title}, {section.title}]({link(own, path)})" for title, path in found]

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
 from . import figures
-from .selection import Results, Section
+from .counters import counted_pairs
+from .selection import Results, Section, shape_of
 from .table import row
 
 PEAKS = Path(__file__).parent / "peaks.json"
@@ -67,6 +68,8 @@ def plots(results: Results) -> Iterator[Plot]:
         if max(section.steps) > 1:
             kinds["gain"] = lambda s=section: figures.gain_figure(results, s)
         for step in section.steps:
+            if counted_pairs(results, step):
+                kinds[f"step{step}-stalls"] = lambda s=section, n=step: figures.stalls_figure(results, s, n)
             if section.variant_choices(step):
                 kinds[f"step{step}-variants"] = lambda s=section, n=step: figures.variants_figure(results, s, n)
         yield from (Plot(section, kind, digest, draw) for kind, draw in kinds.items())
@@ -91,6 +94,7 @@ def _digest(results: Results, section: Section, peak: dict | None) -> str:
         "names": {step: results.step_name(step) for step in section.steps},
         "stages": sorted([*key, stages] for key, stages in section.stages.items()),
         "peak": peak,
+        "counters": [[counted.step, counted.tile, shape_of(counted), counted.values] for counted in results.counters],
     }
     code = Path(figures.__file__).read_bytes()
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode() + code).hexdigest()

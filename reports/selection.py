@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.records import Listing, Record, RecordError, Timing, load_listings, load_records
+from harness.records import Counters, Listing, Record, RecordError, Timing, load_counters, load_listings, load_records
 
 Shape = tuple[int, int, int]
 
@@ -116,11 +116,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Results:
-    """A results folder as reports see it: the records that count, calibrations apart, and listings."""
+    """A results folder as reports see it: records that count, calibrations apart, listings, hardware counters."""
 
     records: tuple[Record, ...]
     calibrations: tuple[Record, ...]
     listings: tuple[Listing, ...]
+    counters: tuple[Counters, ...] = ()
 
     def sections(self) -> list[Section]:
         """The records, by GPU, dtype, arithmetic and layout."""
@@ -163,12 +164,14 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
     listings = sorted(
         load_listings(folder), key=lambda item: (item.step, not item.default_variant, natural(item.variant))
     )
+    counters = load_counters(folder)
     if steps is not None:
         wanted = set(steps)
+        counters = [counted for counted in counters if counted.step in wanted]
         chosen = [record for record in chosen if record.step in wanted or record.kind == "calibration"]
         listings = [listing for listing in listings if listing.step in wanted]
     rows = tuple(record for record in chosen if record.kind == "step")
-    return Results(rows, tuple(r for r in chosen if r.kind == "calibration"), tuple(listings))
+    return Results(rows, tuple(r for r in chosen if r.kind == "calibration"), tuple(listings), tuple(counters))
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
@@ -203,8 +206,8 @@ def section_key(record: Record) -> tuple[str, ...]:
     return (record.environment.gpu, record.dtype, record.out_dtype, record.math, record.layout)
 
 
-def shape_of(record: Record) -> Shape:
-    """A record's m, n and k."""
+def shape_of(record: Record | Counters) -> Shape:
+    """The m, n and k of a record, or of counters."""
     return record.m, record.n, record.k
 
 

@@ -9,7 +9,7 @@ thread_m × thread_n outputs: it loads thread_m + thread_n values and uses each 
 
 With 4 × 4 outputs that is 8 loads for 16 multiply-adds, and a block of the same number of threads covers
 a tile 16 times as large, so that global loads drop again. This is the step with the largest gain once
-there are enough tiles to fill the GPU; small matrices gain less, because fewer, larger blocks leave
+there are enough tiles to fill the GPU. The smallest matrices lose: fewer, larger blocks leave most
 multiprocessors idle. What stays slow: scalar loads and stores, and waiting at the barriers.
 """
 
