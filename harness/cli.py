@@ -185,7 +185,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
         return _calibrate(options, command)
     if not _on_gpu(options):
         return _run_without_gpu(options)
-    cases = _cases(options, GPU_SIZES)
+    cases = _cases(options, GPU_SIZES, tunes=True)
     records = _measure(cases, options, command)
     _print_records(records)
     if len({case.step.number for case in cases}) == 1 and len({case.variant for case in cases}) > 1:
@@ -281,8 +281,6 @@ def _sweep(options: argparse.Namespace, command: str) -> int:
 
 def _counters(options: argparse.Namespace, command: str) -> int:
     require_gpu()
-    if options.tile == "best":
-        raise UsageError("--tile best: name the tile whose counters you want, as a record's tile does")
     session = _session(options, command)
     for case in _cases(options, GPU_SIZES):
         case = replace(case, stages=case.slots)
@@ -398,7 +396,7 @@ def listing(kernel: Kernel) -> Listing:
     )
 
 
-def _cases(options: argparse.Namespace, sizes: str) -> list[Case]:
+def _cases(options: argparse.Namespace, sizes: str, tunes: bool = False) -> list[Case]:
     """The cases that the options name, in the order in which they share most: by problem, then by step."""
     machine = machine_for(options.arch or (gpu_arch() if gpu_present() else DEFAULT_ARCH))
     steps = _steps(options.step)
@@ -406,6 +404,8 @@ def _cases(options: argparse.Namespace, sizes: str) -> list[Case]:
     if stages < 1 or more:
         raise UsageError(f"--stages {options.stages}: one number, at least 1 (1 is unpipelined); sweep takes several")
     choice = options.tile if options.tile in ("default", "best") else "given"
+    if choice == "best" and not tunes:
+        raise UsageError("--tile best is found by measuring, which only run does, and only on a GPU; name a tile")
     tile = TileConfig.parse(options.tile) if choice == "given" else DEFAULT_TILE
     cases = [
         Case(step, problem, variant, tile, machine, stages, choice)

@@ -125,8 +125,31 @@ class Method:
     warmup_ms: float
 
 
+class _Stored:
+    """What the three kinds of file share: a dataclass that is written as JSON, and read back whole or not at all."""
+
+    def to_json(self) -> str:
+        """The fields as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "record") -> Any:
+        """Read one; RecordError names ``origin`` and what is wrong with it."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise RecordError(f"{origin} is not whole JSON ({error}); delete it or restore it from git") from error
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+            raise RecordError(f"{origin} is not of schema {SCHEMA} (got {found}); move it elsewhere")
+        try:
+            return cls(**{f.name: _read(f.type, data[f.name]) for f in dataclasses.fields(cls)})
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(f"{origin} lacks or garbles a field ({error!r}); delete it or restore it") from error
+
+
 @dataclass(frozen=True)
-class Record:
+class Record(_Stored):
     """One measured case: what ran, how fast, beside what, on what, checked how.
 
     ``kind`` is "step", or "calibration" for cuBLAS against itself. ``previous`` is the step before with
@@ -200,15 +223,6 @@ class Record:
         config = {"default": (self.stages, ""), "best": (0, "")}.get(self.tile_choice, (self.stages, self.tile))
         return (*case, *config, self.dtype, self.out_dtype, self.layout, self.m, self.n, self.k)
 
-    def to_json(self) -> str:
-        """The record as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, origin: str = "record") -> Record:
-        """Read a record; RecordError names ``origin`` and what is wrong with it."""
-        return _parse(cls, text, origin)
-
     def file_name(self) -> str:
         """A name that says what it is and never collides with another measurement."""
         gpu = gpu_slug(self.environment.gpu)
@@ -223,7 +237,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Listing:
+class Listing(_Stored):
     """One step's schedule and generated code at a fixed shape, for the pages; made without a GPU.
 
     ``text`` is the step's docstring, ``tir`` the scheduled TensorIR, ``cuda`` the generated kernel,
@@ -253,15 +267,6 @@ class Listing:
     aspects: dict[str, str]
     schema: int = SCHEMA
 
-    def to_json(self) -> str:
-        """The listing as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, origin: str = "listing") -> Listing:
-        """Read a listing; RecordError names ``origin`` and what is wrong with it."""
-        return _parse(cls, text, origin)
-
     def save(self, folder: Path) -> Path:
         """Write the listing as ``stepN-variant.json`` under ``folder``/listings."""
         return write_atomically(folder / "listings" / f"step{self.step}-{self.variant}.json", self.to_json())
@@ -276,7 +281,7 @@ def load_listings(folder: Path = RESULTS) -> list[Listing]:
 
 
 @dataclass(frozen=True)
-class Counters:
+class Counters(_Stored):
     """Hardware counters of one launch of a case, by name; see :mod:`harness.counters`."""
 
     step: int
@@ -297,15 +302,6 @@ class Counters:
     command: str
     schema: int = SCHEMA
 
-    def to_json(self) -> str:
-        """The counters as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, origin: str = "counters") -> Counters:
-        """Read counters; RecordError names ``origin`` and what is wrong with it."""
-        return _parse(cls, text, origin)
-
     def save(self, folder: Path) -> Path:
         """Write the counters under ``folder``/counters; the same case counted again replaces them."""
         case = f"{self.m}x{self.n}x{self.k}-{self.layout}-{self.dtype}-{self.tile.replace('/', '_')}-s{self.stages}"
@@ -322,20 +318,6 @@ def load_counters(folder: Path = RESULTS) -> list[Counters]:
 def gpu_slug(gpu: str) -> str:
     """A GPU's name as file names have it."""
     return gpu.lower().replace("nvidia ", "").replace(" ", "-")
-
-
-def _parse(cls: type, text: str, origin: str) -> Any:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{origin} is not whole JSON ({error}); delete it or restore it from git") from error
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise RecordError(f"{origin} is not of schema {SCHEMA} (got {found}); move it elsewhere")
-    try:
-        return cls(**{f.name: _read(f.type, data[f.name]) for f in dataclasses.fields(cls)})
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"{origin} lacks or garbles a field ({error!r}); delete it or restore it") from error
 
 
 def _read(annotation: str, value: Any) -> Any:
