@@ -25,6 +25,8 @@ MARKERS = "os^Dvph"
 CUBLAS = "#000000"
 ROOF = "#555555"
 CAPTION_COLUMNS = 125
+# The reasons that these kernels' warps wait for most, in the same colours in every figure.
+STALLS = ("long scoreboard", "short scoreboard", "barrier", "dispatch stall", "wait", "mio throttle")
 STYLE = {"linewidth": 1.8, "markersize": 5.5}
 
 
@@ -112,11 +114,10 @@ def stalls_figure(results: Results, section: Section, step: int) -> Figure:
     figure, (axes,), _ = _canvas(section, f"Why warps wait: {step_label(results, step)}", 1, 1.6 + 0.75 * len(cases))
     bars = [counters for pair in cases for counters in pair]
     places = [index + 0.35 * (index // 2) for index in range(len(bars))]
-    reasons = sorted({name for c in bars for name in stalls(c)}, key=lambda name: -max(stalls(c)[name] for c in bars))
-    shown = reasons[: len(PALETTE) - 1]
+    others = sorted({name for c in bars for name in stalls(c)} - set(STALLS))
     starts = [0.0] * len(bars)
-    for reason, color in zip([*shown, "other reasons"], PALETTE):
-        names = [reason] if reason in shown else reasons[len(shown) :]
+    for reason, color in zip([*STALLS, "other reasons"], PALETTE):
+        names = [reason] if reason in STALLS else others
         widths = [sum(stalls(c)[name] for name in names) for c in bars]
         axes.barh(places, widths, left=starts, color=color, edgecolor="#333333", linewidth=0.4, label=reason)
         starts = [start + width for start, width in zip(starts, widths)]

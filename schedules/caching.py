@@ -162,6 +162,8 @@ def accumulate_per_tile(sch: Schedule, block: SBlockRV, k_outer: LoopRV) -> SBlo
 
     The arithmetic order changes (partial sums are added), so results differ from the plain loop by
     rounding. Call it after tiling and before binding; ``block`` and its loops stay valid, less k_inner.
+    Follow with ``initialize_before(sch, partial, its k_inner)`` once loops are bound, which makes the
+    zeroing of P a statement, instead of a condition in the inner loop that keeps it from being unrolled.
     """
     partial = sch.rfactor(k_outer, factor_axis=0)
     sch.set_scope(partial, 0, "local")

@@ -17,6 +17,7 @@ from .caching import (
     stage_in_shared,
     stage_through_registers,
 )
+from .inspection import loops_below
 from .layout import pad_to_tile
 from .tiling import TileConfig, TiledLoops, bind_grid, bind_threads, tile_contraction
 from .vectorization import vectorize_write_back
@@ -87,4 +88,6 @@ def stage_contraction(
         inline_data_movement(sch, load or copy)
         copies.append(fetch_cooperatively(sch, copy, loops.k_outer, tile.threads, vectorize, load))
     initialize_before(sch, block, loops.k_outer)
+    if product_per_tile:
+        initialize_before(sch, computing, loops_below(sch, computing, loops.k_outer)[0])
     return StagedContraction(loops, tuple(copies), write_back)

@@ -45,7 +45,7 @@ class PipelinePlan:
 
     ``statements`` and ``roles`` name the loop's statements and what they are to the pipeline: "load"
     (global memory to registers, on the way to shared memory), "copy" (an operand to shared memory or
-    registers), "transform" (a cast or the like of a copied operand), "compute" (uses operands),
+    registers), "transform" (a cast or the like of a copied operand, or a reset), "compute" (uses operands),
     "epilogue" (uses what compute made). ``stage``, ``order`` and ``async_stages`` are TVM's lists (see
     the module's text), empty without a pipeline; ``slots`` counts the versions of each copied operand.
     """
@@ -175,7 +175,7 @@ def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
             roles.append("load" if feeds_copy and not statement.fills_shared else "copy")
         elif "compute" in fed_by or "epilogue" in fed_by:
             roles.append("epilogue")
-        elif fed_by and not statement.accumulates and any(_feeds(statement, later) for later in statements):
+        elif (fed_by or not statement.reads) and not statement.accumulates and _is_used(statement, statements):
             roles.append("transform")
         else:
             roles.append("compute")
@@ -201,7 +201,11 @@ def _is_copy(index: int, statements: list[Statement]) -> bool:
     # A transform reads shared memory that the loop fills; a copy through registers reads registers only.
     through_registers = all(not producer.fills_shared for producer in inputs)
     used = any(_feeds(statement, later) for later in statements[index + 1 :])
-    return near and used and from_copies and through_registers and not statement.accumulates
+    return near and used and bool(statement.reads) and from_copies and through_registers and not statement.accumulates
+
+
+def _is_used(statement: Statement, statements: list[Statement]) -> bool:
+    return any(_feeds(statement, other) for other in statements)
 
 
 def _feeds(producer: Statement, consumer: Statement) -> bool:
