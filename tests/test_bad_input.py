@@ -15,7 +15,6 @@ from tests.conftest import ROOT, Outcome
 from tests.reports_fixtures import record
 
 Command = Callable[..., Outcome]
-DASH = pytest.mark.xfail(strict=True, reason="argparse takes a value that begins with a dash for an option")
 
 REFUSED = [
     # sizes and shapes
@@ -129,16 +128,13 @@ def test_other_commands_refuse_alike(verb: str, options: str, named: str, comman
     check_refused(command(verb, "--step", "5", *options.split()), named)
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param("--shape -1x2x3", marks=DASH), pytest.param("--size -5,3", marks=DASH)]
-)
+@pytest.mark.parametrize("options", ["--shape -1x2x3", "--size -5,3"])
 def test_a_value_with_a_dash_in_front_is_named(options: str, command: Command) -> None:
     outcome = command("run", "--step", "5", *options.split())
     assert outcome.code == 2
     assert options.split()[1] in outcome.err or "got -" in outcome.err
 
 
-@pytest.mark.xfail(strict=True, reason="cli._numbers prints its minimum where there is none")
 def test_no_command_speaks_of_none(command: Command) -> None:
     outcome = command("run", "--step", "5", "--size", "512-256")
     assert "None" not in outcome.err

@@ -102,7 +102,7 @@ def test_machines_are_consistent_and_unknown_ones_are_refused() -> None:
 )
 def test_illegal_tiles_are_refused_with_value_limit_and_remedy(tile: str, clause: str) -> None:
     with pytest.raises(IllegalTile, match=re.escape(clause)) as caught:
-        lower(make_case(5, (64, 64, 64), tile=TileConfig.parse(tile), stages=4))
+        lower(make_case(5, (64, 64, 256), tile=TileConfig.parse(tile), stages=4))
     assert tile in str(caught.value)
     assert caught.value.remedy
 
@@ -210,7 +210,7 @@ def test_aspects_show_what_changes_from_step_to_step() -> None:
     rows = {number: aspects(lower(make_case(number, (128, 128, 128), stages=3))) for number in range(1, 7)}
     assert rows[1]["operands come from"] != rows[2]["operands come from"]
     assert (rows[2]["outputs per thread"], rows[3]["outputs per thread"]) == ("1", "4 × 4")
-    assert (rows[3]["global loads"], rows[4]["global loads"]) == ("scalars", "vectors of 16 bytes")
+    assert (rows[3]["global loads"], rows[4]["global loads"]) == ("scalars", "vectors")
     assert (rows[4]["waits"], rows[5]["waits"]) == ("none", "wait_group 2")
     assert rows[5]["shared memory"] == f"{3 * DEFAULT_TILE.smem_bytes(4)} bytes, 3 slot(s)"
     assert rows[6]["k loop"].endswith("k_inner unrolled: full")
@@ -291,12 +291,10 @@ def test_the_same_content_is_compiled_once(cache: Path, compiler: Compiler, monk
     [
         pytest.param(
             lambda cubin, facts: facts.write_text('{"registers": 1'),
-            marks=pytest.mark.xfail(strict=True, reason="a truncated .json in the build cache is a traceback"),
             id="truncated facts",
         ),
         pytest.param(
             lambda cubin, facts: cubin.write_bytes(cubin.read_bytes()[:100]),
-            marks=pytest.mark.xfail(strict=True, reason="a truncated .cubin in the build cache is used as it is"),
             id="truncated cubin",
         ),
         pytest.param(lambda cubin, facts: cubin.unlink(), id="no cubin"),
@@ -319,7 +317,6 @@ def test_an_unwritable_cache_still_compiles(
     assert "cannot be written" in "".join(capsys.readouterr())
 
 
-@pytest.mark.xfail(strict=True, reason="threads of prebuild share one partial file per content")
 def test_two_threads_may_compile_the_same_content(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

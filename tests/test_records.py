@@ -141,30 +141,10 @@ def test_the_key_tells_cases_apart_and_repetitions_not() -> None:
         (edited(verification=None, method=3), "lacks or garbles"),
         (json.dumps({k: v for k, v in json.loads(record().to_json()).items() if k != "baseline"}), "baseline"),
         (listing().to_json(), "lacks or garbles"),
-        pytest.param(
-            edited(timing=None),
-            "lacks or garbles",
-            marks=pytest.mark.xfail(
-                strict=True, reason="records._read lets null stand for a field that is not optional"
-            ),
-        ),
-        pytest.param(
-            edited(timing={"label": "x", "samples_ms": []}),
-            "lacks or garbles",
-            marks=pytest.mark.xfail(strict=True, reason="a Timing without samples is read, and its median fails later"),
-        ),
-        pytest.param(
-            edited(timing={"label": "x", "samples_ms": ["fast"]}),
-            "lacks or garbles",
-            marks=pytest.mark.xfail(strict=True, reason="the elements of samples_ms are not checked"),
-        ),
-        pytest.param(
-            edited(baseline=[]),
-            "lacks or garbles",
-            marks=pytest.mark.xfail(
-                strict=True, reason="a record without a baseline is read, and its ratio fails later"
-            ),
-        ),
+        (edited(timing=None), "lacks or garbles"),
+        (edited(timing={"label": "x", "samples_ms": []}), "lacks or garbles"),
+        (edited(timing={"label": "x", "samples_ms": ["fast"]}), "lacks or garbles"),
+        (edited(baseline=[]), "lacks or garbles"),
     ],
 )
 def test_what_is_no_record_is_refused_by_name(text: str, says: str, tmp_path: Path) -> None:

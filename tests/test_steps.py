@@ -62,21 +62,9 @@ def test_a_new_step_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (GOOD_STEP.replace('("default",)', "()"), "VARIANTS"),
         (GOOD_STEP.replace("def schedule", "def something_else"), "schedule"),
         ("", "docstring, VARIANTS, a non-empty tuple of names, schedule"),
-        pytest.param(
-            GOOD_STEP.replace('("default",)', '"default"'),
-            "VARIANTS",
-            marks=pytest.mark.xfail(strict=True, reason="registry takes a string for a tuple of one-letter variants"),
-        ),
-        pytest.param(
-            GOOD_STEP + "\nthis is no Python\n",
-            "invalid syntax",
-            marks=pytest.mark.xfail(strict=True, reason="registry lets a SyntaxError of a step file through"),
-        ),
-        pytest.param(
-            GOOD_STEP + "\nimport no_such_module\n",
-            "no_such_module",
-            marks=pytest.mark.xfail(strict=True, reason="registry lets an ImportError of a step file through"),
-        ),
+        (GOOD_STEP.replace('("default",)', '"default"'), "VARIANTS"),
+        (GOOD_STEP + "\nthis is no Python\n", "invalid syntax"),
+        (GOOD_STEP + "\nimport no_such_module\n", "no_such_module"),
     ],
     ids=["docstring", "variants", "empty variants", "schedule", "empty file", "string", "syntax", "import"],
 )
@@ -234,7 +222,9 @@ def test_a_pipelined_loop_equals_the_plain_one_bit_for_bit(variant: str, stages:
         assert np.array_equal(plain, pipelined), f"k {k}"
         slots = min(stages, -(-k // 16))
         assert kernel.code.shared_versions == slots, f"k {k}"
-        assert len(kernel.warnings) == (1 if slots < stages else 0), f"k {k}"
+        useless = [text for text in kernel.warnings if text.startswith("double_buffer_scope")]
+        assert len(useless) == (2 if variant == "double_buffer_pipelined" and slots > 1 else 0), f"k {k}"
+        assert len(kernel.warnings) - len(useless) == (1 if slots < stages else 0), f"k {k}"
         assert bool(kernel.pipeline) == (slots > 1), f"k {k}"
 
 
@@ -264,7 +254,6 @@ def test_more_stages_than_k_tiles_warns_once_and_uses_as_many_slots_as_tiles() -
     assert verify(kernel, CPU, seeds=(0,)).passed
 
 
-@pytest.mark.xfail(strict=True, reason="Case.validate multiplies shared memory by the stages asked for, not used")
 def test_far_more_stages_than_k_tiles_is_not_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -290,7 +279,13 @@ def test_the_annotations_are_those_of_the_variant() -> None:
     assert lists("double_buffer") == {}
     assert sorted(lists("register_staged")[stage]) == [0, 0, 1, 1, 4]
     assert asynchronous not in lists("register_staged")
-    assert lists("writeback", stages=2)[stage] == [0, 0, 1, 2]
+    assert lists("writeback", stages=2)[stage] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+    ]  # two copies, zeroing and summing a product, adding it
     assert lists("async", stages=1) == {}
 
 
@@ -348,7 +343,6 @@ def test_shared_memory_beyond_48_kib_becomes_dynamic_and_stays_right() -> None:
     assert verify(kernel, CPU, seeds=(0,)).passed
 
 
-@pytest.mark.xfail(strict=True, reason="widest_vector proves contiguity in the last index, not in the loop it is given")
 def test_a_thread_tile_of_one_column_is_stored_as_scalars() -> None:
     kernel = lower(make_case(4, (64, 64, 32), tile=TileConfig.parse("16x16x8/8x1")))
     assert "int4 v_" not in kernel.body  # a vector of addresses
