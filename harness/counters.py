@@ -70,4 +70,10 @@ def count(case: Case) -> dict[str, float]:
     missing = [metric for metric in METRICS.values() if not values.get(metric)]
     if missing:
         raise NoProfiler(f"this ncu has no {', '.join(missing)}; harness/counters.py names the metrics of sm_90")
-    return {name: float(values[metric].replace(",", "")) for name, metric in METRICS.items()}
+    counted = {}
+    for name, metric in METRICS.items():
+        try:
+            counted[name] = float(values[metric].replace(",", ""))
+        except ValueError as error:
+            raise NoProfiler(f"ncu gives {metric} as {values[metric]!r}, which is no number") from error
+    return counted

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+PIPELINE_STAGE = "software_pipeline_stage"
 SHARED_SCOPES = ("shared", "shared.dyn")
 
 
@@ -47,17 +48,21 @@ class Statement:
 
     ``elements`` is the product of the loops inside the statement (threads and vector lanes included): the
     elements that one iteration of the loop writes, where the statement is a copy. ``vector`` is the extent
-    of its vectorized loop, 1 without one.
+    of its vectorized loop, 1 without one. ``wrappers`` are blocks around its blocks; ``part`` says which of
+    an inner pipeline's three statements it is.
     """
 
     blocks: tuple[s_tir.SBlock, ...]
+    wrappers: tuple[s_tir.SBlock, ...] = ()
     elements: int = 1
     vector: int = 1
+    part: str = ""
 
     @property
     def name(self) -> str:
-        """Names of its blocks, joined by "+"."""
-        return "+".join(str(block.name_hint) for block in self.blocks)
+        """Names of its blocks, joined by "+", and the part of an inner pipeline."""
+        names = "+".join(str(block.name_hint) for block in self.blocks)
+        return f"{names} ({self.part})" if self.part else names
 
     @property
     def reads(self) -> list[ir.TensorRegion]:
@@ -102,16 +107,26 @@ def statements_under(sch: Schedule, loop: LoopRV) -> list[Statement]:
 def statements_of(loop: tirx.For) -> list[Statement]:
     """The statements of a loop's body, in program order; of the loop itself where there is no schedule at hand."""
     body = loop.body
-    while isinstance(body, s_tir.SBlockRealize):
+    while isinstance(body, s_tir.SBlockRealize) and _blocks(body.block.body):
         body = body.block.body
     parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
-    return [_statement(part) for part in parts]
+    return [statement for part in parts for statement in _statements(part)]
 
 
 def blocks_outside(mod: ir.IRModule, loop: tirx.For) -> list[s_tir.SBlock]:
     """The leaf blocks of a module's "main" that are not under ``loop``."""
     inside = [block for statement in statements_of(loop) for block in statement.blocks]
     return [block for block in _leaf_blocks(mod["main"].body) if not any(block.same_as(other) for other in inside)]
+
+
+def pipelined_loop_around(sch: Schedule, loop: LoopRV) -> str | None:
+    """The name of a pipelined loop around ``loop``, None if there is none."""
+    parent = sch.get_sref(loop).parent
+    while parent is not None:
+        if isinstance(parent.stmt, tirx.For) and PIPELINE_STAGE in parent.stmt.annotations:
+            return str(parent.stmt.loop_var.name)
+        parent = parent.parent
+    return None
 
 
 def annotated_loops(mod: ir.IRModule | tirx.PrimFunc, key: str) -> Iterator[tirx.For]:
@@ -128,6 +143,14 @@ def annotated_loops(mod: ir.IRModule | tirx.PrimFunc, key: str) -> Iterator[tirx
     return iter(found)
 
 
+def _statements(stmt: tirx.Stmt) -> list[Statement]:
+    """One statement; or three for a loop that is pipelined itself, which TVM rewrites before the one around it."""
+    statement = _statement(stmt)
+    if isinstance(stmt, tirx.For) and PIPELINE_STAGE in stmt.annotations:
+        return [replace(statement, part=part) for part in ("prologue", "body", "epilogue")]
+    return [statement]
+
+
 def _statement(stmt: tirx.Stmt) -> Statement:
     extents = {"elements": 1, "vector": 1}
 
@@ -137,7 +160,9 @@ def _statement(stmt: tirx.Stmt) -> Statement:
             extents["vector"] = int(loop.extent)
 
     tvm_ffi.structural_walk(stmt, (tirx.For, note))
-    return Statement(tuple(_leaf_blocks(stmt)), **extents)
+    leaves = _leaf_blocks(stmt)
+    wrappers = [block for block in _blocks(stmt) if not any(block.same_as(leaf) for leaf in leaves)]
+    return Statement(tuple(leaves), tuple(wrappers), **extents)
 
 
 def _moves_elements(body: tirx.Stmt) -> bool:
@@ -152,15 +177,11 @@ def _moves_elements(body: tirx.Stmt) -> bool:
     return isinstance(value, ir.TensorLoad) and value.source.dtype == body.buffer.dtype
 
 
+def _blocks(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
+    found: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(stmt, (s_tir.SBlock, lambda block: found.append(block)))
+    return found
+
+
 def _leaf_blocks(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
-    blocks: list[s_tir.SBlock] = []
-
-    def keep_leaf(block: s_tir.SBlock) -> None:
-        # Children are seen before their parents: a block that holds an earlier one is not a leaf.
-        inner: list[s_tir.SBlock] = []
-        tvm_ffi.structural_walk(block.body, (s_tir.SBlock, lambda nested: inner.append(nested)))
-        if not inner:
-            blocks.append(block)
-
-    tvm_ffi.structural_walk(stmt, (s_tir.SBlock, keep_leaf))
-    return blocks
+    return [block for block in _blocks(stmt) if not _blocks(block.body)]

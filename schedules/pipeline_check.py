@@ -42,8 +42,8 @@ def check_pipeline(
     """
     name, statements = loop_name(sch, loop), statements_under(sch, loop)
     stage, order = [int(value) for value in stage], [int(value) for value in order]
-    _check_lists(name, statements, stage, order)
     _check_regions(name, statements)
+    _check_lists(name, statements, stage, order)
     for producer, consumer, buffer in _dependences(statements):
         _check_dependence(name, statements, stage, order, producer, consumer, buffer)
     _check_single_version(sch, loop, name, statements, stage, order)
@@ -55,8 +55,18 @@ def buffer_versions(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Se
     """Versions that TVM gives each buffer written under the loop, by name.
 
     Use stage − definition stage + 1 for buffers that live inside the loop; 1 for the others; and 1 where
-    two would do but no writer stands before a reader of a later stage in the body.
+    two would do but no writer stands before a reader of a later stage in the body, unless the writer asks
+    for two (``double_buffer_scope``).
     """
+    versions = _needed_versions(sch, loop, stage, order)
+    for statement in statements_under(sch, loop):
+        for region in statement.writes if _asks_for_two(statement) else []:
+            name = str(region.source.name)
+            versions[name] = max(versions[name], 1 if _outlives(sch, loop, region.source) else 2)
+    return versions
+
+
+def _needed_versions(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequence[int]) -> dict[str, int]:
     statements, versions = statements_under(sch, loop), {}
     for buffer in _written(statements):
         writers = [index for index, statement in enumerate(statements) if statement.writes_buffer(buffer)]
@@ -113,7 +123,7 @@ def _check_lists(name: str, statements: list[Statement], stage: list[int], order
 
 def _check_regions(name: str, statements: list[Statement]) -> None:
     for statement in statements:
-        for block in statement.blocks:
+        for block in (*statement.wrappers, *statement.blocks):
             if not block.writes:
                 raise IllegalPipeline(
                     "the block declares no writes, so that TVM sees no dependence and inserts no wait",
@@ -186,9 +196,10 @@ def _check_async(
         copies = [index for index, value in enumerate(stage) if value == number]
         for producer, consumer, _ in _dependences(statements):
             later = [copy for copy in copies if order[copy] > order[consumer]]
-            if producer in copies and stage[consumer] > number and len(later) > 1:
+            if producer in copies and stage[consumer] > number and later and len(copies) > 1:
+                place = "between" if len(later) < len(copies) else "before"
                 raise IllegalPipeline(
-                    f"it is ordered before {len(later)} separate asynchronous copies, and TVM would wait for too few",
+                    f"it is ordered {place} {len(copies)} separate asynchronous copies, and TVM would wait for too few",
                     loop=name,
                     block=statements[consumer].name,
                     value=f"order {order[consumer]}, copies at {[order[copy] for copy in later]}",
@@ -207,12 +218,16 @@ def _warn_useless(
                 stacklevel=3,
             )
     for statement in statements:
-        doubled = any("double_buffer_scope" in block.annotations for block in statement.blocks)
-        if doubled and all(versions[str(region.source.name)] > 1 for region in statement.writes):
+        needed = [_needed_versions(sch, loop, stage, order)[str(region.source.name)] for region in statement.writes]
+        if _asks_for_two(statement) and min(needed) > 1:
             warnings.warn(
                 f"double_buffer_scope on {statement.name!r} has no effect: the pipeline on {name!r} has its versions",
                 stacklevel=3,
             )
+
+
+def _asks_for_two(statement: Statement) -> bool:
+    return any("double_buffer_scope" in block.annotations for block in statement.blocks)
 
 
 def _dependences(statements: list[Statement]) -> Iterator[tuple[int, int, tirx.Var]]:

@@ -92,25 +92,37 @@ def _time_table(statements: list[Statement], lists: _Lists, extent: int) -> str:
 
 def _pseudo_code(statements: list[Statement], lists: _Lists, name: str, extent: int) -> str:
     """Prologue, body and epilogue; ``statement[i]`` is a statement's iteration i."""
-    deepest = max(lists.stage)
+    deepest, slots = max(lists.stage), _Slots()
     lines = ["prologue:"]
     for step in range(min(deepest, extent)):
-        lines += _time_step(statements, lists, step, extent)
+        lines += _time_step(statements, lists, step, extent, slots)
     lines.append(f"body: for {name} in {deepest} .. {extent - 1}:" if extent > deepest else "body: none")
     if extent > deepest:
-        lines += [line.replace("[now", f"[{name}") for line in _time_step(statements, lists, None, extent)]
+        slots.filled = slots.read = True  # by the iteration before
+        body = _time_step(statements, lists, None, extent, slots)
+        lines += [line.replace("[now", f"[{name}") for line in body]
     lines.append("epilogue:")
     for step in range(extent, extent + deepest):
-        lines += _time_step(statements, lists, step, extent)
+        lines += _time_step(statements, lists, step, extent, slots)
     return "\n".join(lines)
 
 
-def _time_step(statements: list[Statement], lists: _Lists, step: int | None, extent: int) -> list[str]:
+@dataclass
+class _Slots:
+    """What happened to shared memory since the last barrier."""
+
+    filled: bool = False
+    read: bool = False
+
+    def barrier(self) -> None:
+        self.filled = self.read = False
+
+
+def _time_step(statements: list[Statement], lists: _Lists, step: int | None, extent: int, slots: _Slots) -> list[str]:
     """One time step's statements in the body's order, each after what it waits for; ``None`` is the body's."""
     due = [index for index in lists.body if step is None or 0 <= step - lists.stage[index] < extent]
     lines: list[str] = []
     copies = [index for index in due if statements[index].fills_shared]
-    reads_slots = any(_producers(statements, index) for index in due)
     for index in due:
         stage = lists.stage[index]
         tile = f"now - {stage}" if stage else "now"
@@ -118,10 +130,12 @@ def _time_step(statements: list[Statement], lists: _Lists, step: int | None, ext
         producers = _producers(statements, index)
         if producers and lists.stage[producers[0]] in lists.asynchronous:
             lines.append(f"wait_group {_in_flight(lists, producers[0], index, step, extent)}; barrier")
-        elif producers:
+            slots.barrier()
+        elif (producers and slots.filled) or (index in copies and slots.read):
             lines.append("barrier")
-        if copies and index == copies[0] and reads_slots:
-            lines.append("barrier")
+            slots.barrier()
+        slots.filled |= index in copies and stage not in lists.asynchronous
+        slots.read |= bool(producers)
         commit = "; commit_group" if copies and index == copies[-1] and stage in lists.asynchronous else ""
         lines.append(f"{statements[index].name}[{shown}]{commit}")
     return [f"  {line}" for line in lines]

@@ -23,14 +23,19 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .errors import IllegalPipeline
-from .inspection import SHARED_SCOPES, Statement, annotated_loops, loop_extent, loop_name, statements_under
+from .inspection import (
+    PIPELINE_STAGE,
+    SHARED_SCOPES,
+    Statement,
+    annotated_loops,
+    loop_extent,
+    loop_name,
+    pipelined_loop_around,
+    statements_under,
+)
 from .pipeline_check import check_pipeline
 
-STAGE, ORDER, ASYNC = (
-    "software_pipeline_stage",
-    "software_pipeline_order",
-    "software_pipeline_async_stages",
-)
+STAGE, ORDER, ASYNC = PIPELINE_STAGE, "software_pipeline_order", "software_pipeline_async_stages"
 DOUBLE_BUFFER = "double_buffer_scope"
 
 # Where a statement stands in the body of the pipelined loop. Registers are stored to shared memory before
@@ -83,13 +88,20 @@ def infer_pipeline(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: boo
 
     Raises
     ------
-    IllegalPipeline : for fewer than 1 stage; for a loop without copies or without their use; for
-        ``async_copy=True`` where a copy cannot be asynchronous, naming it.
+    IllegalPipeline : for fewer than 1 stage; for a loop without copies or without their use; for a loop
+        inside a pipelined one (the inner loop comes first); for ``async_copy=True`` where a copy cannot be
+        asynchronous, naming it.
     """
     name = loop_name(sch, loop)
     if not isinstance(stages, int) or stages < 1:
         raise IllegalPipeline(
             "stage count below 1", loop=name, value=stages, limit="at least 1", remedy="give 1 for no pipeline"
+        )
+    if outer := pipelined_loop_around(sch, loop):
+        raise IllegalPipeline(
+            f"loop {outer!r} around it is pipelined already, and its lists count this loop as one statement",
+            loop=name,
+            remedy="pipeline the inner loop first",
         )
     statements = statements_under(sch, loop)
     names = tuple(statement.name for statement in statements)
@@ -209,7 +221,9 @@ def _is_used(statement: Statement, statements: list[Statement]) -> bool:
 
 
 def _feeds(producer: Statement, consumer: Statement) -> bool:
-    return producer is not consumer and any(consumer.reads_buffer(region.source) for region in producer.writes)
+    """Whether one statement writes what another reads; parts of one inner pipeline are one statement here."""
+    same = producer.blocks[0].same_as(consumer.blocks[0])
+    return not same and any(consumer.reads_buffer(region.source) for region in producer.writes)
 
 
 def _asynchronous(statements: list[Statement], roles: tuple[str, ...], wanted: bool | str, loop: str) -> bool:
@@ -219,14 +233,26 @@ def _asynchronous(statements: list[Statement], roles: tuple[str, ...], wanted: b
         )
     copies = [statement for statement, role in zip(statements, roles) if role in ("load", "copy")]
     unfit = [statement for statement in copies if not _can_be_asynchronous(statement)]
-    if wanted is True and unfit:
-        raise IllegalPipeline(
+    # TVM 0.27 fails on vectors that are computed into shared memory beside cp.async.
+    vectors = [statement for statement in statements if statement.fills_shared and statement.vector > 1]
+    computed = [statement for statement in vectors if statement not in copies]
+    for obstacles, problem, remedy in (
+        (
+            unfit,
             "a copy that is not a plain move from global to shared memory cannot be asynchronous",
-            loop=loop,
-            block=unfit[0].name,
-            remedy="pass async_copy='auto', or move the conversion to a statement after the copy",
-        )
-    return bool(wanted) and not unfit
+            "move the conversion to a statement after the copy",
+        ),
+        (
+            computed,
+            "vectors computed into shared memory cannot stand beside asynchronous copies",
+            "compute them as scalars",
+        ),
+    ):
+        if wanted is True and obstacles:
+            raise IllegalPipeline(
+                problem, loop=loop, block=obstacles[0].name, remedy=f"pass async_copy='auto', or {remedy}"
+            )
+    return bool(wanted) and not unfit and not computed
 
 
 def _can_be_asynchronous(statement: Statement) -> bool:

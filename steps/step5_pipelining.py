@@ -16,9 +16,9 @@ Variants, compared by name:
 - sync: TVM's plain annotation. The thread itself carries each value from global to shared memory, and so
   waits for the load in the very iteration that should hide it: little or no gain.
 - register_staged: global to registers in one iteration, registers to shared memory in the next. The way to
-  hide latency on targets without cp.async.
+  hide latency on targets without cp.async, as far as one iteration's arithmetic is long enough to hide it.
 - writeback: load, compute and write-back as stages 0, 1, 2; each tile's product is finished in registers of
-  its own and added to the result one stage later. The addition costs more than the overlap brings.
+  its own and added to the result one stage later. The overlap is that of async; the addition is extra work.
 - double_buffer: `double_buffer_scope` alone. It changes nothing, as the generated code shows: TVM reads it
   in the pipeline pass only.
 - double_buffer_pipelined: the same with the sync pipeline, which has its versions already.

@@ -134,7 +134,6 @@ def test_a_missing_metric_is_named(ncu: FakeNcu, absent: str, empty: bool) -> No
     assert len([metric for metric in METRICS.values() if metric in str(caught.value)]) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="counters.count lets float()'s ValueError through, which is no refusal")
 @pytest.mark.parametrize("value", ["n/a", "(!) n/a"])
 def test_a_metric_that_is_no_number_is_named(ncu: FakeNcu, value: str) -> None:
     ncu.result.stdout = page(VALUES | {"dram__bytes_read.sum": value})
