@@ -17,7 +17,7 @@ from rich.table import Table
 
 from harness.build import Case, Kernel, UnsupportedCase, compiled, lower
 from harness.counters import NoProfiler, count
-from harness.execution import GpuBackend, LlvmBackend, NoGpu, gpu_arch, gpu_present, require_gpu
+from harness.execution import GpuBackend, LlvmBackend, NoGpu, gpu_arch, gpu_machine, gpu_present, require_gpu
 from harness.explain import aspects, why
 from harness.model import predict_tile
 from harness.records import RESULTS, Counters, Listing, Record, RecordError, check_writable, now, read_text
@@ -398,7 +398,8 @@ def listing(kernel: Kernel) -> Listing:
 
 def _cases(options: argparse.Namespace, sizes: str, tunes: bool = False) -> list[Case]:
     """The cases that the options name, in the order in which they share most: by problem, then by step."""
-    machine = machine_for(options.arch or (gpu_arch() if gpu_present() else DEFAULT_ARCH))
+    here = options.arch is None and gpu_present()
+    machine = gpu_machine() if here else machine_for(options.arch or DEFAULT_ARCH)
     steps = _steps(options.step)
     stages, *more = _numbers(options.stages or str(DEFAULT_STAGES), "--stages", minimum=None)
     if stages < 1 or more:

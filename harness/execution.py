@@ -16,6 +16,7 @@ from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
 from harness.build import Kernel, executable
+from harness.targets import Machine, machine_for
 from schedules.workloads import Matmul
 
 CPU_PIPELINE = "tensorir_ladder_serial"
@@ -167,6 +168,11 @@ def gpu_arch() -> str:
     """The architecture of the GPU at hand, with the suffix of its own instructions from sm_90 on."""
     major, minor = require_gpu().cuda.get_device_capability()
     return f"sm_{major}{minor}" + ("a" if major in (9, 10) else "")
+
+
+def gpu_machine() -> Machine:
+    """The machine of the GPU at hand, with measured rates only where they are this GPU's."""
+    return machine_for(gpu_arch()).of_gpu(require_gpu().cuda.get_device_name())
 
 
 def compile_serial(mod: tvm.IRModule) -> tvm.runtime.Executable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm.target import Target
 
@@ -45,6 +45,15 @@ class Machine:
                 "registers_per_block": self.registers_per_sm,
             }
         )
+
+    def of_gpu(self, name: str) -> Machine:
+        """This machine where its rates were measured on a GPU of that name; else without rates.
+
+        Two GPUs of one architecture share its limits, not its multiprocessors, clocks and memory.
+        """
+        if name == self.gpu:
+            return self
+        return replace(self, gpu=None, sms=None, fp32_gflops=None, bandwidth_gb_s=None, dram_latency_ns=None)
 
     def blocks_resident(self, threads: int, registers: int, smem_bytes: int) -> tuple[int, str]:
         """How many blocks of one kernel an SM holds at once, and what limits it.

@@ -16,6 +16,7 @@ import pytest
 from harness import cli, counters
 from harness.counters import METRICS, NoProfiler, count
 from harness.records import Counters, RecordError, load_counters
+from harness.targets import machine_for
 from tests.conftest import Outcome, make_case
 
 CASE = make_case(5, (64, 64, 128), "async", layout="nt", stages=3)
@@ -162,6 +163,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "require_gpu", lambda: None)
     monkeypatch.setattr(cli, "gpu_present", lambda: True)
     monkeypatch.setattr(cli, "gpu_arch", lambda: "sm_90a")
+    monkeypatch.setattr(cli, "gpu_machine", lambda: machine_for("sm_90a"))
     monkeypatch.setattr(cli, "_session", made_up)
 
 

@@ -22,6 +22,7 @@ from harness.execution import LlvmBackend, numpy_dtype
 from harness.measure import Arena, Plan, Rounds
 from harness.records import GpuState, Method, Record, RecordError, Timing, load_records
 from harness.session import Journal, Session, git_state
+from harness.targets import machine_for
 from harness.toolchain import Cubin
 from harness.verify import WrongResult
 from schedules.workloads import Matmul
@@ -124,6 +125,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(cli, "gpu_present", lambda: True)
     monkeypatch.setattr(cli, "require_gpu", lambda: None)
     monkeypatch.setattr(cli, "gpu_arch", lambda: "sm_90a")
+    monkeypatch.setattr(cli, "gpu_machine", lambda: machine_for("sm_90a"))
     monkeypatch.setattr(execution, "require_gpu", lambda: None)
     return fake
 
