@@ -206,13 +206,15 @@ def main_loop(body: str) -> str:
     Where TVM has written the k loop out (few k tiles, many stages) there is none: then the whole text.
     """
     lines = body.splitlines()
-    loops, start, depth = [], 0, 0
+    loops: list[str] = []
+    start, depth = None, 0
     for number, line in enumerate(lines):
         if depth == 1 and re.match(r"\s*for \(", line):
             start = number
         depth += line.count("{") - line.count("}")
-        if depth == 1 and line.strip() == "}" and re.match(r"\s*for \(", lines[start]):
+        if depth == 1 and line.strip() == "}" and start is not None:
             loops.append("\n".join(lines[start : number + 1]))
+            start = None
     if "__syncthreads()" in body:
         loops = [loop for loop in loops if "__syncthreads()" in loop]
     return max(loops or [body], key=len)

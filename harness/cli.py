@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -33,7 +34,7 @@ from steps.config import DEFAULT_STAGES, DEFAULT_TILE, STAGE_SET, TILE_SET
 from steps.registry import MalformedStep, Step, UnknownStep, find_steps
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
-WRONG, BAD_INPUT, NOT_VERIFIED, INTERRUPTED = 1, 2, 3, 130
+WRONG, BAD_INPUT, NOT_VERIFIED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
 MOST_NUMBERS = 10_000
 REFUSALS = (
     IllegalSchedule,
@@ -83,6 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; what is measured is on disk, and the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except MemoryError:
+        print("error: out of memory; give a smaller shape, or run on a GPU", file=sys.stderr)
+        return BAD_INPUT
     except WrongResult as wrong:
         print(f"error: wrong result: {wrong}", file=sys.stderr)
         return WRONG
@@ -203,6 +210,9 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
     """Verify through LLVM, say what was and was not done, compare variants by their code."""
     cases = _cases(options, CPU_SIZES)
     kernels, code = [], 0
+    if options.out:
+        check_writable(options.out)
+        print(f"no record will be written to {options.out}: nothing is measured without a GPU")
     why_not = "speed not measured: " + ("--on llvm" if gpu_present() else "no GPU")
     for case in cases:
         kernel = _build(case)
@@ -572,7 +582,7 @@ def _print_variants(kernels: list[Kernel]) -> None:
     _console().print(table)
     for name, kernel in zip(names, kernels):
         print(f"{name}: {why(kernel)}")
-    prediction = predict_tile(kernels[0]) if kernels[0].case.slots > 1 else None
+    prediction = predict_tile(kernels[0])
     if prediction:
         print(
             f"predicted for {kernels[0].case}, per k tile and multiprocessor: load {prediction.load_ns:.0f} ns, "

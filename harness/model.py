@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from harness.build import Kernel
 from schedules.tiling import TileConfig
 from schedules.vectorization import dtype_bytes
+from schedules.workloads import accumulator_dtype
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,11 @@ class TilePrediction:
 
 
 def predict_tile(kernel: Kernel) -> TilePrediction | None:
-    """N·(load + compute) against N·max(load, compute), per k tile; None where the machine was not measured.
+    """N·(load + compute) against N·max(load, compute), per k tile.
+
+    None where the machine was not measured, where no load runs ahead (no cp.async) and where the arithmetic
+    is not float32. Barriers and the latency of shared memory are left out: they cost the sequential form more,
+    so that gains can exceed the prediction where arithmetic should have hidden the loads already.
 
     load = latency + bytes of both operand tiles / (bandwidth per multiprocessor); compute =
     2·block_m·block_n·block_k operations / (peak per multiprocessor). Blocks resident on the same
@@ -47,6 +52,8 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
     """
     machine, tile, resources = kernel.case.machine, kernel.case.tile, kernel.resources
     if resources is None or not (machine.sms and machine.fp32_gflops and machine.bandwidth_gb_s):
+        return None
+    if not kernel.code.cp_async or accumulator_dtype(kernel.case.problem.dtype) != "float32":
         return None
     bytes_per_ns = machine.bandwidth_gb_s / machine.sms
     flops_per_ns = machine.fp32_gflops / machine.sms

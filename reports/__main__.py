@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -43,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     paths = Paths.of(options.results, options.readme)
     try:
         return options.command(options, paths)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (RecordError, ReadmeError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -109,7 +109,8 @@ def variants_table(results: Results, section: Section, step: int, choice: str) -
     title = f"{section.title}: variants of {results.step_name(step)}, {CHOICE_TITLES[choice]}"
     note = "GFLOPS, speed gained over the step before (same rounds)."
     if predicted:
-        note += " In brackets the gain predicted, in percent: N·(load + compute) against N·max(load, compute)."
+        note += " In brackets the gain predicted for cp.async, in percent: N·(load + compute) against "
+        note += "N·max(load, compute); barriers and the latency of shared memory are left out."
     return Table(title, ("variant", *map(shape_label, shapes), "average gain"), tuple(rows), note)
 
 
@@ -164,7 +165,9 @@ def gain_cell(record: Record | None, with_prediction: bool) -> str:
     """``32,202, +21.5 % (+30)``: GFLOPS, measured gain over the step before, predicted gain in brackets."""
     if record is None or not record.verification.passed:
         return speed_cell(record)
-    predicted = record.predicted_gain_pct if with_prediction else None
+    # The prediction is for loads that run ahead: a variant without cp.async is not what it speaks of.
+    overlaps = record.code is not None and record.code.cp_async > 0
+    predicted = record.predicted_gain_pct if with_prediction and overlaps else None
     suffix = "" if predicted is None else f" ({predicted:+.0f})"
     return f"{record.gflops:,.0f}, {percent(record.improvement_over_previous_pct)}{suffix}"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from .errors import IllegalSchedule
-from .inspection import block_name, loop_extent, loops_below
+from .inspection import block_name, loop_extent, loop_name, loops_below
 from .vectorization import vectorize_inner, widest_vector
 
 
@@ -94,6 +94,13 @@ def fetch_cooperatively(
             remedy="pass the loop that stage_in_shared was given",
         )
     width = min(widest_vector(sch, block, loops[-1]) for block, loops in zip(chain, own_loops)) if vectorize else 1
+    if load is not None and not all(_rows_fit(sch, loops, threads, width) for loops in own_loops):
+        raise IllegalSchedule(
+            "register loads need whole rows of the tile in each round, or a thread would keep a whole tile",
+            block=block_name(sch, copy),
+            value=f"rows of {loop_extent(sch, own_loops[0][-1])} elements, {threads[0] * threads[1]} threads",
+            remedy="choose a tile whose rows divide among the threads, or leave through_registers out",
+        )
     for loops in own_loops:
         rounds, row, column, vector = _rounds_and_threads(sch, loops, threads, width)
         sch.bind(row, "threadIdx.y")
@@ -135,8 +142,20 @@ def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV) -> SBl
     Whatever follows elementwise (cropping a padded result, a cast, a bias, an activation) is fused into
     the write-back. Pair it with :func:`initialize_before`, or the zeroing stays inside the k loop.
     """
-    write_back = sch.cache_write(block, 0, "local")
-    sch.reverse_compute_at(write_back, loop)
+    try:
+        write_back = sch.cache_write(block, 0, "local")
+        sch.reverse_compute_at(write_back, loop)
+        _inline_consumers(sch, block, write_back)
+    except ScheduleError as error:
+        raise IllegalSchedule(
+            "what follows the block cannot be fused into its write-back",
+            block=block_name(sch, block),
+            remedy="fuse only an elementwise chain; schedule what re-reads the result as a kernel of its own",
+        ) from error
+    return write_back
+
+
+def _inline_consumers(sch: Schedule, block: SBlockRV, write_back: SBlockRV) -> None:
     while consumers := sch.get_consumers(write_back):
         if len(consumers) > 1:
             raise IllegalSchedule(
@@ -147,7 +166,6 @@ def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV) -> SBl
                 remedy="schedule the consumers as kernels of their own",
             )
         sch.reverse_compute_inline(consumers[0])
-    return write_back
 
 
 def accumulate_per_tile(sch: Schedule, block: SBlockRV, k_outer: LoopRV) -> SBlockRV:
@@ -165,7 +183,15 @@ def accumulate_per_tile(sch: Schedule, block: SBlockRV, k_outer: LoopRV) -> SBlo
     Follow with ``initialize_before(sch, partial, its k_inner)`` once loops are bound, which makes the
     zeroing of P a statement, instead of a condition in the inner loop that keeps it from being unrolled.
     """
-    partial = sch.rfactor(k_outer, factor_axis=0)
+    try:
+        partial = sch.rfactor(k_outer, factor_axis=0)
+    except ScheduleError as error:
+        raise IllegalSchedule(
+            "this reduction has no partial products",
+            block=block_name(sch, block),
+            loop=loop_name(sch, k_outer),
+            remedy="leave product_per_tile out; a reduction of one step needs none",
+        ) from error
     sch.set_scope(partial, 0, "local")
     sch.compute_at(partial, k_outer)
     *outputs, k_inner = loops_below(sch, partial, k_outer)
@@ -188,19 +214,27 @@ def initialize_before(sch: Schedule, block: SBlockRV, loop: LoopRV) -> SBlockRV:
 def _rounds_and_threads(sch: Schedule, loops: list[LoopRV], threads: tuple[int, int], width: int) -> list[LoopRV]:
     """Cut a tile's loops into (round, thread row, thread column, lane), neighbouring threads side by side.
 
-    Where whole rows fit the threads, rounds are made of whole rows: a thread's column is then the same in
-    every round, so that its part of a register buffer is small (TVM cannot see that in the flattened form).
+    Where whole rows fit the threads, rounds are made of whole rows, and where whole rounds fit a row, rows of
+    whole rounds: a thread's place is then the same in every round but for a constant, so that its part of a
+    register buffer is small (TVM cannot see that in the flattened form).
     """
     *outer, last = loops
-    vectors = -(-loop_extent(sch, last) // width)
-    all_threads = threads[0] * threads[1]
-    if not outer or all_threads % vectors:
+    if not _rows_fit(sch, loops, threads, width):
         return sch.split(sch.fuse(*loops) if outer else last, [None, *threads, width])
+    vectors = -(-loop_extent(sch, last) // width)
+    if vectors > threads[0] * threads[1]:  # several rounds to a row
+        return sch.split(last, [None, *threads, width])
     rows = sch.fuse(*outer) if len(outer) > 1 else outer[0]
-    rounds, row = sch.split(rows, [None, all_threads // vectors])
+    rounds, row = sch.split(rows, [None, threads[0] * threads[1] // vectors])
     column, vector = sch.split(last, [None, width])
     thread_row, thread_column = sch.split(sch.fuse(row, column), [None, threads[1]])
     return [rounds, thread_row, thread_column, vector]
+
+
+def _rows_fit(sch: Schedule, loops: list[LoopRV], threads: tuple[int, int], width: int) -> bool:
+    """Whether a round of all threads is a number of whole rows, or a row a number of whole rounds."""
+    vectors, all_threads = -(-loop_extent(sch, loops[-1]) // width), threads[0] * threads[1]
+    return len(loops) > 1 and max(vectors, all_threads) % min(vectors, all_threads) == 0
 
 
 def _is_data_movement(sch: Schedule, block: SBlockRV) -> bool:

@@ -113,10 +113,16 @@ def statements_of(loop: tirx.For) -> list[Statement]:
     return [statement for part in parts for statement in _statements(part)]
 
 
-def blocks_outside(mod: ir.IRModule, loop: tirx.For) -> list[s_tir.SBlock]:
-    """The leaf blocks of a module's "main" that are not under ``loop``."""
-    inside = [block for statement in statements_of(loop) for block in statement.blocks]
-    return [block for block in _leaf_blocks(mod["main"].body) if not any(block.same_as(other) for other in inside)]
+def scheduled_function(sch: Schedule) -> tirx.PrimFunc:
+    """The function a schedule works on (``sch.work_on``; "main" by default)."""
+    return sch.mod[sch.func_working_on]
+
+
+def blocks_outside(sch: Schedule, loop: LoopRV) -> list[s_tir.SBlock]:
+    """The leaf blocks of the scheduled function that are not under ``loop``."""
+    inside = [block for statement in statements_under(sch, loop) for block in statement.blocks]
+    every = _leaf_blocks(scheduled_function(sch).body)
+    return [block for block in every if not any(block.same_as(other) for other in inside)]
 
 
 def pipelined_loop_around(sch: Schedule, loop: LoopRV) -> str | None:

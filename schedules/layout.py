@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
@@ -30,7 +31,8 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
 
     Raises
     ------
-    IllegalSchedule : if the block has not two operands, or has no rows, columns or reduction.
+    IllegalSchedule : if the block has not two operands, or has no rows, columns or reduction, or only one
+        step of one of these.
     """
     stmt = sch.get(block)
     outputs = _index_vars(stmt.writes[0])
@@ -59,19 +61,41 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
             block=block_name(sch, block),
             remedy="a matrix product needs all three; schedule this block with bind_elements instead",
         )
-    extents = [int(iterator.dom.extent) for iterator in stmt.iter_vars]
+    single = [role for role in ("rows", "columns", "reduction") if _extent(stmt, groups[role]) == 1]
+    if single:
+        raise IllegalSchedule(
+            f"{' and '.join(single)} of one step cannot be tiled (TVM drops them from the indices)",
+            block=block_name(sch, block),
+            remedy="schedule this block with bind_elements instead",
+        )
     accesses = [("read", 0), ("read", 1), ("write", 0)]
     regions = [*(r for r in stmt.reads if not r.source.same_as(stmt.writes[0].source)), stmt.writes[0]]
     for access, region in zip(accesses, regions):
-        users, contiguous = _index_vars(region), _vars_of(region.region[-1].min)
-        used = [position for position, iterator in enumerate(stmt.iter_vars) if iterator.var in users]
+        contiguous = _vars_of(region.region[-1].min)
         sch.reindex(block, access)
         # The group that walks the buffer's last dimension stays last, so that vectors stay contiguous.
-        kept = [[p for p in group if p in used] for group in groups.values()]
-        kept.sort(key=lambda group: any(stmt.iter_vars[p].var in contiguous for p in group))
-        fused = [[used.index(p) for p in group] for group in kept if group]
-        sch.transform_layout(block, access, _fused(fused, [extents[p] for p in used]))
+        order = sorted(groups.values(), key=lambda group: any(stmt.iter_vars[p].var in contiguous for p in group))
+        _fuse_dimensions(sch, block, access, order)
+    extents = [int(iterator.dom.extent) for iterator in stmt.iter_vars]
     sch.transform_block_layout(block, _fused([group for group in groups.values() if group], extents))
+
+
+def _extent(stmt: s_tir.SBlock, positions: list[int]) -> int:
+    return math.prod(int(stmt.iter_vars[position].dom.extent) for position in positions)
+
+
+def _fuse_dimensions(sch: Schedule, block: SBlockRV, access: tuple[str, int], groups: list[list[int]]) -> None:
+    """Fuse a re-indexed buffer's dimensions by the group of iterators that each belongs to."""
+    stmt = sch.get(block)
+    region = (stmt.reads if access[0] == "read" else stmt.writes)[access[1]]
+    iterators = [iterator.var for iterator in stmt.iter_vars]
+    # An iterator of one step may have been simplified away: its dimension is missing, or a constant 0.
+    positions = [next((p for p, v in enumerate(iterators) if v.same_as(dim.min)), None) for dim in region.region]
+    fused = [[dim for dim, position in enumerate(positions) if position in group] for group in groups]
+    constant = [dim for dim, position in enumerate(positions) if position is None]
+    fused = [group for group in fused if group]
+    fused[0] = constant + fused[0]
+    sch.transform_layout(block, access, _fused(fused, [int(extent) for extent in region.source.shape]))
 
 
 def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
@@ -91,7 +115,8 @@ def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
 
     Raises
     ------
-    IllegalSchedule : if ``tile`` has not one extent per loop, or the block is not an einsum.
+    IllegalSchedule : if ``tile`` has not one extent per loop; if the block is not an einsum, or sums
+        anything else than products of its two operands.
     """
     extents = loop_extents(sch, block)
     if len(tile) != len(extents):
@@ -104,6 +129,12 @@ def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
         )
     if all(extent % size == 0 for extent, size in zip(extents, tile)):
         return False
+    if not _sums_products(sch.get(block)):
+        raise IllegalSchedule(
+            "padding adds zeros, which change a reduction that is no sum of products",
+            block=block_name(sch, block),
+            remedy="use a tile that divides every extent, or leave the ragged loops to predicates",
+        )
     try:
         sch.pad_einsum(block, list(tile))
     except Exception as error:
@@ -113,6 +144,24 @@ def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
             remedy="call flatten_contraction first, or leave the ragged loops to predicates",
         ) from error
     return True
+
+
+def _sums_products(stmt: s_tir.SBlock) -> bool:
+    """Whether a block computes ``out = 0`` and ``out += a * b``, operands possibly cast."""
+    store, start = stmt.body, stmt.init
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
+        return False
+    terms = [store.value.a, store.value.b]
+    products = [term for term in terms if isinstance(term, tirx.Mul) and all(map(_is_load, (term.a, term.b)))]
+    sums = [term for term in terms if isinstance(term, ir.TensorLoad) and term.source.same_as(store.buffer)]
+    zero = isinstance(start, tirx.BufferStore) and isinstance(start.value, (tirx.FloatImm, tirx.IntImm))
+    return len(products) == len(sums) == 1 and zero and float(start.value.value) == 0
+
+
+def _is_load(value: tirx.PrimExpr) -> bool:
+    while isinstance(value, tirx.Cast):
+        value = value.value
+    return isinstance(value, ir.TensorLoad)
 
 
 def _index_vars(region: ir.TensorRegion) -> set[tirx.Var]:

@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from .errors import IllegalPipeline
-from .inspection import Statement, blocks_outside, loop_extent, loop_name, statements_under
+from .inspection import Statement, blocks_outside, loop_extent, loop_name, scheduled_function, statements_under
 
 
 def check_pipeline(
@@ -250,6 +250,6 @@ def _written(statements: list[Statement]) -> list[tirx.Var]:
 
 def _outlives(sch: Schedule, loop: LoopRV, buffer: tirx.Var) -> bool:
     """Whether a block outside the loop touches the buffer, or it is one of the function's own."""
-    regions = [r for block in blocks_outside(sch.mod, sch.get(loop)) for r in (*block.reads, *block.writes)]
-    parameters = sch.mod["main"].params
+    regions = [r for block in blocks_outside(sch, loop) for r in (*block.reads, *block.writes)]
+    parameters = scheduled_function(sch).params
     return any(r.source.same_as(buffer) for r in regions) or any(p.same_as(buffer) for p in parameters)

@@ -93,9 +93,13 @@ def infer_pipeline(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: boo
         asynchronous, naming it.
     """
     name = loop_name(sch, loop)
-    if not isinstance(stages, int) or stages < 1:
+    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
         raise IllegalPipeline(
-            "stage count below 1", loop=name, value=stages, limit="at least 1", remedy="give 1 for no pipeline"
+            "stage count is no whole number from 1 on" if not isinstance(stages, int) else "stage count below 1",
+            loop=name,
+            value=stages,
+            limit="at least 1",
+            remedy="give 1 for no pipeline",
         )
     if outer := pipelined_loop_around(sch, loop):
         raise IllegalPipeline(
@@ -146,10 +150,13 @@ def pipeline_loop(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: bool
 
     Copies staged through registers (:func:`schedules.caching.stage_through_registers`) run one stage
     deeper: global loads are issued one iteration before their registers are stored to shared memory.
-    The loop stays valid. Parameters and errors are those of :func:`infer_pipeline` and of
-    :func:`schedules.pipeline_check.check_pipeline`.
+    The loop stays valid; called again, the last call counts. Parameters and errors are those of
+    :func:`infer_pipeline` and of :func:`schedules.pipeline_check.check_pipeline`.
     """
     plan = infer_pipeline(sch, loop, stages, async_copy)
+    for key in (STAGE, ORDER, ASYNC):  # of an earlier call
+        if key in sch.get(loop).annotations:
+            sch.unannotate(loop, key)
     if plan.stage:
         check_pipeline(sch, loop, plan.stage, plan.order, plan.async_stages)
         sch.annotate(loop, STAGE, list(plan.stage))

@@ -18,7 +18,7 @@ from .vectorization import dtype_bytes
 
 
 class PipelinedContraction(ScheduleRule):
-    """Schedules any function with one contraction: tiled, staged in shared memory, pipelined, unrolled.
+    """Schedules any function with one sum of products: tiled, staged in shared memory, pipelined, unrolled.
 
     ::
 
@@ -28,7 +28,8 @@ class PipelinedContraction(ScheduleRule):
 
     Under that pass configuration copies are cp.async; without it they go through registers, which needs
     none. Not applicable (``apply`` returns None, and the next rule has its turn) to functions with no
-    contraction or several, with extents unknown at compile time, or beyond the target's limits.
+    contraction or several, with extents unknown at compile time, with an epilogue that re-reads the
+    result, or beyond the target's limits; nor to ragged reductions that are no sums of products.
     """
 
     def __init__(self, tile: TileConfig | None = None, stages: int = 3) -> None:
@@ -51,7 +52,7 @@ class PipelinedContraction(ScheduleRule):
             staged = stage_contraction(
                 sch, block, self.tile, vectorize=True, scope=scope, through_registers=not asynchronous
             )
-            pipeline_loop(sch, staged.loops.k_outer, self.stages, async_copy=asynchronous)
+            pipeline_loop(sch, staged.loops.k_outer, self.stages, async_copy="auto" if asynchronous else False)
             unroll_loop(sch, staged.loops.k_inner)
         except IllegalSchedule:
             return None

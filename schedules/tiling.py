@@ -32,6 +32,13 @@ class TileConfig:
     thread_m: int = 4
     thread_n: int = 4
 
+    def __post_init__(self) -> None:
+        smallest = min(self.block_m, self.block_n, self.block_k, self.thread_m, self.thread_n)
+        if smallest < 1:
+            raise IllegalTile(
+                f"tile {self} has an extent below 1", value=smallest, limit="at least 1", remedy="give whole numbers"
+            )
+
     @classmethod
     def parse(cls, text: str) -> TileConfig:
         """Read ``MxNxK/TMxTN``; raises IllegalTile with the form expected."""
@@ -73,9 +80,6 @@ class TileConfig:
 
         Limits a target does not state are taken as 1024 threads, 65536 registers and 48 KiB of shared memory.
         """
-        sizes = (self.block_m, self.block_n, self.block_k, self.thread_m, self.thread_n)
-        if min(sizes) < 1:
-            return [f"tile extents must be at least 1, got {min(sizes)}"]
         found = []
         for role, block, thread in (("rows", self.block_m, self.thread_m), ("columns", self.block_n, self.thread_n)):
             if block % thread:

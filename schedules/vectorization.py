@@ -69,8 +69,7 @@ def vectorize_write_back(sch: Schedule, write_back: SBlockRV, loop: LoopRV) -> i
 
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one element of a dtype such as "float16"."""
-    digits = "".join(character for character in str(dtype) if character.isdigit())
-    return int(digits) // 8
+    return int(tvm_ffi.dtype(str(dtype)).itemsize)
 
 
 def _walks_last_iterator(sch: Schedule, innermost: LoopRV) -> bool:

@@ -7,6 +7,8 @@ can find it: ``sch.get_sblock("matmul")``.
 
 from __future__ import annotations
 
+import math
+import numbers
 from dataclasses import dataclass, replace
 
 from tvm import te, tirx
@@ -54,14 +56,7 @@ class Matmul:
                 "unknown layout", value=repr(self.layout), limit=" | ".join(LAYOUTS), remedy="choose one of these"
             )
         for rows, cols in (("m", "n"), ("m", "k"), ("n", "k")):
-            elements = getattr(self, rows) * getattr(self, cols)
-            if elements >= MAX_ELEMENTS:
-                raise IllegalWorkload(
-                    f"a matrix of {rows}·{cols} elements is beyond 32-bit indexing",
-                    value=elements,
-                    limit=f"below {MAX_ELEMENTS}",
-                    remedy=f"split the product along {rows} or {cols}",
-                )
+            _check_elements(f"{rows}·{cols}", getattr(self, rows), getattr(self, cols))
 
     @property
     def flops(self) -> int:
@@ -100,6 +95,8 @@ def matmul_bias_relu(problem: Matmul) -> tirx.PrimFunc:
 def batched_matmul(batch: int, problem: Matmul) -> tirx.PrimFunc:
     """``C[b] = A[b] · B[b]`` for ``batch`` products of one shape, as ``(A, B, C)``; block "matmul"."""
     _check_size("batch", batch)
+    for role, rows, columns in (("m·n", "m", "n"), ("m·k", "m", "k"), ("n·k", "n", "k")):
+        _check_elements(f"batch·{role}", batch, getattr(problem, rows), getattr(problem, columns))
     a = te.placeholder((batch, problem.m, problem.k), problem.dtype, name="A")
     b = te.placeholder((batch, *problem.b_shape), problem.dtype, name="B")
     k = te.reduce_axis((0, problem.k), name="k")
@@ -133,10 +130,13 @@ def conv2d_nhwc(
     sizes |= {"channels out": channels_out, "kernel": kernel, "stride": stride}
     for role, size in sizes.items():
         _check_size(role, size)
+    _check_size("padding + 1", padding + 1)
     _check_dtype(dtype)
     out_height, out_width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
     _check_size("output height", out_height)
     _check_size("output width", out_width)
+    _check_elements("data", batch, height + 2 * padding, width + 2 * padding, channels_in)
+    _check_elements("output", batch, out_height, out_width, channels_out)
     data = te.placeholder((batch, height, width, channels_in), dtype, name="data")
     weight = te.placeholder((kernel, kernel, channels_in, channels_out), dtype, name="weight")
 
@@ -180,8 +180,19 @@ def _rounded(tensor: te.Tensor, dtype: str) -> te.Tensor:
     return te.compute(tensor.shape, lambda *index: tensor(*index).astype(dtype), name="round")
 
 
+def _check_elements(what: str, *extents: int) -> None:
+    elements = math.prod(extents)
+    if elements >= MAX_ELEMENTS:
+        raise IllegalWorkload(
+            f"a tensor of {what} elements is beyond 32-bit indexing",
+            value=elements,
+            limit=f"below {MAX_ELEMENTS}",
+            remedy="split the product along one of its extents",
+        )
+
+
 def _check_size(role: str, size: object) -> None:
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if not isinstance(size, numbers.Integral) or isinstance(size, bool) or size < 1:
         raise IllegalWorkload(
             f"illegal size {role}", value=repr(size), limit="at least 1", remedy="give a whole number"
         )

@@ -10,9 +10,10 @@ multiplies from there::
       for k_inner < block_k:  sum += A_shared[row, k] * B_shared[k, column]
       barrier
 
-What changes: loads from global memory drop by the tile's width and height. What stays slow: two loads per
-multiply-add, now from shared memory, and two barriers per tile at which loading and arithmetic wait for
-each other. On a GPU with a large, fast first-level cache the gain is small or none: the cache did this.
+What changes: loads from global memory drop by the tile's width and height. The gain is smaller than that
+sounds, because a large first-level cache did much of this already; it is largest where there are too few
+blocks for their loads to hide each other. What stays slow: two loads per multiply-add, now from shared memory,
+and two barriers per tile at which loading and arithmetic wait for each other.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ at a time, and each step pays for its own indices. Now the schedule writes out t
       step 0; step 1; ... step factor−1       # constant offsets
 
 What changes: operands that lie side by side are loaded four at a time, offsets become part of the
-instruction, and loads can be moved up past the arithmetic of earlier steps. Small thread tiles gain nothing
-(the compiler unrolled them already); the larger ones that reuse each load more often become usable, which
-is where the best tile gets its speed. Factors: none, 4, 8, 16, 32, full; one beyond block_k means full.
+instruction, and loads can be moved up past the arithmetic of earlier steps. Small thread tiles gain next to
+nothing: the compiler unrolled them already, and a factor that it would not have chosen costs some of that (8
+here, of 16 steps). The larger tiles that reuse each load more often become usable, which is where the best
+tile gets its speed. Factors: none, 4, 8, 16, 32, full; one beyond block_k means full.
 """
 
 from __future__ import annotations

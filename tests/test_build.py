@@ -98,7 +98,7 @@ def test_machines_are_consistent_and_unknown_ones_are_refused() -> None:
         ("64x64x16/5x4", "64 rows of the block are not a multiple of 5"),
         ("64x64x16/4x3", "64 columns of the block are not a multiple of 3"),
         ("256x256x8/16x16", "registers per thread, limit 255"),
-        ("0x64x16/4x4", "at least 1, got 0"),
+        ("0x64x16/4x4", "got 0, limit at least 1"),
     ],
 )
 def test_illegal_tiles_are_refused_with_value_limit_and_remedy(tile: str, clause: str) -> None:

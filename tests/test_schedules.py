@@ -209,7 +209,7 @@ def test_slots_are_limited_to_iterations_with_one_warning():
 def test_illegal_stage_counts(stages):
     sch = Schedule(Matmul(64, 64, 64).prim_func())
     staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE)
-    with pytest.raises(IllegalPipeline, match="stage count below 1") as caught:
+    with pytest.raises(IllegalPipeline, match="stage count") as caught:
         pipeline_loop(sch, staged.loops.k_outer, stages)
     assert (caught.value.loop, caught.value.value) == ("k_0", stages)
 
@@ -280,3 +280,95 @@ def test_dlight_rule_leaves_what_it_cannot_do():
 def _loops(problem: Matmul):
     sch = Schedule(problem.prim_func())
     return (sch, *sch.get_loops(sch.get_sblock("matmul")))
+
+
+@pytest.mark.parametrize("combine", ["exp of a sum", "sum plus one", "largest sum"])
+def test_only_sums_of_products_are_padded(combine):
+    """The zeros of padding would count in any other reduction, without a word."""
+    a, b = te.placeholder((33, 37), name="a"), te.placeholder((37, 52), name="b")
+    k = te.reduce_axis((0, 37), name="k")
+    element = {
+        "exp of a sum": lambda i, j: te.sum(te.exp(a[i, k] + b[k, j]), k),
+        "sum plus one": lambda i, j: te.sum(a[i, k] + b[k, j] + 1, k),
+        "largest sum": lambda i, j: te.max(a[i, k] + b[k, j], k),
+    }[combine]
+    function = te.create_prim_func([a, b, te.compute((33, 52), element, name="reduce")])
+    sch = Schedule(function)
+    with pytest.raises(IllegalSchedule, match="no sum of products") as caught:
+        pad_to_tile(sch, sch.get_sblock("reduce"), TILE.block)
+    assert caught.value.block == "reduce"
+    assert PipelinedContraction().apply(function, TARGET) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "padding"),
+    [((2, 14, 14), 1, 0), ((2, 3, 14), 3, 0), ((1, 1, 9), 1, 0)],
+    ids=["1x1 kernel", "one output row", "one row"],
+)
+def test_convolutions_with_iterators_of_one_step(size, kernel, padding):
+    data, weight = normal(*size, 16), normal(kernel, kernel, 16, 24)
+    expected = convolve(data, weight, 1, padding)
+    sch = Schedule(conv2d_nhwc(*size, 16, 24, kernel=kernel, padding=padding))
+    block = sch.get_sblock("conv2d")
+    flatten_contraction(sch, block)
+    staged = stage_contraction(sch, block, TILE, vectorize=True)
+    pipeline_loop(sch, staged.loops.k_outer, 1)
+    np.testing.assert_allclose(run(sch, data, weight, shape=expected.shape), expected, rtol=0, atol=1e-4)
+
+
+def test_a_single_row_is_refused_rather_than_summed_several_times():
+    sch = Schedule(conv2d_nhwc(1, 5, 5, 16, 24, kernel=5, padding=0))
+    with pytest.raises(IllegalSchedule, match="rows of one step cannot be tiled"):
+        flatten_contraction(sch, sch.get_sblock("conv2d"))
+    assert PipelinedContraction().apply(conv2d_nhwc(1, 1, 1, 16, 24, kernel=1, padding=0), TARGET) is None
+
+
+def test_a_function_of_any_name_can_be_scheduled():
+    a, b = normal(64, 64), normal(64, 64)
+    functions = {"product": Matmul(64, 64, 64).prim_func(), "other": Matmul(8, 8, 8).prim_func()}
+    sch = Schedule(tvm.IRModule({name: f.with_attr("global_symbol", name) for name, f in functions.items()}))
+    sch.work_on("product")
+    staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE, vectorize=True)
+    pipeline_loop(sch, staged.loops.k_outer, 3)
+    output = tvm.runtime.tensor(np.full((64, 64), np.nan, np.float32))
+    compile_serial(sch.mod)["product"](tvm.runtime.tensor(a), tvm.runtime.tensor(b), output)
+    np.testing.assert_allclose(output.numpy(), a.astype(np.float64) @ b, rtol=0, atol=1e-4)
+
+
+def test_what_cannot_be_fused_or_split_is_refused_by_name():
+    a, b = te.placeholder((64, 64), name="a"), te.placeholder((64, 64), name="b")
+    k = te.reduce_axis((0, 64), name="k")
+    product = te.compute((64, 64), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="product")
+    rereads = te.compute((64, 64), lambda i, j: product[i, j] + product[i, 0], name="rereads")
+    function = te.create_prim_func([a, b, rereads])
+    sch = Schedule(function)
+    with pytest.raises(IllegalSchedule, match="cannot be fused into its write-back") as caught:
+        stage_contraction(sch, sch.get_sblock("product"), TILE)
+    assert caught.value.block == "product"
+    assert PipelinedContraction().apply(function, TARGET) is None
+    sch = Schedule(Matmul(96, 96, 96).prim_func())
+    with pytest.raises(IllegalSchedule, match="whole rows of the tile"):
+        stage_contraction(sch, sch.get_sblock("matmul"), TileConfig(32, 48, 12, 2, 3), through_registers=True)
+    with pytest.raises(IllegalTile, match="has an extent below 1"):
+        TileConfig(32, 64, 16, 0, 4)
+    with pytest.raises(IllegalWorkload, match=r"4294967296.*below 2147483648"):
+        batched_matmul(2**20, Matmul(64, 64, 64))
+    with pytest.raises(IllegalWorkload, match="data elements"):
+        conv2d_nhwc(2000, 1400, 1400, 16, 24)
+
+
+def test_a_product_per_tile_of_one_step():
+    a, b = normal(3, 100, 1), normal(3, 1, 52)
+    sch = Schedule(batched_matmul(3, Matmul(100, 52, 1)))
+    stage_contraction(sch, sch.get_sblock("matmul"), TileConfig(16, 16, 8, 1, 1), product_per_tile=True)
+    np.testing.assert_allclose(run(sch, a, b, shape=(3, 100, 52)), a.astype(np.float64) @ b, rtol=0, atol=1e-5)
+
+
+def test_the_last_pipeline_counts():
+    sch = Schedule(Matmul(64, 64, 64).prim_func())
+    staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE)
+    pipeline_loop(sch, staged.loops.k_outer, 3)
+    plan = pipeline_loop(sch, staged.loops.k_outer, 2, async_copy=False)
+    assert plan.pass_config == required_pass_config(sch.mod) == {}
+    pipeline_loop(sch, staged.loops.k_outer, 1)
+    assert not sch.get(staged.loops.k_outer).annotations
