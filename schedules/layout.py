@@ -25,15 +25,34 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
         after    for row, column, k:         out'[row, column] += data'[row, k] * weight'[k, column]
 
     with row = (n, y, x), column = o, k = (ry, rx, c). The primed buffers are new, produced and consumed
-    by blocks that only re-index; :func:`schedules.caching.stage_in_shared` and
-    :func:`schedules.caching.accumulate_in_registers` inline these, which makes a convolution an
-    implicit GEMM. ``block`` stays valid; its loops are new (``sch.get_loops(block)``).
+    by blocks that only re-index; :func:`schedules.caching.inline_data_movement` (of a copy to shared
+    memory) and :func:`schedules.caching.accumulate_in_registers` inline these, which makes a convolution
+    an implicit GEMM. ``block`` stays valid; its loops are new (``sch.get_loops(block)``).
 
     Raises
     ------
     IllegalSchedule : if the block has not two operands, or has no rows, columns or reduction, or only one
         step of one of these.
     """
+    stmt, groups = sch.get(block), _group_iterators(sch, block)
+    accesses = [("read", 0), ("read", 1), ("write", 0)]
+    regions = [*(r for r in stmt.reads if not r.source.same_as(stmt.writes[0].source)), stmt.writes[0]]
+    for access, region in zip(accesses, regions):
+        contiguous = _vars_of(region.region[-1].min)
+        sch.reindex(block, access)
+        # The group that walks the buffer's last dimension stays last, so that vectors stay contiguous.
+        order = sorted(groups.values(), key=lambda group: any(stmt.iter_vars[p].var in contiguous for p in group))
+        _fuse_dimensions(sch, block, access, order)
+    extents = [int(iterator.dom.extent) for iterator in stmt.iter_vars]
+    sch.transform_block_layout(block, _fused([group for group in groups.values() if group], extents))
+
+
+def _extent(stmt: s_tir.SBlock, positions: list[int]) -> int:
+    return math.prod(int(stmt.iter_vars[position].dom.extent) for position in positions)
+
+
+def _group_iterators(sch: Schedule, block: SBlockRV) -> dict[str, list[int]]:
+    """Positions of a contraction's iterators by role: batch, rows, columns, reduction."""
     stmt = sch.get(block)
     outputs = _index_vars(stmt.writes[0])
     operands = [_index_vars(region) for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
@@ -68,20 +87,7 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
             block=block_name(sch, block),
             remedy="schedule this block with bind_elements instead",
         )
-    accesses = [("read", 0), ("read", 1), ("write", 0)]
-    regions = [*(r for r in stmt.reads if not r.source.same_as(stmt.writes[0].source)), stmt.writes[0]]
-    for access, region in zip(accesses, regions):
-        contiguous = _vars_of(region.region[-1].min)
-        sch.reindex(block, access)
-        # The group that walks the buffer's last dimension stays last, so that vectors stay contiguous.
-        order = sorted(groups.values(), key=lambda group: any(stmt.iter_vars[p].var in contiguous for p in group))
-        _fuse_dimensions(sch, block, access, order)
-    extents = [int(iterator.dom.extent) for iterator in stmt.iter_vars]
-    sch.transform_block_layout(block, _fused([group for group in groups.values() if group], extents))
-
-
-def _extent(stmt: s_tir.SBlock, positions: list[int]) -> int:
-    return math.prod(int(stmt.iter_vars[position].dom.extent) for position in positions)
+    return groups
 
 
 def _fuse_dimensions(sch: Schedule, block: SBlockRV, access: tuple[str, int], groups: list[list[int]]) -> None:
@@ -109,7 +115,7 @@ def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
                  C = C' inside
 
     Costs no memory once the three extra blocks are inlined, which
-    :func:`schedules.caching.stage_in_shared` and :func:`schedules.caching.accumulate_in_registers` do:
+    :func:`schedules.caching.inline_data_movement` and :func:`schedules.caching.accumulate_in_registers` do:
     loads become predicated with zero fill, the write-back becomes predicated, and the inner loops carry
     no predicate at all. Returns whether anything was padded; where all extents divide, nothing changes.
 

@@ -115,6 +115,7 @@ class _Slots:
     read: bool = False
 
     def barrier(self) -> None:
+        """All threads meet: what was filled can be read, what was read can be filled."""
         self.filled = self.read = False
 
 
