@@ -241,9 +241,5 @@ def _row_order(record: Record) -> tuple:
     return (*case, record.tile_choice != "default", record.tile_choice, record.stages, *shape_of(record), record.tile)
 
 
-def _listing_order(listing: Listing) -> tuple:
-    return listing.step, not listing.default_variant, natural(listing.variant)
-
-
 def _is_time(sample: object) -> bool:
     return isinstance(sample, (int, float)) and math.isfinite(sample) and sample > 0

@@ -9,8 +9,7 @@ own, which walks the whole of k and keeps its sum in a register::
         C[i, j] = sum
 
 What is slow: every multiply-add needs two loads. Neighbouring threads load the same elements again and
-again, and only the caches keep that from reaching device memory. Expect a small share of the peak, set by
-how many loads per clock the first-level cache answers.
+again, and only the caches keep that from reaching device memory. Expect a small share of the peak.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ multiplies from there::
       for k_inner < block_k:  sum += A_shared[row, k] * B_shared[k, column]
       barrier
 
-What changes: loads from global memory drop by the tile's width and height. The gain is smaller than that
-sounds, because a large first-level cache did much of this already; it is largest where there are too few
-blocks for their loads to hide each other. What stays slow: two loads per multiply-add, now from shared memory,
+What changes: loads from global memory drop by the tile's width and height. The gain is much smaller than that
+sounds; probably the caches did part of this already (no counter here shows it). What stays slow: two loads per multiply-add, now from shared memory,
 and two barriers per tile at which loading and arithmetic wait for each other.
 """
 

@@ -10,8 +10,8 @@ memory and the stores of the results move four floats at once, wherever rows are
 What changes: a quarter of the load and store instructions, and of their address arithmetic: a gain where
 copying is a large part of the work (small matrices), hardly any where arithmetic is. With 8 × 4 outputs per
 thread it even costs a little on large matrices, by no fault of the vectors: as many instructions, but the
-compiler assigns other registers, and multiply-adds are held back at dispatch more often (the counters' dispatch
-stalls), as conflicts for register banks make them.
+compiler's code holds instructions back at dispatch more often (the counters' dispatch stalls). Conflicts for
+register banks would do that; no counter here shows whether they do.
 What stays slow: the thread still waits for its global loads before it can store them to shared memory, all
 threads then wait at the barrier, and nobody computes meanwhile.
 """
