@@ -11,8 +11,9 @@ multiplies from there::
       barrier
 
 What changes: loads from global memory drop by the tile's width and height. The gain is much smaller than that
-sounds; probably the caches did part of this already (no counter here shows it). What stays slow: two loads per multiply-add, now from shared memory,
-and two barriers per tile at which loading and arithmetic wait for each other.
+sounds; probably the caches did part of this already (no counter here shows it). What stays slow: two loads per
+multiply-add, now from shared memory, and two barriers per tile at which loading and arithmetic wait for each
+other.
 """
 
 from __future__ import annotations
