@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+LATER_FIELDS = ("peers", "depth")  # records made before these were known are read without them
 RESULTS = Path(__file__).resolve().parent.parent / "reports" / "results"
 
 
@@ -125,6 +126,36 @@ class Method:
     warmup_ms: float
 
 
+@dataclass(frozen=True)
+class Peer:
+    """What a user might take instead, asked to do the same work in the same rounds.
+
+    ``status`` is "measured", "missing" (not installed here) or "failed" (installed, but it did not do the
+    work); ``why`` says what is missing or how it failed, ``config`` what the peer's own tuning chose.
+    """
+
+    name: str
+    status: str
+    why: str
+    config: str
+    timing: Timing | None
+
+
+@dataclass(frozen=True)
+class DepthForecast:
+    """What the depth model said of a case before it was measured; see :mod:`harness.depth`.
+
+    ``time_ms`` and ``occupancy`` are predicted for 1, 2, … slots, as far as these fit; ``fewest`` slots hide
+    the latency, ``most`` fit the multiprocessor, ``recommended`` is the model's choice.
+    """
+
+    time_ms: tuple[float, ...]
+    occupancy: tuple[float, ...]
+    fewest: int
+    most: int
+    recommended: int
+
+
 class _Stored:
     """What the three kinds of file share: a dataclass that is written as JSON, and read back whole or not at all."""
 
@@ -143,7 +174,8 @@ class _Stored:
             found = data.get("schema") if isinstance(data, dict) else type(data).__name__
             raise RecordError(f"{origin} is not of schema {SCHEMA} (got {found}); move it elsewhere")
         try:
-            return cls(**{f.name: _read(f.type, data[f.name]) for f in dataclasses.fields(cls)})
+            present = [f for f in dataclasses.fields(cls) if f.name in data or f.name not in LATER_FIELDS]
+            return cls(**{f.name: _read(f.type, data[f.name]) for f in present})
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"{origin} lacks or garbles a field ({error!r}); delete it or restore it") from error
 
@@ -190,6 +222,8 @@ class Record(_Stored):
     command: str
     schema: int = SCHEMA
     notes: tuple[str, ...] = field(default=())
+    peers: tuple[Peer, ...] = field(default=())
+    depth: DepthForecast | None = None
 
     @property
     def time_ms(self) -> float:
@@ -234,6 +268,76 @@ class Record(_Stored):
     def save(self, folder: Path) -> Path:
         """Write the record into ``folder`` in one step (a reader sees all of it or nothing)."""
         return write_atomically(folder / self.file_name(), self.to_json())
+
+
+@dataclass(frozen=True)
+class StreamRecord(_Stored):
+    """A workload that is bound by memory, measured beside a copy of as many bytes in the same rounds.
+
+    ``variant`` is "staged" (through shared memory, ``stages`` ring slots, 1 unpipelined) or "direct" (from
+    global memory to registers). ``bytes_moved`` counts every input read once and every output written once;
+    ``copy`` is torch's copy between two buffers of half as many bytes each; ``torch`` its own operator for
+    the workload, None where it has none.
+    """
+
+    workload: str
+    shape: tuple[int, ...]
+    dtype: str
+    variant: str
+    stages: int
+    config: str
+    bytes_moved: int
+    flops: int
+    timing: Timing
+    copy: Timing
+    torch: Timing | None
+    verification: Verification
+    resources: Resources
+    barriers: int
+    cp_async: int
+    bound: str
+    source_sha256: str
+    cubin_sha256: str
+    arch: str
+    method: Method
+    environment: Environment
+    command: str
+    schema: int = SCHEMA
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def gb_s(self) -> float:
+        """Bytes moved over the median time, in 10⁹ per second."""
+        return self.bytes_moved / (self.timing.median_ms * 1e6)
+
+    @property
+    def ratio_to_copy(self) -> float:
+        """Bandwidth relative to the copy of the same rounds."""
+        return self.copy.median_ms / self.timing.median_ms
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What identifies a row: the newest clean record of a key is the one that counts."""
+        return (self.environment.gpu, self.workload, self.shape, self.dtype, self.variant, self.stages)
+
+    def save(self, folder: Path) -> Path:
+        """Write the record under ``folder``/streams."""
+        stamp = self.environment.recorded_at.translate(str.maketrans("", "", "-:+")).replace(".", "")
+        case = f"{self.workload}-{self.variant}-s{self.stages}-{'x'.join(map(str, self.shape))}-{self.dtype}"
+        name = f"{gpu_slug(self.environment.gpu)}-{case}-{stamp}.json"
+        return write_atomically(folder / "streams" / name, self.to_json())
+
+
+def load_streams(folder: Path = RESULTS) -> list[StreamRecord]:
+    """The newest clean record of each memory-bound case of a results folder, by workload, shape and stages."""
+    paths = sorted((folder / "streams").glob("*.json"), key=lambda path: path.name.rsplit("-", 1)[-1])
+    newest: dict[tuple[Any, ...], StreamRecord] = {}
+    for path in paths:
+        record = StreamRecord.from_json(read_text(path), origin=str(path))
+        rival = newest.get(record.key)
+        if rival is None or rival.environment.dirty or not record.environment.dirty:
+            newest[record.key] = record
+    return sorted(newest.values(), key=lambda r: (r.workload, r.shape, r.variant, r.stages))
 
 
 @dataclass(frozen=True)
@@ -327,9 +431,11 @@ def _read(annotation: str, value: Any) -> Any:
         "Timing | None": Timing,
         "Verification": Verification,
         "Resources | None": Resources,
+        "Resources": Resources,
         "CodeFacts | None": CodeFacts,
         "CodeFacts": CodeFacts,
         "Method": Method,
+        "DepthForecast | None": DepthForecast,
     }
     if annotation in nested:
         return None if value is None and annotation.endswith("| None") else _construct(nested[annotation], value)
@@ -337,6 +443,9 @@ def _read(annotation: str, value: Any) -> Any:
         if not value:
             raise ValueError("no timing")
         return tuple(_construct(Timing, timing) for timing in value)
+    if annotation == "tuple[Peer, ...]":
+        timed = [{**peer, "timing": _read("Timing | None", peer["timing"])} for peer in value]
+        return tuple(_construct(Peer, peer) for peer in timed)
     if annotation == "Environment":
         states = {moment: _construct(GpuState, value[moment]) for moment in ("before", "after")}
         return Environment(**{**value, **states})

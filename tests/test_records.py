@@ -15,13 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.records import (
+    DepthForecast,
     Listing,
+    Peer,
     Record,
     RecordError,
+    StreamRecord,
     Timing,
     check_writable,
     load_listings,
     load_records,
+    load_streams,
     write_atomically,
 )
 from tests.reports_fixtures import calibration, environment, listing, record
@@ -214,3 +218,32 @@ def test_a_folder_that_cannot_be_written(write: Callable[[Path], object], tmp_pa
 def test_check_writable_makes_the_folder_and_leaves_nothing(tmp_path: Path) -> None:
     check_writable(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_what_later_versions_added_is_read_and_may_be_missing() -> None:
+    made = record()
+    peers = (
+        Peer("triton", "measured", "", "64x64x16, 3 stages", made.timing),
+        Peer("tilus", "missing", "not installed", "", None),
+    )
+    forecast = DepthForecast((2.0, 1.0, 1.1), (0.5, 0.5, 0.25), 2, 3, 2)
+    richer = replace(made, peers=peers, depth=forecast)
+    assert Record.from_json(richer.to_json()) == richer
+    older = {key: value for key, value in json.loads(made.to_json()).items() if key not in ("peers", "depth")}
+    assert Record.from_json(json.dumps(older)) == made
+
+
+def test_a_stream_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    made = record()
+    shared = {name: getattr(made, name) for name in ("timing", "verification", "resources", "method", "environment")}
+    stream = StreamRecord(
+        workload="gelu", shape=(64, 128), dtype="float32", variant="staged", stages=3, config="256 threads",
+        bytes_moved=65536, flops=8192, copy=made.baseline[0], torch=None, barriers=2, cp_async=1, bound="memory",
+        source_sha256="", cubin_sha256="", arch="sm_90a", command="", **shared,
+    )  # fmt: skip
+    later = replace(made.environment, recorded_at="2026-12-01T00:00:00.000+00:00")
+    newer = replace(stream, environment=later)
+    for item in (stream, newer):
+        item.save(tmp_path)
+    assert load_streams(tmp_path) == [newer]
+    assert stream.ratio_to_copy == pytest.approx(made.baseline[0].median_ms / made.timing.median_ms)
