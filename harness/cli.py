@@ -20,9 +20,11 @@ from harness.build import Case, Kernel, UnsupportedCase, compiled, lower
 from harness.counters import NoProfiler, count
 from harness.execution import GpuBackend, LlvmBackend, NoGpu, gpu_arch, gpu_machine, gpu_present, require_gpu
 from harness.explain import aspects, why
+from harness.microbench import BENCHMARKS, UnknownQuantity, UnsuitableGpu, chosen, measure_rates
 from harness.model import predict_tile
+from harness.rate_files import RATES, BadRates, measured_gpus
 from harness.records import RESULTS, Counters, Listing, Record, RecordError, check_writable, now, read_text
-from harness.session import Journal, Session
+from harness.session import ROOT, Journal, Session, git_state
 from harness.targets import DEFAULT_ARCH, MACHINES, UnknownTarget, machine_for
 from harness.toolchain import CompileError, NoCompiler, compile_ptx, disassemble, find_compiler, require_compiler
 from harness.verify import WrongResult, verify
@@ -47,6 +49,9 @@ REFUSALS = (
     CompileError,
     RecordError,
     MalformedStep,
+    BadRates,
+    UnknownQuantity,
+    UnsuitableGpu,
 )
 EXAMPLES = """examples:
   python -m harness list                                    what there is
@@ -79,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "compile": _compile,
             "sweep": _sweep,
             "counters": _counters,
+            "microbench": _microbench,
         }
         return commands[options.command](options, command)
     except KeyboardInterrupt:
@@ -137,12 +143,15 @@ def _parser() -> argparse.ArgumentParser:
         "compile": "generate and compile the code, and say what came out; needs no GPU",
         "sweep": "run over tiles, stage counts and variants; each result is a record",
         "counters": "hardware counters by Nsight Compute: pipes, conflicts, stalls; each result is on disk",
+        "microbench": "measure the GPU's own rates and latencies, which predictions need, into harness/rates/",
     }
     for name, text in texts.items():
         sub = commands.add_parser(
             name, help=text, description=text, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        if name != "list":
+        if name == "microbench":
+            _add_microbench_options(sub)
+        elif name != "list":
             _add_options(sub, sweep=name == "sweep")
         if name == "run":
             sub.add_argument("--calibrate", action="store_true", help="measure cuBLAS against itself: must give 1.00")
@@ -172,6 +181,12 @@ def _add_options(sub: argparse.ArgumentParser, sweep: bool) -> None:
     sub.add_argument("--out", type=Path, help="folder for records, or for listings with compile")
 
 
+def _add_microbench_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--only", metavar="NAME,…", help=f"quantities (all): {', '.join(BENCHMARKS)}")
+    sub.add_argument("--revision", help="what to note as the revision where the tree is a clean copy without git")
+    sub.add_argument("--out", type=Path, default=RATES, help="folder for the GPU's file (harness/rates)")
+
+
 def _list(_options: argparse.Namespace, _command: str) -> int:
     table = Table(title="Steps")
     for heading in ("step", "what", "variants (the first is the default)"):
@@ -182,6 +197,8 @@ def _list(_options: argparse.Namespace, _command: str) -> int:
     print(f"default tile {DEFAULT_TILE}, {DEFAULT_STAGES} stages; --tile best chooses among {len(TILE_SET)}:")
     print("  " + ", ".join(map(str, TILE_SET)))
     print(f"architectures: {', '.join(MACHINES)}")
+    rated = [f"{file.gpu} ({file.arch})" for file in measured_gpus()]
+    print(f"GPUs with measured rates: {', '.join(rated) or 'none; python -m harness microbench measures one'}")
     return 0
 
 
@@ -314,6 +331,23 @@ def _counters(options: argparse.Namespace, command: str) -> int:
             command=command,
         )
         print(f"{case}: wrote {counters.save(session.out)}", flush=True)
+    return 0
+
+
+def _microbench(options: argparse.Namespace, command: str) -> int:
+    """Measure the GPU's rates; each is in its file, and printed, before the next begins."""
+    benchmarks = chosen(options.only)
+    machine, compiler = gpu_machine(), require_compiler()
+    check_writable(options.out)
+    revision = options.revision or git_state(ROOT)[0]
+    path = None
+    for name, found, path in measure_rates(machine, compiler, benchmarks, options.out, command, revision):
+        at = [f"{value:g}: " for value in found.at] or [""]
+        shown = ", ".join(f"{place}{median:.4g}" for place, median in zip(at, found.medians))
+        print(
+            f"{name}{f' over {found.over}' if found.over else ''}: {shown} (±{found.spread_pct / 2:.1f} %)", flush=True
+        )
+    print(f"wrote {path}")
     return 0
 
 
