@@ -197,8 +197,9 @@ def _list(_options: argparse.Namespace, _command: str) -> int:
     print(f"default tile {DEFAULT_TILE}, {DEFAULT_STAGES} stages; --tile best chooses among {len(TILE_SET)}:")
     print("  " + ", ".join(map(str, TILE_SET)))
     print(f"architectures: {', '.join(MACHINES)}")
-    rated = [f"{file.gpu} ({file.arch})" for file in measured_gpus()]
-    print(f"GPUs with measured rates: {', '.join(rated) or 'none; python -m harness microbench measures one'}")
+    for file in measured_gpus():
+        measured = sum(bool(quantity.samples) for quantity in file.quantities.values())
+        print(f"rates of {file.gpu} ({file.arch}): {measured} of {len(BENCHMARKS)} measured by microbench")
     return 0
 
 
@@ -340,14 +341,11 @@ def _microbench(options: argparse.Namespace, command: str) -> int:
     machine, compiler = gpu_machine(), require_compiler()
     check_writable(options.out)
     revision = options.revision or git_state(ROOT)[0]
-    path = None
     for name, found, path in measure_rates(machine, compiler, benchmarks, options.out, command, revision):
         at = [f"{value:g}: " for value in found.at] or [""]
         shown = ", ".join(f"{place}{median:.4g}" for place, median in zip(at, found.medians))
-        print(
-            f"{name}{f' over {found.over}' if found.over else ''}: {shown} (±{found.spread_pct / 2:.1f} %)", flush=True
-        )
-    print(f"wrote {path}")
+        over = f" over {found.over}" if found.over else ""
+        print(f"{name}{over}: {shown} (samples within {found.spread_pct:.1f} %), in {path}", flush=True)
     return 0
 
 

@@ -105,9 +105,7 @@ def _probe(name: str, text: str) -> tvm.tirx.PrimFunc:
 def build_probes(machine: Machine, compiler: Compiler) -> tvm.runtime.Executable:
     """All probes as one executable; where a GPU is present, of the cubin that the project's own nvcc made."""
     if not machine.has_cp_async:
-        raise UnsuitableGpu(
-            f"the microbenchmarks measure cp.async, which {machine.arch} lacks; they need sm_80 or newer"
-        )
+        raise UnsuitableGpu(f"the microbenchmarks need cp.async, which {machine.arch} lacks; run on sm_80 or newer")
     with cuda_compiler(lambda source: compile_cubin(source, machine.arch, compiler).data):
         return tvm.compile(probe_module(), target=machine.target())
 
