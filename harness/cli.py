@@ -340,8 +340,9 @@ def _microbench(options: argparse.Namespace, command: str) -> int:
     benchmarks = chosen(options.only)
     machine, compiler = gpu_machine(), require_compiler()
     check_writable(options.out)
-    revision = options.revision or git_state(ROOT)[0]
-    for name, found, path in measure_rates(machine, compiler, benchmarks, options.out, command, revision):
+    revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
+    provenance = {"command": command, "revision": revision, "dirty": dirty}
+    for name, found, path in measure_rates(machine, compiler, benchmarks, options.out, provenance):
         at = [f"{value:g}: " for value in found.at] or [""]
         shown = ", ".join(f"{place}{median:.4g}" for place, median in zip(at, found.medians))
         over = f" over {found.over}" if found.over else ""

@@ -30,6 +30,7 @@ from harness.targets import Machine
 from harness.toolchain import Compiler, compile_cubin
 from harness.verify import WrongResult
 
+SOURCE = Path(__file__).resolve().parent / "probes.cu"
 PROBES = (
     "chase",
     "chase_shared",
@@ -52,7 +53,7 @@ STREAM_THREADS = 256
 SETTLE_S, SETTLED = 4.0, 0.003  # at most so long, until two readings of the clock differ by less than this share
 # Copies under way in each of 256 threads, and blocks per multiprocessor: 16 bytes each, from 4 to 96 KiB.
 IN_FLIGHT = ((1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (6, 2), (8, 2), (8, 3))
-HOLD_STEPS = 2**12  # a tenth of a millisecond, in which the host queues what is timed
+HOLD_STEPS = 2**14  # barriers of one block, some tenths of a millisecond, in which the host queues what is timed
 BARRIER_THREADS = (64, 128, 256, 512, 1024)
 
 
@@ -70,7 +71,7 @@ def probe_module() -> tvm.IRModule:
     ``source`` and ``sink`` are int32 arrays, ``marks`` two int64 (cycles, nanoseconds); ``grid`` blocks of
     ``threads``; the last four are the probe's own numbers (``harness/probes.cu``).
     """
-    text = (Path(__file__).resolve().parent / "probes.cu").read_text(encoding="utf-8")
+    text = SOURCE.read_text(encoding="utf-8")
     return tvm.IRModule({name: _probe(name, text) for name in PROBES})
 
 
@@ -302,7 +303,7 @@ def shared_latency_ns(bench: Bench) -> Points:
 @quantity(100, 3000)
 def dram_latency_ns(bench: Bench) -> Points:
     """One thread's chain of dependent loads over 256 MiB, one random visit per 128-byte line, each line once, L2
-    filled with other data before"""
+    filled with other data before; address arithmetic included"""
     yield None, _chase(bench, *bench.chain, steps=2**14, cold=True)
 
 
@@ -362,7 +363,7 @@ def _read(bench: Bench, size_bytes: int, passes: int) -> list[float]:
     return [passes * size_bytes / ns for ns in times]
 
 
-@quantity(16, 512)
+@quantity(16, 160)
 def shared_bytes_per_clock(bench: Bench) -> Points:
     """Conflict-free 16-byte loads by 1024 threads of each multiprocessor, over the cycles of one block"""
     steps, threads = 2**12, 1024
@@ -510,26 +511,31 @@ def measure_quantity(bench: Bench, benchmark: Benchmark, revision: str) -> Quant
 
 
 def measure_rates(
-    machine: Machine, compiler: Compiler, benchmarks: list[Benchmark], out: Path, command: str, revision: str
+    machine: Machine, compiler: Compiler, benchmarks: list[Benchmark], out: Path, provenance: dict[str, Any]
 ) -> Iterator[tuple[str, Quantity, Path]]:
     """Measure quantities one after the other, each in the GPU's file before the next begins.
 
-    A file that is there keeps the quantities that are not measured anew.
+    A file that is there keeps the quantities that are not measured anew. ``provenance`` (command, revision,
+    dirty) goes into the file as it is. Yields each quantity's name, what was found, and the file.
     """
+    path = path_of(machine.arch, machine.gpu, out)
+    kept = read_rates_file(path).quantities if path.exists() else {}
     bench = Bench(machine, compiler)
     bench.settle()
-    path = path_of(machine.arch, machine.gpu, out)
-    before = read_rates_file(path).quantities if path.exists() else {}
-    environment = gpu_identity() | {
-        "before": vars(gpu_state()),
-        "versions": versions(GpuBackend(), compiler.version),
-        "probes_sha256": hashlib.sha256((Path(__file__).resolve().parent / "probes.cu").read_bytes()).hexdigest(),
-        "revision": revision,
-        "recorded_at": now(),
-    }
-    file = RatesFile(machine.arch, machine.gpu, bench.device, before, environment, command)
+    environment = provenance | gpu_identity() | _surroundings(compiler)
+    file = RatesFile(machine.arch, machine.gpu, bench.device, kept, environment)
     for benchmark in benchmarks:
-        found = measure_quantity(bench, benchmark, revision)
+        found = measure_quantity(bench, benchmark, provenance["revision"])
         environment["after"] = vars(gpu_state())
         file = file.with_quantity(benchmark.name, found)
         yield benchmark.name, found, file.save(out)
+
+
+def _surroundings(compiler: Compiler) -> dict[str, Any]:
+    """What else shapes the measurement, as far as it is known before it."""
+    return {
+        "before": vars(gpu_state()),
+        "versions": versions(GpuBackend(), compiler.version),
+        "probes_sha256": hashlib.sha256(SOURCE.read_bytes()).hexdigest(),
+        "recorded_at": now(),
+    }

@@ -70,14 +70,13 @@ class Quantity:
 
 @dataclass(frozen=True)
 class RatesFile:
-    """One GPU's file. ``device`` is what its driver reports, ``environment`` the GPU and versions of the last run."""
+    """One GPU's file. ``device`` is what its driver reports; ``environment`` the last run's command, GPU, versions."""
 
     arch: str
     gpu: str
     device: dict[str, int]
     quantities: dict[str, Quantity]
     environment: dict[str, Any]
-    command: str
     schema: int = SCHEMA
 
     def save(self, folder: Path = RATES) -> Path:

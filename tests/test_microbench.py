@@ -62,7 +62,7 @@ def file() -> RatesFile:
     """A whole file of a GPU that does not exist."""
     quantities = {name: quantity(float(place + 1)) for place, name in enumerate(NEEDED)}
     quantities["barrier_ns"] = quantity(medians=(10.0, 20.0), over="threads per block", at=(64, 128), samples=())
-    return RatesFile("sm_90a", GPU, {"sms": 7, "l2_bytes": 1024}, quantities, {"driver": "1"}, "a command")
+    return RatesFile("sm_90a", GPU, {"sms": 7, "l2_bytes": 1024}, quantities, {"driver": "1"})
 
 
 def test_a_file_is_read_as_written(file: RatesFile, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_each_quantity_is_on_disk_before_the_next_and_the_others_stay(
     path = file.save(tmp_path)
     machine, compiler = machine_for("sm_90a").of_gpu(GPU), SimpleNamespace(version="13.0")
     plan = [made_up([4.0]), replace(made_up([6.0]), name="block_start_ns"), replace(made_up([99.0]), name="read_gb_s")]
-    running = microbench.measure_rates(machine, compiler, plan, tmp_path, "a command", "abc")
+    running = microbench.measure_rates(machine, compiler, plan, tmp_path, {"revision": "abc"})
     for name, value in (("launch_ns", 4.0), ("block_start_ns", 6.0)):
         found = next(running)
         assert (found[0], found[1].medians, found[2]) == (name, (value,), path)
