@@ -117,12 +117,13 @@ class Bench:
     def __init__(self, machine: Machine, compiler: Compiler) -> None:
         self.torch = torch = GpuBackend().torch
         self.device = device_facts(torch, machine)
+        require_memory(torch)
         executable = build_probes(machine, compiler)
         self.probes = {name: executable[f"{name}_probe"] for name in PROBES}
         self.sms = self.device["sms"]
         words = ARRAY_BYTES // 4
-        torch.manual_seed(0)
-        self.source = torch.randint(0, 1 << 16, (words,), dtype=torch.int32, device="cuda")
+        seeded = torch.Generator("cuda").manual_seed(0)
+        self.source = torch.randint(0, 1 << 16, (words,), dtype=torch.int32, device="cuda", generator=seeded)
         self.sink = torch.zeros(words, dtype=torch.int32, device="cuda")
         self.marks = torch.zeros(2, dtype=torch.int64, device="cuda")
 
@@ -215,6 +216,16 @@ def device_facts(torch: Any, machine: Machine) -> dict[str, int]:
                 f"{machine.arch}; correct the table first"
             )
     return {"sms": properties.multi_processor_count, "l2_bytes": properties.L2_cache_size, **limits}
+
+
+def require_memory(torch: Any) -> None:
+    """UnsuitableGpu where the arrays and what checks them would not fit."""
+    free, _ = torch.cuda.mem_get_info()
+    if free < 4 * ARRAY_BYTES:
+        raise UnsuitableGpu(
+            f"{free / 2**30:.1f} GiB of device memory are free, the microbenchmarks need {4 * ARRAY_BYTES / 2**30:.0f}; "
+            "end what else runs on the GPU"
+        )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 
 from harness import microbench, rate_files
 from harness.execution import gpu_machine
-from harness.microbench import BENCHMARKS, PROBES, Benchmark, UnsuitableGpu, build_probes, device_facts
+from harness.microbench import BENCHMARKS, PROBES, Benchmark, UnsuitableGpu, build_probes, device_facts, require_memory
 from harness.rate_files import (
     NEEDED,
     RATES,
@@ -217,6 +217,12 @@ def test_the_driver_must_agree_with_the_table() -> None:
     assert device_facts(fake_torch(), machine_for("sm_90a"))["sms"] == 132
     with pytest.raises(UnsuitableGpu, match=r"smem_per_sm_bytes = 1024, harness/targets.py has 233472 for sm_90a"):
         device_facts(fake_torch(shared_memory_per_multiprocessor=1024), machine_for("sm_90a"))
+
+
+def test_too_little_memory_is_refused_before_anything_is_measured() -> None:
+    torch = SimpleNamespace(cuda=SimpleNamespace(mem_get_info=lambda: (2**31, 2**34)))
+    with pytest.raises(UnsuitableGpu, match=r"2\.0 GiB of device memory are free, the microbenchmarks need 4"):
+        require_memory(torch)
 
 
 # Measuring
