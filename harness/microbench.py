@@ -223,8 +223,8 @@ def require_memory(torch: Any) -> None:
     free, _ = torch.cuda.mem_get_info()
     if free < 4 * ARRAY_BYTES:
         raise UnsuitableGpu(
-            f"{free / 2**30:.1f} GiB of device memory are free, the microbenchmarks need {4 * ARRAY_BYTES / 2**30:.0f}; "
-            "end what else runs on the GPU"
+            f"{free / 2**30:.1f} GiB of device memory are free, the microbenchmarks need "
+            f"{4 * ARRAY_BYTES / 2**30:.0f}; end what else runs on the GPU"
         )
 
 
