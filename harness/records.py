@@ -145,12 +145,14 @@ class Peer:
 class DepthForecast:
     """What the depth model said of a case before it was measured; see :mod:`harness.depth`.
 
-    ``time_ms`` and ``occupancy`` are predicted for 1, 2, … slots, as far as these fit; ``fewest`` slots hide
-    the latency, ``most`` fit the multiprocessor, ``recommended`` is the model's choice.
+    ``time_ms``, ``occupancy`` and ``hidden`` (the share of a load's latency that other work covers) are
+    predicted for 1, 2, … stages, as far as these fit; ``fewest`` stages hide all of it, ``most`` fit a block's
+    shared memory, ``recommended`` is the model's choice.
     """
 
     time_ms: tuple[float, ...]
     occupancy: tuple[float, ...]
+    hidden: tuple[float, ...]
     fewest: int
     most: int
     recommended: int
