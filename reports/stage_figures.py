@@ -21,7 +21,8 @@ from .table import gflops
 
 MEASURED, MODEL, TRITON, CHOSEN = PALETTE[4], PALETTE[0], PALETTE[2], PALETTE[3]
 COLUMNS = 3
-LOOKS = {False: {"marker": "o"}, True: {"marker": "^", "markerfacecolor": "none", "markeredgewidth": 1.4}}
+# Points by whether their shape was held out; the legend keeps the look of the last.
+LOOKS = {True: {"marker": "^", "markerfacecolor": "none", "markeredgewidth": 1.4}, False: {"marker": "o"}}
 
 
 def speed_figure(sweeps: Sequence[StageSweep]) -> Figure:
@@ -172,10 +173,10 @@ def _panels(
 
 
 def _equal_logarithms(axes: Axes, span: list[float]) -> None:
-    """Both axes logarithmic over the same span, marked 1, 2, 5, 10, …"""
+    """Both axes logarithmic over the same span, marked 1, 3, 10, 30, …"""
     axes.set(xscale="log", yscale="log", xlim=span, ylim=span, aspect="equal")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(FixedLocator([step * 10**power for power in range(-1, 7) for step in (1, 2, 5)]))
+        axis.set_major_locator(FixedLocator([step * 10**power for power in range(-1, 7) for step in (1, 3)]))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.records import Peer, Record, Resources, StreamRecord
 
+from .judgement import is_held_out
 from .selection import Section, Shape, by_product, natural, shape_label, shape_of
 from .sweeps import CLOSE_PCT, TIE_PCT, StageSweep, StreamSweep, speed_gain_pct, speed_lost_pct
 from .table import NOT_MEASURED, NOT_VERIFIED, Table, gflops, percent
@@ -20,7 +21,7 @@ def rows(sweep: StageSweep) -> list[dict[str, Any]]:
 def tradeoff_table(sweep: StageSweep) -> Table:
     """What each stage count of one case brings and what it costs, a row each."""
     header = ("stages", "GFLOPS", "of cuBLAS", "model's GFLOPS", "shared bytes", "registers", "blocks per SM")
-    header += ("occupancy", "barriers per k tile", "latency hidden", "one more stage costs", "")
+    header += ("occupancy", "barriers per k tile", "latency hidden (model)", "one more stage costs", "")
     grid = [
         (
             str(row["stages"]),
@@ -167,6 +168,7 @@ def _row(sweep: StageSweep, record: Record) -> dict[str, Any]:
         "next_stage_smem_bytes": after.smem_bytes - used.smem_bytes if after else None,
         "next_stage_occupancy_lost": used.occupancy - after.occupancy if after else None,
         "best": stages == sweep.best,
+        "held_out": is_held_out(sweep.shape),
         "recommended": forecast is not None and stages == forecast.recommended,
         "speed_lost_to_best_pct": speed_lost_pct(record.time_ms, sweep.times_ms[sweep.best]) if passed else None,
         "bound": record.bound,
@@ -176,7 +178,7 @@ def _row(sweep: StageSweep, record: Record) -> dict[str, Any]:
 
 def _tradeoff_note(sweep: StageSweep) -> str:
     note = f"cuBLAS: {gflops(sweep.shape, sweep.cublas_ms):,.0f} GFLOPS; its time moved by {sweep.drift_pct:.1f} % "
-    note += "between these records. One more stage: shared memory added, occupancy lost, from the row to the next."
+    note += "between these records. One more stage: shared memory of a block, occupancy in percentage points."
     if sweep.forecast is None:
         return note + " No forecast of the depth model is stored with these records."
     note += f" Latency hidden: min(1, (stages − 1) / (fewest − 1)), with the model's fewest, {sweep.forecast.fewest}: "
@@ -200,7 +202,7 @@ def _cost_of_next(row: dict[str, Any]) -> str:
     if row["next_stage_smem_bytes"] is None:
         return NOT_MEASURED
     lost = 100 * row["next_stage_occupancy_lost"]
-    return f"{row['next_stage_smem_bytes']:+,} B, occupancy {f'−{lost:.0f}' if lost > 0 else f'+{-lost:.0f}'} points"
+    return f"{row['next_stage_smem_bytes']:+,} B, {-lost:+.0f} points"
 
 
 def _overview_cell(sweep: StageSweep, stages: int) -> str:
