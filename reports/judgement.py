@@ -108,7 +108,7 @@ def judgement_table(found: Sequence[Verdict]) -> Table:
     }
     grid = [(name, *_judged(group)) for name, group in groups.items()]
     header = ("shapes", "sweeps with a forecast", f"recommended within {CLOSE_PCT:g} % of the best")
-    header += ("rank correlation in a sweep, median", "over all points")
+    header += ("rank correlation in a sweep, median", "over all points", "error of the time, median")
     cubes = ", ".join(map(str, HELD_OUT_CUBES))
     note = f"A sweep: one step, variant, tile and shape. Held out: {cubes} cubed, and every shape that is no cube. "
     note += (
@@ -182,13 +182,15 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 
 def _judged(group: Sequence[Verdict]) -> tuple[str, ...]:
     if not group:
-        return ("0", NOT_MEASURED, NOT_MEASURED, NOT_MEASURED)
+        return ("0", *(NOT_MEASURED,) * 4)
     right = sum(verdict.right for verdict in group)
     own = [verdict.correlation for verdict in group if verdict.correlation is not None]
     pairs = points([verdict.sweep for verdict in group])
     overall = spearman([predicted for predicted, _ in pairs], [measured for _, measured in pairs])
     share = f"{right} of {len(group)} ({right / len(group):.0%})"
-    return (str(len(group)), share, _decimal(statistics.median(own) if own else None), _decimal(overall))
+    errors = [abs(100 * (predicted / measured - 1)) for predicted, measured in pairs]
+    error = f"{statistics.median(errors):.1f} %" if errors else NOT_MEASURED
+    return (str(len(group)), share, _decimal(statistics.median(own) if own else None), _decimal(overall), error)
 
 
 def _miss(verdict: Verdict) -> tuple[str, ...]:
