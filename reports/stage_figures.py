@@ -153,17 +153,17 @@ def _panels(
     columns = min(COLUMNS, len(sweeps))
     rows = math.ceil(len(sweeps) / columns)
     figure, panels = canvas(title, sweeps[0].section.title, 1.9 + 2.3 * rows, rows, columns)
-    deepest = max(record.stages for sweep in sweeps for record in sweep.records)
     for axes, sweep in zip(panels, sweeps):
         draw(axes, sweep)
         name = f"{sweep.workload}\n{sweep.size}" if isinstance(sweep, StreamSweep) else sweep.size
         held_out = isinstance(sweep, StageSweep) and is_held_out(sweep.shape)
         axes.set_title(name + (" (held out)" if held_out else ""), fontsize=10)
         axes.set_ylim(bottom=0, top=1.12 * axes.dataLim.y1)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    deepest = round(max(axes.dataLim.x1 for axes in panels[: len(sweeps)]))  # Triton's sweep may go deeper than ours
+    for place, axes in enumerate(panels):
         axes.set_xlim(0.6, deepest + 0.4)
         axes.xaxis.set_major_locator(FixedLocator(range(1, deepest + 1)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    for place, axes in enumerate(panels):
         if place >= len(sweeps):
             axes.set_visible(False)
         if place % columns == 0:

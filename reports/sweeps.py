@@ -255,7 +255,11 @@ def chosen_sweeps(sweeps: list[StageSweep], tile: str | None, size: str | None) 
         if missing := [name for name in wanted if name.strip() not in known]:
             raise UsageError(f"{option} {missing[0]}: no stage sweep of it; there are {', '.join(known) or 'none'}")
     sizes = {name.strip() for name in size.split(",")} if size else {sweep.size for sweep in sweeps}
-    return [sweep for sweep in sweeps if sweep.tile == (tile or sweep.tile) and sweep.size in sizes]
+    chosen = [sweep for sweep in sweeps if sweep.tile == (tile or sweep.tile) and sweep.size in sizes]
+    if not chosen:
+        known = ", ".join(sweep.size for sweep in sweeps if sweep.tile == tile)
+        raise UsageError(f"--tile {tile} --size {size}: no stage sweep of both; that tile was swept at {known}")
+    return chosen
 
 
 def by_case(sweeps: list[StageSweep]) -> dict[str, list[StageSweep]]:

@@ -443,6 +443,12 @@ def labels(figure) -> set[str]:
     return {text.get_text() for legend in figure.legends for text in legend.get_texts()}
 
 
+def test_every_panel_reaches_as_deep_as_the_deepest_series():
+    figure = speed_figure(sweeps_of(swept(counts=(1, 2, 3)), swept(RECTANGLE, counts=(1, 2), peers=())))
+    assert [axes.get_xlim() for axes in figure.axes] == [(0.6, 5.4), (0.6, 5.4)]  # Triton's five
+    assert speed_figure(sweeps_of(swept(counts=(2, 3), peers=()))).axes[0].get_xlim() == (0.6, 3.4)
+
+
 def test_a_single_round_has_no_spread_to_draw():
     single = [replace(item, timing=timing("own", 1.0, rounds=1)) for item in swept()]
     speed_figure(sweeps_of(single))
@@ -572,6 +578,13 @@ def test_a_case_that_was_not_swept_is_refused_with_those_that_were(site, capsys,
     err = capsys.readouterr().err
     assert option[1] in err
     assert known in err
+
+
+def test_a_tile_and_a_size_that_were_swept_apart_only_are_refused(tmp_path, capsys):
+    for item in (*swept(), *swept((512, 512, 512), tile="32x64x16/4x4")):
+        item.save(tmp_path)
+    assert main(["sweep", "--results", str(tmp_path), "--tile", TILE, "--size", "512"]) == 2
+    assert "that tile was swept at 1024" in capsys.readouterr().err
 
 
 def test_tables_say_that_there_are_sweeps(tmp_path, capsys):
