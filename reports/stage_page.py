@@ -17,11 +17,11 @@ from .judgement import (
 )
 from .page import GENERATED, how_measured
 from .paths import Paths, link
+from .peers import peers_table
 from .plot import speed_kind, stage_plots
 from .selection import Results, Section
 from .sweep_tables import (
     overview_table,
-    peers_table,
     stream_table,
     streams_overview,
     tradeoff_table,

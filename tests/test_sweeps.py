@@ -24,11 +24,12 @@ from reports.judgement import (
     verdicts,
 )
 from reports.paths import Paths
+from reports.peers import peers_table
 from reports.plot import ladder_plots, stage_plots
 from reports.readme import BEGIN, END
 from reports.selection import Results, load
 from reports.stage_figures import prediction_figure, speed_figure, stage_variants_figure, streams_figure, triton_sweep
-from reports.sweep_tables import overview_table, peers_table, tradeoff_table, variant_gains_table, variant_sentences
+from reports.sweep_tables import overview_table, tradeoff_table, variant_gains_table, variant_sentences
 from reports.sweeps import StageSweep, StreamSweep, fewest_within_tie, stage_sweeps, stream_sweeps, unswept
 
 from .reports_fixtures import RESOURCES, TILE, environment, listing, record, stream, swept, timing, write_sweeps
