@@ -322,12 +322,15 @@ class StreamRecord(_Stored):
         """What identifies a row: the newest clean record of a key is the one that counts."""
         return (self.environment.gpu, self.workload, self.shape, self.dtype, self.variant, self.stages)
 
-    def save(self, folder: Path) -> Path:
-        """Write the record under ``folder``/streams."""
+    def file_name(self) -> str:
+        """Where it lies in a results folder: a name that never collides with another measurement."""
         stamp = self.environment.recorded_at.translate(str.maketrans("", "", "-:+")).replace(".", "")
         case = f"{self.workload}-{self.variant}-s{self.stages}-{'x'.join(map(str, self.shape))}-{self.dtype}"
-        name = f"{gpu_slug(self.environment.gpu)}-{case}-{stamp}.json"
-        return write_atomically(folder / "streams" / name, self.to_json())
+        return f"streams/{gpu_slug(self.environment.gpu)}-{case}-{stamp}.json"
+
+    def save(self, folder: Path) -> Path:
+        """Write the record under ``folder``/streams."""
+        return write_atomically(folder / self.file_name(), self.to_json())
 
 
 def load_streams(folder: Path = RESULTS) -> list[StreamRecord]:
