@@ -173,8 +173,8 @@ def depthwise_conv2d_nhwc(
     """
     sizes = {"batch": batch, "height": height, "width": width, "channels": channels, "kernel": kernel, "stride": stride}
     out_height, out_width = _convolved(sizes, padding, dtype)
-    _check_elements("output", batch, out_height, out_width, channels)
     data, source = _padded(batch, height, width, channels, padding, dtype)
+    _check_elements("output", batch, out_height, out_width, channels)
     weight = te.placeholder((kernel, kernel, channels), dtype, name="weight")
     ry, rx = (te.reduce_axis((0, kernel), name=name) for name in ("ry", "rx"))
     wide = accumulator_dtype(dtype)
@@ -207,8 +207,8 @@ def conv2d_nhwc(
     sizes = {"batch": batch, "height": height, "width": width, "channels in": channels_in}
     sizes |= {"channels out": channels_out, "kernel": kernel, "stride": stride}
     out_height, out_width = _convolved(sizes, padding, dtype)
-    _check_elements("output", batch, out_height, out_width, channels_out)
     data, source = _padded(batch, height, width, channels_in, padding, dtype)
+    _check_elements("output", batch, out_height, out_width, channels_out)
     weight = te.placeholder((kernel, kernel, channels_in, channels_out), dtype, name="weight")
     ry, rx = (te.reduce_axis((0, kernel), name=name) for name in ("ry", "rx"))
     rc = te.reduce_axis((0, channels_in), name="rc")
