@@ -138,7 +138,7 @@ def spread_elements(sch: Schedule, block: SBlockRV, tile: StreamTile, staging: S
     tile_elements = tile.threads * vectors_per_tile * width
     slot_bytes = tile_elements * sum(dtype_bytes(region.source.dtype) for region in stmt.reads)
     scope = staging.scope(sch, block, slot_bytes) if staging else ""
-    elements = _one_iterator(sch, block)
+    elements, store = _one_iterator(sch, block)
     tiles = min(tile.tiles, -(-int(sch.get(elements).extent) // tile_elements))
     loops = sch.split(elements, [None, tiles, vectors_per_tile, tile.threads, width])
     grid, tiles_loop, vectors, thread, lane = loops
@@ -147,7 +147,7 @@ def spread_elements(sch: Schedule, block: SBlockRV, tile: StreamTile, staging: S
     copies = [_stage(sch, block, operand, tiles_loop, tile.threads, scope) for operand in operands if staging]
     for operand in operands:
         _load_vectors(sch, block, operand, thread, width, staging)
-    _store_vectors(sch, block, thread, width)
+    _store_vectors(sch, store, thread, width)
     sch.unroll(lane)
     unroll_loop(sch, vectors, MOST_UNROLLED)
     return SpreadElements(grid, tiles_loop, vectors, thread, width, tuple(copies))
@@ -291,7 +291,7 @@ def spread_rows(
         sch.set_scope(parts.total, 0, "local")
     if vectors > 1 or not staging:  # see StreamTile.least_vectors
         _load_vectors(sch, block, operand, thread, width, staging)
-        _store_vectors(sch, block, thread, width)
+        _store_vectors(sch, sch.cache_write(block, 0, "local"), thread, width)
     sch.unroll(lane)
     return SpreadRows(grid, rows, thread, tuple(combined), copy)
 
@@ -357,15 +357,22 @@ def _widest(stmt: s_tir.SBlock) -> list[int]:
     return max((list(region.source.shape) for region in (*stmt.reads, *stmt.writes)), key=len)
 
 
-def _one_iterator(sch: Schedule, block: SBlockRV) -> LoopRV:
-    """One loop over all elements of an elementwise block, its operands read as if they had one dimension."""
+def _one_iterator(sch: Schedule, block: SBlockRV) -> tuple[LoopRV, SBlockRV]:
+    """One loop over all elements of an elementwise block, and the block that stores them.
+
+    Operands and result are read and computed as if they had one dimension, the result in registers.
+    """
     operands, extents = len(sch.get(block).reads), loop_extents(sch, block)
-    if len(extents) > 1:
+    if len(extents) == 1:
+        store = sch.cache_write(block, 0, "local")
+    else:
         sch.transform_block_layout(block, fused_index([list(range(len(extents)))], extents))
         for operand in range(operands):
             sch.reindex(block, ("read", operand))
+        store = sch.reindex(block, ("write", 0))
+        sch.set_scope(block, 0, "local")
     (elements,) = sch.get_loops(block)
-    return elements
+    return elements, store
 
 
 def _busy_threads(tile: StreamTile, columns: int, width: int, staging: Staging | None) -> int:
@@ -403,10 +410,10 @@ def _load_vectors(
         sch.unroll(outer)
 
 
-def _store_vectors(sch: Schedule, block: SBlockRV, loop: LoopRV, width: int) -> None:
+def _store_vectors(sch: Schedule, store: SBlockRV, loop: LoopRV, width: int) -> None:
+    """Store what one iteration of ``loop`` has computed in registers as one vector."""
+    sch.reverse_compute_at(store, loop)
     if width > 1:
-        store = sch.cache_write(block, 0, "local")
-        sch.reverse_compute_at(store, loop)
         vectorize_inner(sch, loops_below(sch, store, loop)[-1], width)
 
 
