@@ -103,7 +103,7 @@ WORKLOADS = {
         partial(_schedule_elements, "scale_shift"),
         threads=256,
         reference=lambda xp, x: SCALE * x + SHIFT,
-        operator=lambda torch, x, y: torch.add(_constant(torch, SHIFT, x), x, alpha=SCALE, out=y),
+        operator=lambda torch, x, y: torch.add(torch.tensor(SHIFT, dtype=x.dtype), x, alpha=SCALE, out=y),
         flops=2,
     ),
     "gelu": Workload(
@@ -135,15 +135,6 @@ WORKLOADS = {
         flops=7,
     ),
 }
-_constants: dict[tuple[float, str], Any] = {}
-
-
-def _constant(torch: Any, value: float, like: Any) -> Any:
-    """A constant on the GPU, made once: nothing may be allocated from the host while a graph is captured."""
-    key = (value, str(like.dtype))
-    if key not in _constants:
-        _constants[key] = torch.full((), value, dtype=like.dtype, device=like.device)
-    return _constants[key]
 
 
 @dataclass(frozen=True)
@@ -200,7 +191,10 @@ def stream_cases(
     dtype: str,
     machine: Machine,
 ) -> list[StreamCase]:
-    """Every case of these lists, by workload and size; ``stages`` are those of staged cases."""
+    """Every case of these lists, by workload and size; ``stages`` are those of staged cases.
+
+    Raises IllegalWorkload for an unknown name and for a size beyond 32-bit indexing.
+    """
     for name, known, what in (
         *((workload, tuple(WORKLOADS), "workload") for workload in workloads),
         *((variant, VARIANTS, "variant") for variant in variants),
@@ -210,13 +204,16 @@ def stream_cases(
             raise IllegalWorkload(
                 f"unknown {what}", value=repr(name), limit=" | ".join(known), remedy="choose one of these"
             )
-    return [
+    cases = [
         StreamCase(workload, WORKLOADS[workload].shape(round(size * MIB), dtype), dtype, variant, count, machine)
         for workload in workloads
         for size in sizes_mib
         for variant in variants
         for count in (stages if variant == "staged" else (1,))
     ]
+    for shape, workload in {(case.shape, case.workload) for case in cases}:
+        WORKLOADS[workload].function(shape, dtype)  # refuses what cannot be indexed, before anything is built
+    return cases
 
 
 def lower_stream(case: StreamCase) -> Lowered:
@@ -252,18 +249,20 @@ def verify_stream(case: StreamCase, kernel: Lowered, backend: Backend, run: Call
 
 
 def _check(case: StreamCase, backend: Backend, x: Any, y: Any, what: str) -> tuple[float, float]:
-    xp = getattr(backend, "torch", np)
-    wide = x.double() if hasattr(x, "double") else x.astype(np.float64)
-    reference = case.kind.reference(xp, wide)
+    xp = np if isinstance(x, np.ndarray) else backend.torch
+    reference = case.kind.reference(xp, _float64(x))
     error, allowed = backend.worst_error(y, reference), stream_tolerance(case, backend.scale(reference))
     if not error <= allowed:
         raise WrongResult(f"{what}: worst error {error:.3g}, limit {allowed:.3g}")
     if case.workload == "softmax":
-        sums = xp.sum(y.double() if hasattr(y, "double") else y.astype(np.float64), 1)
-        off, most = float(abs(sums - 1).max()), epsilon(case.dtype) + 32 * epsilon("float32")
+        off, most = float(abs(xp.sum(_float64(y), 1) - 1).max()), epsilon(case.dtype) + 32 * epsilon("float32")
         if not off <= most:
             raise WrongResult(f"{what}: a row's sum is {off:.3g} from 1, limit {most:.3g}")
     return error, allowed
+
+
+def _float64(array: Any) -> Any:
+    return array.astype(np.float64) if isinstance(array, np.ndarray) else array.double()
 
 
 def stream_tolerance(case: StreamCase, scale: tuple[float, float]) -> float:
