@@ -201,6 +201,7 @@ def _add_stream_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--arch", help=f"one of {', '.join(MACHINES)} (the GPU's, else {DEFAULT_ARCH})")
     sub.add_argument("--on", default="auto", choices=("auto", "gpu", "llvm"), help="where to run kernels (auto)")
     sub.add_argument("--revision", help="what to note as the revision where the tree is a clean copy without git")
+    sub.add_argument("--verify", action="store_true", help="check outputs only, at the sizes given")
     sub.add_argument("--out", type=Path, help="folder for records; they go to its streams/")
 
 
@@ -362,12 +363,17 @@ def _stream(options: argparse.Namespace, command: str) -> int:
         options.dtype,
         gpu_machine() if here else machine_for(options.arch or DEFAULT_ARCH),
     )
-    if not on_gpu:
-        small = [replace(case, shape=case.kind.shape(round(CPU_STREAM_MIB * MIB), case.dtype)) for case in cases]
-        return _verify_streams(list(dict.fromkeys(small)), options)
-    session = _session(options, command)
+    if options.verify or not on_gpu:
+        return _verify_streams(cases, options, on_gpu)
+    records = _measure_streams(cases, _session(options, command), command)
+    _print_streams(records)
+    return 0
+
+
+def _measure_streams(cases: list[StreamCase], session: Session, command: str) -> list[StreamRecord]:
+    """Measure streams workload by workload and size by size, each record on disk before the next race."""
     journal = Journal(session.out, command, session.revision, cases)
-    groups: dict[tuple, list[StreamCase]] = {}
+    groups: dict[tuple[str, tuple[int, ...]], list[StreamCase]] = {}
     for case in cases:
         groups.setdefault((case.workload, case.shape), []).append(case)
     waiting = [group for group in groups.values() if not all(map(journal.has, group))]
@@ -388,19 +394,25 @@ def _stream(options: argparse.Namespace, command: str) -> int:
                 journal.add(case)
             progress.advance(task)
     journal.finish()
-    _print_streams(records)
-    return 0
+    return records
 
 
-def _verify_streams(cases: list[StreamCase], options: argparse.Namespace) -> int:
+def _verify_streams(cases: list[StreamCase], options: argparse.Namespace, on_gpu: bool) -> int:
+    """Check streams only: on the GPU at the sizes given, else through LLVM at a small one."""
     if options.out:
         check_writable(options.out)
-        print(f"no record will be written to {options.out}: nothing is measured without a GPU")
-    why_not = "--on llvm" if gpu_present() else "no GPU"
+        print(f"no record will be written to {options.out}: nothing is measured")
+    if not on_gpu:
+        small = [replace(case, shape=case.kind.shape(round(CPU_STREAM_MIB * MIB), case.dtype)) for case in cases]
+        cases = list(dict.fromkeys(small))
+    backend = GpuBackend() if on_gpu else LlvmBackend()
     for case in cases:
-        result = verify_stream(case, lower_stream(case), LlvmBackend())
+        kernel = lower_stream(case)
+        result = verify_stream(case, compiled(kernel, require_compiler()) if on_gpu else kernel, backend)
         print(f"{case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}", flush=True)
-    print(f"verified on the CPU (TensorIR through LLVM) at {CPU_STREAM_MIB} MiB; speed not measured: {why_not}")
+    why_not = "--verify" if on_gpu else "--on llvm" if gpu_present() else "no GPU"
+    where = "on the GPU" if on_gpu else f"on the CPU (TensorIR through LLVM) at {CPU_STREAM_MIB} MiB"
+    print(f"verified {where}; speed not measured: {why_not}")
     return 0
 
 

@@ -123,21 +123,27 @@ def _time_step(statements: list[Statement], lists: _Lists, step: int | None, ext
     """One time step's statements in the body's order, each after what it waits for; ``None`` is the body's."""
     due = [index for index in lists.body if step is None or 0 <= step - lists.stage[index] < extent]
     lines: list[str] = []
-    copies = [index for index in due if statements[index].fills_shared]
+    fills = [index for index in due if statements[index].fills_shared]
+    committed = [index for index in fills if lists.stage[index] in lists.asynchronous]
+    allowed: int | None = None  # groups in flight after the last wait of this time step
     for index in due:
         stage = lists.stage[index]
         tile = f"now - {stage}" if stage else "now"
         shown = tile if step is None else str(step - stage)
         producers = _producers(statements, index)
-        if producers and lists.stage[producers[0]] in lists.asynchronous:
-            lines.append(f"wait_group {_in_flight(lists, producers[0], index, step, extent)}; barrier")
+        awaited = [copy for copy in producers if lists.stage[copy] in lists.asynchronous]
+        in_flight = _in_flight(lists, awaited[0], index, step, extent) if awaited else None
+        if in_flight is not None and (allowed is None or in_flight < allowed):
+            lines.append(f"wait_group {in_flight}; barrier")
+            allowed = in_flight
             slots.barrier()
-        elif (producers and slots.filled) or (index in copies and slots.read):
+        elif (producers and slots.filled) or (index in fills and slots.read):
             lines.append("barrier")
             slots.barrier()
-        slots.filled |= index in copies and stage not in lists.asynchronous
+        slots.filled |= index in fills and stage not in lists.asynchronous
         slots.read |= bool(producers)
-        commit = "; commit_group" if copies and index == copies[-1] and stage in lists.asynchronous else ""
+        commit = "; commit_group" if index in committed[-1:] else ""
+        allowed = None if commit else allowed
         lines.append(f"{statements[index].name}[{shown}]{commit}")
     return [f"  {line}" for line in lines]
 
