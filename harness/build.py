@@ -8,9 +8,9 @@ import math
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm
 import tvm_ffi
@@ -31,6 +31,7 @@ from schedules.workloads import Matmul
 from steps.config import DEFAULT_STAGES, StepConfig
 from steps.registry import Step
 
+AnyLowered = TypeVar("AnyLowered", bound="Lowered")
 MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
 
 
@@ -77,10 +78,14 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A case, lowered: its schedule, its TensorIR, its CUDA text and, after :func:`compiled`, its cubin."""
+class Lowered:
+    """A schedule, lowered for a machine: its TensorIR, its CUDA text and, after :func:`compiled`, its cubin.
 
-    case: Case
+    ``label`` names it in messages.
+    """
+
+    label: str
+    machine: Machine
     schedule: Schedule
     device: tvm.IRModule
     cuda: str
@@ -158,7 +163,7 @@ class Kernel:
         """Registers, spills, shared memory and occupancy; None while not compiled."""
         if self.cubin is None:
             return None
-        machine = self.case.machine
+        machine = self.machine
         resident, limit = machine.blocks_resident(self.threads, self.cubin.registers, self.smem_bytes)
         return Resources(
             registers=self.cubin.registers,
@@ -181,19 +186,31 @@ class Kernel:
         return {}
 
     @property
+    def loop_body(self) -> str:
+        """The text of the loop that matters; see :func:`main_loop`."""
+        return main_loop(self.body)
+
+
+@dataclass(frozen=True)
+class Kernel(Lowered):
+    """A case, lowered."""
+
+    case: Case = field(kw_only=True)
+
+    @property
     def code(self) -> CodeFacts:
         """Counts in the generated CUDA."""
         body = self.body
-        loop = main_loop(body)
+        loop = self.loop_body
         one_slot = self.case.tile.one_output_per_thread() if self.case.step.number == 2 else self.case.tile
         tile_bytes = one_slot.smem_bytes(dtype_bytes(self.case.problem.dtype))
         tiles = self._k_tiles_in(loop)
-        copies = re.findall(r"ptx_cp_async_legacy(?:_pred)?_c[ag]_(\d+)", loop)
+        copies = asynchronous_copies(loop)
         waits = re.findall(r"wait_group_(\d+)\(\)", loop)
         return CodeFacts(
             barriers=loop.count("__syncthreads()") // tiles,
             cp_async=len(copies) // tiles,
-            cp_async_bytes=max(map(int, copies), default=0),
+            cp_async_bytes=max(copies, default=0),
             commit_groups=loop.count("commit_group()") // tiles,
             wait_groups=tuple(int(count) for count in waits[: len(waits) // tiles]),
             vector_loads=len(re.findall(r"= \*\((?:float|half|uint)[248x1-9]*\*\)\(\w+_ptr", loop)),
@@ -206,6 +223,11 @@ class Kernel:
         """How many k tiles one iteration of the k loop covers: a turn of the ring where that is written out."""
         rings = [int(ring.annotations[UNROLL_RING]) for ring in annotated_loops(self.schedule.mod, UNROLL_RING)]
         return rings[0] if rings and re.match(r"\s*for \(int turn", loop) else 1
+
+
+def asynchronous_copies(text: str) -> list[int]:
+    """The bytes of each cp.async in a text of generated CUDA."""
+    return [int(size) for size in re.findall(r"ptx_cp_async_legacy(?:_pred)?_c[ag]_(\d+)", text)]
 
 
 def main_loop(body: str) -> str:
@@ -238,43 +260,51 @@ def lower(case: Case) -> Kernel:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         schedule = case.step.schedule(case.problem, config)
-    target = case.machine.target()
-    module = tirx.transform.BindTarget(target.with_host("llvm"))(schedule.mod)
+    lowered = lower_schedule(schedule, case.machine, str(case))
+    shared = {part.name: getattr(lowered, part.name) for part in fields(lowered)}
+    return Kernel(**{**shared, "warnings": tuple(str(warning.message) for warning in caught)}, case=case)
+
+
+def lower_schedule(schedule: Schedule, machine: Machine, label: str) -> Lowered:
+    """Lower any schedule of one function to CUDA text; needs neither a compiler nor a GPU.
+
+    Raises IllegalSchedule where a thread's own arrays are too large for registers.
+    """
+    module = tirx.transform.BindTarget(machine.target().with_host("llvm"))(schedule.mod)
     pipeline, _, finalize_device = tirx.get_tir_pipeline(required_tir_pipeline(schedule.mod))
     with tvm.transform.PassContext(config=required_pass_config(schedule.mod)):
         _, devices = split_host_device_mods(pipeline(module))
     ((device_target, device),) = devices.items()
     device = finalize_device()(device)
-    cuda = _generate_cuda(device, device_target)
-    kernel = Kernel(case, schedule, device, cuda, warnings=tuple(str(warning.message) for warning in caught))
-    if kernel.local_bytes > MOST_LOCAL_BYTES:
+    lowered = Lowered(label, machine, schedule, device, _generate_cuda(device, device_target))
+    if lowered.local_bytes > MOST_LOCAL_BYTES:
         raise IllegalSchedule(
-            f"{case}: a thread's own arrays are too large for registers, so that it would keep other threads' data",
-            value=f"{kernel.local_bytes} bytes",
+            f"{label}: a thread's own arrays are too large for registers, so that it would keep other threads' data",
+            value=f"{lowered.local_bytes} bytes",
             limit=MOST_LOCAL_BYTES,
             remedy="spread register loads and their stores alike (fetch_cooperatively with load=)",
         )
-    return kernel
+    return lowered
 
 
-def compiled(kernel: Kernel, compiler: Compiler) -> Kernel:
+def compiled(kernel: AnyLowered, compiler: Compiler) -> AnyLowered:
     """The kernel with its cubin, from the cache or the compiler."""
-    return replace(kernel, cubin=compile_cubin(kernel.cuda, kernel.case.machine.arch, compiler))
+    return replace(kernel, cubin=compile_cubin(kernel.cuda, kernel.machine.arch, compiler))
 
 
-def executable(kernel: Kernel) -> tvm.runtime.Executable:
+def executable(kernel: Lowered) -> tvm.runtime.Executable:
     """TVM's executable for the GPU at hand, running exactly ``kernel.cubin``; call ``executable["main"]``."""
     if kernel.cubin is None:
-        raise ValueError(f"{kernel.case} is not compiled; call compiled(kernel, compiler) first")
+        raise ValueError(f"{kernel.label} is not compiled; call compiled(kernel, compiler) first")
 
     def deliver(source: str) -> bytes:
         if source != kernel.cuda:
-            raise RuntimeError(f"TVM generated other CUDA text for {kernel.case} than the text that was compiled")
+            raise RuntimeError(f"TVM generated other CUDA text for {kernel.label} than the text that was compiled")
         return kernel.cubin.data
 
     with cuda_compiler(deliver), tvm.transform.PassContext(config=kernel.pass_config):
         pipeline = required_tir_pipeline(kernel.schedule.mod)
-        return tvm.compile(kernel.schedule.mod, target=kernel.case.machine.target(), tir_pipeline=pipeline)
+        return tvm.compile(kernel.schedule.mod, target=kernel.machine.target(), tir_pipeline=pipeline)
 
 
 class _TextOnly(Exception):

@@ -23,8 +23,21 @@ from harness.explain import aspects, why
 from harness.microbench import BENCHMARKS, UnknownQuantity, UnsuitableGpu, chosen, measure_rates
 from harness.model import predict_tile
 from harness.rate_files import RATES, BadRates, measured_gpus
-from harness.records import RESULTS, Counters, Listing, Record, RecordError, check_writable, now, read_text
+from harness.records import (
+    RESULTS,
+    Counters,
+    Listing,
+    Record,
+    RecordError,
+    StreamRecord,
+    check_writable,
+    now,
+    read_text,
+)
 from harness.session import ROOT, Journal, Session, git_state
+from harness.streams import DTYPES as STREAM_DTYPES
+from harness.streams import MIB, WORKLOADS, StreamCase, lower_stream, measure_streams, stream_cases, verify_stream
+from harness.streams import VARIANTS as STREAM_VARIANTS
 from harness.targets import DEFAULT_ARCH, MACHINES, UnknownTarget, machine_for
 from harness.toolchain import CompileError, NoCompiler, compile_ptx, disassemble, find_compiler, require_compiler
 from harness.verify import WrongResult, verify
@@ -35,6 +48,7 @@ from schedules.workloads import DTYPES, LAYOUTS, Matmul
 from steps.config import DEFAULT_STAGES, DEFAULT_TILE, STAGE_SET, TILE_SET
 from steps.registry import MalformedStep, Step, UnknownStep, find_steps
 
+STREAM_SIZES, CPU_STREAM_MIB = "1,16,256,1024", 0.25
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
 WRONG, BAD_INPUT, NOT_VERIFIED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
 MOST_NUMBERS = 10_000
@@ -60,6 +74,7 @@ EXAMPLES = """examples:
   python -m harness run --step 6 --tile best --size 4096    with the best tile of the declared set
   python -m harness verify --step 5 --shape 33x17x50        check a ragged shape
   python -m harness compile --step 5 --variant sync --show cuda
+  python -m harness stream --workload softmax --mb 256      memory-bound, 1 to 5 stages, beside a copy
   python -m harness sweep --step 5 --stages 1-6 --size 512  every stage count, each a record
 """
 
@@ -85,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "sweep": _sweep,
             "counters": _counters,
             "microbench": _microbench,
+            "stream": _stream,
         }
         return commands[options.command](options, command)
     except KeyboardInterrupt:
@@ -142,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         "verify": "check outputs only",
         "compile": "generate and compile the code, and say what came out; needs no GPU",
         "sweep": "run over tiles, stage counts and variants; each result is a record",
+        "stream": "workloads bound by memory, pipelined alike: GB/s beside a copy and torch; each result is a record",
         "counters": "hardware counters by Nsight Compute: pipes, conflicts, stalls; each result is on disk",
         "microbench": "measure the GPU's own rates and latencies, which predictions need, into harness/rates/",
     }
@@ -151,6 +168,8 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name == "microbench":
             _add_microbench_options(sub)
+        elif name == "stream":
+            _add_stream_options(sub)
         elif name != "list":
             _add_options(sub, sweep=name == "sweep")
         if name == "run":
@@ -185,6 +204,20 @@ def _add_microbench_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--only", metavar="NAME,…", help=f"quantities (all): {', '.join(BENCHMARKS)}")
     sub.add_argument("--revision", help="what to note as the revision where the tree is a clean copy without git")
     sub.add_argument("--out", type=Path, default=RATES, help="folder for the GPU's file (harness/rates)")
+
+
+def _add_stream_options(sub: argparse.ArgumentParser) -> None:
+    names = ",".join(WORKLOADS)
+    sub.add_argument("--workload", default=names, help=f"workloads: {names} (all)")
+    sub.add_argument("--mb", help=f"MiB (2^20 bytes) of the input: 1,256 or a range ({STREAM_SIZES})")
+    sub.add_argument("--variant", default="all", help=f"{' | '.join(STREAM_VARIANTS)} | all (all)")
+    sub.add_argument("--stages", default="1-5", help="ring slots of staged inputs, 1 unpipelined: 2 | 1-5 (1-5)")
+    sub.add_argument("--dtype", default="float32", help=f"{' | '.join(STREAM_DTYPES)} (float32)")
+    sub.add_argument("--arch", help=f"one of {', '.join(MACHINES)} (the GPU's, else {DEFAULT_ARCH})")
+    sub.add_argument("--on", default="auto", choices=("auto", "gpu", "llvm"), help="where to run kernels (auto)")
+    sub.add_argument("--revision", help="what to note as the revision where the tree is a clean copy without git")
+    sub.add_argument("--verify", action="store_true", help="check outputs only, at the sizes given")
+    sub.add_argument("--out", type=Path, help="folder for records; they go to its streams/")
 
 
 def _list(_options: argparse.Namespace, _command: str) -> int:
@@ -348,6 +381,85 @@ def _microbench(options: argparse.Namespace, command: str) -> int:
         over = f" over {found.over}" if found.over else ""
         print(f"{name}{over}: {shown} (samples within {found.spread_pct:.1f} %), in {path}", flush=True)
     return 0
+
+
+def _stream(options: argparse.Namespace, command: str) -> int:
+    """Measure streams, all cases of a workload and size in the same rounds; or verify them without a GPU."""
+    on_gpu = _on_gpu(options)
+    sizes = _numbers(options.mb or STREAM_SIZES, "--mb")
+    here = options.arch is None and gpu_present()
+    cases = stream_cases(
+        [name.strip() for name in options.workload.split(",")],
+        sizes,
+        STREAM_VARIANTS if options.variant == "all" else [options.variant],
+        _numbers(options.stages, "--stages"),
+        options.dtype,
+        gpu_machine() if here else machine_for(options.arch or DEFAULT_ARCH),
+    )
+    if options.verify or not on_gpu:
+        return _verify_streams(cases, options, on_gpu)
+    records = _measure_streams(cases, _session(options, command), command)
+    _print_streams(records)
+    return 0
+
+
+def _measure_streams(cases: list[StreamCase], session: Session, command: str) -> list[StreamRecord]:
+    """Measure streams workload by workload and size by size, each record on disk before the next race."""
+    journal = Journal(session.out, command, session.revision, cases)
+    groups: dict[tuple[str, tuple[int, ...]], list[StreamCase]] = {}
+    for case in cases:
+        groups.setdefault((case.workload, case.shape), []).append(case)
+    waiting = [group for group in groups.values() if not all(map(journal.has, group))]
+    if len(waiting) < len(groups):
+        print(f"going on with an interrupted run: {len(groups) - len(waiting)} of {len(groups)} sizes are done")
+    records = []
+    with _progress() as progress:
+        task = progress.add_task("measuring", total=len(waiting))
+        for group in waiting:
+            progress.update(task, description=escape(f"{group[0].workload} {'x'.join(map(str, group[0].shape))}"))
+            made = measure_streams(session, group)
+            for record in made:
+                record.save(session.out)
+            if len(made) < len(group):
+                print(f"{group[0]} and others: {len(group) - len(made)} left out, a block has fewer tiles than stages")
+            records += made
+            for case in group:
+                journal.add(case)
+            progress.advance(task)
+    journal.finish()
+    return records
+
+
+def _verify_streams(cases: list[StreamCase], options: argparse.Namespace, on_gpu: bool) -> int:
+    """Check streams only: on the GPU at the sizes given, else through LLVM at a small one."""
+    if options.out:
+        check_writable(options.out)
+        print(f"no record will be written to {options.out}: nothing is measured")
+    if not on_gpu:
+        small = [replace(case, shape=case.kind.shape(round(CPU_STREAM_MIB * MIB), case.dtype)) for case in cases]
+        cases = list(dict.fromkeys(small))
+    backend = GpuBackend() if on_gpu else LlvmBackend()
+    for case in cases:
+        kernel = lower_stream(case)
+        result = verify_stream(case, compiled(kernel, require_compiler()) if on_gpu else kernel, backend)
+        print(f"{case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}", flush=True)
+    why_not = "--verify" if on_gpu else "--on llvm" if gpu_present() else "no GPU"
+    where = "on the GPU" if on_gpu else f"on the CPU (TensorIR through LLVM) at {CPU_STREAM_MIB} MiB"
+    print(f"verified {where}; speed not measured: {why_not}")
+    return 0
+
+
+def _print_streams(records: list[StreamRecord]) -> None:
+    table = Table(title="Measured (medians; the copy and torch in the same rounds)")
+    headings = ("workload", "shape", "variant", "stages", "ms", "GB/s", "of copy", "torch GB/s", "occupancy", "bound")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("workload", "shape", "variant", "bound") else "right")
+    for r in records:
+        torch = "–" if r.torch is None else f"{r.bytes_moved / r.torch.median_ms / 1e6:.0f}"
+        numbers = (f"{r.timing.median_ms:.4f}", f"{r.gb_s:.0f}", f"{r.ratio_to_copy:.2f}", torch)
+        shape = "x".join(map(str, r.shape))
+        table.add_row(r.workload, shape, r.variant, str(r.stages), *numbers, f"{r.resources.occupancy:.0%}", r.bound)
+    _console().print(table)
 
 
 def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> list[Record]:

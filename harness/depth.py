@@ -19,13 +19,14 @@ and for the reads: one instruction where n is a power of two, some five that wai
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from harness.build import Case, Kernel
-from harness.records import DepthForecast, Resources
 from harness.rate_files import Curve, Rates
+from harness.records import DepthForecast, Resources
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import accumulator_dtype
 
@@ -242,7 +243,7 @@ def clock_ghz(rates: Rates) -> float:
 def at(curve: Curve, place: float) -> float:
     """A curve's value at a place, between its points on the straight line, beyond them the nearest one's."""
     points = list(zip(curve.at, curve.values))
-    for (left, low), (right, high) in zip(points, points[1:]):
+    for (left, low), (right, high) in itertools.pairwise(points):
         if left <= place <= right:
             return low + (high - low) * (place - left) / (right - left)
     return points[0][1] if place < points[0][0] else points[-1][1]

@@ -42,40 +42,22 @@ class Rounds:
     after: GpuState
 
 
-Contender = tuple[str, Callable[[Any, Any, Any], Any]]
+Contender = tuple[str, Callable[..., Any]]
 
 
-class Arena:
-    """Operands of one problem on the GPU, in as many sets as it takes to find the L2 cold at every launch."""
+def sets_needed(set_bytes: int) -> int:
+    """Operand sets that together exceed the L2 twice over, as far as MOST_SETS go; two at least."""
+    return min(MOST_SETS, max(2, -(-L2_BYTES_FLUSHED // set_bytes)))
 
-    def __init__(self, problem: Matmul, backend: GpuBackend) -> None:
-        self.problem, self.backend, self.torch = problem, backend, backend.torch
-        itemsize = self.torch.empty(0, dtype=getattr(self.torch, problem.dtype)).element_size()
-        set_bytes = (problem.m * problem.k + problem.n * problem.k) * itemsize + problem.m * problem.n * itemsize
-        self.sets = []
+
+class Racecourse:
+    """Operand sets on the GPU, over which any callables that take one set's operands can be timed."""
+
+    def __init__(self, backend: GpuBackend, sets: list[tuple[Any, ...]], set_bytes: int) -> None:
+        self.backend, self.torch, self.sets = backend, backend.torch, sets
         self.cold = MOST_SETS * set_bytes >= L2_BYTES_FLUSHED
-        for seed in range(min(MOST_SETS, max(2, -(-L2_BYTES_FLUSHED // set_bytes)))):
-            a = backend.normal(2 * seed, (problem.m, problem.k), problem.dtype)
-            b = backend.normal(2 * seed + 1, problem.b_shape, problem.dtype)
-            self.sets.append((a, b, backend.poisoned((problem.m, problem.n), problem.out_dtype)))
-        # The other storage order of B, for cuBLAS only: the same matrix, transposed in memory.
-        self.transposed_b = [b.T.contiguous() for _, b, _ in self.sets]
 
-    def cublas(self) -> tuple[Contender, Contender]:
-        """cuBLAS through torch with B as stored row by row (NN) and transposed (NT); TF32 off."""
-        self.torch.backends.cuda.matmul.allow_tf32 = False
-        stored, other = ("nn", "nt") if self.problem.layout == "nn" else ("nt", "nn")
-        transposed = {id(b): t for (_, b, _), t in zip(self.sets, self.transposed_b)}
-
-        def as_stored(a: Any, b: Any, c: Any) -> None:
-            self.torch.mm(a, b if stored == "nn" else b.T, out=c)
-
-        def as_other(a: Any, b: Any, c: Any) -> None:
-            self.torch.mm(a, transposed[id(b)].T if stored == "nn" else transposed[id(b)], out=c)
-
-        return (f"cublas-{stored}", as_stored), (f"cublas-{other}", as_other)
-
-    def graph(self, launch: Callable[[Any, Any, Any], Any]) -> Any:
+    def graph(self, launch: Callable[..., Any]) -> Any:
         """A CUDA graph with one launch per operand set: nothing of the host is timed."""
         stream = self.torch.cuda.Stream()
         with self.torch.cuda.stream(stream):
@@ -124,6 +106,37 @@ class Arena:
         graph.replay()
         end.record()
         return start, end
+
+
+class Arena(Racecourse):
+    """Operands of one problem on the GPU, in as many sets as it takes to find the L2 cold at every launch."""
+
+    def __init__(self, problem: Matmul, backend: GpuBackend) -> None:
+        self.problem = problem
+        itemsize = backend.torch.empty(0, dtype=getattr(backend.torch, problem.dtype)).element_size()
+        set_bytes = (problem.m * problem.k + problem.n * problem.k) * itemsize + problem.m * problem.n * itemsize
+        sets = []
+        for seed in range(sets_needed(set_bytes)):
+            a = backend.normal(2 * seed, (problem.m, problem.k), problem.dtype)
+            b = backend.normal(2 * seed + 1, problem.b_shape, problem.dtype)
+            sets.append((a, b, backend.poisoned((problem.m, problem.n), problem.out_dtype)))
+        super().__init__(backend, sets, set_bytes)
+        # The other storage order of B, for cuBLAS only: the same matrix, transposed in memory.
+        self.transposed_b = [b.T.contiguous() for _, b, _ in self.sets]
+
+    def cublas(self) -> tuple[Contender, Contender]:
+        """cuBLAS through torch with B as stored row by row (NN) and transposed (NT); TF32 off."""
+        self.torch.backends.cuda.matmul.allow_tf32 = False
+        stored, other = ("nn", "nt") if self.problem.layout == "nn" else ("nt", "nn")
+        transposed = {id(b): t for (_, b, _), t in zip(self.sets, self.transposed_b)}
+
+        def as_stored(a: Any, b: Any, c: Any) -> None:
+            self.torch.mm(a, b if stored == "nn" else b.T, out=c)
+
+        def as_other(a: Any, b: Any, c: Any) -> None:
+            self.torch.mm(a, transposed[id(b)].T if stored == "nn" else transposed[id(b)], out=c)
+
+        return (f"cublas-{stored}", as_stored), (f"cublas-{other}", as_other)
 
 
 def gpu_state() -> GpuState:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.build import Kernel
+from harness.targets import Machine
 from schedules.tiling import TileConfig
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import accumulator_dtype
@@ -90,6 +91,23 @@ def bound(kernel: Kernel, time_ms: float) -> str:
             _wavefronts(problem.flops / 2, tile, machine.warp_size, itemsize) / (machine.sms * clock_ghz * 1e6),
         ),
     }
+    return _explained(floors_ms, time_ms)
+
+
+def stream_bound(machine: Machine, bytes_moved: int, flops: int, time_ms: float) -> str:
+    """What limits a workload that reads and writes each byte once; words and rule as in :func:`bound`.
+
+    Its floors: bytes at device-memory bandwidth, and operations at the float32 peak. A fusable pair counts
+    as two operations there, an exponential as one, so that "compute" is said too rarely rather than too often.
+    """
+    if not (machine.fp32_gflops and machine.bandwidth_gb_s):
+        return "unknown"
+    floors_ms = {"compute": flops / machine.fp32_gflops / 1e6, "memory": bytes_moved / machine.bandwidth_gb_s / 1e6}
+    return _explained(floors_ms, time_ms)
+
+
+def _explained(floors_ms: dict[str, float], time_ms: float) -> str:
+    """The largest floor's name where it explains at least half of the time; else "latency"."""
     limit = max(floors_ms, key=lambda name: floors_ms[name])
     return limit if floors_ms[limit] >= time_ms / 2 else "latency"
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.build import Case, Kernel, compiled, executable, lower
 from harness.execution import GpuBackend
-from harness.measure import Arena, Plan, gpu_identity, versions
+from harness.measure import Arena, Plan, Rounds, gpu_identity, versions
 from harness.model import bound, predict_tile
 from harness.records import Environment, Record, RecordError, Verification, now, read_text, write_atomically
 from harness.toolchain import Compiler
@@ -192,6 +192,18 @@ class Session:
         before = find_steps().get(case.step.number - 1)
         return case.slots > 1 and before is not None and not before.pipelined
 
+    def environment(self, rounds: Rounds) -> Environment:
+        """Where, when and with what the rounds were taken."""
+        return Environment(
+            **self.identity,
+            before=rounds.before,
+            after=rounds.after,
+            versions=versions(self.backend, self.compiler.version) | {"sources": sources_digest(ROOT)},
+            revision=self.revision,
+            dirty=self.dirty,
+            recorded_at=now(),
+        )
+
     def _record(self, case, kernel, checked, own, baseline, previous, rounds, problem=None) -> Record:
         problem = problem or case.problem
         candidates = next((table for best, table in self._tuned.values() if best == case), ())
@@ -225,15 +237,7 @@ class Session:
             cubin_sha256=kernel.cubin.sha256 if kernel else "",
             arch=case.machine.arch if case else "",
             method=rounds.method,
-            environment=Environment(
-                **self.identity,
-                before=rounds.before,
-                after=rounds.after,
-                versions=versions(self.backend, self.compiler.version) | {"sources": sources_digest(ROOT)},
-                revision=self.revision,
-                dirty=self.dirty,
-                recorded_at=now(),
-            ),
+            environment=self.environment(rounds),
             command=self.command,
             notes=kernel.warnings if kernel else (),
         )
@@ -249,11 +253,12 @@ def _lower_or_none(case: Case) -> Kernel | None:
 class Journal:
     """Which cases of a command are done, on disk, so that the same command started again goes on.
 
-    The file lies in the output folder and goes away when the command has finished all its cases.
+    Cases are of any kind, told apart by their text. The file lies in the output folder and goes away when the
+    command has finished all of them.
     """
 
-    def __init__(self, out: Path, command: str, revision: str, cases: list[Case]) -> None:
-        plan = json.dumps([command, revision, [str(case) + case.tile_choice for case in cases]])
+    def __init__(self, out: Path, command: str, revision: str, cases: Sequence[Any]) -> None:
+        plan = json.dumps([command, revision, [self._name(case) for case in cases]])
         self.path = out / f".unfinished-{hashlib.sha256(plan.encode()).hexdigest()[:16]}"
         self.done: set[str] = set()
         if self.path.is_file():
@@ -265,14 +270,19 @@ class Journal:
                 raise RecordError(f"{self.path} is not whole; delete it to start the command anew")
             self.done = set(done)
 
-    def has(self, case: Case) -> bool:
+    def has(self, case: Any) -> bool:
         """Whether an earlier, interrupted run of this command measured the case."""
-        return str(case) + case.tile_choice in self.done
+        return self._name(case) in self.done
 
-    def add(self, case: Case) -> None:
+    def add(self, case: Any) -> None:
         """Note a case whose record is on disk."""
-        self.done.add(str(case) + case.tile_choice)
+        self.done.add(self._name(case))
         write_atomically(self.path, json.dumps(sorted(self.done)))
+
+    @staticmethod
+    def _name(case: Any) -> str:
+        """What tells a case from the others of a command: its text, and how its tile was chosen where that differs."""
+        return str(case) + getattr(case, "tile_choice", "")
 
     def finish(self) -> None:
         """Forget: all cases are done."""

@@ -28,8 +28,8 @@ def tolerance(problem: Matmul, scale: tuple[float, float]) -> float:
     room for the worst of 10⁸ elements, and far below one dropped element of k.
     """
     rms, largest = scale
-    accumulate = 8 * _epsilon(accumulator_dtype(problem.dtype)) * np.sqrt(problem.k) * rms
-    return float(accumulate + _epsilon(problem.out_dtype) * largest)
+    accumulate = 8 * epsilon(accumulator_dtype(problem.dtype)) * np.sqrt(problem.k) * rms
+    return float(accumulate + epsilon(problem.out_dtype) * largest)
 
 
 def check_output(problem: Matmul, backend: Backend, output: Any, reference: Any, exact: bool) -> tuple[float, float]:
@@ -71,10 +71,10 @@ def verify(kernel: Kernel, backend: Backend, seeds: tuple[int, ...] = SEEDS, run
 
 def _integer_rounding(problem: Matmul, largest: float) -> float:
     """Whole numbers are exact up to 2 / eps of the output's dtype; beyond, half a unit in the last place."""
-    epsilon = _epsilon(problem.out_dtype)
-    return 0.0 if largest <= 2 / epsilon else epsilon / 2 * largest
+    unit = epsilon(problem.out_dtype)
+    return 0.0 if largest <= 2 / unit else unit / 2 * largest
 
 
-def _epsilon(dtype: str) -> float:
+def epsilon(dtype: str) -> float:
     """Distance from 1 to the next number of a dtype."""
     return float(ml_dtypes.finfo(numpy_dtype(dtype)).eps)

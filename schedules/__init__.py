@@ -20,12 +20,34 @@ from .layout import flatten_contraction, pad_to_tile
 from .pipeline_check import check_pipeline
 from .pipeline_report import explain_pipeline
 from .pipelining import PipelinePlan, double_buffer, infer_pipeline, pipeline_loop, required_pass_config
+from .streaming import (
+    CombinedReduction,
+    SpreadElements,
+    SpreadReduction,
+    SpreadRows,
+    Staging,
+    StreamTile,
+    spread_elements,
+    spread_reduction,
+    spread_rows,
+)
 from .tiling import TileConfig, TiledLoops, bind_elements, bind_grid, bind_threads, tile_contraction
 from .unrolling import unroll_loop
 from .vectorization import vectorize_inner, vectorize_write_back, widest_vector
-from .workloads import Matmul, batched_matmul, conv2d_nhwc, matmul_bias_relu
+from .workloads import (
+    Matmul,
+    batched_matmul,
+    conv2d_nhwc,
+    depthwise_conv2d_nhwc,
+    gelu,
+    matmul_bias_relu,
+    row_sum,
+    scale_shift,
+    softmax,
+)
 
 __all__ = [
+    "CombinedReduction",
     "CooperativeFetch",
     "IllegalPipeline",
     "IllegalSchedule",
@@ -33,7 +55,12 @@ __all__ = [
     "IllegalWorkload",
     "Matmul",
     "PipelinePlan",
+    "SpreadElements",
+    "SpreadReduction",
+    "SpreadRows",
     "StagedContraction",
+    "Staging",
+    "StreamTile",
     "TileConfig",
     "TiledLoops",
     "accumulate_in_registers",
@@ -44,10 +71,12 @@ __all__ = [
     "bind_threads",
     "conv2d_nhwc",
     "check_pipeline",
+    "depthwise_conv2d_nhwc",
     "double_buffer",
     "explain_pipeline",
     "fetch_cooperatively",
     "flatten_contraction",
+    "gelu",
     "infer_pipeline",
     "initialize_before",
     "inline_data_movement",
@@ -55,6 +84,12 @@ __all__ = [
     "pad_to_tile",
     "pipeline_loop",
     "required_pass_config",
+    "row_sum",
+    "scale_shift",
+    "softmax",
+    "spread_elements",
+    "spread_reduction",
+    "spread_rows",
     "stage_contraction",
     "stage_in_shared",
     "stage_through_registers",

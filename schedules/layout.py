@@ -44,7 +44,7 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
         order = sorted(groups.values(), key=lambda group: any(stmt.iter_vars[p].var in contiguous for p in group))
         _fuse_dimensions(sch, block, access, order)
     extents = [int(iterator.dom.extent) for iterator in stmt.iter_vars]
-    sch.transform_block_layout(block, _fused([group for group in groups.values() if group], extents))
+    sch.transform_block_layout(block, fused_index([group for group in groups.values() if group], extents))
 
 
 def _extent(stmt: s_tir.SBlock, positions: list[int]) -> int:
@@ -101,7 +101,7 @@ def _fuse_dimensions(sch: Schedule, block: SBlockRV, access: tuple[str, int], gr
     constant = [dim for dim, position in enumerate(positions) if position is None]
     fused = [group for group in fused if group]
     fused[0] = constant + fused[0]
-    sch.transform_layout(block, access, _fused(fused, [int(extent) for extent in region.source.shape]))
+    sch.transform_layout(block, access, fused_index(fused, [int(extent) for extent in region.source.shape]))
 
 
 def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
@@ -181,7 +181,7 @@ def _vars_of(index: tirx.PrimExpr) -> set[tirx.Var]:
     return found
 
 
-def _fused(groups: list[list[int]], extents: list[int]) -> tirx.IndexMap:
+def fused_index(groups: list[list[int]], extents: list[int]) -> tirx.IndexMap:
     """An index map that fuses each group of positions, row-major, into one index."""
     variables = [tirx.Var(f"i{position}", "int32") for position in range(len(extents))]
     fused = []

@@ -124,7 +124,8 @@ def _time_step(statements: list[Statement], lists: _Lists, step: int | None, ext
     """One time step's statements in the body's order, each after what it waits for; ``None`` is the body's."""
     due = [index for index in lists.body if step is None or 0 <= step - lists.stage[index] < extent]
     lines: list[str] = []
-    copies = [index for index in due if statements[index].fills_shared]
+    fills = [index for index in due if statements[index].fills_shared]
+    committed = [index for index in fills if lists.stage[index] in lists.asynchronous]
     waits = {index: _in_flight(lists, copy, index, step, extent) for index, copy in _awaited(statements, lists, due)}
     for index in due:
         stage = lists.stage[index]
@@ -134,20 +135,20 @@ def _time_step(statements: list[Statement], lists: _Lists, step: int | None, ext
         if waits and index == min(waits, key=due.index):  # one wait, for all that follows
             lines.append(f"wait_group {min(waits.values())}; barrier")
             slots.barrier()
-        elif (producers and slots.filled) or (index in copies and slots.read):
+        elif (producers and slots.filled) or (index in fills and slots.read):
             lines.append("barrier")
             slots.barrier()
-        slots.filled |= index in copies and stage not in lists.asynchronous
+        slots.filled |= index in fills and stage not in lists.asynchronous
         slots.read |= bool(producers) and not (is_gate(statements[index]) or hides_reads(statements[index]))
-        commit = "; commit_group" if copies and index == copies[-1] and stage in lists.asynchronous else ""
+        commit = "; commit_group" if index in committed[-1:] else ""
         lines.append(f"{statements[index].name}[{shown}]{commit}")
     return [f"  {line}" for line in lines]
 
 
 def _awaited(statements: list[Statement], lists: _Lists, due: list[int]) -> list[tuple[int, int]]:
     """The statements of a time step that read asynchronous copies, each with the first of these copies."""
-    readers = [(index, _producers(statements, index)) for index in due]
-    return [(index, made[0]) for index, made in readers if made and lists.stage[made[0]] in lists.asynchronous]
+    readers = [(i, [c for c in _producers(statements, i) if lists.stage[c] in lists.asynchronous]) for i in due]
+    return [(reader, copies[0]) for reader, copies in readers if copies]
 
 
 def _in_flight(lists: _Lists, copy: int, reader: int, step: int | None, extent: int) -> int:

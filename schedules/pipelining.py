@@ -53,9 +53,9 @@ class PipelinePlan:
     ``statements`` and ``roles`` name the loop's statements and what they are to the pipeline: "load"
     (global memory to registers, on the way to shared memory), "copy" (an operand to shared memory or
     registers), "transform" (a cast or the like of a copied operand, or a reset), "compute" (uses operands),
-    "epilogue" (uses what compute made), "gate" (waits, in the form with one barrier). ``stage``, ``order`` and
-    ``async_stages`` are TVM's lists (see the module's text), empty without a pipeline; ``slots`` counts the
-    versions of each copied operand.
+    "epilogue" (uses what compute made, and no copy), "gate" (waits, in the form with one barrier). ``stage``,
+    ``order`` and ``async_stages`` are TVM's lists (see the module's text), empty without a pipeline; ``slots``
+    counts the versions of each copied operand.
     """
 
     loop: LoopRV
@@ -93,8 +93,10 @@ def infer_pipeline(
     that the loop computes, and is consumed by a later statement of the same loop; copies of copies run
     through registers on their way to shared memory. What uses copies computes; what lies between a copy
     and its use (a cast, a dequantisation) runs with the computation, and what uses results runs one stage
-    after it. Works on any number of statements and copies, and on an inner loop over registers
-    (:func:`pipeline_loop` of ``k_inner``, whose copies go from shared memory to registers).
+    after it, unless it, or something that it feeds, needs a copy as well (softmax: the maximum, then the row
+    again): that runs with the computation, in program order. Works on any number of statements and copies,
+    and on an inner loop over registers (:func:`pipeline_loop` of ``k_inner``, whose copies go from shared
+    memory to registers).
 
     Parameters
     ----------
@@ -244,7 +246,7 @@ def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
             feeds_copy = any(_feeds(statement, later) for later in copies if later is not statement)
             roles.append("load" if feeds_copy and not statement.fills_shared else "copy")
         elif "compute" in fed_by or "epilogue" in fed_by:
-            roles.append("epilogue")
+            roles.append("compute" if _holds_copies(statement, statements, copies) else "epilogue")
         elif (fed_by or not statement.reads) and not statement.accumulates and _is_used(statement, statements):
             roles.append("transform")
         else:
@@ -272,6 +274,16 @@ def _is_copy(index: int, statements: list[Statement]) -> bool:
     through_registers = all(not producer.fills_shared for producer in inputs)
     used = any(_feeds(statement, later) for later in statements[index + 1 :])
     return near and used and bool(statement.reads) and from_copies and through_registers and not statement.accumulates
+
+
+def _holds_copies(statement: Statement, statements: list[Statement], copies: list[Statement]) -> bool:
+    """Whether a statement, or one that it feeds, still reads a copy: a later stage would keep each slot for longer.
+
+    In softmax the row's maximum is a result, but the sum of exponentials needs the row once more.
+    """
+    later = statements[statements.index(statement) + 1 :]
+    reads_copy = any(_feeds(copy, statement) for copy in copies)
+    return reads_copy or any(_feeds(statement, user) and _holds_copies(user, statements, copies) for user in later)
 
 
 def _is_used(statement: Statement, statements: list[Statement]) -> bool:

@@ -1,14 +1,15 @@
 """What is computed: workloads as TensorIR functions, without any schedule.
 
 Every contraction accumulates in float32 (float64 for float64 inputs) and rounds once, at the end,
-to its output dtype. Block names say what a block computes ("matmul", "conv2d"), so that a schedule
-can find it: ``sch.get_sblock("matmul")``.
+to its output dtype; elementwise workloads compute in that dtype too. Block names say what a block computes
+("matmul", "conv2d"), so that a schedule can find it: ``sch.get_sblock("matmul")``.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm import te, tirx
@@ -110,6 +111,83 @@ def batched_matmul(batch: int, problem: Matmul) -> tirx.PrimFunc:
     return te.create_prim_func([a, b, _rounded(product, problem.out_dtype)])
 
 
+def scale_shift(shape: Sequence[int], scale: float = 1.5, shift: float = 0.25, dtype: str = "float32") -> tirx.PrimFunc:
+    """``y = scale·x + shift`` of every element, any rank, constants in the code, as ``(x, y)``; block "scale_shift"."""
+    x, wide = _elements(shape, dtype), accumulator_dtype(dtype)
+    a, b = tirx.const(scale, wide), tirx.const(shift, wide)
+    y = te.compute(x.shape, lambda *i: (a * x(*i).astype(wide) + b).astype(dtype), name="scale_shift")
+    return te.create_prim_func([x, y])
+
+
+def gelu(shape: Sequence[int], dtype: str = "float32") -> tirx.PrimFunc:
+    """``y = x/2 · (1 + erf(x/√2))``, the exact (erf) form, element by element, as ``(x, y)``; block "gelu"."""
+    x, wide = _elements(shape, dtype), accumulator_dtype(dtype)
+    half, one, root = (tirx.const(value, wide) for value in (0.5, 1.0, math.sqrt(0.5)))
+
+    def element(*index):
+        value = x(*index).astype(wide)
+        return (half * value * (one + te.erf(value * root))).astype(dtype)
+
+    return te.create_prim_func([x, te.compute(x.shape, element, name="gelu")])
+
+
+def row_sum(rows: int, columns: int, dtype: str = "float32") -> tirx.PrimFunc:
+    """``y[i] = sum over j of x[i, j]``, as ``(x, y)``; block "row_sum". The sums are of ``dtype``, rounded once."""
+    x, wide = _elements((rows, columns), dtype), accumulator_dtype(dtype)
+    j = te.reduce_axis((0, columns), name="j")
+    sums = te.compute((rows,), lambda i: te.sum(x[i, j].astype(wide), axis=j), name="row_sum")
+    return te.create_prim_func([x, _rounded(sums, dtype)])
+
+
+def softmax(rows: int, columns: int, dtype: str = "float32") -> tirx.PrimFunc:
+    """``y[i, j] = exp(x[i, j] − m[i]) / sum over j of exp(x[i, j] − m[i])``, m the row's maximum, as ``(x, y)``.
+
+    Subtracting the maximum keeps every exponential at most 1, so that none overflows. Blocks "row_max",
+    "exp_sum" and "softmax", in this order, each of which reads x.
+    """
+    x, wide = _elements((rows, columns), dtype), accumulator_dtype(dtype)
+    j, k = (te.reduce_axis((0, columns), name=name) for name in ("j", "k"))
+    largest = te.compute((rows,), lambda i: te.max(x[i, j].astype(wide), axis=j), name="row_max")
+
+    def power(i, column):
+        return te.exp(x[i, column].astype(wide) - largest[i])
+
+    total = te.compute((rows,), lambda i: te.sum(power(i, k), axis=k), name="exp_sum")
+    y = te.compute((rows, columns), lambda i, c: (power(i, c) / total[i]).astype(dtype), name="softmax")
+    return te.create_prim_func([x, y])
+
+
+def depthwise_conv2d_nhwc(
+    batch: int,
+    height: int,
+    width: int,
+    channels: int,
+    kernel: int = 3,
+    stride: int = 1,
+    padding: int = 1,
+    dtype: str = "float32",
+) -> tirx.PrimFunc:
+    """A convolution of each channel by itself, data NHWC, weights HWC, as ``(data, weight, out)``; block "depthwise".
+
+    Sizes and padding as in :func:`conv2d_nhwc`.
+    """
+    sizes = {"batch": batch, "height": height, "width": width, "channels": channels, "kernel": kernel, "stride": stride}
+    out_height, out_width = _convolved(sizes, padding, dtype)
+    data, source = _padded(batch, height, width, channels, padding, dtype)
+    _check_elements("output", batch, out_height, out_width, channels)
+    weight = te.placeholder((kernel, kernel, channels), dtype, name="weight")
+    ry, rx = (te.reduce_axis((0, kernel), name=name) for name in ("ry", "rx"))
+    wide = accumulator_dtype(dtype)
+    out = te.compute(
+        (batch, out_height, out_width, channels),
+        lambda p, y, x, c: te.sum(
+            source[p, y * stride + ry, x * stride + rx, c].astype(wide) * weight[ry, rx, c].astype(wide), axis=[ry, rx]
+        ),
+        name="depthwise",
+    )
+    return te.create_prim_func([data, weight, _rounded(out, dtype)])
+
+
 def conv2d_nhwc(
     batch: int,
     height: int,
@@ -128,24 +206,10 @@ def conv2d_nhwc(
     """
     sizes = {"batch": batch, "height": height, "width": width, "channels in": channels_in}
     sizes |= {"channels out": channels_out, "kernel": kernel, "stride": stride}
-    for role, size in sizes.items():
-        _check_size(role, size)
-    _check_size("padding + 1", padding + 1)
-    _check_dtype(dtype)
-    out_height, out_width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
-    _check_size("output height", out_height)
-    _check_size("output width", out_width)
-    _check_elements("data", batch, height + 2 * padding, width + 2 * padding, channels_in)
+    out_height, out_width = _convolved(sizes, padding, dtype)
+    data, source = _padded(batch, height, width, channels_in, padding, dtype)
     _check_elements("output", batch, out_height, out_width, channels_out)
-    data = te.placeholder((batch, height, width, channels_in), dtype, name="data")
     weight = te.placeholder((kernel, kernel, channels_in, channels_out), dtype, name="weight")
-
-    def padded_element(p, y, x, c):
-        inside = tirx.all(y >= padding, y < height + padding, x >= padding, x < width + padding)
-        return tirx.if_then_else(inside, data[p, y - padding, x - padding, c], tirx.const(0, dtype))
-
-    padded_shape = (batch, height + 2 * padding, width + 2 * padding, channels_in)
-    source = te.compute(padded_shape, padded_element, name="padded") if padding else data
     ry, rx = (te.reduce_axis((0, kernel), name=name) for name in ("ry", "rx"))
     rc = te.reduce_axis((0, channels_in), name="rc")
     wide = accumulator_dtype(dtype)
@@ -158,6 +222,45 @@ def conv2d_nhwc(
         name="conv2d",
     )
     return te.create_prim_func([data, weight, _rounded(out, dtype)])
+
+
+def _convolved(sizes: dict[str, int], padding: int, dtype: str) -> tuple[int, int]:
+    """Height and width of a convolution's output, once its sizes (by role), padding and dtype are checked."""
+    for role, size in sizes.items():
+        _check_size(role, size)
+    _check_size("padding + 1", padding + 1)
+    _check_dtype(dtype)
+    window, stride = sizes["kernel"], sizes["stride"]
+    out_height, out_width = ((sizes[side] + 2 * padding - window) // stride + 1 for side in ("height", "width"))
+    _check_size("output height", out_height)
+    _check_size("output width", out_width)
+    return out_height, out_width
+
+
+def _padded(
+    batch: int, height: int, width: int, channels: int, padding: int, dtype: str
+) -> tuple[te.Tensor, te.Tensor]:
+    """The placeholder "data" and the same with ``padding`` zeros around height and width."""
+    shape = (batch, height + 2 * padding, width + 2 * padding, channels)
+    _check_elements("data", *shape)
+    data = te.placeholder((batch, height, width, channels), dtype, name="data")
+
+    def element(p, y, x, c):
+        inside = tirx.all(y >= padding, y < height + padding, x >= padding, x < width + padding)
+        return tirx.if_then_else(inside, data[p, y - padding, x - padding, c], tirx.const(0, dtype))
+
+    return data, te.compute(shape, element, name="padded") if padding else data
+
+
+def _elements(shape: Sequence[int], dtype: str) -> te.Tensor:
+    """The input "x" of a workload that reads one tensor, once its extents and dtype are checked."""
+    if not shape:
+        raise IllegalWorkload("a tensor without extents", value="()", limit="at least one", remedy="give its shape")
+    for position, size in enumerate(shape):
+        _check_size(f"of extent {position}", size)
+    _check_dtype(dtype)
+    _check_elements("·".join(map(str, shape)), *shape)
+    return te.placeholder(tuple(shape), dtype, name="x")
 
 
 def _matmul_tensors(problem: Matmul) -> tuple[te.Tensor, te.Tensor, te.Tensor]:

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from harness.build import Kernel, compiled, executable, lower
-from harness.execution import GpuBackend, gpu_arch, gpu_present
+from harness.execution import GpuBackend, gpu_arch, gpu_machine, gpu_present
 from harness.measure import Plan
-from harness.records import Record, load_records
+from harness.records import Record, load_records, load_streams
 from harness.session import Session
+from harness.streams import WORKLOADS, StreamCase, lower_stream, stream_cases, verify_stream
+from harness.targets import machine_for
 from harness.toolchain import compile_cubin, require_compiler
 from harness.verify import WrongResult, verify
 from schedules.workloads import Matmul
@@ -190,3 +192,53 @@ def test_compute_sanitizer_finds_nothing(tool: str) -> None:
     )
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
     assert result.stdout.count("verified on the GPU") == 2 * len(EVERY_VARIANT)
+
+
+STREAMS = stream_cases(list(WORKLOADS), [1], ["direct", "staged"], [1, 2, 3, 4, 5], "float32", machine_for("sm_90a"))
+
+
+@pytest.mark.parametrize("case", STREAMS, ids=str)
+def test_every_stream_is_right(case: StreamCase, backend: GpuBackend) -> None:
+    ragged = (case.shape[0] + 12,) if len(case.shape) == 1 else (13, case.shape[1] - 36)
+    short = (5,) if len(case.shape) == 1 else (3, 5)
+    for shape, dtype in ((case.shape, "float32"), (ragged, "float32"), (ragged, "float16"), (short, "float32")):
+        here = replace(case, shape=shape, dtype=dtype, machine=gpu_machine())
+        kernel = compiled(lower_stream(here), require_compiler())
+        assert verify_stream(here, kernel, backend).passed
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_streams_give_the_same_bits_at_every_depth_and_launch(workload: str, backend: GpuBackend) -> None:
+    cases = [replace(case, machine=gpu_machine()) for case in STREAMS if case.workload == workload]
+    staged = [case for case in cases if case.variant == "staged"]
+    x = backend.normal(0, staged[0].shape, "float32")
+    outputs = []
+    for case in staged:
+        run = executable(compiled(lower_stream(case), require_compiler()))["main"]
+        for _ in range(50):
+            outputs.append(backend.poisoned(case.output_shape, "float32"))
+            run(x, outputs[-1])
+    assert all(backend.torch.equal(outputs[0], other) for other in outputs[1:])
+
+
+def test_stream_leaves_a_record_per_case(command: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = command("stream", "--mb", "1", "--stages", "1-2", "--out", str(tmp_path))
+    assert outcome.code == 0, outcome.err
+    records = load_streams(tmp_path)
+    assert {record.workload for record in records} == set(WORKLOADS)
+    assert len(records) == 3 * len(WORKLOADS)
+    for record in records:
+        assert record.verification.on == "gpu"
+        assert min(record.timing.samples_ms) > 0
+        assert record.copy.median_ms > 0
+        assert record.torch.median_ms > 0
+
+
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_compute_sanitizer_finds_nothing_in_streams(tool: str) -> None:
+    checker = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
+    verifying = [sys.executable, "-m", "harness", "stream", "--verify", "--mb", "1", "--stages", "1-3", "--on", "gpu"]
+    result = subprocess.run([*checker, *verifying], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
+    assert result.stdout.count("worst error") == 4 * len(WORKLOADS)
