@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -264,8 +264,18 @@ def executable(kernel: Kernel) -> tvm.runtime.Executable:
             raise RuntimeError(f"TVM generated other CUDA text for {kernel.case} than the text that was compiled")
         return kernel.cubin.data
 
-    with _cuda_compiler(deliver), tvm.transform.PassContext(config=kernel.pass_config):
-        return tvm.compile(kernel.schedule.mod, target=kernel.case.machine.target())
+    return compile_module(kernel.schedule.mod, kernel.case.machine, deliver, kernel.pass_config)
+
+
+def compile_module(
+    mod: tvm.IRModule,
+    machine: Machine,
+    deliver: Callable[[str], bytes],
+    pass_config: dict[str, bool] | None = None,
+) -> tvm.runtime.Executable:
+    """TVM's executable of a scheduled module; ``deliver(cuda text)`` gives the cubin that it runs."""
+    with _cuda_compiler(deliver), tvm.transform.PassContext(config=pass_config or {}):
+        return tvm.compile(mod, target=machine.target())
 
 
 class _TextOnly(Exception):
