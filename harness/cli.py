@@ -224,7 +224,7 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
         print(f"no record will be written to {options.out}: nothing is measured without a GPU")
     why_not = "speed not measured: " + ("--on llvm" if gpu_present() else "no GPU")
     if find_peers(options.peers):
-        print(f"peers ({options.peers}) are only timed, and {why_not}")
+        print(f"peers ({options.peers}) are only timed beside a measured step; {why_not}")
     for case in cases:
         kernel = _build(case)
         kernels.append(kernel)

@@ -88,7 +88,8 @@ def peaks() -> dict[str, dict]:
 def _digest(results: Results, section: Section, peak: dict | None) -> str:
     """sha256 of all a section's figures are drawn from: rows, names, peaks, and the drawing code."""
     inputs = {
-        "rows": [row(record) for record in section.records],
+        # No figure draws peers.
+        "rows": [{k: v for k, v in row(record).items() if k != "peers"} for record in section.records],
         "cublas_ms": [record.fastest_baseline.median_ms for record in section.records],
         "rounds": [record.method.rounds for record in section.records],
         "names": {step: results.step_name(step) for step in section.steps},

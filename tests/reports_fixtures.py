@@ -11,6 +11,7 @@ from harness.records import (
     GpuState,
     Listing,
     Method,
+    Peer,
     Record,
     Resources,
     Timing,
@@ -108,6 +109,26 @@ def calibration(size: int = 1024) -> Record:
     """cuBLAS against itself."""
     made = record(1, size, speed=CUBLAS[size] * 1.002)
     return replace(made, kind="calibration", step=0, step_name="cublas", variant="cublas", previous=None)
+
+
+def peer(name: str, size: int, share: float, config: str = "64x64x16, 4 warps, 3 stages") -> Peer:
+    """A peer that reaches a share of cuBLAS's speed."""
+    return Peer(name, "measured", "", config, timing(name, 2 * size**3 / (share * CUBLAS[size] * 1e6)))
+
+
+def peers(size: int) -> tuple[Peer, ...]:
+    """One that was measured, one that failed at 1024, one that is missing."""
+    failed = Peer("dlight", "failed", "WrongResult: worst error 3", "rule gpu.Matmul", None)
+    dlight = failed if size == 1024 else peer("dlight", size, 0.4, "rule gpu.Matmul")
+    return peer("triton", size, 0.8), dlight, Peer("tilelang", "missing", "tilelang is not installed", "", None)
+
+
+def write_peers(folder: Path) -> None:
+    """Steps 4 to 6 at two sizes, 5 and 6 beside peers."""
+    for size in (1024, 2048):
+        record(4, size).save(folder)
+        for step in (5, 6):
+            record(step, size, peers=peers(size)).save(folder)
 
 
 def listing(step: int = 5, variant: str | None = None) -> Listing:
