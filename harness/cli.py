@@ -188,6 +188,7 @@ def _list(_options: argparse.Namespace, _command: str) -> int:
     print(f"default tile {DEFAULT_TILE}, {DEFAULT_STAGES} stages; --tile best chooses among {len(TILE_SET)}:")
     print("  " + ", ".join(map(str, TILE_SET)))
     print(f"architectures: {', '.join(MACHINES)}")
+    print(f"peers (run and sweep --peers): {', '.join(KINDS)}")
     return 0
 
 

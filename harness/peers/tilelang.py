@@ -12,8 +12,8 @@ from harness.targets import Machine
 def enter(_arena: Arena, _machine: Machine) -> list[Entrant]:
     """Say why TileLang does not take part.
 
-    It is never imported: its wheel brings a package named tvm, built for another tvm_ffi, and interleaved
-    rounds need one process.
+    It is never imported: its wheel brings a package named tvm, and interleaved rounds need one process. With
+    apache-tvm loaded, importing 0.1.15 stops at a symbol that only its own TVM has.
 
     Raises
     ------

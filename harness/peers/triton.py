@@ -25,19 +25,20 @@ STAGE_COUNTS = (1, 2, 3, 4, 5)
 BAND_HEIGHT = 8  # blocks of rows whose programs share B's blocks in the L2 cache
 FINALISTS_PER_STAGE = 2
 INSTALL_HINT = ".venv/bin/python -m pip install triton (it comes with torch for Linux)"
-# Rows and columns of C, depth of the k blocks, warps. Float32 runs on the FMA pipes: a thread's outputs, at most
-# 64 of them here, stay in registers. Half precision runs on the tensor cores, which want deep k blocks.
+# Rows and columns of C, depth of the k blocks, warps. Float32 runs on the FMA pipes, its results in registers: 16 to
+# 64 outputs a thread, for sm_90 without spills (128 outputs a thread spill). Half precision runs on the tensor
+# cores, which want deep k blocks.
 FLOAT32_BLOCKS = (
     (32, 32, 32, 2),
-    (32, 64, 32, 4),
     (64, 32, 32, 4),
     (64, 64, 16, 4),
     (64, 64, 32, 4),
     (64, 64, 32, 8),
     (128, 64, 16, 4),
     (128, 64, 32, 8),
+    (64, 128, 16, 4),
     (128, 128, 16, 8),
-    (128, 256, 16, 16),
+    (128, 128, 32, 8),
 )
 HALF_BLOCKS = (
     (32, 32, 64, 2),
