@@ -17,7 +17,7 @@ from harness.build import Case, Kernel, compiled, executable, lower
 from harness.execution import GpuBackend
 from harness.measure import FINAL, TUNING, Arena, Plan, gpu_identity, versions
 from harness.model import bound, predict_tile
-from harness.peers import Entrant, PeerKind, admit
+from harness.peers import Entrant, PeerKind, admit, peer_versions
 from harness.records import Environment, Record, RecordError, Verification, now, read_text, write_atomically
 from harness.toolchain import Compiler
 from harness.verify import verify
@@ -243,7 +243,11 @@ class Session:
                 **self.identity,
                 before=rounds.before,
                 after=rounds.after,
-                versions=versions(self.backend, self.compiler.version) | {"sources": sources_digest(ROOT)},
+                versions={
+                    **versions(self.backend, self.compiler.version),
+                    **peer_versions(self.peers),
+                    "sources": sources_digest(ROOT),
+                },
                 revision=self.revision,
                 dirty=self.dirty,
                 recorded_at=now(),

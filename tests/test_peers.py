@@ -28,6 +28,7 @@ from harness.peers import (
     admit,
     dlight,
     find_peers,
+    peer_versions,
     tilelang,
     tilus,
 )
@@ -182,6 +183,11 @@ def test_without_measuring_peers_are_named_as_not_timed(command: Callable[..., O
     outcome = command("run", "--step", "1", "--size", "16", "--on", "llvm", "--peers", "triton,dlight")
     assert outcome.code == 0
     assert "peers (triton,dlight) are only timed beside a measured step; speed not measured" in outcome.out
+
+
+def test_versions_of_what_is_installed_are_noted() -> None:
+    kinds = [PeerKind(package, "", (), print, package) for package in ("numpy", "no-such-package", "")]
+    assert peer_versions(kinds) == {"numpy": np.__version__}
 
 
 # dlight

@@ -253,7 +253,7 @@ class FakePeers:
     def __init__(self) -> None:
         self.entered: list[tuple[Matmul, str]] = []
         self.kinds = tuple(
-            PeerKind(name, "made up", (name,), enter)
+            PeerKind(name, "made up", (name,), enter, "numpy")
             for name, enter in (("right", self.right), ("absent", self.absent), ("wrong", self.wrong))
         )
 
@@ -291,6 +291,7 @@ def test_peers_are_timed_in_the_same_rounds(made: Session, gpu: FakeGpu, peers: 
     assert (absent.status, absent.why, absent.timing) == ("missing", "absent is not installed", None)
     assert (wrong.status, wrong.timing) == ("failed", None)
     assert "worst error" in wrong.why
+    assert record.environment.versions["numpy"] == np.__version__
     assert record.previous.label == str(make_case(4, SHAPE))
     assert Record.from_json(record.to_json()) == record
     assert [peer.name for peer in made.measure(make_case(1, SHAPE)).peers] == ["right", "absent", "wrong"]

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from harness.peers import dlight, tilelang, tilus, triton
-from harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, admit
+from harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, admit, peer_versions
 
-__all__ = ["KINDS", "Entrant", "PeerFailed", "PeerKind", "PeerMissing", "UnknownPeer", "admit", "find_peers"]
+__all__ = [
+    "KINDS",
+    "Entrant",
+    "PeerFailed",
+    "PeerKind",
+    "PeerMissing",
+    "UnknownPeer",
+    "admit",
+    "find_peers",
+    "peer_versions",
+]
 
 KINDS: dict[str, PeerKind] = {
     kind.name: kind for kind in (triton.KIND, triton.STAGES_KIND, dlight.KIND, tilus.KIND, tilelang.KIND)

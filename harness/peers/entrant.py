@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
@@ -52,13 +53,14 @@ class PeerKind:
     """What ``--peers`` knows under a name: the peers it enters, and how.
 
     ``enter(arena, machine)`` returns one Entrant per name of ``peers``, in that order; it raises PeerMissing
-    or PeerFailed where none of them can run.
+    or PeerFailed where none of them can run. ``package`` is what it needs installed, "" for nothing more than we do.
     """
 
     name: str
     what: str
     peers: tuple[str, ...]
     enter: Callable[[Arena, Machine], list[Entrant]]
+    package: str = ""
 
 
 def admit(kind: PeerKind, arena: Arena, machine: Machine) -> list[Entrant]:
@@ -82,6 +84,15 @@ def installed_version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError as error:
         raise PeerMissing(f"{package} is not installed") from error
+
+
+def peer_versions(kinds: Iterable[PeerKind]) -> dict[str, str]:
+    """The versions of the packages that peers need, as far as they are installed."""
+    found = {}
+    for package in sorted({kind.package for kind in kinds} - {""}):
+        with contextlib.suppress(PeerMissing):  # said where the peer enters
+            found[package] = installed_version(package)
+    return found
 
 
 def reason(error: Exception) -> str:

@@ -26,4 +26,4 @@ def enter(_arena: Arena, _machine: Machine) -> list[Entrant]:
     )
 
 
-KIND = PeerKind("tilelang", "TileLang, or why it cannot run beside this TVM", ("tilelang",), enter)
+KIND = PeerKind("tilelang", "TileLang, or why it cannot run beside this TVM", ("tilelang",), enter, "tilelang")

@@ -26,4 +26,4 @@ def enter(arena: Arena, _machine: Machine) -> list[Entrant]:
     raise PeerFailed(f"tilus {version} needs apache-tvm-ffi {NEEDED_FFI}; the TVM measured here runs on {ffi}")
 
 
-KIND = PeerKind("tilus", "Tilus, or why it cannot run beside this TVM", ("tilus",), enter)
+KIND = PeerKind("tilus", "Tilus, or why it cannot run beside this TVM", ("tilus",), enter, "tilus")

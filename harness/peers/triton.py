@@ -233,10 +233,11 @@ def stage_name(stages: int) -> str:
     return f"triton-{stages}stage" + ("s" if stages > 1 else "")
 
 
-KIND = PeerKind("triton", "our own Triton kernel, tuned", ("triton",), enter)
+KIND = PeerKind("triton", "our own Triton kernel, tuned", ("triton",), enter, "triton")
 STAGES_KIND = PeerKind(
     "triton-stages",
     "triton, and its best with each of 1 to 5 stages",
     ("triton", *map(stage_name, STAGE_COUNTS)),
     functools.partial(enter, every_stage=True),
+    "triton",
 )
