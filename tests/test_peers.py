@@ -117,6 +117,7 @@ def test_a_right_peer_is_admitted_after_a_capture() -> None:
         (PeerFailed("takes no float32"), "failed", "takes no float32"),
         (KeyError("sm_90a"), "failed", "KeyError: 'sm_90a'"),
         (RuntimeError("\n first line\n second"), "failed", "RuntimeError: first line"),
+        (RuntimeError("Traceback (most recent call last):\n  File 1\nno kernel"), "failed", "RuntimeError: no kernel"),
         (ValueError(), "failed", "ValueError: no message"),
     ],
 )

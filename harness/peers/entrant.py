@@ -98,7 +98,8 @@ def peer_versions(kinds: Iterable[PeerKind]) -> dict[str, str]:
 def reason(error: Exception) -> str:
     """An exception in one line, with its type where the message is not our own."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else "no message"
+    # TVM's errors may begin with a traceback; the message is its last line.
+    text = lines[-1 if lines[0].startswith("Traceback") else 0] if lines else "no message"
     return (text if isinstance(error, PeerFailed) else f"{type(error).__name__}: {text}")[:LONGEST_REASON]
 
 
