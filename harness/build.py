@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -302,9 +302,18 @@ def executable(kernel: Lowered) -> tvm.runtime.Executable:
             raise RuntimeError(f"TVM generated other CUDA text for {kernel.label} than the text that was compiled")
         return kernel.cubin.data
 
-    with cuda_compiler(deliver), tvm.transform.PassContext(config=kernel.pass_config):
-        pipeline = required_tir_pipeline(kernel.schedule.mod)
-        return tvm.compile(kernel.schedule.mod, target=kernel.machine.target(), tir_pipeline=pipeline)
+    return compile_module(kernel.schedule.mod, kernel.machine, deliver, kernel.pass_config)
+
+
+def compile_module(
+    mod: tvm.IRModule,
+    machine: Machine,
+    deliver: Callable[[str], bytes],
+    pass_config: dict[str, bool] | None = None,
+) -> tvm.runtime.Executable:
+    """TVM's executable of a scheduled module; ``deliver(cuda text)`` gives the cubin that it runs."""
+    with cuda_compiler(deliver), tvm.transform.PassContext(config=pass_config or {}):
+        return tvm.compile(mod, target=machine.target(), tir_pipeline=required_tir_pipeline(mod))
 
 
 class _TextOnly(Exception):

@@ -22,11 +22,13 @@ from harness.execution import GpuBackend, LlvmBackend, NoGpu, gpu_arch, gpu_mach
 from harness.explain import aspects, why
 from harness.microbench import BENCHMARKS, UnknownQuantity, UnsuitableGpu, chosen, measure_rates
 from harness.model import predict_tile
+from harness.peers import KINDS, UnknownPeer, find_peers
 from harness.rate_files import RATES, BadRates, measured_gpus
 from harness.records import (
     RESULTS,
     Counters,
     Listing,
+    Peer,
     Record,
     RecordError,
     StreamRecord,
@@ -57,6 +59,7 @@ REFUSALS = (
     UnknownStep,
     UnknownTarget,
     UnsupportedCase,
+    UnknownPeer,
     NoCompiler,
     NoGpu,
     NoProfiler,
@@ -172,6 +175,10 @@ def _parser() -> argparse.ArgumentParser:
             _add_stream_options(sub)
         elif name != "list":
             _add_options(sub, sweep=name == "sweep")
+        if name in ("run", "sweep"):
+            kinds = "; ".join(f"{kind.name}: {kind.what}" for kind in KINDS.values())
+            peers = f"also time peers in the same rounds: a list, all or none (none). {kinds}"
+            sub.add_argument("--peers", default="none", metavar="NAMES", help=peers)
         if name == "run":
             sub.add_argument("--calibrate", action="store_true", help="measure cuBLAS against itself: must give 1.00")
             sub.add_argument(
@@ -233,10 +240,14 @@ def _list(_options: argparse.Namespace, _command: str) -> int:
     for file in measured_gpus():
         measured = sum(bool(quantity.samples) for quantity in file.quantities.values())
         print(f"rates of {file.gpu} ({file.arch}): {measured} of {len(BENCHMARKS)} measured by microbench")
+    print(f"peers (run and sweep --peers): {', '.join(KINDS)}")
     return 0
 
 
 def _run(options: argparse.Namespace, command: str) -> int:
+    peers = find_peers(options.peers)
+    if options.calibrate and peers:
+        raise UsageError(f"--peers {options.peers}: --calibrate measures cuBLAS against itself; leave out one of them")
     if options.again:
         return _run_again(options, command)
     if options.calibrate:
@@ -265,6 +276,8 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
         check_writable(options.out)
         print(f"no record will be written to {options.out}: nothing is measured without a GPU")
     why_not = "speed not measured: " + ("--on llvm" if gpu_present() else "no GPU")
+    if find_peers(options.peers):
+        print(f"peers ({options.peers}) are only timed beside a measured step; {why_not}")
     for case in cases:
         kernel = _build(case)
         kernels.append(kernel)
@@ -318,6 +331,7 @@ def _compile(options: argparse.Namespace, _command: str) -> int:
 
 
 def _sweep(options: argparse.Namespace, command: str) -> int:
+    find_peers(options.peers)  # an unknown one is refused before anything else is done
     if not _on_gpu(options):
         raise NoGpu("a sweep measures, and there is no GPU here; compile and verify work without one")
     tiles = TILE_SET if options.tile == "all" else None
@@ -519,9 +533,14 @@ def _session(options: argparse.Namespace, command: str) -> Session:
     """A session whose output folder is known to take records."""
     out = options.out or RESULTS
     check_writable(out)
-    tune_stages = options.stages is None
     return Session(
-        require_compiler(), GpuBackend(), out, command, tune_stages=tune_stages, revision=options.revision or ""
+        require_compiler(),
+        GpuBackend(),
+        out,
+        command,
+        tune_stages=options.stages is None,
+        revision=options.revision or "",
+        peers=tuple(find_peers(getattr(options, "peers", "none"))),  # counters has no peers
     )
 
 
@@ -678,17 +697,28 @@ def _line(record: Record) -> str:
     return (
         f"{record.step_name}[{record.variant}] {record.m}x{record.n}x{record.k} {record.tile}{stages}: "
         f"{record.time_ms:.4f} ms, {record.gflops:.0f} GFLOPS, {record.ratio_to_cublas:.2f} of cuBLAS{over}"
+        + "".join(f"\n  {_peer_line(record, peer)}" for peer in record.peers)
     )
 
 
+def _peer_line(record: Record, peer: Peer) -> str:
+    """A peer in percent of cuBLAS with its configuration, or why it has no time."""
+    if peer.timing is None:
+        return f"{peer.name}: {peer.status}, {peer.why}"
+    return f"{peer.name}: {peer.timing.median_ms:.4f} ms, {record.ratio_of(peer.timing):.0%} of cuBLAS, {peer.config}"
+
+
 def _print_records(records: list[Record]) -> None:
-    table = Table(title="Measured (medians; cuBLAS and the step before in the same rounds)")
-    headings = ("step", "shape", "tile", "stages", "ms", "GFLOPS", "of cuBLAS", "over previous", "bound")
+    table = Table(
+        title="Measured (medians; cuBLAS, the step before and peers, in percent of cuBLAS, in the same rounds)"
+    )
+    names = list(dict.fromkeys(peer.name for record in records for peer in record.peers))
+    headings = ("step", "shape", "tile", "stages", "ms", "GFLOPS", "of cuBLAS", "over previous", "bound", *names)
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("step", "shape", "tile", "bound") else "right")
     for r in records:
         gain = r.improvement_over_previous_pct
-        name = f"{r.step} {r.variant}"
+        case = f"{r.step} {r.variant}"
         shape = f"{r.m}x{r.n}x{r.k}"
         numbers = (
             f"{r.time_ms:.4f}",
@@ -696,7 +726,8 @@ def _print_records(records: list[Record]) -> None:
             f"{r.ratio_to_cublas:.2f}",
             "" if gain is None else f"{gain:+.0f} %",
         )
-        table.add_row(name, shape, r.tile, str(r.stages), *numbers, r.bound)
+        peers = {peer.name: f"{r.ratio_of(peer.timing):.0%}" if peer.timing else peer.status for peer in r.peers}
+        table.add_row(case, shape, r.tile, str(r.stages), *numbers, r.bound, *(peers.get(name, "") for name in names))
     _console().print(table)
 
 

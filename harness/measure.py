@@ -32,6 +32,10 @@ class Plan:
         return self.rounds if round_ms <= self.round_budget_ms else max(7, self.rounds // 2)
 
 
+# For choosing among many candidates; then, with more rounds, among the fastest few.
+TUNING, FINAL = Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0)
+
+
 @dataclass(frozen=True)
 class Rounds:
     """The outcome: one timing per contender, in the order given, and how they were taken."""

@@ -131,7 +131,8 @@ class Peer:
     """What a user might take instead, asked to do the same work in the same rounds.
 
     ``status`` is "measured", "missing" (not installed here) or "failed" (installed, but it did not do the
-    work); ``why`` says what is missing or how it failed, ``config`` what the peer's own tuning chose.
+    work); ``why`` says what is missing, how it failed, or what the peer's own tuning went through, ``config`` what
+    that tuning chose.
     """
 
     name: str
@@ -245,7 +246,11 @@ class Record(_Stored):
     @property
     def ratio_to_cublas(self) -> float:
         """Speed relative to the faster cuBLAS form of the same rounds; above 1 is faster than cuBLAS."""
-        return self.fastest_baseline.median_ms / self.time_ms
+        return self.ratio_of(self.timing)
+
+    def ratio_of(self, contender: Timing) -> float:
+        """A contender's speed relative to the faster cuBLAS form of the same rounds."""
+        return self.fastest_baseline.median_ms / contender.median_ms
 
     @property
     def improvement_over_previous_pct(self) -> float | None:

@@ -15,8 +15,9 @@ from typing import Any
 
 from harness.build import Case, Kernel, compiled, executable, lower
 from harness.execution import GpuBackend
-from harness.measure import Arena, Plan, Rounds, gpu_identity, versions
+from harness.measure import FINAL, TUNING, Arena, Plan, Rounds, gpu_identity, versions
 from harness.model import bound, predict_tile
+from harness.peers import Entrant, PeerKind, admit, peer_versions
 from harness.records import Environment, Record, RecordError, Verification, now, read_text, write_atomically
 from harness.toolchain import Compiler
 from harness.verify import verify
@@ -27,7 +28,6 @@ from steps.registry import find_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 MATH = "ieee"  # float32 products without TF32; half precision multiplies exactly and adds in float32
-TUNING, FINAL = Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0)
 FINALISTS = 4
 
 
@@ -49,7 +49,7 @@ def sources_digest(root: Path) -> str:
     """A digest of the Python sources that shape a measurement, to tell trees apart where git is absent."""
     digest = hashlib.sha256()
     for folder in ("harness", "schedules", "steps"):
-        for path in sorted((root / folder).glob("*.py")):
+        for path in sorted((root / folder).rglob("*.py")):
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -59,7 +59,7 @@ class Session:
     """Everything that cases of one command share: compiler, GPU, output folder, git state, builds.
 
     ``revision`` and ``dirty`` are asked of git where no revision is given. ``tune_stages`` lets a best
-    tile bring its own number of ring slots.
+    tile bring its own number of ring slots. ``peers`` are timed in the same rounds as each case.
     """
 
     compiler: Compiler
@@ -70,11 +70,13 @@ class Session:
     tune_stages: bool = True
     revision: str = ""
     dirty: bool = False
+    peers: tuple[PeerKind, ...] = ()
 
     def __post_init__(self) -> None:
         self._arenas: dict[Matmul, Arena] = {}
         self._tuned: dict[Case, tuple[Case, tuple[dict[str, Any], ...]]] = {}
         self._built: dict[Case, tuple[Kernel, Callable[..., Any]]] = {}
+        self._entrants: dict[Matmul, list[Entrant]] = {}
         if not self.revision:
             self.revision, self.dirty = git_state(ROOT)
 
@@ -84,12 +86,21 @@ class Session:
         return gpu_identity()
 
     def arena(self, problem: Matmul) -> Arena:
-        """Operands for a problem; those of the problem before are let go."""
+        """Operands for a problem; those of the problem before are let go, and its peers with them."""
         if problem not in self._arenas:
             self._arenas.clear()
+            self._entrants.clear()
             self.backend.torch.cuda.empty_cache()
             self._arenas[problem] = Arena(problem, self.backend)
         return self._arenas[problem]
+
+    def entrants(self, case: Case) -> list[Entrant]:
+        """The session's peers on the problem of a case, tuned and checked once; never refused, see ``admit``."""
+        arena = self.arena(case.problem)
+        if case.problem not in self._entrants:
+            admitted = [entrant for kind in self.peers for entrant in admit(kind, arena, case.machine)]
+            self._entrants[case.problem] = admitted
+        return self._entrants[case.problem]
 
     def load(self, case: Case) -> tuple[Kernel, Callable[..., Any]]:
         """The compiled kernel of a case and its callable, built once."""
@@ -150,19 +161,22 @@ class Session:
         return {candidate: timing.median_ms for candidate, timing in zip(candidates, rounds.timings)}
 
     def measure(self, case: Case) -> Record:
-        """Build, check and time one case beside cuBLAS and the step before; nothing is written yet."""
+        """Build, check and time one case beside cuBLAS, the step before and the peers; nothing is written yet."""
         if case.tile_choice == "best":
             case = self.tune(case)
         kernel, run = self.load(case)
         checked = verify(kernel, self.backend, run=run)
         arena = self.arena(case.problem)
-        previous = self._previous(case)
+        previous, entrants = self._previous(case), self.entrants(case)
         contenders = [(str(case), run), *arena.cublas()]
         if previous is not None:
             contenders.append((str(previous), self.load(previous)[1]))
+        contenders += [(entrant.name, entrant.run) for entrant in entrants if entrant.run]
         rounds = arena.race(contenders, self.plan)
-        own, nn, nt, *before = rounds.timings
-        return self._record(case, kernel, checked, own, (nn, nt), before[0] if before else None, rounds)
+        own, nn, nt, *others = rounds.timings
+        before = others.pop(0) if previous is not None else None
+        peers = tuple(entrant.peer(others.pop(0) if entrant.run else None) for entrant in entrants)
+        return self._record(case, kernel, checked, own, (nn, nt), before, rounds, peers=peers)
 
     def calibrate(self, problem: Matmul) -> Record:
         """cuBLAS against itself through the same path; the ratio must be 1."""
@@ -198,13 +212,17 @@ class Session:
             **self.identity,
             before=rounds.before,
             after=rounds.after,
-            versions=versions(self.backend, self.compiler.version) | {"sources": sources_digest(ROOT)},
+            versions={
+                **versions(self.backend, self.compiler.version),
+                **peer_versions(self.peers),
+                "sources": sources_digest(ROOT),
+            },
             revision=self.revision,
             dirty=self.dirty,
             recorded_at=now(),
         )
 
-    def _record(self, case, kernel, checked, own, baseline, previous, rounds, problem=None) -> Record:
+    def _record(self, case, kernel, checked, own, baseline, previous, rounds, problem=None, peers=()) -> Record:
         problem = problem or case.problem
         candidates = next((table for best, table in self._tuned.values() if best == case), ())
         prediction = predict_tile(kernel) if kernel and self._adds_pipeline(case) else None
@@ -240,6 +258,7 @@ class Session:
             environment=self.environment(rounds),
             command=self.command,
             notes=kernel.warnings if kernel else (),
+            peers=peers,
         )
 
 

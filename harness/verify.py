@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -48,12 +49,22 @@ def check_output(problem: Matmul, backend: Backend, output: Any, reference: Any,
 
 
 def verify(kernel: Kernel, backend: Backend, seeds: tuple[int, ...] = SEEDS, run: Any = None) -> Verification:
-    """Run a kernel on fresh normal data for each seed and on small whole numbers, and check each output.
+    """:func:`verify_launch` of a kernel; ``run`` stands in for it where it is loaded already."""
+    return verify_launch(run or backend.load(kernel), kernel.case.problem, backend, str(kernel.case), seeds)
+
+
+def verify_launch(
+    run: Callable[[Any, Any, Any], Any],
+    problem: Matmul,
+    backend: Backend,
+    name: str,
+    seeds: tuple[int, ...] = SEEDS,
+) -> Verification:
+    """Run ``run(a, b, c)`` on fresh normal data for each seed and on small whole numbers, and check each output.
 
     The output is filled with NaN before each run, so that an element that nobody writes is found.
-    ``run`` stands in for the kernel where it is loaded already. Raises WrongResult, naming the case.
+    Raises WrongResult, which begins with ``name``.
     """
-    problem, run = kernel.case.problem, run or backend.load(kernel)
     worst, limit = 0.0, 0.0
     for seed, make, exact in (*((seed, backend.normal, False) for seed in seeds), (seeds[0], backend.integers, True)):
         a = make(seed, (problem.m, problem.k), problem.dtype)
@@ -63,7 +74,7 @@ def verify(kernel: Kernel, backend: Backend, seeds: tuple[int, ...] = SEEDS, run
         try:
             error, allowed = check_output(problem, backend, output, backend.reference(problem, a, b), exact)
         except WrongResult as wrong:
-            raise WrongResult(f"{kernel.case} on {backend.name}, seed {seed}: {wrong}") from None
+            raise WrongResult(f"{name} on {backend.name}, seed {seed}: {wrong}") from None
         if not exact and error / max(allowed, 1e-300) >= worst / max(limit, 1e-300):
             worst, limit = error, allowed
     return Verification(True, backend.name, tuple(seeds), worst, limit, integers_exact=True)

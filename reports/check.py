@@ -87,11 +87,11 @@ def stale(results: Results, paths: Paths) -> Iterator[str]:
 
 def _step_problems(record: Record, speed_known: bool) -> Iterator[str]:
     yield from _check_problems(record.verification)
-    for peer in record.peers:
-        if (peer.status == "measured") != (peer.timing is not None):
-            yield f"peer {peer.name} is {peer.status}, and has {'a' if peer.timing else 'no'} time"
     if len({timing.label for timing in record.baseline}) < 2:
         yield "cuBLAS was measured in fewer than two forms"
+    for peer in record.peers:
+        if (peer.status == "measured") != (peer.timing is not None) or not (peer.timing or peer.why):
+            yield f"peer {peer.name} is {peer.status}, with{'' if peer.timing else 'out'} times, why: {peer.why!r}"
     if record.step > 1 and record.previous is None:
         yield "the step before was not measured in the same rounds"
     peak = peaks().get(record.environment.gpu, {}).get("peak_gflops", {}).get(f"{record.dtype} {record.math}")

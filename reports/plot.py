@@ -133,7 +133,8 @@ def _ladder_inputs(results: Results, section: Section, peak: dict | None) -> dic
     """All that a section's figures are drawn from: rows, names, peaks. Swept records are not among it."""
     records = [record for record in section.records if record.tile_choice in section.choices]
     return {
-        "rows": [row(record) for record in records],
+        # No figure of the ladder draws peers.
+        "rows": [{key: value for key, value in row(record).items() if key != "peers"} for record in records],
         "cublas_ms": [record.fastest_baseline.median_ms for record in records],
         "rounds": [record.method.rounds for record in records],
         "names": {step: results.step_name(step) for step in section.steps},

@@ -12,7 +12,7 @@ from .paths import Paths, link
 from .plot import ladder_plots, peaks
 from .selection import Results, Section, Shape, shape_label
 from .stage_page import TITLE, has_sweeps, summary
-from .table import NOT_MEASURED, NOT_VERIFIED, Table, average_gain, cublas_cell, span, tiles_in_words
+from .table import NOT_MEASURED, NOT_VERIFIED, Table, average_gain, cublas_cell, peers_table, span, tiles_in_words
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
@@ -50,7 +50,12 @@ def results_block(results: Results, paths: Paths) -> str:
     for section in results.sections():
         if section.choices:
             blocks += [f"### {section.title}", ladder(results, paths, section).markdown()]
-            blocks += [*_images(results, paths, section), _machine(section), _calibration(results, section)]
+            blocks += [
+                *_images(results, paths, section),
+                _peers(section),
+                _machine(section),
+                _calibration(results, section),
+            ]
     if has_sweeps(results):
         page = link(paths.readme, paths.stages_page)
         blocks.append(f"[{TITLE}]({page}): stage sweeps, and advice by workload. {summary(results)}".rstrip())
@@ -102,6 +107,11 @@ def _images(results: Results, paths: Paths, section: Section) -> list[str]:
     origin = peaks().get(section.gpu, {}).get("origin")
     roof = f" The roofline's peak and bandwidth: {origin}." if origin else ""
     return [f"![GFLOPS per step and size, {section.title}]({files['gflops']})", f"More plots: {others}.{roof}"]
+
+
+def _peers(section: Section) -> str:
+    """Beside what a user might take instead; nothing where no peer was asked for."""
+    return f"Beside peers:\n\n{peers_table(section).markdown()}" if section.peer_shapes() else ""
 
 
 def _machine(section: Section) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.records import (
     Counters,
     Listing,
+    Peer,
     Record,
     RecordError,
     StreamRecord,
@@ -123,6 +124,38 @@ class Section:
         lines = [self.line(step, choice, name) for choice in self.choices for name in self.variants(step)]
         shown = {record.key for line in lines for record in line.values()}
         return [record for record in self.records if record.step == step and record.key not in shown]
+
+    def peer_shapes(self) -> list[Shape]:
+        """The shapes at which peers were asked for, smallest product first."""
+        found = {shape_of(record) for record in self._with_peers()}
+        return sorted(found, key=lambda shape: (math.prod(shape), shape))
+
+    def peer_names(self) -> list[str]:
+        """The peers asked for, in the order of their records."""
+        return list(dict.fromkeys(peer.name for record in self._with_peers() for peer in record.peers))
+
+    def fastest_beside_peers(self, shape: Shape, step: int | None = None) -> Record | None:
+        """Our fastest record at a shape (of one step, if given) that was measured in the same rounds as peers."""
+        ours = [r for r in self._with_peers() if shape_of(r) == shape and step in (None, r.step)]
+        return max(ours, key=lambda record: record.ratio_to_cublas, default=None)
+
+    def peer(self, shape: Shape, name: str) -> tuple[Record, Peer] | None:
+        """A peer at a shape, with the record it is part of: that of our fastest, else the newest that has its time."""
+        fastest = self.fastest_beside_peers(shape)
+        records = sorted(
+            (record for record in self._with_peers() if shape_of(record) == shape),
+            key=lambda record: (record is fastest, record.environment.recorded_at),
+            reverse=True,
+        )
+        found = [(record, peer) for record in records for peer in record.peers if peer.name == name]
+        return next((pair for pair in found if pair[1].timing), found[0] if found else None)
+
+    def pipelined_step(self) -> int | None:
+        """The first step of the ladder that has more than one stage."""
+        return min((record.step for record in self.records if record.stages > 1), default=None)
+
+    def _with_peers(self) -> list[Record]:
+        return [record for record in self.records if record.peers and record.verification.passed]
 
 
 @dataclass(frozen=True)

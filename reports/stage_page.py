@@ -17,7 +17,6 @@ from .judgement import (
 )
 from .page import GENERATED, how_measured
 from .paths import Paths, link
-from .peers import peers_table
 from .plot import speed_kind, stage_plots
 from .selection import Results, Section
 from .sweep_tables import (
@@ -29,7 +28,7 @@ from .sweep_tables import (
     variant_sentences,
 )
 from .sweeps import CLOSE_PCT, StageSweep, StreamSection, StreamSweep, by_case, stage_sweeps, stream_sweeps
-from .table import Table
+from .table import Table, peers_table
 
 TITLE = "How many stages?"
 
@@ -94,9 +93,7 @@ def _products(results: Results, paths: Paths, section: Section, sweeps: list[Sta
     hurt = setbacks_table(setbacks(sweeps))
     blocks += ["### Where a stage more hurts", setbacks_sentence(sweeps), *([hurt.markdown()] if hurt else [])]
     blocks += _variants(sweeps, files)
-    for step in section.steps:
-        if peers := peers_table(section, step):
-            blocks += [f"### {peers.title}", peers.markdown()]
+    blocks += ["### Beside peers", peers_table(section).markdown()] if section.peer_shapes() else []
     records = [record for sweep in sweeps for record in sweep.records]
     return [*blocks, "**How it was measured**", how_measured(records)]
 

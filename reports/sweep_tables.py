@@ -165,8 +165,8 @@ def _tradeoff_note(sweep: StageSweep) -> str:
     note += "between these records. One more stage: shared memory of a block, occupancy in percentage points."
     if sweep.forecast is None:
         return note + " No forecast of the depth model is stored with these records."
-    note += f" Latency hidden: min(1, (stages − 1) / (fewest − 1)), with the model's fewest, {sweep.forecast.fewest}: "
-    note += f"tiles in flight over those it takes. As many as fit, by the model: {sweep.forecast.most}."
+    note += " Latency hidden: the share of a load's round trip during which the multiprocessor has other work. By the "
+    note += f"model the fewest stages that hide all of it are {sweep.forecast.fewest}; {sweep.forecast.most} fit."
     recommended = sweep.forecast.recommended
     if recommended not in sweep.times_ms:
         note += f" The recommended {recommended} stages were not measured."

@@ -158,15 +158,9 @@ class StageSweep(StagedRecords):
         return times[stages - 1] if stages <= len(times) else None
 
     def latency_hidden(self, stages: int) -> float | None:
-        """The share of the load's latency that the model calls hidden: tiles in flight over those it takes.
-
-        With n stages n − 1 tiles are on their way, and the model's fewest stages hide the latency with
-        fewest − 1: min(1, (n − 1) / (fewest − 1)). None without a forecast.
-        """
-        if self.forecast is None:
-            return None
-        needed = self.forecast.fewest - 1
-        return min(1.0, (stages - 1) / needed) if needed else 1.0
+        """The share of the load's latency that the model calls hidden, None where it says nothing."""
+        shares = self.forecast.hidden if self.forecast else ()
+        return shares[stages - 1] if stages <= len(shares) else None
 
 
 @dataclass(frozen=True)

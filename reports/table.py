@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from harness.records import Record
+from harness.records import Peer, Record
 
 from .selection import Results, Section, Shape, shape_label, shape_of
 from .sweeps import unswept
@@ -67,10 +67,21 @@ def row(record: Record) -> dict[str, Any]:
         "smem_bytes": resources.smem_bytes if resources else None,
         "occupancy": resources.occupancy if resources else None,
         "bound": record.bound,
+        "peers": [peer_row(record, peer) for peer in record.peers],
         "recorded_at": record.environment.recorded_at,
         "revision": record.environment.revision,
         "dirty": record.environment.dirty,
     }
+
+
+def peer_row(record: Record, peer: Peer) -> dict[str, Any]:
+    """A record's peer as a part of its row; without a speed where it has none, or where the record has none."""
+    timing = peer.timing if record.verification.passed else None
+    speed = {
+        "time_ms": timing.median_ms if timing else None,
+        "ratio_to_cublas": record.ratio_of(timing) if timing else None,
+    }
+    return {"name": peer.name, "status": peer.status, "why": peer.why, "config": peer.config, **speed}
 
 
 def ladder_table(results: Results, section: Section, choice: str) -> Table:
@@ -133,8 +144,25 @@ def others_table(section: Section, records: Collection[Record]) -> Table:
     return Table(f"{section.title}: other configurations", header, tuple(rows), left=4)
 
 
+def peers_table(section: Section) -> Table:
+    """Our fastest and each peer in percent of cuBLAS, a column per shape; why a peer is missing stands below."""
+    shapes, pipelined = section.peer_shapes(), section.pipelined_step()
+    ours = {"our fastest": [section.fastest_beside_peers(shape) for shape in shapes]}
+    if pipelined is not None:
+        fastest = [section.fastest_beside_peers(shape, pipelined) for shape in shapes]
+        ours = {f"our fastest step {pipelined}": fastest, **ours}
+    rows = [(name, *map(own_cell, records)) for name, records in ours.items()]
+    found = {name: [section.peer(shape, name) for shape in shapes] for name in section.peer_names()}
+    rows += [(name, *map(peer_cell, pairs)) for name, pairs in found.items()]
+    without = [peer for pairs in found.values() for pair in pairs if pair for peer in pair[1:] if not peer.timing]
+    reasons = dict.fromkeys(f"{peer.name} {peer.status}: {peer.why.rstrip('.')}." for peer in without)
+    note = "Percent of the faster cuBLAS form of the same rounds; of ours, only what was measured beside peers."
+    title = f"{section.title}: beside peers"
+    return Table(title, ("", *map(shape_label, shapes)), tuple(rows), " ".join([note, *reasons]))
+
+
 def all_tables(results: Results) -> list[Table]:
-    """What ``table`` prints: per section the ladder by tile choice, then variants, then the rest."""
+    """What ``table`` prints: per section the ladder by tile choice, variants, the rest, and beside peers."""
     tables = []
     for section in results.sections():
         tables += [ladder_table(results, section, choice) for choice in section.choices]
@@ -142,6 +170,7 @@ def all_tables(results: Results) -> list[Table]:
             tables += [variants_table(results, section, step, choice) for choice in section.variant_choices(step)]
         others = [record for step in section.steps for record in unswept(section, step)]
         tables += [others_table(section, others)] if others else []
+        tables += [peers_table(section)] if section.peer_shapes() else []
     return tables
 
 
@@ -171,6 +200,23 @@ def gain_cell(record: Record | None, with_prediction: bool) -> str:
     predicted = record.predicted_gain_pct if with_prediction and overlaps else None
     suffix = "" if predicted is None else f" ({predicted:+.0f})"
     return f"{record.gflops:,.0f}, {percent(record.improvement_over_previous_pct)}{suffix}"
+
+
+def own_cell(record: Record | None) -> str:
+    """``73 % (step 6, 64x64x16/4x4, 3 stages)``: percent of cuBLAS, and what reached it."""
+    if record is None:
+        return NOT_MEASURED
+    stages = f", {record.stages} stages" if record.stages > 1 else ""
+    dirty = "*" if record.environment.dirty else ""
+    return f"{100 * record.ratio_to_cublas:.0f} %{dirty} (step {record.step}, {record.tile}{stages})"
+
+
+def peer_cell(found: tuple[Record, Peer] | None) -> str:
+    """``61 % (64x64x16, 4 warps, 3 stages)``: percent of cuBLAS and the peer's configuration, or its status."""
+    if found is None:
+        return NOT_MEASURED
+    record, peer = found
+    return f"{100 * record.ratio_of(peer.timing):.0f} % ({peer.config})" if peer.timing else peer.status
 
 
 def percent(value: float | None) -> str:

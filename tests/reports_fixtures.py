@@ -113,6 +113,26 @@ def calibration(size: int = 1024) -> Record:
     return replace(made, kind="calibration", step=0, step_name="cublas", variant="cublas", previous=None)
 
 
+def peer(name: str, size: int, share: float, config: str = "64x64x16, 4 warps, 3 stages") -> Peer:
+    """A peer that reaches a share of cuBLAS's speed."""
+    return Peer(name, "measured", "", config, timing(name, 2 * size**3 / (share * CUBLAS[size] * 1e6)))
+
+
+def peers(size: int) -> tuple[Peer, ...]:
+    """One that was measured, one that failed at 1024, one that is missing."""
+    failed = Peer("dlight", "failed", "WrongResult: worst error 3", "rule gpu.Matmul", None)
+    dlight = failed if size == 1024 else peer("dlight", size, 0.4, "rule gpu.Matmul")
+    return peer("triton", size, 0.8), dlight, Peer("tilelang", "missing", "tilelang is not installed", "", None)
+
+
+def write_peers(folder: Path) -> None:
+    """Steps 4 to 6 at two sizes, 5 and 6 beside peers."""
+    for size in (1024, 2048):
+        record(4, size).save(folder)
+        for step in (5, 6):
+            record(step, size, peers=peers(size)).save(folder)
+
+
 def listing(step: int = 5, variant: str | None = None) -> Listing:
     """A step's code, different from step to step."""
     names = VARIANTS.get(step, ("default",))
@@ -193,10 +213,11 @@ TILE = "64x64x16/4x4"
 def forecast(times_ms: tuple[float, ...], recommended: int = 4, fewest: int = 4) -> DepthForecast:
     """A forecast whose occupancy falls with each stage."""
     occupancy = tuple(max(0.125, 0.5 - 0.0625 * index) for index in range(len(times_ms)))
-    return DepthForecast(times_ms, occupancy, fewest, len(times_ms), recommended)
+    hidden = tuple(min(1.0, index / max(1, fewest - 1)) for index in range(len(times_ms)))
+    return DepthForecast(times_ms, occupancy, hidden, fewest, len(times_ms), recommended)
 
 
-def peers(cublas_ms: float) -> tuple[Peer, ...]:
+def triton_stages(cublas_ms: float) -> tuple[Peer, ...]:
     """Triton by stages and tuned, and three that cannot be had."""
     stages = [
         Peer(f"triton-{n}stage{'s' * (n > 1)}", "measured", "", f"num_stages={n}", timing("triton", cublas_ms / share))
@@ -239,7 +260,7 @@ def swept(
             resources=resources,
             bound="latency" if curve == "latency" else "compute",
             depth=model,
-            peers=peers(cublas),
+            peers=triton_stages(cublas),
             command="python -m harness sweep --step 5 --stages 1-6 --size 1024",
         )
         made.append(replace(own, **changes))

@@ -22,7 +22,7 @@ from reports.readme import BEGIN, END
 from reports.selection import UsageError, load, natural, parse_steps
 from reports.table import all_tables, ladder_table, variants_table
 
-from .reports_fixtures import SIZES, calibration, environment, listing, record, write_ladder
+from .reports_fixtures import SIZES, calibration, environment, listing, peer, peers, record, write_ladder, write_peers
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = [
@@ -50,6 +50,7 @@ KEYS = [
     "smem_bytes",
     "occupancy",
     "bound",
+    "peers",
     "recorded_at",
     "revision",
     "dirty",
@@ -142,6 +143,79 @@ def test_a_failed_check_never_shows_a_speed(tmp_path, capsys):
         assert "failed its check" in text
         assert "32,200" not in text
     assert main(["plot", "--results", str(tmp_path)]) == 0
+
+
+def test_peers_stand_beside_our_fastest_in_percent_of_cublas(tmp_path, capsys):
+    write_peers(tmp_path)
+    assert main(["table", "--markdown", "--results", str(tmp_path)]) == 0
+    text = capsys.readouterr().out.split("beside peers", 1)[1]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    ours = ["95 % (step 5, 32x64x16/4x4, 4 stages)", "71 % (step 5, 32x64x16/4x4, 4 stages)"]
+    fastest = ["99 % (step 6, 32x64x16/4x4, 4 stages)", "82 % (step 6, 32x64x16/4x4, 4 stages)"]
+    assert cells[0] == ["", "1024", "2048"]
+    assert cells[2:] == [
+        ["our fastest step 5", *ours],
+        ["our fastest", *fastest],
+        ["triton", "80 % (64x64x16, 4 warps, 3 stages)", "80 % (64x64x16, 4 warps, 3 stages)"],
+        ["dlight", "failed", "40 % (rule gpu.Matmul)"],
+        ["tilelang", "missing", "missing"],
+    ]
+    assert "dlight failed: WrongResult: worst error 3. tilelang missing: tilelang is not installed." in text
+    assert text.count("not installed") == 1
+
+
+def test_a_json_row_names_its_peers(tmp_path, capsys):
+    write_peers(tmp_path)
+    rows = {(row["step"], row["m"]): row["peers"] for row in rows_of(tmp_path, capsys)}
+    assert rows[4, 1024] == []
+    triton, _, tilelang = rows[6, 1024]
+    assert triton["ratio_to_cublas"] == pytest.approx(0.8)
+    assert (triton["status"], triton["config"]) == ("measured", "64x64x16, 4 warps, 3 stages")
+    assert (tilelang["time_ms"], tilelang["why"]) == (None, "tilelang is not installed")
+
+
+def test_a_peer_keeps_the_rounds_of_our_fastest_record(tmp_path):
+    write_peers(tmp_path)
+    later = environment(at=LATER)
+    other = replace(record(4), environment=later, peers=(peer("triton", 1024, 0.3), peer("dlight", 1024, 0.4)))
+    other.save(tmp_path)
+    (section,) = load(tmp_path).sections()
+    shape = (1024, 1024, 1024)
+    assert section.peer(shape, "triton")[0].step == 6
+    assert section.peer(shape, "dlight")[0].step == 4  # the only one that has its time
+    assert section.peer(shape, "tilus") is None
+
+
+def test_without_peers_nothing_is_said_of_them(tmp_path, capsys):
+    for step in (4, 5):
+        record(step).save(tmp_path)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}{END}")
+    assert main(["table", "--results", str(tmp_path)]) == 0
+    assert main(["readme", "--results", str(tmp_path), "--readme", str(readme)]) == 0
+    assert "eside peers" not in capsys.readouterr().out + readme.read_text()
+
+
+def test_the_readme_shows_peers_where_there_are_any(tmp_path):
+    write_peers(tmp_path)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}{END}")
+    assert main(["readme", "--results", str(tmp_path), "--readme", str(readme)]) == 0
+    assert "| triton | 80 % (64x64x16, 4 warps, 3 stages) |" in readme.read_text()
+    assert "tilelang missing: tilelang is not installed." in readme.read_text()
+
+
+@pytest.mark.parametrize("text_of", [{"status": "failed"}, {"timing": None}, {"status": "missing", "timing": None}])
+def test_a_peer_that_contradicts_itself_is_found(text_of):
+    broken = replace(record(5), peers=(replace(peer("triton", 1024, 0.8), **text_of),))
+    assert any("peer triton" in problem for problem in record_problems(broken))
+    assert not any("peer" in problem for problem in record_problems(replace(record(5), peers=peers(1024))))
+
+
+def test_a_peers_times_are_checked_like_all_others():
+    timed = peer("triton", 1024, 0.8)
+    short = replace(timed, timing=Timing("triton", timed.timing.samples_ms[:3]))
+    assert "triton has 3 samples in 9 rounds" in list(record_problems(replace(record(5), peers=(short,))))
 
 
 @pytest.mark.parametrize(("text", "steps"), [("5", [5]), ("1-3", [1, 2, 3]), ("1,3", [1, 3]), ("4-5,1", [1, 4, 5])])

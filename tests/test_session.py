@@ -20,9 +20,10 @@ from harness import cli, execution, session
 from harness.build import Kernel
 from harness.execution import LlvmBackend, numpy_dtype
 from harness.measure import Arena, Plan, Rounds
+from harness.peers import Entrant, PeerKind, PeerMissing
 from harness.records import GpuState, Method, Record, RecordError, Timing, load_records
 from harness.session import Journal, Session, git_state
-from harness.targets import machine_for
+from harness.targets import Machine, machine_for
 from harness.toolchain import Cubin
 from harness.verify import WrongResult
 from schedules.workloads import Matmul
@@ -80,11 +81,15 @@ class FakeArena:
     gpu: FakeGpu
 
     def __init__(self, problem: Matmul, backend: FakeBackend) -> None:
+        self.problem, self.backend = problem, backend
         a, b = backend.normal(0, (problem.m, problem.k), "float32"), backend.normal(1, problem.b_shape, "float32")
         self.sets = [(a, b, backend.reference(problem, a, b).astype(np.float32))]
 
     def cublas(self) -> tuple[Any, Any]:
         return ("cublas-nn", print), ("cublas-nt", print)
+
+    def graph(self, launch: Callable[..., Any]) -> None:
+        launch(*self.sets[0])
 
     def race(self, contenders: list[Any], plan: Plan) -> Rounds:
         labels = [label for label, _ in contenders]
@@ -237,6 +242,103 @@ def test_cublas_against_itself_is_a_record_of_its_own(made: Session, gpu: FakeGp
     assert record.ratio_to_cublas == 1.0
     assert len(gpu.races[0]) == 3
     assert Record.from_json(record.to_json()) == record
+
+
+# Peers
+
+
+class FakePeers:
+    """A right peer, and what was asked of it; one that is missing and one that is wrong beside it."""
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[Matmul, str]] = []
+        self.kinds = tuple(
+            PeerKind(name, "made up", (name,), enter, "numpy")
+            for name, enter in (("right", self.right), ("absent", self.absent), ("wrong", self.wrong))
+        )
+
+    def right(self, arena: FakeArena, machine: Machine) -> list[Entrant]:
+        self.entered.append((arena.problem, machine.arch))
+
+        def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+            c[...] = arena.backend.reference(arena.problem, a, b).astype(c.dtype)
+
+        return [Entrant("right", run, "8x8, 4 warps")]
+
+    def absent(self, _arena: FakeArena, _machine: Machine) -> list[Entrant]:
+        raise PeerMissing("absent is not installed")
+
+    def wrong(self, _arena: FakeArena, _machine: Machine) -> list[Entrant]:
+        return [Entrant("wrong", lambda _a, _b, c: c.fill(0), "1x1")]
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> FakePeers:
+    """The made-up peers, in the place of the real ones."""
+    fake = FakePeers()
+    monkeypatch.setattr("harness.peers.KINDS", {kind.name: kind for kind in fake.kinds})
+    return fake
+
+
+def test_peers_are_timed_in_the_same_rounds(made: Session, gpu: FakeGpu, peers: FakePeers) -> None:
+    made.peers, gpu.times["right"] = peers.kinds, 1.25
+    case = make_case(5, SHAPE)
+    record = made.measure(case)
+    assert gpu.races == [[str(case), "cublas-nn", "cublas-nt", str(make_case(4, SHAPE)), "right"]]
+    right, absent, wrong = record.peers
+    assert (right.status, right.config, right.timing.median_ms) == ("measured", "8x8, 4 warps", 1.25)
+    assert record.ratio_of(right.timing) == TIMES["cublas"] / 1.25
+    assert (absent.status, absent.why, absent.timing) == ("missing", "absent is not installed", None)
+    assert (wrong.status, wrong.timing) == ("failed", None)
+    assert "worst error" in wrong.why
+    assert record.environment.versions["numpy"] == np.__version__
+    assert record.previous.label == str(make_case(4, SHAPE))
+    assert Record.from_json(record.to_json()) == record
+    assert [peer.name for peer in made.measure(make_case(1, SHAPE)).peers] == ["right", "absent", "wrong"]
+
+
+def test_peers_enter_once_for_each_problem(made: Session, peers: FakePeers) -> None:
+    made.peers, other = peers.kinds, (32, 32, 32)
+    for step, shape in ((1, SHAPE), (2, SHAPE), (1, other), (2, other)):
+        made.measure(make_case(step, shape))
+    assert peers.entered == [(Matmul(*SHAPE), "sm_90a"), (Matmul(*other), "sm_90a")]
+
+
+def test_without_peers_none_are_asked_for(made: Session, peers: FakePeers) -> None:
+    assert made.measure(make_case(1, SHAPE)).peers == ()
+    assert peers.entered == []
+
+
+def test_a_command_names_each_peer_it_was_asked_for(
+    gpu: FakeGpu, peers: FakePeers, command: Command, tmp_path: Path
+) -> None:
+    gpu.times["right"] = 1.25
+    arguments = ("--step", "4,5", "--size", "64", "--out", str(tmp_path))
+    outcome = command("run", *arguments, "--peers", "all")
+    assert outcome.code == 0
+    assert outcome.out.count("right: 1.2500 ms, 80% of cuBLAS, 8x8, 4 warps") == 2
+    assert outcome.out.count("absent: missing, absent is not installed") == 2
+    assert outcome.out.count("wrong: failed, WrongResult: wrong on gpu") == 2
+    assert [[peer.name for peer in record.peers] for record in load_records(tmp_path)] == [
+        ["right", "absent", "wrong"]
+    ] * 2
+    assert len(peers.entered) == 1
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_an_unknown_peer_is_refused_before_anything_runs(
+    verb: str, gpu: FakeGpu, command: Command, tmp_path: Path
+) -> None:
+    outcome = command(verb, "--step", "1", "--size", "64", "--peers", "cutlass", "--out", str(tmp_path / "new"))
+    assert outcome.code == 2
+    assert "no peer 'cutlass'; there are triton" in outcome.err
+    assert (gpu.loaded, gpu.races, (tmp_path / "new").exists()) == ([], [], False)
+
+
+def test_a_calibration_takes_no_peers(gpu: FakeGpu, command: Command, tmp_path: Path) -> None:
+    outcome = command("run", "--calibrate", "--size", "64", "--peers", "dlight", "--out", str(tmp_path))
+    assert outcome.code == 2
+    assert "--peers dlight: --calibrate measures cuBLAS against itself" in outcome.err
 
 
 # The best tile

@@ -24,7 +24,6 @@ from reports.judgement import (
     verdicts,
 )
 from reports.paths import Paths
-from reports.peers import peers_table
 from reports.plot import ladder_plots, stage_plots
 from reports.readme import BEGIN, END
 from reports.selection import Results, load
@@ -195,20 +194,6 @@ def test_variants_are_compared_with_the_default_at_the_same_stages():
     )
     assert f"{TILE} at 1024 with 1, 2, 3, 4, 5, 6" in second
     assert variant_gains_table(sweeps_of(fast)) is None
-
-
-def test_peers_stand_beside_the_fastest_record_of_their_rounds():
-    (section,) = Results(tuple(swept()), (), ()).sections()
-    rows = {row[0]: row[1] for row in peers_table(section, 5).rows}
-    assert rows["this step"] == "30,000 (83%)"
-    assert rows["triton"] == "26,640 (74%)"
-    assert rows["triton-1stage"] == "18,000 (50%)"
-    assert (rows["tilus"], rows["tilelang"]) == ("missing", "failed")
-    assert rows["this step over the fastest peer"] == "+12.6 % (triton)"
-    note = peers_table(section, 5).note
-    assert "tilus is missing: no module named tilus (at 1024)" in note
-    assert "tilelang failed: its output is off by 3e-2 (at 1024)" in note
-    assert peers_table(section, 6) is None
 
 
 def test_tritons_own_sweep_is_read_from_the_peers():

@@ -1,0 +1,45 @@
+"""What a user might take instead of our kernels, timed in the same rounds; see :class:`PeerKind`."""
+
+from __future__ import annotations
+
+from harness.peers import dlight, tilelang, tilus, triton
+from harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, admit, peer_versions
+
+__all__ = [
+    "KINDS",
+    "Entrant",
+    "PeerFailed",
+    "PeerKind",
+    "PeerMissing",
+    "UnknownPeer",
+    "admit",
+    "find_peers",
+    "peer_versions",
+]
+
+KINDS: dict[str, PeerKind] = {
+    kind.name: kind for kind in (triton.KIND, triton.STAGES_KIND, dlight.KIND, tilus.KIND, tilelang.KIND)
+}
+
+
+class UnknownPeer(ValueError):
+    """A name that is no peer; the message lists those there are."""
+
+
+def find_peers(names: str) -> list[PeerKind]:
+    """The kinds that "none", "all" or a list such as "triton,dlight" names, in the registry's order.
+
+    A kind whose peers another one enters as well (triton within triton-stages) is left to that one. "all" is
+    each peer once, without Triton's other stage counts.
+
+    Raises
+    ------
+    UnknownPeer : for a name that is not in the registry.
+    """
+    asked = {name.strip() for name in names.split(",")} - {"none"}
+    if "all" in asked:
+        asked = (asked - {"all"}) | {name for name, kind in KINDS.items() if kind.peers == (name,)}
+    if unknown := sorted(asked - set(KINDS)):
+        raise UnknownPeer(f"no peer {unknown[0]!r}; there are {', '.join(KINDS)}, or all, or none")
+    chosen = [kind for name, kind in KINDS.items() if name in asked]
+    return [kind for kind in chosen if not any(set(kind.peers) < set(other.peers) for other in chosen)]

@@ -1,0 +1,49 @@
+"""TVM's own default GPU rules (dlight) on the same unscheduled TensorIR, compiled as our steps are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.s_tir import dlight
+from tvm.target import Target
+
+from harness.build import compile_module
+from harness.measure import Arena
+from harness.peers.entrant import Entrant, PeerFailed, PeerKind, say
+from harness.targets import Machine
+from harness.toolchain import compile_cubin, require_compiler
+from schedules.workloads import Matmul
+
+
+def rules() -> tuple[Any, ...]:
+    """dlight's rules for GPUs, in the order in which its users apply them; the first that fits is taken."""
+    gpu = dlight.gpu
+    return gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
+
+
+def scheduled(problem: Matmul, target: Target) -> tuple[tvm.IRModule, str]:
+    """The product as dlight schedules it for ``target``, and the name of the rule that did.
+
+    Raises
+    ------
+    PeerFailed : if no rule takes the product.
+    """
+    function = problem.prim_func()
+    with target:
+        rule = next((rule for rule in rules() if rule.apply(function, target, False) is not None), None)
+        if rule is None:
+            raise PeerFailed(f"none of dlight's rules takes {problem.shape} {problem.dtype}")
+        return dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": function})), type(rule).__name__
+
+
+def enter(arena: Arena, machine: Machine) -> list[Entrant]:
+    """dlight's kernel, compiled by the compiler and with the flags of our own kernels."""
+    compiler = require_compiler()
+    say(f"dlight: compiling {arena.problem.shape}")
+    mod, rule = scheduled(arena.problem, machine.target())
+    executable = compile_module(mod, machine, lambda source: compile_cubin(source, machine.arch, compiler).data)
+    return [Entrant("dlight", executable["main"], f"rule gpu.{rule}")]
+
+
+KIND = PeerKind("dlight", "TVM's default GPU rules, untuned", ("dlight",), enter)

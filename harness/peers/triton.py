@@ -1,0 +1,243 @@
+"""Triton's product: our own plain kernel, tuned over a declared list of blocks, warps and stages.
+
+``num_stages`` is Triton's own pipeline of the k loop; the kernel has none. 1 is no pipeline; from 2 on loads are
+asynchronous. Of each operand's block Triton 3.6 keeps N − 1 copies in shared memory for N stages in float32, N in
+half precision (by the sizes that it reports for sm_90), so that its 3 stages hold as much as our 2 in float32.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from harness.measure import FINAL, TUNING, Arena, Plan
+from harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, reason, say
+from harness.targets import Machine
+from harness.verify import WrongResult, verify_launch
+from schedules.workloads import Matmul
+
+STAGE_COUNTS = (1, 2, 3, 4, 5)
+BAND_HEIGHT = 8  # blocks of rows whose programs share B's blocks in the L2 cache
+FINALISTS_PER_STAGE = 2
+INSTALL_HINT = ".venv/bin/python -m pip install triton (it comes with torch for Linux)"
+# Rows and columns of C, depth of the k blocks, warps. Float32 runs on the FMA pipes, its results in registers: 16 to
+# 64 outputs a thread, for sm_90 without spills (128 outputs a thread spill). Half precision runs on the tensor
+# cores, which want deep k blocks.
+FLOAT32_BLOCKS = (
+    (32, 32, 32, 2),
+    (64, 32, 32, 4),
+    (64, 64, 16, 4),
+    (64, 64, 32, 4),
+    (64, 64, 32, 8),
+    (128, 64, 16, 4),
+    (128, 64, 32, 8),
+    (64, 128, 16, 4),
+    (128, 128, 16, 8),
+    (128, 128, 32, 8),
+)
+HALF_BLOCKS = (
+    (32, 32, 64, 2),
+    (64, 64, 64, 4),
+    (128, 64, 64, 4),
+    (64, 128, 64, 4),
+    (128, 128, 32, 4),
+    (128, 128, 64, 4),
+    (128, 128, 64, 8),
+    (128, 256, 64, 8),
+)
+BLOCKS = {"float32": FLOAT32_BLOCKS, "float16": HALF_BLOCKS, "bfloat16": HALF_BLOCKS}
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """One way to run the kernel: the block of C and k that a program takes, its warps, Triton's num_stages."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+
+    def __str__(self) -> str:
+        stages = "1 stage" if self.stages == 1 else f"{self.stages} stages"
+        return f"{self.block_m}x{self.block_n}x{self.block_k}, {self.warps} warps, {stages}"
+
+    def programs(self, problem: Matmul) -> int:
+        """Blocks that C is cut into."""
+        return -(-problem.m // self.block_m) * -(-problem.n // self.block_n)
+
+    def divides(self, problem: Matmul) -> bool:
+        """Whether nothing of a block lies outside the operands."""
+        return not (problem.m % self.block_m or problem.n % self.block_n or problem.k % self.block_k)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Times of the finalists in milliseconds, and the reason why a configuration could not take part."""
+
+    times_ms: dict[BlockConfig, float]
+    skipped: dict[BlockConfig, str]
+    declared: int
+
+    def best(self, stages: int | None = None) -> BlockConfig | None:
+        """The fastest configuration, of one stage count if given; None where none of that count ran."""
+        rivals = [config for config in self.times_ms if stages in (None, config.stages)]
+        return min(rivals, key=lambda config: self.times_ms[config], default=None)
+
+    @property
+    def summary(self) -> str:
+        """How many configurations were tried, and why the others were not, in a sentence."""
+        ran = f"fastest of {self.declared - len(self.skipped)} of {self.declared} declared configurations"
+        reasons = "; ".join(f"{config}: {why}" for config, why in self.skipped.items())
+        return f"{ran}; skipped: {reasons}" if reasons else ran
+
+
+def declared_configs(dtype: str) -> list[BlockConfig]:
+    """Every block of a dtype's list with every stage count.
+
+    Raises
+    ------
+    PeerFailed : for a dtype that the kernel does not multiply as our steps do.
+    """
+    if dtype not in BLOCKS:
+        raise PeerFailed(f"the Triton kernel accumulates in float32, which {dtype} does not allow")
+    return [BlockConfig(*block, stages) for block in BLOCKS[dtype] for stages in STAGE_COUNTS]
+
+
+def launch_arguments(problem: Matmul, config: BlockConfig) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """What the kernel takes after its three operands: sizes and strides; then its constants and options."""
+    b_steps = (problem.n, 1) if problem.layout == "nn" else (1, problem.k)
+    steps = (problem.k, 1, *b_steps, problem.n, 1)
+    constants = {"block_m": config.block_m, "block_n": config.block_n, "block_k": config.block_k}
+    constants |= {"band_height": BAND_HEIGHT, "whole": config.divides(problem)}
+    constants |= {"num_warps": config.warps, "num_stages": config.stages}
+    return (problem.m, problem.n, problem.k, *steps), constants
+
+
+def launch(kernel: Any, problem: Matmul, config: BlockConfig) -> Callable[[Any, Any, Any], None]:
+    """``run(a, b, c)`` with one fixed configuration, on torch's current stream."""
+    numbers, constants = launch_arguments(problem, config)
+    grid = (config.programs(problem),)
+
+    def run(a: Any, b: Any, c: Any) -> None:
+        kernel[grid](a, b, c, *numbers, **constants)
+
+    return run
+
+
+def compile_all(
+    kernel: Any, problem: Matmul, configs: list[BlockConfig], operands: tuple[Any, Any, Any], smem_limit: int
+) -> dict[BlockConfig, str]:
+    """Compile configurations side by side, into Triton's cache; returns those that cannot run, each with the reason."""
+    import triton
+
+    waiting = {}
+    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+    with pool, triton.AsyncCompileMode(pool, ignore_errors=True):
+        for config in configs:
+            numbers, constants = launch_arguments(problem, config)
+            waiting[config] = kernel.warmup(*operands, *numbers, **constants, grid=(1,))
+    skipped = {}
+    for config, compiled in waiting.items():
+        try:
+            built = compiled.result() if isinstance(compiled, triton.FutureKernel) else compiled
+        except (triton.TritonError, RuntimeError) as error:
+            skipped[config] = reason(error)
+            continue
+        if built.metadata.shared > smem_limit:
+            skipped[config] = f"needs {built.metadata.shared} bytes of shared memory, limit {smem_limit}"
+    return skipped
+
+
+def tune(kernel: Any, arena: Arena, machine: Machine) -> Tuning:
+    """Check every declared configuration, time all in the same rounds, then the fastest of each stage count again."""
+    import triton
+
+    problem, started = arena.problem, time.perf_counter()
+    configs = declared_configs(problem.dtype)
+    say(f"triton: compiling {len(configs)} configurations for {problem.shape} {problem.dtype}")
+    skipped = compile_all(kernel, problem, configs, arena.sets[0], machine.smem_per_block_bytes)
+    say(f"triton: compiled after {time.perf_counter() - started:.1f} s; checking and timing")
+    right = []
+    for config in configs:
+        if config not in skipped:
+            try:
+                verify_launch(launch(kernel, problem, config), problem, arena.backend, str(config), seeds=(0,))
+                right.append(config)
+            except (triton.TritonError, WrongResult) as error:
+                skipped[config] = reason(error)
+    for config, why in skipped.items():
+        say(f"triton: skipped {config}: {why}")
+    if not right:
+        raise PeerFailed(f"none of {len(configs)} configurations ran: {next(iter(skipped.values()))}")
+    tuning = Tuning(_finals(kernel, arena, right), skipped, len(configs))
+    say(f"triton: chose {tuning.best()} after {time.perf_counter() - started:.1f} s")
+    return tuning
+
+
+def _finals(kernel: Any, arena: Arena, configs: list[BlockConfig]) -> dict[BlockConfig, float]:
+    first = _times(kernel, arena, configs, TUNING)
+    finalists = []
+    for stages in STAGE_COUNTS:
+        rivals = sorted((config for config in configs if config.stages == stages), key=lambda config: first[config])
+        finalists += rivals[:FINALISTS_PER_STAGE]
+    return _times(kernel, arena, finalists, FINAL)
+
+
+def _times(kernel: Any, arena: Arena, configs: list[BlockConfig], plan: Plan) -> dict[BlockConfig, float]:
+    rounds = arena.race([(str(config), launch(kernel, arena.problem, config)) for config in configs], plan)
+    return {config: timing.median_ms for config, timing in zip(configs, rounds.timings)}
+
+
+def load_kernel() -> Any:
+    """The kernel, compiled by Triton at its first launch.
+
+    Raises
+    ------
+    PeerMissing : without Triton, or with one that is too old to compile side by side.
+    """
+    try:
+        import triton
+
+        from harness.peers.triton_kernel import matmul
+    except ImportError as error:
+        raise PeerMissing(f"triton cannot be imported ({error}); {INSTALL_HINT}") from error
+    if not hasattr(triton, "AsyncCompileMode"):
+        raise PeerMissing(f"triton {triton.__version__} is too old, 3.6 or newer is needed; {INSTALL_HINT}")
+    return matmul
+
+
+def enter(arena: Arena, machine: Machine, every_stage: bool = False) -> list[Entrant]:
+    """Triton's best configuration and, with ``every_stage``, the best of each stage count after it."""
+    kernel = load_kernel()
+    tuning = tune(kernel, arena, machine)
+
+    def entrant(name: str, stages: int | None) -> Entrant:
+        config = tuning.best(stages)
+        if config is None:
+            why = next((why for skipped, why in tuning.skipped.items() if skipped.stages == stages), "not declared")
+            return Entrant(name, status="failed", why=f"no configuration of {stages} stages ran: {why}")
+        return Entrant(name, launch(kernel, arena.problem, config), str(config), why=tuning.summary)
+
+    stages = STAGE_COUNTS if every_stage else ()
+    return [entrant("triton", None), *(entrant(stage_name(count), count) for count in stages)]
+
+
+def stage_name(stages: int) -> str:
+    """``triton-1stage``, ``triton-2stages``, …: the peer that is Triton's best with so many stages."""
+    return f"triton-{stages}stage" + ("s" if stages > 1 else "")
+
+
+KIND = PeerKind("triton", "our own Triton kernel, tuned", ("triton",), enter, "triton")
+STAGES_KIND = PeerKind(
+    "triton-stages",
+    "triton, and its best with each of 1 to 5 stages",
+    ("triton", *map(stage_name, STAGE_COUNTS)),
+    functools.partial(enter, every_stage=True),
+    "triton",
+)
