@@ -477,8 +477,12 @@ def _print_streams(records: list[StreamRecord]) -> None:
 
 
 def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> list[Record]:
-    """Measure cases one after the other, each record on disk before the next begins."""
+    """Measure cases group by group, the records of one on disk before the next begins.
+
+    A sweep's stage counts of one step, variant, tile and problem are one group, timed in the same rounds.
+    """
     session = _session(options, command)
+    session.forecasts = options.command == "sweep"
     journal = Journal(session.out, command, session.revision, cases)
     waiting = [case for case in cases if not journal.has(case)]
     if len(waiting) < len(cases):
@@ -487,19 +491,27 @@ def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> li
     records = []
     with _progress() as progress:
         task = progress.add_task("measuring", total=len(waiting))
-        for case in waiting:
-            progress.update(task, description=escape(str(case)))
-            record = session.measure(case)
-            for warning in record.notes:
-                print(f"warning: {warning}", file=sys.stderr)
-            record.save(session.out)
-            journal.add(case)
-            records.append(record)
-            _show(session.load(case)[0] if case.tile_choice != "best" else None, options.show)
-            print(_line(record), flush=True)
-            progress.advance(task)
+        for group in _groups(waiting, together=options.command == "sweep"):
+            progress.update(task, description=escape(str(group[0])))
+            for case, record in zip(group, session.measure_together(group)):
+                for warning in record.notes:
+                    print(f"warning: {warning}", file=sys.stderr)
+                record.save(session.out)
+                journal.add(case)
+                records.append(record)
+                _show(session.load(case)[0] if case.tile_choice != "best" else None, options.show)
+                print(_line(record), flush=True)
+                progress.advance(task)
     journal.finish()
     return records
+
+
+def _groups(cases: list[Case], together: bool) -> list[list[Case]]:
+    """Cases that are timed in the same rounds: those that differ in their stage count only, or each alone."""
+    groups: dict[Case, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(replace(case, stages=0) if together else case, []).append(case)
+    return list(groups.values())
 
 
 def _run_again(options: argparse.Namespace, command: str) -> int:

@@ -13,12 +13,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from harness import depth
 from harness.build import Case, Kernel, compiled, executable, lower
 from harness.execution import GpuBackend
 from harness.measure import FINAL, TUNING, Arena, Plan, Rounds, gpu_identity, versions
 from harness.model import bound, predict_tile
 from harness.peers import Entrant, PeerKind, admit, peer_versions
-from harness.records import Environment, Record, RecordError, Verification, now, read_text, write_atomically
+from harness.records import (
+    DepthForecast,
+    Environment,
+    Record,
+    RecordError,
+    Verification,
+    now,
+    read_text,
+    write_atomically,
+)
 from harness.toolchain import Compiler
 from harness.verify import verify
 from schedules.errors import IllegalSchedule
@@ -59,7 +69,8 @@ class Session:
     """Everything that cases of one command share: compiler, GPU, output folder, git state, builds.
 
     ``revision`` and ``dirty`` are asked of git where no revision is given. ``tune_stages`` lets a best
-    tile bring its own number of ring slots. ``peers`` are timed in the same rounds as each case.
+    tile bring its own number of ring slots. ``peers`` are timed in the same rounds as each case. ``forecasts``
+    puts what the depth model says into each record.
     """
 
     compiler: Compiler
@@ -71,6 +82,7 @@ class Session:
     revision: str = ""
     dirty: bool = False
     peers: tuple[PeerKind, ...] = ()
+    forecasts: bool = False
 
     def __post_init__(self) -> None:
         self._arenas: dict[Matmul, Arena] = {}
@@ -162,21 +174,45 @@ class Session:
 
     def measure(self, case: Case) -> Record:
         """Build, check and time one case beside cuBLAS, the step before and the peers; nothing is written yet."""
-        if case.tile_choice == "best":
-            case = self.tune(case)
-        kernel, run = self.load(case)
-        checked = verify(kernel, self.backend, run=run)
-        arena = self.arena(case.problem)
-        previous, entrants = self._previous(case), self.entrants(case)
-        contenders = [(str(case), run), *arena.cublas()]
-        if previous is not None:
-            contenders.append((str(previous), self.load(previous)[1]))
-        contenders += [(entrant.name, entrant.run) for entrant in entrants if entrant.run]
+        return self.measure_together([case])[0]
+
+    def measure_together(self, cases: Sequence[Case]) -> list[Record]:
+        """Measure cases of one problem in the same rounds, a record each: then their times can be compared.
+
+        cuBLAS, the steps before and the peers are timed once, for all records.
+        """
+        cases = [self.tune(case) if case.tile_choice == "best" else case for case in cases]
+        checks = [verify(kernel, self.backend, run=run) for kernel, run in map(self.load, cases)]
+        arena, entrants = self.arena(cases[0].problem), self.entrants(cases[0])
+        before = {case: self._previous(case) for case in cases}
+        own = list(dict.fromkeys([*cases, *(case for case in before.values() if case is not None)]))
+        contenders = [(str(case), self.load(case)[1]) for case in own]
+        contenders += [*arena.cublas(), *((entrant.name, entrant.run) for entrant in entrants if entrant.run)]
         rounds = arena.race(contenders, self.plan)
-        own, nn, nt, *others = rounds.timings
-        before = others.pop(0) if previous is not None else None
+        times = dict(zip(own, rounds.timings))
+        nn, nt, *others = rounds.timings[len(own) :]
         peers = tuple(entrant.peer(others.pop(0) if entrant.run else None) for entrant in entrants)
-        return self._record(case, kernel, checked, own, (nn, nt), before, rounds, peers=peers)
+        return [
+            self._record(
+                case,
+                self.load(case)[0],
+                checked,
+                times[case],
+                (nn, nt),
+                times.get(before[case]),
+                rounds,
+                peers=peers,
+                depth=self.forecast(case) if self.forecasts else None,
+            )
+            for case, checked in zip(cases, checks)
+        ]
+
+    def forecast(self, case: Case) -> DepthForecast | None:
+        """What the depth model says of a case's stage counts; None for what it does not cover."""
+        try:
+            return depth.forecast(case, lambda other: compiled(lower(other), self.compiler).resources)
+        except depth.NoForecast:
+            return None
 
     def calibrate(self, problem: Matmul) -> Record:
         """cuBLAS against itself through the same path; the ratio must be 1."""
@@ -222,7 +258,9 @@ class Session:
             recorded_at=now(),
         )
 
-    def _record(self, case, kernel, checked, own, baseline, previous, rounds, problem=None, peers=()) -> Record:
+    def _record(
+        self, case, kernel, checked, own, baseline, previous, rounds, problem=None, peers=(), depth=None
+    ) -> Record:
         problem = problem or case.problem
         candidates = next((table for best, table in self._tuned.values() if best == case), ())
         prediction = predict_tile(kernel) if kernel and self._adds_pipeline(case) else None
@@ -259,6 +297,7 @@ class Session:
             command=self.command,
             notes=kernel.warnings if kernel else (),
             peers=peers,
+            depth=depth,
         )
 
 
