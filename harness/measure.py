@@ -46,15 +46,18 @@ Contender = tuple[str, Callable[[Any, Any, Any], Any]]
 
 
 class Arena:
-    """Operands of one problem on the GPU, in as many sets as it takes to find the L2 cold at every launch."""
+    """Operands of one problem on the GPU, in as many sets as it takes to find the L2 cold at every launch.
 
-    def __init__(self, problem: Matmul, backend: GpuBackend) -> None:
+    Sets are drawn from ``first_seed`` on.
+    """
+
+    def __init__(self, problem: Matmul, backend: GpuBackend, first_seed: int = 0) -> None:
         self.problem, self.backend, self.torch = problem, backend, backend.torch
         itemsize = self.torch.empty(0, dtype=getattr(self.torch, problem.dtype)).element_size()
         set_bytes = (problem.m * problem.k + problem.n * problem.k) * itemsize + problem.m * problem.n * itemsize
         self.sets = []
         self.cold = MOST_SETS * set_bytes >= L2_BYTES_FLUSHED
-        for seed in range(min(MOST_SETS, max(2, -(-L2_BYTES_FLUSHED // set_bytes)))):
+        for seed in range(first_seed, first_seed + min(MOST_SETS, max(2, -(-L2_BYTES_FLUSHED // set_bytes)))):
             a = backend.normal(2 * seed, (problem.m, problem.k), problem.dtype)
             b = backend.normal(2 * seed + 1, problem.b_shape, problem.dtype)
             self.sets.append((a, b, backend.poisoned((problem.m, problem.n), problem.out_dtype)))
