@@ -380,9 +380,8 @@ def _print_tuned(tuned: TunedConfig) -> None:
     for candidate in tuned.candidates[:5]:
         if candidate.ratios:
             print(f"    {candidate.ratios[-1]:.3f}  {candidate.times_ms[-1]:.4f} ms  {candidate.name}")
-    gflops = 2 * tuned.m * tuned.n * tuned.k / (tuned.time_ms * 1e6)
     print(
-        f"  {tuned.verdict}: {tuned.winner.name}: {tuned.time_ms:.4f} ms, {gflops:.0f} GFLOPS, "
+        f"  {tuned.verdict}: {tuned.winner.name}: {tuned.time_ms:.4f} ms, {tuned.gflops:.0f} GFLOPS, "
         f"{tuned.ratio_to_cublas:.3f} of cuBLAS, {tuned.gain_over_default_pct:+.1f} % over the default configuration"
     )
     if tuned.runner_up:

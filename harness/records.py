@@ -482,6 +482,7 @@ class TunedConfig(_Stored):
     layout: str
     dtype: str
     out_dtype: str
+    math: str
     arch: str
     winner: Candidate
     runner_up: Candidate | None
@@ -517,6 +518,11 @@ class TunedConfig(_Stored):
         return self.confirmation[0].median_ms
 
     @property
+    def gflops(self) -> float:
+        """The winner's speed in the confirmation: 2·m·n·k operations over the time, in 10⁹ per second."""
+        return 2 * self.m * self.n * self.k / (self.time_ms * 1e6)
+
+    @property
     def ratio_to_cublas(self) -> float:
         """The winner's speed relative to the faster cuBLAS form of the same rounds."""
         return self.fastest_baseline.median_ms / self.time_ms
@@ -527,11 +533,14 @@ class TunedConfig(_Stored):
         default = next(timing for timing in self.confirmation if timing.label == self.default)
         return 100 * (default.median_ms / self.time_ms - 1)
 
+    def path_in(self, folder: Path) -> Path:
+        """Where it lies in a results folder."""
+        shape = (self.m, self.n, self.k)
+        return tuned_path(folder, self.environment.gpu, self.step, shape, self.layout, self.dtype, self.out_dtype)
+
     def save(self, folder: Path) -> Path:
         """Write it under ``folder``/tuned; the same case tuned again replaces it."""
-        shape = (self.m, self.n, self.k)
-        path = tuned_path(folder, self.environment.gpu, self.step, shape, self.layout, self.dtype, self.out_dtype)
-        return write_atomically(path, self.to_json())
+        return write_atomically(self.path_in(folder), self.to_json())
 
 
 def tuned_path(

@@ -17,7 +17,7 @@ import tvm
 
 from harness.build import Case, Kernel, compiled, executable, lower
 from harness.execution import GpuBackend
-from harness.measure import Arena, Plan, Rounds, gpu_identity, versions
+from harness.measure import MATH, Arena, Plan, Rounds, gpu_identity, versions
 from harness.model import bound, predict_tile
 from harness.records import (
     Candidate,
@@ -38,7 +38,6 @@ from steps.config import DEFAULT_STAGES, STAGE_SET, TILE_SET, TuningSpace
 from steps.registry import find_steps
 
 ROOT = Path(__file__).resolve().parent.parent
-MATH = "ieee"  # float32 products without TF32; half precision multiplies exactly and adds in float32
 MEASURING_SOURCES = ("harness/*.py", "schedules/*.py", "steps/*.py")
 KERNEL_SOURCES = (
     *("schedules/*.py", "steps/*.py"),

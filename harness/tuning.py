@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.build import Case
-from harness.measure import Plan, Rounds
+from harness.measure import MATH, Plan, Rounds
 from harness.records import Candidate, RecordError, TunedConfig, TuningProgress, read_text, tuned_path, write_atomically
 from harness.toolchain import CompileError
 from harness.verify import WrongResult
@@ -330,6 +330,7 @@ class _Database:
             layout=problem.layout,
             dtype=problem.dtype,
             out_dtype=problem.out_dtype,
+            math=MATH,
             arch=self.case.machine.arch,
             winner=_described(confirmed.winner),
             runner_up=_described(runner_up) if runner_up else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.records import Record, load_records
+from harness.records import Record, TunedConfig, load_records, load_tuned
 
 from .page import render_pages
 from .paths import Paths
@@ -21,6 +21,8 @@ def findings(paths: Paths) -> list[str]:
     """Everything wrong with a results folder and its pages, plots and README, a line each."""
     records = list(load_records(paths.results))
     found = [f"{record.file_name()}: {problem}" for record in records for problem in record_problems(record)]
+    tuned = load_tuned(paths.results)
+    found += [f"{config.path_in(paths.results).name}: {what}" for config in tuned for what in tuned_problems(config)]
     if any(sample_problems(record) for record in newest(records)):
         return found  # no figure of such a record can be recomputed, so nothing else can be compared
     results = load(paths.results)
@@ -50,6 +52,19 @@ def record_problems(record: Record) -> Iterator[str]:
     if record.kind != "step":
         yield f"unknown kind {record.kind!r}"
     yield from _step_problems(record, speed_known=not broken)
+
+
+def tuned_problems(tuned: TunedConfig) -> Iterator[str]:
+    """What makes a tuned configuration no evidence."""
+    if tuned.method.rounds < FEWEST_ROUNDS:
+        yield f"confirmed in {tuned.method.rounds} rounds; at least {FEWEST_ROUNDS} are needed"
+    for timing in tuned.confirmation:
+        if len(timing.samples_ms) != tuned.method.rounds or not min(timing.samples_ms) > 0:
+            yield f"{timing.label}: not one time above 0 for each of {tuned.method.rounds} rounds"
+    for wrong in (candidate for candidate in tuned.candidates if candidate.status == "wrong"):
+        yield f"the candidate {wrong.name} is wrong: {wrong.why}"
+    if tuned.environment.dirty:
+        yield f"measured from a tree with uncommitted changes ({tuned.environment.revision[:12]})"
 
 
 def ladder_gaps(section: Section) -> Iterator[str]:
