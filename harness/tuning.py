@@ -10,6 +10,7 @@ because the best of many is partly the luckiest; that confirmation gives the mar
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import math
 import statistics
 import time
@@ -88,17 +89,19 @@ class Search:
         """Time the candidates, rung by rung; returns those that were timed, best first.
 
         Stops before the batch at which ``enough`` says so, though not before the first. ``after_batch`` is told, in
-        words, how far it is.
+        words, how far it is. WrongResult or CompileError where none could be timed.
         """
         field = self.legal
         for rung, plan in enumerate(RUNGS):
             waiting = [case for case in field if self._waits_for(case, rung)]
-            for batch in self._built_ahead(waiting):
-                if self.ranked() and enough():
-                    return self.ranked()
-                self._time(batch, plan)
-                done = sum(not self._waits_for(case, rung) for case in field)
-                after_batch(f"rung {rung + 1} of {len(RUNGS)}: {done} of {len(field)} candidates")
+            with contextlib.closing(self._built_ahead(waiting)) as batches:
+                for batch in batches:
+                    if self.ranked() and enough():
+                        return self.ranked()
+                    self._time(batch, plan)
+                    done = sum(not self._waits_for(case, rung) for case in field)
+                    after_batch(f"rung {rung + 1} of {len(RUNGS)}: {done} of {len(field)} candidates")
+            self._require_timed()
             timed = self.ranked(rung)
             field = timed[: max(FEWEST_SURVIVORS, -(-len(timed) // SURVIVING))]
         return self.ranked()
@@ -119,6 +122,12 @@ class Search:
         refused = [candidate for candidate in self.found.values() if not candidate.ratios]
         return (*(self.found[case] for case in self.ranked()), *refused, *self.illegal)
 
+    def _require_timed(self) -> None:
+        if not self.ranked():
+            refused = sorted(self.found.values(), key=lambda candidate: candidate.status != "wrong")[0]
+            error = WrongResult if refused.status == "wrong" else CompileError
+            raise error(f"no candidate may be timed; {refused.name} is {refused.status}: {refused.why}")
+
     def _waits_for(self, case: Case, rung: int) -> bool:
         known = self.found.get(case)
         return known is None or (known.status == "timed" and len(known.ratios) <= rung)
@@ -127,10 +136,15 @@ class Search:
         """Batches of cases, each built when its turn comes; the compiler works on the next one meanwhile."""
         batches = [cases[start : start + BATCH] for start in range(0, len(cases), BATCH)]
         building = self.session.start_builds(batches[0]) if batches else []
-        for batch, coming in zip(batches, [*batches[1:], []]):
+        try:
+            for batch, coming in zip(batches, [*batches[1:], []]):
+                concurrent.futures.wait(building)
+                building = self.session.start_builds(coming)
+                yield batch
+        finally:  # a search that stops early leaves no compiler running beside the confirmation
+            for build in building:
+                build.cancel()
             concurrent.futures.wait(building)
-            building = self.session.start_builds(coming)
-            yield batch
 
     def _time(self, batch: list[Case], plan: Plan) -> None:
         """One race of a batch and cuBLAS; what each candidate did is added to what is known of it."""
@@ -243,7 +257,7 @@ def tune(
     What is on disk is good for the same space, sources and versions, if it saw the whole space or as much as
     ``budget_s`` seconds allow; ``retune`` measures all the same. After each batch the search is on disk, and an
     interrupted one is gone on with. After ``budget_s`` seconds the search stops, and what it has is confirmed.
-    RecordError names a file that is damaged; WrongResult where no candidate computes the product.
+    RecordError names a file that is damaged; WrongResult or CompileError where no candidate can be timed.
     """
     started, space = clock(), case.step.tuning_space(case.machine.has_cp_async)
     database = _Database(session, case, space)
@@ -262,9 +276,6 @@ def tune(
         say(where + "".join(f"; best {search.found[c].name}, {search.found[c].ratios[-1]:.3f} of cuBLAS" for c in best))
 
     ranked = search.run(lambda: budget_s is not None and clock() - started >= budget_s, after_batch)
-    if not ranked:
-        refused = next(iter(search.found.values()))
-        raise WrongResult(f"no candidate may be timed; the first, {refused.name}, is {refused.status}: {refused.why}")
     return database.finish(search, confirm(session, ranked, default_case(case)), budget_s)
 
 

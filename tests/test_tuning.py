@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from harness import cli, session, tuning
-from harness.build import Case, lower
+from harness.build import Case, Kernel, lower
 from harness.execution import NoGpu
 from harness.records import RecordError, TunedConfig, load_records, load_tuned
 from harness.session import Session
+from harness.toolchain import CompileError
 from harness.tuning import candidates, cost, default_case, median_interval, tune, tuned_case
 from harness.verify import WrongResult
 from schedules.errors import IllegalSchedule
@@ -183,6 +184,26 @@ def test_where_all_are_wrong_none_is_kept(made: Session, gpu: FakeGpu) -> None:
     with pytest.raises(WrongResult, match="no candidate may be timed"):
         tuned_again(made, make_case(4, SHAPE))
     assert (gpu.races, load_tuned(made.out)) == ([], [])
+
+
+def test_a_candidate_that_does_not_compile_is_listed(
+    made: Session, favoured: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiles, broken = session.compiled, {f"{FAST} 2 stages"}
+
+    def compile_some(kernel: Kernel, compiler: object) -> Kernel:
+        if any(name in str(kernel.case) for name in broken):
+            raise CompileError("ptxas: out of registers")
+        return compiles(kernel, compiler)
+
+    monkeypatch.setattr(session, "compiled", compile_some)
+    tuned, _ = tuned_again(made, make_case(5, SHAPE))
+    assert tuned.winner.tile == SECOND
+    assert [c.why for c in tuned.candidates if c.status == "not built"] == ["ptxas: out of registers"]
+    assert tuned.seen == tuned.legal == LEGAL
+    broken.add("step4")
+    with pytest.raises(CompileError, match=r"no candidate may be timed; default .* is not built: ptxas"):
+        tuned_again(made, make_case(4, SHAPE))
 
 
 def test_an_illegal_candidate_is_listed_with_the_reason(
