@@ -31,7 +31,7 @@ from steps.config import DEFAULT_STAGES, DEFAULT_TILE, TuningSpace
 if TYPE_CHECKING:
     from harness.session import Session
 
-RUNGS = (Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0), Plan(rounds=15, warmup_ms=100.0))
+RUNGS = (Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0), Plan(rounds=11, warmup_ms=100.0))
 CONFIRMATION = Plan(rounds=31, warmup_ms=250.0)
 CONFIRMATION_SEED = 1_000_000  # beyond the operands of any search
 BATCH = 24
@@ -117,6 +117,10 @@ class Search:
         timed = [case for case, candidate in self.found.items() if candidate.ratios]
         return sorted(timed, key=lambda case: (-len(self.found[case].ratios), -self.found[case].ratios[-1]))
 
+    def known(self, case: Case) -> Candidate:
+        """What is known of a case; a bare description where the search did not meet it."""
+        return self.found.get(case, _described(case))
+
     def outcome(self) -> tuple[Candidate, ...]:
         """Every candidate that was seen: timed ones, best first, then refused ones, then illegal ones."""
         refused = [candidate for candidate in self.found.values() if not candidate.ratios]
@@ -156,7 +160,7 @@ class Search:
         *timings, stored, transposed = arena.race([*own, *arena.cublas()], plan).timings
         cublas_ms = min(stored.median_ms, transposed.median_ms)
         for case, timing in zip(running, timings):
-            known = self.found.get(case) or _described(case)
+            known = self.known(case)
             times, ratios = (*known.times_ms, timing.median_ms), (*known.ratios, cublas_ms / timing.median_ms)
             self.found[case] = replace(known, times_ms=times, ratios=ratios)
 
@@ -343,8 +347,8 @@ class _Database:
             out_dtype=problem.out_dtype,
             math=MATH,
             arch=self.case.machine.arch,
-            winner=_described(confirmed.winner),
-            runner_up=_described(runner_up) if runner_up else None,
+            winner=search.known(confirmed.winner),
+            runner_up=search.known(runner_up) if runner_up else None,
             verdict=confirmed.verdict,
             margin_pct=confirmed.margin_pct,
             margin_interval_pct=confirmed.margin_interval_pct,

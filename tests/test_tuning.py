@@ -136,6 +136,7 @@ def test_the_fastest_is_found_and_confirmed_on_other_operands(made: Session, fav
     assert (tuned.time_ms, tuned.ratio_to_cublas) == (0.5, 2.0)
     assert tuned.gain_over_default_pct == pytest.approx(300.0)
     assert tuned.method.rounds == tuning.CONFIRMATION.rounds > max(plan.rounds for plan in tuning.RUNGS)
+    assert tuned.winner == tuned.candidates[0]
     assert favoured.seeds == [0, tuning.CONFIRMATION_SEED]
     assert all("cublas-nn" in labels for labels in favoured.races)
     assert load_tuned(made.out) == [tuned]
