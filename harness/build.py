@@ -264,7 +264,7 @@ def executable(kernel: Kernel) -> tvm.runtime.Executable:
             raise RuntimeError(f"TVM generated other CUDA text for {kernel.case} than the text that was compiled")
         return kernel.cubin.data
 
-    with _cuda_compiler(deliver), tvm.transform.PassContext(config=kernel.pass_config):
+    with cuda_compiler(deliver), tvm.transform.PassContext(config=kernel.pass_config):
         return tvm.compile(kernel.schedule.mod, target=kernel.case.machine.target())
 
 
@@ -280,7 +280,7 @@ def _generate_cuda(device: tvm.IRModule, target: tvm.target.Target) -> str:
         texts.append(source)
         raise _TextOnly
 
-    with _cuda_compiler(catch):
+    with cuda_compiler(catch):
         try:
             return tvm.get_global_func("target.build.cuda")(device, target).inspect_source()
         except Exception:
@@ -290,7 +290,7 @@ def _generate_cuda(device: tvm.IRModule, target: tvm.target.Target) -> str:
 
 
 @contextlib.contextmanager
-def _cuda_compiler(callback) -> Iterator[None]:
+def cuda_compiler(callback) -> Iterator[None]:
     """Let ``callback(source) -> cubin`` stand in for TVM's own way of compiling CUDA text."""
     name = "tvm_callback_cuda_compile"
     before = tvm.get_global_func(name)

@@ -20,7 +20,9 @@ from harness.build import Case, Kernel, UnsupportedCase, compiled, lower
 from harness.counters import NoProfiler, count
 from harness.execution import GpuBackend, LlvmBackend, NoGpu, gpu_arch, gpu_machine, gpu_present, require_gpu
 from harness.explain import aspects, why
+from harness.microbench import BENCHMARKS, UnknownQuantity, UnsuitableGpu, chosen, measure_rates
 from harness.model import predict_tile
+from harness.rate_files import RATES, BadRates, measured_gpus
 from harness.records import (
     RESULTS,
     Counters,
@@ -32,7 +34,7 @@ from harness.records import (
     now,
     read_text,
 )
-from harness.session import Journal, Session
+from harness.session import ROOT, Journal, Session, git_state
 from harness.targets import DEFAULT_ARCH, MACHINES, UnknownTarget, machine_for
 from harness.toolchain import CompileError, NoCompiler, compile_ptx, disassemble, find_compiler, require_compiler
 from harness.tuning import tune, tuned_case
@@ -58,6 +60,9 @@ REFUSALS = (
     CompileError,
     RecordError,
     MalformedStep,
+    BadRates,
+    UnknownQuantity,
+    UnsuitableGpu,
 )
 EXAMPLES = """examples:
   python -m harness list                                    what there is
@@ -93,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "sweep": _sweep,
             "counters": _counters,
             "tune": _tune,
+            "microbench": _microbench,
         }
         return commands[options.command](options, command)
     except KeyboardInterrupt:
@@ -152,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         "sweep": "run over tiles, stage counts and variants; each result is a record",
         "counters": "hardware counters by Nsight Compute: pipes, conflicts, stalls; each result is on disk",
         "tune": "measure a step's whole tuning space for each shape, confirm the best, keep it for --tile tuned",
+        "microbench": "measure the GPU's own rates and latencies, which predictions need, into harness/rates/",
     }
     for name, text in texts.items():
         sub = commands.add_parser(
@@ -159,6 +166,8 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name == "tune":
             _add_tuning_options(sub)
+        elif name == "microbench":
+            _add_microbench_options(sub)
         elif name != "list":
             _add_options(sub, sweep=name == "sweep")
         if name == "run":
@@ -206,6 +215,12 @@ def _add_options(sub: argparse.ArgumentParser, sweep: bool) -> None:
     _add_places(sub)
 
 
+def _add_microbench_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--only", metavar="NAME,…", help=f"quantities (all): {', '.join(BENCHMARKS)}")
+    sub.add_argument("--revision", help="what to note as the revision where the tree is a clean copy without git")
+    sub.add_argument("--out", type=Path, default=RATES, help="folder for the GPU's file (harness/rates)")
+
+
 def _list(_options: argparse.Namespace, _command: str) -> int:
     table = Table(title="Steps")
     for heading in ("step", "what", "variants (the first is the default)"):
@@ -219,6 +234,9 @@ def _list(_options: argparse.Namespace, _command: str) -> int:
     print(f"tune chooses among these and {len(TUNING_TILES) - len(TILE_SET)} more, with {slots} stages:")
     print("  " + ", ".join(map(str, TUNING_TILES[len(TILE_SET) :])))
     print(f"architectures: {', '.join(MACHINES)}")
+    for file in measured_gpus():
+        measured = sum(bool(quantity.samples) for quantity in file.quantities.values())
+        print(f"rates of {file.gpu} ({file.arch}): {measured} of {len(BENCHMARKS)} measured by microbench")
     return 0
 
 
@@ -389,6 +407,21 @@ def _print_tuned(tuned: TunedConfig) -> None:
         cheaper = "; the cheaper is taken" if tuned.verdict == "tie" else ""
         margin = f"{tuned.margin_pct:+.2f} % ({low:+.2f} to {high:+.2f} %)"
         print(f"  {margin} over the runner-up {tuned.runner_up.name}{cheaper}", flush=True)
+
+
+def _microbench(options: argparse.Namespace, command: str) -> int:
+    """Measure the GPU's rates; each is in its file, and printed, before the next begins."""
+    benchmarks = chosen(options.only)
+    machine, compiler = gpu_machine(), require_compiler()
+    check_writable(options.out)
+    revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
+    provenance = {"command": command, "revision": revision, "dirty": dirty}
+    for name, found, path in measure_rates(machine, compiler, benchmarks, options.out, provenance):
+        at = [f"{value:g}: " for value in found.at] or [""]
+        shown = ", ".join(f"{place}{median:.4g}" for place, median in zip(at, found.medians))
+        over = f" over {found.over}" if found.over else ""
+        print(f"{name}{over}: {shown} (samples within {found.spread_pct:.1f} %), in {path}", flush=True)
+    return 0
 
 
 def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> list[Record]:

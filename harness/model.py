@@ -51,7 +51,7 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
     (the form of ALCOP, MLSys 2023, section on its analytical model).
     """
     machine, tile, resources = kernel.case.machine, kernel.case.tile, kernel.resources
-    if resources is None or not (machine.sms and machine.fp32_gflops and machine.bandwidth_gb_s):
+    if resources is None or machine.rates is None:
         return None
     if not kernel.code.cp_async or accumulator_dtype(kernel.case.problem.dtype) != "float32":
         return None
@@ -76,13 +76,13 @@ def bound(kernel: Kernel, time_ms: float) -> str:
     else the kernel waits: latency.
     """
     machine, problem = kernel.case.machine, kernel.case.problem
-    if not (machine.sms and machine.fp32_gflops and machine.bandwidth_gb_s):
+    if machine.rates is None:
         return "unknown"
     itemsize = dtype_bytes(problem.dtype)
     compulsory = (problem.m * problem.k + problem.k * problem.n) * itemsize
     compulsory += problem.m * problem.n * dtype_bytes(problem.out_dtype)
     tile = kernel.case.tile if kernel.case.step.number > 2 else kernel.case.tile.one_output_per_thread()
-    clock_ghz = machine.fp32_gflops / (machine.sms * 256)  # 128 multiply-adds per clock
+    clock_ghz = machine.rates.sm_clock_mhz / 1e3
     floors_ms = {
         "compute": problem.flops / machine.fp32_gflops / 1e6,
         "memory": max(

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from tvm.target import Target
 
+from harness.rate_files import Rates, rates_of
+
 
 class UnknownTarget(ValueError):
     """An architecture that is not in the table."""
@@ -14,12 +16,11 @@ class UnknownTarget(ValueError):
 @dataclass(frozen=True)
 class Machine:
     """What one architecture offers. Limits are the architecture's (CUDA C++ programming guide, compute
-    capabilities); rates and latencies are those of the GPU named, their origin beside them, else None.
+    capabilities); rates are those measured on the GPU named (``harness/rates/``), None where none were.
     """
 
     arch: str
     gpu: str | None
-    sms: int | None
     smem_per_block_bytes: int
     smem_per_sm_bytes: int
     threads_per_sm: int
@@ -28,9 +29,31 @@ class Machine:
     threads_per_block: int = 1024
     warp_size: int = 32
     has_cp_async: bool = True
-    fp32_gflops: float | None = None
-    bandwidth_gb_s: float | None = None
-    dram_latency_ns: float | None = None
+
+    @property
+    def rates(self) -> Rates | None:
+        """What was measured on the GPU named; None where nothing was, BadRates where the file is not whole."""
+        return rates_of(self.arch, self.gpu)
+
+    @property
+    def sms(self) -> int | None:
+        """Multiprocessors."""
+        return self.rates and self.rates.sms
+
+    @property
+    def fp32_gflops(self) -> float | None:
+        """float32 peak, a multiply-add counted as two operations."""
+        return self.rates and self.rates.fp32_gflops
+
+    @property
+    def bandwidth_gb_s(self) -> float | None:
+        """Device memory: bytes read and written by a copy."""
+        return self.rates and self.rates.copy_gb_s
+
+    @property
+    def dram_latency_ns(self) -> float | None:
+        """Device memory: one load that waits for the one before."""
+        return self.rates and self.rates.dram_latency_ns
 
     def target(self) -> Target:
         """The TVM target with this machine's limits, so that a schedule can be checked against it."""
@@ -46,13 +69,11 @@ class Machine:
         )
 
     def of_gpu(self, name: str) -> Machine:
-        """This machine where its rates were measured on a GPU of that name; else without rates.
+        """This machine with the rates of the GPU of that name; without rates where none were measured on it.
 
         Two GPUs of one architecture share its limits, not its multiprocessors, clocks and memory.
         """
-        if name == self.gpu:
-            return self
-        return replace(self, gpu=None, sms=None, fp32_gflops=None, bandwidth_gb_s=None, dram_latency_ns=None)
+        return self if name == self.gpu else replace(self, gpu=name)
 
     def blocks_resident(self, threads: int, registers: int, smem_bytes: int) -> tuple[int, str]:
         """How many blocks of one kernel an SM holds at once, and what limits it.
@@ -74,17 +95,14 @@ class Machine:
         return limits[limit], limit
 
 
-def _machine(
-    arch: str, smem_block_kib: int, smem_sm_kib: int, threads: int, blocks: int, **measured: object
-) -> Machine:
-    known = {"gpu": None, "sms": None, **measured}
+def _machine(arch: str, smem_block_kib: int, smem_sm_kib: int, threads: int, blocks: int, **more: object) -> Machine:
     return Machine(
         arch,
         smem_per_block_bytes=smem_block_kib * 1024,
         smem_per_sm_bytes=smem_sm_kib * 1024,
         threads_per_sm=threads,
         blocks_per_sm=blocks,
-        **known,
+        **{"gpu": None, **more},
     )  # type: ignore[arg-type]
 
 
@@ -95,18 +113,13 @@ MACHINES: dict[str, Machine] = {
         _machine("sm_80", 163, 164, 2048, 32),
         _machine("sm_86", 99, 100, 1536, 16),
         _machine("sm_89", 99, 100, 1536, 24),
-        # H200. The peak is arithmetic: 132 · 128 multiply-adds a clock at 1980 MHz. Bandwidth: a copy of device
-        # memory, measured. Latency: pointers chased once through 256 MiB (637 cycles; 288 within the L2); the
-        # program for that is not kept here.
-        _machine(
-            "sm_90a", 227, 228, 2048, 32,
-            gpu="NVIDIA H200", sms=132, fp32_gflops=66900.0, bandwidth_gb_s=4300.0, dram_latency_ns=322.0,
-        ),
+        # Where no GPU is at hand, predictions for sm_90a are those for an H200.
+        _machine("sm_90a", 227, 228, 2048, 32, gpu="NVIDIA H200"),
         _machine("sm_90", 227, 228, 2048, 32),
         _machine("sm_100a", 227, 228, 2048, 32),
         _machine("sm_120", 99, 100, 1536, 24),
     )
-}  # fmt: skip
+}
 DEFAULT_ARCH = "sm_90a"
 
 

@@ -1,0 +1,552 @@
+"""Microbenchmarks of the GPU at hand: the constants of the models, each by a small kernel of its own.
+
+The kernels are ``harness/probes.cu``; TVM launches each through a PrimFunc that does nothing but call it, so that
+there is one way to compile and to launch in this project. Every quantity is the median of :data:`ROUNDS` rounds
+after warming up, each between device events; the raw values are kept. A kernel's output is compared with what its
+loop must leave, and its rate with what is physically plausible: what the compiler threw away is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.backend.cuda.op import cuda_func_call
+from tvm.script import tirx as T
+
+from harness.build import cuda_compiler
+from harness.execution import GpuBackend
+from harness.measure import gpu_identity, gpu_state, versions
+from harness.rate_files import Quantity, RatesFile, path_of, read_rates_file
+from harness.records import now
+from harness.targets import Machine
+from harness.toolchain import Compiler, compile_cubin
+from harness.verify import WrongResult
+
+SOURCE = Path(__file__).resolve().parent / "probes.cu"
+PROBES = (
+    "chase",
+    "chase_shared",
+    "fma_chain",
+    "fma_many",
+    "read_shared",
+    "meet",
+    "nothing",
+    "copy",
+    "read",
+    "round_trip",
+    "stream_async",
+)
+ROUNDS = 9
+ARRAY_BYTES = 2**30
+CHASE_BYTES, L2_CHASE_BYTES, L2_READ_BYTES = 2**28, 2**24, 24 * 2**20
+LINE_WORDS = 32  # one visit per 128 bytes
+CHAINS = 16  # of probes.cu
+STREAM_THREADS = 256
+SETTLE_S, SETTLED = 4.0, 0.003  # at most so long, until two readings of the clock differ by less than this share
+# Copies under way in each of 256 threads, and blocks per multiprocessor: 16 bytes each, from 4 to 96 KiB.
+IN_FLIGHT = ((1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (6, 2), (8, 2), (8, 3))
+HOLD_STEPS = 2**14  # barriers of one block, some tenths of a millisecond, in which the host queues what is timed
+BARRIER_THREADS = (64, 128, 256, 512, 1024)
+
+
+class UnknownQuantity(ValueError):
+    """A quantity that no microbenchmark measures."""
+
+
+class UnsuitableGpu(RuntimeError):
+    """A GPU that the probes cannot run on, or that is not as ``harness/targets.py`` has it."""
+
+
+def probe_module() -> tvm.IRModule:
+    """One PrimFunc per probe: ``probe(source, sink, marks, grid, threads, first, steps, width, count)``.
+
+    ``source`` and ``sink`` are int32 arrays, ``marks`` two int64 (cycles, nanoseconds); ``grid`` blocks of
+    ``threads``; the last four are the probe's own numbers (``harness/probes.cu``).
+    """
+    text = SOURCE.read_text(encoding="utf-8")
+    return tvm.IRModule({name: _probe(name, text) for name in PROBES})
+
+
+def _probe(name: str, text: str) -> tvm.tirx.PrimFunc:
+    @T.prim_func(s_tir=True, private=False)
+    def probe(
+        source_handle: T.handle,
+        sink_handle: T.handle,
+        marks_handle: T.handle,
+        grid: T.int32,
+        threads: T.int32,
+        first: T.int32,
+        steps: T.int32,
+        width: T.int32,
+        count: T.int32,
+    ):
+        source_words, sink_words = T.int32(), T.int32()
+        source = T.match_buffer(source_handle, (source_words,), "int32")
+        sink = T.match_buffer(sink_handle, (sink_words,), "int32")
+        marks = T.match_buffer(marks_handle, (2,), "int64")
+        for _block in T.thread_binding(grid, thread="blockIdx.x"):
+            for _thread in T.thread_binding(threads, thread="threadIdx.x"):
+                T.evaluate(
+                    cuda_func_call(
+                        name, source.data, sink.data, marks.data, first, steps, width, count, source_code=text
+                    )
+                )
+
+    return probe.with_attr("global_symbol", f"{name}_probe")
+
+
+def build_probes(machine: Machine, compiler: Compiler) -> tvm.runtime.Executable:
+    """All probes as one executable; where a GPU is present, of the cubin that the project's own nvcc made."""
+    if not machine.has_cp_async:
+        raise UnsuitableGpu(f"the microbenchmarks need cp.async, which {machine.arch} lacks; run on sm_80 or newer")
+    with cuda_compiler(lambda source: compile_cubin(source, machine.arch, compiler).data):
+        return tvm.compile(probe_module(), target=machine.target())
+
+
+class Bench:
+    """The GPU at hand with the probes loaded, and a GiB to read and one to write."""
+
+    def __init__(self, machine: Machine, compiler: Compiler) -> None:
+        self.torch = torch = GpuBackend().torch
+        self.device = device_facts(torch, machine)
+        require_memory(torch)
+        executable = build_probes(machine, compiler)
+        self.probes = {name: executable[f"{name}_probe"] for name in PROBES}
+        self.sms = self.device["sms"]
+        words = ARRAY_BYTES // 4
+        seeded = torch.Generator("cuda").manual_seed(0)
+        self.source = torch.randint(0, 1 << 16, (words,), dtype=torch.int32, device="cuda", generator=seeded)
+        self.sink = torch.zeros(words, dtype=torch.int32, device="cuda")
+        self.marks = torch.zeros(2, dtype=torch.int64, device="cuda")
+
+    def launch(self, probe: str, *, grid=1, threads=1, first=0, steps=0, width=1, count=0, source: Any = None) -> None:
+        """Launch a probe on the current stream; ``source`` stands in for the GiB of random words."""
+        arrays = (self.source if source is None else source, self.sink, self.marks)
+        self.probes[probe](*arrays, grid, threads, first, steps, width, count)
+
+    def sample(
+        self, run: Callable[[int], None], check: Callable[[int], None] | None = None, cold: bool = False
+    ) -> list[float]:
+        """Nanoseconds of ``run(round)``, per round; round 0 warms up and is not among them.
+
+        ``check(round)`` follows each run; with ``cold`` the L2 is filled with other, clean data before each.
+        """
+        times = []
+        for number in range(ROUNDS + 1):
+            if cold:
+                self.sink.amax()
+            self.launch("meet", threads=1024, steps=HOLD_STEPS)
+            start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run(number)
+            end.record()
+            self.torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) * 1e6)
+            if check:
+                check(number)
+        return times[1:]
+
+    def expect(self, what: str, words: int, expected: Any) -> None:
+        """WrongResult unless the first ``words`` of the sink, or their sum modulo 2³², are as expected."""
+        found = self.sink[:words]
+        if isinstance(expected, int):
+            right = (int(found.sum(dtype=self.torch.int64)) - expected) % 2**32 == 0
+        else:
+            right = bool((found == expected).all())
+        if not right:
+            raise WrongResult(f"probe {what} left {found[:4].tolist()} …, expected {str(expected)[:80]}: not recorded")
+
+    def total(self, words: int) -> int:
+        """The sum of the first words of the source."""
+        return int(self.source[:words].sum(dtype=self.torch.int64))
+
+    def settle(self) -> None:
+        """Keep the GPU busy until its clock stays where it is."""
+        begun, before = time.perf_counter(), 0.0
+        while time.perf_counter() - begun < SETTLE_S:
+            for _ in range(20):
+                self.launch("fma_many", grid=2 * self.sms, threads=1024, steps=2**14)
+            self.torch.cuda.synchronize()
+            clock = self.clock_mhz()
+            if time.perf_counter() - begun > SETTLE_S / 8 and abs(clock - before) < SETTLED * clock:
+                return
+            before = clock
+
+    def clock_mhz(self) -> float:
+        """The SM clock during the last probe that holds a stopwatch."""
+        cycles, nanoseconds = self.marks.tolist()
+        return 1e3 * cycles / nanoseconds
+
+    @cached_property
+    def chain(self) -> tuple[Any, Any]:
+        """:func:`chase_ring` over :data:`CHASE_BYTES`."""
+        return chase_ring(self.torch, CHASE_BYTES)
+
+
+def chase_ring(torch: Any, size_bytes: int) -> tuple[Any, Any]:
+    """Links through all lines of an array in one random cycle, and the places in the order of the visits."""
+    order = torch.randperm(size_bytes // (4 * LINE_WORDS), device="cuda").to(torch.int32) * LINE_WORDS
+    links = torch.zeros(size_bytes // 4, dtype=torch.int32, device="cuda")
+    links[order.long()] = order.roll(-1)
+    return links, order
+
+
+def device_facts(torch: Any, machine: Machine) -> dict[str, int]:
+    """What the driver reports; UnsuitableGpu where it contradicts the limits in ``harness/targets.py``."""
+    properties = torch.cuda.get_device_properties(0)
+    limits = {
+        "smem_per_block_bytes": properties.shared_memory_per_block_optin,
+        "smem_per_sm_bytes": properties.shared_memory_per_multiprocessor,
+        "threads_per_sm": properties.max_threads_per_multi_processor,
+        "registers_per_sm": properties.regs_per_multiprocessor,
+        "warp_size": properties.warp_size,
+    }
+    for name, value in limits.items():
+        if value != getattr(machine, name):
+            raise UnsuitableGpu(
+                f"the driver reports {name} = {value}, harness/targets.py has {getattr(machine, name)} for "
+                f"{machine.arch}; correct the table first"
+            )
+    return {"sms": properties.multi_processor_count, "l2_bytes": properties.L2_cache_size, **limits}
+
+
+def require_memory(torch: Any) -> None:
+    """UnsuitableGpu where the arrays and what checks them would not fit."""
+    free, _ = torch.cuda.mem_get_info()
+    if free < 4 * ARRAY_BYTES:
+        raise UnsuitableGpu(
+            f"{free / 2**30:.1f} GiB of device memory are free, the microbenchmarks need "
+            f"{4 * ARRAY_BYTES / 2**30:.0f}; end what else runs on the GPU"
+        )
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One quantity: how it is measured, what is varied, and between which values it can be believed.
+
+    ``measure`` yields the samples of one point after the other, as (value varied or None, samples).
+    """
+
+    name: str
+    how: str
+    over: str
+    plausible: tuple[float, float]
+    measure: Callable[[Bench], Iterable[tuple[float | None, list[float]]]]
+
+
+BENCHMARKS: dict[str, Benchmark] = {}
+Points = Iterator[tuple[float | None, list[float]]]
+
+
+def quantity(low: float, high: float, over: str = "") -> Callable[[Callable[[Bench], Points]], Any]:
+    """Declare a function as the measurement of the quantity of its name; its docstring says how."""
+
+    def declare(measure: Callable[[Bench], Points]) -> Callable[[Bench], Points]:
+        how = " ".join(measure.__doc__.split())
+        BENCHMARKS[measure.__name__] = Benchmark(measure.__name__, how, over, (low, high), measure)
+        return measure
+
+    return declare
+
+
+@quantity(500, 4000)
+def sm_clock_mhz(bench: Bench) -> Points:
+    """Cycles over nanoseconds of one block, all multiprocessors busy with multiply-adds"""
+    clocks: list[float] = []
+    bench.sample(lambda _: _fma(bench, 2 * bench.sms, 1024, 2**15), lambda _: clocks.append(bench.clock_mhz()))
+    yield None, clocks[1:]
+
+
+@quantity(1000, 1e6)
+def fp32_gflops(bench: Bench) -> Points:
+    """Independent multiply-adds in registers, 16 chains a thread, 2048 threads per multiprocessor (1024 twice)"""
+    yield None, _fma_gflops(bench, 2 * bench.sms, 1024, 2**15)
+
+
+@quantity(1000, 1e6)
+def fp32_gflops_one_warp_per_scheduler(bench: Bench) -> Points:
+    """The same with 4 warps per multiprocessor"""
+    yield None, _fma_gflops(bench, bench.sms, 128, 2**18)
+
+
+def _fma(bench: Bench, grid: int, threads: int, steps: int) -> None:
+    bench.launch("fma_many", grid=grid, threads=threads, steps=steps)
+
+
+def _fma_gflops(bench: Bench, grid: int, threads: int, steps: int) -> list[float]:
+    lanes = bench.torch.arange(threads, device="cuda", dtype=bench.torch.int32).repeat(grid)
+    expected = CHAINS * (lanes + steps) + sum(range(CHAINS))
+    times = bench.sample(
+        lambda _: _fma(bench, grid, threads, steps), lambda _: bench.expect("fma_many", grid * threads, expected)
+    )
+    return [2 * CHAINS * steps * grid * threads / ns for ns in times]
+
+
+@quantity(0.5, 20)
+def fma_latency_ns(bench: Bench) -> Points:
+    """One thread's chain of dependent multiply-adds"""
+    steps = 2**21
+    times = bench.sample(
+        lambda _: bench.launch("fma_chain", steps=steps), lambda _: bench.expect("fma_chain", 1, steps)
+    )
+    yield None, [ns / steps for ns in times]
+
+
+@quantity(3, 100)
+def shared_latency_ns(bench: Bench) -> Points:
+    """One thread's chain of dependent 4-byte loads from shared memory"""
+    steps = 2**18
+    times = bench.sample(
+        lambda _: bench.launch("chase_shared", steps=steps),
+        lambda _: bench.expect("chase_shared", 1, 33 * steps % 1024),
+    )
+    yield None, [ns / steps for ns in times]
+
+
+@quantity(100, 3000)
+def dram_latency_ns(bench: Bench) -> Points:
+    """One thread's chain of dependent loads over 256 MiB, one random visit per 128-byte line, each line once, L2
+    filled with other data before; address arithmetic included"""
+    yield None, _chase(bench, *bench.chain, steps=2**14, cold=True)
+
+
+@quantity(50, 1000)
+def l2_latency_ns(bench: Bench) -> Points:
+    """The same over 16 MiB, all of it visited before"""
+    links, order = chase_ring(bench.torch, L2_CHASE_BYTES)
+    bench.launch("chase", steps=len(order), source=links)
+    yield None, _chase(bench, links, order, steps=2**14, cold=False)
+
+
+def _chase(bench: Bench, links: Any, order: Any, steps: int, cold: bool) -> list[float]:
+    """Nanoseconds a link; each round goes on from where the one before ended, so that no line is met twice."""
+    firsts = [int(order[number * steps % len(order)]) for number in range(ROUNDS + 2)]
+    times = bench.sample(
+        lambda number: bench.launch("chase", first=firsts[number], steps=steps, source=links),
+        lambda number: bench.expect("chase", 1, firsts[number + 1]),
+        cold,
+    )
+    return [ns / steps for ns in times]
+
+
+@quantity(20, 20000)
+def copy_gb_s(bench: Bench) -> Points:
+    """Bytes read and written of a copy of 1 GiB, by our kernel (16 bytes a lane, 4 loads under way) or torch's copy_,
+    whichever is faster"""
+
+    def check(_number: int) -> None:
+        if not bench.torch.equal(bench.sink, bench.source):
+            raise WrongResult("probe copy left another content than its source's: not recorded")
+        bench.sink.zero_()
+
+    own = bench.sample(lambda _: bench.launch("copy", grid=8 * bench.sms, threads=256, count=ARRAY_BYTES // 16), check)
+    torchs = bench.sample(lambda _: bench.sink.copy_(bench.source), check)
+    yield None, [2 * ARRAY_BYTES / ns for ns in min(own, torchs, key=statistics.median)]
+
+
+@quantity(20, 20000)
+def read_gb_s(bench: Bench) -> Points:
+    """Sums of 1 GiB, 16 bytes a lane, 4 loads under way, 2048 threads per multiprocessor"""
+    yield None, _read(bench, ARRAY_BYTES, passes=1)
+
+
+@quantity(100, 100000)
+def l2_read_gb_s(bench: Bench) -> Points:
+    """The same over 24 MiB, 64 times in one launch, past the first-level cache"""
+    yield None, _read(bench, L2_READ_BYTES, passes=64)
+
+
+def _read(bench: Bench, size_bytes: int, passes: int) -> list[float]:
+    grid, threads = 8 * bench.sms, 256
+    expected = passes * bench.total(size_bytes // 4)
+    times = bench.sample(
+        lambda _: bench.launch("read", grid=grid, threads=threads, steps=passes, count=size_bytes // 16),
+        lambda _: bench.expect("read", grid * threads, expected),
+    )
+    return [passes * size_bytes / ns for ns in times]
+
+
+@quantity(16, 160)
+def shared_bytes_per_clock(bench: Bench) -> Points:
+    """Conflict-free 16-byte loads by 1024 threads of each multiprocessor, over the cycles of one block"""
+    steps, threads = 2**12, 1024
+    rates: list[float] = []
+    expected = _shared_sums(bench, steps, threads)
+
+    def check(_number: int) -> None:
+        bench.expect("read_shared", threads * bench.sms, expected)
+        rates.append(8 * 16 * threads * steps / int(bench.marks[0]))
+
+    bench.sample(lambda _: bench.launch("read_shared", grid=bench.sms, threads=threads, steps=steps), check)
+    yield None, rates[1:]
+
+
+def _shared_sums(bench: Bench, steps: int, threads: int) -> Any:
+    """What each thread's sum in ``read_shared`` must be."""
+    words = bench.source[:2048] & 7
+    starts = bench.torch.arange(1024, device="cuda")
+    eight = sum(words[starts + 128 * part] for part in range(8))
+    cycle = sum(eight[(starts + 32 * step) % 1024] for step in range(32))  # the starts come back after 32 steps
+    return (cycle * (steps // 32))[:threads].repeat(bench.sms)
+
+
+@quantity(1, 2000, over="threads per block")
+def barrier_ns(bench: Bench) -> Points:
+    """__syncthreads in a loop, one block per multiprocessor"""
+    steps = 2**15
+    for threads in BARRIER_THREADS:
+        times = bench.sample(
+            lambda _, threads=threads: bench.launch("meet", grid=bench.sms, threads=threads, steps=steps),
+            lambda _, threads=threads: bench.expect("meet", bench.sms * threads, bench.sink.new_tensor(steps)),
+        )
+        yield threads, [ns / steps for ns in times]
+
+
+@quantity(100, 5000)
+def cp_async_latency_ns(bench: Bench) -> Points:
+    """cp.async of 16 bytes by each of 256 threads from places not visited before, commit, wait_group 0, barrier; one
+    block on the whole GPU"""
+    yield None, _round_trips(bench, grid=1, width=1)
+
+
+@quantity(100, 20000, over="bytes per multiprocessor and round trip")
+def cp_async_loaded_latency_ns(bench: Bench) -> Points:
+    """The same by one block on every multiprocessor at once, 1 to 8 times 16 bytes a thread"""
+    for width in (1, 2, 4, 8):
+        yield 16 * STREAM_THREADS * width, _round_trips(bench, bench.sms, width)
+
+
+def _round_trips(bench: Bench, grid: int, width: int) -> list[float]:
+    """Nanoseconds a round trip of ``width`` vectors a thread; no tile is visited twice in a launch."""
+    torch = bench.torch
+    heads = bench.source.view(-1, width * STREAM_THREADS, 4)[:, :STREAM_THREADS, 0].sum(1, dtype=torch.int64)
+    tiles = len(heads)
+    steps = min(2**11, tiles // grid)
+
+    def check(number: int) -> None:
+        visits = torch.arange(number * grid * steps, (number + 1) * grid * steps, device="cuda")
+        # The kernel's index wraps at 2³²; the number of tiles is a power of two, so that this changes nothing.
+        bench.expect("round_trip", grid * STREAM_THREADS, int(heads[visits * 40503 % tiles].sum()))
+
+    times = bench.sample(
+        lambda number: bench.launch(
+            "round_trip",
+            grid=grid,
+            threads=STREAM_THREADS,
+            first=number * grid * steps,
+            steps=steps,
+            width=width,
+            count=ARRAY_BYTES // 16,
+        ),
+        check,
+        cold=True,
+    )
+    return [ns / steps for ns in times]
+
+
+@quantity(10, 20000, over="bytes in flight per multiprocessor")
+def in_flight_gb_s(bench: Bench) -> Points:
+    """Little's law: 256 threads of each block keep 1 to 8 cp.async of 16 bytes under way, 1 to 3 blocks per
+    multiprocessor, through up to 1 GiB"""
+    for copies, blocks in IN_FLIGHT:
+        grid = blocks * bench.sms
+        steps = ARRAY_BYTES // (16 * STREAM_THREADS * grid)
+        words = 4 * STREAM_THREADS * grid * steps
+        expected = bench.total(words)
+        times = bench.sample(
+            lambda _, grid=grid, steps=steps, copies=copies: bench.launch(
+                "stream_async", grid=grid, threads=STREAM_THREADS, steps=steps, width=copies
+            ),
+            lambda _, grid=grid, expected=expected: bench.expect("stream_async", grid * STREAM_THREADS, expected),
+            cold=True,
+        )
+        yield 16 * STREAM_THREADS * copies * blocks, [4 * words / ns for ns in times]
+
+
+@quantity(200, 20000)
+def launch_ns(bench: Bench) -> Points:
+    """An empty kernel of one warp, 1000 times in a CUDA graph"""
+    launches, stream = 1000, bench.torch.cuda.Stream()
+    with bench.torch.cuda.stream(stream):
+        bench.launch("nothing", threads=32)
+    bench.torch.cuda.synchronize()
+    graph = bench.torch.cuda.CUDAGraph()
+    with bench.torch.cuda.graph(graph):
+        for _ in range(launches):
+            bench.launch("nothing", threads=32)
+    yield None, [ns / launches for ns in bench.sample(lambda _: graph.replay())]
+
+
+@quantity(0.5, 5000)
+def block_start_ns(bench: Bench) -> Points:
+    """A grid of empty blocks of one warp, 16384 for each multiprocessor: time of one block of one multiprocessor"""
+    blocks = 2**14
+    times = bench.sample(lambda _: bench.launch("nothing", grid=blocks * bench.sms, threads=32))
+    yield None, [ns / blocks for ns in times]
+
+
+def chosen(only: str | None) -> list[Benchmark]:
+    """The benchmarks named, comma between them, in their order; all without names."""
+    names = list(BENCHMARKS) if only is None else [name.strip() for name in only.split(",")]
+    for name in names:
+        if name not in BENCHMARKS:
+            raise UnknownQuantity(f"--only {name!r} is no quantity; there are {', '.join(BENCHMARKS)}")
+    return [benchmark for name, benchmark in BENCHMARKS.items() if name in names]
+
+
+def measure_quantity(bench: Bench, benchmark: Benchmark, revision: str) -> Quantity:
+    """Measure one quantity; WrongResult for outputs that are not right and medians that cannot be believed."""
+    points = list(benchmark.measure(bench))
+    medians = tuple(statistics.median(samples) for _, samples in points)
+    low, high = benchmark.plausible
+    for median in medians:
+        if not low <= median <= high:
+            raise WrongResult(f"{benchmark.name} = {median:.4g} is not between {low:g} and {high:g}: not recorded")
+    return Quantity(
+        medians=medians,
+        over=benchmark.over,
+        at=tuple(at for at, _ in points if at is not None),
+        origin=benchmark.how,
+        samples=tuple(tuple(samples) for _, samples in points),
+        revision=revision,
+        recorded_at=now(),
+    )
+
+
+def measure_rates(
+    machine: Machine, compiler: Compiler, benchmarks: list[Benchmark], out: Path, provenance: dict[str, Any]
+) -> Iterator[tuple[str, Quantity, Path]]:
+    """Measure quantities one after the other, each in the GPU's file before the next begins.
+
+    A file that is there keeps the quantities that are not measured anew. ``provenance`` (command, revision,
+    dirty) goes into the file as it is. Yields each quantity's name, what was found, and the file.
+    """
+    path = path_of(machine.arch, machine.gpu, out)
+    kept = read_rates_file(path).quantities if path.exists() else {}
+    bench = Bench(machine, compiler)
+    bench.settle()
+    environment = provenance | gpu_identity() | _surroundings(compiler)
+    file = RatesFile(machine.arch, machine.gpu, bench.device, kept, environment)
+    for benchmark in benchmarks:
+        found = measure_quantity(bench, benchmark, provenance["revision"])
+        environment["after"] = vars(gpu_state())
+        file = file.with_quantity(benchmark.name, found)
+        yield benchmark.name, found, file.save(out)
+
+
+def _surroundings(compiler: Compiler) -> dict[str, Any]:
+    """What else shapes the measurement, as far as it is known before it."""
+    return {
+        "before": vars(gpu_state()),
+        "versions": versions(GpuBackend(), compiler.version),
+        "probes_sha256": hashlib.sha256(SOURCE.read_bytes()).hexdigest(),
+        "recorded_at": now(),
+    }
