@@ -23,6 +23,7 @@ from harness.targets import Machine
 from harness.toolchain import Compiler, Cubin, compile_cubin
 from schedules.errors import IllegalSchedule
 from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
+from schedules.lowering import UNROLL_RING, required_tir_pipeline
 from schedules.pipelining import ASYNC, ORDER, STAGE, required_pass_config
 from schedules.tiling import TileConfig
 from schedules.vectorization import dtype_bytes
@@ -60,9 +61,9 @@ class Case:
         """Raise for what cannot work on the machine: the tile's limits, or cp.async where there is none."""
         self.step.check_variant(self.variant)
         self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
-        if self.variant == "async" and not self.machine.has_cp_async:
+        if not self.step.runs(self.variant, self.machine.has_cp_async):
             raise UnsupportedCase(
-                f"variant 'async' of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
+                f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
                 f"use --variant {self.step.default_variant(False)}"
             )
 
@@ -186,18 +187,25 @@ class Kernel:
         loop = main_loop(body)
         one_slot = self.case.tile.one_output_per_thread() if self.case.step.number == 2 else self.case.tile
         tile_bytes = one_slot.smem_bytes(dtype_bytes(self.case.problem.dtype))
+        tiles = self._k_tiles_in(loop)
         copies = re.findall(r"ptx_cp_async_legacy(?:_pred)?_c[ag]_(\d+)", loop)
+        waits = re.findall(r"wait_group_(\d+)\(\)", loop)
         return CodeFacts(
-            barriers=loop.count("__syncthreads()"),
-            cp_async=len(copies),
+            barriers=loop.count("__syncthreads()") // tiles,
+            cp_async=len(copies) // tiles,
             cp_async_bytes=max(map(int, copies), default=0),
-            commit_groups=loop.count("commit_group()"),
-            wait_groups=tuple(int(count) for count in re.findall(r"wait_group_(\d+)\(\)", loop)),
+            commit_groups=loop.count("commit_group()") // tiles,
+            wait_groups=tuple(int(count) for count in waits[: len(waits) // tiles]),
             vector_loads=len(re.findall(r"= \*\((?:float|half|uint)[248x1-9]*\*\)\(\w+_ptr", loop)),
             vector_stores_kernel=len(re.findall(r"^\s*\*\((?:float|half|uint)[248x1-9]*\*\)\(", body, re.M)),
             shared_versions=round(self.smem_bytes / tile_bytes) if self.smem_bytes else 0,
             kernel_lines=body.count("\n"),
         )
+
+    def _k_tiles_in(self, loop: str) -> int:
+        """How many k tiles one iteration of the k loop covers: a turn of the ring where that is written out."""
+        rings = [int(ring.annotations[UNROLL_RING]) for ring in annotated_loops(self.schedule.mod, UNROLL_RING)]
+        return rings[0] if rings and re.match(r"\s*for \(int turn", loop) else 1
 
 
 def main_loop(body: str) -> str:
@@ -232,7 +240,7 @@ def lower(case: Case) -> Kernel:
         schedule = case.step.schedule(case.problem, config)
     target = case.machine.target()
     module = tirx.transform.BindTarget(target.with_host("llvm"))(schedule.mod)
-    pipeline, _, finalize_device = tirx.get_tir_pipeline("s_tir")
+    pipeline, _, finalize_device = tirx.get_tir_pipeline(required_tir_pipeline(schedule.mod))
     with tvm.transform.PassContext(config=required_pass_config(schedule.mod)):
         _, devices = split_host_device_mods(pipeline(module))
     ((device_target, device),) = devices.items()
@@ -265,7 +273,8 @@ def executable(kernel: Kernel) -> tvm.runtime.Executable:
         return kernel.cubin.data
 
     with cuda_compiler(deliver), tvm.transform.PassContext(config=kernel.pass_config):
-        return tvm.compile(kernel.schedule.mod, target=kernel.case.machine.target())
+        pipeline = required_tir_pipeline(kernel.schedule.mod)
+        return tvm.compile(kernel.schedule.mod, target=kernel.case.machine.target(), tir_pipeline=pipeline)
 
 
 class _TextOnly(Exception):

@@ -542,7 +542,7 @@ def _cases(options: argparse.Namespace, sizes: str, tunes: bool = False) -> list
 
 def _variants(step: Step, choice: str | None, alone: bool, has_cp_async: bool) -> list[str]:
     if choice == "all" or (choice is None and alone):
-        return [variant for variant in step.variants if has_cp_async or variant != "async"]
+        return [variant for variant in step.variants if step.runs(variant, has_cp_async)]
     if choice in (None, "default"):
         return [step.default_variant(has_cp_async)]
     step.check_variant(choice)

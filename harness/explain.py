@@ -72,7 +72,7 @@ def _identical(kernel: Kernel) -> str | None:
     earlier = [(steps[n], steps[n].default_variant(case.machine.has_cp_async)) for n in steps if n < case.step.number]
     for step, variant in (*((case.step, variant) for variant in variants), *reversed(earlier)):
         other = Case(step, case.problem, variant, case.tile, case.machine, case.stages)
-        if variant == "async" and not case.machine.has_cp_async:
+        if not step.runs(variant, case.machine.has_cp_async):
             continue
         if lower(other).body == kernel.body:
             return f"{step.name}[{variant}]"

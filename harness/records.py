@@ -145,12 +145,14 @@ class Peer:
 class DepthForecast:
     """What the depth model said of a case before it was measured; see :mod:`harness.depth`.
 
-    ``time_ms`` and ``occupancy`` are predicted for 1, 2, … slots, as far as these fit; ``fewest`` slots hide
-    the latency, ``most`` fit the multiprocessor, ``recommended`` is the model's choice.
+    ``time_ms``, ``occupancy`` and ``hidden`` (the share of a load's latency that other work covers) are
+    predicted for 1, 2, … stages, as far as these fit; ``fewest`` stages hide all of it, ``most`` fit a block's
+    shared memory, ``recommended`` is the model's choice.
     """
 
     time_ms: tuple[float, ...]
     occupancy: tuple[float, ...]
+    hidden: tuple[float, ...]
     fewest: int
     most: int
     recommended: int
@@ -325,12 +327,15 @@ class StreamRecord(_Stored):
         """What identifies a row: the newest clean record of a key is the one that counts."""
         return (self.environment.gpu, self.workload, self.shape, self.dtype, self.variant, self.stages)
 
-    def save(self, folder: Path) -> Path:
-        """Write the record under ``folder``/streams."""
+    def file_name(self) -> str:
+        """Where it lies in a results folder: a name that never collides with another measurement."""
         stamp = self.environment.recorded_at.translate(str.maketrans("", "", "-:+")).replace(".", "")
         case = f"{self.workload}-{self.variant}-s{self.stages}-{'x'.join(map(str, self.shape))}-{self.dtype}"
-        name = f"{gpu_slug(self.environment.gpu)}-{case}-{stamp}.json"
-        return write_atomically(folder / "streams" / name, self.to_json())
+        return f"streams/{gpu_slug(self.environment.gpu)}-{case}-{stamp}.json"
+
+    def save(self, folder: Path) -> Path:
+        """Write the record under ``folder``/streams."""
+        return write_atomically(folder / self.file_name(), self.to_json())
 
 
 def load_streams(folder: Path = RESULTS) -> list[StreamRecord]:

@@ -15,11 +15,14 @@ from rich.table import Table as RichTable
 from harness.records import RESULTS, RecordError
 
 from .check import findings
-from .page import write_pages
+from .judgement import judgement_tables
 from .paths import Paths
 from .plot import write_plots
 from .readme import ReadmeError, write_readme
 from .selection import UsageError, load, parse_steps
+from .site import write_pages
+from .sweep_tables import rows, tradeoff_table
+from .sweeps import chosen_sweeps, stage_sweeps
 from .table import Table, all_tables, row
 
 EXAMPLES = """
@@ -27,6 +30,7 @@ examples:
   python -m reports table                      the ladder in the terminal, a table per GPU and tile choice
   python -m reports table --step 5 --markdown  step 5 and its variants as Markdown
   python -m reports table --json | jq '.[0]'   every row for a program, and nothing else on stdout
+  python -m reports sweep --step 5 --size 1024 what each stage brings and costs, and the depth model judged
   python -m reports plot && python -m reports page && python -m reports readme
                                                after measuring: all that is generated, plots first
   python -m reports check                      exit 1 and a line per finding if anything is wrong or stale
@@ -62,18 +66,22 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, command, text in (
         ("table", _table, "print the records as tables, Markdown or JSON"),
-        ("plot", _plot, "draw GFLOPS, ratio to cuBLAS, gains, variants and roofline as PNG"),
-        ("page", _page, "write a Markdown page per step"),
+        ("sweep", _sweep, "print what each stage brings and costs, and how well the depth model foresaw it"),
+        ("plot", _plot, "draw GFLOPS, ratio to cuBLAS, gains, variants, roofline and stage sweeps as PNG"),
+        ("page", _page, "write a Markdown page per step, and one on stages"),
         ("readme", _readme, "rewrite the README's results between its markers"),
         ("check", _check, "check every record, and that plots, pages and README follow from them"),
     ):
         sub = commands.add_parser(name, help=text, description=text.capitalize() + ".", parents=[common])
         sub.set_defaults(command=command)
-        if name == "table":
+        if name in ("table", "sweep"):
             form = sub.add_mutually_exclusive_group()
             form.add_argument("--json", action="store_true", help="one JSON array on stdout, a row per record")
             form.add_argument("--markdown", action="store_true", help="Markdown tables")
             sub.add_argument("--step", metavar="STEPS", help="5, 1-6 or 1,3 (all)")
+        if name == "sweep":
+            sub.add_argument("--tile", metavar="TILE", help="MxNxK/TMxTN, as records write it (all)")
+            sub.add_argument("--size", metavar="SIZES", help="512,1024 or MxNxK (all)")
     return parser
 
 
@@ -84,15 +92,35 @@ def _table(options: argparse.Namespace, paths: Paths) -> int:
         return 0
     if not results.records:
         raise UsageError(f"no records{f' of step {options.step}' if options.step else ''} in {paths.results}")
-    tables = all_tables(results)
-    if options.markdown:
-        print("\n\n".join(f"### {table.title}\n\n{table.markdown()}" for table in tables))
-    else:
-        _print_tables(tables)
+    _print_tables(all_tables(results), options.markdown)
+    if swept := sum(len(stage_sweeps(section)) for section in results.sections()):
+        print(f"{swept} stage sweeps are not among these: python -m reports sweep")
     return 0
 
 
-def _print_tables(tables: list[Table]) -> None:
+def _sweep(options: argparse.Namespace, paths: Paths) -> int:
+    results = load(paths.results, parse_steps(options.step) if options.step else None)
+    sections = [sweeps for section in results.sections() if (sweeps := stage_sweeps(section))]
+    everything = [sweep for sweeps in sections for sweep in sweeps]
+    if not everything and not options.json:
+        raise UsageError(
+            f"no stage sweep{f' of step {options.step}' if options.step else ''} in {paths.results}: a tile and shape "
+            "must be measured at two stage counts at least (python -m harness sweep --stages 1-6 --tile TILE)"
+        )
+    chosen = chosen_sweeps(everything, options.tile, options.size) if everything else []
+    if options.json:
+        print(json.dumps([line for sweep in chosen for line in rows(sweep)], indent=1))
+        return 0
+    groups = [[sweep for sweep in sweeps if sweep in chosen] for sweeps in sections]
+    tables = [table for own in groups for table in (*map(tradeoff_table, own), *judgement_tables(own))]
+    _print_tables(tables, options.markdown)
+    return 0
+
+
+def _print_tables(tables: list[Table], markdown: bool) -> None:
+    if markdown:
+        print("\n\n".join(f"### {table.title}\n\n{table.markdown()}" for table in tables))
+        return
     console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = PIPED_WIDTH  # rich would assume 80 columns and break every cell

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.records import Record, TunedConfig, load_records, load_tuned
+from harness.records import Record, StreamRecord, TunedConfig, Verification, load_records, load_streams, load_tuned
 
-from .page import render_pages
 from .paths import Paths
 from .plot import peaks, plots
 from .readme import ReadmeError, read_readme, render_readme
 from .selection import Results, Section, all_timings, load, newest, sample_problems, shape_label
+from .site import render_pages
 
 FEWEST_ROUNDS = 7
 CALIBRATION_TOLERANCE = 0.01
@@ -19,11 +19,12 @@ CALIBRATION_TOLERANCE = 0.01
 
 def findings(paths: Paths) -> list[str]:
     """Everything wrong with a results folder and its pages, plots and README, a line each."""
-    records = list(load_records(paths.results))
+    records, streams = list(load_records(paths.results)), load_streams(paths.results)
     found = [f"{record.file_name()}: {problem}" for record in records for problem in record_problems(record)]
     tuned = load_tuned(paths.results)
     found += [f"{config.path_in(paths.results).name}: {what}" for config in tuned for what in tuned_problems(config)]
-    if any(sample_problems(record) for record in newest(records)):
+    found += [f"{record.file_name()}: {problem}" for record in streams for problem in stream_problems(record)]
+    if any(sample_problems(record) for record in (*newest(records), *streams, *tuned)):
         return found  # no figure of such a record can be recomputed, so nothing else can be compared
     results = load(paths.results)
     gaps = [f"{section.title}: {gap}" for section in results.sections() for gap in ladder_gaps(section)]
@@ -37,13 +38,7 @@ def record_problems(record: Record) -> Iterator[str]:
     """What makes one record no evidence."""
     broken = sample_problems(record)
     yield from broken
-    for timing in all_timings(record):
-        if len(timing.samples_ms) != record.method.rounds:
-            yield f"{timing.label} has {len(timing.samples_ms)} samples in {record.method.rounds} rounds"
-    if record.method.rounds < FEWEST_ROUNDS:
-        yield f"{record.method.rounds} rounds; at least {FEWEST_ROUNDS} are needed"
-    if record.environment.dirty:
-        yield f"measured from a tree with uncommitted changes ({record.environment.revision[:12]})"
+    yield from _method_problems(record)
     if record.kind == "calibration":
         ratio = None if broken else record.ratio_to_cublas
         if ratio is not None and abs(ratio - 1) > CALIBRATION_TOLERANCE:
@@ -56,15 +51,21 @@ def record_problems(record: Record) -> Iterator[str]:
 
 def tuned_problems(tuned: TunedConfig) -> Iterator[str]:
     """What makes a tuned configuration no evidence."""
-    if tuned.method.rounds < FEWEST_ROUNDS:
-        yield f"confirmed in {tuned.method.rounds} rounds; at least {FEWEST_ROUNDS} are needed"
-    for timing in tuned.confirmation:
-        if len(timing.samples_ms) != tuned.method.rounds or not min(timing.samples_ms) > 0:
-            yield f"{timing.label}: not one time above 0 for each of {tuned.method.rounds} rounds"
+    yield from sample_problems(tuned)
+    yield from _method_problems(tuned)
     for wrong in (candidate for candidate in tuned.candidates if candidate.status == "wrong"):
         yield f"the candidate {wrong.name} is wrong: {wrong.why}"
-    if tuned.environment.dirty:
-        yield f"measured from a tree with uncommitted changes ({tuned.environment.revision[:12]})"
+
+
+def stream_problems(record: StreamRecord) -> Iterator[str]:
+    """What makes one memory-bound record no evidence."""
+    yield from sample_problems(record)
+    yield from _method_problems(record)
+    yield from _check_problems(record.verification)
+    if record.variant not in ("staged", "direct"):
+        yield f"unknown variant {record.variant!r}; known: staged, direct"
+    if record.bytes_moved < 1 or record.stages < 1:
+        yield f"moves {record.bytes_moved} bytes in {record.stages} stages; both must be at least 1"
 
 
 def ladder_gaps(section: Section) -> Iterator[str]:
@@ -95,9 +96,10 @@ def stale(results: Results, paths: Paths) -> Iterator[str]:
 
 
 def _step_problems(record: Record, speed_known: bool) -> Iterator[str]:
-    check = record.verification
-    if not check.passed or not check.integers_exact or not check.max_error <= check.tolerance:
-        yield f"not verified (passed {check.passed}, error {check.max_error:g} of {check.tolerance:g} tolerated)"
+    yield from _check_problems(record.verification)
+    for peer in record.peers:
+        if (peer.status == "measured") != (peer.timing is not None):
+            yield f"peer {peer.name} is {peer.status}, and has {'a' if peer.timing else 'no'} time"
     if len({timing.label for timing in record.baseline}) < 2:
         yield "cuBLAS was measured in fewer than two forms"
     if record.step > 1 and record.previous is None:
@@ -105,6 +107,21 @@ def _step_problems(record: Record, speed_known: bool) -> Iterator[str]:
     peak = peaks().get(record.environment.gpu, {}).get("peak_gflops", {}).get(f"{record.dtype} {record.math}")
     if speed_known and peak and record.gflops > peak:
         yield f"{record.gflops:,.0f} GFLOPS is above the GPU's peak of {peak:,.0f}"
+
+
+def _method_problems(record: Record | StreamRecord | TunedConfig) -> Iterator[str]:
+    for timing in all_timings(record):
+        if len(timing.samples_ms) != record.method.rounds:
+            yield f"{timing.label} has {len(timing.samples_ms)} samples in {record.method.rounds} rounds"
+    if record.method.rounds < FEWEST_ROUNDS:
+        yield f"{record.method.rounds} rounds; at least {FEWEST_ROUNDS} are needed"
+    if record.environment.dirty:
+        yield f"measured from a tree with uncommitted changes ({record.environment.revision[:12]})"
+
+
+def _check_problems(check: Verification) -> Iterator[str]:
+    if not check.passed or not check.integers_exact or not check.max_error <= check.tolerance:
+        yield f"not verified (passed {check.passed}, error {check.max_error:g} of {check.tolerance:g} tolerated)"
 
 
 def _readme_problems(results: Results, paths: Paths) -> Iterator[str]:

@@ -1,33 +1,25 @@
-"""Drawing: one function per figure, from a section's records to a matplotlib figure. No files here."""
+"""The ladder's figures: one function each, from a section's records to a matplotlib figure. No files here."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import textwrap
 from collections.abc import Callable
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.records import Record
 
 from .counters import counted_pairs, stalls
+from .drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish
 from .selection import Results, Section, Shape, shape_of
 from .table import CHOICE_TITLES, cublas_gflops, short_name, shown_gain, step_label
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; black is kept for cuBLAS, and yellow,
-# weak on white, comes last.
-PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
-MARKERS = "os^Dvph"
-CUBLAS = "#000000"
 ROOF = "#555555"
-CAPTION_COLUMNS = 125
 # The reasons that these kernels' warps wait for most, in the same colours in every figure.
 STALLS = ("long scoreboard", "short scoreboard", "barrier", "dispatch stall", "wait", "mio throttle")
-STYLE = {"linewidth": 1.8, "markersize": 5.5}
 
 
 def gflops_figure(results: Results, section: Section) -> Figure:
@@ -72,8 +64,8 @@ def variants_figure(results: Results, section: Section, step: int) -> Figure:
     """Speed each variant of a step gains over the step before, a bar per size."""
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
-        names = section.variants(step)
-        return {name.replace("_", "\n"): section.line(step, choice, name) for name in names}
+        found = {name: section.line(step, choice, name) for name in section.variants(step)}
+        return {name.replace("_", "\n"): line for name, line in found.items() if line}
 
     title = f"Variants of step {step}, {short_name(results.step_name(step))}: gain over step {step - 1}"
     return _bar_panels(section, title, section.variant_choices(step), lines)
@@ -81,7 +73,7 @@ def variants_figure(results: Results, section: Section, step: int) -> Figure:
 
 def roofline_figure(results: Results, section: Section, peak: dict | None) -> Figure:
     """GFLOPS over arithmetic intensity from compulsory bytes: filled for the default tile, hollow for the best."""
-    figure, (axes,), caption = _canvas(section, "Roofline", 1, height=5.2)
+    figure, (axes,) = canvas("Roofline", section.title, height=5.2)
     for index, step in enumerate(section.steps):
         for choice in section.choices:
             records = _verified(section.line(step, choice))
@@ -105,13 +97,14 @@ def roofline_figure(results: Results, section: Section, peak: dict | None) -> Fi
     axes.set_xlabel("arithmetic intensity, FLOP per compulsory byte (A and B read once, C written once)")
     axes.set_ylabel("GFLOPS")
     marks = "Filled: default tile; hollow: best tile. " if len(section.choices) > 1 else ""
-    return _finish(figure, [axes], marks + caption)
+    return finish(figure, [axes], marks + caption_of(section))
 
 
 def stalls_figure(results: Results, section: Section, step: int) -> Figure:
     """What warps wait for, before and after a step: stacked reasons, a pair of bars per case."""
     cases = counted_pairs(results, step)
-    figure, (axes,), _ = _canvas(section, f"Why warps wait: {step_label(results, step)}", 1, 1.6 + 0.75 * len(cases))
+    title = f"Why warps wait: {step_label(results, step)}"
+    figure, (axes,) = canvas(title, section.title, height=1.6 + 0.75 * len(cases))
     bars = [counters for pair in cases for counters in pair]
     places = [index + 0.35 * (index // 2) for index in range(len(bars))]
     others = sorted({name for c in bars for name in stalls(c)} - set(STALLS))
@@ -126,7 +119,7 @@ def stalls_figure(results: Results, section: Section, step: int) -> Figure:
     axes.invert_yaxis()
     axes.set_xlabel("stalled warps per issued instruction")
     tiles = ", ".join(dict.fromkeys(c.tile for c in bars))
-    return _finish(figure, [axes], f"Nsight Compute, one launch each, {bars[0].gpu}; tile {tiles}.")
+    return finish(figure, [axes], f"Nsight Compute, one launch each, {bars[0].gpu}; tile {tiles}.")
 
 
 def intensity(record: Record) -> float:
@@ -149,7 +142,7 @@ def caption_of(section: Section) -> str:
 
 def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes, str], None]) -> Figure:
     """Panels side by side, one per tile choice, the matrix size on a logarithmic axis."""
-    figure, panels, caption = _canvas(section, title, len(section.choices), height=4.9, sharey=True)
+    figure, panels = canvas(title, section.title, height=4.9, columns=len(section.choices), sharey=True)
     sizes = [shape[0] for shape in section.squares()]
     for axes, choice in zip(panels, section.choices):
         draw(axes, choice)
@@ -160,7 +153,7 @@ def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
         axes.set_xlabel("m = n = k (logarithmic)")
     panels[0].set_ylabel(ylabel)
-    return _finish(figure, panels, caption)
+    return finish(figure, panels, caption_of(section))
 
 
 def _bar_panels(
@@ -168,7 +161,7 @@ def _bar_panels(
 ) -> Figure:
     """Panels one above the other, a group of bars per line, a bar per size, each with its number."""
     height = 1.4 + 2.6 * len(choices)
-    figure, panels, caption = _canvas(section, title, len(choices), height, sharey=True, stacked=True)
+    figure, panels = canvas(title, section.title, height, rows=len(choices), sharey=True)
     shapes = section.squares()
     width = 0.84 / max(1, len(shapes))
     for axes, choice in zip(panels, choices):
@@ -184,7 +177,8 @@ def _bar_panels(
         axes.set_title(CHOICE_TITLES[choice], fontsize=10)
         axes.set_ylabel("speed gained, %")
     _scale_gains(panels[0])
-    return _finish(figure, panels, f"A bar per m = n = k, linear to ±50 %, logarithmic beyond. {caption}")
+    scale = "A bar per m = n = k, linear to ±50 %, logarithmic beyond."
+    return finish(figure, panels, f"{scale} {caption_of(section)}")
 
 
 def _draw_bars(axes: Axes, points: list[tuple[float, float]], width: float, color: str, label: str) -> None:
@@ -263,37 +257,6 @@ def _label_sizes(axes: Axes, section: Section) -> None:
             ha="center",
             fontsize=9,
         )
-
-
-def _canvas(
-    section: Section, title: str, panels: int, height: float, sharey: bool = False, stacked: bool = False
-) -> tuple[Figure, list[Axes], str]:
-    figure = Figure(figsize=(9, height), dpi=160, layout="constrained")
-    FigureCanvasAgg(figure)
-    rows, columns = (panels, 1) if stacked else (1, panels)
-    axes = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
-    figure.suptitle(f"{title}\n{section.title}", fontsize=12)
-    return figure, list(axes.flat), caption_of(section)
-
-
-def _finish(figure: Figure, panels: list[Axes], caption: str) -> Figure:
-    """The caption and one legend below the panels, a quiet grid."""
-    labelled = dict(itertools.chain.from_iterable(zip(*reversed(axes.get_legend_handles_labels())) for axes in panels))
-    count = len(labelled)
-    figure.legend(
-        labelled.values(),
-        labelled,
-        title=textwrap.fill(caption, CAPTION_COLUMNS),
-        loc="outside lower center",
-        ncols=count if count <= 5 else math.ceil(count / 2),
-        fontsize=9,
-        title_fontsize=8.5,
-        frameon=False,
-    )
-    for axes in panels:
-        axes.grid(True, axis="both" if axes.get_xscale() == "log" else "y", color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-    return figure
 
 
 def _verified(line: dict[Shape, Record]) -> list[Record]:

@@ -18,6 +18,11 @@ class Paths:
     plots: Path
     readme: Path | None
 
+    @property
+    def stages_page(self) -> Path:
+        """The page on stage sweeps, which exists only where there are some."""
+        return self.pages / "stages.md"
+
     @classmethod
     def of(cls, results: Path = RESULTS, readme: Path | None = None) -> Paths:
         """The committed layout for the committed results; for any other folder, everything inside it.

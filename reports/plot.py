@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
-from . import figures
+from . import drawing, figures, stage_figures
 from .counters import counted_pairs
+from .judgement import points
 from .selection import Results, Section, shape_of
+from .sweeps import StageSweep, StreamSection, StreamSweep, by_case, several_variants, stage_sweeps, stream_sweeps
 from .table import row
 
 PEAKS = Path(__file__).parent / "peaks.json"
@@ -27,7 +32,7 @@ class Plot:
     fonts need not agree to the byte.
     """
 
-    section: Section
+    section: Section | StreamSection
     kind: str
     digest: str
     draw: Callable[[], Figure]
@@ -54,12 +59,18 @@ class Plot:
 
 
 def plots(results: Results) -> Iterator[Plot]:
-    """Every figure the results give, section by section."""
+    """Every figure the results give: the ladder's section by section, then those of stage sweeps."""
+    yield from ladder_plots(results)
+    yield from stage_plots(results)
+
+
+def ladder_plots(results: Results) -> Iterator[Plot]:
+    """The figures of the ladder, section by section."""
     for section in results.sections():
         if not section.choices:
             continue
         peak = peaks().get(section.gpu)
-        digest = _digest(results, section, peak)
+        digest = _digest(_ladder_inputs(results, section, peak), figures)
         kinds: dict[str, Callable[[], Figure]] = {
             "gflops": lambda s=section: figures.gflops_figure(results, s),
             "ratio": lambda s=section: figures.ratio_figure(results, s),
@@ -75,6 +86,28 @@ def plots(results: Results) -> Iterator[Plot]:
         yield from (Plot(section, kind, digest, draw) for kind, draw in kinds.items())
 
 
+def stage_plots(results: Results) -> Iterator[Plot]:
+    """The figures of stage sweeps: products section by section, then memory-bound workloads."""
+    for section in results.sections():
+        sweeps = stage_sweeps(section)
+        for own in by_case(sweeps).values():
+            yield _stage_plot(speed_kind(own[0]), own, stage_figures.speed_figure)
+        if any(points([sweep]) for sweep in sweeps):
+            yield _stage_plot("stages-predicted", sweeps, stage_figures.prediction_figure)
+        for own in several_variants(sweeps):
+            kind = f"step{own[0].step}-stages-variants-{_slug(own[0].tile)}"
+            yield _stage_plot(kind, own, stage_figures.stage_variants_figure)
+    streams = stream_sweeps(results)
+    for section in dict.fromkeys(sweep.section for sweep in streams):
+        own = [sweep for sweep in streams if sweep.section == section]
+        yield _stage_plot("stages-streams", own, stage_figures.streams_figure)
+
+
+def speed_kind(sweep: StageSweep) -> str:
+    """The kind of the figure that shows a case's speed over stages."""
+    return f"step{sweep.step}-stages-{sweep.variant}-{_slug(sweep.tile)}"
+
+
 def write_plots(results: Results, folder: Path) -> list[Path]:
     """Draw every figure; returns the files."""
     return [plot.write(folder) for plot in plots(results)]
@@ -85,16 +118,32 @@ def peaks() -> dict[str, dict]:
     return json.loads(PEAKS.read_text())
 
 
-def _digest(results: Results, section: Section, peak: dict | None) -> str:
-    """sha256 of all a section's figures are drawn from: rows, names, peaks, and the drawing code."""
-    inputs = {
-        "rows": [row(record) for record in section.records],
-        "cublas_ms": [record.fastest_baseline.median_ms for record in section.records],
-        "rounds": [record.method.rounds for record in section.records],
+def _stage_plot(kind: str, sweeps: Sequence[StageSweep] | Sequence[StreamSweep], draw: Callable[..., Figure]) -> Plot:
+    """A figure of sweeps, with the digest of all that their records say."""
+    inputs = [dataclasses.asdict(record) for sweep in sweeps for record in sweep.everything]
+    return Plot(sweeps[0].section, kind, _digest(inputs, stage_figures), lambda: draw(sweeps))
+
+
+def _slug(tile: str) -> str:
+    """A tile as part of a file name."""
+    return tile.replace("/", "_")
+
+
+def _ladder_inputs(results: Results, section: Section, peak: dict | None) -> dict[str, Any]:
+    """All that a section's figures are drawn from: rows, names, peaks. Swept records are not among it."""
+    records = [record for record in section.records if record.tile_choice in section.choices]
+    return {
+        "rows": [row(record) for record in records],
+        "cublas_ms": [record.fastest_baseline.median_ms for record in records],
+        "rounds": [record.method.rounds for record in records],
         "names": {step: results.step_name(step) for step in section.steps},
         "stages": sorted([*key, stages] for key, stages in section.stages.items()),
         "peak": peak,
         "counters": [[counted.step, counted.tile, shape_of(counted), counted.values] for counted in results.counters],
     }
-    code = Path(figures.__file__).read_bytes()
+
+
+def _digest(inputs: object, *drawers: ModuleType) -> str:
+    """sha256 of what a figure is drawn from, and of the code that draws it."""
+    code = b"".join(Path(module.__file__).read_bytes() for module in (drawing, *drawers))
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode() + code).hexdigest()

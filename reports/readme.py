@@ -7,11 +7,12 @@ from pathlib import Path
 
 from harness.records import Record, write_atomically
 
-from .page import page_path, span
+from .page import page_path
 from .paths import Paths, link
-from .plot import peaks, plots
+from .plot import ladder_plots, peaks
 from .selection import Results, Section, Shape, shape_label
-from .table import NOT_MEASURED, NOT_VERIFIED, Table, average_gain, cublas_cell, tiles_in_words
+from .stage_page import TITLE, has_sweeps, summary
+from .table import NOT_MEASURED, NOT_VERIFIED, Table, average_gain, cublas_cell, span, tiles_in_words
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
@@ -44,12 +45,15 @@ def write_readme(results: Results, paths: Paths) -> Path:
 
 
 def results_block(results: Results, paths: Paths) -> str:
-    """What stands between the markers: per section a table, a plot, the machine and the calibration."""
+    """What stands between the markers: per section a table, a plot, machine and calibration; then stages."""
     blocks = []
     for section in results.sections():
         if section.choices:
             blocks += [f"### {section.title}", ladder(results, paths, section).markdown()]
             blocks += [*_images(results, paths, section), _machine(section), _calibration(results, section)]
+    if has_sweeps(results):
+        page = link(paths.readme, paths.stages_page)
+        blocks.append(f"[{TITLE}]({page}): stage sweeps, and advice by workload. {summary(results)}".rstrip())
     return "\n\n".join(block for block in blocks if block) or "Nothing measured yet."
 
 
@@ -91,7 +95,9 @@ def _cell(records: list[Record | None]) -> str:
 
 
 def _images(results: Results, paths: Paths, section: Section) -> list[str]:
-    files = {p.kind: link(paths.readme, paths.plots / p.file_name) for p in plots(results) if p.section == section}
+    files = {
+        p.kind: link(paths.readme, paths.plots / p.file_name) for p in ladder_plots(results) if p.section == section
+    }
     others = ", ".join(f"[{kind.replace('-', ' ')}]({path})" for kind, path in files.items() if kind != "gflops")
     origin = peaks().get(section.gpu, {}).get("origin")
     roof = f" The roofline's peak and bandwidth: {origin}." if origin else ""

@@ -13,11 +13,13 @@ from harness.records import (
     Listing,
     Record,
     RecordError,
+    StreamRecord,
     Timing,
     TunedConfig,
     load_counters,
     load_listings,
     load_records,
+    load_streams,
     load_tuned,
 )
 
@@ -81,7 +83,7 @@ class Section:
     def shapes(self, choices: Iterable[str] = LADDER_CHOICES) -> list[Shape]:
         """The shapes measured with one of the tile choices (the ladder's), smallest product first."""
         found = {shape_of(record) for record in self.records if record.tile_choice in choices}
-        return sorted(found, key=lambda shape: (math.prod(shape), shape))
+        return by_product(found)
 
     def squares(self) -> list[Shape]:
         """The square shapes among them, which have a place on an axis of sizes."""
@@ -138,12 +140,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Results:
-    """A results folder as reports see it: records that count, calibrations apart, listings, hardware counters."""
+    """A results folder as reports see it: records that count, calibrations and memory-bound workloads apart,
+    listings, hardware counters.
+    """
 
     records: tuple[Record, ...]
     calibrations: tuple[Record, ...]
     listings: tuple[Listing, ...]
     counters: tuple[Counters, ...] = ()
+    streams: tuple[StreamRecord, ...] = ()
     tuned: tuple[TunedConfig, ...] = ()
 
     def sections(self) -> list[Section]:
@@ -184,8 +189,8 @@ class Results:
 
 def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
     """The records of a folder that count; RecordError names the first file that cannot be used."""
-    everything = list(load_records(folder))
-    for record in everything:
+    everything, streams = list(load_records(folder)), load_streams(folder)
+    for record in (*everything, *streams):
         if problems := sample_problems(record):
             raise RecordError(f"{folder / record.file_name()}: {problems[0]}; delete it or measure again")
     chosen = newest(everything)
@@ -201,7 +206,7 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
         listings = [listing for listing in listings if listing.step in wanted]
     rows = tuple(record for record in chosen if record.kind == "step")
     calibrations = tuple(record for record in chosen if record.kind == "calibration")
-    return Results(rows, calibrations, tuple(listings), tuple(counters), tuple(tuned))
+    return Results(rows, calibrations, tuple(listings), tuple(counters), tuple(streams), tuple(tuned))
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
@@ -214,21 +219,40 @@ def newest(records: Iterable[Record]) -> list[Record]:
     return sorted(best.values(), key=_row_order)
 
 
-def sample_problems(record: Record) -> list[str]:
+def sample_problems(record: Record | StreamRecord | TunedConfig) -> list[str]:
     """What makes a record's times unusable: no samples, or one that is no positive finite number."""
-    problems = [] if record.baseline else ["no baseline was measured"]
+    problems = [] if not isinstance(record, Record) or record.baseline else ["no baseline was measured"]
     for timing in all_timings(record):
         samples = timing.samples_ms
         if not samples:
             problems.append(f"{timing.label} has no samples")
         elif not all(_is_time(sample) for sample in samples):
             problems.append(f"{timing.label} has a sample that is no positive finite time")
-    return problems
+    return problems + (forecast_problems(record) if isinstance(record, Record) else [])
 
 
-def all_timings(record: Record) -> list[Timing]:
-    """Every contender's times in a record: its own, cuBLAS's forms, the step before."""
-    return [record.timing, *record.baseline, *([record.previous] if record.previous else [])]
+def forecast_problems(record: Record) -> list[str]:
+    """What makes the depth model's forecast in a record unusable."""
+    forecast = record.depth
+    if forecast is None:
+        return []
+    if not forecast.time_ms or not all(_is_time(time) for time in forecast.time_ms):
+        return ["the forecast has no times, or one that is no positive finite time"]
+    counts = (forecast.fewest, forecast.most, forecast.recommended)
+    if not all(isinstance(count, int) and count >= 1 for count in counts):
+        return [f"the forecast's fewest, most and recommended stages must be at least 1 (got {counts})"]
+    return []
+
+
+def all_timings(record: Record | StreamRecord | TunedConfig) -> list[Timing]:
+    """Every contender's times in a record: its own, and those it was measured beside."""
+    if isinstance(record, TunedConfig):
+        found = list(record.confirmation)
+    elif isinstance(record, StreamRecord):
+        found = [record.timing, record.copy, record.torch]
+    else:
+        found = [record.timing, *record.baseline, record.previous, *(peer.timing for peer in record.peers)]
+    return [timing for timing in found if timing is not None]
 
 
 def section_key(record: Record | TunedConfig) -> tuple[str, ...]:
@@ -244,6 +268,11 @@ def shape_of(record: Record | Counters | TunedConfig) -> Shape:
 def shape_label(shape: Shape) -> str:
     """``1024`` for a square product, ``MxNxK`` otherwise."""
     return str(shape[0]) if len(set(shape)) == 1 else "x".join(map(str, shape))
+
+
+def by_product(shapes: Iterable[Shape]) -> list[Shape]:
+    """Shapes by the product of their extents, smallest first."""
+    return sorted(shapes, key=lambda shape: (math.prod(shape), shape))
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from harness.records import Record, TunedConfig
 
 from .selection import TUNED, Results, Section, Shape, shape_label, shape_of
+from .sweeps import unswept
 
 NOT_MEASURED = "–"
 NOT_VERIFIED = "failed its check"
@@ -174,7 +175,7 @@ def all_tables(results: Results) -> list[Table]:
             tables.append(tuned_table(f"{section.title}: tuned configurations", tuned))
         for step in section.steps:
             tables += [variants_table(results, section, step, choice) for choice in section.variant_choices(step)]
-        others = [record for step in section.steps for record in section.others(step)]
+        others = [record for step in section.steps for record in unswept(section, step)]
         tables += [others_table(section, others)] if others else []
     return tables
 
@@ -210,6 +211,13 @@ def gain_cell(record: Record | None, with_prediction: bool) -> str:
 def percent(value: float | None) -> str:
     """A gain with its sign, to a tenth of a percent."""
     return NOT_MEASURED if value is None else f"{value:+.1f} %"
+
+
+def span(values: Iterable[float], unit: str, digits: int = 0) -> str:
+    """``1965–1980 MHz``, or one value where all are equal."""
+    found = sorted(values)
+    low, high = f"{found[0]:,.{digits}f}", f"{found[-1]:,.{digits}f}"
+    return f"{low} {unit}" if low == high else f"{low}–{high} {unit}"
 
 
 def shown_gain(record: Record) -> float | None:

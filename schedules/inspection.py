@@ -46,9 +46,9 @@ def loops_below(sch: Schedule, block: SBlockRV, loop: LoopRV) -> list[LoopRV]:
 class Statement:
     """One statement directly under a loop: its leaf blocks, what they read and write, how often they run.
 
-    ``elements`` is the product of the loops inside the statement (threads and vector lanes included): the
-    elements that one iteration of the loop writes, where the statement is a copy. ``vector`` is the extent
-    of its vectorized loop, 1 without one. ``wrappers`` are blocks around its blocks; ``part`` says which of
+    ``elements`` counts how often its blocks run in one iteration of the loop (threads and vector lanes
+    included): the elements that the iteration writes, where the statement is a copy. ``vector`` is the extent
+    of its widest vectorized loop, 1 without one. ``wrappers`` are blocks around its blocks; ``part`` says which of
     an inner pipeline's three statements it is.
     """
 
@@ -91,7 +91,7 @@ class Statement:
     @property
     def is_pure_copy(self) -> bool:
         """Whether it only moves elements (zero outside a predicate), of one dtype: what cp.async can do."""
-        return len(self.blocks) == 1 and _moves_elements(self.blocks[0].body)
+        return all(_moves_elements(block.body) for block in self.blocks)
 
     @property
     def fills_shared(self) -> bool:
@@ -158,17 +158,27 @@ def _statements(stmt: tirx.Stmt) -> list[Statement]:
 
 
 def _statement(stmt: tirx.Stmt) -> Statement:
-    extents = {"elements": 1, "vector": 1}
+    vectors = [1]
 
     def note(loop: tirx.For) -> None:
-        extents["elements"] *= int(loop.extent)
         if loop.kind == tirx.ForKind.VECTORIZED:
-            extents["vector"] = int(loop.extent)
+            vectors.append(int(loop.extent))
 
     tvm_ffi.structural_walk(stmt, (tirx.For, note))
     leaves = _leaf_blocks(stmt)
     wrappers = [block for block in _blocks(stmt) if not any(block.same_as(leaf) for leaf in leaves)]
-    return Statement(tuple(leaves), tuple(wrappers), **extents)
+    return Statement(tuple(leaves), tuple(wrappers), _executions(stmt), max(vectors))
+
+
+def _executions(stmt: tirx.Stmt) -> int:
+    """How often the leaf blocks of a statement run."""
+    if isinstance(stmt, tirx.For):
+        return int(stmt.extent) * _executions(stmt.body)
+    if isinstance(stmt, tirx.SeqStmt):
+        return sum(_executions(part) for part in stmt.seq)
+    if isinstance(stmt, s_tir.SBlockRealize) and _blocks(stmt.block.body):
+        return _executions(stmt.block.body)
+    return 1
 
 
 def _moves_elements(body: tirx.Stmt) -> bool:

@@ -11,6 +11,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from .errors import IllegalPipeline
 from .inspection import Statement, blocks_outside, loop_extent, loop_name, scheduled_function, statements_under
+from .one_barrier import GATE, hides_reads, is_gate
 
 
 def check_pipeline(
@@ -31,9 +32,10 @@ def check_pipeline(
             stage in the wrong order.
         what TVM compiles to wrong results:
             negative stages; a computation ordered before two or more asynchronous copies (TVM waits for
-            too few of them); a value read in a later stage than it is written, in a buffer that outlives
-            the loop and so has one version only; blocks whose reads and writes are left empty (by
-            ``loop_partition``), for which TVM inserts neither waits nor barriers.
+            too few of them); reads hidden from TVM (:mod:`schedules.one_barrier`) without their gate ordered
+            first, or with copies that nobody waits for; a value read in a later stage than it is written, in
+            a buffer that outlives the loop and so has one version only; blocks whose reads and writes are left
+            empty (by ``loop_partition``), for which TVM inserts neither waits nor barriers.
         what TVM ignores:
             an asynchronous stage that no statement has.
 
@@ -48,6 +50,7 @@ def check_pipeline(
         _check_dependence(name, statements, stage, order, producer, consumer, buffer)
     _check_single_version(sch, loop, name, statements, stage, order)
     _check_async(name, statements, stage, order, list(async_stages))
+    _check_gate(name, statements, stage, order, list(async_stages))
     _warn_useless(sch, loop, name, statements, stage, order)
 
 
@@ -124,7 +127,7 @@ def _check_lists(name: str, statements: list[Statement], stage: list[int], order
 def _check_regions(name: str, statements: list[Statement]) -> None:
     for statement in statements:
         for block in (*statement.wrappers, *statement.blocks):
-            if not block.writes:
+            if not block.writes and GATE not in block.annotations:
                 raise IllegalPipeline(
                     "the block declares no writes, so that TVM sees no dependence and inserts no wait",
                     loop=name,
@@ -205,6 +208,32 @@ def _check_async(
                     value=f"order {order[consumer]}, copies at {[order[copy] for copy in later]}",
                     remedy="order copies first, or merge them into one statement with sch.merge",
                 )
+
+
+def _check_gate(
+    name: str, statements: list[Statement], stage: list[int], order: list[int], async_stages: list[int]
+) -> None:
+    """Between reads that TVM cannot see and the copies over what they read stands nothing but the gate's barrier."""
+    hidden = [index for index, statement in enumerate(statements) if hides_reads(statement)]
+    gates = [index for index, statement in enumerate(statements) if is_gate(statement)]
+    for reader in hidden:
+        producers = [producer for producer, consumer, _ in _dependences(statements) if consumer == reader]
+        copies = [producer for producer in producers if statements[producer].fills_shared]
+        first = [
+            gate
+            for gate in gates
+            if stage[gate] <= stage[reader] and all(order[gate] < order[other] for other in (reader, *copies))
+        ]
+        awaited = all(stage[copy] in async_stages and stage[copy] < stage[reader] for copy in copies)
+        if not first or not awaited:
+            raise IllegalPipeline(
+                "its reads are hidden from TVM, which would put no barrier between them and the next copies",
+                loop=name,
+                block=statements[reader].name,
+                value=f"order {order}, stages {stage}, asynchronous {async_stages}",
+                limit="asynchronous copies, and the gate ordered before copies and readers",
+                remedy="use pipeline_loop(..., one_barrier=True), which makes the lists",
+            )
 
 
 def _warn_useless(

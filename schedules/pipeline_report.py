@@ -8,6 +8,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from .inspection import SHARED_SCOPES, Statement, loop_extent, loop_name, statements_under
+from .one_barrier import hides_reads, is_gate
 from .pipeline_check import buffer_versions
 from .vectorization import dtype_bytes
 
@@ -73,7 +74,7 @@ def _statement_table(statements: list[Statement], lists: _Lists, versions: dict[
                 "yes" if lists.stage[index] in lists.asynchronous else "no",
                 ", ".join(f"{buffer.name} ({buffer.scope()})" for buffer in buffers),
                 ", ".join(str(versions[str(buffer.name)]) for buffer in buffers),
-                str(statement.elements * dtype_bytes(buffers[0].dtype)) if near else "–",
+                str(statement.elements * dtype_bytes(buffers[0].dtype)) if near and buffers else "–",
             )
         )
     return _aligned(rows)
@@ -124,22 +125,29 @@ def _time_step(statements: list[Statement], lists: _Lists, step: int | None, ext
     due = [index for index in lists.body if step is None or 0 <= step - lists.stage[index] < extent]
     lines: list[str] = []
     copies = [index for index in due if statements[index].fills_shared]
+    waits = {index: _in_flight(lists, copy, index, step, extent) for index, copy in _awaited(statements, lists, due)}
     for index in due:
         stage = lists.stage[index]
         tile = f"now - {stage}" if stage else "now"
         shown = tile if step is None else str(step - stage)
         producers = _producers(statements, index)
-        if producers and lists.stage[producers[0]] in lists.asynchronous:
-            lines.append(f"wait_group {_in_flight(lists, producers[0], index, step, extent)}; barrier")
+        if waits and index == min(waits, key=due.index):  # one wait, for all that follows
+            lines.append(f"wait_group {min(waits.values())}; barrier")
             slots.barrier()
         elif (producers and slots.filled) or (index in copies and slots.read):
             lines.append("barrier")
             slots.barrier()
         slots.filled |= index in copies and stage not in lists.asynchronous
-        slots.read |= bool(producers)
+        slots.read |= bool(producers) and not (is_gate(statements[index]) or hides_reads(statements[index]))
         commit = "; commit_group" if copies and index == copies[-1] and stage in lists.asynchronous else ""
         lines.append(f"{statements[index].name}[{shown}]{commit}")
     return [f"  {line}" for line in lines]
+
+
+def _awaited(statements: list[Statement], lists: _Lists, due: list[int]) -> list[tuple[int, int]]:
+    """The statements of a time step that read asynchronous copies, each with the first of these copies."""
+    readers = [(index, _producers(statements, index)) for index in due]
+    return [(index, made[0]) for index, made in readers if made and lists.stage[made[0]] in lists.asynchronous]
 
 
 def _in_flight(lists: _Lists, copy: int, reader: int, step: int | None, extent: int) -> int:

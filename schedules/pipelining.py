@@ -33,6 +33,8 @@ from .inspection import (
     pipelined_loop_around,
     statements_under,
 )
+from .lowering import UNROLL_RING, UNROLLED_RINGS
+from .one_barrier import gate_copies, is_gate
 from .pipeline_check import check_pipeline
 
 STAGE, ORDER, ASYNC = PIPELINE_STAGE, "software_pipeline_order", "software_pipeline_async_stages"
@@ -41,7 +43,7 @@ DOUBLE_BUFFER = "double_buffer_scope"
 # Where a statement stands in the body of the pipelined loop. Registers are stored to shared memory before
 # the next loads are issued into them, and a result is consumed before the next one overwrites it: then
 # one version of either is enough, and no index changes with the iteration, which registers cannot have.
-PLACE_IN_BODY = {"copy": 0, "load": 1, "epilogue": 2, "transform": 3, "compute": 4}
+PLACE_IN_BODY = {"gate": -1, "copy": 0, "load": 1, "epilogue": 2, "transform": 3, "compute": 4}
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,9 @@ class PipelinePlan:
     ``statements`` and ``roles`` name the loop's statements and what they are to the pipeline: "load"
     (global memory to registers, on the way to shared memory), "copy" (an operand to shared memory or
     registers), "transform" (a cast or the like of a copied operand, or a reset), "compute" (uses operands),
-    "epilogue" (uses what compute made). ``stage``, ``order`` and ``async_stages`` are TVM's lists (see
-    the module's text), empty without a pipeline; ``slots`` counts the versions of each copied operand.
+    "epilogue" (uses what compute made), "gate" (waits, in the form with one barrier). ``stage``, ``order`` and
+    ``async_stages`` are TVM's lists (see the module's text), empty without a pipeline; ``slots`` counts the
+    versions of each copied operand.
     """
 
     loop: LoopRV
@@ -62,14 +65,28 @@ class PipelinePlan:
     stage: tuple[int, ...]
     order: tuple[int, ...]
     async_stages: tuple[int, ...]
+    unroll_ring: bool = False
 
     @property
     def pass_config(self) -> dict[str, bool]:
         """The pass configuration without which asynchronous copies are lowered to ordinary ones."""
         return {"tirx.use_async_copy": True} if self.async_stages else {}
 
+    @property
+    def tir_pipeline(self) -> str:
+        """The compilation pipeline without which the ring is not written out."""
+        return UNROLLED_RINGS if self.unroll_ring and self.slots > 1 else "s_tir"
 
-def infer_pipeline(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: bool | str = "auto") -> PipelinePlan:
+
+def infer_pipeline(
+    sch: Schedule,
+    loop: LoopRV,
+    stages: int = 3,
+    async_copy: bool | str = "auto",
+    *,
+    one_barrier: bool = False,
+    unroll_ring: bool = False,
+) -> PipelinePlan:
     """Work out stages, order and asynchronous stages from what the loop's statements read and write.
 
     Nothing is changed. A *copy* fills shared memory or registers, keeps no running sum, reads nothing
@@ -85,12 +102,16 @@ def infer_pipeline(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: boo
         warns, and as many as it has are planned.
     async_copy : "auto" makes copies asynchronous where all of them only move elements from global to
         shared memory (cp.async; sm_80 and newer); True demands it; False forbids it.
+    one_barrier : the form of :mod:`schedules.one_barrier`: all copies as one statement, a gate, one barrier
+        per iteration. Needs asynchronous copies, and nothing else that writes shared memory.
+    unroll_ring : write out one turn of the ring, so that slot indices are constants
+        (:func:`schedules.lowering.unroll_rings`).
 
     Raises
     ------
     IllegalPipeline : for fewer than 1 stage; for a loop without copies or without their use; for a loop
         inside a pipelined one (the inner loop comes first); for ``async_copy=True`` where a copy cannot be
-        asynchronous, naming it.
+        asynchronous, naming it; for ``one_barrier`` where two are needed.
     """
     name = loop_name(sch, loop)
     if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
@@ -109,26 +130,46 @@ def infer_pipeline(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: boo
         )
     statements = statements_under(sch, loop)
     names = tuple(statement.name for statement in statements)
+    gated = any(is_gate(statement) for statement in statements)
     slots = min(stages, loop_extent(sch, loop))
     if slots < stages:
         warnings.warn(
             f"{stages} pipeline stages on loop {name!r} of {slots} iterations: {slots} used, more would stay empty",
             stacklevel=3,
         )
-    if slots == 1:
+    if slots == 1 and not gated:
         return PipelinePlan(loop, 1, names, (), (), (), ())
     roles = _roles(statements, name)
+    asynchronous = _asynchronous(statements, roles, async_copy, name)
+    if one_barrier or gated:
+        _check_one_barrier(statements, roles, asynchronous and slots > 1, name)
+    if one_barrier and not gated:
+        names, roles = _with_gate(names, roles)
     first_copy = 1 if "load" in roles else 0
     compute = first_copy + slots - 1
-    stage_of = {"load": 0, "copy": first_copy, "transform": compute, "compute": compute, "epilogue": compute + 1}
+    stage_of = {
+        "load": 0,
+        "copy": first_copy,
+        "gate": compute,
+        "transform": compute,
+        "compute": compute,
+        "epilogue": compute + 1,
+    }
     body = sorted(range(len(roles)), key=lambda index: PLACE_IN_BODY[roles[index]])
     order = tuple(body.index(index) for index in range(len(roles)))
-    asynchronous = _asynchronous(statements, roles, async_copy, name)
     stage = tuple(stage_of[role] for role in roles)
-    return PipelinePlan(loop, slots, names, roles, stage, order, (0,) if asynchronous else ())
+    return PipelinePlan(loop, slots, names, roles, stage, order, (0,) if asynchronous else (), unroll_ring)
 
 
-def pipeline_loop(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: bool | str = "auto") -> PipelinePlan:
+def pipeline_loop(
+    sch: Schedule,
+    loop: LoopRV,
+    stages: int = 3,
+    async_copy: bool | str = "auto",
+    *,
+    one_barrier: bool = False,
+    unroll_ring: bool = False,
+) -> PipelinePlan:
     """Overlap a loop's copies with what uses them, ``stages`` ring slots per operand; infer, check, apply.
 
     ::
@@ -146,23 +187,31 @@ def pipeline_loop(sch: Schedule, loop: LoopRV, stages: int = 3, async_copy: bool
     (cp.async: sm_80 and newer; 4, 8 or 16 bytes each) need the pass configuration in the result::
 
         with tvm.transform.PassContext(config=plan.pass_config):
-            tvm.compile(sch.mod, target)
+            tvm.compile(sch.mod, target, tir_pipeline=plan.tir_pipeline)
 
-    Copies staged through registers (:func:`schedules.caching.stage_through_registers`) run one stage
-    deeper: global loads are issued one iteration before their registers are stored to shared memory.
-    The loop stays valid; called again, the last call counts. Parameters and errors are those of
-    :func:`infer_pipeline` and of :func:`schedules.pipeline_check.check_pipeline`.
+    ``one_barrier`` and ``unroll_ring`` give the loop a form that costs less per iteration and does the same
+    (see :func:`infer_pipeline`). Copies staged through registers
+    (:func:`schedules.caching.stage_through_registers`) run one stage deeper: global loads are issued one
+    iteration before their registers are stored to shared memory. The loop stays valid; called again, the last
+    call counts (but a gate, once made, stays). Parameters and errors are those of :func:`infer_pipeline` and of
+    :func:`schedules.pipeline_check.check_pipeline`.
     """
-    plan = infer_pipeline(sch, loop, stages, async_copy)
-    for key in (STAGE, ORDER, ASYNC):  # of an earlier call
+    plan = infer_pipeline(sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring)
+    for key in (STAGE, ORDER, ASYNC, UNROLL_RING):  # of an earlier call
         if key in sch.get(loop).annotations:
             sch.unannotate(loop, key)
+    statements = statements_under(sch, loop)
+    if "gate" in plan.roles and not any(is_gate(statement) for statement in statements):
+        roles = _roles(statements, loop_name(sch, loop))
+        gate_copies(sch, loop, [index for index, role in enumerate(roles) if role == "copy"])
     if plan.stage:
         check_pipeline(sch, loop, plan.stage, plan.order, plan.async_stages)
         sch.annotate(loop, STAGE, list(plan.stage))
         sch.annotate(loop, ORDER, list(plan.order))
     if plan.async_stages:
         sch.annotate(loop, ASYNC, list(plan.async_stages))
+    if plan.stage and unroll_ring:
+        sch.annotate(loop, UNROLL_RING, plan.slots)
     return plan
 
 
@@ -189,7 +238,9 @@ def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
     roles: list[str] = []
     for statement in statements:
         fed_by = [role for role, earlier in zip(roles, statements) if _feeds(earlier, statement)]
-        if statement in copies:
+        if is_gate(statement):
+            roles.append("gate")
+        elif statement in copies:
             feeds_copy = any(_feeds(statement, later) for later in copies if later is not statement)
             roles.append("load" if feeds_copy and not statement.fills_shared else "copy")
         elif "compute" in fed_by or "epilogue" in fed_by:
@@ -260,6 +311,32 @@ def _asynchronous(statements: list[Statement], roles: tuple[str, ...], wanted: b
                 problem, loop=loop, block=obstacles[0].name, remedy=f"pass async_copy='auto', or {remedy}"
             )
     return bool(wanted) and not unfit and not computed
+
+
+def _check_one_barrier(statements: list[Statement], roles: tuple[str, ...], asynchronous: bool, loop: str) -> None:
+    """One barrier is enough where a wait stands at it, and where the threads share nothing but the copies."""
+    if not asynchronous:
+        raise IllegalPipeline(
+            "one barrier per iteration needs asynchronous copies in at least two slots, which are awaited at it",
+            loop=loop,
+            block=next(statement.name for statement, role in zip(statements, roles) if role in ("load", "copy")),
+            remedy="leave one_barrier out, or make the copies plain moves from global to shared memory",
+        )
+    for statement, role in zip(statements, roles):
+        if role != "copy" and any(region.source.scope() in SHARED_SCOPES for region in statement.writes):
+            raise IllegalPipeline(
+                "it writes shared memory that other threads read, which takes a barrier of its own",
+                loop=loop,
+                block=statement.name,
+                remedy="leave one_barrier out",
+            )
+
+
+def _with_gate(names: tuple[str, ...], roles: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names and roles once the copies are one statement with a gate behind it."""
+    others = [(name, role) for name, role in zip(names, roles) if role != "copy"]
+    copies = "+".join(name for name, role in zip(names, roles) if role == "copy")
+    return (copies, "arrived", *(name for name, _ in others)), ("copy", "gate", *(role for _, role in others))
 
 
 def _can_be_asynchronous(statement: Statement) -> bool:

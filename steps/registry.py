@@ -57,6 +57,10 @@ class Step:
         """The ways to execute that can verify this step."""
         return tuple(getattr(self.module, "VERIFIED_ON", ("gpu", "llvm")))
 
+    def runs(self, variant: str, async_copy: bool) -> bool:
+        """Whether a target can run a variant, given whether it has cp.async."""
+        return async_copy or variant not in getattr(self.module, "NEEDS_ASYNC_COPY", ())
+
     def default_variant(self, async_copy: bool = True) -> str:
         """The variant that stands for the step, given whether the target has cp.async."""
         without = getattr(self.module, "WITHOUT_ASYNC_COPY", self.variants[0])

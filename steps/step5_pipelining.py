@@ -13,15 +13,16 @@ N · max(load, compute), once the ring is filled::
 Variants, compared by name:
 
 - async: the copies are cp.async, which write shared memory behind the thread's back. The default.
+- one_barrier: async with one barrier per tile instead of TVM's two (schedules/one_barrier.py says why one is
+  enough). unrolled_ring: async with a turn of the ring written out, so that slot numbers are constants.
+  one_barrier_unrolled: both.
 - sync: TVM's plain annotation. The thread itself carries each value from global to shared memory, and so
   waits for the load in the very iteration that should hide it: little or no gain.
-- register_staged: global to registers in one iteration, registers to shared memory in the next. The way to
-  hide latency on targets without cp.async, as far as one iteration's arithmetic is long enough to hide it.
+- register_staged: global to registers in one iteration, registers to shared memory in the next: hides latency
+  without cp.async, as far as one iteration's arithmetic is long enough to hide it.
 - writeback: load, compute and write-back as stages 0, 1, 2; each tile's product is finished in registers of
   its own and added to the result one stage later. The overlap is that of async; the addition is extra work.
-- double_buffer: `double_buffer_scope` alone. It changes nothing, as the generated code shows: TVM reads it
-  in the pipeline pass only.
-- double_buffer_pipelined: the same with the sync pipeline, which has its versions already.
+- double_buffer, double_buffer_pipelined: `double_buffer_scope` alone, and with the sync pipeline: no change.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
 from steps.config import StepConfig
 
-VARIANTS = ("async", "sync", "register_staged", "writeback", "double_buffer", "double_buffer_pipelined")
+RING_FORMS = {
+    "async": {},
+    "one_barrier": {"one_barrier": True},
+    "unrolled_ring": {"unroll_ring": True},
+    "one_barrier_unrolled": {"one_barrier": True, "unroll_ring": True},
+}
+VARIANTS = (*RING_FORMS, "sync", "register_staged", "writeback", "double_buffer", "double_buffer_pipelined")
+TUNED_VARIANTS = NEEDS_ASYNC_COPY = tuple(RING_FORMS)  # the same arithmetic in the same order
 WITHOUT_ASYNC_COPY = "register_staged"
 PIPELINED = True
 
@@ -55,8 +63,9 @@ def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, StagedCont
         for copy in staged.copies:
             double_buffer(sch, copy.copy)
     if config.variant != "double_buffer":
-        asynchronous = config.async_copy and config.variant in ("async", "writeback")
-        pipeline_loop(sch, staged.loops.k_outer, config.stages, async_copy=asynchronous)
+        asynchronous = config.async_copy and config.variant in (*RING_FORMS, "writeback")
+        form = RING_FORMS.get(config.variant, {}) if asynchronous else {}
+        pipeline_loop(sch, staged.loops.k_outer, config.stages, asynchronous, **form)
     return sch, staged
 
 

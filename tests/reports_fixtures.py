@@ -8,12 +8,15 @@ from pathlib import Path
 from harness.records import (
     Candidate,
     CodeFacts,
+    DepthForecast,
     Environment,
     GpuState,
     Listing,
     Method,
+    Peer,
     Record,
     Resources,
+    StreamRecord,
     Timing,
     TunedConfig,
     Verification,
@@ -208,3 +211,127 @@ def write_ladder(folder: Path, variants: bool = True) -> None:
                 speed = SPEEDS[step - 1][SIZES.index(size)] * (1 - 0.07 * place)
                 record(step, size, speed=speed, variant=name, default_variant=False).save(folder)
     calibration().save(folder)
+
+
+# Stage sweeps: shapes of curves as a pipeline has them, not measured values.
+
+SWEPT = (  # shape, curve, fastest speed; 768 and the rectangle are held out
+    ((256, 256, 256), "latency", 5000),
+    ((768, 768, 768), "latency", 15000),
+    ((512, 2048, 1024), "flat", 25000),
+    ((1024, 1024, 1024), "compute", 30000),
+)
+CURVES = {  # speed by stages, in parts of the fastest
+    "latency": (0.55, 0.80, 0.93, 1.0, 0.995, 0.99),
+    "compute": (0.86, 1.0, 0.96, 0.955, 0.90, 0.88),
+    "flat": (0.996, 1.0, 0.99, 0.98, 0.97, 0.96),
+}
+TILE = "64x64x16/4x4"
+
+
+def forecast(times_ms: tuple[float, ...], recommended: int = 4, fewest: int = 4) -> DepthForecast:
+    """A forecast whose occupancy falls with each stage."""
+    occupancy = tuple(max(0.125, 0.5 - 0.0625 * index) for index in range(len(times_ms)))
+    return DepthForecast(times_ms, occupancy, fewest, len(times_ms), recommended)
+
+
+def peers(cublas_ms: float) -> tuple[Peer, ...]:
+    """Triton by stages and tuned, and three that cannot be had."""
+    stages = [
+        Peer(f"triton-{n}stage{'s' * (n > 1)}", "measured", "", f"num_stages={n}", timing("triton", cublas_ms / share))
+        for n, share in enumerate((0.5, 0.62, 0.7, 0.71, 0.69), 1)
+    ]
+    tuned = Peer("triton", "measured", "", "64x64x32, 4 warps, 3 stages", timing("triton", cublas_ms / 0.74))
+    missing = Peer("tilus", "missing", "no module named tilus", "", None)
+    failed = Peer("tilelang", "failed", "its output is off by 3e-2", "", None)
+    return (*stages, tuned, missing, failed)
+
+
+def swept(
+    shape: tuple[int, int, int] = (1024, 1024, 1024),
+    curve: str = "latency",
+    top: float = 30000,
+    counts: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
+    recommended: int = 4,
+    **changes: object,
+) -> list[Record]:
+    """One case of step 5 at several stage counts; ``top`` is its fastest speed in GFLOPS."""
+    m, n, k = shape
+    speeds = [top * share for share in CURVES[curve]]
+    times = tuple(2 * m * n * k / (speed * 1e6) for speed in speeds)
+    model = forecast(tuple(time * (1.05 + 0.02 * index) for index, time in enumerate(times)), recommended)
+    cublas = 2 * m * n * k / (1.2 * top * 1e6)
+    made = []
+    for stages in counts:
+        resources = replace(RESOURCES, smem_bytes=8192 * stages, blocks_per_sm=9 - stages, occupancy=(9 - stages) / 16)
+        own = record(
+            5,
+            m=m,
+            n=n,
+            k=k,
+            stages=stages,
+            tile=TILE,
+            tile_choice="given",
+            timing=timing("step5_pipelining", times[stages - 1]),
+            baseline=(timing("cuBLAS nn", cublas), timing("cuBLAS nt", cublas * 1.05)),
+            previous=timing("step4_vectorization", times[0]),
+            resources=resources,
+            bound="latency" if curve == "latency" else "compute",
+            depth=model,
+            peers=peers(cublas),
+            command="python -m harness sweep --step 5 --stages 1-6 --size 1024",
+        )
+        made.append(replace(own, **changes))
+    return made
+
+
+def stream(
+    workload: str = "gelu",
+    variant: str = "staged",
+    stages: int = 1,
+    share: float = 0.9,
+    mib: int = 256,
+    **changes: object,
+) -> StreamRecord:
+    """A memory-bound workload at a share of the copy's 4 TB/s."""
+    bytes_moved = mib * 2**20
+    copy = bytes_moved / (4000 * 1e6)
+    like = record(5)
+    made = StreamRecord(
+        workload=workload,
+        shape=(bytes_moved // 8 // 4096, 4096),
+        dtype="float32",
+        variant=variant,
+        stages=stages,
+        config="256 threads, 4 elements a thread",
+        bytes_moved=bytes_moved,
+        flops=bytes_moved // 4,
+        timing=timing(f"{workload} {variant}", copy / share),
+        copy=timing("copy", copy),
+        torch=None if workload == "scale_shift" else timing("torch", copy / 0.85),
+        verification=like.verification,
+        resources=replace(RESOURCES, smem_bytes=4096 * stages if variant == "staged" else 0, occupancy=0.75),
+        barriers=1 if variant == "staged" else 0,
+        cp_async=2 if stages > 1 else 0,
+        bound="memory" if mib > 16 else "latency",
+        source_sha256="0" * 64,
+        cubin_sha256="1" * 64,
+        arch="sm_90a",
+        method=like.method,
+        environment=environment(),
+        command="python -m harness streams --stages 1-5",
+    )
+    return replace(made, **changes)
+
+
+def write_sweeps(folder: Path) -> None:
+    """Sweeps of two variants of step 5 over development and held-out shapes, and of two memory-bound workloads."""
+    for shape, curve, top in SWEPT:
+        for variant, factor in (("async", 1.0), ("one_barrier", 1.04)):
+            for own in swept(shape, curve, factor * top, recommended=4 if curve == "latency" else 2):
+                replace(own, variant=variant, default_variant=variant == "async").save(folder)
+    for workload, factor in (("scale_shift", 1.0), ("softmax", 0.9)):
+        for mib in (8, 512):
+            for stages, share in enumerate((0.88, 0.93, 0.95, 0.94), 1):
+                stream(workload, stages=stages, share=factor * share, mib=mib).save(folder)
+            stream(workload, "direct", share=0.8 if workload == "softmax" else 0.955, mib=mib).save(folder)

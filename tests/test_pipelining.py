@@ -18,6 +18,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 from tvm.script import tirx as T
 
+from harness.build import main_loop
 from schedules import (
     IllegalPipeline,
     Matmul,
@@ -34,10 +35,11 @@ from schedules import (
     stage_contraction,
     stage_in_shared,
 )
+from schedules.lowering import UNROLLED_RINGS, required_tir_pipeline
 from schedules.pipeline_check import buffer_versions, check_pipeline
 from schedules.pipeline_report import explain_pipeline
 from schedules.pipelining import ASYNC, ORDER, STAGE, double_buffer, infer_pipeline
-from tests.test_schedules import convolve, cuda_text, normal, run
+from tests.test_schedules import TARGET, convolve, cuda_text, normal, run
 
 TILE = TileConfig(32, 64, 16, 4, 4)
 M, N, K = 32, 64, 128  # eight k tiles, one block
@@ -737,3 +739,160 @@ def test_a_conversion_is_never_made_asynchronous_by_itself() -> None:
     assert infer_pipeline(nest.sch, nest.loop, 3).async_stages == ()
     with pytest.raises(IllegalPipeline, match="cannot be asynchronous"):
         infer_pipeline(nest.sch, nest.loop, 3, True)
+
+
+# One barrier instead of two, and the ring written out
+
+ONE_BARRIER = [name for name in NESTS if name not in ("register staged", "dequantised")]
+FORMS = [(True, False), (False, True), (True, True)]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["one barrier", "unrolled ring", "both"])
+@pytest.mark.parametrize("name", ONE_BARRIER)
+def test_the_forms_of_a_ring_compute_the_same_bits(name: str, form: tuple[bool, bool]) -> None:
+    plain = NESTS[name]().output()
+    for stages in (1, 2, 3, 5) if form == (True, True) and name == "matmul nn" else (3,):
+        nest = NESTS[name]()
+        plan = pipeline_loop(nest.sch, nest.loop, stages, one_barrier=form[0], unroll_ring=form[1])
+        assert plan.slots == stages
+        assert np.array_equal(nest.output(), plain)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["one barrier", "unrolled ring", "both"])
+@pytest.mark.parametrize("k", [1, 16, 17, 32, 48, 64, 90])
+def test_the_forms_of_a_ring_at_short_and_ragged_depths(k: int, form: tuple[bool, bool]) -> None:
+    """1, stages − 1, stages and stages + 1 k tiles, and some that end inside a tile."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain, nest = matmul(k=k), matmul(k=k)
+        pipeline_loop(nest.sch, nest.loop, 3, one_barrier=form[0], unroll_ring=form[1])
+        assert np.array_equal(nest.output(), plain.output())
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("name", ONE_BARRIER)
+def test_one_barrier_has_one_barrier_and_as_many_copies_in_flight(name: str, stages: int) -> None:
+    two, one = NESTS[name](), NESTS[name]()
+    pipeline_loop(two.sch, two.loop, stages)
+    plan = pipeline_loop(one.sch, one.loop, stages, one_barrier=True)
+    assert plan.roles[:2] == ("copy", "gate")
+    assert plan.statements[1] == "arrived"
+    texts = [cuda_text(nest.sch) for nest in (two, one)]
+    assert [main_loop(text).count("__syncthreads()") for text in texts] == [2, 1]
+    assert asynchronous_copies(texts[0]) == asynchronous_copies(texts[1])
+    assert shared_elements(texts[0]) == shared_elements(texts[1])
+    body = main_loop(texts[1])
+    places = [body.index(word) for word in ("wait_group", "__syncthreads", "cp_async_legacy", "pipeline_read")]
+    assert places == sorted(places), "wait, barrier, copies, arithmetic"
+    assert waits(body) == [stages - 2]
+    explained = explain_pipeline(one.sch, one.loop)
+    assert explained[explained.index("body:") : explained.index("epilogue:")].count("barrier") == 1
+    if name != "product per tile":  # TVM cannot count in a prologue of several iterations, and waits for all
+        assert waits(explained) == waits(texts[1])
+
+
+def test_one_barrier_at_two_levels() -> None:
+    nest, inner = register_inner()
+    pipeline_loop(nest.sch, inner, 2, async_copy=False)
+    plan = pipeline_loop(nest.sch, nest.loop, 3, one_barrier=True)
+    assert plan.roles == ("copy", "gate", "compute", "compute", "compute")
+    assert nest.is_right()
+    text = cuda_text(nest.sch)
+    assert main_loop(text).count("__syncthreads()") == 1
+    assert waits(text) == [1, 1, 0]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 6])
+def test_an_unrolled_ring_has_constant_slots(stages: int) -> None:
+    rolled, unrolled = matmul(k=20 * 16), matmul(k=20 * 16)
+    pipeline_loop(rolled.sch, rolled.loop, stages)
+    plan = pipeline_loop(unrolled.sch, unrolled.loop, stages, unroll_ring=True)
+    with tvm.transform.PassContext(config=plan.pass_config):
+        text = tvm.compile(unrolled.sch.mod, TARGET, tir_pipeline=plan.tir_pipeline).mod.imports[0].inspect_source()
+    text = text[text.rfind('extern "C"') :]
+    slot = re.compile(rf"% {stages}\)|& {stages - 1}\)")
+    assert slot.search(main_loop(cuda_text(rolled.sch)))
+    turn = main_loop(text)
+    assert re.match(rf"\s*for \(int turn = 0; turn < {(20 - stages + 1) // stages};", turn)
+    assert waits(turn) == [stages - 1] * stages
+    shared = [line for line in turn.splitlines() if "shared_ptr" in line]
+    assert not any(slot.search(line) for line in shared if stages != 4), "4 lanes share a row of A: & 3 there too"
+    assert len(waits(text)) == stages + (20 - stages + 1) % stages + stages - 1, "a turn, what remains, the epilogue"
+
+
+def test_the_pipeline_that_unrolls_is_named_where_it_is_needed() -> None:
+    nest = matmul()
+    assert pipeline_loop(nest.sch, nest.loop, 3).tir_pipeline == required_tir_pipeline(nest.sch.mod) == "s_tir"
+    plan = pipeline_loop(nest.sch, nest.loop, 3, unroll_ring=True)
+    assert plan.tir_pipeline == required_tir_pipeline(nest.sch.mod) == UNROLLED_RINGS
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "message"),
+    [
+        ("register staged", "A_local", "needs asynchronous copies"),
+        ("dequantised", "half", "takes a barrier of its own"),
+    ],
+)
+def test_one_barrier_is_refused_where_two_are_needed(name: str, block: str, message: str) -> None:
+    nest = NESTS[name]()
+    before = nest.sch.mod["main"].script()
+    with pytest.raises(IllegalPipeline, match=f"{message}.*'{block}'"):
+        pipeline_loop(nest.sch, nest.loop, 3, one_barrier=True)
+    assert nest.sch.mod["main"].script() == before
+
+
+@pytest.mark.parametrize("name", ["matmul nn", "row sums"])
+@pytest.mark.parametrize(
+    ("stage", "order", "asynchronous"),
+    [
+        ([0, 2, 2], [0, 1, 2], [0]),  # copies first: over what slow threads still read
+        ([0, 2, 2], [1, 2, 0], [0]),  # arithmetic before the gate
+        ([0, 2, 2], [1, 0, 2], []),  # copies that nobody waits for
+    ],
+)
+def test_hidden_reads_without_a_barrier_before_the_copies_are_refused(name, stage, order, asynchronous) -> None:
+    """TVM compiles each of them, with no barrier between reads and copies."""
+    nest = NESTS[name]()
+    pipeline_loop(nest.sch, nest.loop, 3, one_barrier=True)
+    reader = infer_pipeline(nest.sch, nest.loop, 3).statements[-1]
+    with pytest.raises(IllegalPipeline, match=f"hidden from TVM.*'{reader}'.*one_barrier=True"):
+        check_pipeline(nest.sch, nest.loop, stage, order, asynchronous)
+    for key in (STAGE, ORDER, ASYNC):
+        nest.sch.unannotate(nest.loop, key)
+    body = main_loop(cuda_text(nest.annotate(stage, order, asynchronous).sch))
+    copy = body.index("cp_async_legacy" if asynchronous else "shared_ptr +")
+    if order[0] == 0:
+        assert "__syncthreads" not in body[:copy]
+    assert body.count("__syncthreads()") <= 1
+
+
+def test_a_gate_stays_and_keeps_its_pipeline() -> None:
+    nest = matmul()
+    pipeline_loop(nest.sch, nest.loop, 3, one_barrier=True)
+    assert pipeline_loop(nest.sch, nest.loop, 4).stage == (0, 3, 3)
+    assert nest.is_right()
+    for arguments in ({"stages": 1}, {"async_copy": False}):
+        with pytest.raises(IllegalPipeline, match="one barrier per iteration needs asynchronous copies"):
+            pipeline_loop(nest.sch, nest.loop, **arguments)
+
+
+def test_reads_of_a_vector_cannot_be_hidden() -> None:
+    nest = doubled_vectors()
+    with pytest.raises(IllegalPipeline, match=r"under a vectorized loop.*'double'"):
+        pipeline_loop(nest.sch, nest.loop, 2, one_barrier=True)
+
+
+def doubled_vectors() -> Nest:
+    """Eight rows, each copied to shared memory and stored twice as large, four elements at a time."""
+    x = te.placeholder((8, 128), name="x")
+    sch = Schedule(te.create_prim_func([x, te.compute((8, 128), lambda i, j: x[i, j] * 2.0, name="double")]))
+    block = sch.get_sblock("double")
+    row, columns = sch.get_loops(block)
+    lane, vector = sch.split(columns, [32, 4])
+    sch.bind(lane, "threadIdx.x")
+    sch.vectorize(vector)
+    copy = stage_in_shared(sch, block, 0, row)
+    fetch_cooperatively(sch, copy, row, (1, 32), vectorize=True)
+    values = normal(8, 128)
+    return Nest(sch, row, (values,), 2 * values.astype(np.float64))

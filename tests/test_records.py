@@ -226,7 +226,7 @@ def test_what_later_versions_added_is_read_and_may_be_missing() -> None:
         Peer("triton", "measured", "", "64x64x16, 3 stages", made.timing),
         Peer("tilus", "missing", "not installed", "", None),
     )
-    forecast = DepthForecast((2.0, 1.0, 1.1), (0.5, 0.5, 0.25), 2, 3, 2)
+    forecast = DepthForecast((2.0, 1.0, 1.1), (0.5, 0.5, 0.25), (0.0, 0.9, 1.0), 3, 30, 2)
     richer = replace(made, peers=peers, depth=forecast)
     assert Record.from_json(richer.to_json()) == richer
     older = {key: value for key, value in json.loads(made.to_json()).items() if key not in ("peers", "depth")}

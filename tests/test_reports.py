@@ -16,11 +16,11 @@ from reports import plot
 from reports.__main__ import main
 from reports.check import findings, record_problems, tuned_problems
 from reports.figures import intensity
-from reports.page import render_pages
 from reports.paths import Paths
 from reports.plot import peaks, plots
 from reports.readme import BEGIN, END
 from reports.selection import UsageError, load, natural, parse_steps
+from reports.site import render_pages
 from reports.table import all_tables, ladder_table, variants_table
 
 from .reports_fixtures import SIZES, calibration, environment, listing, record, tuned, write_ladder
@@ -188,9 +188,12 @@ def test_a_page_shows_what_its_step_was_tuned_to(tmp_path):
     ("changes", "finding"),
     [
         ({"environment": environment(dirty=True)}, "uncommitted changes"),
-        ({"method": replace(tuned().method, rounds=5)}, "confirmed in 5 rounds"),
-        ({"confirmation": (Timing("winner", (1.0,) * 8), *tuned().confirmation[1:])}, "winner: not one time"),
-        ({"confirmation": (Timing("winner", (0.0,) * 9), *tuned().confirmation[1:])}, "winner: not one time"),
+        ({"method": replace(tuned().method, rounds=5)}, "5 rounds; at least"),
+        (
+            {"confirmation": (Timing("winner", (1.0,) * 8), *tuned().confirmation[1:])},
+            "winner has 8 samples in 9 rounds",
+        ),
+        ({"confirmation": (Timing("winner", (0.0,) * 9), *tuned().confirmation[1:])}, "no positive finite time"),
         ({"candidates": (replace(tuned().winner, status="wrong", why="error 3"),)}, "is wrong: error 3"),
     ],
 )

@@ -41,7 +41,8 @@ ARGUMENTS = ("tune", "--step", "5", "--size", "64", "--out")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A space of four tiles, searched five candidates at a time, of which each is lowered once for all tests."""
+    """A space of four tiles and one variant, five candidates a batch, each lowered once for all tests."""
+    monkeypatch.setattr(STEPS[5].module, "TUNED_VARIANTS", ("async",), raising=False)
     monkeypatch.setattr(session, "lower", lowered_once)
     monkeypatch.setattr(registry, "TUNING_TILES", TILES)
     monkeypatch.setattr(tuning, "BATCH", 5)

@@ -1,0 +1,50 @@
+"""What every figure shares: colours, panels under one title, and the caption with one legend below them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; black is kept for cuBLAS, and yellow,
+# weak on white, comes last.
+PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
+MARKERS = "os^Dvph"
+CUBLAS = "#000000"
+STYLE = {"linewidth": 1.8, "markersize": 5.5}
+CAPTION_COLUMNS = 125
+
+
+def canvas(
+    title: str, subtitle: str, height: float, rows: int = 1, columns: int = 1, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """An empty figure, 9 inches wide, and its panels row by row."""
+    figure = Figure(figsize=(9, height), dpi=160, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
+    figure.suptitle(f"{title}\n{subtitle}", fontsize=12)
+    return figure, list(axes.flat)
+
+
+def finish(figure: Figure, panels: list[Axes], caption: str) -> Figure:
+    """The caption and one legend below the panels, a quiet grid."""
+    labelled = dict(itertools.chain.from_iterable(zip(*reversed(axes.get_legend_handles_labels())) for axes in panels))
+    count = len(labelled)
+    figure.legend(
+        labelled.values(),
+        labelled,
+        title=textwrap.fill(caption, CAPTION_COLUMNS),
+        loc="outside lower center",
+        ncols=count if count <= 5 else math.ceil(count / 2),
+        fontsize=9,
+        title_fontsize=8.5,
+        frameon=False,
+    )
+    for axes in panels:
+        axes.grid(True, axis="both" if axes.get_xscale() == "log" else "y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+    return figure

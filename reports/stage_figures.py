@@ -1,0 +1,198 @@
+"""Drawing stage sweeps: one function per figure, from sweeps to a matplotlib figure. No files here."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from harness.records import Timing
+
+from .drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish
+from .judgement import is_held_out
+from .selection import natural
+from .sweeps import StageSweep, StreamSweep
+from .table import gflops
+
+MEASURED, MODEL, TRITON, CHOSEN = PALETTE[4], PALETTE[0], PALETTE[2], PALETTE[3]
+COLUMNS = 3
+# Points by whether their shape was held out; the legend keeps the look of the last.
+LOOKS = {True: {"marker": "^", "markerfacecolor": "none", "markeredgewidth": 1.4}, False: {"marker": "o"}}
+
+
+def speed_figure(sweeps: Sequence[StageSweep]) -> Figure:
+    """Speed over stages, a panel per shape: measured with spread, model, recommendation, cuBLAS, Triton's sweep."""
+
+    def draw(axes: Axes, sweep: StageSweep) -> None:
+        axes.axhline(gflops(sweep.shape, sweep.cublas_ms), color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
+        _draw_triton(axes, sweep)
+        _draw_forecast(axes, sweep)
+        timings = {r.stages: r.timing for r in sweep.records if r.verification.passed}
+        _draw_measured(axes, timings, lambda time: gflops(sweep.shape, time), MEASURED, "o", "measured")
+
+    case = sweeps[0].case
+    caption = f"{case[0].upper()}{case[1:]}. Bars: quartiles of the rounds. {_when(sweeps)}"
+    return _panels("Speed over stages", sweeps, "GFLOPS", draw, caption)
+
+
+def stage_variants_figure(sweeps: Sequence[StageSweep]) -> Figure:
+    """Speed over stages of one step's variants with one tile, a panel per shape."""
+    names = sorted({(not sweep.default_variant, natural(sweep.variant), sweep.variant) for sweep in sweeps})
+    looks = {name: (PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]) for i, (_, _, name) in enumerate(names)}
+    shapes = list(dict.fromkeys(sweep.shape for sweep in sweeps))
+
+    def draw(axes: Axes, first: StageSweep) -> None:
+        axes.axhline(gflops(first.shape, first.cublas_ms), color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
+        for sweep in sweeps:
+            if sweep.shape == first.shape:
+                timings = {r.stages: r.timing for r in sweep.records if r.verification.passed}
+                _draw_measured(
+                    axes, timings, lambda time: gflops(first.shape, time), *looks[sweep.variant], sweep.variant
+                )
+
+    firsts = [next(sweep for sweep in sweeps if sweep.shape == shape) for shape in sorted(shapes, key=math.prod)]
+    caption = f"Step {sweeps[0].step}, tile {sweeps[0].tile}. Bars: quartiles of the rounds. {_when(sweeps)}"
+    return _panels("Variants over stages", firsts, "GFLOPS", draw, caption)
+
+
+def prediction_figure(sweeps: Sequence[StageSweep]) -> Figure:
+    """Predicted against measured time of every swept point, held-out shapes marked apart; the line is equality."""
+    figure, (axes,) = canvas("Predicted against measured time", sweeps[0].section.title, height=6.2)
+    ends: list[float] = []
+    for place, stages in enumerate(sorted({stages for sweep in sweeps for stages in sweep.times_ms})):
+        color, label = PALETTE[place % len(PALETTE)], f"{stages} stage{'s' * (stages > 1)}"
+        for held_out, look in LOOKS.items():
+            own = [sweep for sweep in sweeps if is_held_out(sweep.shape) == held_out and stages in sweep.times_ms]
+            known = [(s.predicted_ms(stages), s.times_ms[stages]) for s in own if s.predicted_ms(stages) is not None]
+            if known:
+                predicted, measured = ([1e3 * milliseconds for milliseconds in column] for column in zip(*known))
+                axes.plot(predicted, measured, linestyle="none", color=color, label=label, markersize=6, **look)
+                ends += [*predicted, *measured]
+    span = [0.8 * min(ends), 1.25 * max(ends)]
+    axes.plot(span, span, color=CUBLAS, linewidth=1.0, label="equal")
+    _equal_logarithms(axes, span)
+    axes.set_xlabel("predicted time of one launch, µs (logarithmic)")
+    axes.set_ylabel("measured time of one launch, µs (logarithmic)")
+    cases = ", ".join(dict.fromkeys(f"step {sweep.step} {sweep.variant}" for sweep in sweeps if sweep.forecast))
+    marks = "Filled circles: development shapes; hollow triangles: held out."
+    return finish(figure, [axes], f"{cases[0].upper()}{cases[1:]}; every tile and shape. {marks} {_when(sweeps)}")
+
+
+def streams_figure(sweeps: Sequence[StreamSweep]) -> Figure:
+    """Bandwidth over stages of memory-bound workloads, a panel per workload and size; the copy is the line."""
+
+    def draw(axes: Axes, sweep: StreamSweep) -> None:
+        axes.axhline(sweep.copy_gb_s, color=CUBLAS, linestyle="--", linewidth=1.4, label="copy of as many bytes")
+        if sweep.torch_gb_s:
+            axes.axhline(sweep.torch_gb_s, color=TRITON, linestyle=":", linewidth=1.8, label="torch's operator")
+        if sweep.direct:
+            axes.axhline(sweep.direct.gb_s, color=CHOSEN, linestyle="-.", linewidth=1.4, label="direct, nothing staged")
+        timings = {r.stages: r.timing for r in sweep.records if r.verification.passed}
+        _draw_measured(axes, timings, lambda time: sweep.bytes_moved / (time * 1e6), MEASURED, "o", "staged")
+
+    caption = f"Bytes: every input read once, every output written once. Bars: quartiles of the rounds. {_when(sweeps)}"
+    return _panels("Memory-bound workloads over stages", sweeps, "GB/s", draw, caption)
+
+
+def triton_sweep(sweep: StageSweep) -> dict[int, float]:
+    """Triton's time by its num_stages: the median over the records whose rounds it shared."""
+    times: dict[int, list[float]] = {}
+    for record in sweep.records:
+        for peer in record.peers:
+            match = re.fullmatch(r"triton-(\d+)stages?", peer.name)
+            if match and peer.timing is not None:
+                times.setdefault(int(match[1]), []).append(peer.timing.median_ms)
+    return {stages: statistics.median(found) for stages, found in sorted(times.items())}
+
+
+def _draw_triton(axes: Axes, sweep: StageSweep) -> None:
+    if times := triton_sweep(sweep):
+        speeds = [gflops(sweep.shape, time) for time in times.values()]
+        axes.plot([*times], speeds, color=TRITON, marker="s", linestyle=":", label="Triton by num_stages", **STYLE)
+
+
+def _draw_forecast(axes: Axes, sweep: StageSweep) -> None:
+    """The model's curve up to the deepest stage count measured, and a ring where it recommends to stop."""
+    forecast = sweep.forecast
+    if forecast is None:
+        return
+    times = forecast.time_ms[: max(record.stages for record in sweep.records)]
+    speeds = [gflops(sweep.shape, time) for time in times]
+    axes.plot(range(1, len(times) + 1), speeds, color=MODEL, marker="", label="model", linewidth=1.8)
+    if forecast.recommended in sweep.times_ms:
+        place, speed = forecast.recommended, gflops(sweep.shape, sweep.times_ms[forecast.recommended])
+        ring = {"markerfacecolor": "none", "markeredgewidth": 2.0, "markersize": 13, "linestyle": "none"}
+        axes.plot([place], [speed], marker="o", color=CHOSEN, label="recommended by the model", **ring)
+
+
+def _draw_measured(
+    axes: Axes, timings: dict[int, Timing], rate: Callable[[float], float], color: str, marker: str, label: str
+) -> None:
+    """Medians as points, quartiles as bars; ``rate`` turns milliseconds into the axis's unit."""
+    middle = [rate(timing.median_ms) for timing in timings.values()]
+    quartiles = [_quartiles(timing) for timing in timings.values()]
+    below = [max(0.0, value - rate(high)) for value, (_, high) in zip(middle, quartiles)]
+    above = [max(0.0, rate(low) - value) for value, (low, _) in zip(middle, quartiles)]
+    bars = {"elinewidth": 1.2, "capsize": 3}
+    axes.errorbar([*timings], middle, [below, above], color=color, marker=marker, label=label, **bars, **STYLE)
+
+
+def _panels(
+    title: str,
+    sweeps: Sequence[StageSweep] | Sequence[StreamSweep],
+    unit: str,
+    draw: Callable[[Axes, StageSweep | StreamSweep], None],
+    caption: str,
+) -> Figure:
+    """A panel per sweep, stages from left to right, speed from zero: a small gain must look small."""
+    columns = min(COLUMNS, len(sweeps))
+    rows = math.ceil(len(sweeps) / columns)
+    figure, panels = canvas(title, sweeps[0].section.title, 1.9 + 2.3 * rows, rows, columns)
+    for axes, sweep in zip(panels, sweeps):
+        draw(axes, sweep)
+        name = f"{sweep.workload}\n{sweep.size}" if isinstance(sweep, StreamSweep) else sweep.size
+        held_out = isinstance(sweep, StageSweep) and is_held_out(sweep.shape)
+        axes.set_title(name + (" (held out)" if held_out else ""), fontsize=10)
+        axes.set_ylim(bottom=0, top=1.12 * axes.dataLim.y1)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    deepest = round(max(axes.dataLim.x1 for axes in panels[: len(sweeps)]))  # Triton's sweep may go deeper than ours
+    for place, axes in enumerate(panels):
+        axes.set_xlim(0.6, deepest + 0.4)
+        axes.xaxis.set_major_locator(FixedLocator(range(1, deepest + 1)))
+        if place >= len(sweeps):
+            axes.set_visible(False)
+        if place % columns == 0:
+            axes.set_ylabel(unit)
+        if place + columns >= len(sweeps):
+            axes.set_xlabel("stages")
+    return finish(figure, panels[: len(sweeps)], caption)
+
+
+def _equal_logarithms(axes: Axes, span: list[float]) -> None:
+    """Both axes logarithmic over the same span, marked 1, 3, 10, 30, …"""
+    axes.set(xscale="log", yscale="log", xlim=span, ylim=span, aspect="equal")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator([step * 10**power for power in range(-1, 7) for step in (1, 3)]))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
+def _quartiles(timing: Timing) -> tuple[float, float]:
+    if len(timing.samples_ms) < 2:
+        return timing.median_ms, timing.median_ms
+    low, _, high = statistics.quantiles(timing.samples_ms, n=4)
+    return low, high
+
+
+def _when(sweeps: Sequence[StageSweep] | Sequence[StreamSweep]) -> str:
+    """How many rounds a median is of, and when the records were made."""
+    records = [record for sweep in sweeps for record in sweep.everything]
+    rounds = sorted({record.method.rounds for record in records})
+    days = sorted({record.environment.recorded_at[:10] for record in records})
+    count = "–".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
+    return f"Median of {count} rounds. Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}."

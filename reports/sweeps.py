@@ -1,0 +1,299 @@
+"""Stage sweeps: one case measured at several stage counts, and what follows from its records together.
+
+A matrix product is swept by records whose tile was given by hand; a memory-bound workload by its staged
+records, with its direct form (nothing staged at all) beside them. Both answer the same questions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.records import DepthForecast, Record, Resources, StreamRecord
+
+from .selection import Results, Section, Shape, UsageError, natural, shape_label, shape_of
+
+TIE_PCT = 1.0  # speeds closer than this are a tie, which the fewer stages win
+CLOSE_PCT = 2.0  # how much speed a recommended depth may lose to the best one and still be called right
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class StreamSection:
+    """Memory-bound records that may stand in one table or plot: one GPU, one dtype."""
+
+    gpu: str
+    dtype: str
+
+    @property
+    def title(self) -> str:
+        """The section in words, GPU first."""
+        return f"{self.gpu}, {self.dtype}"
+
+    @property
+    def slug(self) -> str:
+        """The section as part of a file name."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.gpu.replace('NVIDIA ', '')}-{self.dtype}".lower())
+
+
+class StagedRecords:
+    """What both kinds of sweep share. ``records`` are those of one case, a stage count each, fewest first."""
+
+    records: tuple[Record, ...] | tuple[StreamRecord, ...]
+
+    @property
+    def everything(self) -> tuple[Record, ...] | tuple[StreamRecord, ...]:
+        """All records of the case, not only the staged ones."""
+        return self.records
+
+    @property
+    def times_ms(self) -> dict[int, float]:
+        """Median time by stage count, of records that passed their check."""
+        return {r.stages: r.timing.median_ms for r in self.records if r.verification.passed}
+
+    @property
+    def best(self) -> int:
+        """The fastest stage count."""
+        return min(self.times_ms, key=lambda stages: self.times_ms[stages])
+
+    @property
+    def preferred(self) -> int:
+        """The fewest stages that are as fast as the best, up to a tie."""
+        return fewest_within_tie(self.times_ms)
+
+    @property
+    def gain_over_one_pct(self) -> float | None:
+        """Speed gained by the preferred stage count over one stage; None where one was not measured."""
+        return speed_gain_pct(self.times_ms.get(1), self.times_ms[self.preferred])
+
+    @property
+    def direct_ms(self) -> float | None:
+        """The time of a form that stages nothing; None: there is none."""
+        return None
+
+    @property
+    def gain_over_direct_pct(self) -> float | None:
+        """Speed gained by the preferred stage count over the direct form; None where there is none."""
+        return speed_gain_pct(self.direct_ms, self.times_ms[self.preferred])
+
+    def resources(self, stages: int) -> Resources | None:
+        """What the kernel with that many stages uses; None if unknown or not measured."""
+        return next((record.resources for record in self.records if record.stages == stages), None)
+
+    def bound(self, stages: int) -> str:
+        """What the record with that many stages says it is bound by."""
+        return next(record.bound for record in self.records if record.stages == stages)
+
+
+@dataclass(frozen=True)
+class StageSweep(StagedRecords):
+    """One step's variant on one shape with one tile, at several stage counts."""
+
+    section: Section
+    records: tuple[Record, ...]
+
+    @property
+    def step(self) -> int:
+        """The step's number."""
+        return self.records[0].step
+
+    @property
+    def variant(self) -> str:
+        """The step's variant."""
+        return self.records[0].variant
+
+    @property
+    def default_variant(self) -> bool:
+        """Whether that is the variant which stands for the step."""
+        return self.records[0].default_variant
+
+    @property
+    def tile(self) -> str:
+        """The tile, as records write it."""
+        return self.records[0].tile
+
+    @property
+    def shape(self) -> Shape:
+        """m, n and k."""
+        return shape_of(self.records[0])
+
+    @property
+    def size(self) -> str:
+        """The shape in words."""
+        return shape_label(self.shape)
+
+    @property
+    def case(self) -> str:
+        """Step, variant and tile: what a table or figure over shapes is of."""
+        return f"step {self.step}, {self.variant}, tile {self.tile}"
+
+    @property
+    def forecast(self) -> DepthForecast | None:
+        """What the depth model said, by the newest record that carries a forecast."""
+        carrying = [record for record in self.records if record.depth is not None]
+        newest = max(carrying, key=lambda record: record.environment.recorded_at, default=None)
+        return newest.depth if newest else None
+
+    @property
+    def cublas_ms(self) -> float:
+        """cuBLAS's time: the median over the records, each with its faster form."""
+        return statistics.median(record.fastest_baseline.median_ms for record in self.records)
+
+    @property
+    def drift_pct(self) -> float:
+        """How far cuBLAS's time moved between these records: what a comparison of two of them cannot see."""
+        times = [record.fastest_baseline.median_ms for record in self.records]
+        return 100 * (max(times) / min(times) - 1)
+
+    def record(self, stages: int) -> Record:
+        """The record with that many stages."""
+        return next(record for record in self.records if record.stages == stages)
+
+    def predicted_ms(self, stages: int) -> float | None:
+        """The model's time for a stage count; None without a forecast, or where it does not fit."""
+        times = self.forecast.time_ms if self.forecast else ()
+        return times[stages - 1] if stages <= len(times) else None
+
+    def latency_hidden(self, stages: int) -> float | None:
+        """The share of the load's latency that the model calls hidden: tiles in flight over those it takes.
+
+        With n stages n − 1 tiles are on their way, and the model's fewest stages hide the latency with
+        fewest − 1: min(1, (n − 1) / (fewest − 1)). None without a forecast.
+        """
+        if self.forecast is None:
+            return None
+        needed = self.forecast.fewest - 1
+        return min(1.0, (stages - 1) / needed) if needed else 1.0
+
+
+@dataclass(frozen=True)
+class StreamSweep(StagedRecords):
+    """One memory-bound workload of one size, staged at several stage counts, and its direct form."""
+
+    section: StreamSection
+    workload: str
+    shape: tuple[int, ...]
+    bytes_moved: int
+    records: tuple[StreamRecord, ...]
+    direct: StreamRecord | None
+
+    @property
+    def size(self) -> str:
+        """Shape and bytes in words."""
+        return f"{'x'.join(map(str, self.shape))} ({bytes_label(self.bytes_moved)})"
+
+    @property
+    def everything(self) -> tuple[StreamRecord, ...]:
+        """The staged records, then the direct one if it was measured."""
+        return (*self.records, *([self.direct] if self.direct else []))
+
+    @property
+    def copy_gb_s(self) -> float:
+        """The copy's rate over as many bytes: the median over the records, same rounds as each."""
+        return statistics.median(self.bytes_moved / (r.copy.median_ms * 1e6) for r in self.everything)
+
+    @property
+    def best_ratio_to_copy(self) -> float:
+        """The fastest verified form's rate, staged or direct, over the copy's in the same rounds."""
+        return max(record.ratio_to_copy for record in self.everything if record.verification.passed)
+
+    @property
+    def torch_gb_s(self) -> float | None:
+        """The rate of torch's own operator, as :attr:`copy_gb_s`; None where it has none."""
+        rates = [self.bytes_moved / (r.torch.median_ms * 1e6) for r in self.everything if r.torch]
+        return statistics.median(rates) if rates else None
+
+    @property
+    def direct_ms(self) -> float | None:
+        """The direct form's time; None where it was not measured."""
+        return self.direct.timing.median_ms if self.direct else None
+
+
+def stage_sweeps(section: Section) -> list[StageSweep]:
+    """The section's sweeps: given tiles with at least two stage counts, one of them verified."""
+    groups: dict[tuple, list[Record]] = {}
+    for record in section.records:
+        if record.tile_choice == "given":
+            case = (record.step, not record.default_variant, natural(record.variant), natural(record.tile))
+            groups.setdefault((*case, math.prod(shape_of(record)), shape_of(record)), []).append(record)
+    found = [
+        StageSweep(section, tuple(sorted(group, key=lambda record: record.stages)))
+        for _, group in sorted(groups.items())
+    ]
+    return [sweep for sweep in found if len(sweep.records) > 1 and sweep.times_ms]
+
+
+def stream_sweeps(results: Results) -> list[StreamSweep]:
+    """The memory-bound workloads measured staged, by section, workload and bytes."""
+    groups: dict[tuple, list[StreamRecord]] = {}
+    for record in results.streams:
+        case = (record.environment.gpu, record.dtype, record.workload, record.bytes_moved, record.shape)
+        groups.setdefault(case, []).append(record)
+    found = []
+    for (gpu, dtype, workload, bytes_moved, shape), group in sorted(groups.items()):
+        staged = tuple(sorted((r for r in group if r.variant == "staged"), key=lambda record: record.stages))
+        direct = next((r for r in group if r.variant == "direct" and r.verification.passed), None)
+        found.append(StreamSweep(StreamSection(gpu, dtype), workload, shape, bytes_moved, staged, direct))
+    return [sweep for sweep in found if sweep.records and sweep.times_ms]
+
+
+def unswept(section: Section, step: int) -> list[Record]:
+    """A step's records that neither the ladder nor a stage sweep shows."""
+    swept = {record.key for sweep in stage_sweeps(section) for record in sweep.records}
+    return [record for record in section.others(step) if record.key not in swept]
+
+
+def chosen_sweeps(sweeps: list[StageSweep], tile: str | None, size: str | None) -> list[StageSweep]:
+    """The sweeps with a tile and of some sizes (``512,1024`` or ``MxNxK``); UsageError says which there are."""
+    for option, wanted, known in (
+        ("--tile", [tile] if tile else [], list(dict.fromkeys(sweep.tile for sweep in sweeps))),
+        ("--size", size.split(",") if size else [], list(dict.fromkeys(sweep.size for sweep in sweeps))),
+    ):
+        if missing := [name for name in wanted if name.strip() not in known]:
+            raise UsageError(f"{option} {missing[0]}: no stage sweep of it; there are {', '.join(known) or 'none'}")
+    sizes = {name.strip() for name in size.split(",")} if size else {sweep.size for sweep in sweeps}
+    chosen = [sweep for sweep in sweeps if sweep.tile == (tile or sweep.tile) and sweep.size in sizes]
+    if not chosen:
+        known = ", ".join(sweep.size for sweep in sweeps if sweep.tile == tile)
+        raise UsageError(f"--tile {tile} --size {size}: no stage sweep of both; that tile was swept at {known}")
+    return chosen
+
+
+def by_case(sweeps: list[StageSweep]) -> dict[str, list[StageSweep]]:
+    """Sweeps by step, variant and tile; each list holds one sweep per shape."""
+    groups: dict[str, list[StageSweep]] = {}
+    for sweep in sweeps:
+        groups.setdefault(sweep.case, []).append(sweep)
+    return groups
+
+
+def several_variants(sweeps: list[StageSweep]) -> list[list[StageSweep]]:
+    """The sweeps of each step and tile of which more than one variant was swept."""
+    groups: dict[tuple[int, str], list[StageSweep]] = {}
+    for sweep in sweeps:
+        groups.setdefault((sweep.step, sweep.tile), []).append(sweep)
+    return [group for group in groups.values() if len({sweep.variant for sweep in group}) > 1]
+
+
+def fewest_within_tie(times_ms: Mapping[int, float]) -> int:
+    """The fewest stages whose speed is within ``TIE_PCT`` of the fastest."""
+    fastest = min(times_ms.values())
+    return min(stages for stages, time in times_ms.items() if speed_lost_pct(time, fastest) <= TIE_PCT)
+
+
+def speed_lost_pct(time_ms: float, fastest_ms: float) -> float:
+    """How much slower a time is than the fastest, in percent of the fastest's speed."""
+    return 100 * (1 - fastest_ms / time_ms)
+
+
+def speed_gain_pct(before_ms: float | None, after_ms: float) -> float | None:
+    """Speed gained from one time to another in percent; None where the first was not measured."""
+    return None if before_ms is None else 100 * (before_ms / after_ms - 1)
+
+
+def bytes_label(count: int) -> str:
+    """``256 MiB``, or KiB below one MiB."""
+    return f"{count / MIB:,.0f} MiB" if count >= MIB else f"{count / 1024:,.0f} KiB"

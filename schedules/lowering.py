@@ -1,0 +1,74 @@
+"""What pipelined loops need after TVM's own lowering passes: a compilation pipeline to name in ``tvm.compile``."""
+
+from __future__ import annotations
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.tirx.compilation_pipeline import register_tir_pipeline
+
+from .inspection import annotated_loops
+
+UNROLL_RING = "unroll_ring"
+UNROLLED_RINGS = "tensorir_ladder_unrolled_rings"
+
+
+def unroll_rings() -> tvm.transform.Pass:
+    """Write out as many iterations of a pipelined loop as its ring has slots, so that slot indices are constants.
+
+    ::
+
+        before   for k < 14, annotated unroll_ring = 3:      ... A_shared[k % 3] ...
+        after    for turn < 4:
+                   ... A_shared[0] ...;  ... A_shared[1] ...;  ... A_shared[2] ...
+                 ... A_shared[0] ...;  ... A_shared[1] ...                         # the two that remain
+
+    A pass over lowered functions. CUDA's own ``#pragma unroll 3`` would not do: the compiler does not see that
+    a multiple of 3 leaves no remainder.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="UnrollRings")
+    def unroll(mod: ir.IRModule, _context: tvm.transform.PassContext) -> ir.IRModule:
+        changed = {
+            name: tvm_ffi.structural_map(function, (tirx.For, _turns)) for name, function in mod.functions_items()
+        }
+        return tvm.IRModule(changed)
+
+    return tvm.ir.transform.Sequential([unroll, tirx.transform.UnrollLoop(), tirx.transform.StmtSimplify()])
+
+
+def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
+    """The name for ``tvm.compile(..., tir_pipeline=name)`` that lowers a scheduled module as it was scheduled."""
+    return UNROLLED_RINGS if any(True for _ in annotated_loops(mod, UNROLL_RING)) else "s_tir"
+
+
+def _turns(loop: tirx.For) -> tirx.Stmt:
+    """A loop with the annotation as whole turns of its ring, and the rest."""
+    if UNROLL_RING not in loop.annotations:
+        return loop
+    slots, extent = int(loop.annotations[UNROLL_RING]), int(loop.extent)
+    parts = []
+    if extent >= slots:
+        turn = tirx.Var("turn", loop.loop_var.ty)
+        parts.append(tirx.For(turn, 0, extent // slots, tirx.ForKind.SERIAL, _written_out(loop, turn * slots, slots)))
+    if extent % slots:
+        parts.append(_written_out(loop, extent - extent % slots, extent % slots))
+    return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+
+
+def _written_out(loop: tirx.For, first: ir.Expr | int, count: int) -> tirx.For:
+    """``count`` iterations of a loop from ``first`` on, to be written out."""
+    place = tirx.Var("slot", loop.loop_var.ty)
+    iteration = loop.min + first + place
+    replaced = (tirx.Var, lambda var: iteration if var.same_as(loop.loop_var) else var)
+    body = tvm_ffi.structural_map(loop.body, replaced)
+    return tirx.For(place, 0, count, tirx.ForKind.UNROLLED, body)
+
+
+def _unrolled_rings():
+    """TVM's own pipeline for scheduled functions, and the rings written out at its end."""
+    lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
+    return tvm.ir.transform.Sequential([lower, unroll_rings()]), finalize_host, finalize_device
+
+
+register_tir_pipeline(UNROLLED_RINGS, _unrolled_rings)
