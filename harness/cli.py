@@ -32,6 +32,7 @@ from harness.records import (
     Record,
     RecordError,
     StreamRecord,
+    TunedConfig,
     check_writable,
     now,
     read_text,
@@ -42,12 +43,13 @@ from harness.streams import MIB, WORKLOADS, StreamCase, lower_stream, measure_st
 from harness.streams import VARIANTS as STREAM_VARIANTS
 from harness.targets import DEFAULT_ARCH, MACHINES, UnknownTarget, machine_for
 from harness.toolchain import CompileError, NoCompiler, compile_ptx, disassemble, find_compiler, require_compiler
+from harness.tuning import tune, tuned_case
 from harness.verify import WrongResult, verify
 from schedules.errors import IllegalSchedule
 from schedules.tiling import TileConfig
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import DTYPES, LAYOUTS, Matmul
-from steps.config import DEFAULT_STAGES, DEFAULT_TILE, STAGE_SET, TILE_SET
+from steps.config import DEFAULT_STAGES, DEFAULT_TILE, STAGE_SET, TILE_SET, TUNING_STAGES, TUNING_TILES
 from steps.registry import MalformedStep, Step, UnknownStep, find_steps
 
 STREAM_SIZES, CPU_STREAM_MIB = "1,16,256,1024", 0.25
@@ -79,6 +81,8 @@ EXAMPLES = """examples:
   python -m harness compile --step 5 --variant sync --show cuda
   python -m harness stream --workload softmax --mb 256      memory-bound, 1 to 5 stages, beside a copy
   python -m harness sweep --step 5 --stages 1-6 --size 512  every stage count, each a record
+  python -m harness tune --step 5 --size 1024 --budget 120  the best of a declared space, kept on disk
+  python -m harness run --step 5 --size 1024 --tile tuned   measured as it was tuned
 """
 
 
@@ -102,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "compile": _compile,
             "sweep": _sweep,
             "counters": _counters,
+            "tune": _tune,
             "microbench": _microbench,
             "stream": _stream,
         }
@@ -163,13 +168,16 @@ def _parser() -> argparse.ArgumentParser:
         "sweep": "run over tiles, stage counts and variants; each result is a record",
         "stream": "workloads bound by memory, pipelined alike: GB/s beside a copy and torch; each result is a record",
         "counters": "hardware counters by Nsight Compute: pipes, conflicts, stalls; each result is on disk",
+        "tune": "measure a step's whole tuning space for each shape, confirm the best, keep it for --tile tuned",
         "microbench": "measure the GPU's own rates and latencies, which predictions need, into harness/rates/",
     }
     for name, text in texts.items():
         sub = commands.add_parser(
             name, help=text, description=text, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        if name == "microbench":
+        if name == "tune":
+            _add_tuning_options(sub)
+        elif name == "microbench":
             _add_microbench_options(sub)
         elif name == "stream":
             _add_stream_options(sub)
@@ -187,24 +195,41 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_options(sub: argparse.ArgumentParser, sweep: bool) -> None:
-    several = " (lists and ranges: 1-6, 2,4)" if sweep else ""
+def _add_problem_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--step", default="1-6", help="steps: 5 | 1-6 | 1,3 (all)")
     sub.add_argument("--size", help=f"square sizes: 256,512 ({GPU_SIZES} on a GPU, {CPU_SIZES} without)")
     sub.add_argument("--shape", help="shapes MxNxK[,MxNxK]; instead of --size")
     sub.add_argument("--dtype", default="float32", help=f"operands: {' | '.join(DTYPES)} (float32)")
     sub.add_argument("--out-dtype", help="output (that of the operands)")
     sub.add_argument("--layout", default="nn", help=f"B as stored: {' | '.join(LAYOUTS)}; nt is [N, K] (nn)")
+
+
+def _add_places(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--revision", help="what to note as the revision where the tree is a clean copy without git")
+    sub.add_argument("--out", type=Path, help="folder for records, or for listings with compile")
+
+
+def _add_tuning_options(sub: argparse.ArgumentParser) -> None:
+    _add_problem_options(sub)
+    budget = "stop searching a step's shape after so many seconds, and confirm the best so far (no limit)"
+    sub.add_argument("--budget", type=float, metavar="SECONDS", help=budget)
+    sub.add_argument("--retune", action="store_true", help="measure even what is on disk and still good")
+    _add_places(sub)
+    sub.set_defaults(variant="default", stages=None, tile="default", arch=None, on="gpu", show=None)
+
+
+def _add_options(sub: argparse.ArgumentParser, sweep: bool) -> None:
+    _add_problem_options(sub)
+    several = " (lists and ranges: 1-6, 2,4)" if sweep else ""
     sub.add_argument("--variant", help="a variant's name, default or all (one step: all; several: default)")
     slots = f"{DEFAULT_STAGES}; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
     sub.add_argument("--stages", help=f"ring slots of each shared operand{several} ({slots})")
-    tiles = "default | best | MxNxK/TMxTN" + (" | all" if sweep else "")
+    tiles = "MxNxK/TMxTN | default" + (" | all" if sweep else " | best | tuned")
     sub.add_argument("--tile", default="all" if sweep else "default", help=f"{tiles} (default tile: {DEFAULT_TILE})")
     sub.add_argument("--arch", help=f"one of {', '.join(MACHINES)} (the GPU's, else {DEFAULT_ARCH})")
     sub.add_argument("--on", default="auto", choices=("auto", "gpu", "llvm"), help="where to run kernels (auto)")
     sub.add_argument("--show", choices=("tir", "lowered", "cuda", "ptx", "sass"), help="print code")
-    sub.add_argument("--revision", help="what to note as the revision where the tree is a clean copy without git")
-    sub.add_argument("--out", type=Path, help="folder for records, or for listings with compile")
+    _add_places(sub)
 
 
 def _add_microbench_options(sub: argparse.ArgumentParser) -> None:
@@ -236,6 +261,9 @@ def _list(_options: argparse.Namespace, _command: str) -> int:
     _console().print(table)
     print(f"default tile {DEFAULT_TILE}, {DEFAULT_STAGES} stages; --tile best chooses among {len(TILE_SET)}:")
     print("  " + ", ".join(map(str, TILE_SET)))
+    slots = ", ".join(map(str, TUNING_STAGES))
+    print(f"tune chooses among these and {len(TUNING_TILES) - len(TILE_SET)} more, with {slots} stages:")
+    print("  " + ", ".join(map(str, TUNING_TILES[len(TILE_SET) :])))
     print(f"architectures: {', '.join(MACHINES)}")
     for file in measured_gpus():
         measured = sum(bool(quantity.samples) for quantity in file.quantities.values())
@@ -382,6 +410,43 @@ def _counters(options: argparse.Namespace, command: str) -> int:
     return 0
 
 
+def _tune(options: argparse.Namespace, command: str) -> int:
+    """Tune each case; exit status 1 where a candidate of one was wrong, though a right one was found."""
+    _on_gpu(options)
+    if options.budget is not None and not options.budget > 0:
+        raise UsageError(f"--budget {options.budget:g}: seconds, more than 0")
+    session, wrong = _session(options, command), []
+    for case in _cases(options, GPU_SIZES):
+        print(f"{case.step.name} {case.problem.shape} {case.problem.dtype} {case.problem.layout}", flush=True)
+        case = replace(case, tile_choice="tuned")
+        tuned = tune(session, case, options.budget, options.retune, lambda line: print(f"  {line}", flush=True))
+        _print_tuned(tuned)
+        wrong += [candidate.why for candidate in tuned.candidates if candidate.status == "wrong"]
+    for why_wrong in wrong:
+        print(f"error: wrong result: {why_wrong}", file=sys.stderr)
+    return WRONG if wrong else 0
+
+
+def _print_tuned(tuned: TunedConfig) -> None:
+    """How much of the space was seen, its five fastest, and the verdict of the confirmation."""
+    untimed = [candidate for candidate in tuned.candidates if candidate.status != "timed"]
+    counts = {status: sum(c.status == status for c in untimed) for status in ("illegal", "not built", "wrong")}
+    others = "".join(f", {count} {status}" for status, count in counts.items() if count)
+    print(f"  {tuned.seen} of {tuned.legal} legal candidates seen{others}; in the search, of cuBLAS:")
+    for candidate in tuned.candidates[:5]:
+        if candidate.ratios:
+            print(f"    {candidate.ratios[-1]:.3f}  {candidate.times_ms[-1]:.4f} ms  {candidate.name}")
+    print(
+        f"  {tuned.verdict}: {tuned.winner.name}: {tuned.time_ms:.4f} ms, {tuned.gflops:.0f} GFLOPS, "
+        f"{tuned.ratio_to_cublas:.3f} of cuBLAS, {tuned.gain_over_default_pct:+.1f} % over the default configuration"
+    )
+    if tuned.runner_up:
+        low, high = tuned.margin_interval_pct
+        cheaper = "; the cheaper is taken" if tuned.verdict == "tie" else ""
+        margin = f"{tuned.margin_pct:+.2f} % ({low:+.2f} to {high:+.2f} %)"
+        print(f"  {margin} over the runner-up {tuned.runner_up.name}{cheaper}", flush=True)
+
+
 def _microbench(options: argparse.Namespace, command: str) -> int:
     """Measure the GPU's rates; each is in its file, and printed, before the next begins."""
     benchmarks = chosen(options.only)
@@ -483,6 +548,7 @@ def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> li
     """
     session = _session(options, command)
     session.forecasts = options.command == "sweep"
+    cases = [tuned_case(session, case, _warn) if case.tile_choice == "tuned" else case for case in cases]
     journal = Journal(session.out, command, session.revision, cases)
     waiting = [case for case in cases if not journal.has(case)]
     if len(waiting) < len(cases):
@@ -495,7 +561,7 @@ def _measure(cases: list[Case], options: argparse.Namespace, command: str) -> li
             progress.update(task, description=escape(str(group[0])))
             for case, record in zip(group, session.measure_together(group)):
                 for warning in record.notes:
-                    print(f"warning: {warning}", file=sys.stderr)
+                    _warn(warning)
                 record.save(session.out)
                 journal.add(case)
                 records.append(record)
@@ -590,15 +656,18 @@ def _cases(options: argparse.Namespace, sizes: str, tunes: bool = False) -> list
     stages, *more = _numbers(options.stages or str(DEFAULT_STAGES), "--stages", minimum=None)
     if stages < 1 or more:
         raise UsageError(f"--stages {options.stages}: one number, at least 1 (1 is unpipelined); sweep takes several")
-    choice = options.tile if options.tile in ("default", "best") else "given"
-    if choice == "best" and not tunes:
-        raise UsageError("--tile best is found by measuring, which only run does, and only on a GPU; name a tile")
+    choice = options.tile if options.tile in ("default", "best", "tuned") else "given"
+    if choice in ("best", "tuned") and not tunes:
+        raise UsageError(f"--tile {choice} is found by measuring, so only run takes it, and only on a GPU; name a tile")
+    if choice == "tuned" and (options.stages is not None or options.variant not in (None, "default")):
+        raise UsageError("--tile tuned brings its own --stages and --variant; leave them out, or name a tile")
     tile = TileConfig.parse(options.tile) if choice == "given" else DEFAULT_TILE
+    alone = len(steps) == 1 and choice != "tuned"
     cases = [
         Case(step, problem, variant, tile, machine, stages, choice)
         for problem in _problems(options, sizes)
         for step in steps
-        for variant in _variants(step, options.variant, alone=len(steps) == 1, has_cp_async=machine.has_cp_async)
+        for variant in _variants(step, options.variant, alone=alone, has_cp_async=machine.has_cp_async)
     ]
     for case in cases:
         case.validate()
@@ -678,8 +747,12 @@ def _lower(case: Case) -> Kernel:
     for warning in kernel.warnings:
         if warning not in _warned:
             _warned.add(warning)
-            print(f"warning: {warning}", file=sys.stderr)
+            _warn(warning)
     return kernel
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def _per_variant(cases: list[Case]) -> list[Case]:

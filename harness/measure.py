@@ -17,6 +17,7 @@ from schedules.workloads import Matmul
 L2_BYTES_FLUSHED = 2 * 60 * 2**20  # operand sets together exceed the H200's L2 twice over
 MOST_SETS = 512  # small problems stay in the L2: their launches take no longer than the launch itself
 DATA = "standard normal"
+MATH = "ieee"  # float32 products without TF32; half precision multiplies exactly and adds in float32
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,17 @@ class Racecourse:
 
 
 class Arena(Racecourse):
-    """Operands of one problem on the GPU, in as many sets as it takes to find the L2 cold at every launch."""
+    """Operands of one problem on the GPU, in as many sets as it takes to find the L2 cold at every launch.
 
-    def __init__(self, problem: Matmul, backend: GpuBackend) -> None:
+    Sets are drawn from ``first_seed`` on.
+    """
+
+    def __init__(self, problem: Matmul, backend: GpuBackend, first_seed: int = 0) -> None:
         self.problem = problem
         itemsize = backend.torch.empty(0, dtype=getattr(backend.torch, problem.dtype)).element_size()
         set_bytes = (problem.m * problem.k + problem.n * problem.k) * itemsize + problem.m * problem.n * itemsize
         sets = []
-        for seed in range(sets_needed(set_bytes)):
+        for seed in range(first_seed, first_seed + sets_needed(set_bytes)):
             a = backend.normal(2 * seed, (problem.m, problem.k), problem.dtype)
             b = backend.normal(2 * seed + 1, problem.b_shape, problem.dtype)
             sets.append((a, b, backend.poisoned((problem.m, problem.n), problem.out_dtype)))

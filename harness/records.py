@@ -160,7 +160,7 @@ class DepthForecast:
 
 
 class _Stored:
-    """What the three kinds of file share: a dataclass that is written as JSON, and read back whole or not at all."""
+    """What all kinds of file share: a dataclass that is written as JSON, and read back whole or not at all."""
 
     def to_json(self) -> str:
         """The fields as JSON text."""
@@ -259,9 +259,14 @@ class Record(_Stored):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What identifies a row: the newest clean record of a key is the one that counts."""
-        case = (self.kind, self.environment.gpu, self.step, self.variant, self.tile_choice, self.math)
-        config = {"default": (self.stages, ""), "best": (0, "")}.get(self.tile_choice, (self.stages, self.tile))
+        """What identifies a row: the newest clean record of a key is the one that counts.
+
+        A best tile brings its own slots, a tuned configuration its own slots and variant.
+        """
+        variant = "" if self.tile_choice == "tuned" else self.variant
+        case = (self.kind, self.environment.gpu, self.step, variant, self.tile_choice, self.math)
+        chosen = {"default": (self.stages, ""), "best": (0, ""), "tuned": (0, "")}
+        config = chosen.get(self.tile_choice, (self.stages, self.tile))
         return (*case, *config, self.dtype, self.out_dtype, self.layout, self.m, self.n, self.k)
 
     def file_name(self) -> str:
@@ -429,6 +434,139 @@ def load_counters(folder: Path = RESULTS) -> list[Counters]:
     return sorted(found, key=lambda counters: (counters.step, counters.m, counters.n, counters.k, counters.tile))
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration of a tuning space, and what became of it.
+
+    ``status`` is "timed", "illegal" (beyond the machine's limits), "not built" or "wrong" (its output is not the
+    product); ``why`` says the reason of all but the first. ``times_ms`` are medians of one launch, one for each
+    rung of the search that the candidate took part in, and ``ratios`` its speeds over the faster cuBLAS form of the
+    same rounds: only these compare candidates of different races.
+    """
+
+    variant: str
+    tile: str
+    stages: int
+    status: str
+    times_ms: tuple[float, ...] = ()
+    ratios: tuple[float, ...] = ()
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """Variant, tile and ring slots in words."""
+        return f"{self.variant} {self.tile}" + (f", {self.stages} slots" if self.stages > 1 else "")
+
+
+@dataclass(frozen=True)
+class TuningProgress(_Stored):
+    """What an unfinished search has found so far; it counts for the same space and sources only."""
+
+    space_digest: str
+    sources_digest: str
+    candidates: tuple[Candidate, ...]
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class TunedConfig(_Stored):
+    """The configuration that tuning found for one step, shape, dtype and layout on one GPU.
+
+    ``candidates`` are those that were timed, fastest first, and then those that were not, with the reason; ``legal``
+    is how many of the space may be timed. The fastest were measured again, longer and on other operands:
+    ``confirmation`` holds these rounds of the winner, the runner-up, the ``default`` configuration where it is
+    neither, and both cuBLAS forms, in this order. ``margin_pct`` is how much faster the winner is than the
+    runner-up, the median of the rounds' ratios, ``margin_interval_pct`` that median's interval (harness.tuning says
+    which). ``verdict`` is "confirmed"; or "tie" where the interval does not lie clear of 0: then the winner is the
+    cheaper of the two, and the margin may be negative; or "alone" where nothing else was timed: there is no margin.
+
+    TVM's MetaSchedule database keeps traces and their run times: neither what is illegal and why, nor a verdict,
+    nor the state of GPU and tree. Hence a record, as for all that is measured here.
+    """
+
+    step: int
+    step_name: str
+    m: int
+    n: int
+    k: int
+    layout: str
+    dtype: str
+    out_dtype: str
+    math: str
+    arch: str
+    winner: Candidate
+    runner_up: Candidate | None
+    verdict: str
+    margin_pct: float | None
+    margin_interval_pct: tuple[float, ...]
+    default: str
+    confirmation: tuple[Timing, ...]
+    legal: int
+    candidates: tuple[Candidate, ...]
+    space: dict[str, Any]
+    space_digest: str
+    sources_digest: str
+    budget_s: float | None
+    method: Method
+    environment: Environment
+    command: str
+    schema: int = SCHEMA
+
+    @property
+    def seen(self) -> int:
+        """How many of the legal candidates were built; fewer than ``legal`` where a budget stopped the search."""
+        return sum(candidate.status != "illegal" for candidate in self.candidates)
+
+    @property
+    def fastest_baseline(self) -> Timing:
+        """The faster of cuBLAS's forms in the confirmation."""
+        return min(self.confirmation[-2:], key=lambda timing: timing.median_ms)
+
+    @property
+    def time_ms(self) -> float:
+        """The winner's median time of one launch in the confirmation."""
+        return self.confirmation[0].median_ms
+
+    @property
+    def gflops(self) -> float:
+        """The winner's speed in the confirmation: 2·m·n·k operations over the time, in 10⁹ per second."""
+        return 2 * self.m * self.n * self.k / (self.time_ms * 1e6)
+
+    @property
+    def ratio_to_cublas(self) -> float:
+        """The winner's speed relative to the faster cuBLAS form of the same rounds."""
+        return self.fastest_baseline.median_ms / self.time_ms
+
+    @property
+    def gain_over_default_pct(self) -> float:
+        """How much faster the winner is than the step's default configuration; 0 where that is the winner."""
+        default = next(timing for timing in self.confirmation if timing.label == self.default)
+        return 100 * (default.median_ms / self.time_ms - 1)
+
+    def path_in(self, folder: Path) -> Path:
+        """Where it lies in a results folder."""
+        shape = (self.m, self.n, self.k)
+        return tuned_path(folder, self.environment.gpu, self.step, shape, self.layout, self.dtype, self.out_dtype)
+
+    def save(self, folder: Path) -> Path:
+        """Write it under ``folder``/tuned; the same case tuned again replaces it."""
+        return write_atomically(self.path_in(folder), self.to_json())
+
+
+def tuned_path(
+    folder: Path, gpu: str, step: int, shape: tuple[int, int, int], layout: str, dtype: str, out_dtype: str
+) -> Path:
+    """Where the tuned configuration of a case lies, whether or not there is one."""
+    output = "" if out_dtype == dtype else f"-to-{out_dtype}"
+    return folder / "tuned" / f"{gpu_slug(gpu)}-step{step}-{'x'.join(map(str, shape))}-{layout}-{dtype}{output}.json"
+
+
+def load_tuned(folder: Path = RESULTS) -> list[TunedConfig]:
+    """Every tuned configuration of a results folder, by GPU, step and size."""
+    found = [TunedConfig.from_json(read_text(path), str(path)) for path in (folder / "tuned").glob("[!.]*.json")]
+    return sorted(found, key=lambda t: (t.environment.gpu, t.dtype, t.layout, t.step, t.m * t.n * t.k, t.m, t.n))
+
+
 def gpu_slug(gpu: str) -> str:
     """A GPU's name as file names have it."""
     return gpu.lower().replace("nvidia ", "").replace(" ", "-")
@@ -445,6 +583,8 @@ def _read(annotation: str, value: Any) -> Any:
         "CodeFacts | None": CodeFacts,
         "CodeFacts": CodeFacts,
         "Method": Method,
+        "Candidate": Candidate,
+        "Candidate | None": Candidate,
         "DepthForecast | None": DepthForecast,
     }
     if annotation in nested:
@@ -453,6 +593,8 @@ def _read(annotation: str, value: Any) -> Any:
         if not value:
             raise ValueError("no timing")
         return tuple(_construct(Timing, timing) for timing in value)
+    if annotation == "tuple[Candidate, ...]":
+        return tuple(_construct(Candidate, candidate) for candidate in value)
     if annotation == "tuple[Peer, ...]":
         timed = [{**peer, "timing": _read("Timing | None", peer["timing"])} for peer in value]
         return tuple(_construct(Peer, peer) for peer in timed)

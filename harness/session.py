@@ -13,13 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import tvm
+
 from harness import depth
 from harness.build import Case, Kernel, compiled, executable, lower
 from harness.execution import GpuBackend
-from harness.measure import FINAL, TUNING, Arena, Plan, Rounds, gpu_identity, versions
+from harness.measure import MATH, Arena, Plan, Rounds, gpu_identity, versions
 from harness.model import bound, predict_tile
 from harness.peers import Entrant, PeerKind, admit, peer_versions
 from harness.records import (
+    Candidate,
     DepthForecast,
     Environment,
     Record,
@@ -30,15 +33,19 @@ from harness.records import (
     write_atomically,
 )
 from harness.toolchain import Compiler
-from harness.verify import verify
+from harness.tuning import Search
+from harness.verify import WrongResult, verify
 from schedules.errors import IllegalSchedule
 from schedules.workloads import Matmul
-from steps.config import STAGE_SET, TILE_SET
+from steps.config import DEFAULT_STAGES, STAGE_SET, TILE_SET, TuningSpace
 from steps.registry import find_steps
 
 ROOT = Path(__file__).resolve().parent.parent
-MATH = "ieee"  # float32 products without TF32; half precision multiplies exactly and adds in float32
-FINALISTS = 4
+MEASURING_SOURCES = ("harness/**/*.py", "schedules/*.py", "steps/*.py")
+KERNEL_SOURCES = (
+    *("schedules/*.py", "steps/*.py"),
+    *(f"harness/{name}.py" for name in ("build", "measure", "toolchain", "tuning")),
+)
 
 
 def git_state(root: Path) -> tuple[str, bool]:
@@ -55,11 +62,11 @@ def git_state(root: Path) -> tuple[str, bool]:
     return revision.strip(), bool(changed)
 
 
-def sources_digest(root: Path) -> str:
+def sources_digest(root: Path, patterns: Iterable[str] = MEASURING_SOURCES) -> str:
     """A digest of the Python sources that shape a measurement, to tell trees apart where git is absent."""
     digest = hashlib.sha256()
-    for folder in ("harness", "schedules", "steps"):
-        for path in sorted((root / folder).rglob("*.py")):
+    for pattern in patterns:
+        for path in sorted(root.glob(pattern)):
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -85,10 +92,12 @@ class Session:
     forecasts: bool = False
 
     def __post_init__(self) -> None:
-        self._arenas: dict[Matmul, Arena] = {}
+        self._arenas: dict[tuple[Matmul, int], Arena] = {}
         self._tuned: dict[Case, tuple[Case, tuple[dict[str, Any], ...]]] = {}
+        self._lowered: dict[Case, Kernel] = {}
         self._built: dict[Case, tuple[Kernel, Callable[..., Any]]] = {}
         self._entrants: dict[Matmul, list[Entrant]] = {}
+        self._checked: set[Case] = set()
         if not self.revision:
             self.revision, self.dirty = git_state(ROOT)
 
@@ -97,14 +106,24 @@ class Session:
         """Name, driver and power limit of the GPU."""
         return gpu_identity()
 
-    def arena(self, problem: Matmul) -> Arena:
-        """Operands for a problem; those of the problem before are let go, and its peers with them."""
-        if problem not in self._arenas:
+    @cached_property
+    def kernel_sources(self) -> str:
+        """A digest of what a kernel and its time follow from: sources, and the versions of TVM and the compiler."""
+        parts = (sources_digest(ROOT, KERNEL_SOURCES), tvm.__version__, self.compiler.version)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @cached_property
+    def _builders(self) -> concurrent.futures.ThreadPoolExecutor:
+        return concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+
+    def arena(self, problem: Matmul, first_seed: int = 0) -> Arena:
+        """Operands for a problem, others for another seed; those before are let go, and their peers with them."""
+        if (problem, first_seed) not in self._arenas:
             self._arenas.clear()
             self._entrants.clear()
             self.backend.torch.cuda.empty_cache()
-            self._arenas[problem] = Arena(problem, self.backend)
-        return self._arenas[problem]
+            self._arenas[problem, first_seed] = Arena(problem, self.backend, first_seed)
+        return self._arenas[problem, first_seed]
 
     def entrants(self, case: Case) -> list[Entrant]:
         """The session's peers on the problem of a case, tuned and checked once; never refused, see ``admit``."""
@@ -117,60 +136,44 @@ class Session:
     def load(self, case: Case) -> tuple[Kernel, Callable[..., Any]]:
         """The compiled kernel of a case and its callable, built once."""
         if case not in self._built:
-            kernel = compiled(lower(case), self.compiler)
+            kernel = compiled(self._lowered.pop(case, None) or lower(case), self.compiler)
             self._built[case] = kernel, executable(kernel)["main"]
         return self._built[case]
 
+    def check(self, case: Case) -> None:
+        """Build a case and check its output, once; raises what lowering, compiling and verifying raise."""
+        if case not in self._checked:
+            kernel, run = self.load(case)
+            verify(kernel, self.backend, seeds=(0,), run=run)
+            self._checked.add(case)
+
     def prebuild(self, cases: Iterable[Case]) -> None:
         """Lower cases one after the other and compile them side by side, into the build cache."""
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            waiting = [pool.submit(compiled, kernel, self.compiler) for kernel in map(_lower_or_none, cases) if kernel]
-            for future in waiting:
-                future.result()
+        for build in self.start_builds(cases):
+            build.result()
+
+    def start_builds(self, cases: Iterable[Case]) -> list[concurrent.futures.Future[Kernel]]:
+        """Lower cases and leave their compilation to threads; illegal ones are reported where they are loaded."""
+        lowered = {case: kernel for case in cases if case not in self._built and (kernel := _lower_or_none(case))}
+        self._lowered.update(lowered)
+        return [self._builders.submit(compiled, kernel, self.compiler) for kernel in lowered.values()]
 
     def tune(self, case: Case) -> Case:
-        """The case with the fastest tile of the declared set, all tiles timed in the same rounds.
+        """The case with the best tile of TILE_SET, and the best stage count of STAGE_SET unless one was asked for.
 
-        Quick rounds over all tiles; then the fastest few once more, in every stage count of STAGE_SET
-        where the case is pipelined and its stage count was not asked for. Outputs are checked before a
-        tile may win; one that is illegal for the case is noted with the reason.
+        The search is :mod:`harness.tuning`'s, over this smaller space and without a confirmation, which the
+        measurement that follows is. WrongResult where a candidate does not compute the product.
         """
-        unchosen = replace(case, tile=TILE_SET[0], tile_choice="best")
+        stages = DEFAULT_STAGES if self.tune_stages else case.stages
+        unchosen = replace(case, tile=TILE_SET[0], stages=stages, tile_choice="best")
         if unchosen not in self._tuned:
-            self._tuned[unchosen] = self._tune(unchosen)
+            several = STAGE_SET if self.tune_stages and case.step.pipelined else (stages,)
+            search = Search(self, unchosen, TuningSpace(TILE_SET, several, (case.variant,)))
+            ranked, outcome = search.run(), search.outcome()
+            if wrong := [candidate for candidate in outcome if candidate.status == "wrong"]:
+                raise WrongResult(wrong[0].why)
+            self._tuned[unchosen] = ranked[0], tuple(map(_candidate_row, outcome))
         return self._tuned[unchosen][0]
-
-    def _tune(self, case: Case) -> tuple[Case, tuple[dict[str, Any], ...]]:
-        legal, illegal = self._checked([case.with_tile(tile, "best") for tile in TILE_SET])
-        times = self._quick_times(legal, TUNING)
-        fastest = sorted(legal, key=lambda candidate: times[candidate])[:FINALISTS]
-        stages = STAGE_SET if self.tune_stages and case.slots > 1 else (case.stages,)
-        finalists, _ = self._checked([replace(candidate, stages=count) for candidate in fastest for count in stages])
-        times.update(self._quick_times(finalists, FINAL))
-        best = min(finalists, key=lambda candidate: times[candidate])
-        table = [
-            {"tile": str(c.tile), "stages": c.slots, "time_ms": times[c]} for c in sorted(times, key=lambda c: times[c])
-        ]
-        return best, (*table, *illegal)
-
-    def _checked(self, candidates: list[Case]) -> tuple[list[Case], list[dict[str, Any]]]:
-        """The candidates that are legal, built and verified once; and the others, each with the reason."""
-        self.prebuild(candidates)
-        legal, illegal = [], []
-        for candidate in candidates:
-            try:
-                if candidate not in self._built:
-                    kernel, run = self.load(candidate)
-                    verify(kernel, self.backend, seeds=(0,), run=run)
-                legal.append(candidate)
-            except IllegalSchedule as refused:
-                why = {"time_ms": None, "why": str(refused)}
-                illegal.append({"tile": str(candidate.tile), "stages": candidate.slots, **why})
-        return legal, illegal
-
-    def _quick_times(self, candidates: list[Case], plan: Plan) -> dict[Case, float]:
-        rounds = self.arena(candidates[0].problem).race([(str(c), self.load(c)[1]) for c in candidates], plan)
-        return {candidate: timing.median_ms for candidate, timing in zip(candidates, rounds.timings)}
 
     def measure(self, case: Case) -> Record:
         """Build, check and time one case beside cuBLAS, the step before and the peers; nothing is written yet."""
@@ -233,7 +236,8 @@ class Session:
             return None
         step = steps[max(earlier)]
         variant = step.default_variant(case.machine.has_cp_async)
-        before = Case(step, case.problem, variant, case.tile, case.machine, case.stages, case.tile_choice)
+        stages = case.stages if step.pipelined else DEFAULT_STAGES
+        before = Case(step, case.problem, variant, case.tile, case.machine, stages, case.tile_choice)
         return self.tune(before) if case.tile_choice == "best" else before
 
     @staticmethod
@@ -299,6 +303,25 @@ class Session:
             peers=peers,
             depth=depth,
         )
+
+    def environment(self, rounds: Rounds) -> Environment:
+        """Where and when rounds were measured, for their record."""
+        return Environment(
+            **self.identity,
+            before=rounds.before,
+            after=rounds.after,
+            versions=versions(self.backend, self.compiler.version) | {"sources": sources_digest(ROOT)},
+            revision=self.revision,
+            dirty=self.dirty,
+            recorded_at=now(),
+        )
+
+
+def _candidate_row(candidate: Candidate) -> dict[str, Any]:
+    """A candidate as records of the best tile list it: time_ms is None, with the reason, where it was not timed."""
+    row = {"tile": candidate.tile, "stages": candidate.stages}
+    timed = {"time_ms": candidate.times_ms[-1]} if candidate.times_ms else {"time_ms": None, "why": candidate.why}
+    return row | timed
 
 
 def _lower_or_none(case: Case) -> Kernel | None:

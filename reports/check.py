@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.records import Record, StreamRecord, Verification, load_records, load_streams
+from harness.records import Record, StreamRecord, TunedConfig, Verification, load_records, load_streams, load_tuned
 
 from .paths import Paths
 from .plot import peaks, plots
@@ -21,8 +21,10 @@ def findings(paths: Paths) -> list[str]:
     """Everything wrong with a results folder and its pages, plots and README, a line each."""
     records, streams = list(load_records(paths.results)), load_streams(paths.results)
     found = [f"{record.file_name()}: {problem}" for record in records for problem in record_problems(record)]
+    tuned = load_tuned(paths.results)
+    found += [f"{config.path_in(paths.results).name}: {what}" for config in tuned for what in tuned_problems(config)]
     found += [f"{record.file_name()}: {problem}" for record in streams for problem in stream_problems(record)]
-    if any(sample_problems(record) for record in (*newest(records), *streams)):
+    if any(sample_problems(record) for record in (*newest(records), *streams, *tuned)):
         return found  # no figure of such a record can be recomputed, so nothing else can be compared
     results = load(paths.results)
     gaps = [f"{section.title}: {gap}" for section in results.sections() for gap in ladder_gaps(section)]
@@ -45,6 +47,14 @@ def record_problems(record: Record) -> Iterator[str]:
     if record.kind != "step":
         yield f"unknown kind {record.kind!r}"
     yield from _step_problems(record, speed_known=not broken)
+
+
+def tuned_problems(tuned: TunedConfig) -> Iterator[str]:
+    """What makes a tuned configuration no evidence."""
+    yield from sample_problems(tuned)
+    yield from _method_problems(tuned)
+    for wrong in (candidate for candidate in tuned.candidates if candidate.status == "wrong"):
+        yield f"the candidate {wrong.name} is wrong: {wrong.why}"
 
 
 def stream_problems(record: StreamRecord) -> Iterator[str]:
@@ -99,7 +109,7 @@ def _step_problems(record: Record, speed_known: bool) -> Iterator[str]:
         yield f"{record.gflops:,.0f} GFLOPS is above the GPU's peak of {peak:,.0f}"
 
 
-def _method_problems(record: Record | StreamRecord) -> Iterator[str]:
+def _method_problems(record: Record | StreamRecord | TunedConfig) -> Iterator[str]:
     for timing in all_timings(record):
         if len(timing.samples_ms) != record.method.rounds:
             yield f"{timing.label} has {len(timing.samples_ms)} samples in {record.method.rounds} rounds"

@@ -13,7 +13,7 @@ from . import listing as code
 from .counters import counters_tables
 from .paths import Paths, link
 from .plot import ladder_plots
-from .selection import Results, Section, Shape, natural, shape_label, shape_of
+from .selection import TUNED, Results, Section, Shape, natural, shape_label, shape_of
 from .sweeps import stage_sweeps, unswept
 from .table import (
     CHOICE_TITLES,
@@ -25,6 +25,7 @@ from .table import (
     percent,
     shown_gain,
     span,
+    tuned_table,
     variants_table,
 )
 
@@ -62,11 +63,14 @@ def records_table(section: Section, step: int) -> Table:
     """A row per size and tile choice of a step's default variant, with all that explains its speed."""
     header = ("size", "tile", "stages", "time ms", "spread", "GFLOPS", "ratio", "gain")
     header += ("registers", "shared bytes", "occupancy", "bound by")
-    lines = {choice: section.line(step, choice) for choice in section.choices}
-    picked = [(shape, choice) for shape in section.shapes() for choice in lines if shape in lines[choice]]
+    lines = {choice: section.line(step, choice) for choice in section.all_choices}
+    picked = [
+        (shape, choice) for shape in section.shapes(section.all_choices) for choice in lines if shape in lines[choice]
+    ]
     rows = [_record_row(lines[choice][shape]) for shape, choice in picked]
     note = "Spread: interquartile range in percent of the median. Ratio: speed over the faster cuBLAS form's. "
     note += "Gain: over the step before with the same tile choice, same rounds. Time of one launch."
+    note += " A tuned row's step before has the same tile." if lines.get(TUNED) else ""
     return Table("Records", header, tuple(rows), note, left=2)
 
 
@@ -163,6 +167,8 @@ def _measured(results: Results, section: Section, step: int) -> list[str]:
         blocks += [f"**Variants, {CHOICE_TITLES[choice]}**", table.markdown()]
     for table in counters_tables(results, step):
         blocks += [f"**Hardware counters, {table.title}**", table.markdown()]
+    if tuned := results.tuned_in(section, [step]):
+        blocks += ["**Tuned configurations**", tuned_table(section.title, tuned).markdown()]
     if candidates := candidates_table(section, step):
         blocks.append(f"<details><summary>{candidates.title}</summary>\n\n{candidates.markdown()}\n\n</details>")
     others = unswept(section, step)

@@ -16,15 +16,18 @@ from harness.records import (
     RecordError,
     StreamRecord,
     Timing,
+    TunedConfig,
     load_counters,
     load_listings,
     load_records,
     load_streams,
+    load_tuned,
 )
 
 Shape = tuple[int, int, int]
 
 LADDER_CHOICES = ("default", "best")
+TUNED = "tuned"
 LAYOUTS = {"nn": "B[K,N]", "nt": "B[N,K]ᵀ"}
 
 
@@ -72,9 +75,15 @@ class Section:
         """Which of the ladder's two tile choices were measured."""
         return [choice for choice in LADDER_CHOICES if any(r.tile_choice == choice for r in self.records)]
 
-    def shapes(self) -> list[Shape]:
-        """The shapes measured with one of the ladder's tile choices, smallest product first."""
-        found = {shape_of(record) for record in self.records if record.tile_choice in LADDER_CHOICES}
+    @property
+    def all_choices(self) -> list[str]:
+        """The ladder's tile choices that were measured, and "tuned" where a tuned configuration was."""
+        tuned = any(record.tile_choice == TUNED for record in self.records)
+        return [*self.choices, *([TUNED] if tuned else [])]
+
+    def shapes(self, choices: Iterable[str] = LADDER_CHOICES) -> list[Shape]:
+        """The shapes measured with one of the tile choices (the ladder's), smallest product first."""
+        found = {shape_of(record) for record in self.records if record.tile_choice in choices}
         return by_product(found)
 
     def squares(self) -> list[Shape]:
@@ -102,26 +111,30 @@ class Section:
         return predicted and all(record.stages == 1 for record in before)
 
     def pick(self, step: int, choice: str, shape: Shape, variant: str | None = None) -> Record | None:
-        """The record that stands for a step (or one variant of it) in the ladder, None if not measured."""
+        """The record that stands for a step (or one variant of it) in the ladder, None if not measured.
+
+        A tuned configuration brings its own variant, which then stands for the step.
+        """
         found = [
             record
             for record in self.records
             if record.step == step
             and record.tile_choice == choice
             and shape_of(record) == shape
-            and (record.default_variant if variant is None else record.variant == variant)
+            and ((record.default_variant or choice == TUNED) if variant is None else record.variant == variant)
         ]
         usual = [r for r in found if r.stages == self.stages.get((step, r.variant), r.stages)]
         return max(usual or found, key=lambda record: record.environment.recorded_at, default=None)
 
     def line(self, step: int, choice: str, variant: str | None = None) -> dict[Shape, Record]:
         """The records of one line of the ladder by shape, without shapes that were not measured."""
-        picked = {shape: self.pick(step, choice, shape, variant) for shape in self.shapes()}
+        shapes = self.shapes((TUNED,)) if choice == TUNED else self.shapes()
+        picked = {shape: self.pick(step, choice, shape, variant) for shape in shapes}
         return {shape: record for shape, record in picked.items() if record is not None}
 
     def others(self, step: int) -> list[Record]:
         """A step's records that no line of the ladder shows: given tiles and other stage counts."""
-        lines = [self.line(step, choice, name) for choice in self.choices for name in self.variants(step)]
+        lines = [self.line(step, choice, name) for choice in self.all_choices for name in self.variants(step)]
         shown = {record.key for line in lines for record in line.values()}
         return [record for record in self.records if record.step == step and record.key not in shown]
 
@@ -169,6 +182,7 @@ class Results:
     listings: tuple[Listing, ...]
     counters: tuple[Counters, ...] = ()
     streams: tuple[StreamRecord, ...] = ()
+    tuned: tuple[TunedConfig, ...] = ()
 
     def sections(self) -> list[Section]:
         """The records, by GPU, dtype, arithmetic and layout."""
@@ -200,6 +214,11 @@ class Results:
         own = (section.gpu, section.dtype, section.out_dtype, section.math, section.layout)
         return [record for record in self.calibrations if section_key(record) == own]
 
+    def tuned_in(self, section: Section, steps: Iterable[int]) -> list[TunedConfig]:
+        """The tuned configurations of some steps, for a section's GPU, dtype, arithmetic and layout."""
+        own = (section.gpu, section.dtype, section.out_dtype, section.math, section.layout)
+        return [tuned for tuned in self.tuned if section_key(tuned) == own and tuned.step in steps]
+
 
 def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
     """The records of a folder that count; RecordError names the first file that cannot be used."""
@@ -211,15 +230,16 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
     listings = sorted(
         load_listings(folder), key=lambda item: (item.step, not item.default_variant, natural(item.variant))
     )
-    counters = load_counters(folder)
+    counters, tuned = load_counters(folder), load_tuned(folder)
     if steps is not None:
         wanted = set(steps)
         counters = [counted for counted in counters if counted.step in wanted]
+        tuned = [found for found in tuned if found.step in wanted]
         chosen = [record for record in chosen if record.step in wanted or record.kind == "calibration"]
         listings = [listing for listing in listings if listing.step in wanted]
     rows = tuple(record for record in chosen if record.kind == "step")
     calibrations = tuple(record for record in chosen if record.kind == "calibration")
-    return Results(rows, calibrations, tuple(listings), tuple(counters), tuple(streams))
+    return Results(rows, calibrations, tuple(listings), tuple(counters), tuple(streams), tuple(tuned))
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
@@ -232,9 +252,9 @@ def newest(records: Iterable[Record]) -> list[Record]:
     return sorted(best.values(), key=_row_order)
 
 
-def sample_problems(record: Record | StreamRecord) -> list[str]:
+def sample_problems(record: Record | StreamRecord | TunedConfig) -> list[str]:
     """What makes a record's times unusable: no samples, or one that is no positive finite number."""
-    problems = [] if isinstance(record, StreamRecord) or record.baseline else ["no baseline was measured"]
+    problems = [] if not isinstance(record, Record) or record.baseline else ["no baseline was measured"]
     for timing in all_timings(record):
         samples = timing.samples_ms
         if not samples:
@@ -257,22 +277,24 @@ def forecast_problems(record: Record) -> list[str]:
     return []
 
 
-def all_timings(record: Record | StreamRecord) -> list[Timing]:
+def all_timings(record: Record | StreamRecord | TunedConfig) -> list[Timing]:
     """Every contender's times in a record: its own, and those it was measured beside."""
-    if isinstance(record, StreamRecord):
+    if isinstance(record, TunedConfig):
+        found = list(record.confirmation)
+    elif isinstance(record, StreamRecord):
         found = [record.timing, record.copy, record.torch]
     else:
         found = [record.timing, *record.baseline, record.previous, *(peer.timing for peer in record.peers)]
     return [timing for timing in found if timing is not None]
 
 
-def section_key(record: Record) -> tuple[str, ...]:
+def section_key(record: Record | TunedConfig) -> tuple[str, ...]:
     """What two records must share to stand in one table."""
     return (record.environment.gpu, record.dtype, record.out_dtype, record.math, record.layout)
 
 
-def shape_of(record: Record | Counters) -> Shape:
-    """The m, n and k of a record, or of counters."""
+def shape_of(record: Record | Counters | TunedConfig) -> Shape:
+    """The m, n and k of a record, of counters, or of a tuned configuration."""
     return record.m, record.n, record.k
 
 

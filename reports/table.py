@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from harness.records import Peer, Record
+from harness.records import Peer, Record, TunedConfig
 
-from .selection import Results, Section, Shape, shape_label, shape_of
+from .selection import TUNED, Results, Section, Shape, shape_label, shape_of
 from .sweeps import unswept
 
 NOT_MEASURED = "–"
 NOT_VERIFIED = "failed its check"
-CHOICE_TITLES = {"default": "default tile", "best": "best tile"}
+CHOICE_TITLES = {"default": "default tile", "best": "best tile", TUNED: "tuned"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def peer_row(record: Record, peer: Peer) -> dict[str, Any]:
 
 def ladder_table(results: Results, section: Section, choice: str) -> Table:
     """A row per step (its default variant), a column per size: GFLOPS, the ratio to cuBLAS in brackets."""
-    shapes = section.shapes()
+    shapes = section.shapes((choice,)) if choice == TUNED else section.shapes()
     lines = {step: line for step in section.steps if (line := section.line(step, choice))}
     rows = [
         (
@@ -161,11 +161,46 @@ def peers_table(section: Section) -> Table:
     return Table(title, ("", *map(shape_label, shapes)), tuple(rows), " ".join([note, *reasons]))
 
 
+def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
+    """A row per tuned configuration: what was chosen, by how much it leads, and out of how many."""
+    header = ("step", "size", "configuration", "GFLOPS (ratio)", "over default")
+    header += ("runner-up", "margin", "verdict", "seen")
+    rows = [
+        (
+            str(config.step),
+            shape_label(shape_of(config)),
+            config.winner.name,
+            f"{config.gflops:,.0f} ({config.ratio_to_cublas:.2f}){'*' if config.environment.dirty else ''}",
+            percent(config.gain_over_default_pct),
+            config.runner_up.name if config.runner_up else NOT_MEASURED,
+            margin(config),
+            config.verdict,
+            f"{config.seen} of {config.legal}",
+        )
+        for config in tuned
+    ]
+    note = "Found by `python -m harness tune`; all numbers from its confirmation, a second, longer measurement on "
+    note += "other operands. Margin: how much faster than the runner-up, the median of the rounds' ratios and its 95 % "
+    note += "interval. Tie: the interval does not lie clear of what a kernel differs from itself; the cheaper of the "
+    note += "two is taken. Seen: candidates built and checked, of those that are legal."
+    return Table(title, header, tuple(rows), note, left=3)
+
+
+def margin(config: TunedConfig) -> str:
+    """``+1.20 % (+0.90 to +1.50)``: how much faster than the runner-up, and the interval."""
+    if config.margin_pct is None:
+        return NOT_MEASURED
+    low, high = config.margin_interval_pct
+    return f"{config.margin_pct:+.2f} % ({low:+.2f} to {high:+.2f})"
+
+
 def all_tables(results: Results) -> list[Table]:
     """What ``table`` prints: per section the ladder by tile choice, variants, the rest, and beside peers."""
     tables = []
     for section in results.sections():
-        tables += [ladder_table(results, section, choice) for choice in section.choices]
+        tables += [ladder_table(results, section, choice) for choice in section.all_choices]
+        if tuned := results.tuned_in(section, section.steps):
+            tables.append(tuned_table(f"{section.title}: tuned configurations", tuned))
         for step in section.steps:
             tables += [variants_table(results, section, step, choice) for choice in section.variant_choices(step)]
         others = [record for step in section.steps for record in unswept(section, step)]
@@ -271,6 +306,8 @@ def tiles_in_words(lines: Collection[dict[Shape, Record]], choice: str) -> str:
     if choice == "best":
         count = max((len({item["tile"] for item in record.candidates}) for record in records), default=0)
         return f"best tile: the fastest of {count} for each step and size." if count else "best tile of each size."
+    if choice == TUNED:
+        return "tile, slots and variant of each step and size as tuned; the step before with the same tile."
     return f"tile {', '.join(sorted({record.tile for record in records}))} in every step and size."
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from dataclasses import dataclass, field
 
 from schedules.tiling import TileConfig
@@ -43,6 +45,33 @@ TILE_SET = tuple(
 )
 STAGE_SET = (2, 3, 4)
 
+# What `tune` adds to the set above: thin k tiles (8 steps), so that large tiles and deep rings fit together, and
+# thread tiles of 8x8 and more, which load least per multiply-add.
+TUNING_TILES = (
+    *TILE_SET,
+    *(
+        TileConfig.parse(text)
+        for text in (
+            "32x64x8/4x4",
+            "64x64x8/8x4",
+            "64x64x8/8x8",
+            "64x64x16/8x8",
+            "64x128x8/8x8",
+            "128x64x8/8x8",
+            "128x64x16/8x8",
+            "128x128x8/8x8",
+            "128x128x16/8x8",
+            "128x128x32/8x8",
+            "128x128x8/8x16",
+            "128x128x16/8x16",
+            "128x256x8/8x16",
+            "256x128x8/16x8",
+        )
+    ),
+)
+# 1 to 6 ring slots without 5, which lies between two that are tried: a sixth fewer candidates.
+TUNING_STAGES = (1, 2, 3, 4, 6)
+
 
 @dataclass(frozen=True)
 class StepConfig:
@@ -60,3 +89,32 @@ class StepConfig:
     def k_tiles(self, problem: Matmul) -> int:
         """How many k tiles the problem has: no more ring slots than that are used."""
         return -(-problem.k // self.tile.block_k)
+
+
+@dataclass(frozen=True)
+class TuningSpace:
+    """What a search may choose among: every combination of a tile, a number of ring slots and a variant.
+
+    The variants must compute the same, in the same order of additions; the first is the step's default.
+    """
+
+    tiles: tuple[TileConfig, ...]
+    stages: tuple[int, ...]
+    variants: tuple[str, ...]
+
+    def configurations(self) -> tuple[StepConfig, ...]:
+        """Every combination, likely ones first: a search that is stopped early has seen what matters most.
+
+        The default variant before the others, then slots near the default before distant ones, then tiles in order.
+        """
+        near = sorted(self.stages, key=lambda stages: (abs(stages - DEFAULT_STAGES), stages))
+        return tuple(
+            StepConfig(variant, tile, stages)
+            for variant, stages, tile in itertools.product(self.variants, near, self.tiles)
+        )
+
+    @property
+    def digest(self) -> str:
+        """Tells two spaces apart, whatever the order in which they list the same things."""
+        parts = [sorted(map(str, part)) for part in (self.tiles, self.stages, self.variants)]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 
 from schedules.workloads import Matmul
 
-from .config import StepConfig
+from .config import TUNING_STAGES, TUNING_TILES, StepConfig, TuningSpace
 
 
 class MalformedStep(TypeError):
@@ -65,6 +65,19 @@ class Step:
         """The variant that stands for the step, given whether the target has cp.async."""
         without = getattr(self.module, "WITHOUT_ASYNC_COPY", self.variants[0])
         return self.variants[0] if async_copy else without
+
+    def tuning_space(self, async_copy: bool = True) -> TuningSpace:
+        """What tuning this step may vary: tiles; with a pipeline the ring slots; and the variants it names.
+
+        A step names them in TUNED_VARIANTS, which must mean the same arithmetic as its default; without that
+        name, and on a target without cp.async, only the default is tuned. UnknownStep names one that is none.
+        """
+        default = self.default_variant(async_copy)
+        named = getattr(self.module, "TUNED_VARIANTS", ()) if async_copy else ()
+        for variant in named:
+            self.check_variant(variant)
+        stages = TUNING_STAGES if self.pipelined else (1,)
+        return TuningSpace(TUNING_TILES, stages, tuple(dict.fromkeys((default, *named))))
 
     def check_variant(self, variant: str) -> None:
         """Raise UnknownStep with the variants there are."""

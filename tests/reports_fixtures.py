@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.records import (
+    Candidate,
     CodeFacts,
     DepthForecast,
     Environment,
@@ -17,6 +18,7 @@ from harness.records import (
     Resources,
     StreamRecord,
     Timing,
+    TunedConfig,
     Verification,
 )
 
@@ -131,6 +133,43 @@ def write_peers(folder: Path) -> None:
         record(4, size).save(folder)
         for step in (5, 6):
             record(step, size, peers=peers(size)).save(folder)
+
+
+def tuned(step: int = 5, size: int = 1024, **changes: object) -> TunedConfig:
+    """A tuned configuration with its runner-up, beside the default configuration and cuBLAS."""
+    winner = Candidate("async", "64x64x16/4x4", 2, "timed", (0.8,), (0.9,))
+    runner_up = Candidate("sync", "128x64x32/8x4", 3, "timed", (0.9,), (0.8,))
+    illegal = Candidate("async", "512x512x8/1x1", 2, "illegal", why="too many threads (got 262144, limit 1024)")
+    times = {"winner": 0.8, "runner-up": 0.82, "default": 1.0, "cuBLAS nn": 0.76, "cuBLAS nt": 0.78}
+    made = TunedConfig(
+        step=step,
+        step_name=NAMES[step - 1],
+        m=size,
+        n=size,
+        k=size,
+        layout="nn",
+        dtype="float32",
+        out_dtype="float32",
+        math="ieee",
+        arch="sm_90a",
+        winner=winner,
+        runner_up=runner_up,
+        verdict="confirmed",
+        margin_pct=2.5,
+        margin_interval_pct=(2.1, 2.9),
+        default="default",
+        confirmation=tuple(timing(label, milliseconds) for label, milliseconds in times.items()),
+        legal=20,
+        candidates=(winner, runner_up, illegal),
+        space={"tiles": ["64x64x16/4x4", "128x64x32/8x4"], "stages": [2, 3], "variants": ["async", "sync"]},
+        space_digest="0" * 16,
+        sources_digest="1" * 16,
+        budget_s=60.0,
+        method=Method(9, 50, 4, "normal(0, 1)", "operands rotated over twice the L2", "CUDA graph", 200.0),
+        environment=environment(),
+        command=f"python -m harness tune --step {step} --size {size}",
+    )
+    return replace(made, **changes)
 
 
 def listing(step: int = 5, variant: str | None = None) -> Listing:

@@ -268,7 +268,7 @@ def test_the_examples_of_the_help_are_understood(monkeypatch: pytest.MonkeyPatch
             continue
         options = parser.parse_args(words[3:])
         if options.command != "list":
-            options.tile = "default" if options.tile in ("all", "best") else options.tile
+            options.tile = "default" if options.tile in ("all", "best", "tuned") else options.tile
             options.stages = None if options.command == "sweep" else options.stages
             assert cli._cases(options, cli.CPU_SIZES)
 

@@ -15,14 +15,15 @@ import pytest
 from harness.build import Kernel, compiled, executable, lower
 from harness.execution import GpuBackend, gpu_arch, gpu_machine, gpu_present
 from harness.measure import Plan
-from harness.records import Record, load_records, load_streams
+from harness.records import Record, load_records, load_streams, load_tuned
 from harness.session import Session
 from harness.streams import WORKLOADS, StreamCase, lower_stream, stream_cases, verify_stream
 from harness.targets import machine_for
 from harness.toolchain import compile_cubin, require_compiler
 from harness.verify import WrongResult, verify
 from schedules.workloads import Matmul
-from steps.config import DEFAULT_TILE, TILE_SET
+from steps import registry
+from steps.config import DEFAULT_TILE, TUNING_TILES
 from tests.conftest import EVERY_VARIANT, ROOT, STEPS, Outcome, make_case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_present(), reason="no GPU that torch sees")]
@@ -77,7 +78,7 @@ def test_half_precision_is_right(
     assert verify(build(step, shape, variant, dtype=dtype), backend).passed
 
 
-@pytest.mark.parametrize("tile", TILE_SET, ids=str)
+@pytest.mark.parametrize("tile", TUNING_TILES, ids=str)
 def test_every_declared_tile_is_right(tile, backend: GpuBackend) -> None:
     for step in (2, 4, 6):
         assert verify(build(step, (257, 131, 100), tile=tile), backend, seeds=(0,)).passed
@@ -242,3 +243,21 @@ def test_compute_sanitizer_finds_nothing_in_streams(tool: str) -> None:
     result = subprocess.run([*checker, *verifying], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
     assert result.stdout.count("worst error") == 4 * len(WORKLOADS)
+
+
+def test_a_small_space_is_tuned_reused_and_measured(
+    command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "TUNING_TILES", TUNING_TILES[4:8])
+    monkeypatch.setattr(registry, "TUNING_STAGES", (2, 3))
+    arguments = ("--step", "5", "--size", "256", "--out", str(tmp_path))
+    outcome = command("tune", *arguments)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "8 of 8 legal candidates seen" in outcome.out
+    (tuned,) = load_tuned(tmp_path)
+    assert tuned.verdict in ("confirmed", "tie")
+    assert all(timing.median_ms > 0 for timing in tuned.confirmation)
+    assert "reused" in command("tune", *arguments).out
+    assert command("run", "--tile", "tuned", *arguments).code == 0
+    (record,) = load_records(tmp_path)
+    assert (record.tile, record.stages, record.tile_choice) == (tuned.winner.tile, tuned.winner.stages, "tuned")

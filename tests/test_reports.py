@@ -14,15 +14,27 @@ from harness.records import RESULTS, Timing
 from harness.targets import MACHINES
 from reports import plot
 from reports.__main__ import main
-from reports.check import findings, record_problems
+from reports.check import findings, record_problems, tuned_problems
 from reports.figures import intensity
 from reports.paths import Paths
 from reports.plot import peaks, plots
 from reports.readme import BEGIN, END
 from reports.selection import UsageError, load, natural, parse_steps
+from reports.site import render_pages
 from reports.table import all_tables, ladder_table, variants_table
 
-from .reports_fixtures import SIZES, calibration, environment, listing, peer, peers, record, write_ladder, write_peers
+from .reports_fixtures import (
+    SIZES,
+    calibration,
+    environment,
+    listing,
+    peer,
+    peers,
+    record,
+    tuned,
+    write_ladder,
+    write_peers,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = [
@@ -216,6 +228,63 @@ def test_a_peers_times_are_checked_like_all_others():
     timed = peer("triton", 1024, 0.8)
     short = replace(timed, timing=Timing("triton", timed.timing.samples_ms[:3]))
     assert "triton has 3 samples in 9 rounds" in list(record_problems(replace(record(5), peers=(short,))))
+
+
+def test_a_tuned_configuration_has_a_table_of_its_own_and_one_row(tmp_path):
+    write_ladder(tmp_path, variants=False)
+    before = [table.title for table in all_tables(load(tmp_path))]
+    tuned(5, 1024).save(tmp_path)
+    tuned(4, 256, runner_up=None, margin_pct=None, margin_interval_pct=(), verdict="alone").save(tmp_path)
+    for variant, at in (("async", environment()), ("sync", environment(at=LATER))):
+        changes = {"variant": variant, "default_variant": variant == "async", "environment": at}
+        record(5, 1024, tile_choice="tuned", stages=2, **changes).save(tmp_path)
+    tables = {table.title: table for table in all_tables(load(tmp_path))}
+    assert set(tables) - set(before) == {
+        "NVIDIA H200, float32 (ieee), B[K,N]: tuned",
+        "NVIDIA H200, float32 (ieee), B[K,N]: tuned configurations",
+    }
+    ladder = tables["NVIDIA H200, float32 (ieee), B[K,N]: tuned"]
+    assert ladder.header[1:2] == ("1024",)
+    assert [row[:2] for row in ladder.rows] == [("5 pipelining", "32,200 (0.95)"), ("cuBLAS", "34,000")]
+    (kept,) = [record for record in load(tmp_path).records if record.tile_choice == "tuned"]
+    assert kept.variant == "sync"  # the newest counts, whatever variant was chosen
+    first, second = tables["NVIDIA H200, float32 (ieee), B[K,N]: tuned configurations"].rows
+    assert first[:3] == ("4", "256", "async 64x64x16/4x4, 2 slots")
+    assert first[5:] == ("–", "–", "alone", "2 of 20")
+    assert second[3:6] == ("2,684 (0.95)", "+25.0 %", "sync 128x64x32/8x4, 3 slots")
+    assert second[6:] == ("+2.50 % (+2.10 to +2.90)", "confirmed", "2 of 20")
+
+
+def test_a_page_shows_what_its_step_was_tuned_to(tmp_path):
+    record(5, 1024).save(tmp_path)
+    paths = Paths.of(tmp_path, None)
+    (page,) = render_pages(load(tmp_path), paths).values()
+    assert "Tuned" not in page
+    tuned(5, 1024).save(tmp_path)
+    tuned(4, 512).save(tmp_path)
+    record(5, 1024, tile_choice="tuned").save(tmp_path)
+    (page,) = render_pages(load(tmp_path), paths).values()
+    assert "**Tuned configurations**" in page
+    assert page.count("async 64x64x16/4x4, 2 slots") == 1
+    assert "32x64x16/4x4 (tuned)" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        ({"environment": environment(dirty=True)}, "uncommitted changes"),
+        ({"method": replace(tuned().method, rounds=5)}, "5 rounds; at least"),
+        (
+            {"confirmation": (Timing("winner", (1.0,) * 8), *tuned().confirmation[1:])},
+            "winner has 8 samples in 9 rounds",
+        ),
+        ({"confirmation": (Timing("winner", (0.0,) * 9), *tuned().confirmation[1:])}, "no positive finite time"),
+        ({"candidates": (replace(tuned().winner, status="wrong", why="error 3"),)}, "is wrong: error 3"),
+    ],
+)
+def test_a_tuned_configuration_that_is_no_evidence_is_found(changes, finding):
+    assert list(tuned_problems(tuned())) == []
+    assert any(finding in problem for problem in tuned_problems(tuned(**changes)))
 
 
 @pytest.mark.parametrize(("text", "steps"), [("5", [5]), ("1-3", [1, 2, 3]), ("1,3", [1, 3]), ("4-5,1", [1, 4, 5])])

@@ -51,6 +51,8 @@ class FakeGpu:
         self.times: dict[str, float] = dict(TIMES)
         self.races: list[list[str]] = []
         self.loaded: list[str] = []
+        self.seeds: list[int] = []
+        self.jitter: Callable[[str, int], float] = lambda label, number: 1.0
         self.before_race: Callable[[list[str]], None] = lambda labels: None
         self.corrupt: Callable[[str, np.ndarray], None] = lambda label, output: None
 
@@ -80,7 +82,8 @@ class FakeArena:
 
     gpu: FakeGpu
 
-    def __init__(self, problem: Matmul, backend: FakeBackend) -> None:
+    def __init__(self, problem: Matmul, backend: FakeBackend, first_seed: int = 0) -> None:
+        self.gpu.seeds.append(first_seed)
         self.problem, self.backend = problem, backend
         a, b = backend.normal(0, (problem.m, problem.k), "float32"), backend.normal(1, problem.b_shape, "float32")
         self.sets = [(a, b, backend.reference(problem, a, b).astype(np.float32))]
@@ -95,10 +98,13 @@ class FakeArena:
         labels = [label for label, _ in contenders]
         self.gpu.before_race(labels)
         self.gpu.races.append(labels)
-        timings = tuple(Timing(label, (self.gpu.time_of(label),) * plan.rounds) for label in labels)
+        timings = tuple(Timing(label, self.samples(label, plan.rounds)) for label in labels)
         state = GpuState(1980.0, 3201.0, 200.0, 40.0)
         method = Method(plan.rounds, 1, 1, "standard normal", "cold", "none", plan.warmup_ms)
         return Rounds(timings, method, state, state)
+
+    def samples(self, label: str, rounds: int) -> tuple[float, ...]:
+        return tuple(self.gpu.time_of(label) * self.gpu.jitter(label, number) for number in range(rounds))
 
 
 @pytest.fixture
@@ -349,7 +355,7 @@ def test_the_fastest_tile_is_chosen_and_the_others_are_recorded(made: Session, g
     gpu.times[str(favourite)] = 0.5
     record = made.measure(replace(make_case(4, SHAPE), tile_choice="best"))
     assert (record.tile, record.tile_choice) == (str(favourite), "best")
-    assert len(gpu.races[0]) == len(TILE_SET)
+    assert len(gpu.races[0]) == len([*TILE_SET, "cublas-nn", "cublas-nt"])
     assert len(gpu.races[1]) < len(gpu.races[0])
     assert {candidate["tile"] for candidate in record.candidates} == set(map(str, TILE_SET))
     assert record.candidates[0]["tile"] == str(favourite)
@@ -375,10 +381,11 @@ def test_a_tile_that_is_illegal_is_noted_with_the_reason(made: Session, gpu: Fak
 
 def test_a_wrong_tile_cannot_win(made: Session, gpu: FakeGpu) -> None:
     wrong = str(TILE_SET[3])
+    gpu.times[wrong] = 0.1
     gpu.corrupt = lambda label, output: output.fill(0) if wrong in label else None
     with pytest.raises(WrongResult, match=re.escape(wrong)):
         made.tune(make_case(3, SHAPE))
-    assert gpu.races == []
+    assert not any(wrong in label for labels in gpu.races for label in labels)
 
 
 def test_stages_are_tuned_unless_asked_for(made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,392 @@
+"""Choosing a step's configuration for one problem by measuring every candidate of a declared space.
+
+The search is successive halving: short rounds over all candidates, longer ones over the fastest quarter, and again.
+Candidates meet in batches, each beside cuBLAS; what is compared is their speed relative to cuBLAS in the same
+rounds, so that batches measured minutes apart, or in another process, can stand side by side. Each candidate's
+output is checked before it is timed. The fastest are then measured once more, longer and on other operands,
+because the best of many is partly the luckiest; that confirmation gives the margin and the verdict.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.build import Case
+from harness.measure import MATH, Plan, Rounds
+from harness.records import Candidate, RecordError, TunedConfig, TuningProgress, read_text, tuned_path, write_atomically
+from harness.toolchain import CompileError
+from harness.verify import WrongResult
+from schedules.errors import IllegalSchedule
+from schedules.tiling import TileConfig
+from steps.config import DEFAULT_STAGES, DEFAULT_TILE, TuningSpace
+
+if TYPE_CHECKING:
+    from harness.session import Session
+
+RUNGS = (Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0), Plan(rounds=11, warmup_ms=100.0))
+CONFIRMATION = Plan(rounds=31, warmup_ms=250.0)
+CONFIRMATION_SEED = 1_000_000  # beyond the operands of any search
+BATCH = 24
+SURVIVING = 4  # one in so many goes on to the next rung
+FEWEST_SURVIVORS = 4
+CONFIDENCE = 0.95
+# A kernel beside itself differs by up to this much (the committed calibrations: 0.999 to 1.001).
+RESOLUTION = 0.001
+
+
+def candidates(case: Case, space: TuningSpace) -> tuple[list[Case], list[Candidate]]:
+    """The space's legal cases of ``case``'s problem, likely ones first; and the illegal ones, each with the reason.
+
+    A configuration that builds what an earlier one builds is left out: more slots than there are k tiles, and a
+    variant of the pipeline where there is but one slot.
+    """
+    legal: dict[tuple[object, ...], Case] = {}
+    illegal: dict[tuple[object, ...], Candidate] = {}
+    for config in space.configurations():
+        candidate = replace(case, variant=config.variant, tile=config.tile, stages=config.stages)
+        if len(space.stages) > 1:
+            candidate = replace(candidate, stages=candidate.slots)
+        what = (candidate.tile, candidate.slots, candidate.variant if candidate.slots > 1 else "")
+        try:
+            candidate.validate()
+            legal.setdefault(what, candidate)
+        except IllegalSchedule as refused:
+            illegal.setdefault(what, _described(candidate, "illegal", str(refused)))
+    return list(legal.values()), list(illegal.values())
+
+
+class Search:
+    """Successive halving over a space's candidates; ``found`` is what is known of each so far.
+
+    ``known`` are candidates that an earlier, unfinished search has timed: they are not timed again. IllegalSchedule
+    where the machine can run none of the space.
+    """
+
+    def __init__(self, session: Session, case: Case, space: TuningSpace, known: tuple[Candidate, ...] = ()) -> None:
+        self.session, self.problem = session, case.problem
+        self.legal, self.illegal = candidates(case, space)
+        if not self.legal:
+            raise IllegalSchedule(
+                f"{case.step.name} {case.problem.shape}: no candidate of the tuning space is legal",
+                value=f"{len(self.illegal)} candidates",
+                limit=self.illegal[0].why,
+                remedy="add smaller tiles to the space in steps/config.py",
+            )
+        earlier = {_identity(candidate): candidate for candidate in known}
+        self.found = {case: earlier[key] for case in self.legal if (key := _identity(_described(case))) in earlier}
+
+    def run(
+        self, enough: Callable[[], bool] = lambda: False, after_batch: Callable[[str], None] = lambda _: None
+    ) -> list[Case]:
+        """Time the candidates, rung by rung; returns those that were timed, best first.
+
+        Stops before the batch at which ``enough`` says so, though not before the first. ``after_batch`` is told, in
+        words, how far it is. WrongResult or CompileError where none could be timed.
+        """
+        field = self.legal
+        for rung, plan in enumerate(RUNGS):
+            waiting = [case for case in field if self._waits_for(case, rung)]
+            with contextlib.closing(self._built_ahead(waiting)) as batches:
+                for batch in batches:
+                    if self.ranked() and enough():
+                        return self.ranked()
+                    self._time(batch, plan)
+                    done = sum(not self._waits_for(case, rung) for case in field)
+                    after_batch(f"rung {rung + 1} of {len(RUNGS)}: {done} of {len(field)} candidates")
+            self._require_timed()
+            timed = self.ranked(rung)
+            field = timed[: max(FEWEST_SURVIVORS, -(-len(timed) // SURVIVING))]
+        return self.ranked()
+
+    def ranked(self, rung: int | None = None) -> list[Case]:
+        """Cases that were timed, those that came furthest first, then by their last speed relative to cuBLAS.
+
+        With ``rung``, only cases timed in it, by their speed there.
+        """
+        if rung is not None:
+            timed = [case for case, candidate in self.found.items() if len(candidate.ratios) > rung]
+            return sorted(timed, key=lambda case: -self.found[case].ratios[rung])
+        timed = [case for case, candidate in self.found.items() if candidate.ratios]
+        return sorted(timed, key=lambda case: (-len(self.found[case].ratios), -self.found[case].ratios[-1]))
+
+    def known(self, case: Case) -> Candidate:
+        """What is known of a case; a bare description where the search did not meet it."""
+        return self.found.get(case, _described(case))
+
+    def outcome(self) -> tuple[Candidate, ...]:
+        """Every candidate that was seen: timed ones, best first, then refused ones, then illegal ones."""
+        refused = [candidate for candidate in self.found.values() if not candidate.ratios]
+        return (*(self.found[case] for case in self.ranked()), *refused, *self.illegal)
+
+    def _require_timed(self) -> None:
+        if not self.ranked():
+            refused = sorted(self.found.values(), key=lambda candidate: candidate.status != "wrong")[0]
+            error = WrongResult if refused.status == "wrong" else CompileError
+            raise error(f"no candidate may be timed; {refused.name} is {refused.status}: {refused.why}")
+
+    def _waits_for(self, case: Case, rung: int) -> bool:
+        known = self.found.get(case)
+        return known is None or (known.status == "timed" and len(known.ratios) <= rung)
+
+    def _built_ahead(self, cases: list[Case]) -> Iterator[list[Case]]:
+        """Batches of cases, each built when its turn comes; the compiler works on the next one meanwhile."""
+        batches = [cases[start : start + BATCH] for start in range(0, len(cases), BATCH)]
+        building = self.session.start_builds(batches[0]) if batches else []
+        try:
+            for batch, coming in zip(batches, [*batches[1:], []]):
+                concurrent.futures.wait(building)
+                building = self.session.start_builds(coming)
+                yield batch
+        finally:  # a search that stops early leaves no compiler running beside the confirmation
+            for build in building:
+                build.cancel()
+            concurrent.futures.wait(building)
+
+    def _time(self, batch: list[Case], plan: Plan) -> None:
+        """One race of a batch and cuBLAS; what each candidate did is added to what is known of it."""
+        running = [case for case in batch if self._passes(case)]
+        if not running:
+            return
+        arena = self.session.arena(self.problem)
+        own = [(str(case), self.session.load(case)[1]) for case in running]
+        *timings, stored, transposed = arena.race([*own, *arena.cublas()], plan).timings
+        cublas_ms = min(stored.median_ms, transposed.median_ms)
+        for case, timing in zip(running, timings):
+            known = self.known(case)
+            times, ratios = (*known.times_ms, timing.median_ms), (*known.ratios, cublas_ms / timing.median_ms)
+            self.found[case] = replace(known, times_ms=times, ratios=ratios)
+
+    def _passes(self, case: Case) -> bool:
+        """Whether a case is built and its output right; what is not is noted with the reason, and never timed."""
+        try:
+            self.session.check(case)
+        except (IllegalSchedule, CompileError) as refused:
+            self.found[case] = _described(case, "not built", str(refused))
+        except WrongResult as wrong:
+            self.found[case] = _described(case, "wrong", str(wrong))
+        else:
+            return True
+        return False
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The outcome of the second measurement; see :class:`harness.records.TunedConfig` for the figures."""
+
+    winner: Case
+    runner_up: Case | None
+    verdict: str
+    margin_pct: float | None
+    margin_interval_pct: tuple[float, ...]
+    rounds: Rounds
+
+
+def confirm(session: Session, ranked: list[Case], default: Case) -> Confirmation:
+    """Measure the two best of a search and the default again, on operands of their own, beside cuBLAS.
+
+    The fastest is set against the second: each round gives one ratio of their times. Where the median ratio's
+    interval does not lie clear of 1, by RESOLUTION, it is a tie, and the cheaper of the two is taken.
+    """
+    contenders = list(dict.fromkeys([*ranked[:2], default]))
+    for case in contenders:
+        session.check(case)
+    arena = session.arena(default.problem, CONFIRMATION_SEED)
+    rounds = arena.race([*((str(case), session.load(case)[1]) for case in contenders), *arena.cublas()], CONFIRMATION)
+    times = dict(zip(contenders, rounds.timings))
+    by_speed = sorted(contenders, key=lambda case: times[case].median_ms)
+    if len(by_speed) == 1:
+        return Confirmation(by_speed[0], None, "alone", None, (), rounds)
+    fastest, second = by_speed[:2]
+    ratios = [slow / fast for fast, slow in zip(times[fastest].samples_ms, times[second].samples_ms)]
+    verdict = "confirmed" if median_interval(ratios)[0] > 1 + RESOLUTION else "tie"
+    winner, runner_up = (fastest, second) if verdict == "confirmed" else _cheaper_first(session, fastest, second)
+    ratios = [other / own for own, other in zip(times[winner].samples_ms, times[runner_up].samples_ms)]
+    margins = tuple(100 * (bound - 1) for bound in (statistics.median(ratios), *median_interval(ratios)))
+    order = [winner, runner_up, *(case for case in contenders if case not in (winner, runner_up))]
+    rounds = replace(rounds, timings=(*(times[case] for case in order), *rounds.timings[len(contenders) :]))
+    return Confirmation(winner, runner_up, verdict, margins[0], margins[1:], rounds)
+
+
+def median_interval(values: list[float]) -> tuple[float, float]:
+    """Bounds of the median of what ``values`` are drawn from, at 95 % confidence and for any distribution.
+
+    The k-th smallest and the k-th largest value, with the largest k for which at most k − 1 of n fair coins show
+    heads in 2.5 % of cases: the interval that belongs to the sign test. Fewer than 6 values have no such k: then
+    the smallest and the largest.
+    """
+    ordered, count = sorted(values), len(values)
+    k, tail = 0, 1 / 2**count
+    while tail <= (1 - CONFIDENCE) / 2:
+        k += 1
+        tail += math.comb(count, k) / 2**count
+    k = max(k, 1)
+    return ordered[k - 1], ordered[count - k]
+
+
+def cost(session: Session, case: Case) -> tuple[int, int, int]:
+    """What a configuration takes, to be compared in this order: ring slots, shared bytes of a block, registers."""
+    kernel = session.load(case)[0]
+    return case.slots, kernel.smem_bytes, kernel.cubin.registers if kernel.cubin else 0
+
+
+def _cheaper_first(session: Session, one: Case, other: Case) -> tuple[Case, Case]:
+    return (one, other) if cost(session, one) <= cost(session, other) else (other, one)
+
+
+def default_case(case: Case) -> Case:
+    """The step's default configuration of a case's problem, as :func:`candidates` would write it."""
+    variant = case.step.default_variant(case.machine.has_cp_async)
+    default = replace(case, variant=variant, tile=DEFAULT_TILE, stages=DEFAULT_STAGES)
+    return replace(default, stages=default.slots)
+
+
+def tune(
+    session: Session,
+    case: Case,
+    budget_s: float | None = None,
+    retune: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> TunedConfig:
+    """The best configuration of ``case``'s step for its problem: from disk if it is still good, else measured.
+
+    What is on disk is good for the same space, sources and versions, if it saw the whole space or as much as
+    ``budget_s`` seconds allow; ``retune`` measures all the same. After each batch the search is on disk, and an
+    interrupted one is gone on with. After ``budget_s`` seconds the search stops, and what it has is confirmed.
+    RecordError names a file that is damaged; WrongResult or CompileError where no candidate can be timed.
+    """
+    started, space = clock(), case.step.tuning_space(case.machine.has_cp_async)
+    database = _Database(session, case, space)
+    stored = None if retune else database.stored()
+    if stored and (stored.seen == stored.legal or (budget_s or math.inf) <= (stored.budget_s or 0)):
+        say(f"tuned on {stored.environment.recorded_at}, reused (--retune measures anew)")
+        return stored
+    known = database.progress() or (stored.candidates if stored else ())
+    search = Search(session, case, space, known)
+    if search.found:
+        say(f"going on with an unfinished search: {len(search.found)} of {len(search.legal)} candidates are known")
+
+    def after_batch(where: str) -> None:
+        database.keep(search)
+        best = search.ranked()[:1]
+        say(where + "".join(f"; best {search.found[c].name}, {search.found[c].ratios[-1]:.3f} of cuBLAS" for c in best))
+
+    ranked = search.run(lambda: budget_s is not None and clock() - started >= budget_s, after_batch)
+    return database.finish(search, confirm(session, ranked, default_case(case)), budget_s)
+
+
+def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambda line: None) -> Case:
+    """``case`` as it was tuned; RecordError with the command that tunes it where it was not.
+
+    ``warn`` is told where the choice was made with other sources or versions: it can be used, but another may be
+    the best by now.
+    """
+    problem, path = case.problem, _path(session, case)
+    if not path.is_file():
+        output = "" if problem.out_dtype == problem.dtype else f" --out-dtype {problem.out_dtype}"
+        raise RecordError(
+            f"{case.step.name} {problem.shape} {problem.dtype} was not tuned on this GPU (no {path}); run python -m "
+            f"harness tune --step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} "
+            f"--layout {problem.layout} first"
+        )
+    tuned = TunedConfig.from_json(read_text(path), str(path))
+    if tuned.sources_digest != session.kernel_sources:
+        warn(f"{path.name} was tuned with other sources or versions, on {tuned.environment.recorded_at}")
+    winner = tuned.winner
+    chosen = replace(case, variant=winner.variant, tile=TileConfig.parse(winner.tile), stages=winner.stages)
+    chosen.validate()
+    return chosen
+
+
+class _Database:
+    """One case's file among the tuned configurations, and the file of its unfinished search."""
+
+    def __init__(self, session: Session, case: Case, space: TuningSpace) -> None:
+        self.session, self.case, self.space = session, case, space
+        self.path = _path(session, case)
+        self.unfinished = self.path.with_name(f".unfinished-{self.path.name}")
+        self.sources = session.kernel_sources
+
+    def stored(self) -> TunedConfig | None:
+        """What is on disk, if it was made from the same space and sources."""
+        if not self.path.is_file():
+            return None
+        return self._current(TunedConfig.from_json(read_text(self.path), str(self.path)))
+
+    def progress(self) -> tuple[Candidate, ...]:
+        """What an interrupted search of the same space and sources had found."""
+        if not self.unfinished.is_file():
+            return ()
+        found = self._current(TuningProgress.from_json(read_text(self.unfinished), str(self.unfinished)))
+        return found.candidates if found else ()
+
+    def keep(self, search: Search) -> None:
+        """Write down how far a search is."""
+        progress = TuningProgress(self.space.digest, self.sources, tuple(search.found.values()))
+        write_atomically(self.unfinished, progress.to_json())
+
+    def finish(self, search: Search, confirmed: Confirmation, budget_s: float | None) -> TunedConfig:
+        """Write down the outcome, and forget the search."""
+        problem, default, runner_up = self.case.problem, default_case(self.case), confirmed.runner_up
+        tuned = TunedConfig(
+            step=self.case.step.number,
+            step_name=self.case.step.name,
+            m=problem.m,
+            n=problem.n,
+            k=problem.k,
+            layout=problem.layout,
+            dtype=problem.dtype,
+            out_dtype=problem.out_dtype,
+            math=MATH,
+            arch=self.case.machine.arch,
+            winner=search.known(confirmed.winner),
+            runner_up=search.known(runner_up) if runner_up else None,
+            verdict=confirmed.verdict,
+            margin_pct=confirmed.margin_pct,
+            margin_interval_pct=confirmed.margin_interval_pct,
+            default=str(default),
+            confirmation=confirmed.rounds.timings,
+            legal=len(search.legal),
+            candidates=search.outcome(),
+            space={
+                "tiles": [str(tile) for tile in self.space.tiles],
+                "stages": list(self.space.stages),
+                "variants": list(self.space.variants),
+            },
+            space_digest=self.space.digest,
+            sources_digest=self.sources,
+            budget_s=budget_s,
+            method=confirmed.rounds.method,
+            environment=self.session.environment(confirmed.rounds),
+            command=self.session.command,
+        )
+        tuned.save(self.session.out)
+        self.unfinished.unlink(missing_ok=True)
+        return tuned
+
+    def _current(self, found: TunedConfig | TuningProgress) -> TunedConfig | TuningProgress | None:
+        same = (found.space_digest, found.sources_digest) == (self.space.digest, self.sources)
+        return found if same else None
+
+
+def _path(session: Session, case: Case) -> Path:
+    problem = case.problem
+    shape = (problem.m, problem.n, problem.k)
+    gpu = session.identity["gpu"]
+    return tuned_path(session.out, gpu, case.step.number, shape, problem.layout, problem.dtype, problem.out_dtype)
+
+
+def _described(case: Case, status: str = "timed", why: str = "") -> Candidate:
+    return Candidate(case.variant, str(case.tile), case.slots, status, why=why)
+
+
+def _identity(candidate: Candidate) -> tuple[str, str, int]:
+    return candidate.variant, candidate.tile, candidate.stages
