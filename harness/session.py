@@ -304,18 +304,6 @@ class Session:
             depth=depth,
         )
 
-    def environment(self, rounds: Rounds) -> Environment:
-        """Where and when rounds were measured, for their record."""
-        return Environment(
-            **self.identity,
-            before=rounds.before,
-            after=rounds.after,
-            versions=versions(self.backend, self.compiler.version) | {"sources": sources_digest(ROOT)},
-            revision=self.revision,
-            dirty=self.dirty,
-            recorded_at=now(),
-        )
-
 
 def _candidate_row(candidate: Candidate) -> dict[str, Any]:
     """A candidate as records of the best tile list it: time_ms is None, with the reason, where it was not timed."""
