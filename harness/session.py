@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness.build import Case, Kernel, compiled, executable, lower
+from harness.build import Case, Kernel, Lowered, compiled, executable, lower
 from harness.execution import GpuBackend
 from harness.measure import Arena, Plan, Rounds, gpu_identity, versions
 from harness.model import bound, predict_tile
@@ -100,8 +100,12 @@ class Session:
 
     def prebuild(self, cases: Iterable[Case]) -> None:
         """Lower cases one after the other and compile them side by side, into the build cache."""
+        self.compile_together(kernel for kernel in map(_lower_or_none, cases) if kernel)
+
+    def compile_together(self, kernels: Iterable[Lowered]) -> None:
+        """Compile kernels side by side, into the build cache."""
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            waiting = [pool.submit(compiled, kernel, self.compiler) for kernel in map(_lower_or_none, cases) if kernel]
+            waiting = [pool.submit(compiled, kernel, self.compiler) for kernel in kernels]
             for future in waiting:
                 future.result()
 
