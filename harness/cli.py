@@ -491,6 +491,7 @@ def _measure_streams(cases: list[StreamCase], session: Session, command: str) ->
     waiting = [group for group in groups.values() if not all(map(journal.has, group))]
     if len(waiting) < len(groups):
         print(f"going on with an interrupted run: {len(groups) - len(waiting)} of {len(groups)} sizes are done")
+    session.compile_together(lower_stream(case) for group in waiting for case in group)
     records = []
     with _progress() as progress:
         task = progress.add_task("measuring", total=len(waiting))

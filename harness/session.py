@@ -16,7 +16,7 @@ from typing import Any
 import tvm
 
 from harness import depth
-from harness.build import Case, Kernel, compiled, executable, lower
+from harness.build import Case, Kernel, Lowered, compiled, executable, lower
 from harness.execution import GpuBackend
 from harness.measure import MATH, Arena, Plan, Rounds, gpu_identity, versions
 from harness.model import bound, predict_tile
@@ -157,6 +157,11 @@ class Session:
         lowered = {case: kernel for case in cases if case not in self._built and (kernel := _lower_or_none(case))}
         self._lowered.update(lowered)
         return [self._builders.submit(compiled, kernel, self.compiler) for kernel in lowered.values()]
+
+    def compile_together(self, kernels: Iterable[Lowered]) -> None:
+        """Compile kernels side by side, into the build cache."""
+        for build in [self._builders.submit(compiled, kernel, self.compiler) for kernel in kernels]:
+            build.result()
 
     def tune(self, case: Case) -> Case:
         """The case with the best tile of TILE_SET, and the best stage count of STAGE_SET unless one was asked for.

@@ -35,7 +35,7 @@ from schedules import (
     spread_rows,
 )
 from schedules.errors import IllegalWorkload
-from schedules.vectorization import dtype_bytes
+from schedules.vectorization import VECTOR_BYTES, dtype_bytes
 
 MIB = 2**20
 DTYPES = ("float32", "float16")
@@ -173,7 +173,7 @@ class StreamCase:
         """How the workload is cut: direct, a tile to a block; staged, as many as leave each multiprocessor WAVES."""
         if self.variant == "direct":
             return StreamTile(self.kind.threads, 4 if len(self.shape) == 1 else 2, 1)
-        one = self.shape[-1] * dtype_bytes(self.dtype) if len(self.shape) > 1 else 2 * 16 * self.kind.threads
+        one = self.shape[-1] * dtype_bytes(self.dtype) if len(self.shape) > 1 else 2 * VECTOR_BYTES * self.kind.threads
         tiles = math.prod(self.shape) * dtype_bytes(self.dtype) // one
         wanted = tiles // (WAVES * (self.machine.sms or SMS))
         return StreamTile(self.kind.threads, 2, min(MOST_TILES, max(LEAST_TILES, wanted)))

@@ -31,7 +31,6 @@ from .errors import IllegalSchedule
 from .inspection import block_name, loop_extent, loop_extents, loops_below
 from .layout import fused_index
 from .tiling import STATIC_SHARED_BYTES
-from .unrolling import unroll_loop
 from .vectorization import VECTOR_BYTES, dtype_bytes, vectorize_inner
 
 GROUPS = 16  # partial results that are left for every thread to add up by itself
@@ -149,7 +148,7 @@ def spread_elements(sch: Schedule, block: SBlockRV, tile: StreamTile, staging: S
         _load_vectors(sch, block, operand, thread, width, staging)
     _store_vectors(sch, store, thread, width)
     sch.unroll(lane)
-    unroll_loop(sch, vectors, MOST_UNROLLED)
+    _unroll_short(sch, vectors)
     return SpreadElements(grid, tiles_loop, vectors, thread, width, tuple(copies))
 
 
@@ -216,8 +215,8 @@ def spread_reduction(
     sch.bind(thread, "threadIdx.x")
     copy = _stage(sch, reduction.partial, 0, chunk_loop, threads, scope) if staging else None
     _load_vectors(sch, reduction.partial, 0, vectors, width, staging)
-    unroll_loop(sch, lane)
-    unroll_loop(sch, vectors, MOST_UNROLLED)
+    sch.unroll(lane)
+    _unroll_short(sch, vectors)
     _combine(sch, reduction, rows, threads)
     write_back = accumulate_in_registers(sch, block, rows)
     _spread_over_threads(sch, write_back, rows, threads)
@@ -270,16 +269,16 @@ def spread_rows(
     threads = _busy_threads(tile, columns, width, staging)
     vectors = -(-columns // (threads * width))
     scope = staging.scope(sch, block, columns * dtype_bytes(stmt.reads[operand].source.dtype)) if staging else ""
-    split = [min(tile.tiles, row_count)]
+    rows_per_block = min(tile.tiles, row_count)
     row, column = sch.get_loops(block)
-    sch.split(row, [None, *split])
+    sch.split(row, [None, rows_per_block])
     _, thread, lane = sch.split(column, [vectors, threads, width])
     combined = []
     for reduction in reversed(reductions):
         parts = _split_reduction(sch, reduction, [vectors, threads, width])
         for part in (parts.total, parts.groups):
             sch.compute_at(part, sch.get_loops(block)[1], preserve_unit_loops=True)
-        _, partial_rows = sch.split(sch.get_loops(parts.partial)[0], [None, *split])
+        _, partial_rows = sch.split(sch.get_loops(parts.partial)[0], [None, rows_per_block])
         sch.merge(partial_rows, sch.get_loops(block)[1])
         combined.insert(0, parts)
     grid, rows = sch.get_loops(block)[:2]
@@ -324,16 +323,17 @@ def _check_row_reduction(sch: Schedule, block: SBlockRV) -> s_tir.SBlock:
 
 def _check_chain(sch: Schedule, block: SBlockRV, reductions: Sequence[SBlockRV]) -> int:
     """Which of the block's reads is the operand in common; IllegalSchedule where there is no such chain."""
-    operand = _check_row_reduction(sch, reductions[0]).reads[0].source if reductions else None
-    for reduction in reductions[1:]:
-        _check_row_reduction(sch, reduction)
-    stmt = sch.get(block)
+    operands = [_check_row_reduction(sch, reduction).reads[0].source for reduction in reductions]
+    stmt, extents = sch.get(block), loop_extents(sch, block)
     found = [
-        position for position, region in enumerate(stmt.reads) if operand is not None and region.source.same_as(operand)
+        position
+        for position, region in enumerate(stmt.reads)
+        if operands and all(region.source.same_as(operand) for operand in operands)
     ]
-    if _reduces(stmt) or len(stmt.iter_vars) != 2 or len(found) != 1:
+    aligned = len(extents) == 2 and all(loop_extents(sch, reduction) == extents for reduction in reductions)
+    if _reduces(stmt) or not aligned or len(found) != 1:
         raise IllegalSchedule(
-            "no chain over rows: the last block must be elementwise, of two dimensions, and read what is reduced",
+            "no chain over rows: the last block must be elementwise, of two dimensions, reading what all others reduce",
             block=block_name(sch, block),
             value=f"{len(reductions)} reduction(s)",
             remedy="use spread_elements for elementwise blocks, spread_reduction for one reduction",
@@ -417,6 +417,12 @@ def _store_vectors(sch: Schedule, store: SBlockRV, loop: LoopRV, width: int) -> 
         vectorize_inner(sch, loops_below(sch, store, loop)[-1], width)
 
 
+def _unroll_short(sch: Schedule, loop: LoopRV) -> None:
+    """Write a short loop out, so that its loads are independent; a long one stays as it is."""
+    if loop_extent(sch, loop) <= MOST_UNROLLED:
+        sch.unroll(loop)
+
+
 def _split_reduction(sch: Schedule, block: SBlockRV, extents: list[int]) -> CombinedReduction:
     """Cut a row reduction into each thread's part, groups of these, and the total; rows become one loop."""
     *rows, columns = sch.get_loops(block)
@@ -440,8 +446,8 @@ def _spread_partial(
     sch.bind(thread, "threadIdx.x")
     if loop_extent(sch, vectors) > 1 or not staging:  # see StreamTile.least_vectors
         _load_vectors(sch, reduction.partial, 0, vectors, width, staging)
-    unroll_loop(sch, lane)
-    unroll_loop(sch, vectors, MOST_UNROLLED)
+    sch.unroll(lane)
+    _unroll_short(sch, vectors)
     _combine(sch, reduction, rows, loop_extent(sch, thread))
 
 

@@ -161,6 +161,18 @@ def test_what_is_no_stream_is_refused_by_name() -> None:
         s.spread_reduction(sch, block, TILE)
 
 
+def test_a_chain_over_several_operands_is_refused() -> None:
+    x, z, k, j = (*(te.placeholder((8, 64), name=name) for name in "xz"), *(te.reduce_axis((0, 64)) for _ in "kj"))
+    first = te.compute((8,), lambda i: te.sum(x[i, k], axis=k), name="first")
+    second = te.compute((8,), lambda i: te.sum(z[i, j], axis=j), name="second")
+    both = te.compute((8, 64), lambda i, c: x[i, c] * first[i] * second[i], name="both")
+    sch = Schedule(te.create_prim_func([x, z, both]))
+    before, reductions = sch.mod, [sch.get_sblock("first"), sch.get_sblock("second")]
+    with pytest.raises(IllegalSchedule, match=r"reading what all others reduce at block 'both'"):
+        s.spread_rows(sch, sch.get_sblock("both"), reductions, TILE)
+    tvm.ir.assert_structural_equal(sch.mod, before)
+
+
 def test_a_row_too_long_for_shared_memory_is_refused_before_anything_changes() -> None:
     sch = Schedule(s.softmax(4, 32768))
     reductions = [sch.get_sblock(name) for name in ("row_max", "exp_sum")]
