@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from harness import depth
 from harness.build import Case, Kernel, UnsupportedCase, compiled, lower
 from harness.counters import NoProfiler, count
 from harness.execution import GpuBackend, LlvmBackend, NoGpu, gpu_arch, gpu_machine, gpu_present, require_gpu
@@ -27,6 +28,7 @@ from harness.rate_files import RATES, BadRates, measured_gpus
 from harness.records import (
     RESULTS,
     Counters,
+    DepthForecast,
     Listing,
     Peer,
     Record,
@@ -81,6 +83,7 @@ EXAMPLES = """examples:
   python -m harness compile --step 5 --variant sync --show cuda
   python -m harness stream --workload softmax --mb 256      memory-bound, 1 to 5 stages, beside a copy
   python -m harness sweep --step 5 --stages 1-6 --size 512  every stage count, each a record
+  python -m harness depth --step 5 --size 512               how many stages, by the model; needs no GPU
   python -m harness tune --step 5 --size 1024 --budget 120  the best of a declared space, kept on disk
   python -m harness run --step 5 --size 1024 --tile tuned   measured as it was tuned
 """
@@ -108,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "counters": _counters,
             "tune": _tune,
             "microbench": _microbench,
+            "depth": _depth,
             "stream": _stream,
         }
         return commands[options.command](options, command)
@@ -169,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         "stream": "workloads bound by memory, pipelined alike: GB/s beside a copy and torch; each result is a record",
         "counters": "hardware counters by Nsight Compute: pipes, conflicts, stalls; each result is on disk",
         "tune": "measure a step's whole tuning space for each shape, confirm the best, keep it for --tile tuned",
+        "depth": "what the depth model says of each stage count: time, memory, occupancy, latency hidden; needs no GPU",
         "microbench": "measure the GPU's own rates and latencies, which predictions need, into harness/rates/",
     }
     for name, text in texts.items():
@@ -445,6 +450,43 @@ def _print_tuned(tuned: TunedConfig) -> None:
         cheaper = "; the cheaper is taken" if tuned.verdict == "tie" else ""
         margin = f"{tuned.margin_pct:+.2f} % ({low:+.2f} to {high:+.2f} %)"
         print(f"  {margin} over the runner-up {tuned.runner_up.name}{cheaper}", flush=True)
+
+
+def _depth(options: argparse.Namespace, _command: str) -> int:
+    """Print the depth model's table for each case; where it covers none of them, that is refused."""
+    compiler = require_compiler()
+    covered = 0
+    for case in _cases(options, LISTING_SIZES):
+        if not case.step.pipelined or case.variant == "double_buffer":
+            continue
+        kernels = {n: compiled(_lower(replace(case, stages=n)), compiler) for n in depth.stage_counts(case)}
+        try:
+            said = depth.forecast(case, lambda other, made=kernels: made[other.stages].resources)
+            covered += 1
+        except depth.NoForecast as why_not:
+            said = None
+            print(f"{replace(case, stages=1)}: no times predicted: {why_not}")
+        _print_depth(case, kernels, said)
+    return 0 if covered else BAD_INPUT
+
+
+def _print_depth(case: Case, kernels: dict[int, Kernel], said: DepthForecast | None) -> None:
+    table = Table(title=escape(f"{replace(case, stages=1)}, {case.machine.gpu or case.machine.arch}"))
+    headings = ("stages", "predicted ms", "GFLOPS", "latency hidden", "shared bytes", "registers", "blocks per SM")
+    for heading in (*headings, "occupancy", "limited by"):
+        table.add_column(heading, justify="right")
+    for stages, kernel in kernels.items():
+        found, time = kernel.resources, said.time_ms[stages - 1] if said else None
+        speed = ("–", "–", "–")
+        if time is not None:
+            speed = (f"{time:.4f}", f"{case.problem.flops / time / 1e6:.0f}", f"{said.hidden[stages - 1]:.0%}")
+        room = (found.smem_bytes, found.registers, found.blocks_per_sm)
+        table.add_row(str(stages), *speed, *map(str, room), f"{found.occupancy:.0%}", found.occupancy_limit)
+    _console().print(table)
+    slot_bytes = case.tile.smem_bytes(dtype_bytes(case.problem.dtype))
+    print(f"one more stage costs a block {slot_bytes} bytes of shared memory; {depth.most_stages(case)} fit")
+    if said:
+        print(f"fewest that hide the latency: {said.fewest}; recommended: {said.recommended}")
 
 
 def _microbench(options: argparse.Namespace, command: str) -> int:

@@ -27,6 +27,7 @@ from harness.records import (
     Environment,
     Record,
     RecordError,
+    Resources,
     Verification,
     now,
     read_text,
@@ -98,6 +99,7 @@ class Session:
         self._built: dict[Case, tuple[Kernel, Callable[..., Any]]] = {}
         self._entrants: dict[Matmul, list[Entrant]] = {}
         self._checked: set[Case] = set()
+        self._forecasts: dict[Case, DepthForecast | None] = {}
         if not self.revision:
             self.revision, self.dirty = git_state(ROOT)
 
@@ -216,11 +218,18 @@ class Session:
         ]
 
     def forecast(self, case: Case) -> DepthForecast | None:
-        """What the depth model says of a case's stage counts; None for what it does not cover."""
-        try:
-            return depth.forecast(case, lambda other: compiled(lower(other), self.compiler).resources)
-        except depth.NoForecast:
-            return None
+        """What the depth model says of a case's stage counts, worked out once; None for what it does not cover."""
+        family = replace(case, stages=0)
+        if family not in self._forecasts:
+            try:
+                self._forecasts[family] = depth.forecast(case, self._resources)
+            except depth.NoForecast:
+                self._forecasts[family] = None
+        return self._forecasts[family]
+
+    def _resources(self, case: Case) -> Resources:
+        kernel = self._built[case][0] if case in self._built else compiled(lower(case), self.compiler)
+        return kernel.resources
 
     def calibrate(self, problem: Matmul) -> Record:
         """cuBLAS against itself through the same path; the ratio must be 1."""

@@ -14,15 +14,14 @@ Variants, compared by name:
 
 - async: the copies are cp.async, which write shared memory behind the thread's back. The default.
 - one_barrier: async with one barrier per tile instead of TVM's two (schedules/one_barrier.py says why one is
-  enough). unrolled_ring: async with a turn of the ring written out, so that slot numbers are constants.
-  one_barrier_unrolled: both.
+  enough); unrolled_ring: with a turn of the ring written out, slot numbers constant; one_barrier_unrolled: both.
 - sync: TVM's plain annotation. The thread itself carries each value from global to shared memory, and so
   waits for the load in the very iteration that should hide it: little or no gain.
 - register_staged: global to registers in one iteration, registers to shared memory in the next: hides latency
   without cp.async, as far as one iteration's arithmetic is long enough to hide it.
 - writeback: load, compute and write-back as stages 0, 1, 2; each tile's product is finished in registers of
-  its own and added to the result one stage later. The overlap is that of async; the addition is extra work.
-- double_buffer, double_buffer_pipelined: `double_buffer_scope` alone, and with the sync pipeline: no change.
+  its own and added to the result one stage later. The overlap is async's; the addition is extra work.
+- double_buffer(_pipelined): `double_buffer_scope` alone, and with the sync pipeline: no change.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ RING_FORMS = {
     "one_barrier_unrolled": {"one_barrier": True, "unroll_ring": True},
 }
 VARIANTS = (*RING_FORMS, "sync", "register_staged", "writeback", "double_buffer", "double_buffer_pipelined")
-TUNED_VARIANTS = NEEDS_ASYNC_COPY = tuple(RING_FORMS)  # the same arithmetic in the same order
-WITHOUT_ASYNC_COPY = "register_staged"
+NEEDS_ASYNC_COPY, WITHOUT_ASYNC_COPY = tuple(RING_FORMS), "register_staged"
+TUNED_VARIANTS = ("async", "one_barrier_unrolled")  # the plain form, and the one that costs least per tile
 PIPELINED = True
 
 
