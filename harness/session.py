@@ -195,12 +195,13 @@ class Session:
         checks = [verify(kernel, self.backend, run=run) for kernel, run in map(self.load, cases)]
         arena, entrants = self.arena(cases[0].problem), self.entrants(cases[0])
         before = {case: self._previous(case) for case in cases}
-        own = list(dict.fromkeys([*cases, *(case for case in before.values() if case is not None)]))
-        contenders = [(str(case), self.load(case)[1]) for case in own]
-        contenders += [*arena.cublas(), *((entrant.name, entrant.run) for entrant in entrants if entrant.run)]
+        earlier = dict.fromkeys(case for case in before.values() if case is not None and case not in cases)
+        contenders = [(str(case), self.load(case)[1]) for case in cases]
+        contenders += [*arena.cublas(), *((str(case), self.load(case)[1]) for case in earlier)]
+        contenders += [(entrant.name, entrant.run) for entrant in entrants if entrant.run]
         rounds = arena.race(contenders, self.plan)
-        times = dict(zip(own, rounds.timings))
-        nn, nt, *others = rounds.timings[len(own) :]
+        own, (nn, nt, *others) = rounds.timings[: len(cases)], rounds.timings[len(cases) :]
+        times = dict(zip(cases, own)) | {case: others.pop(0) for case in earlier}
         peers = tuple(entrant.peer(others.pop(0) if entrant.run else None) for entrant in entrants)
         return [
             self._record(
