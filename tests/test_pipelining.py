@@ -810,7 +810,14 @@ def test_a_conversion_is_never_made_asynchronous_by_itself() -> None:
 
 # One barrier instead of two, and the ring written out
 
-ONE_BARRIER = [name for name in NESTS if name not in ("register staged", "dequantised")]
+TWO_BARRIERS = {  # the block that cannot do with one, and why
+    "register staged": ("A_local", "needs asynchronous copies"),
+    "dequantised": ("half", "takes a barrier of its own"),
+    "elementwise": ("x_reindex_shared_local+gelu+gelu_reindex", "cannot be hidden from ThreadSync"),
+    "rows across threads": ("x_shared_local+row_sum_rf", "cannot be hidden from ThreadSync"),
+    "softmax": ("row_max.rf_local_shared", "takes a barrier of its own"),
+}
+ONE_BARRIER = [name for name in NESTS if name not in TWO_BARRIERS]
 FORMS = [(True, False), (False, True), (True, True)]
 
 
@@ -854,8 +861,10 @@ def test_one_barrier_has_one_barrier_and_as_many_copies_in_flight(name: str, sta
     assert waits(body) == [stages - 2]
     explained = explain_pipeline(one.sch, one.loop)
     assert explained[explained.index("body:") : explained.index("epilogue:")].count("barrier") == 1
-    if name != "product per tile":  # TVM cannot count in a prologue of several iterations, and waits for all
-        assert waits(explained) == waits(texts[1])
+    first = waits(explained)[:1]
+    if "epilogue" in plan.roles:  # TVM cannot count in a prologue that computes already, and waits for all
+        first = [0]
+    assert waits(texts[1]) == [*first, *waits(explained)[1:]]
 
 
 def test_one_barrier_at_two_levels() -> None:
@@ -894,17 +903,11 @@ def test_the_pipeline_that_unrolls_is_named_where_it_is_needed() -> None:
     assert plan.tir_pipeline == required_tir_pipeline(nest.sch.mod) == UNROLLED_RINGS
 
 
-@pytest.mark.parametrize(
-    ("name", "block", "message"),
-    [
-        ("register staged", "A_local", "needs asynchronous copies"),
-        ("dequantised", "half", "takes a barrier of its own"),
-    ],
-)
-def test_one_barrier_is_refused_where_two_are_needed(name: str, block: str, message: str) -> None:
-    nest = NESTS[name]()
+@pytest.mark.parametrize("name", TWO_BARRIERS)
+def test_one_barrier_is_refused_where_two_are_needed(name: str) -> None:
+    (block, reason), nest = TWO_BARRIERS[name], NESTS[name]()
     before = nest.sch.mod["main"].script()
-    with pytest.raises(IllegalPipeline, match=f"{message}.*'{block}'"):
+    with pytest.raises(IllegalPipeline, match=f"{reason}.*'{re.escape(block)}'"):
         pipeline_loop(nest.sch, nest.loop, 3, one_barrier=True)
     assert nest.sch.mod["main"].script() == before
 
