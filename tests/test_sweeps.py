@@ -452,7 +452,7 @@ def test_the_page_holds_everything(site):
         "### The depth model judged",
         "### Where a stage more hurts",
         "### What the variants gain",
-        "### Peers of step 5",
+        "### Beside peers",
         "## Memory-bound workloads: NVIDIA H200, float32",
     ):
         assert f"\n{heading}\n" in f"\n{text}"
