@@ -75,7 +75,7 @@ def test_all_stages_of_a_size_are_raced_together_and_each_is_a_record(
 ) -> None:
     outcome = command(*ARGUMENTS, "--out", str(tmp_path))
     assert outcome.code == 0, outcome.err
-    assert [len(race) for race in made_up.races] == [5, 5]  # direct, two depths, the copy, torch
+    assert [len(race) for race in made_up.races] == [6, 6]  # direct, two depths, the copy, torch
     records = load_streams(tmp_path)
     assert [(r.workload, r.variant, r.stages) for r in records] == [
         (name, variant, stages)
