@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import tvm
 
 from harness import toolchain
 from harness.build import Case
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STEPS = find_steps()
 EVERY_VARIANT = [(number, variant) for number, step in STEPS.items() for variant in step.variants]
 NO_GPU_LINE = "verified on the CPU (TensorIR through LLVM); speed not measured: no GPU"
+UNOPTIMISED = {"kind": "llvm", "opt-level": 0}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -31,6 +33,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"no CUDA compiler; {toolchain.INSTALL_HINT}")
     if item.get_closest_marker("gpu") and not gpu_present():
         pytest.skip("no GPU that torch sees")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def unoptimised_cpu_code() -> Iterator[None]:
+    """What runs on the CPU is what TVM lowered, and LLVM leaves it so: optimising it took half of the tests' time."""
+    compile_module = tvm.compile
+
+    def compile_quickly(mod: tvm.IRModule, target: Any = None, **options: Any) -> tvm.runtime.Executable:
+        return compile_module(mod, target=UNOPTIMISED if target == "llvm" else target, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tvm, "compile", compile_quickly)
+        yield
 
 
 def make_case(

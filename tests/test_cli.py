@@ -37,16 +37,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A Python process in the project's root, which sees no GPU."""
-    code = "import sys, runpy; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
-    module = arguments[0] == "-m"
-    code += "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)" if module else ""
-    code += "" if module else "sys.path.insert(0, '.'); runpy.run_path(sys.argv[0], run_name='__main__')"
-    rest = arguments[1:] if module else arguments
-    return subprocess.run([sys.executable, "-c", code, *rest], cwd=ROOT, capture_output=True, text=True)
+    """A file run by a Python process in the project's root, which sees no GPU."""
+    code = "import sys, runpy; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; sys.path.insert(0, '.'); "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_a_step_run_by_itself_is_the_run_command() -> None:
+def test_a_step_run_by_itself_is_the_run_command(command: Command) -> None:
     alone = process("steps/step5_pipelining.py", "--size", "64")
     useless = [line for line in alone.stderr.splitlines() if "double_buffer_scope" in line and "no effect" in line]
     assert (alone.returncode, len(useless)) == (0, 2)  # once for each operand, of double_buffer_pipelined
@@ -57,8 +54,7 @@ def test_a_step_run_by_itself_is_the_run_command() -> None:
         assert "N·(load + compute)" in line
         assert "N·max(load, compute)" in line
         assert re.search(r"gain \+\d+ %$", line)
-    named = process("-m", "harness", "run", "--step", "5", "--size", "64")
-    assert (named.returncode, named.stdout, named.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+    assert command("run", "--step", "5", "--size", "64") == (alone.returncode, alone.stdout, alone.stderr)
 
 
 def test_a_step_file_is_run_as_the_readme_says(tmp_path: Path) -> None:

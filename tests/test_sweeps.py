@@ -452,7 +452,7 @@ def test_the_page_holds_everything(site):
         "### The depth model judged",
         "### Where a stage more hurts",
         "### What the variants gain",
-        "### Peers of step 5",
+        "### Beside peers",
         "## Memory-bound workloads: NVIDIA H200, float32",
     ):
         assert f"\n{heading}\n" in f"\n{text}"
@@ -600,10 +600,10 @@ def test_a_corrupt_stream_file_is_named(tmp_path, capsys, command, text):
 @pytest.mark.parametrize(
     ("forecast", "what"),
     [
-        (DepthForecast((), (), 1, 1, 1), "no times"),
-        (DepthForecast((1.0, float("nan")), (0.5, 0.5), 1, 2, 1), "no positive finite time"),
-        (DepthForecast((1.0,), (0.5,), 0, 1, 1), "at least 1"),
-        (DepthForecast((1.0,), (0.5,), 1, 1, 0), "at least 1"),
+        (DepthForecast((), (), (), 1, 1, 1), "no times"),
+        (DepthForecast((1.0, float("nan")), (0.5, 0.5), (0.0, 1.0), 1, 2, 1), "no positive finite time"),
+        (DepthForecast((1.0,), (0.5,), (1.0,), 0, 1, 1), "at least 1"),
+        (DepthForecast((1.0,), (0.5,), (1.0,), 1, 1, 0), "at least 1"),
     ],
 )
 def test_a_forecast_that_is_none_is_refused(tmp_path, capsys, forecast, what):

@@ -22,7 +22,7 @@ from harness.verify import WrongResult
 from schedules.errors import IllegalSchedule
 from schedules.tiling import TileConfig
 from steps import registry
-from steps.config import DEFAULT_TILE, TILE_SET, TUNING_STAGES, TUNING_TILES, TuningSpace
+from steps.config import DEFAULT_TILE, TILE_SET, TUNING_TILES, TuningSpace
 from steps.registry import UnknownStep
 from tests import test_session
 from tests.conftest import STEPS, Outcome, make_case
@@ -34,6 +34,7 @@ lowered_once = functools.cache(lower)
 
 Command = Callable[..., Outcome]
 TILES = (DEFAULT_TILE, *(TileConfig.parse(text) for text in ("32x32x16/4x4", "64x64x16/4x4", "64x64x16/8x4")))
+STAGES = (1, 2, 3, 4, 6)
 FAST, SECOND = "64x64x16/4x4", "64x64x16/8x4"
 LEGAL = len(TILES) * 4  # 1, 2, 3 and 4 slots: there are only 4 k tiles
 ARGUMENTS = ("tune", "--step", "5", "--size", "64", "--out")
@@ -41,10 +42,14 @@ ARGUMENTS = ("tune", "--step", "5", "--size", "64", "--out")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A space of four tiles and one variant, five candidates a batch, each lowered once for all tests."""
+    """A space of four tiles, five stage counts and one variant, whatever space is shipped; five candidates a batch.
+
+    Each is lowered once for all tests.
+    """
     monkeypatch.setattr(STEPS[5].module, "TUNED_VARIANTS", ("async",), raising=False)
     monkeypatch.setattr(session, "lower", lowered_once)
     monkeypatch.setattr(registry, "TUNING_TILES", TILES)
+    monkeypatch.setattr(registry, "TUNING_STAGES", STAGES)
     monkeypatch.setattr(tuning, "BATCH", 5)
 
 
@@ -68,7 +73,7 @@ def test_the_space_of_each_step() -> None:
     for step in STEPS.values():
         space = step.tuning_space()
         assert space.tiles == TILES
-        assert space.stages == (TUNING_STAGES if step.pipelined else (1,))
+        assert space.stages == (STAGES if step.pipelined else (1,))
         assert space.variants[0] == step.default_variant()
 
 
@@ -89,7 +94,7 @@ def test_every_declared_tile_is_legal_somewhere() -> None:
 
 
 def test_likely_configurations_come_first() -> None:
-    configurations = TuningSpace(TILES, (1, 2, 3, 4, 6), ("async", "sync")).configurations()
+    configurations = TuningSpace(TILES, STAGES, ("async", "sync")).configurations()
     assert [config.variant for config in configurations] == ["async"] * 20 + ["sync"] * 20
     assert [config.stages for config in configurations[:20:4]] == [3, 2, 4, 1, 6]
     assert [config.tile for config in configurations[:4]] == list(TILES)
@@ -103,7 +108,7 @@ def test_spaces_differ_by_what_they_hold_not_by_order() -> None:
 
 
 def test_what_would_build_the_same_is_tried_once() -> None:
-    space = TuningSpace(TILES[:1], (1, 2, 3, 4, 6), ("async", "sync"))
+    space = TuningSpace(TILES[:1], STAGES, ("async", "sync"))
     legal, illegal = candidates(make_case(5, (64, 64, 48)), space)  # three k tiles
     assert illegal == []
     assert [(case.variant, case.stages) for case in legal] == [
