@@ -226,7 +226,7 @@ def _add_tuning_options(sub: argparse.ArgumentParser) -> None:
 def _add_options(sub: argparse.ArgumentParser, sweep: bool) -> None:
     _add_problem_options(sub)
     several = " (lists and ranges: 1-6, 2,4)" if sweep else ""
-    sub.add_argument("--variant", help="a variant's name, default or all (one step: all; several: default)")
+    sub.add_argument("--variant", help="variants' names, default or all (one step: all; several: default)")
     slots = f"{DEFAULT_STAGES}; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
     sub.add_argument("--stages", help=f"ring slots of each shared operand{several} ({slots})")
     tiles = "MxNxK/TMxTN | default" + (" | all" if sweep else " | best | tuned")
@@ -722,8 +722,10 @@ def _variants(step: Step, choice: str | None, alone: bool, has_cp_async: bool) -
         return [variant for variant in step.variants if step.runs(variant, has_cp_async)]
     if choice in (None, "default"):
         return [step.default_variant(has_cp_async)]
-    step.check_variant(choice)
-    return [choice]
+    chosen = [name.strip() for name in choice.split(",")]
+    for name in chosen:
+        step.check_variant(name)
+    return chosen
 
 
 def _problems(options: argparse.Namespace, sizes: str) -> list[Matmul]:

@@ -288,8 +288,8 @@ class StreamRecord(_Stored):
 
     ``variant`` is "staged" (through shared memory, ``stages`` ring slots, 1 unpipelined) or "direct" (from
     global memory to registers). ``bytes_moved`` counts every input read once and every output written once;
-    ``copy`` is torch's copy between two buffers of half as many bytes each; ``torch`` its own operator for
-    the workload, None where it has none.
+    ``copy`` moves as many bytes between two buffers: torch's copy or its negation, whichever is faster (its
+    label says which); ``torch`` is torch's own operator for the workload, None where it has none.
     """
 
     workload: str

@@ -288,19 +288,24 @@ class StreamCourse(Racecourse):
     """Inputs, outputs and a pair of buffers to copy, in as many sets as it takes to find the L2 cold."""
 
     def __init__(self, case: StreamCase, backend: GpuBackend) -> None:
-        torch, half = backend.torch, case.bytes_moved // 2
+        torch, floats = backend.torch, -(-case.bytes_moved // 8)
 
         def operands(seed: int) -> tuple[Any, ...]:
             x = backend.normal(seed, case.shape, case.dtype)
             y = backend.poisoned(case.output_shape, case.dtype)
-            return x, y, *(torch.zeros(half, dtype=torch.uint8, device="cuda") for _ in range(2))
+            return x, y, *(torch.zeros(floats, dtype=torch.float32, device="cuda") for _ in range(2))
 
         super().__init__(backend, [operands(n) for n in range(sets_needed(case.bytes_moved))], case.bytes_moved)
 
     def beside(self, case: StreamCase) -> list[Contender]:
-        """The copy, and torch's own operator."""
+        """A copy in two forms, and torch's own operator.
+
+        The driver's copy fell to two thirds of a kernel's rate with buffers of 1 GiB, on an H200; a negation moves
+        as many bytes by an ordinary kernel.
+        """
         return [
             ("copy", lambda x, y, source, target: target.copy_(source)),
+            ("copy, negated", lambda x, y, source, target: self.torch.neg(source, out=target)),
             ("torch", lambda x, y, source, target: case.kind.operator(self.torch, x, y)),
         ]
 
@@ -323,7 +328,8 @@ def measure_streams(session: Session, cases: Sequence[StreamCase]) -> list[Strea
     course = StreamCourse(cases[0], session.backend)
     own = [(kernel.label, partial(_on_own, run)) for _, kernel, run, _ in built.values()]
     rounds = course.race([*own, *course.beside(cases[0])], session.plan)
-    *timings, copy, torch = rounds.timings
+    *timings, copied, negated, torch = rounds.timings
+    copy = min(copied, negated, key=lambda timing: timing.median_ms)
     return [
         _record(session, case, kernel, checked, rounds, timing, copy, torch)
         for (case, kernel, _, checked), timing in zip(built.values(), timings)

@@ -17,6 +17,7 @@ from .caching import (
 from .contraction import StagedContraction, stage_contraction
 from .errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
 from .layout import flatten_contraction, pad_to_tile
+from .lowering import required_tir_pipeline
 from .pipeline_check import check_pipeline
 from .pipeline_report import explain_pipeline
 from .pipelining import PipelinePlan, double_buffer, infer_pipeline, pipeline_loop, required_pass_config
@@ -84,6 +85,7 @@ __all__ = [
     "pad_to_tile",
     "pipeline_loop",
     "required_pass_config",
+    "required_tir_pipeline",
     "row_sum",
     "scale_shift",
     "softmax",

@@ -19,6 +19,9 @@ Why that is right: a slot is filled in the iteration after the one that read it 
 barrier in between; it is read in the iteration whose gate waited for it. What goes wrong without the gate: with
 hidden reads and copies ordered first, a fast thread overwrites what a slow one still reads
 (:func:`schedules.pipeline_check.check_pipeline` refuses it).
+
+What it costs: copies are issued after the wait instead of before it, so that with n slots n − 1 tiles are under way
+while threads wait, not n. Where latency is what a kernel waits for, give it one slot more.
 """
 
 from __future__ import annotations

@@ -40,13 +40,13 @@ class FakeCourse(FakeArena):
         pass
 
     def beside(self, _case: StreamCase) -> list[tuple[str, Any]]:
-        return [("copy", print), ("torch", print)]
+        return [("copy", print), ("copy, negated", print), ("torch", print)]
 
 
 @pytest.fixture
 def made_up(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:  # noqa: F811
     """The made-up GPU of the sessions, with a course for streams; kernels run through LLVM."""
-    gpu.times |= {"copy": 1.0, "torch": 1.25, "direct": 1.0, "1 stage": 4.0, "2 stages": 2.0}
+    gpu.times |= {"copy": 3.0, "copy, negated": 1.0, "torch": 1.25, "direct": 1.0, "1 stage": 4.0, "2 stages": 2.0}
 
     def executable(kernel: Any) -> dict[str, Any]:
         run = LlvmBackend().load(kernel)
@@ -75,7 +75,7 @@ def test_all_stages_of_a_size_are_raced_together_and_each_is_a_record(
 ) -> None:
     outcome = command(*ARGUMENTS, "--out", str(tmp_path))
     assert outcome.code == 0, outcome.err
-    assert [len(race) for race in made_up.races] == [5, 5]  # direct, two depths, the copy, torch
+    assert [len(race) for race in made_up.races] == [6, 6]  # direct, two depths, the copy, torch
     records = load_streams(tmp_path)
     assert [(r.workload, r.variant, r.stages) for r in records] == [
         (name, variant, stages)
