@@ -460,10 +460,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TuningProgress(_Stored):
-    """What an unfinished search has found so far; it counts for the same space and sources only."""
+    """What an unfinished search has found so far; it counts for the same space and kernels only."""
 
     space_digest: str
-    sources_digest: str
+    kernels_digest: str
     candidates: tuple[Candidate, ...]
     schema: int = SCHEMA
 
@@ -505,7 +505,7 @@ class TunedConfig(_Stored):
     candidates: tuple[Candidate, ...]
     space: dict[str, Any]
     space_digest: str
-    sources_digest: str
+    kernels_digest: str
     budget_s: float | None
     method: Method
     environment: Environment

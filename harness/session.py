@@ -13,8 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import tvm
-
 from harness import depth
 from harness.build import Case, Kernel, Lowered, compiled, executable, lower
 from harness.execution import GpuBackend
@@ -43,10 +41,6 @@ from steps.registry import find_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURING_SOURCES = ("harness/**/*.py", "schedules/*.py", "steps/*.py")
-KERNEL_SOURCES = (
-    *("schedules/*.py", "steps/*.py"),
-    *(f"harness/{name}.py" for name in ("build", "measure", "toolchain", "tuning")),
-)
 
 
 def git_state(root: Path) -> tuple[str, bool]:
@@ -107,12 +101,6 @@ class Session:
     def identity(self) -> dict[str, Any]:
         """Name, driver and power limit of the GPU."""
         return gpu_identity()
-
-    @cached_property
-    def kernel_sources(self) -> str:
-        """A digest of what a kernel and its time follow from: sources, and the versions of TVM and the compiler."""
-        parts = (sources_digest(ROOT, KERNEL_SOURCES), tvm.__version__, self.compiler.version)
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     @cached_property
     def _builders(self) -> concurrent.futures.ThreadPoolExecutor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import hashlib
 import math
 import statistics
 import time
@@ -19,7 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.build import Case
+import tvm
+
+from harness.build import Case, lower
 from harness.measure import MATH, Plan, Rounds
 from harness.records import Candidate, RecordError, TunedConfig, TuningProgress, read_text, tuned_path, write_atomically
 from harness.toolchain import CompileError
@@ -258,7 +261,7 @@ def tune(
 ) -> TunedConfig:
     """The best configuration of ``case``'s step for its problem: from disk if it is still good, else measured.
 
-    What is on disk is good for the same space, sources and versions, if it saw the whole space or as much as
+    What is on disk is good for the same space, kernels and versions, if it saw the whole space or as much as
     ``budget_s`` seconds allow; ``retune`` measures all the same. After each batch the search is on disk, and an
     interrupted one is gone on with. After ``budget_s`` seconds the search stops, and what it has is confirmed.
     RecordError names a file that is damaged; WrongResult or CompileError where no candidate can be timed.
@@ -286,8 +289,8 @@ def tune(
 def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambda line: None) -> Case:
     """``case`` as it was tuned; RecordError with the command that tunes it where it was not.
 
-    ``warn`` is told where the choice was made with other sources or versions: it can be used, but another may be
-    the best by now.
+    ``warn`` is told where the choice was made among other kernels or with other versions: it can be used, but
+    another may be the best by now.
     """
     problem, path = case.problem, _path(session, case)
     if not path.is_file():
@@ -298,8 +301,8 @@ def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambd
             f"--layout {problem.layout} first"
         )
     tuned = TunedConfig.from_json(read_text(path), str(path))
-    if tuned.sources_digest != session.kernel_sources:
-        warn(f"{path.name} was tuned with other sources or versions, on {tuned.environment.recorded_at}")
+    if tuned.kernels_digest != kernels_digest(session, case, case.step.tuning_space(case.machine.has_cp_async)):
+        warn(f"{path.name} was tuned with other kernels or versions, on {tuned.environment.recorded_at}")
     winner = tuned.winner
     chosen = replace(case, variant=winner.variant, tile=TileConfig.parse(winner.tile), stages=winner.stages)
     chosen.validate()
@@ -313,16 +316,16 @@ class _Database:
         self.session, self.case, self.space = session, case, space
         self.path = _path(session, case)
         self.unfinished = self.path.with_name(f".unfinished-{self.path.name}")
-        self.sources = session.kernel_sources
+        self.kernels = kernels_digest(session, case, space)
 
     def stored(self) -> TunedConfig | None:
-        """What is on disk, if it was made from the same space and sources."""
+        """What is on disk, if it was found in the same space among the same kernels."""
         if not self.path.is_file():
             return None
         return self._current(TunedConfig.from_json(read_text(self.path), str(self.path)))
 
     def progress(self) -> tuple[Candidate, ...]:
-        """What an interrupted search of the same space and sources had found."""
+        """What an interrupted search of the same space and kernels had found."""
         if not self.unfinished.is_file():
             return ()
         found = self._current(TuningProgress.from_json(read_text(self.unfinished), str(self.unfinished)))
@@ -330,7 +333,7 @@ class _Database:
 
     def keep(self, search: Search) -> None:
         """Write down how far a search is."""
-        progress = TuningProgress(self.space.digest, self.sources, tuple(search.found.values()))
+        progress = TuningProgress(self.space.digest, self.kernels, tuple(search.found.values()))
         write_atomically(self.unfinished, progress.to_json())
 
     def finish(self, search: Search, confirmed: Confirmation, budget_s: float | None) -> TunedConfig:
@@ -362,7 +365,7 @@ class _Database:
                 "variants": list(self.space.variants),
             },
             space_digest=self.space.digest,
-            sources_digest=self.sources,
+            kernels_digest=self.kernels,
             budget_s=budget_s,
             method=confirmed.rounds.method,
             environment=self.session.environment(confirmed.rounds),
@@ -373,8 +376,19 @@ class _Database:
         return tuned
 
     def _current(self, found: TunedConfig | TuningProgress) -> TunedConfig | TuningProgress | None:
-        same = (found.space_digest, found.sources_digest) == (self.space.digest, self.sources)
+        same = (found.space_digest, found.kernels_digest) == (self.space.digest, self.kernels)
         return found if same else None
+
+
+def kernels_digest(session: Session, case: Case, space: TuningSpace) -> str:
+    """Tells a search's kernels from others: what the default configuration is lowered to, and the versions.
+
+    In every variant of the space. A change to the schedules shows in these texts; one to their comments does not.
+    """
+    default = default_case(case)
+    texts = [lower(replace(default, variant=variant)).source_sha256 for variant in space.variants]
+    parts = [*texts, tvm.__version__, session.compiler.version]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _path(session: Session, case: Case) -> Path:

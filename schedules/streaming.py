@@ -217,7 +217,7 @@ def spread_reduction(
     _load_vectors(sch, reduction.partial, 0, vectors, width, staging)
     sch.unroll(lane)
     _unroll_short(sch, vectors)
-    _combine(sch, reduction, rows, threads)
+    _combine(sch, reduction, rows, threads, scope or "shared")
     write_back = accumulate_in_registers(sch, block, rows)
     _spread_over_threads(sch, write_back, rows, threads)
     return SpreadReduction(rows, chunk_loop, thread, reduction, write_back, copy)
@@ -286,7 +286,7 @@ def spread_rows(
     sch.bind(thread, "threadIdx.x")
     copy = _stage(sch, combined[0].partial, 0, rows, threads, scope) if staging else None
     for parts in combined:
-        _spread_partial(sch, parts, rows, width, staging)
+        _spread_partial(sch, parts, rows, width, staging, scope or "shared")
         sch.set_scope(parts.total, 0, "local")
     if vectors > 1 or not staging:  # see StreamTile.least_vectors
         _load_vectors(sch, block, operand, thread, width, staging)
@@ -438,7 +438,7 @@ def _split_reduction(sch: Schedule, block: SBlockRV, extents: list[int]) -> Comb
 
 
 def _spread_partial(
-    sch: Schedule, reduction: CombinedReduction, rows: LoopRV, width: int, staging: Staging | None
+    sch: Schedule, reduction: CombinedReduction, rows: LoopRV, width: int, staging: Staging | None, scope: str
 ) -> None:
     """Bind the loops of each thread's part of a whole row: (vectors, thread, lane)."""
     vectors, thread, lane = loops_below(sch, reduction.partial, rows)
@@ -448,14 +448,18 @@ def _spread_partial(
         _load_vectors(sch, reduction.partial, 0, vectors, width, staging)
     sch.unroll(lane)
     _unroll_short(sch, vectors)
-    _combine(sch, reduction, rows, loop_extent(sch, thread))
+    _combine(sch, reduction, rows, loop_extent(sch, thread), scope)
 
 
-def _combine(sch: Schedule, reduction: CombinedReduction, rows: LoopRV, threads: int) -> None:
-    """Pass the partial results to the groups, and those of the groups to the total, through shared memory."""
+def _combine(sch: Schedule, reduction: CombinedReduction, rows: LoopRV, threads: int, scope: str) -> None:
+    """Pass the partial results to the groups, and those of the groups to the total, through shared memory.
+
+    In the slots' own scope: TVM asks the driver for more than 48 KiB only where the dynamic part alone exceeds
+    them, so that slots just below it and static memory beside them could not be launched.
+    """
     _spread_over_threads(sch, reduction.groups, rows, threads, keep=1)
     for consumer in (reduction.groups, reduction.total):
-        passed = sch.cache_read(consumer, 0, "shared", consumer_blocks=[consumer])
+        passed = sch.cache_read(consumer, 0, scope, consumer_blocks=[consumer])
         _spread_over_threads(sch, passed, rows, threads)
 
 

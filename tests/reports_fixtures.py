@@ -163,7 +163,7 @@ def tuned(step: int = 5, size: int = 1024, **changes: object) -> TunedConfig:
         candidates=(winner, runner_up, illegal),
         space={"tiles": ["64x64x16/4x4", "128x64x32/8x4"], "stages": [2, 3], "variants": ["async", "sync"]},
         space_digest="0" * 16,
-        sources_digest="1" * 16,
+        kernels_digest="1" * 16,
         budget_s=60.0,
         method=Method(9, 50, 4, "normal(0, 1)", "operands rotated over twice the L2", "CUDA graph", 200.0),
         environment=environment(),

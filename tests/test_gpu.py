@@ -253,7 +253,7 @@ def test_a_small_space_is_tuned_reused_and_measured(
     arguments = ("--step", "5", "--size", "256", "--out", str(tmp_path))
     outcome = command("tune", *arguments)
     assert (outcome.code, outcome.err) == (0, "")
-    assert "8 of 8 legal candidates seen" in outcome.out
+    assert "16 of 16 legal candidates seen" in outcome.out
     (tuned,) = load_tuned(tmp_path)
     assert tuned.verdict in ("confirmed", "tie")
     assert all(timing.median_ms > 0 for timing in tuned.confirmation)

@@ -322,7 +322,7 @@ def test_what_is_tuned_is_reused_until_it_is_stale(
     favoured.races = []
     monkeypatch.setattr(registry, "TUNING_STAGES", (1, 2, 3))
     assert "reused" not in command(*ARGUMENTS, str(tmp_path)).out
-    monkeypatch.setattr(Session, "kernel_sources", "other sources")
+    monkeypatch.setattr(tuning, "kernels_digest", lambda *_: "other kernels")
     races = len(favoured.races)
     assert "reused" not in command(*ARGUMENTS, str(tmp_path)).out
     assert len(favoured.races) == 2 * races > 0
@@ -334,7 +334,7 @@ def test_a_stale_unfinished_search_starts_anew(
     favoured.before_race = stop_at(3)
     interrupted(command, *ARGUMENTS, str(tmp_path))
     favoured.races, favoured.before_race = [], lambda labels: None
-    monkeypatch.setattr(Session, "kernel_sources", "other sources")
+    monkeypatch.setattr(tuning, "kernels_digest", lambda *_: "other kernels")
     assert "going on" not in command(*ARGUMENTS, str(tmp_path)).out
     assert len(favoured.races) == 7
 
@@ -409,10 +409,10 @@ def test_run_with_a_stale_choice_warns(
     favoured: FakeGpu, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert command(*ARGUMENTS, str(tmp_path)).code == 0
-    monkeypatch.setattr(Session, "kernel_sources", "other sources")
+    monkeypatch.setattr(tuning, "kernels_digest", lambda *_: "other kernels")
     outcome = command("run", "--step", "5", "--size", "64", "--tile", "tuned", "--out", str(tmp_path))
     assert outcome.code == 0
-    assert "warning: fake-step5-64x64x64-nn-float32.json was tuned with other sources" in outcome.err
+    assert "warning: fake-step5-64x64x64-nn-float32.json was tuned with other kernels" in outcome.err
 
 
 @pytest.mark.parametrize("option", [(), ("--layout", "nt"), ("--dtype", "float16", "--out-dtype", "float32")])
