@@ -81,8 +81,12 @@ class Staging:
     slots: int = 1
     limit_bytes: int = 227 * 1024
 
-    def scope(self, sch: Schedule, block: SBlockRV, slot_bytes: int) -> str:
-        """The storage scope for the slots; IllegalSchedule where they do not fit."""
+    def scopes(self, sch: Schedule, block: SBlockRV, slot_bytes: int) -> tuple[str, str]:
+        """The storage scopes for the slots, and for what stands beside them; IllegalSchedule where they do not fit.
+
+        Static memory stands beside dynamic slots of 48 KiB and more only: TVM asks the driver for more than 48 KiB
+        where the dynamic part alone exceeds them, and a kernel just below could not be launched.
+        """
         needed = self.slots * slot_bytes
         if needed > self.limit_bytes:
             raise IllegalSchedule(
@@ -92,7 +96,9 @@ class Staging:
                 limit=self.limit_bytes,
                 remedy="give fewer stages or a smaller tile, or leave staging out",
             )
-        return "shared" if needed + COMBINING_BYTES <= STATIC_SHARED_BYTES else "shared.dyn"
+        if needed + COMBINING_BYTES <= STATIC_SHARED_BYTES:
+            return "shared", "shared"
+        return "shared.dyn", "shared" if needed >= STATIC_SHARED_BYTES else "shared.dyn"
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ def spread_elements(sch: Schedule, block: SBlockRV, tile: StreamTile, staging: S
     operands, width, vectors_per_tile = range(len(stmt.reads)), _lanes(stmt), tile.least_vectors(staging)
     tile_elements = tile.threads * vectors_per_tile * width
     slot_bytes = tile_elements * sum(dtype_bytes(region.source.dtype) for region in stmt.reads)
-    scope = staging.scope(sch, block, slot_bytes) if staging else ""
+    scope, _ = staging.scopes(sch, block, slot_bytes) if staging else ("", "")
     elements, store = _one_iterator(sch, block)
     tiles = min(tile.tiles, -(-int(sch.get(elements).extent) // tile_elements))
     loops = sch.split(elements, [None, tiles, vectors_per_tile, tile.threads, width])
@@ -204,7 +210,8 @@ def spread_reduction(
     columns, width = loop_extents(sch, block)[-1], _lanes(stmt)
     threads, vectors_per_chunk = _busy_threads(tile, columns, width, staging), tile.least_vectors(staging)
     chunk = threads * vectors_per_chunk * width
-    scope = staging.scope(sch, block, chunk * dtype_bytes(stmt.reads[0].source.dtype)) if staging else ""
+    slot_bytes = chunk * dtype_bytes(stmt.reads[0].source.dtype)
+    scope, beside = staging.scopes(sch, block, slot_bytes) if staging else ("", "shared")
     reduction = _split_reduction(sch, block, [-(-columns // chunk), vectors_per_chunk, threads, width])
     rows = sch.get_loops(block)[0]
     sch.compute_at(reduction.groups, rows, preserve_unit_loops=True)
@@ -217,7 +224,7 @@ def spread_reduction(
     _load_vectors(sch, reduction.partial, 0, vectors, width, staging)
     sch.unroll(lane)
     _unroll_short(sch, vectors)
-    _combine(sch, reduction, rows, threads, scope or "shared")
+    _combine(sch, reduction, rows, threads, beside)
     write_back = accumulate_in_registers(sch, block, rows)
     _spread_over_threads(sch, write_back, rows, threads)
     return SpreadReduction(rows, chunk_loop, thread, reduction, write_back, copy)
@@ -268,7 +275,8 @@ def spread_rows(
     width = _lanes(stmt)
     threads = _busy_threads(tile, columns, width, staging)
     vectors = -(-columns // (threads * width))
-    scope = staging.scope(sch, block, columns * dtype_bytes(stmt.reads[operand].source.dtype)) if staging else ""
+    slot_bytes = columns * dtype_bytes(stmt.reads[operand].source.dtype)
+    scope, beside = staging.scopes(sch, block, slot_bytes) if staging else ("", "shared")
     rows_per_block = min(tile.tiles, row_count)
     row, column = sch.get_loops(block)
     sch.split(row, [None, rows_per_block])
@@ -286,7 +294,7 @@ def spread_rows(
     sch.bind(thread, "threadIdx.x")
     copy = _stage(sch, combined[0].partial, 0, rows, threads, scope) if staging else None
     for parts in combined:
-        _spread_partial(sch, parts, rows, width, staging, scope or "shared")
+        _spread_partial(sch, parts, rows, width, staging, beside)
         sch.set_scope(parts.total, 0, "local")
     if vectors > 1 or not staging:  # see StreamTile.least_vectors
         _load_vectors(sch, block, operand, thread, width, staging)
@@ -452,11 +460,7 @@ def _spread_partial(
 
 
 def _combine(sch: Schedule, reduction: CombinedReduction, rows: LoopRV, threads: int, scope: str) -> None:
-    """Pass the partial results to the groups, and those of the groups to the total, through shared memory.
-
-    In the slots' own scope: TVM asks the driver for more than 48 KiB only where the dynamic part alone exceeds
-    them, so that slots just below it and static memory beside them could not be launched.
-    """
+    """Pass the partial results to the groups, and those of the groups to the total, through shared memory."""
     _spread_over_threads(sch, reduction.groups, rows, threads, keep=1)
     for consumer in (reduction.groups, reduction.total):
         passed = sch.cache_read(consumer, 0, scope, consumer_blocks=[consumer])

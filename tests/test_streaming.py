@@ -220,3 +220,15 @@ def test_compiled_streams_keep_to_registers(name: str, stages: int | None, compi
     cubin = compile_cubin(source, "sm_90a", compiler)
     assert cubin.spill_bytes == 0
     assert cubin.registers <= 96
+
+
+@pytest.mark.parametrize(("columns", "static"), [(4060, False), (4096, True)])
+def test_slots_just_below_48_kib_leave_nothing_static_beside_them(columns: int, static: bool) -> None:
+    """TVM asks the driver for more than 48 KiB where the dynamic part alone has them: else all must be dynamic."""
+    sch = Schedule(s.softmax(12, columns))
+    block = sch.get_sblock("softmax")
+    reductions = [sch.get_sblock(name) for name in ("row_max", "exp_sum")]
+    spread = s.spread_rows(sch, block, reductions, StreamTile(256, 1, 5), Staging(3))
+    pipeline_loop(sch, spread.rows, 3)
+    text = cuda_text(sch)
+    assert bool(re.search(r"^\s*__shared__", text, re.M)) == static
