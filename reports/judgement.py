@@ -100,14 +100,17 @@ def judgement_tables(sweeps: Sequence[StageSweep]) -> list[Table]:
 
 
 def judgement_table(found: Sequence[Verdict]) -> Table:
-    """Shares of right recommendations and rank correlations: development shapes, held-out shapes, all."""
+    """Shares of right recommendations and rank correlations: by shapes, of the steps as they are, and by case."""
     groups = {
-        "development": [verdict for verdict in found if not verdict.held_out],
-        "held out": [verdict for verdict in found if verdict.held_out],
+        "development shapes": [verdict for verdict in found if not verdict.held_out],
+        "held-out shapes": [verdict for verdict in found if verdict.held_out],
         "all": list(found),
+        "the steps' default variants": [v for v in found if all(r.default_variant for r in v.sweep.records)],
     }
+    for verdict in found:
+        groups.setdefault(", ".join(_case(verdict.sweep)[:2]), []).append(verdict)
     grid = [(name, *_judged(group)) for name, group in groups.items()]
-    header = ("shapes", "sweeps with a forecast", f"recommended within {CLOSE_PCT:g} % of the best")
+    header = ("sweeps", "with a forecast", f"recommended within {CLOSE_PCT:g} % of the best")
     header += ("rank correlation in a sweep, median", "over all points", "error of the time, median")
     cubes = ", ".join(map(str, HELD_OUT_CUBES))
     note = f"A sweep: one step, variant, tile and shape. Held out: {cubes} cubed, and every shape that is no cube. "
