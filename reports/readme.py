@@ -111,7 +111,7 @@ def _images(results: Results, paths: Paths, section: Section) -> list[str]:
 
 def _peers(section: Section) -> str:
     """Beside what a user might take instead; nothing where no peer was asked for."""
-    return f"Beside peers:\n\n{peers_table(section).markdown()}" if section.peer_shapes() else ""
+    return f"Beside peers:\n\n{peers_table(section, brief=True).markdown()}" if section.peer_shapes() else ""
 
 
 def _machine(section: Section) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
@@ -150,7 +151,8 @@ def _panels(
     caption: str,
 ) -> Figure:
     """A panel per sweep, stages from left to right, speed from zero: a small gain must look small."""
-    columns = min(COLUMNS, len(sweeps))
+    workloads = Counter(sweep.workload for sweep in sweeps if isinstance(sweep, StreamSweep))
+    columns = max(workloads.values()) if workloads else min(COLUMNS, len(sweeps))
     rows = math.ceil(len(sweeps) / columns)
     figure, panels = canvas(title, sweeps[0].section.title, 1.9 + 2.3 * rows, rows, columns)
     for axes, sweep in zip(panels, sweeps):

@@ -186,7 +186,7 @@ def _cost_of_next(row: dict[str, Any]) -> str:
     if row["next_stage_smem_bytes"] is None:
         return NOT_MEASURED
     lost = 100 * row["next_stage_occupancy_lost"]
-    return f"{row['next_stage_smem_bytes']:+,} B, {-lost:+.0f} points"
+    return f"{row['next_stage_smem_bytes']:+,} B, {f'−{lost:.0f}' if round(lost) > 0 else f'+{abs(lost):.0f}'} points"
 
 
 def _overview_cell(sweep: StageSweep, stages: int) -> str:

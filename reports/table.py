@@ -144,15 +144,21 @@ def others_table(section: Section, records: Collection[Record]) -> Table:
     return Table(f"{section.title}: other configurations", header, tuple(rows), left=4)
 
 
-def peers_table(section: Section) -> Table:
-    """Our fastest and each peer in percent of cuBLAS, a column per shape; why a peer is missing stands below."""
-    shapes, pipelined = section.peer_shapes(), section.pipelined_step()
+def peers_table(section: Section, brief: bool = False) -> Table:
+    """Our fastest and each peer in percent of cuBLAS, a column per shape; why a peer is missing stands below.
+
+    ``brief`` leaves out shapes that are not on the ladder, and what a peer does at single stage counts.
+    """
+    shapes = [s for s in section.peer_shapes() if s in section.squares() or not brief]
+    names = [name for name in section.peer_names() if not (brief and name.startswith("triton-"))]
+    pipelined = section.pipelined_step()
     ours = {"our fastest": [section.fastest_beside_peers(shape) for shape in shapes]}
     if pipelined is not None:
         fastest = [section.fastest_beside_peers(shape, pipelined) for shape in shapes]
-        ours = {f"our fastest step {pipelined}": fastest, **ours}
+        others = {} if fastest == ours["our fastest"] else ours
+        ours = {f"our fastest step {pipelined}": fastest, **others}
     rows = [(name, *map(own_cell, records)) for name, records in ours.items()]
-    found = {name: [section.peer(shape, name) for shape in shapes] for name in section.peer_names()}
+    found = {name: [section.peer(shape, name) for shape in shapes] for name in names}
     rows += [(name, *map(peer_cell, pairs)) for name, pairs in found.items()]
     without = [peer for pairs in found.values() for pair in pairs if pair for peer in pair[1:] if not peer.timing]
     reasons = dict.fromkeys(f"{peer.name} {peer.status}: {peer.why.rstrip('.')}." for peer in without)

@@ -153,7 +153,7 @@ def test_the_tradeoff_table_says_what_a_stage_brings_and_costs():
         "44% (registers)",
         "2",
         "33%",
-        "+8,192 B, -6 points",
+        "+8,192 B, −6 points",
         "",
     )
     assert rows[3][-1] == "best, recommended"
@@ -172,7 +172,7 @@ def test_what_is_missing_is_left_out_not_invented():
     assert tradeoff_table(sweep).rows[0][3:] == ("–",) * 8 + ("",)
     assert "No forecast" in tradeoff_table(sweep).note
     (gap,) = sweeps_of(swept(counts=(1, 3, 4)))
-    assert [row[-2] for row in tradeoff_table(gap).rows] == ["–", "+8,192 B, -6 points", "–"]
+    assert [row[-2] for row in tradeoff_table(gap).rows] == ["–", "+8,192 B, −6 points", "–"]
 
 
 def test_the_note_says_how_far_the_yardstick_moved():
@@ -241,9 +241,11 @@ def test_recommendations_are_judged_apart_for_held_out_shapes():
     }
     rows = {row[0]: row[1:3] for row in judgement_table(found).rows}
     assert rows == {
-        "development": ("1", "1 of 1 (100%)"),
-        "held out": ("2", "0 of 2 (0%)"),
+        "development shapes": ("1", "1 of 1 (100%)"),
+        "held-out shapes": ("2", "0 of 2 (0%)"),
         "all": ("3", "1 of 3 (33%)"),
+        "the steps' default variants": ("3", "1 of 3 (33%)"),
+        f"5 async, {TILE}": ("3", "1 of 3 (33%)"),
     }
     assert judgement_table(found).rows[0][3:] == ("1.00", "1.00", "10.0 %")
     missed = {row[2]: row[3:] for row in misses_table(found).rows}
@@ -266,7 +268,7 @@ def test_a_loss_of_two_percent_is_right_and_more_is_not():
 
 
 def test_judging_nothing_divides_by_nothing():
-    assert judgement_table([]).rows[-1] == ("all", "0", "–", "–", "–", "–")
+    assert judgement_table([]).rows[2] == ("all", "0", "–", "–", "–", "–")
 
 
 def test_three_stages_slower_than_two_are_found_with_their_occupancy():
