@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.records import Counters
 
-from .selection import Results, shape_label, shape_of
+from .selection import Results, natural, shape_label, shape_of
 from .table import Table
 
 STALLED = "stalled, warps per issue: "
@@ -12,18 +12,35 @@ STALLED = "stalled, warps per issue: "
 
 def counters_tables(results: Results, step: int) -> list[Table]:
     """A table per case that was counted for this step and the step before, side by side."""
-    return [_table(before, own) for before, own in counted_pairs(results, step)]
+    return [_table(*group) for group in counted_groups(results, step)]
 
 
-def counted_pairs(results: Results, step: int) -> list[tuple[Counters, Counters]]:
-    """Pairs (step before, step) counted on the same case, smallest shape first."""
-    pairs = [
-        (before, own)
-        for own in results.counters
-        for before in results.counters
-        if own.step == step and before.step == step - 1 and _case(before) == _case(own)
-    ]
-    return sorted(pairs, key=lambda pair: shape_of(pair[1]))
+def counted_groups(results: Results, step: int) -> list[list[Counters]]:
+    """The step before, then this step's variants, counted on the same case: a group per case, smallest shape first.
+
+    The step before is shown by its default variant, as its listing names it, or by the only one counted.
+    """
+    groups = []
+    own = [counted for counted in results.counters if counted.step == step]
+    for case in sorted({_case(counted) for counted in own}, key=str):
+        earlier = [c for c in results.counters if c.step == step - 1 and _case(c) == case]
+        usual = [c for c in earlier if c.variant == _default_variant(results, step - 1)] or earlier[:1]
+        variants = [counted for counted in own if _case(counted) == case]
+        default = _default_variant(results, step)
+        variants.sort(key=lambda counted: (counted.variant != default, natural(counted.variant)))
+        groups += [[*usual, *variants]] if usual else []
+    return sorted(groups, key=lambda group: (shape_of(group[0]), group[0].tile))
+
+
+def counted_name(group: list[Counters], counted: Counters) -> str:
+    """``step 5``, or with its variant where a group has several of the step."""
+    several = sum(other.step == counted.step for other in group) > 1
+    return f"step {counted.step} {counted.variant}" if several else f"step {counted.step}"
+
+
+def _default_variant(results: Results, step: int) -> str:
+    listing = results.listing(step)
+    return listing.variant if listing else ""
 
 
 def stalls(counters: Counters) -> dict[str, float]:
@@ -32,14 +49,19 @@ def stalls(counters: Counters) -> dict[str, float]:
     return {name: value for name, value in found.items() if name not in ("selected", "not selected")}
 
 
-def _table(before: Counters, own: Counters) -> Table:
+def _table(before: Counters, *own: Counters) -> Table:
     rows = []
-    for name, value in own.values.items():
-        old = before.values[name]
-        rows.append((name, _number(old), _number(value), f"{100 * (value / old - 1):+.0f} %" if old else "–"))
-    header = ("counter", f"step {before.step}", f"step {own.step}", "change")
-    note = f"One launch under Nsight Compute, {own.gpu}, revision {own.revision[:12]}: `{own.command}`."
-    return Table(f"{shape_label(shape_of(own))}, tile {own.tile}", header, tuple(rows), note)
+    for name, old in before.values.items():
+        cells = [_number(old)]
+        for counted in own:
+            value = counted.values[name]
+            cells += [_number(value), f"{100 * (value / old - 1):+.0f} %" if old else "–"]
+        rows.append((name, *cells))
+    names = [counted_name([before, *own], counted) for counted in own]
+    header = ("counter", f"step {before.step}", *(heading for name in names for heading in (name, "change")))
+    commands = dict.fromkeys(f"revision {c.revision[:12]}: `{c.command}`" for c in own)
+    note = f"One launch under Nsight Compute, {before.gpu}, {'; '.join(commands)}."
+    return Table(f"{shape_label(shape_of(before))}, tile {before.tile}", header, tuple(rows), note)
 
 
 def _case(counters: Counters) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.records import Record
 
-from .counters import counted_pairs, stalls
+from .counters import counted_groups, counted_name, stalls
 from .drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish
 from .selection import Results, Section, Shape, shape_of
 from .table import CHOICE_TITLES, cublas_gflops, short_name, shown_gain, step_label
@@ -101,20 +101,22 @@ def roofline_figure(results: Results, section: Section, peak: dict | None) -> Fi
 
 
 def stalls_figure(results: Results, section: Section, step: int) -> Figure:
-    """What warps wait for, before and after a step: stacked reasons, a pair of bars per case."""
-    cases = counted_pairs(results, step)
+    """What warps wait for, before and after a step: stacked reasons, a bar per variant, a group of bars per case."""
+    groups = counted_groups(results, step)
     title = f"Why warps wait: {step_label(results, step)}"
-    figure, (axes,) = canvas(title, section.title, height=1.6 + 0.75 * len(cases))
-    bars = [counters for pair in cases for counters in pair]
-    places = [index + 0.35 * (index // 2) for index in range(len(bars))]
+    bars = [counters for group in groups for counters in group]
+    figure, (axes,) = canvas(title, section.title, height=1.6 + 0.375 * len(bars))
+    names = [counted_name(group, counters) for group in groups for counters in group]
+    numbers = [number for number, group in enumerate(groups) for _ in group]
+    places = [place + 0.35 * number for place, number in enumerate(numbers)]
     others = sorted({name for c in bars for name in stalls(c)} - set(STALLS))
     starts = [0.0] * len(bars)
     for reason, color in zip([*STALLS, "other reasons"], PALETTE):
-        names = [reason] if reason in STALLS else others
-        widths = [sum(stalls(c)[name] for name in names) for c in bars]
+        summed = [reason] if reason in STALLS else others
+        widths = [sum(stalls(c)[part] for part in summed) for c in bars]
         axes.barh(places, widths, left=starts, color=color, edgecolor="#333333", linewidth=0.4, label=reason)
         starts = [start + width for start, width in zip(starts, widths)]
-    labels = [f"{shape_of(c)[0]}³ step {c.step}, {c.values['time, ns'] / 1e3:,.0f} µs" for c in bars]
+    labels = [f"{shape_of(c)[0]}³ {name}, {c.values['time, ns'] / 1e3:,.0f} µs" for c, name in zip(bars, names)]
     axes.set_yticks(places, labels, fontsize=9)
     axes.invert_yaxis()
     axes.set_xlabel("stalled warps per issued instruction")

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
 from . import drawing, figures, stage_figures
-from .counters import counted_pairs
+from .counters import counted_groups
 from .judgement import points
 from .selection import Results, Section, shape_of
 from .sweeps import StageSweep, StreamSection, StreamSweep, by_case, several_variants, stage_sweeps, stream_sweeps
@@ -79,7 +79,7 @@ def ladder_plots(results: Results) -> Iterator[Plot]:
         if max(section.steps) > 1:
             kinds["gain"] = lambda s=section: figures.gain_figure(results, s)
         for step in section.steps:
-            if counted_pairs(results, step):
+            if counted_groups(results, step):
                 kinds[f"step{step}-stalls"] = lambda s=section, n=step: figures.stalls_figure(results, s, n)
             if section.variant_choices(step):
                 kinds[f"step{step}-variants"] = lambda s=section, n=step: figures.variants_figure(results, s, n)
