@@ -100,9 +100,10 @@ def test_unrolling_changes_little_and_nothing_wrong(variant: str, backend: GpuBa
         backend.torch.testing.assert_close(unrolled, plain, rtol=1e-4, atol=1e-4)
 
 
-def test_many_launches_give_the_same_bits(backend: GpuBackend) -> None:
+@pytest.mark.parametrize("variant", ["async", "one_barrier", "one_barrier_unrolled"])
+def test_many_launches_give_the_same_bits(variant: str, backend: GpuBackend) -> None:
     # A race between copies and their use shows as an output that changes from launch to launch.
-    kernel = build(5, (512, 512, 1024), "async")
+    kernel = build(5, (512, 512, 1024), variant)
     run = executable(kernel)["main"]
     a, b = backend.normal(0, (512, 1024), "float32"), backend.normal(1, (1024, 512), "float32")
     first, again = (backend.poisoned((512, 512), "float32") for _ in range(2))

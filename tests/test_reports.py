@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import RESULTS, Timing
+from harness.records import RESULTS, Counters, Timing
 from harness.targets import MACHINES
 from reports import plot
 from reports.__main__ import main
 from reports.check import findings, record_problems, tuned_problems
+from reports.counters import counted_groups, counters_tables
 from reports.figures import intensity
 from reports.paths import Paths
 from reports.plot import peaks, plots
@@ -24,6 +25,7 @@ from reports.site import render_pages
 from reports.table import all_tables, ladder_table, variants_table
 
 from .reports_fixtures import (
+    NAMES,
     SIZES,
     calibration,
     environment,
@@ -602,3 +604,43 @@ def test_the_roofline_and_the_measured_rates_agree():
         measured = round(machine.fp32_gflops), round(machine.bandwidth_gb_s)
         written = peak["peak_gflops"]["float32 ieee"], peak["bandwidth_gb_s"]
         assert written == measured, f"write {measured} into reports/peaks.json for {name}, then plot, page and readme"
+
+
+def counted(step: int, variant: str, barrier: float, shape: int = 512) -> Counters:
+    """Hardware counters of one case, made up."""
+    return Counters(
+        step=step,
+        step_name=NAMES[step - 1],
+        variant=variant,
+        m=shape,
+        n=shape,
+        k=shape,
+        layout="nn",
+        dtype="float32",
+        tile="32x64x16/4x4",
+        stages=3,
+        gpu=environment().gpu,
+        values={"time, ns": 2000.0, "stalled, warps per issue: barrier": barrier},
+        revision="0" * 40,
+        dirty=False,
+        recorded_at="2026-11-21T12:00:00.000+00:00",
+        command=f"python -m harness counters --step {step} --variant {variant}",
+    )
+
+
+def test_variants_counted_on_one_case_stand_in_one_group_behind_the_step_before(tmp_path):
+    for made in (listing(4), listing(5)):
+        made.save(tmp_path)
+    for step in (4, 5):
+        record(step).save(tmp_path)
+    default = load(tmp_path).listing(5).variant
+    alone = counted(5, "alone", 3.0, shape=64)
+    for made in (counted(5, "another", 0.5), counted(5, default, 1.0), counted(4, "default", 2.0), alone):
+        made.save(tmp_path)
+    results = load(tmp_path)
+    (group,) = counted_groups(results, 5)  # nothing was counted of step 4 at 64
+    assert [(c.step, c.variant) for c in group] == [(4, "default"), (5, default), (5, "another")]
+    (table,) = counters_tables(results, 5)
+    assert table.header == ("counter", "step 4", f"step 5 {default}", "change", "step 5 another", "change")
+    assert table.rows[1] == ("stalled, warps per issue: barrier", "2.00", "1.00", "-50 %", "0.50", "-75 %")
+    assert counted_groups(results, 4) == []

@@ -519,8 +519,19 @@ def test_a_sweep_measures_every_legal_combination(gpu: FakeGpu, command: Command
         str(tmp_path),
     )
     assert outcome.code == 0
-    assert sorted(record.stages for record in load_records(tmp_path)) == [1, 2, 3]
-    assert {record.tile_choice for record in load_records(tmp_path)} == {"given"}
+    records = list(load_records(tmp_path))
+    assert sorted(record.stages for record in records) == [1, 2, 3]
+    assert {record.tile_choice for record in records} == {"given"}
+    (race,) = gpu.races  # all stage counts in the same rounds, cuBLAS and the step before once
+    assert [label.split()[0] for label in race] == [
+        *["step5_pipelining[async]"] * 3,
+        "cublas-nn",
+        "cublas-nt",
+        "step4_vectorization[default]",
+    ]
+    assert len({record.baseline for record in records}) == len({record.previous for record in records}) == 1
+    (forecast,) = {record.depth for record in records}
+    assert len(forecast.time_ms) == 4, "as many stages as there are k tiles"
 
 
 def test_a_gpu_without_a_compiler_is_refused(gpu: FakeGpu, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from tests.conftest import EVERY_VARIANT, ROOT, STEPS, make_case
 CPU = LlvmBackend()
 SMALL_TILE = TileConfig(8, 16, 16, 4, 4)
 SMALL_M, SMALL_N = 8, 16
-RING_VARIANTS = ("async", "sync", "register_staged", "double_buffer_pipelined")
+RING_VARIANTS = (*STEPS[5].module.RING_FORMS, "sync", "register_staged", "double_buffer_pipelined")
 GOOD_STEP = '''"""A step."""
 VARIANTS = ("default",)
 
