@@ -157,6 +157,8 @@ def _in_flight(lists: _Lists, copy: int, reader: int, step: int | None, extent: 
     behind = lists.stage[reader] - lists.stage[copy]
     if step is None:
         return behind if issued_this_step else behind - 1
+    if step < max(lists.stage) and not issued_this_step:
+        return 0  # TVM cannot prove that the iteration before issued a copy, and waits for all
     committed = min(step - lists.stage[copy] + issued_this_step, extent)
     return committed - (step - lists.stage[reader]) - 1
 
