@@ -16,10 +16,10 @@ def why(kernel: Kernel) -> str:
     code, slots = kernel.code, kernel.code.shared_versions
     if code.cp_async:
         waits = ", ".join(f"wait_group {count}" for count in code.wait_groups) or "no wait"
-        flight = max(code.wait_groups, default=0)
+        flight = max(code.wait_groups, default=0) + _waits_first(kernel)
         sentence = (
             f"{code.cp_async} cp.async statements of {code.cp_async_bytes} bytes a thread per k tile, {slots} slots, "
-            f"{waits}: up to {flight} k tiles stay in flight while one is multiplied."
+            f"{waits}: up to {flight} k tile{'s' * (flight != 1)} stay in flight while one is multiplied."
         )
     elif slots > 1 and _stores_from_registers(kernel):
         sentence = (
@@ -38,7 +38,7 @@ def why(kernel: Kernel) -> str:
     if kernel.case.variant == "writeback":
         sentence += " Every tile's product is then added to the result in a statement of its own."
     scope = "in all, the k loop being written out" if main_loop(kernel.body) == kernel.body else "per k tile"
-    return f"{sentence} {code.barriers} barriers {scope}.{_occupancy(kernel)}"
+    return f"{sentence} {code.barriers} barrier{'s' * (code.barriers != 1)} {scope}.{_occupancy(kernel)}"
 
 
 def aspects(kernel: Kernel) -> dict[str, str]:
@@ -77,6 +77,12 @@ def _identical(kernel: Kernel) -> str | None:
         if lower(other).body == kernel.body:
             return f"{step.name}[{variant}]"
     return None
+
+
+def _waits_first(kernel: Kernel) -> bool:
+    """Whether the k loop waits before it issues its copies (one barrier), which are then in flight as well."""
+    loop = main_loop(kernel.body)
+    return -1 < loop.find("wait_group") < loop.find("ptx_cp_async_legacy")
 
 
 def _stores_from_registers(kernel: Kernel) -> bool:
