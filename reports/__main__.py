@@ -17,7 +17,7 @@ from harness.records import RESULTS, RecordError
 from .check import findings
 from .judgement import judgement_tables
 from .paths import Paths
-from .plot import write_plots
+from .plot import speed_kind, stage_plots, write_plots
 from .readme import ReadmeError, write_readme
 from .selection import UsageError, load, parse_steps
 from .site import write_pages
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, command, text in (
         ("table", _table, "print the records as tables, Markdown or JSON"),
-        ("sweep", _sweep, "print what each stage brings and costs, and how well the depth model foresaw it"),
+        ("sweep", _sweep, "print what each stage brings and costs, judge the depth model, draw speed over stages"),
         ("plot", _plot, "draw GFLOPS, ratio to cuBLAS, gains, variants, roofline and stage sweeps as PNG"),
         ("page", _page, "write a Markdown page per step, and one on stages"),
         ("readme", _readme, "rewrite the README's results between its markers"),
@@ -114,7 +114,12 @@ def _sweep(options: argparse.Namespace, paths: Paths) -> int:
     groups = [[sweep for sweep in sweeps if sweep in chosen] for sweeps in sections]
     tables = [table for own in groups for table in (*map(tradeoff_table, own), *judgement_tables(own))]
     _print_tables(tables, options.markdown)
-    return 0
+    if not options.markdown:
+        print("drawn, with the model's curve and recommendation:")
+    wanted = {speed_kind(sweep) for sweep in chosen}
+    drawn = [plot for plot in stage_plots(results) if plot.kind in wanted]
+    files = [paths.plots / p.file_name if p.is_current(paths.plots) else p.write(paths.plots) for p in drawn]
+    return 0 if options.markdown else _report(files)
 
 
 def _print_tables(tables: list[Table], markdown: bool) -> None:

@@ -648,3 +648,11 @@ def test_a_peer_whose_status_and_time_disagree_is_found():
 def test_sweeps_leave_the_ladders_pictures_alone(site):
     names = {item.file_name for item in ladder_plots(load(site.results))}
     assert not any("stages" in name for name in names)
+
+
+def test_the_sweep_command_draws_what_it_prints(tmp_path, capsys):
+    write_sweeps(tmp_path)
+    assert main(["sweep", "--results", str(tmp_path), "--tile", TILE]) == 0
+    names = capsys.readouterr().out.split("recommendation:\n", 1)[1].split()
+    assert names
+    assert all(Path(name).is_file() and "stages" in name for name in names)
