@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -229,6 +229,11 @@ class Record(_Stored):
     depth: DepthForecast | None = None
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, columns and depth of the product."""
+        return (self.m, self.n, self.k)
+
+    @property
     def time_ms(self) -> float:
         """Median time of one launch."""
         return self.timing.median_ms
@@ -272,9 +277,9 @@ class Record(_Stored):
     def file_name(self) -> str:
         """A name that says what it is and never collides with another measurement."""
         gpu = gpu_slug(self.environment.gpu)
-        case = f"{self.m}x{self.n}x{self.k}-{self.layout}-{self.dtype}"
+        case = f"{shape_text(self.shape)}-{self.layout}-{self.dtype}"
         tile = self.tile_choice if self.tile_choice != "given" else self.tile.replace("/", "_")
-        stamp = self.environment.recorded_at.translate(str.maketrans("", "", "-:+")).replace(".", "")
+        stamp = _stamp(self.environment.recorded_at)
         return f"{gpu}-step{self.step}-{self.variant}-s{self.stages}-{tile}-{case}-{stamp}.json"
 
     def save(self, folder: Path) -> Path:
@@ -334,9 +339,8 @@ class StreamRecord(_Stored):
 
     def file_name(self) -> str:
         """Where it lies in a results folder: a name that never collides with another measurement."""
-        stamp = self.environment.recorded_at.translate(str.maketrans("", "", "-:+")).replace(".", "")
-        case = f"{self.workload}-{self.variant}-s{self.stages}-{'x'.join(map(str, self.shape))}-{self.dtype}"
-        return f"streams/{gpu_slug(self.environment.gpu)}-{case}-{stamp}.json"
+        case = f"{self.workload}-{self.variant}-s{self.stages}-{shape_text(self.shape)}-{self.dtype}"
+        return f"streams/{gpu_slug(self.environment.gpu)}-{case}-{_stamp(self.environment.recorded_at)}.json"
 
     def save(self, folder: Path) -> Path:
         """Write the record under ``folder``/streams."""
@@ -558,7 +562,7 @@ def tuned_path(
 ) -> Path:
     """Where the tuned configuration of a case lies, whether or not there is one."""
     output = "" if out_dtype == dtype else f"-to-{out_dtype}"
-    return folder / "tuned" / f"{gpu_slug(gpu)}-step{step}-{'x'.join(map(str, shape))}-{layout}-{dtype}{output}.json"
+    return folder / "tuned" / f"{gpu_slug(gpu)}-step{step}-{shape_text(shape)}-{layout}-{dtype}{output}.json"
 
 
 def load_tuned(folder: Path = RESULTS) -> list[TunedConfig]:
@@ -570,6 +574,16 @@ def load_tuned(folder: Path = RESULTS) -> list[TunedConfig]:
 def gpu_slug(gpu: str) -> str:
     """A GPU's name as file names have it."""
     return gpu.lower().replace("nvidia ", "").replace(" ", "-")
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """A shape as options, file names and tables write it: ``1024x512x256``."""
+    return "x".join(map(str, shape))
+
+
+def _stamp(recorded_at: str) -> str:
+    """A time as file names write it."""
+    return recorded_at.translate(str.maketrans("", "", "-:+")).replace(".", "")
 
 
 def _read(annotation: str, value: Any) -> Any:
