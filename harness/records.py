@@ -182,9 +182,23 @@ class _Stored:
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"{origin} lacks or garbles a field ({error!r}); delete it or restore it") from error
 
+    @classmethod
+    def read(cls, path: Path) -> Any:
+        """Read the file of one; RecordError names the path and what is wrong with it."""
+        return cls.from_json(read_text(path), origin=str(path))
+
+
+class _OfProduct(_Stored):
+    """What is about one product, and has its extents as fields."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, columns and depth of the product."""
+        return (self.m, self.n, self.k)
+
 
 @dataclass(frozen=True)
-class Record(_Stored):
+class Record(_OfProduct):
     """One measured case: what ran, how fast, beside what, on what, checked how.
 
     ``kind`` is "step", or "calibration" for cuBLAS against itself. ``previous`` is the step before with
@@ -227,11 +241,6 @@ class Record(_Stored):
     notes: tuple[str, ...] = field(default=())
     peers: tuple[Peer, ...] = field(default=())
     depth: DepthForecast | None = None
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Rows, columns and depth of the product."""
-        return (self.m, self.n, self.k)
 
     @property
     def time_ms(self) -> float:
@@ -352,7 +361,7 @@ def load_streams(folder: Path = RESULTS) -> list[StreamRecord]:
     paths = sorted((folder / "streams").glob("*.json"), key=lambda path: path.name.rsplit("-", 1)[-1])
     newest: dict[tuple[Any, ...], StreamRecord] = {}
     for path in paths:
-        record = StreamRecord.from_json(read_text(path), origin=str(path))
+        record = StreamRecord.read(path)
         rival = newest.get(record.key)
         if rival is None or rival.environment.dirty or not record.environment.dirty:
             newest[record.key] = record
@@ -397,14 +406,12 @@ class Listing(_Stored):
 
 def load_listings(folder: Path = RESULTS) -> list[Listing]:
     """Every listing of a results folder, by step, default variant first."""
-    found = [
-        Listing.from_json(read_text(path), origin=str(path)) for path in sorted((folder / "listings").glob("*.json"))
-    ]
+    found = map(Listing.read, sorted((folder / "listings").glob("*.json")))
     return sorted(found, key=lambda listing: (listing.step, not listing.default_variant, listing.variant))
 
 
 @dataclass(frozen=True)
-class Counters(_Stored):
+class Counters(_OfProduct):
     """Hardware counters of one launch of a case, by name; see :mod:`harness.counters`."""
 
     step: int
@@ -427,14 +434,14 @@ class Counters(_Stored):
 
     def save(self, folder: Path) -> Path:
         """Write the counters under ``folder``/counters; the same case counted again replaces them."""
-        case = f"{self.m}x{self.n}x{self.k}-{self.layout}-{self.dtype}-{self.tile.replace('/', '_')}-s{self.stages}"
+        case = f"{shape_text(self.shape)}-{self.layout}-{self.dtype}-{self.tile.replace('/', '_')}-s{self.stages}"
         name = f"{gpu_slug(self.gpu)}-step{self.step}-{self.variant}-{case}.json"
         return write_atomically(folder / "counters" / name, self.to_json())
 
 
 def load_counters(folder: Path = RESULTS) -> list[Counters]:
     """Every set of counters of a results folder, by step, shape and tile."""
-    found = [Counters.from_json(read_text(path), str(path)) for path in sorted((folder / "counters").glob("*.json"))]
+    found = map(Counters.read, sorted((folder / "counters").glob("*.json")))
     return sorted(found, key=lambda counters: (counters.step, counters.m, counters.n, counters.k, counters.tile))
 
 
@@ -473,7 +480,7 @@ class TuningProgress(_Stored):
 
 
 @dataclass(frozen=True)
-class TunedConfig(_Stored):
+class TunedConfig(_OfProduct):
     """The configuration that tuning found for one step, shape, dtype and layout on one GPU.
 
     ``candidates`` are those that were timed, fastest first, and then those that were not, with the reason; ``legal``
@@ -549,8 +556,7 @@ class TunedConfig(_Stored):
 
     def path_in(self, folder: Path) -> Path:
         """Where it lies in a results folder."""
-        shape = (self.m, self.n, self.k)
-        return tuned_path(folder, self.environment.gpu, self.step, shape, self.layout, self.dtype, self.out_dtype)
+        return tuned_path(folder, self.environment.gpu, self.step, self.shape, self.layout, self.dtype, self.out_dtype)
 
     def save(self, folder: Path) -> Path:
         """Write it under ``folder``/tuned; the same case tuned again replaces it."""
@@ -567,7 +573,7 @@ def tuned_path(
 
 def load_tuned(folder: Path = RESULTS) -> list[TunedConfig]:
     """Every tuned configuration of a results folder, by GPU, step and size."""
-    found = [TunedConfig.from_json(read_text(path), str(path)) for path in (folder / "tuned").glob("[!.]*.json")]
+    found = map(TunedConfig.read, (folder / "tuned").glob("[!.]*.json"))
     return sorted(found, key=lambda t: (t.environment.gpu, t.dtype, t.layout, t.step, t.m * t.n * t.k, t.m, t.n))
 
 
@@ -685,7 +691,7 @@ def load_records(folder: Path = RESULTS) -> Iterator[Record]:
     if not folder.is_dir():
         raise RecordError(f"no results folder {folder}; measure something first or give another folder")
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name.rsplit("-", 1)[-1]):
-        yield Record.from_json(read_text(path), origin=str(path))
+        yield Record.read(path)
 
 
 def now() -> str:

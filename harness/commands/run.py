@@ -22,7 +22,7 @@ from harness.commands.options import (
 )
 from harness.commands.show import print_code, print_records, print_resources, print_variants, record_line
 from harness.peers import find_peers
-from harness.records import Record, check_writable, read_text, shape_text
+from harness.records import Record, check_writable, shape_text
 from harness.targets import machine_for
 from harness.toolchain import NoCompiler
 from schedules.tiling import TileConfig
@@ -93,7 +93,7 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
 
 def _run_again(options: argparse.Namespace, command: str) -> int:
     """Measure the case of a record again, and print both."""
-    old = Record.from_json(read_text(options.again), origin=str(options.again))
+    old = Record.read(options.again)
     session = open_session(options, command)
     problem = Matmul(old.m, old.n, old.k, old.dtype, old.layout, old.out_dtype)
     if old.kind == "calibration":
