@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -182,9 +182,23 @@ class _Stored:
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"{origin} lacks or garbles a field ({error!r}); delete it or restore it") from error
 
+    @classmethod
+    def read(cls, path: Path) -> Any:
+        """Read the file of one; RecordError names the path and what is wrong with it."""
+        return cls.from_json(read_text(path), origin=str(path))
+
+
+class _OfProduct(_Stored):
+    """What is about one product, and has its extents as fields."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, columns and depth of the product."""
+        return (self.m, self.n, self.k)
+
 
 @dataclass(frozen=True)
-class Record(_Stored):
+class Record(_OfProduct):
     """One measured case: what ran, how fast, beside what, on what, checked how.
 
     ``kind`` is "step", or "calibration" for cuBLAS against itself. ``previous`` is the step before with
@@ -272,9 +286,9 @@ class Record(_Stored):
     def file_name(self) -> str:
         """A name that says what it is and never collides with another measurement."""
         gpu = gpu_slug(self.environment.gpu)
-        case = f"{self.m}x{self.n}x{self.k}-{self.layout}-{self.dtype}"
+        case = f"{shape_text(self.shape)}-{self.layout}-{self.dtype}"
         tile = self.tile_choice if self.tile_choice != "given" else self.tile.replace("/", "_")
-        stamp = self.environment.recorded_at.translate(str.maketrans("", "", "-:+")).replace(".", "")
+        stamp = _stamp(self.environment.recorded_at)
         return f"{gpu}-step{self.step}-{self.variant}-s{self.stages}-{tile}-{case}-{stamp}.json"
 
     def save(self, folder: Path) -> Path:
@@ -334,9 +348,8 @@ class StreamRecord(_Stored):
 
     def file_name(self) -> str:
         """Where it lies in a results folder: a name that never collides with another measurement."""
-        stamp = self.environment.recorded_at.translate(str.maketrans("", "", "-:+")).replace(".", "")
-        case = f"{self.workload}-{self.variant}-s{self.stages}-{'x'.join(map(str, self.shape))}-{self.dtype}"
-        return f"streams/{gpu_slug(self.environment.gpu)}-{case}-{stamp}.json"
+        case = f"{self.workload}-{self.variant}-s{self.stages}-{shape_text(self.shape)}-{self.dtype}"
+        return f"streams/{gpu_slug(self.environment.gpu)}-{case}-{_stamp(self.environment.recorded_at)}.json"
 
     def save(self, folder: Path) -> Path:
         """Write the record under ``folder``/streams."""
@@ -348,7 +361,7 @@ def load_streams(folder: Path = RESULTS) -> list[StreamRecord]:
     paths = sorted((folder / "streams").glob("*.json"), key=lambda path: path.name.rsplit("-", 1)[-1])
     newest: dict[tuple[Any, ...], StreamRecord] = {}
     for path in paths:
-        record = StreamRecord.from_json(read_text(path), origin=str(path))
+        record = StreamRecord.read(path)
         rival = newest.get(record.key)
         if rival is None or rival.environment.dirty or not record.environment.dirty:
             newest[record.key] = record
@@ -393,14 +406,12 @@ class Listing(_Stored):
 
 def load_listings(folder: Path = RESULTS) -> list[Listing]:
     """Every listing of a results folder, by step, default variant first."""
-    found = [
-        Listing.from_json(read_text(path), origin=str(path)) for path in sorted((folder / "listings").glob("*.json"))
-    ]
+    found = map(Listing.read, sorted((folder / "listings").glob("*.json")))
     return sorted(found, key=lambda listing: (listing.step, not listing.default_variant, listing.variant))
 
 
 @dataclass(frozen=True)
-class Counters(_Stored):
+class Counters(_OfProduct):
     """Hardware counters of one launch of a case, by name; see :mod:`harness.counters`."""
 
     step: int
@@ -423,14 +434,14 @@ class Counters(_Stored):
 
     def save(self, folder: Path) -> Path:
         """Write the counters under ``folder``/counters; the same case counted again replaces them."""
-        case = f"{self.m}x{self.n}x{self.k}-{self.layout}-{self.dtype}-{self.tile.replace('/', '_')}-s{self.stages}"
+        case = f"{shape_text(self.shape)}-{self.layout}-{self.dtype}-{self.tile.replace('/', '_')}-s{self.stages}"
         name = f"{gpu_slug(self.gpu)}-step{self.step}-{self.variant}-{case}.json"
         return write_atomically(folder / "counters" / name, self.to_json())
 
 
 def load_counters(folder: Path = RESULTS) -> list[Counters]:
     """Every set of counters of a results folder, by step, shape and tile."""
-    found = [Counters.from_json(read_text(path), str(path)) for path in sorted((folder / "counters").glob("*.json"))]
+    found = map(Counters.read, sorted((folder / "counters").glob("*.json")))
     return sorted(found, key=lambda counters: (counters.step, counters.m, counters.n, counters.k, counters.tile))
 
 
@@ -469,7 +480,7 @@ class TuningProgress(_Stored):
 
 
 @dataclass(frozen=True)
-class TunedConfig(_Stored):
+class TunedConfig(_OfProduct):
     """The configuration that tuning found for one step, shape, dtype and layout on one GPU.
 
     ``candidates`` are those that were timed, fastest first, and then those that were not, with the reason; ``legal``
@@ -545,8 +556,7 @@ class TunedConfig(_Stored):
 
     def path_in(self, folder: Path) -> Path:
         """Where it lies in a results folder."""
-        shape = (self.m, self.n, self.k)
-        return tuned_path(folder, self.environment.gpu, self.step, shape, self.layout, self.dtype, self.out_dtype)
+        return tuned_path(folder, self.environment.gpu, self.step, self.shape, self.layout, self.dtype, self.out_dtype)
 
     def save(self, folder: Path) -> Path:
         """Write it under ``folder``/tuned; the same case tuned again replaces it."""
@@ -558,18 +568,28 @@ def tuned_path(
 ) -> Path:
     """Where the tuned configuration of a case lies, whether or not there is one."""
     output = "" if out_dtype == dtype else f"-to-{out_dtype}"
-    return folder / "tuned" / f"{gpu_slug(gpu)}-step{step}-{'x'.join(map(str, shape))}-{layout}-{dtype}{output}.json"
+    return folder / "tuned" / f"{gpu_slug(gpu)}-step{step}-{shape_text(shape)}-{layout}-{dtype}{output}.json"
 
 
 def load_tuned(folder: Path = RESULTS) -> list[TunedConfig]:
     """Every tuned configuration of a results folder, by GPU, step and size."""
-    found = [TunedConfig.from_json(read_text(path), str(path)) for path in (folder / "tuned").glob("[!.]*.json")]
+    found = map(TunedConfig.read, (folder / "tuned").glob("[!.]*.json"))
     return sorted(found, key=lambda t: (t.environment.gpu, t.dtype, t.layout, t.step, t.m * t.n * t.k, t.m, t.n))
 
 
 def gpu_slug(gpu: str) -> str:
     """A GPU's name as file names have it."""
     return gpu.lower().replace("nvidia ", "").replace(" ", "-")
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """A shape as options, file names and tables write it: ``1024x512x256``."""
+    return "x".join(map(str, shape))
+
+
+def _stamp(recorded_at: str) -> str:
+    """A time as file names write it."""
+    return recorded_at.translate(str.maketrans("", "", "-:+")).replace(".", "")
 
 
 def _read(annotation: str, value: Any) -> Any:
@@ -671,7 +691,7 @@ def load_records(folder: Path = RESULTS) -> Iterator[Record]:
     if not folder.is_dir():
         raise RecordError(f"no results folder {folder}; measure something first or give another folder")
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name.rsplit("-", 1)[-1]):
-        yield Record.from_json(read_text(path), origin=str(path))
+        yield Record.read(path)
 
 
 def now() -> str:

@@ -18,7 +18,7 @@ from harness.build import Lowered, asynchronous_copies, compiled, executable, lo
 from harness.execution import Backend, GpuBackend
 from harness.measure import Contender, Racecourse, sets_needed
 from harness.model import stream_bound
-from harness.records import StreamRecord, Verification
+from harness.records import StreamRecord, Verification, shape_text
 from harness.session import Session
 from harness.targets import Machine
 from harness.verify import WrongResult, epsilon
@@ -180,7 +180,7 @@ class StreamCase:
 
     def __str__(self) -> str:
         stages = f" {self.stages} stage{'s' if self.stages > 1 else ''}" if self.variant == "staged" else ""
-        return f"{self.workload}[{self.variant}] {'x'.join(map(str, self.shape))} {self.dtype}{stages}"
+        return f"{self.workload}[{self.variant}] {shape_text(self.shape)} {self.dtype}{stages}"
 
 
 def stream_cases(

@@ -24,7 +24,7 @@ import tvm
 
 from harness.build import Case, lower
 from harness.measure import MATH, Plan, Rounds
-from harness.records import Candidate, RecordError, TunedConfig, TuningProgress, read_text, tuned_path, write_atomically
+from harness.records import Candidate, RecordError, TunedConfig, TuningProgress, tuned_path, write_atomically
 from harness.toolchain import CompileError
 from harness.verify import WrongResult
 from schedules.errors import IllegalSchedule
@@ -300,7 +300,7 @@ def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambd
             f"harness tune --step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} "
             f"--layout {problem.layout} first"
         )
-    tuned = TunedConfig.from_json(read_text(path), str(path))
+    tuned = TunedConfig.read(path)
     if tuned.kernels_digest != kernels_digest(session, case, case.step.tuning_space(case.machine.has_cp_async)):
         warn(f"{path.name} was tuned with other kernels or versions, on {tuned.environment.recorded_at}")
     winner = tuned.winner
@@ -322,13 +322,13 @@ class _Database:
         """What is on disk, if it was found in the same space among the same kernels."""
         if not self.path.is_file():
             return None
-        return self._current(TunedConfig.from_json(read_text(self.path), str(self.path)))
+        return self._current(TunedConfig.read(self.path))
 
     def progress(self) -> tuple[Candidate, ...]:
         """What an interrupted search of the same space and kernels had found."""
         if not self.unfinished.is_file():
             return ()
-        found = self._current(TuningProgress.from_json(read_text(self.unfinished), str(self.unfinished)))
+        found = self._current(TuningProgress.read(self.unfinished))
         return found.candidates if found else ()
 
     def keep(self, search: Search) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
+from harness.commands import kernels, measuring
 from tests.conftest import ROOT, Outcome
 from tests.reports_fixtures import record
 
@@ -95,8 +95,8 @@ def check_refused(outcome: Outcome, named: str) -> None:
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same refusals everywhere: no GPU is seen, and nothing may be verified or measured."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    for name in ("verify", "Session"):
-        monkeypatch.setattr(cli, name, never)
+    monkeypatch.setattr(kernels, "verify", never)
+    monkeypatch.setattr(measuring, "Session", never)
 
 
 def never(*_arguments: object, **_named: object) -> None:
@@ -194,7 +194,7 @@ def test_again_refuses_a_folder_and_does_without_a_gpu(command: Command, tmp_pat
 
 
 def test_again_names_a_step_that_is_gone(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_session", lambda *_: None)
+    monkeypatch.setattr("harness.commands.run.open_session", lambda *_: None)
     path = replace(record(), step=42).save(tmp_path)
     check_refused(command("run", "--again", str(path)), "step 42")
 

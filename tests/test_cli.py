@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, toolchain
+from harness import cli, execution, toolchain
+from harness.commands.options import CPU_SIZES, cases_of
 from harness.records import Listing
 from harness.targets import MACHINES
 from steps.config import TILE_SET
@@ -32,8 +33,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise toolchain.NoCompiler("no CUDA compiler found; pip install one")
 
-    monkeypatch.setattr(cli, "require_compiler", missing)
-    monkeypatch.setattr(cli, "find_compiler", lambda: None)
+    monkeypatch.setattr(toolchain, "require_compiler", missing)
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
 
 
 def process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -221,7 +222,7 @@ def test_a_step_that_nothing_here_can_verify(command: Command, monkeypatch: pyte
 def test_a_wrong_kernel_exits_1_and_claims_nothing(
     verb: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli.LlvmBackend, "load", lambda _self, _kernel: lambda a, b, c: c.fill(0))
+    monkeypatch.setattr(execution.LlvmBackend, "load", lambda _self, _kernel: lambda a, b, c: c.fill(0))
     outcome = command(verb, "--step", "4", "--size", "8")
     assert outcome.code == 1
     (line,) = outcome.err.splitlines()
@@ -266,7 +267,7 @@ def test_the_examples_of_the_help_are_understood(monkeypatch: pytest.MonkeyPatch
         if options.command not in ("list", "stream"):
             options.tile = "default" if options.tile in ("all", "best", "tuned") else options.tile
             options.stages = None if options.command == "sweep" else options.stages
-            assert cli._cases(options, cli.CPU_SIZES)
+            assert cases_of(options, CPU_SIZES)
 
 
 @pytest.mark.usefixtures("quick")

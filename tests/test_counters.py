@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import cli, counters
+from harness import cli, counters, execution
 from harness.counters import METRICS, NoProfiler, count
 from harness.records import Counters, RecordError, load_counters
 from harness.targets import machine_for
@@ -160,11 +160,11 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def made_up(options: object, _command: str) -> SimpleNamespace:
         return SimpleNamespace(identity={"gpu": "NVIDIA Fake"}, revision="abc123", dirty=False, out=Path(options.out))
 
-    monkeypatch.setattr(cli, "require_gpu", lambda: None)
-    monkeypatch.setattr(cli, "gpu_present", lambda: True)
-    monkeypatch.setattr(cli, "gpu_arch", lambda: "sm_90a")
-    monkeypatch.setattr(cli, "gpu_machine", lambda: machine_for("sm_90a"))
-    monkeypatch.setattr(cli, "_session", made_up)
+    monkeypatch.setattr(execution, "require_gpu", lambda: None)
+    monkeypatch.setattr(execution, "gpu_present", lambda: True)
+    monkeypatch.setattr(execution, "gpu_arch", lambda: "sm_90a")
+    monkeypatch.setattr(execution, "gpu_machine", lambda: machine_for("sm_90a"))
+    monkeypatch.setattr("harness.commands.counters.open_session", made_up)
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import cli, execution, session
+from harness import execution, session, toolchain
 from harness.build import Kernel
 from harness.execution import LlvmBackend, numpy_dtype
 from harness.measure import Arena, Plan, Rounds
@@ -130,14 +130,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(session, "gpu_identity", lambda: identity)
     monkeypatch.setattr(session, "compiled", lambda kernel, _compiler: replace(kernel, cubin=cubin))
     monkeypatch.setattr(session, "git_state", lambda _root: ("abc123", False))
-    monkeypatch.setattr(cli, "require_compiler", lambda: SimpleNamespace(version="13.0"))
-    monkeypatch.setattr(cli, "find_compiler", lambda: None)
-    monkeypatch.setattr(cli, "GpuBackend", FakeBackend)
-    monkeypatch.setattr(cli, "gpu_present", lambda: True)
-    monkeypatch.setattr(cli, "require_gpu", lambda: None)
-    monkeypatch.setattr(cli, "gpu_arch", lambda: "sm_90a")
-    monkeypatch.setattr(cli, "gpu_machine", lambda: machine_for("sm_90a"))
+    monkeypatch.setattr(toolchain, "require_compiler", lambda: SimpleNamespace(version="13.0"))
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
+    monkeypatch.setattr(execution, "GpuBackend", FakeBackend)
+    monkeypatch.setattr(execution, "gpu_present", lambda: True)
     monkeypatch.setattr(execution, "require_gpu", lambda: None)
+    monkeypatch.setattr(execution, "gpu_arch", lambda: "sm_90a")
+    monkeypatch.setattr(execution, "gpu_machine", lambda: machine_for("sm_90a"))
     return fake
 
 
@@ -536,9 +535,9 @@ def test_a_sweep_measures_every_legal_combination(gpu: FakeGpu, command: Command
 
 def test_a_gpu_without_a_compiler_is_refused(gpu: FakeGpu, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise cli.NoCompiler("no CUDA compiler found; pip install one")
+        raise toolchain.NoCompiler("no CUDA compiler found; pip install one")
 
-    monkeypatch.setattr(cli, "require_compiler", missing)
+    monkeypatch.setattr(toolchain, "require_compiler", missing)
     for verb in ("run", "verify"):
         outcome = command(verb, "--step", "4", "--size", "64", "--on", "gpu")
         assert outcome.code == 2

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import cli, streams
+from harness import execution, streams
+from harness.commands.measuring import open_session
 from harness.execution import LlvmBackend
 from harness.measure import Plan, sets_needed
 from harness.model import stream_bound
@@ -61,8 +62,8 @@ def made_up(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:  # noqa: 
     monkeypatch.setattr(streams, "executable", executable)
     monkeypatch.setattr(streams, "compiled", lambda kernel, _compiler: replace(kernel, cubin=cubin))
     monkeypatch.setattr(streams, "StreamCourse", FakeCourse)
-    monkeypatch.setattr(cli, "CPU_STREAM_MIB", 0.03125)
-    monkeypatch.setattr(cli, "STREAM_SIZES", "1")
+    monkeypatch.setattr("harness.commands.stream.CPU_STREAM_MIB", 0.03125)
+    monkeypatch.setattr("harness.commands.stream.STREAM_SIZES", "1")
     monkeypatch.setattr(streams, "MIB", 32 * 1024)  # a "megabyte" that numpy is done with at once
     return gpu
 
@@ -172,8 +173,8 @@ def test_torchs_operators_compute_the_same() -> None:
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU."""
-    monkeypatch.setattr(cli, "gpu_present", lambda: False)
-    monkeypatch.setattr(cli, "CPU_STREAM_MIB", 1 / 32)
+    monkeypatch.setattr(execution, "gpu_present", lambda: False)
+    monkeypatch.setattr("harness.commands.stream.CPU_STREAM_MIB", 1 / 32)
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -215,7 +216,7 @@ def test_a_stream_beyond_32_bits_is_refused_before_anything_is_built() -> None:
 
 
 def test_plans_are_the_sessions(made_up: FakeGpu, tmp_path: Path) -> None:
-    session = cli._session(SimpleNamespace(out=tmp_path, stages=None, revision="r"), "a command")
+    session = open_session(SimpleNamespace(out=tmp_path, stages=None, revision="r"), "a command")
     record = streams.measure_streams(session, [case("gelu", "direct", 1)])[0]
     assert len(record.timing.samples_ms) == Plan().rounds
     assert record.environment.revision == "r"

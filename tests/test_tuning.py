@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, session, tuning
+from harness import execution, session, tuning
 from harness.build import Case, Kernel, lower
 from harness.execution import NoGpu
 from harness.records import RecordError, TunedConfig, load_records, load_tuned
@@ -447,7 +447,7 @@ def test_tuning_without_a_gpu_is_refused(command: Command, tmp_path: Path, monke
     def missing() -> None:
         raise NoGpu("torch sees no CUDA device")
 
-    monkeypatch.setattr(cli, "require_gpu", missing)
+    monkeypatch.setattr(execution, "require_gpu", missing)
     outcome = command(*ARGUMENTS, str(tmp_path))
     assert (outcome.code, outcome.err) == (2, "error: torch sees no CUDA device\n")
 

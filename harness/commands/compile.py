@@ -1,0 +1,56 @@
+"""``compile``: generate and compile code, and write listings of it for the pages; needs no GPU."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness import toolchain
+from harness.build import Kernel, compiled
+from harness.commands.kernels import lowered
+from harness.commands.options import LISTING_SIZES, add_case_options, cases_of
+from harness.commands.show import print_code, print_resources
+from harness.explain import aspects, why
+from harness.records import Listing
+
+TEXT = "generate and compile the code, and say what came out; needs no GPU"
+add_options = add_case_options
+
+
+def run(options: argparse.Namespace, _command: str) -> int:
+    """Compile the cases; print code, write listings or print what the kernels occupy."""
+    compiler = toolchain.require_compiler()
+    kernels = [compiled(lowered(case), compiler) for case in cases_of(options, LISTING_SIZES)]
+    for kernel in kernels:
+        print_code(kernel, options.show)
+        if options.out:
+            print(f"wrote {listing(kernel).save(options.out)}")
+    if not options.show:
+        print(f"compiled by nvcc {compiler.version} ({compiler.origin}) for {kernels[0].case.machine.arch}")
+        print_resources(kernels)
+    return 0
+
+
+def listing(kernel: Kernel) -> Listing:
+    """A compiled kernel's listing, for the pages."""
+    case = kernel.case
+    return Listing(
+        step=case.step.number,
+        step_name=case.step.name,
+        title=case.step.title,
+        text=case.step.text,
+        variant=case.variant,
+        default_variant=case.variant == case.step.default_variant(case.machine.has_cp_async),
+        shape=case.problem.shape,
+        dtype=case.problem.dtype,
+        layout=case.problem.layout,
+        tile=str(case.tile),
+        stages=case.slots,
+        arch=case.machine.arch,
+        tir=kernel.schedule.mod["main"].script(),
+        cuda=kernel.body,
+        why=why(kernel),
+        code=kernel.code,
+        resources=kernel.resources,
+        pipeline=kernel.pipeline,
+        aspects=aspects(kernel),
+    )

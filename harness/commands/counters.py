@@ -1,0 +1,44 @@
+"""``counters``: count what the hardware does, by Nsight Compute."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from harness import execution
+from harness.commands.measuring import open_session
+from harness.commands.options import GPU_SIZES, add_case_options, cases_of
+from harness.counters import count
+from harness.records import Counters, now
+
+TEXT = "hardware counters by Nsight Compute: pipes, conflicts, stalls; each result is on disk"
+add_options = add_case_options
+
+
+def run(options: argparse.Namespace, command: str) -> int:
+    """Count for each case, whose counters are on disk before the next begins."""
+    execution.require_gpu()
+    session = open_session(options, command)
+    for case in cases_of(options, GPU_SIZES):
+        case = replace(case, stages=case.slots)
+        problem = case.problem
+        counters = Counters(
+            step=case.step.number,
+            step_name=case.step.name,
+            variant=case.variant,
+            m=problem.m,
+            n=problem.n,
+            k=problem.k,
+            layout=problem.layout,
+            dtype=problem.dtype,
+            tile=str(case.tile),
+            stages=case.slots,
+            gpu=session.identity["gpu"],
+            values=count(case),
+            revision=session.revision,
+            dirty=session.dirty,
+            recorded_at=now(),
+            command=command,
+        )
+        print(f"{case}: wrote {counters.save(session.out)}", flush=True)
+    return 0

@@ -1,0 +1,58 @@
+"""``depth``: what the depth model says of each stage count; needs no GPU."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from rich.markup import escape
+
+from harness import depth, toolchain
+from harness.build import Case, Kernel, compiled
+from harness.commands import BAD_INPUT
+from harness.commands.kernels import lowered
+from harness.commands.options import LISTING_SIZES, add_case_options, cases_of
+from harness.commands.show import console, new_table
+from harness.records import DepthForecast
+from schedules.vectorization import dtype_bytes
+
+TEXT = "what the depth model says of each stage count: time, memory, occupancy, latency hidden; needs no GPU"
+add_options = add_case_options
+
+
+def run(options: argparse.Namespace, _command: str) -> int:
+    """Print the depth model's table for each case; where it covers none of them, that is refused."""
+    compiler = toolchain.require_compiler()
+    covered = 0
+    for case in cases_of(options, LISTING_SIZES):
+        if not case.step.pipelined or case.variant == "double_buffer":
+            continue
+        kernels = {n: compiled(lowered(replace(case, stages=n)), compiler) for n in depth.stage_counts(case)}
+        try:
+            said = depth.forecast(case, lambda other, made=kernels: made[other.stages].resources)
+            covered += 1
+        except depth.NoForecast as why_not:
+            said = None
+            print(f"{replace(case, stages=1)}: no times predicted: {why_not}")
+        _print_depth(case, kernels, said)
+    return 0 if covered else BAD_INPUT
+
+
+def _print_depth(case: Case, kernels: dict[int, Kernel], said: DepthForecast | None) -> None:
+    """A row for each stage count: what is predicted, where anything is, and what the kernel occupies."""
+    title = escape(f"{replace(case, stages=1)}, {case.machine.gpu or case.machine.arch}")
+    predicted = ("stages", "predicted ms", "GFLOPS", "latency hidden")
+    occupied = ("shared bytes", "registers", "blocks per SM", "occupancy", "limited by")
+    table = new_table(title, (*predicted, *occupied), texts=())
+    for stages, kernel in kernels.items():
+        found, time = kernel.resources, said.time_ms[stages - 1] if said else None
+        speed = ("–", "–", "–")
+        if time is not None:
+            speed = (f"{time:.4f}", f"{case.problem.flops / time / 1e6:.0f}", f"{said.hidden[stages - 1]:.0%}")
+        room = (found.smem_bytes, found.registers, found.blocks_per_sm)
+        table.add_row(str(stages), *speed, *map(str, room), f"{found.occupancy:.0%}", found.occupancy_limit)
+    console().print(table)
+    slot_bytes = case.tile.smem_bytes(dtype_bytes(case.problem.dtype))
+    print(f"one more stage costs a block {slot_bytes} bytes of shared memory; {depth.most_stages(case)} fit")
+    if said:
+        print(f"fewest that hide the latency: {said.fewest}; recommended: {said.recommended}")

@@ -1,0 +1,51 @@
+"""The kernels of the cases that a command names: lowered with their warnings, compiled, verified."""
+
+from __future__ import annotations
+
+from harness import execution, toolchain
+from harness.build import Case, Kernel, compiled, lower
+from harness.commands import NOT_VERIFIED
+from harness.commands.show import warn
+from harness.execution import Backend
+from harness.verify import verify
+
+PLACES = {"llvm": "on the CPU (TensorIR through LLVM)", "gpu": "on the GPU"}
+
+_warned: set[str] = set()  # a step's variants share their warnings, which are worth saying once
+
+
+def lowered(case: Case) -> Kernel:
+    """Lowered; each warning of the schedule is printed once."""
+    kernel = lower(case)
+    for warning in kernel.warnings:
+        if warning not in _warned:
+            _warned.add(warning)
+            warn(warning)
+    return kernel
+
+
+def built(case: Case) -> Kernel:
+    """Lowered, and compiled where there is a compiler."""
+    compiler, kernel = toolchain.find_compiler(), lowered(case)
+    return compiled(kernel, compiler) if compiler else kernel
+
+
+def backend_for(on_gpu: bool) -> Backend:
+    """Where kernels run: the GPU, or the CPU through LLVM."""
+    return execution.GpuBackend() if on_gpu else execution.LlvmBackend()
+
+
+def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
+    """Verify a kernel and print the one line that says how; returns 0, or 3 where it cannot be verified."""
+    if backend.name not in kernel.case.step.verified_on:
+        print(f"{kernel.case}\nnot verified: needs {' or '.join(kernel.case.step.verified_on)}", flush=True)
+        return NOT_VERIFIED
+    result = verify(kernel, backend)
+    print(f"{kernel.case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}, whole numbers exact")
+    print(f"verified {PLACES[backend.name]}{'; ' + remark if remark else ''}", flush=True)
+    return 0
+
+
+def why_on_the_cpu() -> str:
+    """Why kernels run on the CPU: there is no GPU, or it is not wanted."""
+    return "--on llvm" if execution.gpu_present() else "no GPU"

@@ -1,0 +1,82 @@
+"""Measuring cases so that what is measured is on disk, and an interrupted command goes on."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from rich.markup import escape
+
+from harness import execution, toolchain
+from harness.build import Case
+from harness.commands.show import print_code, progress, record_line, warn
+from harness.peers import find_peers
+from harness.records import RESULTS, Record, check_writable
+from harness.session import Journal, Session
+from harness.tuning import tuned_case
+
+Item = TypeVar("Item")
+
+
+def open_session(options: argparse.Namespace, command: str) -> Session:
+    """A session whose output folder is known to take records."""
+    out = options.out or RESULTS
+    check_writable(out)
+    return Session(
+        toolchain.require_compiler(),
+        execution.GpuBackend(),
+        out,
+        command,
+        tune_stages=options.stages is None,
+        revision=options.revision or "",
+        peers=tuple(find_peers(getattr(options, "peers", "none"))),  # counters has no peers
+    )
+
+
+def measure_cases(cases: list[Case], options: argparse.Namespace, command: str, sweep: bool = False) -> list[Record]:
+    """Measure cases group by group, the records of one on disk before the next begins.
+
+    A sweep's stage counts of one step, variant, tile and problem are one group, timed in the same rounds.
+    """
+    session = open_session(options, command)
+    session.forecasts = sweep
+    cases = [tuned_case(session, case, warn) if case.tile_choice == "tuned" else case for case in cases]
+    journal = Journal(session.out, command, session.revision, cases)
+    waiting = unfinished(cases, journal.has, "cases")
+    session.prebuild(waiting)
+    records = []
+    with progress() as bar:
+        task = bar.add_task("measuring", total=len(waiting))
+        for group in _groups(waiting, together=sweep):
+            bar.update(task, description=escape(str(group[0])))
+            for case, record in zip(group, session.measure_together(group)):
+                for warning in record.notes:
+                    warn(warning)
+                record.save(session.out)
+                journal.add(case)
+                records.append(record)
+                if case.tile_choice != "best":
+                    print_code(session.load(case)[0], options.show)
+                print(record_line(record), flush=True)
+                bar.advance(task)
+    journal.finish()
+    return records
+
+
+def unfinished(items: Iterable[Item], done: Callable[[Item], bool], what: str) -> list[Item]:
+    """The items that an interrupted run of the same command left to do; says how many are done, if any are."""
+    items = list(items)
+    waiting = [item for item in items if not done(item)]
+    if len(waiting) < len(items):
+        print(f"going on with an interrupted run: {len(items) - len(waiting)} of {len(items)} {what} are done")
+    return waiting
+
+
+def _groups(cases: list[Case], together: bool) -> list[list[Case]]:
+    """Cases that are timed in the same rounds: those that differ in their stage count only, or each alone."""
+    groups: dict[Case, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(replace(case, stages=0) if together else case, []).append(case)
+    return list(groups.values())

@@ -1,0 +1,37 @@
+"""``microbench``: measure the GPU's own rates and latencies, which predictions need."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness import execution, toolchain
+from harness.commands.options import add_revision
+from harness.microbench import BENCHMARKS, chosen, measure_rates
+from harness.rate_files import RATES
+from harness.records import check_writable
+from harness.session import ROOT, git_state
+
+TEXT = "measure the GPU's own rates and latencies, which predictions need, into harness/rates/"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which quantities to measure, and where their file lies."""
+    parser.add_argument("--only", metavar="NAME,…", help=f"quantities (all): {', '.join(BENCHMARKS)}")
+    add_revision(parser)
+    parser.add_argument("--out", type=Path, default=RATES, help="folder for the GPU's file (harness/rates)")
+
+
+def run(options: argparse.Namespace, command: str) -> int:
+    """Measure the GPU's rates; each is in its file, and printed, before the next begins."""
+    benchmarks = chosen(options.only)
+    machine, compiler = execution.gpu_machine(), toolchain.require_compiler()
+    check_writable(options.out)
+    revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
+    provenance = {"command": command, "revision": revision, "dirty": dirty}
+    for name, found, path in measure_rates(machine, compiler, benchmarks, options.out, provenance):
+        at = [f"{value:g}: " for value in found.at] or [""]
+        shown = ", ".join(f"{place}{median:.4g}" for place, median in zip(at, found.medians))
+        over = f" over {found.over}" if found.over else ""
+        print(f"{name}{over}: {shown} (samples within {found.spread_pct:.1f} %), in {path}", flush=True)
+    return 0

@@ -1,0 +1,172 @@
+"""Options that several commands share: how they are added, and what they say."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from harness import execution
+from harness.build import Case
+from harness.peers import KINDS
+from harness.targets import DEFAULT_ARCH, MACHINES, Machine, machine_for
+from schedules.tiling import TileConfig
+from schedules.workloads import DTYPES, LAYOUTS, Matmul
+from steps.config import DEFAULT_STAGES, DEFAULT_TILE, STAGE_SET
+from steps.registry import Step, UnknownStep, find_steps
+
+GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
+MOST_NUMBERS = 10_000
+
+
+class UsageError(ValueError):
+    """An option's value that cannot be understood."""
+
+
+def add_case_options(parser: argparse.ArgumentParser, sweep: bool = False) -> None:
+    """Options that name cases; a sweep takes several of what the other commands take one of."""
+    add_problem_options(parser)
+    several = " (lists and ranges: 1-6, 2,4)" if sweep else ""
+    parser.add_argument("--variant", help="variants' names, default or all (one step: all; several: default)")
+    slots = f"{DEFAULT_STAGES}; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
+    parser.add_argument("--stages", help=f"ring slots of each shared operand{several} ({slots})")
+    tiles = "MxNxK/TMxTN | default" + (" | all" if sweep else " | best | tuned")
+    tile = "all" if sweep else "default"
+    parser.add_argument("--tile", default=tile, help=f"{tiles} (default tile: {DEFAULT_TILE})")
+    add_machine_options(parser)
+    parser.add_argument("--show", choices=("tir", "lowered", "cuda", "ptx", "sass"), help="print code")
+    add_places(parser)
+
+
+def add_problem_options(parser: argparse.ArgumentParser) -> None:
+    """Options that name steps and products."""
+    parser.add_argument("--step", default="1-6", help="steps: 5 | 1-6 | 1,3 (all)")
+    parser.add_argument("--size", help=f"square sizes: 256,512 ({GPU_SIZES} on a GPU, {CPU_SIZES} without)")
+    parser.add_argument("--shape", help="shapes MxNxK[,MxNxK]; instead of --size")
+    parser.add_argument("--dtype", default="float32", help=f"operands: {' | '.join(DTYPES)} (float32)")
+    parser.add_argument("--out-dtype", help="output (that of the operands)")
+    parser.add_argument("--layout", default="nn", help=f"B as stored: {' | '.join(LAYOUTS)}; nt is [N, K] (nn)")
+
+
+def add_machine_options(parser: argparse.ArgumentParser) -> None:
+    """Options that say which machine code is for, and where it runs."""
+    parser.add_argument("--arch", help=f"one of {', '.join(MACHINES)} (the GPU's, else {DEFAULT_ARCH})")
+    parser.add_argument("--on", default="auto", choices=("auto", "gpu", "llvm"), help="where to run kernels (auto)")
+
+
+def add_peers(parser: argparse.ArgumentParser) -> None:
+    """The option that names peers to time in the same rounds."""
+    kinds = "; ".join(f"{kind.name}: {kind.what}" for kind in KINDS.values())
+    text = f"also time peers in the same rounds: a list, all or none (none). {kinds}"
+    parser.add_argument("--peers", default="none", metavar="NAMES", help=text)
+
+
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Options that say where results and tree lie."""
+    add_revision(parser)
+    parser.add_argument("--out", type=Path, help="folder for records, or for listings with compile")
+
+
+def add_revision(parser: argparse.ArgumentParser) -> None:
+    """The option that names the tree's revision."""
+    parser.add_argument("--revision", help="what to note as the revision where the tree is a clean copy without git")
+
+
+def cases_of(options: argparse.Namespace, sizes: str, tunes: bool = False) -> list[Case]:
+    """The cases that the options name, in the order in which they share most: by problem, then by step.
+
+    ``sizes`` are taken where the options name none; ``tunes`` says that the command can find a tile by measuring.
+    """
+    machine = machine_of(options)
+    steps = _steps(options.step)
+    stages, *more = numbers(options.stages or str(DEFAULT_STAGES), "--stages", minimum=None)
+    if stages < 1 or more:
+        raise UsageError(f"--stages {options.stages}: one number, at least 1 (1 is unpipelined); sweep takes several")
+    choice = options.tile if options.tile in ("default", "best", "tuned") else "given"
+    if choice in ("best", "tuned") and not tunes:
+        raise UsageError(f"--tile {choice} is found by measuring, so only run takes it, and only on a GPU; name a tile")
+    if choice == "tuned" and (options.stages is not None or options.variant not in (None, "default")):
+        raise UsageError("--tile tuned brings its own --stages and --variant; leave them out, or name a tile")
+    tile = TileConfig.parse(options.tile) if choice == "given" else DEFAULT_TILE
+    alone = len(steps) == 1 and choice != "tuned"
+    cases = [
+        Case(step, problem, variant, tile, machine, stages, choice)
+        for problem in problems_of(options, sizes)
+        for step in steps
+        for variant in _variants(step, options.variant, alone=alone, has_cp_async=machine.has_cp_async)
+    ]
+    for case in cases:
+        case.validate()
+    return cases
+
+
+def problems_of(options: argparse.Namespace, sizes: str) -> list[Matmul]:
+    """The products that ``--shape`` or ``--size`` name, or else ``sizes``."""
+    if options.size is not None and options.shape is not None:
+        raise UsageError("--size and --shape exclude each other")
+    if options.shape is not None:
+        shapes = [_shape(text) for text in options.shape.split(",")]
+    else:
+        squares = numbers(sizes if options.size is None else options.size, "--size", minimum=None)
+        shapes = [(size, size, size) for size in squares]
+    return [Matmul(*shape, options.dtype, options.layout, options.out_dtype) for shape in shapes]
+
+
+def machine_of(options: argparse.Namespace) -> Machine:
+    """The machine of ``--arch``, or else the GPU here, or else the default."""
+    here = options.arch is None and execution.gpu_present()
+    return execution.gpu_machine() if here else machine_for(options.arch or DEFAULT_ARCH)
+
+
+def runs_on_gpu(options: argparse.Namespace) -> bool:
+    """Whether kernels run on the GPU; NoGpu where one is asked for in vain, UsageError for another's ``--arch``."""
+    if options.on == "gpu":
+        execution.require_gpu()
+    on_gpu = options.on == "gpu" or (options.on == "auto" and execution.gpu_present())
+    if on_gpu and options.arch not in (None, execution.gpu_arch()):
+        here = execution.gpu_arch()
+        raise UsageError(f"--arch {options.arch}: the GPU here is {here}; compile works for any architecture")
+    return on_gpu
+
+
+def numbers(text: str, option: str, minimum: int | None = 1) -> list[int]:
+    """Read ``5``, ``1-6``, ``1,3`` or mixtures; UsageError names the option and the value."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(-?\d+)(?:-(\d+))?", part.strip())
+        if not match:
+            raise UsageError(f"{option} {text!r} is not a number, a range or a list of them (5 | 1-6 | 1,3)")
+        first, last = int(match.group(1)), int(match.group(2) or match.group(1))
+        if not first <= last < first + MOST_NUMBERS:
+            raise UsageError(f"{option} {text!r}: {part.strip()} is empty or names more than {MOST_NUMBERS} numbers")
+        found += range(first, last + 1)
+    if minimum is not None and min(found) < minimum:
+        raise UsageError(f"{option} {text!r} names numbers below {minimum}")
+    return found
+
+
+def _steps(text: str) -> list[Step]:
+    steps = find_steps()
+    chosen = numbers(text, "--step")
+    for number in chosen:
+        if number not in steps:
+            raise UnknownStep(f"no step {number}; there are {', '.join(map(str, steps))}")
+    return [steps[number] for number in chosen]
+
+
+def _variants(step: Step, choice: str | None, alone: bool, has_cp_async: bool) -> list[str]:
+    if choice == "all" or (choice is None and alone):
+        return [variant for variant in step.variants if step.runs(variant, has_cp_async)]
+    if choice in (None, "default"):
+        return [step.default_variant(has_cp_async)]
+    chosen = [name.strip() for name in choice.split(",")]
+    for name in chosen:
+        step.check_variant(name)
+    return chosen
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    match = re.fullmatch(r"(-?\d+)x(-?\d+)x(-?\d+)", text.strip())
+    if not match:
+        raise UsageError(f"--shape {text!r} is not MxNxK; write for example 1024x512x256")
+    return tuple(map(int, match.groups()))

@@ -1,0 +1,128 @@
+"""``run``: verify, and measure where there is a GPU; or measure cuBLAS against itself, or a record's case again."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness import execution, toolchain
+from harness.build import Case
+from harness.commands import NOT_VERIFIED
+from harness.commands.kernels import built, verify_one, why_on_the_cpu
+from harness.commands.measuring import measure_cases, open_session
+from harness.commands.options import (
+    CPU_SIZES,
+    GPU_SIZES,
+    UsageError,
+    add_case_options,
+    add_peers,
+    cases_of,
+    problems_of,
+    runs_on_gpu,
+)
+from harness.commands.show import print_code, print_records, print_resources, print_variants, record_line
+from harness.peers import find_peers
+from harness.records import Record, check_writable, shape_text
+from harness.targets import machine_for
+from harness.toolchain import NoCompiler
+from schedules.tiling import TileConfig
+from schedules.workloads import Matmul
+from steps.registry import UnknownStep, find_steps
+
+TEXT = "verify, then measure where there is a GPU, beside cuBLAS and the step before"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Cases, peers, and what to measure instead."""
+    add_case_options(parser)
+    add_peers(parser)
+    parser.add_argument("--calibrate", action="store_true", help="measure cuBLAS against itself: must give 1.00")
+    parser.add_argument("--again", metavar="RECORD", type=Path, help="measure a record's case again, old beside new")
+
+
+def run(options: argparse.Namespace, command: str) -> int:
+    """Measure the cases, or do without a GPU what can be done."""
+    peers = find_peers(options.peers)
+    if options.calibrate and peers:
+        raise UsageError(f"--peers {options.peers}: --calibrate measures cuBLAS against itself; leave out one of them")
+    if options.again:
+        return _run_again(options, command)
+    if options.calibrate:
+        return _calibrate(options, command)
+    if not runs_on_gpu(options):
+        return _run_without_gpu(options)
+    cases = cases_of(options, GPU_SIZES, tunes=True)
+    records = measure_cases(cases, options, command)
+    print_records(records)
+    if len({case.step.number for case in cases}) == 1 and len({case.variant for case in cases}) > 1:
+        print_variants([built(case) for case in _per_variant(cases)])
+    for record in records:
+        if record.predicted_gain_pct is not None and record.default_variant:
+            gains = (
+                f"predicted {record.predicted_gain_pct:+.0f} %, measured {record.improvement_over_previous_pct:+.0f} %"
+            )
+            print(f"gain over the step before at {shape_text(record.shape)}, tile {record.tile}: {gains}")
+    return 0
+
+
+def _run_without_gpu(options: argparse.Namespace) -> int:
+    """Verify through LLVM, say what was and was not done, compare variants by their code."""
+    cases = cases_of(options, CPU_SIZES)
+    kernels, code = [], 0
+    if options.out:
+        check_writable(options.out)
+        print(f"no record will be written to {options.out}: nothing is measured without a GPU")
+    why_not = f"speed not measured: {why_on_the_cpu()}"
+    if find_peers(options.peers):
+        print(f"peers ({options.peers}) are only timed beside a measured step; {why_not}")
+    for case in cases:
+        kernel = built(case)
+        kernels.append(kernel)
+        code = max(code, verify_one(kernel, execution.LlvmBackend(), why_not))
+        print_code(kernel, options.show)
+    try:
+        toolchain.require_compiler()
+    except NoCompiler as missing:
+        print(f"not compiled: {missing}")
+    if len(kernels) > 1:
+        print_variants([built(case) for case in _per_variant(cases)])
+    elif kernels[0].resources:
+        print_resources(kernels)
+    return 0 if code == NOT_VERIFIED else code
+
+
+def _run_again(options: argparse.Namespace, command: str) -> int:
+    """Measure the case of a record again, and print both."""
+    old = Record.read(options.again)
+    session = open_session(options, command)
+    problem = Matmul(old.m, old.n, old.k, old.dtype, old.layout, old.out_dtype)
+    if old.kind == "calibration":
+        new = session.calibrate(problem)
+    else:
+        steps = find_steps()
+        if old.step not in steps:
+            raise UnknownStep(f"{options.again} measured step {old.step}, which is not in steps/")
+        tile, machine = TileConfig.parse(old.tile), machine_for(old.arch)
+        new = session.measure(Case(steps[old.step], problem, old.variant, tile, machine, old.stages, "given"))
+    new.save(session.out)
+    for label, record in (("old", old), ("new", new)):
+        print(f"{label} {record.environment.recorded_at} {record.environment.gpu}: {record_line(record)}")
+    return 0
+
+
+def _calibrate(options: argparse.Namespace, command: str) -> int:
+    """Measure cuBLAS against itself at each size."""
+    session = open_session(options, command)
+    for problem in problems_of(options, GPU_SIZES):
+        record = session.calibrate(problem)
+        record.save(session.out)
+        print(record_line(record), flush=True)
+    return 0
+
+
+def _per_variant(cases: list[Case]) -> list[Case]:
+    """The first case of every step and variant."""
+    first: dict[tuple[int, str], Case] = {}
+    for case in cases:
+        first.setdefault((case.step.number, case.variant), case)
+    return list(first.values())

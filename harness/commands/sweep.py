@@ -1,0 +1,53 @@
+"""``sweep``: measure every combination of tiles, stage counts and variants."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness.build import Case
+from harness.commands.measuring import measure_cases
+from harness.commands.options import GPU_SIZES, add_case_options, add_peers, cases_of, numbers, runs_on_gpu
+from harness.commands.show import print_records
+from harness.execution import NoGpu
+from harness.peers import find_peers
+from schedules.vectorization import dtype_bytes
+from steps.config import DEFAULT_STAGES, TILE_SET
+
+TEXT = "run over tiles, stage counts and variants; each result is a record"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Cases, lists of stage counts and all tiles among them, and peers."""
+    add_case_options(parser, sweep=True)
+    add_peers(parser)
+
+
+def run(options: argparse.Namespace, command: str) -> int:
+    """Measure the combinations that are within the GPU's limits."""
+    find_peers(options.peers)  # an unknown one is refused before anything else is done
+    if not runs_on_gpu(options):
+        raise NoGpu("a sweep measures, and there is no GPU here; compile and verify work without one")
+    options.stages = options.stages or str(DEFAULT_STAGES)
+    combinations = _combinations(options)
+    legal = [case for case in combinations if not _violations(case)]
+    if len(legal) < len(combinations):
+        beyond = len(combinations) - len(legal)
+        print(f"{beyond} of {len(combinations)} combinations are beyond the GPU's limits and left out")
+    print_records(measure_cases(legal, options, command, sweep=True))
+    return 0
+
+
+def _combinations(options: argparse.Namespace) -> list[Case]:
+    """Every case of the stage counts, problems, steps, variants and tiles that the options name, once."""
+    tiles = TILE_SET if options.tile == "all" else None
+    one_tile = "default" if tiles else options.tile
+    cases: list[Case] = []
+    for stages in numbers(options.stages, "--stages"):
+        one_count = argparse.Namespace(**{**vars(options), "stages": str(stages), "tile": one_tile})
+        for case in cases_of(one_count, GPU_SIZES):
+            cases += [case.with_tile(tile, "given") for tile in tiles or [case.tile]]
+    return list(dict.fromkeys(cases))
+
+
+def _violations(case: Case) -> list[str]:
+    return case.tile.violations(case.machine.target(), dtype_bytes(case.problem.dtype), case.slots)

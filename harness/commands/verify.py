@@ -1,0 +1,26 @@
+"""``verify``: check outputs, on the GPU or through LLVM."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness import toolchain
+from harness.build import compiled
+from harness.commands.kernels import backend_for, lowered, verify_one
+from harness.commands.options import CPU_SIZES, GPU_SIZES, add_case_options, cases_of, runs_on_gpu
+from harness.commands.show import print_code
+
+TEXT = "check outputs only"
+add_options = add_case_options
+
+
+def run(options: argparse.Namespace, _command: str) -> int:
+    """Verify each case; exit status 3 where one cannot be."""
+    on_gpu = runs_on_gpu(options)
+    backend = backend_for(on_gpu)
+    codes = []
+    for case in cases_of(options, GPU_SIZES if on_gpu else CPU_SIZES):
+        kernel = compiled(lowered(case), toolchain.require_compiler()) if on_gpu else lowered(case)
+        codes.append(verify_one(kernel, backend, ""))
+        print_code(kernel, options.show)
+    return max(codes)
