@@ -18,6 +18,7 @@ from harness.build import UnsupportedCase
 from harness.commands import BAD_INPUT, WRONG
 from harness.commands.options import UsageError
 from harness.counters import NoProfiler
+from harness.depth import NoForecast
 from harness.execution import NoGpu
 from harness.microbench import UnknownQuantity, UnsuitableGpu
 from harness.peers import UnknownPeer
@@ -55,6 +56,7 @@ REFUSALS = (
     NoCompiler,
     NoGpu,
     NoProfiler,
+    NoForecast,
     CompileError,
     RecordError,
     MalformedStep,

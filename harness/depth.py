@@ -33,7 +33,6 @@ from harness.build import Case
 from harness.rate_files import Curve, Rates
 from harness.records import DepthForecast, Resources
 from schedules.vectorization import dtype_bytes
-from schedules.workloads import accumulator_dtype
 
 DEEPEST = 6  # stage counts that are forecast
 NO_SLOWER = 1.01  # the fewest stages within 1 % of the fastest are recommended: fewer leave memory to others
@@ -200,8 +199,8 @@ def forecast(case: Case, resources_of: Callable[[Case], Resources]) -> DepthFore
 
     Raises
     ------
-    NoForecast : for a step without a pipeline, a variant whose loads are not cp.async, a dtype that is not
-        summed in float32, or a machine whose rates were not measured.
+    NoForecast : for a step without a pipeline, a variant whose loads are not cp.async, operands that are not
+        float32 or not copied in 16-byte vectors, or a machine whose rates were not measured.
     """
     rates = covered(case)
     depths = stage_counts(case)
@@ -231,8 +230,12 @@ def covered(case: Case) -> Rates:
     forms = ("async", "one_barrier", "unrolled_ring", "one_barrier_unrolled", "full")
     if not case.step.pipelined or variant not in forms or not case.machine.has_cp_async:
         raise NoForecast(f"{case.step.name}[{variant}] on {case.machine.arch}: only loops whose loads are cp.async")
-    if accumulator_dtype(case.problem.dtype) != "float32":
-        raise NoForecast(f"{case.problem.dtype}: only what is summed in float32")
+    if case.problem.dtype != "float32":
+        raise NoForecast(f"{case.problem.dtype}: only float32 operands")
+    problem = case.problem
+    rows = (problem.k, problem.n) if problem.layout == "nn" else (problem.k,)
+    if any(row % 4 for row in rows):
+        raise NoForecast(f"{problem.shape} {problem.layout}: only operands whose rows are whole 16-byte vectors")
     if rates is None or any(getattr(rates, name) is None for name in NEEDED):
         raise NoForecast(f"{case.machine.arch}: its rates were not measured; run python -m harness microbench there")
     return rates

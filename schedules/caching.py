@@ -194,7 +194,15 @@ def accumulate_per_tile(sch: Schedule, block: SBlockRV, k_outer: LoopRV) -> SBlo
         ) from error
     sch.set_scope(partial, 0, "local")
     sch.compute_at(partial, k_outer)
-    *outputs, k_inner = loops_below(sch, partial, k_outer)
+    own_loops = loops_below(sch, partial, k_outer)
+    if not own_loops:
+        raise IllegalSchedule(
+            "a k tile of one step has no product of its own to sum up",
+            block=block_name(sch, block),
+            loop=loop_name(sch, k_outer),
+            remedy="choose a deeper k tile, or leave product_per_tile out",
+        )
+    *outputs, k_inner = own_loops
     sch.reorder(k_inner, *outputs)
     return partial
 

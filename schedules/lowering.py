@@ -7,7 +7,9 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
-from .inspection import annotated_loops
+from .errors import IllegalPipeline
+from .inspection import annotated_loops, statements_of
+from .one_barrier import ONE_BARRIER, is_gate
 
 UNROLL_RING = "unroll_ring"
 UNROLLED_RINGS = "tensorir_ladder_unrolled_rings"
@@ -38,7 +40,18 @@ def unroll_rings() -> tvm.transform.Pass:
 
 
 def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
-    """The name for ``tvm.compile(..., tir_pipeline=name)`` that lowers a scheduled module as it was scheduled."""
+    """The name for ``tvm.compile(..., tir_pipeline=name)`` that lowers a scheduled module as it was scheduled.
+
+    Raises IllegalPipeline for a loop that is marked as one with a single barrier and has no gate: a replayed trace
+    brings the mark and the lists, and not what they belong to.
+    """
+    for loop in annotated_loops(mod, ONE_BARRIER):
+        if not any(is_gate(statement) for statement in statements_of(loop)):
+            raise IllegalPipeline(
+                "the loop is marked as one with a single barrier, and has no gate",
+                loop=str(loop.loop_var.name),
+                remedy="call pipeline_loop(..., one_barrier=True) after replaying a trace, instead of replaying it",
+            )
     return UNROLLED_RINGS if any(True for _ in annotated_loops(mod, UNROLL_RING)) else "s_tir"
 
 

@@ -8,6 +8,7 @@ that needs one only (the multistage loop of NVIDIA's CUTLASS has it)::
                A_shared = A[k]                                   copies:  A_shared = A[k];  B_shared = B[k]
                B_shared = B[k]                                   arrived                    # the gate
                C += A_shared * B_shared                          C += A_shared * B_shared   # reads TVM cannot see
+                                                               left                        # one barrier, once
 
 and pipelined, in the order gate, copies, computation::
 
@@ -16,9 +17,14 @@ and pipelined, in the order gate, copies, computation::
             C += slot k % slots
 
 Why that is right: a slot is filled in the iteration after the one that read it last, and all threads meet at the
-barrier in between; it is read in the iteration whose gate waited for it. What goes wrong without the gate: with
+barrier in between; it is read in the iteration whose gate waited for it. The barrier behind the loop keeps whatever
+comes next (another turn of a loop around this one, other data in the same memory) from what is still being read: TVM
+puts none there, since it cannot see those reads. What goes wrong without the gate: with
 hidden reads and copies ordered first, a fast thread overwrites what a slow one still reads
 (:func:`schedules.pipeline_check.check_pipeline` refuses it).
+
+A trace does not hold any of this. Replayed, its lists fall on the copies that are there; lowering such a loop
+through :func:`schedules.lowering.required_tir_pipeline` is refused.
 
 What it costs: copies are issued after the wait instead of before it, so that with n slots n − 1 tiles are under way
 while threads wait, not n. Where latency is what a kernel waits for, give it one slot more.
@@ -37,7 +43,9 @@ from .inspection import Statement, loop_name, statements_of, statements_under
 
 GATE = "pipeline_gate"
 GATE_FUNCTION = "pipeline_arrived"
+ONE_BARRIER = "one_barrier"
 READ_FUNCTION = "pipeline_read_"
+SYNC = "tirx.tvm_storage_sync"
 CUDA_TYPES = {
     "float32": "float",
     "float16": "half",
@@ -52,7 +60,7 @@ def gate_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:
 
     The module's text shows it. ``copies`` are positions among the loop's statements
     (:func:`schedules.inspection.statements_under`), each a copy into shared memory. Loops and blocks stay
-    valid. Not recorded in the schedule's trace, so that ``sch.trace`` cannot replay it.
+    valid. Not recorded in the schedule's trace.
 
     Raises
     ------
@@ -77,6 +85,8 @@ def gate_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:
     body = tirx.SeqStmt([merged, _gate(statements, copies), *hidden])
     changed = tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
     sch.state.replace(sch.get_sref(loop), changed, reused)
+    _meet_behind(sch, loop)
+    sch.annotate(loop, ONE_BARRIER, 1)
 
 
 def is_gate(statement: Statement) -> bool:
@@ -108,14 +118,14 @@ def show_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
         after    C += A_shared[i, k] * ...
     """
     show = (ir.Call, lambda call: call.args[1].args[0] if is_hidden_read(call) else call)
-    drop = (tirx.Evaluate, lambda stmt: tirx.Evaluate(0) if _called(stmt.value) == GATE_FUNCTION else stmt)
+    drop = (tirx.Evaluate, lambda stmt: tirx.Evaluate(0) if _called(stmt.value) in (GATE_FUNCTION, SYNC) else stmt)
     return tvm_ffi.structural_map(function, [show, drop])
 
 
 def _called(value: ir.Expr) -> str:
-    """The name of the CUDA function that an expression calls, "" if it calls none."""
-    is_call = isinstance(value, ir.Call) and str(getattr(value.op, "name", "")) == "tirx.cuda.func_call"
-    return str(value.args[0].value) if is_call else ""
+    """The name of the CUDA function or of the barrier that an expression calls, "" if it calls none."""
+    operator = str(getattr(value.op, "name", "")) if isinstance(value, ir.Call) else ""
+    return str(value.args[0].value) if operator == "tirx.cuda.func_call" else operator if operator == SYNC else ""
 
 
 def _gate(statements: list[Statement], copies: list[int]) -> s_tir.SBlockRealize:
@@ -131,6 +141,24 @@ def _gate(statements: list[Statement], copies: list[int]) -> s_tir.SBlockRealize
     return s_tir.SBlockRealize([], True, block)
 
 
+def _meet_behind(sch: Schedule, loop: LoopRV) -> None:
+    """Put a barrier that TVM can see behind a loop, as the next statement of what the loop stands in."""
+    stmt, parent = sch.get(loop), sch.get_sref(loop).parent
+    around = parent.stmt
+    parts = list(around.body.seq) if isinstance(around.body, tirx.SeqStmt) else [around.body]
+    barrier = s_tir.SBlock([], [], [], "left", tirx.Evaluate(tirx.call_intrin("int32", SYNC, "shared")))
+    place = next(index for index, part in enumerate(parts) if part.same_as(stmt)) + 1
+    body = tirx.SeqStmt([*parts[:place], s_tir.SBlockRealize([], True, barrier), *parts[place:]])
+    if isinstance(around, tirx.For):
+        changed = tirx.For(
+            around.loop_var, around.min, around.extent, around.kind, body, around.thread_binding, around.annotations
+        )
+        sch.state.replace(parent, changed)
+    else:
+        changed = _with_body(around, body)
+        sch.state.replace(parent, changed, {around: changed})
+
+
 def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:
     """The block with its reads of ``buffers`` as calls on their addresses, which ThreadSync skips."""
 
@@ -142,7 +170,10 @@ def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:
         source = f"__forceinline__ __device__ {ctype} {name}(const {ctype}* address) {{ return *address; }}\n"
         return cuda_func_call(name, tirx.address_of(load), source_code=source, return_type=dtype)
 
-    body = tvm_ffi.structural_map(block.body, (ir.TensorLoad, hide))
+    return _with_body(block, tvm_ffi.structural_map(block.body, (ir.TensorLoad, hide)))
+
+
+def _with_body(block: s_tir.SBlock, body: tirx.Stmt) -> s_tir.SBlock:
     return s_tir.SBlock(
         block.iter_vars,
         block.reads,

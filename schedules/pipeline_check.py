@@ -29,13 +29,13 @@ def check_pipeline(
         what TVM refuses when it lowers (with empty block names):
             lists of the wrong length; a body of one statement; an order that repeats or leaves out a
             place; a statement in an earlier stage than one it depends on; dependent statements of one
-            stage in the wrong order.
+            stage in the wrong order; an asynchronous stage other than 0.
         what TVM compiles to wrong results:
             negative stages; a computation ordered before two or more asynchronous copies (TVM waits for
             too few of them); reads hidden from TVM (:mod:`schedules.one_barrier`) without their gate ordered
-            first, or with copies that nobody waits for; a value read in a later stage than it is written, in
-            a buffer that outlives the loop and so has one version only; blocks whose reads and writes are left
-            empty (by ``loop_partition``), for which TVM inserts neither waits nor barriers.
+            first, with copies that nobody waits for, or of a single slot; a value read in a later stage than
+            it is written, in a buffer that outlives the loop and so has one version only; blocks whose reads
+            and writes are left empty (by ``loop_partition``), for which TVM inserts neither waits nor barriers.
         what TVM ignores:
             an asynchronous stage that no statement has.
 
@@ -50,7 +50,7 @@ def check_pipeline(
         _check_dependence(name, statements, stage, order, producer, consumer, buffer)
     _check_single_version(sch, loop, name, statements, stage, order)
     _check_async(name, statements, stage, order, list(async_stages))
-    _check_gate(name, statements, stage, order, list(async_stages))
+    _check_gate(name, statements, stage, order, list(async_stages), buffer_versions(sch, loop, stage, order))
     _warn_useless(sch, loop, name, statements, stage, order)
 
 
@@ -196,6 +196,14 @@ def _check_async(
                 limit=f"one of {sorted(set(stage))}",
                 remedy="name a stage that copies have",
             )
+        if number != 0:
+            raise IllegalPipeline(
+                "TVM counts asynchronous copies of stage 0 only, and refuses others when it lowers",
+                loop=name,
+                value=f"asynchronous stage {number}",
+                limit=0,
+                remedy="number the copies' stage 0, or leave it synchronous",
+            )
         copies = [index for index, value in enumerate(stage) if value == number]
         for producer, consumer, _ in _dependences(statements):
             later = [copy for copy in copies if order[copy] > order[consumer]]
@@ -211,9 +219,18 @@ def _check_async(
 
 
 def _check_gate(
-    name: str, statements: list[Statement], stage: list[int], order: list[int], async_stages: list[int]
+    name: str,
+    statements: list[Statement],
+    stage: list[int],
+    order: list[int],
+    async_stages: list[int],
+    versions: dict[str, int],
 ) -> None:
-    """Between reads that TVM cannot see and the copies over what they read stands nothing but the gate's barrier."""
+    """Between reads that TVM cannot see and the copies over what they read stands nothing but the gate's barrier.
+
+    It stands between the readers of one iteration and the copies of the next. Copies that follow readers within an
+    iteration must fill another slot: the buffers need two versions at least.
+    """
     hidden = [index for index, statement in enumerate(statements) if hides_reads(statement)]
     gates = [index for index, statement in enumerate(statements) if is_gate(statement)]
     for reader in hidden:
@@ -225,13 +242,14 @@ def _check_gate(
             if stage[gate] <= stage[reader] and all(order[gate] < order[other] for other in (reader, *copies))
         ]
         awaited = all(stage[copy] in async_stages and stage[copy] < stage[reader] for copy in copies)
-        if not first or not awaited:
+        several = all(versions[str(region.source.name)] > 1 for copy in copies for region in statements[copy].writes)
+        if not first or not awaited or not several:
             raise IllegalPipeline(
                 "its reads are hidden from TVM, which would put no barrier between them and the next copies",
                 loop=name,
                 block=statements[reader].name,
                 value=f"order {order}, stages {stage}, asynchronous {async_stages}",
-                limit="asynchronous copies, and the gate ordered before copies and readers",
+                limit="asynchronous copies in two slots at least, and the gate ordered before copies and readers",
                 remedy="use pipeline_loop(..., one_barrier=True), which makes the lists",
             )
 

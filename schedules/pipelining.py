@@ -199,10 +199,19 @@ def pipeline_loop(
     :func:`schedules.pipeline_check.check_pipeline`.
     """
     plan = infer_pipeline(sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring)
-    for key in (STAGE, ORDER, ASYNC, UNROLL_RING):  # of an earlier call
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the same again below
+        _apply(plan, sch.copy())  # a refusal leaves the schedule as it was
+    _apply(plan, sch)
+    return plan
+
+
+def _apply(plan: PipelinePlan, sch: Schedule) -> None:
+    """Gate the loop if planned, check the plan's lists, and annotate them in the place of an earlier call's."""
+    loop, statements = plan.loop, statements_under(sch, plan.loop)
+    for key in (STAGE, ORDER, ASYNC, UNROLL_RING):
         if key in sch.get(loop).annotations:
             sch.unannotate(loop, key)
-    statements = statements_under(sch, loop)
     if "gate" in plan.roles and not any(is_gate(statement) for statement in statements):
         roles = _roles(statements, loop_name(sch, loop))
         gate_copies(sch, loop, [index for index, role in enumerate(roles) if role == "copy"])
@@ -212,9 +221,8 @@ def pipeline_loop(
         sch.annotate(loop, ORDER, list(plan.order))
     if plan.async_stages:
         sch.annotate(loop, ASYNC, list(plan.async_stages))
-    if plan.stage and unroll_ring:
+    if plan.stage and plan.unroll_ring:
         sch.annotate(loop, UNROLL_RING, plan.slots)
-    return plan
 
 
 def double_buffer(sch: Schedule, copy: SBlockRV) -> None:

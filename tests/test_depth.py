@@ -153,7 +153,9 @@ def test_no_launch_is_faster_than_its_compulsory_traffic() -> None:
     [
         ({"variant": "sync"}, "only loops whose loads are cp.async"),
         ({"variant": "register_staged"}, "only loops whose loads are cp.async"),
-        ({"dtype": "float64"}, "only what is summed in float32"),
+        ({"dtype": "float64"}, "only float32 operands"),
+        ({"dtype": "float16"}, "only float32 operands"),
+        ({"size": 510}, "whole 16-byte vectors"),
     ],
 )
 def test_what_the_model_does_not_cover_is_said(changes: dict[str, str], message: str) -> None:
@@ -187,7 +189,7 @@ def test_the_command_says_what_each_stage_brings(command, compiler: Compiler) ->
 def test_the_command_says_where_no_rates_are_known(command) -> None:
     outcome = command("depth", "--step", "5", "--variant", "async", "--size", "256", "--arch", "sm_80")
     assert outcome.code == 2
-    assert "no times predicted: sm_80: its rates were not measured" in outcome.out
+    assert outcome.err.startswith("error: no times predicted: sm_80: its rates were not measured")
     assert "24576" in outcome.out, "what fits is known without rates"
 
 
@@ -195,3 +197,9 @@ def test_the_command_refuses_a_machine_without_a_compiler(command, no_compiler) 
     outcome = command("depth", "--step", "5", "--size", "256")
     assert outcome.code == 2
     assert "no CUDA compiler" in outcome.err
+
+
+def test_a_step_without_a_pipeline_has_no_depth(command) -> None:
+    outcome = command("depth", "--step", "3", "--size", "64")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: --step 3: no pipeline")

@@ -16,7 +16,7 @@ import pytest
 import tvm
 from tvm import te
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.script import tirx as T
 
 from harness.build import main_loop
@@ -27,6 +27,7 @@ from schedules import (
     Staging,
     StreamTile,
     TileConfig,
+    TiledLoops,
     accumulate_in_registers,
     batched_matmul,
     bind_grid,
@@ -47,8 +48,11 @@ from schedules import (
     spread_rows,
     stage_contraction,
     stage_in_shared,
+    tile_contraction,
 )
+from schedules.inspection import statements_under
 from schedules.lowering import UNROLLED_RINGS, required_tir_pipeline
+from schedules.one_barrier import ONE_BARRIER as MARK
 from schedules.pipeline_check import buffer_versions, check_pipeline
 from schedules.pipeline_report import explain_pipeline
 from schedules.pipelining import ASYNC, ORDER, STAGE, double_buffer, infer_pipeline
@@ -954,3 +958,90 @@ def test_a_gate_stays_and_keeps_its_pipeline() -> None:
     for arguments in ({"stages": 1}, {"async_copy": False}):
         with pytest.raises(IllegalPipeline, match="one barrier per iteration needs asynchronous copies"):
             pipeline_loop(nest.sch, nest.loop, **arguments)
+
+
+def loops_in_tiles(columns: int) -> tuple[Schedule, TiledLoops, SBlockRV, tuple[np.ndarray, np.ndarray]]:
+    """A product in tiles, rows over the grid, its operands in shared memory; column tiles are an ordinary loop."""
+    a, b = normal(M, K), normal(K, columns)
+    sch = Schedule(Matmul(M, columns, K).prim_func())
+    block = sch.get_sblock("matmul")
+    loops = tile_contraction(sch, *sch.get_loops(block), TILE)
+    bind_grid(sch, [loops.block_row])
+    bind_threads(sch, loops.thread_row, loops.thread_column)
+    write_back = accumulate_in_registers(sch, block, loops.thread_column)
+    for operand in (0, 1):
+        copy = stage_in_shared(sch, block, operand, loops.k_outer)
+        fetch_cooperatively(sch, copy, loops.k_outer, TILE.threads, vectorize=True)
+    initialize_before(sch, block, loops.k_outer)
+    return sch, loops, write_back, (a, b)
+
+
+def tile_after_tile() -> Nest:
+    """A block computes four tiles one after the other: the k loop inside a loop that is bound to nothing."""
+    sch, loops, _, (a, b) = loops_in_tiles(4 * N)
+    return Nest(sch, loops.k_outer, (a, b), a.astype(np.float64) @ b)
+
+
+def result_through_shared() -> Nest:
+    """The result goes through shared memory, which TVM lays over an operand's."""
+    sch, loops, write_back, (a, b) = loops_in_tiles(N)
+    store = sch.cache_write(write_back, 0, "shared")
+    sch.reverse_compute_at(store, loops.block_row)
+    fetch_cooperatively(sch, store, loops.block_row, TILE.threads)
+    return Nest(sch, loops.k_outer, (a, b), a.astype(np.float64) @ b)
+
+
+@pytest.mark.parametrize("nest_of", [tile_after_tile, result_through_shared])
+def test_threads_meet_behind_a_loop_whose_reads_are_hidden(nest_of: Callable[[], Nest]) -> None:
+    """What comes next writes the memory that slow threads still read, and TVM cannot see that."""
+    nest = nest_of()
+    pipeline_loop(nest.sch, nest.loop, 3, one_barrier=True)
+    assert nest.is_right()
+    behind = cuda_text(nest.sch).rsplit("pipeline_read_float32((", 1)[1].partition(";")[2]
+    stored = re.search(r"\w+_ptr\[", behind)
+    assert -1 < behind.find("__syncthreads()") < stored.start(), "before anything is stored"
+
+
+@pytest.mark.parametrize("name", ["matmul nn", "row sums", "conv2d"])
+def test_hidden_reads_of_a_single_slot_are_refused(name: str) -> None:
+    """Readers one stage behind and ordered first need one version; then the copies fill what they still read."""
+    nest = NESTS[name]()
+    pipeline_loop(nest.sch, nest.loop, 2, one_barrier=True)
+    stage, order = [0, 1, 1], [2, 0, 1]
+    with pytest.raises(IllegalPipeline, match=r"hidden from TVM.*two slots"):
+        check_pipeline(nest.sch, nest.loop, stage, order, [0])
+    for key in (STAGE, ORDER, ASYNC):
+        nest.sch.unannotate(nest.loop, key)
+    body = main_loop(cuda_text(nest.annotate(stage, order, [0]).sch))
+    between = body[body.rindex("pipeline_read_float32((") : body.rindex("cp_async_legacy")]
+    assert "__syncthreads" not in between, "no barrier between the reads and the copies over them"
+
+
+@pytest.mark.parametrize("nest_of", [doubled, NESTS["elementwise"]])
+def test_a_refused_pipeline_leaves_the_schedule_as_it_was(nest_of: Callable[[], Nest]) -> None:
+    nest = nest_of()
+    if nest_of is not doubled:
+        pipeline_loop(nest.sch, nest.loop, 3)
+    before = nest.sch.mod["main"].script()
+    with pytest.raises(IllegalPipeline):
+        pipeline_loop(nest.sch, nest.loop, 3, one_barrier=True)
+    assert nest.sch.mod["main"].script() == before
+
+
+def test_lists_of_one_barrier_without_its_gate_are_not_lowered() -> None:
+    """As a replayed trace leaves them."""
+    nest = matmul()
+    nest.annotate([0, 2, 2], [1, 0, 2], [0])
+    nest.sch.annotate(nest.loop, MARK, 1)
+    with pytest.raises(IllegalPipeline, match="has no gate"):
+        required_tir_pipeline(nest.sch.mod)
+
+
+@pytest.mark.parametrize("name", ["matmul nn", "row sums"])
+def test_only_stage_0_can_be_asynchronous(name: str) -> None:
+    nest = NESTS[name]()
+    count = len(statements_under(nest.sch, nest.loop))
+    stage, order = [1] * (count - 1) + [3], list(range(count))
+    with pytest.raises(IllegalPipeline, match="asynchronous copies of stage 0 only"):
+        check_pipeline(nest.sch, nest.loop, stage, order, [1])
+    assert "async" in tvm_error(nest.annotate(stage, order, [1]))

@@ -9,7 +9,6 @@ from rich.markup import escape
 
 from harness import depth, toolchain
 from harness.build import Case, Kernel, compiled
-from harness.commands import BAD_INPUT
 from harness.commands.kernels import lowered
 from harness.commands.options import LISTING_SIZES, add_case_options, cases_of
 from harness.commands.show import console, new_table
@@ -21,21 +20,24 @@ add_options = add_case_options
 
 
 def run(options: argparse.Namespace, _command: str) -> int:
-    """Print the depth model's table for each case; where it covers none of them, that is refused."""
-    compiler = toolchain.require_compiler()
+    """Print the depth model's table for each case; where it predicts times for none of them, that is refused."""
+    compiler, reason = toolchain.require_compiler(), ""
     covered = 0
-    for case in cases_of(options, LISTING_SIZES):
-        if not case.step.pipelined or case.variant == "double_buffer":
-            continue
+    cases = [case for case in cases_of(options, LISTING_SIZES) if case.step.pipelined]
+    if not cases:
+        raise depth.NoForecast(f"--step {options.step}: no pipeline, so no stages; see python -m harness list")
+    for case in cases:
         kernels = {n: compiled(lowered(replace(case, stages=n)), compiler) for n in depth.stage_counts(case)}
         try:
             said = depth.forecast(case, lambda other, made=kernels: made[other.stages].resources)
             covered += 1
         except depth.NoForecast as why_not:
-            said = None
-            print(f"{replace(case, stages=1)}: no times predicted: {why_not}")
+            said, reason = None, str(why_not)
+            print(f"{replace(case, stages=1)}: no times predicted: {reason}")
         _print_depth(case, kernels, said)
-    return 0 if covered else BAD_INPUT
+    if not covered:
+        raise depth.NoForecast(f"no times predicted: {reason}")
+    return 0
 
 
 def _print_depth(case: Case, kernels: dict[int, Kernel], said: DepthForecast | None) -> None:

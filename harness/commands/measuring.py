@@ -38,18 +38,21 @@ def open_session(options: argparse.Namespace, command: str) -> Session:
 def measure_cases(cases: list[Case], options: argparse.Namespace, command: str, sweep: bool = False) -> list[Record]:
     """Measure cases group by group, the records of one on disk before the next begins.
 
-    A sweep's stage counts of one step, variant, tile and problem are one group, timed in the same rounds.
+    A sweep's stage counts and variants of one step, tile and problem are one group, timed in the same rounds; a group
+    that an interrupted run had only begun to write down is timed anew, as a whole.
     """
     session = open_session(options, command)
     session.forecasts = sweep
     cases = [tuned_case(session, case, warn) if case.tile_choice == "tuned" else case for case in cases]
     journal = Journal(session.out, command, session.revision, cases)
-    waiting = unfinished(cases, journal.has, "cases")
+    groups = _groups(cases, together=sweep)
+    begun = unfinished(groups, lambda group: all(map(journal.has, group)), "groups" if sweep else "cases")
+    waiting = [case for group in begun for case in group]
     session.prebuild(waiting)
     records = []
     with progress() as bar:
         task = bar.add_task("measuring", total=len(waiting))
-        for group in _groups(waiting, together=sweep):
+        for group in begun:
             bar.update(task, description=escape(str(group[0])))
             for case, record in zip(group, session.measure_together(group)):
                 for warning in record.notes:
@@ -75,8 +78,8 @@ def unfinished(items: Iterable[Item], done: Callable[[Item], bool], what: str) -
 
 
 def _groups(cases: list[Case], together: bool) -> list[list[Case]]:
-    """Cases that are timed in the same rounds: those that differ in their stage count only, or each alone."""
+    """Cases that are timed in the same rounds: those that differ in stage count and variant only, or each alone."""
     groups: dict[Case, list[Case]] = {}
     for case in cases:
-        groups.setdefault(replace(case, stages=0) if together else case, []).append(case)
+        groups.setdefault(replace(case, stages=0, variant="") if together else case, []).append(case)
     return list(groups.values())

@@ -32,7 +32,7 @@ def add_case_options(parser: argparse.ArgumentParser, sweep: bool = False) -> No
     parser.add_argument("--stages", help=f"ring slots of each shared operand{several} ({slots})")
     tiles = "MxNxK/TMxTN | default" + (" | all" if sweep else " | best | tuned")
     tile = "all" if sweep else "default"
-    parser.add_argument("--tile", default=tile, help=f"{tiles} (default tile: {DEFAULT_TILE})")
+    parser.add_argument("--tile", "--tiles", default=tile, help=f"{tiles} (default tile: {DEFAULT_TILE})")
     add_machine_options(parser)
     parser.add_argument("--show", choices=("tir", "lowered", "cuda", "ptx", "sass"), help="print code")
     add_places(parser)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from harness.build import Case
 from harness.commands.measuring import measure_cases
@@ -38,7 +39,10 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _combinations(options: argparse.Namespace) -> list[Case]:
-    """Every case of the stage counts, problems, steps, variants and tiles that the options name, once."""
+    """Every case of the stage counts, problems, steps, variants and tiles that the options name, once.
+
+    With the slots that it really has: more stages than k tiles are the same kernel again.
+    """
     tiles = TILE_SET if options.tile == "all" else None
     one_tile = "default" if tiles else options.tile
     cases: list[Case] = []
@@ -46,7 +50,7 @@ def _combinations(options: argparse.Namespace) -> list[Case]:
         one_count = argparse.Namespace(**{**vars(options), "stages": str(stages), "tile": one_tile})
         for case in cases_of(one_count, GPU_SIZES):
             cases += [case.with_tile(tile, "given") for tile in tiles or [case.tile]]
-    return list(dict.fromkeys(cases))
+    return list(dict.fromkeys(replace(case, stages=case.slots) for case in cases))
 
 
 def _violations(case: Case) -> list[str]:
