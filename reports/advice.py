@@ -48,9 +48,9 @@ def advice_table(products: Sequence[StageSweep], streams: Sequence[StreamSweep])
         f"{SMALL_BYTES // 10**6} MB moved; large: beyond 1536³, or {LARGE_BYTES // 10**6} MB and more. Direct: from "
         "global memory to registers, nothing staged.\n\n"
         "**How the last column is told**, the first that holds. No staging: the direct form is within "
-        f"{TIE_PCT:g} % of the fastest staged one; from {HIDDEN:.0%} of the copy's rate its latency counts as hidden. "
-        f"Nothing to hide: 1 stage is within {TIE_PCT:g} % of the fastest. Otherwise stages pay, and the bound of the "
-        "record with these stages says what is left."
+        f"{TIE_PCT:g} % of the fastest staged one; from {HIDDEN:.0%} of the copy's rate on its occupancy is named. "
+        f"No pipeline: 1 stage is within {TIE_PCT:g} % of the fastest. Otherwise stages pay, and the bound of the "
+        "record with these stages says what explains the time."
     )
     return Table("Which workload wants how many stages, and why", (*header, "what pays"), tuple(grid), note, left=8)
 
@@ -110,7 +110,7 @@ def _direct_says(sweeps: Sequence[StreamSweep]) -> str:
     text += "staged one"
     if min(ratios) < HIDDEN:
         return text
-    return f"{text}; enough blocks hide the latency, occupancy {_occupancy([s.direct.resources for s in sweeps])}"
+    return f"{text}; its occupancy: {_occupancy([s.direct.resources for s in sweeps])}"
 
 
 def _one_is_enough(sweep: Sweep) -> bool:
@@ -119,7 +119,7 @@ def _one_is_enough(sweep: Sweep) -> bool:
 
 def _one_says(sweeps: Sequence[Sweep]) -> str:
     best = span((speed_lost_pct(sweep.times_ms[1], sweep.times_ms[sweep.best]) for sweep in sweeps), "%", digits=1)
-    return f"nothing to hide: 1 stage is within {best} of the fastest{_residency(sweeps, 1)}"
+    return f"no pipeline: 1 stage is within {best} of the fastest{_residency(sweeps, 1)}"
 
 
 def _one_is_unknown(sweep: Sweep) -> bool:
@@ -137,9 +137,9 @@ RULES = (
     Rule(_direct_is_as_fast, _direct_says),
     Rule(_one_is_enough, _one_says),
     Rule(_one_is_unknown, lambda _: "not known: 1 stage was not measured"),
-    _stages_pay("memory", "then only less traffic, which explains at least half of the time that is left"),
-    _stages_pay("compute", "then only faster arithmetic, which explains at least half of the time that is left"),
-    _stages_pay("latency", "even so neither traffic nor arithmetic explains half of the time: what is left is waiting"),
+    _stages_pay("memory", "then traffic explains at least half of the time"),
+    _stages_pay("compute", "then arithmetic at its peak explains at least half of the time"),
+    _stages_pay("latency", "even so neither traffic nor arithmetic explains half of the time"),
     Rule(lambda _: True, lambda sweeps: f"stages pay, {_range([sweep.gain_over_one_pct for sweep in sweeps])}"),
 )
 

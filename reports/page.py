@@ -119,7 +119,7 @@ def how_measured(records: Sequence[Record | StreamRecord]) -> str:
         "Checked": f"before timing, on {_distinct(c.on for c in checks)}, seeds "
         f"{_distinct(', '.join(map(str, c.seeds)) for c in checks)}; largest error "
         f"{max(c.max_error / c.tolerance if c.tolerance else c.max_error for c in checks):.0%} of what is tolerated; "
-        f"small integers {'exact' if all(c.integers_exact for c in checks) else 'NOT exact'}",
+        f"small integers {'exact' if all(c.integers_exact for c in checks) else 'not checked'}",
         "Revision": f"{_distinct(p.revision[:12] + ('+dirty' if p.dirty else '') for p in places)}, "
         f"{_distinct(sorted(p.recorded_at[:10] for p in places))}",
         "Again": ", ".join(f"`{command}`" for command in commands[:COMMANDS_SHOWN]) + more,

@@ -77,8 +77,12 @@ def variant_gains_table(sweeps: list[StageSweep]) -> Table | None:
         for before, own in pairs
     ]
     header = ("step, variant", "tile", "size", *(f"{stages} stage{'s' * (stages > 1)}" for stages in counts))
-    note = "Speed gained over the step's default variant with as many stages; last, each at its own best. The two "
-    note += f"were measured one after the other: differences below {TIE_PCT:g} % are a tie."
+    note = "Speed gained over the step's default variant with as many stages; last, each at its own best. "
+    apart = [abs(gain) for gain in _identical_gains(pairs)]
+    if apart:
+        note += f"Where both are the same kernel, as without a pipeline, they differ by up to {max(apart):.1f} %. "
+    together = all(_same_rounds(before, own) for before, own in pairs)
+    note += "Measured in the same rounds." if together else "Not all of them were measured in the same rounds."
     return Table("Variants", (*header, "best to best"), tuple(grid), note, left=3)
 
 
@@ -86,10 +90,34 @@ def variant_sentences(sweeps: list[StageSweep]) -> list[str]:
     """For each variant that is not the default: its average gain, and where it is slower by more than a tie."""
     compared: dict[tuple[int, str], list[tuple[StageSweep, dict[int, float]]]] = {}
     for before, own in _variant_pairs(sweeps):
-        gains = {stages: gain for stages in own.times_ms if (gain := _gain_at(before, own, stages)) is not None}
+        gains = {
+            stages: gain
+            for stages in own.times_ms
+            if not _same_kernel(before, own, stages) and (gain := _gain_at(before, own, stages)) is not None
+        }
         if gains:
             compared.setdefault((own.step, own.variant), []).append((own, gains))
     return [_variant_sentence(step, variant, found) for (step, variant), found in compared.items()]
+
+
+def _identical_gains(pairs: list[tuple[StageSweep, StageSweep]]) -> list[float]:
+    """What two measurements of the same kernel differ by, wherever two variants are one."""
+    return [
+        gain
+        for before, own in pairs
+        for stages in own.times_ms
+        if _same_kernel(before, own, stages) and (gain := _gain_at(before, own, stages)) is not None
+    ]
+
+
+def _same_kernel(before: StageSweep, own: StageSweep, stages: int) -> bool:
+    cubins = {r.cubin_sha256 for sweep in (before, own) for r in sweep.records if r.stages == stages}
+    return len(cubins) == 1 and stages in before.times_ms
+
+
+def _same_rounds(before: StageSweep, own: StageSweep) -> bool:
+    """Whether all records of two sweeps share one measurement of cuBLAS."""
+    return len({record.baseline for sweep in (before, own) for record in sweep.records}) == 1
 
 
 def streams_overview(sweeps: list[StreamSweep]) -> Table:
@@ -161,8 +189,10 @@ def _row(sweep: StageSweep, record: Record) -> dict[str, Any]:
 
 
 def _tradeoff_note(sweep: StageSweep) -> str:
-    note = f"cuBLAS: {gflops(sweep.shape, sweep.cublas_ms):,.0f} GFLOPS; its time moved by {sweep.drift_pct:.1f} % "
-    note += "between these records. One more stage: shared memory of a block, occupancy in percentage points."
+    note = f"cuBLAS: {gflops(sweep.shape, sweep.cublas_ms):,.0f} GFLOPS, "
+    together = len({record.baseline for record in sweep.records}) == 1
+    note += "in the same rounds. " if together else f"moving by {sweep.drift_pct:.1f} % between these records. "
+    note += "One more stage: shared memory of a block, occupancy in percentage points."
     if sweep.forecast is None:
         return note + " No forecast of the depth model is stored with these records."
     note += " Latency hidden: the share of a load's round trip during which the multiprocessor has other work. By the "

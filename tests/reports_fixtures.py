@@ -301,6 +301,7 @@ def swept(
             depth=model,
             peers=triton_stages(cublas),
             command="python -m harness sweep --step 5 --stages 1-6 --size 1024",
+            cubin_sha256=f"{changes.get('variant', 'async')} with {stages}",
         )
         made.append(replace(own, **changes))
     return made
