@@ -300,13 +300,26 @@ def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambd
             f"harness tune --step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} "
             f"--layout {problem.layout} first"
         )
-    tuned = TunedConfig.read(path)
+    tuned = _read_tuned(path, case)
     if tuned.kernels_digest != kernels_digest(session, case, case.step.tuning_space(case.machine.has_cp_async)):
         warn(f"{path.name} was tuned with other kernels or versions, on {tuned.environment.recorded_at}")
     winner = tuned.winner
     chosen = replace(case, variant=winner.variant, tile=TileConfig.parse(winner.tile), stages=winner.stages)
     chosen.validate()
     return chosen
+
+
+def _read_tuned(path: Path, case: Case) -> TunedConfig:
+    """A tuned configuration from disk; RecordError where it is another case's, or its winner none of its candidates."""
+    tuned, problem = TunedConfig.read(path), case.problem
+    own = (case.step.number, problem.m, problem.n, problem.k, problem.layout, problem.dtype, problem.out_dtype)
+    found = (tuned.step, tuned.m, tuned.n, tuned.k, tuned.layout, tuned.dtype, tuned.out_dtype)
+    if found != own or tuned.winner not in tuned.candidates:
+        raise RecordError(
+            f"{path} is of {found}, winner {tuned.winner.name!r}, and does not fit {case.step.name} "
+            f"{problem.shape} {problem.dtype} {problem.layout}; restore it from git, or delete it and tune again"
+        )
+    return tuned
 
 
 class _Database:
@@ -322,7 +335,7 @@ class _Database:
         """What is on disk, if it was found in the same space among the same kernels."""
         if not self.path.is_file():
             return None
-        return self._current(TunedConfig.read(self.path))
+        return self._current(_read_tuned(self.path, self.case))
 
     def progress(self) -> tuple[Candidate, ...]:
         """What an interrupted search of the same space and kernels had found."""

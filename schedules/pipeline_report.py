@@ -36,6 +36,9 @@ def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
     statement works on at T1, T2, …; prologue, body and epilogue as pseudo-code with waits and barriers;
     and, for every copy in an asynchronous stage, why cp.async will or will not be emitted (width, scope,
     predicate, dtype, configuration). A loop without annotations says so. Changes nothing, needs no target.
+
+    Barriers inside a statement (threads that add up each other's sums) are not shown; and where the ring has as
+    many slots as the loop has iterations, TVM needs one barrier less than is shown.
     """
     statements, name = statements_under(sch, loop), loop_name(sch, loop)
     annotations = sch.get(loop).annotations

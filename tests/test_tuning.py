@@ -462,12 +462,11 @@ def test_the_file_is_for_people_too(made: Session, favoured: FakeGpu) -> None:
 
 def test_a_tuned_case_that_the_machine_cannot_run_is_refused(made: Session, favoured: FakeGpu) -> None:
     tuned, _ = tuned_again(made, make_case(5, SHAPE))
-    replace(tuned, winner=replace(tuned.winner, tile="512x512x8/1x1")).save(made.out)
-    with pytest.raises(IllegalSchedule, match="512x512x8/1x1"):
-        tuned_case(made, replace(make_case(5, SHAPE), tile_choice="tuned"))
-    replace(tuned, winner=replace(tuned.winner, tile="big")).save(made.out)
-    with pytest.raises(ValueError, match="malformed tile"):
-        tuned_case(made, replace(make_case(5, SHAPE), tile_choice="tuned"))
+    for tile, error, message in (("512x512x8/1x1", IllegalSchedule, "512x512x8/1x1"), ("big", ValueError, "malformed")):
+        winner = replace(tuned.winner, tile=tile)
+        replace(tuned, winner=winner, candidates=(winner,)).save(made.out)
+        with pytest.raises(error, match=message):
+            tuned_case(made, replace(make_case(5, SHAPE), tile_choice="tuned"))
 
 
 def test_a_record_error_names_a_full_disk(made: Session, favoured: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,3 +476,21 @@ def test_a_record_error_names_a_full_disk(made: Session, favoured: FakeGpu, monk
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(RecordError, match="No space left on device"):
         tuned_again(made, make_case(5, SHAPE))
+
+
+@pytest.mark.parametrize(
+    "change", [{"m": 65}, {"step": 6}, {"winner": {"stages": 10**9}}, {"winner": {"variant": "x"}}]
+)
+def test_a_tuned_file_that_is_another_cases_is_refused(
+    change: dict, favoured: FakeGpu, command: Command, tmp_path: Path
+) -> None:
+    assert command(*ARGUMENTS, str(tmp_path)).code == 0
+    arguments = ("--step", "5", "--size", "64", "--out", str(tmp_path))
+    (path,) = (tmp_path / "tuned").glob("*.json")
+    data = json.loads(path.read_text())
+    for key, value in change.items():
+        data[key] = {**data[key], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(data))
+    for outcome in (command(*ARGUMENTS, str(tmp_path)), command("run", "--tile", "tuned", *arguments)):
+        assert outcome.code == 2
+        assert f"{path} is of" in outcome.err
