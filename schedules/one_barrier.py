@@ -8,7 +8,7 @@ that needs one only (the multistage loop of NVIDIA's CUTLASS has it)::
                A_shared = A[k]                                   copies:  A_shared = A[k];  B_shared = B[k]
                B_shared = B[k]                                   arrived                    # the gate
                C += A_shared * B_shared                          C += A_shared * B_shared   # reads TVM cannot see
-                                                               left                        # one barrier, once
+                                                               left                               # one barrier, once
 
 and pipelined, in the order gate, copies, computation::
 
@@ -19,8 +19,8 @@ and pipelined, in the order gate, copies, computation::
 Why that is right: a slot is filled in the iteration after the one that read it last, and all threads meet at the
 barrier in between; it is read in the iteration whose gate waited for it. The barrier behind the loop keeps whatever
 comes next (another turn of a loop around this one, other data in the same memory) from what is still being read: TVM
-puts none there, since it cannot see those reads. What goes wrong without the gate: with
-hidden reads and copies ordered first, a fast thread overwrites what a slow one still reads
+puts none there, since it cannot see those reads. What goes wrong without the gate: with hidden reads and copies
+ordered first, a fast thread overwrites what a slow one still reads
 (:func:`schedules.pipeline_check.check_pipeline` refuses it).
 
 A trace does not hold any of this. Replayed, its lists fall on the copies that are there; lowering such a loop
