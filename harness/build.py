@@ -113,6 +113,7 @@ class Lowered:
         extents: dict[str, int] = {}
 
         def note(attribute: tirx.AttrStmt) -> None:
+            """Take down an axis of the launch."""
             if attribute.attr_key == "thread_extent":
                 extents[str(attribute.node.thread_tag)] = int(attribute.value)
 
@@ -150,6 +151,7 @@ class Lowered:
         total = 0
 
         def note(alloc: tirx.AllocBuffer) -> None:
+            """Add the bytes of a buffer of these scopes."""
             nonlocal total
             if alloc.buffer.scope() in scopes:
                 total += math.prod(int(extent) for extent in alloc.buffer.shape) * dtype_bytes(alloc.buffer.dtype)
@@ -298,6 +300,7 @@ def executable(kernel: Lowered) -> tvm.runtime.Executable:
         raise ValueError(f"{kernel.label} is not compiled; call compiled(kernel, compiler) first")
 
     def deliver(source: str) -> bytes:
+        """The compiled cubin, if the text is the one it was compiled from."""
         if source != kernel.cuda:
             raise RuntimeError(f"TVM generated other CUDA text for {kernel.label} than the text that was compiled")
         return kernel.cubin.data
@@ -325,6 +328,7 @@ def _generate_cuda(device: tvm.IRModule, target: tvm.target.Target) -> str:
     texts: list[str] = []
 
     def catch(source: str) -> bytes:
+        """Keep the text and stop TVM before it compiles."""
         texts.append(source)
         raise _TextOnly
 

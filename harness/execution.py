@@ -71,6 +71,7 @@ class LlvmBackend:
         run = compile_serial(kernel.schedule.mod)["main"]
 
         def call(*arrays: np.ndarray) -> None:
+            """Run on copies and write the last array, the output, back."""
             tensors = [tvm.runtime.tensor(array) for array in arrays]
             run(*tensors)
             np.copyto(arrays[-1], tensors[-1].numpy())

@@ -139,9 +139,11 @@ class Arena(Racecourse):
         transposed = {id(b): t for (_, b, _), t in zip(self.sets, self.transposed_b)}
 
         def as_stored(a: Any, b: Any, c: Any) -> None:
+            """cuBLAS on B in the problem's own layout."""
             self.torch.mm(a, b if stored == "nn" else b.T, out=c)
 
         def as_other(a: Any, b: Any, c: Any) -> None:
+            """cuBLAS on B in the other layout."""
             self.torch.mm(a, transposed[id(b)].T if stored == "nn" else transposed[id(b)], out=c)
 
         return (f"cublas-{stored}", as_stored), (f"cublas-{other}", as_other)

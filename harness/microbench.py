@@ -88,6 +88,7 @@ def _probe(name: str, text: str) -> tvm.tirx.PrimFunc:
         width: T.int32,
         count: T.int32,
     ):
+        """One launch of the CUDA function of this name."""
         source_words, sink_words = T.int32(), T.int32()
         source = T.match_buffer(source_handle, (source_words,), "int32")
         sink = T.match_buffer(sink_handle, (sink_words,), "int32")
@@ -250,6 +251,7 @@ def quantity(low: float, high: float, over: str = "") -> Callable[[Callable[[Ben
     """Declare a function as the measurement of the quantity of its name; its docstring says how."""
 
     def declare(measure: Callable[[Bench], Points]) -> Callable[[Bench], Points]:
+        """Enter the function in BENCHMARKS."""
         how = " ".join(measure.__doc__.split())
         BENCHMARKS[measure.__name__] = Benchmark(measure.__name__, how, over, (low, high), measure)
         return measure
@@ -343,6 +345,7 @@ def copy_gb_s(bench: Bench) -> Points:
     whichever is faster"""
 
     def check(_number: int) -> None:
+        """Refuse a copy that is not its source, and clear it for the next round."""
         if not bench.torch.equal(bench.sink, bench.source):
             raise WrongResult("probe copy left another content than its source's: not recorded")
         bench.sink.zero_()
@@ -382,6 +385,7 @@ def shared_bytes_per_clock(bench: Bench) -> Points:
     expected = _shared_sums(bench, steps, threads)
 
     def check(_number: int) -> None:
+        """Refuse wrong sums; take down bytes per cycle of an SM."""
         bench.expect("read_shared", threads * bench.sms, expected)
         rates.append(8 * 16 * threads * steps / int(bench.marks[0]))
 
@@ -432,6 +436,7 @@ def _round_trips(bench: Bench, grid: int, width: int) -> list[float]:
     steps = min(2**11, tiles // grid)
 
     def check(number: int) -> None:
+        """Refuse sums that are not those of this round's tiles."""
         visits = torch.arange(number * grid * steps, (number + 1) * grid * steps, device="cuda")
         # The kernel's index wraps at 2³²; the number of tiles is a power of two, so that this changes nothing.
         bench.expect("round_trip", grid * STREAM_THREADS, int(heads[visits * 40503 % tiles].sum()))

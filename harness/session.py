@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -277,12 +277,7 @@ class Session:
             step_name=case.step.name if case else "cublas",
             variant=case.variant if case else "cublas",
             default_variant=not case or case.variant == case.step.default_variant(case.machine.has_cp_async),
-            m=problem.m,
-            n=problem.n,
-            k=problem.k,
-            layout=problem.layout,
-            dtype=problem.dtype,
-            out_dtype=problem.out_dtype,
+            **asdict(problem),
             math=MATH,
             stages=case.slots if case else 1,
             tile=str(case.tile) if case else "",

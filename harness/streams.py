@@ -291,6 +291,7 @@ class StreamCourse(Racecourse):
         torch, floats = backend.torch, -(-case.bytes_moved // 8)
 
         def operands(seed: int) -> tuple[Any, ...]:
+            """One set: input, poisoned output, source and destination of the copy."""
             x = backend.normal(seed, case.shape, case.dtype)
             y = backend.poisoned(case.output_shape, case.dtype)
             return x, y, *(torch.zeros(floats, dtype=torch.float32, device="cuda") for _ in range(2))

@@ -16,7 +16,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -278,6 +278,7 @@ def tune(
         say(f"going on with an unfinished search: {len(search.found)} of {len(search.legal)} candidates are known")
 
     def after_batch(where: str) -> None:
+        """Put what is known on disk and say how far the search is."""
         database.keep(search)
         best = search.ranked()[:1]
         say(where + "".join(f"; best {search.found[c].name}, {search.found[c].ratios[-1]:.3f} of cuBLAS" for c in best))
@@ -355,12 +356,7 @@ class _Database:
         tuned = TunedConfig(
             step=self.case.step.number,
             step_name=self.case.step.name,
-            m=problem.m,
-            n=problem.n,
-            k=problem.k,
-            layout=problem.layout,
-            dtype=problem.dtype,
-            out_dtype=problem.out_dtype,
+            **asdict(problem),
             math=MATH,
             arch=self.case.machine.arch,
             winner=search.known(confirmed.winner),

@@ -128,6 +128,7 @@ def _one_is_unknown(sweep: Sweep) -> bool:
 
 def _stages_pay(bound: str, left: str) -> Rule:
     def says(sweeps: Sequence[Sweep]) -> str:
+        """The advice on these sweeps."""
         return f"stages pay, {_range([sweep.gain_over_one_pct for sweep in sweeps])}; {left}"
 
     return Rule(lambda sweep: sweep.bound(sweep.preferred) == bound, says)

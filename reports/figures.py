@@ -26,6 +26,7 @@ def gflops_figure(results: Results, section: Section) -> Figure:
     """GFLOPS per step over the matrix size, default tile beside best tile, cuBLAS dashed."""
 
     def draw(axes: Axes, choice: str) -> None:
+        """One tile choice's steps, and cuBLAS."""
         lines = [section.line(step, choice) for step in section.steps]
         _draw_steps(axes, results, section, choice, lambda record: record.gflops)
         points = [(shape[0], cublas_gflops(lines, shape)) for shape in section.squares()]
@@ -43,6 +44,7 @@ def ratio_figure(results: Results, section: Section) -> Figure:
     """Speed relative to cuBLAS over the matrix size; the line at 1 is cuBLAS."""
 
     def draw(axes: Axes, choice: str) -> None:
+        """One tile choice's steps over the line of cuBLAS."""
         axes.axhline(1.0, color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
         _draw_steps(axes, results, section, choice, lambda record: record.ratio_to_cublas)
 
@@ -55,6 +57,7 @@ def gain_figure(results: Results, section: Section) -> Figure:
     """Speed gained by each step over the one before, a bar per size, one panel per tile choice."""
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
+        """The steps' records with one tile choice, the first left out."""
         return {step_label(results, step): section.line(step, choice) for step in section.steps if step > 1}
 
     return _bar_panels(section, "Gain of each step over the one before", section.choices, lines)
@@ -64,6 +67,7 @@ def variants_figure(results: Results, section: Section, step: int) -> Figure:
     """Speed each variant of a step gains over the step before, a bar per size."""
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
+        """The variants' records with one tile choice, those without any left out."""
         found = {name: section.line(step, choice, name) for name in section.variants(step)}
         return {name.replace("_", "\n"): line for name, line in found.items() if line}
 

@@ -161,6 +161,7 @@ def _statement(stmt: tirx.Stmt) -> Statement:
     vectors = [1]
 
     def note(loop: tirx.For) -> None:
+        """Take down the width of a vectorized loop."""
         if loop.kind == tirx.ForKind.VECTORIZED:
             vectors.append(int(loop.extent))
 

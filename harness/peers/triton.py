@@ -125,6 +125,7 @@ def launch(kernel: Any, problem: Matmul, config: BlockConfig) -> Callable[[Any, 
     grid = (config.programs(problem),)
 
     def run(a: Any, b: Any, c: Any) -> None:
+        """Enqueue one launch."""
         kernel[grid](a, b, c, *numbers, **constants)
 
     return run
@@ -218,6 +219,7 @@ def enter(arena: Arena, machine: Machine, every_stage: bool = False) -> list[Ent
     tuning = tune(kernel, arena, machine)
 
     def entrant(name: str, stages: int | None) -> Entrant:
+        """The best configuration of so many stages, or why there is none."""
         config = tuning.best(stages)
         if config is None:
             why = next((why for skipped, why in tuning.skipped.items() if skipped.stages == stages), "not declared")
