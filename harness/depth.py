@@ -72,13 +72,14 @@ class TileWork:
     @property
     def warps(self) -> int:
         """Warps of the block."""
-        return -(-self.threads // 32)
+        return _warps(self.threads)
 
 
 def tile_work(case: Case) -> TileWork:
     """The work of one k tile of a case's kernel."""
     tile, slots, itemsize = case.tile, case.slots, dtype_bytes(case.problem.dtype)
     threads = tile.threads[0] * tile.threads[1]
+    warps = _warps(threads)
     multiply_adds = tile.thread_m * tile.thread_n * tile.block_k
     written_out = case.variant == "full" or multiply_adds <= UNROLLED_BY_COMPILER
     # A thread's row of A lies along k: the loads of four steps become one where the steps are written out.
@@ -99,16 +100,17 @@ def tile_work(case: Case) -> TileWork:
         + copies * COPY_INSTRUCTIONS
         + LOOP_INSTRUCTIONS / turn
         + REMAINDER_INSTRUCTIONS * remainder,
-        accesses=-(-threads // 32)
-        * (
-            (tile.smem_bytes(itemsize) / 128 / -(-threads // 32) if slots == 1 else 0)  # cp.async needs no store
-            + row_loads * _accesses(min(16, row_width * itemsize), 32 // lanes_n)
-            + column_loads * _accesses(min(16, tile.thread_n * itemsize), lanes_n)
-        ),
+        accesses=(tile.smem_bytes(itemsize) / 128 if slots == 1 else 0)  # cp.async needs no store
+        + warps * row_loads * _accesses(min(16, row_width * itemsize), 32 // lanes_n)
+        + warps * column_loads * _accesses(min(16, tile.thread_n * itemsize), lanes_n),
         chain=REMAINDER_CHAIN * remainder,
         steps=tile.block_k,
         barriers=1 if has_one_barrier(case) else 2,
     )
+
+
+def _warps(threads: int) -> int:
+    return -(-threads // 32)
 
 
 def _accesses(width: int, distinct: int) -> float:

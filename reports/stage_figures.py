@@ -97,7 +97,7 @@ def streams_figure(sweeps: Sequence[StreamSweep]) -> Figure:
         if sweep.direct:
             axes.axhline(sweep.direct.gb_s, color=CHOSEN, linestyle="-.", linewidth=1.4, label="direct, nothing staged")
         timings = {r.stages: r.timing for r in sweep.records if r.verification.passed}
-        _draw_measured(axes, timings, lambda time: sweep.bytes_moved / (time * 1e6), MEASURED, "o", "staged")
+        _draw_measured(axes, timings, sweep.bandwidth_gb_s, MEASURED, "o", "staged")
 
     caption = f"Bytes: every input read once, every output written once. Bars: quartiles of the rounds. {_when(sweeps)}"
     return _panels("Memory-bound workloads over stages", sweeps, "GB/s", draw, caption)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from harness.records import Record, Resources, StreamRecord
 
 from .judgement import is_held_out
-from .sweeps import CLOSE_PCT, TIE_PCT, StageSweep, StreamSweep, speed_gain_pct, speed_lost_pct
+from .sweeps import CLOSE_PCT, TIE_PCT, StagedRecords, StageSweep, StreamSweep, speed_gain_pct, speed_lost_pct
 from .table import NOT_MEASURED, NOT_VERIFIED, Table, gflops, percent
 
 
@@ -54,7 +55,7 @@ def overview_table(sweeps: list[StageSweep]) -> Table:
         )
         for sweep in sweeps
     ]
-    header = ("size", *(f"{stages} stage{'s' * (stages > 1)}" for stages in counts), "fewest as fast")
+    header = ("size", *_stage_headers(counts), "fewest as fast")
     note = f"GFLOPS; bold: the fastest; †: recommended by the model. Fewest as fast: within {TIE_PCT:g} % of the "
     note += "fastest. Gain: of those over 1 stage. Of cuBLAS: the fastest, over the faster cuBLAS form."
     return Table(sweeps[0].case, (*header, "gain over 1 stage", "of cuBLAS"), tuple(grid), note)
@@ -76,7 +77,7 @@ def variant_gains_table(sweeps: list[StageSweep]) -> Table | None:
         )
         for before, own in pairs
     ]
-    header = ("step, variant", "tile", "size", *(f"{stages} stage{'s' * (stages > 1)}" for stages in counts))
+    header = ("step, variant", "tile", "size", *_stage_headers(counts))
     note = "Speed gained over the step's default variant with as many stages; last, each at its own best. "
     apart = [abs(gain) for gain in _identical_gains(pairs)]
     if apart:
@@ -127,7 +128,7 @@ def streams_overview(sweeps: list[StreamSweep]) -> Table:
         (
             sweep.workload,
             sweep.size,
-            *(_bandwidth(sweep, stages) for stages in counts),
+            *(_speed_cell(sweep, stages, sweep.bandwidth_gb_s) for stages in counts),
             _number(sweep.direct.gb_s if sweep.direct else None),
             _number(sweep.torch_gb_s),
             _number(sweep.copy_gb_s),
@@ -135,7 +136,7 @@ def streams_overview(sweeps: list[StreamSweep]) -> Table:
         )
         for sweep in sweeps
     ]
-    header = ("workload", "size", *(f"{stages} stage{'s' * (stages > 1)}" for stages in counts))
+    header = ("workload", "size", *_stage_headers(counts))
     note = "GB/s, every input counted once and every output once; bold: the fastest staged form. Of the copy: the "
     note += "fastest form, staged or direct, over a copy of as many bytes in the same rounds."
     return Table("Overview", (*header, "direct", "torch", "copy", "of the copy"), tuple(grid), note, left=2)
@@ -220,19 +221,22 @@ def _cost_of_next(row: dict[str, Any]) -> str:
 
 
 def _overview_cell(sweep: StageSweep, stages: int) -> str:
-    if stages not in sweep.times_ms:
-        return NOT_VERIFIED if any(record.stages == stages for record in sweep.records) else NOT_MEASURED
-    speed = f"{gflops(sweep.shape, sweep.times_ms[stages]):,.0f}"
-    dagger = " †" if sweep.forecast and sweep.forecast.recommended == stages else ""
-    return f"**{speed}**{dagger}" if stages == sweep.best else speed + dagger
+    recommended = sweep.forecast is not None and sweep.forecast.recommended == stages
+    dagger = " †" if recommended and stages in sweep.times_ms else ""
+    return _speed_cell(sweep, stages, lambda time: gflops(sweep.shape, time)) + dagger
 
 
-def _bandwidth(sweep: StreamSweep, stages: int) -> str:
+def _speed_cell(sweep: StagedRecords, stages: int, speed_of: Callable[[float], float]) -> str:
+    """The speed with so many stages, from the time in milliseconds; the fastest in bold."""
     time = sweep.times_ms.get(stages)
     if time is None:
         return NOT_VERIFIED if any(record.stages == stages for record in sweep.records) else NOT_MEASURED
-    speed = f"{sweep.bytes_moved / (time * 1e6):,.0f}"
+    speed = f"{speed_of(time):,.0f}"
     return f"**{speed}**" if stages == sweep.best else speed
+
+
+def _stage_headers(counts: list[int]) -> list[str]:
+    return [f"{stages} stage{'s' * (stages > 1)}" for stages in counts]
 
 
 def _gain_at(before: StageSweep, own: StageSweep, stages: int) -> float | None:

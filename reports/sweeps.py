@@ -184,10 +184,14 @@ class StreamSweep(StagedRecords):
         """The staged records, then the direct one if it was measured."""
         return (*self.records, *([self.direct] if self.direct else []))
 
+    def bandwidth_gb_s(self, time_ms: float) -> float:
+        """The rate at which a time moves the workload's bytes."""
+        return self.bytes_moved / (time_ms * 1e6)
+
     @property
     def copy_gb_s(self) -> float:
         """The copy's rate over as many bytes: the median over the records, same rounds as each."""
-        return statistics.median(self.bytes_moved / (r.copy.median_ms * 1e6) for r in self.everything)
+        return statistics.median(self.bandwidth_gb_s(r.copy.median_ms) for r in self.everything)
 
     @property
     def best_ratio_to_copy(self) -> float:
@@ -197,7 +201,7 @@ class StreamSweep(StagedRecords):
     @property
     def torch_gb_s(self) -> float | None:
         """The rate of torch's own operator, as :attr:`copy_gb_s`; None where it has none."""
-        rates = [self.bytes_moved / (r.torch.median_ms * 1e6) for r in self.everything if r.torch]
+        rates = [self.bandwidth_gb_s(r.torch.median_ms) for r in self.everything if r.torch]
         return statistics.median(rates) if rates else None
 
     @property
