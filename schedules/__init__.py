@@ -32,7 +32,7 @@ from .streaming import (
     spread_reduction,
     spread_rows,
 )
-from .tiling import TileConfig, TiledLoops, bind_elements, bind_grid, bind_threads, tile_contraction
+from .tiling import BlockTile, TileConfig, TiledLoops, bind_elements, bind_grid, bind_threads, tile_contraction
 from .unrolling import unroll_loop
 from .vectorization import vectorize_inner, vectorize_write_back, widest_vector
 from .workloads import (
@@ -48,6 +48,7 @@ from .workloads import (
 )
 
 __all__ = [
+    "BlockTile",
     "CombinedReduction",
     "CooperativeFetch",
     "IllegalPipeline",
