@@ -42,7 +42,10 @@ from .errors import IllegalPipeline
 from .inspection import Statement, loop_name, statements_of, statements_under
 
 GATE = "pipeline_gate"
+HIDDEN_READS = "hidden_reads"  # on a block whose reads ThreadSync does not see, being those of an instruction
+RETIRE = "pipeline_retire"  # on a block that waits for all but so many asynchronous computations
 GATE_FUNCTION = "pipeline_arrived"
+RETIRE_FUNCTION = "pipeline_retire_"
 ONE_BARRIER = "one_barrier"
 READ_FUNCTION = "pipeline_read_"
 SYNC = "tirx.tvm_storage_sync"
@@ -94,9 +97,17 @@ def is_gate(statement: Statement) -> bool:
     return any(GATE in block.annotations for block in statement.blocks)
 
 
+def retires(statement: Statement) -> int | None:
+    """How many asynchronous computations a statement leaves in flight; None if it waits for none."""
+    left = [int(block.annotations[RETIRE]) for block in statement.blocks if RETIRE in block.annotations]
+    return left[0] if left else None
+
+
 def hides_reads(statement: Statement) -> bool:
     """Whether a statement reads shared memory in a way that ThreadSync cannot see."""
     found: list[ir.Call] = []
+    if any(HIDDEN_READS in block.annotations for block in statement.blocks):
+        return True
     for block in statement.blocks:
         tvm_ffi.structural_walk(
             block.body, (ir.Call, lambda call: found.append(call) if is_hidden_read(call) else None)
@@ -118,8 +129,18 @@ def show_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
         after    C += A_shared[i, k] * ...
     """
     show = (ir.Call, lambda call: call.args[1].args[0] if is_hidden_read(call) else call)
-    drop = (tirx.Evaluate, lambda stmt: tirx.Evaluate(0) if _called(stmt.value) in (GATE_FUNCTION, SYNC) else stmt)
+    drop = (tirx.Evaluate, lambda stmt: tirx.Evaluate(0) if _only_waits(stmt.value) else stmt)
     return tvm_ffi.structural_map(function, [show, drop])
+
+
+def _only_waits(value: ir.Expr) -> bool:
+    name = _called(value)
+    return name in (GATE_FUNCTION, SYNC) or name.startswith(RETIRE_FUNCTION)
+
+
+def whole_buffer(region: ir.TensorRegion) -> ir.TensorRegion:
+    """The region that is all of a region's buffer."""
+    return ir.TensorRegion(region.source, [ir.Range(0, extent) for extent in region.source.shape], region.ty)
 
 
 def _called(value: ir.Expr) -> str:
@@ -130,25 +151,20 @@ def _called(value: ir.Expr) -> str:
 
 def _gate(statements: list[Statement], copies: list[int]) -> s_tir.SBlockRealize:
     """A statement that reads every copied operand as a whole, and does nothing."""
-    regions = [
-        ir.TensorRegion(region.source, [ir.Range(0, extent) for extent in region.source.shape], region.ty)
-        for index in copies
-        for region in statements[index].writes
-    ]
+    regions = [whole_buffer(region) for index in copies for region in statements[index].writes]
     # An empty function, because TVM removes a statement that does nothing, together with its wait.
     nothing = cuda_func_call(GATE_FUNCTION, source_code=f"__forceinline__ __device__ void {GATE_FUNCTION}() {{}}\n")
     block = s_tir.SBlock([], regions, [], "arrived", tirx.Evaluate(nothing), annotations={GATE: 1})
     return s_tir.SBlockRealize([], True, block)
 
 
-def _meet_behind(sch: Schedule, loop: LoopRV) -> None:
-    """Put a barrier that TVM can see behind a loop, as the next statement of what the loop stands in."""
+def place_behind(sch: Schedule, loop: LoopRV, statement: tirx.Stmt) -> None:
+    """Put a statement behind a loop, as the next one of what the loop stands in. Loops and blocks stay valid."""
     stmt, parent = sch.get(loop), sch.get_sref(loop).parent
     around = parent.stmt
     parts = list(around.body.seq) if isinstance(around.body, tirx.SeqStmt) else [around.body]
-    barrier = s_tir.SBlock([], [], [], "left", tirx.Evaluate(tirx.call_intrin("int32", SYNC, "shared")))
     place = next(index for index, part in enumerate(parts) if part.same_as(stmt)) + 1
-    body = tirx.SeqStmt([*parts[:place], s_tir.SBlockRealize([], True, barrier), *parts[place:]])
+    body = tirx.SeqStmt([*parts[:place], statement, *parts[place:]])
     if isinstance(around, tirx.For):
         changed = tirx.For(
             around.loop_var, around.min, around.extent, around.kind, body, around.thread_binding, around.annotations
@@ -157,6 +173,12 @@ def _meet_behind(sch: Schedule, loop: LoopRV) -> None:
     else:
         changed = _with_body(around, body)
         sch.state.replace(parent, changed, {around: changed})
+
+
+def _meet_behind(sch: Schedule, loop: LoopRV) -> None:
+    """Put a barrier that TVM can see behind a loop."""
+    barrier = s_tir.SBlock([], [], [], "left", tirx.Evaluate(tirx.call_intrin("int32", SYNC, "shared")))
+    place_behind(sch, loop, s_tir.SBlockRealize([], True, barrier))
 
 
 def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:

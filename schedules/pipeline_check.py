@@ -11,7 +11,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from .errors import IllegalPipeline
 from .inspection import Statement, blocks_outside, loop_extent, loop_name, scheduled_function, statements_under
-from .one_barrier import GATE, hides_reads, is_gate
+from .one_barrier import GATE, RETIRE, hides_reads, is_gate
 
 
 def check_pipeline(
@@ -127,7 +127,7 @@ def _check_lists(name: str, statements: list[Statement], stage: list[int], order
 def _check_regions(name: str, statements: list[Statement]) -> None:
     for statement in statements:
         for block in (*statement.wrappers, *statement.blocks):
-            if not block.writes and GATE not in block.annotations:
+            if not block.writes and not {GATE, RETIRE} & set(block.annotations):
                 raise IllegalPipeline(
                     "the block declares no writes, so that TVM sees no dependence and inserts no wait",
                     loop=name,

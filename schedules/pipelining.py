@@ -34,7 +34,7 @@ from .inspection import (
     statements_under,
 )
 from .lowering import UNROLL_RING, UNROLLED_RINGS
-from .one_barrier import gate_copies, is_gate
+from .one_barrier import gate_copies, is_gate, retires
 from .pipeline_check import check_pipeline
 
 STAGE, ORDER, ASYNC = PIPELINE_STAGE, "software_pipeline_order", "software_pipeline_async_stages"
@@ -44,6 +44,8 @@ DOUBLE_BUFFER = "double_buffer_scope"
 # the next loads are issued into them, and a result is consumed before the next one overwrites it: then
 # one version of either is enough, and no index changes with the iteration, which registers cannot have.
 PLACE_IN_BODY = {"gate": -1, "copy": 0, "load": 1, "epilogue": 2, "transform": 3, "compute": 4}
+# A computation that runs on by itself is issued first, and retired last: copies are issued while it runs.
+PLACE_IF_RETIRED = {**PLACE_IN_BODY, "compute": 0, "copy": 1, "load": 2, "epilogue": 3, "retire": 4}
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class PipelinePlan:
     ``statements`` and ``roles`` name the loop's statements and what they are to the pipeline: "load"
     (global memory to registers, on the way to shared memory), "copy" (an operand to shared memory or
     registers), "transform" (a cast or the like of a copied operand, or a reset), "compute" (uses operands),
-    "epilogue" (uses what compute made, and no copy), "gate" (waits, in the form with one barrier). ``stage``,
+    "epilogue" (uses what compute made, and no copy), "gate" (waits, in the form with one barrier), "retire" (waits for a computation
+    that runs on by itself, :mod:`schedules.warpgroup`). ``stage``,
     ``order`` and ``async_stages`` are TVM's lists (see the module's text), empty without a pipeline; ``slots``
     counts the versions of each copied operand.
     """
@@ -148,7 +151,16 @@ def infer_pipeline(
     if one_barrier and not gated:
         names, roles = _with_gate(names, roles)
     first_copy = 1 if "load" in roles else 0
-    compute = first_copy + slots - 1
+    in_flight = next((left for left in map(retires, statements) if left is not None), 0)
+    compute = first_copy + slots - 1 - in_flight
+    if in_flight and compute <= first_copy:
+        raise IllegalPipeline(
+            "computations in flight across the barrier need a slot each, beside those of copies and computation",
+            loop=name,
+            value=f"{slots} stages",
+            limit=f"at least {in_flight + 2}",
+            remedy="give more stages, or leave none in flight",
+        )
     stage_of = {
         "load": 0,
         "copy": first_copy,
@@ -156,8 +168,10 @@ def infer_pipeline(
         "transform": compute,
         "compute": compute,
         "epilogue": compute + 1,
+        "retire": compute + in_flight,
     }
-    body = sorted(range(len(roles)), key=lambda index: PLACE_IN_BODY[roles[index]])
+    place = PLACE_IF_RETIRED if "retire" in roles else PLACE_IN_BODY
+    body = sorted(range(len(roles)), key=lambda index: place[roles[index]])
     order = tuple(body.index(index) for index in range(len(roles)))
     stage = tuple(stage_of[role] for role in roles)
     return PipelinePlan(loop, slots, names, roles, stage, order, (0,) if asynchronous else (), unroll_ring)
@@ -250,6 +264,8 @@ def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
         fed_by = [role for role, earlier in zip(roles, statements) if _feeds(earlier, statement)]
         if is_gate(statement):
             roles.append("gate")
+        elif retires(statement) is not None:
+            roles.append("retire")
         elif statement in copies:
             feeds_copy = any(_feeds(statement, later) for later in copies if later is not statement)
             roles.append("load" if feeds_copy and not statement.fills_shared else "copy")

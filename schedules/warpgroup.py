@@ -1,0 +1,396 @@
+"""Contractions by warpgroups: tiles, panels in shared memory, tensorization and a pipeline with wgmma in flight.
+
+A warpgroup's multiplication is asynchronous, as the copies are: it is *issued*, and must be *retired* before its
+results are used or its operands overwritten. :func:`pipeline_warpgroups` gives the k loop this form::
+
+    for k:  wait until tile k has landed;  barrier            # the gate (schedules/one_barrier.py)
+            issue the multiplication of slot k % slots        # returns at once
+            start filling slot (k + slots - 2) % slots        # while the tensor cores are busy
+            retire tile k - 1                                 # at most one multiplication stays in flight
+    retire the last tile
+
+Why that is right: the slot filled in iteration k held tile k - 2, which every warpgroup retired in its iteration
+k - 1, and all threads met at the barrier of iteration k in between. Tile k, which it is read as, has landed for
+every thread that waited at the gate, and the barrier makes that all of them; ``fence.proxy.async`` behind the barrier
+brings what they copied before the instruction's eyes. With nothing left in flight (``in_flight=0``) tile k is retired
+at the end of its own iteration, and slot (k + slots - 1) % slots is filled, which held tile k - 1: one tile more is on
+its way with the same slots, and the tensor cores wait at each barrier.
+
+As stages: copies 0; gate and issue slots - 1 - in_flight; retire slots - 1. The retiring statement declares reads of
+both operands, so that TVM gives them one slot per tile from the first copy to the last retirement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+from tvm.backend.cuda.op import cuda_func_call
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from .caching import (
+    CooperativeFetch,
+    accumulate_in_registers,
+    fetch_cooperatively,
+    initialize_before,
+    inline_data_movement,
+    stage_in_shared,
+)
+from .errors import IllegalPipeline, IllegalSchedule
+from .fragments import FRAGMENT
+from .inspection import block_name, loop_extent, loop_name, loops_below, statements_under
+from .layout import pad_to_tile
+from .one_barrier import HIDDEN_READS, RETIRE, RETIRE_FUNCTION, place_behind, whole_buffer
+from .pipelining import PipelinePlan, pipeline_loop
+from .swizzling import swizzle_rows
+from .tiling import BlockTile, bind_grid, group_rows, indivisible
+from .vectorization import vectorize_inner, widest_vector
+from .wgmma import LANES, PANEL, Wgmma, misfits
+
+WGMMA_ARCH = "sm_90a"
+WGMMA_REGISTERS = 40  # what descriptors, copies' addresses and loop counters take beside the accumulators
+SCOPE = "shared.dyn"
+
+
+@dataclass(frozen=True)
+class WarpgroupTile(BlockTile):
+    """The block tile, and the ``group_m`` × ``group_n`` outputs of it that one warpgroup (128 threads) computes.
+
+    Written ``128x256x64/64x256``. ``group_n`` is the instruction's width.
+    """
+
+    block_m: int = 128
+    block_n: int = 256
+    block_k: int = 64
+    group_m: int = 64
+    group_n: int = 256
+
+    FORM: ClassVar[str] = "MxNxK/GMxGN"
+    EXAMPLE: ClassVar[str] = "128x256x64/64x256"
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Warpgroups along rows and columns."""
+        return self.block_m // self.group_m, self.block_n // self.group_n
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Warpgroups (threadIdx.y) and their threads (threadIdx.x)."""
+        rows, columns = self.groups
+        return rows * columns, LANES
+
+    @property
+    def threads_per_block(self) -> int:
+        """Threads of one block."""
+        return self.threads[0] * LANES
+
+    @property
+    def registers(self) -> int:
+        """Accumulators, and what addresses take."""
+        return self.group_m * self.group_n // LANES + WGMMA_REGISTERS
+
+    def misfits(self) -> list[str]:
+        """Warpgroups that do not divide the block, and shapes the instruction does not have."""
+        parts = (
+            ("rows of the block", self.block_m, "rows per warpgroup", self.group_m),
+            ("columns of the block", self.block_n, "columns per warpgroup", self.group_n),
+        )
+        return indivisible(parts) + misfits(self.group_m, self.group_n, self.block_k)
+
+    def shared_scope(self, itemsize: int, stages: int = 1) -> str:
+        """Always "shared.dyn": the instruction's panels need 1024-byte boundaries, which begin there."""
+        return SCOPE
+
+    def violations(self, target: Target, itemsize: int = 2, stages: int = 1) -> list[str]:
+        """Every limit of ``target`` that this tile breaks; a target without the instruction breaks the first."""
+        found = super().violations(target, itemsize, stages)
+        if str(target.attrs.get("arch", "")) != WGMMA_ARCH:
+            found.insert(0, f"{target.attrs.get('arch', target.kind.name)} has no wgmma, which is {WGMMA_ARCH}'s")
+        if itemsize != 2:
+            found.insert(0, f"elements of {itemsize} bytes, where this wgmma multiplies 16-bit ones")
+        return found
+
+
+@dataclass(frozen=True)
+class WarpgroupLoops:
+    """The loops of a contraction in warpgroup tiles, by role, outermost first."""
+
+    block_row: LoopRV
+    block_column: LoopRV
+    group_row: LoopRV
+    group_column: LoopRV
+    k_outer: LoopRV
+    row: LoopRV
+    column: LoopRV
+    k_inner: LoopRV
+
+
+@dataclass(frozen=True)
+class WarpgroupContraction:
+    """A contraction staged for warpgroups: its k loop, its blocks and its instruction.
+
+    ``computing`` multiplies one k tile (one block, once tensorized); ``copies`` fill shared memory, one per operand;
+    ``write_back`` stores a thread's results.
+    """
+
+    k_outer: LoopRV
+    computing: SBlockRV
+    copies: tuple[CooperativeFetch, ...]
+    write_back: SBlockRV
+    instruction: Wgmma
+    tensorized: bool
+
+
+def tile_for_warpgroups(
+    sch: Schedule, rows: LoopRV, columns: LoopRV, reduction: LoopRV, tile: WarpgroupTile
+) -> WarpgroupLoops:
+    """Cut a contraction's three loops into block tiles, warpgroups' tiles and k tiles, and reorder them.
+
+    ::
+
+        before   for i < M:  for j < N:  for k < K:  C[i, j] += ...
+        after    for block_row:  for block_column:  for group_row:  for group_column:
+                   for k_outer < K / block_k:
+                     for row < group_m:  for column < group_n:  for k_inner < block_k:  C[...] += ...
+
+    Extents must divide (:func:`schedules.layout.pad_to_tile`).
+    """
+    groups_m, groups_n = tile.groups
+    block_row, group_row, row = sch.split(rows, [None, groups_m, tile.group_m])
+    block_column, group_column, column = sch.split(columns, [None, groups_n, tile.group_n])
+    k_outer, k_inner = sch.split(reduction, [None, tile.block_k])
+    loops = WarpgroupLoops(block_row, block_column, group_row, group_column, k_outer, row, column, k_inner)
+    sch.reorder(*vars(loops).values())
+    return loops
+
+
+def lay_out_accumulators(sch: Schedule, block: SBlockRV, instruction: Wgmma) -> None:
+    """Bring a block's output, the accumulators, to the instruction's order of lanes and registers.
+
+    ::
+
+        before   C_local[i, j]
+        after    C_local[i / rows, j / columns, lane, register]     # (lane, register) of (i % rows, j % columns)
+    """
+    m, n = instruction.rows, instruction.columns
+    outer = len(sch.get(block).writes[0].region) - 2
+
+    def place(*index):
+        *batch, i, j = index
+        return (*batch, i // m, j // n, *instruction.fragment(i % m, j % n))
+
+    sch.transform_layout(block, ("write", 0), _index_map(outer + 2, place))
+
+
+def lay_out_panels(sch: Schedule, copy: SBlockRV) -> None:
+    """Cut the rows of a tile in shared memory into panels of 128 swizzled bytes, as the instruction reads them.
+
+    ::
+
+        before   A_shared[i, k] = A[i, k]
+        after    A_shared[k / 64, i, k % 64] = A[i, k]              # 16-byte pieces of a row permuted
+    """
+    outer = len(sch.get(copy).writes[0].region) - 2
+
+    def place(*index):
+        *batch, row, element = index
+        return (*batch, element // PANEL, row, element % PANEL)
+
+    sch.transform_layout(copy, ("write", 0), _index_map(outer + 2, place))
+    swizzle_rows(sch, copy)
+
+
+def spread_fragment(sch: Schedule, block: SBlockRV, loop: LoopRV, vectorize: bool = False) -> int:
+    """Let each thread of a warpgroup do what a block does to its own accumulators.
+
+    ::
+
+        before   for i < 64:  for j < 256:  D[i, j] = C_local[..., lane(i, j), register(i, j)]
+        after    for lane < 128, bound to threadIdx.x:
+                   for eight < 32:  for half < 2:  for pair < 2:      # its registers, in their order
+                     D[...] = C_local[..., lane, ...]
+
+    ``loop`` is the loop around the block's own. ``vectorize`` stores pairs at once where alignment allows; returns the
+    width.
+    """
+    *_, i, j = loops_below(sch, block, loop)
+    tile, warp, half, row = sch.split(i, [None, 4, 2, 8])
+    eight, quad, pair = sch.split(j, [None, 4, 2])
+    sch.reorder(warp, row, quad, tile, eight, half, pair)
+    sch.bind(sch.fuse(warp, row, quad), "threadIdx.x")
+    for inner in (tile, eight, half):
+        sch.unroll(inner)
+    width = min(widest_vector(sch, block, pair), 2) if vectorize else 1
+    if width == 2:
+        vectorize_inner(sch, pair, width)
+    else:
+        sch.unroll(pair)
+    return width
+
+
+def stage_for_warpgroups(
+    sch: Schedule, block: SBlockRV, tile: WarpgroupTile, *, raster: int = 8, tensorize: bool = True
+) -> WarpgroupContraction:
+    """Tile a contraction for warpgroups, stage its operands in panels, and multiply by wgmma.
+
+    ::
+
+        before   for (batch,) i, j, k:  C[i, j] += A[i, k] * B[k, j]          # or B[j, k]; C, D float32 or rounded
+        after    for tile, bound to blockIdx.x:  for group, bound to threadIdx.y:
+                   C_local = 0
+                   for k_outer:
+                     A_shared = A[tile];  B_shared = B[tile]                 # panels, by all threads together
+                     wgmma(C_local, A_shared, B_shared)
+                   D = f(C_local)                                            # casts, bias, activation fused
+
+    Ragged extents are padded on the fly, and a reduction of one k tile to two, so that there is a loop to pipeline.
+    Follow with :func:`pipeline_warpgroups`, without which nothing waits for the instructions.
+
+    Parameters
+    ----------
+    raster : rows of blocks that run before the next column does (:func:`schedules.tiling.group_rows`).
+    tensorize : False leaves the multiplication as loops, which any CPU can run.
+
+    Raises
+    ------
+    IllegalTile : for a tile, dtype or layout that the instruction does not have.
+    IllegalSchedule : for a block with fewer than three loops.
+    """
+    loops_of_block = sch.get_loops(block)
+    if len(loops_of_block) < 3:
+        raise IllegalSchedule(
+            "a contraction has rows, columns and a reduction",
+            block=block_name(sch, block),
+            value=f"{len(loops_of_block)} loops",
+            limit="at least 3",
+            remedy="call flatten_contraction first",
+        )
+    instruction = instruction_for(sch, block, tile)
+    *batch, rows, columns, reduction = loops_of_block
+    k_tile = tile.block_k * (2 if loop_extent(sch, reduction) <= tile.block_k else 1)
+    if pad_to_tile(sch, block, [1] * len(batch) + [tile.block_m, tile.block_n, k_tile]):
+        *batch, rows, columns, reduction = sch.get_loops(block)
+    loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
+    raster_loops = group_rows(sch, loops.block_row, loops.block_column, raster)
+    bind_grid(sch, [*batch, *raster_loops])
+    group = sch.fuse(loops.group_row, loops.group_column)
+    sch.bind(group, "threadIdx.y")
+    write_back = accumulate_in_registers(sch, block, group, FRAGMENT)
+    lay_out_accumulators(sch, block, instruction)
+    spread_fragment(sch, write_back, group, vectorize=True)
+    copies = tuple(_fetch_panels(sch, block, operand, loops.k_outer, tile) for operand in (0, 1))
+    spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
+    computing = block
+    if tensorize:
+        computing = sch.blockize(loops.row)
+        sch.tensorize(computing, instruction.register())
+        sch.annotate(computing, HIDDEN_READS, 1)
+    return WarpgroupContraction(loops.k_outer, computing, copies, write_back, instruction, tensorize)
+
+
+def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmma:
+    """The instruction with which a tile multiplies a block's operands; raises IllegalTile where there is none."""
+    stmt = sch.get(block)
+    operands = [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
+    reduction = stmt.iter_vars[-1].var
+    used: list[bool] = []
+    tvm_ffi.structural_walk(operands[1].region[-1].min, (tirx.Var, lambda var: used.append(var.same_as(reduction))))
+    b_major = "k" if any(used) else "n"
+    b_rows = tile.block_n if b_major == "k" else tile.block_k
+    dtype = str(operands[0].source.dtype)
+    return Wgmma(tile.group_m, tile.group_n, tile.block_k, dtype, b_major, tile.block_m, b_rows)
+
+
+def pipeline_warpgroups(
+    sch: Schedule, staged: WarpgroupContraction, stages: int = 4, in_flight: int = 1
+) -> PipelinePlan:
+    """Keep ``stages`` k tiles in shared memory, copies ahead of and ``in_flight`` multiplications behind the barrier.
+
+    The module's text shows the loop and says why it is right. One slot per tile: with ``in_flight=1``, of which three
+    are needed, ``stages`` - 2 tiles are ahead. The ring is written out, so that slots are constant addresses.
+
+    Raises
+    ------
+    IllegalPipeline : for ``in_flight`` other than 0 or 1; for fewer stages than in_flight + 2, or fewer k tiles.
+    """
+    if in_flight not in (0, 1):
+        raise IllegalPipeline(
+            "multiplications in flight across the barrier", value=in_flight, limit="0 or 1", remedy="choose one of both"
+        )
+    _retire_in(sch, staged, in_flight)
+    plan = pipeline_loop(sch, staged.k_outer, stages, True, one_barrier=True, unroll_ring=True)
+    if staged.tensorized:
+        place_behind(sch, staged.k_outer, _retire_all(sch, staged))
+    return plan
+
+
+def _fetch_panels(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, tile: WarpgroupTile) -> CooperativeFetch:
+    copy = stage_in_shared(sch, block, operand, loop, SCOPE)
+    lay_out_panels(sch, copy)
+    inline_data_movement(sch, copy)
+    return fetch_cooperatively(sch, copy, loop, tile.threads, vectorize=True)
+
+
+def _retire_in(sch: Schedule, staged: WarpgroupContraction, in_flight: int) -> None:
+    """Append to the k loop a statement that waits for all but ``in_flight`` multiplications."""
+    loop, stmt = staged.k_outer, sch.get(staged.k_outer)
+    filled = [region for statement in statements_under(sch, loop) for region in statement.writes]
+    regions = [whole_buffer(region) for region in filled if region.source.scope() == SCOPE]
+    name = f"{RETIRE_FUNCTION}{in_flight}"
+    source = (
+        f"__forceinline__ __device__ void {name}() {{\n"
+        f'  asm volatile("wgmma.wait_group.sync.aligned {in_flight};" ::: "memory");\n}}\n'
+    )
+    call = tirx.Evaluate(cuda_func_call(name, source_code=source))
+    block = s_tir.SBlock([], regions, [], "retire", call, annotations={RETIRE: in_flight})
+    parts = list(stmt.body.seq) if isinstance(stmt.body, tirx.SeqStmt) else [stmt.body]
+    body = tirx.SeqStmt([*parts, s_tir.SBlockRealize([], True, block)])
+    changed = tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    sch.state.replace(sch.get_sref(loop), changed)
+
+
+def _retire_all(sch: Schedule, staged: WarpgroupContraction) -> s_tir.SBlockRealize:
+    """A statement that waits for every multiplication, and after which the compiler may use the accumulators.
+
+    Each accumulator is an operand of it, or the compiler could move their uses to before the wait.
+    """
+    region = _region_of(sch, staged.computing)
+    count = staged.instruction.registers
+    name = f"{RETIRE_FUNCTION}all_{count}"
+    operands = "\n".join(f'  asm volatile("" : "+f"(c[{i}]) :: "memory");' for i in range(count))
+    source = (
+        f"__forceinline__ __device__ void {name}(void* accumulators) {{\n  float* c = (float*)accumulators;\n"
+        f'  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");\n{operands}\n}}\n'
+    )
+    lane = tirx.Var("lane", "int32")
+    *outer, _, _ = (dimension.min for dimension in region.region)
+    address = tirx.address_of(region.source[(*outer, lane, tirx.const(0, "int32"))])
+    call = tirx.Evaluate(cuda_func_call(name, address, source_code=source))
+    thread = tirx.IterVar(None, tirx.Var("threadIdx.x", "int32"), tirx.IterVar.ThreadIndex, "threadIdx.x")
+    lanes = tirx.For(lane, 0, LANES, tirx.ForKind.THREAD_BINDING, call, thread)
+    return s_tir.SBlockRealize([], True, s_tir.SBlock([], [region], [region], "retired", lanes))
+
+
+def _region_of(sch: Schedule, block: SBlockRV) -> ir.TensorRegion:
+    """What a block writes, in terms of the loops around it."""
+    stmt, found = sch.get(block), []
+
+    def note(realize: s_tir.SBlockRealize) -> None:
+        """Take down how the block is realized."""
+        if realize.block.same_as(stmt):
+            found.append(realize)
+
+    tvm_ffi.structural_walk(sch.get(sch.get_loops(block)[-1]).body, (s_tir.SBlockRealize, note))
+    values = {iterator.var: value for iterator, value in zip(stmt.iter_vars, found[0].iter_values)}
+    return tvm_ffi.structural_map(stmt.writes[0], (tirx.Var, lambda var: values.get(var, var)))
+
+
+def _index_map(rank: int, place: Callable) -> tirx.IndexMap:
+    variables = [tirx.Var(f"i{position}", "int32") for position in range(rank)]
+    analyzer = sym.Analyzer()
+    return tirx.IndexMap(variables, [analyzer.simplify(index) for index in place(*variables)], None)
