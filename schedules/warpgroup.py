@@ -311,18 +311,27 @@ def pipeline_warpgroups(
 ) -> PipelinePlan:
     """Keep ``stages`` k tiles in shared memory, copies ahead of and ``in_flight`` multiplications behind the barrier.
 
-    The module's text shows the loop and says why it is right. One slot per tile: with ``in_flight=1``, of which three
-    are needed, ``stages`` - 2 tiles are ahead. The ring is written out, so that slots are constant addresses.
+    The module's text shows the loop and says why it is right. The ring is written out, so that slots are constant
+    addresses. With two k tiles in all nothing is left in flight, since that takes three slots.
 
     Raises
     ------
-    IllegalPipeline : for ``in_flight`` other than 0 or 1; for fewer stages than in_flight + 2, or fewer k tiles.
+    IllegalPipeline : for ``in_flight`` other than 0 or 1; for fewer stages than in_flight + 2.
     """
     if in_flight not in (0, 1):
         raise IllegalPipeline(
             "multiplications in flight across the barrier", value=in_flight, limit="0 or 1", remedy="choose one of both"
         )
-    _retire_in(sch, staged, in_flight)
+    if stages < in_flight + 2:
+        raise IllegalPipeline(
+            "one slot is filled, one is read, and each multiplication in flight needs one more",
+            loop=loop_name(sch, staged.k_outer),
+            value=f"{stages} stages, {in_flight} in flight",
+            limit=f"at least {in_flight + 2} stages",
+            remedy="give more stages",
+        )
+    k_tiles = loop_extent(sch, staged.k_outer)
+    _retire_in(sch, staged, min(in_flight, k_tiles - 2))
     plan = pipeline_loop(sch, staged.k_outer, stages, True, one_barrier=True, unroll_ring=True)
     if staged.tensorized:
         place_behind(sch, staged.k_outer, _retire_all(sch, staged))
@@ -333,6 +342,9 @@ def _fetch_panels(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, ti
     copy = stage_in_shared(sch, block, operand, loop, SCOPE)
     lay_out_panels(sch, copy)
     inline_data_movement(sch, copy)
+    *_, row, element = loops_below(sch, copy, loop)
+    panel, element = sch.split(element, [None, PANEL])
+    sch.reorder(panel, row, element)
     return fetch_cooperatively(sch, copy, loop, tile.threads, vectorize=True)
 
 
