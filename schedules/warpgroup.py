@@ -50,7 +50,7 @@ from .pipelining import PipelinePlan, pipeline_loop
 from .swizzling import swizzle_rows
 from .tiling import BlockTile, bind_grid, group_rows, indivisible
 from .vectorization import vectorize_inner, widest_vector
-from .wgmma import LANES, PANEL, Wgmma, misfits
+from .wgmma import LANES, PANEL, Wgmma, keep_in_registers, misfits
 
 WGMMA_ARCH = "sm_90a"
 WGMMA_REGISTERS = 40  # what descriptors, copies' addresses and loop counters take beside the accumulators
@@ -374,10 +374,10 @@ def _retire_all(sch: Schedule, staged: WarpgroupContraction) -> s_tir.SBlockReal
     region = _region_of(sch, staged.computing)
     count = staged.instruction.registers
     name = f"{RETIRE_FUNCTION}all_{count}"
-    operands = "\n".join(f'  asm volatile("" : "+f"(c[{i}]) :: "memory");' for i in range(count))
     source = (
         f"__forceinline__ __device__ void {name}(void* accumulators) {{\n  float* c = (float*)accumulators;\n"
-        f'  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");\n{operands}\n}}\n'
+        f'  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");\n'
+        f"{keep_in_registers(count)}\n}}\n"
     )
     lane = tirx.Var("lane", "int32")
     *outer, _, _ = (dimension.min for dimension in region.region)

@@ -110,7 +110,8 @@ class Wgmma:
         """CUDA text of the function that issues a k tile's instructions and commits them as one group.
 
         ``fence.proxy.async`` makes what other threads' cp.async has put into shared memory visible to the
-        instruction; ``wgmma.fence`` orders the accumulators' earlier uses before it.
+        instruction; ``wgmma.fence`` orders the accumulators' earlier uses before it. What zeroes them must stand before
+        that, too, which the compiler is told by :func:`keep_in_registers`.
         """
         lines = [
             f"__forceinline__ __device__ void {self.name}(void* accumulators, const void* a, const void* b) {{",
@@ -120,6 +121,7 @@ class Wgmma:
                 f" | (((unsigned int)__cvta_generic_to_shared({x}) & 0x3FFFF) >> 4);"
                 for x in "ab"
             ),
+            keep_in_registers(self.registers),
             '  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");',
             '  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");',
         ]
@@ -215,6 +217,14 @@ class Wgmma:
                     )
 
         return replacement
+
+
+def keep_in_registers(count: int) -> str:
+    """CUDA text that makes each of ``count`` accumulators ``c[i]`` an operand of an empty instruction.
+
+    The compiler then moves no use of them across that place; it knows nothing of instructions that run on.
+    """
+    return f'#pragma unroll\n  for (int i = 0; i < {count}; ++i) asm volatile("" : "+f"(c[i]) :: "memory");'
 
 
 def misfits(rows: int, columns: int, steps: int) -> list[str]:
