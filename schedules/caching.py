@@ -129,7 +129,7 @@ def stage_through_registers(sch: Schedule, copy: SBlockRV, loop: LoopRV) -> SBlo
     return load
 
 
-def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV) -> SBlockRV:
+def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope: str = "local") -> SBlockRV:
     """Keep a reduction's outputs in registers under ``loop`` and write them back once, after it.
 
     ::
@@ -140,10 +140,11 @@ def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV) -> SBl
                    D[i, j] = f(C_local[i, j])                        # the returned block
 
     Whatever follows elementwise (cropping a padded result, a cast, a bias, an activation) is fused into
-    the write-back. Pair it with :func:`initialize_before`, or the zeroing stays inside the k loop.
+    the write-back. Pair it with :func:`initialize_before`, or the zeroing stays inside the k loop. ``scope`` is
+    "local", one thread's registers, or :data:`schedules.fragments.FRAGMENT`, those of a warp.
     """
     try:
-        write_back = sch.cache_write(block, 0, "local")
+        write_back = sch.cache_write(block, 0, scope)
         sch.reverse_compute_at(write_back, loop)
         _inline_consumers(sch, block, write_back)
     except ScheduleError as error:

@@ -8,11 +8,14 @@ from tvm import ir, tirx
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 from .errors import IllegalPipeline
+from .fragments import compact_blocks, has_fragments, lower_fragments
 from .inspection import annotated_loops, statements_of
 from .one_barrier import ONE_BARRIER, is_gate
+from .swizzling import lower_swizzles
 
 UNROLL_RING = "unroll_ring"
 UNROLLED_RINGS = "tensorir_ladder_unrolled_rings"
+FRAGMENTS = "tensorir_ladder_fragments"
 
 
 def unroll_rings() -> tvm.transform.Pass:
@@ -52,6 +55,8 @@ def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
                 loop=str(loop.loop_var.name),
                 remedy="call pipeline_loop(..., one_barrier=True) after replaying a trace, instead of replaying it",
             )
+    if has_fragments(mod):
+        return FRAGMENTS
     return UNROLLED_RINGS if any(True for _ in annotated_loops(mod, UNROLL_RING)) else "s_tir"
 
 
@@ -84,4 +89,12 @@ def _unrolled_rings():
     return tvm.ir.transform.Sequential([lower, unroll_rings()]), finalize_host, finalize_device
 
 
+def _fragments():
+    """Fragments and swizzles lowered as soon as buffers are compact, then the pipeline above."""
+    lower, finalize_host, finalize_device = _unrolled_rings()
+    before = [compact_blocks(), lower_fragments(), lower_swizzles()]
+    return tvm.ir.transform.Sequential([*before, lower]), finalize_host, finalize_device
+
+
 register_tir_pipeline(UNROLLED_RINGS, _unrolled_rings)
+register_tir_pipeline(FRAGMENTS, _fragments)

@@ -244,6 +244,34 @@ def bind_grid(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
     return tiles
 
 
+def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> list[LoopRV]:
+    """Let ``group`` rows of blocks run side by side, so that blocks that run together share operands in the L2 cache.
+
+    ::
+
+        before   for row < 32:  for column < 32:  ...
+        after    for row_group < 4:  for column < 32:  for row_in_group < 8:  ...                # group = 8
+
+    132 blocks at once then touch 8 rows and 17 columns of tiles instead of 5 and 32. A group that does not divide
+    the rows is lowered to the next divisor. Returns the loops, for :func:`bind_grid`.
+
+    Raises
+    ------
+    IllegalSchedule : if ``group`` is below 1.
+    """
+    if group < 1:
+        raise IllegalSchedule(
+            "a group of fewer than one row", loop=loop_name(sch, row), value=group, limit=1, remedy="give 1 for row order"
+        )
+    rows = loop_extent(sch, row)
+    divisor = max(d for d in range(1, min(group, rows) + 1) if rows % d == 0)
+    if divisor == 1:
+        return [row, column]
+    outer, inner = sch.split(row, [None, divisor])
+    sch.reorder(outer, column, inner)
+    return [outer, column, inner]
+
+
 def bind_threads(sch: Schedule, row: LoopRV, column: LoopRV) -> None:
     """Run two nested loops as the threads of a block: ``row`` as threadIdx.y, ``column`` as threadIdx.x.
 
