@@ -71,6 +71,15 @@ def compact_blocks() -> tvm.transform.Pass:
     )
 
 
+def whole_fragments(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Keep fragments whole, as ordinary local buffers, for a target that runs one lane after the other (a CPU)."""
+    whole = {
+        fragment: tirx.decl_buffer(fragment.shape, fragment.dtype, fragment.name, scope="local")
+        for fragment in _fragments(function)
+    }
+    return tvm_ffi.structural_map(function, (tirx.Var, lambda var: whole.get(var, var))) if whole else function
+
+
 def has_fragments(mod: ir.IRModule | tirx.PrimFunc) -> bool:
     """Whether a scheduled module or function keeps fragments, and so needs :func:`lower_fragments`."""
     functions = [mod] if isinstance(mod, tirx.PrimFunc) else list(mod.functions.values())

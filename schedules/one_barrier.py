@@ -45,7 +45,7 @@ GATE = "pipeline_gate"
 GATE_FUNCTION = "pipeline_arrived"
 ONE_BARRIER = "one_barrier"
 READ_FUNCTION = "pipeline_read_"
-HIDDEN_LOAD = "tensor_core_load_hidden"  # an intrinsic that hides its reads of shared memory by itself
+HIDES_READS = "hides_reads"  # on a block whose instruction will hide its reads by itself, once it is tensorized
 SYNC = "tirx.tvm_storage_sync"
 CUDA_TYPES = {
     "float32": "float",
@@ -79,7 +79,8 @@ def gate_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:
     for statement in statements:
         if any(statement.reads_buffer(buffer) for buffer in buffers):
             _check_can_hide(name, statement, buffers)
-            reused |= {block: _hiding(block, buffers) for block in statement.blocks if block not in reused}
+            visible = [block for block in statement.blocks if HIDES_READS not in block.annotations]
+            reused |= {block: _hiding(block, buffers) for block in visible if block not in reused}
     hidden = [tvm_ffi.structural_map(part, (s_tir.SBlock, lambda block: reused.get(block, block))) for part in using]
     copying = tirx.SeqStmt(filling) if len(filling) > 1 else filling[0]
     merged = tirx.For(tirx.Var("copies", "int32"), 0, 1, tirx.ForKind.SERIAL, copying)
@@ -97,10 +98,12 @@ def is_gate(statement: Statement) -> bool:
 
 def hides_reads(statement: Statement) -> bool:
     """Whether a statement reads shared memory in a way that ThreadSync cannot see."""
-    called: list[str] = []
+    found: list[ir.Call] = []
     for block in statement.blocks:
-        tvm_ffi.structural_walk(block.body, (ir.Call, lambda call: called.append(_called(call))))
-    return any(name.startswith((READ_FUNCTION, HIDDEN_LOAD)) for name in called)
+        tvm_ffi.structural_walk(
+            block.body, (ir.Call, lambda call: found.append(call) if is_hidden_read(call) else None)
+        )
+    return bool(found) or any(HIDES_READS in block.annotations for block in statement.blocks)
 
 
 def is_hidden_read(call: ir.Call) -> bool:

@@ -23,6 +23,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .errors import IllegalPipeline
+from .fragments import FRAGMENT
 from .inspection import (
     PIPELINE_STAGE,
     SHARED_SCOPES,
@@ -275,7 +276,7 @@ def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
 
 def _is_copy(index: int, statements: list[Statement]) -> bool:
     statement, earlier = statements[index], statements[:index]
-    near = all(region.source.scope() in (*SHARED_SCOPES, "local") for region in statement.writes)
+    near = all(region.source.scope() in (*SHARED_SCOPES, "local", FRAGMENT) for region in statement.writes)
     inputs = [producer for producer in earlier if _feeds(producer, statement)]
     from_copies = all(_is_copy(statements.index(producer), statements) for producer in inputs)
     # A transform reads shared memory that the loop fills; a copy through registers reads registers only.

@@ -40,7 +40,7 @@ from .errors import IllegalSchedule, IllegalTile
 from .fragments import FRAGMENT, registers_of
 from .inspection import SHARED_SCOPES, block_name, loops_below
 from .layout import pad_to_tile
-from .one_barrier import HIDDEN_LOAD
+from .one_barrier import HIDES_READS
 from .swizzling import swizzle_rows
 from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
 from .vectorization import dtype_bytes, vectorize_inner, widest_vector
@@ -298,6 +298,8 @@ def load_fragments(
         sch.unroll(unrolled)
     sch.transform_layout(load, ("write", 0), layout)
     scope = str(sch.get(load).reads[0].source.scope())
+    if hide_reads:
+        sch.annotate(load, HIDES_READS, 1)
     return FragmentLoad(load, first_inner, _load_intrinsic(instruction, operand, by_k, scope, hide_reads))
 
 
@@ -322,9 +324,18 @@ def accumulate_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops, instru
     return write_back
 
 
-def use_instruction(
-    sch: Schedule, block: SBlockRV, loops: WarpLoops, loads: tuple[FragmentLoad, ...], instruction: MmaInstruction
-) -> None:
+@dataclass(frozen=True)
+class TensorizedContraction:
+    """A contraction on tensor cores: its loops by role, its copies to shared memory and to fragments, its write-back."""
+
+    loops: WarpLoops
+    copies: tuple[CooperativeFetch, ...]
+    loads: tuple[FragmentLoad, ...]
+    write_back: SBlockRV
+    instruction: MmaInstruction
+
+
+def use_instruction(sch: Schedule, contraction: TensorizedContraction) -> None:
     """Replace the loops over one instruction's elements by the instruction, and fragment copies by ``ldmatrix``.
 
     ::
@@ -334,20 +345,9 @@ def use_instruction(
         after    ldmatrix(A_frag[lane], A_shared[...])
                  mma(C_frag[lane, 0:4], A_frag[lane], B_frag[lane, 0:4]);  mma(C_frag[lane, 4:8], ...)
     """
-    orders = tuple(load.intrinsic.endswith("by_k") or "by_k_" in load.intrinsic for load in loads)
-    for load in loads:
+    for load in contraction.loads:
         sch.tensorize(load.elements, load.intrinsic)
-    sch.tensorize(loops.element_row, _multiply_intrinsic(instruction, orders))
-
-
-@dataclass(frozen=True)
-class TensorizedContraction:
-    """A contraction on tensor cores: its loops by role, its copies to shared memory and to fragments, its write-back."""
-
-    loops: WarpLoops
-    copies: tuple[CooperativeFetch, ...]
-    loads: tuple[FragmentLoad, ...]
-    write_back: SBlockRV
+    sch.tensorize(contraction.loops.element_row, _multiply_intrinsic(contraction.instruction))
 
 
 def tensorize_contraction(
@@ -359,7 +359,6 @@ def tensorize_contraction(
     raster: int = 1,
     hide_reads: bool = False,
     through_registers: bool = False,
-    tensorize: bool = True,
 ) -> TensorizedContraction:
     """Compute a (batched) matrix product on tensor cores: tiles to blocks and warps, operands in shared memory.
 
@@ -411,9 +410,7 @@ def tensorize_contraction(
         sch.unroll(loop)
     zeroing = initialize_before(sch, block, loops.k_outer)
     _spread_over_lanes(sch, zeroing, loops.warp)
-    if tensorize:
-        use_instruction(sch, block, loops, loads, instruction)
-    return TensorizedContraction(loops, copies, loads, write_back)
+    return TensorizedContraction(loops, copies, loads, write_back, instruction)
 
 
 def _ends_with_k(sch: Schedule, block: SBlockRV, operand: int) -> bool:
@@ -441,7 +438,7 @@ def _spread_over_lanes(sch: Schedule, block: SBlockRV, warp: LoopRV) -> LoopRV:
                    for lane < 32, bound to threadIdx.x:  for pair < 2:  ...
     """
     loops = loops_below(sch, block, warp)
-    rows, columns = (loops[-2:] if len(loops) == 2 else _fused_sides(sch, loops))
+    rows, columns = loops[-2:] if len(loops) == 2 else _fused_sides(sch, loops)
     rows_16, rows_8, row = sch.split(rows, [None, 2, 8])
     columns_16, columns_8, quad, pair = sch.split(columns, [None, 2, 4, 2])
     sch.reorder(rows_16, rows_8, columns_16, columns_8, row, quad, pair)
@@ -490,7 +487,7 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
     place = instruction.place_in_b if operand else instruction.place_in_a
     size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
     dtype, registers, width = instruction.dtype, instruction.operand_registers, 4 * instruction.packed
-    function = (HIDDEN_LOAD if hide_reads else "tensor_core_load") + ("" if by_k else "_transposed")
+    function = ("tensor_core_load_hidden" if hide_reads else "tensor_core_load") + ("" if by_k else "_transposed")
     source = _LOAD.format(
         name=function, trans="" if by_k else ".trans", seen="" if hide_reads else f", {_ctype(dtype)} seen"
     )
@@ -546,11 +543,8 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
 
 
 @lru_cache(maxsize=None)
-def _multiply_intrinsic(instruction: MmaInstruction, by_k: tuple[bool, bool]) -> str:
-    """Register the intrinsic of two instructions side by side, and return its name.
-
-    ``by_k`` tells for each operand whether its buffer had k as the last dimension, which the loops' text still shows.
-    """
+def _multiply_intrinsic(instruction: MmaInstruction) -> str:
+    """Register the intrinsic of two instructions side by side, and return its name."""
     m, n, k, dtype, wide = instruction.M, instruction.N, instruction.k, instruction.dtype, instruction.accumulator
     registers, results = instruction.operand_registers, m * n // LANES
     source = _MULTIPLY.format(name=instruction.function, ptx=instruction.ptx)

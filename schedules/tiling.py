@@ -261,7 +261,11 @@ def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> lis
     """
     if group < 1:
         raise IllegalSchedule(
-            "a group of fewer than one row", loop=loop_name(sch, row), value=group, limit=1, remedy="give 1 for row order"
+            "a group of fewer than one row",
+            loop=loop_name(sch, row),
+            value=group,
+            limit=1,
+            remedy="give 1 for row order",
         )
     rows = loop_extent(sch, row)
     divisor = max(d for d in range(1, min(group, rows) + 1) if rows % d == 0)
