@@ -39,7 +39,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from .errors import IllegalPipeline
-from .inspection import Statement, loop_name, statements_of, statements_under
+from .inspection import SHARED_SCOPES, Statement, loop_name, statements_of, statements_under
 
 GATE = "pipeline_gate"
 GATE_FUNCTION = "pipeline_arrived"
@@ -124,6 +124,33 @@ def show_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return tvm_ffi.structural_map(function, [show, drop])
 
 
+def drop_hidden_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Leave it to the gate to declare what is read by blocks that hide their reads: one wait, at the gate.
+
+    ::
+
+        before   arrived reads A_shared;  load, marked hides_reads, reads A_shared, writes A_frag
+        after    arrived reads A_shared;  load reads nothing, writes A_frag
+
+    TVM puts its wait before the first statement that declares such a read. In a pipeline that fills fragments
+    ahead, that would be half a k tile too early.
+    """
+
+    def drop(block: s_tir.SBlock) -> s_tir.SBlock:
+        """A block without the reads it hides."""
+        if HIDES_READS not in block.annotations:
+            return block
+        return _with_body(block, block.body, visible_reads(block))
+
+    return tvm_ffi.structural_map(function, (s_tir.SBlock, drop))
+
+
+def visible_reads(block: s_tir.SBlock) -> list[ir.TensorRegion]:
+    """What TVM gets to know about a block's reads: of a block that hides its reads, not those of shared memory."""
+    hiding = HIDES_READS in block.annotations
+    return [region for region in block.reads if not hiding or region.source.scope() not in SHARED_SCOPES]
+
+
 def _called(value: ir.Expr) -> str:
     """The name of the CUDA function or of the barrier that an expression calls, "" if it calls none."""
     operator = str(getattr(value.op, "name", "")) if isinstance(value, ir.Call) else ""
@@ -175,10 +202,10 @@ def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:
     return _with_body(block, tvm_ffi.structural_map(block.body, (ir.TensorLoad, hide)))
 
 
-def _with_body(block: s_tir.SBlock, body: tirx.Stmt) -> s_tir.SBlock:
+def _with_body(block: s_tir.SBlock, body: tirx.Stmt, reads: list[ir.TensorRegion] | None = None) -> s_tir.SBlock:
     return s_tir.SBlock(
         block.iter_vars,
-        block.reads,
+        block.reads if reads is None else reads,
         block.writes,
         block.name_hint,
         body,

@@ -35,7 +35,7 @@ from .inspection import (
     statements_under,
 )
 from .lowering import UNROLL_RING, UNROLLED_RINGS
-from .one_barrier import gate_copies, is_gate
+from .one_barrier import HIDES_READS, gate_copies, is_gate
 from .pipeline_check import check_pipeline
 
 STAGE, ORDER, ASYNC = PIPELINE_STAGE, "software_pipeline_order", "software_pipeline_async_stages"
@@ -45,6 +45,9 @@ DOUBLE_BUFFER = "double_buffer_scope"
 # the next loads are issued into them, and a result is consumed before the next one overwrites it: then
 # one version of either is enough, and no index changes with the iteration, which registers cannot have.
 PLACE_IN_BODY = {"gate": -1, "copy": 0, "load": 1, "epilogue": 2, "transform": 3, "compute": 4}
+# With an inner pipeline that is filled ahead: its body reads the last of this slot, then the gate admits the next
+# tile, of which the first fragments are filled, and the copies may fill this slot again.
+PLACE_AHEAD = {"body": 0, "gate": 1, "fill": 2, "copy": 3, "compute": 4}
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ def infer_pipeline(
     *,
     one_barrier: bool = False,
     unroll_ring: bool = False,
+    fill_ahead: bool = False,
 ) -> PipelinePlan:
     """Work out stages, order and asynchronous stages from what the loop's statements read and write.
 
@@ -109,12 +113,15 @@ def infer_pipeline(
         per iteration. Needs asynchronous copies, and nothing else that writes shared memory.
     unroll_ring : write out one turn of the ring, so that slot indices are constants
         (:func:`schedules.lowering.unroll_rings`).
+    fill_ahead : fill the registers of an inner pipeline for the next iteration at the end of this one, instead of
+        at the start of the next. Needs ``one_barrier``, and an inner pipeline of two slots with an even number of
+        iterations, so that the registers filled ahead are not those still in use.
 
     Raises
     ------
     IllegalPipeline : for fewer than 1 stage; for a loop without copies or without their use; for a loop
         inside a pipelined one (the inner loop comes first); for ``async_copy=True`` where a copy cannot be
-        asynchronous, naming it; for ``one_barrier`` where two are needed.
+        asynchronous, naming it; for ``one_barrier`` where two are needed; for ``fill_ahead`` without the above.
     """
     name = loop_name(sch, loop)
     if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
@@ -148,6 +155,8 @@ def infer_pipeline(
         _check_one_barrier(statements, roles, asynchronous and slots > 1, name)
     if one_barrier and not gated:
         names, roles = _with_gate(names, roles)
+    if fill_ahead:
+        return _ahead(loop, name, slots, names, _ahead_roles(sch, loop, name, statements, roles), unroll_ring)
     first_copy = 1 if "load" in roles else 0
     compute = first_copy + slots - 1
     stage_of = {
@@ -164,6 +173,16 @@ def infer_pipeline(
     return PipelinePlan(loop, slots, names, roles, stage, order, (0,) if asynchronous else (), unroll_ring)
 
 
+def _ahead(
+    loop: LoopRV, name: str, slots: int, names: tuple[str, ...], roles: tuple[str, ...], unroll_ring: bool
+) -> PipelinePlan:
+    """The plan in which an inner pipeline is filled ahead: one stage more, and no slot more (the gate is between)."""
+    stage_of = {"copy": 0, "gate": slots - 1, "fill": slots - 1, "body": slots, "compute": slots}
+    body = sorted(range(len(roles)), key=lambda index: PLACE_AHEAD[roles[index]])
+    order = tuple(body.index(index) for index in range(len(roles)))
+    return PipelinePlan(loop, slots, names, roles, tuple(stage_of[r] for r in roles), order, (0,), unroll_ring)
+
+
 def pipeline_loop(
     sch: Schedule,
     loop: LoopRV,
@@ -172,6 +191,7 @@ def pipeline_loop(
     *,
     one_barrier: bool = False,
     unroll_ring: bool = False,
+    fill_ahead: bool = False,
 ) -> PipelinePlan:
     """Overlap a loop's copies with what uses them, ``stages`` ring slots per operand; infer, check, apply.
 
@@ -199,7 +219,9 @@ def pipeline_loop(
     call counts (but a gate, once made, stays). Parameters and errors are those of :func:`infer_pipeline` and of
     :func:`schedules.pipeline_check.check_pipeline`.
     """
-    plan = infer_pipeline(sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring)
+    plan = infer_pipeline(
+        sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the same again below
         _apply(plan, sch.copy())  # a refusal leaves the schedule as it was
@@ -216,6 +238,8 @@ def _apply(plan: PipelinePlan, sch: Schedule) -> None:
     if "gate" in plan.roles and not any(is_gate(statement) for statement in statements):
         roles = _roles(statements, loop_name(sch, loop))
         gate_copies(sch, loop, [index for index, role in enumerate(roles) if role == "copy"])
+    if plan.slots == 2:
+        _keep_two_versions(sch, loop)
     if plan.stage:
         check_pipeline(sch, loop, plan.stage, plan.order, plan.async_stages)
         sch.annotate(loop, STAGE, list(plan.stage))
@@ -224,6 +248,15 @@ def _apply(plan: PipelinePlan, sch: Schedule) -> None:
         sch.annotate(loop, ASYNC, list(plan.async_stages))
     if plan.stage and plan.unroll_ring:
         sch.annotate(loop, UNROLL_RING, plan.slots)
+
+
+def _keep_two_versions(sch: Schedule, loop: LoopRV) -> None:
+    """Ask for the second slot, which TVM would leave out where all it sees of the reads is a gate before the copies."""
+    statements = statements_under(sch, loop)
+    if any(HIDES_READS in block.annotations for statement in statements for block in statement.blocks):
+        copies = [block for statement in statements if statement.fills_shared for block in statement.blocks]
+        for block in (block for block in copies if DOUBLE_BUFFER not in block.annotations):
+            double_buffer(sch, sch.get_sblock(str(block.name_hint), str(sch.func_working_on.name_hint)))
 
 
 def double_buffer(sch: Schedule, copy: SBlockRV) -> None:
@@ -358,6 +391,24 @@ def _with_gate(names: tuple[str, ...], roles: tuple[str, ...]) -> tuple[tuple[st
     others = [(name, role) for name, role in zip(names, roles) if role != "copy"]
     copies = "+".join(name for name, role in zip(names, roles) if role == "copy")
     return (copies, "arrived", *(name for name, _ in others)), ("copy", "gate", *(role for _, role in others))
+
+
+def _ahead_roles(
+    sch: Schedule, loop: LoopRV, name: str, statements: list[Statement], roles: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Roles with those of an inner pipeline's parts told apart; IllegalPipeline where it cannot be filled ahead."""
+    parts = [statement.part for statement in statements if statement.part]
+    inner = annotated_loops(tirx.PrimFunc([], sch.get(loop).body), STAGE)
+    even = all(int(part.extent) % 2 == 0 for part in inner)
+    if "gate" not in roles or parts != ["prologue", "body", "epilogue"] or len(statements) > 5 or not even:
+        raise IllegalPipeline(
+            "nothing can be filled ahead: it takes copies with a gate, and one inner pipeline of an even trip count",
+            loop=name,
+            value=[statement.name for statement in statements],
+            remedy="pass one_barrier=True, and call pipeline_loop(sch, inner_loop, 2) first, or leave fill_ahead out",
+        )
+    others = len(roles) - len(parts)
+    return (*roles[:others], "fill", "body", "compute")
 
 
 def _can_be_asynchronous(statement: Statement) -> bool:

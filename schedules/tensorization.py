@@ -18,7 +18,7 @@ and the pipeline are checked where there is no GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import ClassVar
 
 from tvm import tirx
@@ -38,7 +38,7 @@ from .caching import (
 )
 from .errors import IllegalSchedule, IllegalTile
 from .fragments import FRAGMENT, registers_of
-from .inspection import SHARED_SCOPES, block_name, loops_below
+from .inspection import block_name, loops_below
 from .layout import pad_to_tile
 from .one_barrier import HIDES_READS
 from .swizzling import swizzle_rows
@@ -251,7 +251,7 @@ def stage_in_swizzled(
 
 @dataclass(frozen=True)
 class FragmentLoad:
-    """A copy of an operand into fragments: its block, the outermost loop over one fragment's elements, its intrinsic."""
+    """A copy of an operand into fragments: its block, the outer loop over one fragment's elements, its intrinsic."""
 
     load: SBlockRV
     elements: LoopRV
@@ -326,7 +326,7 @@ def accumulate_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops, instru
 
 @dataclass(frozen=True)
 class TensorizedContraction:
-    """A contraction on tensor cores: its loops by role, its copies to shared memory and to fragments, its write-back."""
+    """A contraction on tensor cores: its loops, its copies to shared memory and to fragments, its write-back."""
 
     loops: WarpLoops
     copies: tuple[CooperativeFetch, ...]
@@ -477,7 +477,7 @@ __forceinline__ __device__ void {name}(void* result, void*, const void* left, co
 """
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope: str, hide_reads: bool) -> str:
     """Register the intrinsic that brings 16 rows (columns) of an operand to fragments, and return its name.
 
@@ -486,6 +486,7 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
     """
     place = instruction.place_in_b if operand else instruction.place_in_a
     size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
+    marks = {HIDES_READS: 1} if hide_reads else {}
     dtype, registers, width = instruction.dtype, instruction.operand_registers, 4 * instruction.packed
     function = ("tensor_core_load_hidden" if hide_reads else "tensor_core_load") + ("" if by_k else "_transposed")
     source = _LOAD.format(
@@ -533,6 +534,7 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
         with T.sblock("root"):
             T.reads(tile[0 : size[0], 0 : size[1]])
             T.writes(fragment[0:LANES, 0:registers])
+            T.sblock_attr(marks)
             for lane in T.thread_binding(LANES, "threadIdx.x"):
                 T.evaluate(moved(fragment, tile, lane))
 
@@ -542,7 +544,7 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
     return name
 
 
-@lru_cache(maxsize=None)
+@cache
 def _multiply_intrinsic(instruction: MmaInstruction) -> str:
     """Register the intrinsic of two instructions side by side, and return its name."""
     m, n, k, dtype, wide = instruction.M, instruction.N, instruction.k, instruction.dtype, instruction.accumulator

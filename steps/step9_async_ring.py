@@ -3,17 +3,18 @@
 Before, every k tile was loaded, awaited, and then multiplied. Now step 5's ring is under the tensor cores:
 cp.async fills `stages` slots of shared memory, with one barrier per k tile and slot numbers that are constants::
 
-    slots 0 .. stages−2 are filled                                  # prologue
-    for k < N − stages + 1:
-      wait for slot k % stages;  barrier
-      start filling slot (k + stages−1) % stages                    # cp.async
-      for k_step:  ldmatrix from slot k % stages;  mma
-    multiply from the slots that remain                             # epilogue
+    for k:
+      for k_step but the last:  ldmatrix of step + 1 from slot k % stages;  mma of step
+      wait for tile k + 1;  barrier                         # everybody has read slot k % stages
+      ldmatrix of the first step of tile k + 1
+      start filling slot k % stages with tile k + stages    # cp.async
+      mma of the last step
 
 Variants, compared by name:
 
 - fragments: two sets of fragments in registers as well: while one is multiplied, `ldmatrix` fills the other; the
-  first one of the next k tile is filled behind the barrier in the middle of a tile. The default.
+  first one of the next k tile is filled behind the barrier in the middle of a tile. The default. It takes k tiles
+  of an even number of steps of 16; others, and products of a single k tile, are as in "shared".
 - shared: the ring in shared memory only.
 
 What to expect: the loop's instructions are hardly more than `mma`, `ldmatrix` and cp.async; larger warp tiles use
@@ -25,15 +26,15 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
+from schedules.inspection import loop_extent
 from schedules.pipelining import pipeline_loop
 from schedules.tensorization import TensorizedContraction, tensorize_contraction, use_instruction
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
 from steps.config import StepConfig
-from steps.step8_tensor_cores import DTYPES, RASTER
-from schedules.tensorization import TensorCoreTile
+from steps.step8_tensor_cores import RASTER
 
-VARIANTS = ("shared",)
+VARIANTS = ("fragments", "shared")
 PIPELINED = True
 NEEDS_ASYNC_COPY = VARIANTS
 
@@ -45,8 +46,12 @@ def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, Tensoriz
     scope = config.tile.shared_scope(dtype_bytes(problem.dtype), slots)
     block = sch.get_sblock("matmul")
     tensorized = tensorize_contraction(sch, block, config.tile, scope=scope, raster=RASTER, hide_reads=slots > 1)
+    loops = tensorized.loops
+    ahead = config.variant == "fragments" and slots > 1 and loop_extent(sch, loops.k_step) % 2 == 0
+    if ahead:
+        pipeline_loop(sch, loops.k_step, 2, False)
     if slots > 1:
-        pipeline_loop(sch, tensorized.loops.k_outer, slots, True, one_barrier=True, unroll_ring=True)
+        pipeline_loop(sch, loops.k_outer, slots, True, one_barrier=True, unroll_ring=True, fill_ahead=ahead)
     return sch, tensorized
 
 
