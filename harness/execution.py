@@ -17,8 +17,9 @@ from tvm.tirx import compilation_pipeline
 
 from harness.build import Kernel, executable
 from harness.targets import Machine, machine_for
+from schedules.fragments import whole_fragments
 from schedules.lowering import unroll_rings
-from schedules.one_barrier import show_reads
+from schedules.one_barrier import drop_hidden_reads, show_reads
 from schedules.workloads import Matmul
 
 CPU_PIPELINE = "tensorir_ladder_serial"
@@ -227,7 +228,9 @@ def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> 
         tirx.transform.MakePackedAPI(),
         tirx.transform.BF16StorageLegalize(),
     ]
-    mod = tvm.IRModule({name: show_reads(function) for name, function in mod.functions_items()})
+    mod = tvm.IRModule(
+        {name: whole_fragments(drop_hidden_reads(show_reads(function))) for name, function in mod.functions_items()}
+    )
     mod = tvm.ir.transform.Sequential(before)(_map_statements(mod, tirx.For, _serial_loop))
     return tvm.ir.transform.Sequential([*after, unroll_rings()])(_map_statements(mod, tirx.AttrStmt, _without_async))
 

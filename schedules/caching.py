@@ -141,7 +141,7 @@ def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope:
 
     Whatever follows elementwise (cropping a padded result, a cast, a bias, an activation) is fused into
     the write-back. Pair it with :func:`initialize_before`, or the zeroing stays inside the k loop. ``scope`` is
-    "local", or :data:`schedules.fragments.FRAGMENT` for accumulators that several threads hold together.
+    "local", one thread's registers, or :data:`schedules.fragments.FRAGMENT`, those of a warp.
     """
     try:
         write_back = sch.cache_write(block, 0, scope)

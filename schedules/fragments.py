@@ -41,6 +41,15 @@ def lower_fragments() -> tvm.transform.Pass:
     return lower
 
 
+def registers_of(fragment: tirx.Var, lane: tirx.Var, first: int, count: int) -> tuple[ir.Expr, ir.Expr]:
+    """Addresses of the first and the last of a lane's registers that an intrinsic uses, to be passed to it.
+
+    The function called needs the first only. But TVM shrinks buffers to what it sees of their use, and would leave
+    one register of a fragment whose others are reached through the first one's address.
+    """
+    return tirx.address_of(fragment[lane, first]), tirx.address_of(fragment[lane, first + count - 1])
+
+
 def compact_blocks() -> tvm.transform.Pass:
     """TVM's own lowering up to compact buffers without aliases; run again by the whole pipeline, it changes nothing."""
     blocks = s_tir.transform
@@ -60,6 +69,15 @@ def compact_blocks() -> tvm.transform.Pass:
             blocks.StmtSimplify(),
         ]
     )
+
+
+def whole_fragments(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Keep fragments whole, as ordinary local buffers, for a target that runs one lane after the other (a CPU)."""
+    whole = {
+        fragment: tirx.decl_buffer(fragment.shape, fragment.dtype, fragment.name, scope="local")
+        for fragment in _fragments(function)
+    }
+    return tvm_ffi.structural_map(function, (tirx.Var, lambda var: whole.get(var, var))) if whole else function
 
 
 def has_fragments(mod: ir.IRModule | tirx.PrimFunc) -> bool:

@@ -49,7 +49,7 @@ class Statement:
     ``elements`` counts how often its blocks run in one iteration of the loop (threads and vector lanes
     included): the elements that the iteration writes, where the statement is a copy. ``vector`` is the extent
     of its widest vectorized loop, 1 without one. ``wrappers`` are blocks around its blocks; ``part`` says which of
-    an inner pipeline's three statements it is.
+    an inner pipeline's three statements it is, and ``idle`` which of the blocks do not run in that part.
     """
 
     blocks: tuple[s_tir.SBlock, ...]
@@ -57,6 +57,7 @@ class Statement:
     elements: int = 1
     vector: int = 1
     part: str = ""
+    idle: tuple[s_tir.SBlock, ...] = ()
 
     @property
     def name(self) -> str:
@@ -67,12 +68,16 @@ class Statement:
     @property
     def reads(self) -> list[ir.TensorRegion]:
         """Every region that its blocks read."""
-        return [region for block in self.blocks for region in block.reads]
+        return [region for block in self._running for region in block.reads]
 
     @property
     def writes(self) -> list[ir.TensorRegion]:
         """Every region that its blocks write."""
-        return [region for block in self.blocks for region in block.writes]
+        return [region for block in self._running for region in block.writes]
+
+    @property
+    def _running(self) -> list[s_tir.SBlock]:
+        return [block for block in self.blocks if not any(block.same_as(other) for other in self.idle)]
 
     def reads_buffer(self, buffer: tirx.Var) -> bool:
         """Whether one of its blocks reads ``buffer``."""
@@ -85,7 +90,7 @@ class Statement:
     @property
     def accumulates(self) -> bool:
         """Whether it keeps a running sum: a reduction, or reads what it writes."""
-        reduces = any(i.iter_type == tirx.IterVar.CommReduce for block in self.blocks for i in block.iter_vars)
+        reduces = any(i.iter_type == tirx.IterVar.CommReduce for block in self._running for i in block.iter_vars)
         return reduces or any(self.reads_buffer(region.source) for region in self.writes)
 
     @property
@@ -153,8 +158,16 @@ def _statements(stmt: tirx.Stmt) -> list[Statement]:
     """One statement; or three for a loop that is pipelined itself, which TVM rewrites before the one around it."""
     statement = _statement(stmt)
     if isinstance(stmt, tirx.For) and PIPELINE_STAGE in stmt.annotations:
-        return [replace(statement, part=part) for part in ("prologue", "body", "epilogue")]
+        stages = [int(stage) for stage in stmt.annotations[PIPELINE_STAGE]]
+        first, last = (_blocks_in_stage(stmt, stages, end) for end in (min(stages), max(stages)))
+        idle = {"prologue": last, "body": (), "epilogue": first}
+        return [replace(statement, part=part, idle=blocks) for part, blocks in idle.items()]
     return [statement]
+
+
+def _blocks_in_stage(loop: tirx.For, stages: list[int], stage: int) -> tuple[s_tir.SBlock, ...]:
+    """The leaf blocks of a pipelined loop's statements that are in one stage."""
+    return tuple(block for s, at in zip(statements_of(loop), stages) if at == stage for block in s.blocks)
 
 
 def _statement(stmt: tirx.Stmt) -> Statement:

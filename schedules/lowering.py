@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
@@ -10,7 +12,7 @@ from tvm.tirx.compilation_pipeline import register_tir_pipeline
 from .errors import IllegalPipeline
 from .fragments import compact_blocks, has_fragments, lower_fragments
 from .inspection import annotated_loops, statements_of
-from .one_barrier import ONE_BARRIER, is_gate
+from .one_barrier import ONE_BARRIER, drop_hidden_reads, is_gate
 from .swizzling import lower_swizzles
 
 UNROLL_RING = "unroll_ring"
@@ -89,14 +91,22 @@ def _unrolled_rings():
     return tvm.ir.transform.Sequential([lower, unroll_rings()]), finalize_host, finalize_device
 
 
-register_tir_pipeline(UNROLLED_RINGS, _unrolled_rings)
+def _on_functions(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pass:
+    """A pass that changes each function."""
+
+    @tvm.transform.module_pass(opt_level=0, name=change.__name__)
+    def run(mod: ir.IRModule, _context: tvm.transform.PassContext) -> ir.IRModule:
+        return tvm.IRModule({name: change(function) for name, function in mod.functions_items()})
+
+    return run
 
 
-def _fragments_and_rings():
-    """Fragments and swizzled tiles brought to the form that threads keep, then the pipeline with rings written out."""
+def _fragments():
+    """Fragments and swizzles lowered as soon as buffers are compact, then the pipeline above."""
     lower, finalize_host, finalize_device = _unrolled_rings()
-    first = [compact_blocks(), lower_fragments(), lower_swizzles()]
-    return tvm.ir.transform.Sequential([*first, lower]), finalize_host, finalize_device
+    before = [_on_functions(drop_hidden_reads), compact_blocks(), lower_fragments(), lower_swizzles()]
+    return tvm.ir.transform.Sequential([*before, lower]), finalize_host, finalize_device
 
 
-register_tir_pipeline(FRAGMENTS, _fragments_and_rings)
+register_tir_pipeline(UNROLLED_RINGS, _unrolled_rings)
+register_tir_pipeline(FRAGMENTS, _fragments)

@@ -39,15 +39,15 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from .errors import IllegalPipeline
-from .inspection import Statement, loop_name, statements_of, statements_under
+from .inspection import SHARED_SCOPES, Statement, loop_name, statements_of, statements_under
 
 GATE = "pipeline_gate"
-HIDDEN_READS = "hidden_reads"  # on a block whose reads ThreadSync does not see, being those of an instruction
-RETIRE = "pipeline_retire"  # on a block that waits for all but so many asynchronous computations
 GATE_FUNCTION = "pipeline_arrived"
 RETIRE_FUNCTION = "pipeline_retire_"
 ONE_BARRIER = "one_barrier"
 READ_FUNCTION = "pipeline_read_"
+RETIRE = "pipeline_retire"  # on a block that waits for all but so many computations that run on by themselves
+HIDES_READS = "hides_reads"  # on a block whose instruction will hide its reads by itself, once it is tensorized
 SYNC = "tirx.tvm_storage_sync"
 CUDA_TYPES = {
     "float32": "float",
@@ -81,7 +81,8 @@ def gate_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:
     for statement in statements:
         if any(statement.reads_buffer(buffer) for buffer in buffers):
             _check_can_hide(name, statement, buffers)
-            reused |= {block: _hiding(block, buffers) for block in statement.blocks if block not in reused}
+            visible = [block for block in statement.blocks if HIDES_READS not in block.annotations]
+            reused |= {block: _hiding(block, buffers) for block in visible if block not in reused}
     hidden = [tvm_ffi.structural_map(part, (s_tir.SBlock, lambda block: reused.get(block, block))) for part in using]
     copying = tirx.SeqStmt(filling) if len(filling) > 1 else filling[0]
     merged = tirx.For(tirx.Var("copies", "int32"), 0, 1, tirx.ForKind.SERIAL, copying)
@@ -98,7 +99,7 @@ def is_gate(statement: Statement) -> bool:
 
 
 def retires(statement: Statement) -> int | None:
-    """How many asynchronous computations a statement leaves in flight; None if it waits for none."""
+    """How many computations a statement leaves in flight; None if it waits for none."""
     left = [int(block.annotations[RETIRE]) for block in statement.blocks if RETIRE in block.annotations]
     return left[0] if left else None
 
@@ -106,13 +107,11 @@ def retires(statement: Statement) -> int | None:
 def hides_reads(statement: Statement) -> bool:
     """Whether a statement reads shared memory in a way that ThreadSync cannot see."""
     found: list[ir.Call] = []
-    if any(HIDDEN_READS in block.annotations for block in statement.blocks):
-        return True
     for block in statement.blocks:
         tvm_ffi.structural_walk(
             block.body, (ir.Call, lambda call: found.append(call) if is_hidden_read(call) else None)
         )
-    return bool(found)
+    return bool(found) or any(HIDES_READS in block.annotations for block in statement.blocks)
 
 
 def is_hidden_read(call: ir.Call) -> bool:
@@ -133,14 +132,41 @@ def show_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return tvm_ffi.structural_map(function, [show, drop])
 
 
-def _only_waits(value: ir.Expr) -> bool:
-    name = _called(value)
-    return name in (GATE_FUNCTION, SYNC) or name.startswith(RETIRE_FUNCTION)
+def drop_hidden_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Leave it to the gate to declare what is read by blocks that hide their reads: one wait, at the gate.
+
+    ::
+
+        before   arrived reads A_shared;  load, marked hides_reads, reads A_shared, writes A_frag
+        after    arrived reads A_shared;  load reads nothing, writes A_frag
+
+    TVM puts its wait before the first statement that declares such a read. In a pipeline that fills fragments
+    ahead, that would be half a k tile too early.
+    """
+
+    def drop(block: s_tir.SBlock) -> s_tir.SBlock:
+        """A block without the reads it hides."""
+        if HIDES_READS not in block.annotations:
+            return block
+        return _with_body(block, block.body, visible_reads(block))
+
+    return tvm_ffi.structural_map(function, (s_tir.SBlock, drop))
+
+
+def visible_reads(block: s_tir.SBlock) -> list[ir.TensorRegion]:
+    """What TVM gets to know about a block's reads: of a block that hides its reads, not those of shared memory."""
+    hiding = HIDES_READS in block.annotations
+    return [region for region in block.reads if not hiding or region.source.scope() not in SHARED_SCOPES]
 
 
 def whole_buffer(region: ir.TensorRegion) -> ir.TensorRegion:
     """The region that is all of a region's buffer."""
     return ir.TensorRegion(region.source, [ir.Range(0, extent) for extent in region.source.shape], region.ty)
+
+
+def _only_waits(value: ir.Expr) -> bool:
+    name = _called(value)
+    return name in (GATE_FUNCTION, SYNC) or name.startswith(RETIRE_FUNCTION)
 
 
 def _called(value: ir.Expr) -> str:
@@ -195,10 +221,10 @@ def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:
     return _with_body(block, tvm_ffi.structural_map(block.body, (ir.TensorLoad, hide)))
 
 
-def _with_body(block: s_tir.SBlock, body: tirx.Stmt) -> s_tir.SBlock:
+def _with_body(block: s_tir.SBlock, body: tirx.Stmt, reads: list[ir.TensorRegion] | None = None) -> s_tir.SBlock:
     return s_tir.SBlock(
         block.iter_vars,
-        block.reads,
+        block.reads if reads is None else reads,
         block.writes,
         block.name_hint,
         body,

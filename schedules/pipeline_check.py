@@ -11,7 +11,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from .errors import IllegalPipeline
 from .inspection import Statement, blocks_outside, loop_extent, loop_name, scheduled_function, statements_under
-from .one_barrier import GATE, RETIRE, hides_reads, is_gate
+from .one_barrier import GATE, HIDES_READS, RETIRE, hides_reads, is_gate, visible_reads
 
 
 def check_pipeline(
@@ -73,7 +73,7 @@ def _needed_versions(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: S
     statements, versions = statements_under(sch, loop), {}
     for buffer in _written(statements):
         writers = [index for index, statement in enumerate(statements) if statement.writes_buffer(buffer)]
-        readers = [index for index, statement in enumerate(statements) if statement.reads_buffer(buffer)]
+        readers = [index for index, statement in enumerate(statements) if _declares_read(statement, buffer)]
         count = max((stage[r] for r in readers), default=0) - min(stage[w] for w in writers) + 1
         crossing = any(order[w] < order[r] and stage[w] < stage[r] for w in writers for r in readers)
         if not readers or _outlives(sch, loop, buffer) or (count == 2 and not crossing):
@@ -226,23 +226,26 @@ def _check_gate(
     async_stages: list[int],
     versions: dict[str, int],
 ) -> None:
-    """Between reads that TVM cannot see and the copies over what they read stands nothing but the gate's barrier.
+    """Between a gate and reads that TVM cannot see, and between these and the copies over what they read, is a barrier.
 
-    It stands between the readers of one iteration and the copies of the next. Copies that follow readers within an
-    iteration must fill another slot: the buffers need two versions at least.
+    A statement of stage s and order o runs, for tile i, at time (i + s, o). A reader must run after the gate of its own
+    tile; and between it and the copy that fills its slot again, ``versions`` tiles later, must be some tile's gate.
     """
-    hidden = [index for index, statement in enumerate(statements) if hides_reads(statement)]
     gates = [index for index, statement in enumerate(statements) if is_gate(statement)]
-    for reader in hidden:
+    for reader in (index for index, statement in enumerate(statements) if hides_reads(statement)):
         producers = [producer for producer, consumer, _ in _dependences(statements) if consumer == reader]
         copies = [producer for producer in producers if statements[producer].fills_shared]
+        if HIDES_READS in _annotations(statements[reader]) and not copies:
+            continue  # nothing of this loop's: the copies are an outer loop's
+        slots = [versions[str(region.source.name)] for copy in copies for region in statements[copy].writes]
         first = [
             gate
             for gate in gates
-            if stage[gate] <= stage[reader] and all(order[gate] < order[other] for other in (reader, *copies))
+            if (stage[gate], order[gate]) < (stage[reader], order[reader])
+            and all(_gate_between(stage, order, reader, gate, copy, min(slots)) for copy in copies)
         ]
         awaited = all(stage[copy] in async_stages and stage[copy] < stage[reader] for copy in copies)
-        several = all(versions[str(region.source.name)] > 1 for copy in copies for region in statements[copy].writes)
+        several = all(count > 1 for count in slots)
         if not first or not awaited or not several:
             raise IllegalPipeline(
                 "its reads are hidden from TVM, which would put no barrier between them and the next copies",
@@ -252,6 +255,12 @@ def _check_gate(
                 limit="asynchronous copies in two slots at least, and the gate ordered before copies and readers",
                 remedy="use pipeline_loop(..., one_barrier=True), which makes the lists",
             )
+
+
+def _gate_between(stage: list[int], order: list[int], reader: int, gate: int, copy: int, slots: int) -> bool:
+    """Whether a gate, of whichever tile, stands between a reader and the copy that fills the reader's slot again."""
+    next_gate = (stage[reader] + (order[gate] < order[reader]), order[gate])
+    return next_gate < (stage[copy] + slots, order[copy])
 
 
 def _warn_useless(
@@ -273,8 +282,20 @@ def _warn_useless(
             )
 
 
+def _declares_read(statement: Statement, buffer: tirx.Var) -> bool:
+    """Whether TVM gets to know that a statement reads a buffer."""
+    if not statement.reads_buffer(buffer):
+        return False
+    return any(region.source.same_as(buffer) for block in statement.blocks for region in visible_reads(block))
+
+
 def _asks_for_two(statement: Statement) -> bool:
-    return any("double_buffer_scope" in block.annotations for block in statement.blocks)
+    return "double_buffer_scope" in _annotations(statement)
+
+
+def _annotations(statement: Statement) -> set[str]:
+    """The keys of a statement's annotations."""
+    return {str(key) for block in statement.blocks for key in block.annotations}
 
 
 def _dependences(statements: list[Statement]) -> Iterator[tuple[int, int, tirx.Var]]:

@@ -23,6 +23,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .errors import IllegalPipeline
+from .fragments import FRAGMENT
 from .inspection import (
     PIPELINE_STAGE,
     SHARED_SCOPES,
@@ -34,7 +35,7 @@ from .inspection import (
     statements_under,
 )
 from .lowering import UNROLL_RING, UNROLLED_RINGS
-from .one_barrier import gate_copies, is_gate, retires
+from .one_barrier import HIDES_READS, gate_copies, is_gate, retires
 from .pipeline_check import check_pipeline
 
 STAGE, ORDER, ASYNC = PIPELINE_STAGE, "software_pipeline_order", "software_pipeline_async_stages"
@@ -46,6 +47,9 @@ DOUBLE_BUFFER = "double_buffer_scope"
 PLACE_IN_BODY = {"gate": -1, "copy": 0, "load": 1, "epilogue": 2, "transform": 3, "compute": 4}
 # A computation that runs on by itself is issued first, and retired last: copies are issued while it runs.
 PLACE_IF_RETIRED = {**PLACE_IN_BODY, "compute": 0, "copy": 1, "load": 2, "epilogue": 3, "retire": 4}
+# With an inner pipeline that is filled ahead: its body reads the last of this slot, then the gate admits the next
+# tile, of which the first fragments are filled, and the copies may fill this slot again.
+PLACE_AHEAD = {"body": 0, "gate": 1, "fill": 2, "copy": 3, "compute": 4}
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,9 @@ class PipelinePlan:
     ``statements`` and ``roles`` name the loop's statements and what they are to the pipeline: "load"
     (global memory to registers, on the way to shared memory), "copy" (an operand to shared memory or
     registers), "transform" (a cast or the like of a copied operand, or a reset), "compute" (uses operands),
-    "epilogue" (uses what compute made, and no copy), "gate" (waits, in the form with one barrier), "retire" (waits for a computation
-    that runs on by itself, :mod:`schedules.warpgroup`). ``stage``,
-    ``order`` and ``async_stages`` are TVM's lists (see the module's text), empty without a pipeline; ``slots``
-    counts the versions of each copied operand.
+    "epilogue" (uses what compute made, and no copy), "gate" (waits, in the form with one barrier), "retire" (waits for a
+    computation that runs on by itself, :mod:`schedules.warpgroup`). ``stage``, ``order`` and ``async_stages`` are TVM's
+    lists (see the module's text), empty without a pipeline; ``slots`` counts the versions of each copied operand.
     """
 
     loop: LoopRV
@@ -89,6 +92,7 @@ def infer_pipeline(
     *,
     one_barrier: bool = False,
     unroll_ring: bool = False,
+    fill_ahead: bool = False,
 ) -> PipelinePlan:
     """Work out stages, order and asynchronous stages from what the loop's statements read and write.
 
@@ -111,12 +115,15 @@ def infer_pipeline(
         per iteration. Needs asynchronous copies, and nothing else that writes shared memory.
     unroll_ring : write out one turn of the ring, so that slot indices are constants
         (:func:`schedules.lowering.unroll_rings`).
+    fill_ahead : fill the registers of an inner pipeline for the next iteration at the end of this one, instead of
+        at the start of the next. Needs ``one_barrier``, and an inner pipeline of two slots with an even number of
+        iterations, so that the registers filled ahead are not those still in use.
 
     Raises
     ------
     IllegalPipeline : for fewer than 1 stage; for a loop without copies or without their use; for a loop
         inside a pipelined one (the inner loop comes first); for ``async_copy=True`` where a copy cannot be
-        asynchronous, naming it; for ``one_barrier`` where two are needed.
+        asynchronous, naming it; for ``one_barrier`` where two are needed; for ``fill_ahead`` without the above.
     """
     name = loop_name(sch, loop)
     if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
@@ -150,6 +157,8 @@ def infer_pipeline(
         _check_one_barrier(statements, roles, asynchronous and slots > 1, name)
     if one_barrier and not gated:
         names, roles = _with_gate(names, roles)
+    if fill_ahead:
+        return _ahead(loop, name, slots, names, _ahead_roles(sch, loop, name, statements, roles), unroll_ring)
     first_copy = 1 if "load" in roles else 0
     in_flight = next((left for left in map(retires, statements) if left is not None), 0)
     compute = first_copy + slots - 1 - in_flight
@@ -177,6 +186,16 @@ def infer_pipeline(
     return PipelinePlan(loop, slots, names, roles, stage, order, (0,) if asynchronous else (), unroll_ring)
 
 
+def _ahead(
+    loop: LoopRV, name: str, slots: int, names: tuple[str, ...], roles: tuple[str, ...], unroll_ring: bool
+) -> PipelinePlan:
+    """The plan in which an inner pipeline is filled ahead: one stage more, and no slot more (the gate is between)."""
+    stage_of = {"copy": 0, "gate": slots - 1, "fill": slots - 1, "body": slots, "compute": slots}
+    body = sorted(range(len(roles)), key=lambda index: PLACE_AHEAD[roles[index]])
+    order = tuple(body.index(index) for index in range(len(roles)))
+    return PipelinePlan(loop, slots, names, roles, tuple(stage_of[r] for r in roles), order, (0,), unroll_ring)
+
+
 def pipeline_loop(
     sch: Schedule,
     loop: LoopRV,
@@ -185,6 +204,7 @@ def pipeline_loop(
     *,
     one_barrier: bool = False,
     unroll_ring: bool = False,
+    fill_ahead: bool = False,
 ) -> PipelinePlan:
     """Overlap a loop's copies with what uses them, ``stages`` ring slots per operand; infer, check, apply.
 
@@ -212,7 +232,9 @@ def pipeline_loop(
     call counts (but a gate, once made, stays). Parameters and errors are those of :func:`infer_pipeline` and of
     :func:`schedules.pipeline_check.check_pipeline`.
     """
-    plan = infer_pipeline(sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring)
+    plan = infer_pipeline(
+        sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the same again below
         _apply(plan, sch.copy())  # a refusal leaves the schedule as it was
@@ -229,6 +251,8 @@ def _apply(plan: PipelinePlan, sch: Schedule) -> None:
     if "gate" in plan.roles and not any(is_gate(statement) for statement in statements):
         roles = _roles(statements, loop_name(sch, loop))
         gate_copies(sch, loop, [index for index, role in enumerate(roles) if role == "copy"])
+    if plan.slots == 2:
+        _keep_two_versions(sch, loop)
     if plan.stage:
         check_pipeline(sch, loop, plan.stage, plan.order, plan.async_stages)
         sch.annotate(loop, STAGE, list(plan.stage))
@@ -237,6 +261,15 @@ def _apply(plan: PipelinePlan, sch: Schedule) -> None:
         sch.annotate(loop, ASYNC, list(plan.async_stages))
     if plan.stage and plan.unroll_ring:
         sch.annotate(loop, UNROLL_RING, plan.slots)
+
+
+def _keep_two_versions(sch: Schedule, loop: LoopRV) -> None:
+    """Ask for the second slot, which TVM would leave out where all it sees of the reads is a gate before the copies."""
+    statements = statements_under(sch, loop)
+    if any(HIDES_READS in block.annotations for statement in statements for block in statement.blocks):
+        copies = [block for statement in statements if statement.fills_shared for block in statement.blocks]
+        for block in (block for block in copies if DOUBLE_BUFFER not in block.annotations):
+            double_buffer(sch, sch.get_sblock(str(block.name_hint), str(sch.func_working_on.name_hint)))
 
 
 def double_buffer(sch: Schedule, copy: SBlockRV) -> None:
@@ -291,7 +324,7 @@ def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
 
 def _is_copy(index: int, statements: list[Statement]) -> bool:
     statement, earlier = statements[index], statements[:index]
-    near = all(region.source.scope() in (*SHARED_SCOPES, "local") for region in statement.writes)
+    near = all(region.source.scope() in (*SHARED_SCOPES, "local", FRAGMENT) for region in statement.writes)
     inputs = [producer for producer in earlier if _feeds(producer, statement)]
     from_copies = all(_is_copy(statements.index(producer), statements) for producer in inputs)
     # A transform reads shared memory that the loop fills; a copy through registers reads registers only.
@@ -373,6 +406,24 @@ def _with_gate(names: tuple[str, ...], roles: tuple[str, ...]) -> tuple[tuple[st
     others = [(name, role) for name, role in zip(names, roles) if role != "copy"]
     copies = "+".join(name for name, role in zip(names, roles) if role == "copy")
     return (copies, "arrived", *(name for name, _ in others)), ("copy", "gate", *(role for _, role in others))
+
+
+def _ahead_roles(
+    sch: Schedule, loop: LoopRV, name: str, statements: list[Statement], roles: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Roles with those of an inner pipeline's parts told apart; IllegalPipeline where it cannot be filled ahead."""
+    parts = [statement.part for statement in statements if statement.part]
+    inner = annotated_loops(tirx.PrimFunc([], sch.get(loop).body), STAGE)
+    even = all(int(part.extent) % 2 == 0 for part in inner)
+    if "gate" not in roles or parts != ["prologue", "body", "epilogue"] or len(statements) > 5 or not even:
+        raise IllegalPipeline(
+            "nothing can be filled ahead: it takes copies with a gate, and one inner pipeline of an even trip count",
+            loop=name,
+            value=[statement.name for statement in statements],
+            remedy="pass one_barrier=True, and call pipeline_loop(sch, inner_loop, 2) first, or leave fill_ahead out",
+        )
+    others = len(roles) - len(parts)
+    return (*roles[:others], "fill", "body", "compute")
 
 
 def _can_be_asynchronous(statement: Statement) -> bool:

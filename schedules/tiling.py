@@ -244,29 +244,36 @@ def bind_grid(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
     return tiles
 
 
-def group_rows(sch: Schedule, rows: LoopRV, columns: LoopRV, group: int) -> list[LoopRV]:
-    """Walk two loops of tiles in bands of ``group`` rows, each column of a band before the next column.
+def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> list[LoopRV]:
+    """Let ``group`` rows of blocks run side by side, so that blocks that run together share operands in the L2 cache.
 
     ::
 
-        before   for row < R:  for column < C:  ...
-        after    for band < R / group:  for column < C:  for row_in_band < group:  ...
+        before   for row < 32:  for column < 32:  ...
+        after    for row_group < 4:  for column < 32:  for row_in_group < 8:  ...                # group = 8
 
-    Blocks that run at the same time then share operands in both directions, and more of what they read is still in
-    the L2 cache. A group that does not divide the rows is lowered to the next divisor; 1 changes nothing. Returns the
-    loops in their new order, for :func:`bind_grid`. Raises IllegalSchedule for a group below 1.
+    132 blocks at once then touch 8 rows and 17 columns of tiles instead of 5 and 32. A group that does not divide
+    the rows is lowered to the next divisor. Returns the loops, for :func:`bind_grid`.
+
+    Raises
+    ------
+    IllegalSchedule : if ``group`` is below 1.
     """
-    extent = loop_extent(sch, rows)
     if group < 1:
         raise IllegalSchedule(
-            "group of rows below 1", loop=loop_name(sch, rows), value=group, limit="at least 1", remedy="give 1 for none"
+            "a group of fewer than one row",
+            loop=loop_name(sch, row),
+            value=group,
+            limit=1,
+            remedy="give 1 for row order",
         )
-    applied = max(size for size in range(1, min(group, extent) + 1) if extent % size == 0)
-    if applied == 1:
-        return [rows, columns]
-    band, row = sch.split(rows, [None, applied])
-    sch.reorder(band, columns, row)
-    return [band, columns, row]
+    rows = loop_extent(sch, row)
+    divisor = max(d for d in range(1, min(group, rows) + 1) if rows % d == 0)
+    if divisor == 1:
+        return [row, column]
+    outer, inner = sch.split(row, [None, divisor])
+    sch.reorder(outer, column, inner)
+    return [outer, column, inner]
 
 
 def bind_threads(sch: Schedule, row: LoopRV, column: LoopRV) -> None:

@@ -45,10 +45,10 @@ from .errors import IllegalPipeline, IllegalSchedule
 from .fragments import FRAGMENT
 from .inspection import block_name, loop_extent, loop_name, loops_below, statements_under
 from .layout import pad_to_tile
-from .one_barrier import HIDDEN_READS, RETIRE, RETIRE_FUNCTION, place_behind, whole_buffer
+from .one_barrier import HIDES_READS, RETIRE, RETIRE_FUNCTION, place_behind, whole_buffer
 from .pipelining import PipelinePlan, pipeline_loop
 from .swizzling import swizzle_rows
-from .tiling import BlockTile, bind_grid, group_rows, indivisible
+from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
 from .vectorization import vectorize_inner, widest_vector
 from .wgmma import LANES, PANEL, Wgmma, keep_in_registers, misfits
 
@@ -132,18 +132,16 @@ class WarpgroupLoops:
 
 @dataclass(frozen=True)
 class WarpgroupContraction:
-    """A contraction staged for warpgroups: its k loop, its blocks and its instruction.
+    """A contraction staged for warpgroups: its loops, its blocks and its instruction.
 
-    ``computing`` multiplies one k tile (one block, once tensorized); ``copies`` fill shared memory, one per operand;
-    ``write_back`` stores a thread's results.
+    ``copies`` fill shared memory, one per operand; ``write_back`` stores a thread's results. The loops ``row``,
+    ``column`` and ``k_inner`` are gone once :func:`multiply_by_wgmma` has put the instruction in their place.
     """
 
-    k_outer: LoopRV
-    computing: SBlockRV
+    loops: WarpgroupLoops
     copies: tuple[CooperativeFetch, ...]
     write_back: SBlockRV
     instruction: Wgmma
-    tensorized: bool
 
 
 def tile_for_warpgroups(
@@ -234,9 +232,9 @@ def spread_fragment(sch: Schedule, block: SBlockRV, loop: LoopRV, vectorize: boo
 
 
 def stage_for_warpgroups(
-    sch: Schedule, block: SBlockRV, tile: WarpgroupTile, *, raster: int = 8, tensorize: bool = True
+    sch: Schedule, block: SBlockRV, tile: WarpgroupTile, *, raster: int = 8
 ) -> WarpgroupContraction:
-    """Tile a contraction for warpgroups, stage its operands in panels, and multiply by wgmma.
+    """Tile a contraction for warpgroups and stage its operands as the instruction reads them.
 
     ::
 
@@ -245,16 +243,15 @@ def stage_for_warpgroups(
                    C_local = 0
                    for k_outer:
                      A_shared = A[tile];  B_shared = B[tile]                 # panels, by all threads together
-                     wgmma(C_local, A_shared, B_shared)
+                     for row, column, k_inner:  C_local += A_shared * B_shared
                    D = f(C_local)                                            # casts, bias, activation fused
 
     Ragged extents are padded on the fly, and a reduction of one k tile to two, so that there is a loop to pipeline.
-    Follow with :func:`pipeline_warpgroups`, without which nothing waits for the instructions.
+    Follow with :func:`pipeline_warpgroups` and :func:`multiply_by_wgmma`; without the latter any CPU can run it.
 
     Parameters
     ----------
-    raster : rows of blocks that run before the next column does (:func:`schedules.tiling.group_rows`).
-    tensorize : False leaves the multiplication as loops, which any CPU can run.
+    raster : rows of blocks that run before the next column does (:func:`schedules.tiling.raster_blocks`).
 
     Raises
     ------
@@ -276,7 +273,7 @@ def stage_for_warpgroups(
     if pad_to_tile(sch, block, [1] * len(batch) + [tile.block_m, tile.block_n, k_tile]):
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
-    raster_loops = group_rows(sch, loops.block_row, loops.block_column, raster)
+    raster_loops = raster_blocks(sch, loops.block_row, loops.block_column, raster)
     bind_grid(sch, [*batch, *raster_loops])
     group = sch.fuse(loops.group_row, loops.group_column)
     sch.bind(group, "threadIdx.y")
@@ -285,12 +282,8 @@ def stage_for_warpgroups(
     spread_fragment(sch, write_back, group, vectorize=True)
     copies = tuple(_fetch_panels(sch, block, operand, loops.k_outer, tile) for operand in (0, 1))
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
-    computing = block
-    if tensorize:
-        computing = sch.blockize(loops.row)
-        sch.tensorize(computing, instruction.register())
-        sch.annotate(computing, HIDDEN_READS, 1)
-    return WarpgroupContraction(loops.k_outer, computing, copies, write_back, instruction, tensorize)
+    sch.annotate(block, HIDES_READS, 1)
+    return WarpgroupContraction(loops, copies, write_back, instruction)
 
 
 def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmma:
@@ -325,17 +318,32 @@ def pipeline_warpgroups(
     if stages < in_flight + 2:
         raise IllegalPipeline(
             "one slot is filled, one is read, and each multiplication in flight needs one more",
-            loop=loop_name(sch, staged.k_outer),
+            loop=loop_name(sch, staged.loops.k_outer),
             value=f"{stages} stages, {in_flight} in flight",
             limit=f"at least {in_flight + 2} stages",
             remedy="give more stages",
         )
-    k_tiles = loop_extent(sch, staged.k_outer)
-    _retire_in(sch, staged, min(in_flight, k_tiles - 2))
-    plan = pipeline_loop(sch, staged.k_outer, stages, True, one_barrier=True, unroll_ring=True)
-    if staged.tensorized:
-        place_behind(sch, staged.k_outer, _retire_all(sch, staged))
-    return plan
+    k_outer = staged.loops.k_outer
+    _retire_in(sch, k_outer, min(in_flight, loop_extent(sch, k_outer) - 2))
+    return pipeline_loop(sch, k_outer, stages, True, one_barrier=True, unroll_ring=True)
+
+
+def multiply_by_wgmma(sch: Schedule, staged: WarpgroupContraction) -> SBlockRV:
+    """Put the instruction in the place of a pipelined contraction's inner loops, and retire the last one behind them.
+
+    ::
+
+        before   for k_outer:  ...;  for row, column, k_inner:  C_local += A_shared * B_shared;  retire
+        after    for k_outer:  ...;  wgmma(C_local, A_shared, B_shared);  retire
+                 retire all
+
+    Returns the block of the instruction.
+    """
+    computing = sch.blockize(staged.loops.row)
+    sch.tensorize(computing, staged.instruction.register())
+    sch.annotate(computing, HIDES_READS, 1)
+    place_behind(sch, staged.loops.k_outer, _retire_all(sch, computing, staged.instruction))
+    return computing
 
 
 def _fetch_panels(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, tile: WarpgroupTile) -> CooperativeFetch:
@@ -348,9 +356,9 @@ def _fetch_panels(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, ti
     return fetch_cooperatively(sch, copy, loop, tile.threads, vectorize=True)
 
 
-def _retire_in(sch: Schedule, staged: WarpgroupContraction, in_flight: int) -> None:
+def _retire_in(sch: Schedule, loop: LoopRV, in_flight: int) -> None:
     """Append to the k loop a statement that waits for all but ``in_flight`` multiplications."""
-    loop, stmt = staged.k_outer, sch.get(staged.k_outer)
+    stmt = sch.get(loop)
     filled = [region for statement in statements_under(sch, loop) for region in statement.writes]
     regions = [whole_buffer(region) for region in filled if region.source.scope() == SCOPE]
     name = f"{RETIRE_FUNCTION}{in_flight}"
@@ -366,13 +374,12 @@ def _retire_in(sch: Schedule, staged: WarpgroupContraction, in_flight: int) -> N
     sch.state.replace(sch.get_sref(loop), changed)
 
 
-def _retire_all(sch: Schedule, staged: WarpgroupContraction) -> s_tir.SBlockRealize:
+def _retire_all(sch: Schedule, computing: SBlockRV, instruction: Wgmma) -> s_tir.SBlockRealize:
     """A statement that waits for every multiplication, and after which the compiler may use the accumulators.
 
     Each accumulator is an operand of it, or the compiler could move their uses to before the wait.
     """
-    region = _region_of(sch, staged.computing)
-    count = staged.instruction.registers
+    region, count = _region_of(sch, computing), instruction.registers
     name = f"{RETIRE_FUNCTION}all_{count}"
     source = (
         f"__forceinline__ __device__ void {name}(void* accumulators) {{\n  float* c = (float*)accumulators;\n"

@@ -6,9 +6,9 @@ runs on while the warps go on. Sources: PTX ISA 8.x, "Asynchronous warpgroup lev
 fragments, matrix descriptor, strides, 128-byte swizzle).
 
 Operands lie in shared memory as *panels*, ``[contiguous / 64][other][64]`` 16-bit elements: rows of 128 bytes, whose
-eight 16-byte pieces are permuted by the row's number modulo 8 (TVM's ``permuted_layout``, the instruction's 128-byte
-swizzle). The contiguous dimension is k for A and for a B stored [n, k] ("K-major"), n for a B stored [k, n] ("MN-major",
-which the instruction transposes on its way, for 16-bit types).
+eight 16-byte pieces are permuted by the row's number modulo 8 (:mod:`schedules.swizzling`, the instruction's 128-byte
+swizzle). The contiguous dimension is k for A and for a B stored [n, k] ("K-major"), and n for a B stored [k, n]
+("MN-major", which the instruction transposes on its way, for 16-bit types).
 """
 
 from __future__ import annotations

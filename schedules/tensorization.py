@@ -1,0 +1,601 @@
+"""Tensor cores: a warp's share of a contraction as ``mma.sync`` instructions on fragments.
+
+An instruction is data (:class:`MmaInstruction`): its name, shape and dtypes, from which one builder each makes
+TVM's intrinsics to load operands (``ldmatrix``) and to multiply. Where its fragments keep an element is said by three
+functions of (row, column), which are the tables of the PTX ISA ("Matrix fragments for mma.m16n8k16") as
+arithmetic. The schedule functions are one per idea, and :func:`tensorize_contraction` composes them::
+
+    tile_to_warps          loops: block tile, warp tile, k tile, k step, instruction
+    stage_in_swizzled      operands in shared memory, rows swizzled
+    load_fragments         operands in registers, in the layout the instruction wants
+    accumulate_fragment    the result in registers, its zeroing and write-back as ordinary loops over lanes
+    use_instruction        the innermost loops replaced
+
+Without the last one the schedule is ordinary TensorIR, which runs on a CPU: that is how tiles, fragment layouts
+and the pipeline are checked where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+from tvm import tirx
+from tvm.backend.cuda.op import cuda_func_call
+from tvm.s_tir import Schedule, TensorIntrin
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.script import tirx as T
+
+from .caching import (
+    CooperativeFetch,
+    accumulate_in_registers,
+    fetch_cooperatively,
+    initialize_before,
+    inline_data_movement,
+    stage_in_shared,
+    stage_through_registers,
+)
+from .errors import IllegalSchedule, IllegalTile
+from .fragments import FRAGMENT, registers_of
+from .inspection import block_name, loops_below
+from .layout import pad_to_tile
+from .one_barrier import HIDES_READS
+from .swizzling import swizzle_rows
+from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
+from .vectorization import dtype_bytes, vectorize_inner, widest_vector
+
+LANES = 32
+PIECE_ROWS = 8  # ldmatrix moves pieces of 8 rows of 16 bytes, each lane one register of each
+BASE_REGISTERS = 30  # addresses and counters beside fragments, seen in these kernels' cubins
+
+
+@dataclass(frozen=True)
+class MmaInstruction:
+    """One ``mma.sync`` instruction, as two in a row: C[16, 16] += A[16, k] · B[k, 16].
+
+    The PTX instruction is 8 columns wide; two of them use all four pieces of B that one ``ldmatrix`` brings.
+    ``ptx`` is its name, ``k`` the depth of one step, ``dtype`` that of the operands, ``accumulator`` that of C.
+    """
+
+    ptx: str
+    k: int
+    dtype: str
+    accumulator: str = "float32"
+
+    M: ClassVar[int] = 16
+    N: ClassVar[int] = 16
+
+    @property
+    def packed(self) -> int:
+        """Operand elements in one 32-bit register."""
+        return 4 // dtype_bytes(self.dtype)
+
+    @property
+    def operand_registers(self) -> int:
+        """Elements of A, and of B, that a lane holds."""
+        return self.M * self.k // LANES
+
+    @property
+    def function(self) -> str:
+        """The name of the CUDA helper that issues it."""
+        return "tensor_core_" + "_".join(self.ptx.split(".")[3:4] + self.ptx.split(".")[-3:-2])
+
+    def place_in_a(self, row, k):
+        """(lane, register) of A[row, k]: pieces go down first, then to the next 16 bytes of k."""
+        return self._place(row, k, lambda down, right: right * 2 + down)
+
+    def place_in_b(self, column, k):
+        """(lane, register) of B[k, column]: pieces go along k first, then to the next 8 columns."""
+        return self._place(column, k, lambda down, right: down * 2 + right)
+
+    def place_in_c(self, row, column):
+        """(lane, register) of C[row, column]: pairs of columns, rows 8 apart, columns 8 apart."""
+        lane = row % 8 * 4 + column % 8 // 2
+        return lane, column % 16 // 8 * 4 + row % 16 // 8 * 2 + column % 2
+
+    def _place(self, row, k, piece):
+        width = 4 * self.packed
+        lane = row % PIECE_ROWS * 4 + k % width // self.packed
+        number = piece(row % self.M // PIECE_ROWS, k % self.k // width)
+        return lane, number * self.packed + k % self.packed
+
+
+INSTRUCTIONS = {
+    "float16": MmaInstruction("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", 16, "float16"),
+    "bfloat16": MmaInstruction("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", 16, "bfloat16"),
+}
+
+
+def instruction_for(dtype: str) -> MmaInstruction:
+    """The instruction for operands of a dtype; IllegalSchedule lists the dtypes that have one."""
+    if dtype not in INSTRUCTIONS:
+        raise IllegalSchedule(
+            "no tensor core instruction for operands of this dtype",
+            value=dtype,
+            limit=" | ".join(INSTRUCTIONS),
+            remedy="use one of these, or a step without tensor cores",
+        )
+    return INSTRUCTIONS[dtype]
+
+
+@dataclass(frozen=True)
+class TensorCoreTile(BlockTile):
+    """The block tile of one thread block, and each warp's part of it. Written ``128x128x32/64x64``."""
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 32
+    warp_m: int = 64
+    warp_n: int = 64
+
+    FORM: ClassVar[str] = "MxNxK/WMxWN"
+    EXAMPLE: ClassVar[str] = "128x128x32/64x64"
+
+    @property
+    def warps(self) -> tuple[int, int]:
+        """Warps of a block along rows and columns."""
+        return self.block_m // self.warp_m, self.block_n // self.warp_n
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Threads of a block as (warps, lanes): extents of threadIdx.y and threadIdx.x."""
+        return self.warps[0] * self.warps[1], LANES
+
+    @property
+    def threads_per_block(self) -> int:
+        """Threads of one block."""
+        return self.threads[0] * LANES
+
+    @property
+    def registers(self) -> int:
+        """Accumulators, operand fragments of one step of 16 (2 bytes an element) and of the next, addresses."""
+        operands = (self.warp_m + self.warp_n) * 16 // 2 // LANES
+        return self.warp_m * self.warp_n // LANES + 2 * operands + BASE_REGISTERS
+
+    def misfits(self) -> list[str]:
+        """Block tiles that warp tiles, and warp tiles that instructions, do not divide."""
+        return indivisible(
+            (
+                ("rows of the block", self.block_m, "rows per warp", self.warp_m),
+                ("columns of the block", self.block_n, "columns per warp", self.warp_n),
+                ("rows per warp", self.warp_m, "rows of an instruction", MmaInstruction.M),
+                ("columns per warp", self.warp_n, "columns of two instructions", MmaInstruction.N),
+                ("steps of a k tile", self.block_k, "steps of an instruction", 16),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class WarpLoops:
+    """The loops of a contraction cut for warps, by role, outermost first.
+
+    ``block_*`` walk the grid's tiles, ``warp`` the warps of a block, ``k_outer`` the k tiles, ``k_step`` the
+    instruction's steps inside one, ``fragment_*`` a warp's fragments, ``element_*`` the elements of one instruction.
+    """
+
+    block_row: LoopRV
+    block_column: LoopRV
+    warp: LoopRV
+    k_outer: LoopRV
+    k_step: LoopRV
+    fragment_row: LoopRV
+    fragment_column: LoopRV
+    element_row: LoopRV
+    element_column: LoopRV
+    element_k: LoopRV
+
+
+def tile_to_warps(
+    sch: Schedule,
+    rows: LoopRV,
+    columns: LoopRV,
+    reduction: LoopRV,
+    tile: TensorCoreTile,
+    instruction: MmaInstruction,
+) -> WarpLoops:
+    """Cut a contraction's three loops into block, warp and instruction tiles, and reorder them.
+
+    ::
+
+        before   for i < M:  for j < N:  for k < K:  C[i, j] += ...
+        after    for block_row:  for block_column:  for warp < warps, bound to threadIdx.y:
+                   for k_outer < K / block_k:  for k_step < block_k / 16:
+                     for fragment_row < warp_m / 16:  for fragment_column < warp_n / 16:
+                       for element_row < 16:  for element_column < 16:  for element_k < 16:  C[...] += ...
+
+    Extents must be multiples of the tile's (:func:`schedules.layout.pad_to_tile`).
+
+    Raises
+    ------
+    IllegalTile : if warp tiles do not divide the block tile, or instructions the warp tile.
+    """
+    if misfits := tile.misfits():
+        raise IllegalTile(f"tile {tile} is illegal: " + "; ".join(misfits), remedy="choose multiples")
+    m, n = tile.warps
+    block_row, warp_row, fragment_row, element_row = sch.split(
+        rows, [None, m, tile.warp_m // instruction.M, instruction.M]
+    )
+    block_column, warp_column, fragment_column, element_column = sch.split(
+        columns, [None, n, tile.warp_n // instruction.N, instruction.N]
+    )
+    k_outer, k_step, element_k = sch.split(reduction, [None, tile.block_k // instruction.k, instruction.k])
+    inner = (k_outer, k_step, fragment_row, fragment_column, element_row, element_column, element_k)
+    sch.reorder(block_row, block_column, warp_row, warp_column, *inner)
+    warp = sch.fuse(warp_row, warp_column)
+    sch.bind(warp, "threadIdx.y")
+    return WarpLoops(block_row, block_column, warp, *inner)
+
+
+def stage_in_swizzled(
+    sch: Schedule,
+    block: SBlockRV,
+    operand: int,
+    loop: LoopRV,
+    threads: tuple[int, int],
+    scope: str = "shared",
+    through_registers: bool = False,
+) -> CooperativeFetch:
+    """Copy an operand's tile to shared memory by all threads, in the widest vectors, its rows swizzled.
+
+    :func:`schedules.caching.stage_in_shared`, :func:`schedules.caching.fetch_cooperatively` and
+    :func:`schedules.swizzling.swizzle_rows` in one; errors are theirs.
+    """
+    copy = stage_in_shared(sch, block, operand, loop, scope)
+    load = stage_through_registers(sch, copy, loop) if through_registers else None
+    inline_data_movement(sch, load or copy)
+    fetch = fetch_cooperatively(sch, copy, loop, threads, True, load)
+    swizzle_rows(sch, copy)
+    return fetch
+
+
+@dataclass(frozen=True)
+class FragmentLoad:
+    """A copy of an operand into fragments: its block, the outer loop over one fragment's elements, its intrinsic."""
+
+    load: SBlockRV
+    elements: LoopRV
+    intrinsic: str
+
+
+def load_fragments(
+    sch: Schedule,
+    block: SBlockRV,
+    operand: int,
+    loop: LoopRV,
+    instruction: MmaInstruction,
+    hide_reads: bool = False,
+) -> FragmentLoad:
+    """Copy what one iteration of ``loop`` reads of an operand to registers, in the instruction's layout.
+
+    ::
+
+        before   for k_step:  C[i, j] += A_shared[i, k] * ...
+        after    for k_step:
+                   for fragment:  for r < 16:  for k < 16:  A_frag[fragment, lane(r, k), register(r, k)] = A_shared[...]
+                   C[i, j] += A_frag[...] * ...
+
+    ``hide_reads`` makes the later intrinsic read in a way that TVM's pass for barriers cannot see, for loops with
+    one barrier (:mod:`schedules.one_barrier`). ``operand`` counts from 0; either may be stored with k as its last
+    dimension, or with k as the one before.
+    """
+    by_k = _ends_with_k(sch, block, operand)
+    load = sch.cache_read(block, operand, FRAGMENT)
+    sch.compute_at(load, loop)
+    place = instruction.place_in_b if operand else instruction.place_in_a
+    size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
+
+    def layout(*index):
+        """The buffer as fragments of (lane, register)."""
+        *outer, down, right = index
+        return [*outer, down // size[0], right // size[1], *place(*((down, right) if by_k else (right, down)))]
+
+    first, second = loops_below(sch, load, loop)[-2:]
+    first_outer, first_inner = sch.split(first, [None, size[0]])
+    second_outer, second_inner = sch.split(second, [None, size[1]])
+    sch.reorder(first_outer, second_outer, first_inner, second_inner)
+    for unrolled in (first_outer, second_outer):
+        sch.unroll(unrolled)
+    sch.transform_layout(load, ("write", 0), layout)
+    scope = str(sch.get(load).reads[0].source.scope())
+    if hide_reads:
+        sch.annotate(load, HIDES_READS, 1)
+    return FragmentLoad(load, first_inner, _load_intrinsic(instruction, operand, by_k, scope, hide_reads))
+
+
+def accumulate_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops, instruction: MmaInstruction) -> SBlockRV:
+    """Keep a warp's results in registers, in the instruction's layout, and write them back once, lane by lane.
+
+    ::
+
+        before   for warp:  for k_outer:  ... C[i, j] += ...
+        after    for warp:
+                   for k_outer:  ... C_frag[fragment, lane(i, j), register(i, j)] += ...
+                   for fragment, row % 16 // 8, column % 16 // 8:
+                     for lane < 32, bound to threadIdx.x:  D[2 columns] = f(C_frag[fragment, lane, 2 registers])
+
+    The write-back is an ordinary block: predicated where the result is ragged, with what follows elementwise fused
+    (:func:`schedules.caching.accumulate_in_registers`), two columns a store where their alignment allows. Returns it.
+    """
+    write_back = accumulate_in_registers(sch, block, loops.warp, FRAGMENT)
+    sch.transform_layout(write_back, ("read", 0), _accumulator_layout(instruction))
+    pair = _spread_over_lanes(sch, write_back, loops.warp)
+    vectorize_inner(sch, pair, widest_vector(sch, write_back, pair))
+    return write_back
+
+
+@dataclass(frozen=True)
+class TensorizedContraction:
+    """A contraction on tensor cores: its loops, its copies to shared memory and to fragments, its write-back."""
+
+    loops: WarpLoops
+    copies: tuple[CooperativeFetch, ...]
+    loads: tuple[FragmentLoad, ...]
+    write_back: SBlockRV
+    instruction: MmaInstruction
+
+
+def use_instruction(sch: Schedule, contraction: TensorizedContraction) -> None:
+    """Replace the loops over one instruction's elements by the instruction, and fragment copies by ``ldmatrix``.
+
+    ::
+
+        before   for r < 16:  for k < 16:  A_frag[lane(r, k), register(r, k)] = A_shared[r, k]
+                 for r < 16:  for c < 16:  for k < 16:  C_frag[...] += A_frag[...] * B_frag[...]
+        after    ldmatrix(A_frag[lane], A_shared[...])
+                 mma(C_frag[lane, 0:4], A_frag[lane], B_frag[lane, 0:4]);  mma(C_frag[lane, 4:8], ...)
+    """
+    for load in contraction.loads:
+        sch.tensorize(load.elements, load.intrinsic)
+    sch.tensorize(contraction.loops.element_row, _multiply_intrinsic(contraction.instruction))
+
+
+def tensorize_contraction(
+    sch: Schedule,
+    block: SBlockRV,
+    tile: TensorCoreTile,
+    *,
+    scope: str = "shared",
+    raster: int = 1,
+    hide_reads: bool = False,
+    through_registers: bool = False,
+) -> TensorizedContraction:
+    """Compute a (batched) matrix product on tensor cores: tiles to blocks and warps, operands in shared memory.
+
+    ::
+
+        before   for (batch,) i, j, k:  C[i, j] += A[i, k] * B[k, j]
+        after    for tile, bound to blockIdx.x:  for warp, bound to threadIdx.y:
+                   C_frag = 0
+                   for k_outer:
+                     A_shared = A[tile];  B_shared = B[tile]                   # by all threads together, swizzled
+                     for k_step:
+                       A_frag = A_shared[...];  B_frag = B_shared[...]         # ldmatrix
+                       for fragment_row, fragment_column:  C_frag += A_frag * B_frag    # mma.sync
+                   C = C_frag
+
+    ``block`` has the loops rows, columns, reduction, and maybe more outside, which join the grid. Ragged extents are
+    padded with zeros on their way (:func:`schedules.layout.pad_to_tile`). ``scope`` holds the shared tiles,
+    ``raster`` is the number of block rows that run together (:func:`schedules.tiling.raster_blocks`), ``hide_reads``
+    is for loops with one barrier, ``through_registers`` for pipelines without cp.async. ``tensorize=False`` leaves
+    the instructions out: the same loops in TensorIR.
+
+    Raises
+    ------
+    IllegalSchedule : for a block with fewer than three loops, or operands in a dtype without an instruction.
+    IllegalTile : for tiles that do not divide.
+    """
+    loops_of_block = sch.get_loops(block)
+    if len(loops_of_block) < 3:
+        raise IllegalSchedule(
+            "a contraction has rows, columns and a reduction",
+            block=block_name(sch, block),
+            value=f"{len(loops_of_block)} loops",
+            limit="at least 3",
+            remedy="call flatten_contraction first, or schedule this block with bind_elements",
+        )
+    instruction = instruction_for(str(sch.get(block).reads[0].source.dtype))
+    *batch, rows, columns, reduction = loops_of_block
+    if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
+        *batch, rows, columns, reduction = sch.get_loops(block)
+    loops = tile_to_warps(sch, rows, columns, reduction, tile, instruction)
+    bind_grid(sch, [*batch, *raster_blocks(sch, loops.block_row, loops.block_column, raster)])
+    write_back = accumulate_fragment(sch, block, loops, instruction)
+    copies = tuple(
+        stage_in_swizzled(sch, block, operand, loops.k_outer, tile.threads, scope, through_registers)
+        for operand in (0, 1)
+    )
+    loads = tuple(load_fragments(sch, block, operand, loops.k_step, instruction, hide_reads) for operand in (0, 1))
+    for loop in (loops.k_step, loops.fragment_row, loops.fragment_column):
+        sch.unroll(loop)
+    zeroing = initialize_before(sch, block, loops.k_outer)
+    _spread_over_lanes(sch, zeroing, loops.warp)
+    return TensorizedContraction(loops, copies, loads, write_back, instruction)
+
+
+def _ends_with_k(sch: Schedule, block: SBlockRV, operand: int) -> bool:
+    """Whether the last index of an operand is the reduction's."""
+    stmt = sch.get(block)
+    return bool(stmt.reads[operand].region[-1].min.same_as(stmt.iter_vars[-1].var))
+
+
+def _accumulator_layout(instruction: MmaInstruction):
+    def layout(*index):
+        """The results as fragments of (lane, register)."""
+        *outer, row, column = index
+        return [*outer, row // instruction.M, column // instruction.N, *instruction.place_in_c(row, column)]
+
+    return layout
+
+
+def _spread_over_lanes(sch: Schedule, block: SBlockRV, warp: LoopRV) -> LoopRV:
+    """Bind the lanes that hold a warp's results to threadIdx.x, all else unrolled; returns the loop over a pair.
+
+    ::
+
+        before   for row < warp_m:  for column < warp_n:  ... C_frag[lane(row, column), register(row, column)]
+        after    for 16 rows, 8 of these, 16 columns, 8 of these:
+                   for lane < 32, bound to threadIdx.x:  for pair < 2:  ...
+    """
+    loops = loops_below(sch, block, warp)
+    rows, columns = loops[-2:] if len(loops) == 2 else _fused_sides(sch, loops)
+    rows_16, rows_8, row = sch.split(rows, [None, 2, 8])
+    columns_16, columns_8, quad, pair = sch.split(columns, [None, 2, 4, 2])
+    sch.reorder(rows_16, rows_8, columns_16, columns_8, row, quad, pair)
+    for loop in (rows_16, rows_8, columns_16, columns_8, pair):
+        sch.unroll(loop)
+    sch.bind(sch.fuse(row, quad), "threadIdx.x")
+    return pair
+
+
+def _fused_sides(sch: Schedule, loops: list[LoopRV]) -> tuple[LoopRV, LoopRV]:
+    """Loops (rows 16, columns 16, row, column) of a zeroed tile as rows and columns."""
+    rows_outer, columns_outer, row, column = loops
+    sch.reorder(rows_outer, row, columns_outer, column)
+    return sch.fuse(rows_outer, row), sch.fuse(columns_outer, column)
+
+
+_LOAD = """
+__forceinline__ __device__ void {name}(void* fragment, void*, const void* address{seen}) {{
+  unsigned* r = (unsigned*)fragment;
+  unsigned from = (unsigned)__cvta_generic_to_shared(address);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));
+}}
+"""
+
+_MULTIPLY = """
+__forceinline__ __device__ void {name}(void* result, void*, const void* left, const void*,
+                                                const void* right, const void*) {{
+  float* c = (float*)result;
+  const unsigned* a = (const unsigned*)left;
+  const unsigned* b = (const unsigned*)right;
+  asm("{ptx} {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}}
+"""
+
+
+@cache
+def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope: str, hide_reads: bool) -> str:
+    """Register the intrinsic that brings 16 rows (columns) of an operand to fragments, and return its name.
+
+    Each lane gives the address of one row of 16 bytes, lanes 8·p to 8·p + 7 those of piece p. Where k is not the last
+    dimension, the pieces are transposed on their way (``.trans``).
+    """
+    place = instruction.place_in_b if operand else instruction.place_in_a
+    size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
+    marks = {HIDES_READS: 1} if hide_reads else {}
+    dtype, registers, width = instruction.dtype, instruction.operand_registers, 4 * instruction.packed
+    function = ("tensor_core_load_hidden" if hide_reads else "tensor_core_load") + ("" if by_k else "_transposed")
+    source = _LOAD.format(
+        name=function, trans="" if by_k else ".trans", seen="" if hide_reads else f", {_ctype(dtype)} seen"
+    )
+
+    def held(i, j):
+        """(lane, register) of the tile's element."""
+        return place(i, j) if by_k else place(j, i)
+
+    def address(lane):
+        """(row, column) of the row of 16 bytes that a lane points at."""
+        first, second = lane // 8 % 2, lane // 16
+        down, right = (second, first) if operand else (first, second)  # among A's rows, or B's columns; along k
+        inside = lane % PIECE_ROWS
+        return (down * 8 + inside, right * width) if by_k else (right * 8 + inside, down * width)
+
+    def moved(fragment, tile, lane):
+        """The call that moves a tile to its fragment."""
+        at = tile[address(lane)]
+        seen = [] if hide_reads else [at]  # a value nobody uses: the read that ThreadSync has to see
+        parts = *registers_of(fragment, lane, 0, registers), tirx.address_of(at)
+        return cuda_func_call(function, *parts, *seen, source_code=source)
+
+    @T.prim_func(s_tir=True)
+    def described(tile_handle: T.handle, fragment_handle: T.handle) -> None:
+        tile = T.match_buffer(tile_handle, size, dtype, scope=scope, offset_factor=1)
+        fragment = T.match_buffer(fragment_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        with T.sblock("root"):
+            T.reads(tile[0 : size[0], 0 : size[1]])
+            T.writes(fragment[0:LANES, 0:registers])
+            for i, j in T.grid(size[0], size[1]):
+                with T.sblock("load"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    lane, register = T.meta_var(held(vi, vj))
+                    T.reads(tile[vi, vj])
+                    T.writes(fragment[lane, register])
+                    fragment[lane, register] = tile[vi, vj]
+
+    @T.prim_func(s_tir=True)
+    def implemented(tile_handle: T.handle, fragment_handle: T.handle) -> None:
+        stride = T.int32()
+        tile = T.match_buffer(tile_handle, size, dtype, scope=scope, offset_factor=1, strides=[stride, 1])
+        fragment = T.match_buffer(fragment_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        with T.sblock("root"):
+            T.reads(tile[0 : size[0], 0 : size[1]])
+            T.writes(fragment[0:LANES, 0:registers])
+            T.sblock_attr(marks)
+            for lane in T.thread_binding(LANES, "threadIdx.x"):
+                T.evaluate(moved(fragment, tile, lane))
+
+    order = "by_k" if by_k else "across_k"
+    name = f"tensor_core_load_{operand}_{dtype}_{order}_{scope}_{'hidden' if hide_reads else 'seen'}"
+    TensorIntrin.register(name, described, implemented, override=True)
+    return name
+
+
+@cache
+def _multiply_intrinsic(instruction: MmaInstruction) -> str:
+    """Register the intrinsic of two instructions side by side, and return its name."""
+    m, n, k, dtype, wide = instruction.M, instruction.N, instruction.k, instruction.dtype, instruction.accumulator
+    registers, results = instruction.operand_registers, m * n // LANES
+    source = _MULTIPLY.format(name=instruction.function, ptx=instruction.ptx)
+
+    def half(c, a, b, lane, number):
+        """The call for 8 of the 16 columns."""
+        parts = (
+            *registers_of(c, lane, number * results // 2, results // 2),
+            *registers_of(a, lane, 0, registers),
+            *registers_of(b, lane, number * registers // 2, registers // 2),
+        )
+        return cuda_func_call(instruction.function, *parts, source_code=source)
+
+    @T.prim_func(s_tir=True)
+    def described(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
+        a = T.match_buffer(a_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        b = T.match_buffer(b_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        c = T.match_buffer(c_handle, (LANES, results), wide, scope=FRAGMENT, offset_factor=1)
+        with T.sblock("root"):
+            T.reads(c[0:LANES, 0:results], a[0:LANES, 0:registers], b[0:LANES, 0:registers])
+            T.writes(c[0:LANES, 0:results])
+            for i, j, s in T.grid(m, n, k):
+                with T.sblock("multiply"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, s])
+                    in_a, in_b, in_c = T.meta_var(
+                        (instruction.place_in_a(vi, vk), instruction.place_in_b(vj, vk), instruction.place_in_c(vi, vj))
+                    )
+                    T.reads(c[in_c[0], in_c[1]], a[in_a[0], in_a[1]], b[in_b[0], in_b[1]])
+                    T.writes(c[in_c[0], in_c[1]])
+                    c[in_c[0], in_c[1]] = c[in_c[0], in_c[1]] + T.Cast(wide, a[in_a[0], in_a[1]]) * T.Cast(
+                        wide, b[in_b[0], in_b[1]]
+                    )
+
+    @T.prim_func(s_tir=True)
+    def implemented(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
+        a = T.match_buffer(a_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        b = T.match_buffer(b_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        c = T.match_buffer(c_handle, (LANES, results), wide, scope=FRAGMENT, offset_factor=1)
+        with T.sblock("root"):
+            T.reads(c[0:LANES, 0:results], a[0:LANES, 0:registers], b[0:LANES, 0:registers])
+            T.writes(c[0:LANES, 0:results])
+            for lane in T.thread_binding(LANES, "threadIdx.x"):
+                T.evaluate(half(c, a, b, lane, 0))
+                T.evaluate(half(c, a, b, lane, 1))
+
+    name = f"{instruction.function}_multiply"
+    TensorIntrin.register(name, described, implemented, override=True)
+    return name
+
+
+def _ctype(dtype: str) -> str:
+    return {"float16": "half", "bfloat16": "nv_bfloat16", "float32": "float"}[dtype]

@@ -1,0 +1,80 @@
+"""Step 10, wgmma: the warpgroup's instruction, fed from shared memory and never waited for at once.
+
+Before, each warp loaded fragments of both operands into registers and multiplied 16 × 8 × 16 at a time, waiting for
+what it had just loaded. Hopper's wgmma multiplies 64 × up to 256 × 16 for four warps together: it reads both operands
+from shared memory by itself, keeps only its sums in registers, and runs on while the warps do something else::
+
+    for k:
+      wait until tile k has landed;  barrier
+      issue wgmma of tile k                              # returns at once
+      start filling the slot of tile k − 2               # cp.async, while the tensor cores multiply
+      wait until wgmma of tile k − 1 is done
+
+What changes: no ldmatrix, no operand fragments, a larger tile for the same registers, and tensor cores that have the
+next tile's work queued when they finish this one's, so that neither the barrier nor the copies' instructions stop
+them. It takes 16-bit operands and an sm_90a; schedules/warpgroup.py says why the loop is right.
+
+Variants, compared by name:
+
+- in_flight: one multiplication stays in flight across the barrier, as above. The default; needs 3 slots.
+- awaited: each is awaited in its own iteration; one tile more is on its way in as many slots.
+
+What to expect: with large tiles the tensor cores are busy nearly all the time; small products have too few tiles for
+all multiprocessors. Without a GPU the schedule is verified as it is before tensorization
+(:func:`schedule_before_tensorization`): the same tiles, panels, copies, pipeline and epilogue, with the multiplication
+as loops; the instruction, its descriptors, barriers and waits are not verified that way.
+"""
+
+from __future__ import annotations
+
+from tvm.s_tir import Schedule
+
+from schedules.errors import IllegalTile
+from schedules.warpgroup import (
+    WarpgroupContraction,
+    WarpgroupTile,
+    multiply_by_wgmma,
+    pipeline_warpgroups,
+    stage_for_warpgroups,
+)
+from schedules.workloads import Matmul
+from steps.config import StepConfig
+
+IN_FLIGHT = {"in_flight": 1, "awaited": 0}
+VARIANTS = tuple(IN_FLIGHT)
+NEEDS_ASYNC_COPY = VARIANTS
+PIPELINED = True
+RASTER = 8
+
+
+def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupContraction]:
+    """Tiles, panels, ring and epilogue, with the multiplication still as loops."""
+    if not isinstance(config.tile, WarpgroupTile):
+        raise IllegalTile(
+            "wgmma needs a tile of warpgroups",
+            value=str(config.tile),
+            limit=WarpgroupTile.FORM,
+            remedy=f"write for example {WarpgroupTile.EXAMPLE}",
+        )
+    sch = Schedule(problem.prim_func())
+    staged = stage_for_warpgroups(sch, sch.get_sblock("matmul"), config.tile, raster=RASTER)
+    pipeline_warpgroups(sch, staged, config.stages, IN_FLIGHT[config.variant])
+    return sch, staged
+
+
+def schedule_before_tensorization(problem: Matmul, config: StepConfig) -> Schedule:
+    """What can be executed without a GPU: all of :func:`schedule` but the instruction."""
+    return pipelined(problem, config)[0]
+
+
+def schedule(problem: Matmul, config: StepConfig) -> Schedule:
+    """A product by warpgroups, pipelined around wgmma."""
+    sch, staged = pipelined(problem, config)
+    multiply_by_wgmma(sch, staged)
+    return sch
+
+
+if __name__ == "__main__":
+    from harness.cli import run_step
+
+    run_step(__file__)

@@ -1,0 +1,57 @@
+"""Step 8, tensor cores: a warp multiplies 16 × 8 × 16 with one instruction.
+
+Before, each multiply-add was an instruction of one thread, with operands from shared memory. Now the 32 threads
+of a warp hold 16 × 16 tiles of both operands in their registers, each thread its part (a *fragment*), and one
+`mma.sync` multiplies them; `ldmatrix` brings four pieces of 8 rows of 16 bytes at once::
+
+    for k_outer:
+      A_shared = A[tile];  B_shared = B[tile]             # by all threads, then a barrier
+      for k_step < block_k / 16:
+        A_frag = ldmatrix(A_shared);  B_frag = ldmatrix(B_shared)
+        for fragment_row, fragment_column:  C_frag += mma(A_frag, B_frag)
+
+What changes: float16 and bfloat16 operands, summed in float32. Rows in shared memory are swizzled, so that the
+8 rows of a piece lie in different banks. The write-back is still an ordinary loop over each thread's results.
+What to expect: arithmetic is no longer what the kernel waits for. There is no pipeline here, on purpose: every
+k tile now waits for its loads in the open. Without a GPU the schedule is verified before instructions replace its
+innermost loops: the same tiles, copies and fragment layouts, as plain TensorIR.
+"""
+
+from __future__ import annotations
+
+from tvm.s_tir import Schedule
+
+from schedules.tensorization import TensorCoreTile, TensorizedContraction, tensorize_contraction, use_instruction
+from schedules.vectorization import dtype_bytes
+from schedules.workloads import Matmul
+from steps.config import StepConfig
+
+VARIANTS = ("default",)
+DTYPES = ("float16", "bfloat16")
+DEFAULT_TILE = TensorCoreTile(128, 128, 32, 64, 64)
+RASTER = 8  # rows of blocks that run together
+
+
+def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, TensorizedContraction]:
+    """The schedule, all but the instructions."""
+    sch = Schedule(problem.prim_func())
+    scope = config.tile.shared_scope(dtype_bytes(problem.dtype))
+    return sch, tensorize_contraction(sch, sch.get_sblock("matmul"), config.tile, scope=scope, raster=RASTER)
+
+
+def schedule_before_tensorization(problem: Matmul, config: StepConfig) -> Schedule:
+    """What can be verified without a GPU: everything but the instructions, as TensorIR."""
+    return contraction(problem, config)[0]
+
+
+def schedule(problem: Matmul, config: StepConfig) -> Schedule:
+    """The product on tensor cores, without a pipeline."""
+    sch, tensorized = contraction(problem, config)
+    use_instruction(sch, tensorized)
+    return sch
+
+
+if __name__ == "__main__":
+    from harness.cli import run_step
+
+    run_step(__file__)

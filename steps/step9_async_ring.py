@@ -1,0 +1,73 @@
+"""Step 9, the asynchronous ring: tensor cores that do not wait for memory.
+
+Before, every k tile was loaded, awaited, and then multiplied. Now step 5's ring is under the tensor cores:
+cp.async fills `stages` slots of shared memory, with one barrier per k tile and slot numbers that are constants::
+
+    for k:
+      for k_step but the last:  ldmatrix of step + 1 from slot k % stages;  mma of step
+      wait for tile k + 1;  barrier                         # everybody has read slot k % stages
+      ldmatrix of the first step of tile k + 1
+      start filling slot k % stages with tile k + stages    # cp.async
+      mma of the last step
+
+Variants, compared by name:
+
+- fragments: two sets of fragments in registers as well: while one is multiplied, `ldmatrix` fills the other; the
+  first one of the next k tile is filled behind the barrier in the middle of a tile. The default. It takes k tiles
+  of an even number of steps of 16; others, and products of a single k tile, are as in "shared".
+- shared: the ring in shared memory only.
+
+What to expect: the loop's instructions are hardly more than `mma`, `ldmatrix` and cp.async; larger warp tiles use
+each fragment more often, until registers run out. Without a GPU the schedule is verified before instructions
+replace its innermost loops: the same tiles, copies, fragment layouts and pipeline, as plain TensorIR.
+"""
+
+from __future__ import annotations
+
+from tvm.s_tir import Schedule
+
+from schedules.inspection import loop_extent
+from schedules.pipelining import pipeline_loop
+from schedules.tensorization import TensorizedContraction, tensorize_contraction, use_instruction
+from schedules.vectorization import dtype_bytes
+from schedules.workloads import Matmul
+from steps.config import StepConfig
+from steps.step8_tensor_cores import RASTER
+
+VARIANTS = ("fragments", "shared")
+PIPELINED = True
+NEEDS_ASYNC_COPY = VARIANTS
+
+
+def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, TensorizedContraction]:
+    """The schedule, all but the instructions."""
+    sch = Schedule(problem.prim_func())
+    slots = min(config.stages, config.k_tiles(problem))
+    scope = config.tile.shared_scope(dtype_bytes(problem.dtype), slots)
+    block = sch.get_sblock("matmul")
+    tensorized = tensorize_contraction(sch, block, config.tile, scope=scope, raster=RASTER, hide_reads=slots > 1)
+    loops = tensorized.loops
+    ahead = config.variant == "fragments" and slots > 1 and loop_extent(sch, loops.k_step) % 2 == 0
+    if ahead:
+        pipeline_loop(sch, loops.k_step, 2, False)
+    if slots > 1:
+        pipeline_loop(sch, loops.k_outer, slots, True, one_barrier=True, unroll_ring=True, fill_ahead=ahead)
+    return sch, tensorized
+
+
+def schedule_before_tensorization(problem: Matmul, config: StepConfig) -> Schedule:
+    """What can be verified without a GPU: everything but the instructions, as TensorIR."""
+    return contraction(problem, config)[0]
+
+
+def schedule(problem: Matmul, config: StepConfig) -> Schedule:
+    """Step 8 with its k loop pipelined."""
+    sch, tensorized = contraction(problem, config)
+    use_instruction(sch, tensorized)
+    return sch
+
+
+if __name__ == "__main__":
+    from harness.cli import run_step
+
+    run_step(__file__)
