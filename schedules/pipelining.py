@@ -59,9 +59,9 @@ class PipelinePlan:
     ``statements`` and ``roles`` name the loop's statements and what they are to the pipeline: "load"
     (global memory to registers, on the way to shared memory), "copy" (an operand to shared memory or
     registers), "transform" (a cast or the like of a copied operand, or a reset), "compute" (uses operands),
-    "epilogue" (uses what compute made, and no copy), "gate" (waits, in the form with one barrier), "retire" (waits for a
-    computation that runs on by itself, :mod:`schedules.warpgroup`). ``stage``, ``order`` and ``async_stages`` are TVM's
-    lists (see the module's text), empty without a pipeline; ``slots`` counts the versions of each copied operand.
+    "epilogue" (uses what compute made, and no copy), "gate" (waits, in the form with one barrier), "retire" (waits for
+    a computation that runs on by itself, :mod:`schedules.warpgroup`). ``stage``, ``order`` and ``async_stages`` are
+    TVM's lists (see the module's text), empty without a pipeline; ``slots`` counts the versions of each copied operand.
     """
 
     loop: LoopRV
@@ -251,7 +251,7 @@ def _apply(plan: PipelinePlan, sch: Schedule) -> None:
     if "gate" in plan.roles and not any(is_gate(statement) for statement in statements):
         roles = _roles(statements, loop_name(sch, loop))
         gate_copies(sch, loop, [index for index, role in enumerate(roles) if role == "copy"])
-    if plan.slots == 2:
+    if plan.slots == 2 and "retire" not in plan.roles:
         _keep_two_versions(sch, loop)
     if plan.stage:
         check_pipeline(sch, loop, plan.stage, plan.order, plan.async_stages)

@@ -1,8 +1,8 @@
 """Step 10, wgmma: the warpgroup's instruction, fed from shared memory and never waited for at once.
 
 Before, each warp loaded fragments of both operands into registers and multiplied 16 × 8 × 16 at a time, waiting for
-what it had just loaded. Hopper's wgmma multiplies 64 × up to 256 × 16 for four warps together: it reads both operands
-from shared memory by itself, keeps only its sums in registers, and runs on while the warps do something else::
+what it had just loaded. Hopper's wgmma multiplies 64 × up to 256 × 16 for four warps together: it reads operands from
+shared memory by itself, keeps only its sums in registers, and runs on while the warps do something else::
 
     for k:
       wait until tile k has landed;  barrier
@@ -10,19 +10,15 @@ from shared memory by itself, keeps only its sums in registers, and runs on whil
       start filling the slot of tile k − 2               # cp.async, while the tensor cores multiply
       wait until wgmma of tile k − 1 is done
 
-What changes: no ldmatrix, no operand fragments, a larger tile for the same registers, and tensor cores that have the
-next tile's work queued when they finish this one's, so that neither the barrier nor the copies' instructions stop
-them. It takes 16-bit operands and an sm_90a; schedules/warpgroup.py says why the loop is right.
-
-Variants, compared by name:
-
+What changes: no ldmatrix, no operand fragments, larger tiles, and tensor cores that have the next tile's work queued
+when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/warpgroup.py says why the loop is right.
+Variants:
 - in_flight: one multiplication stays in flight across the barrier, as above. The default; needs 3 slots.
-- awaited: each is awaited in its own iteration; one tile more is on its way in as many slots.
+- awaited: each is awaited in its own iteration; one tile more is on its way in as many slots, 2 at least.
 
-What to expect: with large tiles the tensor cores are busy nearly all the time; small products have too few tiles for
-all multiprocessors. Without a GPU the schedule is verified as it is before tensorization
-(:func:`schedule_before_tensorization`): the same tiles, panels, copies, pipeline and epilogue, with the multiplication
-as loops; the instruction, its descriptors, barriers and waits are not verified that way.
+What to expect: the larger the tile, the more multiplications per element brought; small products have too few tiles
+for all multiprocessors. Without a GPU the schedule is verified before tensorization: the same tiles, panels, copies,
+pipeline and epilogue, with the multiplication as loops. Descriptors, barriers and waits are not.
 """
 
 from __future__ import annotations
@@ -39,12 +35,14 @@ from schedules.warpgroup import (
 )
 from schedules.workloads import Matmul
 from steps.config import StepConfig
+from steps.step8_tensor_cores import RASTER
 
 IN_FLIGHT = {"in_flight": 1, "awaited": 0}
 VARIANTS = tuple(IN_FLIGHT)
 NEEDS_ASYNC_COPY = VARIANTS
 PIPELINED = True
-RASTER = 8
+DTYPES = ("float16", "bfloat16")
+DEFAULT_TILE, DEFAULT_STAGES = WarpgroupTile(128, 256, 64, 64, 256), 4
 
 
 def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupContraction]:
@@ -63,7 +61,7 @@ def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupC
 
 
 def schedule_before_tensorization(problem: Matmul, config: StepConfig) -> Schedule:
-    """What can be executed without a GPU: all of :func:`schedule` but the instruction."""
+    """What can be verified without a GPU: everything but the instruction, as TensorIR."""
     return pipelined(problem, config)[0]
 
 
