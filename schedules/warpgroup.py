@@ -22,6 +22,7 @@ both operands, so that TVM gives them one slot per tile from the first copy to t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -49,7 +50,7 @@ from .one_barrier import HIDES_READS, RETIRE, RETIRE_FUNCTION, place_behind, who
 from .pipelining import PipelinePlan, pipeline_loop
 from .swizzling import swizzle_rows
 from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
-from .vectorization import vectorize_inner, widest_vector
+from .vectorization import VECTOR_BYTES, dtype_bytes, vectorize_inner, widest_vector
 from .wgmma import LANES, PANEL, Wgmma, keep_in_registers, misfits
 
 WGMMA_ARCH = "sm_90a"
@@ -231,8 +232,34 @@ def spread_fragment(sch: Schedule, block: SBlockRV, loop: LoopRV, vectorize: boo
     return width
 
 
+def store_by_rows(
+    sch: Schedule, write_back: SBlockRV, loop: LoopRV, threads: tuple[int, int]
+) -> CooperativeFetch | None:
+    """Collect a block tile's results in shared memory, and store them from there row by row.
+
+    ::
+
+        before   D[i, j] = f(C_local[...])                       # each thread its pairs, 16 bytes of a row at a time
+        after    D_shared[i, j] = f(C_local[...])                # swizzled; where the ring was
+                 D[i, j] = D_shared[i, j]                        # whole rows, by all threads together
+
+    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Where the output's rows are
+    no multiples of 16 bytes nothing is changed, and None returned.
+    """
+    output = sch.get(write_back).writes[0].source
+    if int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES:
+        return None
+    rows = sch.cache_write(write_back, 0, SCOPE)
+    sch.reverse_compute_at(rows, loop)
+    swizzle_rows(sch, write_back)
+    *_, row, column = loops_below(sch, rows, loop)
+    panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
+    sch.reorder(panel, row, column)
+    return fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
+
+
 def stage_for_warpgroups(
-    sch: Schedule, block: SBlockRV, tile: WarpgroupTile, *, raster: int = 8
+    sch: Schedule, block: SBlockRV, tile: WarpgroupTile, *, raster: int = 8, store_rows: bool = False
 ) -> WarpgroupContraction:
     """Tile a contraction for warpgroups and stage its operands as the instruction reads them.
 
@@ -252,6 +279,7 @@ def stage_for_warpgroups(
     Parameters
     ----------
     raster : rows of blocks that run before the next column does (:func:`schedules.tiling.raster_blocks`).
+    store_rows : bring results into rows in shared memory before they are stored (:func:`store_by_rows`).
 
     Raises
     ------
@@ -274,11 +302,13 @@ def stage_for_warpgroups(
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
     raster_loops = raster_blocks(sch, loops.block_row, loops.block_column, raster)
-    bind_grid(sch, [*batch, *raster_loops])
+    grid = bind_grid(sch, [*batch, *raster_loops])
     group = sch.fuse(loops.group_row, loops.group_column)
     sch.bind(group, "threadIdx.y")
     write_back = accumulate_in_registers(sch, block, group, FRAGMENT)
     lay_out_accumulators(sch, block, instruction)
+    if store_rows:
+        store_by_rows(sch, write_back, grid, tile.threads)
     spread_fragment(sch, write_back, group, vectorize=True)
     copies = tuple(_fetch_panels(sch, block, operand, loops.k_outer, tile) for operand in (0, 1))
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)

@@ -13,12 +13,12 @@ shared memory by itself, keeps only its sums in registers, and runs on while the
 What changes: no ldmatrix, no operand fragments, larger tiles, and tensor cores that have the next tile's work queued
 when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/warpgroup.py says why the loop is right.
 Variants:
-- in_flight: one multiplication stays in flight across the barrier, as above. The default; needs 3 slots.
+- in_flight (the default): as above, one multiplication in flight across the barrier; needs 3 slots. rows: the same,
+  with results stored row by row through shared memory.
 - awaited: each is awaited in its own iteration; one tile more is on its way in as many slots, 2 at least.
 
-What to expect: the larger the tile, the more multiplications per element brought; small products have too few tiles
-for all multiprocessors. Without a GPU the schedule is verified before tensorization: the same tiles, panels, copies,
-pipeline and epilogue, with the multiplication as loops. Descriptors, barriers and waits are not.
+What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
+Without a GPU the schedule is verified before tensorization: all the same, with the multiplication as loops.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from schedules.workloads import Matmul
 from steps.config import StepConfig
 from steps.step8_tensor_cores import RASTER
 
-IN_FLIGHT = {"in_flight": 1, "awaited": 0}
+IN_FLIGHT = {"in_flight": 1, "awaited": 0, "rows": 1}
 VARIANTS = tuple(IN_FLIGHT)
 NEEDS_ASYNC_COPY = VARIANTS
 PIPELINED = True
@@ -55,7 +55,8 @@ def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupC
             remedy=f"write for example {WarpgroupTile.EXAMPLE}",
         )
     sch = Schedule(problem.prim_func())
-    staged = stage_for_warpgroups(sch, sch.get_sblock("matmul"), config.tile, raster=RASTER)
+    block, by_rows = sch.get_sblock("matmul"), config.variant == "rows"
+    staged = stage_for_warpgroups(sch, block, config.tile, raster=RASTER, store_rows=by_rows)
     pipeline_warpgroups(sch, staged, config.stages, IN_FLIGHT[config.variant])
     return sch, staged
 
