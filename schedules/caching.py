@@ -13,6 +13,8 @@ from .errors import IllegalSchedule
 from .inspection import block_name, loop_extent, loop_name, loops_below
 from .vectorization import vectorize_inner, widest_vector
 
+ADDS_PARTS = "adds_parts"  # on the block that adds up what schedules.split_reduction has summed in parts
+
 
 def stage_in_shared(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, scope: str = "shared") -> SBlockRV:
     """Copy the part of an operand that one iteration of ``loop`` reads to shared memory, and read it there.
@@ -157,7 +159,7 @@ def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope:
 
 
 def _inline_consumers(sch: Schedule, block: SBlockRV, write_back: SBlockRV) -> None:
-    while consumers := sch.get_consumers(write_back):
+    while consumers := [other for other in sch.get_consumers(write_back) if not _adds_parts(sch, other)]:
         if len(consumers) > 1:
             raise IllegalSchedule(
                 "the result has several consumers, which one write-back cannot serve",
@@ -244,6 +246,11 @@ def _rows_fit(sch: Schedule, loops: list[LoopRV], threads: tuple[int, int], widt
     """Whether a round of all threads is a number of whole rows, or a row a number of whole rounds."""
     vectors, all_threads = -(-loop_extent(sch, loops[-1]) // width), threads[0] * threads[1]
     return len(loops) > 1 and max(vectors, all_threads) % min(vectors, all_threads) == 0
+
+
+def _adds_parts(sch: Schedule, block: SBlockRV) -> bool:
+    """Whether a block is the second step of a split reduction, which is a kernel of its own."""
+    return ADDS_PARTS in sch.get(block).annotations
 
 
 def _is_data_movement(sch: Schedule, block: SBlockRV) -> bool:

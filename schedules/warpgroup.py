@@ -330,12 +330,13 @@ def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmm
 
 
 def pipeline_warpgroups(
-    sch: Schedule, staged: WarpgroupContraction, stages: int = 4, in_flight: int = 1
+    sch: Schedule, staged: WarpgroupContraction, stages: int = 4, in_flight: int = 1, *, unroll_ring: bool = True
 ) -> PipelinePlan:
     """Keep ``stages`` k tiles in shared memory, copies ahead of and ``in_flight`` multiplications behind the barrier.
 
-    The module's text shows the loop and says why it is right. The ring is written out, so that slots are constant
-    addresses. With two k tiles in all nothing is left in flight, since that takes three slots.
+    The module's text shows the loop and says why it is right. With two k tiles in all nothing is left in flight, since
+    that takes three slots. ``unroll_ring`` writes out a turn of the ring, so that slots are constant addresses; left
+    out, addresses take fewer registers, which tiles of three warpgroups need.
 
     Raises
     ------
@@ -355,7 +356,7 @@ def pipeline_warpgroups(
         )
     k_outer = staged.loops.k_outer
     _retire_in(sch, k_outer, min(in_flight, loop_extent(sch, k_outer) - 2))
-    return pipeline_loop(sch, k_outer, stages, True, one_barrier=True, unroll_ring=True)
+    return pipeline_loop(sch, k_outer, stages, True, one_barrier=True, unroll_ring=unroll_ring)
 
 
 def multiply_by_wgmma(sch: Schedule, staged: WarpgroupContraction) -> SBlockRV:

@@ -18,6 +18,7 @@ from harness.execution import GpuBackend, compile_serial, numpy_dtype
 from harness.targets import machine_for
 from harness.toolchain import Compiler, arch_flags, run_nvcc
 from schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
+from schedules.split_reduction import add_parts, split_reduction
 from schedules.swizzling import swizzled_piece
 from schedules.warpgroup import WarpgroupTile, multiply_by_wgmma, pipeline_warpgroups, stage_for_warpgroups
 from schedules.wgmma import Wgmma
@@ -256,6 +257,35 @@ def check_on_cpu(sch: Schedule, problem: Matmul, bias: bool = False, batch: int 
     error = np.abs(result.numpy().astype(np.float64) - expected.astype(np.float64)).max()
     rounding = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5}[problem.out_dtype]
     assert error < rounding * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("parts", "k", "layout"), [(2, 512, "nt"), (3, 500, "nn")])
+def test_a_long_reduction_is_split_over_blocks_and_added_by_another_kernel(parts: int, k: int, layout: str) -> None:
+    problem = Matmul(70, 66, k, "float16", layout)
+    check_on_cpu(split(problem, parts, wgmma=False), problem)
+    cuda = lower_schedule(split(problem, parts), HOPPER, "split").cuda
+    kernels = re.findall(r'extern "C" __global__ [^{;]*\{.*?\n}', cuda, re.S)
+    assert ["wgmma_m" in kernel for kernel in kernels].count(True) == 1
+    assert len(kernels) == 2
+    assert f"k_0 < {parts}" in next(kernel for kernel in kernels if "wgmma_m" not in kernel)
+
+
+def split(problem: Matmul, parts: int, wgmma: bool = True) -> Schedule:
+    """A product whose reduction is split in parts."""
+    sch = Schedule(problem.prim_func())
+    steps = split_reduction(sch, sch.get_sblock("matmul"), parts, SMALL.block_k)
+    add_parts(sch, steps)
+    staged = stage_for_warpgroups(sch, steps.partial, SMALL)
+    pipeline_warpgroups(sch, staged, 3)
+    if wgmma:
+        multiply_by_wgmma(sch, staged)
+    return sch
+
+
+@pytest.mark.parametrize("parts", [1, 5])
+def test_parts_of_nothing_are_refused(parts: int) -> None:
+    with pytest.raises(IllegalSchedule, match="limit 2 to 4"):
+        split(Matmul(128, 128, 256, "float16"), parts)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

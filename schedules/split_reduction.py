@@ -1,0 +1,88 @@
+"""Splitting a reduction over the grid: more blocks for products with few outputs and a long sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from .caching import ADDS_PARTS, accumulate_in_registers, initialize_before
+from .errors import IllegalSchedule
+from .inspection import block_name, loop_extent, loops_below
+from .layout import pad_to_tile
+from .tiling import bind_grid
+
+
+@dataclass(frozen=True)
+class SplitReduction:
+    """A contraction in two steps: ``partial`` sums the parts (part, rows, columns, reduction), ``total`` adds them."""
+
+    partial: SBlockRV
+    total: SBlockRV
+
+
+def split_reduction(sch: Schedule, block: SBlockRV, parts: int, step: int = 1) -> SplitReduction:
+    """Sum a contraction's reduction in ``parts`` parts, which another step adds up.
+
+    ::
+
+        before   for i, j:  for k < K:  C[i, j] += A[i, k] * B[k, j]
+        after    for part:  for i, j:  for k < K / parts:  P[part, i, j] += A'[part, i, k] * B'[part, k, j]
+                 for i, j:  for part:  C[i, j] += P[part, i, j]
+
+    The first step is a batched product, with ``part`` as its batch, and can be scheduled as one; the second is a kernel
+    of its own (:func:`add_parts`, called before the first step's loops are bound). P is float32 in device memory, which
+    the function allocates. Parts are multiples of ``step``, the last one filled up with zeros. Sums are rounded
+    differently from a single one.
+
+    Raises
+    ------
+    IllegalSchedule : for fewer than 2 parts, or parts of less than one step.
+    """
+    *batch, _, _, reduction = sch.get_loops(block)
+    steps = -(-loop_extent(sch, reduction) // step)
+    if parts < 2 or parts > steps or batch:
+        raise IllegalSchedule(
+            "a reduction is split in two parts or more, each with a step to sum, of a block without batch",
+            block=block_name(sch, block),
+            value=f"{parts} parts of {steps} steps",
+            limit=f"2 to {steps}",
+            remedy="leave the reduction whole",
+        )
+    pad_to_tile(sch, block, [1, 1, parts * step])
+    rows, columns, reduction = sch.get_loops(block)
+    part, inner = sch.split(reduction, [parts, None])
+    partial = sch.rfactor(part, 0)
+    for operand in (0, 1):
+        sch.reindex(partial, ("read", operand))
+    rows, columns, part, inner = sch.get_loops(partial)
+    sch.reorder(part, rows, columns, inner)
+    sch.annotate(block, ADDS_PARTS, 1)
+    return SplitReduction(partial, block)
+
+
+def add_parts(sch: Schedule, split: SplitReduction, threads: int = 256) -> LoopRV:
+    """Give each thread a few neighbouring outputs, whose parts it adds up; fuses what follows elementwise.
+
+    ::
+
+        before   for i, j:  for part:  C[i, j] += P[part, i, j];      D[i, j] = f(C[i, j])
+        after    for tile, bound to blockIdx.x:  for thread < 256, bound to threadIdx.x:
+                   for part:  C_local[vector] += P[part, vector]
+                   D[vector] = f(C_local[vector])
+
+    Returns the loop over threads.
+    """
+    rows, columns, part = sch.get_loops(split.total)
+    vector = max(width for width in (4, 2, 1) if loop_extent(sch, columns) % width == 0)
+    tile, thread, outputs = sch.split(sch.fuse(rows, columns), [None, threads, vector])
+    sch.reorder(part, outputs)
+    bind_grid(sch, [tile])
+    sch.bind(thread, "threadIdx.x")
+    write_back = accumulate_in_registers(sch, split.total, thread)
+    sch.vectorize(outputs)
+    start = initialize_before(sch, split.total, part)
+    for block in (start, write_back):
+        sch.vectorize(loops_below(sch, block, thread)[-1])
+    return thread
