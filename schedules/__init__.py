@@ -16,6 +16,7 @@ from .caching import (
 )
 from .contraction import StagedContraction, stage_contraction
 from .errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
+from .fragments import FRAGMENT, lower_fragments, registers_of
 from .layout import flatten_contraction, pad_to_tile
 from .lowering import required_tir_pipeline
 from .pipeline_check import check_pipeline
@@ -32,7 +33,30 @@ from .streaming import (
     spread_reduction,
     spread_rows,
 )
-from .tiling import BlockTile, TileConfig, TiledLoops, bind_elements, bind_grid, bind_threads, tile_contraction
+from .swizzling import swizzle_rows
+from .tensorization import (
+    FragmentLoad,
+    MmaInstruction,
+    TensorCoreTile,
+    TensorizedContraction,
+    WarpLoops,
+    accumulate_fragment,
+    load_fragments,
+    stage_in_swizzled,
+    tensorize_contraction,
+    tile_to_warps,
+    use_instruction,
+)
+from .tiling import (
+    BlockTile,
+    TileConfig,
+    TiledLoops,
+    bind_elements,
+    bind_grid,
+    bind_threads,
+    raster_blocks,
+    tile_contraction,
+)
 from .unrolling import unroll_loop
 from .vectorization import vectorize_inner, vectorize_write_back, widest_vector
 from .workloads import (
@@ -51,11 +75,14 @@ __all__ = [
     "BlockTile",
     "CombinedReduction",
     "CooperativeFetch",
+    "FRAGMENT",
+    "FragmentLoad",
     "IllegalPipeline",
     "IllegalSchedule",
     "IllegalTile",
     "IllegalWorkload",
     "Matmul",
+    "MmaInstruction",
     "PipelinePlan",
     "SpreadElements",
     "SpreadReduction",
@@ -63,16 +90,20 @@ __all__ = [
     "StagedContraction",
     "Staging",
     "StreamTile",
+    "TensorCoreTile",
+    "TensorizedContraction",
     "TileConfig",
     "TiledLoops",
+    "WarpLoops",
+    "accumulate_fragment",
     "accumulate_in_registers",
     "accumulate_per_tile",
     "batched_matmul",
     "bind_elements",
     "bind_grid",
     "bind_threads",
-    "conv2d_nhwc",
     "check_pipeline",
+    "conv2d_nhwc",
     "depthwise_conv2d_nhwc",
     "double_buffer",
     "explain_pipeline",
@@ -82,9 +113,13 @@ __all__ = [
     "infer_pipeline",
     "initialize_before",
     "inline_data_movement",
+    "load_fragments",
+    "lower_fragments",
     "matmul_bias_relu",
     "pad_to_tile",
     "pipeline_loop",
+    "raster_blocks",
+    "registers_of",
     "required_pass_config",
     "required_tir_pipeline",
     "row_sum",
@@ -95,9 +130,14 @@ __all__ = [
     "spread_rows",
     "stage_contraction",
     "stage_in_shared",
+    "stage_in_swizzled",
     "stage_through_registers",
+    "swizzle_rows",
+    "tensorize_contraction",
     "tile_contraction",
+    "tile_to_warps",
     "unroll_loop",
+    "use_instruction",
     "vectorize_inner",
     "vectorize_write_back",
     "widest_vector",

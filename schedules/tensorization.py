@@ -36,11 +36,11 @@ from .caching import (
     stage_in_shared,
     stage_through_registers,
 )
-from .errors import IllegalSchedule, IllegalTile
+from .errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from .fragments import FRAGMENT, registers_of
-from .inspection import block_name, loops_below
+from .inspection import block_name, loop_name, loops_below
 from .layout import pad_to_tile
-from .one_barrier import HIDES_READS
+from .one_barrier import HIDES_READS, ONE_BARRIER
 from .swizzling import swizzle_rows
 from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
 from .vectorization import dtype_bytes, vectorize_inner, widest_vector
@@ -93,6 +93,16 @@ class MmaInstruction:
         """(lane, register) of C[row, column]: pairs of columns, rows 8 apart, columns 8 apart."""
         lane = row % 8 * 4 + column % 8 // 2
         return lane, column % 16 // 8 * 4 + row % 16 // 8 * 2 + column % 2
+
+    def row_address(self, lane, operand, by_k):
+        """(row, column) of the 16 bytes whose address a lane gives to ``ldmatrix``, in the operand as it is stored.
+
+        Lanes 8·p to 8·p + 7 point at the rows of piece p; ``by_k`` says that k is the stored operand's last dimension.
+        """
+        first, second = lane // 8 % 2, lane // 16
+        down, right = (second, first) if operand else (first, second)  # among A's rows, or B's columns; along k
+        inside, width = lane % PIECE_ROWS, 4 * self.packed
+        return (down * 8 + inside, right * width) if by_k else (right * 8 + inside, down * width)
 
     def _place(self, row, k, piece):
         width = 4 * self.packed
@@ -208,8 +218,15 @@ def tile_to_warps(
 
     Raises
     ------
-    IllegalTile : if warp tiles do not divide the block tile, or instructions the warp tile.
+    IllegalTile : for a tile of another family; if warp tiles do not divide the block tile, or instructions these.
     """
+    if not isinstance(tile, TensorCoreTile):
+        raise IllegalTile(
+            "not a tile of warps",
+            value=tile,
+            limit=TensorCoreTile.FORM,
+            remedy=f"give for example {TensorCoreTile.EXAMPLE}",
+        )
     if misfits := tile.misfits():
         raise IllegalTile(f"tile {tile} is illegal: " + "; ".join(misfits), remedy="choose multiples")
     m, n = tile.warps
@@ -344,7 +361,22 @@ def use_instruction(sch: Schedule, contraction: TensorizedContraction) -> None:
                  for r < 16:  for c < 16:  for k < 16:  C_frag[...] += A_frag[...] * B_frag[...]
         after    ldmatrix(A_frag[lane], A_shared[...])
                  mma(C_frag[lane, 0:4], A_frag[lane], B_frag[lane, 0:4]);  mma(C_frag[lane, 4:8], ...)
+
+    The last step of a schedule: a schedule with instructions cannot be copied (TVM 0.27), and so not pipelined.
+
+    Raises
+    ------
+    IllegalPipeline : for loads that hide their reads, where no loop with one barrier is around them.
     """
+    k_outer = contraction.loops.k_outer
+    hiding = [load.load for load in contraction.loads if HIDES_READS in sch.get(load.load).annotations]
+    if hiding and ONE_BARRIER not in sch.get(k_outer).annotations:
+        raise IllegalPipeline(
+            "its reads are hidden from TVM, which would put no barrier between them and the copies",
+            block=block_name(sch, hiding[0]),
+            loop=loop_name(sch, k_outer),
+            remedy="call pipeline_loop(sch, k_outer, one_barrier=True) first, or leave hide_reads out",
+        )
     for load in contraction.loads:
         sch.tensorize(load.elements, load.intrinsic)
     sch.tensorize(contraction.loops.element_row, _multiply_intrinsic(contraction.instruction))
@@ -394,6 +426,7 @@ def tensorize_contraction(
             limit="at least 3",
             remedy="call flatten_contraction first, or schedule this block with bind_elements",
         )
+    _check_tile(tile)
     instruction = instruction_for(str(sch.get(block).reads[0].source.dtype))
     *batch, rows, columns, reduction = loops_of_block
     if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
@@ -411,6 +444,14 @@ def tensorize_contraction(
     zeroing = initialize_before(sch, block, loops.k_outer)
     _spread_over_lanes(sch, zeroing, loops.warp)
     return TensorizedContraction(loops, copies, loads, write_back, instruction)
+
+
+def _check_tile(tile: TensorCoreTile) -> None:
+    if not isinstance(tile, TensorCoreTile):
+        example = f"give for example {TensorCoreTile.EXAMPLE}"
+        raise IllegalTile("not a tile of warps", value=tile, limit=TensorCoreTile.FORM, remedy=example)
+    if misfits := tile.misfits():
+        raise IllegalTile(f"tile {tile} is illegal: " + "; ".join(misfits), remedy="choose multiples")
 
 
 def _ends_with_k(sch: Schedule, block: SBlockRV, operand: int) -> bool:
@@ -481,13 +522,12 @@ __forceinline__ __device__ void {name}(void* result, void*, const void* left, co
 def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope: str, hide_reads: bool) -> str:
     """Register the intrinsic that brings 16 rows (columns) of an operand to fragments, and return its name.
 
-    Each lane gives the address of one row of 16 bytes, lanes 8·p to 8·p + 7 those of piece p. Where k is not the last
-    dimension, the pieces are transposed on their way (``.trans``).
+    Where k is not the last dimension, the pieces are transposed on their way (``.trans``).
     """
     place = instruction.place_in_b if operand else instruction.place_in_a
     size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
     marks = {HIDES_READS: 1} if hide_reads else {}
-    dtype, registers, width = instruction.dtype, instruction.operand_registers, 4 * instruction.packed
+    dtype, registers = instruction.dtype, instruction.operand_registers
     function = ("tensor_core_load_hidden" if hide_reads else "tensor_core_load") + ("" if by_k else "_transposed")
     source = _LOAD.format(
         name=function, trans="" if by_k else ".trans", seen="" if hide_reads else f", {_ctype(dtype)} seen"
@@ -497,16 +537,9 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
         """(lane, register) of the tile's element."""
         return place(i, j) if by_k else place(j, i)
 
-    def address(lane):
-        """(row, column) of the row of 16 bytes that a lane points at."""
-        first, second = lane // 8 % 2, lane // 16
-        down, right = (second, first) if operand else (first, second)  # among A's rows, or B's columns; along k
-        inside = lane % PIECE_ROWS
-        return (down * 8 + inside, right * width) if by_k else (right * 8 + inside, down * width)
-
     def moved(fragment, tile, lane):
         """The call that moves a tile to its fragment."""
-        at = tile[address(lane)]
+        at = tile[instruction.row_address(lane, operand, by_k)]
         seen = [] if hide_reads else [at]  # a value nobody uses: the read that ThreadSync has to see
         parts = *registers_of(fragment, lane, 0, registers), tirx.address_of(at)
         return cuda_func_call(function, *parts, *seen, source_code=source)
