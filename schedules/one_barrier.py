@@ -140,12 +140,18 @@ def drop_hidden_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
         """A block without the reads it hides."""
         if HIDES_READS not in block.annotations:
             return block
-        return _with_body(block, block.body, visible_reads(block))
+        return _with_body(block, block.body, _visible_reads(block))
 
     return tvm_ffi.structural_map(function, (s_tir.SBlock, drop))
 
 
-def visible_reads(block: s_tir.SBlock) -> list[ir.TensorRegion]:
+def declares_read(statement: Statement, buffer: tirx.Var) -> bool:
+    """Whether a statement reads a buffer and TVM gets to know it."""
+    declared = [region for block in statement.blocks for region in _visible_reads(block)]
+    return statement.reads_buffer(buffer) and any(region.source.same_as(buffer) for region in declared)
+
+
+def _visible_reads(block: s_tir.SBlock) -> list[ir.TensorRegion]:
     """What TVM gets to know about a block's reads: of a block that hides its reads, not those of shared memory."""
     hiding = HIDES_READS in block.annotations
     return [region for region in block.reads if not hiding or region.source.scope() not in SHARED_SCOPES]
