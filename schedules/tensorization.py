@@ -11,8 +11,8 @@ arithmetic. The schedule functions are one per idea, and :func:`tensorize_contra
     accumulate_fragment    the result in registers, its zeroing and write-back as ordinary loops over lanes
     use_instruction        the innermost loops replaced
 
-Without the last one the schedule is ordinary TensorIR, which runs on a CPU: that is how tiles, fragment layouts
-and the pipeline are checked where there is no GPU.
+Before the last one, :func:`use_instruction`, the schedule is ordinary TensorIR, which runs on a CPU: that is how
+tiles, fragment layouts and the pipeline are checked where there is no GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from .caching import (
     initialize_before,
     inline_data_movement,
     stage_in_shared,
-    stage_through_registers,
 )
 from .errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from .fragments import FRAGMENT, registers_of
@@ -47,7 +46,10 @@ from .vectorization import dtype_bytes, vectorize_inner, widest_vector
 
 LANES = 32
 PIECE_ROWS = 8  # ldmatrix moves pieces of 8 rows of 16 bytes, each lane one register of each
-BASE_REGISTERS = 30  # addresses and counters beside fragments, seen in these kernels' cubins
+RASTER_ROWS = 2048  # as many as 132 blocks of 128 x 128 have columns beside them: about a square
+BASE_REGISTERS = (
+    22  # addresses and counters: a warp tile of 64x96 takes 252 to 255 registers in all, and does not spill
+)
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,12 @@ class TensorCoreTile(BlockTile):
 
     @property
     def registers(self) -> int:
-        """Accumulators, operand fragments of one step of 16 (2 bytes an element) and of the next, addresses."""
+        """Accumulators, operand fragments of one step of 16 (2 bytes an element), addresses: what it takes at least.
+
+        A second set of fragments, where the schedule asks for one, is the compiler's to fit in.
+        """
         operands = (self.warp_m + self.warp_n) * 16 // 2 // LANES
-        return self.warp_m * self.warp_n // LANES + 2 * operands + BASE_REGISTERS
+        return self.warp_m * self.warp_n // LANES + operands + BASE_REGISTERS
 
     def misfits(self) -> list[str]:
         """Block tiles that warp tiles, and warp tiles that instructions, do not divide."""
@@ -251,7 +256,6 @@ def stage_in_swizzled(
     loop: LoopRV,
     threads: tuple[int, int],
     scope: str = "shared",
-    through_registers: bool = False,
 ) -> CooperativeFetch:
     """Copy an operand's tile to shared memory by all threads, in the widest vectors, its rows swizzled.
 
@@ -259,9 +263,8 @@ def stage_in_swizzled(
     :func:`schedules.swizzling.swizzle_rows` in one; errors are theirs.
     """
     copy = stage_in_shared(sch, block, operand, loop, scope)
-    load = stage_through_registers(sch, copy, loop) if through_registers else None
-    inline_data_movement(sch, load or copy)
-    fetch = fetch_cooperatively(sch, copy, loop, threads, True, load)
+    inline_data_movement(sch, copy)
+    fetch = fetch_cooperatively(sch, copy, loop, threads, vectorize=True)
     swizzle_rows(sch, copy)
     return fetch
 
@@ -388,9 +391,8 @@ def tensorize_contraction(
     tile: TensorCoreTile,
     *,
     scope: str = "shared",
-    raster: int = 1,
+    raster_rows: int = RASTER_ROWS,
     hide_reads: bool = False,
-    through_registers: bool = False,
 ) -> TensorizedContraction:
     """Compute a (batched) matrix product on tensor cores: tiles to blocks and warps, operands in shared memory.
 
@@ -408,9 +410,8 @@ def tensorize_contraction(
 
     ``block`` has the loops rows, columns, reduction, and maybe more outside, which join the grid. Ragged extents are
     padded with zeros on their way (:func:`schedules.layout.pad_to_tile`). ``scope`` holds the shared tiles,
-    ``raster`` is the number of block rows that run together (:func:`schedules.tiling.raster_blocks`), ``hide_reads``
-    is for loops with one barrier, ``through_registers`` for pipelines without cp.async. ``tensorize=False`` leaves
-    the instructions out: the same loops in TensorIR.
+    ``raster_rows`` are the rows of the result whose blocks run together (:func:`schedules.tiling.raster_blocks`; 1
+    for row order), ``hide_reads`` is for loops with one barrier. The instructions come last, after the loops were pipelined: :func:`use_instruction`.
 
     Raises
     ------
@@ -432,12 +433,10 @@ def tensorize_contraction(
     if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_to_warps(sch, rows, columns, reduction, tile, instruction)
-    bind_grid(sch, [*batch, *raster_blocks(sch, loops.block_row, loops.block_column, raster)])
+    group = max(1, raster_rows // tile.block_m)
+    bind_grid(sch, [*batch, *raster_blocks(sch, loops.block_row, loops.block_column, group)])
     write_back = accumulate_fragment(sch, block, loops, instruction)
-    copies = tuple(
-        stage_in_swizzled(sch, block, operand, loops.k_outer, tile.threads, scope, through_registers)
-        for operand in (0, 1)
-    )
+    copies = tuple(stage_in_swizzled(sch, block, operand, loops.k_outer, tile.threads, scope) for operand in (0, 1))
     loads = tuple(load_fragments(sch, block, operand, loops.k_step, instruction, hide_reads) for operand in (0, 1))
     for loop in (loops.k_step, loops.fragment_row, loops.fragment_column):
         sch.unroll(loop)

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from dataclasses import dataclass, field
 
+from schedules.tensorization import TensorCoreTile
 from schedules.tiling import TileConfig
 from schedules.workloads import Matmul
 
@@ -69,6 +70,30 @@ TUNING_TILES = (
             "128x128x16/8x8",
         )
     ),
+)
+# Tiles for tensor cores. Warp tiles of 64x64 load least from shared memory for each instruction among those that leave
+# room for a second set of fragments; those of 64x96 fit one set only. Small block tiles fill the GPU where outputs are
+# few. Compiled for sm_90a, none of these spills with one set of fragments.
+TENSOR_CORE_TILES = tuple(
+    TensorCoreTile.parse(text)
+    for text in (
+        "128x128x32/64x64",
+        "128x256x32/64x64",
+        "256x128x32/64x64",
+        "128x128x64/64x64",
+        "128x256x64/64x64",
+        "256x128x64/64x64",
+        "128x160x32/64x80",
+        "128x192x32/64x96",
+        "192x128x32/96x64",
+        "128x128x32/64x32",
+        "128x128x64/64x32",
+        "128x64x64/64x32",
+        "128x64x64/32x32",
+        "64x128x64/32x64",
+        "64x64x64/32x32",
+        "64x64x32/32x32",
+    )
 )
 # 1 slot is no pipeline; more than 6 are not tried.
 TUNING_STAGES = (2, 3, 4, 5, 6)

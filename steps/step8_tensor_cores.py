@@ -29,14 +29,13 @@ from steps.config import StepConfig
 VARIANTS = ("default",)
 DTYPES = ("float16", "bfloat16")
 DEFAULT_TILE = TensorCoreTile(128, 128, 32, 64, 64)
-RASTER = 8  # rows of blocks that run together
 
 
 def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, TensorizedContraction]:
     """The schedule, all but the instructions."""
     sch = Schedule(problem.prim_func())
     scope = config.tile.shared_scope(dtype_bytes(problem.dtype))
-    return sch, tensorize_contraction(sch, sch.get_sblock("matmul"), config.tile, scope=scope, raster=RASTER)
+    return sch, tensorize_contraction(sch, sch.get_sblock("matmul"), config.tile, scope=scope)
 
 
 def schedule_before_tensorization(problem: Matmul, config: StepConfig) -> Schedule:

@@ -32,7 +32,6 @@ from schedules.tensorization import TensorizedContraction, tensorize_contraction
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
 from steps.config import StepConfig
-from steps.step8_tensor_cores import RASTER
 
 VARIANTS = ("fragments", "shared")
 PIPELINED = True
@@ -45,7 +44,7 @@ def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, Tensoriz
     slots = min(config.stages, config.k_tiles(problem))
     scope = config.tile.shared_scope(dtype_bytes(problem.dtype), slots)
     block = sch.get_sblock("matmul")
-    tensorized = tensorize_contraction(sch, block, config.tile, scope=scope, raster=RASTER, hide_reads=slots > 1)
+    tensorized = tensorize_contraction(sch, block, config.tile, scope=scope, hide_reads=slots > 1)
     loops = tensorized.loops
     ahead = config.variant == "fragments" and slots > 1 and loop_extent(sch, loops.k_step) % 2 == 0
     if ahead:

@@ -24,8 +24,11 @@ from schedules import (
     IllegalTile,
     Matmul,
     TensorCoreTile,
+    TensorizedContraction,
     TileConfig,
     batched_matmul,
+    conv2d_nhwc,
+    flatten_contraction,
     matmul_bias_relu,
     pipeline_loop,
     raster_blocks,
@@ -232,15 +235,32 @@ def test_epilogues_are_fused_and_batches_join_the_grid(stages: int) -> None:
     np.testing.assert_allclose(out, np.einsum("bik,bjk->bij", a.astype(float), b.astype(float)), atol=1e-4)
 
 
-def tensorize_pipelined(sch: Schedule, stages: int, instruct: bool = True) -> None:
+@pytest.mark.compiler
+def test_a_convolution_is_an_implicit_product(compiler: Compiler) -> None:
+    sch = Schedule(conv2d_nhwc(1, 9, 7, 16, 24, dtype="float16"))
+    flatten_contraction(sch, sch.get_sblock("conv2d"))
+    contraction = tensorize_pipelined(sch, 3, "conv2d", instruct=False)
+    data, weight = normal(0, (1, 9, 7, 16), "float16"), normal(1, (3, 3, 16, 24), "float16")
+    out = run_serial(sch, data, weight, out=np.full((1, 9, 7, 24), np.nan, np.float16))
+    around = np.pad(data.astype(float), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = [(around[:, y : y + 9, x : x + 7], weight[y, x].astype(float)) for y in range(3) for x in range(3)]
+    np.testing.assert_allclose(out, sum(window @ part for window, part in windows), atol=0.03)
+    use_instruction(sch, contraction)
+    assert compiled(lower_schedule(sch, MACHINE, "conv2d"), compiler).cubin.spill_bytes == 0
+
+
+def tensorize_pipelined(
+    sch: Schedule, stages: int, name: str = "matmul", instruct: bool = True
+) -> TensorizedContraction:
     """A contraction on tensor cores, with everything on."""
-    contraction = tensorize_contraction(sch, sch.get_sblock("matmul"), TILE, hide_reads=stages > 1)
+    contraction = tensorize_contraction(sch, sch.get_sblock(name), TILE, hide_reads=stages > 1)
     if stages > 1:
         pipeline_loop(sch, contraction.loops.k_step, 2, False)
         form = {"one_barrier": True, "unroll_ring": True, "fill_ahead": True}
         pipeline_loop(sch, contraction.loops.k_outer, stages, True, **form)
     if instruct:
         use_instruction(sch, contraction)
+    return contraction
 
 
 @pytest.mark.compiler
