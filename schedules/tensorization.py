@@ -74,6 +74,11 @@ class MmaInstruction:
         return 4 // dtype_bytes(self.dtype)
 
     @property
+    def transposes(self) -> bool:
+        """Whether ``ldmatrix`` can transpose operands on their way: it moves units of 16 bits."""
+        return self.packed == 2
+
+    @property
     def operand_registers(self) -> int:
         """Elements of A, and of B, that a lane holds."""
         return self.M * self.k // LANES
@@ -119,6 +124,9 @@ INSTRUCTIONS = {
 }
 
 
+TF32 = MmaInstruction("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", 8, "float32")
+
+
 def instruction_for(dtype: str) -> MmaInstruction:
     """The instruction for operands of a dtype; IllegalSchedule lists the dtypes that have one."""
     if dtype not in INSTRUCTIONS:
@@ -126,7 +134,7 @@ def instruction_for(dtype: str) -> MmaInstruction:
             "no tensor core instruction for operands of this dtype",
             value=dtype,
             limit=" | ".join(INSTRUCTIONS),
-            remedy="use one of these, or a step without tensor cores",
+            remedy="use one of these; for float32 rounded to TF32 (11 bits), ask for it: instruction=TF32",
         )
     return INSTRUCTIONS[dtype]
 
@@ -256,14 +264,18 @@ def stage_in_swizzled(
     loop: LoopRV,
     threads: tuple[int, int],
     scope: str = "shared",
+    k_last: bool = False,
 ) -> CooperativeFetch:
     """Copy an operand's tile to shared memory by all threads, in the widest vectors, its rows swizzled.
 
     :func:`schedules.caching.stage_in_shared`, :func:`schedules.caching.fetch_cooperatively` and
-    :func:`schedules.swizzling.swizzle_rows` in one; errors are theirs.
+    :func:`schedules.swizzling.swizzle_rows` in one; errors are theirs. ``k_last`` transposes a tile on its way that has
+    not k as its last dimension, element by element, for instructions that cannot.
     """
     copy = stage_in_shared(sch, block, operand, loop, scope)
     inline_data_movement(sch, copy)
+    if k_last and not _ends_with_k(sch, block, operand):
+        sch.transform_layout(copy, ("write", 0), lambda *index: [*index[:-2], index[-1], index[-2]])
     fetch = fetch_cooperatively(sch, copy, loop, threads, vectorize=True)
     swizzle_rows(sch, copy)
     return fetch
@@ -393,6 +405,7 @@ def tensorize_contraction(
     scope: str = "shared",
     raster_rows: int = RASTER_ROWS,
     hide_reads: bool = False,
+    instruction: MmaInstruction | None = None,
 ) -> TensorizedContraction:
     """Compute a (batched) matrix product on tensor cores: tiles to blocks and warps, operands in shared memory.
 
@@ -411,11 +424,14 @@ def tensorize_contraction(
     ``block`` has the loops rows, columns, reduction, and maybe more outside, which join the grid. Ragged extents are
     padded with zeros on their way (:func:`schedules.layout.pad_to_tile`). ``scope`` holds the shared tiles,
     ``raster_rows`` are the rows of the result whose blocks run together (:func:`schedules.tiling.raster_blocks`; 1
-    for row order), ``hide_reads`` is for loops with one barrier. The instructions come last, after the loops were pipelined: :func:`use_instruction`.
+    for row order), ``hide_reads`` is for loops with one barrier. ``instruction`` is that of the operands' dtype where
+    none is given; float32 operands have none of their own, because :data:`TF32` rounds them to 11 bits. Instructions
+    come last, after the loops were pipelined: :func:`use_instruction`.
 
     Raises
     ------
-    IllegalSchedule : for a block with fewer than three loops, or operands in a dtype without an instruction.
+    IllegalSchedule : for a block with fewer than three loops; for operands in a dtype without an instruction, or
+        not the one of the instruction asked for.
     IllegalTile : for tiles that do not divide.
     """
     loops_of_block = sch.get_loops(block)
@@ -428,7 +444,7 @@ def tensorize_contraction(
             remedy="call flatten_contraction first, or schedule this block with bind_elements",
         )
     _check_tile(tile)
-    instruction = instruction_for(str(sch.get(block).reads[0].source.dtype))
+    instruction = _fitting(instruction, str(sch.get(block).reads[0].source.dtype))
     *batch, rows, columns, reduction = loops_of_block
     if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
         *batch, rows, columns, reduction = sch.get_loops(block)
@@ -436,13 +452,28 @@ def tensorize_contraction(
     group = max(1, raster_rows // tile.block_m)
     bind_grid(sch, [*batch, *raster_blocks(sch, loops.block_row, loops.block_column, group)])
     write_back = accumulate_fragment(sch, block, loops, instruction)
-    copies = tuple(stage_in_swizzled(sch, block, operand, loops.k_outer, tile.threads, scope) for operand in (0, 1))
+    copies = tuple(
+        stage_in_swizzled(sch, block, operand, loops.k_outer, tile.threads, scope, not instruction.transposes)
+        for operand in (0, 1)
+    )
     loads = tuple(load_fragments(sch, block, operand, loops.k_step, instruction, hide_reads) for operand in (0, 1))
     for loop in (loops.k_step, loops.fragment_row, loops.fragment_column):
         sch.unroll(loop)
     zeroing = initialize_before(sch, block, loops.k_outer)
     _spread_over_lanes(sch, zeroing, loops.warp)
     return TensorizedContraction(loops, copies, loads, write_back, instruction)
+
+
+def _fitting(instruction: MmaInstruction | None, dtype: str) -> MmaInstruction:
+    """The instruction asked for, or that of the operands' dtype."""
+    if instruction and instruction.dtype != dtype:
+        raise IllegalSchedule(
+            f"the instruction multiplies {instruction.dtype}",
+            value=f"{dtype} operands",
+            limit=instruction.dtype,
+            remedy="leave the instruction out to get the one of the operands' dtype",
+        )
+    return instruction or instruction_for(dtype)
 
 
 def _check_tile(tile: TensorCoreTile) -> None:
@@ -500,9 +531,13 @@ __forceinline__ __device__ void {name}(void* fragment, void*, const void* addres
   unsigned* r = (unsigned*)fragment;
   unsigned from = (unsigned)__cvta_generic_to_shared(address);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%0, %1, %2, %3}}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));{rounding}
 }}
 """
+
+# The instruction cuts the bits off that TF32 has not; to the nearest is half the error.
+_ROUND_TO_TF32 = """
+  for (int i = 0; i < 4; ++i) asm("cvt.rna.tf32.f32 %0, %0;" : "+r"(r[i]));"""
 
 _MULTIPLY = """
 __forceinline__ __device__ void {name}(void* result, void*, const void* left, const void*,
@@ -527,9 +562,13 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
     size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
     marks = {HIDES_READS: 1} if hide_reads else {}
     dtype, registers = instruction.dtype, instruction.operand_registers
-    function = ("tensor_core_load_hidden" if hide_reads else "tensor_core_load") + ("" if by_k else "_transposed")
+    rounding = "" if instruction.transposes else _ROUND_TO_TF32
+    function = "tensor_core_load" + "_hidden" * hide_reads + "_transposed" * (not by_k) + "_rounded" * bool(rounding)
     source = _LOAD.format(
-        name=function, trans="" if by_k else ".trans", seen="" if hide_reads else f", {_ctype(dtype)} seen"
+        name=function,
+        trans="" if by_k else ".trans",
+        seen="" if hide_reads else f", {_ctype(dtype)} seen",
+        rounding=rounding,
     )
 
     def held(i, j):
@@ -592,6 +631,10 @@ def _multiply_intrinsic(instruction: MmaInstruction) -> str:
         )
         return cuda_func_call(instruction.function, *parts, source_code=source)
 
+    def widened(fragment, place):
+        """An element as the workload reads it."""
+        return fragment[place] if dtype == wide else tirx.Cast(wide, fragment[place])
+
     @T.prim_func(s_tir=True)
     def described(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
         a = T.match_buffer(a_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
@@ -608,9 +651,7 @@ def _multiply_intrinsic(instruction: MmaInstruction) -> str:
                     )
                     T.reads(c[in_c[0], in_c[1]], a[in_a[0], in_a[1]], b[in_b[0], in_b[1]])
                     T.writes(c[in_c[0], in_c[1]])
-                    c[in_c[0], in_c[1]] = c[in_c[0], in_c[1]] + T.Cast(wide, a[in_a[0], in_a[1]]) * T.Cast(
-                        wide, b[in_b[0], in_b[1]]
-                    )
+                    c[in_c[0], in_c[1]] = c[in_c[0], in_c[1]] + widened(a, in_a) * widened(b, in_b)
 
     @T.prim_func(s_tir=True)
     def implemented(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:

@@ -73,7 +73,7 @@ TUNING_TILES = (
 )
 # Tiles for tensor cores. Warp tiles of 64x64 load least from shared memory for each instruction among those that leave
 # room for a second set of fragments; those of 64x96 fit one set only. Small block tiles fill the GPU where outputs are
-# few. Compiled for sm_90a, none of these spills with one set of fragments.
+# few. The first is the default.
 TENSOR_CORE_TILES = tuple(
     TensorCoreTile.parse(text)
     for text in (

@@ -12,7 +12,7 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule
 
-from harness.build import Kernel, compiled, lower, lower_schedule, main_loop
+from harness.build import Kernel, compiled, executable, lower, lower_schedule, main_loop
 from harness.execution import GpuBackend, compile_serial, gpu_arch, numpy_dtype
 from harness.targets import machine_for
 from harness.toolchain import Compiler, require_compiler
@@ -37,7 +37,7 @@ from schedules import (
     use_instruction,
 )
 from schedules.swizzling import swizzled_piece
-from schedules.tensorization import INSTRUCTIONS
+from schedules.tensorization import INSTRUCTIONS, TF32
 from steps import step8_tensor_cores as step8
 from steps import step9_async_ring as step9
 from steps.config import StepConfig
@@ -109,6 +109,16 @@ def test_fragments_are_where_the_ptx_isa_has_them(dtype: str) -> None:
             assert instruction.place_in_c(row, column + 8 * half) == (lane, i)
 
 
+def test_tf32_fragments_are_where_the_ptx_isa_has_them() -> None:
+    for lane in range(32):
+        group, quad = lane >> 2, lane % 4
+        for i in range(4):
+            row, k = group + 8 * (i % 2), quad + 4 * (i // 2)  # the table of A for m16n8k8
+            assert TF32.place_in_a(row, k) == (lane, i)
+            half, register = divmod(i, 2)
+            assert TF32.place_in_b(group + 8 * half, quad + 4 * register) == (lane, i)
+
+
 @pytest.mark.parametrize("by_k", [True, False])
 @pytest.mark.parametrize("operand", [0, 1])
 def test_ldmatrix_brings_each_element_to_its_place(operand: int, by_k: bool) -> None:
@@ -135,7 +145,7 @@ def test_a_swizzled_column_touches_every_bank_once(pieces: int) -> None:
             assert len(banks) == 8
 
 
-@pytest.mark.parametrize("variant", step9.VARIANTS)
+@pytest.mark.parametrize("variant", step9.TUNED_VARIANTS)
 @pytest.mark.parametrize("stages", [2, 3, 4, 6])
 def test_a_k_tile_of_the_ring_costs_one_barrier(variant: str, stages: int) -> None:
     loop = main_loop(build(9, (128, 128, 1024), variant, stages=stages).body)
@@ -207,7 +217,8 @@ def stack_bytes(cubin: bytes) -> int | None:
 
 @pytest.mark.parametrize(("shape", "layout"), SHAPES, ids=str)
 @pytest.mark.parametrize(
-    ("step", "variant", "dtype"), [(step8, "default", "float16"), (step9, "fragments", "bfloat16")]
+    ("step", "variant", "dtype"),
+    [(step8, "default", "float16"), (step9, "fragments", "bfloat16"), (step9, "tf32", "float32")],
 )
 def test_the_schedule_before_its_instructions_is_right(
     step, variant: str, dtype: str, shape: tuple[int, int, int], layout: str
@@ -347,10 +358,35 @@ def test_swizzles_and_rasters_check_what_they_get() -> None:
     assert [int(sch.get(loop).extent) for loop in raster_blocks(sch, rows, columns, 7)] == [16, 64, 4]
 
 
+def test_tf32_has_to_be_asked_for() -> None:
+    with pytest.raises(IllegalSchedule, match="instruction=TF32"):
+        step9.schedule(Matmul(64, 64, 64), StepConfig("fragments", TILE))
+    with pytest.raises(IllegalSchedule, match=r"multiplies float32.*float16 operands"):
+        step9.schedule(Matmul(64, 64, 64, "float16"), StepConfig("tf32", TILE))
+    text = build(9, (128, 128, 128), "tf32", dtype="float32", layout="nn").cuda
+    assert ".m16n8k8.row.col.f32.tf32.tf32.f32" in text
+    assert "cvt.rna.tf32.f32" in text
+    assert ".trans" not in text  # the copy to shared memory transposes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "layout"), SHAPES, ids=str)
+@pytest.mark.parametrize("step", [8, 9])
+def test_tf32_rounds_to_eleven_bits(step: int, shape: tuple[int, int, int], layout: str) -> None:
+    backend = GpuBackend()
+    kernel = compiled(build(step, shape, "tf32", layout=layout, dtype="float32", arch=gpu_arch()), require_compiler())
+    problem = kernel.case.problem
+    a, b = backend.normal(0, (problem.m, problem.k), "float32"), backend.normal(1, problem.b_shape, "float32")
+    c = backend.poisoned((problem.m, problem.n), "float32")
+    executable(kernel)["main"](a, b, c)
+    error = backend.worst_error(c, backend.reference(problem, a, b))
+    assert error < 2**-11 * 8 * problem.k**0.5  # both operands' rounding, over k terms of order 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("shape", "layout"), [*SHAPES, ((512, 384, 1000), "nn"), ((33, 17, 129), "nt")], ids=str)
-@pytest.mark.parametrize(("step", "variant"), [(8, "default"), *((9, variant) for variant in step9.VARIANTS)])
+@pytest.mark.parametrize(("step", "variant"), [(8, "default"), *((9, variant) for variant in step9.TUNED_VARIANTS)])
 def test_kernels_are_right(step: int, variant: str, shape: tuple[int, int, int], layout: str, dtype: str) -> None:
     compiler = require_compiler()
     for stages in (2, 3, 4) if step == 9 else (1,):
