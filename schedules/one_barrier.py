@@ -23,6 +23,9 @@ puts none there, since it cannot see those reads. What goes wrong without the ga
 ordered first, a fast thread overwrites what a slow one still reads
 (:func:`schedules.pipeline_check.check_pipeline` refuses it).
 
+A block marked :data:`HIDES_READS` will hide its reads by itself, with the instruction that replaces it, and is left as
+it is (:mod:`schedules.tensorization`); what its loop waits for, the gate alone says (:func:`drop_hidden_reads`).
+
 A trace does not hold any of this. Replayed, its lists fall on the copies that are there; lowering such a loop
 through :func:`schedules.lowering.required_tir_pipeline` is refused.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from schedules import (
     TensorizedContraction,
     TileConfig,
     batched_matmul,
+    check_pipeline,
     conv2d_nhwc,
     flatten_contraction,
     matmul_bias_relu,
@@ -327,7 +329,23 @@ def test_hidden_reads_need_a_gate() -> None:
     with pytest.raises(IllegalPipeline, match="hidden"):
         use_instruction(sch, contraction)
     with pytest.raises(IllegalPipeline, match="hidden"):
-        pipeline_loop(sch, contraction.loops.k_outer, 3)
+        pipeline_loop(sch, contraction.loops.k_outer, 2)
+
+
+@pytest.mark.parametrize(
+    ("order", "right"),
+    [
+        ([3, 1, 2, 0, 4], True),  # body, gate, fill, copies, epilogue
+        ([0, 2, 3, 1, 4], False),  # copies fill a slot that a slow thread still reads
+        ([1, 2, 3, 0, 4], False),
+        ([3, 2, 1, 0, 4], False),  # fragments are filled from a tile nobody waited for
+    ],
+)
+def test_the_gate_stands_where_it_must(order: list[int], right: bool) -> None:
+    sch = Schedule(Matmul(128, 64, 256, "float16").prim_func())
+    contraction = tensorize_pipelined(sch, 3, instruct=False)
+    with contextlib.nullcontext() if right else pytest.raises(IllegalPipeline, match="no barrier"):
+        check_pipeline(sch, contraction.loops.k_outer, [0, 2, 2, 3, 3], order, [0])
 
 
 def test_filling_ahead_needs_an_even_inner_pipeline() -> None:
