@@ -31,7 +31,8 @@ def lower_fragments() -> tvm.transform.Pass:
     Raises
     ------
     IllegalSchedule : for a fragment that is accessed with another lane than the thread's own
-        (``threadIdx.x`` modulo the number of lanes), naming the buffer and the index.
+        (``threadIdx.x`` modulo the number of lanes), naming the buffer and the index. TVM hands on what a pass
+        raises as RuntimeError, with the same text.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="LowerFragments")

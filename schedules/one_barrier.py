@@ -23,6 +23,9 @@ puts none there, since it cannot see those reads. What goes wrong without the ga
 ordered first, a fast thread overwrites what a slow one still reads
 (:func:`schedules.pipeline_check.check_pipeline` refuses it).
 
+A block marked :data:`HIDES_READS` will hide its reads by itself, with the instruction that replaces it, and is left as
+it is (:mod:`schedules.tensorization`); what its loop waits for, the gate alone says (:func:`drop_hidden_reads`).
+
 A trace does not hold any of this. Replayed, its lists fall on the copies that are there; lowering such a loop
 through :func:`schedules.lowering.required_tir_pipeline` is refused.
 
@@ -148,12 +151,18 @@ def drop_hidden_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
         """A block without the reads it hides."""
         if HIDES_READS not in block.annotations:
             return block
-        return _with_body(block, block.body, visible_reads(block))
+        return _with_body(block, block.body, _visible_reads(block))
 
     return tvm_ffi.structural_map(function, (s_tir.SBlock, drop))
 
 
-def visible_reads(block: s_tir.SBlock) -> list[ir.TensorRegion]:
+def declares_read(statement: Statement, buffer: tirx.Var) -> bool:
+    """Whether a statement reads a buffer and TVM gets to know it."""
+    declared = [region for block in statement.blocks for region in _visible_reads(block)]
+    return statement.reads_buffer(buffer) and any(region.source.same_as(buffer) for region in declared)
+
+
+def _visible_reads(block: s_tir.SBlock) -> list[ir.TensorRegion]:
     """What TVM gets to know about a block's reads: of a block that hides its reads, not those of shared memory."""
     hiding = HIDES_READS in block.annotations
     return [region for region in block.reads if not hiding or region.source.scope() not in SHARED_SCOPES]

@@ -11,7 +11,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from .errors import IllegalPipeline
 from .inspection import Statement, blocks_outside, loop_extent, loop_name, scheduled_function, statements_under
-from .one_barrier import GATE, HIDES_READS, RETIRE, hides_reads, is_gate, visible_reads
+from .one_barrier import GATE, HIDES_READS, RETIRE, declares_read, hides_reads, is_gate
 
 
 def check_pipeline(
@@ -73,7 +73,7 @@ def _needed_versions(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: S
     statements, versions = statements_under(sch, loop), {}
     for buffer in _written(statements):
         writers = [index for index, statement in enumerate(statements) if statement.writes_buffer(buffer)]
-        readers = [index for index, statement in enumerate(statements) if _declares_read(statement, buffer)]
+        readers = [index for index, statement in enumerate(statements) if declares_read(statement, buffer)]
         count = max((stage[r] for r in readers), default=0) - min(stage[w] for w in writers) + 1
         crossing = any(order[w] < order[r] and stage[w] < stage[r] for w in writers for r in readers)
         if not readers or _outlives(sch, loop, buffer) or (count == 2 and not crossing):
@@ -280,13 +280,6 @@ def _warn_useless(
                 f"double_buffer_scope on {statement.name!r} has no effect: the pipeline on {name!r} has its versions",
                 stacklevel=3,
             )
-
-
-def _declares_read(statement: Statement, buffer: tirx.Var) -> bool:
-    """Whether TVM gets to know that a statement reads a buffer."""
-    if not statement.reads_buffer(buffer):
-        return False
-    return any(region.source.same_as(buffer) for block in statement.blocks for region in visible_reads(block))
 
 
 def _asks_for_two(statement: Statement) -> bool:

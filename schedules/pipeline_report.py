@@ -8,7 +8,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from .inspection import SHARED_SCOPES, Statement, loop_extent, loop_name, statements_under
-from .one_barrier import hides_reads, is_gate
+from .one_barrier import declares_read, hides_reads, is_gate
 from .pipeline_check import buffer_versions
 from .vectorization import dtype_bytes
 
@@ -167,13 +167,13 @@ def _in_flight(lists: _Lists, copy: int, reader: int, step: int | None, extent: 
 
 
 def _producers(statements: list[Statement], reader: int) -> list[int]:
-    """The copies to shared memory that a statement reads from."""
+    """The copies to shared memory that a statement reads from, as far as TVM knows."""
     return [
         index
         for index, producer in enumerate(statements)
         if index != reader
         and producer.fills_shared
-        and any(statements[reader].reads_buffer(region.source) for region in producer.writes)
+        and any(declares_read(statements[reader], region.source) for region in producer.writes)
     ]
 
 

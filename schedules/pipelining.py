@@ -225,7 +225,7 @@ def pipeline_loop(
         with tvm.transform.PassContext(config=plan.pass_config):
             tvm.compile(sch.mod, target, tir_pipeline=plan.tir_pipeline)
 
-    ``one_barrier`` and ``unroll_ring`` give the loop a form that costs less per iteration and does the same
+    ``one_barrier``, ``unroll_ring`` and ``fill_ahead`` give the loop a form that costs less and does the same
     (see :func:`infer_pipeline`). Copies staged through registers
     (:func:`schedules.caching.stage_through_registers`) run one stage deeper: global loads are issued one
     iteration before their registers are stored to shared memory. The loop stays valid; called again, the last

@@ -11,8 +11,8 @@ arithmetic. The schedule functions are one per idea, and :func:`tensorize_contra
     accumulate_fragment    the result in registers, its zeroing and write-back as ordinary loops over lanes
     use_instruction        the innermost loops replaced
 
-Without the last one the schedule is ordinary TensorIR, which runs on a CPU: that is how tiles, fragment layouts
-and the pipeline are checked where there is no GPU.
+Before the last one, :func:`use_instruction`, the schedule is ordinary TensorIR, which runs on a CPU: that is how
+tiles, fragment layouts and the pipeline are checked where there is no GPU.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ from .caching import (
     initialize_before,
     inline_data_movement,
     stage_in_shared,
-    stage_through_registers,
 )
-from .errors import IllegalSchedule, IllegalTile
+from .errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from .fragments import FRAGMENT, registers_of
-from .inspection import block_name, loops_below
+from .inspection import block_name, loop_name, loops_below
 from .layout import pad_to_tile
-from .one_barrier import HIDES_READS
+from .one_barrier import HIDES_READS, ONE_BARRIER
 from .swizzling import swizzle_rows
 from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
 from .vectorization import dtype_bytes, vectorize_inner, widest_vector
 
 LANES = 32
 PIECE_ROWS = 8  # ldmatrix moves pieces of 8 rows of 16 bytes, each lane one register of each
-BASE_REGISTERS = 30  # addresses and counters beside fragments, seen in these kernels' cubins
+RASTER_ROWS = 2048  # as many as 132 blocks of 128 x 128 have columns beside them: about a square
+BASE_REGISTERS = (
+    22  # addresses and counters: a warp tile of 64x96 takes 252 to 255 registers in all, and does not spill
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,11 @@ class MmaInstruction:
         return 4 // dtype_bytes(self.dtype)
 
     @property
+    def transposes(self) -> bool:
+        """Whether ``ldmatrix`` can transpose operands on their way: it moves units of 16 bits."""
+        return self.packed == 2
+
+    @property
     def operand_registers(self) -> int:
         """Elements of A, and of B, that a lane holds."""
         return self.M * self.k // LANES
@@ -94,6 +101,16 @@ class MmaInstruction:
         lane = row % 8 * 4 + column % 8 // 2
         return lane, column % 16 // 8 * 4 + row % 16 // 8 * 2 + column % 2
 
+    def row_address(self, lane, operand, by_k):
+        """(row, column) of the 16 bytes whose address a lane gives to ``ldmatrix``, in the operand as it is stored.
+
+        Lanes 8·p to 8·p + 7 point at the rows of piece p; ``by_k`` says that k is the stored operand's last dimension.
+        """
+        first, second = lane // 8 % 2, lane // 16
+        down, right = (second, first) if operand else (first, second)  # among A's rows, or B's columns; along k
+        inside, width = lane % PIECE_ROWS, 4 * self.packed
+        return (down * 8 + inside, right * width) if by_k else (right * 8 + inside, down * width)
+
     def _place(self, row, k, piece):
         width = 4 * self.packed
         lane = row % PIECE_ROWS * 4 + k % width // self.packed
@@ -107,6 +124,9 @@ INSTRUCTIONS = {
 }
 
 
+TF32 = MmaInstruction("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", 8, "float32")
+
+
 def instruction_for(dtype: str) -> MmaInstruction:
     """The instruction for operands of a dtype; IllegalSchedule lists the dtypes that have one."""
     if dtype not in INSTRUCTIONS:
@@ -114,7 +134,7 @@ def instruction_for(dtype: str) -> MmaInstruction:
             "no tensor core instruction for operands of this dtype",
             value=dtype,
             limit=" | ".join(INSTRUCTIONS),
-            remedy="use one of these, or a step without tensor cores",
+            remedy="use one of these; for float32 rounded to TF32 (11 bits), ask for it: instruction=TF32",
         )
     return INSTRUCTIONS[dtype]
 
@@ -149,9 +169,12 @@ class TensorCoreTile(BlockTile):
 
     @property
     def registers(self) -> int:
-        """Accumulators, operand fragments of one step of 16 (2 bytes an element) and of the next, addresses."""
+        """Accumulators, operand fragments of one step of 16 (2 bytes an element), addresses: what it takes at least.
+
+        A second set of fragments, where the schedule asks for one, is the compiler's to fit in.
+        """
         operands = (self.warp_m + self.warp_n) * 16 // 2 // LANES
-        return self.warp_m * self.warp_n // LANES + 2 * operands + BASE_REGISTERS
+        return self.warp_m * self.warp_n // LANES + operands + BASE_REGISTERS
 
     def misfits(self) -> list[str]:
         """Block tiles that warp tiles, and warp tiles that instructions, do not divide."""
@@ -208,8 +231,15 @@ def tile_to_warps(
 
     Raises
     ------
-    IllegalTile : if warp tiles do not divide the block tile, or instructions the warp tile.
+    IllegalTile : for a tile of another family; if warp tiles do not divide the block tile, or instructions these.
     """
+    if not isinstance(tile, TensorCoreTile):
+        raise IllegalTile(
+            "not a tile of warps",
+            value=tile,
+            limit=TensorCoreTile.FORM,
+            remedy=f"give for example {TensorCoreTile.EXAMPLE}",
+        )
     if misfits := tile.misfits():
         raise IllegalTile(f"tile {tile} is illegal: " + "; ".join(misfits), remedy="choose multiples")
     m, n = tile.warps
@@ -234,17 +264,19 @@ def stage_in_swizzled(
     loop: LoopRV,
     threads: tuple[int, int],
     scope: str = "shared",
-    through_registers: bool = False,
+    k_last: bool = False,
 ) -> CooperativeFetch:
     """Copy an operand's tile to shared memory by all threads, in the widest vectors, its rows swizzled.
 
     :func:`schedules.caching.stage_in_shared`, :func:`schedules.caching.fetch_cooperatively` and
-    :func:`schedules.swizzling.swizzle_rows` in one; errors are theirs.
+    :func:`schedules.swizzling.swizzle_rows` in one; errors are theirs. ``k_last`` transposes a tile on its way that has
+    not k as its last dimension, element by element, for instructions that cannot.
     """
     copy = stage_in_shared(sch, block, operand, loop, scope)
-    load = stage_through_registers(sch, copy, loop) if through_registers else None
-    inline_data_movement(sch, load or copy)
-    fetch = fetch_cooperatively(sch, copy, loop, threads, True, load)
+    inline_data_movement(sch, copy)
+    if k_last and not _ends_with_k(sch, block, operand):
+        sch.transform_layout(copy, ("write", 0), lambda *index: [*index[:-2], index[-1], index[-2]])
+    fetch = fetch_cooperatively(sch, copy, loop, threads, vectorize=True)
     swizzle_rows(sch, copy)
     return fetch
 
@@ -344,7 +376,22 @@ def use_instruction(sch: Schedule, contraction: TensorizedContraction) -> None:
                  for r < 16:  for c < 16:  for k < 16:  C_frag[...] += A_frag[...] * B_frag[...]
         after    ldmatrix(A_frag[lane], A_shared[...])
                  mma(C_frag[lane, 0:4], A_frag[lane], B_frag[lane, 0:4]);  mma(C_frag[lane, 4:8], ...)
+
+    The last step of a schedule: a schedule with instructions cannot be copied (TVM 0.27), and so not pipelined.
+
+    Raises
+    ------
+    IllegalPipeline : for loads that hide their reads, where no loop with one barrier is around them.
     """
+    k_outer = contraction.loops.k_outer
+    hiding = [load.load for load in contraction.loads if HIDES_READS in sch.get(load.load).annotations]
+    if hiding and ONE_BARRIER not in sch.get(k_outer).annotations:
+        raise IllegalPipeline(
+            "its reads are hidden from TVM, which would put no barrier between them and the copies",
+            block=block_name(sch, hiding[0]),
+            loop=loop_name(sch, k_outer),
+            remedy="call pipeline_loop(sch, k_outer, one_barrier=True) first, or leave hide_reads out",
+        )
     for load in contraction.loads:
         sch.tensorize(load.elements, load.intrinsic)
     sch.tensorize(contraction.loops.element_row, _multiply_intrinsic(contraction.instruction))
@@ -356,9 +403,9 @@ def tensorize_contraction(
     tile: TensorCoreTile,
     *,
     scope: str = "shared",
-    raster: int = 1,
+    raster_rows: int = RASTER_ROWS,
     hide_reads: bool = False,
-    through_registers: bool = False,
+    instruction: MmaInstruction | None = None,
 ) -> TensorizedContraction:
     """Compute a (batched) matrix product on tensor cores: tiles to blocks and warps, operands in shared memory.
 
@@ -376,13 +423,15 @@ def tensorize_contraction(
 
     ``block`` has the loops rows, columns, reduction, and maybe more outside, which join the grid. Ragged extents are
     padded with zeros on their way (:func:`schedules.layout.pad_to_tile`). ``scope`` holds the shared tiles,
-    ``raster`` is the number of block rows that run together (:func:`schedules.tiling.raster_blocks`), ``hide_reads``
-    is for loops with one barrier, ``through_registers`` for pipelines without cp.async. ``tensorize=False`` leaves
-    the instructions out: the same loops in TensorIR.
+    ``raster_rows`` are the rows of the result whose blocks run together (:func:`schedules.tiling.raster_blocks`; 1
+    for row order), ``hide_reads`` is for loops with one barrier. ``instruction`` is that of the operands' dtype where
+    none is given; float32 operands have none of their own, because :data:`TF32` rounds them to 11 bits. Instructions
+    come last, after the loops were pipelined: :func:`use_instruction`.
 
     Raises
     ------
-    IllegalSchedule : for a block with fewer than three loops, or operands in a dtype without an instruction.
+    IllegalSchedule : for a block with fewer than three loops; for operands in a dtype without an instruction, or
+        not the one of the instruction asked for.
     IllegalTile : for tiles that do not divide.
     """
     loops_of_block = sch.get_loops(block)
@@ -394,15 +443,17 @@ def tensorize_contraction(
             limit="at least 3",
             remedy="call flatten_contraction first, or schedule this block with bind_elements",
         )
-    instruction = instruction_for(str(sch.get(block).reads[0].source.dtype))
+    _check_tile(tile)
+    instruction = _fitting(instruction, str(sch.get(block).reads[0].source.dtype))
     *batch, rows, columns, reduction = loops_of_block
     if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_to_warps(sch, rows, columns, reduction, tile, instruction)
-    bind_grid(sch, [*batch, *raster_blocks(sch, loops.block_row, loops.block_column, raster)])
+    group = max(1, raster_rows // tile.block_m)
+    bind_grid(sch, [*batch, *raster_blocks(sch, loops.block_row, loops.block_column, group)])
     write_back = accumulate_fragment(sch, block, loops, instruction)
     copies = tuple(
-        stage_in_swizzled(sch, block, operand, loops.k_outer, tile.threads, scope, through_registers)
+        stage_in_swizzled(sch, block, operand, loops.k_outer, tile.threads, scope, not instruction.transposes)
         for operand in (0, 1)
     )
     loads = tuple(load_fragments(sch, block, operand, loops.k_step, instruction, hide_reads) for operand in (0, 1))
@@ -411,6 +462,26 @@ def tensorize_contraction(
     zeroing = initialize_before(sch, block, loops.k_outer)
     _spread_over_lanes(sch, zeroing, loops.warp)
     return TensorizedContraction(loops, copies, loads, write_back, instruction)
+
+
+def _fitting(instruction: MmaInstruction | None, dtype: str) -> MmaInstruction:
+    """The instruction asked for, or that of the operands' dtype."""
+    if instruction and instruction.dtype != dtype:
+        raise IllegalSchedule(
+            f"the instruction multiplies {instruction.dtype}",
+            value=f"{dtype} operands",
+            limit=instruction.dtype,
+            remedy="leave the instruction out to get the one of the operands' dtype",
+        )
+    return instruction or instruction_for(dtype)
+
+
+def _check_tile(tile: TensorCoreTile) -> None:
+    if not isinstance(tile, TensorCoreTile):
+        example = f"give for example {TensorCoreTile.EXAMPLE}"
+        raise IllegalTile("not a tile of warps", value=tile, limit=TensorCoreTile.FORM, remedy=example)
+    if misfits := tile.misfits():
+        raise IllegalTile(f"tile {tile} is illegal: " + "; ".join(misfits), remedy="choose multiples")
 
 
 def _ends_with_k(sch: Schedule, block: SBlockRV, operand: int) -> bool:
@@ -460,9 +531,13 @@ __forceinline__ __device__ void {name}(void* fragment, void*, const void* addres
   unsigned* r = (unsigned*)fragment;
   unsigned from = (unsigned)__cvta_generic_to_shared(address);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%0, %1, %2, %3}}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));{rounding}
 }}
 """
+
+# The instruction cuts the bits off that TF32 has not; to the nearest is half the error.
+_ROUND_TO_TF32 = """
+  for (int i = 0; i < 4; ++i) asm("cvt.rna.tf32.f32 %0, %0;" : "+r"(r[i]));"""
 
 _MULTIPLY = """
 __forceinline__ __device__ void {name}(void* result, void*, const void* left, const void*,
@@ -481,32 +556,28 @@ __forceinline__ __device__ void {name}(void* result, void*, const void* left, co
 def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope: str, hide_reads: bool) -> str:
     """Register the intrinsic that brings 16 rows (columns) of an operand to fragments, and return its name.
 
-    Each lane gives the address of one row of 16 bytes, lanes 8·p to 8·p + 7 those of piece p. Where k is not the last
-    dimension, the pieces are transposed on their way (``.trans``).
+    Where k is not the last dimension, the pieces are transposed on their way (``.trans``).
     """
     place = instruction.place_in_b if operand else instruction.place_in_a
     size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
     marks = {HIDES_READS: 1} if hide_reads else {}
-    dtype, registers, width = instruction.dtype, instruction.operand_registers, 4 * instruction.packed
-    function = ("tensor_core_load_hidden" if hide_reads else "tensor_core_load") + ("" if by_k else "_transposed")
+    dtype, registers = instruction.dtype, instruction.operand_registers
+    rounding = "" if instruction.transposes else _ROUND_TO_TF32
+    function = "tensor_core_load" + "_hidden" * hide_reads + "_transposed" * (not by_k) + "_rounded" * bool(rounding)
     source = _LOAD.format(
-        name=function, trans="" if by_k else ".trans", seen="" if hide_reads else f", {_ctype(dtype)} seen"
+        name=function,
+        trans="" if by_k else ".trans",
+        seen="" if hide_reads else f", {_ctype(dtype)} seen",
+        rounding=rounding,
     )
 
     def held(i, j):
         """(lane, register) of the tile's element."""
         return place(i, j) if by_k else place(j, i)
 
-    def address(lane):
-        """(row, column) of the row of 16 bytes that a lane points at."""
-        first, second = lane // 8 % 2, lane // 16
-        down, right = (second, first) if operand else (first, second)  # among A's rows, or B's columns; along k
-        inside = lane % PIECE_ROWS
-        return (down * 8 + inside, right * width) if by_k else (right * 8 + inside, down * width)
-
     def moved(fragment, tile, lane):
         """The call that moves a tile to its fragment."""
-        at = tile[address(lane)]
+        at = tile[instruction.row_address(lane, operand, by_k)]
         seen = [] if hide_reads else [at]  # a value nobody uses: the read that ThreadSync has to see
         parts = *registers_of(fragment, lane, 0, registers), tirx.address_of(at)
         return cuda_func_call(function, *parts, *seen, source_code=source)
@@ -560,6 +631,10 @@ def _multiply_intrinsic(instruction: MmaInstruction) -> str:
         )
         return cuda_func_call(instruction.function, *parts, source_code=source)
 
+    def widened(fragment, place):
+        """An element as the workload reads it."""
+        return fragment[place] if dtype == wide else tirx.Cast(wide, fragment[place])
+
     @T.prim_func(s_tir=True)
     def described(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
         a = T.match_buffer(a_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
@@ -576,9 +651,7 @@ def _multiply_intrinsic(instruction: MmaInstruction) -> str:
                     )
                     T.reads(c[in_c[0], in_c[1]], a[in_a[0], in_a[1]], b[in_b[0], in_b[1]])
                     T.writes(c[in_c[0], in_c[1]])
-                    c[in_c[0], in_c[1]] = c[in_c[0], in_c[1]] + T.Cast(wide, a[in_a[0], in_a[1]]) * T.Cast(
-                        wide, b[in_b[0], in_b[1]]
-                    )
+                    c[in_c[0], in_c[1]] = c[in_c[0], in_c[1]] + widened(a, in_a) * widened(b, in_b)
 
     @T.prim_func(s_tir=True)
     def implemented(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:

@@ -6,7 +6,9 @@ import hashlib
 import itertools
 from dataclasses import dataclass, field
 
+from schedules.tensorization import TensorCoreTile
 from schedules.tiling import TileConfig
+from schedules.warpgroup import WarpgroupTile
 from schedules.workloads import Matmul
 
 # Chosen after an exploratory sweep of 29 tiles on an H200. Step 4 was within 5 % of its best tile at 1024 with two of
@@ -69,6 +71,49 @@ TUNING_TILES = (
             "128x128x16/8x8",
         )
     ),
+)
+# Tiles for tensor cores. Warp tiles of 64x64 load least from shared memory for each instruction among those that leave
+# room for a second set of fragments; those of 64x96 fit one set only. Small block tiles fill the GPU where outputs are
+# few. The first is the default.
+TENSOR_CORE_TILES = tuple(
+    TensorCoreTile.parse(text)
+    for text in (
+        "128x128x32/64x64",
+        "128x256x32/64x64",
+        "256x128x32/64x64",
+        "128x128x64/64x64",
+        "128x256x64/64x64",
+        "256x128x64/64x64",
+        "128x160x32/64x80",
+        "128x192x32/64x96",
+        "192x128x32/96x64",
+        "128x128x32/64x32",
+        "128x128x64/64x32",
+        "128x64x64/64x32",
+        "128x64x64/32x32",
+        "64x128x64/32x64",
+        "64x64x64/32x32",
+        "64x64x32/32x32",
+    )
+)
+
+# Tiles for warpgroups. The first is the default: the widest instruction, two warpgroups that share B. Three warpgroups
+# bring the least per multiplication; smaller tiles leave room for two blocks to a multiprocessor, or fill more of them.
+WARPGROUP_TILES = tuple(
+    WarpgroupTile.parse(text)
+    for text in (
+        "128x256x64/64x256",
+        "256x128x64/128x128",
+        "256x128x64/64x128",
+        "192x256x64/64x256",
+        "128x192x64/64x192",
+        "128x128x64/64x128",
+        "128x128x64/128x128",
+        "64x256x64/64x256",
+        "128x64x64/64x64",
+        "64x128x64/64x128",
+        "64x64x64/64x64",
+    )
 )
 # 1 slot is no pipeline; more than 6 are not tried.
 TUNING_STAGES = (2, 3, 4, 5, 6)

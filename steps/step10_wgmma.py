@@ -35,14 +35,12 @@ from schedules.warpgroup import (
 )
 from schedules.workloads import Matmul
 from steps.config import StepConfig
-from steps.step8_tensor_cores import RASTER
 
 IN_FLIGHT = {"in_flight": 1, "awaited": 0, "rows": 1}
 VARIANTS = tuple(IN_FLIGHT)
 NEEDS_ASYNC_COPY = VARIANTS
 PIPELINED = True
-DTYPES = ("float16", "bfloat16")
-DEFAULT_TILE, DEFAULT_STAGES = WarpgroupTile(128, 256, 64, 64, 256), 4
+DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 
 
 def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupContraction]:
@@ -56,7 +54,7 @@ def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupC
         )
     sch = Schedule(problem.prim_func())
     block, by_rows = sch.get_sblock("matmul"), config.variant == "rows"
-    staged = stage_for_warpgroups(sch, block, config.tile, raster=RASTER, store_rows=by_rows)
+    staged = stage_for_warpgroups(sch, block, config.tile, store_rows=by_rows)
     pipeline_warpgroups(sch, staged, config.stages, IN_FLIGHT[config.variant])
     return sch, staged
 

@@ -12,6 +12,9 @@ of a warp hold 16 × 16 tiles of both operands in their registers, each thread i
 
 What changes: float16 and bfloat16 operands, summed in float32. Rows in shared memory are swizzled, so that the
 8 rows of a piece lie in different banks. The write-back is still an ordinary loop over each thread's results.
+Variants: default, and tf32 for float32 operands, which rounds each to 11 bits: another arithmetic, so it has to be
+asked for.
+
 What to expect: arithmetic is no longer what the kernel waits for. There is no pipeline here, on purpose: every
 k tile now waits for its loads in the open. Without a GPU the schedule is verified before instructions replace its
 innermost loops: the same tiles, copies and fragment layouts, as plain TensorIR.
@@ -21,22 +24,26 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.tensorization import TensorCoreTile, TensorizedContraction, tensorize_contraction, use_instruction
+from schedules.tensorization import (
+    TF32,
+    TensorizedContraction,
+    tensorize_contraction,
+    use_instruction,
+)
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
 from steps.config import StepConfig
 
-VARIANTS = ("default",)
-DTYPES = ("float16", "bfloat16")
-DEFAULT_TILE = TensorCoreTile(128, 128, 32, 64, 64)
-RASTER = 8  # rows of blocks that run together
+VARIANTS = ("default", "tf32")
+DTYPES = {"default": ("float16", "bfloat16"), "tf32": ("float32",)}
 
 
 def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, TensorizedContraction]:
     """The schedule, all but the instructions."""
     sch = Schedule(problem.prim_func())
     scope = config.tile.shared_scope(dtype_bytes(problem.dtype))
-    return sch, tensorize_contraction(sch, sch.get_sblock("matmul"), config.tile, scope=scope, raster=RASTER)
+    instruction = TF32 if config.variant == "tf32" else None
+    return sch, tensorize_contraction(sch, sch.get_sblock("matmul"), config.tile, scope=scope, instruction=instruction)
 
 
 def schedule_before_tensorization(problem: Matmul, config: StepConfig) -> Schedule:

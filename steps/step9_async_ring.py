@@ -16,6 +16,7 @@ Variants, compared by name:
   first one of the next k tile is filled behind the barrier in the middle of a tile. The default. It takes k tiles
   of an even number of steps of 16; others, and products of a single k tile, are as in "shared".
 - shared: the ring in shared memory only.
+- tf32: fragments, for float32 operands, each rounded to 11 bits.
 
 What to expect: the loop's instructions are hardly more than `mma`, `ldmatrix` and cp.async; larger warp tiles use
 each fragment more often, until registers run out. Without a GPU the schedule is verified before instructions
@@ -28,13 +29,14 @@ from tvm.s_tir import Schedule
 
 from schedules.inspection import loop_extent
 from schedules.pipelining import pipeline_loop
-from schedules.tensorization import TensorizedContraction, tensorize_contraction, use_instruction
+from schedules.tensorization import TF32, TensorizedContraction, tensorize_contraction, use_instruction
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
 from steps.config import StepConfig
-from steps.step8_tensor_cores import RASTER
 
-VARIANTS = ("fragments", "shared")
+VARIANTS = ("fragments", "shared", "tf32")
+TUNED_VARIANTS = ("fragments", "shared")
+DTYPES = {variant: ("float32",) if variant == "tf32" else ("float16", "bfloat16") for variant in VARIANTS}
 PIPELINED = True
 NEEDS_ASYNC_COPY = VARIANTS
 
@@ -44,10 +46,10 @@ def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, Tensoriz
     sch = Schedule(problem.prim_func())
     slots = min(config.stages, config.k_tiles(problem))
     scope = config.tile.shared_scope(dtype_bytes(problem.dtype), slots)
-    block = sch.get_sblock("matmul")
-    tensorized = tensorize_contraction(sch, block, config.tile, scope=scope, raster=RASTER, hide_reads=slots > 1)
+    form = {"scope": scope, "hide_reads": slots > 1, "instruction": TF32 if config.variant == "tf32" else None}
+    tensorized = tensorize_contraction(sch, sch.get_sblock("matmul"), config.tile, **form)
     loops = tensorized.loops
-    ahead = config.variant == "fragments" and slots > 1 and loop_extent(sch, loops.k_step) % 2 == 0
+    ahead = config.variant != "shared" and slots > 1 and loop_extent(sch, loops.k_step) % 2 == 0
     if ahead:
         pipeline_loop(sch, loops.k_step, 2, False)
     if slots > 1:
