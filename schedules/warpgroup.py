@@ -179,7 +179,8 @@ def lay_out_accumulators(sch: Schedule, block: SBlockRV, instruction: Wgmma) -> 
     m, n = instruction.rows, instruction.columns
     outer = len(sch.get(block).writes[0].region) - 2
 
-    def place(*index):
+    def place(*index: tirx.Var) -> tuple:
+        """Where the sum of row i and column j is kept."""
         *batch, i, j = index
         return (*batch, i // m, j // n, *instruction.fragment(i % m, j % n))
 
@@ -196,7 +197,8 @@ def lay_out_panels(sch: Schedule, copy: SBlockRV) -> None:
     """
     outer = len(sch.get(copy).writes[0].region) - 2
 
-    def place(*index):
+    def place(*index: tirx.Var) -> tuple:
+        """The panel, row and element of a tile's element."""
         *batch, row, element = index
         return (*batch, element // PANEL, row, element % PANEL)
 
@@ -212,7 +214,7 @@ def spread_fragment(sch: Schedule, block: SBlockRV, loop: LoopRV, vectorize: boo
         before   for i < 64:  for j < 256:  D[i, j] = C_local[..., lane(i, j), register(i, j)]
         after    for lane < 128, bound to threadIdx.x:
                    for eight < 32:  for half < 2:  for pair < 2:      # its registers, in their order
-                     D[...] = C_local[..., lane, ...]
+                     D[...] = C_local[..., lane, 4 * eight + 2 * half + pair]
 
     ``loop`` is the loop around the block's own. ``vectorize`` stores pairs at once where alignment allows; returns the
     width.

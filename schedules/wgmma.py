@@ -110,8 +110,9 @@ class Wgmma:
         """CUDA text of the function that issues a k tile's instructions and commits them as one group.
 
         ``fence.proxy.async`` makes what other threads' cp.async has put into shared memory visible to the
-        instruction; ``wgmma.fence`` orders the accumulators' earlier uses before it. What zeroes them must stand before
-        that, too, which the compiler is told by :func:`keep_in_registers`.
+        instruction: it stands between the barrier and the instruction, on the way from every copy to it.
+        ``wgmma.fence`` orders the accumulators' earlier uses before it. What zeroes them must stand before that, too,
+        which the compiler is told by :func:`keep_in_registers`.
         """
         lines = [
             f"__forceinline__ __device__ void {self.name}(void* accumulators, const void* a, const void* b) {{",
