@@ -18,8 +18,9 @@ from tvm.tirx import compilation_pipeline
 from harness.build import Kernel, executable
 from harness.targets import Machine, machine_for
 from schedules.fragments import whole_fragments
-from schedules.lowering import unroll_rings
+from schedules.lowering import on_functions, unroll_rings
 from schedules.one_barrier import drop_hidden_reads, show_reads
+from schedules.serpentine import lower_serpentines
 from schedules.workloads import Matmul
 
 CPU_PIPELINE = "tensorir_ladder_serial"
@@ -232,7 +233,7 @@ def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> 
         {name: whole_fragments(drop_hidden_reads(show_reads(function))) for name, function in mod.functions_items()}
     )
     mod = tvm.ir.transform.Sequential(before)(_map_statements(mod, tirx.For, _serial_loop))
-    return tvm.ir.transform.Sequential([*after, unroll_rings()])(_map_statements(mod, tirx.AttrStmt, _without_async))
+    return tvm.ir.transform.Sequential([*after, on_functions(lower_serpentines), unroll_rings()])(_map_statements(mod, tirx.AttrStmt, _without_async))
 
 
 def _map_statements(mod: tvm.IRModule, kind: type, change: Any) -> tvm.IRModule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
@@ -191,3 +191,10 @@ def fused_index(groups: list[list[int]], extents: list[int]) -> tirx.IndexMap:
             index = index * extents[position] + variables[position]
         fused.append(sym.Analyzer().simplify(index))
     return tirx.IndexMap(variables, fused, None)
+
+
+def index_map(rank: int, place: Callable[..., Sequence[tirx.PrimExpr]]) -> tirx.IndexMap:
+    """The index map that takes ``rank`` indices to what ``place`` makes of them, simplified."""
+    variables = [tirx.Var(f"i{position}", "int32") for position in range(rank)]
+    analyzer = sym.Analyzer()
+    return tirx.IndexMap(variables, [analyzer.simplify(index) for index in place(*variables)], None)

@@ -13,6 +13,7 @@ from .errors import IllegalPipeline
 from .fragments import compact_blocks, has_fragments, lower_fragments
 from .inspection import annotated_loops, statements_of
 from .one_barrier import ONE_BARRIER, drop_hidden_reads, is_gate
+from .serpentine import SERPENTINE, lower_serpentines
 from .swizzling import lower_swizzles
 
 UNROLL_RING = "unroll_ring"
@@ -59,7 +60,8 @@ def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
             )
     if has_fragments(mod):
         return FRAGMENTS
-    return UNROLLED_RINGS if any(True for _ in annotated_loops(mod, UNROLL_RING)) else "s_tir"
+    marked = (True for key in (UNROLL_RING, SERPENTINE) for _ in annotated_loops(mod, key))
+    return UNROLLED_RINGS if any(marked) else "s_tir"
 
 
 def _turns(loop: tirx.For) -> tirx.Stmt:
@@ -86,12 +88,13 @@ def _written_out(loop: tirx.For, first: ir.Expr | int, count: int) -> tirx.For:
 
 
 def _unrolled_rings():
-    """TVM's own pipeline for scheduled functions, and the rings written out at its end."""
+    """TVM's own pipeline for scheduled functions; at its end serpentine loops, and rings written out."""
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
-    return tvm.ir.transform.Sequential([lower, unroll_rings()]), finalize_host, finalize_device
+    after = [on_functions(lower_serpentines), unroll_rings()]
+    return tvm.ir.transform.Sequential([lower, *after]), finalize_host, finalize_device
 
 
-def _on_functions(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pass:
+def on_functions(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pass:
     """A pass that changes each function."""
 
     @tvm.transform.module_pass(opt_level=0, name=change.__name__)
@@ -104,7 +107,7 @@ def _on_functions(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.trans
 def _fragments():
     """Fragments and swizzles lowered as soon as buffers are compact, then the pipeline above."""
     lower, finalize_host, finalize_device = _unrolled_rings()
-    before = [_on_functions(drop_hidden_reads), compact_blocks(), lower_fragments(), lower_swizzles()]
+    before = [on_functions(drop_hidden_reads), compact_blocks(), lower_fragments(), lower_swizzles()]
     return tvm.ir.transform.Sequential([*before, lower]), finalize_host, finalize_device
 
 

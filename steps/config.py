@@ -7,7 +7,8 @@ import itertools
 from dataclasses import dataclass, field
 
 from schedules.tensorization import TensorCoreTile
-from schedules.tiling import TileConfig
+from schedules.tiling import BlockTile, TileConfig
+from schedules.warp_tiling import WarpTile
 from schedules.warpgroup import WarpgroupTile
 from schedules.workloads import Matmul
 
@@ -72,51 +73,63 @@ TUNING_TILES = (
         )
     ),
 )
-# Tiles for tensor cores. Warp tiles of 64x64 load least from shared memory for each instruction among those that leave
-# room for a second set of fragments; those of 64x96 fit one set only. Small block tiles fill the GPU where outputs are
-# few. The first is the default.
-TENSOR_CORE_TILES = tuple(
-    TensorCoreTile.parse(text)
-    for text in (
-        "128x128x32/64x64",
-        "128x256x32/64x64",
-        "256x128x32/64x64",
-        "128x128x64/64x64",
-        "128x256x64/64x64",
-        "256x128x64/64x64",
-        "128x160x32/64x80",
-        "128x192x32/64x96",
-        "192x128x32/96x64",
-        "128x128x32/64x32",
-        "128x128x64/64x32",
-        "128x64x64/64x32",
-        "128x64x64/32x32",
-        "64x128x64/32x64",
-        "64x64x64/32x32",
-        "64x64x32/32x32",
-    )
-)
-
-# Tiles for warpgroups. The first is the default: the widest instruction, two warpgroups that share B. Three warpgroups
-# bring the least per multiplication; smaller tiles leave room for two blocks to a multiprocessor, or fill more of them.
-WARPGROUP_TILES = tuple(
-    WarpgroupTile.parse(text)
-    for text in (
-        "128x256x64/64x256",
-        "256x128x64/128x128",
-        "256x128x64/64x128",
-        "192x256x64/64x256",
-        "128x192x64/64x192",
-        "128x128x64/64x128",
-        "128x128x64/128x128",
-        "64x256x64/64x256",
-        "128x64x64/64x64",
-        "64x128x64/64x128",
-        "64x64x64/64x64",
-    )
-)
 # 1 slot is no pipeline; more than 6 are not tried.
 TUNING_STAGES = (2, 3, 4, 5, 6)
+
+
+
+
+@dataclass(frozen=True)
+class TileFamily:
+    """The tiles of steps that are tiled alike: how they are written, and which are chosen among.
+
+    ``default`` needs no choice; ``best`` is what ``--tile best`` measures, ``tuning`` what ``tune`` measures, in
+    likely order.
+    """
+
+    kind: type[BlockTile]
+    default: BlockTile
+    best: tuple[BlockTile, ...]
+    tuning: tuple[BlockTile, ...]
+
+    @classmethod
+    def of(cls, kind: type[BlockTile], best: str, more: str = "") -> TileFamily:
+        """A family from tiles as text, separated by blanks; the first is the default, ``more`` is for tuning only."""
+        first = tuple(map(kind.parse, best.split()))
+        return cls(kind, first[0], first, (*first, *map(kind.parse, more.split())))
+
+
+THREAD_TILES = TileFamily(TileConfig, DEFAULT_TILE, TILE_SET, TUNING_TILES)
+
+# For warps. In exploratory sweeps on an H200, not kept here, thread tiles of 8x8 with k tiles of 32 were ahead from
+# 2048 on: 128x128 and 64x128 blocks fill a multiprocessor's registers with two or four of them. Below that, blocks are
+# too few, and slices put more warps to work on each.
+WARP_TILES = TileFamily.of(
+    WarpTile,
+    "128x128x32/32x64/8x8/1 64x128x32/32x64/8x8/1 64x128x32/32x64/8x8/2 32x64x32/32x64/8x8/4 32x64x64/32x64/8x8/8 "
+    "32x32x32/32x32/8x4/4 16x32x64/16x32/4x4/4 16x32x64/16x32/4x4/8",
+    "128x64x32/32x64/8x8/1 64x128x16/32x64/8x8/1 128x128x16/32x64/8x8/1 64x64x32/32x64/8x8/2 64x128x64/32x64/8x8/4 "
+    "64x128x32/64x64/8x16/4 32x64x32/32x32/8x4/4 32x32x64/32x32/8x4/8 16x32x32/16x32/4x4/4 64x64x32/32x32/8x4/1",
+)
+
+# For tensor cores. Warp tiles of 64x64 load least from shared memory for each instruction among those that leave
+# room for a second set of fragments; those of 64x96 fit one set only. Small block tiles fill the GPU where outputs are
+# few.
+TENSOR_CORE_TILES = TileFamily.of(
+    TensorCoreTile,
+    "128x128x32/64x64 128x256x32/64x64 256x128x32/64x64 128x256x64/64x64 256x128x64/64x64 128x64x64/64x32 "
+    "64x128x64/32x64 64x64x64/32x32",
+    "128x128x64/64x64 128x160x32/64x80 128x192x32/64x96 192x128x32/96x64 128x128x32/64x32 128x128x64/64x32 "
+    "128x64x64/32x32 64x64x32/32x32",
+)
+
+# For warpgroups. The default has the widest instruction, and two warpgroups that share B. Three warpgroups bring the
+# least per multiplication; smaller tiles leave room for two blocks to a multiprocessor, or fill more of them.
+WARPGROUP_TILES = TileFamily.of(
+    WarpgroupTile,
+    "128x256x64/64x256 256x128x64/128x128 256x128x64/64x128 128x192x64/64x192 128x128x64/64x128 64x128x64/64x128",
+    "192x256x64/64x256 128x128x64/128x128 64x256x64/64x256 128x64x64/64x64 64x64x64/64x64",
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +141,7 @@ class StepConfig:
     """
 
     variant: str
-    tile: TileConfig = field(default=DEFAULT_TILE)
+    tile: BlockTile = field(default=DEFAULT_TILE)
     stages: int = DEFAULT_STAGES
     async_copy: bool = True
 
@@ -144,16 +157,17 @@ class TuningSpace:
     The variants must compute the same, in the same order of additions; the first is the step's default.
     """
 
-    tiles: tuple[TileConfig, ...]
+    tiles: tuple[BlockTile, ...]
     stages: tuple[int, ...]
     variants: tuple[str, ...]
+    default_stages: int = DEFAULT_STAGES
 
     def configurations(self) -> tuple[StepConfig, ...]:
         """Every combination, likely ones first: a search that is stopped early has seen what matters most.
 
         The default variant before the others, then slots near the default before distant ones, then tiles in order.
         """
-        near = sorted(self.stages, key=lambda stages: (abs(stages - DEFAULT_STAGES), stages))
+        near = sorted(self.stages, key=lambda stages: (abs(stages - self.default_stages), stages))
         return tuple(
             StepConfig(variant, tile, stages)
             for variant, stages, tile in itertools.product(self.variants, near, self.tiles)

@@ -11,9 +11,9 @@ from types import ModuleType
 
 from tvm.s_tir import Schedule
 
-from schedules.workloads import Matmul
+from schedules.workloads import DTYPES, Matmul
 
-from .config import TUNING_STAGES, TUNING_TILES, StepConfig, TuningSpace
+from .config import DEFAULT_STAGES, THREAD_TILES, TUNING_STAGES, StepConfig, TileFamily, TuningSpace
 
 
 class MalformedStep(TypeError):
@@ -53,6 +53,30 @@ class Step:
         return bool(getattr(self.module, "PIPELINED", False))
 
     @property
+    def tiles(self) -> TileFamily:
+        """The tiles that the step takes."""
+        return getattr(self.module, "TILES", THREAD_TILES)
+
+    @property
+    def default_stages(self) -> int:
+        """Ring slots where nobody names a number."""
+        return int(getattr(self.module, "STAGES", DEFAULT_STAGES))
+
+    @property
+    def tuning_stages(self) -> tuple[int, ...]:
+        """Ring slots that tuning tries, 1 without a pipeline."""
+        return getattr(self.module, "TUNING_STAGES", TUNING_STAGES) if self.pipelined else (1,)
+
+    def dtypes(self, variant: str) -> tuple[str, ...]:
+        """The operands' dtypes that a variant takes; the first is the default."""
+        return getattr(self.module, "DTYPES", {}).get(variant, DTYPES)
+
+    @property
+    def tensorized(self) -> bool:
+        """Whether instructions replace loops that the CPU cannot run: then it verifies the schedule before that."""
+        return hasattr(self.module, "schedule_before_tensorization")
+
+    @property
     def verified_on(self) -> tuple[str, ...]:
         """The ways to execute that can verify this step."""
         return tuple(getattr(self.module, "VERIFIED_ON", ("gpu", "llvm")))
@@ -76,8 +100,9 @@ class Step:
         named = getattr(self.module, "TUNED_VARIANTS", ()) if async_copy else ()
         for variant in named:
             self.check_variant(variant)
-        stages = TUNING_STAGES if self.pipelined else (1,)
-        return TuningSpace(TUNING_TILES, stages, tuple(dict.fromkeys((default, *named))))
+        stages = self.tuning_stages
+        variants = tuple(dict.fromkeys((default, *named)))
+        return TuningSpace(self.tiles.tuning, stages, variants, self.default_stages)
 
     def check_variant(self, variant: str) -> None:
         """Raise UnknownStep with the variants there are."""
@@ -88,6 +113,12 @@ class Step:
         """The problem, scheduled by this step."""
         self.check_variant(config.variant)
         return self.module.schedule(problem, config)
+
+    def schedule_for_cpu(self, problem: Matmul, config: StepConfig) -> Schedule:
+        """The same as far as a CPU can run it: before tensorization, where the step has one."""
+        self.check_variant(config.variant)
+        name = "schedule_before_tensorization" if self.tensorized else "schedule"
+        return getattr(self.module, name)(problem, config)
 
 
 def find_steps(folder: Path | None = None) -> dict[int, Step]:

@@ -34,13 +34,15 @@ from schedules.warpgroup import (
     stage_for_warpgroups,
 )
 from schedules.workloads import Matmul
-from steps.config import StepConfig
+from steps.config import WARPGROUP_TILES, StepConfig
 
 IN_FLIGHT = {"in_flight": 1, "awaited": 0, "rows": 1}
 VARIANTS = tuple(IN_FLIGHT)
 NEEDS_ASYNC_COPY = VARIANTS
 PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
+TILES = WARPGROUP_TILES
+STAGES = 4
 
 
 def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupContraction]:

@@ -32,10 +32,11 @@ from schedules.tensorization import (
 )
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
-from steps.config import StepConfig
+from steps.config import TENSOR_CORE_TILES, StepConfig
 
 VARIANTS = ("default", "tf32")
 DTYPES = {"default": ("float16", "bfloat16"), "tf32": ("float32",)}
+TILES = TENSOR_CORE_TILES
 
 
 def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, TensorizedContraction]:

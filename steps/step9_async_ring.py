@@ -32,13 +32,15 @@ from schedules.pipelining import pipeline_loop
 from schedules.tensorization import TF32, TensorizedContraction, tensorize_contraction, use_instruction
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
-from steps.config import StepConfig
+from steps.config import TENSOR_CORE_TILES, StepConfig
 
 VARIANTS = ("fragments", "shared", "tf32")
 TUNED_VARIANTS = ("fragments", "shared")
 DTYPES = {variant: ("float32",) if variant == "tf32" else ("float16", "bfloat16") for variant in VARIANTS}
 PIPELINED = True
 NEEDS_ASYNC_COPY = VARIANTS
+TILES = TENSOR_CORE_TILES
+STAGES = 4
 
 
 def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, TensorizedContraction]:

@@ -1,0 +1,358 @@
+"""Contractions by warps on ordinary cores: lanes interleaved, operands padded, the reduction sliced among warps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from .caching import (
+    ADDS_PARTS,
+    CooperativeFetch,
+    accumulate_in_registers,
+    fetch_cooperatively,
+    initialize_before,
+    inline_data_movement,
+    stage_in_shared,
+)
+from .inspection import loops_below
+from .layout import index_map, pad_to_tile
+from .serpentine import walk_serpentine
+from .tiling import ADDRESSING_REGISTERS, BlockTile, bind_grid, indivisible, raster_blocks
+from .vectorization import VECTOR_BYTES, dtype_bytes, vectorize_write_back
+
+WARP_SIZE = 32
+VECTOR = 4  # neighbouring columns of a thread, which it loads and stores at once
+
+
+@dataclass(frozen=True)
+class WarpTile(BlockTile):
+    """The block tile, a warp's part of it, and a thread's part of that.
+
+    ``slices`` groups of warps share the block tile: each sums its own part of every k tile, and their sums are added
+    in the end. Written ``128x128x32/32x64/8x8/1``. A warp's tile is 32 threads' tiles.
+    """
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 32
+    warp_m: int = 32
+    warp_n: int = 64
+    thread_m: int = 8
+    thread_n: int = 8
+    slices: int = 1
+
+    FORM: ClassVar[str] = "MxNxK/WMxWN/TMxTN/S"
+    EXAMPLE: ClassVar[str] = "128x128x32/32x64/8x8/1"
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        """A warp's threads along rows and columns."""
+        return self.warp_m // self.thread_m, self.warp_n // self.thread_n
+
+    @property
+    def warps(self) -> tuple[int, int]:
+        """Warps of one slice along rows and columns."""
+        return self.block_m // self.warp_m, self.block_n // self.warp_n
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Warps of all slices (threadIdx.y) and their lanes (threadIdx.x)."""
+        rows, columns = self.warps
+        return rows * columns * self.slices, WARP_SIZE
+
+    @property
+    def threads_per_block(self) -> int:
+        """Threads of one block."""
+        return self.threads[0] * WARP_SIZE
+
+    @property
+    def registers(self) -> int:
+        """Accumulators, one step's operands, addressing."""
+        return self.thread_m * self.thread_n + self.thread_m + self.thread_n + ADDRESSING_REGISTERS
+
+    def misfits(self) -> list[str]:
+        """What does not divide: blocks into warps, warps into 32 threads, k tiles into slices."""
+        found = indivisible(
+            (
+                ("rows of the block", self.block_m, "rows per warp", self.warp_m),
+                ("columns of the block", self.block_n, "columns per warp", self.warp_n),
+                ("rows of a warp", self.warp_m, "rows per thread", self.thread_m),
+                ("columns of a warp", self.warp_n, "columns per thread", self.thread_n),
+                ("columns of a thread", self.thread_n, "columns of a vector", VECTOR),
+                ("steps of the k tile", self.block_k, "slices", self.slices),
+            )
+        )
+        rows, columns = self.lanes
+        if rows * columns != WARP_SIZE:
+            found.append(f"{rows} x {columns} threads of a warp, which has {WARP_SIZE}")
+        if self.slices > 1 and not found:
+            share = VECTOR * self.threads_per_block
+            outputs = self.block_m * self.block_n
+            found += indivisible([("outputs of the block", outputs, "that its threads add up at once", share)])
+        return found
+
+    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
+        """At most so much shared memory: both operands' tiles, rows padded, in ``stages`` ring slots, and slices' sums."""
+        padded = self.block_k + VECTOR_BYTES // itemsize
+        sums = 4 * self.slices * self.block_m * self.block_n if self.slices > 1 else 0
+        return (self.block_m + self.block_n) * padded * itemsize * stages + sums
+
+    def shared_scope(self, itemsize: int, stages: int = 1) -> str:
+        """As for other tiles; but where slices are summed "shared.dyn", in which TVM lets sums take the ring's place."""
+        return "shared.dyn" if self.slices > 1 else super().shared_scope(itemsize, stages)
+
+
+@dataclass(frozen=True)
+class LaneLoops:
+    """The loops of a contraction whose rows and columns are interleaved among lanes, outermost first.
+
+    ``row_group`` and ``column_group`` count what a thread has of rows and columns, ``lane_row`` and ``lane_column``
+    the threads of a warp, ``vector`` neighbouring columns (None where a thread has every ``lanes``-th column).
+    """
+
+    batch: tuple[LoopRV, ...]
+    row_group: LoopRV
+    lane_row: LoopRV
+    column_group: LoopRV
+    lane_column: LoopRV
+    vector: LoopRV | None
+    reduction: LoopRV
+
+
+@dataclass(frozen=True)
+class WarpContraction:
+    """A contraction by warps: the loops that steps go on with, and its blocks.
+
+    ``write_back`` stores a thread's results, to shared memory where slices are summed; ``total`` is the block that
+    adds the slices up, None with one slice.
+    """
+
+    grid: LoopRV
+    lane: LoopRV
+    k_outer: LoopRV
+    k_inner: LoopRV
+    copies: tuple[CooperativeFetch, ...]
+    write_back: SBlockRV
+    total: SBlockRV | None
+
+
+def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vector: int = VECTOR) -> LaneLoops:
+    """Deal a contraction's rows and columns out to the lanes of a warp in turn, columns ``vector`` at a time.
+
+    ::
+
+        before   for i < M:  for j < N:  for k < K:  C[i, j] += A[i, k] * B[k, j]
+        after    for row_group:  for lane_row < 4:                            # i = row_group · 4 + lane_row
+                   for column_group:  for lane_column < 8:  for v < 4:        # j = (column_group · 8 + lane_column) · 4 + v
+                     for k < K:  C'[...] += A'[row_group, lane_row, k] * B'[k, column_group, lane_column, v]
+
+    What lanes load at once then lies side by side in shared memory: no two in one bank. The primed buffers are new;
+    copies to shared memory and the write-back inline them
+    (:func:`schedules.caching.inline_data_movement`, :func:`schedules.caching.accumulate_in_registers`). Where the
+    second operand's rows run along k (``B[j, k]``) its columns are dealt out one by one, and B' keeps k innermost.
+
+    ``block`` has any number of batch loops, rows, columns and one reduction; extents must divide
+    (:func:`schedules.layout.pad_to_tile`).
+    """
+    rows, columns = lanes
+    rank = len(sch.get_loops(block))
+    by_columns = _innermost_iterator(sch, block, 1) == rank - 2
+    width = vector if by_columns else 1
+
+    def deal(*index: tirx.Var) -> tuple[tirx.PrimExpr, ...]:
+        """Where row i, column j and step k are in the new order."""
+        *batch, i, j, k = index
+        turn = columns * width
+        column = (j // turn, j % turn // width, *([j % width] if width > 1 else []))
+        return (*batch, i // rows, i % rows, *column, k)
+
+    sch.transform_block_layout(block, index_map(rank, deal))
+    for access in (("read", 0), ("read", 1), ("write", 0)):
+        sch.reindex(block, access)
+    if by_columns:
+        _put_reduction_first(sch, block)
+    *batch, row_group, lane_row, column_group, lane_column, last, reduction = [
+        *sch.get_loops(block)[: None if width > 1 else -1],
+        *([] if width > 1 else [None, sch.get_loops(block)[-1]]),
+    ]
+    return LaneLoops(tuple(batch), row_group, lane_row, column_group, lane_column, last, reduction)
+
+
+def pad_rows(sch: Schedule, copy: SBlockRV) -> None:
+    """Make each row of a tile in shared memory 16 bytes longer, so that neighbouring rows begin in other banks.
+
+    ::
+
+        before   A_shared[rows, 32 floats]
+        after    A_shared[rows, 32 floats], a row every 36
+
+    For operands whose innermost index is the reduction: lanes that load 16 bytes each from rows side by side then
+    meet no bank twice.
+    """
+    region = sch.get(copy).writes[0]
+    extra = VECTOR_BYTES // dtype_bytes(region.source.dtype)
+    sch.storage_align(copy, 0, len(region.region) - 2, 2 * extra, extra)
+
+
+def stage_for_warps(
+    sch: Schedule,
+    block: SBlockRV,
+    tile: WarpTile,
+    *,
+    scope: str = "shared",
+    serpentine: bool = True,
+    pad: bool = True,
+    raster: int = 8,
+) -> WarpContraction:
+    """Tile a contraction over grid and warps, stage its operands in padded shared memory, accumulate in registers.
+
+    ::
+
+        before   for (batch,) i, j, k:  C[i, j] += A[i, k] * B[k, j]
+        after    for tile, bound to blockIdx.x:  for slice and warp, lane, bound to threadIdx:
+                   C_local = 0
+                   for k_outer:
+                     A_shared = A[tile];  B_shared = B[tile]                     # by all threads together
+                     for k_inner < block_k / slices:
+                       A_local = A_shared[...];  B_local = B_shared[...]          # one step of a thread's operands
+                       for rows, columns, in serpentine order:  C_local += A_local * B_local
+                   C = C_local                                  # or, with slices: S[slice] = C_local;  C = sum of S
+
+    Parameters
+    ----------
+    scope : "shared" or "shared.dyn" (:meth:`WarpTile.shared_scope` chooses).
+    serpentine : order a thread's multiply-adds so that each shares an operand with the one before
+        (:mod:`schedules.serpentine`).
+    pad : pad rows that run along k (:func:`pad_rows`).
+    raster : rows of blocks that run side by side (:func:`schedules.tiling.raster_blocks`).
+    """
+    pad_to_tile(sch, block, [1] * (len(sch.get_loops(block)) - 3) + list(tile.block))
+    loops = _tile_lanes(sch, interleave_lanes(sch, block, tile.lanes), tile)
+    total = None
+    if tile.slices > 1:
+        total, block, loops = block, *_slice_reduction(sch, block, loops)
+    slices = [loops["slice"]] if total is not None else []
+    registers = [loops[role] for role in ("row", "column", "vector") if loops[role] is not None]
+    warps, lanes = [*slices, loops["warp_row"], loops["warp_column"]], [loops["lane_row"], loops["lane_column"]]
+    k_outer, k_inner = loops["k_outer"], loops["k_inner"]
+    blocks = [loops["block_row"], loops["block_column"]]
+    sch.reorder(*blocks, *warps, *lanes, k_outer, k_inner, *registers)
+    grid = bind_grid(sch, [*loops["batch"], *raster_blocks(sch, *blocks, raster)])
+    warp, lane = sch.fuse(*warps), sch.fuse(*lanes)
+    sch.bind(warp, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    if serpentine:
+        walk_serpentine(sch, registers[0])
+    if total is not None:
+        sch.set_scope(block, 0, scope)
+    write_back = accumulate_in_registers(sch, block, lane)
+    vectorize_write_back(sch, write_back, lane)
+    if total is not None:
+        _add_slices(sch, total, grid, tile.threads[0])
+    copies = tuple(_stage_operand(sch, block, operand, k_outer, tile, scope, pad) for operand in (0, 1))
+    for operand in (0, 1):
+        keep_in_registers(sch, block, operand, k_inner)
+    initialize_before(sch, block, k_outer)
+    return WarpContraction(grid, lane, k_outer, k_inner, copies, write_back, total)
+
+
+def keep_in_registers(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV) -> SBlockRV:
+    """Load what one iteration of ``loop`` reads of an operand to registers first, as statements of its own.
+
+    ::
+
+        before   for k:  for row, column:  C[...] += A_shared[row, k] * ...
+        after    for k:
+                   A_local[rows] = A_shared[rows, k]                   # the returned block, written out
+                   for row, column:  C[...] += A_local[row] * ...
+    """
+    cached = sch.cache_read(block, operand, "local")
+    sch.compute_at(cached, loop, preserve_unit_loops=True)
+    for own in loops_below(sch, cached, loop):
+        sch.unroll(own)
+    return cached
+
+
+def _tile_lanes(sch: Schedule, lanes: LaneLoops, tile: WarpTile) -> dict[str, LoopRV | None | tuple[LoopRV, ...]]:
+    """Cut interleaved loops into blocks, warps and registers; by role, in the order in which they stand."""
+    rows, columns = tile.lanes
+    per_vector = 1 if lanes.vector is None else VECTOR
+    block_row, warp_row, row = sch.split(lanes.row_group, [None, tile.warps[0], tile.warp_m // rows])
+    columns_of_thread = tile.warp_n // (columns * per_vector)
+    block_column, warp_column, column = sch.split(lanes.column_group, [None, tile.warps[1], columns_of_thread])
+    steps = [tile.slices, tile.block_k // tile.slices] if tile.slices > 1 else [tile.block_k]
+    k_outer, *slices, k_inner = sch.split(lanes.reduction, [None, *steps])
+    found = {"batch": lanes.batch, "block_row": block_row, "warp_row": warp_row, "row": row}
+    found |= {"lane_row": lanes.lane_row, "block_column": block_column, "warp_column": warp_column, "column": column}
+    found |= {"lane_column": lanes.lane_column, "vector": lanes.vector, "k_outer": k_outer}
+    return found | ({"slice": slices[0]} if slices else {}) | {"k_inner": k_inner}
+
+
+def _slice_reduction(
+    sch: Schedule, block: SBlockRV, loops: dict[str, LoopRV | None | tuple[LoopRV, ...]]
+) -> tuple[SBlockRV, dict[str, LoopRV | None | tuple[LoopRV, ...]]]:
+    """Sum each slice by itself; ``block`` goes on as the one that adds them up. Returns the new block and its loops."""
+    partial = sch.rfactor(loops["slice"], 0)
+    sch.annotate(block, ADDS_PARTS, 1)
+    own = iter(sch.get_loops(partial))
+    batch = tuple(next(own) for _ in loops["batch"])
+    others = [role for role in loops if role != "batch"]
+    return partial, {"batch": batch} | {role: None if loops[role] is None else next(own) for role in others}
+
+
+def _add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int) -> SBlockRV:
+    """Give each thread a few of the tile's outputs, whose slices it adds up; fuses what follows elementwise."""
+    sch.reverse_compute_at(total, grid, preserve_unit_loops=True)
+    part, row_group, lane_row, column_group, lane_column, *vector = loops_below(sch, total, grid)
+    sch.reorder(row_group, column_group, lane_row, lane_column, part, *vector)
+    _, warp = sch.split(sch.fuse(row_group, column_group), [None, warps])
+    lane = sch.fuse(lane_row, lane_column)
+    sch.bind(warp, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    write_back = accumulate_in_registers(sch, total, lane)
+    vectorize_write_back(sch, write_back, lane)
+    sch.unroll(part)
+    initialize_before(sch, total, part)
+    return write_back
+
+
+def _stage_operand(
+    sch: Schedule, block: SBlockRV, operand: int, k_outer: LoopRV, tile: WarpTile, scope: str, pad: bool
+) -> CooperativeFetch:
+    """Copy an operand's part of a k tile to shared memory, by all threads, padded where its rows run along k."""
+    along_k = _innermost_iterator(sch, block, operand) == len(sch.get(block).iter_vars) - 1
+    copy = stage_in_shared(sch, block, operand, k_outer, scope)
+    inline_data_movement(sch, copy)
+    if pad and along_k:
+        pad_rows(sch, copy)
+    return fetch_cooperatively(sch, copy, k_outer, tile.threads, vectorize=True)
+
+
+def _operand(sch: Schedule, block: SBlockRV, operand: int) -> ir.TensorRegion:
+    """The region of an operand that a block reads, counted as its reads are, less what it adds to."""
+    stmt = sch.get(block)
+    return [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)][operand]
+
+
+def _innermost_iterator(sch: Schedule, block: SBlockRV, operand: int) -> int:
+    """The position among a block's iterators of the last one that an operand's innermost index uses."""
+    index, used = _operand(sch, block, operand).region[-1].min, []
+    tvm_ffi.structural_walk(index, (tirx.Var, lambda var: used.append(var)))
+    iterators = [iterator.var for iterator in sch.get(block).iter_vars]
+    return max(place for place, iterator in enumerate(iterators) if any(var.same_as(iterator) for var in used))
+
+
+def _put_reduction_first(sch: Schedule, block: SBlockRV) -> None:
+    """Store the second operand step by step: its dimension along the reduction before those along columns."""
+    region, reduction = _operand(sch, block, 1).region, sch.get(block).iter_vars[-1].var
+    rank = len(region)
+    (step,) = [place for place, dimension in enumerate(region) if dimension.min.same_as(reduction)]
+    columns = [iterator.var for iterator in sch.get(block).iter_vars[-4:-1]]
+    first = min(place for place, dimension in enumerate(region) if any(dimension.min.same_as(c) for c in columns))
+    order = [*range(first), step, *(place for place in range(first, rank) if place != step)]
+    sch.transform_layout(block, ("read", 1), index_map(rank, lambda *index: [index[place] for place in order]))
