@@ -18,11 +18,12 @@ from harness.execution import GpuBackend, compile_serial, numpy_dtype
 from harness.targets import machine_for
 from harness.toolchain import Compiler, arch_flags, run_nvcc
 from schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
+from schedules.layout import flatten_contraction
 from schedules.split_reduction import add_parts, split_reduction
 from schedules.swizzling import swizzled_piece
 from schedules.warpgroup import WarpgroupTile, multiply_by_wgmma, pipeline_warpgroups, stage_for_warpgroups
 from schedules.wgmma import Wgmma
-from schedules.workloads import Matmul, batched_matmul, matmul_bias_relu
+from schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, matmul_bias_relu
 from steps import step10_wgmma
 from steps.config import DEFAULT_TILE, StepConfig
 
@@ -239,6 +240,26 @@ def test_epilogues_and_batches_are_carried_along() -> None:
     check_on_cpu(scheduled(problem, function=batched_matmul(2, problem), wgmma=False), problem, batch=2)
     for function in (matmul_bias_relu(problem), batched_matmul(2, problem)):
         assert "wgmma_m64n64k64" in lower_schedule(scheduled(problem, function=function), HOPPER, "epilogue").body
+
+
+@pytest.mark.parametrize("wgmma", [False, True])
+def test_a_convolution_is_a_product_for_warpgroups_too(wgmma: bool) -> None:
+    sch = Schedule(conv2d_nhwc(1, 6, 6, 16, 72, kernel=3, padding=1, dtype="float16"))
+    block = sch.get_sblock("conv2d")
+    flatten_contraction(sch, block)
+    staged = stage_for_warpgroups(sch, block, SMALL)
+    pipeline_warpgroups(sch, staged, 3)
+    if wgmma:
+        multiply_by_wgmma(sch, staged)
+        assert "wgmma_m64n64k64_f16_n" in lower_schedule(sch, HOPPER, "conv2d").body
+        return
+    random = np.random.default_rng(1)
+    data, weight = (random.integers(-2, 3, shape).astype("float16") for shape in ((1, 6, 6, 16), (3, 3, 16, 72)))
+    result = tvm.runtime.tensor(np.full((1, 6, 6, 72), np.nan, "float16"))
+    compile_serial(sch.mod)["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(weight), result)
+    padded = np.pad(data.astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    np.testing.assert_array_equal(result.numpy(), np.einsum("nyxcij,ijco->nyxo", windows, weight.astype(np.float32)))
 
 
 def check_on_cpu(sch: Schedule, problem: Matmul, bias: bool = False, batch: int = 0) -> None:
