@@ -34,6 +34,7 @@ from schedules import (
     matmul_bias_relu,
     pipeline_loop,
     raster_blocks,
+    required_tir_pipeline,
     swizzle_rows,
     tensorize_contraction,
     use_instruction,
@@ -270,7 +271,8 @@ def tensorize_pipelined(
     if stages > 1:
         pipeline_loop(sch, contraction.loops.k_step, 2, False)
         form = {"one_barrier": True, "unroll_ring": True, "fill_ahead": True}
-        pipeline_loop(sch, contraction.loops.k_outer, stages, True, **form)
+        plan = pipeline_loop(sch, contraction.loops.k_outer, stages, True, **form)
+        assert plan.tir_pipeline == required_tir_pipeline(sch.mod)
     if instruct:
         use_instruction(sch, contraction)
     return contraction
