@@ -34,7 +34,7 @@ from .inspection import (
     pipelined_loop_around,
     statements_under,
 )
-from .lowering import UNROLL_RING, UNROLLED_RINGS
+from .lowering import FRAGMENTS, UNROLL_RING, UNROLLED_RINGS
 from .one_barrier import HIDES_READS, gate_copies, is_gate, retires
 from .pipeline_check import check_pipeline
 
@@ -60,8 +60,10 @@ class PipelinePlan:
     (global memory to registers, on the way to shared memory), "copy" (an operand to shared memory or
     registers), "transform" (a cast or the like of a copied operand, or a reset), "compute" (uses operands),
     "epilogue" (uses what compute made, and no copy), "gate" (waits, in the form with one barrier), "retire" (waits for
-    a computation that runs on by itself, :mod:`schedules.warpgroup`). ``stage``, ``order`` and ``async_stages`` are
-    TVM's lists (see the module's text), empty without a pipeline; ``slots`` counts the versions of each copied operand.
+    a computation that runs on by itself, :mod:`schedules.warpgroup`), "fill" and "body" (of an inner pipeline that is
+    filled ahead; its end computes). ``stage``, ``order`` and ``async_stages`` are TVM's lists (see the module's text),
+    empty without a pipeline; ``slots`` counts the versions of each copied operand; ``fragments`` says that registers of
+    whole warps are among what is written.
     """
 
     loop: LoopRV
@@ -72,6 +74,7 @@ class PipelinePlan:
     order: tuple[int, ...]
     async_stages: tuple[int, ...]
     unroll_ring: bool = False
+    fragments: bool = False
 
     @property
     def pass_config(self) -> dict[str, bool]:
@@ -80,7 +83,9 @@ class PipelinePlan:
 
     @property
     def tir_pipeline(self) -> str:
-        """The compilation pipeline without which the ring is not written out."""
+        """The compilation pipeline without which the ring is not written out, and fragments are not lowered."""
+        if self.fragments:
+            return FRAGMENTS
         return UNROLLED_RINGS if self.unroll_ring and self.slots > 1 else "s_tir"
 
 
@@ -143,6 +148,7 @@ def infer_pipeline(
     statements = statements_under(sch, loop)
     names = tuple(statement.name for statement in statements)
     gated = any(is_gate(statement) for statement in statements)
+    fragments = any(region.source.scope() == FRAGMENT for statement in statements for region in statement.writes)
     slots = min(stages, loop_extent(sch, loop))
     if slots < stages:
         warnings.warn(
@@ -150,7 +156,7 @@ def infer_pipeline(
             stacklevel=3,
         )
     if slots == 1 and not gated:
-        return PipelinePlan(loop, 1, names, (), (), (), ())
+        return PipelinePlan(loop, 1, names, (), (), (), (), fragments=fragments)
     roles = _roles(statements, name)
     asynchronous = _asynchronous(statements, roles, async_copy, name)
     if one_barrier or gated:
@@ -158,7 +164,7 @@ def infer_pipeline(
     if one_barrier and not gated:
         names, roles = _with_gate(names, roles)
     if fill_ahead:
-        return _ahead(loop, name, slots, names, _ahead_roles(sch, loop, name, statements, roles), unroll_ring)
+        roles = _ahead_roles(sch, loop, name, statements, roles)
     first_copy = 1 if "load" in roles else 0
     in_flight = next((left for left in map(retires, statements) if left is not None), 0)
     compute = first_copy + slots - 1 - in_flight
@@ -175,25 +181,18 @@ def infer_pipeline(
         "copy": first_copy,
         "gate": compute,
         "transform": compute,
-        "compute": compute,
+        "fill": compute,
+        "body": compute + 1,  # one stage more, and no slot more, since the gate is between reads and copies
+        "compute": compute + fill_ahead,
         "epilogue": compute + 1,
         "retire": compute + in_flight,
     }
-    place = PLACE_IF_RETIRED if "retire" in roles else PLACE_IN_BODY
-    body = sorted(range(len(roles)), key=lambda index: place[roles[index]])
+    places = PLACE_IF_RETIRED if "retire" in roles else PLACE_AHEAD if fill_ahead else PLACE_IN_BODY
+    body = sorted(range(len(roles)), key=lambda index: places[roles[index]])
     order = tuple(body.index(index) for index in range(len(roles)))
     stage = tuple(stage_of[role] for role in roles)
-    return PipelinePlan(loop, slots, names, roles, stage, order, (0,) if asynchronous else (), unroll_ring)
-
-
-def _ahead(
-    loop: LoopRV, name: str, slots: int, names: tuple[str, ...], roles: tuple[str, ...], unroll_ring: bool
-) -> PipelinePlan:
-    """The plan in which an inner pipeline is filled ahead: one stage more, and no slot more (the gate is between)."""
-    stage_of = {"copy": 0, "gate": slots - 1, "fill": slots - 1, "body": slots, "compute": slots}
-    body = sorted(range(len(roles)), key=lambda index: PLACE_AHEAD[roles[index]])
-    order = tuple(body.index(index) for index in range(len(roles)))
-    return PipelinePlan(loop, slots, names, roles, tuple(stage_of[r] for r in roles), order, (0,), unroll_ring)
+    async_stages = (0,) if asynchronous else ()
+    return PipelinePlan(loop, slots, names, roles, stage, order, async_stages, unroll_ring, fragments)
 
 
 def pipeline_loop(
@@ -414,7 +413,7 @@ def _ahead_roles(
     """Roles with those of an inner pipeline's parts told apart; IllegalPipeline where it cannot be filled ahead."""
     parts = [statement.part for statement in statements if statement.part]
     inner = annotated_loops(tirx.PrimFunc([], sch.get(loop).body), STAGE)
-    even = all(int(part.extent) % 2 == 0 for part in inner)
+    even = all(int(part.extent) % 2 == 0 and max(map(int, part.annotations[STAGE])) == 1 for part in inner)
     if "gate" not in roles or parts != ["prologue", "body", "epilogue"] or len(statements) > 5 or not even:
         raise IllegalPipeline(
             "nothing can be filled ahead: it takes copies with a gate, and one inner pipeline of an even trip count",

@@ -233,15 +233,7 @@ def tile_to_warps(
     ------
     IllegalTile : for a tile of another family; if warp tiles do not divide the block tile, or instructions these.
     """
-    if not isinstance(tile, TensorCoreTile):
-        raise IllegalTile(
-            "not a tile of warps",
-            value=tile,
-            limit=TensorCoreTile.FORM,
-            remedy=f"give for example {TensorCoreTile.EXAMPLE}",
-        )
-    if misfits := tile.misfits():
-        raise IllegalTile(f"tile {tile} is illegal: " + "; ".join(misfits), remedy="choose multiples")
+    _check_tile(tile)
     m, n = tile.warps
     block_row, warp_row, fragment_row, element_row = sch.split(
         rows, [None, m, tile.warp_m // instruction.M, instruction.M]

@@ -34,6 +34,7 @@ from schedules import (
     matmul_bias_relu,
     pipeline_loop,
     raster_blocks,
+    required_tir_pipeline,
     swizzle_rows,
     tensorize_contraction,
     use_instruction,
@@ -160,6 +161,15 @@ def test_a_k_tile_of_the_ring_costs_one_barrier(variant: str, stages: int) -> No
     assert "%" not in loop  # slots are constants
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("tile", ["128x192x32/64x96", "64x96x32/32x48", "128x160x32/64x80", "64x64x16/32x32"])
+def test_every_copy_is_of_sixteen_bytes(tile: str, layout: str) -> None:
+    """Also where a tile's rows do not divide among the threads: a swizzled vector stays a vector."""
+    text = build(9, (384, 480, 256), "shared", tile=TensorCoreTile.parse(tile), layout=layout).body
+    assert set(re.findall(r"cp_async_legacy(?:_pred)?_(\w\w_\d+)_", text)) == {"cg_16"}
+    assert "uint4*" not in text
+
+
 def test_without_a_pipeline_threads_meet_before_and_after_each_k_tile() -> None:
     loop = main_loop(build(8, (128, 128, 256)).body)
     assert loop.count("__syncthreads()") == 2
@@ -270,7 +280,8 @@ def tensorize_pipelined(
     if stages > 1:
         pipeline_loop(sch, contraction.loops.k_step, 2, False)
         form = {"one_barrier": True, "unroll_ring": True, "fill_ahead": True}
-        pipeline_loop(sch, contraction.loops.k_outer, stages, True, **form)
+        plan = pipeline_loop(sch, contraction.loops.k_outer, stages, True, **form)
+        assert plan.tir_pipeline == required_tir_pipeline(sch.mod)
     if instruct:
         use_instruction(sch, contraction)
     return contraction
