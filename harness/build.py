@@ -107,6 +107,11 @@ class Lowered:
     warnings: tuple[str, ...] = field(default=())
 
     @property
+    def schedule_for_cpu(self) -> Schedule:
+        """The schedule as far as a CPU can run it."""
+        return self.schedule
+
+    @property
     def pass_config(self) -> dict[str, bool]:
         """What the schedule needs to be lowered as written."""
         return required_pass_config(self.schedule.mod)
@@ -217,6 +222,12 @@ class Kernel(Lowered):
     """A case, lowered."""
 
     case: Case = field(kw_only=True)
+
+    @property
+    def schedule_for_cpu(self) -> Schedule:
+        """The schedule before tensorization, where the step has one."""
+        case = self.case
+        return case.step.schedule_for_cpu(case.problem, case.config) if case.step.tensorized else self.schedule
 
     @property
     def code(self) -> CodeFacts:

@@ -71,8 +71,7 @@ class LlvmBackend:
 
     def load(self, kernel: Kernel) -> Any:
         """See :class:`Backend`."""
-        case = kernel.case
-        run = compile_serial(case.step.schedule_for_cpu(case.problem, case.config).mod)["main"]
+        run = compile_serial(kernel.schedule_for_cpu.mod)["main"]
 
         def call(*arrays: np.ndarray) -> None:
             """Run on copies and write the last array, the output, back."""

@@ -142,10 +142,9 @@ class Step:
         return self.module.schedule(problem, config)
 
     def schedule_for_cpu(self, problem: Matmul, config: StepConfig) -> Schedule:
-        """The same as far as a CPU can run it: before tensorization, where the step has one."""
+        """The same before tensorization, of a step that has one (:attr:`tensorized`)."""
         self.check_variant(config.variant)
-        name = "schedule_before_tensorization" if self.tensorized else "schedule"
-        return getattr(self.module, name)(problem, config)
+        return self.module.schedule_before_tensorization(problem, config)
 
 
 def find_steps(folder: Path | None = None) -> dict[int, Step]:
