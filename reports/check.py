@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.records import Record, StreamRecord, TunedConfig, Verification, load_records, load_streams, load_tuned
@@ -10,7 +10,18 @@ from harness.records import Record, StreamRecord, TunedConfig, Verification, loa
 from .paths import Paths
 from .plot import peaks, plots
 from .readme import ReadmeError, read_readme, render_readme
-from .selection import Results, Section, all_timings, load, newest, sample_problems, shape_label
+from .selection import (
+    Results,
+    Section,
+    Shape,
+    all_timings,
+    is_size,
+    load,
+    newest,
+    sample_problems,
+    section_key,
+    shape_label,
+)
 from .site import render_pages
 
 FEWEST_ROUNDS = 7
@@ -20,7 +31,8 @@ CALIBRATION_TOLERANCE = 0.01
 def findings(paths: Paths) -> list[str]:
     """Everything wrong with a results folder and its pages, plots and README, a line each."""
     records, streams = list(load_records(paths.results)), load_streams(paths.results)
-    found = [f"{record.file_name()}: {problem}" for record in records for problem in record_problems(record)]
+    first = first_steps(records)
+    found = [f"{r.file_name()}: {what}" for r in records for what in record_problems(r, first[section_key(r)])]
     tuned = load_tuned(paths.results)
     found += [f"{config.path_in(paths.results).name}: {what}" for config in tuned for what in tuned_problems(config)]
     found += [f"{record.file_name()}: {problem}" for record in streams for problem in stream_problems(record)]
@@ -34,8 +46,16 @@ def findings(paths: Paths) -> list[str]:
     return [*found, *gaps, *unlisted, *stale(results, paths)]
 
 
-def record_problems(record: Record) -> Iterator[str]:
-    """What makes one record no evidence."""
+def first_steps(records: Iterable[Record]) -> dict[tuple[str, ...], int]:
+    """The lowest step of each section: on a ladder that begins with it, nothing comes before."""
+    steps: dict[tuple[str, ...], set[int]] = {}
+    for record in records:
+        steps.setdefault(section_key(record), set()).update({record.step} if record.kind == "step" else ())
+    return {section: min(own, default=1) for section, own in steps.items()}
+
+
+def record_problems(record: Record, first_step: int = 1) -> Iterator[str]:
+    """What makes one record no evidence; from the step after ``first_step`` on, the one before belongs to it."""
     broken = sample_problems(record)
     yield from broken
     yield from _method_problems(record)
@@ -46,7 +66,7 @@ def record_problems(record: Record) -> Iterator[str]:
         return
     if record.kind != "step":
         yield f"unknown kind {record.kind!r}"
-    yield from _step_problems(record, speed_known=not broken)
+    yield from _step_problems(record, first_step, speed_known=not broken)
 
 
 def tuned_problems(tuned: TunedConfig) -> Iterator[str]:
@@ -69,13 +89,15 @@ def stream_problems(record: StreamRecord) -> Iterator[str]:
 
 
 def ladder_gaps(section: Section) -> Iterator[str]:
-    """Square sizes that other steps of the ladder have and one lacks."""
+    """Sizes at which a step was measured and a later one was not, of steps measured with the same tile choice."""
     for choice in section.choices:
+        wanted: dict[Shape, None] = {}
         for step in section.steps:
             line = section.line(step, choice)
-            missing = [shape_label(shape) for shape in section.squares() if shape not in line]
-            if missing:
+            missing = [shape_label(shape) for shape in wanted if shape not in line]
+            if line and missing:
                 yield f"step {step}, {choice} tile: not measured at {', '.join(missing)}"
+            wanted |= dict.fromkeys(shape for shape in line if is_size(shape))
 
 
 def stale(results: Results, paths: Paths) -> Iterator[str]:
@@ -95,14 +117,15 @@ def stale(results: Results, paths: Paths) -> Iterator[str]:
         yield from _readme_problems(results, paths)
 
 
-def _step_problems(record: Record, speed_known: bool) -> Iterator[str]:
+def _step_problems(record: Record, first_step: int, speed_known: bool) -> Iterator[str]:
     yield from _check_problems(record.verification)
     if len({timing.label for timing in record.baseline}) < 2:
         yield "cuBLAS was measured in fewer than two forms"
     for peer in record.peers:
         if (peer.status == "measured") != (peer.timing is not None) or not (peer.timing or peer.why):
             yield f"peer {peer.name} is {peer.status}, with{'' if peer.timing else 'out'} times, why: {peer.why!r}"
-    if record.step > 1 and record.previous is None:
+    # A step's variant in another arithmetic has the step before's default beside it only if that computes alike.
+    if record.step > first_step and record.math == "ieee" and record.previous is None:
         yield "the step before was not measured in the same rounds"
     peak = peaks().get(record.environment.gpu, {}).get("peak_gflops", {}).get(f"{record.dtype} {record.math}")
     if speed_known and peak and record.gflops > peak:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from harness.records import Counters
 
-from .selection import Results, natural, shape_label, shape_of
+from .selection import Results, Section, natural, shape_label, shape_of
 from .table import Table
 
 STALLED = "stalled, warps per issue: "
 
 
-def counters_tables(results: Results, step: int) -> list[Table]:
-    """A table per case that was counted for this step and the step before, side by side."""
-    return [_table(*group) for group in counted_groups(results, step)]
+def counters_tables(results: Results, step: int, section: Section) -> list[Table]:
+    """A table per case of a section that was counted for this step and the step before, side by side."""
+    return [_table(*group) for group in counted_groups(results, step, section)]
 
 
-def counted_groups(results: Results, step: int) -> list[list[Counters]]:
+def counted_groups(results: Results, step: int, section: Section) -> list[list[Counters]]:
     """The step before, then this step's variants, counted on the same case: a group per case, smallest shape first.
 
     The step before is shown by its default variant, as its listing names it, or by the only one counted.
     """
     groups = []
-    own = [counted for counted in results.counters if counted.step == step]
+    place = (section.gpu, section.dtype, section.layout)
+    own = [c for c in results.counters if c.step == step and (c.gpu, c.dtype, c.layout) == place]
     for case in sorted({_case(counted) for counted in own}, key=str):
         earlier = [c for c in results.counters if c.step == step - 1 and _case(c) == case]
         usual = [c for c in earlier if c.variant == _default_variant(results, step - 1)] or earlier[:1]

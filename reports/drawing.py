@@ -10,12 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; black is kept for cuBLAS, and yellow,
-# weak on white, comes last.
-PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
+# Okabe and Ito's palette, which colour-blind readers can tell apart; black is kept for cuBLAS, and a brown darker than
+# all others stands in for yellow, which is weak on white.
+PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#661100")
 MARKERS = "os^Dvph"
 CUBLAS = "#000000"
 STYLE = {"linewidth": 1.8, "markersize": 5.5}
+PAST_CUBLAS = "#E6EEF5"
 CAPTION_COLUMNS = 125
 
 

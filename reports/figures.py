@@ -13,9 +13,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from harness.records import Record
 
 from .counters import counted_groups, counted_name, stalls
-from .drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish
-from .selection import Results, Section, Shape, shape_of
-from .table import CHOICE_TITLES, cublas_gflops, short_name, shown_gain, step_label
+from .drawing import CUBLAS, MARKERS, PALETTE, PAST_CUBLAS, STYLE, canvas, finish
+from .selection import Results, Section, Shape, is_size, shape_of, shown_gain
+from .table import CHOICE_TITLES, cublas_gflops, default_tiles, short_name, step_label
 
 ROOF = "#555555"
 # The reasons that these kernels' warps wait for most, in the same colours in every figure.
@@ -23,13 +23,13 @@ STALLS = ("long scoreboard", "short scoreboard", "barrier", "dispatch stall", "w
 
 
 def gflops_figure(results: Results, section: Section) -> Figure:
-    """GFLOPS per step over the matrix size, default tile beside best tile, cuBLAS dashed."""
+    """GFLOPS per step over the matrix size, default configuration beside the fastest, cuBLAS dashed."""
 
     def draw(axes: Axes, choice: str) -> None:
         """One tile choice's steps, and cuBLAS."""
         lines = [section.line(step, choice) for step in section.steps]
         _draw_steps(axes, results, section, choice, lambda record: record.gflops)
-        points = [(shape[0], cublas_gflops(lines, shape)) for shape in section.squares()]
+        points = [(shape[0], cublas_gflops(lines, shape)) for shape in section.sizes()]
         points = [(size, speed) for size, speed in points if speed is not None]
         axes.plot(*_columns(points), color=CUBLAS, linestyle="--", marker="x", label="cuBLAS", **STYLE)
         axes.set_yscale("log")
@@ -41,7 +41,7 @@ def gflops_figure(results: Results, section: Section) -> Figure:
 
 
 def ratio_figure(results: Results, section: Section) -> Figure:
-    """Speed relative to cuBLAS over the matrix size; the line at 1 is cuBLAS."""
+    """Speed relative to cuBLAS over the matrix size; the line at 1 is cuBLAS, and what is past it is shaded."""
 
     def draw(axes: Axes, choice: str) -> None:
         """One tile choice's steps over the line of cuBLAS."""
@@ -49,7 +49,11 @@ def ratio_figure(results: Results, section: Section) -> Figure:
         _draw_steps(axes, results, section, choice, lambda record: record.ratio_to_cublas)
 
     figure = _size_panels(section, "Speed relative to cuBLAS", "speed ÷ cuBLAS's speed, same rounds", draw)
-    figure.axes[0].set_ylim(bottom=0)
+    top = 1.12 * max([1.1, *(axes.dataLim.y1 for axes in figure.axes)])
+    for axes in figure.axes:
+        axes.set_ylim(0, top)
+        axes.axhspan(1, top, color=PAST_CUBLAS, zorder=0)
+        axes.text(0.98, 0.97, "faster than cuBLAS", transform=axes.transAxes, ha="right", va="top", fontsize=9)
     return figure
 
 
@@ -57,8 +61,9 @@ def gain_figure(results: Results, section: Section) -> Figure:
     """Speed gained by each step over the one before, a bar per size, one panel per tile choice."""
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
-        """The steps' records with one tile choice, the first left out."""
-        return {step_label(results, step): section.line(step, choice) for step in section.steps if step > 1}
+        """The steps' records with one tile choice, without steps that were not measured beside the one before."""
+        found = {step_label(results, step): section.line(step, choice) for step in section.steps}
+        return {label: line for label, line in found.items() if _gains(line)}
 
     return _bar_panels(section, "Gain of each step over the one before", section.choices, lines)
 
@@ -75,21 +80,20 @@ def variants_figure(results: Results, section: Section, step: int) -> Figure:
     return _bar_panels(section, title, section.variant_choices(step), lines)
 
 
-def roofline_figure(results: Results, section: Section, peak: dict | None) -> Figure:
-    """GFLOPS over arithmetic intensity from compulsory bytes: filled for the default tile, hollow for the best."""
+def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
+    """GFLOPS over arithmetic intensity from compulsory bytes: filled for the default tile, hollow for the fastest."""
     figure, (axes,) = canvas("Roofline", section.title, height=5.2)
-    for index, step in enumerate(section.steps):
-        for choice in section.choices:
-            records = _verified(section.line(step, choice))
+    for step in section.steps:
+        for choice in section.shown_choices:
+            records = _of_sizes(section.line(step, choice))
             style = {} if choice == "default" else {"markerfacecolor": "none"}
             axes.plot(
                 [intensity(record) for record in records],
                 [record.gflops for record in records],
                 linestyle="none",
-                marker=MARKERS[index % len(MARKERS)],
-                color=PALETTE[index % len(PALETTE)],
-                label=step_label(results, step) if choice == section.choices[0] else "_",
+                label=step_label(results, step) if choice == section.shown_choices[0] else "_",
                 markersize=6.5,
+                **step_look(step),
                 **style,
             )
     axes.set_xscale("log", base=2)
@@ -100,13 +104,13 @@ def roofline_figure(results: Results, section: Section, peak: dict | None) -> Fi
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("arithmetic intensity, FLOP per compulsory byte (A and B read once, C written once)")
     axes.set_ylabel("GFLOPS")
-    marks = "Filled: default tile; hollow: best tile. " if len(section.choices) > 1 else ""
+    marks = "Filled: default tile; hollow: fastest. " if len(section.shown_choices) > 1 else ""
     return finish(figure, [axes], marks + caption_of(section))
 
 
 def stalls_figure(results: Results, section: Section, step: int) -> Figure:
     """What warps wait for, before and after a step: stacked reasons, a bar per variant, a group of bars per case."""
-    groups = counted_groups(results, step)
+    groups = counted_groups(results, step, section)
     title = f"Why warps wait: {step_label(results, step)}"
     bars = [counters for group in groups for counters in group]
     figure, (axes,) = canvas(title, section.title, height=1.6 + 0.375 * len(bars))
@@ -137,25 +141,26 @@ def intensity(record: Record) -> float:
 
 def caption_of(section: Section) -> str:
     """What was measured, with what, when: one sentence each."""
-    records = [record for record in section.records if record.tile_choice in section.choices]
-    tiles = sorted({record.tile for record in records if record.tile_choice == "default"})
+    records = section.drawn()
+    tiles = default_tiles(records)
     days = sorted({record.environment.recorded_at[:10] for record in records})
     rounds = sorted({record.method.rounds for record in records})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    tile = f"Default tile {', '.join(tiles)}. " if tiles else ""
+    tile = f"Default tile {tiles}. " if tiles else ""
     return f"{tile}Median of {'–'.join(map(str, rounds[:: max(1, len(rounds) - 1)]))} rounds. Measured {when}."
 
 
 def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes, str], None]) -> Figure:
-    """Panels side by side, one per tile choice, the matrix size on a logarithmic axis."""
-    figure, panels = canvas(title, section.title, height=4.9, columns=len(section.choices), sharey=True)
-    sizes = [shape[0] for shape in section.squares()]
-    for axes, choice in zip(panels, section.choices):
+    """Panels side by side, the default configuration and the fastest, the matrix size on a logarithmic axis."""
+    figure, panels = canvas(title, section.title, height=4.9, columns=len(section.shown_choices), sharey=True)
+    sizes = [shape[0] for shape in section.sizes()]
+    for axes, choice in zip(panels, section.shown_choices):
         draw(axes, choice)
         axes.set_title(CHOICE_TITLES[choice], fontsize=10)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(sizes))
         axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(sizes[0] / 2**0.25, sizes[-1] * 2**0.25)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
         axes.set_xlabel("m = n = k (logarithmic)")
     panels[0].set_ylabel(ylabel)
@@ -168,15 +173,18 @@ def _bar_panels(
     """Panels one above the other, a group of bars per line, a bar per size, each with its number."""
     height = 1.4 + 2.6 * len(choices)
     figure, panels = canvas(title, section.title, height, rows=len(choices), sharey=True)
-    shapes = section.squares()
+    found = {choice: lines(choice) for choice in choices}
+    measured = {shape for groups in found.values() for line in groups.values() for shape in line}
+    shapes = [shape for shape in section.sizes() if shape in measured]
     width = 0.84 / max(1, len(shapes))
     for axes, choice in zip(panels, choices):
-        groups = lines(choice)
+        groups = found[choice]
         for index, shape in enumerate(shapes):
             gains = [(place, _gains(line).get(shape)) for place, line in enumerate(groups.values())]
             offset = (index - (len(shapes) - 1) / 2) * width
             points = [(place + offset, gain) for place, gain in gains if gain is not None]
-            _draw_bars(axes, points, width, _shade(index, len(shapes)), str(shape[0]))
+            if points:
+                _draw_bars(axes, points, width, _shade(index, len(shapes)), str(shape[0]))
         axes.axhline(0, color=CUBLAS, linewidth=0.8)
         axes.set_xticks(range(len(groups)), groups, fontsize=9)
         axes.set_xlim(-0.5, len(groups) - 0.5)
@@ -209,23 +217,20 @@ def _scale_gains(axes: Axes) -> None:
 
 
 def _draw_steps(axes: Axes, results: Results, section: Section, choice: str, value: Callable[[Record], float]) -> None:
-    for index, step in enumerate(section.steps):
-        records = [record for record in _verified(section.line(step, choice)) if record.m == record.n == record.k]
-        axes.plot(
-            [record.m for record in records],
-            [value(record) for record in records],
-            color=PALETTE[index % len(PALETTE)],
-            marker=MARKERS[index % len(MARKERS)],
-            label=step_label(results, step),
-            **STYLE,
-        )
+    for step in section.steps:
+        records = _of_sizes(section.line(step, choice))
+        speeds = [value(record) for record in records]
+        axes.plot([record.m for record in records], speeds, label=step_label(results, step), **step_look(step), **STYLE)
 
 
-def _draw_roof(axes: Axes, section: Section, peak: dict | None) -> None:
-    """The two roof lines, named along them; nothing where the GPU's peaks are not in peaks.json."""
-    compute = (peak or {}).get("peak_gflops", {}).get(f"{section.dtype} {section.math}")
-    if compute is None:
-        return
+def step_look(step: int) -> dict[str, str]:
+    """A step's colour and marker, the same in every figure."""
+    return {"color": PALETTE[(step - 1) % len(PALETTE)], "marker": MARKERS[(step - 1) % len(MARKERS)]}
+
+
+def _draw_roof(axes: Axes, section: Section, peak: dict) -> None:
+    """The two roof lines, named along them."""
+    compute = peak["peak_gflops"][section.arithmetic]
     bandwidth = peak["bandwidth_gb_s"]
     ridge = compute / bandwidth
     right = 1.2 * axes.get_xlim()[1]
@@ -253,7 +258,7 @@ def _label_sizes(axes: Axes, section: Section) -> None:
     """Name each size at the foot of its column of points."""
     low, high = axes.get_ylim()
     axes.set_ylim(low / 1.6, high * 1.3)
-    for shape in section.squares():
+    for shape in section.sizes():
         sample = next(r for r in section.records if (r.m, r.n, r.k) == shape)
         axes.annotate(
             f"{shape[0]}³",
@@ -265,8 +270,9 @@ def _label_sizes(axes: Axes, section: Section) -> None:
         )
 
 
-def _verified(line: dict[Shape, Record]) -> list[Record]:
-    return [record for record in line.values() if record.verification.passed]
+def _of_sizes(line: dict[Shape, Record]) -> list[Record]:
+    """The records that have a place on an axis of sizes and passed their check."""
+    return [record for shape, record in line.items() if is_size(shape) and record.verification.passed]
 
 
 def _gains(line: dict[Shape, Record]) -> dict[Shape, float]:

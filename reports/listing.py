@@ -11,6 +11,8 @@ from .table import NOT_MEASURED, Table
 
 CONTEXT_LINES = 2
 FOLD_ABOVE_LINES = 80
+FEWEST_ALIKE = 0.2  # of two texts' lines: with fewer in common, a difference would be both texts once more
+MULTIPLICATIONS = {"wgmma.": "wgmma, by a warpgroup", "mma.sync": "mma.sync, by a warp"}
 
 
 def body_of(text: str) -> str:
@@ -20,8 +22,8 @@ def body_of(text: str) -> str:
 
 def aspects_table(before: Listing, after: Listing) -> Table:
     """A row per aspect that differs from the step before; the note names those that are equal."""
-    names = list(dict.fromkeys([*before.aspects, *after.aspects]))
-    values = {name: (before.aspects.get(name, "none"), after.aspects.get(name, "none")) for name in names}
+    old, new = _aspects(before), _aspects(after)
+    values = {name: (old.get(name, "none"), new.get(name, "none")) for name in dict.fromkeys([*old, *new])}
     rows = [(name, *pair) for name, pair in values.items() if pair[0] != pair[1]]
     equal = [f"{name} ({pair[0]})" for name, pair in values.items() if pair[0] == pair[1]]
     note = f"Equal in both: {'; '.join(equal)}." if equal else ""
@@ -47,11 +49,13 @@ def code_blocks(before: Listing | None, after: Listing) -> list[str]:
 
 
 def difference(old: str, new: str, before: Listing, after: Listing) -> str:
-    """A unified difference as a fenced block, folded where it is long."""
-    names = (before.step_name, after.step_name)
-    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), *names, n=CONTEXT_LINES, lineterm=""))
+    """A unified difference as a fenced block, folded where it is long; a sentence where nearly all lines differ."""
+    names, texts = (before.step_name, after.step_name), (old.splitlines(), new.splitlines())
+    lines = list(difflib.unified_diff(*texts, *names, n=CONTEXT_LINES, lineterm=""))
     if not lines:
         return "None: the text is the same."
+    if _alike(*texts) < FEWEST_ALIKE:
+        return f"Hardly a line is that of step {before.step}: compare the whole texts, here and on its page."
     text = "\n".join(lines)
     return _fence("diff", text) if len(lines) <= FOLD_ABOVE_LINES else _folded(f"{len(lines)} lines", "diff", text)
 
@@ -88,6 +92,19 @@ def variants_code_table(listings: list[Listing]) -> Table:
         rows.append((item.variant, *map(str, (*facts, *resources))))
     note = "Counted in the generated CUDA, in the k loop's body; registers and occupancy by the compiler."
     return Table("Variants", header, tuple(rows), note)
+
+
+def _aspects(listing: Listing) -> dict[str, str]:
+    """What is compared: the operands' dtype and what multiplies them, then what the listing names."""
+    found = [name for mark, name in MULTIPLICATIONS.items() if mark in listing.cuda]
+    multiplied = {"operands": listing.dtype, "multiplication": (found or ["multiply-adds, by a thread"])[0]}
+    return multiplied | listing.aspects
+
+
+def _alike(old: list[str], new: list[str]) -> float:
+    """The share of lines that two texts have in common, in the same order, whatever their indentation."""
+    stripped = [[line.strip() for line in text] for text in (old, new)]
+    return difflib.SequenceMatcher(None, *stripped, autojunk=False).ratio()
 
 
 def _plain(value: object) -> str:

@@ -13,7 +13,7 @@ from . import listing as code
 from .counters import counters_tables
 from .paths import Paths, link
 from .plot import ladder_plots
-from .selection import TUNED, Results, Section, Shape, natural, shape_label, shape_of
+from .selection import TUNED, Results, Section, Shape, natural, shape_label, shape_of, shown_gain
 from .sweeps import stage_sweeps, unswept
 from .table import (
     CHOICE_TITLES,
@@ -23,7 +23,6 @@ from .table import (
     gflops,
     others_table,
     percent,
-    shown_gain,
     span,
     tuned_table,
     variants_table,
@@ -70,7 +69,7 @@ def records_table(section: Section, step: int) -> Table:
     rows = [_record_row(lines[choice][shape]) for shape, choice in picked]
     note = "Spread: interquartile range in percent of the median. Ratio: speed over the faster cuBLAS form's. "
     note += "Gain: over the step before with the same tile choice, same rounds. Time of one launch."
-    note += " A tuned row's step before has the same tile." if lines.get(TUNED) else ""
+    note += " A tuned row's step before has that tile if it takes it, else its default." if lines.get(TUNED) else ""
     return Table("Records", header, tuple(rows), note, left=2)
 
 
@@ -161,11 +160,11 @@ def _code(results: Results, step: int) -> list[str]:
 
 def _measured(results: Results, section: Section, step: int) -> list[str]:
     blocks = [records_table(section, step).markdown()]
-    blocks += [sentence for choice in section.choices if (sentence := _gain_sentence(section, step, choice))]
+    blocks += _gain_sentences(section, step)
     for choice in section.variant_choices(step):
         table = variants_table(results, section, step, choice)
         blocks += [f"**Variants, {CHOICE_TITLES[choice]}**", table.markdown()]
-    for table in counters_tables(results, step):
+    for table in counters_tables(results, step, section):
         blocks += [f"**Hardware counters, {table.title}**", table.markdown()]
     if tuned := results.tuned_in(section, [step]):
         blocks += ["**Tuned configurations**", tuned_table(section.title, tuned).markdown()]
@@ -173,6 +172,14 @@ def _measured(results: Results, section: Section, step: int) -> list[str]:
         blocks.append(f"<details><summary>{candidates.title}</summary>\n\n{candidates.markdown()}\n\n</details>")
     others = unswept(section, step)
     return blocks + (["**Other configurations**", others_table(section, others).markdown()] if others else [])
+
+
+def _gain_sentences(section: Section, step: int) -> list[str]:
+    """One per tile choice; or that there is no step before with this arithmetic."""
+    found = [sentence for choice in section.choices if (sentence := _gain_sentence(section, step, choice))]
+    if not found and 1 < step == min(section.steps):
+        return [f"No step before it was measured with {section.dtype} ({section.math}): there is no gain to show."]
+    return found
 
 
 def _gain_sentence(section: Section, step: int, choice: str) -> str:

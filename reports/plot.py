@@ -67,21 +67,22 @@ def plots(results: Results) -> Iterator[Plot]:
 def ladder_plots(results: Results) -> Iterator[Plot]:
     """The figures of the ladder, section by section."""
     for section in results.sections():
-        if not section.choices:
+        if not section.sizes():
             continue
         peak = peaks().get(section.gpu)
         digest = _digest(_ladder_inputs(results, section, peak), figures)
         kinds: dict[str, Callable[[], Figure]] = {
             "gflops": lambda s=section: figures.gflops_figure(results, s),
             "ratio": lambda s=section: figures.ratio_figure(results, s),
-            "roofline": lambda s=section, p=peak: figures.roofline_figure(results, s, p),
         }
-        if max(section.steps) > 1:
+        if peak and section.arithmetic in peak["peak_gflops"]:
+            kinds["roofline"] = lambda s=section, p=peak: figures.roofline_figure(results, s, p)
+        if any(section.gains_at_sizes(step) for step in section.steps):
             kinds["gain"] = lambda s=section: figures.gain_figure(results, s)
         for step in section.steps:
-            if counted_groups(results, step):
+            if counted_groups(results, step, section):
                 kinds[f"step{step}-stalls"] = lambda s=section, n=step: figures.stalls_figure(results, s, n)
-            if section.variant_choices(step):
+            if section.variant_choices(step) and section.gains_at_sizes(step):
                 kinds[f"step{step}-variants"] = lambda s=section, n=step: figures.variants_figure(results, s, n)
         yield from (Plot(section, kind, digest, draw) for kind, draw in kinds.items())
 
@@ -130,8 +131,8 @@ def _slug(tile: str) -> str:
 
 
 def _ladder_inputs(results: Results, section: Section, peak: dict | None) -> dict[str, Any]:
-    """All that a section's figures are drawn from: rows, names, peaks. Swept records are not among it."""
-    records = [record for record in section.records if record.tile_choice in section.choices]
+    """All that a section's figures are drawn from: rows, names, peaks."""
+    records = section.drawn()
     return {
         # No figure of the ladder draws peers.
         "rows": [{key: value for key, value in row(record).items() if key != "peers"} for record in records],

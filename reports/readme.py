@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from harness.records import Record, write_atomically
+from harness.records import Peer, Record, write_atomically
 
 from .page import page_path
 from .paths import Paths, link
 from .plot import ladder_plots, peaks
-from .selection import Results, Section, Shape, shape_label
+from .selection import Results, Section, Shape, by_product, is_size, shape_label
 from .stage_page import TITLE, has_sweeps, summary
-from .table import NOT_MEASURED, NOT_VERIFIED, Table, average_gain, cublas_cell, peers_table, span, tiles_in_words
+from .table import (
+    CHOICE_TITLES,
+    NOT_MEASURED,
+    NOT_VERIFIED,
+    Table,
+    average_gain,
+    cublas_cell,
+    is_stage_count,
+    peers_table,
+    span,
+    tiles_in_words,
+)
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+MAIN_LADDERS = ("float32 ieee", "float16 ieee")
 
 
 class ReadmeError(ValueError):
@@ -45,43 +58,121 @@ def write_readme(results: Results, paths: Paths) -> Path:
 
 
 def results_block(results: Results, paths: Paths) -> str:
-    """What stands between the markers: per section a table, a plot, machine and calibration; then stages."""
-    blocks = []
-    for section in results.sections():
-        if section.choices:
-            blocks += [f"### {section.title}", ladder(results, paths, section).markdown()]
-            blocks += [
-                *_images(results, paths, section),
-                _peers(section),
-                _machine(section),
-                _calibration(results, section),
-            ]
+    """What stands between the markers: where cuBLAS is passed; each ladder; then stages."""
+    sections = [section for section in results.sections() if section.all_choices]
+    blocks = [_overview(sections)]
+    for section in sections:
+        blocks += _section_blocks(results, paths, section)
     if has_sweeps(results):
         page = link(paths.readme, paths.stages_page)
         blocks.append(f"[{TITLE}]({page}): stage sweeps, and advice by workload. {summary(results)}".rstrip())
     return "\n\n".join(block for block in blocks if block) or "Nothing measured yet."
 
 
+def overview(sections: Sequence[Section]) -> Table:
+    """A row per ladder, a column per size: the step that is fastest there, and its ratio to cuBLAS."""
+    sizes = by_product({shape for section in sections for shape in section.sizes()})
+    rows = [(section.title, *(_leader_cell(section, size) for size in sizes)) for section in sections]
+    note = "The fastest step of each ladder and size, and its speed over that of the faster cuBLAS form (B as stored, "
+    note += "B transposed) in the same rounds. **Bold**: faster than cuBLAS."
+    return Table("Where cuBLAS is passed", ("ladder", *map(_size_header, sizes)), tuple(rows), note)
+
+
 def ladder(results: Results, paths: Paths, section: Section) -> Table:
-    """A row per step with its idea; a column per size: GFLOPS, then ratios with default and best tile."""
-    shapes = section.shapes()
-    lines = {choice: {step: section.line(step, choice) for step in section.steps} for choice in section.choices}
+    """A row per step with its idea; a column per size: GFLOPS, then ratios of the default and the fastest."""
+    sizes, choices = section.sizes(), section.shown_choices
+    lines = {choice: {step: _at(section.line(step, choice), sizes) for step in section.steps} for choice in choices}
     rows = []
     for step in section.steps:
-        own = [lines[choice][step] for choice in section.choices]
-        cells = [_cell([line.get(shape) for line in own]) for shape in shapes]
-        name = f"[{results.step_title(step)}]({link(paths.readme, page_path(results, paths, step))})"
-        rows.append((name, *cells, average_gain(own[0].values(), len(shapes))))
-    first = lines[section.choices[0]]
-    rows.append(("cuBLAS", *(cublas_cell(first.values(), shape) for shape in shapes), ""))
+        own = [lines[choice][step] for choice in choices]
+        cells = [_cell([line.get(size) for line in own]) for size in sizes]
+        rows.append((_step_link(results, paths, step), *cells, average_gain(own[0].values(), len(sizes))))
+    first = lines[choices[0]]
+    rows.append(("cuBLAS", *(cublas_cell(first.values(), size) for size in sizes), ""))
+    return Table(section.title, ("step", *map(_size_header, sizes), "gain"), tuple(rows), _ladder_note(lines))
+
+
+def other_shapes(section: Section) -> Table | None:
+    """A row per shape that has no place on an axis of sizes, a column per step and peer; None without any."""
+    shapes = section.other_shapes()
+    if not shapes:
+        return None
+    peers = [name for name in section.peer_names() if not is_stage_count(name)]
+    peers = [name for name in peers if any(section.peer(shape, name) for shape in shapes)]
+    lines = {step: [section.line(step, choice) for choice in section.shown_choices] for step in section.steps}
+    lines = {step: own for step, own in lines.items() if any(shape in line for line in own for shape in shapes)}
+    rows = []
+    for shape in shapes:
+        cells = [_ratios([line.get(shape) for line in own]) for own in lines.values()]
+        cells += [_peer_ratio(section.peer(shape, name)) for name in peers]
+        speed = cublas_cell([line for own in lines.values() for line in own], shape)
+        rows.append((_size_header(shape), *cells, speed))
+    header = ("m × n × k", *(f"step {step}" for step in lines), *peers, "cuBLAS, GFLOPS")
     note = (
-        f"GFLOPS with the {section.choices[0]} tile; below it the ratio to the faster cuBLAS form of the same rounds, "
+        f"Ratio to the faster cuBLAS form of the same rounds, {_choice_titles(section.shown_choices)}; **bold** where "
     )
-    note += f"{' · '.join(f'{choice} tile' for choice in section.choices)}. "
-    words = [tiles_in_words(lines[choice].values(), choice) for choice in section.choices]
+    note += "it is faster than cuBLAS."
+    return Table("Other shapes", header, tuple(rows), note)
+
+
+def _overview(sections: Sequence[Section]) -> str:
+    shown = [section for section in sections if section.sizes()]
+    return f"### {(table := overview(shown)).title}\n\n{table.markdown()}" if shown else ""
+
+
+def _section_blocks(results: Results, paths: Paths, section: Section) -> list[str]:
+    """A ladder under its title; other dtypes, arithmetics and layouts than the main ladders' behind one line."""
+    blocks = _ladder_blocks(results, paths, section)
+    if section.layout == "nn" and section.arithmetic in MAIN_LADDERS:
+        return [f"### {section.title}", *blocks]
+    return [f"<details><summary>{section.title}</summary>", *blocks, "</details>"]
+
+
+def _ladder_blocks(results: Results, paths: Paths, section: Section) -> list[str]:
+    """A ladder's figure and tables, what they were measured on, and how far to trust them."""
+    others = other_shapes(section)
+    sized = [_figure(results, paths, section), ladder(results, paths, section).markdown()] if section.sizes() else []
+    return [
+        *sized,
+        f"**{others.title}**\n\n{others.markdown()}" if others else "",
+        _peers(section),
+        _more_figures(results, paths, section) if section.sizes() else "",
+        _machine(section),
+        _calibration(results, section),
+    ]
+
+
+def _leader_cell(section: Section, size: Shape) -> str:
+    """``**1.17** step 6``: the fastest step at a size."""
+    found = [record for step in section.steps if (record := section.line(step, section.shown_choices[-1]).get(size))]
+    passed = [record for record in found if record.verification.passed]
+    if not passed:
+        return NOT_VERIFIED if found else NOT_MEASURED
+    leader = max(passed, key=lambda record: record.ratio_to_cublas)
+    return f"{_ratio(leader.ratio_to_cublas)} step {leader.step}"
+
+
+def _ladder_note(lines: dict[str, dict[int, dict[Shape, Record]]]) -> str:
+    words = [tiles_in_words(own.values(), choice) for choice, own in lines.items()]
+    first = CHOICE_TITLES[next(iter(lines))]
+    note = (
+        f"GFLOPS, {first}; below it the ratio to the faster cuBLAS form of the same rounds, {_choice_titles(lines)}, "
+    )
+    note += "**bold** where it is faster than cuBLAS. "
     note += " ".join(sentence[0].upper() + sentence[1:] for sentence in words)
-    note += f" Gain: mean speed gained over the step before, {section.choices[0]} tile."
-    return Table(section.title, ("step", *map(_size_header, shapes), "gain"), tuple(rows), note)
+    return f"{note} Gain: mean speed gained over the step before, {first}."
+
+
+def _choice_titles(choices: Iterable[str]) -> str:
+    return " · ".join(CHOICE_TITLES[choice] for choice in choices)
+
+
+def _at(line: dict[Shape, Record], shapes: Sequence[Shape]) -> dict[Shape, Record]:
+    return {shape: record for shape, record in line.items() if shape in shapes}
+
+
+def _step_link(results: Results, paths: Paths, step: int) -> str:
+    return f"[{results.step_title(step)}]({link(paths.readme, page_path(results, paths, step))})"
 
 
 def _size_header(shape: Shape) -> str:
@@ -90,28 +181,57 @@ def _size_header(shape: Shape) -> str:
 
 def _cell(records: list[Record | None]) -> str:
     """GFLOPS of the first tile choice above the ratios of all of them."""
+    ratios = _ratios(records)
+    if ratios in (NOT_MEASURED, NOT_VERIFIED):
+        return ratios
+    return f"{f'{records[0].gflops:,.0f}' if records[0] else NOT_MEASURED}<br>{ratios}"
+
+
+def _ratios(records: list[Record | None]) -> str:
+    """``0.96 · **1.17**``: the ratios to cuBLAS of each tile choice."""
     if all(record is None for record in records):
         return NOT_MEASURED
     if any(record is not None and not record.verification.passed for record in records):
         return NOT_VERIFIED
-    speed = f"{records[0].gflops:,.0f}" if records[0] else NOT_MEASURED
-    ratios = [f"{record.ratio_to_cublas:.2f}" if record else NOT_MEASURED for record in records]
-    return f"{speed}<br>{' · '.join(ratios)}"
+    return " · ".join(_ratio(record.ratio_to_cublas) if record else NOT_MEASURED for record in records)
 
 
-def _images(results: Results, paths: Paths, section: Section) -> list[str]:
-    files = {
-        p.kind: link(paths.readme, paths.plots / p.file_name) for p in ladder_plots(results) if p.section == section
-    }
-    others = ", ".join(f"[{kind.replace('-', ' ')}]({path})" for kind, path in files.items() if kind != "gflops")
-    origin = peaks().get(section.gpu, {}).get("origin")
+def _ratio(value: float) -> str:
+    """A ratio to cuBLAS, bold where cuBLAS is passed even after rounding."""
+    text = f"{value:.2f}"
+    return f"**{text}**" if float(text) > 1 else text
+
+
+def _peer_ratio(found: tuple[Record, Peer] | None) -> str:
+    if found is None:
+        return NOT_MEASURED
+    record, peer = found
+    return _ratio(record.ratio_of(peer.timing)) if peer.timing else peer.status
+
+
+def _figures(results: Results, paths: Paths, section: Section) -> dict[str, str]:
+    """Links to the section's figures, by kind."""
+    own = [plot for plot in ladder_plots(results) if plot.section == section]
+    return {plot.kind: link(paths.readme, paths.plots / plot.file_name) for plot in own}
+
+
+def _figure(results: Results, paths: Paths, section: Section) -> str:
+    return f"![Speed relative to cuBLAS, {section.title}]({_figures(results, paths, section)['ratio']})"
+
+
+def _more_figures(results: Results, paths: Paths, section: Section) -> str:
+    files = {kind: path for kind, path in _figures(results, paths, section).items() if kind != "ratio"}
+    others = ", ".join(f"[{kind.replace('-', ' ')}]({path})" for kind, path in files.items())
+    origin = peaks().get(section.gpu, {}).get("origin") if "roofline" in files else None
     roof = f" The roofline's peak and bandwidth: {origin}." if origin else ""
-    return [f"![GFLOPS per step and size, {section.title}]({files['gflops']})", f"More plots: {others}.{roof}"]
+    return f"More plots: {others}.{roof}"
 
 
 def _peers(section: Section) -> str:
     """Beside what a user might take instead; nothing where no peer was asked for."""
-    return f"Beside peers:\n\n{peers_table(section, brief=True).markdown()}" if section.peer_shapes() else ""
+    if not any(is_size(shape) for shape in section.peer_shapes()):
+        return ""
+    return f"**Beside peers**\n\n{peers_table(section, brief=True).markdown()}"
 
 
 def _machine(section: Section) -> str:

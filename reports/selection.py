@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.records import (
     Counters,
@@ -28,6 +29,9 @@ Shape = tuple[int, int, int]
 
 LADDER_CHOICES = ("default", "best")
 TUNED = "tuned"
+FASTEST = "fastest"  # of all that was measured, whatever tile, slots and variant
+SIDE_STEP = 64  # sizes on an axis are squares whose side is a multiple of it; other shapes stand in tables
+ARITHMETICS = (("ieee", "float32"), ("ieee", "float16"), ("ieee", "bfloat16"), ("tf32", "float32"))
 LAYOUTS = {"nn": "B[K,N]", "nt": "B[N,K]ᵀ"}
 
 
@@ -66,6 +70,18 @@ class Section:
         return re.sub(r"[^a-z0-9]+", "-", "-".join([*parts, self.layout]).lower())
 
     @property
+    def place(self) -> tuple[Any, ...]:
+        """A sorting key: by GPU, then as the ladder goes, B as stored before B transposed."""
+        own = (self.math, self.dtype)
+        known = ARITHMETICS.index(own) if own in ARITHMETICS else len(ARITHMETICS)
+        return (self.gpu, self.layout, known, *own, self.out_dtype)
+
+    @property
+    def arithmetic(self) -> str:
+        """The operands' dtype and how they are multiplied, as peaks.json names it."""
+        return f"{self.dtype} {self.math}"
+
+    @property
     def steps(self) -> list[int]:
         """The steps measured, in order."""
         return sorted({record.step for record in self.records})
@@ -81,14 +97,24 @@ class Section:
         tuned = any(record.tile_choice == TUNED for record in self.records)
         return [*self.choices, *([TUNED] if tuned else [])]
 
+    @property
+    def shown_choices(self) -> list[str]:
+        """What the ladder is shown with: the default configuration, and the fastest where others were measured."""
+        found = {record.tile_choice == "default" for record in self.records}
+        return [name for name, is_default in (("default", True), (FASTEST, False)) if is_default in found]
+
     def shapes(self, choices: Iterable[str] = LADDER_CHOICES) -> list[Shape]:
         """The shapes measured with one of the tile choices (the ladder's), smallest product first."""
         found = {shape_of(record) for record in self.records if record.tile_choice in choices}
         return by_product(found)
 
-    def squares(self) -> list[Shape]:
-        """The square shapes among them, which have a place on an axis of sizes."""
-        return [shape for shape in self.shapes() if len(set(shape)) == 1]
+    def sizes(self) -> list[Shape]:
+        """The shapes of the ladder that have a place on an axis of sizes: squares that every tile divides evenly."""
+        return [shape for shape in self.shapes(self.all_choices) if is_size(shape)]
+
+    def other_shapes(self) -> list[Shape]:
+        """The other shapes of the ladder: no squares, or with rows that no tile divides."""
+        return [shape for shape in self.shapes(self.all_choices) if not is_size(shape)]
 
     def variants(self, step: int) -> list[str]:
         """The variants of a step, the default first, then by name with numbers in order."""
@@ -113,24 +139,44 @@ class Section:
     def pick(self, step: int, choice: str, shape: Shape, variant: str | None = None) -> Record | None:
         """The record that stands for a step (or one variant of it) in the ladder, None if not measured.
 
-        A tuned configuration brings its own variant, which then stands for the step.
+        A tuned configuration brings its own variant, which then stands for the step; so does the fastest.
         """
+        if choice == FASTEST:
+            return self.fastest(step, shape)
         found = [
             record
             for record in self.records
             if record.step == step
             and record.tile_choice == choice
             and shape_of(record) == shape
-            and ((record.default_variant or choice == TUNED) if variant is None else record.variant == variant)
+            and (self._stands_for_step(record) if variant is None else record.variant == variant)
         ]
         usual = [r for r in found if r.stages == self.stages.get((step, r.variant), r.stages)]
         return max(usual or found, key=lambda record: record.environment.recorded_at, default=None)
 
+    def fastest(self, step: int, shape: Shape) -> Record | None:
+        """The record of a step at a shape that comes closest to cuBLAS or passes it; verified ones go first."""
+        found = [record for record in self.records if record.step == step and shape_of(record) == shape]
+        return max(found, key=lambda record: (record.verification.passed, record.ratio_to_cublas), default=None)
+
+    def drawn(self) -> list[Record]:
+        """The records that the ladder's figures are drawn from: of a choice of the ladder, or the fastest of a case."""
+        sizes = self.sizes()
+        fastest = [self.fastest(step, size) for step in self.steps for size in sizes]
+        keys = {record.key for record in fastest if record is not None}
+        shown = [record for record in self.records if record.tile_choice in self.choices or record.key in keys]
+        return [record for record in shown if shape_of(record) in sizes]
+
     def line(self, step: int, choice: str, variant: str | None = None) -> dict[Shape, Record]:
         """The records of one line of the ladder by shape, without shapes that were not measured."""
-        shapes = self.shapes((TUNED,)) if choice == TUNED else self.shapes()
+        shapes = self.shapes(self.all_choices if choice == FASTEST else (choice,))
         picked = {shape: self.pick(step, choice, shape, variant) for shape in shapes}
         return {shape: record for shape, record in picked.items() if record is not None}
+
+    def gains_at_sizes(self, step: int) -> list[float]:
+        """What a step gained over the one before wherever an axis of sizes shows it; none where that was not timed."""
+        shown = [r for r in self.records if r.step == step and r.tile_choice in self.choices and is_size(shape_of(r))]
+        return [gain for record in shown if (gain := shown_gain(record)) is not None]
 
     def others(self, step: int) -> list[Record]:
         """A step's records that no line of the ladder shows: given tiles and other stage counts."""
@@ -167,6 +213,13 @@ class Section:
         """The first step of the ladder that has more than one stage."""
         return min((record.step for record in self.records if record.stages > 1), default=None)
 
+    def _stands_for_step(self, record: Record) -> bool:
+        """Whether it is of the default variant, was tuned, or is of a step without a default in this arithmetic."""
+        if record.default_variant or record.tile_choice == TUNED:
+            return True
+        own = [other for other in self.records if other.step == record.step]
+        return not any(other.default_variant for other in own) and record.variant == self.variants(record.step)[0]
+
     def _with_peers(self) -> list[Record]:
         return [record for record in self.records if record.peers and record.verification.passed]
 
@@ -185,12 +238,13 @@ class Results:
     tuned: tuple[TunedConfig, ...] = ()
 
     def sections(self) -> list[Section]:
-        """The records, by GPU, dtype, arithmetic and layout."""
+        """The records, by GPU, dtype, arithmetic and layout, in the order of the ladder."""
         stages = {(listing.step, listing.variant): listing.stages for listing in self.listings}
         groups: dict[tuple[str, ...], list[Record]] = {}
         for record in self.records:
             groups.setdefault(section_key(record), []).append(record)
-        return [Section(*key, records=tuple(group), stages=stages) for key, group in sorted(groups.items())]
+        sections = [Section(*key, records=tuple(group), stages=stages) for key, group in groups.items()]
+        return sorted(sections, key=lambda section: section.place)
 
     def steps(self) -> list[int]:
         """Every step with a record or a listing."""
@@ -301,6 +355,25 @@ def shape_of(record: Record | Counters | TunedConfig) -> Shape:
 def shape_label(shape: Shape) -> str:
     """``1024`` for a square product, ``MxNxK`` otherwise."""
     return str(shape[0]) if len(set(shape)) == 1 else "x".join(map(str, shape))
+
+
+def shown_gain(record: Record) -> float | None:
+    """The gain over the step before, None for the first step and for a record that failed its check."""
+    return record.improvement_over_previous_pct if record.verification.passed else None
+
+
+def steps_text(steps: Iterable[int]) -> str:
+    """``step 7``, ``steps 1–6``, ``steps 1, 3``."""
+    found = sorted(set(steps))
+    if len(found) == 1:
+        return f"step {found[0]}"
+    whole = found == list(range(found[0], found[-1] + 1))
+    return f"steps {found[0]}–{found[-1]}" if whole else f"steps {', '.join(map(str, found))}"
+
+
+def is_size(shape: Shape) -> bool:
+    """Whether a shape has a place on an axis of sizes: a square that tiles divide evenly."""
+    return len(set(shape)) == 1 and shape[0] % SIDE_STEP == 0
 
 
 def by_product(shapes: Iterable[Shape]) -> list[Shape]:

@@ -11,12 +11,28 @@ from typing import Any
 
 from harness.records import Peer, Record, TunedConfig
 
-from .selection import TUNED, Results, Section, Shape, shape_label, shape_of
+from .selection import (
+    FASTEST,
+    TUNED,
+    Results,
+    Section,
+    Shape,
+    by_product,
+    shape_label,
+    shape_of,
+    shown_gain,
+    steps_text,
+)
 from .sweeps import unswept
 
 NOT_MEASURED = "–"
 NOT_VERIFIED = "failed its check"
-CHOICE_TITLES = {"default": "default tile", "best": "best tile", TUNED: "tuned"}
+CHOICE_TITLES = {
+    "default": "default tile",
+    "best": "best tile",
+    TUNED: "tuned",
+    FASTEST: "fastest configuration",
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +102,7 @@ def peer_row(record: Record, peer: Peer) -> dict[str, Any]:
 
 def ladder_table(results: Results, section: Section, choice: str) -> Table:
     """A row per step (its default variant), a column per size: GFLOPS, the ratio to cuBLAS in brackets."""
-    shapes = section.shapes((choice,)) if choice == TUNED else section.shapes()
+    shapes = section.shapes((choice,))
     lines = {step: line for step in section.steps if (line := section.line(step, choice))}
     rows = [
         (
@@ -110,10 +126,10 @@ def ladder_table(results: Results, section: Section, choice: str) -> Table:
 
 def variants_table(results: Results, section: Section, step: int, choice: str) -> Table:
     """A row per variant of a step: GFLOPS, and the speed gained over the step before."""
-    shapes, predicted = section.shapes(), section.predicts(step)
+    lines = {variant: section.line(step, choice, variant) for variant in section.variants(step)}
+    shapes, predicted = by_product(set().union(*lines.values())), section.predicts(step)
     rows = []
-    for variant in section.variants(step):
-        line = section.line(step, choice, variant)
+    for variant, line in lines.items():
         name = variant + (" (default)" if any(record.default_variant for record in line.values()) else "")
         if line:
             cells = [gain_cell(line.get(shape), predicted) for shape in shapes]
@@ -147,11 +163,12 @@ def others_table(section: Section, records: Collection[Record]) -> Table:
 def peers_table(section: Section, brief: bool = False) -> Table:
     """Our fastest and each peer in percent of cuBLAS, a column per shape; why a peer is missing stands below.
 
-    ``brief`` leaves out shapes that are not on the ladder, and what a peer does at single stage counts.
+    ``brief`` leaves out shapes that have no place on an axis of sizes, what a peer does at single stage counts,
+    and our first pipelined step.
     """
-    shapes = [s for s in section.peer_shapes() if s in section.squares() or not brief]
-    names = [name for name in section.peer_names() if not (brief and name.startswith("triton-"))]
-    pipelined = section.pipelined_step()
+    shapes = [s for s in section.peer_shapes() if s in section.sizes() or not brief]
+    names = [name for name in section.peer_names() if not (brief and is_stage_count(name))]
+    pipelined = None if brief else section.pipelined_step()
     ours = {"our fastest": [section.fastest_beside_peers(shape) for shape in shapes]}
     if pipelined is not None:
         fastest = [section.fastest_beside_peers(shape, pipelined) for shape in shapes]
@@ -165,6 +182,11 @@ def peers_table(section: Section, brief: bool = False) -> Table:
     note = "Percent of the faster cuBLAS form of the same rounds; of ours, only what was measured beside peers."
     title = f"{section.title}: beside peers"
     return Table(title, ("", *map(shape_label, shapes)), tuple(rows), " ".join([note, *reasons]))
+
+
+def is_stage_count(peer: str) -> bool:
+    """Whether a peer is Triton at one stage count, which only stage sweeps show."""
+    return peer.startswith("triton-")
 
 
 def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
@@ -272,11 +294,6 @@ def span(values: Iterable[float], unit: str, digits: int = 0) -> str:
     return f"{low} {unit}" if low == high else f"{low}–{high} {unit}"
 
 
-def shown_gain(record: Record) -> float | None:
-    """The gain over the step before, None for the first step and for a record that failed its check."""
-    return record.improvement_over_previous_pct if record.verification.passed else None
-
-
 def average_gain(records: Collection[Record], expected: int) -> str:
     """Mean gain over the step before; says so where it is over fewer than the ``expected`` sizes."""
     gains = [gain for record in records if (gain := shown_gain(record)) is not None]
@@ -313,8 +330,20 @@ def tiles_in_words(lines: Collection[dict[Shape, Record]], choice: str) -> str:
         count = max((len({item["tile"] for item in record.candidates}) for record in records), default=0)
         return f"best tile: the fastest of {count} for each step and size." if count else "best tile of each size."
     if choice == TUNED:
-        return "tile, slots and variant of each step and size as tuned; the step before with the same tile."
-    return f"tile {', '.join(sorted({record.tile for record in records}))} in every step and size."
+        return "tile, slots and variant of each step and size as tuned; the step before with that tile if it takes it."
+    if choice == FASTEST:
+        return "fastest configuration: of all that was measured of a step and size, whatever tile, slots and variant."
+    return f"tile {default_tiles(records)}."
+
+
+def default_tiles(records: Iterable[Record]) -> str:
+    """The default tiles, with their steps where they are several: ``32x64x16/4x4 (steps 1–6), …``."""
+    steps: dict[str, set[int]] = {}
+    for record in records:
+        if record.tile_choice == "default":
+            steps.setdefault(record.tile, set()).add(record.step)
+    tiles = sorted(steps, key=lambda tile: min(steps[tile]))
+    return tiles[0] if len(tiles) == 1 else ", ".join(f"{tile} ({steps_text(steps[tile])})" for tile in tiles)
 
 
 def _partial(count: int, expected: int) -> str:

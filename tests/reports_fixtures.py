@@ -30,6 +30,10 @@ NAMES = (
     "step4_vectorization",
     "step5_pipelining",
     "step6_unrolling",
+    "step7_warp_tiling",
+    "step8_tensor_cores",
+    "step9_async_ring",
+    "step10_wgmma",
 )
 CUBLAS = dict(zip(SIZES, (2800, 16000, 34000, 50000, 51500)))
 SPEEDS = (
@@ -127,6 +131,40 @@ def peers(size: int) -> tuple[Peer, ...]:
     return peer("triton", size, 0.8), dlight, Peer("tilelang", "missing", "tilelang is not installed", "", None)
 
 
+HALF = (  # speeds of steps 8 to 10 in float16, in parts of cuBLAS's
+    (0.90, 0.70, 0.50, 0.40, 0.38),
+    (1.10, 1.00, 0.80, 0.72, 0.70),
+    (0.90, 0.95, 0.98, 1.01, 1.03),
+)
+HALF_TILES = {8: "128x128x32/64x64", 9: "128x128x32/64x64", 10: "128x256x64/64x256"}
+
+
+def half(step: int, size: int = 1024, share: float | None = None, **changes: object) -> Record:
+    """A case of a step on tensor cores, in float16 unless changed; ``share`` is its ratio to cuBLAS."""
+    share = share or HALF[step - 8][SIZES.index(size)]
+    own = timing(NAMES[step - 1], 2 * size**3 / (share * CUBLAS[size] * 1e6))
+    before = timing(NAMES[step - 2], 1.5 * own.median_ms) if step > 8 else None
+    case = {"step": step, "step_name": NAMES[step - 1], "dtype": "float16", "out_dtype": "float16"}
+    kernel = {"tile": HALF_TILES[step], "stages": 1 if step == 8 else 4, "bound": "unknown"}
+    return replace(record(1, size), **{**case, **kernel, "timing": own, "previous": before, **changes})
+
+
+def write_tensor_cores(folder: Path) -> None:
+    """The float16 ladder beside the float32 one: squares, shapes that are none, tuned configurations, tf32."""
+    for step in HALF_TILES:
+        listing(step, dtype="float16", tile=HALF_TILES[step]).save(folder)
+        for size in SIZES:
+            half(step, size).save(folder)
+            faster = 1.04 * HALF[step - 8][SIZES.index(size)]
+            half(step, size, faster, tile_choice="tuned", tile="256x128x64/64x64").save(folder)
+        for m, n, k in ((4096, 4096, 14336), (4095, 4095, 4095)):
+            peers = (peer("triton", 4096, 0.8),) if step == 10 else ()
+            half(step, 4096, m=m, n=n, k=k, peers=peers).save(folder)
+    tf32 = {"variant": "tf32", "default_variant": False, "dtype": "float32", "out_dtype": "float32", "math": "tf32"}
+    half(9, 1024, **tf32, previous=None).save(folder)
+    half(8, 1024, **tf32).save(folder)
+
+
 def write_peers(folder: Path) -> None:
     """Steps 4 to 6 at two sizes, 5 and 6 beside peers."""
     for size in (1024, 2048):
@@ -172,12 +210,12 @@ def tuned(step: int = 5, size: int = 1024, **changes: object) -> TunedConfig:
     return replace(made, **changes)
 
 
-def listing(step: int = 5, variant: str | None = None) -> Listing:
-    """A step's code, different from step to step."""
+def listing(step: int = 5, variant: str | None = None, **changes: object) -> Listing:
+    """A step's code, different from step to step; ``changes`` replace fields of the listing."""
     names = VARIANTS.get(step, ("default",))
     variant = variant or names[0]
     tir = "\n".join(["def main():", *(f"    statement_{index}()" for index in range(step + 4))]) + "\n"
-    return Listing(
+    made = Listing(
         step=step,
         step_name=NAMES[step - 1],
         title=f"Step {step}, {NAMES[step - 1][6:]}: one idea",
@@ -205,6 +243,7 @@ def listing(step: int = 5, variant: str | None = None) -> Listing:
         else {},
         aspects={"shared memory": "none" if step == 1 else "two tiles", "instruction": f"kind {step}", "same": "equal"},
     )
+    return replace(made, **changes)
 
 
 def write_ladder(folder: Path, variants: bool = True) -> None:

@@ -16,11 +16,11 @@ from reports import plot
 from reports.__main__ import main
 from reports.check import findings, record_problems, tuned_problems
 from reports.counters import counted_groups, counters_tables
-from reports.figures import intensity
+from reports.figures import intensity, step_look
 from reports.paths import Paths
 from reports.plot import peaks, plots
-from reports.readme import BEGIN, END
-from reports.selection import UsageError, load, natural, parse_steps
+from reports.readme import BEGIN, END, other_shapes, overview
+from reports.selection import UsageError, load, natural, parse_steps, steps_text
 from reports.site import render_pages
 from reports.table import all_tables, ladder_table, variants_table
 
@@ -29,6 +29,7 @@ from .reports_fixtures import (
     SIZES,
     calibration,
     environment,
+    half,
     listing,
     peer,
     peers,
@@ -36,6 +37,7 @@ from .reports_fixtures import (
     tuned,
     write_ladder,
     write_peers,
+    write_tensor_cores,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,6 +86,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     write_ladder(folder)
     readme = folder / "README.md"
     readme.write_bytes(f"# Title\r\n\r\nbefore\t{BEGIN}\nold\n{END} after\r\nend, no newline".encode())
+    for command in ("plot", "page", "readme"):
+        assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
+    return Paths.of(folder, readme)
+
+
+@pytest.fixture(scope="module")
+def ladders(tmp_path_factory: pytest.TempPathFactory) -> Paths:
+    """A complete, current set of reports on the float32 and the float16 ladder."""
+    folder = tmp_path_factory.mktemp("ladders")
+    write_ladder(folder, variants=False)
+    write_tensor_cores(folder)
+    readme = folder / "README.md"
+    readme.write_text(f"{BEGIN}{END}")
     for command in ("plot", "page", "readme"):
         assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
     return Paths.of(folder, readme)
@@ -483,8 +498,9 @@ def test_a_page_without_a_listing_shows_its_records(tmp_path):
 
 
 def test_a_long_difference_is_folded(tmp_path):
-    listing(4).save(tmp_path)
-    replace(listing(5), cuda="\n".join(f"line {index};" for index in range(300))).save(tmp_path)
+    for step in (4, 5):  # every second line is the other step's too
+        cuda = "\n".join(f"line {index} of step {step if index % 2 else 0};" for index in range(300))
+        listing(step, cuda=cuda).save(tmp_path)
     assert main(["page", "--results", str(tmp_path)]) == 0
     text = (tmp_path / "pages" / "step5_pipelining.md").read_text()
     assert "lines</summary>\n\n```diff" in text
@@ -498,7 +514,7 @@ def test_the_readme_changes_between_its_markers_only(site):
     assert text.startswith(f"# Title\r\n\r\nbefore\t{BEGIN}\n")
     assert text.endswith(f"{END} after\r\nend, no newline")
     assert "old" not in text
-    assert "0.95 · 1.02" in text
+    assert "0.95 · **1.02**" in text
     assert "cuBLAS against itself through the same path: 1.002." in text
     assert "NVIDIA H200, driver 580.1" in text
 
@@ -638,9 +654,115 @@ def test_variants_counted_on_one_case_stand_in_one_group_behind_the_step_before(
     for made in (counted(5, "another", 0.5), counted(5, default, 1.0), counted(4, "default", 2.0), alone):
         made.save(tmp_path)
     results = load(tmp_path)
-    (group,) = counted_groups(results, 5)  # nothing was counted of step 4 at 64
+    (section,) = results.sections()
+    (group,) = counted_groups(results, 5, section)  # nothing was counted of step 4 at 64
     assert [(c.step, c.variant) for c in group] == [(4, "default"), (5, default), (5, "another")]
-    (table,) = counters_tables(results, 5)
+    (table,) = counters_tables(results, 5, section)
     assert table.header == ("counter", "step 4", f"step 5 {default}", "change", "step 5 another", "change")
     assert table.rows[1] == ("stalled, warps per issue: barrier", "2.00", "1.00", "-50 %", "0.50", "-75 %")
-    assert counted_groups(results, 4) == []
+    assert counted_groups(results, 4, section) == []
+    assert counted_groups(results, 5, replace(section, dtype="float16")) == []
+
+
+# Ladders of several dtypes
+
+
+def test_two_ladders_make_a_complete_set(ladders):
+    assert findings(ladders) == []
+
+
+def test_sections_go_as_the_ladder_does(ladders):
+    found = [(section.arithmetic, section.steps) for section in load(ladders.results).sections()]
+    assert found == [("float32 ieee", [1, 2, 3, 4, 5, 6]), ("float16 ieee", [8, 9, 10]), ("float32 tf32", [8, 9])]
+
+
+def test_one_look_says_where_cublas_is_passed(ladders):
+    table = overview(load(ladders.results).sections())
+    assert table.header == ("ladder", "256³", "512³", "1024³", "2048³", "4096³")
+    rows = {name: cells for name, *cells in table.rows}
+    half_precision = ["**1.14** step 9", "**1.04** step 9", "**1.02** step 10", "**1.05** step 10", "**1.07** step 10"]
+    assert rows["NVIDIA H200, float16 (ieee), B[K,N]"] == half_precision
+    assert rows["NVIDIA H200, float32 (tf32), B[K,N]"] == ["–", "–", "0.80 step 9", "–", "–"]
+
+
+def test_a_ratio_of_one_after_rounding_has_not_passed_cublas(tmp_path):
+    for size, share in ((256, 1.004), (512, 1.006)):
+        half(10, size, share).save(tmp_path)
+    ((_, *cells),) = overview(load(tmp_path).sections()).rows
+    assert cells == ["1.00 step 10", "**1.01** step 10"]
+
+
+def test_the_fastest_configuration_is_of_any_choice_but_never_unverified(tmp_path):
+    half(10, 4096).save(tmp_path)
+    half(10, 4096, 1.10, tile_choice="given", tile="192x256x64/64x256").save(tmp_path)
+    wrong = half(10, 4096, 1.30, tile_choice="tuned")
+    replace(wrong, verification=replace(wrong.verification, passed=False)).save(tmp_path)
+    (section,) = load(tmp_path).sections()
+    assert section.shown_choices == ["default", "fastest"]
+    assert section.fastest(10, (4096, 4096, 4096)).tile == "192x256x64/64x256"
+
+
+def test_shapes_without_a_place_on_the_axis_stand_in_a_table_of_their_own(ladders):
+    section = next(section for section in load(ladders.results).sections() if section.dtype == "float16")
+    assert section.sizes() == [(size,) * 3 for size in SIZES]
+    table = other_shapes(section)
+    assert table.header == ("m × n × k", "step 8", "step 9", "step 10", "triton", "cuBLAS, GFLOPS")
+    assert [row[0] for row in table.rows] == ["4095³", "4096x4096x14336"]
+    assert table.rows[0][3] == "**1.03** · **1.03**"
+    text = ladders.readme.read_text()
+    assert text.count("**Other shapes**") == 1
+    ladder = text.split("### NVIDIA H200, float16")[1].split("\n\n")[2].splitlines()
+    assert ladder[0] == "| step | 256³ | 512³ | 1024³ | 2048³ | 4096³ | gain |"
+    assert len(ladder) == 6  # the head, its rule, three steps and cuBLAS
+
+
+def test_the_first_step_of_a_dtype_has_none_before_it_and_the_next_must(ladders, tmp_path):
+    page = (ladders.pages / "step8_tensor_cores.md").read_text()
+    assert "No step before it was measured with float16 (ieee)" in page
+    assert not [kind for kind in record_problems(half(8), first_step=8) if "step before" in kind]
+    for made in (half(8), half(9, previous=None)):
+        made.save(tmp_path)
+    (finding,) = [finding for finding in findings(Paths.of(tmp_path)) if "the step before" in finding]
+    assert "step9" in finding
+
+
+def test_a_variant_of_another_arithmetic_stands_for_its_step(ladders):
+    section = next(section for section in load(ladders.results).sections() if section.math == "tf32")
+    assert section.pick(9, "default", (1024, 1024, 1024)).variant == "tf32"
+    assert "<details><summary>NVIDIA H200, float32 (tf32), B[K,N]</summary>" in ladders.readme.read_text()
+
+
+def test_an_earlier_step_may_leave_out_sizes_but_a_later_one_may_not(tmp_path):
+    half(9, 1024).save(tmp_path)
+    for size in (1024, 4096):
+        half(10, size).save(tmp_path)
+    assert not any("not measured at" in finding for finding in findings(Paths.of(tmp_path)))
+    half(9, 512).save(tmp_path)
+    assert any("step 10, default tile: not measured at 512" in finding for finding in findings(Paths.of(tmp_path)))
+
+
+def test_a_page_says_that_the_dtype_changed_and_shows_no_difference_of_two_strangers(tmp_path):
+    listing(9, dtype="float16", cuda="mma.sync.aligned\nshared\n").save(tmp_path)
+    listing(10, dtype="bfloat16", cuda="wgmma.mma_async\nother\n").save(tmp_path)
+    assert main(["page", "--results", str(tmp_path)]) == 0
+    text = (tmp_path / "pages" / "step10_wgmma.md").read_text()
+    assert "| operands | float16 | bfloat16 |" in text
+    assert "| multiplication | mma.sync, by a warp | wgmma, by a warpgroup |" in text
+    assert "Hardly a line is that of step 9" in text
+    assert text.count("```diff") == 1  # TensorIR's, which differs by a line
+
+
+def test_every_step_keeps_its_colour_and_the_roofline_needs_a_peak(ladders):
+    kinds = {(item.section.arithmetic, item.kind) for item in plots(load(ladders.results))}
+    assert ("float32 ieee", "roofline") in kinds
+    assert ("float16 ieee", "roofline") not in kinds
+    assert {("float16 ieee", "gflops"), ("float16 ieee", "ratio"), ("float16 ieee", "gain")} < kinds
+    looks = [tuple(step_look(step).values()) for step in range(1, 8)]
+    assert len(set(looks)) == 7
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"), [([7], "step 7"), ([1, 2, 3], "steps 1–3"), ([3, 1], "steps 1, 3"), ([9, 8, 9], "steps 8–9")]
+)
+def test_steps_are_written_short(steps, text):
+    assert steps_text(steps) == text
