@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from steps.registry import find_steps
+
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 
 
@@ -30,3 +32,20 @@ def test_commands_name_real_subcommands_and_options():
     for command in re.findall(r"`python -m harness ([^`]*)`", README):
         if "RECORD" not in command and "…" not in command:
             _parser().parse_args(command.split())
+
+
+def test_the_steps_table_says_what_the_steps_take():
+    rows = re.findall(r"^\| (\d+) ([a-z0-9 ]+) \| [^|]+ \| ([^|]+) \| [^|]+ \|$", README, re.M)
+    assert [(int(number), name) for number, name, _ in rows] == [
+        (step.number, step.name.split("_", 1)[1].replace("_", " ")) for step in find_steps().values()
+    ]
+    for (_, _, operands), step in zip(rows, find_steps().values()):
+        taken = {", ".join(step.dtypes(step.variants[0]))}
+        taken |= {f"variant {v}: {', '.join(step.dtypes(v))}" for v in step.variants if step.math(v) != "ieee"}
+        assert set(operands.split("; ")) == taken, step.name
+
+
+def test_no_measured_number_stands_outside_the_generated_block():
+    prose = README.split("<!-- results:begin -->")[0] + README.split("<!-- results:end -->")[1]
+    assert not re.findall(r"[\d.,]+ ?(?:GFLOPS|TFLOPS|GB/s|µs|×)", prose)
+    assert not re.findall(r"[\d.]+ % (?:of|faster|slower)", prose)

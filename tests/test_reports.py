@@ -513,7 +513,7 @@ def test_the_readme_changes_between_its_markers_only(site):
     text = site.readme.read_bytes().decode()
     assert text.startswith(f"# Title\r\n\r\nbefore\t{BEGIN}\n")
     assert text.endswith(f"{END} after\r\nend, no newline")
-    assert "old" not in text
+    assert "\nold\n" not in text
     assert "0.95 · **1.02**" in text
     assert "cuBLAS against itself through the same path: 1.002." in text
     assert "NVIDIA H200, driver 580.1" in text
