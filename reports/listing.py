@@ -96,7 +96,7 @@ def variants_code_table(listings: list[Listing]) -> Table:
 
 def _aspects(listing: Listing) -> dict[str, str]:
     """What is compared: the operands' dtype and what multiplies them, then what the listing names."""
-    found = [name for mark, name in MULTIPLICATIONS.items() if mark in listing.cuda]
+    found = [name for mark, name in MULTIPLICATIONS.items() if mark in listing.tir]
     multiplied = {"operands": listing.dtype, "multiplication": (found or ["multiply-adds, by a thread"])[0]}
     return multiplied | listing.aspects
 
