@@ -133,7 +133,7 @@ def _print_tables(tables: list[Table], markdown: bool) -> None:
         grid = RichTable(title=table.title, title_justify="left", caption=table.note, caption_justify="left")
         grid.box = box.SIMPLE_HEAD
         for index, name in enumerate(table.header):
-            grid.add_column(name, justify="left" if index < table.left else "right")
+            grid.add_column(name, justify="left" if index < table.left else "right", overflow="fold")
         for cells in table.rows:
             grid.add_row(*cells)
         console.print(grid)

@@ -109,11 +109,11 @@ class Section:
         return by_product(found)
 
     def sizes(self) -> list[Shape]:
-        """The shapes of the ladder that have a place on an axis of sizes: squares that every tile divides evenly."""
+        """The shapes of the ladder that have a place on an axis of sizes, smallest first."""
         return [shape for shape in self.shapes(self.all_choices) if is_size(shape)]
 
     def other_shapes(self) -> list[Shape]:
-        """The other shapes of the ladder: no squares, or with rows that no tile divides."""
+        """The other shapes of the ladder, which stand in a table of their own."""
         return [shape for shape in self.shapes(self.all_choices) if not is_size(shape)]
 
     def variants(self, step: int) -> list[str]:
@@ -372,7 +372,7 @@ def steps_text(steps: Iterable[int]) -> str:
 
 
 def is_size(shape: Shape) -> bool:
-    """Whether a shape has a place on an axis of sizes: a square that tiles divide evenly."""
+    """Whether a shape has a place on an axis of sizes: a square whose side is a multiple of ``SIDE_STEP``."""
     return len(set(shape)) == 1 and shape[0] % SIDE_STEP == 0
 
 
