@@ -233,7 +233,9 @@ def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> 
         {name: whole_fragments(drop_hidden_reads(show_reads(function))) for name, function in mod.functions_items()}
     )
     mod = tvm.ir.transform.Sequential(before)(_map_statements(mod, tirx.For, _serial_loop))
-    return tvm.ir.transform.Sequential([*after, on_functions(lower_serpentines), unroll_rings()])(_map_statements(mod, tirx.AttrStmt, _without_async))
+    return tvm.ir.transform.Sequential([*after, on_functions(lower_serpentines), unroll_rings()])(
+        _map_statements(mod, tirx.AttrStmt, _without_async)
+    )
 
 
 def _map_statements(mod: tvm.IRModule, kind: type, change: Any) -> tvm.IRModule:

@@ -1,5 +1,5 @@
-"""Step 7, warp tiling: lanes interleaved, multiply-adds in an order that spares the register file.
-"""
+"""Step 7, warp tiling: lanes interleaved, multiply-adds in an order that spares the register file."""
+
 from __future__ import annotations
 
 from tvm.s_tir import Schedule
