@@ -94,9 +94,10 @@ class WarpTile(BlockTile):
         rows, columns = self.lanes
         if rows * columns != WARP_SIZE:
             found.append(f"{rows} x {columns} threads of a warp, which has {WARP_SIZE}")
-        if self.slices > 1 and self.block_m * self.block_n == WARP_SIZE * VECTOR:
-            # TVM 0.27 leaves the write-back of the other warps without a predicate there.
-            found.append(f"one vector per lane is too few outputs to be added up by {self.slices} slices")
+        if self.slices > 1:
+            outputs = self.block_m * self.block_n
+            adding = ("outputs of the block", outputs, "threads that add its slices up", self.threads_per_block)
+            found += indivisible([adding]) if not found else []
         return found
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
@@ -185,8 +186,8 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
     ::
 
         before   for i < M:  for j < N:  for k < K:  C[i, j] += A[i, k] * B[k, j]
-        after    for row_group:  for lane_row < 4:                         # i = row_group · 4 + lane_row
-                   for column_group:  for lane_column < 8:  for v < 4:     # j = (column_group · 8 + lane_column) · 4 + v
+        after    for row_group:  for lane_row < 4:                        # i = row_group · 4 + lane_row
+                   for column_group:  for lane_column < 8:  for v < 4:    # j = (column_group · 8 + lane_column) · 4 + v
                      for k < K:  C'[...] += A'[row_group, lane_row, k] * B'[k, column_group, lane_column, v]
 
     What lanes load at once then lies side by side in shared memory: no two in one bank. The primed buffers are new;
@@ -354,7 +355,7 @@ def stage_for_warps(
     write_back = accumulate_in_registers(sch, computing, lane)
     vectorize_write_back(sch, write_back, lane)
     if total is not None:
-        write_back = _add_slices(sch, total, grid, tile.threads[0])
+        write_back = _add_slices(sch, total, grid, tile.threads[0], len(loops.batch))
     copies = tuple(_stage_operand(sch, computing, operand, loops.k_outer, tile, scope, pad) for operand in (0, 1))
     for operand in (0, 1):
         read_through_registers(sch, computing, operand, loops.k_inner)
@@ -371,12 +372,22 @@ def _sum_slices(sch: Schedule, block: SBlockRV, loops: WarpTileLoops, scope: str
     return partial
 
 
-def _add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int) -> SBlockRV:
-    """Give each thread a few of the tile's outputs, whose slices it adds up; fuses what follows elementwise."""
+def _add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batches: int) -> SBlockRV:
+    """Give each thread as many of the tile's outputs, whose slices it adds up; fuses what follows elementwise.
+
+    None may be left without: TVM's predicate for the write-back would let it store to the next block's outputs.
+    """
     sch.reverse_compute_at(total, grid, preserve_unit_loops=True)
-    part, row_group, lane_row, column_group, lane_column, *vector = loops_below(sch, total, grid)
-    sch.reorder(row_group, column_group, lane_row, lane_column, part, *vector)
-    _, warp = sch.split(sch.fuse(row_group, column_group), [None, warps])
+    part, *outer = loops_below(sch, total, grid)
+    batch, (row_group, lane_row, column_group, lane_column, *vector) = outer[:batches], outer[batches:]
+    turns = [*batch, row_group, column_group]
+    count = loop_extent(sch, row_group) * loop_extent(sch, column_group)
+    if vector and count % warps:  # more warps than vectors per lane: parts of vectors
+        parts = next(size for size in range(2, VECTOR + 1) if count * size % warps == 0)
+        among_warps, *vector = sch.split(*vector, [parts, None])
+        turns.append(among_warps)
+    sch.reorder(*turns, lane_row, lane_column, part, *vector)
+    _, warp = sch.split(sch.fuse(*turns), [None, warps])
     lane = sch.fuse(lane_row, lane_column)
     sch.bind(warp, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
