@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import prod
 from typing import ClassVar
 
 import tvm_ffi
@@ -199,8 +200,8 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
 
     Raises
     ------
-    IllegalSchedule : for a block that is no product of two operands in such loops, or extents that the lanes do not
-        divide (:func:`schedules.layout.pad_to_tile` makes them fit).
+    IllegalSchedule : for a block that is no product of two operands, 4 bytes an element, in such loops; for extents
+        that the lanes do not divide (:func:`schedules.layout.pad_to_tile` makes them fit).
     """
     _check_contraction(sch, block)
     rank = len(sch.get_loops(block))
@@ -240,7 +241,7 @@ def tile_for_warps(sch: Schedule, lanes: LaneLoops, tile: WarpTile) -> WarpTileL
     ``lanes`` are those that :func:`interleave_lanes` made for ``tile.lanes``; extents must divide.
     """
     block_row, warp_row, row = sch.split(lanes.row_group, [None, tile.warps[0], tile.thread_m])
-    columns = tile.thread_n // (VECTOR if lanes.vector else 1)
+    columns = tile.thread_n // prod(loop_extent(sch, loop) for loop in lanes.vector)
     block_column, warp_column, column = sch.split(lanes.column_group, [None, tile.warps[1], columns])
     steps = [tile.slices, tile.block_k // tile.slices] if tile.slices > 1 else [tile.block_k]
     k_outer, *slices, k_inner = sch.split(lanes.reduction, [None, *steps])
@@ -383,7 +384,7 @@ def _add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batche
     turns = [*batch, row_group, column_group]
     count = loop_extent(sch, row_group) * loop_extent(sch, column_group)
     if vector and count % warps:  # more warps than vectors per lane: parts of vectors
-        parts = next(size for size in range(2, VECTOR + 1) if count * size % warps == 0)
+        parts = 2 if count * 2 % warps == 0 else VECTOR
         among_warps, *vector = sch.split(*vector, [parts, None])
         turns.append(among_warps)
     sch.reorder(*turns, lane_row, lane_column, part, *vector)

@@ -100,7 +100,9 @@ def _host_text(body: str) -> str:
     body = re.sub(r"__launch_bounds__\(\d+\)|__global__", "", body)
     body = re.sub(r"extern __shared__", "extern", body)
     body = re.sub(r"__shared__", "static", body)
-    body = re.sub(r"^(\s*)alignas\(64\) float (\w+)\[(\d+)\];", r"\1float \2[\3]; std::fill_n(\2, \3, NAN);", body, flags=re.M)
+    body = re.sub(
+        r"^(\s*)alignas\(64\) float (\w+)\[(\d+)\];", r"\1float \2[\3]; std::fill_n(\2, \3, NAN);", body, flags=re.M
+    )
     helpers = [
         f"inline void {name}(void* to, int i, void* from, int j{', int inside' if masked else ''})"
         f" {{ copy(to, i, from, j, {size}, {'inside' if masked else 'true'}); }}"
