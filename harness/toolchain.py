@@ -92,18 +92,21 @@ def require_compiler() -> Compiler:
     return found
 
 
-def compile_cubin(source: str, arch: str, compiler: Compiler) -> Cubin:
+def compile_cubin(source: str, arch: str, compiler: Compiler, ptxas_options: tuple[str, ...] = ()) -> Cubin:
     """Compile CUDA text for ``arch``; the same text, flags and compiler are compiled once and then cached.
+
+    ``ptxas_options`` come after those that every kernel gets.
 
     Raises CompileError with the compiler's first message.
     """
-    recipe = json.dumps([source, arch, FLAGS, compiler.version])
+    own = tuple(f"-Xptxas={option}" for option in ptxas_options)
+    recipe = json.dumps([source, arch, (*FLAGS, *own), compiler.version])
     entry = cache_folder() / hashlib.sha256(recipe.encode()).hexdigest()
     facts, data = entry.with_suffix(".json"), entry.with_suffix(".cubin")
     if cached := _read_cached(data, facts):
         return cached
     with tempfile.TemporaryDirectory() as folder:
-        log = run_nvcc(compiler, source, Path(folder), "kernel.cubin", "-cubin", *arch_flags(arch))
+        log = run_nvcc(compiler, source, Path(folder), "kernel.cubin", "-cubin", *arch_flags(arch), *own)
         cubin = Cubin((Path(folder) / "kernel.cubin").read_bytes(), **ptxas_facts(log))
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +164,7 @@ def arch_flags(arch: str) -> tuple[str, ...]:
 def run_nvcc(compiler: Compiler, source: str, folder: Path, output: str, *flags: str) -> str:
     """Compile ``source`` in ``folder``; returns what ptxas printed, CompileError with the first message."""
     (folder / "kernel.cu").write_text(source)
-    command = [compiler.nvcc, *flags, *FLAGS, folder / "kernel.cu", "-o", folder / output]
+    command = [compiler.nvcc, *FLAGS, *flags, folder / "kernel.cu", "-o", folder / output]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         lines = [line for line in (result.stderr + result.stdout).splitlines() if line.strip()]

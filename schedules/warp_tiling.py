@@ -80,6 +80,11 @@ class WarpTile(BlockTile):
         """Accumulators, one step's operands, addressing."""
         return self.thread_m * self.thread_n + self.thread_m + self.thread_n + ADDRESSING_REGISTERS
 
+    @property
+    def outputs(self) -> str:
+        """What a thread sums up, as text: its rows and columns, and how many others sum the same."""
+        return f"{self.thread_m} × {self.thread_n}" + (f", in {self.slices} slices" if self.slices > 1 else "")
+
     def misfits(self) -> list[str]:
         """What does not divide: blocks into warps, warps into 32 threads, k tiles into slices."""
         found = indivisible(

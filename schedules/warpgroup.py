@@ -357,7 +357,8 @@ def pipeline_warpgroups(
         )
     k_outer = staged.loops.k_outer
     _retire_in(sch, k_outer, min(in_flight, loop_extent(sch, k_outer) - 2))
-    return pipeline_loop(sch, k_outer, stages, True, one_barrier=True, unroll_ring=unroll_ring)
+    slots = min(stages, loop_extent(sch, k_outer))
+    return pipeline_loop(sch, k_outer, slots, True, one_barrier=True, unroll_ring=unroll_ring)
 
 
 def multiply_by_wgmma(sch: Schedule, staged: WarpgroupContraction) -> SBlockRV:

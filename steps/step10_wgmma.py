@@ -13,8 +13,9 @@ shared memory by itself, keeps only its sums in registers, and runs on while the
 What changes: no ldmatrix, no operand fragments, larger tiles, and tensor cores that have the next tile's work queued
 when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/warpgroup.py says why the loop is right.
 Variants:
-- in_flight (the default): as above, one multiplication in flight across the barrier; needs 3 slots. rows: the same,
-  with results stored row by row through shared memory.
+- rows (the default): as above, one multiplication in flight across the barrier, which needs 3 slots; results are
+  stored row by row through shared memory.
+- in_flight: the same, results stored as each thread has them, two side by side.
 - awaited: each is awaited in its own iteration; one tile more is on its way in as many slots, 2 at least.
 
 What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
@@ -25,10 +26,8 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.errors import IllegalTile
 from schedules.warpgroup import (
     WarpgroupContraction,
-    WarpgroupTile,
     multiply_by_wgmma,
     pipeline_warpgroups,
     stage_for_warpgroups,
@@ -36,7 +35,7 @@ from schedules.warpgroup import (
 from schedules.workloads import Matmul
 from steps.config import WARPGROUP_TILES, StepConfig
 
-IN_FLIGHT = {"in_flight": 1, "awaited": 0, "rows": 1}
+IN_FLIGHT = {"rows": 1, "in_flight": 1, "awaited": 0}
 VARIANTS = tuple(IN_FLIGHT)
 NEEDS_ASYNC_COPY = VARIANTS
 PIPELINED = True
@@ -47,13 +46,6 @@ STAGES = 4
 
 def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupContraction]:
     """Tiles, panels, ring and epilogue, with the multiplication still as loops."""
-    if not isinstance(config.tile, WarpgroupTile):
-        raise IllegalTile(
-            "wgmma needs a tile of warpgroups",
-            value=str(config.tile),
-            limit=WarpgroupTile.FORM,
-            remedy=f"write for example {WarpgroupTile.EXAMPLE}",
-        )
     sch = Schedule(problem.prim_func())
     block, by_rows = sch.get_sblock("matmul"), config.variant == "rows"
     staged = stage_for_warpgroups(sch, block, config.tile, store_rows=by_rows)
