@@ -107,10 +107,13 @@ class WarpTile(BlockTile):
         return found
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
-        """At most so much shared memory: both operands' tiles, rows padded, in ring slots, and the slices' sums."""
-        padded = self.block_k + _padding(self.block_k, itemsize)
+        """At most so much shared memory: both operands' tiles, rows padded, in ``stages`` ring slots.
+
+        Slices' sums take the place of one operand's slots in the end, which TVM makes the larger.
+        """
+        slots = (self.block_k + _padding(self.block_k, itemsize)) * itemsize * stages
         sums = ELEMENT_BYTES * self.slices * self.block_m * self.block_n if self.slices > 1 else 0
-        return (self.block_m + self.block_n) * padded * itemsize * stages + sums
+        return max((self.block_m + self.block_n) * slots, min(self.block_m, self.block_n) * slots + sums)
 
     def shared_scope(self, itemsize: int, stages: int = 1) -> str:
         """As for other tiles; but with several slices "shared.dyn", where TVM lets their sums take the ring's place."""

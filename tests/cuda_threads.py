@@ -99,10 +99,11 @@ def _host_text(body: str) -> str:
     count = len(re.findall(r"__restrict__", body[: body.index("{")]))
     body = re.sub(r"__launch_bounds__\(\d+\)|__global__", "", body)
     body = re.sub(r"extern __shared__", "extern", body)
-    body = re.sub(r"__shared__", "static", body)
-    body = re.sub(
-        r"^(\s*)alignas\(64\) float (\w+)\[(\d+)\];", r"\1float \2[\3]; std::fill_n(\2, \3, NAN);", body, flags=re.M
-    )
+    once = "if (!threadIdx.x && !threadIdx.y)"
+    shared = rf"alignas(64) static float \1[\2]; {once} std::fill_n(\1, \2, NAN); __syncthreads();"
+    body = re.sub(r"__shared__ alignas\(64\) float (\w+)\[(\d+)\];", shared, body)
+    registers = r"\1float \2[\3]; std::fill_n(\2, \3, NAN);"
+    body = re.sub(r"^(\s*)alignas\(64\) float (\w+)\[(\d+)\];", registers, body, flags=re.M)
     helpers = [
         f"inline void {name}(void* to, int i, void* from, int j{', int inside' if masked else ''})"
         f" {{ copy(to, i, from, j, {size}, {'inside' if masked else 'true'}); }}"
