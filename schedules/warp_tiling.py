@@ -431,7 +431,8 @@ def _check_contraction(sch: Schedule, block: SBlockRV) -> None:
     """A block has outputs' loops, rows and columns last, then one reduction, and two operands of 4-byte elements."""
     stmt, name = sch.get(block), block_name(sch, block)
     reduces = [iterator.iter_type == tirx.IterVar.CommReduce for iterator in stmt.iter_vars]
-    if len(reduces) < 3 or reduces.index(True) != len(reduces) - 1 or len(sch.get_loops(block)) != len(reduces):
+    expected = [False] * (len(reduces) - 1) + [True]
+    if len(reduces) < 3 or reduces != expected or len(sch.get_loops(block)) != len(reduces):
         raise IllegalSchedule(
             "a contraction by warps has rows, columns and then one reduction, each a loop",
             block=name,

@@ -34,6 +34,7 @@ from schedules import (
     pipeline_loop,
     required_ptxas_options,
     row_sum,
+    scale_shift,
     stage_for_warps,
     walk_serpentine,
 )
@@ -344,11 +345,12 @@ def test_tiles_that_do_not_divide_are_refused(tile: WarpTile, message: str) -> N
     [
         (row_sum(64, 64), "row_sum", r"one reduction.*got 2 loops.*flatten_contraction"),
         (conv2d_nhwc(1, 8, 8, 4, 4), "conv2d", r"one reduction.*got 7 loops, 3 of them.*flatten_contraction"),
+        (scale_shift((8, 8, 8)), "scale_shift", r"one reduction.*got 3 loops, 0 of them"),
         (Matmul(64, 64, 64, "float16").prim_func(), "matmul", r"4 bytes an element.*float16 and float16.*float32"),
         (Matmul(64, 64, 64, "bfloat16").prim_func(), "matmul", r"bfloat16 and bfloat16.*tensorize_contraction"),
         (Matmul(64, 64, 64, "float64").prim_func(), "matmul", r"float64 and float64.*stage_contraction"),
     ],
-    ids=["two loops", "convolution", "float16", "bfloat16", "float64"],
+    ids=["two loops", "convolution", "no reduction", "float16", "bfloat16", "float64"],
 )
 def test_blocks_that_are_no_float32_products_are_refused(function, name: str, message: str) -> None:
     sch = Schedule(function)
