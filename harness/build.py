@@ -33,6 +33,7 @@ from steps.config import DEFAULT_STAGES, StepConfig
 from steps.registry import Step
 
 AnyLowered = TypeVar("AnyLowered", bound="Lowered")
+SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100
 MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
 
 
@@ -79,8 +80,17 @@ class Case:
             without = self.step.default_variant(False)
             remedy = f"use --variant {without}" if self.step.runs(without, False) else "take step 6"
             raise UnsupportedCase(
-                f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; {remedy}"
+                f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
+                f"{remedy}"
             )
+
+    @classmethod
+    def default(
+        cls, step: Step, problem: Matmul, machine: Machine, variant: str = "", stages: int | None = None
+    ) -> Case:
+        """A step's case where nobody names a tile, nor ring slots unless ``stages`` does; "" is the default variant."""
+        tile, slots = step.default_for(problem, machine.target(), machine.sms or SMS_UNKNOWN)
+        return cls(step, problem, variant or step.default_variant(machine.has_cp_async), tile, machine, stages or slots)
 
     def with_tile(self, tile: BlockTile, choice: str) -> Case:
         """The same case with another tile."""
