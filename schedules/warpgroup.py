@@ -248,9 +248,6 @@ def store_by_rows(
     ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Where the output's rows are
     no multiples of 16 bytes nothing is changed, and None returned.
     """
-    output = sch.get(write_back).writes[0].source
-    if int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES:
-        return None
     rows = sch.cache_write(write_back, 0, SCOPE)
     sch.reverse_compute_at(rows, loop)
     swizzle_rows(sch, write_back)
