@@ -27,11 +27,10 @@ STORED_BYTES = (4, 8)
 
 @dataclass(frozen=True)
 class AlignedOperand:
-    """A copy with aligned rows: which operand of the contraction, the block that stores it, and its bytes."""
+    """A copy with aligned rows: which operand of the contraction, and the block that stores it."""
 
     operand: int
     copy: SBlockRV
-    workspace_bytes: int
 
 
 def unaligned_operands(sch: Schedule, block: SBlockRV) -> list[int]:
@@ -119,7 +118,4 @@ def _copy_aligned(sch: Schedule, block: SBlockRV, operand: int, threads: int, ve
     sch.unroll(sch.get_loops(producers[0])[-1])
     sch.vectorize(vector)
     sch.annotate(copy, KEPT, 1)
-    elements = 1
-    for extent in padded.shape:
-        elements *= int(extent)
-    return AlignedOperand(operand, copy, elements * itemsize)
+    return AlignedOperand(operand, copy)

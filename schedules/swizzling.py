@@ -71,7 +71,9 @@ def _swizzled(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def note_block(block: s_tir.SBlock) -> None:
         """Take down what a marked copy writes."""
         if SWIZZLE in block.annotations:
-            marked.update({region.source: True for region in block.writes})
+            tiles = [region.source for region in block.writes]
+            # Of a tile narrower than it was meant, with rows that are no whole pieces, nothing can be shifted.
+            marked.update({tile: True for tile in tiles if not int(tile.shape[-1]) * dtype_bytes(tile.dtype) % VECTOR_BYTES})
 
     def note_loop(loop: tirx.For) -> None:
         """Take down a loop's range, which index arithmetic needs."""

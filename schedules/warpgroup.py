@@ -245,11 +245,15 @@ def store_by_rows(
         after    D_shared[i, j] = f(C_local[...])                # swizzled; where the ring was
                  D[i, j] = D_shared[i, j]                        # whole rows, by all threads together
 
-    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Where the output's rows are
-    no multiples of 16 bytes nothing is changed, and None returned.
+    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Rows of the output that are no
+    multiples of 16 bytes are stored in narrower pieces. An output with rows of less than that has no rows worth
+    collecting: nothing is changed, and None returned.
     """
+    output = sch.get(write_back).writes[0].source
+    if int(output.shape[-1]) * dtype_bytes(output.dtype) < VECTOR_BYTES:
+        return None
     rows = sch.cache_write(write_back, 0, SCOPE)
-    sch.reverse_compute_at(rows, loop)
+    sch.reverse_compute_at(rows, loop, preserve_unit_loops=True)
     swizzle_rows(sch, write_back)
     *_, row, column = loops_below(sch, rows, loop)
     panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
