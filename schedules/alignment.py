@@ -7,6 +7,8 @@ block needs it. A kernel in front, which brings the operand to aligned rows, mov
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,7 +60,8 @@ def align_operands(
     batch), so that what copies tiles of A_pad later needs no conditions. An aligned operand stays where it is, padded
     on its way. Call it before the block is tiled, and let what follows tile it alike. ``threads`` are those of a block
     of the copying kernel, ``vector_bytes`` what each stores at once. The function then allocates A_pad itself.
-    Returns the copies, none where all rows are aligned: then nothing changes.
+    Returns the copies, none where all rows are aligned: then nothing changes. Otherwise a UserWarning names the operands
+    and the bytes, since the copies cost time and memory.
 
     Raises
     ------
@@ -70,7 +73,14 @@ def align_operands(
         return ()
     _check(sch, block, unaligned, tile, vector_bytes)
     pad_to_tile(sch, block, tile)
-    return tuple(_copy_aligned(sch, block, operand, threads, vector_bytes) for operand in unaligned)
+    copies = tuple(_copy_aligned(sch, block, operand, threads, vector_bytes) for operand in unaligned)
+    written = [sch.get(copied.copy).writes[0].source for copied in copies]
+    size = sum(math.prod(map(int, padded.shape)) * dtype_bytes(padded.dtype) for padded in written)
+    names = " and ".join(str(padded.name) for padded in written)
+    warnings.warn(
+        f"rows of no whole {VECTOR_BYTES}-byte vectors: copied to {names}, {size} bytes, by kernels in front", stacklevel=2
+    )
+    return copies
 
 
 def _check(sch: Schedule, block: SBlockRV, unaligned: list[int], tile: Sequence[int], vector_bytes: int) -> None:

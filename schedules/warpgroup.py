@@ -321,6 +321,13 @@ def stage_for_warpgroups(
 
 def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmma:
     """The instruction with which a tile multiplies a block's operands; raises IllegalTile where there is none."""
+    if not isinstance(tile, WarpgroupTile):
+        raise IllegalTile(
+            "wgmma needs a tile of warpgroups",
+            value=str(tile),
+            limit=WarpgroupTile.FORM,
+            remedy=f"write for example {WarpgroupTile.EXAMPLE}",
+        )
     stmt = sch.get(block)
     operands = [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
     reduction = stmt.iter_vars[-1].var
