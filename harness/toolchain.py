@@ -95,7 +95,8 @@ def require_compiler() -> Compiler:
 def compile_cubin(source: str, arch: str, compiler: Compiler, kernel: str = "") -> Cubin:
     """Compile CUDA text for ``arch``; the same text, flags and compiler are compiled once and then cached.
 
-    Where the text has several kernels, ``kernel`` names the one whose registers are taken down. Raises CompileError with the compiler's first message.
+    Where the text has several kernels, ``kernel`` names the one whose registers are taken down. Raises CompileError
+    with the compiler's first message.
     """
     recipe = json.dumps([source, arch, FLAGS, compiler.version, kernel])
     entry = cache_folder() / hashlib.sha256(recipe.encode()).hexdigest()

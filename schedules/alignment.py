@@ -60,8 +60,8 @@ def align_operands(
     batch), so that what copies tiles of A_pad later needs no conditions. An aligned operand stays where it is, padded
     on its way. Call it before the block is tiled, and let what follows tile it alike. ``threads`` are those of a block
     of the copying kernel, ``vector_bytes`` what each stores at once. The function then allocates A_pad itself.
-    Returns the copies, none where all rows are aligned: then nothing changes. Otherwise a UserWarning names the operands
-    and the bytes, since the copies cost time and memory.
+    Returns the copies, none where all rows are aligned: then nothing changes. Otherwise a UserWarning names the copies
+    and their bytes, since they cost time and memory.
 
     Raises
     ------
@@ -78,7 +78,8 @@ def align_operands(
     size = sum(math.prod(map(int, padded.shape)) * dtype_bytes(padded.dtype) for padded in written)
     names = " and ".join(str(padded.name) for padded in written)
     warnings.warn(
-        f"rows of no whole {VECTOR_BYTES}-byte vectors: copied to {names}, {size} bytes, by kernels in front", stacklevel=2
+        f"rows of no whole {VECTOR_BYTES}-byte vectors: copied to {names}, {size} bytes, by kernels in front",
+        stacklevel=2,
     )
     return copies
 

@@ -42,13 +42,13 @@ from .caching import (
     inline_data_movement,
     stage_in_shared,
 )
-from .errors import IllegalPipeline, IllegalSchedule
+from .errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from .fragments import FRAGMENT
 from .inspection import block_name, loop_extent, loop_name, loops_below, statements_under
 from .layout import pad_to_tile
 from .one_barrier import HIDES_READS, RETIRE, RETIRE_FUNCTION, place_behind, whole_buffer
 from .pipelining import PipelinePlan, pipeline_loop
-from .swizzling import swizzle_rows
+from .swizzling import PIECES, swizzle_rows
 from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
 from .vectorization import VECTOR_BYTES, dtype_bytes, vectorize_inner, widest_vector
 from .wgmma import LANES, PANEL, Wgmma, keep_in_registers, misfits
@@ -245,8 +245,8 @@ def store_by_rows(
         after    D_shared[i, j] = f(C_local[...])                # swizzled; where the ring was
                  D[i, j] = D_shared[i, j]                        # whole rows, by all threads together
 
-    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Rows of the output that are no
-    multiples of 16 bytes are stored in narrower pieces. An output with rows of less than that has no rows worth
+    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Rows of the output that are
+    no multiples of 16 bytes are stored in narrower pieces. An output with rows of less than that has none worth
     collecting: nothing is changed, and None returned.
     """
     output = sch.get(write_back).writes[0].source
@@ -256,9 +256,14 @@ def store_by_rows(
     sch.reverse_compute_at(rows, loop, preserve_unit_loops=True)
     swizzle_rows(sch, write_back)
     *_, row, column = loops_below(sch, rows, loop)
-    panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
-    sch.reorder(panel, row, column)
-    return fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
+    if not int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES:
+        panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
+        sch.reorder(panel, row, column)
+    stored = fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
+    if stored.width * dtype_bytes(output.dtype) < VECTOR_BYTES:
+        # Many rounds of little each: a swizzle's turn of them written out, so that addresses are constants apart.
+        sch.unroll(sch.split(stored.rounds, [None, math.gcd(loop_extent(sch, stored.rounds), PIECES)])[1])
+    return stored
 
 
 def stage_for_warpgroups(

@@ -77,8 +77,6 @@ TUNING_TILES = (
 TUNING_STAGES = (2, 3, 4, 5, 6)
 
 
-
-
 @dataclass(frozen=True)
 class TileFamily:
     """The tiles of steps that are tiled alike: how they are written, and which are chosen among.
