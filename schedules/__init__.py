@@ -4,6 +4,7 @@ Each function does one thing to one ``tvm.s_tir.Schedule``, takes the block or l
 returns named handles. None knows which operator it schedules.
 """
 
+from .alignment import AlignedOperand, align_operands, unaligned_operands
 from .caching import (
     CooperativeFetch,
     accumulate_in_registers,
@@ -22,7 +23,7 @@ from .lowering import required_tir_pipeline
 from .pipeline_check import check_pipeline
 from .pipeline_report import explain_pipeline
 from .pipelining import PipelinePlan, double_buffer, infer_pipeline, pipeline_loop, required_pass_config
-from .split_reduction import SplitReduction, add_parts, split_reduction
+from .split_reduction import SplitReduction, add_parts, parts_to_fill, split_reduction
 from .streaming import (
     CombinedReduction,
     SpreadElements,
@@ -85,8 +86,10 @@ from .workloads import (
     scale_shift,
     softmax,
 )
+from .workspaces import pass_workspaces, workspace_bytes, workspaces
 
 __all__ = [
+    "AlignedOperand",
     "BlockTile",
     "CombinedReduction",
     "CooperativeFetch",
@@ -119,6 +122,7 @@ __all__ = [
     "accumulate_in_registers",
     "accumulate_per_tile",
     "add_parts",
+    "align_operands",
     "batched_matmul",
     "bind_elements",
     "bind_grid",
@@ -141,6 +145,8 @@ __all__ = [
     "matmul_bias_relu",
     "multiply_by_wgmma",
     "pad_to_tile",
+    "parts_to_fill",
+    "pass_workspaces",
     "pipeline_loop",
     "pipeline_warpgroups",
     "raster_blocks",
@@ -166,9 +172,12 @@ __all__ = [
     "tile_contraction",
     "tile_for_warpgroups",
     "tile_to_warps",
+    "unaligned_operands",
     "unroll_loop",
     "use_instruction",
     "vectorize_inner",
     "vectorize_write_back",
     "widest_vector",
+    "workspace_bytes",
+    "workspaces",
 ]

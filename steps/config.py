@@ -181,16 +181,22 @@ class StepConfig:
 
     ``stages`` are ring slots of each shared operand, for the steps that pipeline (others ignore it).
     ``async_copy`` says whether the target has cp.async. ``variant`` is one of the step's VARIANTS.
+    ``multiprocessors`` are the target's, for steps that choose by them how many blocks to make (default: an H200's).
     """
 
     variant: str
     tile: BlockTile = field(default=DEFAULT_TILE)
     stages: int = DEFAULT_STAGES
     async_copy: bool = True
+    multiprocessors: int = 132
 
     def k_tiles(self, problem: Matmul) -> int:
         """How many k tiles the problem has: no more ring slots than that are used."""
         return -(-problem.k // self.tile.block_k)
+
+    def output_tiles(self, problem: Matmul) -> int:
+        """How many block tiles the output has."""
+        return -(-problem.m // self.tile.block_m) * -(-problem.n // self.tile.block_n)
 
 
 @dataclass(frozen=True)
