@@ -4,6 +4,7 @@ Each function does one thing to one ``tvm.s_tir.Schedule``, takes the block or l
 returns named handles. None knows which operator it schedules.
 """
 
+from .alignment import AlignedOperand, align_operands, unaligned_operands
 from .caching import (
     CooperativeFetch,
     accumulate_in_registers,
@@ -23,7 +24,7 @@ from .pipeline_check import check_pipeline
 from .pipeline_report import explain_pipeline
 from .pipelining import PipelinePlan, double_buffer, infer_pipeline, pipeline_loop, required_pass_config
 from .serpentine import lower_serpentines, required_ptxas_options, walk_serpentine
-from .split_reduction import SplitReduction, add_parts, split_reduction
+from .split_reduction import SplitReduction, add_parts, parts_to_fill, split_reduction
 from .streaming import (
     CombinedReduction,
     SpreadElements,
@@ -97,8 +98,10 @@ from .workloads import (
     scale_shift,
     softmax,
 )
+from .workspaces import pass_workspaces, workspace_bytes, workspaces
 
 __all__ = [
+    "AlignedOperand",
     "BlockTile",
     "CombinedReduction",
     "CooperativeFetch",
@@ -135,6 +138,7 @@ __all__ = [
     "accumulate_in_registers",
     "accumulate_per_tile",
     "add_parts",
+    "align_operands",
     "batched_matmul",
     "bind_elements",
     "bind_grid",
@@ -160,6 +164,8 @@ __all__ = [
     "multiply_by_wgmma",
     "pad_rows",
     "pad_to_tile",
+    "parts_to_fill",
+    "pass_workspaces",
     "pipeline_loop",
     "pipeline_warpgroups",
     "raster_blocks",
@@ -189,10 +195,13 @@ __all__ = [
     "tile_for_warpgroups",
     "tile_for_warps",
     "tile_to_warps",
+    "unaligned_operands",
     "unroll_loop",
     "use_instruction",
     "vectorize_inner",
     "vectorize_write_back",
     "walk_serpentine",
     "widest_vector",
+    "workspace_bytes",
+    "workspaces",
 ]

@@ -41,13 +41,13 @@ from .caching import (
     inline_data_movement,
     stage_in_shared,
 )
-from .errors import IllegalPipeline, IllegalSchedule
+from .errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from .fragments import FRAGMENT
 from .inspection import block_name, loop_extent, loop_name, loops_below, statements_under
 from .layout import index_map, pad_to_tile
 from .one_barrier import HIDES_READS, RETIRE, RETIRE_FUNCTION, place_behind, whole_buffer
 from .pipelining import PipelinePlan, pipeline_loop
-from .swizzling import swizzle_rows
+from .swizzling import PIECES, swizzle_rows
 from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
 from .vectorization import VECTOR_BYTES, dtype_bytes, vectorize_inner, widest_vector
 from .wgmma import LANES, PANEL, Wgmma, keep_in_registers, misfits
@@ -244,19 +244,25 @@ def store_by_rows(
         after    D_shared[i, j] = f(C_local[...])                # swizzled; where the ring was
                  D[i, j] = D_shared[i, j]                        # whole rows, by all threads together
 
-    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Where the output's rows are
-    no multiples of 16 bytes nothing is changed, and None returned.
+    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Rows of the output that are
+    no multiples of 16 bytes are stored in narrower pieces. An output with rows of less than that has none worth
+    collecting: nothing is changed, and None returned.
     """
     output = sch.get(write_back).writes[0].source
-    if int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES:
+    if int(output.shape[-1]) * dtype_bytes(output.dtype) < VECTOR_BYTES:
         return None
     rows = sch.cache_write(write_back, 0, SCOPE)
-    sch.reverse_compute_at(rows, loop)
+    sch.reverse_compute_at(rows, loop, preserve_unit_loops=True)
     swizzle_rows(sch, write_back)
     *_, row, column = loops_below(sch, rows, loop)
-    panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
-    sch.reorder(panel, row, column)
-    return fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
+    if not int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES:
+        panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
+        sch.reorder(panel, row, column)
+    stored = fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
+    if stored.width * dtype_bytes(output.dtype) < VECTOR_BYTES:
+        # Many rounds of little each: a swizzle's turn of them written out, so that addresses are constants apart.
+        sch.unroll(sch.split(stored.rounds, [None, math.gcd(loop_extent(sch, stored.rounds), PIECES)])[1])
+    return stored
 
 
 def stage_for_warpgroups(
@@ -319,6 +325,13 @@ def stage_for_warpgroups(
 
 def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmma:
     """The instruction with which a tile multiplies a block's operands; raises IllegalTile where there is none."""
+    if not isinstance(tile, WarpgroupTile):
+        raise IllegalTile(
+            "wgmma needs a tile of warpgroups",
+            value=str(tile),
+            limit=WarpgroupTile.FORM,
+            remedy=f"write for example {WarpgroupTile.EXAMPLE}",
+        )
     stmt = sch.get(block)
     operands = [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
     reduction = stmt.iter_vars[-1].var

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tvm.s_tir import Schedule
+from tvm.target import Target
 
 from schedules.errors import IllegalTile
 from schedules.tiling import BlockTile
@@ -67,6 +68,11 @@ class Step:
     def default_stages(self) -> int:
         """Ring slots where nobody names a number."""
         return int(getattr(self.module, "STAGES", DEFAULT_STAGES))
+
+    def default_for(self, problem: Matmul, target: Target, multiprocessors: int) -> tuple[BlockTile, int]:
+        """The tile and the ring slots that a product gets where nobody names any."""
+        chosen = self.tiles.choose(problem, target, multiprocessors)
+        return chosen or (self.tiles.default, self.default_stages)
 
     @property
     def tuning_stages(self) -> tuple[int, ...]:

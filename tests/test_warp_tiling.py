@@ -48,6 +48,10 @@ from tests.test_tensorization import stack_bytes
 
 SMALL = WarpTile(16, 32, 16, 16, 32, 4, 4)
 SLICED = {slices: replace(SMALL, slices=slices) for slices in (1, 2, 4)} | {8: WarpTile(32, 64, 16, 32, 64, 8, 8, 8)}
+LARGE, MIDDLE, QUARTERS, NARROW = map(
+    WarpTile.parse,
+    ("128x128x32/32x64/8x8/1", "64x128x32/32x64/8x8/1", "32x64x32/32x64/8x8/4", "32x32x32/32x32/8x4/4"),
+)
 LAYOUTS = ["nn", "nt"]
 SHAPES = [
     ((33, 35, 50), "nn"),
@@ -213,7 +217,7 @@ def test_what_is_broken_on_purpose_is_caught(broken: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("tile", "stages"), [(WARP_TILES.default, 2), (WARP_TILES.best[3], 3), (SMALL, 4)], ids=str)
+@pytest.mark.parametrize(("tile", "stages"), [(LARGE, 2), (QUARTERS, 3), (SMALL, 4)], ids=str)
 def test_a_k_tile_costs_one_barrier_and_copies_of_sixteen_bytes(tile: WarpTile, stages: int, layout: str) -> None:
     loop = main_loop(build((256, 256, 1024), tile=tile, stages=stages, layout=layout).body)
     assert loop.count("__syncthreads()") == 1
@@ -225,7 +229,7 @@ def test_a_k_tile_costs_one_barrier_and_copies_of_sixteen_bytes(tile: WarpTile, 
 
 
 @pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize("tile", [SLICED[1], SLICED[2], WARP_TILES.best[3], WARP_TILES.best[5]], ids=str)
+@pytest.mark.parametrize("tile", [SLICED[1], SLICED[2], QUARTERS, NARROW], ids=str)
 def test_shared_memory_is_what_the_tile_says(tile: WarpTile, stages: int) -> None:
     for layout in LAYOUTS:
         kernel = build((64, 64, 256), tile=tile, layout=layout, stages=stages)
@@ -265,7 +269,7 @@ def multiply_adds(kernel: Kernel) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tile", [WARP_TILES.best[1], WARP_TILES.best[5], SMALL], ids=str)
+@pytest.mark.parametrize("tile", [MIDDLE, NARROW, SMALL], ids=str)
 def test_each_multiply_add_shares_an_operand_with_the_one_before(tile: WarpTile, layout: str) -> None:
     rows, columns = tile.thread_m, tile.thread_n
     for variant, changes in (("serpentine", 0), ("row_order", rows - 1)):
@@ -299,7 +303,7 @@ def wavefronts(kernel: Kernel, operand: str) -> int:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tile", [WARP_TILES.default, WARP_TILES.best[3], WARP_TILES.best[5]], ids=str)
+@pytest.mark.parametrize("tile", [LARGE, QUARTERS, NARROW], ids=str)
 def test_padded_rows_meet_no_bank_twice(tile: WarpTile, layout: str) -> None:
     padded, unpadded = (build((256, 256, 1024), variant, tile, layout=layout) for variant in ("serpentine", "unpadded"))
     assert wavefronts(padded, "A") == wavefronts(padded, "B") == 1
@@ -308,7 +312,7 @@ def test_padded_rows_meet_no_bank_twice(tile: WarpTile, layout: str) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(("tile", "layout"), [(WARP_TILES.default, "nn"), (WARP_TILES.best[3], "nt")], ids=str)
+@pytest.mark.parametrize(("tile", "layout"), [(LARGE, "nn"), (QUARTERS, "nt")], ids=str)
 def test_sums_and_operands_stay_in_registers(tile: WarpTile, layout: str, compiler: Compiler) -> None:
     kernel = compiled(build((1024, 1024, 1024), tile=tile, layout=layout), compiler)
     assert kernel.cubin.spill_bytes == 0
@@ -380,7 +384,7 @@ def test_a_raster_of_no_rows_is_refused() -> None:
 
 def test_limits_of_the_machine_are_refused() -> None:
     with pytest.raises(IllegalTile, match=r"bytes of shared memory in 8 stage"):
-        build((1024, 1024, 1024), tile=WARP_TILES.default, stages=8)
+        build((1024, 1024, 1024), tile=LARGE, stages=8)
     with pytest.raises(IllegalTile, match=r"registers per thread, limit 255"):
         build((1024, 1024, 1024), tile=WarpTile(128, 128, 16, 64, 128, 16, 16))
     with pytest.raises(IllegalTile, match=r"2048 threads per block"):
@@ -435,6 +439,6 @@ def test_every_tile_is_right_on_the_gpu(tile: WarpTile, layout: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", step7.VARIANTS)
 def test_every_variant_is_right_on_the_gpu(variant: str) -> None:
-    for tile in (WARP_TILES.default, WARP_TILES.best[4]):
+    for tile in (LARGE, QUARTERS):
         kernel = build((512, 384, 1000), variant, tile, arch=gpu_arch())
         assert verify(compiled(kernel, require_compiler()), GpuBackend()).passed
