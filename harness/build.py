@@ -25,7 +25,8 @@ from schedules.errors import IllegalSchedule
 from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
 from schedules.lowering import UNROLL_RING, required_tir_pipeline
 from schedules.pipelining import ASYNC, ORDER, STAGE, required_pass_config
-from schedules.tiling import TileConfig
+from schedules.serpentine import required_ptxas_options
+from schedules.tiling import BlockTile
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
 from schedules.workspaces import pass_workspaces, workspace_bytes, workspaces
@@ -33,6 +34,7 @@ from steps.config import DEFAULT_STAGES, StepConfig
 from steps.registry import Step
 
 AnyLowered = TypeVar("AnyLowered", bound="Lowered")
+SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100
 MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
 
 
@@ -47,7 +49,7 @@ class Case:
     step: Step
     problem: Matmul
     variant: str
-    tile: TileConfig
+    tile: BlockTile
     machine: Machine
     stages: int = DEFAULT_STAGES
     tile_choice: str = "default"
@@ -59,17 +61,40 @@ class Case:
             return 1
         return min(self.stages, -(-self.problem.k // self.tile.block_k))
 
+    @property
+    def config(self) -> StepConfig:
+        """What the step is asked for."""
+        multiprocessors = self.machine.sms or SMS_UNKNOWN
+        return StepConfig(self.variant, self.tile, self.stages, self.machine.has_cp_async, multiprocessors)
+
+    @property
+    def math(self) -> str:
+        """How products are computed: "ieee", or "tf32", which rounds float32 operands to 11 bits first."""
+        return self.step.math(self.variant)
+
     def validate(self) -> None:
-        """Raise for what cannot work on the machine: the tile's limits, or cp.async where there is none."""
+        """Raise for what cannot work: another family's tile, its limits, a dtype, or cp.async where there is none."""
         self.step.check_variant(self.variant)
+        self.step.check_tile(self.tile)
+        self.step.check_dtype(self.variant, self.problem.dtype)
         self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
         if not self.step.runs(self.variant, self.machine.has_cp_async):
+            without = self.step.default_variant(False)
+            remedy = f"use --variant {without}" if self.step.runs(without, False) else "take step 6"
             raise UnsupportedCase(
                 f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
-                f"use --variant {self.step.default_variant(False)}"
+                f"{remedy}"
             )
 
-    def with_tile(self, tile: TileConfig, choice: str) -> Case:
+    @classmethod
+    def default(
+        cls, step: Step, problem: Matmul, machine: Machine, variant: str = "", stages: int | None = None
+    ) -> Case:
+        """A step's case where nobody names a tile, nor ring slots unless ``stages`` does; "" is the default variant."""
+        tile, slots = step.default_for(problem, machine.target(), machine.sms or SMS_UNKNOWN)
+        return cls(step, problem, variant or step.default_variant(machine.has_cp_async), tile, machine, stages or slots)
+
+    def with_tile(self, tile: BlockTile, choice: str) -> Case:
         """The same case with another tile."""
         return replace(self, tile=tile, tile_choice=choice)
 
@@ -94,9 +119,19 @@ class Lowered:
     warnings: tuple[str, ...] = field(default=())
 
     @property
+    def schedule_for_cpu(self) -> Schedule:
+        """The schedule as far as a CPU can run it."""
+        return self.schedule
+
+    @property
     def pass_config(self) -> dict[str, bool]:
         """What the schedule needs to be lowered as written."""
         return required_pass_config(self.schedule.mod)
+
+    @property
+    def ptxas_options(self) -> tuple[str, ...]:
+        """What CUDA's assembler must be told, so that it keeps the schedule's order."""
+        return required_ptxas_options(self.schedule.mod)
 
     @property
     def source_sha256(self) -> str:
@@ -225,6 +260,12 @@ class Kernel(Lowered):
     case: Case = field(kw_only=True)
 
     @property
+    def schedule_for_cpu(self) -> Schedule:
+        """The schedule before tensorization, where the step has one."""
+        case = self.case
+        return case.step.schedule_for_cpu(case.problem, case.config) if case.step.tensorized else self.schedule
+
+    @property
     def code(self) -> CodeFacts:
         """Counts in the generated CUDA."""
         body = self.body
@@ -283,10 +324,9 @@ def lower(case: Case) -> Kernel:
     Raises what :meth:`Case.validate` and the schedule functions raise.
     """
     case.validate()
-    config = StepConfig(case.variant, case.tile, case.stages, case.machine.has_cp_async)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        schedule = case.step.schedule(case.problem, config)
+        schedule = case.step.schedule(case.problem, case.config)
     lowered = lower_schedule(schedule, case.machine, str(case))
     shared = {part.name: getattr(lowered, part.name) for part in fields(lowered)}
     return Kernel(**{**shared, "warnings": tuple(str(warning.message) for warning in caught)}, case=case)
@@ -316,7 +356,8 @@ def lower_schedule(schedule: Schedule, machine: Machine, label: str) -> Lowered:
 
 def compiled(kernel: AnyLowered, compiler: Compiler) -> AnyLowered:
     """The kernel with its cubin, from the cache or the compiler."""
-    return replace(kernel, cubin=compile_cubin(kernel.cuda, kernel.machine.arch, compiler, kernel.main_kernel))
+    options = kernel.ptxas_options
+    return replace(kernel, cubin=compile_cubin(kernel.cuda, kernel.machine.arch, compiler, options, kernel.main_kernel))
 
 
 @dataclass(frozen=True)

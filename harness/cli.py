@@ -28,7 +28,7 @@ from harness.targets import UnknownTarget
 from harness.toolchain import CompileError, NoCompiler
 from harness.verify import WrongResult
 from schedules.errors import IllegalSchedule
-from steps.registry import MalformedStep, UnknownStep
+from steps.registry import MalformedStep, UnknownStep, UnsupportedDtype
 
 COMMANDS = {
     name: import_module(f"harness.commands.{name}")
@@ -50,6 +50,7 @@ REFUSALS = (
     UsageError,
     IllegalSchedule,
     UnknownStep,
+    UnsupportedDtype,
     UnknownTarget,
     UnsupportedCase,
     UnknownPeer,

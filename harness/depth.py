@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from harness.build import Case
 from harness.rate_files import Curve, Rates
 from harness.records import DepthForecast, Resources
+from schedules.tiling import TileConfig
 from schedules.vectorization import dtype_bytes
 
 DEEPEST = 6  # stage counts that are forecast
@@ -230,6 +231,8 @@ def covered(case: Case) -> Rates:
     """The rates for a case that the model covers; NoForecast says why it does not."""
     rates, variant = case.machine.rates, case.variant
     forms = ("async", "one_barrier", "unrolled_ring", "one_barrier_unrolled", "full")
+    if not isinstance(case.tile, TileConfig):
+        raise NoForecast(f"{case.step.name}: only steps whose threads have tiles of their own, {TileConfig.FORM}")
     if not case.step.pipelined or variant not in forms or not case.machine.has_cp_async:
         raise NoForecast(f"{case.step.name}[{variant}] on {case.machine.arch}: only loops whose loads are cp.async")
     if case.problem.dtype != "float32":

@@ -63,14 +63,15 @@ class LlvmBackend:
     The lowering passes are those of the GPU, in their order, less the ones about threads: thread-bound
     loops run as ordinary loops, one thread after the other, each doing the whole of a cooperative copy.
     Tiling, indices, predicates, vectors, stage and order lists and buffer versions are checked that way;
-    barriers, waits for cp.async and opaque instructions are not.
+    barriers, waits for cp.async and opaque instructions are not: a tensorized step runs as it was scheduled before
+    tensorization.
     """
 
     name = "llvm"
 
     def load(self, kernel: Kernel) -> Any:
         """See :class:`Backend`."""
-        run = compile_serial(kernel.schedule.mod)["main"]
+        run = compile_serial(kernel.schedule_for_cpu.mod)["main"]
 
         def call(*arrays: np.ndarray) -> None:
             """Run on copies and write the last array, the output, back."""
@@ -233,7 +234,9 @@ def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> 
         {name: whole_fragments(drop_hidden_reads(show_reads(function))) for name, function in mod.functions_items()}
     )
     mod = tvm.ir.transform.Sequential(before)(_map_statements(mod, tirx.For, _serial_loop))
-    return tvm.ir.transform.Sequential([*after, on_functions(lower_serpentines), unroll_rings()])(_map_statements(mod, tirx.AttrStmt, _without_async))
+    return tvm.ir.transform.Sequential([*after, on_functions(lower_serpentines), unroll_rings()])(
+        _map_statements(mod, tirx.AttrStmt, _without_async)
+    )
 
 
 def _map_statements(mod: tvm.IRModule, kind: type, change: Any) -> tvm.IRModule:

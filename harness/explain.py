@@ -46,7 +46,7 @@ def aspects(kernel: Kernel) -> dict[str, str]:
     code, case = kernel.code, kernel.case
     resources = kernel.resources
     rows = {
-        "outputs per thread": "1" if case.step.number < 3 else f"{case.tile.thread_m} × {case.tile.thread_n}",
+        "outputs per thread": "1" if case.step.number < 3 else case.tile.outputs,
         "operands come from": "shared memory" if code.shared_versions else "global memory, through the caches",
         "shared memory": f"{kernel.smem_bytes} bytes, {code.shared_versions} slot(s)"
         if code.shared_versions
@@ -69,7 +69,8 @@ def _identical(kernel: Kernel) -> str | None:
     """The step or variant, earlier on the ladder, that has the very same generated kernel."""
     case, steps = kernel.case, find_steps()
     variants = case.step.variants[: case.step.variants.index(case.variant)]
-    earlier = [(steps[n], steps[n].default_variant(case.machine.has_cp_async)) for n in steps if n < case.step.number]
+    alike = [step for step in steps.values() if step.number < case.step.number and step.tiles == case.step.tiles]
+    earlier = [(step, step.default_variant(case.machine.has_cp_async)) for step in alike]
     for step, variant in (*((case.step, variant) for variant in variants), *reversed(earlier)):
         other = Case(step, case.problem, variant, case.tile, case.machine, case.stages)
         if not step.runs(variant, case.machine.has_cp_async):

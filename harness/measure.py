@@ -17,7 +17,7 @@ from schedules.workloads import Matmul
 L2_BYTES_FLUSHED = 2 * 60 * 2**20  # operand sets together exceed the H200's L2 twice over
 MOST_SETS = 512  # small problems stay in the L2: their launches take no longer than the launch itself
 DATA = "standard normal"
-MATH = "ieee"  # float32 products without TF32; half precision multiplies exactly and adds in float32
+IEEE = "ieee"  # float32 products without TF32; half precision multiplies exactly and adds in float32
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ class Arena(Racecourse):
         # The other storage order of B, for cuBLAS only: the same matrix, transposed in memory.
         self.transposed_b = [b.T.contiguous() for _, b, _ in self.sets]
 
-    def cublas(self) -> tuple[Contender, Contender]:
-        """cuBLAS through torch with B as stored row by row (NN) and transposed (NT); TF32 off."""
-        self.torch.backends.cuda.matmul.allow_tf32 = False
+    def cublas(self, math: str = IEEE) -> tuple[Contender, Contender]:
+        """cuBLAS through torch with B as stored row by row (NN) and transposed (NT); TF32 only where ``math`` says."""
+        self.torch.backends.cuda.matmul.allow_tf32 = math != IEEE
         stored, other = ("nn", "nt") if self.problem.layout == "nn" else ("nt", "nn")
         transposed = {id(b): t for (_, b, _), t in zip(self.sets, self.transposed_b)}
 

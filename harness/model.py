@@ -11,6 +11,7 @@ from harness.build import Kernel
 from harness.targets import Machine
 from schedules.tiling import TileConfig
 from schedules.vectorization import dtype_bytes
+from schedules.warp_tiling import WarpTile
 from schedules.workloads import accumulator_dtype
 
 
@@ -42,9 +43,10 @@ class TilePrediction:
 def predict_tile(kernel: Kernel) -> TilePrediction | None:
     """N·(load + compute) against N·max(load, compute), per k tile.
 
-    None where the machine was not measured, where no load runs ahead (no cp.async) and where the arithmetic
-    is not float32. Barriers and the latency of shared memory are left out: they cost the sequential form more,
-    so that gains can exceed the prediction where arithmetic should have hidden the loads already.
+    None where the machine was not measured, where no load runs ahead (no cp.async), where the arithmetic
+    is not float32, and for tiles of warps. Barriers and the latency of shared memory are left out: they cost the
+    sequential form more, so that gains can exceed the prediction where arithmetic should have hidden the loads
+    already.
 
     load = latency + bytes of both operand tiles / (bandwidth per multiprocessor); compute =
     2·block_m·block_n·block_k operations / (peak per multiprocessor). Blocks resident on the same
@@ -52,7 +54,7 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
     (the form of ALCOP, MLSys 2023, section on its analytical model).
     """
     machine, tile, resources = kernel.case.machine, kernel.case.tile, kernel.resources
-    if resources is None or machine.rates is None:
+    if resources is None or machine.rates is None or not isinstance(tile, TileConfig):
         return None
     if not kernel.code.cp_async or accumulator_dtype(kernel.case.problem.dtype) != "float32":
         return None
@@ -71,18 +73,22 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
 def bound(kernel: Kernel, time_ms: float) -> str:
     """What limits a measured kernel: "compute", "memory" or "latency"; "unknown" on an unmeasured machine.
 
+    And "unknown" for tensor cores, whose peak is not among a machine's measured rates.
+
     Two times it cannot undercut: its operations at the arithmetic peak; and its traffic, the larger of
     compulsory bytes at device-memory bandwidth and the operands its threads ask for at 128 bytes per clock
     and multiprocessor. If the larger of the two explains at least half of the time, it is the bound;
     else the kernel waits: latency.
     """
     machine, problem = kernel.case.machine, kernel.case.problem
-    if machine.rates is None:
+    tile = kernel.case.tile
+    if machine.rates is None or not isinstance(tile, (TileConfig, WarpTile)):
         return "unknown"
     itemsize = dtype_bytes(problem.dtype)
     compulsory = (problem.m * problem.k + problem.k * problem.n) * itemsize
     compulsory += problem.m * problem.n * dtype_bytes(problem.out_dtype)
-    tile = kernel.case.tile if kernel.case.step.number > 2 else kernel.case.tile.one_output_per_thread()
+    if kernel.case.step.number < 3:
+        tile = tile.one_output_per_thread()
     clock_ghz = machine.rates.sm_clock_mhz / 1e3
     floors_ms = {
         "compute": problem.flops / machine.fp32_gflops / 1e6,
@@ -112,13 +118,13 @@ def _explained(floors_ms: dict[str, float], time_ms: float) -> str:
     return limit if floors_ms[limit] >= time_ms / 2 else "latency"
 
 
-def _wavefronts(multiply_adds: float, tile: TileConfig, warp_size: int, itemsize: int) -> float:
+def _wavefronts(multiply_adds: float, tile: TileConfig | WarpTile, warp_size: int, itemsize: int) -> float:
     """128-byte accesses to shared memory or first-level cache that a warp's operands need, over the problem.
 
     A warp covers ``lanes_n`` neighbouring columns of threads and the rows that remain; lanes that read
     the same element share one access.
     """
-    lanes_n = min(tile.threads[1], warp_size)
+    lanes_n = tile.lanes[1] if isinstance(tile, WarpTile) else min(tile.threads[1], warp_size)
     lanes_m = warp_size // lanes_n
     steps = multiply_adds / (warp_size * tile.thread_m * tile.thread_n)
     # A load instruction moves at most 16 bytes a lane and costs at least one access.

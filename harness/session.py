@@ -16,7 +16,7 @@ from typing import Any
 from harness import depth
 from harness.build import Case, Kernel, Lowered, compiled, executable, lower
 from harness.execution import GpuBackend
-from harness.measure import MATH, Arena, Plan, Rounds, gpu_identity, versions
+from harness.measure import IEEE, Arena, Plan, Rounds, gpu_identity, versions
 from harness.model import bound, predict_tile
 from harness.peers import Entrant, PeerKind, admit, peer_versions
 from harness.records import (
@@ -35,8 +35,9 @@ from harness.toolchain import Compiler
 from harness.tuning import Search
 from harness.verify import WrongResult, verify
 from schedules.errors import IllegalSchedule
+from schedules.tiling import TileConfig
 from schedules.workloads import Matmul
-from steps.config import DEFAULT_STAGES, STAGE_SET, TILE_SET, TuningSpace
+from steps.config import DEFAULT_STAGES, STAGE_SET, TuningSpace
 from steps.registry import find_steps
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -154,16 +155,16 @@ class Session:
             build.result()
 
     def tune(self, case: Case) -> Case:
-        """The case with the best tile of TILE_SET, and the best stage count of STAGE_SET unless one was asked for.
+        """The case with the best of its step's tiles, and the best stage count of STAGE_SET unless one was asked for.
 
         The search is :mod:`harness.tuning`'s, over this smaller space and without a confirmation, which the
         measurement that follows is. WrongResult where a candidate does not compute the product.
         """
-        stages = DEFAULT_STAGES if self.tune_stages else case.stages
-        unchosen = replace(case, tile=TILE_SET[0], stages=stages, tile_choice="best")
+        stages, tiles = case.step.default_stages if self.tune_stages else case.stages, case.step.tiles.best
+        unchosen = replace(case, tile=tiles[0], stages=stages, tile_choice="best")
         if unchosen not in self._tuned:
             several = STAGE_SET if self.tune_stages and case.step.pipelined else (stages,)
-            search = Search(self, unchosen, TuningSpace(TILE_SET, several, (case.variant,)))
+            search = Search(self, unchosen, TuningSpace(tiles, several, (case.variant,), stages))
             ranked, outcome = search.run(), search.outcome()
             if wrong := [candidate for candidate in outcome if candidate.status == "wrong"]:
                 raise WrongResult(wrong[0].why)
@@ -185,7 +186,7 @@ class Session:
         before = {case: self._previous(case) for case in cases}
         earlier = dict.fromkeys(case for case in before.values() if case is not None and case not in cases)
         contenders = [(str(case), self.load(case)[1]) for case in cases]
-        contenders += [*arena.cublas(), *((str(case), self.load(case)[1]) for case in earlier)]
+        contenders += [*arena.cublas(cases[0].math), *((str(case), self.load(case)[1]) for case in earlier)]
         contenders += [(entrant.name, entrant.run) for entrant in entrants if entrant.run]
         rounds = arena.race(contenders, self.plan)
         own, (nn, nt, *others) = rounds.timings[: len(cases)], rounds.timings[len(cases) :]
@@ -239,15 +240,22 @@ class Session:
             return None
         step = steps[max(earlier)]
         variant = step.default_variant(case.machine.has_cp_async)
+        if case.problem.dtype not in step.dtypes(variant):
+            return None
+        before = Case.default(step, case.problem, case.machine)
+        if case.tile_choice == "best":
+            return self.tune(replace(before, tile_choice="best"))
+        chosen_for_it = case.tile_choice == "default" and step.tiles.choices
+        same = step.tiles == case.step.tiles and not chosen_for_it
         stages = case.stages if step.pipelined else DEFAULT_STAGES
-        before = Case(step, case.problem, variant, case.tile, case.machine, stages, case.tile_choice)
-        return self.tune(before) if case.tile_choice == "best" else before
+        return replace(before, tile=case.tile, stages=stages, tile_choice=case.tile_choice) if same else before
 
     @staticmethod
     def _adds_pipeline(case: Case) -> bool:
         """Whether pipelining is what this case adds to the step before, so that its gain can be predicted."""
         before = find_steps().get(case.step.number - 1)
-        return case.slots > 1 and before is not None and not before.pipelined
+        threads_own_tiles = isinstance(case.tile, TileConfig)
+        return case.slots > 1 and threads_own_tiles and before is not None and not before.pipelined
 
     def environment(self, rounds: Rounds) -> Environment:
         """Where, when and with what the rounds were taken."""
@@ -278,7 +286,7 @@ class Session:
             variant=case.variant if case else "cublas",
             default_variant=not case or case.variant == case.step.default_variant(case.machine.has_cp_async),
             **asdict(problem),
-            math=MATH,
+            math=case.math if case else IEEE,
             stages=case.slots if case else 1,
             tile=str(case.tile) if case else "",
             tile_choice=case.tile_choice if case else "given",

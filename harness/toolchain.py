@@ -92,19 +92,22 @@ def require_compiler() -> Compiler:
     return found
 
 
-def compile_cubin(source: str, arch: str, compiler: Compiler, kernel: str = "") -> Cubin:
+def compile_cubin(
+    source: str, arch: str, compiler: Compiler, ptxas_options: tuple[str, ...] = (), kernel: str = ""
+) -> Cubin:
     """Compile CUDA text for ``arch``; the same text, flags and compiler are compiled once and then cached.
 
-    Where the text has several kernels, ``kernel`` names the one whose registers are taken down. Raises CompileError
-    with the compiler's first message.
+    ``ptxas_options`` come after those that every kernel gets. Where the text has several kernels, ``kernel`` names the
+    one whose registers are taken down. Raises CompileError with the compiler's first message.
     """
-    recipe = json.dumps([source, arch, FLAGS, compiler.version, kernel])
+    own = tuple(f"-Xptxas={option}" for option in ptxas_options)
+    recipe = json.dumps([source, arch, (*FLAGS, *own), compiler.version, kernel])
     entry = cache_folder() / hashlib.sha256(recipe.encode()).hexdigest()
     facts, data = entry.with_suffix(".json"), entry.with_suffix(".cubin")
     if cached := _read_cached(data, facts):
         return cached
     with tempfile.TemporaryDirectory() as folder:
-        log = run_nvcc(compiler, source, Path(folder), "kernel.cubin", "-cubin", *arch_flags(arch))
+        log = run_nvcc(compiler, source, Path(folder), "kernel.cubin", "-cubin", *arch_flags(arch), *own)
         cubin = Cubin((Path(folder) / "kernel.cubin").read_bytes(), **ptxas_facts(log, kernel))
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +165,7 @@ def arch_flags(arch: str) -> tuple[str, ...]:
 def run_nvcc(compiler: Compiler, source: str, folder: Path, output: str, *flags: str) -> str:
     """Compile ``source`` in ``folder``; returns what ptxas printed, CompileError with the first message."""
     (folder / "kernel.cu").write_text(source)
-    command = [compiler.nvcc, *flags, *FLAGS, folder / "kernel.cu", "-o", folder / output]
+    command = [compiler.nvcc, *FLAGS, *flags, folder / "kernel.cu", "-o", folder / output]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         lines = [line for line in (result.stderr + result.stdout).splitlines() if line.strip()]

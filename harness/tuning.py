@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING
 import tvm
 
 from harness.build import Case, lower
-from harness.measure import MATH, Plan, Rounds
+from harness.measure import Plan, Rounds
 from harness.records import Candidate, RecordError, TunedConfig, TuningProgress, tuned_path, write_atomically
 from harness.toolchain import CompileError
 from harness.verify import WrongResult
 from schedules.errors import IllegalSchedule
-from schedules.tiling import TileConfig
-from steps.config import DEFAULT_STAGES, DEFAULT_TILE, TuningSpace
+from steps.config import TuningSpace
 
 if TYPE_CHECKING:
     from harness.session import Session
@@ -160,7 +159,7 @@ class Search:
             return
         arena = self.session.arena(self.problem)
         own = [(str(case), self.session.load(case)[1]) for case in running]
-        *timings, stored, transposed = arena.race([*own, *arena.cublas()], plan).timings
+        *timings, stored, transposed = arena.race([*own, *arena.cublas(running[0].math)], plan).timings
         cublas_ms = min(stored.median_ms, transposed.median_ms)
         for case, timing in zip(running, timings):
             known = self.known(case)
@@ -202,7 +201,9 @@ def confirm(session: Session, ranked: list[Case], default: Case) -> Confirmation
     for case in contenders:
         session.check(case)
     arena = session.arena(default.problem, CONFIRMATION_SEED)
-    rounds = arena.race([*((str(case), session.load(case)[1]) for case in contenders), *arena.cublas()], CONFIRMATION)
+    rounds = arena.race(
+        [*((str(case), session.load(case)[1]) for case in contenders), *arena.cublas(default.math)], CONFIRMATION
+    )
     times = dict(zip(contenders, rounds.timings))
     by_speed = sorted(contenders, key=lambda case: times[case].median_ms)
     if len(by_speed) == 1:
@@ -246,8 +247,7 @@ def _cheaper_first(session: Session, one: Case, other: Case) -> tuple[Case, Case
 
 def default_case(case: Case) -> Case:
     """The step's default configuration of a case's problem, as :func:`candidates` would write it."""
-    variant = case.step.default_variant(case.machine.has_cp_async)
-    default = replace(case, variant=variant, tile=DEFAULT_TILE, stages=DEFAULT_STAGES)
+    default = replace(Case.default(case.step, case.problem, case.machine), tile_choice=case.tile_choice)
     return replace(default, stages=default.slots)
 
 
@@ -305,7 +305,7 @@ def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambd
     if tuned.kernels_digest != kernels_digest(session, case, case.step.tuning_space(case.machine.has_cp_async)):
         warn(f"{path.name} was tuned with other kernels or versions, on {tuned.environment.recorded_at}")
     winner = tuned.winner
-    chosen = replace(case, variant=winner.variant, tile=TileConfig.parse(winner.tile), stages=winner.stages)
+    chosen = replace(case, variant=winner.variant, tile=case.step.tiles.kind.parse(winner.tile), stages=winner.stages)
     chosen.validate()
     return chosen
 
@@ -357,7 +357,7 @@ class _Database:
             step=self.case.step.number,
             step_name=self.case.step.name,
             **asdict(problem),
-            math=MATH,
+            math=self.case.math,
             arch=self.case.machine.arch,
             winner=search.known(confirmed.winner),
             runner_up=search.known(runner_up) if runner_up else None,

@@ -78,6 +78,11 @@ class BlockTile:
         """About how many registers a thread needs: its tile, its operands and addressing."""
         raise NotImplementedError
 
+    @property
+    def outputs(self) -> str:
+        """What a thread sums up, as text: how many outputs."""
+        return str(self.block_m * self.block_n // self.threads_per_block)
+
     def misfits(self) -> list[str]:
         """What does not divide into what, one clause each; empty if the tile is sound."""
         raise NotImplementedError
@@ -156,6 +161,11 @@ class TileConfig(BlockTile):
     def registers(self) -> int:
         """Accumulators, one step's operands, addressing."""
         return self.thread_m * self.thread_n + self.thread_m + self.thread_n + ADDRESSING_REGISTERS
+
+    @property
+    def outputs(self) -> str:
+        """What a thread sums up, as text: its rows and columns."""
+        return f"{self.thread_m} × {self.thread_n}"
 
     def misfits(self) -> list[str]:
         """Block tiles that thread tiles do not divide."""

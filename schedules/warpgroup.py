@@ -23,12 +23,11 @@ both operands, so that TVM gives them one slot per tile from the first copy to t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import ir, s_tir, tirx
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -45,7 +44,7 @@ from .caching import (
 from .errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from .fragments import FRAGMENT
 from .inspection import block_name, loop_extent, loop_name, loops_below, statements_under
-from .layout import pad_to_tile
+from .layout import index_map, pad_to_tile
 from .one_barrier import HIDES_READS, RETIRE, RETIRE_FUNCTION, place_behind, whole_buffer
 from .pipelining import PipelinePlan, pipeline_loop
 from .swizzling import PIECES, swizzle_rows
@@ -184,7 +183,7 @@ def lay_out_accumulators(sch: Schedule, block: SBlockRV, instruction: Wgmma) -> 
         *batch, i, j = index
         return (*batch, i // m, j // n, *instruction.fragment(i % m, j % n))
 
-    sch.transform_layout(block, ("write", 0), _index_map(outer + 2, place))
+    sch.transform_layout(block, ("write", 0), index_map(outer + 2, place))
 
 
 def lay_out_panels(sch: Schedule, copy: SBlockRV) -> None:
@@ -202,7 +201,7 @@ def lay_out_panels(sch: Schedule, copy: SBlockRV) -> None:
         *batch, row, element = index
         return (*batch, element // PANEL, row, element % PANEL)
 
-    sch.transform_layout(copy, ("write", 0), _index_map(outer + 2, place))
+    sch.transform_layout(copy, ("write", 0), index_map(outer + 2, place))
     swizzle_rows(sch, copy)
 
 
@@ -371,7 +370,8 @@ def pipeline_warpgroups(
         )
     k_outer = staged.loops.k_outer
     _retire_in(sch, k_outer, min(in_flight, loop_extent(sch, k_outer) - 2))
-    return pipeline_loop(sch, k_outer, stages, True, one_barrier=True, unroll_ring=unroll_ring)
+    slots = min(stages, loop_extent(sch, k_outer))
+    return pipeline_loop(sch, k_outer, slots, True, one_barrier=True, unroll_ring=unroll_ring)
 
 
 def multiply_by_wgmma(sch: Schedule, staged: WarpgroupContraction) -> SBlockRV:
@@ -453,9 +453,3 @@ def _region_of(sch: Schedule, block: SBlockRV) -> ir.TensorRegion:
     tvm_ffi.structural_walk(sch.get(sch.get_loops(block)[-1]).body, (s_tir.SBlockRealize, note))
     values = {iterator.var: value for iterator, value in zip(stmt.iter_vars, found[0].iter_values)}
     return tvm_ffi.structural_map(stmt.writes[0], (tirx.Var, lambda var: values.get(var, var)))
-
-
-def _index_map(rank: int, place: Callable) -> tirx.IndexMap:
-    variables = [tirx.Var(f"i{position}", "int32") for position in range(rank)]
-    analyzer = sym.Analyzer()
-    return tirx.IndexMap(variables, [analyzer.simplify(index) for index in place(*variables)], None)

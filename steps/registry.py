@@ -10,7 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 from tvm.s_tir import Schedule
+from tvm.target import Target
 
+from schedules.errors import IllegalTile
+from schedules.tiling import BlockTile
 from schedules.workloads import DTYPES, Matmul
 
 from .config import DEFAULT_STAGES, THREAD_TILES, TUNING_STAGES, StepConfig, TileFamily, TuningSpace
@@ -18,6 +21,10 @@ from .config import DEFAULT_STAGES, THREAD_TILES, TUNING_STAGES, StepConfig, Til
 
 class MalformedStep(TypeError):
     """A file named like a step that is none."""
+
+
+class UnsupportedDtype(ValueError):
+    """Operands in a dtype that a step's variant does not take."""
 
 
 class UnknownStep(ValueError):
@@ -62,6 +69,11 @@ class Step:
         """Ring slots where nobody names a number."""
         return int(getattr(self.module, "STAGES", DEFAULT_STAGES))
 
+    def default_for(self, problem: Matmul, target: Target, multiprocessors: int) -> tuple[BlockTile, int]:
+        """The tile and the ring slots that a product gets where nobody names any."""
+        chosen = self.tiles.choose(problem, target, multiprocessors)
+        return chosen or (self.tiles.default, self.default_stages)
+
     @property
     def tuning_stages(self) -> tuple[int, ...]:
         """Ring slots that tuning tries, 1 without a pipeline."""
@@ -70,6 +82,27 @@ class Step:
     def dtypes(self, variant: str) -> tuple[str, ...]:
         """The operands' dtypes that a variant takes; the first is the default."""
         return getattr(self.module, "DTYPES", {}).get(variant, DTYPES)
+
+    def check_tile(self, tile: BlockTile) -> None:
+        """Raise IllegalTile for a tile of another family than the step's."""
+        kind = self.tiles.kind
+        if not isinstance(tile, kind):
+            raise IllegalTile(
+                f"{self.name} takes other tiles", value=str(tile), limit=kind.FORM, remedy=f"write e.g. {kind.EXAMPLE}"
+            )
+
+    def check_dtype(self, variant: str, dtype: str) -> None:
+        """Raise UnsupportedDtype with the dtypes that a variant takes."""
+        if dtype not in self.dtypes(variant):
+            others = [other for other in self.variants if dtype in self.dtypes(other)]
+            remedy = f"; variant {others[0]} takes it" if others else ""
+            raise UnsupportedDtype(
+                f"{self.name}[{variant}] takes operands in {' or '.join(self.dtypes(variant))}, not {dtype}{remedy}"
+            )
+
+    def math(self, variant: str) -> str:
+        """How a variant computes products: "ieee" or "tf32"."""
+        return getattr(self.module, "MATH", {}).get(variant, "ieee")
 
     @property
     def tensorized(self) -> bool:
@@ -115,10 +148,9 @@ class Step:
         return self.module.schedule(problem, config)
 
     def schedule_for_cpu(self, problem: Matmul, config: StepConfig) -> Schedule:
-        """The same as far as a CPU can run it: before tensorization, where the step has one."""
+        """The same before tensorization, of a step that has one (:attr:`tensorized`)."""
         self.check_variant(config.variant)
-        name = "schedule_before_tensorization" if self.tensorized else "schedule"
-        return getattr(self.module, name)(problem, config)
+        return self.module.schedule_before_tensorization(problem, config)
 
 
 def find_steps(folder: Path | None = None) -> dict[int, Step]:

@@ -13,8 +13,9 @@ shared memory by itself, keeps only its sums in registers, and runs on while the
 What changes: no ldmatrix, no operand fragments, larger tiles, and tensor cores that have the next tile's work queued
 when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/warpgroup.py says why the loop is right.
 Variants:
-- in_flight (the default): as above, one multiplication in flight across the barrier; needs 3 slots. rows: the same,
-  with results stored row by row through shared memory.
+- rows (the default): as above, one multiplication in flight across the barrier, which needs 3 slots; results are
+  stored row by row through shared memory.
+- in_flight: the same, results stored as each thread has them, two side by side.
 - awaited: each is awaited in its own iteration; one tile more is on its way in as many slots, 2 at least.
 - split: where tiles are too few to fill the GPU, the reduction is cut in parts, each tile's summed by blocks of its own
   and added up by a second kernel.
@@ -34,9 +35,10 @@ from schedules.warpgroup import WarpgroupContraction, multiply_by_wgmma, pipelin
 from schedules.workloads import Matmul
 from steps.config import WARPGROUP_TILES, StepConfig
 
-IN_FLIGHT = {"in_flight": 1, "awaited": 0, "rows": 1, "split": 1}
+IN_FLIGHT = {"rows": 1, "in_flight": 1, "awaited": 0, "split": 1}
 VARIANTS = tuple(IN_FLIGHT)
 NEEDS_ASYNC_COPY = VARIANTS
+TUNED_VARIANTS = ("rows", "split")
 PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = WARPGROUP_TILES

@@ -36,6 +36,7 @@ from steps.config import TENSOR_CORE_TILES, StepConfig
 
 VARIANTS = ("default", "tf32")
 DTYPES = {"default": ("float16", "bfloat16"), "tf32": ("float32",)}
+MATH = {"tf32": "tf32"}
 TILES = TENSOR_CORE_TILES
 
 

@@ -39,6 +39,7 @@ TUNED_VARIANTS = ("fragments", "shared")
 DTYPES = {variant: ("float32",) if variant == "tf32" else ("float16", "bfloat16") for variant in VARIANTS}
 PIPELINED = True
 NEEDS_ASYNC_COPY = VARIANTS
+MATH = {"tf32": "tf32"}
 TILES = TENSOR_CORE_TILES
 STAGES = 4
 

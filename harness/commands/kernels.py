@@ -42,7 +42,8 @@ def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
         return NOT_VERIFIED
     result = verify(kernel, backend)
     print(f"{kernel.case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}, whole numbers exact")
-    print(f"verified {PLACES[backend.name]}{'; ' + remark if remark else ''}", flush=True)
+    before = ", before tensorization" if backend.name == "llvm" and kernel.case.step.tensorized else ""
+    print(f"verified {PLACES[backend.name]}{before}{'; ' + remark if remark else ''}", flush=True)
     return 0
 
 

@@ -9,8 +9,7 @@ from harness.microbench import BENCHMARKS
 from harness.peers import KINDS
 from harness.rate_files import measured_gpus
 from harness.targets import MACHINES
-from steps.config import DEFAULT_STAGES, DEFAULT_TILE, TILE_SET, TUNING_STAGES, TUNING_TILES
-from steps.registry import find_steps
+from steps.registry import Step, find_steps
 
 TEXT = "steps, variants, tiles and architectures"
 
@@ -26,14 +25,24 @@ def run(_options: argparse.Namespace, _command: str) -> int:
     for step in find_steps().values():
         table.add_row(step.name, step.title, ", ".join(step.variants))
     console().print(table)
-    print(f"default tile {DEFAULT_TILE}, {DEFAULT_STAGES} stages; --tile best chooses among {len(TILE_SET)}:")
-    print("  " + ", ".join(map(str, TILE_SET)))
-    slots = ", ".join(map(str, TUNING_STAGES))
-    print(f"tune chooses among these and {len(TUNING_TILES) - len(TILE_SET)} more, with {slots} stages:")
-    print("  " + ", ".join(map(str, TUNING_TILES[len(TILE_SET) :])))
+    _print_tiles(list(find_steps().values()))
     print(f"architectures: {', '.join(MACHINES)}")
     for file in measured_gpus():
         measured = sum(bool(quantity.samples) for quantity in file.quantities.values())
         print(f"rates of {file.gpu} ({file.arch}): {measured} of {len(BENCHMARKS)} measured by microbench")
     print(f"peers (run and sweep --peers): {', '.join(KINDS)}")
     return 0
+
+
+def _print_tiles(steps: list[Step]) -> None:
+    """What tiles the steps take, steps that are tiled alike together."""
+    for family in dict.fromkeys(step.tiles for step in steps):
+        own = [step for step in steps if step.tiles == family]
+        pipelined = [step for step in own if step.pipelined]
+        numbers = ", ".join(str(step.number) for step in own)
+        stages = f", {pipelined[-1].default_stages} stages" if pipelined else ""
+        print(f"steps {numbers}: tiles {family.kind.FORM}, default {family.default}{stages}")
+        print(f"  --tile best chooses among {len(family.best)}: {', '.join(map(str, family.best))}")
+        slots = f", with {', '.join(map(str, pipelined[-1].tuning_stages))} stages" if pipelined else ""
+        more = family.tuning[len(family.best) :]
+        print(f"  tune chooses among these and {len(more)} more{slots}: {', '.join(map(str, more))}")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from harness import execution
 from harness.build import Case
 from harness.peers import KINDS
 from harness.targets import DEFAULT_ARCH, MACHINES, Machine, machine_for
-from schedules.tiling import TileConfig
 from schedules.workloads import DTYPES, LAYOUTS, Matmul
-from steps.config import DEFAULT_STAGES, DEFAULT_TILE, STAGE_SET
+from steps.config import STAGE_SET
 from steps.registry import Step, UnknownStep, find_steps
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
@@ -28,11 +28,11 @@ def add_case_options(parser: argparse.ArgumentParser, sweep: bool = False) -> No
     add_problem_options(parser)
     several = " (lists and ranges: 1-6, 2,4)" if sweep else ""
     parser.add_argument("--variant", help="variants' names, default or all (one step: all; several: default)")
-    slots = f"{DEFAULT_STAGES}; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
+    slots = f"the step's own; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
     parser.add_argument("--stages", help=f"ring slots of each shared operand{several} ({slots})")
-    tiles = "MxNxK/TMxTN | default" + (" | all" if sweep else " | best | tuned")
+    tiles = "a tile as `list` writes the step's, default" + (", all" if sweep else ", best, tuned")
     tile = "all" if sweep else "default"
-    parser.add_argument("--tile", "--tiles", default=tile, help=f"{tiles} (default tile: {DEFAULT_TILE})")
+    parser.add_argument("--tile", "--tiles", default=tile, help=f"{tiles} ({tile})")
     add_machine_options(parser)
     parser.add_argument("--show", choices=("tir", "lowered", "cuda", "ptx", "sass"), help="print code")
     add_places(parser)
@@ -40,10 +40,10 @@ def add_case_options(parser: argparse.ArgumentParser, sweep: bool = False) -> No
 
 def add_problem_options(parser: argparse.ArgumentParser) -> None:
     """Options that name steps and products."""
-    parser.add_argument("--step", default="1-6", help="steps: 5 | 1-6 | 1,3 (all)")
+    parser.add_argument("--step", help="steps: 5 | 1-6 | 1,3 (all)")
     parser.add_argument("--size", help=f"square sizes: 256,512 ({GPU_SIZES} on a GPU, {CPU_SIZES} without)")
     parser.add_argument("--shape", help="shapes MxNxK[,MxNxK]; instead of --size")
-    parser.add_argument("--dtype", default="float32", help=f"operands: {' | '.join(DTYPES)} (float32)")
+    parser.add_argument("--dtype", help=f"operands: {' | '.join(DTYPES)} (the first that the step takes)")
     parser.add_argument("--out-dtype", help="output (that of the operands)")
     parser.add_argument("--layout", default="nn", help=f"B as stored: {' | '.join(LAYOUTS)}; nt is [N, K] (nn)")
 
@@ -79,37 +79,40 @@ def cases_of(options: argparse.Namespace, sizes: str, tunes: bool = False) -> li
     """
     machine = machine_of(options)
     steps = _steps(options.step)
-    stages, *more = numbers(options.stages or str(DEFAULT_STAGES), "--stages", minimum=None)
-    if stages < 1 or more:
+    asked, *more = numbers(options.stages, "--stages", minimum=None) if options.stages is not None else [None]
+    if more or (asked is not None and asked < 1):
         raise UsageError(f"--stages {options.stages}: one number, at least 1 (1 is unpipelined); sweep takes several")
     choice = options.tile if options.tile in ("default", "best", "tuned") else "given"
     if choice in ("best", "tuned") and not tunes:
         raise UsageError(f"--tile {choice} is found by measuring, so only run takes it, and only on a GPU; name a tile")
     if choice == "tuned" and (options.stages is not None or options.variant not in (None, "default")):
         raise UsageError("--tile tuned brings its own --stages and --variant; leave them out, or name a tile")
-    tile = TileConfig.parse(options.tile) if choice == "given" else DEFAULT_TILE
     alone = len(steps) == 1 and choice != "tuned"
     cases = [
-        Case(step, problem, variant, tile, machine, stages, choice)
-        for problem in problems_of(options, sizes)
+        _case(step, problem, variant, machine, options.tile, asked)
+        for shape in shapes_of(options, sizes)
         for step in steps
-        for variant in _variants(step, options.variant, alone=alone, has_cp_async=machine.has_cp_async)
+        for variant in _variants(step, options.variant, options.dtype, alone, machine.has_cp_async)
+        for problem in [problem_of(options, shape, step.dtypes(variant)[0])]
     ]
     for case in cases:
         case.validate()
     return cases
 
 
-def problems_of(options: argparse.Namespace, sizes: str) -> list[Matmul]:
-    """The products that ``--shape`` or ``--size`` name, or else ``sizes``."""
+def problem_of(options: argparse.Namespace, shape: tuple[int, int, int], dtype: str = "float32") -> Matmul:
+    """The product of a shape that the options ask for; ``dtype`` is taken where they name none."""
+    return Matmul(*shape, options.dtype or dtype, options.layout, options.out_dtype)
+
+
+def shapes_of(options: argparse.Namespace, sizes: str) -> list[tuple[int, int, int]]:
+    """The shapes that ``--shape`` or ``--size`` name, or else ``sizes``."""
     if options.size is not None and options.shape is not None:
         raise UsageError("--size and --shape exclude each other")
     if options.shape is not None:
-        shapes = [_shape(text) for text in options.shape.split(",")]
-    else:
-        squares = numbers(sizes if options.size is None else options.size, "--size", minimum=None)
-        shapes = [(size, size, size) for size in squares]
-    return [Matmul(*shape, options.dtype, options.layout, options.out_dtype) for shape in shapes]
+        return [_shape(text) for text in options.shape.split(",")]
+    squares = numbers(sizes if options.size is None else options.size, "--size", minimum=None)
+    return [(size, size, size) for size in squares]
 
 
 def machine_of(options: argparse.Namespace) -> Machine:
@@ -145,27 +148,39 @@ def numbers(text: str, option: str, minimum: int | None = 1) -> list[int]:
     return found
 
 
-def _steps(text: str) -> list[Step]:
+def _steps(text: str | None) -> list[Step]:
     steps = find_steps()
-    chosen = numbers(text, "--step")
+    chosen = list(steps) if text is None else numbers(text, "--step")
     for number in chosen:
         if number not in steps:
             raise UnknownStep(f"no step {number}; there are {', '.join(map(str, steps))}")
     return [steps[number] for number in chosen]
 
 
-def _variants(step: Step, choice: str | None, alone: bool, has_cp_async: bool) -> list[str]:
+def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str, stages: int | None) -> Case:
+    """A case with the tile that ``--tile`` names, or the default one until a command finds another."""
+    case = Case.default(step, problem, machine, variant, stages)
+    if tile in ("default", "best", "tuned"):
+        return replace(case, tile_choice=tile)
+    return replace(case, tile=step.tiles.kind.parse(tile), stages=stages or step.default_stages, tile_choice="given")
+
+
+def _variants(step: Step, choice: str | None, dtype: str | None, alone: bool, has_cp_async: bool) -> list[str]:
+    """The variants that ``--variant`` names; those that take ``dtype``, or the default's, where it means several."""
+    default = step.default_variant(has_cp_async)
     if choice == "all" or (choice is None and alone):
-        return [variant for variant in step.variants if step.runs(variant, has_cp_async)]
+        wanted = dtype or step.dtypes(default)[0]
+        fitting = [variant for variant in step.variants if wanted in step.dtypes(variant)]
+        return [variant for variant in fitting if step.runs(variant, has_cp_async)] or [default]
     if choice in (None, "default"):
-        return [step.default_variant(has_cp_async)]
+        return [default]
     chosen = [name.strip() for name in choice.split(",")]
     for name in chosen:
         step.check_variant(name)
     return chosen
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def _shape(text: str) -> tuple[int, int, int]:
     match = re.fullmatch(r"(-?\d+)x(-?\d+)x(-?\d+)", text.strip())
     if not match:
         raise UsageError(f"--shape {text!r} is not MxNxK; write for example 1024x512x256")

@@ -17,15 +17,15 @@ from harness.commands.options import (
     add_case_options,
     add_peers,
     cases_of,
-    problems_of,
+    problem_of,
     runs_on_gpu,
+    shapes_of,
 )
 from harness.commands.show import print_code, print_records, print_resources, print_variants, record_line
 from harness.peers import find_peers
 from harness.records import Record, check_writable, shape_text
 from harness.targets import machine_for
 from harness.toolchain import NoCompiler
-from schedules.tiling import TileConfig
 from schedules.workloads import Matmul
 from steps.registry import UnknownStep, find_steps
 
@@ -102,7 +102,7 @@ def _run_again(options: argparse.Namespace, command: str) -> int:
         steps = find_steps()
         if old.step not in steps:
             raise UnknownStep(f"{options.again} measured step {old.step}, which is not in steps/")
-        tile, machine = TileConfig.parse(old.tile), machine_for(old.arch)
+        tile, machine = steps[old.step].tiles.kind.parse(old.tile), machine_for(old.arch)
         new = session.measure(Case(steps[old.step], problem, old.variant, tile, machine, old.stages, "given"))
     new.save(session.out)
     for label, record in (("old", old), ("new", new)):
@@ -113,8 +113,8 @@ def _run_again(options: argparse.Namespace, command: str) -> int:
 def _calibrate(options: argparse.Namespace, command: str) -> int:
     """Measure cuBLAS against itself at each size."""
     session = open_session(options, command)
-    for problem in problems_of(options, GPU_SIZES):
-        record = session.calibrate(problem)
+    for shape in shapes_of(options, GPU_SIZES):
+        record = session.calibrate(problem_of(options, shape))
         record.save(session.out)
         print(record_line(record), flush=True)
     return 0

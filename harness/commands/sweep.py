@@ -12,7 +12,6 @@ from harness.commands.show import print_records
 from harness.execution import NoGpu
 from harness.peers import find_peers
 from schedules.vectorization import dtype_bytes
-from steps.config import DEFAULT_STAGES, TILE_SET
 
 TEXT = "run over tiles, stage counts and variants; each result is a record"
 
@@ -28,7 +27,6 @@ def run(options: argparse.Namespace, command: str) -> int:
     find_peers(options.peers)  # an unknown one is refused before anything else is done
     if not runs_on_gpu(options):
         raise NoGpu("a sweep measures, and there is no GPU here; compile and verify work without one")
-    options.stages = options.stages or str(DEFAULT_STAGES)
     combinations = _combinations(options)
     legal = [case for case in combinations if not _violations(case)]
     if len(legal) < len(combinations):
@@ -43,13 +41,14 @@ def _combinations(options: argparse.Namespace) -> list[Case]:
 
     With the slots that it really has: more stages than k tiles are the same kernel again.
     """
-    tiles = TILE_SET if options.tile == "all" else None
-    one_tile = "default" if tiles else options.tile
+    all_tiles = options.tile == "all"
+    one_tile = "default" if all_tiles else options.tile
     cases: list[Case] = []
-    for stages in numbers(options.stages, "--stages"):
-        one_count = argparse.Namespace(**{**vars(options), "stages": str(stages), "tile": one_tile})
+    for stages in [None] if options.stages is None else map(str, numbers(options.stages, "--stages")):
+        one_count = argparse.Namespace(**{**vars(options), "stages": stages, "tile": one_tile})
         for case in cases_of(one_count, GPU_SIZES):
-            cases += [case.with_tile(tile, "given") for tile in tiles or [case.tile]]
+            tiles = case.step.tiles.best if all_tiles else [case.tile]
+            cases += [case.with_tile(tile, "given") for tile in tiles]
     return list(dict.fromkeys(replace(case, stages=case.slots) for case in cases))
 
 
