@@ -43,6 +43,7 @@ PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = WARPGROUP_TILES
 STAGES = 4
+TUNING_STAGES = (4, 6)
 
 
 def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupContraction]:
