@@ -91,7 +91,7 @@ class Case:
         cls, step: Step, problem: Matmul, machine: Machine, variant: str = "", stages: int | None = None
     ) -> Case:
         """A step's case where nobody names a tile, nor ring slots unless ``stages`` does; "" is the default variant."""
-        tile, slots = step.default_for(problem, machine.target(), machine.sms or SMS_UNKNOWN)
+        tile, slots = step.default_for(problem, machine.target(), machine.sms or SMS_UNKNOWN, variant)
         return cls(step, problem, variant or step.default_variant(machine.has_cp_async), tile, machine, stages or slots)
 
     def with_tile(self, tile: BlockTile, choice: str) -> Case:

@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from .caching import KEPT
 from .errors import IllegalSchedule
-from .inspection import block_name, loop_extents
+from .inspection import block_name
 from .layout import pad_to_tile
 from .tiling import bind_grid
 from .vectorization import VECTOR_BYTES, dtype_bytes
@@ -37,31 +38,42 @@ class AlignedOperand:
 
 def unaligned_operands(sch: Schedule, block: SBlockRV) -> list[int]:
     """Which of a contraction's operands (0, 1) have rows that are no whole 16-byte vectors."""
-    stmt = sch.get(block)
-    operands = [region.source for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
+    operands = [region.source for region in _operands(sch, block)]
     row_bytes = [int(operand.shape[-1]) * dtype_bytes(operand.dtype) for operand in operands]
     return [position for position, size in enumerate(row_bytes) if size % VECTOR_BYTES]
 
 
 def align_operands(
-    sch: Schedule, block: SBlockRV, tile: Sequence[int], *, threads: int = 256, vector_bytes: int = 8
+    sch: Schedule,
+    block: SBlockRV,
+    tile: Sequence[int],
+    *,
+    threads: int = 256,
+    vector_bytes: int = 8,
+    rounds: int = 4,
 ) -> tuple[AlignedOperand, ...]:
     """Copy a contraction's unaligned operands to aligned rows in device memory, each by a kernel in front.
 
     ::
 
         before   for i, j, k:  C[i, j] += A[i, k] * B[k, j]            # A's rows: 4095 elements of 2 bytes
-        after    for piece, bound to blockIdx.x:  for thread < 256, bound to threadIdx.x:
-                   for element < 4:  A_local[element] = A[i, k + element] if inside, else 0
-                   A_pad[i, k : k + 4] = A_local[...]                   # 8 bytes; rows of 4096 elements
+        after    for tile, bound to blockIdx.x:  for thread < 256, bound to threadIdx.x:
+                   for round < 4:                                       # written out; threads side by side in each
+                     for element < 4:  A_local[element] = A[i, k + element] if inside, else 0
+                     A_pad[i, k : k + 4] = A_local[...]                 # 8 bytes; rows of 4096 elements
                  for i, j, k:  C[i, j] += A_pad[i, k] * B[k, j]
 
     Rows, columns and reduction are rounded up to multiples of ``tile`` (one extent per loop of the block, 1 for a
     batch), so that what copies tiles of A_pad later needs no conditions. An aligned operand stays where it is, padded
-    on its way. Call it before the block is tiled, and let what follows tile it alike. ``threads`` are those of a block
-    of the copying kernel, ``vector_bytes`` what each stores at once. The function then allocates A_pad itself.
-    Returns the copies, none where all rows are aligned: then nothing changes. Otherwise a UserWarning names the copies
-    and their bytes, since they cost time and memory.
+    on its way. Call it before the block is tiled, and let what follows tile it alike. The function then allocates
+    A_pad itself. Returns the copies, none where all rows are aligned: then nothing changes. Otherwise a UserWarning
+    names the copies and their bytes, since they cost time and memory.
+
+    Parameters
+    ----------
+    threads : threads of a block of the copying kernel.
+    vector_bytes : what a thread stores at once, an element at least.
+    rounds : how many vectors each thread copies, one after the other, whose loads are on their way together.
 
     Raises
     ------
@@ -73,7 +85,7 @@ def align_operands(
         return ()
     _check(sch, block, unaligned, tile, vector_bytes)
     pad_to_tile(sch, block, tile)
-    copies = tuple(_copy_aligned(sch, block, operand, threads, vector_bytes) for operand in unaligned)
+    copies = tuple(_copy_aligned(sch, block, operand, threads, vector_bytes, rounds) for operand in unaligned)
     written = [sch.get(copied.copy).writes[0].source for copied in copies]
     size = sum(math.prod(map(int, padded.shape)) * dtype_bytes(padded.dtype) for padded in written)
     names = " and ".join(str(padded.name) for padded in written)
@@ -82,6 +94,12 @@ def align_operands(
         stacklevel=2,
     )
     return copies
+
+
+def _operands(sch: Schedule, block: SBlockRV) -> list[ir.TensorRegion]:
+    """What a contraction reads beside its own sums."""
+    stmt = sch.get(block)
+    return [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
 
 
 def _check(sch: Schedule, block: SBlockRV, unaligned: list[int], tile: Sequence[int], vector_bytes: int) -> None:
@@ -94,14 +112,12 @@ def _check(sch: Schedule, block: SBlockRV, unaligned: list[int], tile: Sequence[
             limit=" or ".join(map(str, STORED_BYTES)),
             remedy="choose one of these",
         )
-    if len(tile) != len(loop_extents(sch, block)):
+    iterators = sch.get(block).iter_vars
+    if len(tile) != len(iterators):
         return  # pad_to_tile says so
-    stmt = sch.get(block)
-    operands = [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
-    for operand in unaligned:
-        region = operands[operand]
-        walked = [size for size, axis in zip(tile, stmt.iter_vars) if region.region[-1].min.same_as(axis.var)]
-        row_bytes = (walked or [1])[0] * dtype_bytes(region.source.dtype)
+    for region in (_operands(sch, block)[position] for position in unaligned):
+        walked = [size for size, iterator in zip(tile, iterators) if region.region[-1].min.same_as(iterator.var)]
+        row_bytes = math.prod(walked) * dtype_bytes(region.source.dtype)
         if row_bytes % VECTOR_BYTES:
             raise IllegalSchedule(
                 "rows that are rounded up to the tile would still be unaligned",
@@ -112,21 +128,22 @@ def _check(sch: Schedule, block: SBlockRV, unaligned: list[int], tile: Sequence[
             )
 
 
-def _copy_aligned(sch: Schedule, block: SBlockRV, operand: int, threads: int, vector_bytes: int) -> AlignedOperand:
+def _copy_aligned(
+    sch: Schedule, block: SBlockRV, operand: int, threads: int, vector_bytes: int, rounds: int
+) -> AlignedOperand:
     """Make what pads an operand a kernel of its own."""
-    source = sch.get(block).reads
-    regions = [region for region in source if not region.source.same_as(sch.get(block).writes[0].source)]
-    padded = regions[operand].source
-    producers = [p for p in sch.get_producers(block) if sch.get(p).writes[0].source.same_as(padded)]
-    itemsize = dtype_bytes(padded.dtype)
-    copy = sch.cache_write(producers[0], 0, "local")
+    padded = _operands(sch, block)[operand].source
+    producer = next(p for p in sch.get_producers(block) if sch.get(p).writes[0].source.same_as(padded))
+    copy = sch.cache_write(producer, 0, "local")
     *outer, row = sch.get_loops(copy)
-    piece, vector = sch.split(row, [None, vector_bytes // itemsize])
-    tile, thread = sch.split(sch.fuse(*outer, piece), [None, threads])
+    piece, vector = sch.split(row, [None, max(1, vector_bytes // dtype_bytes(padded.dtype))])
+    tile, step, thread = sch.split(sch.fuse(*outer, piece), [None, rounds, threads])
+    sch.reorder(tile, thread, step)
     bind_grid(sch, [tile])
     sch.bind(thread, "threadIdx.x")
-    sch.compute_at(producers[0], thread)
-    sch.unroll(sch.get_loops(producers[0])[-1])
+    sch.compute_at(producer, step, preserve_unit_loops=True)
+    for loop in (sch.get_loops(producer)[-1], step):
+        sch.unroll(loop)
     sch.vectorize(vector)
     sch.annotate(copy, KEPT, 1)
     return AlignedOperand(operand, copy)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tvm.target import Target
 
+from schedules.split_reduction import parts_to_fill
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import BlockTile, TileConfig
 from schedules.vectorization import dtype_bytes
@@ -80,6 +81,16 @@ TUNING_TILES = (
 TUNING_STAGES = (2, 3, 4, 5, 6)
 
 
+def _blocks(problem: Matmul, tile: BlockTile) -> int:
+    """How many block tiles the output has."""
+    return -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n)
+
+
+def _parts(problem: Matmul, tile: BlockTile, slots: int, multiprocessors: int) -> int:
+    """How many parts a split reduction has."""
+    return parts_to_fill(_blocks(problem, tile), multiprocessors, -(-problem.k // tile.block_k), slots)
+
+
 @dataclass(frozen=True)
 class TileFamily:
     """The tiles of steps that are tiled alike: how they are written, and which are chosen among.
@@ -107,7 +118,9 @@ class TileFamily:
             kind, tiles[0], tiles, (*tiles, *map(kind.parse, more.split())), chosen, float(warps_to_hide), float(edge)
         )
 
-    def choose(self, problem: Matmul, target: Target, multiprocessors: int) -> tuple[BlockTile, int] | None:
+    def choose(
+        self, problem: Matmul, target: Target, multiprocessors: int, *, split: bool = False
+    ) -> tuple[BlockTile, int] | None:
         """The tile and ring slots that should be fastest for a product, by what its blocks cost; None without choices.
 
         A multiprocessor's time is the outputs that fall to it, dearer where few warps hide each other's latencies
@@ -116,16 +129,25 @@ class TileFamily:
             ceil(blocks / multiprocessors) · block_m · block_n
               · (1 + warps_to_hide / warps resident) · (1 + edge · (1 / block_m + 1 / block_n))
 
+        ``split`` counts each block in the parts that :func:`schedules.split_reduction.parts_to_fill` makes of it.
         Both constants are a family's own. They were set by hand so that exploratory measurements on an H200, not kept
         here, come out in the right order; ``python -m reports table`` shows what the choice costs against tuning.
         """
         itemsize = dtype_bytes(problem.dtype)
         legal = [choice for choice in self.choices if not choice[0].violations(target, itemsize, choice[1])]
-        return min(legal, key=lambda choice: self._cost(*choice, problem, target, multiprocessors), default=None)
 
-    def _cost(self, tile: BlockTile, slots: int, problem: Matmul, target: Target, multiprocessors: int) -> float:
-        blocks = -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n)
-        per_multiprocessor = -(-blocks // multiprocessors)
+        def cost(choice: tuple[BlockTile, int]) -> float:
+            """What a choice's blocks cost, in the parts that each makes."""
+            tile, slots = choice
+            parts = _parts(problem, tile, slots, multiprocessors) if split else 1
+            return self._cost(tile, slots, problem, target, multiprocessors, parts)
+
+        return min(legal, key=cost, default=None)
+
+    def _cost(
+        self, tile: BlockTile, slots: int, problem: Matmul, target: Target, multiprocessors: int, parts: int
+    ) -> float:
+        per_multiprocessor = -(-_blocks(problem, tile) * parts // multiprocessors)
         smem = int(target.attrs["max_shared_memory_per_block"])
         fits = min(
             smem // tile.smem_bytes(dtype_bytes(problem.dtype), slots),
@@ -133,7 +155,7 @@ class TileFamily:
         )
         warps = min(per_multiprocessor, max(1, fits)) * tile.threads_per_block / 32
         edges = 1 + self.edge * (1 / tile.block_m + 1 / tile.block_n)
-        return per_multiprocessor * tile.block_m * tile.block_n * (1 + self.warps_to_hide / warps) * edges
+        return per_multiprocessor / parts * tile.block_m * tile.block_n * (1 + self.warps_to_hide / warps) * edges
 
 
 THREAD_TILES = TileFamily(TileConfig, DEFAULT_TILE, TILE_SET, TUNING_TILES)
@@ -192,9 +214,9 @@ class StepConfig:
         """How many k tiles the problem has: no more ring slots than that are used."""
         return -(-problem.k // self.tile.block_k)
 
-    def output_tiles(self, problem: Matmul) -> int:
-        """How many block tiles the output has."""
-        return -(-problem.m // self.tile.block_m) * -(-problem.n // self.tile.block_n)
+    def parts(self, problem: Matmul) -> int:
+        """How many parts a split reduction has, each of as many k tiles as there are ring slots or more."""
+        return _parts(problem, self.tile, self.stages, self.multiprocessors)
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,12 @@ class Step:
         """Ring slots where nobody names a number."""
         return int(getattr(self.module, "STAGES", DEFAULT_STAGES))
 
-    def default_for(self, problem: Matmul, target: Target, multiprocessors: int) -> tuple[BlockTile, int]:
-        """The tile and the ring slots that a product gets where nobody names any."""
-        chosen = self.tiles.choose(problem, target, multiprocessors)
+    def default_for(
+        self, problem: Matmul, target: Target, multiprocessors: int, variant: str = ""
+    ) -> tuple[BlockTile, int]:
+        """The tile and the ring slots that a product gets where nobody names any; those in SPLIT make parts of it."""
+        split = variant in getattr(self.module, "SPLIT", ())
+        chosen = self.tiles.choose(problem, target, multiprocessors, split=split)
         return chosen or (self.tiles.default, self.default_stages)
 
     @property

@@ -18,9 +18,8 @@ Variants:
 - in_flight: the same, results stored as each thread has them, two side by side.
 - awaited: each is awaited in its own iteration; one tile more is on its way in as many slots, 2 at least.
 - split: where tiles are too few to fill the GPU, the reduction is cut in parts, each tile's summed by blocks of its own
-  and added up by a second kernel.
+  and added up by a second kernel; elsewhere the same as rows.
 Rows that are no multiples of 16 bytes are first copied, by a kernel in front, to rows that are.
-
 What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
 Without a GPU the schedule is verified before tensorization: all the same, with the multiplication as loops.
 """
@@ -30,13 +29,14 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 
 from schedules.alignment import align_operands
-from schedules.split_reduction import add_parts, parts_to_fill, split_reduction
+from schedules.split_reduction import add_parts, split_reduction
 from schedules.warpgroup import WarpgroupContraction, multiply_by_wgmma, pipeline_warpgroups, stage_for_warpgroups
 from schedules.workloads import Matmul
 from steps.config import WARPGROUP_TILES, StepConfig
 
 IN_FLIGHT = {"rows": 1, "in_flight": 1, "awaited": 0, "split": 1}
 VARIANTS = tuple(IN_FLIGHT)
+SPLIT = ("split",)
 NEEDS_ASYNC_COPY = VARIANTS
 TUNED_VARIANTS = ("rows", "split")
 PIPELINED = True
@@ -48,15 +48,15 @@ TUNING_STAGES = (4, 6)
 
 def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupContraction]:
     """Tiles, panels, ring and epilogue, with the multiplication still as loops."""
-    sch, tile, k_tiles = Schedule(problem.prim_func()), config.tile, config.k_tiles(problem)
-    block, tiles = sch.get_sblock("matmul"), config.output_tiles(problem)
-    parts = parts_to_fill(tiles, config.multiprocessors, k_tiles, config.stages) if config.variant == "split" else 1
+    sch, tile = Schedule(problem.prim_func()), config.tile
+    block = sch.get_sblock("matmul")
+    parts = config.parts(problem) if config.variant in SPLIT else 1
     align_operands(sch, block, (tile.block_m, tile.block_n, tile.block_k * parts))
     if parts > 1:
         split = split_reduction(sch, block, parts, tile.block_k)
         add_parts(sch, split)
         block = split.partial
-    staged = stage_for_warpgroups(sch, block, tile, store_rows=config.variant == "rows")
+    staged = stage_for_warpgroups(sch, block, tile, store_rows=parts == 1 and config.variant in ("rows", *SPLIT))
     pipeline_warpgroups(sch, staged, config.stages, IN_FLIGHT[config.variant])
     return sch, staged
 

@@ -9,7 +9,7 @@ import pytest
 import tvm
 from tvm.s_tir import Schedule
 
-from harness.build import Kernel, compiled, executable, lower, lower_schedule
+from harness.build import Case, Kernel, compiled, executable, lower, lower_schedule
 from harness.execution import GpuBackend, compile_serial
 from harness.targets import machine_for
 from harness.toolchain import Compiler, ptxas_facts
@@ -25,7 +25,7 @@ from schedules.workspaces import pass_workspaces, workspace_bytes, workspaces
 from steps import step10_wgmma
 from steps.config import StepConfig
 
-from .conftest import make_case
+from .conftest import STEPS, make_case
 from .test_warpgroup import check_on_cpu
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*more would stay empty", "ignore:.*by kernels in front")
@@ -114,12 +114,12 @@ def test_other_contractions_and_schedules_can_be_aligned() -> None:
 def test_the_copying_kernel_reads_elements_and_stores_vectors(vector_bytes: int) -> None:
     sch = Schedule(Matmul(64, 64, 63, "float16", "nn").prim_func())
     block = sch.get_sblock("matmul")
-    align_operands(sch, block, (64, 64, 64), vector_bytes=vector_bytes)
+    align_operands(sch, block, (64, 64, 64), vector_bytes=vector_bytes, rounds=2)
     stage_contraction(sch, block, TileConfig(32, 32, 16, 4, 4))
     kernel = lower_schedule(sch, machine_for("sm_90a"), "copy")
     copying = kernel.text_of("main_kernel")
-    assert copying.count(f"*(half{vector_bytes // 2}*)(A_pad_ptr") == 1
-    assert len(re.findall(r"= A_ptr\[", copying)) == vector_bytes // 2
+    assert copying.count(f"*(half{vector_bytes // 2}*)(A_pad_ptr") == 2
+    assert len(re.findall(r"= A_ptr\[", copying)) == 2 * vector_bytes // 2
 
 
 def test_an_unaligned_output_is_stored_row_by_row_too() -> None:
@@ -180,6 +180,21 @@ def test_resources_are_of_the_main_kernel(compiler: Compiler) -> None:
 )
 def test_parts_fill_the_gpu_and_are_no_shorter_than_asked(tiles, multiprocessors, steps, least, parts) -> None:
     assert parts_to_fill(tiles, multiprocessors, steps, least) == parts
+
+
+def test_the_default_tile_of_a_split_product_is_one_whose_parts_fill_the_gpu() -> None:
+    step, machine, problem = STEPS[10], machine_for("sm_90a"), Matmul(1024, 1024, 14336, "float16")
+    whole, split = (Case.default(step, problem, machine, variant) for variant in ("rows", "split"))
+    assert (whole.tile.block_m, whole.tile.block_n) != (split.tile.block_m, split.tile.block_n)
+    assert lower(split).blocks == 4 * 32
+    wide = Matmul(4096, 4096, 4096, "float16")
+    assert Case.default(step, wide, machine, "split").tile == Case.default(step, wide, machine, "rows").tile
+
+
+def test_where_tiles_fill_the_gpu_split_is_rows() -> None:
+    tile = WarpgroupTile(64, 64, 64, 64, 64)
+    split, rows = (make_case(10, (1024, 1024, 512), v, dtype="float16", tile=tile, stages=3) for v in ("split", "rows"))
+    assert lower(split).cuda == lower(rows).cuda
 
 
 def test_copies_are_made_openly() -> None:
