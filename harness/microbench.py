@@ -621,10 +621,15 @@ def _fastest(
     values: np.ndarray,
 ) -> tuple[None, list[float], str]:
     """GFLOPS of the fastest setup for these operands, and which it was."""
-    setups, operands = list(setups_of(values, bench.sms)), bench.torch.from_numpy(values.view("int32")).cuda()
+    setups, operands = list(setups_of(values, bench.sms)), words_on_gpu(bench.torch, values)
     rates = [_burst_gflops(bench, probe, setup, operands) for setup in setups]
     best = max(range(len(setups)), key=lambda number: statistics.median(rates[number]))
     return None, rates[best], f"; the fastest of {len(setups)} setups: {setups[best].how}"
+
+
+def words_on_gpu(torch: Any, values: np.ndarray) -> Any:
+    """Values as the int32 words that probes take."""
+    return torch.from_numpy(values.view("int32").reshape(-1)).cuda()
 
 
 def _burst_gflops(bench: Bench, probe: str, setup: TensorCoreSetup, operands: Any) -> list[float]:

@@ -423,7 +423,7 @@ def test_a_tensor_core_ceiling_is_measured(name: str, command: Command, tmp_path
 def test_sums_that_lack_steps_are_refused_on_the_gpu() -> None:
     bench = microbench.Bench(gpu_machine(), require_compiler())
     values = microbench._normal((16, 4 * 32 * 12), "float16")
-    operands = bench.torch.from_numpy(values.view("int32")).cuda()
+    operands = microbench.words_on_gpu(bench.torch, values)
     bench.launch("mma_f16", threads=32, steps=100, width=4, source=operands)
     one_step = bench.torch.from_numpy(microbench.mma_sums(values[:1], 4)).float().cuda()
     bench.expect_near("mma_f16", 100 * one_step)
