@@ -64,10 +64,10 @@ FRAGMENTS = 4  # of A that a warp multiplies, and of B at the most; of probes.cu
 WARPS = (4, 8, 16)  # per multiprocessor, and
 COLUMNS = (1, 2, 4)  # fragments of B per warp, that mma.sync is tried with
 WARPGROUPS = ((1, 1), (2, 1), (1, 2))  # of a block, and blocks per multiprocessor, that wgmma is tried with
-PRODUCTS, WGMMA_PRODUCTS = 2**19, 2**13  # instructions per multiprocessor and launch: about half a millisecond
+PRODUCTS, WGMMA_PRODUCTS = 2**19, 2**13  # instructions per multiprocessor and launch
 BURST = 8  # launches of one sample
 TF32_BITS = -(2**13)  # all but the last 13 bits of a float32
-SUMS_WITHIN = 0.05  # tensor cores cut off what float32 cannot hold: after 2**15 sums some parts in a thousand
+SUMS_WITHIN = 0.05  # room for what up to 2**15 sums lose where the tensor cores cut off; less than a step in twenty
 
 
 class UnknownQuantity(ValueError):
@@ -534,8 +534,8 @@ def block_start_ns(bench: Bench) -> Points:
 
 @quantity(5000, 1e7)
 def mma_f16_gflops(bench: Bench) -> Points:
-    """mma.sync.m16n8k16 of normally distributed float16 in registers, sums in float32, 8 launches in a row, each about
-    half a millisecond"""
+    """mma.sync.m16n8k16 of normally distributed float16 in registers, sums in float32; 8 launches in a row of
+    524288 instructions per multiprocessor"""
     yield _fastest(bench, "mma_f16", _mma_setups, _normal((max(WARPS), FRAGMENTS * 32 * 6 * 2), "float16"))
 
 
@@ -549,7 +549,7 @@ def mma_tf32_gflops(bench: Bench) -> Points:
 @quantity(50000, 1e7, arch=WGMMA_ARCH)
 def wgmma_f16_gflops(bench: Bench) -> Points:
     """wgmma.m64n256k16 of normally distributed float16 in shared memory, 128-byte swizzle, sums in float32, 4 to 8
-    instructions of a warpgroup under way, 8 launches in a row, each about half a millisecond"""
+    instructions of a warpgroup under way; 8 launches in a row of 8192 instructions per multiprocessor"""
     yield _fastest(bench, "wgmma_f16", _wgmma_setups, _normal((128 + 256, 64), "float16"))
 
 

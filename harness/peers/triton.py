@@ -51,9 +51,9 @@ HALF_BLOCKS = (
     (128, 256, 64, 8),
 )
 BLOCKS = {"float32": FLOAT32_BLOCKS, "float16": HALF_BLOCKS, "bfloat16": HALF_BLOCKS}
-# Half precision, where the best of all stage counts is wanted and not that of each: the stage counts after each block,
-# as many as large shapes are tuned with in seconds. Large blocks read least from memory, and more than three stages of
-# them do not fit into less than 227 KiB; small ones make enough programs of small shapes, and live by their stages.
+# Half precision, where only the best of all stage counts is wanted: few configurations, so that large shapes are tuned
+# quickly; after each block its stage counts. Large blocks read least from memory, and four stages of the largest take
+# 192 KiB of shared memory; small blocks make enough programs of small shapes.
 HALF_SHORTLIST = (
     ((128, 256, 64, 8), (2, 3, 4)),
     ((256, 128, 64, 8), (3, 4)),
