@@ -148,7 +148,7 @@ def test_a_swizzled_column_touches_every_bank_once(pieces: int) -> None:
             assert len(banks) == 8
 
 
-@pytest.mark.parametrize("variant", ("fragments", "shared"))
+@pytest.mark.parametrize("variant", ["fragments", "shared"])
 @pytest.mark.parametrize("stages", [2, 3, 4, 6])
 def test_a_k_tile_of_the_ring_costs_one_barrier(variant: str, stages: int) -> None:
     loop = main_loop(build(9, (128, 128, 1024), variant, stages=stages).body)
