@@ -233,17 +233,21 @@ class Session:
         return self._record(None, None, checked, own, (first, second), None, rounds, problem)
 
     def _previous(self, case: Case) -> Case | None:
-        """The step before on the same problem, with its default variant and its own choice of tile."""
+        """The step before on the same problem, with its default variant, if that takes the problem.
+
+        With the case's tile and stages where both steps have tiles of one family, else with its own default.
+        """
         steps = find_steps()
         earlier = [number for number in steps if number < case.step.number]
         if not earlier:
             return None
         step = steps[max(earlier)]
         variant = step.default_variant(case.machine.has_cp_async)
-        if case.problem.dtype not in step.dtypes(variant):
+        if not step.takes(variant, case.problem.dtype, case.machine.has_cp_async):
             return None
         same = step.tiles == case.step.tiles
-        tile, stages = (case.tile, case.stages) if same else (step.tiles.default, step.default_stages)
+        tile = case.tile if same else step.tiles.default
+        stages = case.stages if same and step.pipelined else step.default_stages
         choice = case.tile_choice if same or case.tile_choice == "best" else "default"
         before = Case(step, case.problem, variant, tile, case.machine, stages, choice)
         return self.tune(before) if case.tile_choice == "best" else before

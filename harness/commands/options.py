@@ -10,6 +10,7 @@ from harness import execution
 from harness.build import Case
 from harness.peers import KINDS
 from harness.targets import DEFAULT_ARCH, MACHINES, Machine, machine_for
+from schedules.errors import IllegalTile
 from schedules.tiling import BlockTile
 from schedules.workloads import DTYPES, LAYOUTS, Matmul
 from steps.config import STAGE_SET
@@ -158,7 +159,12 @@ def _steps(text: str | None) -> list[Step]:
 
 
 def _tile(step: Step, text: str) -> BlockTile:
-    return step.tiles.default if text in ("default", "best", "tuned", "all") else step.tiles.kind.parse(text)
+    if text in ("default", "best", "tuned"):
+        return step.tiles.default
+    try:
+        return step.tiles.kind.parse(text)
+    except IllegalTile as refused:
+        raise UsageError(f"--tile {text!r} for {step.name}: {refused}") from None
 
 
 def _variants(step: Step, choice: str | None, dtype: str | None, alone: bool, has_cp_async: bool) -> list[str]:
