@@ -80,7 +80,8 @@ class Case:
             without = self.step.default_variant(False)
             remedy = f"use --variant {without}" if self.step.runs(without, False) else "take step 6"
             raise UnsupportedCase(
-        """Raise for what cannot work: another family's tile, its limits, a dtype, or cp.async where there is none."""
+                f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
+                f"{remedy}"
             )
 
     def with_tile(self, tile: BlockTile, choice: str) -> Case:
