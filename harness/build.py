@@ -75,7 +75,6 @@ class Case:
         self.step.check_variant(self.variant)
         self.step.check_tile(self.tile)
         self.step.check_dtype(self.variant, self.problem.dtype)
-        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
         if not self.step.runs(self.variant, self.machine.has_cp_async):
             without = self.step.default_variant(False)
             remedy = f"use --variant {without}" if self.step.runs(without, False) else "take step 6"
@@ -83,6 +82,7 @@ class Case:
                 f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
                 f"{remedy}"
             )
+        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
 
     def with_tile(self, tile: BlockTile, choice: str) -> Case:
         """The same case with another tile."""

@@ -28,13 +28,14 @@ def tolerance(problem: Matmul, scale: tuple[float, float], math: str = IEEE) -> 
     Summing k rounded products one after the other makes an error that grows like a random walk: a few
     times eps · √k of the output's root mean square, eps being the accumulator's. Rounding the result to
     its dtype adds half a unit in the last place of the largest output. With TF32 ``math`` each product has
-    the errors of its rounded operands before it is summed: they too add up like a random walk, as the products
-    themselves do, to a few times that relative error of the output's root mean square. All with a factor that leaves
-    room for the worst of 10⁸ elements, and far below one dropped element of k.
+    the errors of its two rounded operands before it is summed: they too add up like a random walk, as the products
+    themselves do, to a few times that relative error of the output's root mean square; where products are few, twice
+    that of the largest output bounds them. All with a factor that leaves room for the worst of 10⁸ elements, and far
+    below one dropped element of k.
     """
     rms, largest = scale
     accumulate = 8 * epsilon(accumulator_dtype(problem.dtype)) * np.sqrt(problem.k) * rms
-    round_operands = 0.0 if math == IEEE else 8 * TF32_ROUNDING * rms
+    round_operands = 0.0 if math == IEEE else TF32_ROUNDING * (8 * rms + 2 * largest)
     return float(accumulate + round_operands + epsilon(problem.out_dtype) * largest)
 
 

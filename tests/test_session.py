@@ -241,18 +241,18 @@ def test_the_step_before_is_its_default_variant(
 @pytest.mark.parametrize(
     ("step", "dtype", "before"),
     [
-        (7, "float32", f"step6_unrolling[full] 128x128x512 float32 {DEFAULT_TILE} 3 stages"),
+        (7, "float32", f"step6_unrolling[full] 64x64x256 float32 {DEFAULT_TILE} 3 stages"),
         (8, "float16", None),  # step 7 takes float32 only
-        (9, "bfloat16", f"step8_tensor_cores[default] 128x128x512 bfloat16 {SMALL_TILES[TensorCoreTile]}"),
+        (9, "bfloat16", f"step8_tensor_cores[default] 64x64x256 bfloat16 {SMALL_TILES[TensorCoreTile]}"),
         (9, "float32", None),  # step 8 takes it where TF32 is asked for, not by default
-        (10, "float16", f"step9_async_ring[fragments] 128x128x512 float16 {TENSOR_CORE_TILES.default} 4 stages"),
+        (10, "float16", f"step9_async_ring[fragments] 64x64x256 float16 {TENSOR_CORE_TILES.default} 4 stages"),
     ],
 )
 def test_the_step_before_has_its_own_default_tile_where_it_is_tiled_otherwise(
     step: int, dtype: str, before: str | None, made: Session, gpu: FakeGpu
 ) -> None:
     variant = next(name for name in STEPS[step].variants if dtype in STEPS[step].dtypes(name))
-    record = made.measure(small_case(step, (128, 128, 512), variant, dtype=dtype, stages=3))
+    record = made.measure(small_case(step, (64, 64, 256), variant, dtype=dtype, stages=3))
     assert (record.previous.label if record.previous else None) == before
     assert gpu.races[0][3:] == ([before] if before else [])
     assert record.predicted_gain_pct is None
@@ -273,9 +273,9 @@ def test_the_best_of_another_family_is_compared_with_the_best_before(
     monkeypatch.setattr(STEPS[10].module, "TILES", replace(WARPGROUP_TILES, best=own))
     monkeypatch.setattr(STEPS[9].module, "TILES", replace(TENSOR_CORE_TILES, best=other))
     gpu.times |= {f"{own[1]} 3 stages": 0.125, f"{other[1]} 2 stages": 0.375}
-    record = made.measure(replace(make_case(10, (128, 128, 512)), tile_choice="best"))
+    record = made.measure(replace(make_case(10, (64, 64, 256)), tile_choice="best"))
     assert (record.tile, record.stages) == (str(own[1]), 3)
-    assert record.previous.label == f"step9_async_ring[fragments] 128x128x512 float16 {other[1]} 2 stages"
+    assert record.previous.label == f"step9_async_ring[fragments] 64x64x256 float16 {other[1]} 2 stages"
     assert {(row["tile"], row["stages"]) for row in record.candidates} == {
         (str(tile), stages) for tile in own for stages in STAGE_SET
     }

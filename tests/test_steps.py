@@ -44,7 +44,7 @@ def schedule(problem, config):
 
 def test_the_registry_finds_the_ladder_by_reading_its_folder() -> None:
     files = sorted(path.stem for path in (ROOT / "steps").glob("step*_*.py"))
-    assert [step.name for step in find_steps().values()] == files
+    assert sorted(step.name for step in find_steps().values()) == files
     assert list(find_steps()) == list(range(1, 11))
 
 
@@ -235,8 +235,8 @@ def test_every_step_and_variant_is_right(step: int, variant: str, shape: tuple[i
         ((33, 17, 50), "nn"),  # one or two k tiles, none of them whole
         ((1, 1, 1), "nn"),
         ((35, 70, 24), "nt"),  # rows that are whole vectors
-        ((70, 33, 321), "nt"),  # more k tiles than slots, no row a whole vector
-        ((64, 128, 256), "nn"),  # nothing ragged
+        ((34, 33, 161), "nt"),  # no row a whole vector
+        ((32, 64, 320), "nn"),  # more k tiles than slots
     ],
     **shape_names,
 )
@@ -253,10 +253,10 @@ def test_every_tile_of_warps_is_right_in_every_dtype(
 @pytest.mark.parametrize("step", [8, 9, 10])
 def test_what_the_cpu_runs_of_a_tensorized_step_is_its_schedule_before_that(step: int) -> None:
     kernel = lower(small_case(step, (64, 64, 128)))
-    assert re.search("mma|wgmma", kernel.body)
-    assert kernel.schedule_for_cpu.mod["main"].script() != kernel.schedule.mod["main"].script()
-    assert "call_extern" in kernel.schedule.mod["main"].script() or "asm" in kernel.cuda
-    assert "mma" not in kernel.schedule_for_cpu.mod["main"].script()
+    instruction = "wgmma.mma_async" if step == 10 else "mma.sync"
+    assert instruction in kernel.cuda
+    texts = [schedule.mod["main"].script() for schedule in (kernel.schedule, kernel.schedule_for_cpu)]
+    assert ["tensor_core_m16n8k16" in text or "wgmma_m64n64k64" in text for text in texts] == [True, False]
 
 
 @pytest.mark.parametrize("step", [8, 9, 10])
@@ -436,12 +436,13 @@ def test_neighbouring_steps_differ() -> None:
     assert shared[1] == DEFAULT_TILE.one_output_per_thread().smem_bytes(4)
     assert shared[2:4] == [DEFAULT_TILE.smem_bytes(4)] * 2
     assert shared[4:] == [DEFAULT_TILE.smem_bytes(4, DEFAULT_STAGES)] * 2
-    instructions = {number: re.findall("mma_sync|ldmatrix|wgmma_m|cp_async", kernels[number].body) for number in STEPS}
-    assert not any("mma" in name for number in range(1, 8) for name in instructions[number])
-    assert "cp_async" in instructions[7]
-    assert "cp_async" not in instructions[8]
-    assert "cp_async" in instructions[9]
-    assert "wgmma_m" in instructions[10]
+    names = ("mma.sync", "wgmma.mma_async", "ldmatrix", "cp.async.c")
+    found = {number: {name for name in names if name in kernels[number].cuda} for number in STEPS}
+    assert not any(found[number] for number in range(1, 5))
+    assert [found[number] for number in (5, 6, 7)] == [{"cp.async.c"}] * 3
+    assert found[8] == {"mma.sync", "ldmatrix"}
+    assert found[9] == {"mma.sync", "ldmatrix", "cp.async.c"}
+    assert found[10] == {"wgmma.mma_async", "cp.async.c"}
 
 
 def test_vector_stores_appear_with_step_4() -> None:
