@@ -49,7 +49,9 @@ def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupC
     sch = Schedule(problem.prim_func())
     block, by_rows = sch.get_sblock("matmul"), config.variant == "rows"
     staged = stage_for_warpgroups(sch, block, config.tile, store_rows=by_rows)
-    pipeline_warpgroups(sch, staged, config.stages, IN_FLIGHT[config.variant])
+    in_flight, short = IN_FLIGHT[config.variant], config.k_tiles(problem) <= config.stages
+    # A short reduction has no more slots than k tiles, whatever is asked for.
+    pipeline_warpgroups(sch, staged, max(config.stages, in_flight + 2) if short else config.stages, in_flight)
     return sch, staged
 
 

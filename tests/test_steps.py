@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -257,6 +258,14 @@ def test_what_the_cpu_runs_of_a_tensorized_step_is_its_schedule_before_that(step
     assert instruction in kernel.cuda
     texts = [schedule.mod["main"].script() for schedule in (kernel.schedule, kernel.schedule_for_cpu)]
     assert ["tensor_core_m16n8k16" in text or "wgmma_m64n64k64" in text for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize("variant", STEPS[10].variants)
+@pytest.mark.parametrize("k", [64, 128])
+def test_a_short_reduction_may_be_asked_for_by_the_slots_that_it_has(variant: str, k: int) -> None:
+    case = small_case(10, (64, 64, k), variant)
+    assert case.slots == k // 64
+    assert lower(replace(case, stages=case.slots)).body == lower(case).body
 
 
 @pytest.mark.parametrize("step", [8, 9, 10])
