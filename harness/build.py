@@ -28,6 +28,7 @@ from schedules.pipelining import ASYNC, ORDER, STAGE, required_pass_config
 from schedules.serpentine import required_ptxas_options
 from schedules.tiling import BlockTile
 from schedules.vectorization import dtype_bytes
+from schedules.warp_tiling import WarpTile
 from schedules.workloads import Matmul
 from schedules.workspaces import pass_workspaces, workspace_bytes, workspaces
 from steps.config import DEFAULT_STAGES, StepConfig
@@ -77,7 +78,6 @@ class Case:
         self.step.check_variant(self.variant)
         self.step.check_tile(self.tile)
         self.step.check_dtype(self.variant, self.problem.dtype)
-        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
         if not self.step.runs(self.variant, self.machine.has_cp_async):
             without = self.step.default_variant(False)
             remedy = f"use --variant {without}" if self.step.runs(without, False) else "take step 6"
@@ -85,6 +85,7 @@ class Case:
                 f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
                 f"{remedy}"
             )
+        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
 
     @classmethod
     def default(
@@ -252,6 +253,11 @@ class Lowered:
         """The text of the loop that matters; see :func:`main_loop`."""
         return main_loop(self.body)
 
+    @property
+    def written_out(self) -> bool:
+        """Whether TVM has written the k loop out, so that counts of its body are counts of the whole kernel."""
+        return self.loop_body == self.body
+
 
 @dataclass(frozen=True)
 class Kernel(Lowered):
@@ -270,8 +276,6 @@ class Kernel(Lowered):
         """Counts in the generated CUDA."""
         body = self.body
         loop = self.loop_body
-        one_slot = self.case.tile.one_output_per_thread() if self.case.step.number == 2 else self.case.tile
-        tile_bytes = one_slot.smem_bytes(dtype_bytes(self.case.problem.dtype))
         tiles = self._k_tiles_in(loop)
         copies = asynchronous_copies(loop)
         waits = re.findall(r"wait_group_(\d+)\(\)", loop)
@@ -283,9 +287,20 @@ class Kernel(Lowered):
             wait_groups=tuple(int(count) for count in waits[: len(waits) // tiles]),
             vector_loads=len(re.findall(r"= \*\((?:float|half|uint)[248x1-9]*\*\)\(\w+_ptr", loop)),
             vector_stores_kernel=len(re.findall(r"^\s*\*\((?:float|half|uint)[248x1-9]*\*\)\(", body, re.M)),
-            shared_versions=round(self.smem_bytes / tile_bytes) if self.smem_bytes else 0,
+            shared_versions=self._shared_versions(),
             kernel_lines=body.count("\n"),
         )
+
+    def _shared_versions(self) -> int:
+        """How many k tiles fit into what the kernel has of shared memory; 0 without any.
+
+        As scheduled for tiles of warps, whose padding and sums of slices are in the same bytes.
+        """
+        case = self.case
+        if not self.smem_bytes or isinstance(case.tile, WarpTile):
+            return case.slots if self.smem_bytes else 0
+        one_slot = case.tile.one_output_per_thread() if case.step.number == 2 else case.tile
+        return round(self.smem_bytes / one_slot.smem_bytes(dtype_bytes(case.problem.dtype)))
 
     def _k_tiles_in(self, loop: str) -> int:
         """How many k tiles one iteration of the k loop covers: a turn of the ring where that is written out."""

@@ -233,14 +233,17 @@ class Session:
         return self._record(None, None, checked, own, (first, second), None, rounds, problem)
 
     def _previous(self, case: Case) -> Case | None:
-        """The step before on the same problem, with its default variant and its own choice of tile."""
+        """The step before on the same problem, with its default variant, if that takes the problem.
+
+        With the case's tile and stages where both steps have tiles of one family, else with its own default.
+        """
         steps = find_steps()
         earlier = [number for number in steps if number < case.step.number]
         if not earlier:
             return None
         step = steps[max(earlier)]
         variant = step.default_variant(case.machine.has_cp_async)
-        if case.problem.dtype not in step.dtypes(variant):
+        if not step.takes(variant, case.problem.dtype, case.machine.has_cp_async):
             return None
         before = Case.default(step, case.problem, case.machine)
         if case.tile_choice == "best":

@@ -121,6 +121,10 @@ class Step:
         """Whether a target can run a variant, given whether it has cp.async."""
         return async_copy or variant not in getattr(self.module, "NEEDS_ASYNC_COPY", ())
 
+    def takes(self, variant: str, dtype: str, async_copy: bool) -> bool:
+        """Whether a target can run a variant on operands of a dtype."""
+        return self.runs(variant, async_copy) and dtype in self.dtypes(variant)
+
     def default_variant(self, async_copy: bool = True) -> str:
         """The variant that stands for the step, given whether the target has cp.async."""
         without = getattr(self.module, "WITHOUT_ASYNC_COPY", self.variants[0])
@@ -148,11 +152,13 @@ class Step:
     def schedule(self, problem: Matmul, config: StepConfig) -> Schedule:
         """The problem, scheduled by this step."""
         self.check_variant(config.variant)
+        self.check_tile(config.tile)
         return self.module.schedule(problem, config)
 
     def schedule_for_cpu(self, problem: Matmul, config: StepConfig) -> Schedule:
         """The same before tensorization, of a step that has one (:attr:`tensorized`)."""
         self.check_variant(config.variant)
+        self.check_tile(config.tile)
         return self.module.schedule_before_tensorization(problem, config)
 
 

@@ -57,7 +57,9 @@ def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupC
         add_parts(sch, split)
         block = split.partial
     staged = stage_for_warpgroups(sch, block, tile, store_rows=parts == 1 and config.variant in ("rows", *SPLIT))
-    pipeline_warpgroups(sch, staged, config.stages, IN_FLIGHT[config.variant])
+    in_flight, short = IN_FLIGHT[config.variant], config.k_tiles(problem) <= config.stages
+    # A short reduction has no more slots than k tiles, whatever is asked for.
+    pipeline_warpgroups(sch, staged, max(config.stages, in_flight + 2) if short else config.stages, in_flight)
     return sch, staged
 
 

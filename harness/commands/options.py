@@ -11,6 +11,7 @@ from harness import execution
 from harness.build import Case
 from harness.peers import KINDS
 from harness.targets import DEFAULT_ARCH, MACHINES, Machine, machine_for
+from schedules.errors import IllegalTile
 from schedules.workloads import DTYPES, LAYOUTS, Matmul
 from steps.config import STAGE_SET
 from steps.registry import Step, UnknownStep, find_steps
@@ -162,7 +163,11 @@ def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str
     case = Case.default(step, problem, machine, variant, stages)
     if tile in ("default", "best", "tuned"):
         return replace(case, tile_choice=tile)
-    return replace(case, tile=step.tiles.kind.parse(tile), stages=stages or step.default_stages, tile_choice="given")
+    try:
+        given = step.tiles.kind.parse(tile)
+    except IllegalTile as refused:
+        raise UsageError(f"--tile {tile!r} for {step.name}: {refused}") from None
+    return replace(case, tile=given, stages=stages or step.default_stages, tile_choice="given")
 
 
 def _variants(step: Step, choice: str | None, dtype: str | None, alone: bool, has_cp_async: bool) -> list[str]:

@@ -119,7 +119,8 @@ def print_variants(kernels: list[Kernel]) -> None:
         code, resources = kernel.code, kernel.resources
         waits = ", ".join(map(str, code.wait_groups)) or "–"
         figures = ("–", "–") if resources is None else (str(resources.registers), f"{resources.occupancy:.0%}")
-        row = (name, code.shared_versions, code.cp_async, waits, code.barriers)
+        counts = [f"{count} in all" if kernel.written_out else count for count in (code.cp_async, code.barriers)]
+        row = (name, code.shared_versions, counts[0], waits, counts[1])
         table.add_row(*map(str, row), figures[0], str(kernel.smem_bytes), figures[1])
     console().print(table)
     for name, kernel in zip(names, kernels):
