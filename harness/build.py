@@ -28,11 +28,14 @@ from schedules.pipelining import ASYNC, ORDER, STAGE, required_pass_config
 from schedules.serpentine import required_ptxas_options
 from schedules.tiling import BlockTile
 from schedules.vectorization import dtype_bytes
+from schedules.warp_tiling import WarpTile
 from schedules.workloads import Matmul
+from schedules.workspaces import pass_workspaces, workspace_bytes, workspaces
 from steps.config import DEFAULT_STAGES, StepConfig
 from steps.registry import Step
 
 AnyLowered = TypeVar("AnyLowered", bound="Lowered")
+SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100
 MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
 
 
@@ -62,7 +65,8 @@ class Case:
     @property
     def config(self) -> StepConfig:
         """What the step is asked for."""
-        return StepConfig(self.variant, self.tile, self.stages, self.machine.has_cp_async)
+        multiprocessors = self.machine.sms or SMS_UNKNOWN
+        return StepConfig(self.variant, self.tile, self.stages, self.machine.has_cp_async, multiprocessors)
 
     @property
     def math(self) -> str:
@@ -74,13 +78,22 @@ class Case:
         self.step.check_variant(self.variant)
         self.step.check_tile(self.tile)
         self.step.check_dtype(self.variant, self.problem.dtype)
-        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
         if not self.step.runs(self.variant, self.machine.has_cp_async):
             without = self.step.default_variant(False)
             remedy = f"use --variant {without}" if self.step.runs(without, False) else "take step 6"
             raise UnsupportedCase(
-                f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; {remedy}"
+                f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
+                f"{remedy}"
             )
+        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
+
+    @classmethod
+    def default(
+        cls, step: Step, problem: Matmul, machine: Machine, variant: str = "", stages: int | None = None
+    ) -> Case:
+        """A step's case where nobody names a tile, nor ring slots unless ``stages`` does; "" is the default variant."""
+        tile, slots = step.default_for(problem, machine.target(), machine.sms or SMS_UNKNOWN, variant)
+        return cls(step, problem, variant or step.default_variant(machine.has_cp_async), tile, machine, stages or slots)
 
     def with_tile(self, tile: BlockTile, choice: str) -> Case:
         """The same case with another tile."""
@@ -127,13 +140,34 @@ class Lowered:
         return hashlib.sha256(self.cuda.encode()).hexdigest()
 
     @property
+    def launches(self) -> int:
+        """How many kernels one call of the function launches."""
+        return len(self.device.functions)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that its kernels leave results in for each other."""
+        return workspace_bytes(self.schedule.mod)
+
+    @cached_property
+    def main_kernel(self) -> str:
+        """The name of the kernel that the figures below are of: the one with the most shared memory, or text."""
+        names = [name.name_hint for name in self.device.functions]
+        return max(names, key=lambda name: (self._allocated(name, *SHARED_SCOPES), len(self.text_of(name))))
+
+    def text_of(self, kernel: str) -> str:
+        """A kernel's own CUDA text, without the helper functions before it and the other kernels."""
+        definition = rf'^extern "C" __global__ [^{{;]*\b{kernel}\([^{{;]*\{{.*?^}}$'
+        return re.search(definition, self.cuda, re.M | re.S).group(0) + "\n"
+
+    @cached_property
     def body(self) -> str:
-        """The kernel itself, without the helper functions before it."""
-        return self.cuda[self.cuda.rfind('extern "C"') :].strip() + "\n"
+        """The main kernel's text."""
+        return self.text_of(self.main_kernel)
 
     @cached_property
     def launch(self) -> dict[str, int]:
-        """Extents of blockIdx and threadIdx, by name."""
+        """Extents of the main kernel's blockIdx and threadIdx, by name."""
         extents: dict[str, int] = {}
 
         def note(attribute: tirx.AttrStmt) -> None:
@@ -141,8 +175,7 @@ class Lowered:
             if attribute.attr_key == "thread_extent":
                 extents[str(attribute.node.thread_tag)] = int(attribute.value)
 
-        for function in self.device.functions.values():
-            tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, note))
+        tvm_ffi.structural_walk(self.device[self.main_kernel].body, (tirx.AttrStmt, note))
         return extents
 
     @property
@@ -164,14 +197,19 @@ class Lowered:
     @cached_property
     def smem_bytes(self) -> int:
         """Shared memory of a block, static and dynamic, as declared in the lowered kernel."""
-        return self._allocated(*SHARED_SCOPES)
+        return self._allocated(self.main_kernel, *SHARED_SCOPES)
 
     @cached_property
     def local_bytes(self) -> int:
         """Arrays of one thread, as declared in the lowered kernel: what should become registers."""
-        return self._allocated("local")
+        return self._allocated(self.main_kernel, "local")
 
-    def _allocated(self, *scopes: str) -> int:
+    @property
+    def most_local_bytes(self) -> int:
+        """The same of the kernel where it is most."""
+        return max(self._allocated(name.name_hint, "local") for name in self.device.functions)
+
+    def _allocated(self, kernel: str, *scopes: str) -> int:
         total = 0
 
         def note(alloc: tirx.AllocBuffer) -> None:
@@ -180,8 +218,7 @@ class Lowered:
             if alloc.buffer.scope() in scopes:
                 total += math.prod(int(extent) for extent in alloc.buffer.shape) * dtype_bytes(alloc.buffer.dtype)
 
-        for function in self.device.functions.values():
-            tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, note))
+        tvm_ffi.structural_walk(self.device[kernel].body, (tirx.AllocBuffer, note))
         return total
 
     @property
@@ -216,6 +253,11 @@ class Lowered:
         """The text of the loop that matters; see :func:`main_loop`."""
         return main_loop(self.body)
 
+    @property
+    def written_out(self) -> bool:
+        """Whether TVM has written the k loop out, so that counts of its body are counts of the whole kernel."""
+        return self.loop_body == self.body
+
 
 @dataclass(frozen=True)
 class Kernel(Lowered):
@@ -234,8 +276,6 @@ class Kernel(Lowered):
         """Counts in the generated CUDA."""
         body = self.body
         loop = self.loop_body
-        one_slot = self.case.tile.one_output_per_thread() if self.case.step.number == 2 else self.case.tile
-        tile_bytes = one_slot.smem_bytes(dtype_bytes(self.case.problem.dtype))
         tiles = self._k_tiles_in(loop)
         copies = asynchronous_copies(loop)
         waits = re.findall(r"wait_group_(\d+)\(\)", loop)
@@ -247,9 +287,20 @@ class Kernel(Lowered):
             wait_groups=tuple(int(count) for count in waits[: len(waits) // tiles]),
             vector_loads=len(re.findall(r"= \*\((?:float|half|uint)[248x1-9]*\*\)\(\w+_ptr", loop)),
             vector_stores_kernel=len(re.findall(r"^\s*\*\((?:float|half|uint)[248x1-9]*\*\)\(", body, re.M)),
-            shared_versions=round(self.smem_bytes / tile_bytes) if self.smem_bytes else 0,
+            shared_versions=self._shared_versions(),
             kernel_lines=body.count("\n"),
         )
+
+    def _shared_versions(self) -> int:
+        """How many k tiles fit into what the kernel has of shared memory; 0 without any.
+
+        As scheduled for tiles of warps, whose padding and sums of slices are in the same bytes.
+        """
+        case = self.case
+        if not self.smem_bytes or isinstance(case.tile, WarpTile):
+            return case.slots if self.smem_bytes else 0
+        one_slot = case.tile.one_output_per_thread() if case.step.number == 2 else case.tile
+        return round(self.smem_bytes / one_slot.smem_bytes(dtype_bytes(case.problem.dtype)))
 
     def _k_tiles_in(self, loop: str) -> int:
         """How many k tiles one iteration of the k loop covers: a turn of the ring where that is written out."""
@@ -301,17 +352,17 @@ def lower_schedule(schedule: Schedule, machine: Machine, label: str) -> Lowered:
 
     Raises IllegalSchedule where a thread's own arrays are too large for registers.
     """
-    module = tirx.transform.BindTarget(machine.target().with_host("llvm"))(schedule.mod)
+    module = tirx.transform.BindTarget(machine.target().with_host("llvm"))(pass_workspaces(schedule.mod))
     pipeline, _, finalize_device = tirx.get_tir_pipeline(required_tir_pipeline(schedule.mod))
     with tvm.transform.PassContext(config=required_pass_config(schedule.mod)):
         _, devices = split_host_device_mods(pipeline(module))
     ((device_target, device),) = devices.items()
     device = finalize_device()(device)
     lowered = Lowered(label, machine, schedule, device, _generate_cuda(device, device_target))
-    if lowered.local_bytes > MOST_LOCAL_BYTES:
+    if lowered.most_local_bytes > MOST_LOCAL_BYTES:
         raise IllegalSchedule(
             f"{label}: a thread's own arrays are too large for registers, so that it would keep other threads' data",
-            value=f"{lowered.local_bytes} bytes",
+            value=f"{lowered.most_local_bytes} bytes",
             limit=MOST_LOCAL_BYTES,
             remedy="spread register loads and their stores alike (fetch_cooperatively with load=)",
         )
@@ -320,11 +371,29 @@ def lower_schedule(schedule: Schedule, machine: Machine, label: str) -> Lowered:
 
 def compiled(kernel: AnyLowered, compiler: Compiler) -> AnyLowered:
     """The kernel with its cubin, from the cache or the compiler."""
-    return replace(kernel, cubin=compile_cubin(kernel.cuda, kernel.machine.arch, compiler, kernel.ptxas_options))
+    options = kernel.ptxas_options
+    return replace(kernel, cubin=compile_cubin(kernel.cuda, kernel.machine.arch, compiler, options, kernel.main_kernel))
 
 
-def executable(kernel: Lowered) -> tvm.runtime.Executable:
-    """TVM's executable for the GPU at hand, running exactly ``kernel.cubin``; call ``executable["main"]``."""
+@dataclass(frozen=True)
+class Program:
+    """TVM's executable for the GPU at hand, and the memory that its kernels leave results in for each other.
+
+    ``program["main"](a, b, c)`` runs it. The memory is the program's own: what a CUDA graph captured stays valid as
+    long as the program lives, and two calls must not run at once.
+    """
+
+    executable: tvm.runtime.Executable
+    memory: tuple[Any, ...] = ()
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        """The function of that name, which takes the problem's arrays."""
+        function = self.executable[name]
+        return (lambda *arrays: function(*arrays, *self.memory)) if self.memory else function
+
+
+def executable(kernel: Lowered) -> Program:
+    """The program for the GPU at hand that runs exactly ``kernel.cubin``; call ``executable(kernel)["main"]``."""
     if kernel.cubin is None:
         raise ValueError(f"{kernel.label} is not compiled; call compiled(kernel, compiler) first")
 
@@ -334,7 +403,9 @@ def executable(kernel: Lowered) -> tvm.runtime.Executable:
             raise RuntimeError(f"TVM generated other CUDA text for {kernel.label} than the text that was compiled")
         return kernel.cubin.data
 
-    return compile_module(kernel.schedule.mod, kernel.machine, deliver, kernel.pass_config)
+    mod = kernel.schedule.mod
+    memory = [tvm.runtime.empty(list(map(int, w.shape)), str(w.dtype), tvm.cuda()) for w in workspaces(mod)]
+    return Program(compile_module(pass_workspaces(mod), kernel.machine, deliver, kernel.pass_config), tuple(memory))
 
 
 def compile_module(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from harness.build import Case, Kernel, lower, main_loop
+from harness.build import Case, Kernel, lower
+from schedules.errors import IllegalSchedule
 from steps.registry import find_steps
 
 
@@ -14,13 +15,13 @@ def why(kernel: Kernel) -> str:
     if twin:
         return f"The generated kernel is the same, character for character, as that of {twin}: no gain is possible."
     code, slots = kernel.code, kernel.code.shared_versions
+    scope = "in all, the k loop being written out" if kernel.written_out else "per k tile"
     if code.cp_async:
         waits = ", ".join(f"wait_group {count}" for count in code.wait_groups) or "no wait"
+        copies = f"{code.cp_async} cp.async statements of {code.cp_async_bytes} bytes a thread"
         flight = max(code.wait_groups, default=0) + _waits_first(kernel)
-        sentence = (
-            f"{code.cp_async} cp.async statements of {code.cp_async_bytes} bytes a thread per k tile, {slots} slots, "
-            f"{waits}: up to {flight} k tile{'s' * (flight != 1)} stay in flight while one is multiplied."
-        )
+        tiles = f"up to {flight} k tile{'s' * (flight != 1)} stay in flight while one is multiplied"
+        sentence = f"{copies} {scope}, {slots} slots, {waits}{'' if kernel.written_out else f': {tiles}'}."
     elif slots > 1 and _stores_from_registers(kernel):
         sentence = (
             f"{slots} slots; a tile's loads go to registers one iteration before their store to shared memory, "
@@ -37,7 +38,6 @@ def why(kernel: Kernel) -> str:
         sentence = "No shared memory: every operand is loaded by the thread that uses it."
     if kernel.case.variant == "writeback":
         sentence += " Every tile's product is then added to the result in a statement of its own."
-    scope = "in all, the k loop being written out" if main_loop(kernel.body) == kernel.body else "per k tile"
     return f"{sentence} {code.barriers} barrier{'s' * (code.barriers != 1)} {scope}.{_occupancy(kernel)}"
 
 
@@ -53,7 +53,7 @@ def aspects(kernel: Kernel) -> dict[str, str]:
         else "none",
         "global loads": _loads(kernel),
         "output stores": "vectors" if code.vector_stores_kernel else "scalars",
-        "barriers per k tile": str(code.barriers),
+        "barriers per k tile": f"{code.barriers}{' in all, the k loop being written out' * kernel.written_out}",
         "waits": ", ".join(f"wait_group {count}" for count in code.wait_groups) or "none",
         "k loop": _loop_form(kernel),
         "parameters": ", ".join(_parameters(case)) or "none",
@@ -73,22 +73,26 @@ def _identical(kernel: Kernel) -> str | None:
     earlier = [(step, step.default_variant(case.machine.has_cp_async)) for step in alike]
     for step, variant in (*((case.step, variant) for variant in variants), *reversed(earlier)):
         other = Case(step, case.problem, variant, case.tile, case.machine, case.stages)
-        if not step.runs(variant, case.machine.has_cp_async):
+        if not step.takes(variant, case.problem.dtype, case.machine.has_cp_async):
             continue
-        if lower(other).body == kernel.body:
+        try:
+            body = lower(other).body
+        except IllegalSchedule:  # e.g. a variant that needs more slots
+            continue
+        if body == kernel.body:
             return f"{step.name}[{variant}]"
     return None
 
 
 def _waits_first(kernel: Kernel) -> bool:
     """Whether the k loop waits before it issues its copies (one barrier), which are then in flight as well."""
-    loop = main_loop(kernel.body)
+    loop = kernel.loop_body
     return -1 < loop.find("wait_group") < loop.find("ptx_cp_async_legacy")
 
 
 def _stores_from_registers(kernel: Kernel) -> bool:
     """Whether the k loop fills shared memory from a thread's registers."""
-    return bool(re.search(r"(?:_shared|shmem)_ptr[^=;]*= [^=;]*_local_ptr", main_loop(kernel.body)))
+    return bool(re.search(r"(?:_shared|shmem)_ptr[^=;]*= [^=;]*_local_ptr", kernel.loop_body))
 
 
 def _stages(kernel: Kernel) -> list[int]:

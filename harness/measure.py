@@ -133,7 +133,7 @@ class Arena(Racecourse):
         self.transposed_b = [b.T.contiguous() for _, b, _ in self.sets]
 
     def cublas(self, math: str = IEEE) -> tuple[Contender, Contender]:
-        """cuBLAS through torch with B as stored row by row (NN) and transposed (NT); TF32 only where ``math`` says so."""
+        """cuBLAS through torch with B as stored row by row (NN) and transposed (NT); TF32 only where ``math`` says."""
         self.torch.backends.cuda.matmul.allow_tf32 = math != IEEE
         stored, other = ("nn", "nt") if self.problem.layout == "nn" else ("nt", "nn")
         transposed = {id(b): t for (_, b, _), t in zip(self.sets, self.transposed_b)}

@@ -9,14 +9,16 @@ loop must leave, and its rate with what is physically plausible: what the compil
 from __future__ import annotations
 
 import hashlib
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.script import tirx as T
@@ -43,7 +45,10 @@ PROBES = (
     "read",
     "round_trip",
     "stream_async",
+    "mma_f16",
+    "mma_tf32",
 )
+WGMMA_PROBES, WGMMA_ARCH = ("wgmma_f16",), "sm_90a"
 ROUNDS = 9
 ARRAY_BYTES = 2**30
 CHASE_BYTES, L2_CHASE_BYTES, L2_READ_BYTES = 2**28, 2**24, 24 * 2**20
@@ -55,6 +60,14 @@ SETTLE_S, SETTLED = 4.0, 0.003  # at most so long, until two readings of the clo
 IN_FLIGHT = ((1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (6, 2), (8, 2), (8, 3))
 HOLD_STEPS = 2**14  # barriers of one block, some tenths of a millisecond, in which the host queues what is timed
 BARRIER_THREADS = (64, 128, 256, 512, 1024)
+FRAGMENTS = 4  # of A that a warp multiplies, and of B at the most; of probes.cu
+WARPS = (4, 8, 16)  # per multiprocessor, and
+COLUMNS = (1, 2, 4)  # fragments of B per warp, that mma.sync is tried with
+WARPGROUPS = ((1, 1), (2, 1), (1, 2))  # of a block, and blocks per multiprocessor, that wgmma is tried with
+PRODUCTS, WGMMA_PRODUCTS = 2**19, 2**13  # instructions per multiprocessor and launch
+BURST = 8  # launches of one sample
+TF32_BITS = -(2**13)  # all but the last 13 bits of a float32
+SUMS_WITHIN = 0.05  # room for what up to 2**15 sums lose where the tensor cores cut off; less than a step in twenty
 
 
 class UnknownQuantity(ValueError):
@@ -65,14 +78,20 @@ class UnsuitableGpu(RuntimeError):
     """A GPU that the probes cannot run on, or that is not as ``harness/targets.py`` has it."""
 
 
-def probe_module() -> tvm.IRModule:
-    """One PrimFunc per probe: ``probe(source, sink, marks, grid, threads, first, steps, width, count)``.
+def probes_for(arch: str) -> tuple[str, ...]:
+    """The probes whose instructions an architecture has."""
+    return PROBES + (WGMMA_PROBES if arch == WGMMA_ARCH else ())
 
-    ``source`` and ``sink`` are int32 arrays, ``marks`` two int64 (cycles, nanoseconds); ``grid`` blocks of
-    ``threads``; the last four are the probe's own numbers (``harness/probes.cu``).
+
+def probe_module(arch: str) -> tvm.IRModule:
+    """One PrimFunc per probe that an architecture can run.
+
+    Each is ``probe(source, sink, marks, grid, threads, first, steps, width, count)``. ``source`` and ``sink`` are int32
+    arrays, ``marks`` two int64 (cycles, nanoseconds); ``grid`` blocks of ``threads``; the last four are the probe's own
+    numbers (``harness/probes.cu``).
     """
     text = SOURCE.read_text(encoding="utf-8")
-    return tvm.IRModule({name: _probe(name, text) for name in PROBES})
+    return tvm.IRModule({name: _probe(name, text) for name in probes_for(arch)})
 
 
 def _probe(name: str, text: str) -> tvm.tirx.PrimFunc:
@@ -109,7 +128,7 @@ def build_probes(machine: Machine, compiler: Compiler) -> tvm.runtime.Executable
     if not machine.has_cp_async:
         raise UnsuitableGpu(f"the microbenchmarks need cp.async, which {machine.arch} lacks; run on sm_80 or newer")
     with cuda_compiler(lambda source: compile_cubin(source, machine.arch, compiler).data):
-        return tvm.compile(probe_module(), target=machine.target())
+        return tvm.compile(probe_module(machine.arch), target=machine.target())
 
 
 class Bench:
@@ -120,7 +139,7 @@ class Bench:
         self.device = device_facts(torch, machine)
         require_memory(torch)
         executable = build_probes(machine, compiler)
-        self.probes = {name: executable[f"{name}_probe"] for name in PROBES}
+        self.probes = {name: executable[f"{name}_probe"] for name in probes_for(machine.arch)}
         self.sms = self.device["sms"]
         words = ARRAY_BYTES // 4
         seeded = torch.Generator("cuda").manual_seed(0)
@@ -164,6 +183,13 @@ class Bench:
             right = bool((found == expected).all())
         if not right:
             raise WrongResult(f"probe {what} left {found[:4].tolist()} …, expected {str(expected)[:80]}: not recorded")
+
+    def expect_near(self, what: str, expected: Any) -> None:
+        """WrongResult unless the sink begins with float32 sums that differ by less than SUMS_WITHIN of their RMS."""
+        found = self.sink.view(self.torch.float32)[: len(expected)]
+        error, rms = float((found - expected).abs().max()), float(expected.square().mean().sqrt())
+        if not error <= SUMS_WITHIN * rms:
+            raise WrongResult(f"probe {what} is off by {error:.4g}, where sums are about {rms:.4g}: not recorded")
 
     def total(self, words: int) -> int:
         """The sum of the first words of the source."""
@@ -229,31 +255,39 @@ def require_memory(torch: Any) -> None:
         )
 
 
+Points = Iterator[tuple[float | None, list[float]] | tuple[float | None, list[float], str]]
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """One quantity: how it is measured, what is varied, and between which values it can be believed.
 
-    ``measure`` yields the samples of one point after the other, as (value varied or None, samples).
+    ``measure`` yields the samples of one point after the other, as (value varied or None, samples), and last, where
+    it chose something, what. ``arch`` is the only architecture that has what it measures; "" where all have.
     """
 
     name: str
     how: str
     over: str
     plausible: tuple[float, float]
-    measure: Callable[[Bench], Iterable[tuple[float | None, list[float]]]]
+    measure: Callable[[Bench], Points]
+    arch: str = ""
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether an architecture has what is measured."""
+        return self.arch in ("", arch)
 
 
 BENCHMARKS: dict[str, Benchmark] = {}
-Points = Iterator[tuple[float | None, list[float]]]
 
 
-def quantity(low: float, high: float, over: str = "") -> Callable[[Callable[[Bench], Points]], Any]:
+def quantity(low: float, high: float, over: str = "", arch: str = "") -> Callable[[Callable[[Bench], Points]], Any]:
     """Declare a function as the measurement of the quantity of its name; its docstring says how."""
 
     def declare(measure: Callable[[Bench], Points]) -> Callable[[Bench], Points]:
         """Enter the function in BENCHMARKS."""
         how = " ".join(measure.__doc__.split())
-        BENCHMARKS[measure.__name__] = Benchmark(measure.__name__, how, over, (low, high), measure)
+        BENCHMARKS[measure.__name__] = Benchmark(measure.__name__, how, over, (low, high), measure, arch)
         return measure
 
     return declare
@@ -498,6 +532,118 @@ def block_start_ns(bench: Bench) -> Points:
     yield None, [ns / blocks for ns in times]
 
 
+@quantity(5000, 1e7)
+def mma_f16_gflops(bench: Bench) -> Points:
+    """mma.sync.m16n8k16 of normally distributed float16 in registers, sums in float32; 8 launches in a row of
+    524288 instructions per multiprocessor"""
+    yield _fastest(bench, "mma_f16", _mma_setups, _normal((max(WARPS), FRAGMENTS * 32 * 6 * 2), "float16"))
+
+
+@quantity(2000, 1e7)
+def mma_tf32_gflops(bench: Bench) -> Points:
+    """The same of mma.sync.m16n8k8, float32 cut to TF32"""
+    values = _normal((max(WARPS), FRAGMENTS * 32 * 6), "float32")
+    yield _fastest(bench, "mma_tf32", _mma_setups, (values.view("int32") & TF32_BITS).view("float32"))
+
+
+@quantity(50000, 1e7, arch=WGMMA_ARCH)
+def wgmma_f16_gflops(bench: Bench) -> Points:
+    """wgmma.m64n256k16 of normally distributed float16 in shared memory, 128-byte swizzle, sums in float32, 4 to 8
+    instructions of a warpgroup under way; 8 launches in a row of 8192 instructions per multiprocessor"""
+    yield _fastest(bench, "wgmma_f16", _wgmma_setups, _normal((128 + 256, 64), "float16"))
+
+
+@dataclass(frozen=True)
+class TensorCoreSetup:
+    """One way to keep the tensor cores busy: how; the launch, and the operations of one multiprocessor in it; the sums
+    that a block's threads must leave."""
+
+    how: str
+    launch: dict[str, int]
+    operations: int
+    sums: np.ndarray
+
+
+def _normal(shape: tuple[int, int], dtype: str) -> np.ndarray:
+    """Standard normal values."""
+    return np.random.default_rng(1).standard_normal(shape).astype(dtype)
+
+
+def _mma_setups(values: np.ndarray, sms: int) -> Iterator[TensorCoreSetup]:
+    """Every number of warps with every number of independent accumulators."""
+    depth = 32 // values.itemsize
+    for warps, columns in itertools.product(WARPS, COLUMNS):
+        accumulators = FRAGMENTS * columns
+        steps = PRODUCTS // (warps * accumulators)
+        yield TensorCoreSetup(
+            f"{warps} warps per multiprocessor, {accumulators} accumulators a warp",
+            {"grid": sms, "threads": 32 * warps, "steps": steps, "width": columns},
+            PRODUCTS * 2 * 16 * 8 * depth,
+            steps * mma_sums(values[:warps], columns),
+        )
+
+
+def mma_sums(values: np.ndarray, columns: int) -> np.ndarray:
+    """Each lane's sum of one step of ``mma_f16`` or ``mma_tf32``; a row of ``values`` is what one warp loads.
+
+    By the fragments of the PTX ISA: lane 4·g + t has rows g and g + 8 of A and column g of B, of each the places t in
+    both halves of k; and of C rows g and g + 8, columns 2·t and 2·t + 1.
+    """
+    packed = 4 // values.itemsize
+    a, b = np.split(values.astype("float64"), [FRAGMENTS * 32 * 4 * packed], axis=1)
+    a = a.reshape(-1, FRAGMENTS, 8, 4, 2, 2, packed).sum((1, 5)).reshape(-1, 8, 8 * packed)
+    b = b.reshape(-1, FRAGMENTS, 4, 2, 8 * packed)[:, :columns].sum((1, 3))
+    return (a @ b.swapaxes(1, 2)).reshape(-1)
+
+
+def _wgmma_setups(values: np.ndarray, sms: int) -> Iterator[TensorCoreSetup]:
+    """Every number of warpgroups and blocks."""
+    for groups, blocks in WARPGROUPS:
+        steps = WGMMA_PRODUCTS // (4 * groups * blocks)
+        yield TensorCoreSetup(
+            f"{groups} warpgroup(s) a block, {blocks} block(s) per multiprocessor",
+            {"grid": blocks * sms, "threads": 128 * groups, "steps": steps},
+            WGMMA_PRODUCTS * 2 * 64 * 256 * 16,
+            steps * wgmma_sums(values)[: 128 * groups],
+        )
+
+
+def wgmma_sums(values: np.ndarray) -> np.ndarray:
+    """Each thread's sum of one step of ``wgmma_f16``: a warp has 16 rows of C, its lanes those of ``mma_sums``."""
+    a, b = np.split(values.astype("float64"), [128])
+    return (a.reshape(8, 2, 8, 64).sum(1) @ b.reshape(32, 4, 2, 64).sum((0, 2)).T).reshape(-1)
+
+
+def _fastest(
+    bench: Bench,
+    probe: str,
+    setups_of: Callable[[np.ndarray, int], Iterator[TensorCoreSetup]],
+    values: np.ndarray,
+) -> tuple[None, list[float], str]:
+    """GFLOPS of the fastest setup for these operands, and which it was."""
+    setups, operands = list(setups_of(values, bench.sms)), words_on_gpu(bench.torch, values)
+    rates = [_burst_gflops(bench, probe, setup, operands) for setup in setups]
+    best = max(range(len(setups)), key=lambda number: statistics.median(rates[number]))
+    return None, rates[best], f"; the fastest of {len(setups)} setups: {setups[best].how}"
+
+
+def words_on_gpu(torch: Any, values: np.ndarray) -> Any:
+    """Values as the int32 words that probes take."""
+    return torch.from_numpy(values.view("int32").reshape(-1)).cuda()
+
+
+def _burst_gflops(bench: Bench, probe: str, setup: TensorCoreSetup, operands: Any) -> list[float]:
+    expected = bench.torch.from_numpy(setup.sums).float().cuda().repeat(setup.launch["grid"])
+
+    def burst(_number: int) -> None:
+        """Launch again and again, so that the clock of a busy GPU is what counts."""
+        for _ in range(BURST):
+            bench.launch(probe, source=operands, **setup.launch)
+
+    times = bench.sample(burst, lambda _: bench.expect_near(probe, expected))
+    return [BURST * setup.operations * bench.sms / ns for ns in times]
+
+
 def chosen(only: str | None) -> list[Benchmark]:
     """The benchmarks named, comma between them, in their order; all without names."""
     names = list(BENCHMARKS) if only is None else [name.strip() for name in only.split(",")]
@@ -510,7 +656,7 @@ def chosen(only: str | None) -> list[Benchmark]:
 def measure_quantity(bench: Bench, benchmark: Benchmark, revision: str) -> Quantity:
     """Measure one quantity; WrongResult for outputs that are not right and medians that cannot be believed."""
     points = list(benchmark.measure(bench))
-    medians = tuple(statistics.median(samples) for _, samples in points)
+    medians = tuple(statistics.median(samples) for _, samples, *_ in points)
     low, high = benchmark.plausible
     for median in medians:
         if not low <= median <= high:
@@ -518,9 +664,9 @@ def measure_quantity(bench: Bench, benchmark: Benchmark, revision: str) -> Quant
     return Quantity(
         medians=medians,
         over=benchmark.over,
-        at=tuple(at for at, _ in points if at is not None),
-        origin=benchmark.how,
-        samples=tuple(tuple(samples) for _, samples in points),
+        at=tuple(at for at, *_ in points if at is not None),
+        origin=benchmark.how + "".join(choice for _, _, *choices in points for choice in choices),
+        samples=tuple(tuple(samples) for _, samples, *_ in points),
         revision=revision,
         recorded_at=now(),
     )

@@ -8,11 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.build import Kernel
-from harness.targets import Machine
-from schedules.tiling import TileConfig
+from harness.measure import IEEE
+from harness.rate_files import Rates
+from harness.records import Record
+from harness.targets import Machine, machine_for
+from schedules.tensorization import TensorCoreTile
+from schedules.tiling import BlockTile, TileConfig
 from schedules.vectorization import dtype_bytes
 from schedules.warp_tiling import WarpTile
-from schedules.workloads import accumulator_dtype
+from schedules.warpgroup import WarpgroupTile
+from schedules.workloads import Matmul, accumulator_dtype
+from steps.registry import find_steps
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,9 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
     """N·(load + compute) against N·max(load, compute), per k tile.
 
     None where the machine was not measured, where no load runs ahead (no cp.async), where the arithmetic
-    is not float32, and for tiles of warps. Barriers and the latency of shared memory are left out: they cost the sequential form more,
-    so that gains can exceed the prediction where arithmetic should have hidden the loads already.
+    is not float32, and for tiles of warps. Barriers and the latency of shared memory are left out: they cost the
+    sequential form more, so that gains can exceed the prediction where arithmetic should have hidden the loads
+    already.
 
     load = latency + bytes of both operand tiles / (bandwidth per multiprocessor); compute =
     2·block_m·block_n·block_k operations / (peak per multiprocessor). Blocks resident on the same
@@ -69,34 +76,60 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
     )
 
 
-def bound(kernel: Kernel, time_ms: float) -> str:
-    """What limits a measured kernel: "compute", "memory" or "latency"; "unknown" on an unmeasured machine.
+def instruction_ceiling(rates: Rates, tile: type[BlockTile], math: str) -> float | None:
+    """GFLOPS of the instruction alone that a family of tiles multiplies with; None where it was not measured.
 
-    And "unknown" for tensor cores, whose peak is not among a machine's measured rates.
-
-    Two times it cannot undercut: its operations at the arithmetic peak; and its traffic, the larger of
-    compulsory bytes at device-memory bandwidth and the operands its threads ask for at 128 bytes per clock
-    and multiprocessor. If the larger of the two explains at least half of the time, it is the bound;
-    else the kernel waits: latency.
+    ``wgmma`` for tiles of warpgroups, ``mma.sync`` for other tensor core tiles, multiply-adds for all others.
+    bfloat16 goes by the ceiling measured with float16: the instructions have one shape and one rate.
     """
-    machine, problem = kernel.case.machine, kernel.case.problem
-    tile = kernel.case.tile
-    if machine.rates is None or not isinstance(tile, (TileConfig, WarpTile)):
+    if issubclass(tile, WarpgroupTile):
+        return rates.wgmma_f16_gflops
+    if issubclass(tile, TensorCoreTile):
+        return rates.mma_f16_gflops if math == IEEE else rates.mma_tf32_gflops
+    return rates.fp32_gflops if issubclass(tile, (TileConfig, WarpTile)) else None
+
+
+def ceiling_share(record: Record) -> float | None:
+    """A measured step's speed over :func:`instruction_ceiling` of the GPU that it ran on, as measured there.
+
+    None for what is no step, for sums in float64, and where no ceiling was measured.
+    """
+    step = find_steps().get(record.step)
+    if step is None or not record.arch or accumulator_dtype(record.dtype) != "float32":
+        return None
+    rates = machine_for(record.arch).of_gpu(record.environment.gpu).rates
+    ceiling = rates and instruction_ceiling(rates, step.tiles.kind, record.math)
+    return record.gflops / ceiling if ceiling else None
+
+
+def bound(kernel: Kernel, time_ms: float) -> str:
+    """What limits a measured kernel: "compute", "memory" or "latency"; "unknown" where its ceiling was not measured.
+
+    Two times it cannot undercut: its operations at its instruction's ceiling; and its traffic, compulsory bytes at
+    device-memory bandwidth or, without tensor cores, the operands its threads ask for at 128 bytes per clock and
+    multiprocessor where that is longer. If the larger of the two explains at least half of the time, it is the
+    bound; else the kernel waits: latency.
+    """
+    case = kernel.case
+    machine, rates = case.machine, case.machine.rates
+    ceiling = rates and instruction_ceiling(rates, type(case.tile), case.math)
+    if not ceiling:
         return "unknown"
-    itemsize = dtype_bytes(problem.dtype)
-    compulsory = (problem.m * problem.k + problem.k * problem.n) * itemsize
-    compulsory += problem.m * problem.n * dtype_bytes(problem.out_dtype)
-    if kernel.case.step.number < 3:
-        tile = tile.one_output_per_thread()
-    clock_ghz = machine.rates.sm_clock_mhz / 1e3
     floors_ms = {
-        "compute": problem.flops / machine.fp32_gflops / 1e6,
-        "memory": max(
-            compulsory / machine.bandwidth_gb_s / 1e6,
-            _wavefronts(problem.flops / 2, tile, machine.warp_size, itemsize) / (machine.sms * clock_ghz * 1e6),
-        ),
+        "compute": case.problem.flops / ceiling / 1e6,
+        "memory": _compulsory_bytes(case.problem) / machine.bandwidth_gb_s / 1e6,
     }
+    if isinstance(case.tile, (TileConfig, WarpTile)):
+        tile = case.tile.one_output_per_thread() if case.step.number < 3 else case.tile
+        accesses = _wavefronts(case.problem.flops / 2, tile, machine.warp_size, dtype_bytes(case.problem.dtype))
+        floors_ms["memory"] = max(floors_ms["memory"], accesses / (machine.sms * rates.sm_clock_mhz * 1e3))
     return _explained(floors_ms, time_ms)
+
+
+def _compulsory_bytes(problem: Matmul) -> int:
+    """Both operands once, and the result once."""
+    operands = (problem.m * problem.k + problem.k * problem.n) * dtype_bytes(problem.dtype)
+    return operands + problem.m * problem.n * dtype_bytes(problem.out_dtype)
 
 
 def stream_bound(machine: Machine, bytes_moved: int, flops: int, time_ms: float) -> str:

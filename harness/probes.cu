@@ -66,6 +66,88 @@ __device__ __forceinline__ int stream(char* ring, const int4* source, int steps)
   return sum;
 }
 
+// One mma.sync instruction: C[16, 8] += A[16, k] · B[k, 8], fragments in registers, sums in float32.
+struct MmaF16 {
+  static __device__ __forceinline__ void issue(float (&c)[4], const int (&a)[4], const int (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+};
+
+struct MmaTf32 {
+  static __device__ __forceinline__ void issue(float (&c)[4], const int (&a)[4], const int (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+};
+
+constexpr int kFragments = 4;  // of A in a warp's registers, and of B at the most: as many products as pairs of them
+
+// Every warp multiplies each of its fragments of A with kColumns of B, `steps` times; a lane's sum of all it has.
+template <class Mma, int kColumns>
+__device__ __forceinline__ float products(const int* source, int steps) {
+  const int* from = source + threadIdx.x / 32 * kFragments * 32 * 6;
+  int a[kFragments][4], b[kColumns][2];
+  float c[kFragments][kColumns][4] = {};
+  for (int i = 0; i < kFragments * 4; ++i) a[i / 4][i % 4] = from[(i / 4 * 32 + threadIdx.x % 32) * 4 + i % 4];
+  from += kFragments * 32 * 4;
+  for (int j = 0; j < kColumns * 2; ++j) b[j / 2][j % 2] = from[(j / 2 * 32 + threadIdx.x % 32) * 2 + j % 2];
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+#pragma unroll
+    for (int product = 0; product < kFragments * kColumns; ++product)
+      Mma::issue(c[product / kColumns][product % kColumns], a[product / kColumns], b[product % kColumns]);
+  }
+  float sum = 0;
+  for (int i = 0; i < kFragments * kColumns * 4; ++i) sum += c[i / 4 / kColumns][i / 4 % kColumns][i % 4];
+  return sum;
+}
+
+// The same with 1, 2 or 4 fragments of B; leaves each lane's sum as the bits of a float.
+template <class Mma>
+__device__ __forceinline__ void multiply(const int* source, int* sink, int steps, int columns) {
+  float sum = 0;
+  switch (columns) {
+    case 1: sum = products<Mma, 1>(source, steps); break;
+    case 2: sum = products<Mma, 2>(source, steps); break;
+    case 4: sum = products<Mma, 4>(source, steps); break;
+  }
+  sink[blockIdx.x * blockDim.x + threadIdx.x] = __float_as_int(sum);
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// wgmma's descriptor of rows of 128 bytes, K-major, 128-byte swizzle: eight rows are 1024 bytes.
+__device__ __forceinline__ unsigned long long descriptor(const int4* rows) {
+  return 1ull << 62 | (1024ull >> 4) << 32 | 1ull << 16 | (shared_address(rows) & 0x3FFFF) >> 4;
+}
+
+#define LADDER_TEN(tens)                                                                                  \
+  "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens "6, %" #tens    \
+  "7, %" #tens "8, %" #tens "9, "
+#define LADDER_EIGHT(c, i)                                                                                \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
+      "+f"(c[i + 7])
+#define LADDER_THIRTY_TWO(c, i) \
+  LADDER_EIGHT(c, i), LADDER_EIGHT(c, i + 8), LADDER_EIGHT(c, i + 16), LADDER_EIGHT(c, i + 24)
+
+// C[64, 256] += A[64, 16] · B[16, 256], both operands in shared memory.
+__device__ __forceinline__ void wgmma(float (&c)[128], unsigned long long a, unsigned long long b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " LADDER_TEN(1)
+          LADDER_TEN(2) LADDER_TEN(3) LADDER_TEN(4) LADDER_TEN(5) LADDER_TEN(6) LADDER_TEN(7) LADDER_TEN(8)
+              LADDER_TEN(9) LADDER_TEN(10) LADDER_TEN(11)
+      "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, 1, 1, 1, 0, 0;"
+      : LADDER_THIRTY_TWO(c, 0), LADDER_THIRTY_TWO(c, 32), LADDER_THIRTY_TWO(c, 64), LADDER_THIRTY_TWO(c, 96)
+      : "l"(a), "l"(b));
+}
+
+#endif
+
 }  // namespace probe
 
 // One thread follows `steps` links, each the index of the next; past the first-level cache.
@@ -215,5 +297,48 @@ __device__ void stream_async(const int* source, int* sink, int64_t*, int, int st
   }
   sink[blockIdx.x * blockDim.x + threadIdx.x] = sum;
 }
+
+// Warps that only issue mma.sync on what they have in registers.
+__device__ void mma_f16(const int* source, int* sink, int64_t*, int, int steps, int width, int) {
+  probe::multiply<probe::MmaF16>(source, sink, steps, width);
+}
+
+__device__ void mma_tf32(const int* source, int* sink, int64_t*, int, int steps, int width, int) {
+  probe::multiply<probe::MmaTf32>(source, sink, steps, width);
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Up to two warpgroups multiply 64 rows each of A[128, 64] with B[256, 64]ᵀ, `steps` times: four instructions in a
+// group, one group under way while the next is issued. Leaves each thread's sum as the bits of a float.
+__device__ void wgmma_f16(const int* source, int* sink, int64_t*, int, int steps, int, int) {
+  constexpr int kRows = 128, kColumns = 256, kPieces = 8, kGroupRows = 64;  // eight pieces of 16 bytes are a row
+  __shared__ __align__(1024) int4 tiles[(kRows + kColumns) * kPieces];
+  for (int i = threadIdx.x; i < (kRows + kColumns) * kPieces; i += blockDim.x)
+    tiles[i ^ i / kPieces % kPieces] = reinterpret_cast<const int4*>(source)[i];
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  const unsigned long long a = probe::descriptor(tiles + threadIdx.x / 128 * kGroupRows * kPieces);
+  const unsigned long long b = probe::descriptor(tiles + kRows * kPieces);
+  float c[128];
+  for (int i = 0; i < 128; ++i) c[i] = 0;
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+#pragma unroll
+    for (int part = 0; part < 4; ++part) probe::wgmma(c, a + 2 * part, b + 2 * part);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+  }
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  float sum = 0;
+  for (int i = 0; i < 128; ++i) {
+    asm volatile("" : "+f"(c[i])::"memory");  // read after the wait
+    sum += c[i];
+  }
+  sink[blockIdx.x * blockDim.x + threadIdx.x] = __float_as_int(sum);
+}
+
+#endif
 
 #endif  // LADDER_PROBES

@@ -105,7 +105,8 @@ class Rates:
     ``fp32_gflops`` counts a multiply-add as two operations; ``copy_gb_s`` counts bytes read and bytes written.
     ``in_flight_gb_s`` is the rate of the whole GPU over the bytes that each multiprocessor keeps under way;
     ``cp_async_loaded_latency_ns`` the round trip, all multiprocessors asking, over the bytes each asks for;
-    ``barrier_ns`` goes over threads per block.
+    ``barrier_ns`` goes over threads per block. ``mma_*`` and ``wgmma_*`` are what the tensor cores do by that
+    instruction alone, operands in registers or, for wgmma, in shared memory; wgmma is sm_90a's.
     """
 
     gpu: str
@@ -123,6 +124,9 @@ class Rates:
     fma_latency_ns: float | None = None
     shared_bytes_per_clock: float | None = None
     cp_async_latency_ns: float | None = None
+    mma_f16_gflops: float | None = None
+    mma_tf32_gflops: float | None = None
+    wgmma_f16_gflops: float | None = None
     launch_ns: float | None = None
     block_start_ns: float | None = None
     cp_async_loaded_latency_ns: Curve | None = None

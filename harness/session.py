@@ -37,7 +37,7 @@ from harness.verify import WrongResult, verify
 from schedules.errors import IllegalSchedule
 from schedules.tiling import TileConfig
 from schedules.workloads import Matmul
-from steps.config import STAGE_SET, TuningSpace
+from steps.config import DEFAULT_STAGES, STAGE_SET, TuningSpace
 from steps.registry import find_steps
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -233,20 +233,25 @@ class Session:
         return self._record(None, None, checked, own, (first, second), None, rounds, problem)
 
     def _previous(self, case: Case) -> Case | None:
-        """The step before on the same problem, with its default variant and its own choice of tile."""
+        """The step before on the same problem, with its default variant, if that takes the problem.
+
+        With the case's tile and stages where both steps have tiles of one family, else with its own default.
+        """
         steps = find_steps()
         earlier = [number for number in steps if number < case.step.number]
         if not earlier:
             return None
         step = steps[max(earlier)]
         variant = step.default_variant(case.machine.has_cp_async)
-        if case.problem.dtype not in step.dtypes(variant):
+        if not step.takes(variant, case.problem.dtype, case.machine.has_cp_async):
             return None
-        same = step.tiles == case.step.tiles
-        tile, stages = (case.tile, case.stages) if same else (step.tiles.default, step.default_stages)
-        choice = case.tile_choice if same or case.tile_choice == "best" else "default"
-        before = Case(step, case.problem, variant, tile, case.machine, stages, choice)
-        return self.tune(before) if case.tile_choice == "best" else before
+        before = Case.default(step, case.problem, case.machine)
+        if case.tile_choice == "best":
+            return self.tune(replace(before, tile_choice="best"))
+        chosen_for_it = case.tile_choice == "default" and step.tiles.choices
+        same = step.tiles == case.step.tiles and not chosen_for_it
+        stages = case.stages if step.pipelined else DEFAULT_STAGES
+        return replace(before, tile=case.tile, stages=stages, tile_choice=case.tile_choice) if same else before
 
     @staticmethod
     def _adds_pipeline(case: Case) -> bool:

@@ -92,22 +92,23 @@ def require_compiler() -> Compiler:
     return found
 
 
-def compile_cubin(source: str, arch: str, compiler: Compiler, ptxas_options: tuple[str, ...] = ()) -> Cubin:
+def compile_cubin(
+    source: str, arch: str, compiler: Compiler, ptxas_options: tuple[str, ...] = (), kernel: str = ""
+) -> Cubin:
     """Compile CUDA text for ``arch``; the same text, flags and compiler are compiled once and then cached.
 
-    ``ptxas_options`` come after those that every kernel gets.
-
-    Raises CompileError with the compiler's first message.
+    ``ptxas_options`` come after those that every kernel gets. Where the text has several kernels, ``kernel`` names the
+    one whose registers are taken down. Raises CompileError with the compiler's first message.
     """
     own = tuple(f"-Xptxas={option}" for option in ptxas_options)
-    recipe = json.dumps([source, arch, (*FLAGS, *own), compiler.version])
+    recipe = json.dumps([source, arch, (*FLAGS, *own), compiler.version, kernel])
     entry = cache_folder() / hashlib.sha256(recipe.encode()).hexdigest()
     facts, data = entry.with_suffix(".json"), entry.with_suffix(".cubin")
     if cached := _read_cached(data, facts):
         return cached
     with tempfile.TemporaryDirectory() as folder:
         log = run_nvcc(compiler, source, Path(folder), "kernel.cubin", "-cubin", *arch_flags(arch), *own)
-        cubin = Cubin((Path(folder) / "kernel.cubin").read_bytes(), **ptxas_facts(log))
+        cubin = Cubin((Path(folder) / "kernel.cubin").read_bytes(), **ptxas_facts(log, kernel))
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         described = {name: value for name, value in vars(cubin).items() if name != "data"} | {"sha256": cubin.sha256}
@@ -173,8 +174,10 @@ def run_nvcc(compiler: Compiler, source: str, folder: Path, output: str, *flags:
     return result.stderr + result.stdout
 
 
-def ptxas_facts(log: str) -> dict[str, int]:
-    """Registers, spilled bytes and static shared memory from ``ptxas -v``'s report of one kernel."""
+def ptxas_facts(log: str, kernel: str = "") -> dict[str, int]:
+    """Registers, spilled bytes and static shared memory from ``ptxas -v``'s report of one kernel (the first)."""
+    reports = re.split(r"(?=Compiling entry function ')", log)
+    log = next((report for report in reports if report.startswith(f"Compiling entry function '{kernel}'")), log)
     found = {
         "registers": re.search(r"Used (\d+) registers", log),
         "spill_bytes": re.search(r"(\d+) bytes spill stores", log),

@@ -247,8 +247,7 @@ def _cheaper_first(session: Session, one: Case, other: Case) -> tuple[Case, Case
 
 def default_case(case: Case) -> Case:
     """The step's default configuration of a case's problem, as :func:`candidates` would write it."""
-    variant = case.step.default_variant(case.machine.has_cp_async)
-    default = replace(case, variant=variant, tile=case.step.tiles.default, stages=case.step.default_stages)
+    default = replace(Case.default(case.step, case.problem, case.machine), tile_choice=case.tile_choice)
     return replace(default, stages=default.slots)
 
 

@@ -10,30 +10,38 @@ import numpy as np
 
 from harness.build import Kernel
 from harness.execution import Backend, numpy_dtype
+from harness.measure import IEEE
 from harness.records import Verification
 from schedules.workloads import Matmul, accumulator_dtype
 
 SEEDS = (0, 1, 2)
+TF32_ROUNDING = 2.0**-11  # the largest relative error of an operand rounded to 11 bits
 
 
 class WrongResult(RuntimeError):
     """A kernel whose output is not the product."""
 
 
-def tolerance(problem: Matmul, scale: tuple[float, float]) -> float:
+def tolerance(problem: Matmul, scale: tuple[float, float], math: str = IEEE) -> float:
     """The largest error that rounding explains, from the output's own scale.
 
     Summing k rounded products one after the other makes an error that grows like a random walk: a few
     times eps · √k of the output's root mean square, eps being the accumulator's. Rounding the result to
-    its dtype adds half a unit in the last place of the largest output. Both with a factor that leaves
-    room for the worst of 10⁸ elements, and far below one dropped element of k.
+    its dtype adds half a unit in the last place of the largest output. With TF32 ``math`` each product has
+    the errors of its two rounded operands before it is summed: they too add up like a random walk, as the products
+    themselves do, to a few times that relative error of the output's root mean square; where products are few, twice
+    that of the largest output bounds them. All with a factor that leaves room for the worst of 10⁸ elements, and far
+    below one dropped element of k.
     """
     rms, largest = scale
     accumulate = 8 * epsilon(accumulator_dtype(problem.dtype)) * np.sqrt(problem.k) * rms
-    return float(accumulate + epsilon(problem.out_dtype) * largest)
+    round_operands = 0.0 if math == IEEE else TF32_ROUNDING * (8 * rms + 2 * largest)
+    return float(accumulate + round_operands + epsilon(problem.out_dtype) * largest)
 
 
-def check_output(problem: Matmul, backend: Backend, output: Any, reference: Any, exact: bool) -> tuple[float, float]:
+def check_output(
+    problem: Matmul, backend: Backend, output: Any, reference: Any, exact: bool, math: str = IEEE
+) -> tuple[float, float]:
     """Compare an output with its float64 reference; returns (worst error, tolerance).
 
     ``exact`` data are small whole numbers, of which every sum is exact: the output must equal the
@@ -41,7 +49,7 @@ def check_output(problem: Matmul, backend: Backend, output: Any, reference: Any,
     """
     error = backend.worst_error(output, reference)
     scale = backend.scale(reference)
-    limit = _integer_rounding(problem, scale[1]) if exact else tolerance(problem, scale)
+    limit = _integer_rounding(problem, scale[1]) if exact else tolerance(problem, scale, math)
     if not error <= limit:
         data = "small whole numbers" if exact else "normal data"
         raise WrongResult(f"worst error {error:.3g} on {data}, limit {limit:.3g}")
@@ -50,7 +58,8 @@ def check_output(problem: Matmul, backend: Backend, output: Any, reference: Any,
 
 def verify(kernel: Kernel, backend: Backend, seeds: tuple[int, ...] = SEEDS, run: Any = None) -> Verification:
     """:func:`verify_launch` of a kernel; ``run`` stands in for it where it is loaded already."""
-    return verify_launch(run or backend.load(kernel), kernel.case.problem, backend, str(kernel.case), seeds)
+    case = kernel.case
+    return verify_launch(run or backend.load(kernel), case.problem, backend, str(case), seeds, case.math)
 
 
 def verify_launch(
@@ -59,10 +68,12 @@ def verify_launch(
     backend: Backend,
     name: str,
     seeds: tuple[int, ...] = SEEDS,
+    math: str = IEEE,
 ) -> Verification:
     """Run ``run(a, b, c)`` on fresh normal data for each seed and on small whole numbers, and check each output.
 
-    The output is filled with NaN before each run, so that an element that nobody writes is found.
+    The output is filled with NaN before each run, so that an element that nobody writes is found; ``math`` says how
+    much rounding is allowed.
     Raises WrongResult, which begins with ``name``.
     """
     worst, limit = 0.0, 0.0
@@ -72,7 +83,7 @@ def verify_launch(
         output = backend.poisoned((problem.m, problem.n), problem.out_dtype)
         run(a, b, output)
         try:
-            error, allowed = check_output(problem, backend, output, backend.reference(problem, a, b), exact)
+            error, allowed = check_output(problem, backend, output, backend.reference(problem, a, b), exact, math)
         except WrongResult as wrong:
             raise WrongResult(f"{name} on {backend.name}, seed {seed}: {wrong}") from None
         if not exact and error / max(allowed, 1e-300) >= worst / max(limit, 1e-300):

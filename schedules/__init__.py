@@ -4,6 +4,7 @@ Each function does one thing to one ``tvm.s_tir.Schedule``, takes the block or l
 returns named handles. None knows which operator it schedules.
 """
 
+from .alignment import AlignedOperand, align_operands, unaligned_operands
 from .caching import (
     CooperativeFetch,
     accumulate_in_registers,
@@ -22,7 +23,8 @@ from .lowering import required_tir_pipeline
 from .pipeline_check import check_pipeline
 from .pipeline_report import explain_pipeline
 from .pipelining import PipelinePlan, double_buffer, infer_pipeline, pipeline_loop, required_pass_config
-from .split_reduction import SplitReduction, add_parts, split_reduction
+from .serpentine import lower_serpentines, required_ptxas_options, walk_serpentine
+from .split_reduction import SplitReduction, add_parts, parts_to_fill, split_reduction
 from .streaming import (
     CombinedReduction,
     SpreadElements,
@@ -60,6 +62,17 @@ from .tiling import (
 )
 from .unrolling import unroll_loop
 from .vectorization import vectorize_inner, vectorize_write_back, widest_vector
+from .warp_tiling import (
+    LaneLoops,
+    WarpContraction,
+    WarpTile,
+    WarpTileLoops,
+    interleave_lanes,
+    pad_rows,
+    read_through_registers,
+    stage_for_warps,
+    tile_for_warps,
+)
 from .warpgroup import (
     WarpgroupContraction,
     WarpgroupLoops,
@@ -85,8 +98,10 @@ from .workloads import (
     scale_shift,
     softmax,
 )
+from .workspaces import pass_workspaces, workspace_bytes, workspaces
 
 __all__ = [
+    "AlignedOperand",
     "BlockTile",
     "CombinedReduction",
     "CooperativeFetch",
@@ -96,6 +111,7 @@ __all__ = [
     "IllegalSchedule",
     "IllegalTile",
     "IllegalWorkload",
+    "LaneLoops",
     "Matmul",
     "MmaInstruction",
     "PipelinePlan",
@@ -110,7 +126,10 @@ __all__ = [
     "TensorizedContraction",
     "TileConfig",
     "TiledLoops",
+    "WarpContraction",
     "WarpLoops",
+    "WarpTile",
+    "WarpTileLoops",
     "WarpgroupContraction",
     "WarpgroupLoops",
     "WarpgroupTile",
@@ -119,6 +138,7 @@ __all__ = [
     "accumulate_in_registers",
     "accumulate_per_tile",
     "add_parts",
+    "align_operands",
     "batched_matmul",
     "bind_elements",
     "bind_grid",
@@ -134,18 +154,25 @@ __all__ = [
     "infer_pipeline",
     "initialize_before",
     "inline_data_movement",
+    "interleave_lanes",
     "lay_out_accumulators",
     "lay_out_panels",
     "load_fragments",
     "lower_fragments",
+    "lower_serpentines",
     "matmul_bias_relu",
     "multiply_by_wgmma",
+    "pad_rows",
     "pad_to_tile",
+    "parts_to_fill",
+    "pass_workspaces",
     "pipeline_loop",
     "pipeline_warpgroups",
     "raster_blocks",
+    "read_through_registers",
     "registers_of",
     "required_pass_config",
+    "required_ptxas_options",
     "required_tir_pipeline",
     "row_sum",
     "scale_shift",
@@ -157,6 +184,7 @@ __all__ = [
     "spread_rows",
     "stage_contraction",
     "stage_for_warpgroups",
+    "stage_for_warps",
     "stage_in_shared",
     "stage_in_swizzled",
     "stage_through_registers",
@@ -165,10 +193,15 @@ __all__ = [
     "tensorize_contraction",
     "tile_contraction",
     "tile_for_warpgroups",
+    "tile_for_warps",
     "tile_to_warps",
+    "unaligned_operands",
     "unroll_loop",
     "use_instruction",
     "vectorize_inner",
     "vectorize_write_back",
+    "walk_serpentine",
     "widest_vector",
+    "workspace_bytes",
+    "workspaces",
 ]

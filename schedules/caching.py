@@ -13,6 +13,7 @@ from .errors import IllegalSchedule
 from .inspection import block_name, loop_extent, loop_name, loops_below
 from .vectorization import vectorize_inner, widest_vector
 
+KEPT = "kept_in_memory"  # on a copy that is a kernel of its own (schedules.alignment), and not inlined
 ADDS_PARTS = "adds_parts"  # on the block that adds up what schedules.split_reduction has summed in parts
 
 
@@ -255,7 +256,7 @@ def _adds_parts(sch: Schedule, block: SBlockRV) -> bool:
 
 def _is_data_movement(sch: Schedule, block: SBlockRV) -> bool:
     stmt = sch.get(block)
-    if any(iterator.iter_type != tirx.IterVar.DataPar for iterator in stmt.iter_vars):
+    if KEPT in stmt.annotations or any(iterator.iter_type != tirx.IterVar.DataPar for iterator in stmt.iter_vars):
         return False
     calls: list[object] = []
     tvm_ffi.structural_walk(stmt.body, (tirx.For, lambda loop: calls.append(loop)))

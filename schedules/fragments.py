@@ -105,12 +105,12 @@ def _without_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return function
     own = {fragment: _of_one_lane(fragment) for fragment in fragments}
     lanes = {own[fragment]: int(fragment.shape[-2]) for fragment in fragments}
-    analyzer, thread = _thread(function)
+    analyzer, threads = _threads(function)
 
     def check(buffer: tirx.Var, indices: list[ir.Expr]) -> list[ir.Expr]:
         """The indices with the thread's own lane, which is the only one it may name."""
-        lane = tirx.floormod(thread, lanes[buffer]) if thread is not None else None
-        if lane is None or not analyzer.can_prove_equal(indices[-2], lane):
+        own_lanes = [tirx.floormod(thread, lanes[buffer]) for thread in threads]
+        if not any(analyzer.can_prove_equal(indices[-2], lane) for lane in own_lanes):
             raise IllegalSchedule(
                 f"fragment {buffer.name} is accessed in another lane than the thread's own",
                 value=str(indices[-2]),
@@ -148,8 +148,8 @@ def _of_one_lane(fragment: tirx.Var) -> tirx.Var:
     return tirx.decl_buffer([*outer, 1, registers], fragment.dtype, fragment.name, scope="local")
 
 
-def _thread(function: tirx.PrimFunc) -> tuple[sym.Analyzer, tirx.Var | None]:
-    """threadIdx.x of a function, None if it has none, and an analyzer that knows the loops' ranges."""
+def _threads(function: tirx.PrimFunc) -> tuple[sym.Analyzer, list[tirx.Var]]:
+    """threadIdx.x of each of a function's kernels, and an analyzer that knows the loops' ranges."""
     analyzer, threads = sym.Analyzer(), []
 
     def note(loop: tirx.For) -> None:
@@ -159,4 +159,4 @@ def _thread(function: tirx.PrimFunc) -> tuple[sym.Analyzer, tirx.Var | None]:
             threads.append(loop.loop_var)
 
     tvm_ffi.structural_walk(function.body, (tirx.For, note))
-    return analyzer, threads[0] if threads else None
+    return analyzer, threads

@@ -151,7 +151,7 @@ def drop_hidden_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
         """A block without the reads it hides."""
         if HIDES_READS not in block.annotations:
             return block
-        return _with_body(block, block.body, _visible_reads(block))
+        return with_body(block, block.body, _visible_reads(block))
 
     return tvm_ffi.structural_map(function, (s_tir.SBlock, drop))
 
@@ -206,7 +206,7 @@ def place_behind(sch: Schedule, loop: LoopRV, statement: tirx.Stmt) -> None:
         )
         sch.state.replace(parent, changed)
     else:
-        changed = _with_body(around, body)
+        changed = with_body(around, body)
         sch.state.replace(parent, changed, {around: changed})
 
 
@@ -227,10 +227,16 @@ def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:
         source = f"__forceinline__ __device__ {ctype} {name}(const {ctype}* address) {{ return *address; }}\n"
         return cuda_func_call(name, tirx.address_of(load), source_code=source, return_type=dtype)
 
-    return _with_body(block, tvm_ffi.structural_map(block.body, (ir.TensorLoad, hide)))
+    return with_body(block, tvm_ffi.structural_map(block.body, (ir.TensorLoad, hide)))
 
 
-def _with_body(block: s_tir.SBlock, body: tirx.Stmt, reads: list[ir.TensorRegion] | None = None) -> s_tir.SBlock:
+def with_body(
+    block: s_tir.SBlock,
+    body: tirx.Stmt,
+    reads: list[ir.TensorRegion] | None = None,
+    alloc_buffers: list[tirx.Var] | None = None,
+) -> s_tir.SBlock:
+    """A block with another body and, where given, other reads and allocations."""
     return s_tir.SBlock(
         block.iter_vars,
         block.reads if reads is None else reads,
@@ -238,7 +244,7 @@ def _with_body(block: s_tir.SBlock, body: tirx.Stmt, reads: list[ir.TensorRegion
         block.name_hint,
         body,
         block.init,
-        block.alloc_buffers,
+        block.alloc_buffers if alloc_buffers is None else alloc_buffers,
         block.match_buffers,
         block.annotations,
     )

@@ -15,7 +15,7 @@ The compiler's optimizer would reorder all this for latency, and undo it: it has
 from __future__ import annotations
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
@@ -37,11 +37,12 @@ def walk_serpentine(sch: Schedule, loop: LoopRV) -> None:
 
     Raises
     ------
-    IllegalSchedule : unless loops over independent outputs, one inside the other, are all there is inside ``loop``.
+    IllegalSchedule : unless loops over independent outputs of one block, one inside the other, are all there is inside
+        ``loop``.
     """
     name, inner = loop_name(sch, loop), _nest(sch.get(loop))
-    block = inner[-1].body.block if inner and hasattr(inner[-1].body, "block") else None
-    if block is None or any(_sums_over(block, inner[-1].body.iter_values, other) for other in inner):
+    realize = inner[-1].body if inner else None
+    if not isinstance(realize, s_tir.SBlockRealize) or any(_sums_over(realize, other) for other in inner):
         raise IllegalSchedule(
             "loops over independent outputs, one inside the other, can be walked in another order, and nothing else",
             loop=name,
@@ -73,28 +74,32 @@ def _nest(loop: tirx.For) -> list[tirx.For]:
     return found
 
 
-def _sums_over(block: object, values: list[ir.Expr], loop: tirx.For) -> bool:
-    """Whether a loop's variable is in what a block binds to one of its reductions."""
+def _sums_over(realize: s_tir.SBlockRealize, loop: tirx.For) -> bool:
+    """Whether a block sums over a loop: by what its reductions are bound to, or in loops of its own."""
     found: list[bool] = []
-    for iterator, value in zip(block.iter_vars, values):
+    tvm_ffi.structural_walk(realize.block.body, (tirx.For, lambda own: found.append(True)))
+    for iterator, value in zip(realize.block.iter_vars, realize.iter_values):
         if iterator.iter_type != tirx.IterVar.DataPar:
             tvm_ffi.structural_walk(value, (tirx.Var, lambda var: found.append(var.same_as(loop.loop_var))))
     return any(found)
 
 
 def _reversed_when_odd(loop: tirx.For) -> tirx.For:
+    """A marked loop with every loop inside it running backwards in its odd iterations."""
     if SERPENTINE not in loop.annotations:
         return loop
-    inner, odd = _nest(loop), tirx.floormod(loop.loop_var, 2)
+    odd = tirx.floormod(loop.loop_var, 2)
 
-    def place(var: tirx.Var) -> ir.Expr:
-        for other in inner:
-            if var.same_as(other.loop_var):
-                return var + odd * (other.extent - 1 - 2 * var)
-        return var
+    def reverse(inner: tirx.For) -> tirx.For:
+        """A loop whose body counts from its other end in odd iterations."""
+        place = inner.loop_var + odd * (inner.extent - 1 - 2 * inner.loop_var)
+        index = (tirx.Var, lambda var: place if var.same_as(inner.loop_var) else var)
+        return _with_body(inner, tvm_ffi.structural_map(inner.body, index))
 
-    body = tvm_ffi.structural_map(inner[-1].body, (tirx.Var, place))
-    for other in reversed(inner):
-        body = tirx.For(other.loop_var, other.min, other.extent, other.kind, body, None, other.annotations)
     kept = {key: value for key, value in loop.annotations.items() if key != SERPENTINE}
+    return _with_body(loop, tvm_ffi.structural_map(loop.body, (tirx.For, reverse)), kept)
+
+
+def _with_body(loop: tirx.For, body: tirx.Stmt, annotations: dict | None = None) -> tirx.For:
+    kept = loop.annotations if annotations is None else annotations
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, kept)

@@ -68,10 +68,15 @@ def lower_swizzles() -> tvm.transform.Pass:
 def _swizzled(function: tirx.PrimFunc) -> tirx.PrimFunc:
     marked, analyzer = {}, sym.Analyzer()
 
+    def has_pieces(tile: tirx.Var) -> bool:
+        """Whether a tile's rows are whole pieces."""
+        return int(tile.shape[-1]) * dtype_bytes(tile.dtype) % VECTOR_BYTES == 0
+
     def note_block(block: s_tir.SBlock) -> None:
         """Take down what a marked copy writes."""
         if SWIZZLE in block.annotations:
-            marked.update({region.source: True for region in block.writes})
+            # Of a tile narrower than it was meant, with rows that are no whole pieces, nothing can be shifted.
+            marked.update({region.source: True for region in block.writes if has_pieces(region.source)})
 
     def note_loop(loop: tirx.For) -> None:
         """Take down a loop's range, which index arithmetic needs."""

@@ -17,6 +17,7 @@ tiles, fragment layouts and the pipeline are checked where there is no GPU.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -26,6 +27,7 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule, TensorIntrin
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.script import tirx as T
+from tvm.target import Target
 
 from .caching import (
     CooperativeFetch,
@@ -45,6 +47,7 @@ from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
 from .vectorization import dtype_bytes, vectorize_inner, widest_vector
 
 LANES = 32
+MMA_ARCH = 80  # the first architecture with the instructions below
 PIECE_ROWS = 8  # ldmatrix moves pieces of 8 rows of 16 bytes, each lane one register of each
 RASTER_ROWS = 2048  # as many as 132 blocks of 128 x 128 have columns beside them: about a square
 BASE_REGISTERS = (
@@ -175,6 +178,14 @@ class TensorCoreTile(BlockTile):
         """
         operands = (self.warp_m + self.warp_n) * 16 // 2 // LANES
         return self.warp_m * self.warp_n // LANES + operands + BASE_REGISTERS
+
+    def violations(self, target: Target, itemsize: int = 2, stages: int = 1) -> list[str]:
+        """Every limit of ``target`` that this tile breaks; a target without the instructions breaks the first."""
+        found = super().violations(target, itemsize, stages)
+        arch = re.fullmatch(r"sm_(\d+)a?", str(target.attrs.get("arch", "")))
+        if arch and int(arch.group(1)) < MMA_ARCH:
+            found.insert(0, f"{arch.group()} has no mma of these shapes, which begin with sm_{MMA_ARCH}")
+        return found
 
     def misfits(self) -> list[str]:
         """Block tiles that warp tiles, and warp tiles that instructions, do not divide."""

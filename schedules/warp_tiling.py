@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import prod
 from typing import ClassVar
 
 import tvm_ffi
@@ -19,14 +22,16 @@ from .caching import (
     inline_data_movement,
     stage_in_shared,
 )
-from .inspection import loops_below
+from .errors import IllegalSchedule, IllegalTile
+from .inspection import block_name, loop_extent, loops_below
 from .layout import index_map, pad_to_tile
 from .serpentine import walk_serpentine
 from .tiling import ADDRESSING_REGISTERS, BlockTile, bind_grid, indivisible, raster_blocks
 from .vectorization import VECTOR_BYTES, dtype_bytes, vectorize_write_back
 
 WARP_SIZE = 32
-VECTOR = 4  # neighbouring columns of a thread, which it loads and stores at once
+ELEMENT_BYTES = 4  # of operands and sums: two of them would share a bank of shared memory, were they smaller
+VECTOR = VECTOR_BYTES // ELEMENT_BYTES  # neighbouring columns of a thread, which it loads and stores at once
 
 
 @dataclass(frozen=True)
@@ -95,20 +100,23 @@ class WarpTile(BlockTile):
         rows, columns = self.lanes
         if rows * columns != WARP_SIZE:
             found.append(f"{rows} x {columns} threads of a warp, which has {WARP_SIZE}")
-        if self.slices > 1 and not found:
-            share = VECTOR * self.threads_per_block
+        if self.slices > 1:
             outputs = self.block_m * self.block_n
-            found += indivisible([("outputs of the block", outputs, "that its threads add up at once", share)])
+            adding = ("outputs of the block", outputs, "threads that add its slices up", self.threads_per_block)
+            found += indivisible([adding]) if not found else []
         return found
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
-        """At most so much shared memory: both operands' tiles, rows padded, in ``stages`` ring slots, and slices' sums."""
-        padded = self.block_k + VECTOR_BYTES // itemsize
-        sums = 4 * self.slices * self.block_m * self.block_n if self.slices > 1 else 0
-        return (self.block_m + self.block_n) * padded * itemsize * stages + sums
+        """At most so much shared memory: both operands' tiles, rows padded, in ``stages`` ring slots.
+
+        Slices' sums take the place of one operand's slots in the end, which TVM makes the larger.
+        """
+        slots = (self.block_k + _padding(self.block_k, itemsize)) * itemsize * stages
+        sums = ELEMENT_BYTES * self.slices * self.block_m * self.block_n if self.slices > 1 else 0
+        return max((self.block_m + self.block_n) * slots, min(self.block_m, self.block_n) * slots + sums)
 
     def shared_scope(self, itemsize: int, stages: int = 1) -> str:
-        """As for other tiles; but where slices are summed "shared.dyn", in which TVM lets sums take the ring's place."""
+        """As for other tiles; but with several slices "shared.dyn", where TVM lets their sums take the ring's place."""
         return "shared.dyn" if self.slices > 1 else super().shared_scope(itemsize, stages)
 
 
@@ -117,7 +125,7 @@ class LaneLoops:
     """The loops of a contraction whose rows and columns are interleaved among lanes, outermost first.
 
     ``row_group`` and ``column_group`` count what a thread has of rows and columns, ``lane_row`` and ``lane_column``
-    the threads of a warp, ``vector`` neighbouring columns (None where a thread has every ``lanes``-th column).
+    the threads of a warp, ``vector`` neighbouring columns (none where a thread has every ``lanes``-th column).
     """
 
     batch: tuple[LoopRV, ...]
@@ -125,16 +133,51 @@ class LaneLoops:
     lane_row: LoopRV
     column_group: LoopRV
     lane_column: LoopRV
-    vector: LoopRV | None
+    vector: tuple[LoopRV, ...]
     reduction: LoopRV
+
+
+@dataclass(frozen=True)
+class WarpTileLoops:
+    """The loops of a contraction in warp tiles, by role, outermost first.
+
+    ``slices`` and ``vector`` are one loop or none: none with one slice, or with columns dealt out one by one.
+    ``row``, ``column`` and ``vector`` walk a thread's own outputs.
+    """
+
+    batch: tuple[LoopRV, ...]
+    block_row: LoopRV
+    block_column: LoopRV
+    slices: tuple[LoopRV, ...]
+    warp_row: LoopRV
+    warp_column: LoopRV
+    lane_row: LoopRV
+    lane_column: LoopRV
+    k_outer: LoopRV
+    k_inner: LoopRV
+    row: LoopRV
+    column: LoopRV
+    vector: tuple[LoopRV, ...]
+
+    def __iter__(self) -> Iterator[LoopRV]:
+        """Every loop, outermost first."""
+        for loops in vars(self).values():
+            yield from loops if isinstance(loops, tuple) else (loops,)
+
+    def of_another(self, loops: Sequence[LoopRV]) -> WarpTileLoops:
+        """The same roles for the loops of another block, which stand in the same order."""
+        own, found = iter(loops), {}
+        for role, ours in vars(self).items():
+            found[role] = tuple(islice(own, len(ours))) if isinstance(ours, tuple) else next(own)
+        return replace(self, **found)
 
 
 @dataclass(frozen=True)
 class WarpContraction:
     """A contraction by warps: the loops that steps go on with, and its blocks.
 
-    ``write_back`` stores a thread's results, to shared memory where slices are summed; ``total`` is the block that
-    adds the slices up, None with one slice.
+    ``copies`` fill shared memory, one per operand; ``write_back`` stores results to where the function wants them;
+    ``total`` is the block that adds the slices up, None with one slice.
     """
 
     grid: LoopRV
@@ -152,8 +195,8 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
     ::
 
         before   for i < M:  for j < N:  for k < K:  C[i, j] += A[i, k] * B[k, j]
-        after    for row_group:  for lane_row < 4:                            # i = row_group · 4 + lane_row
-                   for column_group:  for lane_column < 8:  for v < 4:        # j = (column_group · 8 + lane_column) · 4 + v
+        after    for row_group:  for lane_row < 4:                        # i = row_group · 4 + lane_row
+                   for column_group:  for lane_column < 8:  for v < 4:    # j = (column_group · 8 + lane_column) · 4 + v
                      for k < K:  C'[...] += A'[row_group, lane_row, k] * B'[k, column_group, lane_column, v]
 
     What lanes load at once then lies side by side in shared memory: no two in one bank. The primed buffers are new;
@@ -161,13 +204,19 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
     (:func:`schedules.caching.inline_data_movement`, :func:`schedules.caching.accumulate_in_registers`). Where the
     second operand's rows run along k (``B[j, k]``) its columns are dealt out one by one, and B' keeps k innermost.
 
-    ``block`` has any number of batch loops, rows, columns and one reduction; extents must divide
-    (:func:`schedules.layout.pad_to_tile`).
+    ``block`` has any number of batch loops, rows, columns and one reduction; ``lanes`` are (rows, columns).
+
+    Raises
+    ------
+    IllegalSchedule : for a block that is no product of two operands, 4 bytes an element, in such loops; for extents
+        that the lanes do not divide (:func:`schedules.layout.pad_to_tile` makes them fit).
     """
-    rows, columns = lanes
+    _check_contraction(sch, block)
     rank = len(sch.get_loops(block))
     by_columns = _innermost_iterator(sch, block, 1) == rank - 2
     width = vector if by_columns else 1
+    _check_lanes(sch, block, (lanes[0], lanes[1] * width))
+    rows, columns = lanes
 
     def deal(*index: tirx.Var) -> tuple[tirx.PrimExpr, ...]:
         """Where row i, column j and step k are in the new order."""
@@ -181,15 +230,50 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
         sch.reindex(block, access)
     if by_columns:
         _put_reduction_first(sch, block)
-    *batch, row_group, lane_row, column_group, lane_column, last, reduction = [
-        *sch.get_loops(block)[: None if width > 1 else -1],
-        *([] if width > 1 else [None, sch.get_loops(block)[-1]]),
-    ]
-    return LaneLoops(tuple(batch), row_group, lane_row, column_group, lane_column, last, reduction)
+    *outer, reduction = sch.get_loops(block)
+    batch, (row_group, lane_row, column_group, lane_column, *vectors) = outer[: rank - 3], outer[rank - 3 :]
+    return LaneLoops(tuple(batch), row_group, lane_row, column_group, lane_column, tuple(vectors), reduction)
+
+
+def tile_for_warps(sch: Schedule, lanes: LaneLoops, tile: WarpTile) -> WarpTileLoops:
+    """Cut interleaved loops into block tiles, slices of the k tile, warps and a thread's own outputs; reorder them.
+
+    ::
+
+        before   for row_group:  for lane_row:  for column_group:  for lane_column:  for v < 4:  for k < K:  C' += ...
+        after    for block_row:  for block_column:  for slice:  for warp_row:  for warp_column:
+                   for lane_row:  for lane_column:
+                     for k_outer < K / block_k:  for k_inner < block_k / slices:
+                       for row < thread_m:  for column < thread_n / 4:  for v < 4:  C' += ...
+
+    ``lanes`` are those that :func:`interleave_lanes` made for ``tile.lanes``; extents must divide.
+    """
+    block_row, warp_row, row = sch.split(lanes.row_group, [None, tile.warps[0], tile.thread_m])
+    columns = tile.thread_n // prod(loop_extent(sch, loop) for loop in lanes.vector)
+    block_column, warp_column, column = sch.split(lanes.column_group, [None, tile.warps[1], columns])
+    steps = [tile.slices, tile.block_k // tile.slices] if tile.slices > 1 else [tile.block_k]
+    k_outer, *slices, k_inner = sch.split(lanes.reduction, [None, *steps])
+    loops = WarpTileLoops(
+        batch=lanes.batch,
+        block_row=block_row,
+        block_column=block_column,
+        slices=tuple(slices),
+        warp_row=warp_row,
+        warp_column=warp_column,
+        lane_row=lanes.lane_row,
+        lane_column=lanes.lane_column,
+        k_outer=k_outer,
+        k_inner=k_inner,
+        row=row,
+        column=column,
+        vector=lanes.vector,
+    )
+    sch.reorder(*loops)
+    return loops
 
 
 def pad_rows(sch: Schedule, copy: SBlockRV) -> None:
-    """Make each row of a tile in shared memory 16 bytes longer, so that neighbouring rows begin in other banks.
+    """Make each row of a tile in shared memory an odd number of 16 bytes long, so that rows begin in other banks.
 
     ::
 
@@ -202,6 +286,23 @@ def pad_rows(sch: Schedule, copy: SBlockRV) -> None:
     region = sch.get(copy).writes[0]
     extra = VECTOR_BYTES // dtype_bytes(region.source.dtype)
     sch.storage_align(copy, 0, len(region.region) - 2, 2 * extra, extra)
+
+
+def read_through_registers(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV) -> SBlockRV:
+    """Load what one iteration of ``loop`` reads of an operand to registers first, as statements of its own.
+
+    ::
+
+        before   for k:  for row, column:  C[...] += A_shared[row, k] * ...
+        after    for k:
+                   A_local[rows] = A_shared[rows, k]                   # the returned block, written out
+                   for row, column:  C[...] += A_local[row] * ...
+    """
+    cached = sch.cache_read(block, operand, "local")
+    sch.compute_at(cached, loop, preserve_unit_loops=True)
+    for own in loops_below(sch, cached, loop):
+        sch.unroll(own)
+    return cached
 
 
 def stage_for_warps(
@@ -228,6 +329,9 @@ def stage_for_warps(
                        for rows, columns, in serpentine order:  C_local += A_local * B_local
                    C = C_local                                  # or, with slices: S[slice] = C_local;  C = sum of S
 
+    Ragged extents are padded on the fly (:func:`schedules.layout.pad_to_tile`); what follows elementwise is fused into
+    the write-back.
+
     Parameters
     ----------
     scope : "shared" or "shared.dyn" (:meth:`WarpTile.shared_scope` chooses).
@@ -235,87 +339,64 @@ def stage_for_warps(
         (:mod:`schedules.serpentine`).
     pad : pad rows that run along k (:func:`pad_rows`).
     raster : rows of blocks that run side by side (:func:`schedules.tiling.raster_blocks`).
+
+    Raises
+    ------
+    IllegalTile : for another kind of tile, or one that does not divide (:meth:`WarpTile.misfits`).
+    IllegalSchedule : for a block that is no product of two operands in batch, rows, columns and one reduction, or
+        whose operands have not 4 bytes an element.
     """
+    _check_tile(tile)
+    _check_contraction(sch, block)
     pad_to_tile(sch, block, [1] * (len(sch.get_loops(block)) - 3) + list(tile.block))
-    loops = _tile_lanes(sch, interleave_lanes(sch, block, tile.lanes), tile)
-    total = None
+    loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes), tile)
+    computing, total = block, None
     if tile.slices > 1:
-        total, block, loops = block, *_slice_reduction(sch, block, loops)
-    slices = [loops["slice"]] if total is not None else []
-    registers = [loops[role] for role in ("row", "column", "vector") if loops[role] is not None]
-    warps, lanes = [*slices, loops["warp_row"], loops["warp_column"]], [loops["lane_row"], loops["lane_column"]]
-    k_outer, k_inner = loops["k_outer"], loops["k_inner"]
-    blocks = [loops["block_row"], loops["block_column"]]
-    sch.reorder(*blocks, *warps, *lanes, k_outer, k_inner, *registers)
-    grid = bind_grid(sch, [*loops["batch"], *raster_blocks(sch, *blocks, raster)])
-    warp, lane = sch.fuse(*warps), sch.fuse(*lanes)
+        computing, total = _sum_slices(sch, block, loops, scope), block
+        loops = loops.of_another(sch.get_loops(computing))
+    grid = bind_grid(sch, [*loops.batch, *raster_blocks(sch, loops.block_row, loops.block_column, raster)])
+    warp = sch.fuse(*loops.slices, loops.warp_row, loops.warp_column)
+    lane = sch.fuse(loops.lane_row, loops.lane_column)
     sch.bind(warp, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
     if serpentine:
-        walk_serpentine(sch, registers[0])
-    if total is not None:
-        sch.set_scope(block, 0, scope)
-    write_back = accumulate_in_registers(sch, block, lane)
+        walk_serpentine(sch, loops.row)
+    write_back = accumulate_in_registers(sch, computing, lane)
     vectorize_write_back(sch, write_back, lane)
     if total is not None:
-        _add_slices(sch, total, grid, tile.threads[0])
-    copies = tuple(_stage_operand(sch, block, operand, k_outer, tile, scope, pad) for operand in (0, 1))
+        write_back = _add_slices(sch, total, grid, tile.threads[0], len(loops.batch))
+    copies = tuple(_stage_operand(sch, computing, operand, loops.k_outer, tile, scope, pad) for operand in (0, 1))
     for operand in (0, 1):
-        keep_in_registers(sch, block, operand, k_inner)
-    initialize_before(sch, block, k_outer)
-    return WarpContraction(grid, lane, k_outer, k_inner, copies, write_back, total)
+        read_through_registers(sch, computing, operand, loops.k_inner)
+    initialize_before(sch, computing, loops.k_outer)
+    return WarpContraction(grid, lane, loops.k_outer, loops.k_inner, copies, write_back, total)
 
 
-def keep_in_registers(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV) -> SBlockRV:
-    """Load what one iteration of ``loop`` reads of an operand to registers first, as statements of its own.
-
-    ::
-
-        before   for k:  for row, column:  C[...] += A_shared[row, k] * ...
-        after    for k:
-                   A_local[rows] = A_shared[rows, k]                   # the returned block, written out
-                   for row, column:  C[...] += A_local[row] * ...
-    """
-    cached = sch.cache_read(block, operand, "local")
-    sch.compute_at(cached, loop, preserve_unit_loops=True)
-    for own in loops_below(sch, cached, loop):
-        sch.unroll(own)
-    return cached
-
-
-def _tile_lanes(sch: Schedule, lanes: LaneLoops, tile: WarpTile) -> dict[str, LoopRV | None | tuple[LoopRV, ...]]:
-    """Cut interleaved loops into blocks, warps and registers; by role, in the order in which they stand."""
-    rows, columns = tile.lanes
-    per_vector = 1 if lanes.vector is None else VECTOR
-    block_row, warp_row, row = sch.split(lanes.row_group, [None, tile.warps[0], tile.warp_m // rows])
-    columns_of_thread = tile.warp_n // (columns * per_vector)
-    block_column, warp_column, column = sch.split(lanes.column_group, [None, tile.warps[1], columns_of_thread])
-    steps = [tile.slices, tile.block_k // tile.slices] if tile.slices > 1 else [tile.block_k]
-    k_outer, *slices, k_inner = sch.split(lanes.reduction, [None, *steps])
-    found = {"batch": lanes.batch, "block_row": block_row, "warp_row": warp_row, "row": row}
-    found |= {"lane_row": lanes.lane_row, "block_column": block_column, "warp_column": warp_column, "column": column}
-    found |= {"lane_column": lanes.lane_column, "vector": lanes.vector, "k_outer": k_outer}
-    return found | ({"slice": slices[0]} if slices else {}) | {"k_inner": k_inner}
-
-
-def _slice_reduction(
-    sch: Schedule, block: SBlockRV, loops: dict[str, LoopRV | None | tuple[LoopRV, ...]]
-) -> tuple[SBlockRV, dict[str, LoopRV | None | tuple[LoopRV, ...]]]:
-    """Sum each slice by itself; ``block`` goes on as the one that adds them up. Returns the new block and its loops."""
-    partial = sch.rfactor(loops["slice"], 0)
+def _sum_slices(sch: Schedule, block: SBlockRV, loops: WarpTileLoops, scope: str) -> SBlockRV:
+    """Sum each slice by itself, in ``scope``; ``block`` goes on as the one that adds the sums up."""
+    (slices,) = loops.slices
+    partial = sch.rfactor(slices, 0)
+    sch.set_scope(partial, 0, scope)
     sch.annotate(block, ADDS_PARTS, 1)
-    own = iter(sch.get_loops(partial))
-    batch = tuple(next(own) for _ in loops["batch"])
-    others = [role for role in loops if role != "batch"]
-    return partial, {"batch": batch} | {role: None if loops[role] is None else next(own) for role in others}
+    return partial
 
 
-def _add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int) -> SBlockRV:
-    """Give each thread a few of the tile's outputs, whose slices it adds up; fuses what follows elementwise."""
+def _add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batches: int) -> SBlockRV:
+    """Give each thread as many of the tile's outputs, whose slices it adds up; fuses what follows elementwise.
+
+    None may be left without: TVM's predicate for the write-back would let it store to the next block's outputs.
+    """
     sch.reverse_compute_at(total, grid, preserve_unit_loops=True)
-    part, row_group, lane_row, column_group, lane_column, *vector = loops_below(sch, total, grid)
-    sch.reorder(row_group, column_group, lane_row, lane_column, part, *vector)
-    _, warp = sch.split(sch.fuse(row_group, column_group), [None, warps])
+    part, *outer = loops_below(sch, total, grid)
+    batch, (row_group, lane_row, column_group, lane_column, *vector) = outer[:batches], outer[batches:]
+    turns = [*batch, row_group, column_group]
+    count = loop_extent(sch, row_group) * loop_extent(sch, column_group)
+    if vector and count % warps:  # more warps than vectors per lane: parts of vectors
+        parts = 2 if count * 2 % warps == 0 else VECTOR
+        among_warps, *vector = sch.split(*vector, [parts, None])
+        turns.append(among_warps)
+    sch.reorder(*turns, lane_row, lane_column, part, *vector)
+    _, warp = sch.split(sch.fuse(*turns), [None, warps])
     lane = sch.fuse(lane_row, lane_column)
     sch.bind(warp, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
@@ -338,15 +419,67 @@ def _stage_operand(
     return fetch_cooperatively(sch, copy, k_outer, tile.threads, vectorize=True)
 
 
-def _operand(sch: Schedule, block: SBlockRV, operand: int) -> ir.TensorRegion:
-    """The region of an operand that a block reads, counted as its reads are, less what it adds to."""
+def _check_tile(tile: WarpTile) -> None:
+    if not isinstance(tile, WarpTile):
+        example = f"give for example {WarpTile.EXAMPLE}"
+        raise IllegalTile("not a tile of warps and their threads", value=tile, limit=WarpTile.FORM, remedy=example)
+    if misfits := tile.misfits():
+        raise IllegalTile(f"tile {tile} is illegal: " + "; ".join(misfits), remedy="choose multiples")
+
+
+def _check_contraction(sch: Schedule, block: SBlockRV) -> None:
+    """A block has outputs' loops, rows and columns last, then one reduction, and two operands of 4-byte elements."""
+    stmt, name = sch.get(block), block_name(sch, block)
+    reduces = [iterator.iter_type == tirx.IterVar.CommReduce for iterator in stmt.iter_vars]
+    expected = [False] * (len(reduces) - 1) + [True]
+    if len(reduces) < 3 or reduces != expected or len(sch.get_loops(block)) != len(reduces):
+        raise IllegalSchedule(
+            "a contraction by warps has rows, columns and then one reduction, each a loop",
+            block=name,
+            value=f"{len(sch.get_loops(block))} loops, {sum(reduces)} of them reductions",
+            limit="at least 3 loops, the last one a reduction",
+            remedy="call flatten_contraction first, or schedule this block with bind_elements",
+        )
+    dtypes = [str(region.source.dtype) for region in _operands(sch, block)]
+    if len(dtypes) != 2 or any(dtype_bytes(dtype) != ELEMENT_BYTES for dtype in dtypes):
+        raise IllegalSchedule(
+            f"a contraction by warps on ordinary cores has two operands of {ELEMENT_BYTES} bytes an element",
+            block=name,
+            value=" and ".join(dtypes),
+            limit="float32",
+            remedy="use stage_contraction for other dtypes, or tensorize_contraction for 16-bit ones",
+        )
+
+
+def _check_lanes(sch: Schedule, block: SBlockRV, turn: tuple[int, int]) -> None:
+    """Rows and columns must be whole turns of all lanes."""
+    *_, rows, columns, _ = sch.get_loops(block)
+    extents = loop_extent(sch, rows), loop_extent(sch, columns)
+    if any(size < 1 or extent % size for extent, size in zip(extents, turn)):
+        raise IllegalSchedule(
+            "rows and columns cannot be dealt out evenly to lanes",
+            block=block_name(sch, block),
+            value=f"{extents[0]} x {extents[1]}",
+            limit=f"multiples of {turn[0]} x {turn[1]}",
+            remedy="call pad_to_tile first",
+        )
+
+
+def _padding(row: int, itemsize: int) -> int:
+    """Elements by which a row is made longer to be an odd number of 16-byte vectors."""
+    extra = VECTOR_BYTES // itemsize
+    return (extra - row) % (2 * extra)
+
+
+def _operands(sch: Schedule, block: SBlockRV) -> list[ir.TensorRegion]:
+    """The regions that a block reads, less what it adds to."""
     stmt = sch.get(block)
-    return [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)][operand]
+    return [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
 
 
 def _innermost_iterator(sch: Schedule, block: SBlockRV, operand: int) -> int:
     """The position among a block's iterators of the last one that an operand's innermost index uses."""
-    index, used = _operand(sch, block, operand).region[-1].min, []
+    index, used = _operands(sch, block)[operand].region[-1].min, []
     tvm_ffi.structural_walk(index, (tirx.Var, lambda var: used.append(var)))
     iterators = [iterator.var for iterator in sch.get(block).iter_vars]
     return max(place for place, iterator in enumerate(iterators) if any(var.same_as(iterator) for var in used))
@@ -354,7 +487,7 @@ def _innermost_iterator(sch: Schedule, block: SBlockRV, operand: int) -> int:
 
 def _put_reduction_first(sch: Schedule, block: SBlockRV) -> None:
     """Store the second operand step by step: its dimension along the reduction before those along columns."""
-    region, reduction = _operand(sch, block, 1).region, sch.get(block).iter_vars[-1].var
+    region, reduction = _operands(sch, block)[1].region, sch.get(block).iter_vars[-1].var
     rank = len(region)
     (step,) = [place for place, dimension in enumerate(region) if dimension.min.same_as(reduction)]
     columns = [iterator.var for iterator in sch.get(block).iter_vars[-4:-1]]

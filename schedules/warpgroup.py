@@ -23,12 +23,11 @@ both operands, so that TVM gives them one slot per tile from the first copy to t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import ir, s_tir, tirx
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -42,13 +41,13 @@ from .caching import (
     inline_data_movement,
     stage_in_shared,
 )
-from .errors import IllegalPipeline, IllegalSchedule
+from .errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from .fragments import FRAGMENT
 from .inspection import block_name, loop_extent, loop_name, loops_below, statements_under
-from .layout import pad_to_tile
+from .layout import index_map, pad_to_tile
 from .one_barrier import HIDES_READS, RETIRE, RETIRE_FUNCTION, place_behind, whole_buffer
 from .pipelining import PipelinePlan, pipeline_loop
-from .swizzling import swizzle_rows
+from .swizzling import PIECES, swizzle_rows
 from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
 from .vectorization import VECTOR_BYTES, dtype_bytes, vectorize_inner, widest_vector
 from .wgmma import LANES, PANEL, Wgmma, keep_in_registers, misfits
@@ -184,7 +183,7 @@ def lay_out_accumulators(sch: Schedule, block: SBlockRV, instruction: Wgmma) -> 
         *batch, i, j = index
         return (*batch, i // m, j // n, *instruction.fragment(i % m, j % n))
 
-    sch.transform_layout(block, ("write", 0), _index_map(outer + 2, place))
+    sch.transform_layout(block, ("write", 0), index_map(outer + 2, place))
 
 
 def lay_out_panels(sch: Schedule, copy: SBlockRV) -> None:
@@ -202,7 +201,7 @@ def lay_out_panels(sch: Schedule, copy: SBlockRV) -> None:
         *batch, row, element = index
         return (*batch, element // PANEL, row, element % PANEL)
 
-    sch.transform_layout(copy, ("write", 0), _index_map(outer + 2, place))
+    sch.transform_layout(copy, ("write", 0), index_map(outer + 2, place))
     swizzle_rows(sch, copy)
 
 
@@ -245,19 +244,25 @@ def store_by_rows(
         after    D_shared[i, j] = f(C_local[...])                # swizzled; where the ring was
                  D[i, j] = D_shared[i, j]                        # whole rows, by all threads together
 
-    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Where the output's rows are
-    no multiples of 16 bytes nothing is changed, and None returned.
+    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Rows of the output that are
+    no multiples of 16 bytes are stored in narrower pieces. An output with rows of less than that has none worth
+    collecting: nothing is changed, and None returned.
     """
     output = sch.get(write_back).writes[0].source
-    if int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES:
+    if int(output.shape[-1]) * dtype_bytes(output.dtype) < VECTOR_BYTES:
         return None
     rows = sch.cache_write(write_back, 0, SCOPE)
-    sch.reverse_compute_at(rows, loop)
+    sch.reverse_compute_at(rows, loop, preserve_unit_loops=True)
     swizzle_rows(sch, write_back)
     *_, row, column = loops_below(sch, rows, loop)
-    panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
-    sch.reorder(panel, row, column)
-    return fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
+    if not int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES:
+        panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
+        sch.reorder(panel, row, column)
+    stored = fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
+    if stored.width * dtype_bytes(output.dtype) < VECTOR_BYTES:
+        # Many rounds of little each: a swizzle's turn of them written out, so that addresses are constants apart.
+        sch.unroll(sch.split(stored.rounds, [None, math.gcd(loop_extent(sch, stored.rounds), PIECES)])[1])
+    return stored
 
 
 def stage_for_warpgroups(
@@ -320,6 +325,13 @@ def stage_for_warpgroups(
 
 def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmma:
     """The instruction with which a tile multiplies a block's operands; raises IllegalTile where there is none."""
+    if not isinstance(tile, WarpgroupTile):
+        raise IllegalTile(
+            "wgmma needs a tile of warpgroups",
+            value=str(tile),
+            limit=WarpgroupTile.FORM,
+            remedy=f"write for example {WarpgroupTile.EXAMPLE}",
+        )
     stmt = sch.get(block)
     operands = [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
     reduction = stmt.iter_vars[-1].var
@@ -441,9 +453,3 @@ def _region_of(sch: Schedule, block: SBlockRV) -> ir.TensorRegion:
     tvm_ffi.structural_walk(sch.get(sch.get_loops(block)[-1]).body, (s_tir.SBlockRealize, note))
     values = {iterator.var: value for iterator, value in zip(stmt.iter_vars, found[0].iter_values)}
     return tvm_ffi.structural_map(stmt.writes[0], (tirx.Var, lambda var: values.get(var, var)))
-
-
-def _index_map(rank: int, place: Callable) -> tirx.IndexMap:
-    variables = [tirx.Var(f"i{position}", "int32") for position in range(rank)]
-    analyzer = sym.Analyzer()
-    return tirx.IndexMap(variables, [analyzer.simplify(index) for index in place(*variables)], None)

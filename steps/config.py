@@ -6,8 +6,12 @@ import hashlib
 import itertools
 from dataclasses import dataclass, field
 
+from tvm.target import Target
+
+from schedules.split_reduction import parts_to_fill
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import BlockTile, TileConfig
+from schedules.vectorization import dtype_bytes
 from schedules.warp_tiling import WarpTile
 from schedules.warpgroup import WarpgroupTile
 from schedules.workloads import Matmul
@@ -77,24 +81,81 @@ TUNING_TILES = (
 TUNING_STAGES = (2, 3, 4, 5, 6)
 
 
+def _blocks(problem: Matmul, tile: BlockTile) -> int:
+    """How many block tiles the output has."""
+    return -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n)
+
+
+def _parts(problem: Matmul, tile: BlockTile, slots: int, multiprocessors: int) -> int:
+    """How many parts a split reduction has."""
+    return parts_to_fill(_blocks(problem, tile), multiprocessors, -(-problem.k // tile.block_k), slots)
+
+
 @dataclass(frozen=True)
 class TileFamily:
     """The tiles of steps that are tiled alike: how they are written, and which are chosen among.
 
-    ``default`` needs no choice; ``best`` is what ``--tile best`` measures, ``tuning`` what ``tune`` measures, in
-    likely order.
+    ``default`` is for a product of which nothing is known; ``best`` is what ``--tile best`` measures, ``tuning`` what
+    ``tune`` measures, in likely order. ``choices`` are tiles with their ring slots, from which :meth:`choose` takes
+    one without measuring.
     """
 
     kind: type[BlockTile]
     default: BlockTile
     best: tuple[BlockTile, ...]
     tuning: tuple[BlockTile, ...]
+    choices: tuple[tuple[BlockTile, int], ...] = ()
+    warps_to_hide: float = 0.0
+    edge: float = 0.0
 
     @classmethod
-    def of(cls, kind: type[BlockTile], best: str, more: str = "") -> TileFamily:
-        """A family from tiles as text, separated by blanks; the first is the default, ``more`` is for tuning only."""
-        first = tuple(map(kind.parse, best.split()))
-        return cls(kind, first[0], first, (*first, *map(kind.parse, more.split())))
+    def of(cls, kind: type[BlockTile], choices: str, more: str, *, warps_to_hide: float, edge: float) -> TileFamily:
+        """A family from text, blanks between: ``choices`` as tile@slots, the first the default, ``more`` for tuning."""
+        pairs = [choice.split("@") for choice in choices.split()]
+        chosen = tuple((kind.parse(tile), int(slots)) for tile, slots in pairs)
+        tiles = tuple(dict.fromkeys(tile for tile, _ in chosen))
+        return cls(
+            kind, tiles[0], tiles, (*tiles, *map(kind.parse, more.split())), chosen, float(warps_to_hide), float(edge)
+        )
+
+    def choose(
+        self, problem: Matmul, target: Target, multiprocessors: int, *, split: bool = False
+    ) -> tuple[BlockTile, int] | None:
+        """The tile and ring slots that should be fastest for a product, by what its blocks cost; None without choices.
+
+        A multiprocessor's time is the outputs that fall to it, dearer where few warps hide each other's latencies
+        and where tiles are small, whose edges load more for each output::
+
+            ceil(blocks / multiprocessors) · block_m · block_n
+              · (1 + warps_to_hide / warps resident) · (1 + edge · (1 / block_m + 1 / block_n))
+
+        ``split`` counts each block in the parts that :func:`schedules.split_reduction.parts_to_fill` makes of it.
+        Both constants are a family's own. They were set by hand so that exploratory measurements on an H200, not kept
+        here, come out in the right order; ``python -m reports table`` shows what the choice costs against tuning.
+        """
+        itemsize = dtype_bytes(problem.dtype)
+        legal = [choice for choice in self.choices if not choice[0].violations(target, itemsize, choice[1])]
+
+        def cost(choice: tuple[BlockTile, int]) -> float:
+            """What a choice's blocks cost, in the parts that each makes."""
+            tile, slots = choice
+            parts = _parts(problem, tile, slots, multiprocessors) if split else 1
+            return self._cost(tile, slots, problem, target, multiprocessors, parts)
+
+        return min(legal, key=cost, default=None)
+
+    def _cost(
+        self, tile: BlockTile, slots: int, problem: Matmul, target: Target, multiprocessors: int, parts: int
+    ) -> float:
+        per_multiprocessor = -(-_blocks(problem, tile) * parts // multiprocessors)
+        smem = int(target.attrs["max_shared_memory_per_block"])
+        fits = min(
+            smem // tile.smem_bytes(dtype_bytes(problem.dtype), slots),
+            int(target.attrs["registers_per_block"]) // (tile.registers * tile.threads_per_block),
+        )
+        warps = min(per_multiprocessor, max(1, fits)) * tile.threads_per_block / 32
+        edges = 1 + self.edge * (1 / tile.block_m + 1 / tile.block_n)
+        return per_multiprocessor / parts * tile.block_m * tile.block_n * (1 + self.warps_to_hide / warps) * edges
 
 
 THREAD_TILES = TileFamily(TileConfig, DEFAULT_TILE, TILE_SET, TUNING_TILES)
@@ -104,10 +165,12 @@ THREAD_TILES = TileFamily(TileConfig, DEFAULT_TILE, TILE_SET, TUNING_TILES)
 # too few, and slices put more warps to work on each.
 WARP_TILES = TileFamily.of(
     WarpTile,
-    "128x128x32/32x64/8x8/1 64x128x32/32x64/8x8/1 64x128x32/32x64/8x8/2 32x64x32/32x64/8x8/4 32x64x64/32x64/8x8/8 "
-    "32x32x32/32x32/8x4/4 16x32x64/16x32/4x4/4 16x32x64/16x32/4x4/8",
-    "128x64x32/32x64/8x8/1 64x128x16/32x64/8x8/1 128x128x16/32x64/8x8/1 64x64x32/32x64/8x8/2 64x128x64/32x64/8x8/4 "
-    "64x128x32/64x64/8x16/4 32x64x32/32x32/8x4/4 32x32x64/32x32/8x4/8 16x32x32/16x32/4x4/4 64x64x32/32x32/8x4/1",
+    "128x128x32/32x64/8x8/1@2 64x128x32/32x64/8x8/1@2 32x64x32/32x64/8x8/4@4 32x64x64/32x64/8x8/8@3 "
+    "16x32x64/16x32/4x4/4@3",
+    "64x128x32/32x64/8x8/2 64x64x32/32x64/8x8/4 128x128x32/64x32/8x8/1 32x32x32/32x32/8x4/4 32x32x64/32x32/8x4/8 "
+    "16x32x64/16x32/4x4/8 16x32x32/16x32/4x4/4",
+    warps_to_hide=4,
+    edge=11,
 )
 
 # For tensor cores. Warp tiles of 64x64 load least from shared memory for each instruction among those that leave
@@ -115,18 +178,20 @@ WARP_TILES = TileFamily.of(
 # few.
 TENSOR_CORE_TILES = TileFamily.of(
     TensorCoreTile,
-    "128x128x32/64x64 128x256x32/64x64 256x128x32/64x64 128x256x64/64x64 256x128x64/64x64 128x64x64/64x32 "
-    "64x128x64/32x64 64x64x64/32x32",
-    "128x128x64/64x64 128x160x32/64x80 128x192x32/64x96 192x128x32/96x64 128x128x32/64x32 128x128x64/64x32 "
-    "128x64x64/32x32 64x64x32/32x32",
+    "128x128x64/64x64@3 128x64x64/64x32@4 64x128x64/32x64@4 64x64x64/32x32@4",
+    "128x128x32/64x64 128x256x32/64x64 256x128x32/64x64 128x64x64/32x32",
+    warps_to_hide=0.5,
+    edge=20,
 )
 
 # For warpgroups. The default has the widest instruction, and two warpgroups that share B. Three warpgroups bring the
 # least per multiplication; smaller tiles leave room for two blocks to a multiprocessor, or fill more of them.
 WARPGROUP_TILES = TileFamily.of(
     WarpgroupTile,
-    "128x256x64/64x256 256x128x64/128x128 256x128x64/64x128 128x192x64/64x192 128x128x64/64x128 64x128x64/64x128",
-    "192x256x64/64x256 128x128x64/128x128 64x256x64/64x256 128x64x64/64x64 64x64x64/64x64",
+    "128x256x64/64x256@4 64x128x64/64x128@6 64x64x64/64x64@6",
+    "256x128x64/128x128 256x128x64/64x128 128x128x64/64x128 128x64x64/64x64 64x256x64/64x256",
+    warps_to_hide=0.5,
+    edge=20,
 )
 
 
@@ -136,16 +201,22 @@ class StepConfig:
 
     ``stages`` are ring slots of each shared operand, for the steps that pipeline (others ignore it).
     ``async_copy`` says whether the target has cp.async. ``variant`` is one of the step's VARIANTS.
+    ``multiprocessors`` are the target's, for steps that choose by them how many blocks to make (default: an H200's).
     """
 
     variant: str
     tile: BlockTile = field(default=DEFAULT_TILE)
     stages: int = DEFAULT_STAGES
     async_copy: bool = True
+    multiprocessors: int = 132
 
     def k_tiles(self, problem: Matmul) -> int:
         """How many k tiles the problem has: no more ring slots than that are used."""
         return -(-problem.k // self.tile.block_k)
+
+    def parts(self, problem: Matmul) -> int:
+        """How many parts a split reduction has, each of as many k tiles as there are ring slots or more."""
+        return _parts(problem, self.tile, self.stages, self.multiprocessors)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tvm.s_tir import Schedule
+from tvm.target import Target
 
 from schedules.errors import IllegalTile
 from schedules.tiling import BlockTile
@@ -68,6 +69,14 @@ class Step:
         """Ring slots where nobody names a number."""
         return int(getattr(self.module, "STAGES", DEFAULT_STAGES))
 
+    def default_for(
+        self, problem: Matmul, target: Target, multiprocessors: int, variant: str = ""
+    ) -> tuple[BlockTile, int]:
+        """The tile and the ring slots that a product gets where nobody names any; those in SPLIT make parts of it."""
+        split = variant in getattr(self.module, "SPLIT", ())
+        chosen = self.tiles.choose(problem, target, multiprocessors, split=split)
+        return chosen or (self.tiles.default, self.default_stages)
+
     @property
     def tuning_stages(self) -> tuple[int, ...]:
         """Ring slots that tuning tries, 1 without a pipeline."""
@@ -112,6 +121,10 @@ class Step:
         """Whether a target can run a variant, given whether it has cp.async."""
         return async_copy or variant not in getattr(self.module, "NEEDS_ASYNC_COPY", ())
 
+    def takes(self, variant: str, dtype: str, async_copy: bool) -> bool:
+        """Whether a target can run a variant on operands of a dtype."""
+        return self.runs(variant, async_copy) and dtype in self.dtypes(variant)
+
     def default_variant(self, async_copy: bool = True) -> str:
         """The variant that stands for the step, given whether the target has cp.async."""
         without = getattr(self.module, "WITHOUT_ASYNC_COPY", self.variants[0])
@@ -139,11 +152,13 @@ class Step:
     def schedule(self, problem: Matmul, config: StepConfig) -> Schedule:
         """The problem, scheduled by this step."""
         self.check_variant(config.variant)
+        self.check_tile(config.tile)
         return self.module.schedule(problem, config)
 
     def schedule_for_cpu(self, problem: Matmul, config: StepConfig) -> Schedule:
         """The same before tensorization, of a step that has one (:attr:`tensorized`)."""
         self.check_variant(config.variant)
+        self.check_tile(config.tile)
         return self.module.schedule_before_tensorization(problem, config)
 
 

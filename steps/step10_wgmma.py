@@ -17,7 +17,9 @@ Variants:
   stored row by row through shared memory.
 - in_flight: the same, results stored as each thread has them, two side by side.
 - awaited: each is awaited in its own iteration; one tile more is on its way in as many slots, 2 at least.
-
+- split: where tiles are too few to fill the GPU, the reduction is cut in parts, each tile's summed by blocks of its own
+  and added up by a second kernel; elsewhere the same as rows.
+Rows that are no multiples of 16 bytes are first copied, by a kernel in front, to rows that are.
 What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
 Without a GPU the schedule is verified before tensorization: all the same, with the multiplication as loops.
 """
@@ -26,30 +28,38 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.warpgroup import (
-    WarpgroupContraction,
-    multiply_by_wgmma,
-    pipeline_warpgroups,
-    stage_for_warpgroups,
-)
+from schedules.alignment import align_operands
+from schedules.split_reduction import add_parts, split_reduction
+from schedules.warpgroup import WarpgroupContraction, multiply_by_wgmma, pipeline_warpgroups, stage_for_warpgroups
 from schedules.workloads import Matmul
 from steps.config import WARPGROUP_TILES, StepConfig
 
-IN_FLIGHT = {"rows": 1, "in_flight": 1, "awaited": 0}
+IN_FLIGHT = {"rows": 1, "in_flight": 1, "awaited": 0, "split": 1}
 VARIANTS = tuple(IN_FLIGHT)
+SPLIT = ("split",)
 NEEDS_ASYNC_COPY = VARIANTS
+TUNED_VARIANTS = ("rows", "split")
 PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = WARPGROUP_TILES
 STAGES = 4
+TUNING_STAGES = (4, 6)
 
 
 def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupContraction]:
     """Tiles, panels, ring and epilogue, with the multiplication still as loops."""
-    sch = Schedule(problem.prim_func())
-    block, by_rows = sch.get_sblock("matmul"), config.variant == "rows"
-    staged = stage_for_warpgroups(sch, block, config.tile, store_rows=by_rows)
-    pipeline_warpgroups(sch, staged, config.stages, IN_FLIGHT[config.variant])
+    sch, tile = Schedule(problem.prim_func()), config.tile
+    block = sch.get_sblock("matmul")
+    parts = config.parts(problem) if config.variant in SPLIT else 1
+    align_operands(sch, block, (tile.block_m, tile.block_n, tile.block_k * parts))
+    if parts > 1:
+        split = split_reduction(sch, block, parts, tile.block_k)
+        add_parts(sch, split)
+        block = split.partial
+    staged = stage_for_warpgroups(sch, block, tile, store_rows=parts == 1 and config.variant in ("rows", *SPLIT))
+    in_flight, short = IN_FLIGHT[config.variant], config.k_tiles(problem) <= config.stages
+    # A short reduction has no more slots than k tiles, whatever is asked for.
+    pipeline_warpgroups(sch, staged, max(config.stages, in_flight + 2) if short else config.stages, in_flight)
     return sch, staged
 
 

@@ -1,4 +1,33 @@
-"""Step 7, warp tiling: lanes interleaved, multiply-adds in an order that spares the register file."""
+"""Step 7, warp tiling: lanes interleaved, multiply-adds in an order that spares the register file.
+
+Before (step 6), arithmetic waited for its own operands. A warp was 2 x 16 threads with the default tile, each with
+neighbouring outputs, whose operands came element by element. And a multiply-add reads three registers; where two of
+them are in the same half of the register file its issue is held back, which Nsight Compute shows as dispatch stalls.
+Now::
+
+    for k_outer:
+      A_shared = A[tile], rows padded;  B_shared = B[tile]   # by cp.async, one barrier per k tile
+      for k_inner < block_k / slices, written out:
+        a = A_shared[rows, k];  b = B_shared[k, columns]      # registers; 16 bytes at once
+        for row:  for column, backwards in odd rows:  C[row, column] += a[row] * b[column]
+
+What changes: a warp has a tile of its own, whose rows and columns go round among its lanes. What they load at once
+lies side by side, and rows that run along k begin in different banks since they are 16 bytes longer. Operands are
+registers for a step of k. In serpentine order each multiply-add shares one with the one before, which the operand's
+reuse cache still holds; CUDA's assembler must be told to keep it (-O1). Blocks run 8 rows side by side, for the L2
+cache. And a product with too few blocks is cut in slices of k among the warps of a block, which add up their sums in
+the end: another order of additions.
+
+Variants, compared by name:
+
+- serpentine: all of it. The default.
+- row_order: each row from its first column on, and the assembler as usual.
+- unpadded: rows in shared memory as long as they are.
+- no_raster: blocks row by row.
+
+What to expect: the first of these kernels that is held back by multiply-adds rather than by their operands; most in
+large products. Small ones gain by slices. Operands are float32; 16-bit ones are for tensor cores, in step 8.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +51,7 @@ NEEDS_ASYNC_COPY = VARIANTS
 PIPELINED = True
 TILES = WARP_TILES
 STAGES = 2
+TUNING_STAGES = (2, 3, 4)
 DTYPES = dict.fromkeys(VARIANTS, ("float32",))
 
 

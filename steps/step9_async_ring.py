@@ -35,13 +35,13 @@ from schedules.workloads import Matmul
 from steps.config import TENSOR_CORE_TILES, StepConfig
 
 VARIANTS = ("fragments", "shared", "tf32")
-TUNED_VARIANTS = ("fragments", "shared")
 DTYPES = {variant: ("float32",) if variant == "tf32" else ("float16", "bfloat16") for variant in VARIANTS}
 PIPELINED = True
 NEEDS_ASYNC_COPY = VARIANTS
 MATH = {"tf32": "tf32"}
 TILES = TENSOR_CORE_TILES
 STAGES = 4
+TUNING_STAGES = (3, 4)
 
 
 def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, TensorizedContraction]:

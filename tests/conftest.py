@@ -15,15 +15,26 @@ from harness.cli import main
 from harness.execution import gpu_present
 from harness.targets import machine_for
 from harness.toolchain import Compiler, find_compiler
-from schedules.tiling import TileConfig
+from schedules.tensorization import TensorCoreTile
+from schedules.tiling import BlockTile, TileConfig
+from schedules.warp_tiling import WarpTile
+from schedules.warpgroup import WarpgroupTile
 from schedules.workloads import Matmul
-from steps.config import DEFAULT_STAGES, DEFAULT_TILE
 from steps.registry import find_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = find_steps()
 EVERY_VARIANT = [(number, variant) for number, step in STEPS.items() for variant in step.variants]
+THREAD_STEPS = [number for number, step in STEPS.items() if step.tiles.kind is TileConfig]
+# The smallest sensible tile of each family, for tests of what kernels compute.
+SMALL_TILES: dict[type[BlockTile], BlockTile] = {
+    TileConfig: TileConfig(8, 16, 16, 4, 4),
+    WarpTile: WarpTile.parse("16x32x16/16x32/4x4/2"),
+    TensorCoreTile: TensorCoreTile.parse("32x32x32/16x32"),
+    WarpgroupTile: WarpgroupTile.parse("64x64x64/64x64"),
+}
 NO_GPU_LINE = "verified on the CPU (TensorIR through LLVM); speed not measured: no GPU"
+TENSORIZED_LINE = NO_GPU_LINE.replace(";", ", before tensorization;")
 UNOPTIMISED = {"kind": "llvm", "opt-level": 0}
 
 
@@ -53,17 +64,24 @@ def make_case(
     shape: tuple[int, int, int],
     variant: str | None = None,
     *,
-    dtype: str = "float32",
+    dtype: str | None = None,
     layout: str = "nn",
     out_dtype: str | None = None,
-    tile: TileConfig = DEFAULT_TILE,
-    stages: int = DEFAULT_STAGES,
+    tile: BlockTile | None = None,
+    stages: int | None = None,
     arch: str = "sm_90a",
 ) -> Case:
-    """A case as the command line would make it."""
+    """A case as the command line would make it: what is not given is the step's own default."""
     machine, found = machine_for(arch), STEPS[step]
-    problem = Matmul(*shape, dtype, layout, out_dtype)
-    return Case(found, problem, variant or found.default_variant(machine.has_cp_async), tile, machine, stages)
+    variant = variant or found.default_variant(machine.has_cp_async)
+    problem = Matmul(*shape, dtype or found.dtypes(variant)[0], layout, out_dtype)
+    stages = found.default_stages if stages is None else stages
+    return Case(found, problem, variant, tile or found.tiles.default, machine, stages)
+
+
+def small_case(step: int, shape: tuple[int, int, int], variant: str | None = None, **given: Any) -> Case:
+    """The same with the smallest sensible tile of the step's family: quick to run on the CPU."""
+    return make_case(step, shape, variant, tile=SMALL_TILES[STEPS[step].tiles.kind], **given)
 
 
 class Outcome(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import threading
 from dataclasses import replace
@@ -29,8 +31,9 @@ from harness.toolchain import (
 )
 from schedules.errors import IllegalTile
 from schedules.tiling import TileConfig
+from schedules.warp_tiling import WarpTile
 from steps.config import DEFAULT_TILE
-from tests.conftest import NO_GPU_LINE, make_case
+from tests.conftest import EVERY_VARIANT, NO_GPU_LINE, THREAD_STEPS, make_case, small_case
 
 KERNEL = 'extern "C" __global__ void main_kernel(float* x) { x[threadIdx.x] *= 2.0f; }\n'
 
@@ -217,6 +220,46 @@ def test_aspects_show_what_changes_from_step_to_step() -> None:
     assert rows[6]["k loop"].endswith("k_inner unrolled: full")
 
 
+@pytest.mark.parametrize(
+    ("step", "variant"), [(step, variant) for step, variant in EVERY_VARIANT if step not in THREAD_STEPS]
+)
+def test_what_is_said_of_tiles_of_warps_is_read_off_their_code(step: int, variant: str) -> None:
+    kernel = lower(small_case(step, (128, 128, 1024), variant))
+    code, ring = kernel.code, step != 8
+    assert code.shared_versions == kernel.case.slots == (kernel.case.step.default_stages if ring else 1)
+    assert (code.barriers, code.cp_async, code.cp_async_bytes) == ((1, 2, 16) if ring else (2, 0, 0))
+    assert len(code.wait_groups) == code.commit_groups == (1 if ring else 0)
+    assert not kernel.written_out
+    rows = aspects(kernel)
+    assert rows["barriers per k tile"] == str(code.barriers)
+    assert rows["outputs per thread"] == kernel.case.tile.outputs
+    assert f"tile {kernel.case.tile}" in rows["parameters"]
+    assert "per k tile." in why(kernel) or "the same, character for character" in why(kernel)
+
+
+@pytest.mark.parametrize("tile", ["16x32x64/16x32/4x4/4", "16x32x16/16x32/4x4/1"])
+@pytest.mark.parametrize("stages", [2, 5])
+def test_slots_of_padded_and_sliced_tiles_are_told_apart_from_their_sums(tile: str, stages: int) -> None:
+    case = make_case(7, (32, 32, 1024), tile=WarpTile.parse(tile), stages=stages)
+    assert lower(case).code.shared_versions == stages
+
+
+def test_counts_of_a_loop_that_is_written_out_are_said_to_be_of_all_of_it() -> None:
+    kernel = lower(small_case(9, (64, 64, 64)))
+    assert kernel.written_out
+    assert why(kernel).startswith("4 cp.async statements of 16 bytes a thread in all, the k loop being written out, 2 ")
+    assert "stay in flight" not in why(kernel)
+    assert aspects(kernel)["barriers per k tile"] == "3 in all, the k loop being written out"
+
+
+def test_a_twin_is_sought_among_what_takes_the_case() -> None:
+    assert "tf32" not in why(lower(small_case(8, (64, 64, 128), "tf32")))  # the default takes no float32
+    few = small_case(10, (64, 64, 1024), "awaited", stages=2)  # the default needs 3 slots
+    assert why(lower(few)).startswith("2 cp.async statements")
+    short = small_case(10, (64, 64, 64), "awaited")
+    assert "as that of step10_wgmma[in_flight]" in why(lower(short))
+
+
 # The compiler
 
 
@@ -318,6 +361,7 @@ def test_an_unwritable_cache_still_compiles(
     assert "cannot be written" in "".join(capsys.readouterr())
 
 
+@pytest.mark.usefixtures("recorded_nvcc")
 def test_two_threads_may_compile_the_same_content(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,21 +374,58 @@ def test_two_threads_may_compile_the_same_content(
             both.wait(10)
         meet(source, target)
 
-    def nvcc(_compiler: Compiler, _source: str, folder: Path, output: str, *_flags: str) -> str:
-        (folder / output).write_bytes(b"\x7fELF")
-        return "Used 8 registers"
-
-    monkeypatch.setattr(toolchain, "run_nvcc", nvcc)
     monkeypatch.setattr(toolchain.os, "replace", replace)
-    fake = Compiler(Path("/bin/true"), "toolkit")
-    vars(fake)["version"] = "0"
-    threads = [threading.Thread(target=compile_cubin, args=(KERNEL, "sm_80", fake)) for _ in range(2)]
+    threads = [threading.Thread(target=compile_cubin, args=(KERNEL, "sm_80", made_up_compiler())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert "cannot be written" not in "".join(capsys.readouterr())
     assert sorted(path.suffix for path in cache.iterdir()) == [".cubin", ".json"]
+
+
+@pytest.fixture
+def recorded_nvcc(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The flags of each run of a made-up nvcc."""
+    seen: list[tuple[str, ...]] = []
+
+    def nvcc(_compiler: Compiler, _source: str, folder: Path, output: str, *flags: str) -> str:
+        seen.append(flags)
+        (folder / output).write_bytes(b"\x7fELF")
+        return "Used 8 registers"
+
+    monkeypatch.setattr(toolchain, "run_nvcc", nvcc)
+    return seen
+
+
+def made_up_compiler() -> Compiler:
+    """A compiler of version 0, which nobody asks for it."""
+    compiler = Compiler(Path("/bin/true"), "toolkit")
+    vars(compiler)["version"] = "0"
+    return compiler
+
+
+def test_options_of_ptxas_reach_nvcc_and_make_another_cache_entry(
+    cache: Path, recorded_nvcc: list[tuple[str, ...]]
+) -> None:
+    for options in ((), ("-O1",), ("-O1",), ("-O2",), ()):
+        compile_cubin(KERNEL, "sm_80", made_up_compiler(), options)
+    assert [[flag for flag in flags if "Xptxas" in flag] for flags in recorded_nvcc] == [
+        [],
+        ["-Xptxas=-O1"],
+        ["-Xptxas=-O2"],
+    ]
+    # Without options the entry is the one that it was before there were any.
+    recipe = json.dumps([KERNEL, "sm_80", toolchain.FLAGS, "0"])
+    entries = {path.stem for path in cache.glob("*.cubin")}
+    assert hashlib.sha256(recipe.encode()).hexdigest() in entries
+    assert len(entries) == 3
+
+
+def test_a_kernel_says_what_ptxas_must_be_told(cache: Path, recorded_nvcc: list[tuple[str, ...]]) -> None:
+    kernels = [lower(small_case(7, (32, 32, 64), variant)) for variant in ("serpentine", "row_order")]
+    assert [compiled(kernel, made_up_compiler()).ptxas_options for kernel in kernels] == [("-O1",), ()]
+    assert [[flag for flag in flags if "Xptxas" in flag] for flags in recorded_nvcc] == [["-Xptxas=-O1"], []]
 
 
 @pytest.mark.compiler

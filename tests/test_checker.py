@@ -296,6 +296,29 @@ def test_tolerance_scales_with_the_output(k: int, factor: float, rms: float, pea
     # One of k products missing is an error of about rms / √k; the limit stays below it in float32.
     if dtype == "float32" and k <= 2**16:
         assert limit < rms / np.sqrt(k)
+    assert tolerance(problem, (rms, rms * peak), "tf32") > limit
+
+
+@given(k=st.integers(1, 400), seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_operands_rounded_to_tf32_are_within_its_tolerance_alone(k: int, seed: int) -> None:
+    problem, backend = Matmul(33, 17, k), LlvmBackend()
+    a, b = backend.normal(seed, (33, k), "float32"), backend.normal(seed + 1, (k, 17), "float32")
+    reference = backend.reference(problem, a, b)
+    output = product(rounded_to_tf32(a), rounded_to_tf32(b))
+    error, limit = check_output(problem, backend, output, reference, exact=False, math="tf32")
+    assert limit < 100 * error  # not so wide that anything passes
+    with pytest.raises(WrongResult):
+        check_output(problem, backend, output, reference, exact=False)
+    dropped = product(rounded_to_tf32(a)[:, 1:], rounded_to_tf32(b)[1:])
+    with pytest.raises(WrongResult):
+        check_output(problem, backend, dropped, reference, exact=False, math="tf32")
+
+
+def rounded_to_tf32(values: np.ndarray) -> np.ndarray:
+    """Values rounded to 11 bits, halves away from zero, as cvt.rna.tf32 does."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 @given(row=st.integers(0, 32), column=st.integers(0, 16), sign=st.sampled_from([-1, 1]), times=st.floats(1.5, 100))

@@ -15,7 +15,7 @@ from harness.commands.options import CPU_SIZES, cases_of
 from harness.records import Listing
 from harness.targets import MACHINES
 from steps.config import TILE_SET
-from tests.conftest import NO_GPU_LINE, ROOT, STEPS, Outcome, make_case
+from tests.conftest import NO_GPU_LINE, ROOT, SMALL_TILES, STEPS, TENSORIZED_LINE, Outcome, make_case
 
 Command = Callable[..., Outcome]
 
@@ -72,10 +72,11 @@ def test_a_step_file_is_run_as_the_readme_says(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("number", STEPS)
 def test_every_step_is_verified_and_says_so_on_a_line_of_its_own(number: int, command: Command) -> None:
-    outcome = command("run", "--step", str(number), "--size", "32", "--variant", "default")
+    small = str(SMALL_TILES[STEPS[number].tiles.kind])
+    outcome = command("run", "--step", str(number), "--size", "32", "--variant", "default", "--tile", small)
     assert outcome.code == 0
     lines = outcome.out.splitlines()
-    place = lines.index(NO_GPU_LINE)
+    place = lines.index(TENSORIZED_LINE if number in (8, 9, 10) else NO_GPU_LINE)
     assert re.match(
         rf"step{number}_\w+\[\w+\] 32x32x32 .*: worst error .*, tolerance .*, whole numbers exact", lines[place - 1]
     )
@@ -123,6 +124,54 @@ def test_options_reach_the_case(options: str, expected: str, command: Command) -
     outcome = command("verify", "--size", "8", "--on", "llvm", *options.split())
     assert outcome.code == 0
     assert expected in outcome.out
+
+
+def cases(*arguments: str) -> list[str]:
+    """The cases that a command line names."""
+    return list(map(str, cases_of(cli._parser().parse_args(arguments), CPU_SIZES)))
+
+
+def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
+    assert cases("verify", "--step", "6-10", "--size", "512") == [
+        "step6_unrolling[full] 512x512x512 float32 32x64x16/4x4 3 stages",
+        "step7_warp_tiling[serpentine] 512x512x512 float32 128x128x32/32x64/8x8/1 2 stages",
+        "step8_tensor_cores[default] 512x512x512 float16 128x128x32/64x64",
+        "step9_async_ring[fragments] 512x512x512 float16 128x128x32/64x64 4 stages",
+        "step10_wgmma[rows] 512x512x512 float16 128x256x64/64x256 4 stages",
+    ]
+
+
+def test_without_a_step_all_are_meant() -> None:
+    assert [case.split("_")[0] for case in cases("verify")] == [f"step{number}" for number in range(1, 11)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--step 9 --dtype bfloat16", ["fragments", "shared"]),
+        ("--step 9 --dtype float32", ["tf32"]),
+        ("--step 9", ["fragments", "shared"]),
+        ("--step 8-9 --dtype bfloat16", ["default", "fragments"]),
+        ("--step 8-9 --variant tf32", ["tf32", "tf32"]),
+        ("--step 10 --variant all", ["rows", "in_flight", "awaited"]),
+    ],
+)
+def test_variants_that_take_the_dtype_are_meant(options: str, expected: list[str]) -> None:
+    assert [re.search(r"\[(\w+)\]", case).group(1) for case in cases("verify", *options.split())] == expected
+
+
+def test_a_variant_brings_its_own_default_dtype() -> None:
+    (case,) = cases("verify", "--step", "8", "--variant", "tf32", "--stages", "2")
+    assert case == "step8_tensor_cores[tf32] 256x256x256 float32 128x128x32/64x64"
+
+
+@pytest.mark.usefixtures("quick")
+def test_variants_with_operands_of_their_own_are_compared_by_their_code(command: Command) -> None:
+    tile = str(SMALL_TILES[STEPS[9].tiles.kind])
+    outcome = command("run", "--step", "9", "--variant", "fragments,tf32", "--size", "64", "--tile", tile)
+    assert (outcome.code, outcome.out.splitlines().count(TENSORIZED_LINE)) == (0, 2)
+    assert re.search(r"^tf32: 4 cp\.async statements of 16 bytes a thread in all, the k loop", outcome.out, re.M)
+    assert "per k tile and multiprocessor" not in outcome.out  # no prediction for tiles of warps
 
 
 @pytest.mark.usefixtures("quick")
@@ -236,8 +285,15 @@ def test_list_shows_what_there_is(command: Command) -> None:
     for step in STEPS.values():
         assert step.name in outcome.out
     flat = re.sub(r"[\s│]+", " ", outcome.out)
-    for name in (*MACHINES, *map(str, TILE_SET), "register_staged", "unroll32"):
+    for name in (*MACHINES, *map(str, TILE_SET), "register_staged", "unroll32", "tf32", "rows"):
         assert name in flat
+    for numbers, number, stages in (("1, 2, 3, 4, 5, 6", 6, 3), ("7", 7, 2), ("8, 9", 9, 4), ("10", 10, 4)):
+        family = STEPS[number].tiles
+        heading = f"steps {numbers}: tiles {family.kind.FORM}, default {family.default}, {stages} stages"
+        place = outcome.out.splitlines().index(heading)
+        best, more = outcome.out.splitlines()[place + 1 : place + 3]
+        assert best.endswith(f"among {len(family.best)}: {', '.join(map(str, family.best))}")
+        assert all(str(tile) in more for tile in family.tuning[len(family.best) :])
 
 
 @pytest.mark.parametrize(

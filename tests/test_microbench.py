@@ -10,11 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from harness import microbench, rate_files
 from harness.execution import gpu_machine
-from harness.microbench import BENCHMARKS, PROBES, Benchmark, UnsuitableGpu, build_probes, device_facts, require_memory
+from harness.microbench import (
+    BENCHMARKS,
+    PROBES,
+    WGMMA_PROBES,
+    Benchmark,
+    UnsuitableGpu,
+    build_probes,
+    device_facts,
+    probes_for,
+    require_memory,
+)
 from harness.rate_files import (
     NEEDED,
     RATES,
@@ -31,6 +42,9 @@ from harness.rate_files import (
 from harness.targets import MACHINES, machine_for
 from harness.toolchain import Compiler, NoCompiler, compile_cubin, disassemble, require_compiler
 from harness.verify import WrongResult
+from schedules.tensorization import INSTRUCTIONS as INSTRUCTIONS_BY_DTYPE
+from schedules.tensorization import TF32
+from schedules.wgmma import Wgmma
 from tests.conftest import Outcome
 
 Command = Callable[..., Outcome]
@@ -47,9 +61,15 @@ INSTRUCTIONS = {
     "read": "LDG.E.128.STRONG.GPU",
     "round_trip": "LDGSTS.E.BYPASS.128",
     "stream_async": "LDGSTS.E.BYPASS.128",
+    "mma_f16": "HMMA.16816.F32 ",
+    "mma_tf32": "HMMA.1688.F32.TF32",
+    "wgmma_f16": "HGMMA.64x256x16.F32",
 }
+# Tensor core instructions in all of a probe: 4 fragments of A times 1, 2 and 4 of B; 4 steps along k.
+WRITTEN = {"mma_f16": 28, "mma_tf32": 28, "wgmma_f16": 4}
 # How often the written-out loop has it, at the least: independent chains and loads that are one after the other.
 REPEATED = {"chase": 8, "chase_shared": 16, "fma_chain": 32, "fma_many": 256, "read_shared": 8, "meet": 8, "copy": 4}
+REPEATED |= {"mma_f16": 16, "mma_tf32": 16, "wgmma_f16": 4}
 
 
 def quantity(value: float = 5.0, **changes: object) -> Quantity:
@@ -170,7 +190,7 @@ def sass_of(probe: str, text: str) -> str:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_the_loops_are_still_in_the_machine_code(arch: str, compiler: Compiler) -> None:
     text = build_probes(machine_for(arch), compiler).mod.imports[0].inspect_source()
     cubin = compile_cubin(text, arch, compiler)
@@ -178,8 +198,10 @@ def test_the_loops_are_still_in_the_machine_code(arch: str, compiler: Compiler) 
         whole = disassemble(cubin)
     except NoCompiler as missing:
         pytest.skip(str(missing))
-    assert set(INSTRUCTIONS) == set(PROBES) - {"nothing"}
-    for probe, instruction in INSTRUCTIONS.items():
+    assert set(INSTRUCTIONS) == {*PROBES, *WGMMA_PROBES} - {"nothing"}
+    assert ("wgmma_f16_probe" in whole) == (arch == "sm_90a")
+    for probe in sorted(set(probes_for(arch)) - {"nothing"}):
+        instruction = INSTRUCTIONS[probe]
         sass = sass_of(probe, whole)
         backwards = [
             (int(at, 16), int(to, 16)) for at, to in re.findall(r"/\*([0-9a-f]{4,})\*/ .*BRA\S* .*?0x([0-9a-f]+)", sass)
@@ -188,9 +210,72 @@ def test_the_loops_are_still_in_the_machine_code(arch: str, compiler: Compiler) 
         places = [
             int(at, 16) for at, code in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass) if instruction in code + " "
         ]
+        assert len(places) == WRITTEN.get(probe, len(places))
         longest = max((sum(low <= place <= high for place in places) for low, high in loops), default=0)
         assert longest >= REPEATED.get(probe, 1), f"{probe}: {instruction} {longest} times in a loop"
         assert not re.search(r"\b(LDL|STL)\b", sass), f"{probe} spills"
+
+
+@pytest.mark.compiler
+def test_wgmma_waits_only_for_the_group_before(compiler: Compiler) -> None:
+    text = build_probes(machine_for("sm_90a"), compiler).mod.imports[0].inspect_source()
+    try:
+        sass = sass_of("wgmma_f16", disassemble(compile_cubin(text, "sm_90a", compiler)))
+    except NoCompiler as missing:
+        pytest.skip(str(missing))
+    order = re.findall(r"(HGMMA|WARPGROUP\.DEPBAR\.LE gsb0, 0x\d)", sass)
+    assert order == ["HGMMA"] * 4 + [f"WARPGROUP.DEPBAR.LE gsb0, 0x{pending}" for pending in (1, 0)]
+
+
+@pytest.mark.parametrize(("dtype", "k"), [("float16", 16), ("float32", 8)])
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_sums_of_mma_are_those_of_its_fragments(dtype: str, k: int, columns: int) -> None:
+    instruction = {"float16": INSTRUCTIONS_BY_DTYPE["float16"], "float32": TF32}[dtype]
+    packed = k // 8
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((2, 4 * 32 * 6 * packed)).astype(dtype)
+    expected = np.zeros((2, 32))
+    for warp in range(2):
+        a, b = np.split(values[warp].astype("float64"), [4 * 32 * 4 * packed])
+        a, b = a.reshape(4, 32, 4 * packed), b.reshape(4, 32, 2 * packed)
+        whole_a = sum(np.array([[f[instruction.place_in_a(r, d)] for d in range(k)] for r in range(16)]) for f in a)
+        whole_b = sum(
+            np.array([[f[instruction.place_in_b(c, d)] for c in range(8)] for d in range(k)]) for f in b[:columns]
+        )
+        for (row, column), value in np.ndenumerate(whole_a @ whole_b):
+            expected[warp, instruction.place_in_c(row, column)[0]] += value
+    np.testing.assert_allclose(microbench.mma_sums(values, columns), expected.reshape(-1))
+
+
+def test_sums_of_wgmma_are_those_of_its_fragments() -> None:
+    values = np.random.default_rng(0).standard_normal((384, 64)).astype("float16")
+    product = values[:128].astype("float64") @ values[128:].astype("float64").T
+    instruction = Wgmma(64, 256, 64, "float16", "k", 128, 256)
+    expected = np.zeros((2, 128))
+    for (row, column), value in np.ndenumerate(product):
+        expected[row // 64, instruction.fragment(row % 64, column)[0]] += value
+    np.testing.assert_allclose(microbench.wgmma_sums(values), expected.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("setups", "shape", "dtype", "flops"),
+    [
+        (microbench._mma_setups, (16, 4 * 32 * 12), "float16", 2 * 16 * 8 * 16),
+        (microbench._mma_setups, (16, 4 * 32 * 6), "float32", 2 * 16 * 8 * 8),
+        (microbench._wgmma_setups, (384, 64), "float16", 2 * 64 * 256 * 16),
+    ],
+)
+def test_operations_are_those_that_a_launch_issues(
+    setups: Callable, shape: tuple[int, int], dtype: str, flops: int
+) -> None:
+    for setup in setups(np.ones(shape, dtype), 7):
+        blocks, threads, steps = (setup.launch[name] for name in ("grid", "threads", "steps"))
+        if "width" in setup.launch:
+            issued = blocks * threads // 32 * steps * 4 * setup.launch["width"]
+        else:
+            issued = blocks * threads // 128 * steps * 4
+        assert issued * flops == 7 * setup.operations
+        assert len(setup.sums) == threads
 
 
 def test_a_gpu_without_cp_async_is_refused() -> None:
@@ -238,6 +323,12 @@ def test_a_quantity_is_the_median_and_keeps_its_samples() -> None:
     assert (found.origin, found.revision) == ("made up", "abc")
 
 
+def test_what_was_chosen_is_part_of_the_origin() -> None:
+    benchmark = replace(made_up([3.0]), measure=lambda _: iter([(None, [3.0], "; the fastest: 8 warps")]))
+    found = microbench.measure_quantity(None, benchmark, "abc")
+    assert (found.origin, found.medians, found.at) == ("made up; the fastest: 8 warps", (3.0,), ())
+
+
 @pytest.mark.parametrize("value", [0.01, 11.0, float("nan")])
 def test_what_cannot_be_believed_is_not_recorded(value: float) -> None:
     with pytest.raises(WrongResult, match=r"launch_ns = .* is not between 1 and 10: not recorded"):
@@ -278,6 +369,20 @@ def test_without_a_gpu_the_command_is_refused(command: Command, monkeypatch: pyt
     assert "no torch, which drives the GPU" in outcome.err
 
 
+def test_what_another_architecture_has_is_left_out_and_said(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured = []
+    monkeypatch.setattr("harness.execution.gpu_machine", lambda: machine_for("sm_120").of_gpu(GPU))
+    monkeypatch.setattr("harness.toolchain.require_compiler", lambda: None)
+    monkeypatch.setattr(
+        "harness.commands.microbench.measure_rates", lambda _machine, _compiler, plan, *_: measured.extend(plan) or ()
+    )
+    outcome = command("microbench", "--only", "wgmma_f16_gflops,mma_f16_gflops", "--out", str(tmp_path))
+    assert (outcome.code, [benchmark.name for benchmark in measured]) == (0, ["mma_f16_gflops"])
+    assert outcome.out == "wgmma_f16_gflops: not measured, only sm_90a has the instruction; this is sm_120\n"
+
+
 def test_an_unknown_quantity_is_refused_with_those_known(command: Command) -> None:
     outcome = command("microbench", "--only", "copy_gb_s,nonsense")
     assert (outcome.code, outcome.out) == (2, "")
@@ -298,6 +403,32 @@ def test_two_quick_quantities_are_measured(command: Command, tmp_path: Path) -> 
     assert set(found.quantities) == {"fma_latency_ns", "barrier_ns"}
     assert found.gpu == gpu_machine().gpu
     assert all(len(values) == microbench.ROUNDS for values in found.quantities["barrier_ns"].samples)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mma_f16_gflops", "mma_tf32_gflops", "wgmma_f16_gflops"])
+def test_a_tensor_core_ceiling_is_measured(name: str, command: Command, tmp_path: Path) -> None:
+    machine = gpu_machine()
+    outcome = command("microbench", "--only", name, "--out", str(tmp_path))
+    assert outcome.code == 0, outcome.err
+    if not BENCHMARKS[name].runs_on(machine.arch):
+        assert f"{name}: not measured" in outcome.out
+        return
+    (found,) = measured_gpus(tmp_path)
+    assert "; the fastest of" in found.quantities[name].origin
+    assert len(found.quantities[name].samples[0]) == microbench.ROUNDS
+
+
+@pytest.mark.gpu
+def test_sums_that_lack_steps_are_refused_on_the_gpu() -> None:
+    bench = microbench.Bench(gpu_machine(), require_compiler())
+    values = microbench._normal((16, 4 * 32 * 12), "float16")
+    operands = microbench.words_on_gpu(bench.torch, values)
+    bench.launch("mma_f16", threads=32, steps=100, width=4, source=operands)
+    one_step = bench.torch.from_numpy(microbench.mma_sums(values[:1], 4)).float().cuda()
+    bench.expect_near("mma_f16", 100 * one_step)
+    with pytest.raises(WrongResult, match="probe mma_f16 is off by"):
+        bench.expect_near("mma_f16", 150 * one_step)
 
 
 @pytest.mark.gpu

@@ -195,7 +195,8 @@ def test_versions_of_what_is_installed_are_noted() -> None:
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 64), (33, 17, 50)], ids=str)
-@pytest.mark.parametrize(("dtype", "layout"), [("float32", "nn"), ("float32", "nt"), ("float16", "nn")])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_dlight_schedules_the_unscheduled_product(shape: tuple[int, int, int], dtype: str, layout: str) -> None:
     mod, rule = dlight.scheduled(Matmul(*shape, dtype, layout), MACHINE.target())
     assert rule == "Matmul"
@@ -205,8 +206,9 @@ def test_dlight_schedules_the_unscheduled_product(shape: tuple[int, int, int], d
 
 
 @pytest.mark.compiler
-def test_dlights_kernel_compiles_as_ours_do(compiler) -> None:
-    mod, _ = dlight.scheduled(PROBLEM, MACHINE.target())
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_dlights_kernel_compiles_as_ours_do(dtype: str, compiler) -> None:
+    mod, _ = dlight.scheduled(Matmul(33, 17, 50, dtype), MACHINE.target())
     source = compile_module(mod, MACHINE, raising(AssertionError())).mod.imports[0].inspect_source()
     assert compile_cubin(source, MACHINE.arch, compiler).registers > 0
 
@@ -222,11 +224,27 @@ def test_what_no_rule_takes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_stage_count_is_declared_with_several_blocks(dtype: str) -> None:
-    configs = declared_configs(dtype)
+    configs = declared_configs(dtype, every_stage=True)
     assert len(configs) == len(set(configs)) >= 20
     assert {config.stages for config in configs} == set(STAGE_COUNTS) == {1, 2, 3, 4, 5}
     for stages in STAGE_COUNTS:
         assert len({(c.block_m, c.block_n, c.block_k) for c in configs if c.stages == stages}) >= 5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_tuned_over_a_short_list(dtype: str) -> None:
+    configs = declared_configs(dtype)
+    assert 12 <= len(configs) == len(set(configs)) <= 16
+    assert {config.stages for config in configs} == {2, 3, 4, 5}
+    assert {BlockConfig(128, 256, 64, 8, stages) for stages in (3, 4)} <= set(configs)
+    smallest = min(config.block_m * config.block_n for config in configs)
+    assert smallest <= 32 * 32  # small shapes need many programs
+    ring_bytes = [2 * config.stages * config.block_k * (config.block_m + config.block_n) for config in configs]
+    assert max(ring_bytes) <= MACHINE.smem_per_block_bytes
+
+
+def test_float32_has_one_list() -> None:
+    assert declared_configs("float32") == declared_configs("float32", every_stage=True)
 
 
 def test_float64_is_refused() -> None:
@@ -324,7 +342,7 @@ def test_tritons_kernel_compiles_to_fma_and_asynchronous_copies(tmp_path: Path) 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("shape", "layout"), [((256, 256, 256), "nn"), ((100, 52, 36), "nt")], ids=str)
 def test_peers_that_run_are_right_and_can_be_captured(shape: tuple[int, int, int], layout: str, dtype: str) -> None:
     arena = Arena(Matmul(*shape, dtype, layout), GpuBackend())

@@ -19,16 +19,25 @@ import pytest
 from harness import execution, session, toolchain
 from harness.build import Kernel
 from harness.execution import LlvmBackend, numpy_dtype
-from harness.measure import Arena, Plan, Rounds
+from harness.measure import IEEE, Arena, Plan, Rounds
 from harness.peers import Entrant, PeerKind, PeerMissing
 from harness.records import GpuState, Method, Record, RecordError, Timing, load_records
 from harness.session import Journal, Session, git_state
 from harness.targets import Machine, machine_for
 from harness.toolchain import Cubin
 from harness.verify import WrongResult
+from schedules.tensorization import TensorCoreTile
 from schedules.workloads import Matmul
-from steps.config import DEFAULT_TILE, TILE_SET
-from tests.conftest import Outcome, make_case
+from steps import registry
+from steps.config import (
+    DEFAULT_TILE,
+    STAGE_SET,
+    TENSOR_CORE_TILES,
+    THREAD_TILES,
+    TILE_SET,
+    WARPGROUP_TILES,
+)
+from tests.conftest import SMALL_TILES, STEPS, Outcome, make_case, small_case
 
 Command = Callable[..., Outcome]
 SHAPE = (64, 64, 64)
@@ -39,6 +48,10 @@ TIMES = {
     "step4": 3.0,
     "step5": 2.0,
     "step6": 1.5,
+    "step7": 1.25,
+    "step8": 0.75,
+    "step9": 0.5,
+    "step10": 0.25,
     "cublas": 1.0,
     "cublas-nt": 1.2,
 }
@@ -52,6 +65,7 @@ class FakeGpu:
         self.races: list[list[str]] = []
         self.loaded: list[str] = []
         self.seeds: list[int] = []
+        self.cublas_math: list[str] = []
         self.jitter: Callable[[str, int], float] = lambda label, number: 1.0
         self.before_race: Callable[[list[str]], None] = lambda labels: None
         self.corrupt: Callable[[str, np.ndarray], None] = lambda label, output: None
@@ -85,10 +99,12 @@ class FakeArena:
     def __init__(self, problem: Matmul, backend: FakeBackend, first_seed: int = 0) -> None:
         self.gpu.seeds.append(first_seed)
         self.problem, self.backend = problem, backend
-        a, b = backend.normal(0, (problem.m, problem.k), "float32"), backend.normal(1, problem.b_shape, "float32")
-        self.sets = [(a, b, backend.reference(problem, a, b).astype(np.float32))]
+        a = backend.normal(0, (problem.m, problem.k), problem.dtype)
+        b = backend.normal(1, problem.b_shape, problem.dtype)
+        self.sets = [(a, b, backend.reference(problem, a, b).astype(numpy_dtype(problem.out_dtype)))]
 
-    def cublas(self) -> tuple[Any, Any]:
+    def cublas(self, math: str = IEEE) -> tuple[Any, Any]:
+        self.gpu.cublas_math.append(math)
         return ("cublas-nn", print), ("cublas-nt", print)
 
     def graph(self, launch: Callable[..., Any]) -> None:
@@ -220,6 +236,68 @@ def test_the_step_before_is_its_default_variant(
     assert record.layout == "nt"
     # Only where loads newly run ahead is a gain predicted, and only on a machine whose rates are known.
     assert (record.predicted_gain_pct is not None) == (variant == "async")
+
+
+@pytest.mark.parametrize(
+    ("step", "dtype", "before"),
+    [
+        (7, "float32", f"step6_unrolling[full] 64x64x256 float32 {DEFAULT_TILE} 3 stages"),
+        (8, "float16", None),  # step 7 takes float32 only
+        (9, "bfloat16", f"step8_tensor_cores[default] 64x64x256 bfloat16 {SMALL_TILES[TensorCoreTile]}"),
+        (9, "float32", None),  # step 8 takes it where TF32 is asked for, not by default
+        (10, "float16", f"step9_async_ring[fragments] 64x64x256 float16 {TENSOR_CORE_TILES.default} 4 stages"),
+    ],
+)
+def test_the_step_before_has_its_own_default_tile_where_it_is_tiled_otherwise(
+    step: int, dtype: str, before: str | None, made: Session, gpu: FakeGpu
+) -> None:
+    variant = next(name for name in STEPS[step].variants if dtype in STEPS[step].dtypes(name))
+    record = made.measure(small_case(step, (64, 64, 256), variant, dtype=dtype, stages=3))
+    assert (record.previous.label if record.previous else None) == before
+    assert gpu.races[0][3:] == ([before] if before else [])
+    assert record.predicted_gain_pct is None
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_the_step_before_is_left_out_where_the_machine_cannot_run_it(made: Session, gpu: FakeGpu) -> None:
+    case = small_case(8, SHAPE, "tf32", arch="sm_80")
+    assert made.measure(case).previous.label.startswith("step7_warp_tiling[serpentine]")
+    before = replace(case, machine=machine_for("sm_75"))
+    assert made._previous(before) is None
+
+
+def test_the_best_of_another_family_is_compared_with_the_best_before(
+    made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = WARPGROUP_TILES.best[-2:], TENSOR_CORE_TILES.best[-2:]
+    monkeypatch.setattr(STEPS[10].module, "TILES", replace(WARPGROUP_TILES, best=own))
+    monkeypatch.setattr(STEPS[9].module, "TILES", replace(TENSOR_CORE_TILES, best=other))
+    gpu.times |= {f"{own[1]} 3 stages": 0.125, f"{other[1]} 2 stages": 0.375}
+    record = made.measure(replace(make_case(10, (64, 64, 256)), tile_choice="best"))
+    assert (record.tile, record.stages) == (str(own[1]), 3)
+    assert record.previous.label == f"step9_async_ring[fragments] 64x64x256 float16 {other[1]} 2 stages"
+    assert {(row["tile"], row["stages"]) for row in record.candidates} == {
+        (str(tile), stages) for tile in own for stages in STAGE_SET
+    }
+
+
+def test_tf32_is_measured_against_cublas_with_tf32(gpu: FakeGpu, command: Command, tmp_path: Path) -> None:
+    places = ("--size", "64", "--out", str(tmp_path))
+    assert command("run", "--step", "8", "--variant", "tf32", *places).code == 0
+    (record,) = load_records(tmp_path)
+    assert (record.variant, record.dtype, record.math) == ("tf32", "float32", "tf32")
+    assert gpu.cublas_math == ["tf32"]
+    assert command("run", "--step", "7,8", *places).code == 0
+    assert gpu.cublas_math == ["tf32", "ieee", "ieee"]
+    assert [(record.dtype, record.math) for record in load_records(tmp_path)][1:] == [
+        ("float32", "ieee"),
+        ("float16", "ieee"),
+    ]
+
+
+def test_the_tolerance_of_a_measured_kernel_is_that_of_its_arithmetic(made: Session) -> None:
+    checked = {v: made.measure(small_case(s, SHAPE, v)).verification for s, v in ((7, "serpentine"), (8, "tf32"))}
+    assert checked["tf32"].tolerance > 20 * checked["serpentine"].tolerance
 
 
 def test_warnings_of_the_schedule_are_noted(made: Session) -> None:
@@ -388,7 +466,7 @@ def test_a_wrong_tile_cannot_win(made: Session, gpu: FakeGpu) -> None:
 
 
 def test_stages_are_tuned_unless_asked_for(made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "TILE_SET", TILE_SET[:5])
+    monkeypatch.setattr(registry, "THREAD_TILES", replace(THREAD_TILES, best=TILE_SET[:5]))
     gpu.times[" 2 stages"] = 0.25
     assert made.tune(make_case(5, (64, 64, 256))).stages == 2
     made.tune_stages = False

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +17,18 @@ import tvm
 from harness.build import Kernel, lower
 from harness.execution import LlvmBackend
 from harness.verify import verify
-from schedules.errors import IllegalPipeline
+from schedules.errors import IllegalPipeline, IllegalTile
+from schedules.tensorization import TensorCoreTile
 from schedules.tiling import TileConfig
-from schedules.workloads import Matmul
-from steps.config import DEFAULT_STAGES, DEFAULT_TILE, TILE_SET, StepConfig
-from steps.registry import MalformedStep, UnknownStep, find_steps, get_step
-from tests.conftest import EVERY_VARIANT, ROOT, STEPS, make_case
+from schedules.vectorization import dtype_bytes
+from schedules.warpgroup import WarpgroupTile
+from schedules.workloads import DTYPES, Matmul
+from steps.config import DEFAULT_STAGES, DEFAULT_TILE, StepConfig
+from steps.registry import MalformedStep, Step, UnknownStep, UnsupportedDtype, find_steps, get_step
+from tests.conftest import EVERY_VARIANT, ROOT, SMALL_TILES, STEPS, THREAD_STEPS, make_case, small_case
 
 CPU = LlvmBackend()
-SMALL_TILE = TileConfig(8, 16, 16, 4, 4)
+SMALL_TILE = SMALL_TILES[TileConfig]
 SMALL_M, SMALL_N = 8, 16
 RING_VARIANTS = (*STEPS[5].module.RING_FORMS, "sync", "register_staged", "double_buffer_pipelined")
 GOOD_STEP = '''"""A step."""
@@ -41,8 +45,8 @@ def schedule(problem, config):
 
 def test_the_registry_finds_the_ladder_by_reading_its_folder() -> None:
     files = sorted(path.stem for path in (ROOT / "steps").glob("step*_*.py"))
-    assert [step.name for step in find_steps().values()] == files
-    assert list(find_steps()) == [1, 2, 3, 4, 5, 6]
+    assert sorted(step.name for step in find_steps().values()) == files
+    assert list(find_steps()) == list(range(1, 11))
 
 
 def test_a_new_step_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +98,8 @@ def test_two_steps_of_one_number_are_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_unknown_steps_and_variants_are_named_with_those_there_are() -> None:
-    with pytest.raises(UnknownStep, match="no step 7; there are 1, 2, 3, 4, 5, 6"):
-        get_step(7)
+    with pytest.raises(UnknownStep, match="no step 11; there are 1, 2, 3, 4, 5, 6, 7, 8, 9, 10"):
+        get_step(11)
     with pytest.raises(UnknownStep, match="step5_pipelining has no variant 'turbo'; it has: async, one_barrier"):
         get_step(5).schedule(Matmul(16, 16, 16), StepConfig("turbo", DEFAULT_TILE))
 
@@ -122,12 +126,76 @@ def test_a_step_is_short_says_what_changes_and_defines_no_primitive(step) -> Non
     assert used <= {"get_sblock", "get_loops"}, f"{step.name} schedules by itself: {used}"
 
 
-def test_defaults_are_shared_and_the_declared_set_is_large_enough() -> None:
-    assert len(set(TILE_SET)) == len(TILE_SET) >= 12
-    assert DEFAULT_TILE in TILE_SET
-    target = make_case(5, (64, 64, 64)).machine.target()
-    assert not any(tile.violations(target, 4, 1) for tile in TILE_SET)
-    assert not DEFAULT_TILE.violations(target, 4, DEFAULT_STAGES)
+@pytest.mark.parametrize("step", STEPS.values(), ids=lambda step: step.name)
+def test_defaults_and_declared_tiles_are_legal(step: Step) -> None:
+    family, machine = step.tiles, make_case(5, (64, 64, 64)).machine
+    itemsize = dtype_bytes(step.dtypes(step.default_variant())[0])
+    assert family.default in family.best
+    assert len(set(family.best)) == len(family.best) >= 6
+    assert not any(tile.violations(machine.target(), itemsize, 1) for tile in family.best)
+    assert not family.default.violations(machine.target(), itemsize, step.default_stages)
+    assert all(family.kind.parse(str(tile)) == tile for tile in family.tuning)
+
+
+def test_steps_that_are_tiled_alike_share_their_tiles() -> None:
+    families = [step.tiles for step in STEPS.values()]
+    assert THREAD_STEPS == [1, 2, 3, 4, 5, 6]
+    assert len(set(map(id, families[:6]))) == 1
+    assert len(set(map(id, families))) == 4
+    assert STEPS[8].tiles is STEPS[9].tiles
+    assert [STEPS[number].default_stages for number in (5, 6, 7, 9, 10)] == [3, 3, 2, 4, 4]
+
+
+def test_each_variant_says_which_operands_it_takes() -> None:
+    taken = {(number, variant): STEPS[number].dtypes(variant) for number, variant in EVERY_VARIANT}
+    assert {taken[number, variant] for number, variant in EVERY_VARIANT if number in THREAD_STEPS} == {DTYPES}
+    assert {taken[7, variant] for variant in STEPS[7].variants} == {("float32",)}
+    halves = ("float16", "bfloat16")
+    assert [taken[8, variant] for variant in STEPS[8].variants] == [halves, ("float32",)]
+    assert [taken[9, variant] for variant in STEPS[9].variants] == [halves, halves, ("float32",)]
+    assert {taken[10, variant] for variant in STEPS[10].variants} == {halves}
+    tf32 = [(number, variant) for number, variant in EVERY_VARIANT if STEPS[number].math(variant) == "tf32"]
+    assert tf32 == [(8, "tf32"), (9, "tf32")]
+    assert {number for number, step in STEPS.items() if step.tensorized} == {8, 9, 10}
+
+
+@pytest.mark.parametrize(
+    ("step", "own", "other", "form"),
+    [
+        (5, "64x64x16/4x4", "128x128x32/64x64", "MxNxK/TMxTN"),
+        (7, "128x128x32/32x64/8x8/1", "64x64x16/4x4", "MxNxK/WMxWN/TMxTN/S"),
+        (8, "128x128x32/64x64", "64x64x64/64x64", "MxNxK/WMxWN"),
+        (10, "128x256x64/64x256", "128x128x32/64x64", "MxNxK/GMxGN"),
+    ],
+)
+def test_a_tile_of_another_family_is_refused_by_name(step: int, own: str, other: str, form: str) -> None:
+    kinds = {5: TensorCoreTile, 7: TileConfig, 8: WarpgroupTile, 10: TensorCoreTile}
+    tile = kinds[step].parse(other)
+    with pytest.raises(IllegalTile) as caught:
+        make_case(step, (64, 64, 64), tile=tile).validate()
+    assert str(caught.value).startswith(f"{STEPS[step].name} takes other tiles (got {other}, limit {form})")
+    assert caught.value.remedy == f"write e.g. {STEPS[step].tiles.kind.EXAMPLE}"
+    make_case(step, (64, 64, 64), tile=STEPS[step].tiles.kind.parse(own)).validate()
+
+
+@pytest.mark.parametrize(
+    ("step", "variant", "dtype", "message"),
+    [
+        (
+            8,
+            "default",
+            "float32",
+            "[default] takes operands in float16 or bfloat16, not float32; variant tf32 takes it",
+        ),
+        (9, "tf32", "bfloat16", "[tf32] takes operands in float32, not bfloat16; variant fragments takes it"),
+        (7, "serpentine", "float16", "[serpentine] takes operands in float32, not float16"),
+        (10, "rows", "float32", "[rows] takes operands in float16 or bfloat16, not float32"),
+    ],
+)
+def test_a_dtype_is_refused_with_the_variant_that_takes_it(step: int, variant: str, dtype: str, message: str) -> None:
+    with pytest.raises(UnsupportedDtype) as caught:
+        make_case(step, (64, 64, 64), variant, dtype=dtype).validate()
+    assert str(caught.value) == f"{STEPS[step].name}{message}"
 
 
 def test_the_default_variant_depends_on_cp_async() -> None:
@@ -139,6 +207,11 @@ def test_the_default_variant_depends_on_cp_async() -> None:
 # Right outputs, through LLVM
 
 
+THREAD_VARIANTS = [(step, variant) for step, variant in EVERY_VARIANT if step in THREAD_STEPS]
+OTHER_VARIANTS = [(step, variant) for step, variant in EVERY_VARIANT if step not in THREAD_STEPS]
+shape_names = {"ids": lambda value: value if isinstance(value, str) else "x".join(map(str, value))}
+
+
 @pytest.mark.parametrize(
     ("shape", "layout"),
     [
@@ -148,18 +221,63 @@ def test_the_default_variant_depends_on_cp_async() -> None:
         ((64, 64, 1), "nt"),
         ((128, 64, 64), "nn"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value)),
+    **shape_names,
 )
-@pytest.mark.parametrize(("step", "variant"), EVERY_VARIANT)
+@pytest.mark.parametrize(("step", "variant"), THREAD_VARIANTS)
 def test_every_step_and_variant_is_right(step: int, variant: str, shape: tuple[int, int, int], layout: str) -> None:
     result = verify(lower(make_case(step, shape, variant, layout=layout)), CPU, seeds=(0,))
     assert result.passed
     assert result.max_error <= result.tolerance
 
 
-@pytest.mark.parametrize(("step", "variant"), EVERY_VARIANT)
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((33, 17, 50), "nn"),  # one or two k tiles, none of them whole
+        ((1, 1, 1), "nn"),
+        ((35, 70, 24), "nt"),  # rows that are whole vectors
+        ((34, 33, 161), "nt"),  # no row a whole vector
+        ((32, 64, 320), "nn"),  # more k tiles than slots
+    ],
+    **shape_names,
+)
+@pytest.mark.parametrize(("step", "variant"), OTHER_VARIANTS)
+def test_every_tile_of_warps_is_right_in_every_dtype(
+    step: int, variant: str, shape: tuple[int, int, int], layout: str
+) -> None:
+    for dtype in STEPS[step].dtypes(variant):
+        result = verify(lower(small_case(step, shape, variant, dtype=dtype, layout=layout)), CPU, seeds=(0,))
+        assert result.passed
+        assert result.max_error <= result.tolerance
+
+
+@pytest.mark.parametrize("step", [8, 9, 10])
+def test_what_the_cpu_runs_of_a_tensorized_step_is_its_schedule_before_that(step: int) -> None:
+    kernel = lower(small_case(step, (64, 64, 128)))
+    instruction = "wgmma.mma_async" if step == 10 else "mma.sync"
+    assert instruction in kernel.cuda
+    texts = [schedule.mod["main"].script() for schedule in (kernel.schedule, kernel.schedule_for_cpu)]
+    assert ["tensor_core_m16n8k16" in text or "wgmma_m64n64k64" in text for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize("variant", STEPS[10].variants)
+@pytest.mark.parametrize("k", [64, 128])
+def test_a_short_reduction_may_be_asked_for_by_the_slots_that_it_has(variant: str, k: int) -> None:
+    case = small_case(10, (64, 64, k), variant)
+    assert case.slots == k // 64
+    assert lower(replace(case, stages=case.slots)).body == lower(case).body
+
+
+@pytest.mark.parametrize("step", [8, 9, 10])
+def test_half_precision_results_may_be_stored_in_float32(step: int) -> None:
+    case = small_case(step, (33, 34, 100), dtype="bfloat16", out_dtype="float32", layout="nt")
+    result = verify(lower(case), CPU, seeds=(0,))
+    assert result.tolerance < 1e-3  # that of float32, not of bfloat16
+
+
+@pytest.mark.parametrize(("step", "variant"), THREAD_VARIANTS)
 def test_a_transposed_operand_of_ragged_shape_is_right(step: int, variant: str) -> None:
-    case = make_case(step, (33, 17, 50), variant, layout="nt", tile=SMALL_TILE)
+    case = small_case(step, (33, 17, 50), variant, layout="nt")
     assert verify(lower(case), CPU, seeds=(0,)).passed
 
 
@@ -320,13 +438,20 @@ def test_every_other_variant_generates_code_of_its_own() -> None:
 
 
 def test_neighbouring_steps_differ() -> None:
-    bodies = [lower(make_case(number, (128, 128, 128))).body for number in STEPS]
-    assert len(set(bodies)) == len(STEPS)
-    shared = [lower(make_case(number, (128, 128, 128))).smem_bytes for number in STEPS]
+    kernels = {number: lower(make_case(number, (128, 128, 128))) for number in STEPS}
+    assert len({kernel.body for kernel in kernels.values()}) == len(STEPS)
+    shared = [kernels[number].smem_bytes for number in THREAD_STEPS]
     assert shared[0] == 0
     assert shared[1] == DEFAULT_TILE.one_output_per_thread().smem_bytes(4)
     assert shared[2:4] == [DEFAULT_TILE.smem_bytes(4)] * 2
     assert shared[4:] == [DEFAULT_TILE.smem_bytes(4, DEFAULT_STAGES)] * 2
+    names = ("mma.sync", "wgmma.mma_async", "ldmatrix", "cp.async.c")
+    found = {number: {name for name in names if name in kernels[number].cuda} for number in STEPS}
+    assert not any(found[number] for number in range(1, 5))
+    assert [found[number] for number in (5, 6, 7)] == [{"cp.async.c"}] * 3
+    assert found[8] == {"mma.sync", "ldmatrix"}
+    assert found[9] == {"mma.sync", "ldmatrix", "cp.async.c"}
+    assert found[10] == {"wgmma.mma_async", "cp.async.c"}
 
 
 def test_vector_stores_appear_with_step_4() -> None:

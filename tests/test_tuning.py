@@ -20,12 +20,14 @@ from harness.toolchain import CompileError
 from harness.tuning import candidates, cost, default_case, median_interval, tune, tuned_case
 from harness.verify import WrongResult
 from schedules.errors import IllegalSchedule
-from schedules.tiling import TileConfig
+from schedules.tiling import BlockTile, TileConfig
+from schedules.vectorization import dtype_bytes
+from schedules.warpgroup import WarpgroupTile
 from steps import registry
-from steps.config import DEFAULT_TILE, TILE_SET, TUNING_TILES, TuningSpace
-from steps.registry import UnknownStep
+from steps.config import DEFAULT_TILE, THREAD_TILES, WARPGROUP_TILES, TileFamily, TuningSpace
+from steps.registry import Step, UnknownStep
 from tests import test_session
-from tests.conftest import STEPS, Outcome, make_case
+from tests.conftest import STEPS, THREAD_STEPS, Outcome, make_case
 from tests.test_session import SHAPE, FakeGpu, interrupted, stop_at
 
 gpu, made = test_session.gpu, test_session.made  # its fixtures, under their names
@@ -42,15 +44,20 @@ ARGUMENTS = ("tune", "--step", "5", "--size", "64", "--out")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A space of four tiles, five stage counts and one variant, whatever space is shipped; five candidates a batch.
+    """Threads' tiles are four, stage counts five, whatever is shipped; step 5 has one variant; five candidates a batch.
 
     Each is lowered once for all tests.
     """
     monkeypatch.setattr(STEPS[5].module, "TUNED_VARIANTS", ("async",), raising=False)
     monkeypatch.setattr(session, "lower", lowered_once)
-    monkeypatch.setattr(registry, "TUNING_TILES", TILES)
+    choose_among(monkeypatch, TILES)
     monkeypatch.setattr(registry, "TUNING_STAGES", STAGES)
     monkeypatch.setattr(tuning, "BATCH", 5)
+
+
+def choose_among(monkeypatch: pytest.MonkeyPatch, tiles: tuple[BlockTile, ...]) -> None:
+    """Let tuning choose among these of threads' tiles."""
+    monkeypatch.setattr(registry, "THREAD_TILES", replace(THREAD_TILES, tuning=tiles))
 
 
 @pytest.fixture
@@ -72,9 +79,12 @@ def tuned_again(made: Session, case: Case, **options: object) -> tuple[TunedConf
 def test_the_space_of_each_step() -> None:
     for step in STEPS.values():
         space = step.tuning_space()
-        assert space.tiles == TILES
+        assert space.tiles == (TILES if step.number in THREAD_STEPS else step.tiles.tuning)
+        assert all(isinstance(tile, step.tiles.kind) for tile in space.tiles)
         assert space.stages == (STAGES if step.pipelined else (1,))
-        assert space.variants[0] == step.default_variant()
+        assert (space.variants[0], space.default_stages) == (step.default_variant(), step.default_stages)
+        assert {step.dtypes(variant) for variant in space.variants} == {step.dtypes(step.default_variant())}
+        assert {step.math(variant) for variant in space.variants} == {"ieee"}
 
 
 def test_a_step_names_the_variants_that_may_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +96,14 @@ def test_a_step_names_the_variants_that_may_be_tuned(monkeypatch: pytest.MonkeyP
         STEPS[5].tuning_space()
 
 
-def test_every_declared_tile_is_legal_somewhere() -> None:
-    target = make_case(5, SHAPE).machine.target()
-    assert set(TILE_SET) < set(TUNING_TILES)
-    assert len(set(TUNING_TILES)) == len(TUNING_TILES)
-    assert not any(tile.violations(target, 4, 2) for tile in TUNING_TILES)
+@pytest.mark.parametrize("step", STEPS.values(), ids=lambda step: step.name)
+def test_every_declared_tile_is_legal_somewhere(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "THREAD_TILES", THREAD_TILES)
+    family, target = step.tiles, make_case(5, SHAPE).machine.target()
+    itemsize = dtype_bytes(step.dtypes(step.default_variant())[0])
+    assert set(family.best) < set(family.tuning)
+    assert len(set(family.tuning)) == len(family.tuning)
+    assert not any(tile.violations(target, itemsize, 2) for tile in family.tuning)
 
 
 def test_likely_configurations_come_first() -> None:
@@ -216,11 +229,32 @@ def test_a_candidate_that_does_not_compile_is_listed(
 def test_an_illegal_candidate_is_listed_with_the_reason(
     made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "TUNING_TILES", (DEFAULT_TILE, TileConfig.parse("128x128x32/8x8")))
+    choose_among(monkeypatch, (DEFAULT_TILE, TileConfig.parse("128x128x32/8x8")))
     tuned, _ = tuned_again(made, make_case(5, (64, 64, 256), dtype="float64"))
     illegal = {c.name: c.why for c in tuned.candidates if c.status == "illegal"}
     assert "393216 bytes of shared memory in 6 stage(s), limit 232448" in illegal["async 128x128x32/8x8, 6 slots"]
     assert tuned.seen == tuned.legal == 10 - len(illegal)
+
+
+def test_a_step_is_tuned_over_the_tiles_of_its_own_family(
+    made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fastest = WarpgroupTile.parse("64x64x64/64x64")
+    tiles = (WARPGROUP_TILES.default, fastest)
+    monkeypatch.setattr(STEPS[10].module, "TILES", TileFamily(WarpgroupTile, tiles[0], tiles[:1], tiles))
+    monkeypatch.setattr(STEPS[10].module, "TUNING_STAGES", (3, 4, 5), raising=False)
+    gpu.times[f"{fastest} 3 stages"] = 0.125
+    case = make_case(10, (128, 128, 512))
+    tuned, _ = tuned_again(made, case)
+    assert (tuned.winner.tile, tuned.winner.stages, tuned.winner.variant) == (str(fastest), 3, "rows")
+    assert {candidate.tile for candidate in tuned.candidates} == set(map(str, tiles))
+    assert [candidate.name for candidate in tuned.candidates if candidate.status == "illegal"] == [
+        f"rows {tiles[0]}, 5 slots"
+    ]
+    assert tuned.default == str(case)
+    assert (tuned.dtype, tuned.math) == ("float16", "ieee")
+    chosen = tuned_case(made, replace(case, tile_choice="tuned"))
+    assert (chosen.tile, chosen.stages) == (fastest, 3)
 
 
 # The verdict
@@ -271,7 +305,7 @@ def test_a_winner_of_the_search_may_lose_the_confirmation(made: Session, favoure
 
 
 def test_one_candidate_is_alone(made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "TUNING_TILES", (DEFAULT_TILE,))
+    choose_among(monkeypatch, (DEFAULT_TILE,))
     tuned, _ = tuned_again(made, make_case(4, SHAPE))
     assert (tuned.verdict, tuned.runner_up, tuned.margin_pct, tuned.margin_interval_pct) == ("alone", None, None, ())
     assert (tuned.default, tuned.gain_over_default_pct) == (str(default_case(make_case(4, SHAPE))), 0.0)

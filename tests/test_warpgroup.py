@@ -27,7 +27,7 @@ from schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, matmul_bias
 from steps import step10_wgmma
 from steps.config import DEFAULT_TILE, StepConfig
 
-from .conftest import make_case
+from .conftest import STEPS, make_case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*more would stay empty")  # short reductions are wanted here
 
@@ -344,8 +344,8 @@ def test_a_tile_says_what_a_target_cannot_do() -> None:
 
 
 def test_the_wrong_family_of_tiles_is_refused() -> None:
-    with pytest.raises(IllegalTile, match=r"wgmma needs a tile of warpgroups.*MxNxK/GMxGN"):
-        step10_wgmma.schedule(Matmul(128, 128, 128, "float16"), StepConfig("in_flight", DEFAULT_TILE, 4))
+    with pytest.raises(IllegalTile, match=r"step10_wgmma takes other tiles.*MxNxK/GMxGN"):
+        STEPS[10].schedule(Matmul(128, 128, 128, "float16"), StepConfig("in_flight", DEFAULT_TILE, 4))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,12 @@ from triton.runtime import driver
 from harness.execution import LlvmBackend
 from harness.peers.triton import BlockConfig, compile_all, declared_configs, launch, launch_arguments, load_kernel
 from harness.verify import verify_launch
+from schedules.wgmma import PTX_TYPES
 from schedules.workloads import Matmul
+
+# Triton 3.6's interpreter multiplies the bits of bfloat16 as whole numbers: only a GPU checks those.
+CASES = (("float32", None), ("float16", None), ("float16", "float32"))
+LARGE = BlockConfig(128, 256, 64, 8, 3)
 
 
 def interpreted() -> None:
@@ -26,7 +31,7 @@ def interpreted() -> None:
     config, shapes = BlockConfig(32, 16, 16, 4, 2), ((64, 32, 48), (33, 17, 50), (1, 1, 1), (300, 20, 17))
     for shape in shapes:
         for layout in ("nn", "nt"):
-            for dtype, out_dtype in (("float32", None), ("float16", None), ("float16", "float32")):
+            for dtype, out_dtype in CASES:
                 problem = Matmul(*shape, dtype, layout, out_dtype)
                 verify_launch(on_numpy(launch(load_kernel(), problem, config)), problem, LlvmBackend(), str(problem))
 
@@ -44,11 +49,13 @@ def compiled() -> None:
     """Declared configurations side by side, what is refused, and what the code multiplies and copies with."""
     driver.set_active(NoDevice())
     kernel = load_kernel()
-    for dtype, layout in (("float32", "nn"), ("float32", "nt"), ("float16", "nn")):
+    for dtype, layout in (("float32", "nn"), ("float32", "nt"), ("float16", "nn"), ("bfloat16", "nt")):
         problem = Matmul(256, 256, 256, dtype, layout)
         shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n))
         operands = tuple(torch.zeros(shape, dtype=getattr(torch, dtype)) for shape in shapes)
-        configs = [config for config in declared_configs(dtype) if config.block_m == config.block_n == 32]
+        configs = [
+            config for config in declared_configs(dtype, every_stage=True) if config.block_m == config.block_n == 32
+        ]
         assert [config.stages for config in configs] == [1, 2, 3, 4, 5]
         assert compile_all(kernel, problem, configs, operands, 232448) == {}
         refused = compile_all(kernel, problem, configs, operands, 20000)
@@ -61,7 +68,11 @@ def compiled() -> None:
             assert ("fma.rn.f32" in ptx, "mma" in ptx) == ((True, False) if dtype == "float32" else (False, True))
             assert ("cp.async.c" in ptx) == (config.stages > 1), config
         launch(kernel, problem, configs[2])(*operands)
-    assert NoDevice.launched == [64, 64, 64]
+        if dtype != "float32":
+            numbers, constants = launch_arguments(problem, LARGE)
+            ptx = kernel.warmup(*operands, *numbers, **constants, grid=(1,)).asm["ptx"]
+            assert re.search(r"wgmma\.mma_async\S*\.m64n256k16\.f32\." + PTX_TYPES[dtype], ptx)
+    assert NoDevice.launched == [64] * 4
 
 
 class NoDevice:

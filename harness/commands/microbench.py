@@ -27,6 +27,10 @@ def run(options: argparse.Namespace, command: str) -> int:
     benchmarks = chosen(options.only)
     machine, compiler = execution.gpu_machine(), toolchain.require_compiler()
     check_writable(options.out)
+    for benchmark in benchmarks:
+        if not benchmark.runs_on(machine.arch):
+            print(f"{benchmark.name}: not measured, only {benchmark.arch} has the instruction; this is {machine.arch}")
+    benchmarks = [benchmark for benchmark in benchmarks if benchmark.runs_on(machine.arch)]
     revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
     provenance = {"command": command, "revision": revision, "dirty": dirty}
     for name, found, path in measure_rates(machine, compiler, benchmarks, options.out, provenance):

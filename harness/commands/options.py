@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from harness import execution
 from harness.build import Case
 from harness.peers import KINDS
 from harness.targets import DEFAULT_ARCH, MACHINES, Machine, machine_for
-from schedules.tiling import BlockTile
+from schedules.errors import IllegalTile
 from schedules.workloads import DTYPES, LAYOUTS, Matmul
 from steps.config import STAGE_SET
 from steps.registry import Step, UnknownStep, find_steps
@@ -89,7 +90,7 @@ def cases_of(options: argparse.Namespace, sizes: str, tunes: bool = False) -> li
         raise UsageError("--tile tuned brings its own --stages and --variant; leave them out, or name a tile")
     alone = len(steps) == 1 and choice != "tuned"
     cases = [
-        Case(step, problem, variant, _tile(step, options.tile), machine, asked or step.default_stages, choice)
+        _case(step, problem, variant, machine, options.tile, asked)
         for shape in shapes_of(options, sizes)
         for step in steps
         for variant in _variants(step, options.variant, options.dtype, alone, machine.has_cp_async)
@@ -157,8 +158,16 @@ def _steps(text: str | None) -> list[Step]:
     return [steps[number] for number in chosen]
 
 
-def _tile(step: Step, text: str) -> BlockTile:
-    return step.tiles.default if text in ("default", "best", "tuned", "all") else step.tiles.kind.parse(text)
+def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str, stages: int | None) -> Case:
+    """A case with the tile that ``--tile`` names, or the default one until a command finds another."""
+    case = Case.default(step, problem, machine, variant, stages)
+    if tile in ("default", "best", "tuned"):
+        return replace(case, tile_choice=tile)
+    try:
+        given = step.tiles.kind.parse(tile)
+    except IllegalTile as refused:
+        raise UsageError(f"--tile {tile!r} for {step.name}: {refused}") from None
+    return replace(case, tile=given, stages=stages or step.default_stages, tile_choice="given")
 
 
 def _variants(step: Step, choice: str | None, dtype: str | None, alone: bool, has_cp_async: bool) -> list[str]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from harness import toolchain
 from harness.build import Kernel, compiled
 from harness.explain import why
-from harness.model import predict_tile
+from harness.model import ceiling_share, predict_tile
 from harness.records import Peer, Record, shape_text
 from harness.toolchain import compile_ptx, disassemble
 
@@ -61,10 +61,12 @@ def record_line(record: Record) -> str:
     """A record in a line, and one more for each peer."""
     gain = record.improvement_over_previous_pct
     over = "" if gain is None else f", {gain:+.0f} % over the step before"
+    share = ceiling_share(record)
+    ceiling = "" if share is None else f", {share:.0%} of its instruction's ceiling"
     stages = f" {record.stages} stages" if record.stages > 1 else ""
     return (
         f"{record.step_name}[{record.variant}] {shape_text(record.shape)} {record.tile}{stages}: "
-        f"{record.time_ms:.4f} ms, {record.gflops:.0f} GFLOPS, {record.ratio_to_cublas:.2f} of cuBLAS{over}"
+        f"{record.time_ms:.4f} ms, {record.gflops:.0f} GFLOPS, {record.ratio_to_cublas:.2f} of cuBLAS{ceiling}{over}"
         + "".join(f"\n  {_peer_line(record, peer)}" for peer in record.peers)
     )
 
@@ -117,7 +119,8 @@ def print_variants(kernels: list[Kernel]) -> None:
         code, resources = kernel.code, kernel.resources
         waits = ", ".join(map(str, code.wait_groups)) or "–"
         figures = ("–", "–") if resources is None else (str(resources.registers), f"{resources.occupancy:.0%}")
-        row = (name, code.shared_versions, code.cp_async, waits, code.barriers)
+        counts = [f"{count} in all" if kernel.written_out else count for count in (code.cp_async, code.barriers)]
+        row = (name, code.shared_versions, counts[0], waits, counts[1])
         table.add_row(*map(str, row), figures[0], str(kernel.smem_bytes), figures[1])
     console().print(table)
     for name, kernel in zip(names, kernels):

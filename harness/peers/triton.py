@@ -51,6 +51,20 @@ HALF_BLOCKS = (
     (128, 256, 64, 8),
 )
 BLOCKS = {"float32": FLOAT32_BLOCKS, "float16": HALF_BLOCKS, "bfloat16": HALF_BLOCKS}
+# Half precision, where only the best of all stage counts is wanted: few configurations, so that large shapes are tuned
+# quickly; after each block its stage counts. Large blocks read least from memory, and four stages of the largest take
+# 192 KiB of shared memory; small blocks make enough programs of small shapes.
+HALF_SHORTLIST = (
+    ((128, 256, 64, 8), (2, 3, 4)),
+    ((256, 128, 64, 8), (3, 4)),
+    ((128, 128, 64, 8), (3, 4)),
+    ((128, 128, 64, 4), (3, 5)),
+    ((128, 128, 32, 4), (4,)),
+    ((128, 64, 64, 4), (4,)),
+    ((64, 128, 64, 4), (4,)),
+    ((64, 64, 64, 4), (3, 5)),
+    ((32, 32, 64, 2), (5,)),
+)
 
 
 @dataclass(frozen=True)
@@ -97,8 +111,8 @@ class Tuning:
         return f"{ran}; skipped: {reasons}" if reasons else ran
 
 
-def declared_configs(dtype: str) -> list[BlockConfig]:
-    """Every block of a dtype's list with every stage count.
+def declared_configs(dtype: str, every_stage: bool = False) -> list[BlockConfig]:
+    """Every block of a dtype's list with every stage count; for 16 bits :data:`HALF_SHORTLIST` unless ``every_stage``.
 
     Raises
     ------
@@ -106,7 +120,9 @@ def declared_configs(dtype: str) -> list[BlockConfig]:
     """
     if dtype not in BLOCKS:
         raise PeerFailed(f"the Triton kernel accumulates in float32, which {dtype} does not allow")
-    return [BlockConfig(*block, stages) for block in BLOCKS[dtype] for stages in STAGE_COUNTS]
+    whole = tuple((block, STAGE_COUNTS) for block in BLOCKS[dtype])
+    listed = whole if every_stage or dtype == "float32" else HALF_SHORTLIST
+    return [BlockConfig(*block, count) for block, counts in listed for count in counts]
 
 
 def launch_arguments(problem: Matmul, config: BlockConfig) -> tuple[tuple[int, ...], dict[str, Any]]:
@@ -155,12 +171,12 @@ def compile_all(
     return skipped
 
 
-def tune(kernel: Any, arena: Arena, machine: Machine) -> Tuning:
+def tune(kernel: Any, arena: Arena, machine: Machine, every_stage: bool = False) -> Tuning:
     """Check every declared configuration, time all in the same rounds, then the fastest of each stage count again."""
     import triton
 
     problem, started = arena.problem, time.perf_counter()
-    configs = declared_configs(problem.dtype)
+    configs = declared_configs(problem.dtype, every_stage)
     say(f"triton: compiling {len(configs)} configurations for {problem.shape} {problem.dtype}")
     skipped = compile_all(kernel, problem, configs, arena.sets[0], machine.smem_per_block_bytes)
     say(f"triton: compiled after {time.perf_counter() - started:.1f} s; checking and timing")
@@ -216,7 +232,7 @@ def load_kernel() -> Any:
 def enter(arena: Arena, machine: Machine, every_stage: bool = False) -> list[Entrant]:
     """Triton's best configuration and, with ``every_stage``, the best of each stage count after it."""
     kernel = load_kernel()
-    tuning = tune(kernel, arena, machine)
+    tuning = tune(kernel, arena, machine, every_stage)
 
     def entrant(name: str, stages: int | None) -> Entrant:
         """The best configuration of so many stages, or why there is none."""
