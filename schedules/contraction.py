@@ -17,9 +17,8 @@ from .caching import (
     stage_in_shared,
     stage_through_registers,
 )
-from .errors import IllegalSchedule
-from .inspection import block_name, loops_below
-from .layout import pad_to_tile
+from .inspection import loops_below
+from .layout import contraction_loops, pad_to_tile
 from .tiling import TileConfig, TiledLoops, bind_grid, bind_threads, tile_contraction
 from .vectorization import vectorize_write_back
 
@@ -72,16 +71,7 @@ def stage_contraction(
     through_registers : split each copy into a load to registers and a store to shared memory.
     product_per_tile : keep each k tile's product apart and add it as a statement of its own.
     """
-    loops_of_block = sch.get_loops(block)
-    if len(loops_of_block) < 3:
-        raise IllegalSchedule(
-            "a contraction has rows, columns and a reduction",
-            block=block_name(sch, block),
-            value=f"{len(loops_of_block)} loops",
-            limit="at least 3",
-            remedy="call flatten_contraction first, or schedule this block with bind_elements",
-        )
-    *batch, rows, columns, reduction = loops_of_block
+    *batch, rows, columns, reduction = contraction_loops(sch, block)
     if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_contraction(sch, rows, columns, reduction, tile)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .errors import IllegalSchedule
 from .inspection import block_name, innermost_iterator, loop_extents, operand_regions
@@ -45,6 +45,25 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
         _fuse_dimensions(sch, block, access, order)
     extents = [int(iterator.dom.extent) for iterator in stmt.iter_vars]
     sch.transform_block_layout(block, fused_index([group for group in groups.values() if group], extents))
+
+
+def contraction_loops(sch: Schedule, block: SBlockRV) -> list[LoopRV]:
+    """The loops of a contraction: any number of batch loops, rows, columns, reduction.
+
+    Raises
+    ------
+    IllegalSchedule : for a block with fewer than three.
+    """
+    loops = sch.get_loops(block)
+    if len(loops) < 3:
+        raise IllegalSchedule(
+            "a contraction has rows, columns and a reduction",
+            block=block_name(sch, block),
+            value=f"{len(loops)} loops",
+            limit="at least 3",
+            remedy="call flatten_contraction first, or schedule this block with bind_elements",
+        )
+    return loops
 
 
 def _extent(stmt: s_tir.SBlock, positions: list[int]) -> int:

@@ -40,7 +40,7 @@ from .caching import (
 from .errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from .fragments import FRAGMENT, registers_of
 from .inspection import block_name, loop_name, loops_below
-from .layout import pad_to_tile
+from .layout import contraction_loops, pad_to_tile
 from .one_barrier import HIDES_READS, ONE_BARRIER
 from .swizzling import swizzle_rows
 from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
@@ -164,11 +164,6 @@ class TensorCoreTile(BlockTile):
     def threads(self) -> tuple[int, int]:
         """Threads of a block as (warps, lanes): extents of threadIdx.y and threadIdx.x."""
         return self.warps[0] * self.warps[1], LANES
-
-    @property
-    def threads_per_block(self) -> int:
-        """Threads of one block."""
-        return self.threads[0] * LANES
 
     @property
     def registers(self) -> int:
@@ -437,15 +432,7 @@ def tensorize_contraction(
         not the one of the instruction asked for.
     IllegalTile : for tiles that do not divide.
     """
-    loops_of_block = sch.get_loops(block)
-    if len(loops_of_block) < 3:
-        raise IllegalSchedule(
-            "a contraction has rows, columns and a reduction",
-            block=block_name(sch, block),
-            value=f"{len(loops_of_block)} loops",
-            limit="at least 3",
-            remedy="call flatten_contraction first, or schedule this block with bind_elements",
-        )
+    loops_of_block = contraction_loops(sch, block)
     _check_tile(tile)
     instruction = _fitting(instruction, str(sch.get(block).reads[0].source.dtype))
     *batch, rows, columns, reduction = loops_of_block

@@ -69,9 +69,15 @@ class BlockTile:
         return self.block_m, self.block_n, self.block_k
 
     @property
+    def threads(self) -> tuple[int, int]:
+        """Threads of one block: extents of threadIdx.y and threadIdx.x."""
+        raise NotImplementedError
+
+    @property
     def threads_per_block(self) -> int:
         """Threads of one block."""
-        raise NotImplementedError
+        rows, columns = self.threads
+        return rows * columns
 
     @property
     def registers(self) -> int:
@@ -150,12 +156,6 @@ class TileConfig(BlockTile):
     def threads(self) -> tuple[int, int]:
         """Threads of a block along rows and columns."""
         return self.block_m // self.thread_m, self.block_n // self.thread_n
-
-    @property
-    def threads_per_block(self) -> int:
-        """Threads of one block."""
-        rows, columns = self.threads
-        return rows * columns
 
     @property
     def registers(self) -> int:

@@ -70,11 +70,6 @@ class WarpTile(BlockTile):
         return rows * columns * self.slices, WARP_SIZE
 
     @property
-    def threads_per_block(self) -> int:
-        """Threads of one block."""
-        return self.threads[0] * WARP_SIZE
-
-    @property
     def registers(self) -> int:
         """Accumulators, one step's operands, addressing."""
         return self.thread_m * self.thread_n + self.thread_m + self.thread_n + ADDRESSING_REGISTERS

@@ -41,10 +41,10 @@ from .caching import (
     inline_data_movement,
     stage_in_shared,
 )
-from .errors import IllegalPipeline, IllegalSchedule, IllegalTile
+from .errors import IllegalPipeline, IllegalTile
 from .fragments import FRAGMENT
-from .inspection import block_name, loop_extent, loop_name, loops_below, statements_under
-from .layout import index_map, pad_to_tile
+from .inspection import loop_extent, loop_name, loops_below, statements_under
+from .layout import contraction_loops, index_map, pad_to_tile
 from .one_barrier import HIDES_READS, RETIRE, RETIRE_FUNCTION, place_behind, whole_buffer
 from .pipelining import PipelinePlan, pipeline_loop
 from .swizzling import PIECES, swizzle_rows
@@ -83,11 +83,6 @@ class WarpgroupTile(BlockTile):
         """Warpgroups (threadIdx.y) and their threads (threadIdx.x)."""
         rows, columns = self.groups
         return rows * columns, LANES
-
-    @property
-    def threads_per_block(self) -> int:
-        """Threads of one block."""
-        return self.threads[0] * LANES
 
     @property
     def registers(self) -> int:
@@ -293,15 +288,7 @@ def stage_for_warpgroups(
     IllegalTile : for a tile, dtype or layout that the instruction does not have.
     IllegalSchedule : for a block with fewer than three loops.
     """
-    loops_of_block = sch.get_loops(block)
-    if len(loops_of_block) < 3:
-        raise IllegalSchedule(
-            "a contraction has rows, columns and a reduction",
-            block=block_name(sch, block),
-            value=f"{len(loops_of_block)} loops",
-            limit="at least 3",
-            remedy="call flatten_contraction first",
-        )
+    loops_of_block = contraction_loops(sch, block)
     instruction = instruction_for(sch, block, tile)
     *batch, rows, columns, reduction = loops_of_block
     k_tile = tile.block_k * (2 if loop_extent(sch, reduction) <= tile.block_k else 1)
