@@ -137,7 +137,7 @@ def test_more_residents_need_fewer_stages() -> None:
     [("rows", 512, [3, 4]), ("awaited", 512, [2, 3, 4]), ("rows", 128, [2]), ("rows", 64, [1])],
 )
 def test_stage_counts_begin_where_the_variant_does(variant: str, k: int, counts: list[int]) -> None:
-    assert stage_counts(make_case(10, (512, 512, k), variant)) == counts
+    assert depth.stage_counts(make_case(10, (512, 512, k), variant)) == counts
 
 
 def test_a_short_reduction_has_no_more_stages_than_tiles() -> None:
