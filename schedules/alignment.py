@@ -12,13 +12,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from .caching import KEPT
 from .errors import IllegalSchedule
-from .inspection import block_name
+from .inspection import block_name, operand_regions
 from .layout import pad_to_tile
 from .tiling import bind_grid
 from .vectorization import VECTOR_BYTES, dtype_bytes
@@ -38,7 +37,7 @@ class AlignedOperand:
 
 def unaligned_operands(sch: Schedule, block: SBlockRV) -> list[int]:
     """Which of a contraction's operands (0, 1) have rows that are no whole 16-byte vectors."""
-    operands = [region.source for region in _operands(sch, block)]
+    operands = [region.source for region in operand_regions(sch, block)]
     row_bytes = [int(operand.shape[-1]) * dtype_bytes(operand.dtype) for operand in operands]
     return [position for position, size in enumerate(row_bytes) if size % VECTOR_BYTES]
 
@@ -96,12 +95,6 @@ def align_operands(
     return copies
 
 
-def _operands(sch: Schedule, block: SBlockRV) -> list[ir.TensorRegion]:
-    """What a contraction reads beside its own sums."""
-    stmt = sch.get(block)
-    return [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
-
-
 def _check(sch: Schedule, block: SBlockRV, unaligned: list[int], tile: Sequence[int], vector_bytes: int) -> None:
     """Raise IllegalSchedule where aligned rows cannot be had."""
     if vector_bytes not in STORED_BYTES:
@@ -115,7 +108,7 @@ def _check(sch: Schedule, block: SBlockRV, unaligned: list[int], tile: Sequence[
     iterators = sch.get(block).iter_vars
     if len(tile) != len(iterators):
         return  # pad_to_tile says so
-    for region in (_operands(sch, block)[position] for position in unaligned):
+    for region in (operand_regions(sch, block)[position] for position in unaligned):
         walked = [size for size, iterator in zip(tile, iterators) if region.region[-1].min.same_as(iterator.var)]
         row_bytes = math.prod(walked) * dtype_bytes(region.source.dtype)
         if row_bytes % VECTOR_BYTES:
@@ -132,7 +125,7 @@ def _copy_aligned(
     sch: Schedule, block: SBlockRV, operand: int, threads: int, vector_bytes: int, rounds: int
 ) -> AlignedOperand:
     """Make what pads an operand a kernel of its own."""
-    padded = _operands(sch, block)[operand].source
+    padded = operand_regions(sch, block)[operand].source
     producer = next(p for p in sch.get_producers(block) if sch.get(p).writes[0].source.same_as(padded))
     copy = sch.cache_write(producer, 0, "local")
     *outer, row = sch.get_loops(copy)

@@ -42,6 +42,20 @@ def loops_below(sch: Schedule, block: SBlockRV, loop: LoopRV) -> list[LoopRV]:
     return loops[depths[0] + 1 :] if depths else loops
 
 
+def operand_regions(sch: Schedule, block: SBlockRV) -> list[ir.TensorRegion]:
+    """What a reduction reads beside its own sums, in order."""
+    stmt = sch.get(block)
+    return [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
+
+
+def innermost_iterator(sch: Schedule, block: SBlockRV, operand: int) -> int:
+    """The position among a block's iterators of the last one that an operand's innermost index uses."""
+    index, used = operand_regions(sch, block)[operand].region[-1].min, []
+    tvm_ffi.structural_walk(index, (tirx.Var, lambda var: used.append(var)))
+    iterators = [iterator.var for iterator in sch.get(block).iter_vars]
+    return max(place for place, iterator in enumerate(iterators) if any(var.same_as(iterator) for var in used))
+
+
 @dataclass(frozen=True)
 class Statement:
     """One statement directly under a loop: its leaf blocks, what they read and write, how often they run.

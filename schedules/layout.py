@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from .errors import IllegalSchedule
-from .inspection import block_name, loop_extents
+from .inspection import block_name, innermost_iterator, loop_extents, operand_regions
 
 
 def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
@@ -191,6 +191,26 @@ def fused_index(groups: list[list[int]], extents: list[int]) -> tirx.IndexMap:
             index = index * extents[position] + variables[position]
         fused.append(sym.Analyzer().simplify(index))
     return tirx.IndexMap(variables, fused, None)
+
+
+def reindex_along_rows(sch: Schedule, block: SBlockRV, operand: int) -> None:
+    """Give an operand a dimension for each of the block's iterators that index it; what its rows run along stays last.
+
+    ::
+
+        before   C[part, j] += B[part * 64 + k, j]
+        after    C[part, j] += B'[part, k, j]                # sch.reindex alone: B'[part, j, k], with scattered rows
+
+    B' is a new buffer, for copies to inline (:func:`schedules.caching.inline_data_movement`).
+    """
+    last = innermost_iterator(sch, block, operand)
+    sch.reindex(block, ("read", operand))
+    stmt, region = sch.get(block), operand_regions(sch, block)[operand].region
+    (row,) = [place for place, dimension in enumerate(region) if dimension.min.same_as(stmt.iter_vars[last].var)]
+    order = [*(place for place in range(len(region)) if place != row), row]
+    if row != len(region) - 1:
+        mapped = index_map(len(region), lambda *index: [index[place] for place in order])
+        sch.transform_layout(block, ("read", operand), mapped)
 
 
 def index_map(rank: int, place: Callable[..., Sequence[tirx.PrimExpr]]) -> tirx.IndexMap:

@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from .caching import ADDS_PARTS, accumulate_in_registers, initialize_before
 from .errors import IllegalSchedule
 from .inspection import block_name, loop_extent, loops_below
-from .layout import pad_to_tile
+from .layout import pad_to_tile, reindex_along_rows
 from .tiling import bind_grid
 
 
@@ -66,7 +66,7 @@ def split_reduction(sch: Schedule, block: SBlockRV, parts: int, step: int = 1) -
     part, inner = sch.split(reduction, [parts, None])
     partial = sch.rfactor(part, 0)
     for operand in (0, 1):
-        sch.reindex(partial, ("read", operand))
+        reindex_along_rows(sch, partial, operand)
     rows, columns, part, inner = sch.get_loops(partial)
     sch.reorder(part, rows, columns, inner)
     sch.annotate(block, ADDS_PARTS, 1)

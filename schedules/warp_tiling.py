@@ -8,8 +8,7 @@ from itertools import islice
 from math import prod
 from typing import ClassVar
 
-import tvm_ffi
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -23,7 +22,7 @@ from .caching import (
     stage_in_shared,
 )
 from .errors import IllegalSchedule, IllegalTile
-from .inspection import block_name, loop_extent, loops_below
+from .inspection import block_name, innermost_iterator, loop_extent, loops_below, operand_regions
 from .layout import index_map, pad_to_tile
 from .serpentine import walk_serpentine
 from .tiling import ADDRESSING_REGISTERS, BlockTile, bind_grid, indivisible, raster_blocks
@@ -213,7 +212,7 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
     """
     _check_contraction(sch, block)
     rank = len(sch.get_loops(block))
-    by_columns = _innermost_iterator(sch, block, 1) == rank - 2
+    by_columns = innermost_iterator(sch, block, 1) == rank - 2
     width = vector if by_columns else 1
     _check_lanes(sch, block, (lanes[0], lanes[1] * width))
     rows, columns = lanes
@@ -362,7 +361,9 @@ def stage_for_warps(
     if serpentine:
         walk_serpentine(sch, loops.row)
     write_back = accumulate_in_registers(sch, computing, lane)
-    vectorize_write_back(sch, write_back, lane)
+    if vectorize_write_back(sch, write_back, lane) == 1:
+        for loop in loops_below(sch, write_back, lane):
+            sch.unroll(loop)  # nvcc makes many copies of a loop whose single stores have two conditions
     if total is not None:
         write_back = _add_slices(sch, total, grid, tile.threads[0], len(loops.batch))
     copies = tuple(_stage_operand(sch, computing, operand, loops.k_outer, tile, scope, pad) for operand in (0, 1))
@@ -411,7 +412,7 @@ def _stage_operand(
     sch: Schedule, block: SBlockRV, operand: int, k_outer: LoopRV, tile: WarpTile, scope: str, pad: bool
 ) -> CooperativeFetch:
     """Copy an operand's part of a k tile to shared memory, by all threads, padded where its rows run along k."""
-    along_k = _innermost_iterator(sch, block, operand) == len(sch.get(block).iter_vars) - 1
+    along_k = innermost_iterator(sch, block, operand) == len(sch.get(block).iter_vars) - 1
     copy = stage_in_shared(sch, block, operand, k_outer, scope)
     inline_data_movement(sch, copy)
     if pad and along_k:
@@ -440,7 +441,7 @@ def _check_contraction(sch: Schedule, block: SBlockRV) -> None:
             limit="at least 3 loops, the last one a reduction",
             remedy="call flatten_contraction first, or schedule this block with bind_elements",
         )
-    dtypes = [str(region.source.dtype) for region in _operands(sch, block)]
+    dtypes = [str(region.source.dtype) for region in operand_regions(sch, block)]
     if len(dtypes) != 2 or any(dtype_bytes(dtype) != ELEMENT_BYTES for dtype in dtypes):
         raise IllegalSchedule(
             f"a contraction by warps on ordinary cores has two operands of {ELEMENT_BYTES} bytes an element",
@@ -471,23 +472,9 @@ def _padding(row: int, itemsize: int) -> int:
     return (extra - row) % (2 * extra)
 
 
-def _operands(sch: Schedule, block: SBlockRV) -> list[ir.TensorRegion]:
-    """The regions that a block reads, less what it adds to."""
-    stmt = sch.get(block)
-    return [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
-
-
-def _innermost_iterator(sch: Schedule, block: SBlockRV, operand: int) -> int:
-    """The position among a block's iterators of the last one that an operand's innermost index uses."""
-    index, used = _operands(sch, block)[operand].region[-1].min, []
-    tvm_ffi.structural_walk(index, (tirx.Var, lambda var: used.append(var)))
-    iterators = [iterator.var for iterator in sch.get(block).iter_vars]
-    return max(place for place, iterator in enumerate(iterators) if any(var.same_as(iterator) for var in used))
-
-
 def _put_reduction_first(sch: Schedule, block: SBlockRV) -> None:
     """Store the second operand step by step: its dimension along the reduction before those along columns."""
-    region, reduction = _operands(sch, block)[1].region, sch.get(block).iter_vars[-1].var
+    region, reduction = operand_regions(sch, block)[1].region, sch.get(block).iter_vars[-1].var
     rank = len(region)
     (step,) = [place for place, dimension in enumerate(region) if dimension.min.same_as(reduction)]
     columns = [iterator.var for iterator in sch.get(block).iter_vars[-4:-1]]

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
+from schedules.alignment import align_operands
 from schedules.pipelining import pipeline_loop
 from schedules.unrolling import unroll_loop
 from schedules.vectorization import dtype_bytes
@@ -58,6 +59,7 @@ DTYPES = dict.fromkeys(VARIANTS, ("float32",))
 def schedule(problem: Matmul, config: StepConfig) -> Schedule:
     """A product by warps, its ring filled by cp.async, with one barrier per k tile."""
     sch = Schedule(problem.prim_func())
+    align_operands(sch, sch.get_sblock("matmul"), config.tile.block)
     slots = min(config.stages, config.k_tiles(problem))
     scope = config.tile.shared_scope(dtype_bytes(problem.dtype), slots)
     staged = stage_for_warps(sch, sch.get_sblock("matmul"), config.tile, scope=scope, **FORMS[config.variant])
