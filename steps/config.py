@@ -133,6 +133,7 @@ class TileFamily:
         Both constants are a family's own. They were set by hand so that exploratory measurements on an H200, not kept
         here, come out in the right order; ``python -m reports table`` shows what the choice costs against tuning.
         """
+
         def cost(choice: tuple[BlockTile, int]) -> float:
             """What a choice's blocks cost, in the parts that each makes."""
             tile, slots = choice

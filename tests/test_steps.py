@@ -227,7 +227,7 @@ def test_the_default_variant_depends_on_cp_async() -> None:
 
 THREAD_VARIANTS = [(step, variant) for step, variant in EVERY_VARIANT if step in THREAD_STEPS]
 OTHER_VARIANTS = [(step, variant) for step, variant in EVERY_VARIANT if step not in THREAD_STEPS]
-shape_names = {"ids": lambda value: value if isinstance(value, str) else "x".join(map(str, value))}
+shape_names = {"ids": lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else str(value)}
 
 
 @pytest.mark.parametrize(
@@ -249,24 +249,25 @@ def test_every_step_and_variant_is_right(step: int, variant: str, shape: tuple[i
 
 
 @pytest.mark.parametrize(
-    ("shape", "layout"),
+    ("shape", "layout", "dtype"),
     [
-        ((33, 17, 50), "nn"),  # one or two k tiles, none of them whole
-        ((1, 1, 1), "nn"),
-        ((35, 70, 24), "nt"),  # rows that are whole vectors
-        ((34, 33, 161), "nt"),  # no row a whole vector
-        ((32, 64, 320), "nn"),  # more k tiles than slots
+        ((33, 17, 50), "nn", 0),  # one or two k tiles, none of them whole
+        ((1, 1, 1), "nn", 1),
+        ((35, 70, 24), "nt", 0),  # rows that are whole vectors
+        ((34, 33, 161), "nt", 1),  # no row a whole vector
+        ((32, 64, 320), "nn", 0),  # more k tiles than slots
     ],
     **shape_names,
 )
 @pytest.mark.parametrize(("step", "variant"), OTHER_VARIANTS)
 def test_every_tile_of_warps_is_right_in_every_dtype(
-    step: int, variant: str, shape: tuple[int, int, int], layout: str
+    step: int, variant: str, shape: tuple[int, int, int], layout: str, dtype: int
 ) -> None:
-    for dtype in STEPS[step].dtypes(variant):
-        result = verify(lower(small_case(step, shape, variant, dtype=dtype, layout=layout)), CPU, seeds=(0,))
-        assert result.passed
-        assert result.max_error <= result.tolerance
+    taken = STEPS[step].dtypes(variant)  # in turn, shape by shape
+    case = small_case(step, shape, variant, dtype=taken[dtype % len(taken)], layout=layout)
+    result = verify(lower(case), CPU, seeds=(0,))
+    assert result.passed
+    assert result.max_error <= result.tolerance
 
 
 @pytest.mark.parametrize("step", [8, 9, 10])
@@ -345,11 +346,11 @@ def output_of(step: int, variant: str, k: int, stages: int) -> tuple[np.ndarray,
 
 def k_extents(stages: int) -> list[int]:
     """Lengths of the reduction around the stage count, in tiles of 16, and two ragged ones."""
-    tiles = {1, 2, stages - 1, stages, stages + 1} - {0}
+    tiles = {stages - 1, stages, stages + 1} - {0}
     return sorted({16 * count for count in tiles} | {16 * stages + 3, 7})
 
 
-@pytest.mark.parametrize("stages", range(1, 7))
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
 @pytest.mark.parametrize("variant", RING_VARIANTS)
 def test_a_pipelined_loop_equals_the_plain_one_bit_for_bit(variant: str, stages: int) -> None:
     for k in k_extents(stages):
