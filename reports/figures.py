@@ -72,9 +72,8 @@ def variants_figure(results: Results, section: Section, step: int) -> Figure:
     """Speed each variant of a step gains over the step before, a bar per size."""
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
-        """The variants' records with one tile choice, those without any left out."""
-        found = {name: section.line(step, choice, name) for name in section.variants(step)}
-        return {name.replace("_", "\n"): line for name, line in found.items() if line}
+        """The variants' records with one tile choice, by the name as it stands on the axis."""
+        return {name.replace("_", "\n"): line for name, line in section.variant_lines(step, choice).items()}
 
     title = f"Variants of step {step}, {short_name(results.step_name(step))}: gain over step {step - 1}"
     return _bar_panels(section, title, section.variant_choices(step), lines)

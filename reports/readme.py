@@ -216,7 +216,8 @@ def _figures(results: Results, paths: Paths, section: Section) -> dict[str, str]
 
 
 def _figure(results: Results, paths: Paths, section: Section) -> str:
-    return f"![Speed relative to cuBLAS, {section.title}]({_figures(results, paths, section)['ratio']})"
+    ratio = _figures(results, paths, section).get("ratio")
+    return f"![Speed relative to cuBLAS, {section.title}]({ratio})" if ratio else ""
 
 
 def _more_figures(results: Results, paths: Paths, section: Section) -> str:
@@ -224,7 +225,7 @@ def _more_figures(results: Results, paths: Paths, section: Section) -> str:
     others = ", ".join(f"[{kind.replace('-', ' ')}]({path})" for kind, path in files.items())
     origin = peaks().get(section.gpu, {}).get("origin") if "roofline" in files else None
     roof = f" The roofline's peak and bandwidth: {origin}." if origin else ""
-    return f"More plots: {others}.{roof}"
+    return f"More plots: {others}.{roof}" if others else ""
 
 
 def _peers(section: Section) -> str:

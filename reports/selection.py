@@ -122,9 +122,14 @@ class Section:
         return list(dict.fromkeys(name for _, _, name in sorted(found)))
 
     def variant_choices(self, step: int) -> list[str]:
-        """The tile choices with which at least two variants of a step were measured."""
-        names = self.variants(step)
-        return [choice for choice in self.choices if sum(bool(self.line(step, choice, name)) for name in names) > 1]
+        """The tile choices with which at least two variants of a step were measured at some size."""
+        return [choice for choice in self.choices if len(self.variant_lines(step, choice)) > 1]
+
+    def variant_lines(self, step: int, choice: str) -> dict[str, dict[Shape, Record]]:
+        """The line of each variant of a step, at sizes, those that have none left out."""
+        lines = {name: self.line(step, choice, name) for name in self.variants(step)}
+        at_sizes = {name: {shape: r for shape, r in line.items() if is_size(shape)} for name, line in lines.items()}
+        return {name: line for name, line in at_sizes.items() if line}
 
     def predicts(self, step: int) -> bool:
         """Whether a step's predicted gain can stand beside its measured one.

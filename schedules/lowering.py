@@ -15,11 +15,9 @@ from .inspection import annotated_loops, statements_of
 from .one_barrier import ONE_BARRIER, drop_hidden_reads, is_gate
 from .serpentine import SERPENTINE, lower_serpentines
 from .swizzling import lower_swizzles
-from .zero_fill import fill_with_zeros
 
 UNROLL_RING = "unroll_ring"
 UNROLLED_RINGS = "tensorir_ladder_unrolled_rings"
-SERPENTINES = "tensorir_ladder_serpentines"
 FRAGMENTS = "tensorir_ladder_fragments"
 
 
@@ -62,9 +60,8 @@ def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
             )
     if has_fragments(mod):
         return FRAGMENTS
-    if any(True for _ in annotated_loops(mod, SERPENTINE)):
-        return SERPENTINES
-    return UNROLLED_RINGS if any(True for _ in annotated_loops(mod, UNROLL_RING)) else "s_tir"
+    marked = (True for key in (UNROLL_RING, SERPENTINE) for _ in annotated_loops(mod, key))
+    return UNROLLED_RINGS if any(marked) else "s_tir"
 
 
 def _turns(loop: tirx.For) -> tirx.Stmt:
@@ -91,15 +88,9 @@ def _written_out(loop: tirx.For, first: ir.Expr | int, count: int) -> tirx.For:
 
 
 def _unrolled_rings():
-    """TVM's own pipeline for scheduled functions, and the rings written out at its end."""
+    """TVM's own pipeline for scheduled functions; at its end serpentine loops, and rings written out."""
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
-    return tvm.ir.transform.Sequential([lower, unroll_rings()]), finalize_host, finalize_device
-
-
-def _serpentines():
-    """Serpentine loops and conditional copies in the lowered function, then rings written out."""
-    lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
-    after = [on_functions(lower_serpentines), on_functions(fill_with_zeros), unroll_rings()]
+    after = [on_functions(lower_serpentines), unroll_rings()]
     return tvm.ir.transform.Sequential([lower, *after]), finalize_host, finalize_device
 
 
@@ -117,10 +108,8 @@ def _fragments():
     """Fragments and swizzles lowered as soon as buffers are compact, then the pipeline above."""
     lower, finalize_host, finalize_device = _unrolled_rings()
     before = [on_functions(drop_hidden_reads), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [on_functions(fill_with_zeros)]
-    return tvm.ir.transform.Sequential([*before, lower, *after]), finalize_host, finalize_device
+    return tvm.ir.transform.Sequential([*before, lower]), finalize_host, finalize_device
 
 
 register_tir_pipeline(UNROLLED_RINGS, _unrolled_rings)
-register_tir_pipeline(SERPENTINES, _serpentines)
 register_tir_pipeline(FRAGMENTS, _fragments)
