@@ -375,7 +375,7 @@ def test_unrolling_changes_no_bit(variant: str) -> None:
     assert np.array_equal(output_of(4, "default", 51, 1)[0], output_of(6, variant, 51, 3)[0])
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("stages", [1, 2, 4])
 def test_write_back_as_a_stage_of_its_own_is_right(stages: int) -> None:
     for k in k_extents(stages):
         kernel = lower(make_case(5, (20, 18, k), "writeback", tile=SMALL_TILE, stages=stages))
