@@ -21,7 +21,7 @@ from tvm.tirx.build import split_host_device_mods
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
 from harness.toolchain import Compiler, Cubin, compile_cubin
-from schedules.errors import IllegalSchedule
+from schedules.errors import IllegalPipeline, IllegalSchedule
 from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
 from schedules.lowering import UNROLL_RING, required_tir_pipeline
 from schedules.pipelining import ASYNC, ORDER, STAGE, required_pass_config
@@ -73,8 +73,17 @@ class Case:
         """How products are computed: "ieee", or "tf32", which rounds float32 operands to 11 bits first."""
         return self.step.math(self.variant)
 
+    @property
+    def lacks(self) -> str:
+        """What the machine lacks of what the step's variant is made of, as a clause; empty if it has all."""
+        if not self.step.runs(self.variant, self.machine.has_cp_async):
+            return f"{self.machine.arch} has no cp.async"
+        return self.tile.missing(self.machine.target())
+
     def validate(self) -> None:
-        """Raise for what cannot work: another family's tile, its limits, a dtype, or cp.async where there is none."""
+        """Raise for what cannot work: another family's tile, its limits, a dtype, cp.async where there is none, or
+        too few stages.
+        """
         self.step.check_variant(self.variant)
         self.step.check_tile(self.tile)
         self.step.check_dtype(self.variant, self.problem.dtype)
@@ -86,6 +95,14 @@ class Case:
                 f"{remedy}"
             )
         self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
+        fewest = self.step.fewest_stages(self.variant)
+        if self.stages < min(fewest, self.config.k_tiles(self.problem)):
+            raise IllegalPipeline(
+                f"too few stages for {self.step.name}[{self.variant}]",
+                value=self.stages,
+                limit=f"at least {fewest}",
+                remedy="give more stages",
+            )
 
     @classmethod
     def default(

@@ -247,9 +247,12 @@ def covered(case: Case) -> Rates:
 
 
 def stage_counts(case: Case) -> list[int]:
-    """The stage counts that are forecast for a case: 1 to DEEPEST, no more than fit, no more than k tiles."""
+    """The stage counts that are forecast for a case: up to DEEPEST, no more than fit, no more than k tiles; from 1,
+    or from the fewest that the variant works with.
+    """
     k_tiles = -(-case.problem.k // case.tile.block_k)
-    return list(range(1, max(1, min(DEEPEST, most_stages(case), k_tiles)) + 1))
+    fewest = min(case.step.fewest_stages(case.variant), k_tiles)
+    return list(range(fewest, max(fewest, min(DEEPEST, most_stages(case), k_tiles)) + 1))
 
 
 def most_stages(case: Case) -> int:

@@ -174,13 +174,12 @@ class TensorCoreTile(BlockTile):
         operands = (self.warp_m + self.warp_n) * 16 // 2 // LANES
         return self.warp_m * self.warp_n // LANES + operands + BASE_REGISTERS
 
-    def violations(self, target: Target, itemsize: int = 2, stages: int = 1) -> list[str]:
-        """Every limit of ``target`` that this tile breaks; a target without the instructions breaks the first."""
-        found = super().violations(target, itemsize, stages)
+    @classmethod
+    def missing(cls, target: Target) -> str:
+        """A clause for a target that is older than the instructions."""
         arch = re.fullmatch(r"sm_(\d+)a?", str(target.attrs.get("arch", "")))
-        if arch and int(arch.group(1)) < MMA_ARCH:
-            found.insert(0, f"{arch.group()} has no mma of these shapes, which begin with sm_{MMA_ARCH}")
-        return found
+        lacks = arch and int(arch.group(1)) < MMA_ARCH
+        return f"{arch.group()} has no mma of these shapes, which begin with sm_{MMA_ARCH}" if lacks else ""
 
     def misfits(self) -> list[str]:
         """Block tiles that warp tiles, and warp tiles that instructions, do not divide."""

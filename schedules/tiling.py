@@ -93,6 +93,11 @@ class BlockTile:
         """What does not divide into what, one clause each; empty if the tile is sound."""
         raise NotImplementedError
 
+    @classmethod
+    def missing(cls, target: Target) -> str:
+        """The instruction of these tiles that ``target`` lacks, as a clause; empty if it has all they need."""
+        return ""
+
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
         """Shared memory for both operands' tiles, ``itemsize`` bytes an element, in ``stages`` ring slots."""
         return (self.block_m + self.block_n) * self.block_k * itemsize * stages
@@ -106,7 +111,7 @@ class BlockTile:
 
         Limits a target does not state are taken as 1024 threads, 65536 registers and 48 KiB of shared memory.
         """
-        found = self.misfits()
+        found = [*filter(None, [self.missing(target)]), *self.misfits()]
         threads, max_threads = self.threads_per_block, int(target.attrs.get("max_threads_per_block", 1024))
         if threads > max_threads:
             found.append(f"{threads} threads per block, limit {max_threads}")

@@ -101,11 +101,15 @@ class WarpgroupTile(BlockTile):
         """Always "shared.dyn": the instruction's panels need 1024-byte boundaries, which begin there."""
         return SCOPE
 
+    @classmethod
+    def missing(cls, target: Target) -> str:
+        """A clause for every target but the one that has the instruction."""
+        arch = str(target.attrs.get("arch", target.kind.name))
+        return "" if arch == WGMMA_ARCH else f"{arch} has no wgmma, which is {WGMMA_ARCH}'s"
+
     def violations(self, target: Target, itemsize: int = 2, stages: int = 1) -> list[str]:
-        """Every limit of ``target`` that this tile breaks; a target without the instruction breaks the first."""
+        """Every limit of ``target`` that this tile breaks, and operands that are not the instruction's."""
         found = super().violations(target, itemsize, stages)
-        if str(target.attrs.get("arch", "")) != WGMMA_ARCH:
-            found.insert(0, f"{target.attrs.get('arch', target.kind.name)} has no wgmma, which is {WGMMA_ARCH}'s")
         if itemsize != 2:
             found.insert(0, f"elements of {itemsize} bytes, where this wgmma multiplies 16-bit ones")
         return found

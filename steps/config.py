@@ -133,8 +133,6 @@ class TileFamily:
         Both constants are a family's own. They were set by hand so that exploratory measurements on an H200, not kept
         here, come out in the right order; ``python -m reports table`` shows what the choice costs against tuning.
         """
-        itemsize = dtype_bytes(problem.dtype)
-        legal = [choice for choice in self.choices if not choice[0].violations(target, itemsize, choice[1])]
 
         def cost(choice: tuple[BlockTile, int]) -> float:
             """What a choice's blocks cost, in the parts that each makes."""
@@ -142,7 +140,15 @@ class TileFamily:
             parts = _parts(problem, tile, slots, multiprocessors) if split else 1
             return self._cost(tile, slots, problem, target, multiprocessors, parts)
 
-        return min(legal, key=cost, default=None)
+        return min(self._fitting(target, dtype_bytes(problem.dtype)), key=cost, default=None)
+
+    def _fitting(self, target: Target, itemsize: int) -> list[tuple[BlockTile, int]]:
+        """The choices that a target can hold; with fewer ring slots where it can hold none of them as it is."""
+        for fewer in range(max((slots for _, slots in self.choices), default=0)):
+            shorter = [(tile, slots - fewer) for tile, slots in self.choices if slots > fewer]
+            if legal := [choice for choice in shorter if not choice[0].violations(target, itemsize, choice[1])]:
+                return legal
+        return []
 
     def _cost(
         self, tile: BlockTile, slots: int, problem: Matmul, target: Target, multiprocessors: int, parts: int

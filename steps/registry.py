@@ -69,6 +69,10 @@ class Step:
         """Ring slots where nobody names a number."""
         return int(getattr(self.module, "STAGES", DEFAULT_STAGES))
 
+    def fewest_stages(self, variant: str) -> int:
+        """The fewest ring slots that a variant works with, of a reduction that has as many k tiles."""
+        return getattr(self.module, "FEWEST_STAGES", {}).get(variant, 1)
+
     def default_for(
         self, problem: Matmul, target: Target, multiprocessors: int, variant: str = ""
     ) -> tuple[BlockTile, int]:
@@ -98,7 +102,7 @@ class Step:
         """Raise UnsupportedDtype with the dtypes that a variant takes."""
         if dtype not in self.dtypes(variant):
             others = [other for other in self.variants if dtype in self.dtypes(other)]
-            remedy = f"; variant {others[0]} takes it" if others else ""
+            remedy = f"; --variant {others[0]} takes it" if others else ""
             raise UnsupportedDtype(
                 f"{self.name}[{variant}] takes operands in {' or '.join(self.dtypes(variant))}, not {dtype}{remedy}"
             )

@@ -36,6 +36,7 @@ from steps.config import WARPGROUP_TILES, StepConfig
 
 IN_FLIGHT = {"rows": 1, "in_flight": 1, "awaited": 0, "split": 1}
 VARIANTS = tuple(IN_FLIGHT)
+FEWEST_STAGES = {variant: tiles + 2 for variant, tiles in IN_FLIGHT.items()}
 SPLIT = ("split",)
 NEEDS_ASYNC_COPY = VARIANTS
 TUNED_VARIANTS = ("rows", "split")

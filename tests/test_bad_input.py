@@ -57,6 +57,8 @@ REFUSED = [
     ("--stages 2.5", "'2.5'"),
     ("--stages 2,4", "2,4"),
     ("--stages 64 --size 2048", "64 stage"),
+    ("--step 10 --stages 2", "too few stages for step10_wgmma[rows] (got 2, limit at least 3); give more stages"),
+    ("--step 10 --variant awaited --stages 1", "for step10_wgmma[awaited] (got 1, limit at least 2)"),
     # what is another step's or variant's
     (
         "--step 7 --tile 64x64x16/4x4",
@@ -67,8 +69,13 @@ REFUSED = [
     ("--step 10 --tile 64x64x16/4x4", "4 rows per warpgroup are not a multiple of 64"),
     ("--step 1-7 --tile 64x64x16/4x4", "step7_warp_tiling: malformed tile"),
     ("--step 7 --dtype float16", "step7_warp_tiling[serpentine] takes operands in float32, not float16"),
-    ("--step 7-8 --dtype float32", "not float32; variant tf32 takes it"),
-    ("--step 8 --variant tf32 --dtype float16", "[tf32] takes operands in float32, not float16; variant default"),
+    ("--step 7-8 --dtype float32", "not float32; --variant tf32 takes it"),
+    (
+        "--step 9 --dtype float32",
+        "step9_async_ring[fragments] takes operands in float16 or bfloat16, not float32; --variant tf32",
+    ),
+    ("--step 8 --dtype float32", "not float32; --variant tf32"),
+    ("--step 8 --variant tf32 --dtype float16", "[tf32] takes operands in float32, not float16; --variant default"),
     ("--step 10 --dtype float64", "step10_wgmma[rows] takes operands in float16 or bfloat16, not float64"),
     ("--step 10 --arch sm_80", "sm_80 has no wgmma"),
     ("--step 8 --arch sm_75", "sm_75 has no mma"),
@@ -229,7 +236,6 @@ def test_a_folder_that_cannot_take_listings(command: Command, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["-m", "harness", "run", "--step", "5", "--size", "0"], "got 0"),
         (["steps/step5_pipelining.py", "--stages", "0"], "--stages 0"),
         (["-m", "harness", "run", "--again", "nowhere.json"], "nowhere.json"),
     ],

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from harness import cli, execution, toolchain
+from harness.build import Case
 from harness.commands.options import CPU_SIZES, cases_of
 from harness.records import Listing
-from harness.targets import MACHINES
+from harness.targets import DEFAULT_ARCH, MACHINES, machine_for
+from schedules.workloads import Matmul
 from steps.config import TILE_SET
 from tests.conftest import NO_GPU_LINE, ROOT, SMALL_TILES, STEPS, TENSORIZED_LINE, Outcome, make_case
 
@@ -45,17 +47,18 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_step_run_by_itself_is_the_run_command(command: Command) -> None:
-    alone = process("steps/step5_pipelining.py", "--size", "64")
+    options = ("--size", "64", "--variant", "async,double_buffer_pipelined")
+    alone = process("steps/step5_pipelining.py", *options)
     useless = [line for line in alone.stderr.splitlines() if "double_buffer_scope" in line and "no effect" in line]
     assert (alone.returncode, len(useless)) == (0, 2)  # once for each operand, of double_buffer_pipelined
     assert alone.stderr.splitlines() == useless
-    assert alone.stdout.splitlines().count(NO_GPU_LINE) == len(STEPS[5].variants)
+    assert alone.stdout.splitlines().count(NO_GPU_LINE) == 2
     if toolchain.find_compiler():
         (line,) = re.findall(r"^predicted for .*", alone.stdout, re.M)
         assert "N·(load + compute)" in line
         assert "N·max(load, compute)" in line
         assert re.search(r"gain \+\d+ %$", line)
-    assert command("run", "--step", "5", "--size", "64") == (alone.returncode, alone.stdout, alone.stderr)
+    assert command("run", "--step", "5", *options) == (alone.returncode, alone.stdout, alone.stderr)
 
 
 def test_a_step_file_is_run_as_the_readme_says(tmp_path: Path) -> None:
@@ -132,13 +135,27 @@ def cases(*arguments: str) -> list[str]:
 
 
 def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
-    assert cases("verify", "--step", "6-10", "--size", "512") == [
-        "step6_unrolling[full] 512x512x512 float32 32x64x16/4x4 3 stages",
-        "step7_warp_tiling[serpentine] 512x512x512 float32 128x128x32/32x64/8x8/1 2 stages",
-        "step8_tensor_cores[default] 512x512x512 float16 128x128x32/64x64",
-        "step9_async_ring[fragments] 512x512x512 float16 128x128x32/64x64 4 stages",
-        "step10_wgmma[rows] 512x512x512 float16 128x256x64/64x256 4 stages",
+    named = cases("verify", "--step", "6-10", "--size", "512")
+    assert [case.rsplit(" ", 3)[0] if "stages" in case else case.rsplit(" ", 1)[0] for case in named] == [
+        "step6_unrolling[full] 512x512x512 float32",
+        "step7_warp_tiling[serpentine] 512x512x512 float32",
+        "step8_tensor_cores[default] 512x512x512 float16",
+        "step9_async_ring[fragments] 512x512x512 float16",
+        "step10_wgmma[rows] 512x512x512 float16",
     ]
+    problems = [Matmul(512, 512, 512, step.dtypes(step.default_variant())[0]) for step in STEPS.values()]
+    defaults = [
+        Case.default(step, problem, machine_for(DEFAULT_ARCH)) for step, problem in zip(STEPS.values(), problems)
+    ]
+    assert named == list(map(str, defaults[5:]))
+
+
+def test_small_and_large_products_get_tiles_of_their_own() -> None:
+    for number in (7, 9, 10):
+        (small,), (large,) = (
+            cases("verify", "--step", str(number), "--variant", "default", "--size", size) for size in ("128", "8192")
+        )
+        assert small.split()[3] != large.split()[3] == str(STEPS[number].tiles.default)
 
 
 def test_without_a_step_all_are_meant() -> None:
@@ -149,11 +166,11 @@ def test_without_a_step_all_are_meant() -> None:
     ("options", "expected"),
     [
         ("--step 9 --dtype bfloat16", ["fragments", "shared"]),
-        ("--step 9 --dtype float32", ["tf32"]),
+        ("--step 9 --variant all --dtype float32", ["tf32"]),
         ("--step 9", ["fragments", "shared"]),
         ("--step 8-9 --dtype bfloat16", ["default", "fragments"]),
         ("--step 8-9 --variant tf32", ["tf32", "tf32"]),
-        ("--step 10 --variant all", ["rows", "in_flight", "awaited"]),
+        ("--step 10 --variant all", list(STEPS[10].variants)),
     ],
 )
 def test_variants_that_take_the_dtype_are_meant(options: str, expected: list[str]) -> None:
@@ -162,7 +179,7 @@ def test_variants_that_take_the_dtype_are_meant(options: str, expected: list[str
 
 def test_a_variant_brings_its_own_default_dtype() -> None:
     (case,) = cases("verify", "--step", "8", "--variant", "tf32", "--stages", "2")
-    assert case == "step8_tensor_cores[tf32] 256x256x256 float32 128x128x32/64x64"
+    assert case.startswith("step8_tensor_cores[tf32] 256x256x256 float32 ")
 
 
 @pytest.mark.usefixtures("quick")
@@ -181,6 +198,28 @@ def test_all_variants_of_a_machine_without_cp_async(command: Command) -> None:
     left_out = STEPS[5].module.NEEDS_ASYNC_COPY
     assert not any(f"[{variant}]" in outcome.out for variant in left_out)
     assert outcome.out.count("worst error") == len(STEPS[5].variants) - len(left_out)
+
+
+@pytest.mark.parametrize(
+    ("arch", "left_out"),
+    [
+        (
+            "sm_75",
+            "step7_warp_tiling, since sm_75 has no cp.async; step8_tensor_cores, since sm_75 has no mma of these "
+            "shapes, which begin with sm_80; step9_async_ring, since sm_75 has no cp.async; step10_wgmma, since sm_75 "
+            "has no cp.async",
+        ),
+        ("sm_80", "step10_wgmma, since sm_80 has no wgmma, which is sm_90a's"),
+        ("sm_90a", ""),
+    ],
+)
+def test_without_a_step_those_are_left_out_that_the_machine_cannot_run(
+    arch: str, left_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = cases("verify", "--arch", arch, "--size", "64,128")
+    assert capsys.readouterr() == ("", f"warning: left out: {left_out}\n" if left_out else "")
+    assert not any(case.split("[")[0] in left_out for case in named)
+    assert len(named) == 2 * (len(STEPS) - left_out.count("since"))
 
 
 @pytest.mark.usefixtures("quick")

@@ -132,6 +132,14 @@ def test_more_residents_need_fewer_stages() -> None:
     assert few.fewest >= many.fewest
 
 
+@pytest.mark.parametrize(
+    ("variant", "k", "counts"),
+    [("rows", 512, [3, 4]), ("awaited", 512, [2, 3, 4]), ("rows", 128, [2]), ("rows", 64, [1])],
+)
+def test_stage_counts_begin_where_the_variant_does(variant: str, k: int, counts: list[int]) -> None:
+    assert depth.stage_counts(make_case(10, (512, 512, k), variant)) == counts
+
+
 def test_a_short_reduction_has_no_more_stages_than_tiles() -> None:
     short = replace(case(), problem=replace(case().problem, k=40))
     assert depth.stage_counts(short) == [1, 2, 3]

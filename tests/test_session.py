@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from harness import execution, session, toolchain
-from harness.build import Kernel
+from harness.build import Case, Kernel
 from harness.execution import LlvmBackend, numpy_dtype
 from harness.measure import IEEE, Arena, Plan, Rounds
 from harness.peers import Entrant, PeerKind, PeerMissing
@@ -245,18 +245,28 @@ def test_the_step_before_is_its_default_variant(
         (8, "float16", None),  # step 7 takes float32 only
         (9, "bfloat16", f"step8_tensor_cores[default] 64x64x256 bfloat16 {SMALL_TILES[TensorCoreTile]}"),
         (9, "float32", None),  # step 8 takes it where TF32 is asked for, not by default
-        (10, "float16", f"step9_async_ring[fragments] 64x64x256 float16 {TENSOR_CORE_TILES.default} 4 stages"),
+        (10, "float16", str(Case.default(STEPS[9], Matmul(64, 64, 256, "float16"), machine_for("sm_90a")))),
     ],
 )
 def test_the_step_before_has_its_own_default_tile_where_it_is_tiled_otherwise(
     step: int, dtype: str, before: str | None, made: Session, gpu: FakeGpu
 ) -> None:
     variant = next(name for name in STEPS[step].variants if dtype in STEPS[step].dtypes(name))
-    record = made.measure(small_case(step, (64, 64, 256), variant, dtype=dtype, stages=3))
+    case = small_case(step, (64, 64, 256), variant, dtype=dtype, stages=3)
+    record = made.measure(replace(case, tile_choice="given"))
     assert (record.previous.label if record.previous else None) == before
     assert gpu.races[0][3:] == ([before] if before else [])
     assert record.predicted_gain_pct is None
     assert Record.from_json(record.to_json()) == record
+
+
+def test_the_step_before_is_chosen_for_the_product_as_the_step_itself_is(made: Session, gpu: FakeGpu) -> None:
+    problem, machine = Matmul(128, 128, 128, "float16"), machine_for("sm_90a")
+    case, before = (Case.default(STEPS[number], problem, machine) for number in (9, 8))
+    assert made.measure(case).previous.label == str(before)
+    other = TENSOR_CORE_TILES.default
+    assert other != before.tile
+    assert made._previous(case.with_tile(other, "given")).tile == other
 
 
 def test_the_step_before_is_left_out_where_the_machine_cannot_run_it(made: Session, gpu: FakeGpu) -> None:
@@ -609,6 +619,19 @@ def test_a_sweep_measures_every_legal_combination(gpu: FakeGpu, command: Command
     assert len({record.baseline for record in records}) == len({record.previous for record in records}) == 1
     (forecast,) = {record.depth for record in records}
     assert len(forecast.time_ms) == 4, "as many stages as there are k tiles"
+
+
+def test_a_sweep_leaves_out_stage_counts_that_a_step_refuses(gpu: FakeGpu, command: Command, tmp_path: Path) -> None:
+    words = ["sweep", "--step", "10", "--variant", "rows,awaited", "--shape", "64x64x256", "--out", str(tmp_path)]
+    words += ["--tile", "64x64x64/64x64", "--stages"]
+    outcome = command(*words, "1-9")
+    assert outcome.code == 0
+    assert "3 of 8 combinations are illegal and left out" in outcome.out.splitlines()
+    measured = sorted((record.variant, record.stages) for record in load_records(tmp_path))
+    assert measured == [("awaited", 2), ("awaited", 3), ("awaited", 4), ("rows", 3), ("rows", 4)]
+    refused = command(*words, "1")
+    assert refused.code == 2
+    assert refused.err.startswith("error: too few stages for step10_wgmma[rows] (got 1, limit at least 3)")
 
 
 def test_a_gpu_without_a_compiler_is_refused(gpu: FakeGpu, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,10 +227,17 @@ def stack_bytes(cubin: bytes) -> int | None:
     return int(found.group(1)) if found else None
 
 
-@pytest.mark.parametrize(("shape", "layout"), SHAPES, ids=str)
 @pytest.mark.parametrize(
-    ("step", "variant", "dtype"),
-    [(step8, "default", "float16"), (step9, "fragments", "bfloat16"), (step9, "tf32", "float32")],
+    ("step", "variant", "dtype", "shape", "layout"),
+    [
+        (step8, "default", "float16", (100, 52, 100), "nn"),
+        (step8, "default", "float16", (64, 64, 1), "nt"),
+        (step9, "fragments", "bfloat16", (128, 64, 128), "nt"),
+        (step9, "fragments", "bfloat16", (64, 72, 16), "nn"),
+        (step9, "fragments", "bfloat16", (1, 1, 1), "nn"),
+        (step9, "tf32", "float32", (65, 41, 51), "nt"),
+        (step9, "tf32", "float32", (100, 52, 100), "nn"),
+    ],
 )
 def test_the_schedule_before_its_instructions_is_right(
     step, variant: str, dtype: str, shape: tuple[int, int, int], layout: str

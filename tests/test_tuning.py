@@ -81,7 +81,7 @@ def test_the_space_of_each_step() -> None:
         space = step.tuning_space()
         assert space.tiles == (TILES if step.number in THREAD_STEPS else step.tiles.tuning)
         assert all(isinstance(tile, step.tiles.kind) for tile in space.tiles)
-        assert space.stages == (STAGES if step.pipelined else (1,))
+        assert space.stages == (getattr(step.module, "TUNING_STAGES", STAGES) if step.pipelined else (1,))
         assert (space.variants[0], space.default_stages) == (step.default_variant(), step.default_stages)
         assert {step.dtypes(variant) for variant in space.variants} == {step.dtypes(step.default_variant())}
         assert {step.math(variant) for variant in space.variants} == {"ieee"}
@@ -242,15 +242,17 @@ def test_a_step_is_tuned_over_the_tiles_of_its_own_family(
     fastest = WarpgroupTile.parse("64x64x64/64x64")
     tiles = (WARPGROUP_TILES.default, fastest)
     monkeypatch.setattr(STEPS[10].module, "TILES", TileFamily(WarpgroupTile, tiles[0], tiles[:1], tiles))
-    monkeypatch.setattr(STEPS[10].module, "TUNING_STAGES", (3, 4, 5), raising=False)
+    monkeypatch.setattr(STEPS[10].module, "TUNING_STAGES", (2, 3, 5))
     gpu.times[f"{fastest} 3 stages"] = 0.125
     case = make_case(10, (128, 128, 512))
     tuned, _ = tuned_again(made, case)
     assert (tuned.winner.tile, tuned.winner.stages, tuned.winner.variant) == (str(fastest), 3, "rows")
     assert {candidate.tile for candidate in tuned.candidates} == set(map(str, tiles))
-    assert [candidate.name for candidate in tuned.candidates if candidate.status == "illegal"] == [
-        f"rows {tiles[0]}, 5 slots"
-    ]
+    assert {candidate.name for candidate in tuned.candidates if candidate.status == "illegal"} == {
+        f"{variant} {tile}, {slots} slots"
+        for variant in ("rows", "split")
+        for tile, slots in ((tiles[0], 2), (tiles[1], 2), (tiles[0], 5))
+    }
     assert tuned.default == str(case)
     assert (tuned.dtype, tuned.math) == ("float16", "ieee")
     chosen = tuned_case(made, replace(case, tile_choice="tuned"))

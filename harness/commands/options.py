@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness import execution
 from harness.build import Case
+from harness.commands.show import warn
 from harness.peers import KINDS
 from harness.targets import DEFAULT_ARCH, MACHINES, Machine, machine_for
 from schedules.errors import IllegalTile
@@ -74,9 +75,18 @@ def add_revision(parser: argparse.ArgumentParser) -> None:
 
 
 def cases_of(options: argparse.Namespace, sizes: str, tunes: bool = False) -> list[Case]:
+    """The cases that the options name, each of which can be built; see :func:`cases_named`."""
+    cases = cases_named(options, sizes, tunes)
+    for case in cases:
+        case.validate()
+    return cases
+
+
+def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False) -> list[Case]:
     """The cases that the options name, in the order in which they share most: by problem, then by step.
 
-    ``sizes`` are taken where the options name none; ``tunes`` says that the command can find a tile by measuring.
+    Where no ``--step`` is named, steps that the machine cannot run are left out, with a warning. ``sizes`` are taken
+    where the options name none; ``tunes`` says that the command can find a tile by measuring.
     """
     machine = machine_of(options)
     steps = _steps(options.step)
@@ -96,9 +106,15 @@ def cases_of(options: argparse.Namespace, sizes: str, tunes: bool = False) -> li
         for variant in _variants(step, options.variant, options.dtype, alone, machine.has_cp_async)
         for problem in [problem_of(options, shape, step.dtypes(variant)[0])]
     ]
-    for case in cases:
-        case.validate()
-    return cases
+    return cases if options.step is not None else _without_lacking(cases)
+
+
+def _without_lacking(cases: list[Case]) -> list[Case]:
+    """The cases for which the machine has all instructions; a warning names the steps of the others."""
+    lacking = {case.step.name: case.lacks for case in cases if case.lacks}
+    if lacking:
+        warn("left out: " + "; ".join(f"{name}, since {lacks}" for name, lacks in lacking.items()))
+    return [case for case in cases if not case.lacks]
 
 
 def problem_of(options: argparse.Namespace, shape: tuple[int, int, int], dtype: str = "float32") -> Matmul:
@@ -171,11 +187,16 @@ def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str
 
 
 def _variants(step: Step, choice: str | None, dtype: str | None, alone: bool, has_cp_async: bool) -> list[str]:
-    """The variants that ``--variant`` names; those that take ``dtype``, or the default's, where it means several."""
+    """The variants that ``--variant`` names; those that take ``dtype``, or the default's, where it means several.
+
+    Another arithmetic than the default's is meant only where it is asked for, by name or by "all".
+    """
     default = step.default_variant(has_cp_async)
     if choice == "all" or (choice is None and alone):
         wanted = dtype or step.dtypes(default)[0]
         fitting = [variant for variant in step.variants if wanted in step.dtypes(variant)]
+        if choice is None:
+            fitting = [variant for variant in fitting if step.math(variant) == step.math(default)]
         return [variant for variant in fitting if step.runs(variant, has_cp_async)] or [default]
     if choice in (None, "default"):
         return [default]

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from harness.build import Case
 from harness.commands.measuring import measure_cases
-from harness.commands.options import GPU_SIZES, add_case_options, add_peers, cases_of, numbers, runs_on_gpu
+from harness.commands.options import GPU_SIZES, add_case_options, add_peers, cases_named, numbers, runs_on_gpu
 from harness.commands.show import print_records
 from harness.execution import NoGpu
 from harness.peers import find_peers
-from schedules.vectorization import dtype_bytes
+from schedules.errors import IllegalSchedule
 
 TEXT = "run over tiles, stage counts and variants; each result is a record"
 
@@ -28,10 +28,12 @@ def run(options: argparse.Namespace, command: str) -> int:
     if not runs_on_gpu(options):
         raise NoGpu("a sweep measures, and there is no GPU here; compile and verify work without one")
     combinations = _combinations(options)
-    legal = [case for case in combinations if not _violations(case)]
-    if len(legal) < len(combinations):
-        beyond = len(combinations) - len(legal)
-        print(f"{beyond} of {len(combinations)} combinations are beyond the GPU's limits and left out")
+    refusals = {case: refused for case in combinations if (refused := _refusal(case))}
+    legal = [case for case in combinations if case not in refusals]
+    if not legal:
+        raise next(iter(refusals.values()))
+    if refusals:
+        print(f"{len(refusals)} of {len(combinations)} combinations are illegal and left out")
     print_records(measure_cases(legal, options, command, sweep=True))
     return 0
 
@@ -44,13 +46,19 @@ def _combinations(options: argparse.Namespace) -> list[Case]:
     all_tiles = options.tile == "all"
     one_tile = "default" if all_tiles else options.tile
     cases: list[Case] = []
-    for stages in [None] if options.stages is None else map(str, numbers(options.stages, "--stages")):
-        one_count = argparse.Namespace(**{**vars(options), "stages": stages, "tile": one_tile})
-        for case in cases_of(one_count, GPU_SIZES):
+    named = cases_named(argparse.Namespace(**{**vars(options), "stages": None, "tile": one_tile}), GPU_SIZES)
+    for stages in [None] if options.stages is None else numbers(options.stages, "--stages"):
+        for case in named:
             tiles = case.step.tiles.best if all_tiles else [case.tile]
-            cases += [case.with_tile(tile, "given") for tile in tiles]
+            asked = case if stages is None else replace(case, stages=stages)
+            cases += [asked.with_tile(tile, "given") for tile in tiles]
     return list(dict.fromkeys(replace(case, stages=case.slots) for case in cases))
 
 
-def _violations(case: Case) -> list[str]:
-    return case.tile.violations(case.machine.target(), dtype_bytes(case.problem.dtype), case.slots)
+def _refusal(case: Case) -> IllegalSchedule | None:
+    """Why a case's tile or stage count is illegal, None if it is legal; raises what no other would mend."""
+    try:
+        case.validate()
+    except IllegalSchedule as refused:
+        return refused
+    return None
