@@ -13,10 +13,8 @@ shared memory by itself, keeps only its sums in registers, and runs on while the
 What changes: no ldmatrix, no operand fragments, larger tiles, and tensor cores that have the next tile's work queued
 when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/warpgroup.py says why the loop is right.
 Variants:
-- rows (the default): as above, one multiplication in flight across the barrier, which needs 3 slots; results are
-  stored row by row through shared memory.
-- in_flight: the same, results stored as each thread has them, two side by side.
-- awaited: each is awaited in its own iteration; one tile more is on its way in as many slots, 2 at least.
+- rows (the default): as above; results are stored row by row through shared memory. in_flight: as each thread has them.
+- awaited: each multiplication is awaited in its own iteration; one tile more is on its way in as many slots.
 - split: where tiles are too few to fill the GPU, the reduction is cut in parts, each tile's summed by blocks of its own
   and added up by a second kernel; elsewhere the same as rows.
 Rows that are no multiples of 16 bytes are first copied, by a kernel in front, to rows that are.
@@ -43,8 +41,7 @@ TUNED_VARIANTS = ("rows", "split")
 PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = WARPGROUP_TILES
-STAGES = 4
-TUNING_STAGES = (4, 6)
+STAGES, TUNING_STAGES = 4, (4, 6)
 
 
 def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupContraction]:
