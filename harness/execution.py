@@ -18,8 +18,9 @@ from tvm.tirx import compilation_pipeline
 from harness.build import Kernel, executable
 from harness.targets import Machine, machine_for
 from schedules.fragments import whole_fragments
-from schedules.lowering import on_functions, unroll_rings
+from schedules.lowering import unroll_rings
 from schedules.one_barrier import drop_hidden_reads, show_reads
+from schedules.passes import on_functions
 from schedules.serpentine import lower_serpentines
 from schedules.workloads import Matmul
 

@@ -19,6 +19,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from .errors import IllegalSchedule
+from .passes import on_functions
 
 FRAGMENT = "local.fragment"
 
@@ -35,11 +36,7 @@ def lower_fragments() -> tvm.transform.Pass:
         raises as RuntimeError, with the same text.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="LowerFragments")
-    def lower(mod: ir.IRModule, _context: tvm.transform.PassContext) -> ir.IRModule:
-        return tvm.IRModule({name: _without_lanes(function) for name, function in mod.functions_items()})
-
-    return lower
+    return on_functions(_without_lanes)
 
 
 def registers_of(fragment: tirx.Var, lane: tirx.Var, first: int, count: int) -> tuple[ir.Expr, ir.Expr]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
@@ -13,6 +11,7 @@ from .errors import IllegalPipeline
 from .fragments import compact_blocks, has_fragments, lower_fragments
 from .inspection import annotated_loops, statements_of
 from .one_barrier import ONE_BARRIER, drop_hidden_reads, is_gate
+from .passes import on_functions
 from .serpentine import SERPENTINE, lower_serpentines
 from .swizzling import lower_swizzles
 
@@ -35,14 +34,13 @@ def unroll_rings() -> tvm.transform.Pass:
     a multiple of 3 leaves no remainder.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="UnrollRings")
-    def unroll(mod: ir.IRModule, _context: tvm.transform.PassContext) -> ir.IRModule:
-        changed = {
-            name: tvm_ffi.structural_map(function, (tirx.For, _turns)) for name, function in mod.functions_items()
-        }
-        return tvm.IRModule(changed)
+    passes = [on_functions(_in_turns), tirx.transform.UnrollLoop(), tirx.transform.StmtSimplify()]
+    return tvm.ir.transform.Sequential(passes)
 
-    return tvm.ir.transform.Sequential([unroll, tirx.transform.UnrollLoop(), tirx.transform.StmtSimplify()])
+
+def _in_turns(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function with the loops of its rings as turns."""
+    return tvm_ffi.structural_map(function, (tirx.For, _turns))
 
 
 def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
@@ -92,16 +90,6 @@ def _unrolled_rings():
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
     after = [on_functions(lower_serpentines), unroll_rings()]
     return tvm.ir.transform.Sequential([lower, *after]), finalize_host, finalize_device
-
-
-def on_functions(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pass:
-    """A pass that changes each function."""
-
-    @tvm.transform.module_pass(opt_level=0, name=change.__name__)
-    def run(mod: ir.IRModule, _context: tvm.transform.PassContext) -> ir.IRModule:
-        return tvm.IRModule({name: change(function) for name, function in mod.functions_items()})
-
-    return run
 
 
 def _fragments():

@@ -220,6 +220,7 @@ def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:
     """The block with its reads of ``buffers`` as calls on their addresses, which ThreadSync skips."""
 
     def hide(load: ir.TensorLoad) -> ir.Expr:
+        """A read of one of the buffers as a call, any other as it is."""
         if not any(load.source.same_as(buffer) for buffer in buffers):
             return load
         dtype = str(load.source.dtype)

@@ -130,21 +130,8 @@ def infer_pipeline(
         inside a pipelined one (the inner loop comes first); for ``async_copy=True`` where a copy cannot be
         asynchronous, naming it; for ``one_barrier`` where two are needed; for ``fill_ahead`` without the above.
     """
+    _check_request(sch, loop, stages)
     name = loop_name(sch, loop)
-    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
-        raise IllegalPipeline(
-            "stage count is no whole number from 1 on" if not isinstance(stages, int) else "stage count below 1",
-            loop=name,
-            value=stages,
-            limit="at least 1",
-            remedy="give 1 for no pipeline",
-        )
-    if outer := pipelined_loop_around(sch, loop):
-        raise IllegalPipeline(
-            f"loop {outer!r} around it is pipelined already, and its lists count this loop as one statement",
-            loop=name,
-            remedy="pipeline the inner loop first",
-        )
     statements = statements_under(sch, loop)
     names = tuple(statement.name for statement in statements)
     gated = any(is_gate(statement) for statement in statements)
@@ -165,32 +152,9 @@ def infer_pipeline(
         names, roles = _with_gate(names, roles)
     if fill_ahead:
         roles = _ahead_roles(sch, loop, name, statements, roles)
-    first_copy = 1 if "load" in roles else 0
     in_flight = next((left for left in map(retires, statements) if left is not None), 0)
-    compute = first_copy + slots - 1 - in_flight
-    if in_flight and compute <= first_copy:
-        raise IllegalPipeline(
-            "computations in flight across the barrier need a slot each, beside those of copies and computation",
-            loop=name,
-            value=f"{slots} stages",
-            limit=f"at least {in_flight + 2}",
-            remedy="give more stages, or leave none in flight",
-        )
-    stage_of = {
-        "load": 0,
-        "copy": first_copy,
-        "gate": compute,
-        "transform": compute,
-        "fill": compute,
-        "body": compute + 1,  # one stage more, and no slot more, since the gate is between reads and copies
-        "compute": compute + fill_ahead,
-        "epilogue": compute + 1,
-        "retire": compute + in_flight,
-    }
-    places = PLACE_IF_RETIRED if "retire" in roles else PLACE_AHEAD if fill_ahead else PLACE_IN_BODY
-    body = sorted(range(len(roles)), key=lambda index: places[roles[index]])
-    order = tuple(body.index(index) for index in range(len(roles)))
-    stage = tuple(stage_of[role] for role in roles)
+    stage = _stages_of(roles, slots, in_flight, fill_ahead, name)
+    order = _order_of(roles, fill_ahead)
     async_stages = (0,) if asynchronous else ()
     return PipelinePlan(loop, slots, names, roles, stage, order, async_stages, unroll_ring, fragments)
 
@@ -286,6 +250,58 @@ def required_pass_config(mod: ir.IRModule | tirx.PrimFunc) -> dict[str, bool]:
     Read off the annotations: ``tirx.use_async_copy`` if any loop has asynchronous stages, else nothing.
     """
     return {"tirx.use_async_copy": True} if any(True for _ in annotated_loops(mod, ASYNC)) else {}
+
+
+def _check_request(sch: Schedule, loop: LoopRV, stages: int) -> None:
+    """Raise for a stage count that is none, and for a loop inside a pipelined one."""
+    name = loop_name(sch, loop)
+    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
+        raise IllegalPipeline(
+            "stage count is no whole number from 1 on" if not isinstance(stages, int) else "stage count below 1",
+            loop=name,
+            value=stages,
+            limit="at least 1",
+            remedy="give 1 for no pipeline",
+        )
+    if outer := pipelined_loop_around(sch, loop):
+        raise IllegalPipeline(
+            f"loop {outer!r} around it is pipelined already, and its lists count this loop as one statement",
+            loop=name,
+            remedy="pipeline the inner loop first",
+        )
+
+
+def _stages_of(roles: tuple[str, ...], slots: int, in_flight: int, fill_ahead: bool, loop: str) -> tuple[int, ...]:
+    """Each statement's stage: how many iterations it runs behind the first."""
+    first_copy = 1 if "load" in roles else 0
+    compute = first_copy + slots - 1 - in_flight
+    if in_flight and compute <= first_copy:
+        raise IllegalPipeline(
+            "computations in flight across the barrier need a slot each, beside those of copies and computation",
+            loop=loop,
+            value=f"{slots} stages",
+            limit=f"at least {in_flight + 2}",
+            remedy="give more stages, or leave none in flight",
+        )
+    stage_of = {
+        "load": 0,
+        "copy": first_copy,
+        "gate": compute,
+        "transform": compute,
+        "fill": compute,
+        "body": compute + 1,  # one stage more, and no slot more, since the gate is between reads and copies
+        "compute": compute + fill_ahead,
+        "epilogue": compute + 1,
+        "retire": compute + in_flight,
+    }
+    return tuple(stage_of[role] for role in roles)
+
+
+def _order_of(roles: tuple[str, ...], fill_ahead: bool) -> tuple[int, ...]:
+    """Each statement's place in the body of the pipelined loop."""
+    places = PLACE_IF_RETIRED if "retire" in roles else PLACE_AHEAD if fill_ahead else PLACE_IN_BODY
+    body = sorted(range(len(roles)), key=lambda index: places[roles[index]])
+    return tuple(body.index(index) for index in range(len(roles)))
 
 
 def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from .caching import ADDS_PARTS, accumulate_in_registers, initialize_before
 from .errors import IllegalSchedule
 from .inspection import block_name, loop_extent, loops_below
-from .layout import pad_to_tile, reindex_along_rows
+from .layout import contraction_loops, pad_to_tile, reindex_along_rows
 from .tiling import bind_grid
 
 
@@ -49,9 +49,9 @@ def split_reduction(sch: Schedule, block: SBlockRV, parts: int, step: int = 1) -
 
     Raises
     ------
-    IllegalSchedule : for fewer than 2 parts, or parts of less than one step.
+    IllegalSchedule : for a block with fewer than three loops; for fewer than 2 parts, or parts of less than one step.
     """
-    *batch, _, _, reduction = sch.get_loops(block)
+    *batch, _, _, reduction = contraction_loops(sch, block)
     steps = -(-loop_extent(sch, reduction) // step)
     if parts < 2 or parts > steps or batch:
         raise IllegalSchedule(

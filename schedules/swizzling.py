@@ -24,6 +24,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from .errors import IllegalSchedule
 from .inspection import SHARED_SCOPES, block_name
+from .passes import on_functions
 from .vectorization import VECTOR_BYTES, dtype_bytes
 
 SWIZZLE = "swizzled_rows"
@@ -57,12 +58,7 @@ def swizzled_piece(row: ir.Expr | int, piece: ir.Expr | int, pieces: int) -> ir.
 
 def lower_swizzles() -> tvm.transform.Pass:
     """Swizzle every access to the tiles that :func:`swizzle_rows` marked, in functions with compact buffers."""
-
-    @tvm.transform.module_pass(opt_level=0, name="LowerSwizzles")
-    def lower(mod: ir.IRModule, _context: tvm.transform.PassContext) -> ir.IRModule:
-        return tvm.IRModule({name: _swizzled(function) for name, function in mod.functions_items()})
-
-    return lower
+    return on_functions(_swizzled)
 
 
 def _swizzled(function: tirx.PrimFunc) -> tirx.PrimFunc:

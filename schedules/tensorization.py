@@ -547,32 +547,30 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
 
     Where k is not the last dimension, the pieces are transposed on their way (``.trans``).
     """
+    described = _load_description(instruction, operand, by_k, scope)
+    implemented = _load_implementation(instruction, operand, by_k, scope, hide_reads)
+    order = "by_k" if by_k else "across_k"
+    name = f"tensor_core_load_{operand}_{instruction.dtype}_{order}_{scope}_{'hidden' if hide_reads else 'seen'}"
+    TensorIntrin.register(name, described, implemented, override=True)
+    return name
+
+
+def _load_size(instruction: MmaInstruction, by_k: bool) -> tuple[int, int]:
+    """Rows and columns of a tile as it lies in shared memory."""
+    return (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
+
+
+def _load_description(instruction: MmaInstruction, operand: int, by_k: bool, scope: str) -> tirx.PrimFunc:
+    """What a load does, as the schedule has it: element by element."""
     place = instruction.place_in_b if operand else instruction.place_in_a
-    size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
-    marks = {HIDES_READS: 1} if hide_reads else {}
-    dtype, registers = instruction.dtype, instruction.operand_registers
-    rounding = "" if instruction.transposes else _ROUND_TO_TF32
-    function = "tensor_core_load" + "_hidden" * hide_reads + "_transposed" * (not by_k) + "_rounded" * bool(rounding)
-    source = _LOAD.format(
-        name=function,
-        trans="" if by_k else ".trans",
-        seen="" if hide_reads else f", {_ctype(dtype)} seen",
-        rounding=rounding,
-    )
+    size, dtype, registers = _load_size(instruction, by_k), instruction.dtype, instruction.operand_registers
 
     def held(i, j):
         """(lane, register) of the tile's element."""
         return place(i, j) if by_k else place(j, i)
 
-    def moved(fragment, tile, lane):
-        """The call that moves a tile to its fragment."""
-        at = tile[instruction.row_address(lane, operand, by_k)]
-        seen = [] if hide_reads else [at]  # a value nobody uses: the read that ThreadSync has to see
-        parts = *registers_of(fragment, lane, 0, registers), tirx.address_of(at)
-        return cuda_func_call(function, *parts, *seen, source_code=source)
-
     @T.prim_func(s_tir=True)
-    def described(tile_handle: T.handle, fragment_handle: T.handle) -> None:
+    def _described(tile_handle: T.handle, fragment_handle: T.handle) -> None:
         tile = T.match_buffer(tile_handle, size, dtype, scope=scope, offset_factor=1)
         fragment = T.match_buffer(fragment_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
         with T.sblock("root"):
@@ -586,8 +584,28 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
                     T.writes(fragment[lane, register])
                     fragment[lane, register] = tile[vi, vj]
 
+    return _described
+
+
+def _load_implementation(
+    instruction: MmaInstruction, operand: int, by_k: bool, scope: str, hide_reads: bool
+) -> tirx.PrimFunc:
+    """What a load is: each lane's part of ``ldmatrix``."""
+    size, dtype, registers = _load_size(instruction, by_k), instruction.dtype, instruction.operand_registers
+    marks, rounding = {HIDES_READS: 1} if hide_reads else {}, "" if instruction.transposes else _ROUND_TO_TF32
+    function = "tensor_core_load" + "_hidden" * hide_reads + "_transposed" * (not by_k) + "_rounded" * bool(rounding)
+    seen = "" if hide_reads else f", {_ctype(dtype)} seen"
+    source = _LOAD.format(name=function, trans="" if by_k else ".trans", seen=seen, rounding=rounding)
+
+    def moved(fragment, tile, lane):
+        """The call that moves a tile to its fragment."""
+        at = tile[instruction.row_address(lane, operand, by_k)]
+        read = [] if hide_reads else [at]  # a value nobody uses: the read that ThreadSync has to see
+        parts = *registers_of(fragment, lane, 0, registers), tirx.address_of(at)
+        return cuda_func_call(function, *parts, *read, source_code=source)
+
     @T.prim_func(s_tir=True)
-    def implemented(tile_handle: T.handle, fragment_handle: T.handle) -> None:
+    def _implemented(tile_handle: T.handle, fragment_handle: T.handle) -> None:
         stride = T.int32()
         tile = T.match_buffer(tile_handle, size, dtype, scope=scope, offset_factor=1, strides=[stride, 1])
         fragment = T.match_buffer(fragment_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
@@ -598,34 +616,29 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
             for lane in T.thread_binding(LANES, "threadIdx.x"):
                 T.evaluate(moved(fragment, tile, lane))
 
-    order = "by_k" if by_k else "across_k"
-    name = f"tensor_core_load_{operand}_{dtype}_{order}_{scope}_{'hidden' if hide_reads else 'seen'}"
-    TensorIntrin.register(name, described, implemented, override=True)
-    return name
+    return _implemented
 
 
 @cache
 def _multiply_intrinsic(instruction: MmaInstruction) -> str:
     """Register the intrinsic of two instructions side by side, and return its name."""
+    name = f"{instruction.function}_multiply"
+    described, implemented = _multiply_description(instruction), _multiply_implementation(instruction)
+    TensorIntrin.register(name, described, implemented, override=True)
+    return name
+
+
+def _multiply_description(instruction: MmaInstruction) -> tirx.PrimFunc:
+    """What both instructions do, as the schedule has it: element by element."""
     m, n, k, dtype, wide = instruction.M, instruction.N, instruction.k, instruction.dtype, instruction.accumulator
     registers, results = instruction.operand_registers, m * n // LANES
-    source = _MULTIPLY.format(name=instruction.function, ptx=instruction.ptx)
-
-    def half(c, a, b, lane, number):
-        """The call for 8 of the 16 columns."""
-        parts = (
-            *registers_of(c, lane, number * results // 2, results // 2),
-            *registers_of(a, lane, 0, registers),
-            *registers_of(b, lane, number * registers // 2, registers // 2),
-        )
-        return cuda_func_call(instruction.function, *parts, source_code=source)
 
     def widened(fragment, place):
         """An element as the workload reads it."""
         return fragment[place] if dtype == wide else tirx.Cast(wide, fragment[place])
 
     @T.prim_func(s_tir=True)
-    def described(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
+    def _described(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
         a = T.match_buffer(a_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
         b = T.match_buffer(b_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
         c = T.match_buffer(c_handle, (LANES, results), wide, scope=FRAGMENT, offset_factor=1)
@@ -642,8 +655,26 @@ def _multiply_intrinsic(instruction: MmaInstruction) -> str:
                     T.writes(c[in_c[0], in_c[1]])
                     c[in_c[0], in_c[1]] = c[in_c[0], in_c[1]] + widened(a, in_a) * widened(b, in_b)
 
+    return _described
+
+
+def _multiply_implementation(instruction: MmaInstruction) -> tirx.PrimFunc:
+    """What both instructions are: a call for each half of the columns."""
+    dtype, wide = instruction.dtype, instruction.accumulator
+    registers, results = instruction.operand_registers, instruction.M * instruction.N // LANES
+    source = _MULTIPLY.format(name=instruction.function, ptx=instruction.ptx)
+
+    def half(c, a, b, lane, number):
+        """The call for 8 of the 16 columns."""
+        parts = (
+            *registers_of(c, lane, number * results // 2, results // 2),
+            *registers_of(a, lane, 0, registers),
+            *registers_of(b, lane, number * registers // 2, registers // 2),
+        )
+        return cuda_func_call(instruction.function, *parts, source_code=source)
+
     @T.prim_func(s_tir=True)
-    def implemented(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
+    def _implemented(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
         a = T.match_buffer(a_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
         b = T.match_buffer(b_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
         c = T.match_buffer(c_handle, (LANES, results), wide, scope=FRAGMENT, offset_factor=1)
@@ -654,9 +685,7 @@ def _multiply_intrinsic(instruction: MmaInstruction) -> str:
                 T.evaluate(half(c, a, b, lane, 0))
                 T.evaluate(half(c, a, b, lane, 1))
 
-    name = f"{instruction.function}_multiply"
-    TensorIntrin.register(name, described, implemented, override=True)
-    return name
+    return _implemented
 
 
 def _ctype(dtype: str) -> str:

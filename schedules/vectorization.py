@@ -86,6 +86,7 @@ def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> b
     analyzer = sym.Analyzer()
 
     def index_at(lane: int, index: tirx.PrimExpr) -> tirx.PrimExpr:
+        """An index where the variable is ``lane`` places into a group."""
         value = group * width + lane
         return tvm_ffi.structural_map(index, (tirx.Var, lambda var: value if var.same_as(variable) else var))
 

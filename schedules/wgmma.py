@@ -170,7 +170,7 @@ class Wgmma:
             return contiguous // PANEL, row, contiguous % PANEL
 
         @T.prim_func(s_tir=True)
-        def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        def _description(a: T.handle, b: T.handle, c: T.handle) -> None:
             A = T.match_buffer(a, (pa, ra, ea), dtype, align=16, offset_factor=1, scope="shared.dyn")
             B = T.match_buffer(b, (pb, rb, eb), dtype, align=16, offset_factor=1, scope="shared.dyn")
             C = T.match_buffer(c, (LANES, registers), "float32", align=4, offset_factor=1, scope=FRAGMENT)
@@ -186,7 +186,7 @@ class Wgmma:
                             "float32", B[other(vk, vj)[0], other(vk, vj)[1], other(vk, vj)[2]]
                         )
 
-        return description
+        return _description
 
     def _replacement(self) -> tirx.PrimFunc:
         name, source, dtype, registers = self.name, self.source(), self.dtype, self.registers
@@ -194,7 +194,7 @@ class Wgmma:
         pb, rb, eb = self.panel_shape("B")
 
         @T.prim_func(s_tir=True)
-        def replacement(a: T.handle, b: T.handle, c: T.handle) -> None:
+        def _replacement(a: T.handle, b: T.handle, c: T.handle) -> None:
             a0, a1, b0, b1 = T.int32(), T.int32(), T.int32(), T.int32()
             A = T.match_buffer(
                 a, (pa, ra, ea), dtype, align=16, offset_factor=1, scope="shared.dyn", strides=[a0, a1, 1]
@@ -217,7 +217,7 @@ class Wgmma:
                         )
                     )
 
-        return replacement
+        return _replacement
 
 
 def keep_in_registers(count: int) -> str:

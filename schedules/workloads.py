@@ -104,6 +104,7 @@ def batched_matmul(batch: int, problem: Matmul) -> tirx.PrimFunc:
     wide = accumulator_dtype(problem.dtype)
 
     def element(p, i, j):
+        """One output of product p."""
         other = b[p, k, j] if problem.layout == "nn" else b[p, j, k]
         return te.sum(a[p, i, k].astype(wide) * other.astype(wide), axis=k)
 
@@ -125,6 +126,7 @@ def gelu(shape: Sequence[int], dtype: str = "float32") -> tirx.PrimFunc:
     half, one, root = (tirx.const(value, wide) for value in (0.5, 1.0, math.sqrt(0.5)))
 
     def element(*index):
+        """The function of one element."""
         value = x(*index).astype(wide)
         return (half * value * (one + te.erf(value * root))).astype(dtype)
 
@@ -150,6 +152,7 @@ def softmax(rows: int, columns: int, dtype: str = "float32") -> tirx.PrimFunc:
     largest = te.compute((rows,), lambda i: te.max(x[i, j].astype(wide), axis=j), name="row_max")
 
     def power(i, column):
+        """One exponential, at most 1."""
         return te.exp(x[i, column].astype(wide) - largest[i])
 
     total = te.compute((rows,), lambda i: te.sum(power(i, k), axis=k), name="exp_sum")
@@ -246,6 +249,7 @@ def _padded(
     data = te.placeholder((batch, height, width, channels), dtype, name="data")
 
     def element(p, y, x, c):
+        """One element of the image, or 0 around it."""
         inside = tirx.all(y >= padding, y < height + padding, x >= padding, x < width + padding)
         return tirx.if_then_else(inside, data[p, y - padding, x - padding, c], tirx.const(0, dtype))
 
@@ -270,6 +274,7 @@ def _matmul_tensors(problem: Matmul) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     wide = accumulator_dtype(problem.dtype)
 
     def element(i, j):
+        """One output."""
         other = b[k, j] if problem.layout == "nn" else b[j, k]
         return te.sum(a[i, k].astype(wide) * other.astype(wide), axis=k)
 
