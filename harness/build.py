@@ -189,7 +189,6 @@ class Lowered:
 
         def note(attribute: tirx.AttrStmt) -> None:
             """Take down an axis of the launch."""
-            """Take down an axis of the launch."""
             if attribute.attr_key == "thread_extent":
                 extents[str(attribute.node.thread_tag)] = int(attribute.value)
 
@@ -231,7 +230,6 @@ class Lowered:
         total = 0
 
         def note(alloc: tirx.AllocBuffer) -> None:
-            """Add the bytes of a buffer of these scopes."""
             """Add the bytes of a buffer of these scopes."""
             nonlocal total
             if alloc.buffer.scope() in scopes:
@@ -418,7 +416,6 @@ def executable(kernel: Lowered) -> Program:
 
     def deliver(source: str) -> bytes:
         """The compiled cubin, if the text is the one it was compiled from."""
-        """The compiled cubin, if the text is the one it was compiled from."""
         if source != kernel.cuda:
             raise RuntimeError(f"TVM generated other CUDA text for {kernel.label} than the text that was compiled")
         return kernel.cubin.data
@@ -448,7 +445,6 @@ def _generate_cuda(device: tvm.IRModule, target: tvm.target.Target) -> str:
     texts: list[str] = []
 
     def catch(source: str) -> bytes:
-        """Keep the text and stop TVM before it compiles."""
         """Keep the text and stop TVM before it compiles."""
         texts.append(source)
         raise _TextOnly

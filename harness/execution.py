@@ -76,7 +76,6 @@ class LlvmBackend:
 
         def call(*arrays: np.ndarray) -> None:
             """Run on copies and write the last array, the output, back."""
-            """Run on copies and write the last array, the output, back."""
             tensors = [tvm.runtime.tensor(array) for array in arrays]
             run(*tensors)
             np.copyto(arrays[-1], tensors[-1].numpy())

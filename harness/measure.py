@@ -140,11 +140,9 @@ class Arena(Racecourse):
 
         def as_stored(a: Any, b: Any, c: Any) -> None:
             """cuBLAS on B in the problem's own layout."""
-            """cuBLAS on B in the problem's own layout."""
             self.torch.mm(a, b if stored == "nn" else b.T, out=c)
 
         def as_other(a: Any, b: Any, c: Any) -> None:
-            """cuBLAS on B in the other layout."""
             """cuBLAS on B in the other layout."""
             self.torch.mm(a, transposed[id(b)].T if stored == "nn" else transposed[id(b)], out=c)
 
