@@ -77,7 +77,7 @@ class Step:
         self, problem: Matmul, target: Target, multiprocessors: int, variant: str = ""
     ) -> tuple[BlockTile, int]:
         """The tile and the ring slots that a product gets where nobody names any; those in SPLIT make parts of it."""
-        split = variant in getattr(self.module, "SPLIT", ())
+        split = (variant or self.variants[0]) in getattr(self.module, "SPLIT", ())
         chosen = self.tiles.choose(problem, target, multiprocessors, split=split)
         return chosen or (self.tiles.default, self.default_stages)
 
