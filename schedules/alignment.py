@@ -4,9 +4,9 @@ Asynchronous copies move 4, 8 or 16 bytes, from an address that is a multiple of
 begins at such an address by chance only, so that each element is moved by itself, through a register, every time that a
 block needs it. A kernel in front, which brings the operand to aligned rows, moves each element by itself *once*.
 
-Rows that are whole 16-byte vectors, but no whole cache lines, can be copied asynchronously as they are: then most rows
-of a tile lie in one line more than they fill, two instead of one for 64 16-bit elements. Where each element is brought
-often enough, moving these rows once pays, too (:func:`worthwhile_row_bytes`).
+Rows that are whole 16-byte vectors, but no whole cache lines, can be copied asynchronously as they are: then most of
+the 128 bytes that eight threads bring together are in two lines, and the copies take twice as many. Where each element
+is brought often enough, moving these rows once pays, too (:func:`worthwhile_row_bytes`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -25,20 +25,19 @@ from .errors import IllegalSchedule
 from .inspection import block_name, loop_extents, operand_regions
 from .layout import pad_to_tile
 from .tiling import bind_grid
-from .vectorization import LINE_BYTES, VECTOR_BYTES, dtype_bytes, row_bytes
+from .vectorization import VECTOR_BYTES, dtype_bytes
 
+LINE_BYTES = 128
 # What a thread stores at once. 16 only where the caller passes workspaces in: TVM takes memory that a function
 # allocates itself, and only accesses in vectors of one width, for an array of these, and then fails on cp.async.
 STORED_BYTES = (4, 8, 16)
 MOST_LOADS = 4  # for one store
 
-# What copying to whole cache lines is reckoned with, from one H200: step 10 at 4096³ and, with twice as many lines, at
-# 4088³; and a copy's reads and writes together. A kernel in front is reckoned as the shortest that was measured.
+# What copying to whole cache lines is reckoned with, from one H200: step 10 at 4096³ and, of rows that straddle lines,
+# at 4088³; and a copy's reads and writes together. A kernel in front is reckoned as the shortest that was measured.
 ALIGNED_TFLOPS, STRADDLING_TFLOPS = 731.0, 481.0
 COPY_GB_S = 4300.0
 LAUNCH_US = 3.0
-
-LEGAL = (VECTOR_BYTES, VECTOR_BYTES)  # what asynchronous copies of both operands need
 
 
 @dataclass(frozen=True)
@@ -49,48 +48,39 @@ class AlignedOperand:
     copy: SBlockRV
 
 
-def unaligned_operands(sch: Schedule, block: SBlockRV, alignment: Sequence[int] = LEGAL) -> list[int]:
-    """Which of a contraction's operands (0, 1) have rows that are no multiple of so many bytes, given for each."""
+def unaligned_operands(sch: Schedule, block: SBlockRV, row_bytes: int = VECTOR_BYTES) -> list[int]:
+    """Which of a contraction's operands (0, 1) have rows that are no multiple of ``row_bytes``."""
     operands = [region.source for region in operand_regions(sch, block)]
-    return [place for place, operand in enumerate(operands) if row_bytes(operand) % alignment[place]]
+    return [position for position, operand in enumerate(operands) if _row_bytes(operand) % row_bytes]
 
 
-def copying_pays(operations: float, copied_bytes: float, more_lines: float = 1.0) -> bool:
-    """Whether a product is sooner done if an operand whose rows straddle cache lines is copied to whole lines first.
+def copying_pays(operations: float, copied_bytes: float, share: float = 1.0) -> bool:
+    """Whether a product is sooner done if operands whose rows straddle cache lines are copied to whole lines first.
 
     ::
 
-        lost    = more_lines · operations · (1 / 481 TFLOPS − 1 / 731 TFLOPS)
+        lost    = share · operations · (1 / 481 TFLOPS − 1 / 731 TFLOPS)
         copying = 2 · copied_bytes / 4300 GB/s + 3 µs
-        4088³, A of tiles of 128x256x64:  lost 32 µs, copying 19 µs        1024³:  lost 0.5 µs, copying 4 µs
+        4088³, both operands copied:  lost 97 µs, copying 34 µs        1024³:  lost 1.5 µs, copying 5 µs
 
-    ``operations`` are two per multiply-add; ``copied_bytes`` are read once and written once. ``more_lines`` is how many
-    lines the straddling rows add, as a part of all those that tiles of both operands fill. Only 1 was measured, where
-    each row straddles; what is lost to fewer is taken to be in proportion, which is more than it is where arithmetic
-    hides it.
+    ``operations`` are two per multiply-add; ``copied_bytes`` are read once and written once. ``share`` is the part of
+    the operands that straddles: what each of them costs was not measured, so that they count alike.
     """
-    lost_us = more_lines * operations * (1 / STRADDLING_TFLOPS - 1 / ALIGNED_TFLOPS) / 1e6
+    lost_us = share * operations * (1 / STRADDLING_TFLOPS - 1 / ALIGNED_TFLOPS) / 1e6
     return lost_us > 2 * copied_bytes / COPY_GB_S / 1e3 + LAUNCH_US
 
 
-def worthwhile_row_bytes(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> tuple[int, ...]:
-    """What :func:`align_operands` should align each operand's rows to: 128 bytes where copying pays, or else 16.
+def worthwhile_row_bytes(sch: Schedule, block: SBlockRV) -> int:
+    """What :func:`align_operands` should align rows to: 128 bytes where copying pays, 16 where it only has to be legal.
 
-    ``tile`` has one extent per loop of the block: each of its rows that straddles is in one line more. So an operand
-    whose tiles have long rows is less worth copying. What is no whole 16-byte vector has to be copied anyway.
+    What is no whole 16-byte vector has to be copied anyway, and does not count.
     """
-    regions = operand_regions(sch, block)
-    tiles = [_tile_of(sch, block, region, tile) for region in regions]
-    rows = [math.prod(extents[:-1]) for extents in tiles]
-    lines = [
-        count * -(-extents[-1] * dtype_bytes(region.source.dtype) // LINE_BYTES)
-        for count, extents, region in zip(rows, tiles, regions)
-    ]
+    illegal = unaligned_operands(sch, block)
+    straddling = [operand for operand in unaligned_operands(sch, block, LINE_BYTES) if operand not in illegal]
+    operands = [region.source for region in operand_regions(sch, block)]
+    copied_bytes = sum(_bytes(operands[position]) for position in straddling)
     operations = 2 * math.prod(loop_extents(sch, block))
-    return tuple(
-        LINE_BYTES if copying_pays(operations, _bytes(region.source), count / sum(lines)) else VECTOR_BYTES
-        for region, count in zip(regions, rows)
-    )
+    return LINE_BYTES if copying_pays(operations, copied_bytes, len(straddling) / len(operands)) else VECTOR_BYTES
 
 
 def align_operands(
@@ -98,7 +88,7 @@ def align_operands(
     block: SBlockRV,
     tile: Sequence[int],
     *,
-    alignment: Sequence[int] = LEGAL,
+    row_bytes: int = VECTOR_BYTES,
     threads: int = 256,
     vector_bytes: int = 8,
     rounds: int = 4,
@@ -125,8 +115,8 @@ def align_operands(
 
     Parameters
     ----------
-    alignment : what the bytes of a row of each operand must be a multiple of: 16, so that each can be copied
-        asynchronously, or 128, so that each begins with a cache line.
+    row_bytes : what an aligned row's bytes are a multiple of: 16, so that each can be copied asynchronously, or 128,
+        so that each begins with a cache line.
     threads : threads of a block of the copying kernel.
     vector_bytes : what a thread stores at once, an element at least. With 16, lower the module as
         :func:`schedules.workspaces.pass_workspaces` returns it: TVM fails on cp.async otherwise.
@@ -137,21 +127,24 @@ def align_operands(
     IllegalSchedule : for a tile whose rows are unaligned, too; for vectors of no legal size; and what
         :func:`schedules.layout.pad_to_tile` raises.
     """
-    illegal, unaligned = unaligned_operands(sch, block), unaligned_operands(sch, block, alignment)
+    unaligned = unaligned_operands(sch, block, row_bytes)
     if not unaligned:
         return ()
-    _check(sch, block, {operand: alignment[operand] for operand in unaligned}, tile, vector_bytes)
+    _check(sch, block, unaligned, tile, row_bytes, vector_bytes)
     widths = [_widths(operand_regions(sch, block)[operand].source, vector_bytes) for operand in unaligned]
     pad_to_tile(sch, block, tile)
     copies = _copy_together(sch, block, dict(zip(unaligned, widths)), threads, rounds)
     written = [sch.get(copied.copy).writes[0].source for copied in copies]
     size, names = sum(map(_bytes, written)), " and ".join(str(padded.name) for padded in written)
-    needed = " or ".join(map(str, sorted({VECTOR_BYTES if o in illegal else alignment[o] for o in unaligned})))
     warnings.warn(
-        f"rows that are no multiples of {needed} bytes: copied to {names}, {size} bytes, by a kernel in front",
+        f"rows of no whole {row_bytes}-byte vectors: copied to {names}, {size} bytes, by a kernel in front",
         stacklevel=2,
     )
     return copies
+
+
+def _row_bytes(operand: tirx.Var) -> int:
+    return int(operand.shape[-1]) * dtype_bytes(operand.dtype)
 
 
 def _bytes(operand: tirx.Var) -> int:
@@ -161,17 +154,13 @@ def _bytes(operand: tirx.Var) -> int:
 def _widths(operand: tirx.Var, vector_bytes: int) -> tuple[int, int]:
     """How many elements a thread may load at once from an operand's rows, and how many it stores at once."""
     itemsize = dtype_bytes(operand.dtype)
-    loaded = max(itemsize, math.gcd(row_bytes(operand), vector_bytes))
+    loaded = max(itemsize, math.gcd(_row_bytes(operand), vector_bytes))
     return loaded // itemsize, max(1, min(vector_bytes, MOST_LOADS * loaded) // itemsize)
 
 
-def _tile_of(sch: Schedule, block: SBlockRV, region: ir.TensorRegion, tile: Sequence[int]) -> list[int]:
-    """A tile's extents along an operand's dimensions, 1 where one is indexed by more than a plain iterator."""
-    extents = [(iterator.var, size) for iterator, size in zip(sch.get(block).iter_vars, tile)]
-    return [next((size for var, size in extents if dimension.min.same_as(var)), 1) for dimension in region.region]
-
-
-def _check(sch: Schedule, block: SBlockRV, alignment: dict[int, int], tile: Sequence[int], vector_bytes: int) -> None:
+def _check(
+    sch: Schedule, block: SBlockRV, unaligned: list[int], tile: Sequence[int], row_bytes: int, vector_bytes: int
+) -> None:
     """Raise IllegalSchedule where aligned rows cannot be had."""
     if vector_bytes not in STORED_BYTES:
         raise IllegalSchedule(
@@ -181,18 +170,19 @@ def _check(sch: Schedule, block: SBlockRV, alignment: dict[int, int], tile: Sequ
             limit=" or ".join(map(str, STORED_BYTES)),
             remedy="choose one of these",
         )
-    if len(tile) != len(sch.get(block).iter_vars):
+    iterators = sch.get(block).iter_vars
+    if len(tile) != len(iterators):
         return  # pad_to_tile says so
-    for operand, needed in alignment.items():
-        region = operand_regions(sch, block)[operand]
-        padded_bytes = _tile_of(sch, block, region, tile)[-1] * dtype_bytes(region.source.dtype)
-        if padded_bytes % needed:
+    for region in (operand_regions(sch, block)[position] for position in unaligned):
+        walked = [size for size, iterator in zip(tile, iterators) if region.region[-1].min.same_as(iterator.var)]
+        padded_bytes = math.prod(walked) * dtype_bytes(region.source.dtype)
+        if padded_bytes % row_bytes:
             raise IllegalSchedule(
                 "rows that are rounded up to the tile would still be unaligned",
                 block=block_name(sch, block),
                 value=f"{region.source.name}: {padded_bytes} bytes",
-                limit=f"multiples of {needed}",
-                remedy=f"give a tile of whole {needed}-byte rows, or call flatten_contraction first",
+                limit=f"multiples of {row_bytes}",
+                remedy=f"give a tile of whole {row_bytes}-byte rows, or call flatten_contraction first",
             )
 
 

@@ -10,7 +10,6 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from .inspection import loop_extent, loops_below
 
 VECTOR_BYTES = 16  # the widest load and store of a thread, and cp.async's widest copy
-LINE_BYTES = 128  # of the L1 and L2 caches
 
 
 def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
@@ -71,11 +70,6 @@ def vectorize_write_back(sch: Schedule, write_back: SBlockRV, loop: LoopRV) -> i
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one element of a dtype such as "float16"."""
     return int(tvm_ffi.dtype(str(dtype)).itemsize)
-
-
-def row_bytes(buffer: tirx.Var) -> int:
-    """Bytes from the beginning of a buffer's row, its last dimension, to the next."""
-    return int(buffer.shape[-1]) * dtype_bytes(buffer.dtype)
 
 
 def _walks_last_iterator(sch: Schedule, innermost: LoopRV) -> bool:

@@ -43,13 +43,13 @@ from .caching import (
 )
 from .errors import IllegalPipeline, IllegalTile
 from .fragments import FRAGMENT
-from .inspection import loop_extent, loop_name, loops_below, operand_regions, statements_under
+from .inspection import loop_extent, loop_name, loops_below, statements_under
 from .layout import contraction_loops, index_map, pad_to_tile
 from .one_barrier import HIDES_READS, RETIRE, RETIRE_FUNCTION, place_behind, whole_buffer
 from .pipelining import PipelinePlan, pipeline_loop
 from .swizzling import PIECES, swizzle_rows
 from .tiling import BlockTile, bind_grid, indivisible, raster_blocks
-from .vectorization import LINE_BYTES, VECTOR_BYTES, dtype_bytes, row_bytes, vectorize_inner, widest_vector
+from .vectorization import VECTOR_BYTES, dtype_bytes, vectorize_inner, widest_vector
 from .wgmma import LANES, PANEL, Wgmma, keep_in_registers, misfits
 
 WGMMA_ARCH = "sm_90a"
@@ -389,10 +389,7 @@ def _fetch_panels(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, ti
     inline_data_movement(sch, copy)
     *_, row, element = loops_below(sch, copy, loop)
     panel, element = sch.split(element, [None, PANEL])
-    # A warp brings a panel's rows, of one line each. Where these straddle two, it brings whole rows of the tile: 512
-    # bytes are five lines then, and not eight.
-    straddle = row_bytes(operand_regions(sch, copy)[0].source) % LINE_BYTES
-    sch.reorder(*((row, panel) if straddle else (panel, row)), element)
+    sch.reorder(panel, row, element)
     return fetch_cooperatively(sch, copy, loop, tile.threads, vectorize=True)
 
 

@@ -46,10 +46,10 @@ STAGES, TUNING_STAGES = 4, (4, 6)
 def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupContraction]:
     """Tiles, panels, ring and epilogue, with the multiplication still as loops."""
     sch, tile = Schedule(problem.prim_func()), config.tile
-    block, parts = sch.get_sblock("matmul"), config.parts(problem) if config.variant in SPLIT else 1
-    alignment = worthwhile_row_bytes(sch, block, (tile.block_m, tile.block_n, tile.block_k))
-    rounded = (tile.block_m, tile.block_n, tile.block_k * parts)
-    align_operands(sch, block, rounded, alignment=alignment, vector_bytes=16, rounds=2)
+    block = sch.get_sblock("matmul")
+    parts = config.parts(problem) if config.variant in SPLIT else 1
+    rounded, lines = (tile.block_m, tile.block_n, tile.block_k * parts), worthwhile_row_bytes(sch, block)
+    align_operands(sch, block, rounded, row_bytes=lines, vector_bytes=16, rounds=2)
     if parts > 1:
         split = split_reduction(sch, block, parts, tile.block_k)
         add_parts(sch, split)

@@ -90,7 +90,7 @@ def test_products_of_odd_shapes_are_right_and_copied_in_16_bytes(shape, layout) 
 @pytest.fixture
 def aligned_to_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of any size have their rows aligned to cache lines."""
-    monkeypatch.setattr(step10_wgmma, "worthwhile_row_bytes", lambda sch, block, tile: (128, 128))
+    monkeypatch.setattr(step10_wgmma, "worthwhile_row_bytes", lambda sch, block: 128)
 
 
 STRADDLING = [((72, 136, 200), "nn"), ((72, 136, 200), "nt"), ((200, 8, 72), "nn"), ((63, 72, 131), "nn")]
@@ -114,7 +114,7 @@ def test_rows_that_straddle_cache_lines_are_copied_in_vectors(shape, layout, ali
 @pytest.mark.parametrize(("k", "loaded"), [(63, "half"), (62, "half2"), (60, "half4"), (56, "uint4")])
 def test_rows_are_loaded_in_the_widest_vectors_that_begin_at_multiples_of_their_size(k: int, loaded: str) -> None:
     sch = Schedule(Matmul(64, 64, k, "float16", "nn").prim_func())
-    align_operands(sch, sch.get_sblock("matmul"), (64, 64, 64), alignment=(128, 128), vector_bytes=16)
+    align_operands(sch, sch.get_sblock("matmul"), (64, 64, 64), row_bytes=128, vector_bytes=16)
     stage_contraction(sch, sch.get_sblock("matmul"), TileConfig(32, 32, 16, 4, 4))
     copying = lower_schedule(sch, machine_for("sm_90a"), "copy").text_of("main_kernel")
     assert ("A_ptr[" if loaded == "half" else f"*({loaded}*)(A_ptr") in copying
@@ -122,38 +122,31 @@ def test_rows_are_loaded_in_the_widest_vectors_that_begin_at_multiples_of_their_
 
 
 def test_copying_to_cache_lines_pays_for_large_products() -> None:
-    def cubes(size: int, more_lines: float = 1 / 3) -> bool:
-        """Whether copying an operand of a square product pays."""
-        return copying_pays(2 * size**3, 2 * size * size, more_lines)
+    def cubes(size: int) -> bool:
+        """Whether copying both operands of a square product pays."""
+        return copying_pays(2 * size**3, 2 * size * size * 2)
 
-    assert [cubes(size) for size in (8, 1000, 2400, 3200, 4088, 8184)] == [False] * 3 + [True] * 3
-    assert not cubes(4088, 1 / 6)
-    assert not cubes(8184, 0)
-    assert not copying_pays(2 * 64 * 8184 * 8184, 2 * 8184 * 8184), "elements of B are used by one tile only"
+    assert [cubes(size) for size in (8, 1000, 1800, 2200, 4088, 8184)] == [False] * 3 + [True] * 3
+    assert not copying_pays(2 * 64 * 8184 * 8184, 2 * (64 + 8184) * 8184), "elements of B are used by one tile only"
+    assert copying_pays(2 * 4088**3, 2 * 4088**2, 0.5)
+    assert not copying_pays(2 * 4088**3, 2 * 4088**2, 0)
 
 
 @pytest.mark.parametrize(
-    ("shape", "layout", "alignment"),
+    ("shape", "layout", "row_bytes"),
     [
-        ((4088, 4088, 4088), "nn", (128, 16)),
-        ((4088, 4088, 4088), "nt", (128, 128)),
-        ((16384, 16376, 16376), "nn", (128, 128)),
-        ((1000, 1000, 1000), "nn", (16, 16)),
-        ((64, 8184, 8184), "nt", (16, 16)),
+        ((4096, 4096, 4096), "nn", 16),
+        ((4088, 4088, 4088), "nn", 128),
+        ((4096, 4088, 4096), "nn", 128),
+        ((4096, 4088, 4096), "nt", 16),
+        ((4095, 4095, 4095), "nn", 16),
+        ((1000, 1000, 1000), "nn", 16),
     ],
     ids=str,
 )
-def test_operands_whose_tiles_have_short_rows_are_aligned_first(shape, layout, alignment: tuple[int, int]) -> None:
+def test_rows_are_aligned_to_what_pays(shape, layout, row_bytes: int) -> None:
     sch = Schedule(Matmul(*shape, "float16", layout).prim_func())
-    assert worthwhile_row_bytes(sch, sch.get_sblock("matmul"), (128, 256, 64)) == alignment
-
-
-def test_rows_that_stay_in_two_lines_are_brought_whole_by_neighbouring_threads() -> None:
-    computes((64, 136, 64), "nn", "rows")
-    tile = WarpgroupTile(64, 128, 64, 64, 128)
-    straddling, aligned = (lower(make_case(10, (64, n, 64), tile=tile, stages=3)).body for n in (136, 128))
-    assert "((((int)threadIdx.x) & 15) * 8)" in straddling
-    assert "((((int)threadIdx.x) & 15) * 8)" not in aligned
+    assert worthwhile_row_bytes(sch, sch.get_sblock("matmul")) == row_bytes
 
 
 SPLIT_SHAPES = [((63, 65, 2099), "nn"), ((64, 64, 2048), "nt")]
@@ -289,7 +282,7 @@ def test_copies_are_made_openly() -> None:
     [
         ((64, 64, 64), {"vector_bytes": 32}, "limit 4 or 8 or 16"),
         ((64, 64, 3), {}, "A: 6 bytes, limit multiples of 16"),
-        ((64, 64, 32), {"alignment": (128, 128)}, "A: 64 bytes, limit multiples of 128"),
+        ((64, 64, 32), {"row_bytes": 128}, "A: 64 bytes, limit multiples of 128"),
         ((64, 64), {}, "padding needs one tile extent per loop"),
     ],
 )
