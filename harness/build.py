@@ -37,6 +37,13 @@ from steps.registry import Step
 AnyLowered = TypeVar("AnyLowered", bound="Lowered")
 SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100
 MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
+BLOCK_BARRIERS = ("__syncthreads()", "tvm_builtin_cuda_cta_sync()")  # in CUDA text, the latter of explicit kernels
+INSTRUCTIONS = {  # of explicit kernels, as the CUDA text names them where they are called
+    "TMA loads": r"cp_async_bulk_tensor_g2s\w*\(",
+    "TMA stores": r"cp_async_bulk_tensor_s2g\w*\(",
+    "wgmma": r"wgmma\w*_mma_async\w*\(",
+    "mbarrier waits": r"\bmbarrier_wait\w*\(",
+}
 
 
 class UnsupportedCase(ValueError):
@@ -324,17 +331,17 @@ class Kernel(Lowered):
 
     @property
     def code(self) -> CodeFacts:
-        """Counts in the generated CUDA."""
+        """Counts in the generated CUDA; an explicit kernel has no cp.async, and its waits are for mbarriers."""
         body = self.body
         loop = self.loop_body
         tiles = self._k_tiles_in(loop)
         copies = asynchronous_copies(loop)
-        waits = re.findall(r"wait_group_(\d+)\(\)", loop)
+        waits = [] if self.explicit else re.findall(r"wait_group_(\d+)\(\)", loop)
         return CodeFacts(
-            barriers=loop.count("__syncthreads()") // tiles,
+            barriers=sum(map(loop.count, BLOCK_BARRIERS)) // tiles,
             cp_async=len(copies) // tiles,
             cp_async_bytes=max(copies, default=0),
-            commit_groups=loop.count("commit_group()") // tiles,
+            commit_groups=0 if self.explicit else loop.count("commit_group()") // tiles,
             wait_groups=tuple(int(count) for count in waits[: len(waits) // tiles]),
             vector_loads=len(re.findall(r"= \*\((?:float|half|uint)[248x1-9]*\*\)\(\w+_ptr", loop)),
             vector_stores_kernel=len(re.findall(r"^\s*\*\((?:float|half|uint)[248x1-9]*\*\)\(", body, re.M)),
@@ -342,13 +349,25 @@ class Kernel(Lowered):
             kernel_lines=body.count("\n"),
         )
 
+    @property
+    def instructions(self) -> dict[str, int]:
+        """How often an explicit kernel's loop, or all of it where that is written out, has its own instructions.
+
+        Per k tile, by their names in INSTRUCTIONS; stores are counted in the whole kernel.
+        """
+        loop = self.loop_body
+        tiles = self._k_tiles_in(loop)
+        found = {name: len(re.findall(pattern, loop)) // tiles for name, pattern in INSTRUCTIONS.items()}
+        return found | {"TMA stores": len(re.findall(INSTRUCTIONS["TMA stores"], self.body))}
+
     def _shared_versions(self) -> int:
         """How many k tiles fit into what the kernel has of shared memory; 0 without any.
 
-        As scheduled for tiles of warps, whose padding and sums of slices are in the same bytes.
+        As asked for with tiles of warps, whose padding and sums of slices are in the same bytes, and in explicit
+        kernels, whose results are.
         """
         case = self.case
-        if not self.smem_bytes or isinstance(case.tile, WarpTile):
+        if not self.smem_bytes or self.explicit or isinstance(case.tile, WarpTile):
             return case.slots if self.smem_bytes else 0
         one_slot = case.tile.one_output_per_thread() if case.step.number == 2 else case.tile
         return round(self.smem_bytes / one_slot.smem_bytes(dtype_bytes(case.problem.dtype)))
@@ -356,6 +375,7 @@ class Kernel(Lowered):
     def _k_tiles_in(self, loop: str) -> int:
         """How many k tiles one iteration of the k loop covers: a turn of the ring where that is written out."""
         rings = [int(ring.annotations[UNROLL_RING]) for ring in annotated_loops(self.mod, UNROLL_RING)]
+        rings = [self.case.slots] if self.explicit else rings
         return rings[0] if rings and re.match(r"\s*for \(int turn", loop) else 1
 
 
@@ -379,8 +399,8 @@ def main_loop(body: str) -> str:
         if depth == 1 and line.strip() == "}" and start is not None:
             loops.append("\n".join(lines[start : number + 1]))
             start = None
-    if "__syncthreads()" in body:
-        loops = [loop for loop in loops if "__syncthreads()" in loop]
+    if any(barrier in body for barrier in BLOCK_BARRIERS):
+        loops = [loop for loop in loops if any(barrier in loop for barrier in BLOCK_BARRIERS)]
     return max(loops or [body], key=len)
 
 

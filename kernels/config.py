@@ -33,7 +33,7 @@ class HopperTile(BlockTile):
     groups_m: int = 2
     groups_n: int = 1
 
-    FORM: ClassVar[str] = "MxNxK/GMxGN"
+    FORM: ClassVar[str] = "MxNxK/WGMxWGN"
     EXAMPLE: ClassVar[str] = "128x256x64/2x1"
 
     @property

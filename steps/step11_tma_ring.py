@@ -36,7 +36,6 @@ from steps.config import HOPPER_TILES, StepConfig
 
 VARIANTS = ("tma_store", "direct", "bounded")
 PIPELINED = True
-NEEDS_ASYNC_COPY = VARIANTS
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = HOPPER_TILES
 STAGES, TUNING_STAGES = 4, (3, 4, 5, 6)
