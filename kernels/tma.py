@@ -66,6 +66,15 @@ def encode_map(name: str, matrix: Buffer, rows: int) -> Var:
     return tensor_map
 
 
+def elected() -> Expr:
+    """Whether this lane is the one that a converged warp elects to issue copies.
+
+    The compiler knows ``elect.sync``, and that one lane is left; from ``thread == 0`` it makes a loop over lanes
+    around every instruction that takes a tensor map.
+    """
+    return T.cuda.elect_sync() != T.uint32(0)
+
+
 def load(tensor_map: Var, column: Expr, row: Expr, into: Expr, barrier: Expr) -> None:
     """Emit the copy of the box at (row, column) to shared memory at ``into``, a multiple of 1024 bytes.
 

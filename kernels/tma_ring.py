@@ -94,6 +94,7 @@ def tma_ring(
         place = T.meta_var(grouped(block, tile_rows, tile_columns, group))
         row: T.let = place[0] * block_m
         column: T.let = place[1] * block_n
+        loads: T.let = warpgroup * 4 + warp == 0
         group_row: T.let = warpgroup // groups_n * group_m
         group_column: T.let = warpgroup % groups_n * group_n
 
@@ -109,14 +110,14 @@ def tma_ring(
             product.multiply(sums, a, b, slot, k_tile != 0)
             retire(sums, in_flight)
             T.cuda.cta_sync()
-            if thread == 0 and k_tile + ahead < k_tiles:
+            if loads and k_tile + ahead < k_tiles and tma.elected():
                 fill((slot + ahead) % slots, k_tile + ahead)
 
         if thread == 0:
             full.initialize(1)
         T.ptx.fence.proxy.async_.shared__cta()
         T.cuda.cta_sync()
-        if thread == 0:
+        if loads and tma.elected():
             for slot in T.unroll(ahead):
                 fill(slot, slot)
         a: T.let = a_panels.descriptor(ring.ptr_to([a_panels.extent_offset(group_row)]))
@@ -134,7 +135,7 @@ def tma_ring(
             epilogue.collect(sums, product, out_dtype, ring, warpgroup * box_bytes, warp, lane)
             T.ptx.fence.proxy.async_.shared__cta()
             T.cuda.warpgroup_sync(1 + warpgroup)
-            if thread % LANES == 0:
+            if warp == 0 and tma.elected():
                 epilogue.store_boxes(
                     c_map, product, ring, warpgroup * box_bytes, row + group_row, column + group_column
                 )

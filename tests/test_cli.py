@@ -114,7 +114,11 @@ def test_an_explicit_step_is_compiled_without_a_gpu(command: Command) -> None:
     outcome = command("run", *arguments, "--on", "llvm")
     assert outcome.code == 0
     assert "compiled for sm_90a, not verified: an explicit kernel runs on a GPU only" in outcome.out
-    for what, text in (("tir", "tensormap_encode_tiled"), ("cuda", "cp.async.bulk.tensor"), ("ptx", "mbarrier.try_wait")):
+    for what, text in (
+        ("tir", "tensormap_encode_tiled"),
+        ("cuda", "cp.async.bulk.tensor"),
+        ("ptx", "mbarrier.try_wait"),
+    ):
         assert text in command("compile", *arguments, "--show", what).out
 
 
