@@ -62,25 +62,38 @@ def store_boxes(
 
 
 @T.inline
-def store_element(output, row, column, value, rows, columns):
+def store_pair(output, row, column, low, high, packed):
+    """Store two neighbouring results with one instruction, where a row of an even number of columns has them."""
+    if row < output.shape[0] and column < output.shape[1]:
+        if output.dtype == "float32":
+            T.ptx["st.global.v2.f32"](output.ptr_to([row, column]), low, high)
+        else:
+            round_pair(packed[0], low, high, output.dtype)
+            T.ptx["st.global.b32"](output.ptr_to([row, column]), packed[0])
+
+
+@T.inline
+def store_element(output, row, column, value):
     """Store one result where the output has that element."""
-    if row < rows and column < columns:
+    if row < output.shape[0] and column < output.shape[1]:
         output[row, column] = T.Cast(output.dtype, value)
 
 
 def store_fragments(
-    sums: Buffer,
-    product: WarpgroupProduct,
-    output: Buffer,
-    row: Expr,
-    column: Expr,
-    warp: Expr,
-    lane: Expr,
+    sums: Buffer, product: WarpgroupProduct, output: Buffer, row: Expr, column: Expr, warp: Expr, lane: Expr
 ) -> None:
-    """Emit each thread's stores of its own sums, element by element, those beyond the output's edges left out."""
-    rows, columns = (int(extent) for extent in output.shape)
+    """Emit each thread's stores of its own sums to the output's (row, column), less what is beyond its edges.
+
+    Two neighbouring sums at once, where rows of an even number of columns keep them aligned.
+    """
+    pairs = int(output.shape[1]) % 2 == 0
+    packed = T.alloc_local((1,), "uint32")
     for row_tile in range(product.row_tiles):
-        for register in range(product.registers_per_tile):
+        for register in range(0, product.registers_per_tile, 2 if pairs else 1):
             own_row, own_column = fragment(warp, lane, register)
-            value = sums[row_tile * product.registers_per_tile + register]
-            store_element(output, row + row_tile * ROWS + own_row, column + own_column, value, rows, columns)
+            place = (row + row_tile * ROWS + own_row, column + own_column)
+            first = row_tile * product.registers_per_tile + register
+            if pairs:
+                store_pair(output, *place, sums[first], sums[first + 1], packed)
+            else:
+                store_element(output, *place, sums[first])

@@ -6,6 +6,8 @@ The models here are written from the ISA's tables alone, in Python integers, and
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from tvm.script import tirx as T
 from harness.build import Kernel, Lowered, compiled, executable, lower, lower_schedule
 from harness.execution import GpuBackend
 from harness.targets import machine_for
-from harness.toolchain import Compiler, disassemble
+from harness.toolchain import Compiler, disassemble, require_compiler
 from harness.verify import verify
 from kernels import tma
 from kernels.config import HopperTile
@@ -28,7 +30,7 @@ from kernels.wgmma import Panels, WarpgroupProduct, fragment
 from schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
 from schedules.workloads import Matmul
 from steps.config import HOPPER_TILES
-from tests.conftest import STEPS, make_case
+from tests.conftest import ROOT, STEPS, make_case
 
 HOPPER = machine_for("sm_90a")
 TILES = ("64x64x64/1x1", "128x128x64/2x1", "128x256x64/2x1", "128x256x64/1x2", "256x128x64/2x1", "128x128x128/1x2")
@@ -166,8 +168,8 @@ def test_grouped_blocks_take_every_tile_once(rows: int, columns: int, group: int
 # Rings
 
 
-def waiting_kernel(bounded: bool) -> tirx.PrimFunc:
-    """One thread that arrives at three barriers in turn, eight times, and waits for each."""
+def waiting_kernel(bounded: bool, arrives: bool = True) -> tirx.PrimFunc:
+    """One thread that arrives at three barriers in turn, eight times, and waits for each; or it never arrives."""
 
     @T.prim_func
     def main(A_ptr: T.handle):
@@ -182,7 +184,8 @@ def waiting_kernel(bounded: bool) -> tirx.PrimFunc:
         if thread == 0:
             barriers.initialize(1)
             for _i in T.serial(8):
-                barriers.arrive(state.slot)
+                if arrives:
+                    barriers.arrive(state.slot)
                 barriers.wait(state.slot, state.phase, "tester")
                 state.advance()
             A[0] = state.slot + 10 * state.phase
@@ -200,13 +203,29 @@ def test_a_wait_is_bounded_only_on_request() -> None:
     assert "__trap();" in bounded
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("bounded", [False, True])
-def test_a_ring_state_flips_its_phase_on_wrap_around(bounded: bool, compiler: Compiler) -> None:
+def run_waiting_kernel(bounded: bool, arrives: bool = True) -> int:
+    """What it leaves in memory: its last slot and ten times its phase."""
     torch = GpuBackend().torch
     found = torch.zeros(32, dtype=torch.int32, device="cuda")
-    executable(compiled(lower_schedule(waiting_kernel(bounded), HOPPER, "ring"), compiler))["main"](found)
-    assert found[0].item() == 2  # eight steps in three slots: slot 2, phase 0: wrapped around twice
+    kernel = compiled(lower_schedule(waiting_kernel(bounded, arrives), HOPPER, "ring"), require_compiler())
+    executable(kernel)["main"](found)
+    torch.cuda.synchronize()
+    return found[0].item()
+
+
+@pytest.mark.gpu
+def test_a_bounded_wait_names_who_waits_and_traps() -> None:
+    text = "from tests.test_kernels import run_waiting_kernel as run; run(bounded=True, arrives=False)"
+    # In a process of its own: a trap leaves its process without a GPU.
+    result = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode != 0
+    assert "block 0: thread 0 as tester waited 2 s for barrier 0, phase 0" in result.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_ring_state_flips_its_phase_on_wrap_around(bounded: bool) -> None:
+    assert run_waiting_kernel(bounded) == 2  # eight steps in three slots: slot 2, phase 0: wrapped around twice
 
 
 # Launches
@@ -309,6 +328,23 @@ def test_results_leave_by_tma_where_it_can_store_them(
     assert can_store_by_tma(kernel.case.problem, kernel.case.tile) == by_tma
     assert (counts(kernel)["store"] > 0) == by_tma
     assert counts(ring(shape, variant="direct", layout=layout, out_dtype=out_dtype))["store"] == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "out_dtype", "store", "count"),
+    [
+        ((100, 72, 200), "nn", "float32", "st_vec_global_v2_f32(", 16),
+        ((100, 72, 200), "nn", "float16", "st_global_b32(", 16),
+        ((100, 71, 200), "nt", "bfloat16", "C_ptr[", 32),
+        ((100, 71, 200), "nt", "float32", "C_ptr[", 32),
+    ],
+)
+def test_other_results_leave_in_pairs_where_rows_keep_them_aligned(
+    shape: tuple[int, int, int], layout: str, out_dtype: str, store: str, count: int
+) -> None:
+    body = ring(shape, variant="direct", layout=layout, out_dtype=out_dtype).body
+    lines = [line for line in body.splitlines() if store in line]
+    assert len(lines) == count
 
 
 @pytest.mark.parametrize(
