@@ -15,7 +15,7 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from harness.build import Kernel, Lowered, compiled, executable, lower, lower_schedule
+from harness.build import Kernel, Lowered, compile_module, compiled, executable, lower, lower_schedule
 from harness.execution import GpuBackend
 from harness.targets import machine_for
 from harness.toolchain import Compiler, disassemble, require_compiler
@@ -365,6 +365,13 @@ def test_rows_that_tma_cannot_step_over_are_refused(
 def test_a_ring_of_no_or_too_many_slots_is_refused(stages: int) -> None:
     with pytest.raises(IllegalPipeline, match="stages of a TMA ring"):
         tma_ring(Matmul(64, 64, 64, "float16"), HopperTile.parse("64x64x64/1x1"), stages)
+
+
+def test_the_text_that_runs_is_the_text_that_was_compiled() -> None:
+    kernel = ring((300, 264, 200), "128x128x64/2x1")
+    assert (kernel.tir_pipeline, kernel.pass_config, kernel.ptxas_options) == ("tirx", {}, ())
+    program = compile_module(kernel.mod, kernel.machine, lambda _: b"", kernel.pass_config, kernel.tir_pipeline)
+    assert program.mod.imports[0].inspect_source() == kernel.cuda
 
 
 def test_swizzled_pieces_are_a_permutation_of_each_row() -> None:
