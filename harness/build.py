@@ -37,6 +37,13 @@ from steps.registry import Step
 AnyLowered = TypeVar("AnyLowered", bound="Lowered")
 SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100
 MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
+BLOCK_BARRIERS = ("__syncthreads()", "tvm_builtin_cuda_cta_sync()")  # in CUDA text, the latter of explicit kernels
+INSTRUCTIONS = {  # of explicit kernels, as the CUDA text names them where they are called
+    "TMA loads": r"cp_async_bulk_tensor_g2s\w*\(",
+    "TMA stores": r"cp_async_bulk_tensor_s2g\w*\(",
+    "wgmma": r"wgmma\w*_mma_async\w*\(",
+    "mbarrier waits": r"\bmbarrier_wait\w*\(",
+}
 
 
 class UnsupportedCase(ValueError):
@@ -123,18 +130,35 @@ class Case:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A schedule, lowered for a machine: its TensorIR, its CUDA text and, after :func:`compiled`, its cubin.
+    """A schedule or an explicit kernel, lowered for a machine: CUDA text and, after :func:`compiled`, a cubin.
 
-    ``label`` names it in messages.
+    ``label`` names it in messages; ``source`` is what was lowered.
     """
 
     label: str
     machine: Machine
-    schedule: Schedule
+    source: Schedule | tirx.PrimFunc
     device: tvm.IRModule
     cuda: str
     cubin: Cubin | None = None
     warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def explicit(self) -> bool:
+        """Whether an explicit kernel was lowered."""
+        return not isinstance(self.source, Schedule)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that was lowered; TypeError for an explicit kernel, which has none."""
+        if self.explicit:
+            raise TypeError(f"{self.label} is an explicit kernel and has no schedule; take its module, mod")
+        return self.source
+
+    @property
+    def mod(self) -> tvm.IRModule:
+        """What was lowered, as a module: its function is "main"."""
+        return tvm.IRModule({"main": self.source}) if self.explicit else self.source.mod
 
     @property
     def schedule_for_cpu(self) -> Schedule:
@@ -142,14 +166,19 @@ class Lowered:
         return self.schedule
 
     @property
+    def tir_pipeline(self) -> str:
+        """The name of the passes that lower it as written."""
+        return "tirx" if self.explicit else required_tir_pipeline(self.mod)
+
+    @property
     def pass_config(self) -> dict[str, bool]:
         """What the schedule needs to be lowered as written."""
-        return required_pass_config(self.schedule.mod)
+        return required_pass_config(self.mod)
 
     @property
     def ptxas_options(self) -> tuple[str, ...]:
         """What CUDA's assembler must be told, so that it keeps the schedule's order."""
-        return required_ptxas_options(self.schedule.mod)
+        return required_ptxas_options(self.mod)
 
     @property
     def source_sha256(self) -> str:
@@ -164,7 +193,7 @@ class Lowered:
     @property
     def workspace_bytes(self) -> int:
         """Device memory that its kernels leave results in for each other."""
-        return workspace_bytes(self.schedule.mod)
+        return workspace_bytes(self.mod)
 
     @cached_property
     def main_kernel(self) -> str:
@@ -213,8 +242,20 @@ class Lowered:
 
     @cached_property
     def smem_bytes(self) -> int:
-        """Shared memory of a block, static and dynamic, as declared in the lowered kernel."""
-        return self._allocated(self.main_kernel, *SHARED_SCOPES)
+        """Shared memory of a block, static and dynamic, as declared in the lowered kernel and by an explicit one."""
+        return self._allocated(self.main_kernel, *SHARED_SCOPES) + (self._pool_bytes() if self.explicit else 0)
+
+    def _pool_bytes(self) -> int:
+        """Dynamic shared memory that an explicit kernel asks for when it is launched."""
+        found: list[int] = []
+
+        def note(attribute: tirx.AttrStmt) -> None:
+            """Take down the size that a pool was committed with."""
+            if attribute.attr_key == "tirx.dyn_smem_bytes":
+                found.append(int(attribute.value))
+
+        tvm_ffi.structural_walk(self.source.body, (tirx.AttrStmt, note))
+        return sum(found)
 
     @cached_property
     def local_bytes(self) -> int:
@@ -259,7 +300,7 @@ class Lowered:
     @property
     def pipeline(self) -> dict[str, list[Any]]:
         """The lists annotated on the pipelined loop, and its statements' names; empty without a pipeline."""
-        for loop in annotated_loops(self.schedule.mod, STAGE):
+        for loop in annotated_loops(self.mod, STAGE):
             lists = {key: loop.annotations.get(key) for key in (STAGE, ORDER, ASYNC)}
             found = {key: [int(value) for value in values] for key, values in lists.items() if values is not None}
             return {"statements": [statement.name for statement in statements_of(loop)], **found}
@@ -290,17 +331,17 @@ class Kernel(Lowered):
 
     @property
     def code(self) -> CodeFacts:
-        """Counts in the generated CUDA."""
+        """Counts in the generated CUDA; an explicit kernel has no cp.async, and its waits are for mbarriers."""
         body = self.body
         loop = self.loop_body
         tiles = self._k_tiles_in(loop)
         copies = asynchronous_copies(loop)
-        waits = re.findall(r"wait_group_(\d+)\(\)", loop)
+        waits = [] if self.explicit else re.findall(r"wait_group_(\d+)\(\)", loop)
         return CodeFacts(
-            barriers=loop.count("__syncthreads()") // tiles,
+            barriers=sum(map(loop.count, BLOCK_BARRIERS)) // tiles,
             cp_async=len(copies) // tiles,
             cp_async_bytes=max(copies, default=0),
-            commit_groups=loop.count("commit_group()") // tiles,
+            commit_groups=0 if self.explicit else loop.count("commit_group()") // tiles,
             wait_groups=tuple(int(count) for count in waits[: len(waits) // tiles]),
             vector_loads=len(re.findall(r"= \*\((?:float|half|uint)[248x1-9]*\*\)\(\w+_ptr", loop)),
             vector_stores_kernel=len(re.findall(r"^\s*\*\((?:float|half|uint)[248x1-9]*\*\)\(", body, re.M)),
@@ -308,20 +349,33 @@ class Kernel(Lowered):
             kernel_lines=body.count("\n"),
         )
 
+    @property
+    def instructions(self) -> dict[str, int]:
+        """How often an explicit kernel's loop, or all of it where that is written out, has its own instructions.
+
+        Per k tile, by their names in INSTRUCTIONS; stores are counted in the whole kernel.
+        """
+        loop = self.loop_body
+        tiles = self._k_tiles_in(loop)
+        found = {name: len(re.findall(pattern, loop)) // tiles for name, pattern in INSTRUCTIONS.items()}
+        return found | {"TMA stores": len(re.findall(INSTRUCTIONS["TMA stores"], self.body))}
+
     def _shared_versions(self) -> int:
         """How many k tiles fit into what the kernel has of shared memory; 0 without any.
 
-        As scheduled for tiles of warps, whose padding and sums of slices are in the same bytes.
+        As asked for with tiles of warps, whose padding and sums of slices are in the same bytes, and in explicit
+        kernels, whose results are.
         """
         case = self.case
-        if not self.smem_bytes or isinstance(case.tile, WarpTile):
+        if not self.smem_bytes or self.explicit or isinstance(case.tile, WarpTile):
             return case.slots if self.smem_bytes else 0
         one_slot = case.tile.one_output_per_thread() if case.step.number == 2 else case.tile
         return round(self.smem_bytes / one_slot.smem_bytes(dtype_bytes(case.problem.dtype)))
 
     def _k_tiles_in(self, loop: str) -> int:
         """How many k tiles one iteration of the k loop covers: a turn of the ring where that is written out."""
-        rings = [int(ring.annotations[UNROLL_RING]) for ring in annotated_loops(self.schedule.mod, UNROLL_RING)]
+        rings = [int(ring.annotations[UNROLL_RING]) for ring in annotated_loops(self.mod, UNROLL_RING)]
+        rings = [self.case.slots] if self.explicit else rings
         return rings[0] if rings and re.match(r"\s*for \(int turn", loop) else 1
 
 
@@ -345,8 +399,8 @@ def main_loop(body: str) -> str:
         if depth == 1 and line.strip() == "}" and start is not None:
             loops.append("\n".join(lines[start : number + 1]))
             start = None
-    if "__syncthreads()" in body:
-        loops = [loop for loop in loops if "__syncthreads()" in loop]
+    if any(barrier in body for barrier in BLOCK_BARRIERS):
+        loops = [loop for loop in loops if any(barrier in loop for barrier in BLOCK_BARRIERS)]
     return max(loops or [body], key=len)
 
 
@@ -356,26 +410,28 @@ def lower(case: Case) -> Kernel:
     Raises what :meth:`Case.validate` and the schedule functions raise.
     """
     case.validate()
+    make = case.step.kernel if case.step.explicit else case.step.schedule
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        schedule = case.step.schedule(case.problem, case.config)
-    lowered = lower_schedule(schedule, case.machine, str(case))
+        source = make(case.problem, case.config)
+    lowered = lower_schedule(source, case.machine, str(case))
     shared = {part.name: getattr(lowered, part.name) for part in fields(lowered)}
     return Kernel(**{**shared, "warnings": tuple(str(warning.message) for warning in caught)}, case=case)
 
 
-def lower_schedule(schedule: Schedule, machine: Machine, label: str) -> Lowered:
-    """Lower any schedule of one function to CUDA text; needs neither a compiler nor a GPU.
+def lower_schedule(source: Schedule | tirx.PrimFunc, machine: Machine, label: str) -> Lowered:
+    """Lower any schedule of one function, or an explicit kernel, to CUDA text; needs neither a compiler nor a GPU.
 
     Raises IllegalSchedule where a thread's own arrays are too large for registers.
     """
-    module = tirx.transform.BindTarget(machine.target().with_host("llvm"))(pass_workspaces(schedule.mod))
-    pipeline, _, finalize_device = tirx.get_tir_pipeline(required_tir_pipeline(schedule.mod))
-    with tvm.transform.PassContext(config=required_pass_config(schedule.mod)):
+    planned = Lowered(label, machine, source, tvm.IRModule(), "")
+    module = tirx.transform.BindTarget(machine.target().with_host("llvm"))(pass_workspaces(planned.mod))
+    pipeline, _, finalize_device = tirx.get_tir_pipeline(planned.tir_pipeline)
+    with tvm.transform.PassContext(config=planned.pass_config):
         _, devices = split_host_device_mods(pipeline(module))
     ((device_target, device),) = devices.items()
     device = finalize_device()(device)
-    lowered = Lowered(label, machine, schedule, device, _generate_cuda(device, device_target))
+    lowered = replace(planned, device=device, cuda=_generate_cuda(device, device_target))
     if lowered.most_local_bytes > MOST_LOCAL_BYTES:
         raise IllegalSchedule(
             f"{label}: a thread's own arrays are too large for registers, so that it would keep other threads' data",
@@ -420,9 +476,10 @@ def executable(kernel: Lowered) -> Program:
             raise RuntimeError(f"TVM generated other CUDA text for {kernel.label} than the text that was compiled")
         return kernel.cubin.data
 
-    mod = kernel.schedule.mod
+    mod = kernel.mod
     memory = [tvm.runtime.empty(list(map(int, w.shape)), str(w.dtype), tvm.cuda()) for w in workspaces(mod)]
-    return Program(compile_module(pass_workspaces(mod), kernel.machine, deliver, kernel.pass_config), tuple(memory))
+    program = compile_module(pass_workspaces(mod), kernel.machine, deliver, kernel.pass_config, kernel.tir_pipeline)
+    return Program(program, tuple(memory))
 
 
 def compile_module(
@@ -430,10 +487,14 @@ def compile_module(
     machine: Machine,
     deliver: Callable[[str], bytes],
     pass_config: dict[str, bool] | None = None,
+    tir_pipeline: str = "",
 ) -> tvm.runtime.Executable:
-    """TVM's executable of a scheduled module; ``deliver(cuda text)`` gives the cubin that it runs."""
+    """TVM's executable of a module; ``deliver(cuda text)`` gives the cubin that it runs.
+
+    ``tir_pipeline`` names the passes that lower it, those of a scheduled module where none is named.
+    """
     with cuda_compiler(deliver), tvm.transform.PassContext(config=pass_config or {}):
-        return tvm.compile(mod, target=machine.target(), tir_pipeline=required_tir_pipeline(mod))
+        return tvm.compile(mod, target=machine.target(), tir_pipeline=tir_pipeline or required_tir_pipeline(mod))
 
 
 class _TextOnly(Exception):

@@ -24,6 +24,7 @@ been seen, and 768 was among the sizes at which ``busy`` was held against measur
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -257,7 +258,19 @@ def stage_counts(case: Case) -> list[int]:
 
 def most_stages(case: Case) -> int:
     """Ring slots that fit a block's shared memory."""
-    return case.machine.smem_per_block_bytes // case.tile.smem_bytes(dtype_bytes(case.problem.dtype))
+    needed, room = _smem_bytes(case), case.machine.smem_per_block_bytes
+    return next(stages for stages in itertools.count() if needed(stages + 1) > room)
+
+
+def stage_bytes(case: Case) -> int:
+    """Bytes of shared memory that one more slot costs, in a ring so deep that nothing else takes the same bytes."""
+    needed = _smem_bytes(case)
+    return needed(DEEPEST + 1) - needed(DEEPEST)
+
+
+def _smem_bytes(case: Case) -> Callable[[int], int]:
+    """Bytes of shared memory of a case's block, by its ring slots."""
+    return functools.partial(case.tile.smem_bytes, dtype_bytes(case.problem.dtype))
 
 
 def clock_ghz(rates: Rates) -> float:

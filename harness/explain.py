@@ -16,7 +16,13 @@ def why(kernel: Kernel) -> str:
         return f"The generated kernel is the same, character for character, as that of {twin}: no gain is possible."
     code, slots = kernel.code, kernel.code.shared_versions
     scope = "in all, the k loop being written out" if kernel.written_out else "per k tile"
-    if code.cp_async:
+    if kernel.explicit:
+        counts = kernel.instructions
+        sentence = (
+            f"{_counted(counts['TMA loads'], 'TMA load')} and {counts['wgmma']} wgmma {scope}; "
+            f"{_counted(slots, 'slot')}, each with an mbarrier that counts its bytes."
+        )
+    elif code.cp_async:
         waits = ", ".join(f"wait_group {count}" for count in code.wait_groups) or "no wait"
         copies = f"{code.cp_async} cp.async statements of {code.cp_async_bytes} bytes a thread"
         flight = max(code.wait_groups, default=0) + _waits_first(kernel)
@@ -52,9 +58,9 @@ def aspects(kernel: Kernel) -> dict[str, str]:
         if code.shared_versions
         else "none",
         "global loads": _loads(kernel),
-        "output stores": "vectors" if code.vector_stores_kernel else "scalars",
+        "output stores": _stores(kernel),
         "barriers per k tile": f"{code.barriers}{' in all, the k loop being written out' * kernel.written_out}",
-        "waits": ", ".join(f"wait_group {count}" for count in code.wait_groups) or "none",
+        "waits": _waits(kernel),
         "k loop": _loop_form(kernel),
         "parameters": ", ".join(_parameters(case)) or "none",
         "lines of generated CUDA": str(code.kernel_lines),
@@ -110,7 +116,25 @@ def _occupancy(kernel: Kernel) -> str:
     )
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _waits(kernel: Kernel) -> str:
+    if kernel.explicit:
+        return f"{_counted(kernel.instructions['mbarrier waits'], 'mbarrier')} by its phase"
+    return ", ".join(f"wait_group {count}" for count in kernel.code.wait_groups) or "none"
+
+
+def _stores(kernel: Kernel) -> str:
+    if kernel.explicit and kernel.instructions["TMA stores"]:
+        return f"TMA, {kernel.instructions['TMA stores']} a warpgroup"
+    return "vectors" if kernel.code.vector_stores_kernel else "scalars"
+
+
 def _loads(kernel: Kernel) -> str:
+    if kernel.explicit:
+        return f"TMA, {kernel.instructions['TMA loads']} by one thread"
     code = kernel.code
     if code.cp_async:
         return f"cp.async of {code.cp_async_bytes} bytes"
@@ -118,6 +142,8 @@ def _loads(kernel: Kernel) -> str:
 
 
 def _loop_form(kernel: Kernel) -> str:
+    if kernel.explicit:
+        return f"first {_counted(max(kernel.case.slots - 1, 1), 'slot')} filled, then turns of the ring written out"
     stages = _stages(kernel)
     form = f"prologue, body, epilogue; stages {stages}" if stages else "one loop"
     factor = kernel.case.variant if kernel.case.step.number == 6 else ""

@@ -12,6 +12,7 @@ from harness.measure import IEEE
 from harness.rate_files import Rates
 from harness.records import Record
 from harness.targets import Machine, machine_for
+from kernels.config import HopperTile
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import BlockTile, TileConfig
 from schedules.vectorization import dtype_bytes
@@ -79,10 +80,11 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
 def instruction_ceiling(rates: Rates, tile: type[BlockTile], math: str) -> float | None:
     """GFLOPS of the instruction alone that a family of tiles multiplies with; None where it was not measured.
 
-    ``wgmma`` for tiles of warpgroups, ``mma.sync`` for other tensor core tiles, multiply-adds for all others.
+    ``wgmma`` for tiles of warpgroups, scheduled or explicit; ``mma.sync`` for other tensor core tiles; multiply-adds
+    for all others.
     bfloat16 goes by the ceiling measured with float16: the instructions have one shape and one rate.
     """
-    if issubclass(tile, WarpgroupTile):
+    if issubclass(tile, (WarpgroupTile, HopperTile)):
         return rates.wgmma_f16_gflops
     if issubclass(tile, TensorCoreTile):
         return rates.mma_f16_gflops if math == IEEE else rates.mma_tf32_gflops

@@ -41,7 +41,7 @@ from steps.config import DEFAULT_STAGES, STAGE_SET, TuningSpace
 from steps.registry import find_steps
 
 ROOT = Path(__file__).resolve().parent.parent
-MEASURING_SOURCES = ("harness/**/*.py", "schedules/*.py", "steps/*.py")
+MEASURING_SOURCES = ("harness/**/*.py", "schedules/*.py", "kernels/*.py", "steps/*.py")
 
 
 def git_state(root: Path) -> tuple[str, bool]:

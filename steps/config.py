@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tvm.target import Target
 
+from kernels.config import HopperTile
 from schedules.split_reduction import parts_to_fill
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import BlockTile, TileConfig
@@ -202,6 +203,15 @@ WARPGROUP_TILES = TileFamily.of(
     WarpgroupTile,
     "128x256x64/64x256@4 64x128x64/64x128@6 64x64x64/64x64@6",
     "256x128x64/128x128 256x128x64/64x128 128x128x64/64x128 128x64x64/64x64 64x256x64/64x256",
+    warps_to_hide=0.5,
+    edge=20,
+)
+
+# For explicit kernels. The same block tiles in the same order, and their warpgroups.
+HOPPER_TILES = TileFamily.of(
+    HopperTile,
+    "128x256x64/2x1@4 128x128x64/2x1@6 64x128x64/1x1@6 64x64x64/1x1@6",
+    "256x128x64/2x1 128x256x64/1x2 128x128x128/2x1 128x192x64/2x1 64x256x64/1x1",
     warps_to_hide=0.5,
     edge=20,
 )

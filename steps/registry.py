@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
@@ -33,7 +34,10 @@ class UnknownStep(ValueError):
 
 @dataclass(frozen=True)
 class Step:
-    """One rung of the ladder: a module with VARIANTS and ``schedule(problem, config) -> Schedule``."""
+    """One rung of the ladder: a module with VARIANTS and ``schedule(problem, config) -> Schedule``.
+
+    An explicit step has ``kernel(problem, config) -> tirx.PrimFunc`` in its place: TIRx, lowered as it is written.
+    """
 
     number: int
     name: str
@@ -117,9 +121,14 @@ class Step:
         return hasattr(self.module, "schedule_before_tensorization")
 
     @property
+    def explicit(self) -> bool:
+        """Whether the step is an explicit kernel rather than a schedule."""
+        return hasattr(self.module, "kernel")
+
+    @property
     def verified_on(self) -> tuple[str, ...]:
-        """The ways to execute that can verify this step."""
-        return tuple(getattr(self.module, "VERIFIED_ON", ("gpu", "llvm")))
+        """The ways to execute that can verify this step; LLVM cannot run the instructions of an explicit kernel."""
+        return tuple(getattr(self.module, "VERIFIED_ON", ("gpu",) if self.explicit else ("gpu", "llvm")))
 
     def runs(self, variant: str, async_copy: bool) -> bool:
         """Whether a target can run a variant, given whether it has cp.async."""
@@ -159,6 +168,12 @@ class Step:
         self.check_tile(config.tile)
         return self.module.schedule(problem, config)
 
+    def kernel(self, problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
+        """The problem as an explicit step's kernel (:attr:`explicit`)."""
+        self.check_variant(config.variant)
+        self.check_tile(config.tile)
+        return self.module.kernel(problem, config)
+
     def schedule_for_cpu(self, problem: Matmul, config: StepConfig) -> Schedule:
         """The same before tensorization, of a step that has one (:attr:`tensorized`)."""
         self.check_variant(config.variant)
@@ -183,7 +198,7 @@ def find_steps(folder: Path | None = None) -> dict[int, Step]:
             for what, present in (
                 ("a docstring", bool(inspect.getdoc(module))),
                 ("VARIANTS, a non-empty tuple of names", _are_names(getattr(module, "VARIANTS", ()))),
-                ("schedule(problem, config)", callable(getattr(module, "schedule", None))),
+                ("either schedule(problem, config) or kernel(problem, config)", _makes_one_thing(module)),
             )
             if not present
         ]
@@ -196,6 +211,11 @@ def find_steps(folder: Path | None = None) -> dict[int, Step]:
 
 def _are_names(value: object) -> bool:
     return isinstance(value, tuple) and bool(value) and all(isinstance(name, str) for name in value)
+
+
+def _makes_one_thing(module: ModuleType) -> bool:
+    """Whether a step's module has one of both functions, and not the other as well."""
+    return sum(callable(getattr(module, name, None)) for name in ("schedule", "kernel")) == 1
 
 
 def get_step(number: int) -> Step:

@@ -15,6 +15,7 @@ from harness.cli import main
 from harness.execution import gpu_present
 from harness.targets import machine_for
 from harness.toolchain import Compiler, find_compiler
+from kernels.config import HopperTile
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import BlockTile, TileConfig
 from schedules.warp_tiling import WarpTile
@@ -32,9 +33,13 @@ SMALL_TILES: dict[type[BlockTile], BlockTile] = {
     WarpTile: WarpTile.parse("16x32x16/16x32/4x4/2"),
     TensorCoreTile: TensorCoreTile.parse("32x32x32/16x32"),
     WarpgroupTile: WarpgroupTile.parse("64x64x64/64x64"),
+    HopperTile: HopperTile.parse("64x64x64/1x1"),
 }
+EXPLICIT_STEPS = [number for number, step in STEPS.items() if step.explicit]
+SCHEDULED_VARIANTS = [(number, variant) for number, variant in EVERY_VARIANT if number not in EXPLICIT_STEPS]
 NO_GPU_LINE = "verified on the CPU (TensorIR through LLVM); speed not measured: no GPU"
 TENSORIZED_LINE = NO_GPU_LINE.replace(";", ", before tensorization;")
+EXPLICIT_LINE = "not verified: an explicit kernel runs on a GPU only; speed not measured: no GPU"
 UNOPTIMISED = {"kind": "llvm", "opt-level": 0}
 
 

@@ -31,7 +31,7 @@ from schedules.errors import IllegalTile
 from schedules.tiling import TileConfig
 from schedules.warp_tiling import WarpTile
 from steps.config import DEFAULT_TILE
-from tests.conftest import EVERY_VARIANT, NO_GPU_LINE, THREAD_STEPS, make_case, small_case
+from tests.conftest import NO_GPU_LINE, SCHEDULED_VARIANTS, THREAD_STEPS, make_case, small_case
 
 KERNEL = 'extern "C" __global__ void main_kernel(float* x) { x[threadIdx.x] *= 2.0f; }\n'
 
@@ -219,7 +219,7 @@ def test_aspects_show_what_changes_from_step_to_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "variant"), [(step, variant) for step, variant in EVERY_VARIANT if step not in THREAD_STEPS]
+    ("step", "variant"), [(step, variant) for step, variant in SCHEDULED_VARIANTS if step not in THREAD_STEPS]
 )
 def test_what_is_said_of_tiles_of_warps_is_read_off_their_code(step: int, variant: str) -> None:
     kernel = lower(small_case(step, (512, 512, 1024), variant))

@@ -12,7 +12,7 @@ from harness.build import Case
 from harness.targets import MACHINES, Machine, machine_for
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
-from steps.config import TENSOR_CORE_TILES, THREAD_TILES, WARP_TILES, WARPGROUP_TILES, TileFamily
+from steps.config import HOPPER_TILES, TENSOR_CORE_TILES, THREAD_TILES, WARP_TILES, WARPGROUP_TILES, TileFamily
 from tests.conftest import EVERY_VARIANT, STEPS, THREAD_STEPS
 
 H200 = machine_for("sm_90a")
@@ -20,6 +20,7 @@ FAMILIES = {
     "warps": (WARP_TILES, "float32"),
     "mma": (TENSOR_CORE_TILES, "float16"),
     "wgmma": (WARPGROUP_TILES, "float16"),
+    "tma": (HOPPER_TILES, "float16"),
 }
 each_family = pytest.mark.parametrize(("family", "dtype"), FAMILIES.values(), ids=FAMILIES)
 SHAPES = [
@@ -129,5 +130,5 @@ def test_what_is_chosen_can_be_built_wherever_the_step_can(step: int, variant: s
         for case in cases:
             case.validate()
             assert any(case.tile == tile and case.stages <= slots for tile, slots in case.step.tiles.choices)
-    without = {7: ["sm_75"], 8: ["sm_75"], 9: ["sm_75"], 10: [arch for arch in MACHINES if arch != "sm_90a"]}
-    assert able == [arch for arch in MACHINES if arch not in without[step]]
+    without = [arch for arch in MACHINES if arch != "sm_90a"] if step >= 10 else ["sm_75"]
+    assert able == [arch for arch in MACHINES if arch not in without]

@@ -17,7 +17,17 @@ from harness.records import Listing
 from harness.targets import DEFAULT_ARCH, MACHINES, machine_for
 from schedules.workloads import Matmul
 from steps.config import TILE_SET
-from tests.conftest import NO_GPU_LINE, ROOT, SMALL_TILES, STEPS, TENSORIZED_LINE, Outcome, make_case
+from tests.conftest import (
+    EXPLICIT_LINE,
+    EXPLICIT_STEPS,
+    NO_GPU_LINE,
+    ROOT,
+    SMALL_TILES,
+    STEPS,
+    TENSORIZED_LINE,
+    Outcome,
+    make_case,
+)
 
 Command = Callable[..., Outcome]
 
@@ -73,7 +83,7 @@ def test_a_step_file_is_run_as_the_readme_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("number", STEPS)
+@pytest.mark.parametrize("number", [number for number in STEPS if number not in EXPLICIT_STEPS])
 def test_every_step_is_verified_and_says_so_on_a_line_of_its_own(number: int, command: Command) -> None:
     small = str(SMALL_TILES[STEPS[number].tiles.kind])
     outcome = command("run", "--step", str(number), "--size", "32", "--variant", "default", "--tile", small)
@@ -85,6 +95,31 @@ def test_every_step_is_verified_and_says_so_on_a_line_of_its_own(number: int, co
     )
     assert "GFLOPS" not in outcome.out
     assert " ms" not in outcome.out
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("number", EXPLICIT_STEPS)
+def test_an_explicit_step_is_not_verified_here_and_says_so(number: int, command: Command) -> None:
+    arguments = ("--step", str(number), "--size", "64", "--variant", "default")
+    ran, verified = command("run", *arguments), command("verify", *arguments)
+    assert (ran.code, verified.code) == (0, 3)
+    assert EXPLICIT_LINE in ran.out.splitlines()
+    assert EXPLICIT_LINE.partition(";")[0] in verified.out.splitlines()
+    assert "worst error" not in ran.out + verified.out
+
+
+@pytest.mark.compiler
+def test_an_explicit_step_is_compiled_without_a_gpu(command: Command) -> None:
+    arguments = ("--step", "11", "--size", "64", "--variant", "default", "--arch", "sm_90a")
+    outcome = command("run", *arguments, "--on", "llvm")
+    assert outcome.code == 0
+    assert "compiled for sm_90a, not verified: an explicit kernel runs on a GPU only" in outcome.out
+    for what, text in (
+        ("tir", "tensormap_encode_tiled"),
+        ("cuda", "cp.async.bulk.tensor"),
+        ("ptx", "mbarrier.try_wait"),
+    ):
+        assert text in command("compile", *arguments, "--show", what).out
 
 
 @pytest.mark.usefixtures("quick")
@@ -135,13 +170,14 @@ def cases(*arguments: str) -> list[str]:
 
 
 def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
-    named = cases("verify", "--step", "6-10", "--size", "512")
+    named = cases("verify", "--step", "6-11", "--size", "512")
     assert [case.rsplit(" ", 3)[0] if "stages" in case else case.rsplit(" ", 1)[0] for case in named] == [
         "step6_unrolling[full] 512x512x512 float32",
         "step7_warp_tiling[serpentine] 512x512x512 float32",
         "step8_tensor_cores[default] 512x512x512 float16",
         "step9_async_ring[fragments] 512x512x512 float16",
         "step10_wgmma[rows] 512x512x512 float16",
+        "step11_tma_ring[tma_store] 512x512x512 float16",
     ]
     problems = [Matmul(512, 512, 512, step.dtypes(step.default_variant())[0]) for step in STEPS.values()]
     defaults = [
@@ -151,7 +187,7 @@ def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
 
 
 def test_small_and_large_products_get_tiles_of_their_own() -> None:
-    for number in (7, 9, 10):
+    for number in (7, 9, 10, 11):
         (small,), (large,) = (
             cases("verify", "--step", str(number), "--variant", "default", "--size", size) for size in ("128", "8192")
         )
@@ -159,7 +195,7 @@ def test_small_and_large_products_get_tiles_of_their_own() -> None:
 
 
 def test_without_a_step_all_are_meant() -> None:
-    assert [case.split("_")[0] for case in cases("verify")] == [f"step{number}" for number in range(1, 11)]
+    assert [case.split("_")[0] for case in cases("verify")] == [f"step{number}" for number in STEPS]
 
 
 @pytest.mark.parametrize(
@@ -207,9 +243,13 @@ def test_all_variants_of_a_machine_without_cp_async(command: Command) -> None:
             "sm_75",
             "step7_warp_tiling, since sm_75 has no cp.async; step8_tensor_cores, since sm_75 has no mma of these "
             "shapes, which begin with sm_80; step9_async_ring, since sm_75 has no cp.async; step10_wgmma, since sm_75 "
-            "has no cp.async",
+            "has no cp.async; step11_tma_ring, since sm_75 has no wgmma fed by TMA, which is sm_90a's",
         ),
-        ("sm_80", "step10_wgmma, since sm_80 has no wgmma, which is sm_90a's"),
+        (
+            "sm_80",
+            "step10_wgmma, since sm_80 has no wgmma, which is sm_90a's; step11_tma_ring, since sm_80 has no wgmma fed "
+            "by TMA, which is sm_90a's",
+        ),
         ("sm_90a", ""),
     ],
 )
@@ -297,7 +337,7 @@ def test_a_step_that_nothing_here_can_verify(command: Command, monkeypatch: pyte
     assert "not verified: needs gpu" in verified.out.splitlines()
     ran = command("run", "--step", "4", "--size", "8")
     assert ran.code == 0
-    assert "not verified: needs gpu" in ran.out.splitlines()
+    assert "not verified: needs gpu; speed not measured: no GPU" in ran.out.splitlines()
     assert NO_GPU_LINE not in ran.out
     # One that can be verified does not hide one that cannot.
     both = command("verify", "--step", "4,3", "--size", "8")
@@ -326,7 +366,13 @@ def test_list_shows_what_there_is(command: Command) -> None:
     flat = re.sub(r"[\s│]+", " ", outcome.out)
     for name in (*MACHINES, *map(str, TILE_SET), "register_staged", "unroll32", "tf32", "rows"):
         assert name in flat
-    for numbers, number, stages in (("1, 2, 3, 4, 5, 6", 6, 3), ("7", 7, 2), ("8, 9", 9, 4), ("10", 10, 4)):
+    for numbers, number, stages in (
+        ("1, 2, 3, 4, 5, 6", 6, 3),
+        ("7", 7, 2),
+        ("8, 9", 9, 4),
+        ("10", 10, 4),
+        ("11", 11, 4),
+    ):
         family = STEPS[number].tiles
         heading = f"steps {numbers}: tiles {family.kind.FORM}, default {family.default}, {stages} stages"
         place = outcome.out.splitlines().index(heading)

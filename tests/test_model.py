@@ -14,6 +14,7 @@ from harness.commands.show import record_line
 from harness.model import bound, ceiling_share, instruction_ceiling
 from harness.rate_files import NEEDED, Quantity, Rates, RatesFile
 from harness.targets import machine_for
+from kernels.config import HopperTile
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import BlockTile, TileConfig
 from schedules.warp_tiling import WarpTile
@@ -56,6 +57,7 @@ def case_of(step: int, size: int = 4096, dtype: str = "float16", variant: str | 
         (TensorCoreTile, "ieee", "mma_f16_gflops"),
         (TensorCoreTile, "tf32", "mma_tf32_gflops"),
         (WarpgroupTile, "ieee", "wgmma_f16_gflops"),
+        (HopperTile, "ieee", "wgmma_f16_gflops"),
     ],
 )
 def test_each_family_of_tiles_has_its_instruction(tile: type[BlockTile], math: str, name: str) -> None:

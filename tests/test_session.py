@@ -305,6 +305,18 @@ def test_tf32_is_measured_against_cublas_with_tf32(gpu: FakeGpu, command: Comman
     ]
 
 
+def test_an_explicit_kernel_is_measured_and_tuned_like_any_other(gpu: FakeGpu, made: Session, tmp_path: Path) -> None:
+    case = small_case(11, (64, 64, 1024), stages=3)
+    record = made.measure(case)
+    assert Record.from_json(record.to_json()) == record
+    assert (record.step_name, record.tile, record.stages) == ("step11_tma_ring", "64x64x64/1x1", 3)
+    assert (record.code.barriers, record.code.shared_versions, record.code.wait_groups) == (1, 3, ())
+    assert record.resources.smem_bytes == case.tile.smem_bytes(2, 3)
+    assert record.previous.label.startswith("step10_wgmma[rows] 64x64x1024 float16")
+    best = made.measure(replace(case, tile_choice="best"))
+    assert {row["tile"] for row in best.candidates} == set(map(str, case.step.tiles.best))
+
+
 def test_the_tolerance_of_a_measured_kernel_is_that_of_its_arithmetic(made: Session) -> None:
     checked = {v: made.measure(small_case(s, SHAPE, v)).verification for s, v in ((7, "serpentine"), (8, "tf32"))}
     assert checked["tf32"].tolerance > 20 * checked["serpentine"].tolerance

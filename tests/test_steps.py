@@ -25,7 +25,17 @@ from schedules.warpgroup import WarpgroupTile
 from schedules.workloads import DTYPES, Matmul
 from steps.config import DEFAULT_STAGES, DEFAULT_TILE, StepConfig
 from steps.registry import MalformedStep, Step, UnknownStep, UnsupportedDtype, find_steps, get_step
-from tests.conftest import EVERY_VARIANT, ROOT, SMALL_TILES, STEPS, THREAD_STEPS, make_case, small_case
+from tests.conftest import (
+    EVERY_VARIANT,
+    EXPLICIT_STEPS,
+    ROOT,
+    SCHEDULED_VARIANTS,
+    SMALL_TILES,
+    STEPS,
+    THREAD_STEPS,
+    make_case,
+    small_case,
+)
 
 CPU = LlvmBackend()
 SMALL_TILE = SMALL_TILES[TileConfig]
@@ -46,7 +56,18 @@ def schedule(problem, config):
 def test_the_registry_finds_the_ladder_by_reading_its_folder() -> None:
     files = sorted(path.stem for path in (ROOT / "steps").glob("step*_*.py"))
     assert sorted(step.name for step in find_steps().values()) == files
-    assert list(find_steps()) == list(range(1, 11))
+    assert list(find_steps()) == list(range(1, 12))
+
+
+def test_an_explicit_step_has_a_kernel_in_the_place_of_a_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = GOOD_STEP.replace("def schedule", "def kernel")
+    steps = find_steps(package(tmp_path, monkeypatch, "ladder_explicit", step1_a=GOOD_STEP, step2_b=text))
+    assert [step.explicit for step in steps.values()] == [False, True]
+    assert steps[2].verified_on == ("gpu",)
+    assert not steps[2].tensorized
+    assert [number for number, step in STEPS.items() if step.explicit] == EXPLICIT_STEPS == [11]
 
 
 def test_a_new_step_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +86,25 @@ def test_a_new_step_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (GOOD_STEP.replace('VARIANTS = ("default",)', ""), "VARIANTS"),
         (GOOD_STEP.replace('("default",)', "()"), "VARIANTS"),
         (GOOD_STEP.replace("def schedule", "def something_else"), "schedule"),
-        ("", "docstring, VARIANTS, a non-empty tuple of names, schedule"),
+        ("", "docstring, VARIANTS, a non-empty tuple of names, either schedule"),
+        (GOOD_STEP + GOOD_STEP.replace("def schedule", "def kernel"), "either schedule(problem, config) or kernel"),
+        (GOOD_STEP.replace("def schedule(problem, config):", "kernel = 1\nif True:"), "or kernel(problem, config)"),
         (GOOD_STEP.replace('("default",)', '"default"'), "VARIANTS"),
         (GOOD_STEP + "\nthis is no Python\n", "invalid syntax"),
         (GOOD_STEP + "\nimport no_such_module\n", "no_such_module"),
     ],
-    ids=["docstring", "variants", "empty variants", "schedule", "empty file", "string", "syntax", "import"],
+    ids=[
+        "docstring",
+        "variants",
+        "empty variants",
+        "schedule",
+        "empty file",
+        "both",
+        "no function",
+        "string",
+        "syntax",
+        "import",
+    ],
 )
 def test_a_malformed_step_is_refused_by_name(
     text: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -98,8 +132,8 @@ def test_two_steps_of_one_number_are_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_unknown_steps_and_variants_are_named_with_those_there_are() -> None:
-    with pytest.raises(UnknownStep, match="no step 11; there are 1, 2, 3, 4, 5, 6, 7, 8, 9, 10"):
-        get_step(11)
+    with pytest.raises(UnknownStep, match=f"no step 99; there are {', '.join(map(str, STEPS))}$"):
+        get_step(99)
     with pytest.raises(UnknownStep, match="step5_pipelining has no variant 'turbo'; it has: async, one_barrier"):
         get_step(5).schedule(Matmul(16, 16, 16), StepConfig("turbo", DEFAULT_TILE))
 
@@ -142,9 +176,9 @@ def test_steps_that_are_tiled_alike_share_their_tiles() -> None:
     families = [step.tiles for step in STEPS.values()]
     assert THREAD_STEPS == [1, 2, 3, 4, 5, 6]
     assert len(set(map(id, families[:6]))) == 1
-    assert len(set(map(id, families))) == 4
+    assert len(set(map(id, families))) == 5
     assert STEPS[8].tiles is STEPS[9].tiles
-    assert [STEPS[number].default_stages for number in (5, 6, 7, 9, 10)] == [3, 3, 2, 4, 4]
+    assert [STEPS[number].default_stages for number in (5, 6, 7, 9, 10, 11)] == [3, 3, 2, 4, 4, 4]
 
 
 def test_each_variant_says_which_operands_it_takes() -> None:
@@ -154,7 +188,7 @@ def test_each_variant_says_which_operands_it_takes() -> None:
     halves = ("float16", "bfloat16")
     assert [taken[8, variant] for variant in STEPS[8].variants] == [halves, ("float32",)]
     assert [taken[9, variant] for variant in STEPS[9].variants] == [halves, halves, ("float32",)]
-    assert {taken[10, variant] for variant in STEPS[10].variants} == {halves}
+    assert {taken[number, variant] for number in (10, 11) for variant in STEPS[number].variants} == {halves}
     tf32 = [(number, variant) for number, variant in EVERY_VARIANT if STEPS[number].math(variant) == "tf32"]
     assert tf32 == [(8, "tf32"), (9, "tf32")]
     assert {number for number, step in STEPS.items() if step.tensorized} == {8, 9, 10}
@@ -167,10 +201,11 @@ def test_each_variant_says_which_operands_it_takes() -> None:
         (7, "128x128x32/32x64/8x8/1", "64x64x16/4x4", "MxNxK/WMxWN/TMxTN/S"),
         (8, "128x128x32/64x64", "64x64x64/64x64", "MxNxK/WMxWN"),
         (10, "128x256x64/64x256", "128x128x32/64x64", "MxNxK/GMxGN"),
+        (11, "128x256x64/2x1", "128x256x64/64x256", "MxNxK/WGMxWGN"),
     ],
 )
 def test_a_tile_of_another_family_is_refused_by_name(step: int, own: str, other: str, form: str) -> None:
-    kinds = {5: TensorCoreTile, 7: TileConfig, 8: WarpgroupTile, 10: TensorCoreTile}
+    kinds = {5: TensorCoreTile, 7: TileConfig, 8: WarpgroupTile, 10: TensorCoreTile, 11: WarpgroupTile}
     tile = kinds[step].parse(other)
     with pytest.raises(IllegalTile) as caught:
         make_case(step, (64, 64, 64), tile=tile).validate()
@@ -226,7 +261,7 @@ def test_the_default_variant_depends_on_cp_async() -> None:
 
 
 THREAD_VARIANTS = [(step, variant) for step, variant in EVERY_VARIANT if step in THREAD_STEPS]
-OTHER_VARIANTS = [(step, variant) for step, variant in EVERY_VARIANT if step not in THREAD_STEPS]
+OTHER_VARIANTS = [(step, variant) for step, variant in SCHEDULED_VARIANTS if step not in THREAD_STEPS]
 shape_names = {"ids": lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else str(value)}
 
 
@@ -464,13 +499,14 @@ def test_neighbouring_steps_differ() -> None:
     assert shared[1] == DEFAULT_TILE.one_output_per_thread().smem_bytes(4)
     assert shared[2:4] == [DEFAULT_TILE.smem_bytes(4)] * 2
     assert shared[4:] == [DEFAULT_TILE.smem_bytes(4, DEFAULT_STAGES)] * 2
-    names = ("mma.sync", "wgmma.mma_async", "ldmatrix", "cp.async.c")
+    names = ("mma.sync", "wgmma.mma_async", "ldmatrix", "cp.async.c", "cp.async.bulk.tensor")
     found = {number: {name for name in names if name in kernels[number].cuda} for number in STEPS}
     assert not any(found[number] for number in range(1, 5))
     assert [found[number] for number in (5, 6, 7)] == [{"cp.async.c"}] * 3
     assert found[8] == {"mma.sync", "ldmatrix"}
     assert found[9] == {"mma.sync", "ldmatrix", "cp.async.c"}
     assert found[10] == {"wgmma.mma_async", "cp.async.c"}
+    assert found[11] == {"wgmma.mma_async", "cp.async.bulk.tensor"}
 
 
 def test_vector_stores_appear_with_step_4() -> None:

@@ -46,7 +46,7 @@ def listing(kernel: Kernel) -> Listing:
         tile=str(case.tile),
         stages=case.slots,
         arch=case.machine.arch,
-        tir=kernel.schedule.mod["main"].script(),
+        tir=kernel.mod["main"].script(),
         cuda=kernel.body,
         why=why(kernel),
         code=kernel.code,

@@ -13,7 +13,6 @@ from harness.commands.kernels import lowered
 from harness.commands.options import LISTING_SIZES, add_case_options, cases_of
 from harness.commands.show import console, new_table
 from harness.records import DepthForecast
-from schedules.vectorization import dtype_bytes
 
 TEXT = "what the depth model says of each stage count: time, memory, occupancy, latency hidden; needs no GPU"
 add_options = add_case_options
@@ -54,7 +53,8 @@ def _print_depth(case: Case, kernels: dict[int, Kernel], said: DepthForecast | N
         room = (found.smem_bytes, found.registers, found.blocks_per_sm)
         table.add_row(str(stages), *speed, *map(str, room), f"{found.occupancy:.0%}", found.occupancy_limit)
     console().print(table)
-    slot_bytes = case.tile.smem_bytes(dtype_bytes(case.problem.dtype))
-    print(f"one more stage costs a block {slot_bytes} bytes of shared memory; {depth.most_stages(case)} fit")
+    print(
+        f"one more stage costs a block {depth.stage_bytes(case)} bytes of shared memory; {depth.most_stages(case)} fit"
+    )
     if said:
         print(f"fewest that hide the latency: {said.fewest}; recommended: {said.recommended}")

@@ -37,12 +37,15 @@ def backend_for(on_gpu: bool) -> Backend:
 
 def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
     """Verify a kernel and print the one line that says how; returns 0, or 3 where it cannot be verified."""
-    if backend.name not in kernel.case.step.verified_on:
-        print(f"{kernel.case}\nnot verified: needs {' or '.join(kernel.case.step.verified_on)}", flush=True)
+    step = kernel.case.step
+    if backend.name not in step.verified_on:
+        done = f"compiled for {kernel.machine.arch}, " if kernel.cubin else ""
+        why_not = "an explicit kernel runs on a GPU only" if step.explicit else f"needs {' or '.join(step.verified_on)}"
+        print(f"{kernel.case}\n{done}not verified: {why_not}{'; ' + remark if remark else ''}", flush=True)
         return NOT_VERIFIED
     result = verify(kernel, backend)
     print(f"{kernel.case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}, whole numbers exact")
-    before = ", before tensorization" if backend.name == "llvm" and kernel.case.step.tensorized else ""
+    before = ", before tensorization" if backend.name == "llvm" and step.tensorized else ""
     print(f"verified {PLACES[backend.name]}{before}{'; ' + remark if remark else ''}", flush=True)
     return 0
 

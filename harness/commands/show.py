@@ -53,7 +53,7 @@ def print_code(kernel: Kernel, what: str | None) -> None:
     elif what == "sass":
         print(disassemble(compiled(kernel, toolchain.require_compiler()).cubin))
     else:
-        text = {"tir": kernel.schedule.mod["main"].script, "lowered": kernel.device.script, "cuda": lambda: kernel.cuda}
+        text = {"tir": kernel.mod["main"].script, "lowered": kernel.device.script, "cuda": lambda: kernel.cuda}
         print(text[what]())
 
 

@@ -1,0 +1,95 @@
+"""The tiles of Hopper's explicit kernels, and every limit that they must keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tvm.target import Target
+
+from schedules.tiling import BlockTile, indivisible
+
+ARCH = "sm_90a"
+LANES = 128  # threads of a warpgroup
+ROWS = 64  # of one wgmma
+STEPS = 16  # of one wgmma, along k
+PANEL = 64  # 16-bit elements in a swizzled row of 128 bytes
+ROW_BYTES = 128
+WIDEST = 256  # columns of one wgmma; rows of one TMA box
+ADDRESSING_REGISTERS = 40  # what descriptors, barriers and loop counters take beside the accumulators
+BARRIER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class HopperTile(BlockTile):
+    """The block tile, and how many consumer warpgroups (128 threads) share it along rows and along columns.
+
+    Written ``128x256x64/2x1``: two warpgroups, each with 64 rows and all 256 columns.
+    """
+
+    block_m: int = 128
+    block_n: int = 256
+    block_k: int = 64
+    groups_m: int = 2
+    groups_n: int = 1
+
+    FORM: ClassVar[str] = "MxNxK/WGMxWGN"
+    EXAMPLE: ClassVar[str] = "128x256x64/2x1"
+
+    @property
+    def group_m(self) -> int:
+        """Rows of one warpgroup."""
+        return self.block_m // self.groups_m
+
+    @property
+    def group_n(self) -> int:
+        """Columns of one warpgroup, which are its instruction's width."""
+        return self.block_n // self.groups_n
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Consumer warpgroups, and their threads."""
+        return self.groups_m * self.groups_n, LANES
+
+    @property
+    def registers(self) -> int:
+        """Accumulators, and what addresses take."""
+        return self.group_m * self.group_n // LANES + ADDRESSING_REGISTERS
+
+    def misfits(self) -> list[str]:
+        """Warpgroups that do not divide the block, and shapes that wgmma or TMA do not have."""
+        found = indivisible(
+            (
+                ("rows of the block", self.block_m, "warpgroups along rows", self.groups_m),
+                ("columns of the block", self.block_n, "warpgroups along columns", self.groups_n),
+                ("rows per warpgroup", self.group_m, "rows of a wgmma", ROWS),
+                ("columns per warpgroup", self.group_n, "columns, wgmma's steps of width", 8),
+                ("steps of the k tile", self.block_k, "elements in a swizzled row", PANEL),
+            )
+        )
+        if self.group_n > WIDEST:
+            found.append(f"{self.group_n} columns per warpgroup, limit {WIDEST}")
+        sides = (("rows", self.block_m), ("columns", self.block_n), ("k steps", self.block_k))
+        found += [f"{size} {side} of the block, limit {WIDEST} of a TMA box" for side, size in sides if size > WIDEST]
+        return found
+
+    @classmethod
+    def missing(cls, target: Target) -> str:
+        """A clause for every target but the one that has TMA and wgmma."""
+        arch = str(target.attrs.get("arch", target.kind.name))
+        return "" if arch == ARCH else f"{arch} has no wgmma fed by TMA, which is {ARCH}'s"
+
+    def pool_bytes(self, itemsize: int, stages: int) -> int:
+        """Shared memory of the ring's slots; results of 16 bits are collected in the same bytes afterwards."""
+        return max(super().smem_bytes(itemsize, stages), self.block_m * self.block_n * 2)
+
+    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
+        """Shared memory of a block: :meth:`pool_bytes`, and a barrier for each slot."""
+        return self.pool_bytes(itemsize, stages) + stages * BARRIER_BYTES
+
+    def violations(self, target: Target, itemsize: int = 2, stages: int = 1) -> list[str]:
+        """Every limit of ``target`` that this tile breaks, and operands that are not the instruction's."""
+        found = super().violations(target, itemsize, stages)
+        if itemsize != 2:
+            found.insert(0, f"elements of {itemsize} bytes, where this wgmma multiplies 16-bit ones")
+        return found

@@ -1,0 +1,116 @@
+"""A ring of shared-memory slots guarded by mbarriers: who may read a slot, who may fill it, and for how long one waits.
+
+An mbarrier counts a phase's arrivals and, for a *full* barrier, the bytes that TMA still has to bring; when both are
+through, the phase is over and the next begins. A wait names the parity of the phase it waits for, so each role keeps
+one bit that flips whenever its place in the ring wraps around. Source: PTX ISA, "Parallel synchronization: mbarrier".
+"""
+
+from __future__ import annotations
+
+from tvm.ir import Expr, StringImm
+from tvm.script import tirx as T
+from tvm.tirx import Buffer
+
+from .config import BARRIER_BYTES
+
+SECONDS = 2  # after which a bounded wait gives up
+
+_TRY = """
+__forceinline__ __device__ bool mbarrier_is_through(void* barrier, int parity) {
+  unsigned int through;
+  asm volatile(
+      "{\\n.reg .pred p;\\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n"
+      "selp.u32 %0, 1, 0, p;\\n}"
+      : "=r"(through) : "r"((unsigned int)__cvta_generic_to_shared(barrier)), "r"(parity) : "memory");
+  return through;
+}
+"""
+_WAIT = """
+__forceinline__ __device__ void mbarrier_wait(void* barrier, int parity) {
+  while (!mbarrier_is_through(barrier, parity)) {}
+}
+"""
+_BOUNDED_WAIT = """
+__forceinline__ __device__ unsigned long long nanoseconds() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+__forceinline__ __device__ void mbarrier_wait_bounded(
+    void* barrier, int parity, const char* role, int slot, int seconds) {
+  const unsigned long long end = nanoseconds() + seconds * 1000000000ull;
+  while (!mbarrier_is_through(barrier, parity)) {
+    if (nanoseconds() > end) {
+      printf("block %d: thread %d as %s waited %d s for barrier %d, phase %d\\n", (int)blockIdx.x,
+             (int)threadIdx.x, role, seconds, slot, parity);
+      __trap();
+    }
+  }
+}
+"""
+
+
+@T.meta_class
+class Barriers:
+    """One mbarrier per slot of a ring, all completed by as many arrivals.
+
+    ``bounded`` makes every wait end: after two seconds it prints block, thread, role, barrier and phase, and traps.
+    Without it a wait has no such code.
+    """
+
+    def __init__(self, pool: T.SMEMPool, slots: int, bounded: bool = False) -> None:
+        self.words: Buffer = pool.alloc((slots,), "uint64", align=BARRIER_BYTES)
+        self.slots, self.bounded = slots, bounded
+
+    def initialize(self, arrivals: int) -> None:
+        """Emit the initialization of all, by the one thread that calls it; a fence and a barrier must follow."""
+        for slot in range(self.slots):
+            T.evaluate(T.ptx.mbarrier.init.shared.b64(self.at(slot), T.uint32(arrivals)))
+
+    def at(self, slot: Expr) -> Expr:
+        """The address of a slot's barrier."""
+        return self.words.ptr_to([slot])
+
+    def expect(self, slot: Expr, size: int) -> None:
+        """Emit one arrival that also announces ``size`` bytes of TMA's: the phase ends when all have come."""
+        T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self.at(slot), T.uint32(size)))
+
+    def arrive(self, slot: Expr) -> None:
+        """Emit one arrival."""
+        T.evaluate(T.ptx.mbarrier.arrive.shared.b64(self.at(slot)))
+
+    def wait(self, slot: Expr, phase: Expr, role: str) -> None:
+        """Emit the wait for the end of the phase of parity ``phase``; ``role`` names who waits in a bounded wait."""
+        name, limit, text = "mbarrier_wait", (), _WAIT
+        if self.bounded:
+            name, limit, text = "mbarrier_wait_bounded", (StringImm(role), slot, SECONDS), _BOUNDED_WAIT
+        T.evaluate(T.cuda.func_call(name, self.at(slot), phase, *limit, source_code=_TRY + text))
+
+
+@T.meta_class
+class RingState:
+    """One role's place in a ring: a slot, and the parity of the phase that it waits for there.
+
+    A role that waits until slots are filled begins with phase 0; one that waits until they are empty with phase 1,
+    which a fresh barrier counts as over.
+    """
+
+    def __init__(self, slots: int, phase: int) -> None:
+        self.slots = slots
+        self.slot = T.local_scalar("int32")
+        self.phase = T.local_scalar("int32")
+        self._begin(phase)
+
+    @T.inline
+    def _begin(self, phase):
+        self.slot = 0
+        self.phase = phase
+
+    @T.inline
+    def advance(self):
+        """Emit the step to the next slot; the phase flips on wrap-around."""
+        self.slot = self.slot + 1
+        if self.slot == self.slots:
+            self.slot = 0
+            self.phase = self.phase ^ 1

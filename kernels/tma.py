@@ -1,0 +1,95 @@
+"""The tensor memory accelerator: tensor maps made on the host, boxes copied by one thread's instruction.
+
+A tensor map describes a matrix in global memory, row by row: its sizes, its rows' distance in bytes, and the box that
+one instruction copies. Boxes here have rows of 128 bytes, whose eight 16-byte pieces lie permuted in shared memory by
+the row's number modulo 8 (the 128-byte swizzle), as wgmma reads them. What a box has beyond the matrix is filled with
+zeros on loads and left out on stores. Source: CUDA driver API, cuTensorMapEncodeTiled; PTX ISA, cp.async.bulk.tensor.
+"""
+
+from __future__ import annotations
+
+from tvm.ir import Expr
+from tvm.script import tirx as T
+from tvm.tirx import Buffer, Var
+
+from schedules.errors import IllegalWorkload
+from schedules.vectorization import dtype_bytes
+from schedules.workloads import Matmul
+
+from .config import PANEL, ROW_BYTES
+
+SWIZZLE_128B = 3
+L2_PROMOTION_128B = 2
+STRIDE_BYTES = 16  # rows must begin a multiple of it apart
+LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
+
+
+def rows_fit(columns: int, dtype: str) -> bool:
+    """Whether rows of so many elements have a length that TMA takes."""
+    return columns * dtype_bytes(dtype) % STRIDE_BYTES == 0
+
+
+def check_rows(problem: Matmul) -> None:
+    """Raise IllegalWorkload for operands whose rows TMA cannot step over."""
+    for name, columns in (("A", problem.k), ("B", problem.b_shape[1])):
+        if not rows_fit(columns, problem.dtype):
+            raise IllegalWorkload(
+                f"TMA cannot read {name}, whose rows have {columns} elements of {problem.dtype}",
+                value=f"{columns * dtype_bytes(problem.dtype)} bytes",
+                limit=f"a multiple of {STRIDE_BYTES} bytes",
+                remedy="take step 10, which copies such rows to aligned ones first",
+            )
+
+
+def encode_map(name: str, matrix: Buffer, rows: int) -> Var:
+    """Emit the host's encoding of a 16-bit matrix's tensor map, boxes of ``rows`` × 64 elements; returns the map.
+
+    Call it before ``T.device_entry()``.
+    """
+    tensor_map = T.Var(name, ty=T.handle("tensormap").ty)
+    T.Bind(T.tvm_stack_alloca("tensormap", 1), var=tensor_map)
+    outer, inner = matrix.shape
+    sizes = (inner, outer, inner * dtype_bytes(matrix.dtype), PANEL, rows)
+    T.evaluate(
+        T.tensormap_encode_tiled(
+            tensor_map,
+            matrix.data,
+            *sizes,
+            *(1, 1),  # every element of a box, along both dimensions
+            descriptor_dtype=str(matrix.dtype),
+            rank=2,
+            swizzle=SWIZZLE_128B,
+            l2_promotion=L2_PROMOTION_128B,
+        )
+    )
+    return tensor_map
+
+
+def elected() -> Expr:
+    """Whether this lane is the one that a converged warp elects to issue copies.
+
+    The compiler knows ``elect.sync``, and that one lane is left; from ``thread == 0`` it makes a loop over lanes
+    around every instruction that takes a tensor map.
+    """
+    return T.cuda.elect_sync() != T.uint32(0)
+
+
+def load(tensor_map: Var, column: Expr, row: Expr, into: Expr, barrier: Expr) -> None:
+    """Emit the copy of the box at (row, column) to shared memory at ``into``, a multiple of 1024 bytes.
+
+    One thread's instruction, which returns at once; the box's bytes, zeros included, count down the mbarrier's
+    expected bytes as they arrive.
+    """
+    T.evaluate(T.ptx[LOAD](into, T.address_of(tensor_map), column, row, barrier))
+
+
+def store(tensor_map: Var, column: Expr, row: Expr, source: Expr) -> None:
+    """Emit the copy of a box in shared memory to the matrix at (row, column), as part of this thread's bulk group."""
+    T.evaluate(T.ptx[STORE](T.address_of(tensor_map), column, row, source))
+
+
+def swizzled(row: Expr, column: Expr) -> Expr:
+    """The byte, in a box, of the 16-byte piece that begins at an element: pieces are permuted by the row modulo 8."""
+    piece = column // (PANEL // 8)
+    return row * ROW_BYTES + (piece ^ row % 8) * 16

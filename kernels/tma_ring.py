@@ -1,0 +1,145 @@
+"""Rung 11's kernel: a ring of slots that TMA fills, one mbarrier per slot, and wgmma that reads them."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from schedules.errors import IllegalPipeline
+from schedules.workloads import Matmul
+
+from . import epilogue, tma
+from .config import LANES, ROWS, HopperTile
+from .raster import grouped
+from .ring import Barriers
+from .wgmma import WarpgroupProduct, retire
+
+MOST_STAGES = 6
+
+
+def tma_ring(
+    problem: Matmul,
+    tile: HopperTile,
+    stages: int,
+    *,
+    tma_store: bool = True,
+    bounded: bool = False,
+    group: int = 8,
+) -> tirx.PrimFunc:
+    """``main(A, B, C)``: each block multiplies one output tile, k tile by k tile, from a ring of ``stages`` slots.
+
+    ::
+
+        fill the first stages - 1 slots                            # one thread; TMA, bytes counted by a slot's mbarrier
+        for turn:                                                  # of the ring; the phase bit flips after each
+          for slot < stages:                                       # written out: slots are constants
+            wait for the slot's mbarrier
+            issue wgmma of this k tile                             # returns at once
+            wait for wgmma of the k tile before;  block barrier    # so nobody reads that one's slot any more
+            fill that slot                                         # with k tile + stages - 1
+        results -> shared memory -> TMA store
+
+    With one stage nothing overlaps: the k tile's own wgmma is awaited before its slot is filled again. A ring has no
+    more slots than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; results that TMA
+    cannot store (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leave from registers. ``bounded``
+    is the debug build of :class:`kernels.ring.Barriers`; ``group`` that of :func:`kernels.raster.grouped`.
+
+    Raises
+    ------
+    IllegalWorkload : for operands whose rows are no multiples of 16 bytes.
+    IllegalTile : for a dtype or layout that wgmma has no form for.
+    IllegalPipeline : for stages below 1 or above 6.
+    """
+    tma.check_rows(problem)
+    if not 1 <= stages <= MOST_STAGES:
+        raise IllegalPipeline(
+            "stages of a TMA ring", value=stages, limit=f"1 to {MOST_STAGES}", remedy="give another stage count"
+        )
+    m, n, k, dtype, out_dtype = problem.m, problem.n, problem.k, problem.dtype, problem.out_dtype
+    product = WarpgroupProduct.of(problem, tile)
+    by_tma = tma_store and epilogue.can_store_by_tma(problem, tile)
+    k_tiles, tile_rows, tile_columns = -(-k // tile.block_k), -(-m // tile.block_m), -(-n // tile.block_n)
+    slots = min(stages, k_tiles)
+    turns, rest = divmod(k_tiles, slots)
+    # One k tile's wgmma stays in flight while the next is issued, where there is another slot to read from.
+    in_flight, ahead = (1, slots - 1) if slots > 1 else (0, 1)
+    groups_n, group_m, group_n = tile.groups_n, tile.group_m, tile.group_n
+    block_m, block_n, block_k = tile.block
+    a_panels, b_panels, slot_bytes = product.a, product.b, product.slot_bytes
+    ring_bytes = tile.pool_bytes(2, slots)
+    box_bytes = group_m * group_n * 2
+    threads = tile.threads_per_block
+
+    @T.prim_func
+    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle):
+        A = T.match_buffer(A_ptr, (m, k), dtype, align=16)
+        B = T.match_buffer(B_ptr, problem.b_shape, dtype, align=16)
+        C = T.match_buffer(C_ptr, (m, n), out_dtype, align=16)
+        a_map = T.meta_var(tma.encode_map("a_map", A, a_panels.rows))
+        b_map = T.meta_var(tma.encode_map("b_map", B, b_panels.rows))
+        if by_tma:
+            c_map = T.meta_var(tma.encode_map("c_map", C, ROWS))
+        T.device_entry()
+        block = T.cta_id([tile_rows * tile_columns])
+        warpgroup = T.warpgroup_id([threads // LANES])
+        warp = T.warp_id_in_wg([4])
+        lane = T.lane_id([32])
+        thread = T.thread_id([threads])
+        pool = T.SMEMPool()
+        ring = pool.alloc((ring_bytes,), "uint8", align=1024)
+        full = Barriers(pool, slots, bounded)
+        pool.commit()
+        sums = T.alloc_local((product.registers,), "float32")
+        phase = T.local_scalar("int32")
+        place = T.meta_var(grouped(block, tile_rows, tile_columns, group))
+        row: T.let = place[0] * block_m
+        column: T.let = place[1] * block_n
+        loads: T.let = warpgroup * 4 + warp == 0
+        group_row: T.let = warpgroup // groups_n * group_m
+        group_column: T.let = warpgroup % groups_n * group_n
+
+        @T.inline
+        def fill(slot, k_tile):
+            full.expect(slot, slot_bytes)
+            a_panels.load(a_map, row, k_tile * block_k, ring, slot * slot_bytes, full.at(slot))
+            b_panels.load(b_map, column, k_tile * block_k, ring, slot * slot_bytes + a_panels.bytes, full.at(slot))
+
+        @T.inline
+        def multiply(slot, k_tile):
+            full.wait(slot, phase, "consumer")
+            product.multiply(sums, a, b, slot, k_tile != 0)
+            retire(sums, in_flight)
+            T.cuda.cta_sync()
+            if loads and k_tile + ahead < k_tiles and tma.elected():
+                fill((slot + ahead) % slots, k_tile + ahead)
+
+        if thread == 0:
+            full.initialize(1)
+        T.ptx.fence.proxy.async_.shared__cta()
+        T.cuda.cta_sync()
+        if loads and tma.elected():
+            for slot in T.unroll(ahead):
+                fill(slot, slot)
+        a: T.let = a_panels.descriptor(ring.ptr_to([a_panels.extent_offset(group_row)]))
+        b: T.let = b_panels.descriptor(ring.ptr_to([a_panels.bytes + b_panels.extent_offset(group_column)]))
+        phase = 0
+        for turn in T.serial(turns):
+            for slot in T.unroll(slots):
+                multiply(slot, turn * slots + slot)
+            phase = phase ^ 1
+        for slot in T.unroll(rest):
+            multiply(slot, turns * slots + slot)
+        retire(sums, 0)
+        if by_tma:
+            T.cuda.cta_sync()  # the ring is read by nobody any more: it takes the results
+            epilogue.collect(sums, product, out_dtype, ring, warpgroup * box_bytes, warp, lane)
+            T.ptx.fence.proxy.async_.shared__cta()
+            T.cuda.warpgroup_sync(1 + warpgroup)
+            if warp == 0 and tma.elected():
+                epilogue.store_boxes(
+                    c_map, product, ring, warpgroup * box_bytes, row + group_row, column + group_column
+                )
+        else:
+            epilogue.store_fragments(sums, product, C, row + group_row, column + group_column, warp, lane)
+
+    return main

@@ -1,0 +1,53 @@
+"""Step 11, TMA ring: one thread asks for whole tiles, and a barrier in memory counts their bytes.
+
+Before, all threads of a block copied its tiles, 16 bytes each at a time: addresses, predicates and waits in every
+thread, and a block barrier to tell all that all had waited. Hopper's tensor memory accelerator takes one instruction
+of one thread for a box of up to 256 × 64 elements, swizzles it as wgmma reads it, fills what lies beyond the matrix
+with zeros, and reports the bytes to an *mbarrier*. A schedule has no words for that: this is an explicit kernel in
+TIRx (kernels/tma_ring.py)::
+
+    fill the first stages − 1 slots                    # one thread; each slot's mbarrier expects their bytes
+    for turn:                                          # of the ring; one phase bit, which flips with it
+      for slot < stages:                               # written out: slot numbers are constants
+        wait for the slot's mbarrier
+        issue wgmma of tile k                          # returns at once
+        wait until wgmma of tile k − 1 is done;  barrier
+        fill the slot of tile k − 1 with tile k + stages − 1
+    results → swizzled shared memory, where the ring was → TMA store
+
+What changes: no copy loop, no predicates at ragged edges, registers for sums alone. One stage runs too, as the same
+kernel without a pipeline: load and multiplication take turns.
+Variants:
+- tma_store (the default): results leave by TMA where it can store them: in 16 bits, in rows of multiples of 16 bytes.
+- direct: each thread stores its own sums; so do other outputs in either variant.
+- bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
+Operands' rows must be multiples of 16 bytes, or they are refused: step 10 takes them.
+What to expect: the multiplying threads spend nothing on loads; all of them still meet once per k tile.
+It runs on an sm_90a only: without one it is compiled, not verified.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from kernels.tma_ring import tma_ring
+from schedules.workloads import Matmul
+from steps.config import HOPPER_TILES, StepConfig
+
+VARIANTS = ("tma_store", "direct", "bounded")
+PIPELINED = True
+DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
+TILES = HOPPER_TILES
+STAGES, TUNING_STAGES = 4, (3, 4, 5, 6)
+
+
+def kernel(problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
+    """The product by a ring of ``config.stages`` slots."""
+    choices = {"tma_store": config.variant != "direct", "bounded": config.variant == "bounded"}
+    return tma_ring(problem, config.tile, config.stages, **choices)
+
+
+if __name__ == "__main__":
+    from harness.cli import run_step
+
+    run_step(__file__)
