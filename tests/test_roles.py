@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
 
 from harness.build import Kernel, compiled, lower
 from harness.execution import GpuBackend
-from harness.targets import machine_for
+from harness.targets import Machine, machine_for
 from harness.toolchain import Compiler, disassemble
 from harness.verify import verify
 from kernels.config import RoleTile
@@ -26,13 +26,26 @@ TILES = ["128x256x64/2x1", "128x128x64/2x1", "64x128x64/1x1", "64x64x64/1x1", "1
 STEPS_WITH_ROLES = [(number, variant) for number in (12, 13) for variant in STEPS[number].variants]
 
 
+@dataclass(frozen=True)
+class PartOfHopper(Machine):
+    """A Hopper GPU of a few multiprocessors: small products then take several waves."""
+
+    few: int = 132
+
+    @property
+    def sms(self) -> int:
+        """Multiprocessors."""
+        return self.few
+
+
 def roles(
     number: int, shape: tuple[int, int, int], tile: str = "64x64x64/1x1", variant: str = "", sms: int = 0, **given: Any
 ) -> Kernel:
     """Step 12 or 13, lowered for Hopper, with ``sms`` multiprocessors."""
     variant = variant or STEPS[number].variants[0]
-    case = make_case(number, shape, variant, RoleTile.parse(tile), machine=HOPPER, **given)
-    return lower(replace(case, machine=replace(HOPPER, sms=sms or 132)))
+    case = make_case(number, shape, variant, tile=RoleTile.parse(tile), **given)
+    facts = {part.name: getattr(HOPPER, part.name) for part in fields(HOPPER)}
+    return lower(replace(case, machine=PartOfHopper(**facts, few=sms or 132)))
 
 
 def test_limits_name_registers_and_consumers() -> None:
