@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -30,12 +31,13 @@ from schedules.tiling import BlockTile
 from schedules.vectorization import dtype_bytes
 from schedules.warp_tiling import WarpTile
 from schedules.workloads import Matmul
-from schedules.workspaces import pass_workspaces, workspace_bytes, workspaces
+from schedules.workspaces import pass_workspaces, workspaces
 from steps.config import DEFAULT_STAGES, StepConfig
 from steps.registry import Step
 
 AnyLowered = TypeVar("AnyLowered", bound="Lowered")
 SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100
+ARRAYS = 3  # of a product: A, B and C
 MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
 BLOCK_BARRIERS = ("__syncthreads()", "tvm_builtin_cuda_cta_sync()")  # in CUDA text, the latter of explicit kernels
 INSTRUCTIONS = {  # of explicit kernels, as the CUDA text names them where they are called
@@ -193,7 +195,12 @@ class Lowered:
     @property
     def workspace_bytes(self) -> int:
         """Device memory that its kernels leave results in for each other."""
-        return workspace_bytes(self.mod)
+        return sum(math.prod(map(int, buffer.shape)) * dtype_bytes(buffer.dtype) for buffer in self.workspaces)
+
+    @property
+    def workspaces(self) -> list[tirx.Var]:
+        """That memory, as further arguments: what a schedule allocates, what an explicit kernel takes behind C."""
+        return list(self.source.params[ARRAYS:]) if self.explicit else workspaces(self.mod)
 
     @cached_property
     def main_kernel(self) -> str:
@@ -477,7 +484,9 @@ def executable(kernel: Lowered) -> Program:
         return kernel.cubin.data
 
     mod = kernel.mod
-    memory = [tvm.runtime.empty(list(map(int, w.shape)), str(w.dtype), tvm.cuda()) for w in workspaces(mod)]
+    # Zeros, which flags begin as.
+    empty = [np.zeros([int(extent) for extent in buffer.shape], str(buffer.dtype)) for buffer in kernel.workspaces]
+    memory = [tvm.runtime.tensor(array, tvm.cuda()) for array in empty]
     program = compile_module(pass_workspaces(mod), kernel.machine, deliver, kernel.pass_config, kernel.tir_pipeline)
     return Program(program, tuple(memory))
 

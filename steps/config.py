@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm.target import Target
 
-from kernels.config import HopperTile
+from kernels.config import HopperTile, RoleTile
+from kernels.stream import reckoned_cycles
 from schedules.split_reduction import parts_to_fill
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import BlockTile, TileConfig
@@ -215,6 +216,29 @@ HOPPER_TILES = TileFamily.of(
     warps_to_hide=0.5,
     edge=20,
 )
+
+
+@dataclass(frozen=True)
+class RoleTileFamily(TileFamily):
+    """Tiles of kernels whose warpgroups have roles, chosen by :func:`kernels.stream.reckoned_cycles`.
+
+    ``cuts``: whether the last wave may be cut.
+    """
+
+    cuts: bool = False
+
+    def _cost(
+        self, tile: RoleTile, slots: int, problem: Matmul, target: Target, multiprocessors: int, parts: int
+    ) -> float:
+        return reckoned_cycles(problem, tile, multiprocessors, self.cuts)
+
+
+_ROLE_TILES = (
+    "128x256x64/2x1@4 128x128x64/2x1@6 64x128x64/1x1@8 64x64x64/1x1@8",
+    "256x128x64/2x1 128x64x64/2x1 64x256x64/1x1 128x192x64/2x1",
+)
+ROLE_TILES = RoleTileFamily.of(RoleTile, *_ROLE_TILES, warps_to_hide=0, edge=0)
+PERSISTENT_TILES = replace(ROLE_TILES, cuts=True)
 
 
 @dataclass(frozen=True)

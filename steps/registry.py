@@ -59,6 +59,11 @@ class Step:
         return tuple(self.module.VARIANTS)
 
     @property
+    def debug_variants(self) -> tuple[str, ...]:
+        """Builds that say what went wrong, which nobody measures unless asked to."""
+        return tuple(getattr(self.module, "DEBUG_VARIANTS", ()))
+
+    @property
     def pipelined(self) -> bool:
         """Whether the step has a pipeline, and so a stage count."""
         return bool(getattr(self.module, "PIPELINED", False))
