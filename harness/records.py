@@ -400,8 +400,8 @@ class Timeline(_OfProduct):
     """One block's life in one launch, by time stamps that its roles left (:mod:`kernels.stamps`).
 
     ``block`` of ``blocks`` ran on ``multiprocessor``; ``durations_ns`` are its durations in all runs, of which number
-    ``kept`` is told by ``tracks``. ``clock_mhz`` is what the multiprocessor's clock made of ``%globaltimer``'s
-    nanoseconds in that run. ``plain`` and ``stamped`` time launches without and with stamps in the same rounds: what
+    ``kept`` is told by ``tracks``. ``clock_mhz`` is the multiprocessor's clock by ``%globaltimer``, over all
+    runs. ``plain`` and ``stamped`` time launches without and with stamps in the same rounds: what
     stamping costs.
     """
 

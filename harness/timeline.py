@@ -22,35 +22,44 @@ class NoTimeline(ValueError):
 
 @dataclass(frozen=True)
 class Life:
-    """What the words of one launch tell: the block's duration, its multiprocessor and its clock, each role's events."""
+    """What the words of one launch tell: the block's duration, its multiprocessor, and each role's events."""
 
     duration_ns: float
-    clock_mhz: float
     multiprocessor: int
     tracks: tuple[Track, ...]
 
 
-def decode(words: Sequence[int], roles: Sequence[str], room: int) -> Life:
-    """Read the words that a stamped kernel left, zeros where it left none; NoTimeline where they make no sense."""
-    header = dict(zip(HEADER, words))
-    duration_ns = header["end ns"] - header["begin ns"]
-    clocks = header["end clock"] - header["begin clock"]
-    if not header["begin ns"] or duration_ns <= 0 or clocks <= 0:
-        raise NoTimeline(f"the stamped block took {clocks} clocks in {duration_ns} ns: it did not run to its end")
-    tracks = []
+def ns_per_clock(launches: Sequence[Sequence[int]]) -> float:
+    """How long a clock of the multiprocessor lasted, by the words of several launches; NoTimeline for unfinished ones.
+
+    ``%globaltimer`` may tick once a microsecond only: over all launches together that is a small part.
+    """
+    headers = [dict(zip(HEADER, words)) for words in launches]
+    passed = {unit: [h[f"end {unit}"] - h[f"begin {unit}"] for h in headers] for unit in ("ns", "clock")}
+    if not all(header["begin ns"] for header in headers) or min(*passed["ns"], *passed["clock"]) <= 0:
+        raise NoTimeline(
+            f"the stamped blocks took {passed['clock']} clocks in {passed['ns']} ns: not all ran to an end"
+        )
+    return sum(passed["ns"]) / sum(passed["clock"])
+
+
+def decode(words: Sequence[int], roles: Sequence[str], room: int, clock_ns: float) -> Life:
+    """Read the words that a stamped kernel left, zeros where it left none; NoTimeline where numbers are missing."""
+    header, tracks = dict(zip(HEADER, words)), []
     for row, (role, event) in enumerate((role, event) for role in roles for event in EVENTS):
         begin = len(HEADER) + row * room
         stamped = {number: clock for number, clock in enumerate(words[begin : begin + room]) if clock}
         if stamped:
-            tracks.append(_track(role, event, stamped, header["begin clock"], duration_ns / clocks))
-    return Life(float(duration_ns), round(1e3 * clocks / duration_ns, 1), header["multiprocessor"], tuple(tracks))
+            tracks.append(_track(role, event, stamped, header["begin clock"], clock_ns))
+    duration_ns = round((header["end clock"] - header["begin clock"]) * clock_ns, 1)
+    return Life(duration_ns, header["multiprocessor"], tuple(tracks))
 
 
-def _track(role: str, event: str, stamped: dict[int, int], begin: int, ns_per_clock: float) -> Track:
+def _track(role: str, event: str, stamped: dict[int, int], begin: int, clock_ns: float) -> Track:
     first, last = min(stamped), max(stamped)
     if len(stamped) != last - first + 1:
         raise NoTimeline(f"{role}: {event} has no stamp between the first number, {first}, and the last, {last}")
-    return Track(role, event, first, tuple(round((clock - begin) * ns_per_clock, 1) for clock in stamped.values()))
+    return Track(role, event, first, tuple(round((clock - begin) * clock_ns, 1) for clock in stamped.values()))
 
 
 class StampedKernel:
@@ -67,14 +76,14 @@ class StampedKernel:
         """Launch it."""
         self._launch(a, b, c, self.words)
 
-    def lives(self, arena: Arena, before: Callable[..., Any]) -> list[Life]:
-        """The block's life in each of RUNS launches, each right behind one of ``before``: the GPU is not idle then."""
+    def launches(self, arena: Arena, before: Callable[..., Any]) -> list[list[int]]:
+        """The words of each of RUNS launches, each right behind one of ``before``: the GPU is not idle then."""
         found = []
         for run in range(RUNS):
             self.words.zero_()
             before(*arena.sets[2 * run % len(arena.sets)])
             self(*arena.sets[(2 * run + 1) % len(arena.sets)])
-            found.append(decode(self.words.cpu().tolist(), self.roles, self.stamps.room))
+            found.append(self.words.cpu().tolist())
         return found
 
 
@@ -92,14 +101,15 @@ def take(session: Session, case: Case, block: int | None = None) -> Timeline:
     stamped = StampedKernel(session, case, stamps)
     checked, arena = verify(stamped.kernel, session.backend, run=stamped), session.arena(case.problem)
     rounds = arena.race([(str(case), plain), (f"{case} stamped", stamped)], session.plan)
-    lives = stamped.lives(arena, plain)
-    return _timeline(session, stamped, checked, rounds, lives)
+    return _timeline(session, stamped, checked, rounds, stamped.launches(arena, plain))
 
 
 def _timeline(
-    session: Session, stamped: StampedKernel, checked: Verification, rounds: Rounds, lives: list[Life]
+    session: Session, stamped: StampedKernel, checked: Verification, rounds: Rounds, launches: list[list[int]]
 ) -> Timeline:
     case, kernel = stamped.kernel.case, stamped.kernel
+    clock_ns = ns_per_clock(launches)
+    lives = [decode(words, stamped.roles, stamped.stamps.room, clock_ns) for words in launches]
     kept = sorted(range(RUNS), key=lambda run: lives[run].duration_ns)[RUNS // 2]
     return Timeline(
         step=case.step.number,
@@ -112,7 +122,7 @@ def _timeline(
         blocks=kernel.blocks,
         multiprocessor=lives[kept].multiprocessor,
         room=stamped.stamps.room,
-        clock_mhz=lives[kept].clock_mhz,
+        clock_mhz=round(1e3 / clock_ns, 1),
         durations_ns=tuple(life.duration_ns for life in lives),
         kept=kept,
         tracks=lives[kept].tracks,

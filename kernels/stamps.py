@@ -21,8 +21,9 @@ mark is one predicated store of the multiprocessor's clock, to a place that role
 nothing is counted or kept in registers. A number is that of the k tile, counted on from one output tile to the next in
 a persistent kernel; in events of an epilogue it is the block's how manieth output tile. What has no place is dropped.
 
-``%globaltimer`` ticks in nanoseconds, but coarsely, and is read at both ends of the block alone: what passed on both
-clocks between them says how long a clock lasts. Source: PTX ISA, special registers.
+``%globaltimer`` counts nanoseconds, but may tick once a microsecond only, and is read at both ends of the block alone:
+what passed on both clocks between them says how long a clock lasts. Source: PTX ISA, special registers. TVM has marks
+of its own (tvm.backend.cuda.iket), which NVIDIA's profiler must patch into the loaded kernel; these need none.
 """
 
 from __future__ import annotations
