@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+TOLD = (("load issued",), ("full wait ends", "mma retired"), ("epilogue begins", "results stored"))  # by a timeline
 LATER_FIELDS = ("peers", "depth")  # records made before these were known are read without them
 RESULTS = Path(__file__).resolve().parent.parent / "reports" / "results"
 
@@ -434,6 +435,13 @@ class Timeline(_OfProduct):
     environment: Environment
     command: str
     schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kept < len(self.durations_ns):
+            raise ValueError(f"run {self.kept} is kept of {len(self.durations_ns)}")
+        for events in TOLD:
+            if not any(all(self.moments(role, event) for event in events) for role in self.roles):
+                raise ValueError(f"no role saw {' and '.join(events)}")
 
     @property
     def roles(self) -> tuple[str, ...]:

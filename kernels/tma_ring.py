@@ -45,7 +45,7 @@ def tma_ring(
     more slots than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; results that TMA
     cannot store (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leave from registers. ``bounded``
     is the debug build of :class:`kernels.ring.Barriers`; ``group`` that of :func:`kernels.raster.grouped`. ``stamps``
-    asks for the time stamps of :mod:`kernels.stamps`, in one more output.
+    asks for the time stamps of :mod:`kernels.stamps`, in one more output; the wait for an empty slot is the barrier.
 
     Raises
     ------

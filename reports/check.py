@@ -34,7 +34,7 @@ from .selection import (
     shape_label,
 )
 from .site import render_pages
-from .timelines import EMPTY_WAIT, EPILOGUE, FULL_WAIT, loads, multiplications, spans
+from .timelines import EMPTY_WAIT, EPILOGUE, FULL_WAIT, spans
 
 FEWEST_ROUNDS = 7
 CALIBRATION_TOLERANCE = 0.01
@@ -104,13 +104,10 @@ def stream_problems(record: StreamRecord) -> Iterator[str]:
 
 
 def timeline_problems(timeline: Timeline) -> Iterator[str]:
-    """What makes one timeline no evidence, or no picture."""
+    """What makes one timeline no evidence."""
     yield from sample_problems(timeline)
     yield from _method_problems(timeline)
     yield from _check_problems(timeline.verification)
-    if not 0 <= timeline.kept < len(timeline.durations_ns):
-        yield f"run {timeline.kept} is kept of {len(timeline.durations_ns)}"
-        return
     for track in timeline.tracks:
         if list(track.ns) != sorted(track.ns):
             yield f"{track.role}: {track.event} goes back in time"
@@ -119,8 +116,6 @@ def timeline_problems(timeline: Timeline) -> Iterator[str]:
     for role, (begin, end) in itertools.product(timeline.roles, (FULL_WAIT, EMPTY_WAIT, EPILOGUE)):
         if any(span.end < span.begin for span in spans(timeline, role, (begin, end))):
             yield f"{role}: {end} comes before {begin}"
-    if not any(multiplications(timeline, role) for role in timeline.roles) or not loads(timeline):
-        yield "no role multiplies, or none loads"
 
 
 def ladder_gaps(section: Section) -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""Drawing one block's life: a panel per stage count, a row per ring slot and per role, time from left to right."""
+"""Drawing one block's life: a panel per stage count, a row per ring slot and per role, time from left to right.
+
+A role's row shows above what the tensor cores do for it, below what its threads do.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ Place = tuple[float, float]  # bottom and height, in rows
 
 
 def timeline_figure(group: Lives) -> Figure:
-    """Panels one above the other: the block's begin on the left, its end on the right, on the same scales."""
+    """Panels one above the other, on the same scales: the block's begin on the left, its first epilogue on the right."""
     step, timelines = group.first.step, group.timelines
     heights = [PANEL_INCHES + ROW_INCHES * len(_rows(timeline)) for timeline in timelines]
     title = f"One block's life: step {step}, {short_name(group.first.step_name)}"
@@ -52,15 +55,15 @@ def timeline_figure(group: Lives) -> Figure:
         duration = timeline.duration_ns * US
         right.set_title(f"{duration:.1f} µs in all", fontsize=9, loc="right")
         _draw(left, timeline, 0)
-        _draw(right, timeline, timeline.duration_ns)
+        _draw(right, timeline, _epilogue_end(timeline))
     axes[-2].set_xlabel("µs since the block began")
-    axes[-1].set_xlabel("µs to its end")
+    axes[-1].set_xlabel("µs to the epilogue's end")
     return _finished(figure, axes, group)
 
 
 def _finished(figure: Figure, axes: list[Axes], group: Lives) -> Figure:
-    caption = f"{which_runs(group)} Numbers: k tiles. A load lasts until a warpgroup sees its bytes; a wgmma begins "
-    caption += "when its operands are there and the one before is done."
+    caption = f"{which_runs(group)} Numbers: k tiles. A load lasts until a warpgroup sees its bytes, a wgmma from when "
+    caption += "its operands are there and the one before is done. In roles' rows: tensor cores above, threads below."
     finish(figure, axes, caption)
     for panel in axes:
         panel.grid(False, axis="y")
@@ -69,13 +72,26 @@ def _finished(figure: Figure, axes: list[Axes], group: Lives) -> Figure:
 
 
 def _windows(timelines: Iterable[Timeline]) -> tuple[float, float]:
-    """How much of the begin and of the end is shown, in ns: 16 k tiles of the fastest, 3 and the epilogue of all."""
+    """How much of the begin and of the end is shown, in ns: 16 k tiles of the fastest; the first epilogue and 3 k tiles
+    before it of all.
+    """
     begins, ends = [], []
     for timeline in timelines:
         products = _products(timeline)
         begins.append(max(own[:SHOWN_K_TILES][-1].end for own in products))
-        ends.append(timeline.duration_ns - min(own[-LAST_K_TILES:][0].begin for own in products))
+        end, begin = _epilogue_end(timeline), min(span.begin for span in _first_epilogues(timeline))
+        before = [[span.begin for span in own if span.begin < begin][-LAST_K_TILES:] for own in products]
+        ends.append(end - min(own[0] for own in before))
     return min(begins), max(ends)
+
+
+def _first_epilogues(timeline: Timeline) -> list[Span]:
+    """Each role's first epilogue; a persistent block has several."""
+    return [own[0] for role in timeline.roles if (own := spans(timeline, role, EPILOGUE))]
+
+
+def _epilogue_end(timeline: Timeline) -> float:
+    return max(span.end for span in _first_epilogues(timeline))
 
 
 def _products(timeline: Timeline) -> list[list[Span]]:
@@ -95,16 +111,16 @@ def _draw(axes: Axes, timeline: Timeline, origin: float) -> None:
     axes.tick_params(axis="y", length=0)
     for span in loads(timeline):
         place = (span.number % timeline.stages + 0.15, 0.7)
-        _bars(axes, [span], place, LOAD_COLOR, "load under way", origin, numbered=True)
+        _bars(axes, [span], place, LOAD_COLOR, "load, until seen", origin, numbered=True)
     for row, role in enumerate(waiting_roles(timeline), timeline.stages):
-        upper, lower, whole = (row + 0.08, 0.46), (row + 0.58, 0.28), (row + 0.08, 0.78)
+        upper, lower = (row + 0.08, 0.44), (row + 0.56, 0.3)
         products = multiplications(timeline, role)
         for seen, (color, label) in PRODUCTS.items():
             own = [span for span in products if span.seen == seen]
             _bars(axes, own, upper, color, label, origin, numbered=True)
         _bars(axes, spans(timeline, role, FULL_WAIT), lower, FULL_COLOR, "wait for a full slot", origin)
         _bars(axes, spans(timeline, role, EMPTY_WAIT), lower, EMPTY_COLOR, "wait for an empty slot", origin)
-        _bars(axes, spans(timeline, role, EPILOGUE), whole, EPILOGUE_COLOR, "epilogue", origin)
+        _bars(axes, spans(timeline, role, EPILOGUE), lower, EPILOGUE_COLOR, "epilogue", origin)
 
 
 def _bars(

@@ -274,6 +274,9 @@ def test_a_timeline_survives_its_file_and_overwrites_none(tmp_path: Path) -> Non
         lambda data: data["tracks"][0].update(ns=["soon"]),
         lambda data: data["tracks"][0].update(role=7),
         lambda data: data.update(tracks=[3]),
+        lambda data: data.update(tracks=data["tracks"][:1]),
+        lambda data: data.update(tracks=data["tracks"][1:]),
+        lambda data: data.update(kept=5),
         lambda data: data.update(clock_mhz="fast"),
         lambda data: data.update(schema=99),
     ],
@@ -377,19 +380,18 @@ def test_a_picture_of_other_stamps_is_stale(site: Paths, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "finding"),
     [
-        ({"kept": 5}, "run 5 is kept of 5"),
-        ({"tracks": (Track("loads", "load issued", 0, (3.0, 2.0)),)}, "loads: load issued goes back in time"),
-        ({"tracks": (Track("loads", "load issued", 0, (-3.0,)),)}, "lies outside the block's"),
-        ({"tracks": (Track("loads", "load issued", 0, (1e9,)),)}, "lies outside the block's"),
-        ({"tracks": timeline().tracks[:1]}, "no role multiplies, or none loads"),
+        ({"tracks": (*tracks(2, 9), Track("x", "mma issued", 0, (3.0, 2.0)))}, "x: mma issued goes back in time"),
+        ({"tracks": (*tracks(2, 9), Track("x", "mma issued", 0, (-3.0,)))}, "lies outside the block's"),
+        ({"tracks": (*tracks(2, 9), Track("x", "mma issued", 0, (1e9,)))}, "lies outside the block's"),
         (
             {
                 "tracks": (
-                    Track("warpgroup 0", "full wait begins", 0, (9.0,)),
-                    Track("warpgroup 0", "full wait ends", 0, (8.0,)),
+                    *tracks(2, 9),
+                    Track("x", "full wait begins", 0, (9.0,)),
+                    Track("x", "full wait ends", 0, (8.0,)),
                 )
             },
-            "warpgroup 0: full wait ends comes before full wait begins",
+            "x: full wait ends comes before full wait begins",
         ),
         ({"environment": environment(dirty=True)}, "uncommitted changes"),
         ({"verification": replace(timeline().verification, passed=False)}, "not verified"),
