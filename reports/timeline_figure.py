@@ -39,7 +39,7 @@ Place = tuple[float, float]  # bottom and height, in rows
 
 
 def timeline_figure(group: Lives) -> Figure:
-    """Panels one above the other, on the same scales: the block's begin on the left, its first epilogue on the right."""
+    """Panels one above the other, on the same scales: the block's begin on the left, an epilogue on the right."""
     step, timelines = group.first.step, group.timelines
     heights = [PANEL_INCHES + ROW_INCHES * len(_rows(timeline)) for timeline in timelines]
     title = f"One block's life: step {step}, {short_name(group.first.step_name)}"
