@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 import re
@@ -22,6 +23,7 @@ from tvm.tirx.build import split_host_device_mods
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
 from harness.toolchain import Compiler, Cubin, compile_cubin
+from kernels.stamps import Stamps
 from schedules.errors import IllegalPipeline, IllegalSchedule
 from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
 from schedules.lowering import UNROLL_RING, required_tir_pipeline
@@ -112,6 +114,11 @@ class Case:
                 limit=f"at least {fewest}",
                 remedy="give more stages",
             )
+
+    def check_stamped(self) -> None:
+        """Raise UnsupportedCase for a step whose kernel leaves no time stamps."""
+        if not self.step.stamped:
+            raise UnsupportedCase(f"{self.step.name} leaves no time stamps; explicit kernels do, from step 11 on")
 
     @classmethod
     def default(
@@ -411,13 +418,16 @@ def main_loop(body: str) -> str:
     return max(loops or [body], key=len)
 
 
-def lower(case: Case) -> Kernel:
+def lower(case: Case, stamps: Stamps | None = None) -> Kernel:
     """Schedule a case and lower it to CUDA text; needs neither a compiler nor a GPU.
 
-    Raises what :meth:`Case.validate` and the schedule functions raise.
+    With ``stamps`` its function has one more output, behind the product. Raises what :meth:`Case.validate` and the
+    schedule functions raise; UnsupportedCase for stamps from a step that leaves none.
     """
     case.validate()
-    make = case.step.kernel if case.step.explicit else case.step.schedule
+    if stamps:
+        case.check_stamped()
+    make = functools.partial(case.step.kernel, stamps=stamps) if case.step.explicit else case.step.schedule
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = make(case.problem, case.config)

@@ -25,6 +25,7 @@ from harness.peers import UnknownPeer
 from harness.rate_files import BadRates
 from harness.records import RecordError
 from harness.targets import UnknownTarget
+from harness.timeline import NoTimeline
 from harness.toolchain import CompileError, NoCompiler
 from harness.verify import WrongResult
 from schedules.errors import IllegalSchedule
@@ -40,6 +41,7 @@ COMMANDS = {
         "sweep",
         "stream",
         "counters",
+        "timeline",
         "tune",
         "depth",
         "microbench",
@@ -58,6 +60,7 @@ REFUSALS = (
     NoGpu,
     NoProfiler,
     NoForecast,
+    NoTimeline,
     CompileError,
     RecordError,
     MalformedStep,
@@ -74,6 +77,7 @@ EXAMPLES = """examples:
   python -m harness compile --step 5 --variant sync --show cuda
   python -m harness stream --workload softmax --mb 256      memory-bound, 1 to 5 stages, beside a copy
   python -m harness sweep --step 5 --stages 1-6 --size 512  every stage count, each a record
+  python -m harness timeline --step 11 --stages 1,2,4       what one block does when; needs a GPU
   python -m harness depth --step 5 --size 512               how many stages, by the model; needs no GPU
   python -m harness tune --step 5 --size 1024 --budget 120  the best of a declared space, kept on disk
   python -m harness run --step 5 --size 1024 --tile tuned   measured as it was tuned

@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
+from kernels.stamps import Stamps
 from schedules.errors import IllegalTile
 from schedules.tiling import BlockTile
 from schedules.workloads import DTYPES, Matmul
@@ -131,6 +132,11 @@ class Step:
         return hasattr(self.module, "kernel")
 
     @property
+    def stamped(self) -> bool:
+        """Whether the step is an explicit kernel that can leave time stamps."""
+        return self.explicit and "stamps" in inspect.signature(self.module.kernel).parameters
+
+    @property
     def verified_on(self) -> tuple[str, ...]:
         """The ways to execute that can verify this step; LLVM cannot run the instructions of an explicit kernel."""
         return tuple(getattr(self.module, "VERIFIED_ON", ("gpu",) if self.explicit else ("gpu", "llvm")))
@@ -173,11 +179,11 @@ class Step:
         self.check_tile(config.tile)
         return self.module.schedule(problem, config)
 
-    def kernel(self, problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
-        """The problem as an explicit step's kernel (:attr:`explicit`)."""
+    def kernel(self, problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
+        """The problem as an explicit step's kernel (:attr:`explicit`); with time stamps from one that is stamped."""
         self.check_variant(config.variant)
         self.check_tile(config.tile)
-        return self.module.kernel(problem, config)
+        return self.module.kernel(problem, config, **({"stamps": stamps} if stamps else {}))
 
     def schedule_for_cpu(self, problem: Matmul, config: StepConfig) -> Schedule:
         """The same before tensorization, of a step that has one (:attr:`tensorized`)."""

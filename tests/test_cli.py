@@ -413,7 +413,7 @@ def test_the_examples_of_the_help_are_understood(monkeypatch: pytest.MonkeyPatch
         options = parser.parse_args(words[3:])
         if options.command not in ("list", "stream"):
             options.tile = "default" if options.tile in ("all", "best", "tuned") else options.tile
-            options.stages = None if options.command == "sweep" else options.stages
+            options.stages = None if options.command in ("sweep", "timeline") else options.stages
             assert cases_of(options, CPU_SIZES)
 
 
