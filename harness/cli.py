@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from codegen.toolchain import CompileError, NoCompiler
 from harness.build import UnsupportedCase
 from harness.commands import BAD_INPUT, WRONG
 from harness.commands.options import UsageError
@@ -25,7 +26,6 @@ from harness.peers import UnknownPeer
 from harness.rate_files import BadRates
 from harness.records import RecordError
 from harness.targets import UnknownTarget
-from harness.toolchain import CompileError, NoCompiler
 from harness.verify import WrongResult
 from schedules.errors import IllegalSchedule
 from steps.registry import MalformedStep, UnknownStep, UnsupportedDtype

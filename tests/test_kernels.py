@@ -15,10 +15,10 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
+from codegen.toolchain import Compiler, disassemble, require_compiler
 from harness.build import Kernel, Lowered, compile_module, compiled, executable, lower, lower_schedule
 from harness.execution import GpuBackend
 from harness.targets import machine_for
-from harness.toolchain import Compiler, disassemble, require_compiler
 from harness.verify import verify
 from kernels import tma
 from kernels.config import HopperTile
