@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.target import Target
 from tvm.tirx.build import split_host_device_mods
+
+_one_compiler = threading.RLock()  # TVM has one such function for all threads
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,10 @@ def _cuda_text(device: tvm.IRModule, target: Target) -> str:
 def cuda_compiler(callback: Callable[[str], bytes]) -> Iterator[None]:
     """Let ``callback(source) -> cubin`` stand in for TVM's own way of compiling CUDA text."""
     name = "tvm_callback_cuda_compile"
-    before = tvm.get_global_func(name)
-    tvm_ffi.register_global_func(name, lambda source: bytearray(callback(source)), override=True)
-    try:
-        yield
-    finally:
-        tvm_ffi.register_global_func(name, before, override=True)
+    with _one_compiler:
+        before = tvm.get_global_func(name)
+        tvm_ffi.register_global_func(name, lambda source: bytearray(callback(source)), override=True)
+        try:
+            yield
+        finally:
+            tvm_ffi.register_global_func(name, before, override=True)
