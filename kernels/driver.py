@@ -14,7 +14,7 @@ from typing import Any
 from .launch_plan import LaunchPlan, TensorMap
 
 LIBRARY = "libcuda.so.1"
-TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
+TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 128
 TENSOR_MAP_DTYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
 MAX_DYNAMIC_SHARED_BYTES, ALLOW_LARGE_CLUSTERS = 8, 14  # CUfunction_attribute
 CLUSTER_EXTENTS, OVERLAPS_PREVIOUS = 4, 6  # CUlaunchAttributeID
@@ -119,7 +119,7 @@ class Driver:
         return function
 
     def encode(self, tensor_map: TensorMap, address: int) -> ctypes.Array:
-        """A tensor map of the memory at ``address``, a CUtensorMap: 128 bytes, aligned to 64."""
+        """A tensor map of the memory at ``address``, a CUtensorMap: 128 bytes, aligned to as many."""
         room = (ctypes.c_char * (TENSOR_MAP_BYTES + TENSOR_MAP_ALIGNMENT))()
         offset = -ctypes.addressof(room) % TENSOR_MAP_ALIGNMENT
         encoded = (ctypes.c_char * TENSOR_MAP_BYTES).from_buffer(room, offset)

@@ -7,6 +7,8 @@ strides...)``, and ``call_ffi_kernel(name, arguments..., extents...)`` with the 
 
 from __future__ import annotations
 
+import itertools
+
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Expr, Var
@@ -99,13 +101,8 @@ def _buffer_of(data: Expr) -> Var:
 def _tensor_map(call: Call) -> TensorMap:
     """The tensor map that a call encodes."""
     attributes, rank = call.attrs, int(call.attrs.rank)
-    numbers = list(map(_number, call.args[2:]))
-    parts = (
-        numbers[:rank],
-        numbers[rank : 2 * rank - 1],
-        numbers[2 * rank - 1 : 3 * rank - 1],
-        numbers[3 * rank - 1 :],
-    )
+    numbers = iter([_number(argument) for argument in call.args[2:]])
+    parts = [tuple(itertools.islice(numbers, count)) for count in (rank, rank - 1, rank, rank)]
     enumerators = (attributes.interleave, attributes.swizzle, attributes.l2_promotion, attributes.oob_fill)
     buffer = _buffer_of(call.args[1]).name
     return TensorMap(buffer, str(attributes.descriptor_dtype), *parts, *map(int, enumerators))

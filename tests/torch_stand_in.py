@@ -14,7 +14,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kernels.driver import LaunchConfig
 from kernels.launch_plan import LaunchPlan, TensorMap
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
@@ -103,7 +102,7 @@ class Library:
         self.calls: list[tuple[str, tuple]] = []
         self.failing: dict[str, int] = {}
         self.streams: list[int] = []
-        self.plan: LaunchPlan | None = None
+        self.kernels: list[tuple[LaunchPlan, str]] = []
         self._attributes = {75: capability[0], 76: capability[1], 1: 1024, 10: 32, 12: 65536, 97: 232448, 16: 132}
         self._maps: dict[int, tuple] = {}
         self._lock = threading.Lock()
@@ -141,17 +140,25 @@ class Library:
         assert strides[0] % 16 == 0
         self._maps[ctypes.addressof(encoded._obj)] = (address.value, ENCODED_DTYPES[dtype], sizes[::-1], strides[0])
 
-    def _cuLaunchKernelEx(self, config: Any, _function: Any, parameters: Any, _extra: Any) -> None:
-        description: LaunchConfig = config.contents
-        self.streams.append(description.stream or 0)
-        matrices = {
-            parameter.buffer: self._matrix(parameter, value)
-            for parameter, value in zip(self.plan.parameters, parameters)
-        }
-        a, b, c = (matrices[name].astype(np.float64) if name != "C" else matrices[name] for name in "ABC")
-        if b.shape[0] != a.shape[1] or (b.shape[1] < c.shape[1] and a.shape[1] == b.shape[1]):
-            b = b.T
-        c[:, : b.shape[1]] = a @ b
+    def add(self, kernel: LaunchPlan, layout: str) -> bytes:
+        """Take in a kernel; returns the "cubin" that it is loaded from."""
+        self.kernels.append((kernel, layout))
+        return str(len(self.kernels)).encode()
+
+    def _cuModuleLoadData(self, module: Any, cubin: bytes) -> None:
+        module._obj.value = int(cubin)
+
+    def _cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> None:
+        assert name.decode() == self.kernels[module.value - 1][0].kernel
+        function._obj.value = module.value
+
+    def _cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, _extra: Any) -> None:
+        self.streams.append(config.contents.stream or 0)
+        plan, layout = self.kernels[function.value - 1]
+        matrices = {each.buffer: self._matrix(each, value) for each, value in zip(plan.parameters, parameters)}
+        a, b = (matrices[name].astype(np.float64) for name in "AB")
+        b = b if layout == "nn" else b.T
+        matrices["C"][:, : b.shape[1]] = a @ b
 
     def _matrix(self, parameter: Any, value: int) -> np.ndarray:
         """The matrix that a parameter describes."""
