@@ -27,6 +27,7 @@ from harness.rate_files import BadRates
 from harness.records import RecordError
 from harness.targets import UnknownTarget
 from harness.verify import WrongResult
+from kernels.driver import DriverError, NoDriver
 from schedules.errors import IllegalSchedule
 from steps.registry import MalformedStep, UnknownStep, UnsupportedDtype
 
@@ -42,6 +43,7 @@ COMMANDS = {
         "counters",
         "tune",
         "depth",
+        "launch",
         "microbench",
     )
 }
@@ -64,6 +66,8 @@ REFUSALS = (
     BadRates,
     UnknownQuantity,
     UnsuitableGpu,
+    NoDriver,
+    DriverError,
 )
 EXAMPLES = """examples:
   python -m harness list                                    what there is
@@ -75,6 +79,7 @@ EXAMPLES = """examples:
   python -m harness stream --workload softmax --mb 256      memory-bound, 1 to 5 stages, beside a copy
   python -m harness sweep --step 5 --stages 1-6 --size 512  every stage count, each a record
   python -m harness depth --step 5 --size 512               how many stages, by the model; needs no GPU
+  python -m harness launch --step 11 --size 512             host time per launch, TVM's and ours
   python -m harness tune --step 5 --size 1024 --budget 120  the best of a declared space, kept on disk
   python -m harness run --step 5 --size 1024 --tile tuned   measured as it was tuned
 """

@@ -67,7 +67,7 @@ class Product:
         """Say once what is copied at each call."""
         lain = (("a", self._operands.a, self._a), ("b", self._operands.b, self._b), ("out", self._out, self._result))
         copied = [
-            f"{name} ({copy.rows} rows of {given.row_bytes} bytes, to {copy.rows * copy.row_bytes} bytes)"
+            f"{name} ({copy.rows} rows of {given.row_bytes} bytes in {copy.rows * copy.row_bytes} bytes)"
             for name, given, copy in lain
             if copy is not given
         ]

@@ -6,7 +6,9 @@ the tests marked ``gpu`` show that products are right.
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ import tvm
 
 from codegen.lowering import generate
 from codegen.toolchain import NoCompiler
+from harness.execution import require_gpu
 from harness.targets import machine_for
 from kernels import api, matmul
 from kernels.config import HopperTile
@@ -219,13 +222,15 @@ def test_launches_go_to_the_current_stream(library: Library, torch: SimpleNamesp
 
 def test_copies_are_said_once_with_their_bytes(library: Library) -> None:
     a, b = operand(0, (40, 63)), operand(1, (63, 95))
-    with pytest.warns(PaddedCopy) as said:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         for _ in range(3):
             matmul(a, b)
     (one,) = said
+    assert one.category is PaddedCopy
     assert "a product 40x95x63 of float16 copies at each call" in str(one.message)
-    assert "a (40 rows of 126 bytes to 5120 bytes), b (63 rows of 190 bytes to 16128 bytes)" in str(one.message)
-    assert "out (40 rows of 190 bytes to 10240 bytes)" in str(one.message)
+    assert "a (40 rows of 126 bytes in 5120 bytes), b (63 rows of 190 bytes in 16128 bytes)" in str(one.message)
+    assert "out (40 rows of 190 bytes in 10240 bytes)" in str(one.message)
 
 
 def test_aligned_rows_are_not_copied(library: Library) -> None:
@@ -237,7 +242,7 @@ def test_aligned_rows_are_not_copied(library: Library) -> None:
 def test_captures_come_after_a_first_call(library: Library, torch: SimpleNamespace) -> None:
     a, b = operand(0, (64, 64)), operand(1, (64, 64))
     torch.cuda.capturing = True
-    with pytest.raises(api.FirstCallInCapture, match="the first product 64x64x64 of float16 .* call it once before"):
+    with pytest.raises(api.FirstCallInCapture, match=r"the first product 64x64x64 of float16 .* call it once before"):
         matmul(a, b)
     torch.cuda.capturing = False
     matmul(a, b)
@@ -257,7 +262,7 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (TypeError, "a is a ndarray; give a torch tensor", lambda: matmul(np.zeros((8, 8)), dense(8, 8))),
     (TypeError, "b is a list", lambda: matmul(dense(8, 8), [1])),
     (WrongDevice, r"b is not on a GPU \(got cpu, limit cuda\); call .cuda", lambda: matmul(dense(8, 8), on(-1))),
-    (WrongDevice, r"out is not on a GPU", lambda: matmul(dense(8, 8), dense(8, 8), out=on(-1))),
+    (WrongDevice, r"out is not on a GPU", lambda: into(on(-1))),
     (WrongDevice, r"b is on another GPU .*\(got cuda:1, limit cuda:0\)", lambda: matmul(dense(8, 8), on(1))),
     (WrongShape, r"a is no matrix \(got shape \(8,\)", lambda: matmul(dense(8), dense(8, 8))),
     (WrongShape, r"b is no matrix \(got shape \(2, 8, 8\)", lambda: matmul(dense(8, 8), dense(2, 8, 8))),
@@ -273,7 +278,7 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (
         WrongDtype,
         "out has another dtype than out_dtype",
-        lambda: matmul(*[dense(8, 8)] * 2, out=dense(8, 8), out_dtype=tensor_dtype("float32")),
+        lambda: into(dense(8, 8), out_dtype=tensor_dtype("float32")),
     ),
     (ScatteredRows, "a has no rows .*got strides 1, 16", lambda: matmul(dense(8, 16).T, dense(8, 8))),
     (ScatteredRows, "b has no rows", lambda: matmul(dense(8, 8), dense(8, 16)[:, ::2])),
@@ -291,13 +296,18 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         lambda: matmul(dense(8, 8, offset=2), dense(8, 8)),
     ),
     (UnalignedOperand, "b begins .*8 bytes", lambda: matmul(dense(8, 8), dense(8, 8, offset=8))),
-    (UnalignedOperand, "out begins", lambda: matmul(dense(8, 8), dense(8, 8), out=dense(8, 8, offset=4))),
-    (OverlappingOutput, "out and a are in the same memory", lambda: shared(0, 4)),
-    (OverlappingOutput, "out and b are in the same memory", lambda: shared(8, 20)),
+    (UnalignedOperand, "out begins", lambda: into(dense(8, 8, offset=4))),
+    (OverlappingOutput, "out and a are in the same memory", lambda: shared(0)),
+    (OverlappingOutput, "out and b are in the same memory", lambda: shared(1)),
     (IllegalWorkload, "illegal size k .got 0", lambda: matmul(dense(8, 0), dense(0, 8))),
     (IllegalWorkload, "m·n elements .*limit below 2147483648", lambda: matmul(huge(), huge().T)),
     (RuntimeError, "records no gradients", lambda: matmul(learned(), dense(8, 8))),
 ]
+
+
+def into(out: Tensor, **more: Any) -> Tensor:
+    """An 8 × 8 product into a tensor."""
+    return matmul(dense(8, 8), dense(8, 8), out=out, **more)
 
 
 def on(device: int) -> Tensor:
@@ -323,12 +333,11 @@ def learned() -> Tensor:
     return made
 
 
-def shared(operand_row: int, out_row: int) -> Tensor:
-    """A product whose output begins within an operand: both are rows of one matrix, the other operand is not."""
-    memory, apart = dense(32, 8), dense(8, 8)
-    inside = memory[operand_row : operand_row + 8]
-    out = memory[out_row : out_row + 8] if operand_row == 0 else memory[12:20]
-    return matmul(*((inside, apart) if operand_row == 0 else (apart, inside)), out=out)
+def shared(place: int) -> Tensor:
+    """A product whose output begins within a (0) or b (1): both are rows of one matrix, the other operand is not."""
+    memory, operands = dense(32, 8), [dense(8, 8), dense(8, 8)]
+    operands[place] = memory[:8]
+    return matmul(*operands, out=memory[4:12])
 
 
 @pytest.mark.parametrize(("kind", "message", "call"), REFUSALS, ids=[message for _, message, _ in REFUSALS])
@@ -365,8 +374,6 @@ def test_a_missing_compiler_is_said(library: Library, monkeypatch: pytest.Monkey
 
 
 def test_importing_the_kernels_imports_neither_torch_nor_the_harness() -> None:
-    import subprocess
-
     check = "import sys, kernels; print([m for m in ('torch', 'harness', 'steps') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
@@ -377,5 +384,122 @@ def test_importing_the_kernels_imports_neither_torch_nor_the_harness() -> None:
 
 @pytest.fixture
 def real() -> Any:
-    """Torch, for tests that are marked ``gpu``."""
-    return pytest.importorskip("torch")
+    """Torch, on an sm_90."""
+    torch = require_gpu()
+    if torch.cuda.get_device_capability() != api.HOPPER:
+        pytest.skip("no sm_90")
+    return torch
+
+
+def random(torch: Any, seed: int, sizes: tuple[int, int], lies: str, dtype: str) -> Any:
+    """Normal values that lie as those of :func:`operand`."""
+    rows, columns = sizes if lies in ("dense", "wide") else sizes[::-1]
+    extra = 24 - columns % 8 if lies in ("wide", "both") else 0
+    generator = torch.Generator("cuda").manual_seed(seed)
+    made = torch.randn((rows, columns + extra), generator=generator, device="cuda").to(getattr(torch, dtype))
+    return made[:, :columns] if lies in ("dense", "wide") else made[:, :columns].T
+
+
+def check_real(torch: Any, got: Any, a: Any, b: Any) -> None:
+    """Close to the product in float64, by the scale of its elements and the rounding of the result."""
+    wanted = a.double() @ b.double()
+    tolerance = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-16}[got.dtype]
+    error = float((got.double() - wanted).abs().max())
+    assert error <= tolerance * float(wanted.abs().max()) + 1e-5 * a.shape[1] ** 0.5
+
+
+GPU_SHAPES = [
+    (256, 512, 320),
+    (1, 1, 1),
+    (33, 17, 50),
+    (300, 264, 200),
+    (1, 4095, 4097),
+    (1023, 1025, 513),
+    (129, 8, 8),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::kernels.product.PaddedCopy")
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("b_lies", ["dense", "transposed", "wide", "both"])
+@pytest.mark.parametrize("shape", GPU_SHAPES)
+def test_products_are_right(real: Any, shape: tuple[int, int, int], b_lies: str, dtype: str, out_dtype: str) -> None:
+    m, n, k = shape
+    a = random(real, 0, (m, k), "wide" if b_lies == "both" else "dense", dtype)
+    b = random(real, 1, (k, n), b_lies, dtype)
+    kind = getattr(real, out_dtype)
+    surrounded = real.full((m, n + 24 - n % 8), 7.0, device="cuda", dtype=kind)
+    for out in (None, real.full((m, n), float("nan"), device="cuda", dtype=kind), surrounded[:, :n]):
+        check_real(real, matmul(a, b, out=out, out_dtype=kind), a, b)
+    assert bool((surrounded[:, n:] == 7).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::kernels.product.PaddedCopy")
+@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63)])
+def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
+    matmul(a, b)
+    real.cuda.synchronize()
+    graph = real.cuda.CUDAGraph()
+    with real.cuda.graph(graph):
+        got = matmul(a, b)
+    for seed in (2, 3):
+        a.copy_(random(real, seed, (m, k), "dense", "float16"))
+        graph.replay()
+        real.cuda.synchronize()
+        check_real(real, got, a, b)
+
+
+@pytest.mark.gpu
+def test_a_first_call_in_a_capture_is_refused(real: Any) -> None:
+    a = random(real, 0, (104, 104), "dense", "float16")
+    with pytest.raises(api.FirstCallInCapture), real.cuda.graph(real.cuda.CUDAGraph()):
+        matmul(a, a)
+    check_real(real, matmul(a, a), a, a)
+
+
+@pytest.mark.gpu
+def test_products_wait_for_what_is_before_them_in_the_current_stream(real: Any) -> None:
+    b, stream = random(real, 1, (512, 512), "dense", "float16"), real.cuda.Stream()
+    a, wanted = real.zeros_like(b), random(real, 0, (512, 512), "dense", "float16")
+    matmul(a, b)
+    real.cuda.synchronize()
+    with real.cuda.stream(stream):
+        real.cuda._sleep(20_000_000)  # some 10 ms, in which a launch in another stream would read zeros
+        a.copy_(wanted)
+        got = matmul(a, b)
+    stream.synchronize()
+    check_real(real, got, wanted, b)
+
+
+@pytest.mark.gpu
+def test_another_thread_may_call(real: Any) -> None:
+    a, results = random(real, 0, (128, 128), "dense", "float16"), []
+    thread = threading.Thread(target=lambda: results.append(matmul(a, a)))
+    thread.start()
+    thread.join()
+    check_real(real, results[0], a, a)
+
+
+@pytest.mark.gpu
+def test_real_tensors_are_refused_alike(real: Any) -> None:
+    a = random(real, 0, (64, 64), "dense", "float16")
+    for kind, call in (
+        (WrongDevice, lambda: matmul(a.cpu(), a)),
+        (WrongDtype, lambda: matmul(a.float(), a.float())),
+        (UnalignedOperand, lambda: matmul(a.flatten()[1:4033].view(63, 64), a)),
+        (OverlappingOutput, lambda: matmul(a, a, out=a)),
+        (ScatteredRows, lambda: matmul(a[:, ::2], a[:32])),
+        (IllegalWorkload, lambda: matmul(a[:0], a)),
+    ):
+        with pytest.raises(kind):
+            call()
+    grown = a.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="records no gradients"):
+        matmul(grown, a)
+    with real.no_grad():
+        check_real(real, matmul(grown, a), a, a)

@@ -32,7 +32,12 @@ class Tensor:
     """A tensor "on" GPU ``device``, or on the CPU (-1), over a numpy array."""
 
     def __init__(self, array: np.ndarray, dtype: str, device: int = 0, requires_grad: bool = False) -> None:
-        self.array, self.dtype, self._device, self.requires_grad = array, Dtype(dtype), device, requires_grad
+        self.array, self.dtype, self._device, self.requires_grad = (
+            array,
+            Dtype(str.__str__(dtype)),
+            device,
+            requires_grad,
+        )
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: str, device: int = 0, offset: int = 0) -> Tensor:
