@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from schedules.errors import IllegalSchedule
-from schedules.vectorization import dtype_bytes
 
 
 class UnsupportedLaunch(IllegalSchedule):
@@ -66,16 +65,15 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class PlainBuffer:
-    """A kernel's pointer to a buffer whose shape is written into the kernel."""
+    """A kernel's pointer to a buffer of elements of so many bytes, whose shape is written into the kernel."""
 
     buffer: str
-    dtype: str
+    itemsize: int
     shape: tuple[int, ...]
 
     def check(self, matrix: Rows) -> None:
         """Raise UnsupportedLaunch for a matrix that lies otherwise than the kernel was written for."""
-        itemsize = dtype_bytes(self.dtype)
-        if matrix.shape != self.shape or (matrix.rows > 1 and matrix.row_bytes != matrix.columns * itemsize):
+        if matrix.shape != self.shape or (matrix.rows > 1 and matrix.row_bytes != matrix.columns * self.itemsize):
             raise UnsupportedLaunch(
                 f"the kernel reaches {self.buffer} by its address",
                 value=f"{matrix.rows} rows of {matrix.columns}, {matrix.row_bytes} bytes apart",

@@ -26,6 +26,7 @@ from tests.torch_stand_in import Library, Tensor
 
 TARGET = machine_for("sm_90a").target()
 TILE = HopperTile.parse("128x256x64/2x1")
+PROBLEM = Matmul(512, 1024, 256, "bfloat16")
 
 
 def plan_of(problem: Matmul, tile: HopperTile = TILE) -> LaunchPlan:
@@ -41,7 +42,7 @@ def read(function: tvm.tirx.PrimFunc) -> LaunchPlan:
 @pytest.fixture(scope="module")
 def plan() -> LaunchPlan:
     """A plan whose sizes all differ."""
-    return plan_of(Matmul(512, 1024, 256, "bfloat16"))
+    return plan_of(PROBLEM)
 
 
 # What is read from the host's code
@@ -67,7 +68,7 @@ def test_a_plan_has_maps_and_extents_as_the_host_code_has_them(plan: LaunchPlan)
 def test_plain_buffers_come_in_the_kernels_own_order() -> None:
     plan = plan_of(Matmul(512, 1024, 256, "float16", "nt", "float32"))
     assert [parameter.buffer for parameter in plan.parameters] == ["C", "A", "B"]
-    assert plan.parameters[0] == PlainBuffer("C", "float32", (512, 1024))
+    assert plan.parameters[0] == PlainBuffer("C", 4, (512, 1024))
     assert not plan.maps("C")
 
 
@@ -115,9 +116,9 @@ def test_a_map_takes_the_rows_at_hand(plan: LaunchPlan) -> None:
 
 
 def test_a_plain_buffer_takes_no_other_rows() -> None:
-    plain = PlainBuffer("C", "float32", (4, 8))
+    plain = PlainBuffer("C", 4, (4, 8))
     plain.check(Rows(4, 8, 32))
-    PlainBuffer("C", "float32", (1, 8)).check(Rows(1, 8, 48))
+    PlainBuffer("C", 4, (1, 8)).check(Rows(1, 8, 48))
     for other in (Rows(4, 8, 48), Rows(4, 7, 32), Rows(5, 8, 32)):
         with pytest.raises(UnsupportedLaunch, match="limit 4 x 8, side by side"):
             plain.check(other)
@@ -189,9 +190,9 @@ def test_a_thread_enters_a_gpus_context_once() -> None:
 # Launching
 
 
-def launcher_of(plan: LaunchPlan, library: Library, layout: str = "nn") -> Launcher:
+def launcher_of(plan: LaunchPlan, library: Library) -> Launcher:
     """A launcher of dense matrices."""
-    loaded = load_kernel(CompiledKernel(plan, library.add(plan, layout)), Driver(library), 0)
+    loaded = load_kernel(CompiledKernel(plan, library.add(plan, PROBLEM)), Driver(library), 0)
     shapes = {"A": (512, 256), "B": (256, 1024), "C": (512, 1024)}
     return Launcher(loaded, {name: Rows(*shape, shape[1] * 2) for name, shape in shapes.items()})
 

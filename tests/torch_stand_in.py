@@ -14,7 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kernels.launch_plan import LaunchPlan, TensorMap
+from kernels.launch_plan import LaunchPlan, PlainBuffer, TensorMap
+from schedules.workloads import Matmul
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
 ENCODED_DTYPES = {6: "float16", 7: "float32", 9: "bfloat16"}
@@ -107,7 +108,7 @@ class Library:
         self.calls: list[tuple[str, tuple]] = []
         self.failing: dict[str, int] = {}
         self.streams: list[int] = []
-        self.kernels: list[tuple[LaunchPlan, str]] = []
+        self.kernels: list[tuple[LaunchPlan, Matmul]] = []
         self._attributes = {75: capability[0], 76: capability[1], 1: 1024, 10: 32, 12: 65536, 97: 232448, 16: 132}
         self._maps: dict[int, tuple] = {}
         self._lock = threading.Lock()
@@ -145,9 +146,9 @@ class Library:
         assert strides[0] % 16 == 0
         self._maps[ctypes.addressof(encoded._obj)] = (address.value, ENCODED_DTYPES[dtype], sizes[::-1], strides[0])
 
-    def add(self, kernel: LaunchPlan, layout: str) -> bytes:
-        """Take in a kernel; returns the "cubin" that it is loaded from."""
-        self.kernels.append((kernel, layout))
+    def add(self, kernel: LaunchPlan, problem: Matmul) -> bytes:
+        """Take in the kernel for a problem; returns the "cubin" that it is loaded from."""
+        self.kernels.append((kernel, problem))
         return str(len(self.kernels)).encode()
 
     def _cuModuleLoadData(self, module: Any, cubin: bytes) -> None:
@@ -159,19 +160,20 @@ class Library:
 
     def _cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, _extra: Any) -> None:
         self.streams.append(config.contents.stream or 0)
-        plan, layout = self.kernels[function.value - 1]
-        matrices = {each.buffer: self._matrix(each, value) for each, value in zip(plan.parameters, parameters)}
+        plan, problem = self.kernels[function.value - 1]
+        pairs = zip(plan.parameters, parameters)
+        matrices = {each.buffer: self._matrix(each, value, problem.out_dtype) for each, value in pairs}
         a, b = (matrices[name].astype(np.float64) for name in "AB")
-        b = b if layout == "nn" else b.T
+        b = b if problem.layout == "nn" else b.T
         matrices["C"][:, : b.shape[1]] = a @ b
 
-    def _matrix(self, parameter: Any, value: int) -> np.ndarray:
-        """The matrix that a parameter describes."""
+    def _matrix(self, parameter: TensorMap | PlainBuffer, value: int, dtype: str) -> np.ndarray:
+        """The matrix that a parameter describes; ``dtype`` is that of a plain buffer."""
         if isinstance(parameter, TensorMap):
             address, dtype, shape, row_bytes = self._maps[value]
         else:
-            address, dtype, shape = ctypes.c_void_p.from_address(value).value, parameter.dtype, parameter.shape
-            row_bytes = shape[1] * np.dtype(DTYPES[dtype]).itemsize
+            address, shape = ctypes.c_void_p.from_address(value).value, parameter.shape
+            row_bytes = shape[1] * parameter.itemsize
         kind = np.dtype(DTYPES[dtype])
         extent = (shape[0] - 1) * row_bytes + shape[1] * kind.itemsize
         flat = np.frombuffer((ctypes.c_uint8 * extent).from_address(address), np.uint8)
