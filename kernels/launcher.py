@@ -10,13 +10,13 @@ import ctypes
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import tirx
 from tvm.target import Target
 
-from codegen.lowering import Generated, generate
+from codegen.lowering import generate
 from codegen.toolchain import Compiler, compile_cubin
 
 from .driver import Driver, launch_config
@@ -40,11 +40,10 @@ def compile_kernel(function: tirx.PrimFunc, target: Target, compiler: Compiler) 
     Raises UnsupportedLaunch for what :func:`kernels.host_code.launch_plan` cannot read, CompileError from the
     compiler.
     """
-    generated: Generated = generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE)
+    generated = generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE)
     plan = launch_plan(generated)
-    return CompiledKernel(
-        plan, compile_cubin(generated.cuda, str(target.attrs["arch"]), compiler, kernel=plan.kernel).data
-    )
+    cubin = compile_cubin(generated.cuda, str(target.attrs["arch"]), compiler, kernel=plan.kernel)
+    return CompiledKernel(plan, cubin.data)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def load_kernel(kernel: CompiledKernel, driver: Driver, device: int) -> LoadedKe
 class BoundLaunch(NamedTuple):
     """A launch of one kernel in one stream on given addresses, ready for the driver."""
 
-    config: ctypes.Array
+    config: Any  # a pointer to a LaunchConfig
     parameters: ctypes.Array
     values: tuple[object, ...]  # what the parameters point to
 
