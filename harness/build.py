@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,11 +17,11 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
-from tvm.tirx.build import split_host_device_mods
 
+from codegen.lowering import cuda_compiler, generate
+from codegen.toolchain import Compiler, Cubin, compile_cubin
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
-from harness.toolchain import Compiler, Cubin, compile_cubin
 from kernels.stamps import Stamps
 from schedules.errors import IllegalPipeline, IllegalSchedule
 from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
@@ -442,13 +441,9 @@ def lower_schedule(source: Schedule | tirx.PrimFunc, machine: Machine, label: st
     Raises IllegalSchedule where a thread's own arrays are too large for registers.
     """
     planned = Lowered(label, machine, source, tvm.IRModule(), "")
-    module = tirx.transform.BindTarget(machine.target().with_host("llvm"))(pass_workspaces(planned.mod))
-    pipeline, _, finalize_device = tirx.get_tir_pipeline(planned.tir_pipeline)
-    with tvm.transform.PassContext(config=planned.pass_config):
-        _, devices = split_host_device_mods(pipeline(module))
-    ((device_target, device),) = devices.items()
-    device = finalize_device()(device)
-    lowered = replace(planned, device=device, cuda=_generate_cuda(device, device_target))
+    config = planned.pass_config
+    made = generate(pass_workspaces(planned.mod), machine.target(), planned.tir_pipeline, config)
+    lowered = replace(planned, device=made.device, cuda=made.cuda)
     if lowered.most_local_bytes > MOST_LOCAL_BYTES:
         raise IllegalSchedule(
             f"{label}: a thread's own arrays are too large for registers, so that it would keep other threads' data",
@@ -514,37 +509,3 @@ def compile_module(
     """
     with cuda_compiler(deliver), tvm.transform.PassContext(config=pass_config or {}):
         return tvm.compile(mod, target=machine.target(), tir_pipeline=tir_pipeline or required_tir_pipeline(mod))
-
-
-class _TextOnly(Exception):
-    """Stops TVM where it would compile the CUDA text, once the text is known."""
-
-
-def _generate_cuda(device: tvm.IRModule, target: tvm.target.Target) -> str:
-    """The CUDA text. With a driver present TVM compiles at once: then the text is caught on its way."""
-    texts: list[str] = []
-
-    def catch(source: str) -> bytes:
-        """Keep the text and stop TVM before it compiles."""
-        texts.append(source)
-        raise _TextOnly
-
-    with cuda_compiler(catch):
-        try:
-            return tvm.get_global_func("target.build.cuda")(device, target).inspect_source()
-        except Exception:
-            if not texts:
-                raise
-            return texts[0]
-
-
-@contextlib.contextmanager
-def cuda_compiler(callback) -> Iterator[None]:
-    """Let ``callback(source) -> cubin`` stand in for TVM's own way of compiling CUDA text."""
-    name = "tvm_callback_cuda_compile"
-    before = tvm.get_global_func(name)
-    tvm_ffi.register_global_func(name, lambda source: bytearray(callback(source)), override=True)
-    try:
-        yield
-    finally:
-        tvm_ffi.register_global_func(name, before, override=True)

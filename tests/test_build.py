@@ -9,13 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import toolchain
-from harness.build import UnsupportedCase, compiled, executable, lower, main_loop
-from harness.cli import main
-from harness.explain import aspects, why
-from harness.model import bound, predict_tile
-from harness.targets import MACHINES, UnknownTarget, machine_for
-from harness.toolchain import (
+from codegen import toolchain
+from codegen.toolchain import (
     CompileError,
     Compiler,
     NoCompiler,
@@ -27,6 +22,11 @@ from harness.toolchain import (
     ptxas_facts,
     require_compiler,
 )
+from harness.build import UnsupportedCase, compiled, executable, lower, main_loop
+from harness.cli import main
+from harness.explain import aspects, why
+from harness.model import bound, predict_tile
+from harness.targets import MACHINES, UnknownTarget, machine_for
 from schedules.errors import IllegalTile
 from schedules.tiling import TileConfig
 from schedules.warp_tiling import WarpTile

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, execution, toolchain
+from codegen import toolchain
+from harness import cli, execution
 from harness.build import Case
 from harness.commands.options import CPU_SIZES, cases_of
 from harness.records import Listing

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from codegen.toolchain import Compiler, disassemble
 from harness.build import Kernel, compiled, lower
 from harness.execution import GpuBackend
 from harness.targets import Machine, machine_for
-from harness.toolchain import Compiler, disassemble
 from harness.verify import verify
 from kernels.config import RoleTile
 from kernels.persistent import persistent

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from codegen.toolchain import CompileError
 from harness import execution, session, tuning
 from harness.build import Case, Kernel, lower
 from harness.execution import NoGpu
 from harness.records import RecordError, TunedConfig, load_records, load_tuned
 from harness.session import Session
-from harness.toolchain import CompileError
 from harness.tuning import candidates, cost, default_case, median_interval, tune, tuned_case
 from harness.verify import WrongResult
 from schedules.errors import IllegalSchedule
