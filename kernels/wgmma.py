@@ -74,14 +74,17 @@ class Panels:
             column, row = self.coordinates(panel, first, step)
             tma.load(tensor_map, column, row, into.ptr_to([offset + panel * self.panel_bytes]), barrier)
 
+    def shares(self, blocks: int) -> bool:
+        """Whether so many blocks of a cluster can load a share of the tile each, for all of them."""
+        return (self.rows // 8 if self.major == "k" else self.count) % blocks == 0
+
     def check_shares(self, blocks: int) -> None:
-        """Raise IllegalTile where so many blocks of a cluster cannot load a share of the tile each, for all of them."""
-        parts, what = (self.rows // 8, "groups of 8 rows") if self.major == "k" else (self.count, "panels")
-        if parts % blocks:
+        """Raise IllegalTile where :meth:`shares` says no."""
+        if not self.shares(blocks):
             raise IllegalTile(
                 "a cluster cannot share this operand's tile",
-                value=f"{parts} {what}",
-                limit=f"a multiple of {blocks} blocks",
+                value=f"{self.rows} rows of {self.count} panels",
+                limit=f"{blocks} blocks with whole panels, or with rows by the eight of each",
                 remedy="choose another tile, or blocks on their own",
             )
 

@@ -16,7 +16,8 @@ k tiles for those that have one, and leave their sums in device memory.
 Variants:
 - stream (the default): as above; the last wave is cut where that is reckoned to pay (kernels/stream.py).
 - whole: tiles are never cut.
-- multicast: clusters of two blocks, one above the other; each loads half of their B tile, for both.
+- multicast: clusters of two blocks, one above the other; each loads half of their B tile, for both. Where a B tile is
+  one panel, which cannot be halved, the same as stream.
 - bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
 Sums that helpers add are rounded differently from one sum. Rows that are no multiples of 16 bytes are refused.
 What to expect: large products gain what the last wave and the epilogues took, small ones little.
@@ -29,6 +30,7 @@ from tvm import tirx
 
 from kernels.persistent import persistent
 from kernels.warp_specialized import FEWEST_STAGES as FEWEST
+from kernels.wgmma import WarpgroupProduct
 from schedules.workloads import Matmul
 from steps.config import PERSISTENT_TILES, StepConfig
 
@@ -44,7 +46,8 @@ STAGES, TUNING_STAGES = 4, (3, 4, 6, 8)
 def kernel(problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
     """The product by persistent blocks with roles, and a ring of ``config.stages`` slots."""
     choices = {"stream": config.variant != "whole", "bounded": config.variant == "bounded"}
-    blocks = 2 if config.variant == "multicast" else 1
+    multicast = config.variant == "multicast" and WarpgroupProduct.of(problem, config.tile).b.shares(2)
+    blocks = 2 if multicast else 1
     tile, multiprocessors = config.tile, config.multiprocessors
     return persistent(problem, tile, config.stages, multiprocessors=multiprocessors, blocks=blocks, **choices)
 
