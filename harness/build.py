@@ -18,10 +18,12 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from codegen import overlap
 from codegen.lowering import cuda_compiler, generate
 from codegen.toolchain import Compiler, Cubin, compile_cubin
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
+from kernels.roles import OVERLAPS
 from kernels.stamps import Stamps
 from schedules.errors import IllegalPipeline, IllegalSchedule
 from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
@@ -176,7 +178,9 @@ class Lowered:
     @property
     def tir_pipeline(self) -> str:
         """The name of the passes that lower it as written."""
-        return "tirx" if self.explicit else required_tir_pipeline(self.mod)
+        if not self.explicit:
+            return required_tir_pipeline(self.mod)
+        return overlap.register() if (self.source.attrs or {}).get(OVERLAPS) else "tirx"
 
     @property
     def pass_config(self) -> dict[str, bool]:

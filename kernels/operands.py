@@ -109,11 +109,13 @@ class Operands:
     def output(self, plan: LaunchPlan, out: Rows) -> Rows:
         """The rows that a kernel stores: ``out`` itself, or what must be copied to it.
 
-        TMA stores into any rows that it can step over. Without it a kernel stores into the rows that it was made for.
+        TMA stores into any rows that it can step over, 16 bytes at least: into a row of one element it stored eight on
+        an H200. Without it a kernel stores into the rows that it was made for.
         """
         itemsize = dtype_bytes(self.problem.out_dtype)
         if plan.maps("C"):
-            return out if fits_tma(out) else padded(out, itemsize)
+            whole = fits_tma(out) and out.columns * itemsize % STRIDE_BYTES == 0
+            return out if whole else padded(out, itemsize)
         made_for = Rows(self.problem.m, self.problem.n, self.problem.n * itemsize)
         dense = out.rows == 1 or out.row_bytes == made_for.row_bytes
         return out if dense and out.columns == made_for.columns else made_for

@@ -12,7 +12,7 @@ from .config import LANES, RESULT_BOXES, ROWS, RoleTile
 from .partial_sums import PartialSums
 from .raster import grouped
 from .ring import Barriers, RingState, check_stages
-from .roles import WARPS, begin_together, end_together, give_up_registers, release, take_registers
+from .roles import OVERLAPS, WARPS, begin_together, end_together, give_up_registers, release, take_registers
 from .stream import Pieces, plan_for
 from .warp_specialized import FEWEST_STAGES, MOST_STAGES
 from .wgmma import WarpgroupProduct, retire
@@ -26,6 +26,7 @@ def persistent(
     multiprocessors: int,
     blocks: int = 1,
     stream: bool = True,
+    overlapped: bool = False,
     bounded: bool = False,
     group: int = 16,
 ) -> tirx.PrimFunc:
@@ -46,6 +47,10 @@ def persistent(
     The ring never runs dry between tiles, and the tensor cores have work while results leave. Which pieces there are
     says :func:`kernels.stream.plan_for` (``stream`` off: whole tiles only). Where a last wave is cut, two more
     arguments are memory for sums and flags, zeros before the first call and after each.
+
+    ``overlapped`` blocks begin while the kernel before in the stream still runs, where it leaves them room: barriers
+    are ready when it ends, and all wait for that before they touch memory (programmatic dependent launch; the function
+    says so in its attribute :data:`kernels.roles.OVERLAPS`).
 
     ``blocks`` of 2 are clusters: two blocks, one above the other, each load half of their common B tile, for both
     (TMA multicast). ``multiprocessors`` is how many blocks run at once. Stages, edges, results and ``bounded`` are as
@@ -105,6 +110,9 @@ def persistent(
             full.initialize(1)
             empty.initialize(consumers * WARPS * blocks)
         begin_together(blocks)
+        if overlapped:
+            T.ptx.griddepcontrol.wait()
+            T.ptx.griddepcontrol.launch_dependents()
         work = Pieces(plan, block // blocks)
         partial = PartialSums(shared_sums, flags, product.registers, consumers)
         helper = T.local_scalar("int32")
@@ -229,4 +237,4 @@ def persistent(
                 boxes.finish(warp)
         end_together(blocks)
 
-    return main
+    return main.with_attr(OVERLAPS, True) if overlapped else main

@@ -9,6 +9,7 @@ from .config import CONSUMER_REGISTERS, PRODUCER_REGISTERS
 from .ring import Barriers
 
 WARPS = 4  # of a warpgroup
+OVERLAPS = "overlaps_launches"  # a function's attribute: its kernel waits by itself for the one before it
 
 
 def give_up_registers() -> None:

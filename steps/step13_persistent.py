@@ -15,6 +15,8 @@ Where tiles are no multiple of the blocks, the last wave is cut (stream-K): bloc
 k tiles for those that have one, and leave their sums in device memory.
 Variants:
 - stream (the default): as above; the last wave is cut where that is reckoned to pay (kernels/stream.py).
+- overlapped: blocks are launched while the kernel before in the stream still runs, and wait by themselves for its end
+  (programmatic dependent launch): a launch's latency is hidden, where another kernel was launched before.
 - whole: tiles are never cut.
 - multicast: clusters of two blocks, one above the other; each loads half of their B tile, for both. Where a B tile is
   one panel, which cannot be halved, the same as stream.
@@ -34,7 +36,7 @@ from kernels.wgmma import WarpgroupProduct
 from schedules.workloads import Matmul
 from steps.config import PERSISTENT_TILES, StepConfig
 
-VARIANTS = ("stream", "whole", "multicast", "bounded")
+VARIANTS = ("stream", "overlapped", "whole", "multicast", "bounded")
 FEWEST_STAGES = dict.fromkeys(VARIANTS, FEWEST)
 DEBUG_VARIANTS = ("bounded",)
 PIPELINED = True
@@ -45,8 +47,9 @@ STAGES, TUNING_STAGES = 4, (3, 4, 6, 8)
 
 def kernel(problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
     """The product by persistent blocks with roles, and a ring of ``config.stages`` slots."""
-    choices = {"stream": config.variant != "whole", "bounded": config.variant == "bounded"}
-    multicast = config.variant == "multicast" and WarpgroupProduct.of(problem, config.tile).b.shares(2)
+    variant = config.variant
+    choices = {"stream": variant != "whole", "bounded": variant == "bounded", "overlapped": variant == "overlapped"}
+    multicast = variant == "multicast" and WarpgroupProduct.of(problem, config.tile).b.shares(2)
     blocks = 2 if multicast else 1
     tile, multiprocessors = config.tile, config.multiprocessors
     return persistent(problem, tile, config.stages, multiprocessors=multiprocessors, blocks=blocks, **choices)

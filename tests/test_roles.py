@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from codegen import overlap
 from codegen.toolchain import Compiler, disassemble
-from harness.build import Kernel, compiled, lower
+from harness.build import Kernel, compile_module, compiled, lower
 from harness.execution import GpuBackend
 from harness.targets import Machine, machine_for
 from harness.verify import verify
@@ -104,6 +105,17 @@ def test_multicast_loads_half_of_b_each() -> None:
     assert "mbarrier_arrive_at(" in text
 
 
+def test_overlapped_kernels_are_launched_with_the_flag_and_wait() -> None:
+    kernel = roles(13, (256, 256, 512), "64x64x64/1x1", "overlapped")
+    (function,) = (function for _, function in kernel.device.functions_items())
+    tags = [str(tag) for tag in function.attrs[overlap.LAUNCH_PARAMS]]
+    assert tags[-2:] == [overlap.FLAG, "tirx.use_dyn_shared_memory"]
+    assert "griddepcontrol" in kernel.body
+    program = compile_module(kernel.mod, kernel.machine, lambda _: b"", {}, kernel.tir_pipeline)
+    assert program.mod.imports[0].inspect_source() == kernel.cuda
+    assert "griddepcontrol" not in roles(13, (256, 256, 512)).body
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize("tile", [*map(str, PERSISTENT_TILES.tuning)])
 def test_every_declared_tile_compiles_without_spills(tile: str, compiler: Compiler) -> None:
@@ -164,7 +176,7 @@ def test_results_of_any_shape_and_dtype_are_right(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["stream", "multicast", "bounded"])
+@pytest.mark.parametrize("variant", ["stream", "overlapped", "multicast", "bounded"])
 @pytest.mark.parametrize("tile", ["128x256x64/2x1", "128x128x64/2x1"])
 @pytest.mark.parametrize("shape", [(512, 512, 8192), (1280, 1024, 4096), (1000, 1000, 4000), (640, 2304, 2048)])
 @pytest.mark.parametrize("sms", [16, 30, 132])
