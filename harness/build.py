@@ -87,10 +87,10 @@ class Case:
 
     @property
     def lacks(self) -> str:
-        """What the machine lacks of what the step's variant is made of, as a clause; empty if it has all."""
+        """What the machine lacks of what the step's variant is made of, or why the step refuses the product: a clause."""
         if not self.step.runs(self.variant, self.machine.has_cp_async):
             return f"{self.machine.arch} has no cp.async"
-        return self.tile.missing(self.machine.target())
+        return self.tile.missing(self.machine.target()) or self.step.refuses(self.problem)
 
     def validate(self) -> None:
         """Raise for what cannot work: another family's tile, its limits, a dtype, cp.async where there is none, or

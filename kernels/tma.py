@@ -31,6 +31,13 @@ def rows_fit(columns: int, dtype: str) -> bool:
     return columns * dtype_bytes(dtype) % STRIDE_BYTES == 0
 
 
+def unreadable(problem: Matmul) -> str:
+    """A clause about operands whose rows TMA cannot step over; empty where it can read both."""
+    operands = (("A", problem.k), ("B", problem.b_shape[1]))
+    rows = [f"{name}'s of {columns}" for name, columns in operands if not rows_fit(columns, problem.dtype)]
+    return f"TMA reads rows of multiples of {STRIDE_BYTES} bytes, not {' and '.join(rows)} elements" if rows else ""
+
+
 def check_rows(problem: Matmul) -> None:
     """Raise IllegalWorkload for operands whose rows TMA cannot step over."""
     for name, columns in (("A", problem.k), ("B", problem.b_shape[1])):

@@ -59,6 +59,10 @@ class Step:
         """The variants' names; the first is the default where the target can run it."""
         return tuple(self.module.VARIANTS)
 
+    def refuses(self, problem: Matmul) -> str:
+        """Why the step's kernels take no product of this shape, as a clause; empty if they do."""
+        return getattr(self.module, "REFUSES", lambda _: "")(problem)
+
     @property
     def debug_variants(self) -> tuple[str, ...]:
         """Builds that say what went wrong, which nobody measures unless asked to."""

@@ -31,12 +31,14 @@ from __future__ import annotations
 from tvm import tirx
 
 from kernels.stamps import Stamps
+from kernels.tma import unreadable
 from kernels.tma_ring import tma_ring
 from schedules.workloads import Matmul
 from steps.config import HOPPER_TILES, StepConfig
 
 VARIANTS = ("tma_store", "direct", "bounded")
 DEBUG_VARIANTS = ("bounded",)
+REFUSES = unreadable
 PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = HOPPER_TILES

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from kernels.tma import unreadable
 from kernels.warp_specialized import FEWEST_STAGES as FEWEST
 from kernels.warp_specialized import warp_specialized
 from schedules.workloads import Matmul
@@ -34,6 +35,7 @@ from steps.config import ROLE_TILES, StepConfig
 VARIANTS = ("roles", "bounded")
 FEWEST_STAGES = dict.fromkeys(VARIANTS, FEWEST)
 DEBUG_VARIANTS = ("bounded",)
+REFUSES = unreadable
 PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = ROLE_TILES

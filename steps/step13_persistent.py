@@ -31,6 +31,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from kernels.persistent import persistent
+from kernels.tma import unreadable
 from kernels.warp_specialized import FEWEST_STAGES as FEWEST
 from kernels.wgmma import WarpgroupProduct
 from schedules.workloads import Matmul
@@ -39,6 +40,7 @@ from steps.config import PERSISTENT_TILES, StepConfig
 VARIANTS = ("stream", "overlapped", "whole", "multicast", "bounded")
 FEWEST_STAGES = dict.fromkeys(VARIANTS, FEWEST)
 DEBUG_VARIANTS = ("bounded",)
+REFUSES = unreadable
 PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = PERSISTENT_TILES

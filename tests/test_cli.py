@@ -269,6 +269,12 @@ def test_without_a_step_those_are_left_out_that_the_machine_cannot_run(
     assert len(named) == 2 * (len(STEPS) - left_out.count("since"))
 
 
+def test_without_a_step_those_are_left_out_that_refuse_a_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    named = cases("verify", "--arch", "sm_90a", "--shape", "33x17x50,32x16x48")
+    assert len(named) == 2 * len(STEPS) - len(EXPLICIT_NAMES)
+    assert "step11_tma_ring, since TMA reads rows of multiples of 16 bytes, not A's of 50" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("quick")
 def test_more_stages_than_k_tiles_warns_on_stderr_once(command: Command) -> None:
     outcome = command("run", "--step", "5", "--variant", "async", "--shape", "8x8x32", "--stages", "5")
