@@ -9,17 +9,18 @@ A kernel takes ``stamps: Stamps | None = None``, and names its roles once::
     ...
     loads = T.meta_var(log.role("producer", block))                 # where one thread runs anyway
     own = T.meta_var(log.role("consumer 0", block, consumer, thread % LANES == 0))  # warpgroups that share one code
-    log.begin(block, thread == 0)                                   # first of all
+    log.clocks("begin", block, thread == 0)                         # first of all
     ...
     loads.mark("load issued", k_tile)
     own.mark("full wait begins", k_tile)
     ...
-    log.end(block, thread == 0)                                     # last of all
+    own.mark("results stored", output_tile, together=True)          # one lane of a warp stored them
+    log.clocks("end", block, thread == 0)                           # last of all
 
 Without stamps each of these emits nothing: the CUDA text is that of a kernel that never heard of them. With them a
 mark is one predicated store of the multiprocessor's clock, to a place that role, event and number give, so that
 nothing is counted or kept in registers. A number is that of the k tile, counted on from one output tile to the next in
-a persistent kernel; in events of an epilogue it is the block's how manieth output tile. What has no place is dropped.
+a persistent kernel; in events of an epilogue that of the block's output tile. What has no place is dropped.
 
 ``%globaltimer`` counts nanoseconds, but may tick once a microsecond only, and is read at both ends of the block alone:
 what passed on both clocks between them says how long a clock lasts. Source: PTX ISA, special registers. TVM has marks
@@ -28,7 +29,6 @@ of its own (tvm.backend.cuda.iket), which NVIDIA's profiler must patch into the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -96,9 +96,14 @@ class Role:
     row: Expr
     speaks: Expr
 
-    def mark(self, event: str, number: Expr = 0) -> None:
-        """Emit the stamp of an event; ``number`` may be beyond the room, or negative for what never was."""
+    def mark(self, event: str, number: Expr = 0, together: bool = False) -> None:
+        """Emit the stamp of an event; ``number`` may be beyond the room, or negative for what never was.
+
+        ``together``: once all lanes of the warp are there, after what one of them did alone.
+        """
         if self.log.stamps:
+            if together:
+                T.evaluate(T.cuda.warp_sync())
             room = self.log.stamps.room
             place = len(HEADER) + (self.row * len(EVENTS) + EVENTS.index(event)) * room
             row = self.log.words.ptr_to([place])
@@ -108,8 +113,8 @@ class Role:
 class Log:
     """The stamps of a kernel's roles while it is written; with ``stamps`` None all of it emits nothing."""
 
-    def __init__(self, stamps: Stamps | None, roles: Sequence[str]) -> None:
-        self.stamps, self.roles = stamps, tuple(roles)
+    def __init__(self, stamps: Stamps | None, roles: tuple[str, ...]) -> None:
+        self.stamps, self.roles = stamps, roles
 
     def bind(self) -> None:
         """Emit the further output, behind the last parameter: int64, :meth:`Stamps.words` of them, zeros before."""
@@ -127,19 +132,12 @@ class Log:
         stamped = self._in_block(block, only) if self.stamps else only
         return Role(self, self.roles.index(name) + offset, stamped)
 
-    def begin(self, block: Expr, only: Expr) -> None:
-        """Emit the reading of both clocks, at the block's begin, by one thread."""
-        self._calibrate("begin ns", block, only)
-
-    def end(self, block: Expr, only: Expr) -> None:
-        """Emit the reading of both clocks, at the block's end, by the same thread."""
-        self._calibrate("end ns", block, only)
-
-    def _calibrate(self, first: str, block: Expr, only: Expr) -> None:
+    def clocks(self, end: str, block: Expr, only: Expr) -> None:
+        """Emit the reading of both clocks at the block's "begin" or "end", by one thread, the same for both."""
         if self.stamps:
-            pair, multiprocessor = (self.words.ptr_to([HEADER.index(name)]) for name in (first, "multiprocessor"))
-            speaks = self._in_block(block, only)
-            T.evaluate(T.cuda.func_call("calibrate", pair, multiprocessor, speaks, source_code=_CALIBRATE))
+            names = (f"{end} ns", "multiprocessor")
+            places = [self.words.ptr_to([HEADER.index(name)]) for name in names]
+            T.evaluate(T.cuda.func_call("calibrate", *places, self._in_block(block, only), source_code=_CALIBRATE))
 
     def _in_block(self, block: Expr, only: Expr) -> Expr:
         return tirx.all(block == self.stamps.block, only)
