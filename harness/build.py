@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
-from tvm.tirx.build import split_host_device_mods
 
+from codegen.lowering import cuda_compiler, generate
+from codegen.toolchain import Compiler, Cubin, compile_cubin
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
-from harness.toolchain import Compiler, Cubin, compile_cubin
 from kernels.stamps import Stamps
 from schedules.errors import IllegalPipeline, IllegalSchedule
 from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
@@ -32,12 +32,13 @@ from schedules.tiling import BlockTile
 from schedules.vectorization import dtype_bytes
 from schedules.warp_tiling import WarpTile
 from schedules.workloads import Matmul
-from schedules.workspaces import pass_workspaces, workspace_bytes, workspaces
+from schedules.workspaces import pass_workspaces, workspaces
 from steps.config import DEFAULT_STAGES, StepConfig
 from steps.registry import Step
 
 AnyLowered = TypeVar("AnyLowered", bound="Lowered")
 SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100
+ARRAYS = 3  # of a product: A, B and C
 MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
 BLOCK_BARRIERS = ("__syncthreads()", "tvm_builtin_cuda_cta_sync()")  # in CUDA text, the latter of explicit kernels
 INSTRUCTIONS = {  # of explicit kernels, as the CUDA text names them where they are called
@@ -200,7 +201,12 @@ class Lowered:
     @property
     def workspace_bytes(self) -> int:
         """Device memory that its kernels leave results in for each other."""
-        return workspace_bytes(self.mod)
+        return sum(math.prod(map(int, buffer.shape)) * dtype_bytes(buffer.dtype) for buffer in self.workspaces)
+
+    @property
+    def workspaces(self) -> list[tirx.Var]:
+        """That memory, as further arguments: what a schedule allocates, what an explicit kernel takes behind C."""
+        return list(self.source.params[ARRAYS:]) if self.explicit else workspaces(self.mod)
 
     @cached_property
     def main_kernel(self) -> str:
@@ -435,13 +441,9 @@ def lower_schedule(source: Schedule | tirx.PrimFunc, machine: Machine, label: st
     Raises IllegalSchedule where a thread's own arrays are too large for registers.
     """
     planned = Lowered(label, machine, source, tvm.IRModule(), "")
-    module = tirx.transform.BindTarget(machine.target().with_host("llvm"))(pass_workspaces(planned.mod))
-    pipeline, _, finalize_device = tirx.get_tir_pipeline(planned.tir_pipeline)
-    with tvm.transform.PassContext(config=planned.pass_config):
-        _, devices = split_host_device_mods(pipeline(module))
-    ((device_target, device),) = devices.items()
-    device = finalize_device()(device)
-    lowered = replace(planned, device=device, cuda=_generate_cuda(device, device_target))
+    config = planned.pass_config
+    made = generate(pass_workspaces(planned.mod), machine.target(), planned.tir_pipeline, config)
+    lowered = replace(planned, device=made.device, cuda=made.cuda)
     if lowered.most_local_bytes > MOST_LOCAL_BYTES:
         raise IllegalSchedule(
             f"{label}: a thread's own arrays are too large for registers, so that it would keep other threads' data",
@@ -487,7 +489,9 @@ def executable(kernel: Lowered) -> Program:
         return kernel.cubin.data
 
     mod = kernel.mod
-    memory = [tvm.runtime.empty(list(map(int, w.shape)), str(w.dtype), tvm.cuda()) for w in workspaces(mod)]
+    # Zeros, which flags begin as.
+    empty = [np.zeros([int(extent) for extent in buffer.shape], str(buffer.dtype)) for buffer in kernel.workspaces]
+    memory = [tvm.runtime.tensor(array, tvm.cuda()) for array in empty]
     program = compile_module(pass_workspaces(mod), kernel.machine, deliver, kernel.pass_config, kernel.tir_pipeline)
     return Program(program, tuple(memory))
 
@@ -505,37 +509,3 @@ def compile_module(
     """
     with cuda_compiler(deliver), tvm.transform.PassContext(config=pass_config or {}):
         return tvm.compile(mod, target=machine.target(), tir_pipeline=tir_pipeline or required_tir_pipeline(mod))
-
-
-class _TextOnly(Exception):
-    """Stops TVM where it would compile the CUDA text, once the text is known."""
-
-
-def _generate_cuda(device: tvm.IRModule, target: tvm.target.Target) -> str:
-    """The CUDA text. With a driver present TVM compiles at once: then the text is caught on its way."""
-    texts: list[str] = []
-
-    def catch(source: str) -> bytes:
-        """Keep the text and stop TVM before it compiles."""
-        texts.append(source)
-        raise _TextOnly
-
-    with cuda_compiler(catch):
-        try:
-            return tvm.get_global_func("target.build.cuda")(device, target).inspect_source()
-        except Exception:
-            if not texts:
-                raise
-            return texts[0]
-
-
-@contextlib.contextmanager
-def cuda_compiler(callback) -> Iterator[None]:
-    """Let ``callback(source) -> cubin`` stand in for TVM's own way of compiling CUDA text."""
-    name = "tvm_callback_cuda_compile"
-    before = tvm.get_global_func(name)
-    tvm_ffi.register_global_func(name, lambda source: bytearray(callback(source)), override=True)
-    try:
-        yield
-    finally:
-        tvm_ffi.register_global_func(name, before, override=True)

@@ -7,4 +7,12 @@ the order of blocks (:mod:`.raster`), results to memory (:mod:`.epilogue`), time
 
 Building blocks are called inside a ``T.prim_func``, whose parser runs them: a plain function emits statements at its
 place, its loops are written out; an ``@T.inline`` function is parsed there, its conditions become the kernel's.
+
+:func:`matmul` is the way to use them on torch tensors (:mod:`.api`): operands as they lie (:mod:`.operands`), which
+kernel takes them (:mod:`.heuristic`), what launching it takes (:mod:`.host_code`, :mod:`.launch_plan`), and the launch
+(:mod:`.launcher`, :mod:`.driver`).
 """
+
+from .api import matmul
+
+__all__ = ["matmul"]

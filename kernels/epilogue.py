@@ -25,24 +25,32 @@ def round_pair(into: Expr, low: Expr, high: Expr, dtype: str) -> None:
     T.evaluate(T.ptx[f"cvt.rn.{PTX_TYPES[dtype]}x2.f32"](into, high, low))
 
 
+def pack(sums: Buffer, packed: Buffer, dtype: str) -> None:
+    """Emit the rounding of all sums to 16-bit ``dtype``, two to a register: the sums' registers are free then."""
+    for pair in range(int(packed.shape[0])):
+        round_pair(packed[pair], sums[2 * pair], sums[2 * pair + 1], dtype)
+
+
+def write_box(packed: Buffer, box: int, into: Buffer, first: Expr, warp: Expr, lane: Expr) -> None:
+    """Emit the writing of one swizzled box of 64 × 64 results to shared memory, at byte ``first``, by ``stmatrix``.
+
+    Boxes go along columns, then to the next 64 rows. One ``stmatrix`` stores 16 × 16 elements of a warp, to the
+    addresses of 16-byte pieces that its lanes give.
+    """
+    for square in range(PANEL // 16):
+        piece = tma.swizzled(warp * 16 + lane % 16, square * 16 + lane // 16 * 8)
+        registers = (packed[box * PANEL // 4 + square * 4 + i] for i in range(4))
+        T.evaluate(T.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(into.ptr_to([first + piece]), *registers))
+
+
 def collect(
     sums: Buffer, product: WarpgroupProduct, dtype: str, into: Buffer, first: Expr, warp: Expr, lane: Expr
 ) -> None:
-    """Emit the rounding of a warpgroup's sums into swizzled boxes of 64 × 64 in shared memory, by ``stmatrix``.
-
-    ``into`` are bytes, ``first`` the warpgroup's first; box after box along columns, then the next 64 rows. One
-    ``stmatrix`` stores 16 × 16 elements of a warp, to the addresses of 16-byte pieces that its lanes give.
-    """
-    packed = T.alloc_local((4,), "uint32")
-    for row_tile in range(product.row_tiles):
-        for column in range(0, product.columns, 16):
-            register = row_tile * product.registers_per_tile + column // 2
-            for i in range(4):
-                round_pair(packed[i], sums[register + 2 * i], sums[register + 2 * i + 1], dtype)
-            box = row_tile * (product.columns // PANEL) + column // PANEL
-            piece = tma.swizzled(warp * 16 + lane % 16, column % PANEL + lane // 16 * 8)
-            address = into.ptr_to([first + box * BOX_BYTES + piece])
-            T.evaluate(T.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(address, *(packed[i] for i in range(4))))
+    """Emit the rounding of a warpgroup's sums, and their writing into boxes from byte ``first`` of shared memory."""
+    packed = T.alloc_local((product.registers // 2,), "uint32")
+    pack(sums, packed, dtype)
+    for box in range(product.boxes):
+        write_box(packed, box, into, first + box * BOX_BYTES, warp, lane)
 
 
 def store_boxes(
@@ -52,13 +60,16 @@ def store_boxes(
 
     Between both: a proxy fence by every thread, then the warpgroup's barrier.
     """
-    boxes = product.columns // PANEL
-    for row_tile in range(product.row_tiles):
-        for box in range(boxes):
-            address = source.ptr_to([first + (row_tile * boxes + box) * BOX_BYTES])
-            tma.store(tensor_map, column + box * PANEL, row + row_tile * ROWS, address)
+    for box in range(product.boxes):
+        store_box(tensor_map, product, box, source.ptr_to([first + box * BOX_BYTES]), row, column)
     T.evaluate(T.ptx.cp.async_.bulk.commit_group())
     T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
+
+
+def store_box(tensor_map: Var, product: WarpgroupProduct, box: int, address: Expr, row: Expr, column: Expr) -> None:
+    """Emit the TMA store of one box to its place in the warpgroup's part of the output, which begins at row, column."""
+    across = product.columns // PANEL
+    tma.store(tensor_map, column + box % across * PANEL, row + box // across * ROWS, address)
 
 
 @T.inline
@@ -107,3 +118,37 @@ def store_fragments(
                 store_pair(output, *place, sums[first], sums[first + 1], packed)
             else:
                 store_element(output, *place, sums[first])
+
+
+@T.meta_class
+class Boxes:
+    """A few boxes of shared memory for each consumer warpgroup, through which results leave while others are written.
+
+    ``results`` are all warpgroups' bytes, ``count`` boxes each; a box is written again once TMA has read it.
+    """
+
+    def __init__(self, tensor_map: Var, product: WarpgroupProduct, results: Buffer, count: int) -> None:
+        self.tensor_map, self.product, self.results, self.count = tensor_map, product, results, count
+
+    def place(self, group: Expr, box: int) -> Expr:
+        """The byte at which a warpgroup's ``box``-th results are collected."""
+        return (group * self.count + box % self.count) * BOX_BYTES
+
+    @T.inline
+    def store(self, packed, box, row, column, group, warp, lane):
+        """Emit, for a whole warpgroup, one box's way out: shared memory, then TMA, by the lane that warp 0 elects."""
+        if warp == 0 and tma.elected():
+            T.ptx.cp.async_.bulk.wait_group.read(self.count - 1)
+        T.cuda.warpgroup_sync(1 + group)
+        write_box(packed, box, self.results, self.place(group, box), warp, lane)
+        T.ptx.fence.proxy.async_.shared__cta()
+        T.cuda.warpgroup_sync(1 + group)
+        if warp == 0 and tma.elected():
+            store_box(self.tensor_map, self.product, box, self.results.ptr_to([self.place(group, box)]), row, column)
+            T.ptx.cp.async_.bulk.commit_group()
+
+    @T.inline
+    def finish(self, warp):
+        """Emit the wait until all is stored."""
+        if warp == 0 and tma.elected():
+            T.ptx.cp.async_.bulk.wait_group(0)

@@ -14,6 +14,8 @@ from .ring import Barriers, check_stages
 from .stamps import Log, Stamps
 from .wgmma import WarpgroupProduct, retire
 
+MOST_STAGES = 6
+
 
 def tma_ring(
     problem: Matmul,
@@ -50,7 +52,7 @@ def tma_ring(
     IllegalPipeline : for stages below 1 or above 6.
     """
     tma.check_rows(problem)
-    check_stages(stages)
+    check_stages(stages, 1, MOST_STAGES)
     m, n, k, dtype, out_dtype = problem.m, problem.n, problem.k, problem.dtype, problem.out_dtype
     product = WarpgroupProduct.of(problem, tile)
     by_tma = tma_store and epilogue.can_store_by_tma(problem, tile)

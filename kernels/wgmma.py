@@ -21,6 +21,7 @@ from .config import LANES, PANEL, ROW_BYTES, ROWS, STEPS, HopperTile
 
 PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 SWIZZLED = 1 << 62  # in a descriptor: the 128-byte swizzle
+ADDRESS_BITS = 0x3FFFF  # of a block's own shared memory
 EIGHT_ROWS = 8 * ROW_BYTES  # the unit that the swizzle permutes
 
 _FENCE = """
@@ -73,6 +74,49 @@ class Panels:
             column, row = self.coordinates(panel, first, step)
             tma.load(tensor_map, column, row, into.ptr_to([offset + panel * self.panel_bytes]), barrier)
 
+    def shares(self, blocks: int) -> bool:
+        """Whether so many blocks of a cluster can load a share of the tile each, for all of them."""
+        return (self.rows // 8 if self.major == "k" else self.count) % blocks == 0
+
+    def check_shares(self, blocks: int) -> None:
+        """Raise IllegalTile where :meth:`shares` says no."""
+        if not self.shares(blocks):
+            raise IllegalTile(
+                "a cluster cannot share this operand's tile",
+                value=f"{self.rows} rows of {self.count} panels",
+                limit=f"{blocks} blocks with whole panels, or with rows by the eight of each",
+                remedy="choose another tile, or blocks on their own",
+            )
+
+    def box_rows(self, blocks: int = 1) -> int:
+        """Rows of a TMA box where so many blocks of a cluster load a share of the tile each."""
+        return self.rows // blocks if self.major == "k" else self.rows
+
+    def load_share(
+        self,
+        tensor_map: Var,
+        first: Expr,
+        step: Expr,
+        into: Buffer,
+        offset: Expr,
+        barrier: Expr,
+        share: Expr,
+        blocks: int,
+    ) -> None:
+        """Emit the loads of this block's share of the tile, by multicast: each arrives in all blocks of the cluster.
+
+        A share is some rows of every panel where panels run along k, and some of the panels where they run along n.
+        All blocks' barriers count the bytes; arguments are otherwise those of :meth:`load`.
+        """
+        along_k = self.major == "k"
+        rows = self.box_rows(blocks)
+        for box in range(self.count if along_k else self.count // blocks):
+            panel = box if along_k else share * (self.count // blocks) + box
+            first_row = share * rows if along_k else 0
+            column, row = self.coordinates(panel, first + first_row if along_k else first, step)
+            place = into.ptr_to([offset + panel * self.panel_bytes + first_row * ROW_BYTES])
+            tma.load(tensor_map, column, row, place, barrier, blocks)
+
     def step_offset(self, step: int) -> int:
         """Bytes from the tile's first element to what the ``step``-th instruction along k reads."""
         if self.major == "n":
@@ -95,8 +139,11 @@ class Panels:
         return SWIZZLED | (EIGHT_ROWS >> 4) << 32 | leading << 16
 
     def descriptor(self, address: Expr) -> Expr:
-        """The descriptor of the operand at an address in shared memory, as an expression of 64 bits."""
-        window = T.cuda.cvta_generic_to_shared(address)
+        """The descriptor of the operand at an address in shared memory, as an expression of 64 bits.
+
+        In a cluster a shared address also names the block, in bits that are other fields of a descriptor.
+        """
+        window = T.bitwise_and(T.cuda.cvta_generic_to_shared(address), T.uint32(ADDRESS_BITS))
         return T.bitwise_or(T.uint64(self.descriptor_bits), T.Cast("uint64", T.shift_right(window, T.uint32(4))))
 
 
@@ -137,6 +184,11 @@ class WarpgroupProduct:
     def registers_per_tile(self) -> int:
         """Accumulators of a thread for one instruction's rows."""
         return ROWS * self.columns // LANES
+
+    @property
+    def boxes(self) -> int:
+        """Boxes of 64 × 64 results that a warpgroup has."""
+        return self.row_tiles * self.columns // PANEL
 
     @property
     def slot_bytes(self) -> int:

@@ -60,6 +60,11 @@ class Step:
         return tuple(self.module.VARIANTS)
 
     @property
+    def debug_variants(self) -> tuple[str, ...]:
+        """Builds that say what went wrong, which nobody measures unless asked to."""
+        return tuple(getattr(self.module, "DEBUG_VARIANTS", ()))
+
+    @property
     def pipelined(self) -> bool:
         """Whether the step has a pipeline, and so a stage count."""
         return bool(getattr(self.module, "PIPELINED", False))
@@ -82,7 +87,7 @@ class Step:
         self, problem: Matmul, target: Target, multiprocessors: int, variant: str = ""
     ) -> tuple[BlockTile, int]:
         """The tile and the ring slots that a product gets where nobody names any; those in SPLIT make parts of it."""
-        split = variant in getattr(self.module, "SPLIT", ())
+        split = (variant or self.variants[0]) in getattr(self.module, "SPLIT", ())
         chosen = self.tiles.choose(problem, target, multiprocessors, split=split)
         return chosen or (self.tiles.default, self.default_stages)
 

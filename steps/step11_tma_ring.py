@@ -36,6 +36,7 @@ from schedules.workloads import Matmul
 from steps.config import HOPPER_TILES, StepConfig
 
 VARIANTS = ("tma_store", "direct", "bounded")
+DEBUG_VARIANTS = ("bounded",)
 PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = HOPPER_TILES

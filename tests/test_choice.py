@@ -107,8 +107,9 @@ def test_a_reduction_that_is_split_affords_larger_tiles() -> None:
         WARPGROUP_TILES.choose(problem, H200.target(), 132, split=split) for split in (False, True)
     )
     assert parts.block_m * parts.block_n > whole.block_m * whole.block_n
-    assert [STEPS[10].default_for(problem, H200.target(), 132, variant)[0] for variant in ("rows", "split")] == [
+    assert [STEPS[10].default_for(problem, H200.target(), 132, variant)[0] for variant in ("whole", "rows", "")] == [
         whole,
+        parts,
         parts,
     ]
 

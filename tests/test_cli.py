@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, execution, toolchain
+from codegen import toolchain
+from harness import cli, execution
 from harness.build import Case
 from harness.commands.options import CPU_SIZES, cases_of
 from harness.records import Listing
@@ -170,7 +171,7 @@ def cases(*arguments: str) -> list[str]:
 
 
 def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
-    named = cases("verify", "--step", "6-11", "--size", "512")
+    named = cases("verify", "--step", "6-13", "--size", "512")
     assert [case.rsplit(" ", 3)[0] if "stages" in case else case.rsplit(" ", 1)[0] for case in named] == [
         "step6_unrolling[full] 512x512x512 float32",
         "step7_warp_tiling[serpentine] 512x512x512 float32",
@@ -178,6 +179,8 @@ def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
         "step9_async_ring[fragments] 512x512x512 float16",
         "step10_wgmma[rows] 512x512x512 float16",
         "step11_tma_ring[tma_store] 512x512x512 float16",
+        "step12_warp_specialization[roles] 512x512x512 float16",
+        "step13_persistent[stream] 512x512x512 float16",
     ]
     problems = [Matmul(512, 512, 512, step.dtypes(step.default_variant())[0]) for step in STEPS.values()]
     defaults = [
@@ -187,7 +190,7 @@ def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
 
 
 def test_small_and_large_products_get_tiles_of_their_own() -> None:
-    for number in (7, 9, 10, 11):
+    for number in (7, 9, 10, 11, 12, 13):
         (small,), (large,) = (
             cases("verify", "--step", str(number), "--variant", "default", "--size", size) for size in ("128", "8192")
         )
@@ -236,6 +239,10 @@ def test_all_variants_of_a_machine_without_cp_async(command: Command) -> None:
     assert outcome.out.count("worst error") == len(STEPS[5].variants) - len(left_out)
 
 
+NO_TMA = "no wgmma fed by TMA, which is sm_90a's"
+EXPLICIT_NAMES = [step.name for step in STEPS.values() if step.explicit]
+
+
 @pytest.mark.parametrize(
     ("arch", "left_out"),
     [
@@ -243,12 +250,12 @@ def test_all_variants_of_a_machine_without_cp_async(command: Command) -> None:
             "sm_75",
             "step7_warp_tiling, since sm_75 has no cp.async; step8_tensor_cores, since sm_75 has no mma of these "
             "shapes, which begin with sm_80; step9_async_ring, since sm_75 has no cp.async; step10_wgmma, since sm_75 "
-            "has no cp.async; step11_tma_ring, since sm_75 has no wgmma fed by TMA, which is sm_90a's",
+            "has no cp.async; " + "; ".join(f"{name}, since sm_75 has {NO_TMA}" for name in EXPLICIT_NAMES),
         ),
         (
             "sm_80",
-            "step10_wgmma, since sm_80 has no wgmma, which is sm_90a's; step11_tma_ring, since sm_80 has no wgmma fed "
-            "by TMA, which is sm_90a's",
+            "step10_wgmma, since sm_80 has no wgmma, which is sm_90a's; "
+            + "; ".join(f"{name}, since sm_80 has {NO_TMA}" for name in EXPLICIT_NAMES),
         ),
         ("sm_90a", ""),
     ],
