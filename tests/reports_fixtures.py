@@ -23,6 +23,9 @@ from harness.records import (
     TunedConfig,
     Verification,
 )
+from reports.__main__ import main
+from reports.paths import Paths
+from reports.readme import BEGIN, END
 
 SIZES = (256, 512, 1024, 2048, 4096)
 NAMES = (
@@ -478,6 +481,15 @@ def timeline(stages: int = 4, size: int = 4096, **changes: object) -> Timeline:
         command="python -m harness timeline --step 11 --size 4096 --stages 1,2,4",
     )
     return replace(made, **changes)
+
+
+def published(folder: Path) -> Paths:
+    """Plots, pages and a README of a folder's records, beside them."""
+    readme = folder / "README.md"
+    readme.write_text(f"{BEGIN}{END}")
+    for command in ("plot", "page", "readme"):
+        assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
+    return Paths.of(folder, readme)
 
 
 def write_timelines(folder: Path) -> None:

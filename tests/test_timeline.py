@@ -24,17 +24,25 @@ from harness.session import Session
 from harness.timeline import RUNS, NoTimeline, decode, ns_per_clock, take
 from kernels.config import HopperTile
 from kernels.stamps import EVENTS, HEADER, Stamps, roles_of
-from reports.__main__ import main
 from reports.check import findings, timeline_problems
 from reports.paths import Paths
 from reports.plot import timeline_plots
-from reports.readme import BEGIN, END, results_block
+from reports.readme import results_block
 from reports.selection import load
 from reports.site import render_pages
 from reports.timelines import lives, lives_table, loads, multiplications, waiting_roles
 from tests import test_session
 from tests.conftest import Outcome, make_case
-from tests.reports_fixtures import LOAD_NS, MMA_NS, environment, timeline, tracks, write_ladder, write_timelines
+from tests.reports_fixtures import (
+    LOAD_NS,
+    MMA_NS,
+    environment,
+    published,
+    timeline,
+    tracks,
+    write_ladder,
+    write_timelines,
+)
 
 gpu, made = test_session.gpu, test_session.made  # its fixtures, under their names
 
@@ -338,11 +346,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     folder = tmp_path_factory.mktemp("lives")
     write_ladder(folder, variants=False)
     write_timelines(folder)
-    readme = folder / "README.md"
-    readme.write_text(f"{BEGIN}{END}")
-    for command in ("plot", "page", "readme"):
-        assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
-    return Paths.of(folder, readme)
+    return published(folder)
 
 
 def test_pages_and_readme_show_the_picture(site: Paths) -> None:
