@@ -22,7 +22,7 @@ from codegen.lowering import cuda_compiler, generate
 from codegen.toolchain import Compiler, Cubin, compile_cubin
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
-from kernels.stamps import Stamps
+from kernels.stamps import Stamps, roles_of
 from schedules.errors import IllegalPipeline, IllegalSchedule
 from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
 from schedules.lowering import UNROLL_RING, required_tir_pipeline
@@ -205,8 +205,14 @@ class Lowered:
 
     @property
     def workspaces(self) -> list[tirx.Var]:
-        """That memory, as further arguments: what a schedule allocates, what an explicit kernel takes behind C."""
-        return list(self.source.params[ARRAYS:]) if self.explicit else workspaces(self.mod)
+        """That memory, as further arguments: what a schedule allocates, what an explicit kernel takes behind C.
+
+        Time stamps, which come last, are the caller's.
+        """
+        if not self.explicit:
+            return workspaces(self.mod)
+        params = list(self.source.params[ARRAYS:])
+        return params[:-1] if roles_of(self.source) else params
 
     @cached_property
     def main_kernel(self) -> str:
@@ -464,8 +470,8 @@ def compiled(kernel: AnyLowered, compiler: Compiler) -> AnyLowered:
 class Program:
     """TVM's executable for the GPU at hand, and the memory that its kernels leave results in for each other.
 
-    ``program["main"](a, b, c)`` runs it. The memory is the program's own: what a CUDA graph captured stays valid as
-    long as the program lives, and two calls must not run at once.
+    ``program["main"](a, b, c)`` runs it; with stamps, ``(a, b, c, words)``. The memory is the program's own: what a
+    CUDA graph captured stays valid as long as the program lives, and two calls must not run at once.
     """
 
     executable: tvm.runtime.Executable
@@ -474,7 +480,9 @@ class Program:
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """The function of that name, which takes the problem's arrays."""
         function = self.executable[name]
-        return (lambda *arrays: function(*arrays, *self.memory)) if self.memory else function
+        if not self.memory:
+            return function
+        return lambda *arrays: function(*arrays[:ARRAYS], *self.memory, *arrays[ARRAYS:])
 
 
 def executable(kernel: Lowered) -> Program:

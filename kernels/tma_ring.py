@@ -9,9 +9,10 @@ from schedules.workloads import Matmul
 
 from . import epilogue, tma
 from .config import LANES, ROWS, HopperTile
+from .log import Log
 from .raster import grouped
 from .ring import Barriers, check_stages
-from .stamps import Log, Stamps
+from .stamps import Stamps
 from .wgmma import WarpgroupProduct, retire
 
 MOST_STAGES = 6

@@ -29,6 +29,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from kernels.persistent import persistent
+from kernels.stamps import Stamps
 from kernels.warp_specialized import FEWEST_STAGES as FEWEST
 from kernels.wgmma import WarpgroupProduct
 from schedules.workloads import Matmul
@@ -43,9 +44,9 @@ TILES = PERSISTENT_TILES
 STAGES, TUNING_STAGES = 4, (3, 4, 6, 8)
 
 
-def kernel(problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
-    """The product by persistent blocks with roles, and a ring of ``config.stages`` slots."""
-    choices = {"stream": config.variant != "whole", "bounded": config.variant == "bounded"}
+def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
+    """The product by persistent blocks, and a ring of ``config.stages`` slots; with time stamps if asked for."""
+    choices = {"stream": config.variant != "whole", "bounded": config.variant == "bounded", "stamps": stamps}
     multicast = config.variant == "multicast" and WarpgroupProduct.of(problem, config.tile).b.shares(2)
     blocks = 2 if multicast else 1
     tile, multiprocessors = config.tile, config.multiprocessors
