@@ -24,7 +24,7 @@ from codegen.toolchain import Compiler, Cubin, compile_cubin
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
 from kernels.roles import OVERLAPS
-from kernels.stamps import Stamps
+from kernels.stamps import Stamps, roles_of
 from schedules.errors import IllegalPipeline, IllegalSchedule
 from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
 from schedules.lowering import UNROLL_RING, required_tir_pipeline
@@ -87,7 +87,7 @@ class Case:
 
     @property
     def lacks(self) -> str:
-        """What the machine lacks of what the step's variant is made of, or why the step refuses the product: a clause."""
+        """What the machine lacks for the step's variant, or why the step refuses the product, as a clause; or empty."""
         if not self.step.runs(self.variant, self.machine.has_cp_async):
             return f"{self.machine.arch} has no cp.async"
         return self.tile.missing(self.machine.target()) or self.step.refuses(self.problem)
@@ -209,8 +209,14 @@ class Lowered:
 
     @property
     def workspaces(self) -> list[tirx.Var]:
-        """That memory, as further arguments: what a schedule allocates, what an explicit kernel takes behind C."""
-        return list(self.source.params[ARRAYS:]) if self.explicit else workspaces(self.mod)
+        """That memory, as further arguments: what a schedule allocates, what an explicit kernel takes behind C.
+
+        Time stamps, which come last, are the caller's.
+        """
+        if not self.explicit:
+            return workspaces(self.mod)
+        params = list(self.source.params[ARRAYS:])
+        return params[:-1] if roles_of(self.source) else params
 
     @cached_property
     def main_kernel(self) -> str:
@@ -468,8 +474,8 @@ def compiled(kernel: AnyLowered, compiler: Compiler) -> AnyLowered:
 class Program:
     """TVM's executable for the GPU at hand, and the memory that its kernels leave results in for each other.
 
-    ``program["main"](a, b, c)`` runs it. The memory is the program's own: what a CUDA graph captured stays valid as
-    long as the program lives, and two calls must not run at once.
+    ``program["main"](a, b, c)`` runs it; with stamps, ``(a, b, c, words)``. The memory is the program's own: what a
+    CUDA graph captured stays valid as long as the program lives, and two calls must not run at once.
     """
 
     executable: tvm.runtime.Executable
@@ -478,7 +484,9 @@ class Program:
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """The function of that name, which takes the problem's arrays."""
         function = self.executable[name]
-        return (lambda *arrays: function(*arrays, *self.memory)) if self.memory else function
+        if not self.memory:
+            return function
+        return lambda *arrays: function(*arrays[:ARRAYS], *self.memory, *arrays[ARRAYS:])
 
 
 def executable(kernel: Lowered) -> Program:

@@ -73,6 +73,16 @@ def store_box(tensor_map: Var, product: WarpgroupProduct, box: int, address: Exp
 
 
 @T.inline
+def store_through(memory, tensor_map, sums, product, dtype, warpgroup, warp, lane, row, column):
+    """Store a warpgroup's sums through its part of ``memory``, which nobody else uses, to (row, column)."""
+    collect(sums, product, dtype, memory, warpgroup * product.result_bytes, warp, lane)
+    T.ptx.fence.proxy.async_.shared__cta()
+    T.cuda.warpgroup_sync(1 + warpgroup)
+    if warp == 0 and tma.elected():
+        store_boxes(tensor_map, product, memory, warpgroup * product.result_bytes, row, column)
+
+
+@T.inline
 def store_pair(output, row, column, low, high, packed):
     """Store two neighbouring results with one instruction, where a row of an even number of columns has them."""
     if row < output.shape[0] and column < output.shape[1]:

@@ -9,10 +9,12 @@ from schedules.workloads import Matmul
 
 from . import epilogue, tma
 from .config import LANES, RESULT_BOXES, ROWS, RoleTile
+from .log import Log
 from .partial_sums import PartialSums
 from .raster import grouped
 from .ring import Barriers, RingState, check_stages
 from .roles import OVERLAPS, WARPS, begin_together, end_together, give_up_registers, release, take_registers
+from .stamps import Stamps
 from .stream import Pieces, plan_for
 from .warp_specialized import FEWEST_STAGES, MOST_STAGES
 from .wgmma import WarpgroupProduct, retire
@@ -29,6 +31,7 @@ def persistent(
     overlapped: bool = False,
     bounded: bool = False,
     group: int = 16,
+    stamps: Stamps | None = None,
 ) -> tirx.PrimFunc:
     """``main(A, B, C[, sums, flags])``: blocks that stay, and share all tiles' work out among themselves.
 
@@ -53,8 +56,8 @@ def persistent(
     says so in its attribute :data:`kernels.roles.OVERLAPS`).
 
     ``blocks`` of 2 are clusters: two blocks, one above the other, each load half of their common B tile, for both
-    (TMA multicast). ``multiprocessors`` is how many blocks run at once. Stages, edges, results and ``bounded`` are as
-    in :func:`kernels.warp_specialized.warp_specialized`.
+    (TMA multicast). ``multiprocessors`` is how many blocks run at once. Stages, edges, results, ``bounded`` and
+    ``stamps`` are as in :func:`kernels.warp_specialized.warp_specialized`.
 
     Raises
     ------
@@ -75,6 +78,7 @@ def persistent(
     block_m, block_n, block_k = tile.block
     a_panels, b_panels, slot_bytes = product.a, product.b, product.slot_bytes
     room = plan.pieces * blocks
+    log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(consumers))))
 
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, sums_ptr: T.handle, flags_ptr: T.handle):
@@ -85,6 +89,7 @@ def persistent(
             sums_ptr, (max(1, room * PartialSums.floats(product.registers, consumers)),), "float32", align=16
         )
         flags = T.match_buffer(flags_ptr, (max(1, room),), "int32", align=4)
+        log.bind()
         a_map = T.meta_var(tma.encode_map("a_map", A, a_panels.rows))
         b_map = T.meta_var(tma.encode_map("b_map", B, b_panels.box_rows(blocks)))
         if by_tma:
@@ -106,6 +111,7 @@ def persistent(
         full = Barriers(pool, slots, bounded)
         empty = Barriers(pool, slots, bounded)
         pool.commit()
+        log.clocks("begin", block, thread == 0)
         if thread == 0:
             full.initialize(1)
             empty.initialize(consumers * WARPS * blocks)
@@ -129,6 +135,7 @@ def persistent(
             give_up_registers()
             if warp == 0 and tma.elected():
                 fill = RingState(slots, 1)
+                loads = T.meta_var(log.role("producer", block, counts=True))
 
                 @T.inline
                 def fetch(piece):
@@ -139,7 +146,7 @@ def persistent(
                     row: T.let = (place[0] * blocks + member) * block_m
                     column: T.let = place[1] * block_n
                     for k_tile in T.serial(work.count):
-                        empty.wait(fill.slot, fill.phase, "producer")
+                        loads.wait("empty", empty, fill, k_tile, "producer")
                         full.expect(fill.slot, slot_bytes)
                         first = T.meta_var(fill.slot * slot_bytes)
                         step = T.meta_var((work.first + k_tile) * block_k)
@@ -147,10 +154,12 @@ def persistent(
                         b_panels.load_share(
                             b_map, column, step, ring, first + a_panels.bytes, full.at(fill.slot), member, blocks
                         )
+                        loads.mark("load issued", k_tile)
                         fill.advance()
                     if plan.helpers > 0:
                         if work.first == plan.cut:
                             each_helper(fetch)
+                    loads.advance(work.count)
                     work.advance()
         else:
             take_registers(consumers)
@@ -171,6 +180,7 @@ def persistent(
             a: T.let = a_panels.descriptor(ring.ptr_to([a_panels.extent_offset(group_row)]))
             b: T.let = b_panels.descriptor(ring.ptr_to([a_panels.bytes + b_panels.extent_offset(group_column)]))
             read = RingState(slots, 0)
+            marks = T.meta_var(log.role("consumer 0", block, consumer, own == 0, counts=True))
             if by_tma:
                 boxes = epilogue.Boxes(c_map, product, results, RESULT_BOXES)
 
@@ -178,7 +188,10 @@ def persistent(
             def store(box):
                 if by_tma:
                     if waiting > 0:
+                        marks.mark("box begins", box - product.boxes, boxes=product.boxes)
                         boxes.store(packed, box, old_row, old_column, consumer, warp, lane)
+                        marks.mark("box stored", box - product.boxes, boxes=product.boxes)
+                        marks.mark("results stored", -1, only=box == product.boxes - 1)
 
             @T.inline
             def add(piece):
@@ -192,28 +205,34 @@ def persistent(
                     partial.raise_flag(piece)
 
             while work.tile < plan.tiles:
+                marks.mark("piece begins")
                 place = T.meta_var(grouped(work.tile, tile_rows, tile_columns, max(1, group // blocks)))
                 row: T.let = (place[0] * blocks + member) * block_m + group_row
                 column: T.let = place[1] * block_n + group_column
                 for k_tile in T.unroll(early):
-                    full.wait(read.slot, read.phase, "consumer")
+                    marks.wait("full", full, read, k_tile, "consumer")
                     product.multiply(sums, a, b, read.slot, T.bool(k_tile != 0))
+                    marks.mark("mma issued", k_tile)
                     store(k_tile)
                     retire(sums, 1)
                     if k_tile > 0:
+                        marks.mark("mma retired", k_tile - 1)
                         release(empty, last, lane, blocks)
                     last = read.slot
                     read.advance()
                 for box in T.unroll(product.boxes - early):
                     store(early + box)
                 for k_tile in T.serial(work.count - early):
-                    full.wait(read.slot, read.phase, "consumer")
+                    marks.wait("full", full, read, early + k_tile, "consumer")
                     product.multiply(sums, a, b, read.slot, T.bool(True))
+                    marks.mark("mma issued", early + k_tile)
                     retire(sums, 1)
+                    marks.mark("mma retired", early + k_tile - 1)
                     release(empty, last, lane, blocks)
                     last = read.slot
                     read.advance()
                 retire(sums, 0)
+                marks.mark("mma retired", work.count - 1)
                 release(empty, last, lane, blocks)
                 waiting = 1
                 if plan.helpers > 0:
@@ -224,17 +243,23 @@ def persistent(
                             hand_over(plan.piece(work.worker, work.tile - plan.first_owned) * blocks + member)
                             waiting = 0
                 if waiting > 0:
+                    marks.mark("epilogue begins")
                     if by_tma:
                         epilogue.pack(sums, packed, out_dtype)
                     else:
                         epilogue.store_fragments(sums, product, C, row, column, warp, lane)
+                    marks.mark("sums free")
+                    marks.mark("results stored", only=not by_tma)
                 old_row = row
                 old_column = column
+                marks.advance(work.count)
                 work.advance()
             for box in T.unroll(product.boxes):
                 store(box)
             if by_tma:
                 boxes.finish(warp)
+            marks.mark("results stored", -1, together=True, only=waiting > 0)
         end_together(blocks)
+        log.clocks("end", block, thread == 0, together=True)
 
     return main.with_attr(OVERLAPS, True) if overlapped else main

@@ -9,9 +9,10 @@ from schedules.workloads import Matmul
 
 from . import epilogue, tma
 from .config import LANES, ROWS, HopperTile
+from .log import Log
 from .raster import grouped
 from .ring import Barriers, check_stages
-from .stamps import Log, Stamps
+from .stamps import Stamps
 from .wgmma import WarpgroupProduct, retire
 
 MOST_STAGES = 6
@@ -40,11 +41,10 @@ def tma_ring(
             fill that slot                                         # with k tile + stages - 1
         results -> shared memory -> TMA store
 
-    With one stage nothing overlaps: the k tile's own wgmma is awaited before its slot is filled again. A ring has no
-    more slots than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; results that TMA
-    cannot store (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leave from registers. ``bounded``
-    is the debug build of :class:`kernels.ring.Barriers`; ``group`` that of :func:`kernels.raster.grouped`. ``stamps``
-    asks for the time stamps of :mod:`kernels.stamps`, in one more output; the wait for an empty slot is the barrier.
+    With one stage nothing overlaps: the k tile's own wgmma is awaited before its slot is filled. A ring has no more
+    slots than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; what TMA cannot store
+    (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leaves from registers. ``bounded`` is that of
+    :class:`kernels.ring.Barriers`, ``group`` of :func:`kernels.raster.grouped`, ``stamps`` of :mod:`kernels.stamps`.
 
     Raises
     ------
@@ -65,8 +65,6 @@ def tma_ring(
     groups_n, group_m, group_n = tile.groups_n, tile.group_m, tile.group_n
     block_m, block_n, block_k = tile.block
     a_panels, b_panels, slot_bytes = product.a, product.b, product.slot_bytes
-    ring_bytes = tile.pool_bytes(2, slots)
-    box_bytes = group_m * group_n * 2
     threads = tile.threads_per_block
     log = Log(stamps, ("loads", *(f"warpgroup {number}" for number in range(threads // LANES))))
 
@@ -87,7 +85,7 @@ def tma_ring(
         lane = T.lane_id([32])
         thread = T.thread_id([threads])
         pool = T.SMEMPool()
-        ring = pool.alloc((ring_bytes,), "uint8", align=1024)
+        ring = pool.alloc((tile.pool_bytes(2, slots),), "uint8", align=1024)
         full = Barriers(pool, slots, bounded)
         pool.commit()
         sums = T.alloc_local((product.registers,), "float32")
@@ -98,8 +96,7 @@ def tma_ring(
         loads: T.let = warpgroup * 4 + warp == 0
         group_row: T.let = warpgroup // groups_n * group_m
         group_column: T.let = warpgroup % groups_n * group_n
-        loading = T.meta_var(log.role("loads", block))
-        storing = T.meta_var(log.role("warpgroup 0", block, warpgroup))
+        corner = T.meta_var((row + group_row, column + group_column))
         own = T.meta_var(log.role("warpgroup 0", block, warpgroup, thread % LANES == 0))
 
         @T.inline
@@ -107,7 +104,7 @@ def tma_ring(
             full.expect(slot, slot_bytes)
             a_panels.load(a_map, row, k_tile * block_k, ring, slot * slot_bytes, full.at(slot))
             b_panels.load(b_map, column, k_tile * block_k, ring, slot * slot_bytes + a_panels.bytes, full.at(slot))
-            loading.mark("load issued", k_tile)
+            log.role("loads", block).mark("load issued", k_tile)
 
         @T.inline
         def multiply(slot, k_tile):
@@ -124,7 +121,7 @@ def tma_ring(
             if loads and k_tile + ahead < k_tiles and tma.elected():
                 fill((slot + ahead) % slots, k_tile + ahead)
 
-        log.begin(block, thread == 0)
+        log.clocks("begin", block, thread == 0)
         if thread == 0:
             full.initialize(1)
         T.ptx.fence.proxy.async_.shared__cta()
@@ -142,21 +139,14 @@ def tma_ring(
         for slot in T.unroll(rest):
             multiply(slot, turns * slots + slot)
         retire(sums, 0)
-        own.mark("mma retired", k_tiles - 1)
+        own.mark("mma retired", k_tiles * in_flight - 1)  # -1: it was none
         own.mark("epilogue begins")
         if by_tma:
             T.cuda.cta_sync()  # the ring is read by nobody any more: it takes the results
-            epilogue.collect(sums, product, out_dtype, ring, warpgroup * box_bytes, warp, lane)
-            T.ptx.fence.proxy.async_.shared__cta()
-            T.cuda.warpgroup_sync(1 + warpgroup)
-            if warp == 0 and tma.elected():
-                epilogue.store_boxes(
-                    c_map, product, ring, warpgroup * box_bytes, row + group_row, column + group_column
-                )
-                storing.mark("results stored")
+            epilogue.store_through(ring, c_map, sums, product, out_dtype, warpgroup, warp, lane, *corner)
         else:
-            epilogue.store_fragments(sums, product, C, row + group_row, column + group_column, warp, lane)
-            own.mark("results stored")
-        log.end(block, thread == 0)
+            epilogue.store_fragments(sums, product, C, *corner, warp, lane)
+        own.mark("results stored", together=True)
+        log.clocks("end", block, thread == 0)
 
     return main

@@ -196,6 +196,11 @@ class WarpgroupProduct:
         return self.a.bytes + self.b.bytes
 
     @property
+    def result_bytes(self) -> int:
+        """A warpgroup's results in 16 bits."""
+        return self.registers * LANES * 2
+
+    @property
     def instruction(self) -> str:
         """The PTX instruction."""
         ptx = PTX_TYPES[self.dtype]

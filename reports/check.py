@@ -34,7 +34,7 @@ from .selection import (
     shape_label,
 )
 from .site import render_pages
-from .timelines import EMPTY_WAIT, EPILOGUE, FULL_WAIT, spans
+from .timelines import BOX, EMPTY_WAIT, EPILOGUE, FULL_WAIT, ROUNDING, spans
 
 FEWEST_ROUNDS = 7
 CALIBRATION_TOLERANCE = 0.01
@@ -113,7 +113,7 @@ def timeline_problems(timeline: Timeline) -> Iterator[str]:
             yield f"{track.role}: {track.event} goes back in time"
         if track.ns[0] < 0 or max(track.ns) > timeline.duration_ns + CLOCK_SLACK_NS:
             yield f"{track.role}: {track.event} lies outside the block's {timeline.duration_ns:,.0f} ns"
-    for role, (begin, end) in itertools.product(timeline.roles, (FULL_WAIT, EMPTY_WAIT, EPILOGUE)):
+    for role, (begin, end) in itertools.product(timeline.roles, (FULL_WAIT, EMPTY_WAIT, EPILOGUE, ROUNDING, BOX)):
         if any(span.end < span.begin for span in spans(timeline, role, (begin, end))):
             yield f"{role}: {end} comes before {begin}"
 

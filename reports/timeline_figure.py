@@ -15,9 +15,11 @@ from harness.records import Timeline
 from .drawing import PALETTE, canvas, finish
 from .table import short_name
 from .timelines import (
+    BOX,
     EMPTY_WAIT,
     EPILOGUE,
     FULL_WAIT,
+    ROUNDING,
     Lives,
     Span,
     loads,
@@ -27,8 +29,9 @@ from .timelines import (
     which_runs,
 )
 
-EPILOGUE_COLOR, LOAD_COLOR, PRODUCT_COLOR, FULL_COLOR, _, EMPTY_COLOR = PALETTE[:6]
-PRODUCTS = {True: (PRODUCT_COLOR, "wgmma"), False: ("#A6DCCB", "wgmma, its end not seen")}  # by whether it was
+EPILOGUE_COLOR, LOAD_COLOR, PRODUCT_COLOR, FULL_COLOR, BOX_COLOR, EMPTY_COLOR = PALETTE[:6]
+ON_THEIR_WAY_COLOR = "#D9D9D9"
+PRODUCTS = {True: (PRODUCT_COLOR, "wgmma"), False: ("#A6DCCB", "wgmma, end not seen")}  # by whether it was
 SHOWN_K_TILES, LAST_K_TILES = 16, 3
 ROW_INCHES, PANEL_INCHES, FRAME_INCHES = 0.25, 0.62, 1.6
 NARROWEST, WIDEST = 0.3, 0.8  # of the right column, in parts of the left one
@@ -63,7 +66,8 @@ def timeline_figure(group: Lives) -> Figure:
 
 def _finished(figure: Figure, axes: list[Axes], group: Lives) -> Figure:
     caption = f"{which_runs(group)} Numbers: k tiles. A load lasts until a warpgroup sees its bytes, a wgmma from when "
-    caption += "its operands are there and the one before is done. In roles' rows: tensor cores above, threads below."
+    caption += "its operands are there and the one before is done. In rows of roles that multiply: tensor cores above, "
+    caption += "threads below."
     finish(figure, axes, caption)
     for panel in axes:
         panel.grid(False, axis="y")
@@ -113,14 +117,29 @@ def _draw(axes: Axes, timeline: Timeline, origin: float) -> None:
         place = (span.number % timeline.stages + 0.15, 0.7)
         _bars(axes, [span], place, LOAD_COLOR, "load, until seen", origin, numbered=True)
     for row, role in enumerate(waiting_roles(timeline), timeline.stages):
-        upper, lower = (row + 0.08, 0.44), (row + 0.56, 0.3)
         products = multiplications(timeline, role)
+        upper, lower = (row + 0.08, 0.44), (row + 0.56, 0.3) if products else (row + 0.15, 0.7)
         for seen, (color, label) in PRODUCTS.items():
             own = [span for span in products if span.seen == seen]
             _bars(axes, own, upper, color, label, origin, numbered=True)
+        _epilogue_bars(axes, timeline, role, lower, origin)
         _bars(axes, spans(timeline, role, FULL_WAIT), lower, FULL_COLOR, "wait for a full slot", origin)
         _bars(axes, spans(timeline, role, EMPTY_WAIT), lower, EMPTY_COLOR, "wait for an empty slot", origin)
-        _bars(axes, spans(timeline, role, EPILOGUE), lower, EPILOGUE_COLOR, "epilogue", origin)
+        begins = [(moment - origin) * US for moment in timeline.moments(role, "piece begins").values()]
+        low, high = axes.get_xlim()
+        if begins := [begin for begin in begins if low <= begin <= high]:
+            axes.vlines(begins, row + 0.02, row + 0.98, color="black", linewidth=1.2, label="a tile begins")
+
+
+def _epilogue_bars(axes: Axes, timeline: Timeline, role: str, place: Place, origin: float) -> None:
+    """The epilogue as a whole; where results leave in boxes, what the role does for them."""
+    whole, rounding = spans(timeline, role, EPILOGUE), spans(timeline, role, ROUNDING)
+    if not rounding:
+        _bars(axes, whole, place, EPILOGUE_COLOR, "epilogue", origin)
+        return
+    _bars(axes, whole, place, ON_THEIR_WAY_COLOR, "results leaving", origin)
+    _bars(axes, rounding, place, EPILOGUE_COLOR, "rounded", origin)
+    _bars(axes, spans(timeline, role, BOX), place, BOX_COLOR, "a box stored", origin)
 
 
 def _bars(

@@ -16,6 +16,8 @@ from .table import NOT_MEASURED, Table
 
 AT_ONCE_NS = 50  # a wait that is over at once takes less: some instructions, and the stamp itself
 EPILOGUE = ("epilogue begins", "results stored")
+ROUNDING = ("epilogue begins", "sums free")
+BOX = ("box begins", "box stored")
 FULL_WAIT = ("full wait begins", "full wait ends")
 EMPTY_WAIT = ("empty wait begins", "empty wait ends")
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from kernels.stamps import Stamps
 from kernels.tma import unreadable
 from kernels.warp_specialized import FEWEST_STAGES as FEWEST
 from kernels.warp_specialized import warp_specialized
@@ -42,9 +43,9 @@ TILES = ROLE_TILES
 STAGES, TUNING_STAGES = 4, (3, 4, 6, 8)
 
 
-def kernel(problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
-    """The product by warpgroups with roles, and a ring of ``config.stages`` slots between them."""
-    return warp_specialized(problem, config.tile, config.stages, bounded=config.variant == "bounded")
+def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
+    """The product by warpgroups with roles, and a ring of ``config.stages`` slots; with time stamps if asked for."""
+    return warp_specialized(problem, config.tile, config.stages, bounded=config.variant == "bounded", stamps=stamps)
 
 
 if __name__ == "__main__":

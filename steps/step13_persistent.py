@@ -31,6 +31,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from kernels.persistent import persistent
+from kernels.stamps import Stamps
 from kernels.tma import unreadable
 from kernels.warp_specialized import FEWEST_STAGES as FEWEST
 from kernels.wgmma import WarpgroupProduct
@@ -47,14 +48,15 @@ TILES = PERSISTENT_TILES
 STAGES, TUNING_STAGES = 4, (3, 4, 6, 8)
 
 
-def kernel(problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
-    """The product by persistent blocks with roles, and a ring of ``config.stages`` slots."""
+def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
+    """The product by persistent blocks, and a ring of ``config.stages`` slots; with time stamps if asked for."""
     variant = config.variant
     choices = {"stream": variant != "whole", "bounded": variant == "bounded", "overlapped": variant == "overlapped"}
     multicast = variant == "multicast" and WarpgroupProduct.of(problem, config.tile).b.shares(2)
     blocks = 2 if multicast else 1
     tile, multiprocessors = config.tile, config.multiprocessors
-    return persistent(problem, tile, config.stages, multiprocessors=multiprocessors, blocks=blocks, **choices)
+    sharing = {"multiprocessors": multiprocessors, "blocks": blocks, "stamps": stamps}
+    return persistent(problem, tile, config.stages, **sharing, **choices)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,9 @@ from harness.records import (
     TunedConfig,
     Verification,
 )
+from reports.__main__ import main
+from reports.paths import Paths
+from reports.readme import BEGIN, END
 
 SIZES = (256, 512, 1024, 2048, 4096)
 NAMES = (
@@ -443,6 +446,80 @@ def tracks(stages: int, k_tiles: int, groups: int = 2) -> tuple[Track, ...]:
     return (Track("loads", "load issued", 0, tuple(issued)), *own)
 
 
+def role_tracks(stages: int, k_tiles: int, pieces: int = 1, consumers: int = 2, boxes: int = 4) -> tuple[Track, ...]:
+    """What the roles of step 12 would stamp, or of step 13 with ``pieces`` of its work."""
+    seen: dict[tuple[str, str], list[float]] = {}
+    last = pieces * k_tiles
+    issued, released = [], [0.0] * stages
+    free = [0.0] * consumers  # when the tensor cores are done with what a consumer asked for
+    now, load = [800.0 + 40 * number for number in range(consumers)], 700.0
+    persists = pieces > 1
+
+    def note(number: int, event: str, moment: float) -> None:
+        seen.setdefault((f"consumer {number}", event), []).append(round(moment, 1))
+
+    def store(number: int) -> None:
+        note(number, "box begins", now[number])
+        now[number] += EPILOGUE_NS / 8
+        note(number, "box stored", now[number])
+
+    done: list[list[float]] = [[] for _ in range(consumers)]
+    for k in range(last):
+        seen.setdefault(("producer", "empty wait begins"), []).append(load)
+        load = max(load + STAMP_NS, released[k]) + STAMP_NS
+        seen.setdefault(("producer", "empty wait ends"), []).append(load)
+        load += 30
+        issued.append(load)
+        piece, own = divmod(k, k_tiles)
+        for number in range(consumers):
+            if persists and own == 0:
+                note(number, "piece begins", now[number] - 5)
+            note(number, "full wait begins", now[number])
+            now[number] = max(now[number], issued[k] + LOAD_NS) + STAMP_NS
+            note(number, "full wait ends", now[number])
+            free[number] = max(now[number], free[number]) + MMA_NS
+            done[number].append(free[number])
+            now[number] += ISSUE_NS
+            note(number, "mma issued", now[number])
+            if piece and own < boxes:
+                store(number)
+                if own == boxes - 1:
+                    note(number, "results stored", now[number])
+            if own:
+                now[number] = max(now[number], done[number][k - 1]) + STAMP_NS
+                note(number, "mma retired", now[number])
+            if own == k_tiles - 1:
+                now[number] = max(now[number], done[number][k]) + STAMP_NS
+                note(number, "mma retired", now[number])
+                note(number, "epilogue begins", now[number] + 5)
+                now[number] += 160
+                note(number, "sums free", now[number])
+                now[number] += 20
+        released.append(max(now) + 10)
+    for number in range(consumers):
+        for _ in range(boxes):
+            store(number)
+        note(number, "results stored", now[number] + EPILOGUE_NS / 3)
+    own = [Track(role, event, 0, tuple(moments)) for (role, event), moments in seen.items()]
+    return (Track("producer", "load issued", 0, tuple(issued)), *own)
+
+
+def roles_timeline(step: int, stages: int = 4, size: int = 4096) -> Timeline:
+    """A block of step 12, or of step 13 with 4 tiles."""
+    own = role_tracks(stages, size // 64, 4 if step == 13 else 1)
+    end = max(max(track.ns) for track in own) + 20
+    return timeline(
+        stages,
+        size,
+        step=step,
+        step_name={12: "step12_warp_specialization", 13: "step13_persistent"}[step],
+        variant={12: "roles", 13: "stream"}[step],
+        tracks=own,
+        durations_ns=(end + 400, end - 300, end, end + 900, end - 100),
+        command=f"python -m harness timeline --step {step} --size 4096",
+    )
+
+
 def timeline(stages: int = 4, size: int = 4096, **changes: object) -> Timeline:
     """Step 11's block in the middle of the grid; ``changes`` replace fields of the record."""
     own = tracks(stages, size // 64)
@@ -478,6 +555,15 @@ def timeline(stages: int = 4, size: int = 4096, **changes: object) -> Timeline:
         command="python -m harness timeline --step 11 --size 4096 --stages 1,2,4",
     )
     return replace(made, **changes)
+
+
+def published(folder: Path) -> Paths:
+    """Plots, pages and a README of a folder's records, beside them."""
+    readme = folder / "README.md"
+    readme.write_text(f"{BEGIN}{END}")
+    for command in ("plot", "page", "readme"):
+        assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
+    return Paths.of(folder, readme)
 
 
 def write_timelines(folder: Path) -> None:

@@ -22,19 +22,31 @@ from harness.measure import Plan
 from harness.records import RecordError, Timeline, Track, load_timelines
 from harness.session import Session
 from harness.timeline import RUNS, NoTimeline, decode, ns_per_clock, take
-from kernels.config import HopperTile
+from kernels.config import HopperTile, RoleTile
 from kernels.stamps import EVENTS, HEADER, Stamps, roles_of
-from reports.__main__ import main
 from reports.check import findings, timeline_problems
 from reports.paths import Paths
 from reports.plot import timeline_plots
-from reports.readme import BEGIN, END, results_block
+from reports.readme import results_block
 from reports.selection import load
 from reports.site import render_pages
+from reports.timeline_figure import timeline_figure
 from reports.timelines import lives, lives_table, loads, multiplications, waiting_roles
 from tests import test_session
 from tests.conftest import Outcome, make_case
-from tests.reports_fixtures import LOAD_NS, MMA_NS, environment, timeline, tracks, write_ladder, write_timelines
+from tests.reports_fixtures import (
+    LOAD_NS,
+    MMA_NS,
+    environment,
+    published,
+    role_tracks,
+    roles_timeline,
+    timeline,
+    tracks,
+    write_ladder,
+    write_timelines,
+)
+from tests.test_roles import STEPS_WITH_ROLES, roles
 
 gpu, made = test_session.gpu, test_session.made  # its fixtures, under their names
 
@@ -47,6 +59,11 @@ CLOCK_GHZ = 1.5
 def ring(stages: int, stamps: Stamps | None = None, variant: str = "tma_store", k: int = 1024) -> Kernel:
     """Step 11 on a small product, lowered."""
     return lower(make_case(11, (128, 128, k), variant, tile=SMALL, stages=stages), stamps)
+
+
+def with_roles(step: int, stamps: Stamps | None = None, variant: str = "", **given: Any) -> Kernel:
+    """Step 12 or 13 on a small product, lowered for a GPU of 12 multiprocessors, where last waves are cut."""
+    return lower(roles(step, (512, 512, 4096), "128x128x64/2x1", variant, sms=12, **given).case, stamps)
 
 
 def encode(found: Sequence[Track], roles: Sequence[str], room: int, duration_ns: float) -> list[int]:
@@ -69,33 +86,71 @@ def encode(found: Sequence[Track], roles: Sequence[str], room: int, duration_ns:
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_without_stamps_the_text_has_no_trace_of_them(stages: int, variant: str) -> None:
     plain, stamped = ring(stages, variant=variant), ring(stages, Stamps(1), variant)
-    for word in ("stamp", "calibrate", "clock64", "smid"):
+    for word in ("stamp", "calibrate", "clock64", "smid", "warp_sync"):
         assert word not in plain.cuda
     assert len(plain.source.params) == 3
     assert roles_of(plain.source) == ()
     assert len(stamped.source.params) == 4
     # What is left without the stamps' lines is the plain text, but for where expressions are shared.
-    left = [line for line in stamped.body.splitlines()[1:] if not re.match(r"\s*(stamp|calibrate)\(", line)]
+    theirs = r"\s*(stamp|calibrate|tvm_builtin_cuda_warp_sync)\("
+    left = [line for line in stamped.body.splitlines()[1:] if not re.match(theirs, line)]
     without_shared = [[line for line in text if "cse_v" not in line] for text in (left, plain.body.splitlines()[1:])]
     assert without_shared[0] == without_shared[1]
+
+
+@pytest.mark.parametrize(("step", "variant"), STEPS_WITH_ROLES)
+def test_roles_without_stamps_have_no_trace_of_them(step: int, variant: str) -> None:
+    plain, stamped = with_roles(step, variant=variant), with_roles(step, Stamps(1), variant)
+    for word in ("stamp", "calibrate", "clock64", "behind", "smid"):
+        assert word not in plain.cuda
+    assert len(stamped.source.params) == len(plain.source.params) + 1
+    assert stamped.workspaces == list(stamped.source.params[3:-1])
+    assert roles_of(stamped.source) == ("producer", "consumer 0", "consumer 1")
+    assert roles_of(plain.source) == ()
+
+
+@pytest.mark.parametrize("step", [12, 13])
+def test_each_role_stamps_its_own_events(step: int) -> None:
+    body = with_roles(step, Stamps(3, room=20)).body
+    parts = body.split("setmaxnreg_inc")
+    marks = [re.findall(r"stamp\(.*, (\d+), (.*), 20, .*\);", part) for part in parts]
+    producer, consumer = ({EVENTS[int(row) // 20] for row, _ in own} for own in marks)
+    loading = {"load issued", "empty wait begins", "empty wait ends"}
+    assert producer == loading
+    assert consumer == set(EVENTS) - loading - ({"piece begins"} if step == 12 else set())
+    assert len(re.findall(r"\bcalibrate\(", body)) == 2
+
+
+def test_results_without_boxes_are_stamped() -> None:
+    for step in (12, 13):
+        case = roles(step, (256, 256, 512), "128x128x64/2x1", out_dtype="float32").case
+        rows = re.findall(r"stamp\(.*, (\d+), .*, 20, .*\);", lower(case, Stamps(0, room=20)).body)
+        found = {EVENTS[int(row) // 20] for row in rows}
+        assert {"epilogue begins", "results stored"} <= found
+        assert not found & {"box begins", "box stored"}
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(("step", "variant"), [(12, "roles"), (13, "stream"), (13, "multicast")])
+def test_stamps_of_roles_cost_no_spills(step: int, variant: str, compiler: Compiler) -> None:
+    case = roles(step, (4096, 4096, 4096), "128x256x64/2x1", variant, stages=4).case
+    assert compiled(lower(case, Stamps(66)), compiler).cubin.spill_bytes == 0
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_every_event_is_stamped_where_it_happens(stages: int) -> None:
     body = ring(stages, Stamps(3, room=20), k=64 * 4 * stages).body
-    marks = re.findall(r"stamp\(\(&\(stamps_ptr\[(.*)\]\)\), (.*), 20, \((.*)\)\);", body)
+    marks = re.findall(rf"stamp\(\(&\(stamps_ptr\[{len(HEADER)}\]\)\), .*, (\d+), (.*), 20, \((.*)\)\);", body)
     in_flight, ahead = (1, stages - 1) if stages > 1 else (0, 1)
     # Loads before the loop and in it; six of each turn's slot; the end of the last; the epilogue's two.
     assert len(marks) == ahead + stages + 6 * stages + 3
     assert len(re.findall(r"\bcalibrate\(", body)) == 2
     assert all("blockIdx.x) == 3" in speaks for _, _, speaks in marks)
     for event, count in (("load issued", ahead + stages), ("mma retired", stages + 1), ("results stored", 1)):
-        row = len(HEADER) + ((event != "load issued") * len(EVENTS) + EVENTS.index(event)) * 20
-        assert sum(re.search(rf"\b{row}\b", place) is not None for place, _, _ in marks) == count
-    retired = len(HEADER) + (len(EVENTS) + EVENTS.index("mma retired")) * 20
-    numbers = [number for place, number, _ in marks if re.search(rf"\b{retired}\b", place)]
+        assert sum(int(row) == EVENTS.index(event) * 20 for row, _, _ in marks) == count
+    numbers = [number for row, number, _ in marks if int(row) == EVENTS.index("mma retired") * 20]
     assert numbers[0].endswith("- 1)") == (in_flight == 1)
-    assert numbers[-1] == str(4 * stages - 1)
+    assert numbers[-1] == str(4 * stages * in_flight - 1)  # of one stage the last is stamped in the loop
 
 
 def test_the_roles_are_in_the_function() -> None:
@@ -116,7 +171,8 @@ def test_stamps_cost_no_spills_and_leave_wgmma_in_flight(stages: int, compiler: 
     kernel = compiled(lower(case, Stamps(256)), compiler)
     sass = disassemble(kernel.cubin)
     assert kernel.cubin.spill_bytes == 0
-    assert len(re.findall(r"CS2R \w+, SR_CLOCKLO", sass)) == len(re.findall(r"\bstamp\(\(", kernel.body)) + 2
+    stamps = len(re.findall(r"\bstamp\(\(", kernel.body)) - (stages == 1)  # less the one of number -1
+    assert len(re.findall(r"CS2R \w+, SR_CLOCKLO", sass)) == stamps + 2
     assert len(re.findall(r"\bHGMMA\b", sass)) == 4 * stages
     assert len(re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1", sass)) == (stages if stages > 1 else 0)
 
@@ -191,13 +247,14 @@ def stamping(made: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
     launches: list[int] = []
 
     def executable(kernel: Kernel) -> dict[str, Any]:
-        problem, roles, slots = kernel.case.problem, roles_of(kernel.source), kernel.case.slots
-        found = tracks(slots, -(-problem.k // 64), len(roles) - 1)
+        problem, names, slots = kernel.case.problem, roles_of(kernel.source), kernel.case.slots
+        of_step = tracks if names[0] == "loads" else role_tracks
+        found = of_step(slots, -(-problem.k // 64), **{"groups" if of_step is tracks else "consumers": len(names) - 1})
 
         def run(a: np.ndarray, b: np.ndarray, c: np.ndarray, words: FakeWords) -> None:
             c[...] = LlvmBackend().reference(problem, a, b).astype(c.dtype)
             launches.append(1)
-            words.words = encode(found, roles, Stamps(0).room, 50000 + 100 * len(launches))
+            words.words = encode(found, names, Stamps(0).room, 50000 + 100 * len(launches))
 
         return {"main": run}
 
@@ -336,11 +393,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     folder = tmp_path_factory.mktemp("lives")
     write_ladder(folder, variants=False)
     write_timelines(folder)
-    readme = folder / "README.md"
-    readme.write_text(f"{BEGIN}{END}")
-    for command in ("plot", "page", "readme"):
-        assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
-    return Paths.of(folder, readme)
+    return published(folder)
 
 
 def test_pages_and_readme_show_the_picture(site: Paths) -> None:
@@ -403,6 +456,35 @@ def test_a_timeline_that_is_no_evidence_is_found(changes: dict[str, Any], findin
     assert any(finding in problem for problem in timeline_problems(timeline(**changes)))
 
 
+@pytest.mark.parametrize("step", [12, 13])
+def test_roles_have_a_picture(step: int, tmp_path: Path) -> None:
+    for stages in (2, 4):
+        taken = roles_timeline(step, stages)
+        assert list(timeline_problems(taken)) == []
+        assert waiting_roles(taken) == ["producer", "consumer 0", "consumer 1"]
+        assert len(loads(taken)) == len(multiplications(taken, "consumer 1")) == (64 if step == 12 else 256)
+        taken.save(tmp_path)
+    (drawn,) = timeline_plots(load(tmp_path))
+    figure = timeline_figure(drawn.section)
+    labels = set().union(*(axes.get_legend_handles_labels()[1] for axes in figure.axes))
+    assert {"wait for an empty slot", "rounded", "a box stored"} <= labels
+    assert ("a tile begins" in labels) == (step == 13)
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
+def test_the_command_leaves_out_stage_counts_that_a_step_does_not_take(
+    command: Command, stamping: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("harness.commands.timeline.open_session", lambda options, command: stamping)
+    small = ("--tile", "64x64x64/1x1", "--shape", "256x256x1024")
+    outcome = command("timeline", "--step", "12,13", *small, "--out", str(tmp_path))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert [(taken.step, taken.stages) for taken in load_timelines(tmp_path)] == [(12, 2), (12, 4), (13, 2), (13, 4)]
+    assert command("timeline", "--step", "12", "--stages", "1", *small).code == 2
+
+
 # On the GPU
 
 
@@ -415,4 +497,17 @@ def test_a_real_block_leaves_a_timeline_that_makes_sense(stages: int, tmp_path: 
     problems = [problem for problem in timeline_problems(taken) if "uncommitted" not in problem]
     assert problems == []
     assert [len(loads(taken)), len(multiplications(taken, "warpgroup 1"))] == [32, 32]
+    assert 500 < taken.clock_mhz < 2500
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("step", [12, 13])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_real_roles_leave_a_timeline_that_makes_sense(stages: int, step: int, tmp_path: Path) -> None:
+    session = Session(require_compiler(), GpuBackend(), tmp_path, "a test", plan=Plan(rounds=7, warmup_ms=20.0))
+    case = make_case(step, (4096, 4096, 1024), tile=RoleTile.parse("128x128x64/2x1"), stages=stages)
+    taken = take(session, case)
+    assert [problem for problem in timeline_problems(taken) if "uncommitted" not in problem] == []
+    assert waiting_roles(taken) == ["producer", "consumer 0", "consumer 1"]
+    assert len(loads(taken)) == len(multiplications(taken, "consumer 1")) >= 16
     assert 500 < taken.clock_mhz < 2500

@@ -19,7 +19,7 @@ SIZES, STAGES = "4096", "1,2,4"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Steps, products, stage counts, and the block."""
     add_problem_options(parser)
-    parser.add_argument("--stages", default=STAGES, help=f"ring slots: 4 | 1-4 | 1,2,4 ({STAGES})")
+    parser.add_argument("--stages", help=f"ring slots: 4 | 1-4 | 1,2,4 ({STAGES}, where the step takes them)")
     parser.add_argument("--variant", default="default", help="variants' names, default or all (default)")
     parser.add_argument("--tile", default="default", help="a tile as `list` writes the step's, or default (default)")
     parser.add_argument("--block", type=int, help="which block of the grid (its middle one)")
@@ -45,8 +45,10 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         for case in named:
             case.check_stamped()
     stamped = [case for case in named if case.step.stamped]
-    depths = numbers(options.stages, "--stages")
+    depths = numbers(options.stages or STAGES, "--stages")
     cases = list(dict.fromkeys(replace(case, stages=stages) for case in stamped for stages in depths))
+    if options.stages is None:
+        cases = [case for case in cases if case.stages >= case.step.fewest_stages(case.variant)]
     for case in cases:
         case.validate()
     return cases
