@@ -123,7 +123,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A schedule, lowered for a machine: its TensorIR, its CUDA text and, after :func:`compiled`, its cubin.
+    """A schedule, lowered for a machine: TensorIR of device and host, CUDA text and, after :func:`compiled`, cubin.
 
     ``label`` names it in messages.
     """
@@ -132,6 +132,7 @@ class Lowered:
     machine: Machine
     schedule: Schedule
     device: tvm.IRModule
+    host: tvm.IRModule
     cuda: str
     cubin: Cubin | None = None
     warnings: tuple[str, ...] = field(default=())
@@ -372,10 +373,10 @@ def lower_schedule(schedule: Schedule, machine: Machine, label: str) -> Lowered:
     module = tirx.transform.BindTarget(machine.target().with_host("llvm"))(pass_workspaces(schedule.mod))
     pipeline, _, finalize_device = tirx.get_tir_pipeline(required_tir_pipeline(schedule.mod))
     with tvm.transform.PassContext(config=required_pass_config(schedule.mod)):
-        _, devices = split_host_device_mods(pipeline(module))
+        host, devices = split_host_device_mods(pipeline(module))
     ((device_target, device),) = devices.items()
     device = finalize_device()(device)
-    lowered = Lowered(label, machine, schedule, device, _generate_cuda(device, device_target))
+    lowered = Lowered(label, machine, schedule, device, host, _generate_cuda(device, device_target))
     if lowered.most_local_bytes > MOST_LOCAL_BYTES:
         raise IllegalSchedule(
             f"{label}: a thread's own arrays are too large for registers, so that it would keep other threads' data",
