@@ -6,7 +6,6 @@ import ctypes
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any
 

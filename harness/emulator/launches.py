@@ -23,7 +23,8 @@ class UnknownLaunch(ValueError):
 class TensorMap:
     """A tensor map's description: sizes innermost first, strides in bytes of all dimensions but the innermost.
 
-    ``array`` is the function's parameter that it maps; ``swizzle`` is CUDA's number (0 none, 1 to 3: 32, 64, 128 bytes).
+    ``array`` is the function's parameter that it maps; ``swizzle`` is CUDA's number: 0 none, 1 to 3 of 32, 64 and 128
+    bytes.
     """
 
     array: str
@@ -127,7 +128,7 @@ def _number(value: ir.Expr, what: str) -> int:
 
 
 def map_words(described: TensorMap) -> list[int]:
-    """The map as the runtime's structure has it behind the address: three 32-bit numbers, then sizes, strides, boxes."""
+    """The map as the runtime's structure has it behind the address: three numbers, then sizes, strides, boxes."""
     size, rank = dtype_bytes(described.dtype), len(described.sizes)
     padding = [1] * (5 - rank)
     strides = [size, *described.strides]

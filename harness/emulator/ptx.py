@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 SHARED = r"\.shared(?:::cta)?"
+TMA = r"cp\.async\.bulk\.tensor\.(\d)d"
 HINT = r"(?:\.L2::\w+)*"
 # Opcodes, as patterns of the whole, and what is called; \1 is the pattern's first group.
 INSTRUCTIONS = {
@@ -59,11 +60,14 @@ INSTRUCTIONS = {
     rf"mbarrier\.try_wait\.parity(?:\.acquire\.c\w+)?{SHARED}\.b64": "emu::mbarrier_try_wait",
     rf"mbarrier\.test_wait\.parity(?:\.acquire\.c\w+)?{SHARED}\.b64": "emu::mbarrier_test_wait",
     r"mapa(?:\.shared::cluster)?\.u32": "emu::mapa",
-    r"cp\.async\.bulk\.tensor\.(\d)d\.shared::c\w+\.global(?:\.tile)?\.mbarrier::complete_tx::bytes": r"emu::tma_load<\1>",
-    r"cp\.async\.bulk\.tensor\.(\d)d\.shared::cluster\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
-    r"\.multicast::cluster": r"emu::tma_load_multicast<\1>",
-    r"cp\.async\.bulk\.tensor\.(\d)d\.global\.shared::cta(?:\.tile)?\.bulk_group": r"emu::tma_store<\1>",
-    r"cp\.reduce\.async\.bulk\.tensor\.(\d)d\.global\.shared::cta\.add(?:\.tile)?\.bulk_group": r"emu::tma_store<\1, true>",
+    rf"{TMA}\.shared::c\w+\.global(?:\.tile)?\.mbarrier::complete_tx::bytes": r"emu::tma_load<\1>",
+    rf"{TMA}\.shared::cluster\.global(?:\.tile)?\.mbarrier::complete_tx::bytes\.multicast::cluster": (
+        r"emu::tma_load_multicast<\1>"
+    ),
+    rf"{TMA}\.global\.shared::cta(?:\.tile)?\.bulk_group": r"emu::tma_store<\1>",
+    r"cp\.reduce\.async\.bulk\.tensor\.(\d)d\.global\.shared::cta\.add(?:\.tile)?\.bulk_group": (
+        r"emu::tma_store<\1, true>"
+    ),
     r"cp\.async\.bulk\.commit_group": "emu::bulk_commit",
     r"cp\.async\.bulk\.wait_group": "emu::bulk_wait<false>",
     r"cp\.async\.bulk\.wait_group\.read": "emu::bulk_wait<true>",
@@ -119,17 +123,15 @@ class _Asm:
         opcode, _, rest = text.partition(" ")
         if opcode.startswith("bra"):
             return f"goto {rest.strip()};"
-        for pattern, called in INSTRUCTIONS.items():
-            if match := re.fullmatch(pattern, opcode):
-                break
-        else:
+        called = next((m.expand(name) for p, name in INSTRUCTIONS.items() if (m := re.fullmatch(p, opcode))), None)
+        if called is None:
             raise UnknownInstruction(f"the emulator has no {opcode}; add it to INSTRUCTIONS in harness/emulator/ptx.py")
         operands = [part.strip().rpartition("_|")[2] for part in _split(rest, ",")] if rest.strip() else []
         # In an accumulating instruction the same registers are written and read: written as d, read as c.
         arguments = [self.operand(part) for part in operands if part != "_"]
         if called.startswith("emu::mma<"):
             arguments[-1] = arguments[-1].replace("emu::outs", "emu::values")
-        return f"{match.expand(called)}({', '.join(arguments)});"
+        return f"{called}({', '.join(arguments)});"
 
     def statements(self) -> Iterator[str]:
         """The C++ statements; declarations and labels are collected on the way."""

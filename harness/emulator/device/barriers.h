@@ -188,7 +188,7 @@ std::string waiting_list() {
                     block_of(t).index.z, t.waits, detail.c_str(), at.c_str())].push_back(t.linear);
     }
   for (auto& [where, threads] : by_place) {
-    list += list.empty() ? "" : "; ";
+    list += "\n  ";
     list += threads.size() == 1 ? text("thread %d ", threads[0])
                                 : text("%zu threads, %d to %d, each ", threads.size(), threads.front(), threads.back());
     list += where;

@@ -133,7 +133,7 @@ inline void schedule() {
       for (Thread& t : machine.all) all_done = all_done && t.status == DONE;
       if (all_done && machine.pending.empty()) return;
       if (all_done) fail("unawaited", "a TMA load, or an arrival of cp.async, comes after all threads have ended");
-      if (!complete_one()) fail("deadlock", "no thread can go on: " + waiting_list());
+      if (!complete_one()) fail("deadlock", "no thread can go on" + waiting_list());
       continue;
     }
     machine.current = &machine.all[id];

@@ -31,10 +31,10 @@ inline void check_bounds(const Block& block, uint address, size_t bytes, const c
 inline std::string describe(const Access& access, bool write) {
   static const char* const words[5][2] = {
       {"a read", "a write"},
-      {"a read of cp.async", "the write of a cp.async not awaited"},
-      {"the read of a bulk store not awaited", "a write of a bulk store"},
-      {"the read of a wgmma not awaited", "a write of wgmma"},
-      {"a read of TMA", "the write of a TMA load not awaited"}};
+      {"the read of a cp.async", "the write of a cp.async"},
+      {"the read of a bulk store", "the write of a bulk store"},
+      {"the read of a wgmma", "the write of a wgmma"},
+      {"the read of a TMA load", "the write of a TMA load"}};
   return text("%s by %s at %s", words[kind_of(access.agent)][write], name(machine.all[access.thread]).c_str(),
               place(access.place).c_str());
 }
@@ -43,9 +43,9 @@ inline std::string describe(const Access& access, bool write) {
                               const Access& after, bool writes, bool proxy) {
   std::string bytes = text("shared memory bytes 0x%zx to 0x%zx of block (%d, %d, %d)", granule * GRANULE,
                            granule * GRANULE + GRANULE - 1, block.index.x, block.index.y, block.index.z);
-  std::string both = describe(after, writes) + " after " + describe(before, before_writes);
-  if (proxy) fail("missing proxy fence", bytes + ": " + both + " without fence.proxy.async between them");
-  fail("race", bytes + ": " + both + ", and nothing orders them");
+  std::string both = describe(after, writes) + "\n  after " + describe(before, before_writes);
+  if (proxy) fail("missing proxy fence", bytes + ": no fence.proxy.async stands between\n  " + both);
+  fail("race", bytes + ": nothing orders\n  " + both);
 }
 
 inline bool knows(const Thread& t, const Access& access) {
