@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from harness import execution, toolchain
+import argparse
+
+from harness import emulator, execution, toolchain
 from harness.build import Case, Kernel, compiled, lower
 from harness.commands import NOT_VERIFIED
+from harness.commands.options import runs_on_gpu
 from harness.commands.show import warn
 from harness.execution import Backend
 from harness.verify import verify
 
-PLACES = {"llvm": "on the CPU (TensorIR through LLVM)", "gpu": "on the GPU"}
+PLACES = {
+    "gpu": "on the GPU",
+    "llvm": "on the CPU (TensorIR through LLVM)",
+    "emulator": "on the CPU (generated CUDA through the emulator)",
+}
 
 _warned: set[str] = set()  # a step's variants share their warnings, which are worth saying once
 
@@ -30,9 +37,18 @@ def built(case: Case) -> Kernel:
     return compiled(kernel, compiler) if compiler else kernel
 
 
-def backend_for(on_gpu: bool) -> Backend:
-    """Where kernels run: the GPU, or the CPU through LLVM."""
-    return execution.GpuBackend() if on_gpu else execution.LlvmBackend()
+def backend_for(options: argparse.Namespace, verified_on: tuple[str, ...]) -> Backend:
+    """Where a kernel runs: where ``--on`` says, or else the GPU, or else the first of ``verified_on`` that is here.
+
+    The emulator is here where there is a C++ compiler; where a kernel can be verified in no other way, it is asked for.
+    """
+    if runs_on_gpu(options):
+        return execution.GpuBackend()
+    on_cpu = [name for name in verified_on if name != "gpu"]
+    if len(on_cpu) > 1 and emulator.find_host_compiler() is None:
+        on_cpu.remove("emulator")
+    name = options.on if options.on != "auto" else next(iter(on_cpu), "llvm")
+    return emulator.EmulatorBackend(options.emulator_seed) if name == "emulator" else execution.LlvmBackend()
 
 
 def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
@@ -47,6 +63,6 @@ def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
     return 0
 
 
-def why_on_the_cpu() -> str:
+def why_on_the_cpu(options: argparse.Namespace) -> str:
     """Why kernels run on the CPU: there is no GPU, or it is not wanted."""
-    return "--on llvm" if execution.gpu_present() else "no GPU"
+    return f"--on {options.on}" if execution.gpu_present() else "no GPU"

@@ -39,15 +39,16 @@ goes. It does not prove other shapes, nor the layout tables themselves, which ar
 schedules' own.
 """
 
-from .compiler import HostCompileError, NoHostCompiler, require_host_compiler
-from .execution import EmulatedProgram, KernelFault, emulated
-from .launches import Launch, TensorMap, UnknownLaunch, read_launches
-from .ptx import UnknownInstruction
-from .source import UnknownText
+from .backend import EmulatorBackend, emulated
+from .compiler import find_host_compiler
+from .errors import EmulatorError, KernelFault, NoHostCompiler, UnknownInstruction, UnknownLaunch, UnknownText
+from .execution import EmulatedProgram
+from .launches import Launch, TensorMap, read_launches
 
 __all__ = [
     "EmulatedProgram",
-    "HostCompileError",
+    "EmulatorBackend",
+    "EmulatorError",
     "KernelFault",
     "Launch",
     "NoHostCompiler",
@@ -56,6 +57,6 @@ __all__ = [
     "UnknownLaunch",
     "UnknownText",
     "emulated",
+    "find_host_compiler",
     "read_launches",
-    "require_host_compiler",
 ]

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from harness.toolchain import cache_folder
 
+from .errors import NoHostCompiler, UnknownText
+
 COMPILERS = ("g++", "clang++", "c++")
 DEVICE = Path(__file__).parent / "device"
 RUNTIME_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-strict-aliasing")
@@ -21,17 +23,14 @@ RUNTIME_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-strict
 KERNEL_FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-w", "-fno-strict-aliasing", "-fsanitize=thread")
 
 
-class NoHostCompiler(RuntimeError):
-    """There is no C++ compiler to compile emulated kernels with."""
-
-
-class HostCompileError(RuntimeError):
-    """The C++ compiler refused a kernel's text: what the emulator does not know of CUDA."""
+def find_host_compiler() -> str | None:
+    """The C++ compiler on PATH; None where there is none."""
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
 def require_host_compiler() -> str:
-    """The C++ compiler on PATH; NoHostCompiler says what to install."""
-    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    """The same; NoHostCompiler says what to install."""
+    found = find_host_compiler()
     if found is None:
         raise NoHostCompiler(
             f"the emulator needs a C++ compiler, and none of {', '.join(COMPILERS)} is on PATH; install g++"
@@ -81,9 +80,7 @@ def _compile(command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip()[:500])
-        raise HostCompileError(
-            f"{command[0]} refused the kernel's text, which uses something new to the emulator: {first}"
-        )
+        raise UnknownText(f"{command[0]} refused the kernel's text, which uses something new to the emulator: {first}")
 
 
 def source_lines(library: Path, code: str, places: list[str]) -> dict[str, str]:

@@ -11,23 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from schedules.workspaces import pass_workspaces, workspaces
-
 from .compiler import kernel_library, source_lines
-from .launches import Launch, TensorMap, map_words, read_launches
+from .errors import KernelFault
+from .launches import Launch, TensorMap, map_words
 from .source import Parameter, host_text, parameters
 
 COMPLETIONS = ("early", "late", "drawn")
 ALIGNMENT, GAP = 256, 1 << 16
 PLACE = re.compile(r"<code (0x[0-9a-f]+)>")
-
-
-class KernelFault(RuntimeError):
-    """A kernel did what CUDA does not define, or came to a standstill; ``kind`` names it, ``seed`` repeats it."""
-
-    def __init__(self, kind: str, text: str, seed: int) -> None:
-        super().__init__(f"{kind}: {text} (emulator seed {seed})")
-        self.kind, self.seed = kind, seed
 
 
 class _Map(ctypes.Structure):
@@ -56,10 +47,12 @@ class _Launch(ctypes.Structure):
 class EmulatedProgram:
     """A function's kernels as a function of this machine.
 
-    ``cuda`` is their text, ``launches`` what the function launches, ``names`` its parameters in order; behind the
-    arrays of a call stand ``memory``, shapes and dtypes of what the kernels keep between them.
+    ``label`` names it in messages; ``cuda`` is their text, ``launches`` what the function launches, ``names`` its
+    parameters in order; behind the arrays of a call stand ``memory``, shapes and dtypes of what the kernels keep
+    between them.
     """
 
+    label: str
     cuda: str
     launches: tuple[Launch, ...]
     names: tuple[str, ...]
@@ -120,7 +113,9 @@ class EmulatedProgram:
     def _explained(self, fault: str, seed: int) -> KernelFault:
         kind, text = fault.split("\n", 1)
         lines = source_lines(self.library, self.cuda, sorted(set(PLACE.findall(text))))
-        return KernelFault(kind, PLACE.sub(lambda match: lines.get(match.group(1), match.group()), text), seed)
+        return KernelFault(
+            self.label, kind, PLACE.sub(lambda match: lines.get(match.group(1), match.group()), text), seed
+        )
 
 
 class _Memory:
@@ -151,13 +146,3 @@ def _value(argument: str | TensorMap | int, parameter: Parameter, bases: dict[st
         groups = ctypes.c_int64 * 5
         return _Map(bases[argument.array], size, rank, swizzle, *(groups(*extents[at : at + 5]) for at in (0, 5, 10)))
     return bases[argument] if isinstance(argument, str) else ctypes.c_int64(argument)
-
-
-def emulated(lowered: Any) -> EmulatedProgram:
-    """The emulated program of a lowered function (:class:`harness.build.Lowered`)."""
-    from harness.execution import numpy_dtype
-
-    passed = workspaces(lowered.schedule.mod)
-    memory = tuple((tuple(map(int, one.shape)), numpy_dtype(str(one.dtype))) for one in passed)
-    names = tuple(str(one.name) for one in pass_workspaces(lowered.schedule.mod)["main"].params)
-    return EmulatedProgram(lowered.cuda, tuple(read_launches(lowered.host)), names, memory)

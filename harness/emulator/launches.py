@@ -11,12 +11,10 @@ from tvm import ir, tirx
 
 from schedules.vectorization import dtype_bytes
 
+from .errors import UnknownLaunch
+
 AXES = ("x", "y", "z")
 DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
-
-
-class UnknownLaunch(ValueError):
-    """Host code that launches in a way the emulator does not know."""
 
 
 @dataclass(frozen=True)

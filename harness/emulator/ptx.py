@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .errors import UnknownInstruction
+
 SHARED = r"\.shared(?:::cta)?"
 TMA = r"cp\.async\.bulk\.tensor\.(\d)d"
 HINT = r"(?:\.L2::\w+)*"
@@ -86,10 +88,6 @@ INSTRUCTIONS = {
 SPECIAL_REGISTERS = {"%cluster_ctarank": "emu::cluster_rank()", "%laneid": "emu::lane()"}
 REGISTER_TYPES = {"pred": "bool", "b32": "uint", "u32": "uint", "s32": "int", "b64": "uint64_t", "u64": "uint64_t"}
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
-
-
-class UnknownInstruction(ValueError):
-    """Inline PTX that the emulator has no instruction for."""
 
 
 @dataclass

@@ -8,15 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .errors import UnknownText
 from .ptx import translate_asm
 
 PREAMBLE_END = "#define ushort unsigned short\n#endif\n"
 KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^;{]*)\) (?=\{)')
 KERNEL_FILE = "kernel.cu"
-
-
-class UnknownText(ValueError):
-    """CUDA text of another form than TVM generates."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ def host_text(cuda: str) -> str:
         raise UnknownText("the CUDA text does not begin with TVM's preamble; the emulator runs what TVM generates")
     start += len(PREAMBLE_END)
     text = "\n" * cuda[:start].count("\n") + translate_asm(cuda[start:])
-    for change in (_static_arrays, _dynamic_array, _poisoned_registers, _thread_indices):
+    for change in (_static_arrays, _dynamic_array, _poisoned_registers, _kernels_beginning):
         text = change(text)
     launches = "\n".join(_launch(name, found) for name, found in parameters(cuda).items())
     return f'#include "kernel.h"\n#line 1 "{KERNEL_FILE}"\n{text}\n#line 1 "launches"\n{launches}\n'
@@ -75,8 +72,8 @@ def _static_arrays(text: str) -> str:
 
 
 def _dynamic_array(text: str) -> str:
-    declaration = r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];"
-    return re.sub(declaration, r"uchar* \1 = emu::dynamic_shared();", text)
+    declaration = r"extern __shared__ __align__\(\d+\) (\w+) (\w+)\[\];"
+    return re.sub(declaration, r"\1* \2 = (\1*)emu::dynamic_shared();", text)
 
 
 def _poisoned_registers(text: str) -> str:
@@ -85,9 +82,15 @@ def _poisoned_registers(text: str) -> str:
     return re.sub(declaration, r"\1\2 __builtin_memset(\3, 0xff, sizeof \3);", text, flags=re.M)
 
 
-def _thread_indices(text: str) -> str:
-    indices = "{ const emu::Index threadIdx = emu::thread_index(), blockIdx = emu::block_index();"
-    return re.sub(rf"({KERNEL.pattern})\{{", lambda match: match.group(1) + indices, text)
+def _kernels_beginning(text: str) -> str:
+    """Give each kernel its thread's indices, and its static arrays, which lie before the dynamic one."""
+    indices = "const emu::Index threadIdx = emu::thread_index(), blockIdx = emu::block_index();"
+    ends = [match.end() for match in KERNEL.finditer(text)]
+    pieces = [text[: ends[0]]] if ends else [text]
+    for start, end in zip(ends, [*ends[1:], len(text)]):
+        arrays = re.findall(r"emu::shared<.*?\);", text[start:end])
+        pieces.append(f"{{ {' '.join([indices, *arrays])}{text[start + 1 : end]}")
+    return "".join(pieces)
 
 
 def _launch(name: str, found: tuple[Parameter, ...]) -> str:
