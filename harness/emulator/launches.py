@@ -32,6 +32,17 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int
 
+    def __post_init__(self) -> None:
+        row = self.box[0] * dtype_bytes(self.dtype)
+        found = [f"a stride of {stride} bytes, no multiple of 16" for stride in self.strides if stride % 16]
+        found += [f"a box of {extent} elements, not 1 to 256" for extent in self.box if not 1 <= extent <= 256]
+        found += [f"rows of a box of {row} bytes, no multiple of 16"] if row % 16 else []
+        found += [f"rows of a box of {row} bytes, with a swizzle of {16 << self.swizzle}"] * (
+            bool(self.swizzle) and row > 16 << self.swizzle
+        )
+        if found:
+            raise UnknownLaunch(f"no tensor map of {self.array} can have {'; '.join(found)}")
+
 
 @dataclass(frozen=True)
 class Launch:

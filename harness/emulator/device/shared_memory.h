@@ -163,7 +163,7 @@ inline uint allocate(Block& block, uint from, size_t bytes, size_t alignment) {
 
 // Arrays lie a gap apart, so that what runs past one's end is out of bounds.
 void* shared_array(int number, size_t bytes, size_t alignment) {
-  constexpr uint GAP = 512;
+  constexpr uint GAP = 4096;
   Block& block = block_of(*machine.current);
   if (block.static_arrays.size() <= size_t(number)) block.static_arrays.resize(number + 1);
   uint& at = block.static_arrays[number];

@@ -105,7 +105,8 @@ struct Descriptor {
 };
 
 inline Warpgroup& warpgroup_of(Thread& t) {
-  if (machine.threads % GROUP) fail("wgmma", "a block's threads are no multiple of 128, as wgmma needs");
+  if (t.linear / GROUP * GROUP + GROUP > machine.threads)
+    fail("wgmma", name(t) + " is in no whole group of 128 threads, at " + place(t.place));
   return block_of(t).warpgroups[t.linear / GROUP];
 }
 

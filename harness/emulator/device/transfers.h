@@ -127,9 +127,6 @@ void arrive_after_copies(uint address, bool counted) {
 inline void check_map(Thread& t, const CUtensorMap& map, int rank, uint address, const char* what) {
   if (map.rank != rank) fail("TMA", text("%s of %d dimensions with a map of %d", what, rank, map.rank) + at(t));
   check_aligned(t, inside(address), 128, what);
-  int64_t width = map.box[0] * map.element_bytes;
-  if (map.swizzle && width > 16 << map.swizzle)
-    fail("TMA", text("a box %lld bytes wide with a swizzle of %d", (long long)width, 16 << map.swizzle) + at(t));
 }
 
 inline size_t bytes_of(const CUtensorMap& map) {
@@ -256,7 +253,8 @@ void change_registers(int count, bool more) {
   Thread& t = EMU_THREAD;
   Block& block = block_of(t);
   int groups = machine.threads / GROUP, start = std::min(255, 65536 / machine.threads) / 8 * 8;
-  if (count % 8 || count < 24 || count > 256 || !groups)
+  if (t.linear / GROUP >= groups) fail("setmaxnreg", "the thread is in no whole group of 128" + at(t));
+  if (count % 8 || count < 24 || count > 256)
     fail("setmaxnreg", text("%d registers, which is no multiple of 8 from 24 to 256", count) + at(t));
   if (more ? count < start : count > start)
     fail("setmaxnreg", text("%s to %d, from %d at most", more ? "inc" : "dec", count, start) + at(t));

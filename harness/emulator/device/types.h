@@ -1,6 +1,7 @@
 // CUDA's number and vector types for a host compiler: what generated kernel text names.
 #pragma once
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -71,11 +72,39 @@ struct nv_bfloat16 {
 typedef __half half;
 typedef nv_bfloat16 __nv_bfloat16;
 
-#define EMU_VECTORS(T, name, align2, align4)                                                       \
-  struct alignas(align2) name##2 { T x, y; };                                                      \
-  struct alignas(align4) name##4 { T x, y, z, w; };                                                \
-  inline name##2 make_##name##2(T x, T y) { return {x, y}; }                                       \
+namespace emu {
+
+// A vector is one access, as on the GPU: the compiler must not take it apart, so that it is seen to be aligned.
+template <size_t bytes> struct Whole;
+template <> struct Whole<4> { typedef uint32_t type __attribute__((may_alias)); };
+template <> struct Whole<8> { typedef uint64_t type __attribute__((may_alias)); };
+template <> struct Whole<16> { typedef uint32_t type __attribute__((may_alias, vector_size(16))); };
+template <size_t bytes> inline __attribute__((always_inline)) void copy_whole(void* to, const void* from) {
+  constexpr size_t step = bytes < 16 ? bytes : 16;
+  typedef typename Whole<step>::type Type;
+  for (size_t i = 0; i < bytes / step; ++i) ((Type*)to)[i] = ((const Type*)from)[i];
+}
+
+}  // namespace emu
+
+#define EMU_VECTOR(T, name, align, members, parameters, values)                     \
+  struct alignas(align) name {                                                      \
+    T members;                                                                      \
+    name() = default;                                                               \
+    name parameters : values {}                                                     \
+    name(const name& other) { emu::copy_whole<sizeof(name)>(this, &other); }        \
+    name& operator=(const name& other) {                                            \
+      emu::copy_whole<sizeof(name)>(this, &other);                                  \
+      return *this;                                                                 \
+    }                                                                               \
+  };
+#define EMU_VECTORS(T, name, align2, align4)                                        \
+  EMU_VECTOR(T, name##2, align2, EMU_LIST(x, y), (T x, T y), EMU_LIST(x(x), y(y)))  \
+  EMU_VECTOR(T, name##4, align4, EMU_LIST(x, y, z, w), (T x, T y, T z, T w),        \
+             EMU_LIST(x(x), y(y), z(z), w(w)))                                      \
+  inline name##2 make_##name##2(T x, T y) { return {x, y}; }                        \
   inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+#define EMU_LIST(...) __VA_ARGS__
 EMU_VECTORS(float, float, 8, 16)
 EMU_VECTORS(double, double, 16, 16)
 EMU_VECTORS(int, int, 8, 16)
@@ -83,6 +112,8 @@ EMU_VECTORS(uint, uint, 8, 16)
 EMU_VECTORS(half, half, 4, 8)
 EMU_VECTORS(nv_bfloat16, nv_bfloat16, 4, 8)
 #undef EMU_VECTORS
+#undef EMU_VECTOR
+#undef EMU_LIST
 
 inline half __float2half(float x) { return half(x); }
 inline half __float2half_rn(float x) { return half(x); }
