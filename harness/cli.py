@@ -43,6 +43,7 @@ COMMANDS = {
         "counters",
         "tune",
         "depth",
+        "fuzz",
         "microbench",
     )
 }

@@ -52,10 +52,7 @@ def test_every_variant_is_right_with_one_to_five_stages(number: int, variant: st
     [(number, variant, dtype) for number, variant in EVERY_VARIANT for dtype in STEPS[number].dtypes(variant)[1:]],
 )
 def test_every_dtype_is_right(number: int, variant: str, dtype: str) -> None:
-    for layout in LAYOUTS:
-        verify(
-            lower(small_case(number, (33, 40, 70), variant, dtype=dtype, layout=layout, stages=3)), EmulatorBackend()
-        )
+    verify(lower(small_case(number, (33, 40, 70), variant, dtype=dtype, layout="nt", stages=3)), EmulatorBackend())
 
 
 FEW_ROWS = pytest.mark.xfail(

@@ -73,6 +73,8 @@ BROKEN = {
     "step 6, no barrier": Broken(6, "full", SYNC, "", 2, "race"),
     "step 7, no barrier": Broken(7, None, SYNC, "", 1, "race"),
     "step 7, a slice left out": Broken(7, None, r"^.*local_ptr\[\w+\] \+ \(\(float\*\)buf_dyn.*$", "", -1, WRONG),
+    "step 7, a wait left out": Broken(7, None, COPY_WAIT, "", 1, "race"),
+    "step 7, copies into the slot that is read": Broken(7, None, r"\(ax5_0 \+ 2\) % 3", "ax5_0 % 3", 1, "race"),
     "step 7, wait count + 1": Broken(7, None, COPY_WAIT, "+1", 0, "race"),
     "step 8, no barrier": Broken(8, None, SYNC, "", 1, "race"),
     "step 8, swizzle off by one": Broken(8, None, r"(tensor_core_load\(.*?)>> 1\)", r"\1>> 2)", 0, WRONG),

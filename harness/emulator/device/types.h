@@ -1,9 +1,13 @@
 // CUDA's number and vector types for a host compiler: what generated kernel text names.
 #pragma once
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+// C's own <math.h>: libstdc++'s takes as long to read as the rest of a kernel to compile.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+#include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;
