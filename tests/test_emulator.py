@@ -324,6 +324,31 @@ def test_shuffles_votes_and_election() -> None:
     assert len(leaders) > 1  # which lane is the machine's to choose
 
 
+def test_a_bounded_wait_gives_up() -> None:
+    helpers = f"""
+{CALL} ull_t now() {{
+  ull_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}}
+{CALL} void put(uint* to, uint value) {{
+  asm volatile("st.global.b32 [%0], %1;" :: "l"(to + threadIdx.x), "r"(value) : "memory");
+}}
+"""
+    body = """
+  ull_t end = now() + 5;
+  uint late = 0;
+  while (!late) asm volatile("{\\n.reg .pred p;\\nsetp.gt.u64 p, %1, %2;\\nselp.u32 %0, 1, 0, p;\\n}" : "=r"(late)
+    : "l"(now()), "l"(end));
+  put(out, late);
+  if (in0[0]) __trap();
+"""
+    helpers = "typedef unsigned long long ull_t;\n" + helpers
+    assert run_text(body, words(32), words(1), helpers=helpers).all()
+    with pytest.raises(KernelFault, match=r"trap: the kernel gives up, by thread .* at line \d+: .*__trap"):
+        run_text(body, words(32), words(1) + 1, helpers=helpers)
+
+
 def test_named_barriers_meet_the_warps_they_count() -> None:
     body = """
   __shared__ alignas(64) uint box[64];

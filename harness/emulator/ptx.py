@@ -50,6 +50,8 @@ INSTRUCTIONS = {
     r"cvt\.rna\.tf32\.f32": "emu::cvt_rna_tf32",
     r"cvt\.rn\.f16x2\.f32": "emu::cvt_f16x2",
     r"cvt\.rn\.bf16x2\.f32": "emu::cvt_bf16x2",
+    r"selp\.[bsuf](?:32|64)": "emu::selp",
+    r"st\.global\.[bu]32": "emu::st_global<uint>",
     r"mov\.[bsu](?:32|64)": "emu::mov",
     r"setp\.(\w\w)\.[bsu](?:32|64)": r"emu::setp_\1",
     r"fence\.proxy\.async(?:\.shared::c\w+|\.global)?": "emu::fence_proxy",
@@ -85,7 +87,11 @@ INSTRUCTIONS = {
     r"barrier\.cluster\.arrive(?:\.release)?(?:\.aligned)?": "emu::cluster_arrive",
     r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?": "emu::cluster_wait",
 }
-SPECIAL_REGISTERS = {"%cluster_ctarank": "emu::cluster_rank()", "%laneid": "emu::lane()"}
+SPECIAL_REGISTERS = {
+    "%cluster_ctarank": "emu::cluster_rank()",
+    "%globaltimer": "emu::global_timer()",
+    "%laneid": "emu::lane()",
+}
 REGISTER_TYPES = {"pred": "bool", "b32": "uint", "u32": "uint", "s32": "int", "b64": "uint64_t", "u64": "uint64_t"}
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 

@@ -176,6 +176,9 @@ int lane() { return machine.current->linear % LANES; }
 Index thread_index() { return machine.current->index; }
 Index block_index() { return block_of(*machine.current).index; }
 int thread_rank() { return machine.current->linear; }
+void trap() { fail("trap", "the kernel gives up, by " + name(EMU_THREAD) + " at " + place(machine.current->place)); }
+// Each reading is a nanosecond after the one before.
+uint64_t global_timer() { return ++machine.timer; }
 uint cluster_rank() { return uint(machine.current->rank); }
 
 std::string waiting_list() {

@@ -52,6 +52,10 @@ EMU_INLINE void cp_async_wait_all() {
 }
 void arrive_after_copies(uint mbarrier, bool counted);
 template <bool counted> EMU_INLINE void cp_async_arrive(uint mbarrier) { arrive_after_copies(mbarrier, counted); }
+void store_global(void* to, const void* from, int bytes);
+template <class T, class Address> EMU_INLINE void st_global(Address to, T value) {
+  store_global((void*)to, &value, sizeof(T));
+}
 void store_shared(uint to, const void* from, int bytes);
 void load_shared(void* to, uint from, int bytes);
 template <class T> EMU_INLINE void st_shared(uint to, T value) { store_shared(to, &value, sizeof(T)); }
@@ -151,6 +155,9 @@ EMU_INLINE void tma_store(const void* map, List<int, rank> corner, uint from) {
 
 template <class... Ignored> EMU_INLINE void nothing(Ignored...) {}
 template <class T, class U> EMU_INLINE void mov(T& to, U from) { to = T(from); }
+template <class T, class U> EMU_INLINE void selp(T& to, U yes, U no, bool choice) { to = T(choice ? yes : no); }
+uint64_t global_timer();
+[[noreturn]] void trap();
 #define EMU_COMPARISON(name, operation) \
   template <class T, class U> EMU_INLINE void setp_##name(bool& to, T left, U right) { to = left operation T(right); }
 EMU_COMPARISON(eq, ==)
@@ -163,7 +170,20 @@ EMU_COMPARISON(ge, >=)
 
 }  // namespace emu
 
+// For helper functions; kernels have indices of their own, which are known not to change.
+template <emu::Index (*get)(), int emu::Index::*member> struct EmuComponent {
+  operator int() const { return get().*member; }
+};
+template <emu::Index (*get)()> struct EmuIndex {
+  EmuComponent<get, &emu::Index::x> x;
+  EmuComponent<get, &emu::Index::y> y;
+  EmuComponent<get, &emu::Index::z> z;
+};
+static const EmuIndex<emu::thread_index> threadIdx = {};
+static const EmuIndex<emu::block_index> blockIdx = {};
 extern emu::Index blockDim, gridDim;
+extern "C" int printf(const char*, ...);
+#define __trap emu::trap
 #define __syncthreads emu::sync_block
 inline void __syncwarp(uint mask = 0xffffffffu) { emu::sync_warp(mask); }
 inline size_t __cvta_generic_to_shared(const void* pointer) { return emu::shared_address(pointer); }

@@ -138,6 +138,7 @@ struct Machine {
   std::mt19937_64 random;
   Completion completion;
   bool spurious;         // try_wait may fail for no reason
+  uint64_t timer;
   uint64_t leader;       // which lane elect chooses
   jmp_buf scheduler, launch;
   std::string fault;

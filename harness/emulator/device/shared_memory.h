@@ -139,6 +139,13 @@ inline void access_aligned(const void* pointer, size_t bytes, bool writes, const
   access_memory(pointer, bytes, writes, from);
 }
 
+void store_global(void* to, const void* from, int bytes) {
+  Thread& t = EMU_THREAD;
+  check_aligned(t, uintptr_t(to), bytes, "st.global");
+  check_global(t, to, bytes, "st.global");
+  std::memcpy(to, from, bytes);
+}
+
 void store_shared(uint to, const void* from, int bytes) {
   Thread& t = EMU_THREAD;
   check_aligned(t, to, bytes, "st.shared");
