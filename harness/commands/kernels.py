@@ -40,14 +40,13 @@ def built(case: Case) -> Kernel:
 def backend_for(options: argparse.Namespace, verified_on: tuple[str, ...]) -> Backend:
     """Where a kernel runs: where ``--on`` says, or else the GPU, or else the first of ``verified_on`` that is here.
 
-    The emulator is here where there is a C++ compiler; where a kernel can be verified in no other way, it is asked for.
+    The emulator is here where there is a C++ compiler.
     """
     if runs_on_gpu(options):
         return execution.GpuBackend()
-    on_cpu = [name for name in verified_on if name != "gpu"]
-    if len(on_cpu) > 1 and emulator.find_host_compiler() is None:
-        on_cpu.remove("emulator")
-    name = options.on if options.on != "auto" else next(iter(on_cpu), "llvm")
+    lacking = {"gpu"} if emulator.find_host_compiler() else {"gpu", "emulator"}
+    here = [name for name in verified_on if name not in lacking]
+    name = options.on if options.on != "auto" else next(iter(here), "llvm")
     return emulator.EmulatorBackend(options.emulator_seed) if name == "emulator" else execution.LlvmBackend()
 
 
