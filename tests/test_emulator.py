@@ -56,7 +56,7 @@ def test_every_dtype_is_right(number: int, variant: str, dtype: str) -> None:
 
 
 FEW_ROWS = pytest.mark.xfail(
-    reason="fewer than 8 rows are staged before the operands, which then lie where wgmma's swizzle is another",
+    reason="behind fewer than 8 staged rows the operands lie where wgmma's swizzle is another; an H200 errs alike",
     raises=WrongResult,
     strict=True,
 )
