@@ -248,16 +248,14 @@ void wait_for_stores(int left) {
   if (t.stored >= Clock(left)) t.clocks.set(agent(STORE, t.id), t.stored - left);
 }
 
-// setmaxnreg: whole warpgroups share the block's 64 K registers; what is never given back is waited for in vain.
-void change_registers(int count, bool more) {
+// setmaxnreg: whole warpgroups share the block's 64 K registers; what is never given back is waited for in vain. From
+// how many they start is the CUDA compiler's choice, so that inc and dec are not told apart.
+void change_registers(int count) {
   Thread& t = EMU_THREAD;
   Block& block = block_of(t);
-  int groups = machine.threads / GROUP, start = std::min(255, 65536 / machine.threads) / 8 * 8;
-  if (t.linear / GROUP >= groups) fail("setmaxnreg", "the thread is in no whole group of 128" + at(t));
+  if (t.linear / GROUP >= machine.threads / GROUP) fail("setmaxnreg", "the thread is in no whole group of 128" + at(t));
   if (count % 8 || count < 24 || count > 256)
     fail("setmaxnreg", text("%d registers, which is no multiple of 8 from 24 to 256", count) + at(t));
-  if (more ? count < start : count > start)
-    fail("setmaxnreg", text("%s to %d, from %d at most", more ? "inc" : "dec", count, start) + at(t));
   block.registers[t.linear / GROUP] = count;
   int total = 0;
   for (int registers : block.registers) {
