@@ -84,7 +84,8 @@ def read_launches(host: tvm.IRModule) -> list[Launch]:
 
 def _launch(call: ir.Call, maps: dict[str, TensorMap]) -> Launch:
     kernel, *values = call.args
-    axes = [str(axis) for axis in call.attrs.launch_params]
+    # Others, as of launches that overlap, are flags without a value; kernels run one after another here.
+    axes = [name for name in map(str, call.attrs.launch_params) if "Idx." in name or name == DYNAMIC_SHARED]
     arguments, extents = values[: len(values) - len(axes)], values[len(values) - len(axes) :]
     extent = {axis: _number(value, f"{axis} of {kernel.value}") for axis, value in zip(axes, extents)}
     if extent.keys() & {"clusterCtaIdx.y", "clusterCtaIdx.z"}:
