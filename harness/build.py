@@ -149,6 +149,7 @@ class Lowered:
     machine: Machine
     source: Schedule | tirx.PrimFunc
     device: tvm.IRModule
+    host: tvm.IRModule
     cuda: str
     cubin: Cubin | None = None
     warnings: tuple[str, ...] = field(default=())
@@ -450,10 +451,10 @@ def lower_schedule(source: Schedule | tirx.PrimFunc, machine: Machine, label: st
 
     Raises IllegalSchedule where a thread's own arrays are too large for registers.
     """
-    planned = Lowered(label, machine, source, tvm.IRModule(), "")
+    planned = Lowered(label, machine, source, tvm.IRModule(), tvm.IRModule(), "")
     config = planned.pass_config
     made = generate(pass_workspaces(planned.mod), machine.target(), planned.tir_pipeline, config)
-    lowered = replace(planned, device=made.device, cuda=made.cuda)
+    lowered = replace(planned, device=made.device, host=made.host, cuda=made.cuda)
     if lowered.most_local_bytes > MOST_LOCAL_BYTES:
         raise IllegalSchedule(
             f"{label}: a thread's own arrays are too large for registers, so that it would keep other threads' data",

@@ -20,6 +20,7 @@ from harness.commands import BAD_INPUT, WRONG
 from harness.commands.options import UsageError
 from harness.counters import NoProfiler
 from harness.depth import NoForecast
+from harness.emulator import EmulatorError, KernelFault
 from harness.execution import NoGpu
 from harness.microbench import UnknownQuantity, UnsuitableGpu
 from harness.peers import UnknownPeer
@@ -46,6 +47,7 @@ COMMANDS = {
         "tune",
         "depth",
         "launch",
+        "fuzz",
         "microbench",
     )
 }
@@ -60,6 +62,7 @@ REFUSALS = (
     UnknownPeer,
     NoCompiler,
     NoGpu,
+    EmulatorError,
     NoProfiler,
     NoForecast,
     NoTimeline,
@@ -78,6 +81,7 @@ EXAMPLES = """examples:
   python -m harness run --step 1-6 --size 1024              the ladder at one size
   python -m harness run --step 6 --tile best --size 4096    with the best tile of the declared set
   python -m harness verify --step 5 --shape 33x17x50        check a ragged shape
+  python -m harness verify --step 9 --on emulator           the generated CUDA, run and attacked on the CPU
   python -m harness compile --step 5 --variant sync --show cuda
   python -m harness stream --workload softmax --mb 256      memory-bound, 1 to 5 stages, beside a copy
   python -m harness sweep --step 5 --stages 1-6 --size 512  every stage count, each a record
@@ -105,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         print("error: out of memory; give a smaller shape, or run on a GPU", file=sys.stderr)
         return BAD_INPUT
+    except KernelFault as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return WRONG
     except WrongResult as wrong:
         print(f"error: wrong result: {wrong}", file=sys.stderr)
         return WRONG

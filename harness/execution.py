@@ -1,7 +1,7 @@
 """Running a kernel: on the GPU as compiled, or its scheduled TensorIR on the CPU through LLVM.
 
-Both ways offer the same few operations, so that checking is written once: make data, poison an output,
-run, and compare with a float64 reference.
+A third way, its generated CUDA on the CPU, is :mod:`harness.emulator`. All offer the same few operations, so that
+checking is written once: make data, poison an output, run, and compare with a float64 reference.
 """
 
 from __future__ import annotations
@@ -58,29 +58,8 @@ class Backend(Protocol):
         """Root mean square and largest magnitude of the reference."""
 
 
-class LlvmBackend:
-    """The scheduled module on the CPU: prologue, body, epilogue and buffer versions are really executed.
-
-    The lowering passes are those of the GPU, in their order, less the ones about threads: thread-bound
-    loops run as ordinary loops, one thread after the other, each doing the whole of a cooperative copy.
-    Tiling, indices, predicates, vectors, stage and order lists and buffer versions are checked that way;
-    barriers, waits for cp.async and opaque instructions are not: a tensorized step runs as it was scheduled before
-    tensorization.
-    """
-
-    name = "llvm"
-
-    def load(self, kernel: Kernel) -> Any:
-        """See :class:`Backend`."""
-        run = compile_serial(kernel.schedule_for_cpu.mod)["main"]
-
-        def call(*arrays: np.ndarray) -> None:
-            """Run on copies and write the last array, the output, back."""
-            tensors = [tvm.runtime.tensor(array) for array in arrays]
-            run(*tensors)
-            np.copyto(arrays[-1], tensors[-1].numpy())
-
-        return call
+class NumpyArrays:
+    """What a :class:`Backend` on the CPU does with arrays."""
 
     def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> np.ndarray:
         """See :class:`Backend`."""
@@ -105,6 +84,31 @@ class LlvmBackend:
     def scale(self, reference: np.ndarray) -> tuple[float, float]:
         """See :class:`Backend`."""
         return float(np.sqrt(np.mean(reference**2))), float(np.max(np.abs(reference)))
+
+
+class LlvmBackend(NumpyArrays):
+    """The scheduled module on the CPU: prologue, body, epilogue and buffer versions are really executed.
+
+    The lowering passes are those of the GPU, in their order, less the ones about threads: thread-bound
+    loops run as ordinary loops, one thread after the other, each doing the whole of a cooperative copy.
+    Tiling, indices, predicates, vectors, stage and order lists and buffer versions are checked that way;
+    barriers, waits for cp.async and opaque instructions are not: a tensorized step runs as it was scheduled before
+    tensorization.
+    """
+
+    name = "llvm"
+
+    def load(self, kernel: Kernel) -> Any:
+        """See :class:`Backend`."""
+        run = compile_serial(kernel.schedule_for_cpu.mod)["main"]
+
+        def call(*arrays: np.ndarray) -> None:
+            """Run on copies and write the last array, the output, back."""
+            tensors = [tvm.runtime.tensor(array) for array in arrays]
+            run(*tensors)
+            np.copyto(arrays[-1], tensors[-1].numpy())
+
+        return call
 
 
 class GpuBackend:
@@ -158,7 +162,7 @@ def require_gpu() -> Any:
     except ImportError as error:
         raise NoGpu("no torch, which drives the GPU; .venv/bin/python -m pip install -e '.[gpu]'") from error
     if not torch.cuda.is_available():
-        raise NoGpu("torch sees no CUDA device; run where there is one, or with --on llvm")
+        raise NoGpu("torch sees no CUDA device; run where there is one, or with --on llvm or --on emulator")
     return torch
 
 

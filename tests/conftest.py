@@ -13,6 +13,7 @@ from codegen import toolchain
 from codegen.toolchain import Compiler, find_compiler
 from harness.build import Case
 from harness.cli import main
+from harness.emulator import find_host_compiler
 from harness.execution import gpu_present
 from harness.targets import machine_for
 from kernels.config import HopperTile
@@ -38,13 +39,17 @@ SMALL_TILES: dict[type[BlockTile], BlockTile] = {
 EXPLICIT_STEPS = [number for number, step in STEPS.items() if step.explicit]
 SCHEDULED_VARIANTS = [(number, variant) for number, variant in EVERY_VARIANT if number not in EXPLICIT_STEPS]
 NO_GPU_LINE = "verified on the CPU (TensorIR through LLVM); speed not measured: no GPU"
-TENSORIZED_LINE = NO_GPU_LINE.replace(";", ", before tensorization;")
-EXPLICIT_LINE = "not verified: an explicit kernel runs on a GPU only; speed not measured: no GPU"
+EXPLICIT_LINE = "not verified: an explicit kernel runs on a GPU or in the emulator; speed not measured: no GPU"
+EMULATED_LINE = "verified on the CPU (generated CUDA through the emulator); speed not measured: no GPU"
+# What LLVM runs only in part, the emulator verifies where there is a C++ compiler.
+TENSORIZED_LINE = EMULATED_LINE if find_host_compiler() else NO_GPU_LINE.replace(";", ", before tensorization;")
 UNOPTIMISED = {"kind": "llvm", "opt-level": 0}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, with the reason, what needs a compiler or a GPU that is not here."""
+    if item.get_closest_marker("emulator") and find_host_compiler() is None:
+        pytest.skip("no C++ compiler, which the emulator needs")
     if item.get_closest_marker("compiler") and find_compiler() is None:
         pytest.skip(f"no CUDA compiler; {toolchain.INSTALL_HINT}")
     if item.get_closest_marker("gpu") and not gpu_present():

@@ -75,7 +75,7 @@ def test_a_new_step_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     steps = find_steps(folder)
     assert [(number, step.name) for number, step in steps.items()] == [(2, "step2_a"), (9, "step9_b"), (10, "step10_c")]
     assert steps[9].title == "A step"
-    assert steps[9].verified_on == ("gpu", "llvm")
+    assert steps[9].verified_on == ("gpu", "llvm", "emulator")
     assert not steps[9].pipelined
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+
 from codegen import toolchain
-from harness import execution
+from harness import emulator, execution
 from harness.build import Case, Kernel, compiled, lower
 from harness.commands import NOT_VERIFIED
+from harness.commands.options import runs_on_gpu
 from harness.commands.show import warn
 from harness.execution import Backend
 from harness.verify import verify
 
-PLACES = {"llvm": "on the CPU (TensorIR through LLVM)", "gpu": "on the GPU"}
+PLACES = {
+    "gpu": "on the GPU",
+    "llvm": "on the CPU (TensorIR through LLVM)",
+    "emulator": "on the CPU (generated CUDA through the emulator)",
+}
 
 _warned: set[str] = set()  # a step's variants share their warnings, which are worth saying once
 
@@ -31,9 +38,17 @@ def built(case: Case) -> Kernel:
     return compiled(kernel, compiler) if compiler else kernel
 
 
-def backend_for(on_gpu: bool) -> Backend:
-    """Where kernels run: the GPU, or the CPU through LLVM."""
-    return execution.GpuBackend() if on_gpu else execution.LlvmBackend()
+def backend_for(options: argparse.Namespace, verified_on: tuple[str, ...]) -> Backend:
+    """Where a kernel runs: where ``--on`` says, or else the GPU, or else the first of ``verified_on`` that is here.
+
+    The emulator is here where there is a C++ compiler.
+    """
+    if runs_on_gpu(options):
+        return execution.GpuBackend()
+    lacking = {"gpu"} if emulator.find_host_compiler() else {"gpu", "emulator"}
+    here = [name for name in verified_on if name not in lacking]
+    name = options.on if options.on != "auto" else next(iter(here), "llvm")
+    return emulator.EmulatorBackend(options.emulator_seed) if name == "emulator" else execution.LlvmBackend()
 
 
 def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
@@ -41,7 +56,7 @@ def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
     step = kernel.case.step
     if backend.name not in step.verified_on:
         done = f"compiled for {kernel.machine.arch}, " if kernel.cubin else ""
-        why_not = "an explicit kernel runs on a GPU only" if step.explicit else f"needs {' or '.join(step.verified_on)}"
+        why_not = "an explicit kernel runs on a GPU or in the emulator" if step.explicit else f"needs {' or '.join(step.verified_on)}"
         print(f"{kernel.case}\n{done}not verified: {why_not}{'; ' + remark if remark else ''}", flush=True)
         return NOT_VERIFIED
     result = verify(kernel, backend)
@@ -51,6 +66,6 @@ def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
     return 0
 
 
-def why_on_the_cpu() -> str:
+def why_on_the_cpu(options: argparse.Namespace) -> str:
     """Why kernels run on the CPU: there is no GPU, or it is not wanted."""
-    return "--on llvm" if execution.gpu_present() else "no GPU"
+    return f"--on {options.on}" if execution.gpu_present() else "no GPU"

@@ -53,7 +53,10 @@ def add_problem_options(parser: argparse.ArgumentParser) -> None:
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     """Options that say which machine code is for, and where it runs."""
     parser.add_argument("--arch", help=f"one of {', '.join(MACHINES)} (the GPU's, else {DEFAULT_ARCH})")
-    parser.add_argument("--on", default="auto", choices=("auto", "gpu", "llvm"), help="where to run kernels (auto)")
+    places = ("auto", "gpu", "llvm", "emulator")
+    parser.add_argument("--on", default="auto", choices=places, help="where to run kernels (auto)")
+    text = "draws the order of threads in the emulator; a fault names the one that repeats it (0)"
+    parser.add_argument("--emulator-seed", type=int, default=0, metavar="SEED", help=text)
 
 
 def add_peers(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from codegen import toolchain
 from codegen.toolchain import NoCompiler
-from harness import execution
 from harness.build import Case
 from harness.commands import NOT_VERIFIED
-from harness.commands.kernels import built, verify_one, why_on_the_cpu
+from harness.commands.kernels import backend_for, built, verify_one, why_on_the_cpu
 from harness.commands.measuring import measure_cases, open_session
 from harness.commands.options import (
     CPU_SIZES,
@@ -67,19 +66,19 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _run_without_gpu(options: argparse.Namespace) -> int:
-    """Verify through LLVM, say what was and was not done, compare variants by their code."""
+    """Verify on the CPU, say what was and was not done, compare variants by their code."""
     cases = cases_of(options, CPU_SIZES)
     kernels, code = [], 0
     if options.out:
         check_writable(options.out)
         print(f"no record will be written to {options.out}: nothing is measured without a GPU")
-    why_not = f"speed not measured: {why_on_the_cpu()}"
+    why_not = f"speed not measured: {why_on_the_cpu(options)}"
     if find_peers(options.peers):
         print(f"peers ({options.peers}) are only timed beside a measured step; {why_not}")
     for case in cases:
         kernel = built(case)
         kernels.append(kernel)
-        code = max(code, verify_one(kernel, execution.LlvmBackend(), why_not))
+        code = max(code, verify_one(kernel, backend_for(options, case.step.verified_on), why_not))
         print_code(kernel, options.show)
     try:
         toolchain.require_compiler()

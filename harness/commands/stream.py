@@ -91,19 +91,19 @@ def _measure(cases: list[StreamCase], session: Session, command: str) -> list[St
 
 
 def _verify(cases: list[StreamCase], options: argparse.Namespace, on_gpu: bool) -> int:
-    """Check streams only: on the GPU at the sizes given, else through LLVM at a small one."""
+    """Check streams only: on the GPU at the sizes given, else on the CPU at a small one."""
     if options.out:
         check_writable(options.out)
         print(f"no record will be written to {options.out}: nothing is measured")
     if not on_gpu:
         small = [replace(case, shape=case.kind.shape(round(CPU_STREAM_MIB * MIB), case.dtype)) for case in cases]
         cases = list(dict.fromkeys(small))
-    backend = backend_for(on_gpu)
+    backend = backend_for(options, ("gpu", "llvm", "emulator"))
     for case in cases:
         kernel = lower_stream(case)
         result = verify_stream(case, compiled(kernel, toolchain.require_compiler()) if on_gpu else kernel, backend)
         print(f"{case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}", flush=True)
-    why_not = "--verify" if on_gpu else why_on_the_cpu()
+    why_not = "--verify" if on_gpu else why_on_the_cpu(options)
     where = PLACES[backend.name] + ("" if on_gpu else f" at {CPU_STREAM_MIB} MiB")
     print(f"verified {where}; speed not measured: {why_not}")
     return 0

@@ -1,4 +1,4 @@
-"""``verify``: check outputs, on the GPU or through LLVM."""
+"""``verify``: check outputs, on the GPU or without."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ add_options = add_case_options
 def run(options: argparse.Namespace, _command: str) -> int:
     """Verify each case; exit status 3 where one cannot be."""
     on_gpu = runs_on_gpu(options)
-    backend = backend_for(on_gpu)
     codes = []
     for case in cases_of(options, GPU_SIZES if on_gpu else CPU_SIZES):
         kernel = compiled(lowered(case), toolchain.require_compiler()) if on_gpu else lowered(case)
-        codes.append(verify_one(kernel, backend, ""))
+        codes.append(verify_one(kernel, backend_for(options, case.step.verified_on), ""))
         print_code(kernel, options.show)
     return max(codes)

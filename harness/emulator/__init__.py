@@ -1,0 +1,63 @@
+"""Generated CUDA, executed and attacked on the CPU: no GPU, no CUDA toolkit, only a C++ compiler on PATH.
+
+The CUDA text that TVM generates is compiled for the host (:mod:`.source`, :mod:`.ptx`, :mod:`.compiler`) and linked
+with a runtime (``device/``) that runs a block's threads as fibers. :mod:`.launches` reads from the host code what is
+launched with what; :mod:`.execution` does it, and raises :class:`KernelFault` with the line of CUDA text at fault.
+
+What it models
+- Threads, warps, blocks, clusters. A seed draws who goes on at each barrier, and now and then in between: whole warps
+  run ahead as far as barriers let them. Lanes of a warp meet only at instructions that say so.
+- ``__syncthreads``, named barriers, ``__syncwarp``, shuffles, votes, elect (a lane that the seed chooses), cluster
+  barriers; mbarriers with phases, arrivals and bytes, also another block's.
+- cp.async and its groups, wgmma and its groups, TMA loads (boxes, swizzles, zeros outside, multicast) and stores
+  (clipped). Each is done at once, as late as its wait allows (TMA: when nothing else can go on), or at a drawn time,
+  by ``seed % 3``; wgmma then reads its operands that late, too.
+- ldmatrix, stmatrix, mma.sync, wgmma with descriptors, in the layouts of the PTX ISA; TF32 as the hardware cuts it.
+
+What it reports
+- ``race``: bytes of shared memory, both accesses and their lines, where nothing orders them: a vector clock for each
+  thread and for all that runs beside it. It needs no unlucky order: any order of threads that reaches both will do.
+- ``missing proxy fence``: wgmma or a bulk store reads what ordinary writes left without ``fence.proxy.async``;
+  ``missing wgmma.fence``; ``register in flight``; ``unawaited``: what is still under way when its thread ends.
+- ``out of bounds`` and ``misaligned`` accesses to global and shared memory; ``deadlock``, with who waits where on what;
+  ``divergence``; misused ``barrier``, ``mbarrier``, ``cluster``, ``TMA``, ``wgmma`` and ``setmaxnreg``.
+- Registers and shared memory begin as NaN, which reaches the output where it is used.
+
+What it does not
+- Blocks (clusters) run one after another, so nothing is found, and nothing can be awaited, between blocks of a grid;
+  races on global memory are not looked for. Atomics are not modelled.
+- Shared memory is watched in units of two bytes. An access that the compiler removes, or merges with another, is not
+  seen; an overrun is seen only where it leaves the array's memory (gaps lie between static and between global arrays,
+  none inside dynamic shared memory).
+- Of the memory model: what orders orders completely; scopes and the kinds of fences beside the proxy's are not told
+  apart. Whether the CUDA compiler keeps wgmma's registers where they are is not its business either.
+- Sums are made in float32, one product after another: results differ from a GPU's in their last bits. Speed says
+  nothing.
+
+A clean run says that for this shape and these seeds, indices, layouts, waits and barriers are right as far as the above
+goes. It does not prove other shapes, nor the layout tables themselves, which are read from the same manual as the
+schedules' own. One comparison with an H200 was made: of five shapes of step 10, three of which the emulator found wrong
+(few rows: operands at addresses whose swizzle is another), the GPU's largest errors were the same numbers.
+"""
+
+from .backend import EmulatorBackend, emulated
+from .compiler import find_host_compiler
+from .errors import EmulatorError, KernelFault, NoHostCompiler, UnknownInstruction, UnknownLaunch, UnknownText
+from .execution import EmulatedProgram
+from .launches import Launch, TensorMap, read_launches
+
+__all__ = [
+    "EmulatedProgram",
+    "EmulatorBackend",
+    "EmulatorError",
+    "KernelFault",
+    "Launch",
+    "NoHostCompiler",
+    "TensorMap",
+    "UnknownInstruction",
+    "UnknownLaunch",
+    "UnknownText",
+    "emulated",
+    "find_host_compiler",
+    "read_launches",
+]

@@ -1,0 +1,155 @@
+// Threads as fibers in one thread of the host, and the scheduler that chooses among them.
+//
+// A fiber runs until it waits. Which one goes on is a matter of rank: at random moments (when none can go on, and now
+// and then) ranks are drawn anew, warps shuffled, lanes in order, backwards or shuffled. So some warps run far ahead
+// of others, in ever other ways, and a seed repeats it all.
+#pragma once
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+
+#include "machine.h"
+
+namespace emu {
+
+struct Ranks {
+  std::vector<int> order, rank;
+  std::vector<uint64_t> ready;  // bits by rank
+
+  void shuffle() {
+    int threads = machine.threads, warps = (threads + LANES - 1) / LANES;
+    std::vector<int> chosen;
+    for (int i = 0; i < warps * machine.blocks; ++i) chosen.push_back(i);
+    bool ordered = draw(8) == 0;
+    if (!ordered) std::shuffle(chosen.begin(), chosen.end(), machine.random);
+    order.clear();
+    for (int warp : chosen) {
+      int first = warp % warps * LANES, last = std::min(first + LANES, threads), base = warp / warps * threads;
+      size_t begin = order.size();
+      for (int i = first; i < last; ++i) order.push_back(base + i);
+      uint64_t lanes = draw(4);
+      if (lanes == 1) std::reverse(order.begin() + begin, order.end());
+      if (lanes == 2) std::shuffle(order.begin() + begin, order.end(), machine.random);
+    }
+    rank.assign(order.size(), 0);
+    for (size_t i = 0; i < order.size(); ++i) rank[order[i]] = int(i);
+    ready.assign(order.size() / 64 + 1, 0);
+    for (Thread& t : machine.all)
+      if (t.status == READY) set(t.id);
+  }
+  void set(int id) { ready[rank[id] / 64] |= uint64_t(1) << rank[id] % 64; }
+  void unset(int id) { ready[rank[id] / 64] &= ~(uint64_t(1) << rank[id] % 64); }
+  int first() const {
+    for (size_t i = 0; i < ready.size(); ++i)
+      if (ready[i]) return order[i * 64 + __builtin_ctzll(ready[i])];
+    return -1;
+  }
+};
+
+static Ranks ranks;
+static uint64_t accesses_left;
+
+inline void leave(Thread& t) {
+  if (!_setjmp(t.context)) _longjmp(machine.scheduler, 1);
+}
+
+void mark_ready(Thread& t) {
+  t.status = READY;
+  t.waits = nullptr;
+  ranks.set(t.id);
+}
+
+void wait_here(Thread& t, const char* what) {
+  t.status = BLOCKED;
+  t.waits = what;
+  ranks.unset(t.id);
+  leave(t);
+}
+
+void wake(std::vector<Thread*>& waiting) {
+  for (Thread* t : waiting) mark_ready(*t);
+  waiting.clear();
+}
+
+// Called at each access to memory: now and then another thread goes on.
+inline void perhaps_preempt(Thread& t) {
+  if (--accesses_left) return;
+  accesses_left = 500 + draw(20000);
+  ranks.shuffle();
+  leave(t);
+}
+
+void finish(Thread& t);
+
+static void run_fiber() {
+  machine.kernel(machine.arguments);
+  Thread& t = *machine.current;
+  finish(t);
+  t.status = DONE;
+  ranks.unset(t.id);
+  _longjmp(machine.scheduler, 1);
+}
+
+static ucontext_t home;
+
+inline void start(Thread& t) {
+  if (_setjmp(machine.scheduler)) return;
+  ucontext_t begin;
+  getcontext(&begin);
+  begin.uc_stack.ss_sp = t.stack;
+  begin.uc_stack.ss_size = STACK;
+  begin.uc_link = &home;
+  makecontext(&begin, run_fiber, 0);
+  setcontext(&begin);
+}
+
+inline void resume(Thread& t) {
+  if (!_setjmp(machine.scheduler)) _longjmp(t.context, 1);
+}
+
+std::string waiting_list();
+
+// What runs beside the threads gets on, one thing drawn; false where there is nothing.
+inline bool complete_one() {
+  if (machine.pending.empty()) return false;
+  size_t chosen = draw(machine.pending.size());
+  Pending one = std::move(machine.pending[chosen]);
+  machine.pending.erase(machine.pending.begin() + chosen);
+  one.complete();
+  return true;
+}
+
+// Run all threads of the cluster to their end.
+inline void schedule() {
+  std::vector<bool> started(machine.all.size());
+  ranks.shuffle();
+  for (;;) {
+    if (machine.completion == DRAWN && draw(8) == 0) complete_one();
+    if (draw(64) == 0) ranks.shuffle();
+    int id = ranks.first();
+    if (id < 0) {
+      bool all_done = true;
+      for (Thread& t : machine.all) all_done = all_done && t.status == DONE;
+      if (all_done && machine.pending.empty()) return;
+      if (all_done) fail("unawaited", "a TMA load, or an arrival of cp.async, comes after all threads have ended");
+      if (!complete_one()) fail("deadlock", "no thread can go on" + waiting_list());
+      continue;
+    }
+    machine.current = &machine.all[id];
+    if (started[id]) {
+      resume(*machine.current);
+    } else {
+      started[id] = true;
+      start(*machine.current);
+    }
+  }
+}
+
+inline uchar* map_memory(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) fail("memory", "the host has no memory for the block's stacks");
+  return static_cast<uchar*>(memory);
+}
+
+}  // namespace emu

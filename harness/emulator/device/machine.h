@@ -1,0 +1,184 @@
+// The state of the emulated machine: threads of one cluster, their clocks, and how a fault ends a launch.
+#pragma once
+#include <csetjmp>
+#include <cstdio>
+#include <deque>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernel.h"
+
+namespace emu {
+
+constexpr uint WINDOW = 256 << 10;  // addresses of one block's shared memory
+constexpr uint WINDOW_START = 1024;  // where a kernel without static arrays finds its dynamic ones
+constexpr size_t STACK = 256 << 10;
+constexpr int LANES = 32, GROUP = 128;
+
+// When what runs by itself (copies, wgmma, TMA) is done: at once, as late as it may be, or drawn.
+enum Completion { EARLY, LATE, DRAWN };
+
+typedef uint32_t Clock;
+
+// What a thread knows to have happened: for each agent, up to which of its clock's ticks. Agents are the threads, and
+// what runs beside them: see agent numbers below. `proxied` is what is visible to the asynchronous proxy, too.
+struct Clocks {
+  std::vector<Clock> known, proxied;
+
+  static void raise(std::vector<Clock>& mine, const std::vector<Clock>& other) {
+    if (mine.size() < other.size()) mine.resize(other.size());
+    for (size_t i = 0; i < other.size(); ++i) mine[i] = mine[i] > other[i] ? mine[i] : other[i];
+  }
+  static Clock of(const std::vector<Clock>& clocks, uint agent) { return agent < clocks.size() ? clocks[agent] : 0; }
+  void join(const Clocks& other) {
+    raise(known, other.known);
+    raise(proxied, other.proxied);
+  }
+  void set(uint agent, Clock clock) {
+    if (known.size() <= agent) known.resize(agent + 1);
+    if (known[agent] < clock) known[agent] = clock;
+  }
+};
+
+struct Range { uintptr_t low, high; Clock group; };
+struct Copy { uchar* to; const uchar* from; int bytes, source_bytes; };
+struct Box { CUtensorMap map; int corner[5]; const uchar* from; bool add; };
+
+enum Status { READY, BLOCKED, DONE };
+
+struct Thread {
+  int id, rank, linear;  // in the cluster; of its block in the cluster; in its block
+  Index index;
+  jmp_buf context;
+  uchar* stack;
+  Status status;
+  const char* waits;          // what it does, in words, where it waits
+  std::string detail;         // and on what exactly
+  const void* place;          // in the kernel's code
+  Clocks clocks;
+  std::vector<Copy> open;     // cp.async not committed; then the committed groups
+  std::deque<std::vector<Copy>> groups;
+  Clock committed;
+  std::vector<Box> open_stores;
+  std::deque<std::vector<Box>> stores;
+  Clock stored;
+  std::vector<Range> in_flight;  // registers that wgmma is adding to
+  Range accumulators;            // those it added to last
+  bool fenced;                   // no plain write to them since the last wgmma.fence
+};
+
+struct Meeting { uint mask; const char* what; int arrived; void* lanes[LANES]; };
+
+struct WgmmaOperation {
+  Wgmma instruction;
+  std::vector<float*> registers;  // of 128 threads, each count
+  int count, warps;
+  Clock group;
+};
+
+struct Warpgroup {
+  std::deque<WgmmaOperation> operations;
+  size_t retired;         // operations that have been executed and left the front
+  size_t issued[4];       // by each warp
+  Clock committed[4];
+  std::vector<Thread*> waiting;  // for a part that another warp has to issue
+};
+
+struct NamedBarrier { int expected, arrived; Clocks clocks, done; std::vector<Thread*> waiting; };
+
+struct MBarrier {
+  uint count, pending, agent;
+  int64_t bytes;           // expected and not yet arrived
+  uint phase;              // phases completed
+  Clock transfers;         // begun
+  std::vector<Clock> under_way;
+  Clocks arrivals, released;
+  std::vector<Thread*> waiting;
+  int thread;              // that initialised it, and when
+  Clock initialised;
+};
+
+struct Access { uint agent = 0; Clock clock = 0; int thread = -1; const void* place = nullptr; };
+struct Granule { Access write; std::vector<Access> reads; };
+
+struct Block {
+  Index index;
+  uchar* window;
+  std::vector<Range> arrays;       // allocated shared memory, as addresses in the window
+  std::vector<uint> static_arrays;  // where each is
+  uint dynamic;                    // where the dynamic part begins
+  std::vector<Granule> shadow;
+  std::vector<std::vector<Meeting>> meetings;  // of each warp
+  std::vector<Warpgroup> warpgroups;
+  std::vector<int> registers;      // of each warpgroup's threads, as set; 0 where never set
+  std::map<int, NamedBarrier> barriers;
+  std::map<uint, MBarrier> mbarriers;
+};
+
+struct Pending { std::function<void()> complete; };
+struct GlobalArray { uchar* base; size_t bytes; };
+
+struct Machine {
+  int threads, blocks;  // of a block; of a cluster
+  Index extent, grid;
+  size_t static_and_dynamic, dynamic_bytes;
+  void (*kernel)(void**);
+  void** arguments;
+  std::vector<GlobalArray> arrays;
+  std::vector<Block> cluster;
+  std::vector<Thread> all;
+  NamedBarrier cluster_barrier;
+  uint cluster_phase;
+  std::vector<Pending> pending;
+  uint next_agent;
+  Thread* current;
+  std::mt19937_64 random;
+  Completion completion;
+  bool spurious;         // try_wait may fail for no reason
+  uint64_t timer;
+  uint64_t leader;       // which lane elect chooses
+  jmp_buf scheduler, launch;
+  std::string fault;
+  uchar* windows;
+  uchar* stacks;
+};
+
+extern Machine machine;
+
+inline uint64_t draw(uint64_t below) { return machine.random() % below; }
+inline bool now(Completion always) {
+  return machine.completion == always || (machine.completion == DRAWN && draw(2));
+}
+
+// Agents: threads; their cp.async; their bulk stores; warpgroups' wgmma; then mbarriers, as they are initialised.
+enum Agent { GENERIC, COPY, STORE, WGMMA, TRANSFER };
+inline uint agent(Agent kind, int thread) { return uint(kind) * uint(machine.all.size()) + uint(thread); }
+inline Agent kind_of(uint agent) { return Agent(agent / machine.all.size() < 4 ? agent / machine.all.size() : 4); }
+inline uint warpgroup_agent(const Thread& t) { return agent(WGMMA, t.id - t.linear + t.linear / GROUP); }
+
+[[noreturn]] void fail(const char* kind, const std::string& text);
+std::string name(const Thread& t);
+std::string place(const void* address);
+std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+inline Block& block_of(const Thread& t) { return machine.cluster[t.rank]; }
+inline Clock clock_of(const Thread& t) { return t.clocks.known[t.id]; }
+// What the thread did so far is told to others by what follows; what it does from now on is not.
+inline void tick(Thread& t) { ++t.clocks.known[t.id]; }
+
+// The thread that calls an instruction, whose place is noted for messages.
+inline Thread& entered(const void* from) {
+  machine.current->place = from;
+  return *machine.current;
+}
+#define EMU_THREAD entered(__builtin_return_address(0))
+
+// Fibers.
+void wait_here(Thread& t, const char* what);
+void wake(std::vector<Thread*>& waiting);
+void mark_ready(Thread& t);
+
+}  // namespace emu

@@ -1,0 +1,138 @@
+// CUDA's number and vector types for a host compiler: what generated kernel text names.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+// C's own <math.h>: libstdc++'s takes as long to read as the rest of a kernel to compile.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+#include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+
+namespace emu {
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+// IEEE half to float: exponents are rebiased by a multiplication, which also makes subnormals right.
+inline float half_to_float(uint16_t h) {
+  uint32_t sign = uint32_t(h & 0x8000) << 16, rest = h & 0x7fff;
+  if (rest >= 0x7c00) return float_of(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+  return float_of(sign | bits_of(float_of(rest << 13) * 0x1p112f));
+}
+
+// Round to nearest, ties to even, as cvt.rn.f16.f32.
+inline uint16_t float_to_half(float x) {
+  uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+  if (rest > 0x7f800000) return uint16_t(0x7fff);
+  if (rest >= 0x477ff000) return uint16_t(sign | 0x7c00);
+  if (rest < 0x38800000)  // subnormal: the addition rounds at the right place
+    return uint16_t(sign | (bits_of(float_of(rest) + 0.5f) - 0x3f000000));
+  return uint16_t(sign | (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13);
+}
+
+inline float bfloat16_to_float(uint16_t b) { return float_of(uint32_t(b) << 16); }
+
+inline uint16_t float_to_bfloat16(float x) {
+  uint32_t bits = bits_of(x);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// A float32 operand rounded to TF32, half away from zero, as cvt.rna.tf32.f32.
+inline uint32_t round_to_tf32(uint32_t bits) {
+  return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000;
+}
+
+}  // namespace emu
+
+struct __half {
+  uint16_t bits;
+  __half() = default;
+  __half(float x) : bits(emu::float_to_half(x)) {}
+  operator float() const { return emu::half_to_float(bits); }
+};
+
+struct nv_bfloat16 {
+  uint16_t bits;
+  nv_bfloat16() = default;
+  nv_bfloat16(float x) : bits(emu::float_to_bfloat16(x)) {}
+  operator float() const { return emu::bfloat16_to_float(bits); }
+};
+
+typedef __half half;
+typedef nv_bfloat16 __nv_bfloat16;
+
+namespace emu {
+
+// A vector is one access, as on the GPU: the compiler must not take it apart, so that it is seen to be aligned.
+template <size_t bytes> struct Whole;
+template <> struct Whole<4> { typedef uint32_t type __attribute__((may_alias)); };
+template <> struct Whole<8> { typedef uint64_t type __attribute__((may_alias)); };
+template <> struct Whole<16> { typedef uint32_t type __attribute__((may_alias, vector_size(16))); };
+template <size_t bytes> inline __attribute__((always_inline)) void copy_whole(void* to, const void* from) {
+  constexpr size_t step = bytes < 16 ? bytes : 16;
+  typedef typename Whole<step>::type Type;
+  for (size_t i = 0; i < bytes / step; ++i) ((Type*)to)[i] = ((const Type*)from)[i];
+}
+
+}  // namespace emu
+
+#define EMU_VECTOR(T, name, align, members, parameters, values)                     \
+  struct alignas(align) name {                                                      \
+    T members;                                                                      \
+    name() = default;                                                               \
+    name parameters : values {}                                                     \
+    name(const name& other) { emu::copy_whole<sizeof(name)>(this, &other); }        \
+    name& operator=(const name& other) {                                            \
+      emu::copy_whole<sizeof(name)>(this, &other);                                  \
+      return *this;                                                                 \
+    }                                                                               \
+  };
+#define EMU_VECTORS(T, name, align2, align4)                                        \
+  EMU_VECTOR(T, name##2, align2, EMU_LIST(x, y), (T x, T y), EMU_LIST(x(x), y(y)))  \
+  EMU_VECTOR(T, name##4, align4, EMU_LIST(x, y, z, w), (T x, T y, T z, T w),        \
+             EMU_LIST(x(x), y(y), z(z), w(w)))                                      \
+  inline name##2 make_##name##2(T x, T y) { return {x, y}; }                        \
+  inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+#define EMU_LIST(...) __VA_ARGS__
+EMU_VECTORS(float, float, 8, 16)
+EMU_VECTORS(double, double, 16, 16)
+EMU_VECTORS(int, int, 8, 16)
+EMU_VECTORS(uint, uint, 8, 16)
+EMU_VECTORS(half, half, 4, 8)
+EMU_VECTORS(nv_bfloat16, nv_bfloat16, 4, 8)
+#undef EMU_VECTORS
+#undef EMU_VECTOR
+#undef EMU_LIST
+
+inline half __float2half(float x) { return half(x); }
+inline half __float2half_rn(float x) { return half(x); }
+inline float __half2float(half x) { return x; }
+inline nv_bfloat16 __float2bfloat16(float x) { return nv_bfloat16(x); }
+inline nv_bfloat16 __float2bfloat16_rn(float x) { return nv_bfloat16(x); }
+inline float __bfloat162float(nv_bfloat16 x) { return x; }
+inline uint __pack_half2(half x, half y) { return uint(y.bits) << 16 | x.bits; }
+inline uint __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return uint(y.bits) << 16 | x.bits; }
+template <class T> inline T max(T a, T b) { return a > b ? a : b; }
+template <class T> inline T min(T a, T b) { return a < b ? a : b; }
+
+// What cuTensorMapEncodeTiled encodes: element i of dimension d lies strides[d] bytes from element i - 1.
+struct CUtensorMap {
+  uchar* base;
+  int element_bytes, rank, swizzle;
+  int64_t dims[5], strides[5], box[5];
+};

@@ -1,0 +1,31 @@
+"""What the emulator raises: what it cannot run, and what kernels do wrong."""
+
+from __future__ import annotations
+
+
+class EmulatorError(RuntimeError):
+    """A kernel that the emulator cannot run here."""
+
+
+class NoHostCompiler(EmulatorError):
+    """There is no C++ compiler to compile emulated kernels with."""
+
+
+class UnknownText(EmulatorError):
+    """CUDA text that the emulator does not understand."""
+
+
+class UnknownInstruction(UnknownText):
+    """Inline PTX that the emulator has no instruction for."""
+
+
+class UnknownLaunch(EmulatorError):
+    """Host code that launches in a way the emulator does not know."""
+
+
+class KernelFault(RuntimeError):
+    """A kernel did what CUDA does not define, or came to a standstill; ``kind`` names it, ``seed`` repeats it."""
+
+    def __init__(self, kernel: str, kind: str, text: str, seed: int) -> None:
+        super().__init__(f"{kernel} on emulator, {kind}: {text}\n  (--emulator-seed {seed} repeats it)")
+        self.kind, self.seed = kind, seed
