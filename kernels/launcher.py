@@ -21,7 +21,7 @@ from codegen.toolchain import Compiler, compile_cubin
 
 from .driver import Driver, launch_config
 from .host_code import launch_plan
-from .launch_plan import LaunchPlan, PlainBuffer, Rows, TensorMap
+from .launch_plan import LaunchPlan, PlainBuffer, Rows, TensorMap, UnsupportedLaunch
 
 TIR_PIPELINE = "tirx"
 CACHED_LAUNCHES = 512  # of one kernel; one takes less than 1 KiB
@@ -110,6 +110,10 @@ class Launcher:
 
 def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, Rows]) -> list[TensorMap | PlainBuffer]:
     """A plan's parameters for the matrices at hand."""
+    if missing := {parameter.buffer for parameter in plan.parameters} - set(matrices):
+        raise UnsupportedLaunch(
+            "the kernel takes further buffers", value=", ".join(sorted(missing)), remedy="give matrices for them"
+        )
     made: list[TensorMap | PlainBuffer] = []
     for parameter in plan.parameters:
         matrix = matrices[parameter.buffer]

@@ -42,10 +42,11 @@ class Product:
             out = a.new_empty(self._out.shape, dtype=self._dtype)
         else:
             self._check_apart(a, b, out)
-        left = a if self._a is self._operands.a else _with_rows(a, self._a, self._itemsize)
-        right = (
-            b if self._b is self._operands.b else _with_rows(b.T if self._transposed else b, self._b, self._itemsize)
-        )
+        left, right = a, b
+        if self._a is not self._operands.a:
+            left = _with_rows(a, self._a, self._itemsize)
+        if self._b is not self._operands.b:
+            right = _with_rows(b.T if self._transposed else b, self._b, self._itemsize)
         result = out if self._result is self._out else _room(out, self._result, self._out_itemsize)
         addresses = left.data_ptr(), right.data_ptr(), result.data_ptr()
         if (addresses[0] | addresses[1] | addresses[2]) % STRIDE_BYTES:
@@ -76,7 +77,7 @@ class Product:
             problem = self._operands.problem
             warnings.warn(
                 f"a product {self._out.rows}x{self._out.columns}x{self._operands.a.columns} of {problem.dtype} copies "
-                f"at each call, what the kernel cannot reach as it lies: {', '.join(copied)}; contiguous matrices "
+                f"at each call what the kernel cannot reach as it lies: {', '.join(copied)}; contiguous matrices "
                 "whose rows are multiples of 16 bytes are not copied",
                 PaddedCopy,
                 stacklevel=5,  # the caller of matmul

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from tvm.script import tirx as T
 
 from codegen.lowering import generate
 from codegen.toolchain import Compiler
+from harness import execution
+from harness.commands import BAD_INPUT
+from harness.host_time import LAUNCHES, ROUNDS, host_time_us
 from harness.targets import machine_for
 from kernels import api, driver, launcher
 from kernels.config import HopperTile
@@ -22,6 +27,7 @@ from kernels.launch_plan import LaunchPlan, PlainBuffer, Rows, TensorMap, Unsupp
 from kernels.launcher import CompiledKernel, Launcher, load_kernel
 from kernels.tma_ring import tma_ring
 from schedules.workloads import Matmul
+from tests.conftest import Outcome
 from tests.torch_stand_in import Library, Tensor
 
 TARGET = machine_for("sm_90a").target()
@@ -246,6 +252,46 @@ def test_a_failed_launch_is_named(plan: LaunchPlan) -> None:
         launch(0, *(tensor.data_ptr() for tensor in matrices()))
 
 
+def test_every_buffer_of_the_kernel_is_asked_for(plan: LaunchPlan) -> None:
+    library = Library()
+    loaded = load_kernel(CompiledKernel(plan, library.add(plan, PROBLEM)), Driver(library), 0)
+    with pytest.raises(UnsupportedLaunch, match=r"further buffers \(got B, C\)"):
+        Launcher(loaded, {"A": Rows(512, 256, 512)})
+
+
 def test_addresses_must_be_those_of_all_matrices(plan: LaunchPlan) -> None:
     with pytest.raises(ValueError, match="shorter"):
         launcher_of(plan, Library())(0, 16, 32)
+
+
+# The command that shows what a launch costs
+
+
+def test_host_time_is_per_call() -> None:
+    calls = []
+    taken = host_time_us(lambda: calls.append(time.sleep(1e-5)), lambda: None)
+    assert taken >= 10
+    assert len(calls) == 1 + LAUNCHES * ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(("--step", "5"), "no explicit kernel"), (("--step", "11", "--size", "64"), "GPU")]
+)
+def test_the_command_says_what_it_cannot_do(
+    command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    def missing() -> None:
+        raise execution.NoGpu("torch sees no GPU")
+
+    monkeypatch.setattr(execution, "require_gpu", missing)
+    outcome = command("launch", *arguments)
+    assert outcome.code == BAD_INPUT
+    assert said in outcome.err
+
+
+@pytest.mark.gpu
+def test_the_command_names_every_way_to_launch(command: Callable[..., Outcome]) -> None:
+    outcome = command("launch", "--step", "11", "--size", "512")
+    assert outcome.code == 0
+    for way in ("executable", "the launcher", "kernels.matmul", "torch.mm"):
+        assert way in outcome.out
