@@ -15,11 +15,11 @@ when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/w
 Variants:
 - rows (the default): as above; results are stored row by row through shared memory. Where tiles are too few to fill the
   GPU, a long reduction is cut in parts, each summed by blocks of its own and added up by a second kernel.
-- whole: the same, never cut. in_flight: results are stored as each thread has them.
-- awaited: each multiplication is awaited in its own iteration; one tile more is on its way in as many slots.
+- whole: the same, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
+  awaited in its own iteration; one tile more is on its way in as many slots.
 A kernel in front copies operands to aligned rows: if theirs are no multiples of 16 bytes, or of 128 where that pays.
 What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
-Without a GPU the schedule is verified before tensorization: all the same, with the multiplication as loops.
+Without a GPU the schedule is verified before tensorization, with the multiplication as loops.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupC
         split = split_reduction(sch, block, parts, tile.block_k)
         add_parts(sch, split)
         block = split.partial
-    staged = stage_for_warpgroups(sch, block, tile, store_rows=parts == 1 and config.variant in BY_ROWS)
+    # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
+    by_rows = parts == 1 and config.variant in BY_ROWS and problem.m >= tile.block_m and problem.n >= tile.block_n
+    staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows)
     in_flight, short = IN_FLIGHT[config.variant], config.k_tiles(problem) <= config.stages
-    # A short reduction has no more slots than k tiles, whatever is asked for.
     pipeline_warpgroups(sch, staged, max(config.stages, in_flight + 2) if short else config.stages, in_flight)
     return sch, staged
 
