@@ -11,8 +11,11 @@ from tvm.ir import Expr, StringImm
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
+from schedules.errors import IllegalPipeline
+
 from .config import BARRIER_BYTES
 
+MOST_STAGES = 6
 SECONDS = 2  # after which a bounded wait gives up
 
 _TRY = """
@@ -49,6 +52,14 @@ __forceinline__ __device__ void mbarrier_wait_bounded(
   }
 }
 """
+
+
+def check_stages(stages: int) -> None:
+    """Raise IllegalPipeline for stages below 1 or above 6."""
+    if not 1 <= stages <= MOST_STAGES:
+        raise IllegalPipeline(
+            "stages of a TMA ring", value=stages, limit=f"1 to {MOST_STAGES}", remedy="give another stage count"
+        )
 
 
 @T.meta_class

@@ -5,16 +5,13 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from schedules.errors import IllegalPipeline
 from schedules.workloads import Matmul
 
 from . import epilogue, tma
 from .config import LANES, ROWS, HopperTile
 from .raster import grouped
-from .ring import Barriers
+from .ring import Barriers, check_stages
 from .wgmma import WarpgroupProduct, retire
-
-MOST_STAGES = 6
 
 
 def tma_ring(
@@ -51,10 +48,7 @@ def tma_ring(
     IllegalPipeline : for stages below 1 or above 6.
     """
     tma.check_rows(problem)
-    if not 1 <= stages <= MOST_STAGES:
-        raise IllegalPipeline(
-            "stages of a TMA ring", value=stages, limit=f"1 to {MOST_STAGES}", remedy="give another stage count"
-        )
+    check_stages(stages)
     m, n, k, dtype, out_dtype = problem.m, problem.n, problem.k, problem.dtype, problem.out_dtype
     product = WarpgroupProduct.of(problem, tile)
     by_tma = tma_store and epilogue.can_store_by_tma(problem, tile)

@@ -7,7 +7,8 @@ operands from shared memory through 64-bit descriptors, and adds to registers wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from tvm.ir import Expr
 from tvm.script import tirx as T
@@ -17,7 +18,10 @@ from schedules.errors import IllegalTile
 from schedules.workloads import Matmul
 
 from . import tma
-from .config import LANES, PANEL, ROW_BYTES, ROWS, STEPS, HopperTile
+from .config import LANES, PANEL, ROW_BYTES, ROWS, STEPS, HopperTile, TmaTile
+
+if TYPE_CHECKING:
+    from typing import Self
 
 PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 SWIZZLED = 1 << 62  # in a descriptor: the 128-byte swizzle
@@ -42,6 +46,8 @@ class Panels:
     extent: int
     depth: int
     major: str
+
+    MODE: ClassVar[int] = SWIZZLED
 
     @property
     def count(self) -> int:
@@ -88,11 +94,12 @@ class Panels:
     def descriptor_bits(self) -> int:
         """A descriptor's bits beside the address; distances are in units of 16 bytes.
 
+        MODE has those of the instruction's own format: which swizzle, and how that is written.
         Stride: from one group of eight rows to the next. Leading: from one panel to the next, where panels run along
         n; not used (1) where they run along k.
         """
         leading = 1 if self.major == "k" else self.panel_bytes >> 4
-        return SWIZZLED | (EIGHT_ROWS >> 4) << 32 | leading << 16
+        return self.MODE | (EIGHT_ROWS >> 4) << 32 | leading << 16
 
     def descriptor(self, address: Expr) -> Expr:
         """The descriptor of the operand at an address in shared memory, as an expression of 64 bits."""
@@ -101,32 +108,62 @@ class Panels:
 
 
 @dataclass(frozen=True)
-class WarpgroupProduct:
-    """What a block multiplies per k tile: both operands' panels, and each warpgroup's part as instructions.
+class TileProduct:
+    """What a block multiplies per k tile: both operands' panels in a slot, A's, then B's, and the instruction's shape.
 
-    A warpgroup has ``row_tiles`` instructions of 64 rows × ``columns``, one after the other along k; ``registers``
-    sums a thread, those of one instruction together.
+    ``columns`` are those of one instruction, ROWS its rows, of which it has ``row_tiles`` below each other.
     """
 
     a: Panels
     b: Panels
-    row_tiles: int
     columns: int
     dtype: str
+    row_tiles: int = 1
+
+    PANELS: ClassVar[type[Panels]] = Panels
+    ROWS: ClassVar[int]
+    PART: ClassVar[str]
 
     @classmethod
-    def of(cls, problem: Matmul, tile: HopperTile) -> WarpgroupProduct:
+    def of(cls, problem: Matmul, tile: TmaTile) -> Self:
         """The product of a problem's tiles; IllegalTile for a dtype or layout that the instruction has no form for."""
         major = "k" if problem.layout == "nt" else "n"
         found = []
         if problem.dtype not in PTX_TYPES:
             found.append(f"operands of {problem.dtype}, where it takes {' or '.join(PTX_TYPES)}")
         if major == "n" and tile.group_n % PANEL:
-            found.append(f"{tile.group_n} columns per warpgroup of a B stored [k, n] are not a multiple of {PANEL}")
+            found.append(f"{tile.group_n} columns {cls.PART} of a B stored [k, n] are not a multiple of {PANEL}")
         if found:
-            raise IllegalTile("no wgmma does this: " + "; ".join(found), remedy="choose another tile, dtype or layout")
-        a, b = Panels(tile.block_m, tile.block_k, "k"), Panels(tile.block_n, tile.block_k, major)
-        return cls(a, b, tile.group_m // ROWS, tile.group_n, problem.dtype)
+            raise IllegalTile(
+                f"no {tile.INSTRUCTION} does this: " + "; ".join(found), remedy="choose another tile, dtype or layout"
+            )
+        a, b = cls.PANELS(tile.block_m, tile.block_k, "k"), cls.PANELS(tile.block_n, tile.block_k, major)
+        return cls(a, b, tile.group_n, problem.dtype)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Both operands' bytes: A's panels, then B's."""
+        return self.a.bytes + self.b.bytes
+
+    def moved(self, descriptor: Expr, slot: Expr, offset: int) -> Expr:
+        """A descriptor of slot 0, moved to an offset in another slot: addresses are in units of 16 bytes."""
+        return descriptor + T.Cast("uint64", (slot * self.slot_bytes + offset) // 16)
+
+
+@dataclass(frozen=True)
+class WarpgroupProduct(TileProduct):
+    """The product as each warpgroup's instructions of 64 rows × ``columns``, one after the other along k.
+
+    ``registers`` are the sums of a thread, those of one instruction together.
+    """
+
+    ROWS: ClassVar[int] = ROWS
+    PART: ClassVar[str] = "per warpgroup"
+
+    @classmethod
+    def of(cls, problem: Matmul, tile: HopperTile) -> Self:
+        """See :meth:`TileProduct.of`."""
+        return replace(super().of(problem, tile), row_tiles=tile.group_m // ROWS)
 
     @property
     def registers(self) -> int:
@@ -137,11 +174,6 @@ class WarpgroupProduct:
     def registers_per_tile(self) -> int:
         """Accumulators of a thread for one instruction's rows."""
         return ROWS * self.columns // LANES
-
-    @property
-    def slot_bytes(self) -> int:
-        """Both operands' bytes: A's panels, then B's."""
-        return self.a.bytes + self.b.bytes
 
     @property
     def instruction(self) -> str:
@@ -163,14 +195,10 @@ class WarpgroupProduct:
                 first = row_tile * self.registers_per_tile
                 own = [sums[first + i] for i in range(self.registers_per_tile)]
                 rows = self.a.step_offset(step) + self.a.extent_offset(row_tile * ROWS)
-                operands = (self._moved(a, slot, rows), self._moved(b, slot, self.b.step_offset(step)))
+                operands = (self.moved(a, slot, rows), self.moved(b, slot, self.b.step_offset(step)))
                 T.evaluate(T.ptx[self.instruction](*own, *operands, added, 1, 1, 0, int(self.b.major == "n")))
         T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
         keep(sums)
-
-    def _moved(self, descriptor: Expr, slot: Expr, offset: int) -> Expr:
-        """A descriptor of slot 0, moved to an offset in another slot: addresses are in units of 16 bytes."""
-        return descriptor + T.Cast("uint64", (slot * self.slot_bytes + offset) // 16)
 
 
 def retire(sums: Buffer, in_flight: int) -> None:
