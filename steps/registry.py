@@ -126,9 +126,33 @@ class Step:
         return hasattr(self.module, "kernel")
 
     @property
+    def arch(self) -> str:
+        """The architecture that the step names in ARCH, since no other has its instructions; else empty.
+
+        Commands that need no GPU take it where nobody names another, and compile for it.
+        """
+        return getattr(self.module, "ARCH", "")
+
+    @property
     def verified_on(self) -> tuple[str, ...]:
-        """The ways to execute that can verify this step; LLVM cannot run the instructions of an explicit kernel."""
+        """The ways to execute that can verify this step; LLVM cannot run the instructions of an explicit kernel.
+
+        None for a step that has been compiled and never run.
+        """
         return tuple(getattr(self.module, "VERIFIED_ON", ("gpu",) if self.explicit else ("gpu", "llvm")))
+
+    def unverified(self, backend: str, arch: str) -> str:
+        """Why a way to execute cannot verify this step on a machine, as a clause; empty where it can be tried.
+
+        A step that has never run is tried where the GPU is of its architecture.
+        """
+        if backend in self.verified_on or (backend == "gpu" and arch == self.arch):
+            return ""
+        if not self.verified_on:
+            return f"it has been compiled and never run, for want of an {self.arch}"
+        if self.explicit:
+            return "an explicit kernel runs on a GPU only"
+        return f"needs {' or '.join(self.verified_on)}"
 
     def runs(self, variant: str, async_copy: bool) -> bool:
         """Whether a target can run a variant, given whether it has cp.async."""

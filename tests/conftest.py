@@ -13,8 +13,9 @@ from harness import toolchain
 from harness.build import Case
 from harness.cli import main
 from harness.execution import gpu_present
-from harness.targets import machine_for
+from harness.targets import DEFAULT_ARCH, machine_for
 from harness.toolchain import Compiler, find_compiler
+from kernels.blackwell import BlackwellTile
 from kernels.config import HopperTile
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import BlockTile, TileConfig
@@ -34,12 +35,14 @@ SMALL_TILES: dict[type[BlockTile], BlockTile] = {
     TensorCoreTile: TensorCoreTile.parse("32x32x32/16x32"),
     WarpgroupTile: WarpgroupTile.parse("64x64x64/64x64"),
     HopperTile: HopperTile.parse("64x64x64/1x1"),
+    BlackwellTile: BlackwellTile.parse("128x64x64"),
 }
 EXPLICIT_STEPS = [number for number, step in STEPS.items() if step.explicit]
 SCHEDULED_VARIANTS = [(number, variant) for number, variant in EVERY_VARIANT if number not in EXPLICIT_STEPS]
 NO_GPU_LINE = "verified on the CPU (TensorIR through LLVM); speed not measured: no GPU"
 TENSORIZED_LINE = NO_GPU_LINE.replace(";", ", before tensorization;")
 EXPLICIT_LINE = "not verified: an explicit kernel runs on a GPU only; speed not measured: no GPU"
+NEVER_RUN_LINE = "not verified: it has been compiled and never run, for want of an sm_100a; speed not measured: no GPU"
 UNOPTIMISED = {"kind": "llvm", "opt-level": 0}
 
 
@@ -74,10 +77,11 @@ def make_case(
     out_dtype: str | None = None,
     tile: BlockTile | None = None,
     stages: int | None = None,
-    arch: str = "sm_90a",
+    arch: str = "",
 ) -> Case:
     """A case as the command line would make it: what is not given is the step's own default."""
-    machine, found = machine_for(arch), STEPS[step]
+    found = STEPS[step]
+    machine = machine_for(arch or found.arch or DEFAULT_ARCH)
     variant = variant or found.default_variant(machine.has_cp_async)
     problem = Matmul(*shape, dtype or found.dtypes(variant)[0], layout, out_dtype)
     stages = found.default_stages if stages is None else stages
