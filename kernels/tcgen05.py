@@ -23,7 +23,7 @@ from .wgmma import Panels, TileProduct, keep
 
 GROUP = "cta_group::1"  # one block's instruction, not a pair's
 VERSION = 1 << 46  # in a matrix descriptor: of this format, in bits 46 to 48
-SWIZZLED = 2 << 61  # the 128-byte swizzle, in bits 61 to 63; wgmma's format writes it otherwise
+SWIZZLED = 2 << 61  # the 128-byte swizzle, in bits 61 to 63; as wgmma's 1 in bits 62 and 63
 FLOAT32_SUMS = 1 << 4
 FORMATS = {"float16": 0, "bfloat16": 1}  # of an operand in the instruction descriptor
 A_FORMAT, B_FORMAT, B_TRANSPOSED, COLUMNS, ROWS = 7, 10, 16, 17, 24  # where its fields begin
