@@ -123,7 +123,8 @@ def _counted(count: int, what: str) -> str:
 
 def _waits(kernel: Kernel) -> str:
     if kernel.explicit:
-        return f"{_counted(kernel.instructions['mbarrier waits'], 'mbarrier')} by its phase"
+        count = kernel.instructions["mbarrier waits"]
+        return f"{_counted(count, 'mbarrier')} by {'its phase' if count == 1 else 'their phases'}"
     return ", ".join(f"wait_group {count}" for count in kernel.code.wait_groups) or "none"
 
 

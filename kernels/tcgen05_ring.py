@@ -40,7 +40,7 @@ def tcgen05_ring(
     ``specialized`` gives loads and multiplications a warp each, 4 and 5: a load waits for its own slot alone. With one
     stage nothing overlaps in either form. A ring has no more slots than there are k tiles. Ragged edges are TMA's;
     results that it cannot store (:func:`kernels.epilogue.can_store_by_tma`) leave from registers. ``bounded`` is the
-    debug build of :class:`kernels.ring.Barriers`. Compiled for sm_100a; never run, on no GPU and in no model of one.
+    debug build of :class:`kernels.ring.Barriers`. Compiled for sm_100a, never run: no GPU or emulator has.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Step 14, Blackwell: one thread multiplies, and the sums are in tensor memory.
 
-**Compiled for sm_100a, never run**: no such GPU was at hand, and no model of one on the CPU has executed its protocol.
-Its instructions, descriptors and resources are checked; its results and its speed are not known.
+**Compiled for sm_100a, never run**: no such GPU was at hand, and no emulator has executed its code. Its instructions,
+descriptors and resources are checked, and a test's model steps through its barriers; results and speed are not known.
 
 Before (step 11), the sums of a tile filled the registers of the warps that multiply, each of which issued its part and
 met the others once per k tile. Blackwell's *tcgen05.mma* is one thread's instruction, for all 128 rows of the block; it
