@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
-from tvm.tirx.build import split_host_device_mods
 
+from codegen import overlap
+from codegen.lowering import cuda_compiler, generate
+from codegen.toolchain import Compiler, Cubin, compile_cubin
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
-from harness.toolchain import Compiler, Cubin, compile_cubin
+from kernels.roles import OVERLAPS
+from kernels.stamps import Stamps, roles_of
 from schedules.errors import IllegalPipeline, IllegalSchedule
 from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
 from schedules.lowering import UNROLL_RING, required_tir_pipeline
@@ -30,12 +34,13 @@ from schedules.tiling import BlockTile
 from schedules.vectorization import dtype_bytes
 from schedules.warp_tiling import WarpTile
 from schedules.workloads import Matmul
-from schedules.workspaces import pass_workspaces, workspace_bytes, workspaces
+from schedules.workspaces import pass_workspaces, workspaces
 from steps.config import DEFAULT_STAGES, StepConfig
 from steps.registry import Step
 
 AnyLowered = TypeVar("AnyLowered", bound="Lowered")
 SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100
+ARRAYS = 3  # of a product: A, B and C
 MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
 BLOCK_BARRIERS = ("__syncthreads()", "tvm_builtin_cuda_cta_sync()")  # in CUDA text, the latter of explicit kernels
 INSTRUCTIONS = {  # of explicit kernels, as the CUDA text names them where they are called
@@ -84,10 +89,10 @@ class Case:
 
     @property
     def lacks(self) -> str:
-        """What the machine lacks of what the step's variant is made of, as a clause; empty if it has all."""
+        """What the machine lacks for the step's variant, or why the step refuses the product, as a clause; or empty."""
         if not self.step.runs(self.variant, self.machine.has_cp_async):
             return f"{self.machine.arch} has no cp.async"
-        return self.tile.missing(self.machine.target())
+        return self.tile.missing(self.machine.target()) or self.step.refuses(self.problem)
 
     def validate(self) -> None:
         """Raise for what cannot work: another family's tile, its limits, a dtype, cp.async where there is none, or
@@ -112,6 +117,11 @@ class Case:
                 limit=f"at least {fewest}",
                 remedy="give more stages",
             )
+
+    def check_stamped(self) -> None:
+        """Raise UnsupportedCase for a step whose kernel leaves no time stamps."""
+        if not self.step.stamped:
+            raise UnsupportedCase(f"{self.step.name} leaves no time stamps; explicit kernels do, from step 11 on")
 
     @classmethod
     def default(
@@ -170,7 +180,9 @@ class Lowered:
     @property
     def tir_pipeline(self) -> str:
         """The name of the passes that lower it as written."""
-        return "tirx" if self.explicit else required_tir_pipeline(self.mod)
+        if not self.explicit:
+            return required_tir_pipeline(self.mod)
+        return overlap.register() if (self.source.attrs or {}).get(OVERLAPS) else "tirx"
 
     @property
     def pass_config(self) -> dict[str, bool]:
@@ -195,7 +207,18 @@ class Lowered:
     @property
     def workspace_bytes(self) -> int:
         """Device memory that its kernels leave results in for each other."""
-        return workspace_bytes(self.mod)
+        return sum(math.prod(map(int, buffer.shape)) * dtype_bytes(buffer.dtype) for buffer in self.workspaces)
+
+    @property
+    def workspaces(self) -> list[tirx.Var]:
+        """That memory, as further arguments: what a schedule allocates, what an explicit kernel takes behind C.
+
+        Time stamps, which come last, are the caller's.
+        """
+        if not self.explicit:
+            return workspaces(self.mod)
+        params = list(self.source.params[ARRAYS:])
+        return params[:-1] if roles_of(self.source) else params
 
     @cached_property
     def main_kernel(self) -> str:
@@ -416,13 +439,16 @@ def ring_loops(body: str) -> str:
     return "\n".join(indent + loop for indent, loop in loops)
 
 
-def lower(case: Case) -> Kernel:
+def lower(case: Case, stamps: Stamps | None = None) -> Kernel:
     """Schedule a case and lower it to CUDA text; needs neither a compiler nor a GPU.
 
-    Raises what :meth:`Case.validate` and the schedule functions raise.
+    With ``stamps`` its function has one more output, behind the product. Raises what :meth:`Case.validate` and the
+    schedule functions raise; UnsupportedCase for stamps from a step that leaves none.
     """
     case.validate()
-    make = case.step.kernel if case.step.explicit else case.step.schedule
+    if stamps:
+        case.check_stamped()
+    make = functools.partial(case.step.kernel, stamps=stamps) if case.step.explicit else case.step.schedule
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = make(case.problem, case.config)
@@ -437,13 +463,9 @@ def lower_schedule(source: Schedule | tirx.PrimFunc, machine: Machine, label: st
     Raises IllegalSchedule where a thread's own arrays are too large for registers.
     """
     planned = Lowered(label, machine, source, tvm.IRModule(), "")
-    module = tirx.transform.BindTarget(machine.target().with_host("llvm"))(pass_workspaces(planned.mod))
-    pipeline, _, finalize_device = tirx.get_tir_pipeline(planned.tir_pipeline)
-    with tvm.transform.PassContext(config=planned.pass_config):
-        _, devices = split_host_device_mods(pipeline(module))
-    ((device_target, device),) = devices.items()
-    device = finalize_device()(device)
-    lowered = replace(planned, device=device, cuda=_generate_cuda(device, device_target))
+    config = planned.pass_config
+    made = generate(pass_workspaces(planned.mod), machine.target(), planned.tir_pipeline, config)
+    lowered = replace(planned, device=made.device, cuda=made.cuda)
     if lowered.most_local_bytes > MOST_LOCAL_BYTES:
         raise IllegalSchedule(
             f"{label}: a thread's own arrays are too large for registers, so that it would keep other threads' data",
@@ -464,8 +486,8 @@ def compiled(kernel: AnyLowered, compiler: Compiler) -> AnyLowered:
 class Program:
     """TVM's executable for the GPU at hand, and the memory that its kernels leave results in for each other.
 
-    ``program["main"](a, b, c)`` runs it. The memory is the program's own: what a CUDA graph captured stays valid as
-    long as the program lives, and two calls must not run at once.
+    ``program["main"](a, b, c)`` runs it; with stamps, ``(a, b, c, words)``. The memory is the program's own: what a
+    CUDA graph captured stays valid as long as the program lives, and two calls must not run at once.
     """
 
     executable: tvm.runtime.Executable
@@ -474,7 +496,9 @@ class Program:
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """The function of that name, which takes the problem's arrays."""
         function = self.executable[name]
-        return (lambda *arrays: function(*arrays, *self.memory)) if self.memory else function
+        if not self.memory:
+            return function
+        return lambda *arrays: function(*arrays[:ARRAYS], *self.memory, *arrays[ARRAYS:])
 
 
 def executable(kernel: Lowered) -> Program:
@@ -489,7 +513,9 @@ def executable(kernel: Lowered) -> Program:
         return kernel.cubin.data
 
     mod = kernel.mod
-    memory = [tvm.runtime.empty(list(map(int, w.shape)), str(w.dtype), tvm.cuda()) for w in workspaces(mod)]
+    # Zeros, which flags begin as.
+    empty = [np.zeros([int(extent) for extent in buffer.shape], str(buffer.dtype)) for buffer in kernel.workspaces]
+    memory = [tvm.runtime.tensor(array, tvm.cuda()) for array in empty]
     program = compile_module(pass_workspaces(mod), kernel.machine, deliver, kernel.pass_config, kernel.tir_pipeline)
     return Program(program, tuple(memory))
 
@@ -507,37 +533,3 @@ def compile_module(
     """
     with cuda_compiler(deliver), tvm.transform.PassContext(config=pass_config or {}):
         return tvm.compile(mod, target=machine.target(), tir_pipeline=tir_pipeline or required_tir_pipeline(mod))
-
-
-class _TextOnly(Exception):
-    """Stops TVM where it would compile the CUDA text, once the text is known."""
-
-
-def _generate_cuda(device: tvm.IRModule, target: tvm.target.Target) -> str:
-    """The CUDA text. With a driver present TVM compiles at once: then the text is caught on its way."""
-    texts: list[str] = []
-
-    def catch(source: str) -> bytes:
-        """Keep the text and stop TVM before it compiles."""
-        texts.append(source)
-        raise _TextOnly
-
-    with cuda_compiler(catch):
-        try:
-            return tvm.get_global_func("target.build.cuda")(device, target).inspect_source()
-        except Exception:
-            if not texts:
-                raise
-            return texts[0]
-
-
-@contextlib.contextmanager
-def cuda_compiler(callback) -> Iterator[None]:
-    """Let ``callback(source) -> cubin`` stand in for TVM's own way of compiling CUDA text."""
-    name = "tvm_callback_cuda_compile"
-    before = tvm.get_global_func(name)
-    tvm_ffi.register_global_func(name, lambda source: bytearray(callback(source)), override=True)
-    try:
-        yield
-    finally:
-        tvm_ffi.register_global_func(name, before, override=True)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from codegen.toolchain import CompileError, NoCompiler
 from harness.build import UnsupportedCase
 from harness.commands import BAD_INPUT, WRONG
 from harness.commands.options import UsageError
@@ -25,8 +26,9 @@ from harness.peers import UnknownPeer
 from harness.rate_files import BadRates
 from harness.records import RecordError
 from harness.targets import UnknownTarget
-from harness.toolchain import CompileError, NoCompiler
+from harness.timeline import NoTimeline
 from harness.verify import WrongResult
+from kernels.driver import DriverError, NoDriver
 from schedules.errors import IllegalSchedule
 from steps.registry import MalformedStep, UnknownStep, UnsupportedDtype
 
@@ -40,8 +42,10 @@ COMMANDS = {
         "sweep",
         "stream",
         "counters",
+        "timeline",
         "tune",
         "depth",
+        "launch",
         "microbench",
     )
 }
@@ -58,12 +62,15 @@ REFUSALS = (
     NoGpu,
     NoProfiler,
     NoForecast,
+    NoTimeline,
     CompileError,
     RecordError,
     MalformedStep,
     BadRates,
     UnknownQuantity,
     UnsuitableGpu,
+    NoDriver,
+    DriverError,
 )
 EXAMPLES = """examples:
   python -m harness list                                    what there is
@@ -74,7 +81,9 @@ EXAMPLES = """examples:
   python -m harness compile --step 5 --variant sync --show cuda
   python -m harness stream --workload softmax --mb 256      memory-bound, 1 to 5 stages, beside a copy
   python -m harness sweep --step 5 --stages 1-6 --size 512  every stage count, each a record
+  python -m harness timeline --step 11 --stages 1,2,4       what one block does when; needs a GPU
   python -m harness depth --step 5 --size 512               how many stages, by the model; needs no GPU
+  python -m harness launch --step 11 --size 512             host time per launch, TVM's and ours
   python -m harness tune --step 5 --size 1024 --budget 120  the best of a declared space, kept on disk
   python -m harness run --step 5 --size 1024 --tile tuned   measured as it was tuned
 """

@@ -23,13 +23,13 @@ import tvm
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.script import tirx as T
 
-from harness.build import cuda_compiler
+from codegen.lowering import cuda_compiler
+from codegen.toolchain import Compiler, compile_cubin
 from harness.execution import GpuBackend
 from harness.measure import gpu_identity, gpu_state, versions
 from harness.rate_files import Quantity, RatesFile, path_of, read_rates_file
 from harness.records import now
 from harness.targets import Machine
-from harness.toolchain import Compiler, compile_cubin
 from harness.verify import WrongResult
 
 SOURCE = Path(__file__).resolve().parent / "probes.cu"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+TOLD = (("load issued",), ("full wait ends", "mma retired"), ("epilogue begins", "results stored"))  # by a timeline
 LATER_FIELDS = ("peers", "depth")  # records made before these were known are read without them
 RESULTS = Path(__file__).resolve().parent.parent / "reports" / "results"
 
@@ -358,14 +359,131 @@ class StreamRecord(_Stored):
 
 def load_streams(folder: Path = RESULTS) -> list[StreamRecord]:
     """The newest clean record of each memory-bound case of a results folder, by workload, shape and stages."""
-    paths = sorted((folder / "streams").glob("*.json"), key=lambda path: path.name.rsplit("-", 1)[-1])
-    newest: dict[tuple[Any, ...], StreamRecord] = {}
-    for path in paths:
-        record = StreamRecord.read(path)
+    newest = _newest_in(folder / "streams", StreamRecord)
+    return sorted(newest, key=lambda r: (r.workload, r.shape, r.variant, r.stages))
+
+
+def _newest_in(folder: Path, kind: type[StreamRecord | Timeline]) -> Iterable[Any]:
+    """The newest clean record of each key in a folder of records; a dirty one only where no clean one exists."""
+    newest: dict[tuple[Any, ...], Any] = {}
+    for path in sorted(folder.glob("[!.]*.json"), key=lambda path: path.name.rsplit("-", 1)[-1]):
+        record = kind.read(path)
         rival = newest.get(record.key)
         if rival is None or rival.environment.dirty or not record.environment.dirty:
             newest[record.key] = record
-    return sorted(newest.values(), key=lambda r: (r.workload, r.shape, r.variant, r.stages))
+    return newest.values()
+
+
+@dataclass(frozen=True)
+class Track:
+    """When one role of a block saw one event: nanoseconds since the block began, for number ``first`` and those after.
+
+    Numbers are those of k tiles, or of output tiles in an epilogue's events; see :mod:`kernels.stamps`.
+    """
+
+    role: str
+    event: str
+    first: int
+    ns: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.ns or not all(isinstance(moment, (int, float)) for moment in self.ns):
+            raise ValueError(f"{self.role}: {self.event} at {self.ns!r:.200}, which are no times")
+
+    @property
+    def moments(self) -> dict[int, float]:
+        """The times by number."""
+        return dict(enumerate(self.ns, self.first))
+
+
+@dataclass(frozen=True)
+class Timeline(_OfProduct):
+    """One block's life in one launch, by time stamps that its roles left (:mod:`kernels.stamps`).
+
+    ``block`` of ``blocks`` ran on ``multiprocessor``; ``durations_ns`` are its durations in all runs, of which number
+    ``kept`` is told by ``tracks``. ``clock_mhz`` is the multiprocessor's clock by ``%globaltimer``, over all
+    runs. ``plain`` and ``stamped`` time launches without and with stamps in the same rounds: what
+    stamping costs.
+    """
+
+    step: int
+    step_name: str
+    variant: str
+    m: int
+    n: int
+    k: int
+    layout: str
+    dtype: str
+    out_dtype: str
+    tile: str
+    stages: int
+    block: int
+    blocks: int
+    multiprocessor: int
+    room: int
+    clock_mhz: float
+    durations_ns: tuple[float, ...]
+    kept: int
+    tracks: tuple[Track, ...]
+    plain: Timing
+    stamped: Timing
+    verification: Verification
+    source_sha256: str
+    cubin_sha256: str
+    arch: str
+    method: Method
+    environment: Environment
+    command: str
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kept < len(self.durations_ns):
+            raise ValueError(f"run {self.kept} is kept of {len(self.durations_ns)}")
+        for events in TOLD:
+            if not any(all(self.moments(role, event) for event in events) for role in self.roles):
+                raise ValueError(f"no role saw {' and '.join(events)}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that left stamps, in the kernel's order."""
+        return tuple(dict.fromkeys(track.role for track in self.tracks))
+
+    @property
+    def duration_ns(self) -> float:
+        """The block's duration in the run that was kept."""
+        return self.durations_ns[self.kept]
+
+    def moments(self, role: str, event: str) -> dict[int, float]:
+        """When a role saw an event, by number; empty where it never did."""
+        own = (track for track in self.tracks if (track.role, track.event) == (role, event))
+        return next((track.moments for track in own), {})
+
+    @property
+    def family(self) -> tuple[Any, ...]:
+        """What timelines that differ in their stage count alone have in common."""
+        case = (self.environment.gpu, self.step, self.variant, self.tile)
+        return (*case, self.dtype, self.out_dtype, self.layout, self.m, self.n, self.k)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What identifies a timeline: the newest clean one of a key is the one that counts."""
+        return (*self.family, self.stages)
+
+    def file_name(self) -> str:
+        """Where it lies in a results folder: a name that never collides with another measurement."""
+        case = f"{shape_text(self.shape)}-{self.layout}-{self.dtype}-{self.tile.replace('/', '_')}-s{self.stages}"
+        stamp = _stamp(self.environment.recorded_at)
+        return f"timelines/{gpu_slug(self.environment.gpu)}-step{self.step}-{self.variant}-{case}-{stamp}.json"
+
+    def save(self, folder: Path) -> Path:
+        """Write it under ``folder``/timelines."""
+        return write_atomically(folder / self.file_name(), self.to_json())
+
+
+def load_timelines(folder: Path = RESULTS) -> list[Timeline]:
+    """The newest clean timeline of each case of a results folder, by step, shape and stages."""
+    newest = _newest_in(folder / "timelines", Timeline)
+    return sorted(newest, key=lambda t: (t.step, str(t.family), t.stages))
 
 
 @dataclass(frozen=True)
@@ -613,8 +731,8 @@ def _read(annotation: str, value: Any) -> Any:
         if not value:
             raise ValueError("no timing")
         return tuple(_construct(Timing, timing) for timing in value)
-    if annotation == "tuple[Candidate, ...]":
-        return tuple(_construct(Candidate, candidate) for candidate in value)
+    if annotation in ("tuple[Candidate, ...]", "tuple[Track, ...]"):
+        return tuple(_construct(Candidate if "Candidate" in annotation else Track, item) for item in value)
     if annotation == "tuple[Peer, ...]":
         timed = [{**peer, "timing": _read("Timing | None", peer["timing"])} for peer in value]
         return tuple(_construct(Peer, peer) for peer in timed)

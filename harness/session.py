@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from codegen.toolchain import Compiler
 from harness import depth
 from harness.build import Case, Kernel, Lowered, compiled, executable, lower
 from harness.execution import GpuBackend
@@ -31,7 +32,6 @@ from harness.records import (
     read_text,
     write_atomically,
 )
-from harness.toolchain import Compiler
 from harness.tuning import Search
 from harness.verify import WrongResult, verify
 from schedules.errors import IllegalSchedule

@@ -2,10 +2,18 @@
 
 A kernel is a function that returns a :class:`tvm.tirx.PrimFunc` (lowered with the pipeline "tirx"). Kernels are put
 together from small building blocks: tiles and their limits (:mod:`.config`, :mod:`.blackwell`), operands as TMA writes
-and wgmma reads them, and the instruction (:mod:`.wgmma`), Blackwell's instruction and its tensor memory
+and instructions read them (:mod:`.panels`), Hopper's instruction (:mod:`.wgmma`), Blackwell's and its tensor memory
 (:mod:`.tcgen05`), tensor maps and copies (:mod:`.tma`), rings of barriers (:mod:`.ring`), the order of blocks
-(:mod:`.raster`), results to memory (:mod:`.epilogue`).
+(:mod:`.raster`), results to memory (:mod:`.epilogue`), time stamps (:mod:`.stamps`).
 
 Building blocks are called inside a ``T.prim_func``, whose parser runs them: a plain function emits statements at its
 place, its loops are written out; an ``@T.inline`` function is parsed there, its conditions become the kernel's.
+
+:func:`matmul` is the way to use them on torch tensors (:mod:`.api`): operands as they lie (:mod:`.operands`), which
+kernel takes them (:mod:`.heuristic`), what launching it takes (:mod:`.host_code`, :mod:`.launch_plan`), and the launch
+(:mod:`.launcher`, :mod:`.driver`).
 """
+
+from .api import matmul
+
+__all__ = ["matmul"]

@@ -17,6 +17,11 @@ ROW_BYTES = 128
 WIDEST = 256  # columns of one wgmma or tcgen05.mma; rows of one TMA box
 ADDRESSING_REGISTERS = 40  # what descriptors, barriers and loop counters take beside the accumulators
 BARRIER_BYTES = 8
+RESULT_BOXES = 2  # of 64 × 64 results, that a warpgroup of a kernel with roles has
+# By consumer warpgroups: what a block's 65536 registers leave each of their threads beside a producer, in steps of 8.
+CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
+PRODUCER_REGISTERS = 40
+BLOCK_REGISTERS = 65536
 
 
 @dataclass(frozen=True)
@@ -110,3 +115,48 @@ class HopperTile(TmaTile):
         if self.group_n > WIDEST:
             found.append(f"{self.group_n} columns per warpgroup, limit {WIDEST}")
         return found + self.oversized()
+
+
+@dataclass(frozen=True)
+class RoleTile(HopperTile):
+    """The tile of kernels whose warpgroups have roles: a producer beside consumers, results in boxes of their own."""
+
+    EXAMPLE: ClassVar[str] = "128x256x64/2x1"
+
+    @property
+    def consumers(self) -> int:
+        """Consumer warpgroups."""
+        return self.groups_m * self.groups_n
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Warpgroups, the producer's with them, and their threads."""
+        return self.consumers + 1, LANES
+
+    @property
+    def registers(self) -> int:
+        """What every thread is launched with, so that all of a block's fit; roles then exchange some."""
+        return min(BLOCK_REGISTERS // self.threads_per_block // 8 * 8, max(CONSUMER_REGISTERS.values()))
+
+    @property
+    def consumer_registers(self) -> int:
+        """Accumulators, half as many for rounded results that wait to be stored, and what addresses take."""
+        return self.group_m * self.group_n * 3 // (2 * LANES) + ADDRESSING_REGISTERS
+
+    def misfits(self) -> list[str]:
+        """Also more consumers than registers can be shared out among."""
+        found = super().misfits()
+        if self.consumers not in CONSUMER_REGISTERS:
+            found.append(f"{self.consumers} consumer warpgroups, limit {max(CONSUMER_REGISTERS)}")
+        elif self.consumer_registers > CONSUMER_REGISTERS[self.consumers]:
+            found.append(f"{self.consumer_registers} registers a consumer, limit {CONSUMER_REGISTERS[self.consumers]}")
+        return found
+
+    def pool_bytes(self, itemsize: int, stages: int) -> int:
+        """Shared memory of the ring's slots alone."""
+        return BlockTile.smem_bytes(self, itemsize, stages)
+
+    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
+        """Shared memory of a block: slots, each with two barriers, and two boxes of results for each consumer."""
+        boxes = self.consumers * RESULT_BOXES * ROWS * ROW_BYTES
+        return self.pool_bytes(itemsize, stages) + boxes + 2 * stages * BARRIER_BYTES

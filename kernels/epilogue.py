@@ -12,8 +12,8 @@ from schedules.workloads import Matmul
 
 from . import tma
 from .config import PANEL, ROW_BYTES, ROWS, TmaTile
-from .tcgen05 import TensorProduct, columns_at_once, load_row
-from .wgmma import PTX_TYPES, TileProduct, WarpgroupProduct, fragment
+from .panels import PTX_TYPES, TileProduct
+from .wgmma import WarpgroupProduct, fragment
 
 BOX_BYTES = ROWS * ROW_BYTES
 
@@ -28,40 +28,32 @@ def round_pair(into: Expr, low: Expr, high: Expr, dtype: str) -> None:
     T.evaluate(T.ptx[f"cvt.rn.{PTX_TYPES[dtype]}x2.f32"](into, high, low))
 
 
+def pack(sums: Buffer, packed: Buffer, dtype: str) -> None:
+    """Emit the rounding of all sums to 16-bit ``dtype``, two to a register: the sums' registers are free then."""
+    for pair in range(int(packed.shape[0])):
+        round_pair(packed[pair], sums[2 * pair], sums[2 * pair + 1], dtype)
+
+
+def write_box(packed: Buffer, box: int, into: Buffer, first: Expr, warp: Expr, lane: Expr) -> None:
+    """Emit the writing of one swizzled box of 64 × 64 results to shared memory, at byte ``first``, by ``stmatrix``.
+
+    Boxes go along columns, then to the next 64 rows. One ``stmatrix`` stores 16 × 16 elements of a warp, to the
+    addresses of 16-byte pieces that its lanes give.
+    """
+    for square in range(PANEL // 16):
+        piece = tma.swizzled(warp * 16 + lane % 16, square * 16 + lane // 16 * 8)
+        registers = (packed[box * PANEL // 4 + square * 4 + i] for i in range(4))
+        T.evaluate(T.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(into.ptr_to([first + piece]), *registers))
+
+
 def collect(
     sums: Buffer, product: WarpgroupProduct, dtype: str, into: Buffer, first: Expr, warp: Expr, lane: Expr
 ) -> None:
-    """Emit the rounding of a warpgroup's sums into swizzled boxes of 64 × 64 in shared memory, by ``stmatrix``.
-
-    ``into`` are bytes, ``first`` the warpgroup's first; box after box along columns, then the next 64 rows. One
-    ``stmatrix`` stores 16 × 16 elements of a warp, to the addresses of 16-byte pieces that its lanes give.
-    """
-    packed = T.alloc_local((4,), "uint32")
-    for row_tile in range(product.row_tiles):
-        for column in range(0, product.columns, 16):
-            register = row_tile * product.registers_per_tile + column // 2
-            for i in range(4):
-                round_pair(packed[i], sums[register + 2 * i], sums[register + 2 * i + 1], dtype)
-            box = row_tile * (product.columns // PANEL) + column // PANEL
-            piece = tma.swizzled(warp * 16 + lane % 16, column % PANEL + lane // 16 * 8)
-            address = into.ptr_to([first + box * BOX_BYTES + piece])
-            T.evaluate(T.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(address, *(packed[i] for i in range(4))))
-
-
-def collect_rows(address: Expr, product: TensorProduct, dtype: str, into: Buffer, warp: Expr, lane: Expr) -> None:
-    """Emit the rounding of sums in tensor memory into swizzled boxes of 128 × 64 in shared memory, a row each thread.
-
-    ``into`` are bytes, box after box along columns. 16 bytes a store: those of eight lanes, whose rows follow each
-    other, are in all 32 banks.
-    """
-    part, packed = T.alloc_local((PANEL,), "float32"), T.alloc_local((4,), "uint32")
-    for box in range(product.columns // PANEL):
-        load_row(part, address, warp, box * PANEL)
-        for column in range(0, PANEL, 8):
-            for i in range(4):
-                round_pair(packed[i], part[column + 2 * i], part[column + 2 * i + 1], dtype)
-            place = into.ptr_to([box * product.ROWS * ROW_BYTES + tma.swizzled(warp * 32 + lane, column)])
-            T.evaluate(T.ptx["st.shared.v4.b32"](place, *(packed[i] for i in range(4))))
+    """Emit the rounding of a warpgroup's sums, and their writing into boxes from byte ``first`` of shared memory."""
+    packed = T.alloc_local((product.registers // 2,), "uint32")
+    pack(sums, packed, dtype)
+    for box in range(product.boxes):
+        write_box(packed, box, into, first + box * BOX_BYTES, warp, lane)
 
 
 def store_boxes(tensor_map: Var, product: TileProduct, source: Buffer, first: Expr, row: Expr, column: Expr) -> None:
@@ -69,13 +61,26 @@ def store_boxes(tensor_map: Var, product: TileProduct, source: Buffer, first: Ex
 
     Between both: a proxy fence by every thread that collected, then a barrier of these.
     """
-    boxes, box_bytes = product.columns // PANEL, product.ROWS * ROW_BYTES
-    for row_tile in range(product.row_tiles):
-        for box in range(boxes):
-            address = source.ptr_to([first + (row_tile * boxes + box) * box_bytes])
-            tma.store(tensor_map, column + box * PANEL, row + row_tile * product.ROWS, address)
+    for box in range(product.boxes):
+        store_box(tensor_map, product, box, source.ptr_to([first + box * product.ROWS * ROW_BYTES]), row, column)
     T.evaluate(T.ptx.cp.async_.bulk.commit_group())
     T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
+
+
+def store_box(tensor_map: Var, product: TileProduct, box: int, address: Expr, row: Expr, column: Expr) -> None:
+    """Emit the TMA store of one box to its place in the product's part of the output, which begins at row, column."""
+    across = product.columns // PANEL
+    tma.store(tensor_map, column + box % across * PANEL, row + box // across * product.ROWS, address)
+
+
+@T.inline
+def store_through(memory, tensor_map, sums, product, dtype, warpgroup, warp, lane, row, column):
+    """Store a warpgroup's sums through its part of ``memory``, which nobody else uses, to (row, column)."""
+    collect(sums, product, dtype, memory, warpgroup * product.result_bytes, warp, lane)
+    T.ptx.fence.proxy.async_.shared__cta()
+    T.cuda.warpgroup_sync(1 + warpgroup)
+    if warp == 0 and tma.elected():
+        store_boxes(tensor_map, product, memory, warpgroup * product.result_bytes, row, column)
 
 
 @T.inline
@@ -124,12 +129,35 @@ def store_fragments(
     store_sums(sums, output, place)
 
 
-def store_rows(
-    address: Expr, product: TensorProduct, output: Buffer, row: Expr, column: Expr, warp: Expr, lane: Expr
-) -> None:
-    """Emit each thread's stores (:func:`store_sums`) of its row of tensor memory to the output's (row, column)."""
-    count = columns_at_once(product.columns)
-    part = T.alloc_local((count,), "float32")
-    for first in range(0, product.columns, count):
-        load_row(part, address, warp, first)
-        store_sums(part, output, lambda i, first=first: (row + warp * 32 + lane, column + first + i))
+@T.meta_class
+class Boxes:
+    """A few boxes of shared memory for each consumer warpgroup, through which results leave while others are written.
+
+    ``results`` are all warpgroups' bytes, ``count`` boxes each; a box is written again once TMA has read it.
+    """
+
+    def __init__(self, tensor_map: Var, product: WarpgroupProduct, results: Buffer, count: int) -> None:
+        self.tensor_map, self.product, self.results, self.count = tensor_map, product, results, count
+
+    def place(self, group: Expr, box: int) -> Expr:
+        """The byte at which a warpgroup's ``box``-th results are collected."""
+        return (group * self.count + box % self.count) * BOX_BYTES
+
+    @T.inline
+    def store(self, packed, box, row, column, group, warp, lane):
+        """Emit, for a whole warpgroup, one box's way out: shared memory, then TMA, by the lane that warp 0 elects."""
+        if warp == 0 and tma.elected():
+            T.ptx.cp.async_.bulk.wait_group.read(self.count - 1)
+        T.cuda.warpgroup_sync(1 + group)
+        write_box(packed, box, self.results, self.place(group, box), warp, lane)
+        T.ptx.fence.proxy.async_.shared__cta()
+        T.cuda.warpgroup_sync(1 + group)
+        if warp == 0 and tma.elected():
+            store_box(self.tensor_map, self.product, box, self.results.ptr_to([self.place(group, box)]), row, column)
+            T.ptx.cp.async_.bulk.commit_group()
+
+    @T.inline
+    def finish(self, warp):
+        """Emit the wait until all is stored."""
+        if warp == 0 and tma.elected():
+            T.ptx.cp.async_.bulk.wait_group(0)

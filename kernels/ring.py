@@ -15,7 +15,6 @@ from schedules.errors import IllegalPipeline
 
 from .config import BARRIER_BYTES
 
-MOST_STAGES = 6
 SECONDS = 2  # after which a bounded wait gives up
 
 _TRY = """
@@ -52,13 +51,21 @@ __forceinline__ __device__ void mbarrier_wait_bounded(
   }
 }
 """
+_ARRIVE_AT = """
+__forceinline__ __device__ void mbarrier_arrive_at(void* barrier, int rank) {
+  unsigned int there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there) : "r"((unsigned int)__cvta_generic_to_shared(barrier)), "r"(rank));
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(there) : "memory");
+}
+"""
 
 
-def check_stages(stages: int) -> None:
-    """Raise IllegalPipeline for stages below 1 or above 6."""
-    if not 1 <= stages <= MOST_STAGES:
+def check_stages(stages: int, fewest: int, most: int) -> None:
+    """Raise IllegalPipeline for a ring of fewer or more slots than a kernel works with."""
+    if not fewest <= stages <= most:
         raise IllegalPipeline(
-            "stages of a TMA ring", value=stages, limit=f"1 to {MOST_STAGES}", remedy="give another stage count"
+            "stages of a TMA ring", value=stages, limit=f"{fewest} to {most}", remedy="give another stage count"
         )
 
 
@@ -90,6 +97,10 @@ class Barriers:
     def arrive(self, slot: Expr) -> None:
         """Emit one arrival."""
         T.evaluate(T.ptx.mbarrier.arrive.shared.b64(self.at(slot)))
+
+    def arrive_at(self, slot: Expr, rank: Expr) -> None:
+        """Emit one arrival at the same barrier of another block of the cluster."""
+        T.evaluate(T.cuda.func_call("mbarrier_arrive_at", self.at(slot), rank, source_code=_ARRIVE_AT))
 
     def wait(self, slot: Expr, phase: Expr, role: str) -> None:
         """Emit the wait for the end of the phase of parity ``phase``; ``role`` names who waits in a bounded wait."""

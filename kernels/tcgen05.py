@@ -17,9 +17,12 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
+from . import tma
 from .blackwell import ADDRESS_BYTES, LOADED_COLUMNS, TENSOR_ROWS
-from .config import STEPS
-from .wgmma import Panels, TileProduct, keep
+from .config import PANEL, ROW_BYTES, STEPS
+from .epilogue import pack, store_sums
+from .panels import Panels, TileProduct
+from .wgmma import keep
 
 GROUP = "cta_group::1"  # one block's instruction, not a pair's
 VERSION = 1 << 46  # in a matrix descriptor: of this format, in bits 46 to 48
@@ -33,7 +36,7 @@ LANE = 16  # where the lane begins in an address of tensor memory; the column is
 
 @dataclass(frozen=True)
 class TensorPanels(Panels):
-    """An operand's panels, which lie as :class:`kernels.wgmma.Panels` do, described in tcgen05's format.
+    """An operand's panels, which lie as :class:`kernels.panels.Panels` do, described in tcgen05's format.
 
     Both distances mean the same: stride from eight rows to the next eight, leading from one panel to the next.
     """
@@ -135,3 +138,28 @@ def load_row(sums: Buffer, address: Expr, warp: Expr, column: int) -> None:
     T.evaluate(T.ptx[f"tcgen05.ld.sync.aligned.32x32b.x{count}.b32"](*(sums[i] for i in range(count)), own))
     T.evaluate(T.ptx["tcgen05.wait::ld.sync.aligned"]())
     keep(sums)  # the compiler knows nothing of loads that run on, and must use none of them before the wait
+
+
+def collect_rows(address: Expr, product: TensorProduct, dtype: str, into: Buffer, warp: Expr, lane: Expr) -> None:
+    """Emit the rounding of sums in tensor memory into swizzled boxes of 128 × 64 in shared memory, a row each thread.
+
+    ``into`` are bytes, box after box along columns. 16 bytes a store: eight lanes' are in all 32 banks.
+    """
+    part, packed = T.alloc_local((PANEL,), "float32"), T.alloc_local((PANEL // 2,), "uint32")
+    for box in range(product.columns // PANEL):
+        load_row(part, address, warp, box * PANEL)
+        pack(part, packed, dtype)
+        for column in range(0, PANEL, 8):
+            place = into.ptr_to([box * product.ROWS * ROW_BYTES + tma.swizzled(warp * 32 + lane, column)])
+            T.evaluate(T.ptx["st.shared.v4.b32"](place, *(packed[column // 2 + i] for i in range(4))))
+
+
+def store_rows(
+    address: Expr, product: TensorProduct, output: Buffer, row: Expr, column: Expr, warp: Expr, lane: Expr
+) -> None:
+    """Emit each thread's stores (:func:`store_sums`) of its row of tensor memory to the output's (row, column)."""
+    count = columns_at_once(product.columns)
+    part = T.alloc_local((count,), "float32")
+    for first in range(0, product.columns, count):
+        load_row(part, address, warp, first)
+        store_sums(part, output, lambda i, first=first: (row + warp * 32 + lane, column + first + i))

@@ -11,7 +11,8 @@ from . import epilogue, tma
 from .blackwell import TENSOR_ROWS, BlackwellTile
 from .raster import grouped
 from .ring import Barriers, check_stages
-from .tcgen05 import TensorMemory, TensorProduct, commit, fence_after, meet
+from .tcgen05 import TensorMemory, TensorProduct, collect_rows, commit, fence_after, meet, store_rows
+from .tma_ring import MOST_STAGES
 
 NEIGHBOURS = 8  # rows of tiles that blocks take side by side
 READERS = 4  # warps that take the results from tensor memory
@@ -47,7 +48,7 @@ def tcgen05_ring(
     IllegalWorkload, IllegalTile, IllegalPipeline : as :func:`kernels.tma_ring.tma_ring` does.
     """
     tma.check_rows(problem, UNALIGNED_ROWS)
-    check_stages(stages)
+    check_stages(stages, 1, MOST_STAGES)
     m, n, k, dtype, out_dtype = problem.m, problem.n, problem.k, problem.dtype, problem.out_dtype
     product = TensorProduct.of(problem, tile)
     by_tma = epilogue.can_store_by_tma(problem, tile)
@@ -137,9 +138,9 @@ def tcgen05_ring(
             done.wait(0, 0, "reader")  # the ring is read by nobody any more: it takes the results
             fence_after()
             if by_tma:
-                epilogue.collect_rows(sums, product, out_dtype, ring, warp, lane)
+                collect_rows(sums, product, out_dtype, ring, warp, lane)
             else:
-                epilogue.store_rows(sums, product, C, row, column, warp, lane)
+                store_rows(sums, product, C, row, column, warp, lane)
         meet()
         if warp == 0:
             memory.release(sums)

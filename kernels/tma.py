@@ -23,12 +23,20 @@ L2_PROMOTION_128B = 2
 STRIDE_BYTES = 16  # rows must begin a multiple of it apart
 ALIGNING_STEP = "take step 10, which copies such rows to aligned ones first"
 LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+MULTICAST = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
 
 
 def rows_fit(columns: int, dtype: str) -> bool:
     """Whether rows of so many elements have a length that TMA takes."""
     return columns * dtype_bytes(dtype) % STRIDE_BYTES == 0
+
+
+def unreadable(problem: Matmul) -> str:
+    """A clause about operands whose rows TMA cannot step over; empty where it can read both."""
+    operands = (("A", problem.k), ("B", problem.b_shape[1]))
+    rows = [f"{name}'s of {columns}" for name, columns in operands if not rows_fit(columns, problem.dtype)]
+    return f"TMA reads rows of multiples of {STRIDE_BYTES} bytes, not {' and '.join(rows)} elements" if rows else ""
 
 
 def check_rows(problem: Matmul, remedy: str = ALIGNING_STEP) -> None:
@@ -76,13 +84,17 @@ def elected() -> Expr:
     return T.cuda.elect_sync() != T.uint32(0)
 
 
-def load(tensor_map: Var, column: Expr, row: Expr, into: Expr, barrier: Expr) -> None:
+def load(tensor_map: Var, column: Expr, row: Expr, into: Expr, barrier: Expr, blocks: int = 1) -> None:
     """Emit the copy of the box at (row, column) to shared memory at ``into``, a multiple of 1024 bytes.
 
     One thread's instruction, which returns at once; the box's bytes, zeros included, count down the mbarrier's
-    expected bytes as they arrive.
+    expected bytes as they arrive. With more ``blocks`` it arrives in all of the cluster, at the same place of each.
     """
-    T.evaluate(T.ptx[LOAD](into, T.address_of(tensor_map), column, row, barrier))
+    if blocks > 1:
+        everyone = T.uint16((1 << blocks) - 1)
+        T.evaluate(T.ptx[MULTICAST](into, T.address_of(tensor_map), column, row, barrier, everyone))
+    else:
+        T.evaluate(T.ptx[LOAD](into, T.address_of(tensor_map), column, row, barrier))
 
 
 def store(tensor_map: Var, column: Expr, row: Expr, source: Expr) -> None:

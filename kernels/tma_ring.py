@@ -9,9 +9,13 @@ from schedules.workloads import Matmul
 
 from . import epilogue, tma
 from .config import LANES, ROWS, HopperTile
+from .log import Log
 from .raster import grouped
 from .ring import Barriers, check_stages
+from .stamps import Stamps
 from .wgmma import WarpgroupProduct, retire
+
+MOST_STAGES = 6
 
 
 def tma_ring(
@@ -22,6 +26,7 @@ def tma_ring(
     tma_store: bool = True,
     bounded: bool = False,
     group: int = 8,
+    stamps: Stamps | None = None,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile, k tile by k tile, from a ring of ``stages`` slots.
 
@@ -36,10 +41,10 @@ def tma_ring(
             fill that slot                                         # with k tile + stages - 1
         results -> shared memory -> TMA store
 
-    With one stage nothing overlaps: the k tile's own wgmma is awaited before its slot is filled again. A ring has no
-    more slots than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; results that TMA
-    cannot store (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leave from registers. ``bounded``
-    is the debug build of :class:`kernels.ring.Barriers`; ``group`` that of :func:`kernels.raster.grouped`.
+    With one stage nothing overlaps: the k tile's own wgmma is awaited before its slot is filled. A ring has no more
+    slots than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; what TMA cannot store
+    (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leaves from registers. ``bounded`` is that of
+    :class:`kernels.ring.Barriers`, ``group`` of :func:`kernels.raster.grouped`, ``stamps`` of :mod:`kernels.stamps`.
 
     Raises
     ------
@@ -48,7 +53,7 @@ def tma_ring(
     IllegalPipeline : for stages below 1 or above 6.
     """
     tma.check_rows(problem)
-    check_stages(stages)
+    check_stages(stages, 1, MOST_STAGES)
     m, n, k, dtype, out_dtype = problem.m, problem.n, problem.k, problem.dtype, problem.out_dtype
     product = WarpgroupProduct.of(problem, tile)
     by_tma = tma_store and epilogue.can_store_by_tma(problem, tile)
@@ -60,15 +65,15 @@ def tma_ring(
     groups_n, group_m, group_n = tile.groups_n, tile.group_m, tile.group_n
     block_m, block_n, block_k = tile.block
     a_panels, b_panels, slot_bytes = product.a, product.b, product.slot_bytes
-    ring_bytes = tile.pool_bytes(2, slots)
-    box_bytes = group_m * group_n * 2
     threads = tile.threads_per_block
+    log = Log(stamps, ("loads", *(f"warpgroup {number}" for number in range(threads // LANES))))
 
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle):
         A = T.match_buffer(A_ptr, (m, k), dtype, align=16)
         B = T.match_buffer(B_ptr, problem.b_shape, dtype, align=16)
         C = T.match_buffer(C_ptr, (m, n), out_dtype, align=16)
+        log.bind()
         a_map = T.meta_var(tma.encode_map("a_map", A, a_panels.rows))
         b_map = T.meta_var(tma.encode_map("b_map", B, b_panels.rows))
         if by_tma:
@@ -80,7 +85,7 @@ def tma_ring(
         lane = T.lane_id([32])
         thread = T.thread_id([threads])
         pool = T.SMEMPool()
-        ring = pool.alloc((ring_bytes,), "uint8", align=1024)
+        ring = pool.alloc((tile.pool_bytes(2, slots),), "uint8", align=1024)
         full = Barriers(pool, slots, bounded)
         pool.commit()
         sums = T.alloc_local((product.registers,), "float32")
@@ -91,22 +96,32 @@ def tma_ring(
         loads: T.let = warpgroup * 4 + warp == 0
         group_row: T.let = warpgroup // groups_n * group_m
         group_column: T.let = warpgroup % groups_n * group_n
+        corner = T.meta_var((row + group_row, column + group_column))
+        own = T.meta_var(log.role("warpgroup 0", block, warpgroup, thread % LANES == 0))
 
         @T.inline
         def fill(slot, k_tile):
             full.expect(slot, slot_bytes)
             a_panels.load(a_map, row, k_tile * block_k, ring, slot * slot_bytes, full.at(slot))
             b_panels.load(b_map, column, k_tile * block_k, ring, slot * slot_bytes + a_panels.bytes, full.at(slot))
+            log.role("loads", block).mark("load issued", k_tile)
 
         @T.inline
         def multiply(slot, k_tile):
+            own.mark("full wait begins", k_tile)
             full.wait(slot, phase, "consumer")
+            own.mark("full wait ends", k_tile)
             product.multiply(sums, a, b, slot, k_tile != 0)
+            own.mark("mma issued", k_tile)
             retire(sums, in_flight)
+            own.mark("mma retired", k_tile - in_flight)
+            own.mark("empty wait begins", k_tile - in_flight)
             T.cuda.cta_sync()
+            own.mark("empty wait ends", k_tile - in_flight)
             if loads and k_tile + ahead < k_tiles and tma.elected():
                 fill((slot + ahead) % slots, k_tile + ahead)
 
+        log.clocks("begin", block, thread == 0)
         if thread == 0:
             full.initialize(1)
         T.ptx.fence.proxy.async_.shared__cta()
@@ -124,16 +139,14 @@ def tma_ring(
         for slot in T.unroll(rest):
             multiply(slot, turns * slots + slot)
         retire(sums, 0)
+        own.mark("mma retired", k_tiles * in_flight - 1)  # -1: it was none
+        own.mark("epilogue begins")
         if by_tma:
             T.cuda.cta_sync()  # the ring is read by nobody any more: it takes the results
-            epilogue.collect(sums, product, out_dtype, ring, warpgroup * box_bytes, warp, lane)
-            T.ptx.fence.proxy.async_.shared__cta()
-            T.cuda.warpgroup_sync(1 + warpgroup)
-            if warp == 0 and tma.elected():
-                epilogue.store_boxes(
-                    c_map, product, ring, warpgroup * box_bytes, row + group_row, column + group_column
-                )
+            epilogue.store_through(ring, c_map, sums, product, out_dtype, warpgroup, warp, lane, *corner)
         else:
-            epilogue.store_fragments(sums, product, C, row + group_row, column + group_column, warp, lane)
+            epilogue.store_fragments(sums, product, C, *corner, warp, lane)
+        own.mark("results stored", together=True)
+        log.clocks("end", block, thread == 0)
 
     return main

@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, command, text in (
         ("table", _table, "print the records as tables, Markdown or JSON"),
         ("sweep", _sweep, "print what each stage brings and costs, judge the depth model, draw speed over stages"),
-        ("plot", _plot, "draw GFLOPS, ratio to cuBLAS, gains, variants, roofline and stage sweeps as PNG"),
+        ("plot", _plot, "draw GFLOPS, ratio to cuBLAS, gains, variants, roofline, stage sweeps and timelines as PNG"),
         ("page", _page, "write a Markdown page per step, and one on stages"),
         ("readme", _readme, "rewrite the README's results between its markers"),
         ("check", _check, "check every record, and that plots, pages and README follow from them"),

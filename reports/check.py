@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.records import Record, StreamRecord, TunedConfig, Verification, load_records, load_streams, load_tuned
+from harness.records import (
+    Record,
+    StreamRecord,
+    Timeline,
+    TunedConfig,
+    Verification,
+    load_records,
+    load_streams,
+    load_timelines,
+    load_tuned,
+)
 
 from .paths import Paths
 from .plot import peaks, plots
@@ -23,9 +34,11 @@ from .selection import (
     shape_label,
 )
 from .site import render_pages
+from .timelines import BOX, EMPTY_WAIT, EPILOGUE, FULL_WAIT, ROUNDING, spans
 
 FEWEST_ROUNDS = 7
 CALIBRATION_TOLERANCE = 0.01
+CLOCK_SLACK_NS = 2000  # other warps may end after the thread that reads both clocks at the block's end
 
 
 def findings(paths: Paths) -> list[str]:
@@ -36,7 +49,9 @@ def findings(paths: Paths) -> list[str]:
     tuned = load_tuned(paths.results)
     found += [f"{config.path_in(paths.results).name}: {what}" for config in tuned for what in tuned_problems(config)]
     found += [f"{record.file_name()}: {problem}" for record in streams for problem in stream_problems(record)]
-    if any(sample_problems(record) for record in (*newest(records), *streams, *tuned)):
+    timelines = load_timelines(paths.results)
+    found += [f"{timeline.file_name()}: {problem}" for timeline in timelines for problem in timeline_problems(timeline)]
+    if any(sample_problems(record) for record in (*newest(records), *streams, *tuned, *timelines)):
         return found  # no figure of such a record can be recomputed, so nothing else can be compared
     results = load(paths.results)
     gaps = [f"{section.title}: {gap}" for section in results.sections() for gap in ladder_gaps(section)]
@@ -88,6 +103,21 @@ def stream_problems(record: StreamRecord) -> Iterator[str]:
         yield f"moves {record.bytes_moved} bytes in {record.stages} stages; both must be at least 1"
 
 
+def timeline_problems(timeline: Timeline) -> Iterator[str]:
+    """What makes one timeline no evidence."""
+    yield from sample_problems(timeline)
+    yield from _method_problems(timeline)
+    yield from _check_problems(timeline.verification)
+    for track in timeline.tracks:
+        if list(track.ns) != sorted(track.ns):
+            yield f"{track.role}: {track.event} goes back in time"
+        if track.ns[0] < 0 or max(track.ns) > timeline.duration_ns + CLOCK_SLACK_NS:
+            yield f"{track.role}: {track.event} lies outside the block's {timeline.duration_ns:,.0f} ns"
+    for role, (begin, end) in itertools.product(timeline.roles, (FULL_WAIT, EMPTY_WAIT, EPILOGUE, ROUNDING, BOX)):
+        if any(span.end < span.begin for span in spans(timeline, role, (begin, end))):
+            yield f"{role}: {end} comes before {begin}"
+
+
 def ladder_gaps(section: Section) -> Iterator[str]:
     """Sizes at which a step was measured and a later one was not, of steps measured with the same tile choice."""
     for choice in section.choices:
@@ -132,7 +162,7 @@ def _step_problems(record: Record, first_step: int, speed_known: bool) -> Iterat
         yield f"{record.gflops:,.0f} GFLOPS is above the GPU's peak of {peak:,.0f}"
 
 
-def _method_problems(record: Record | StreamRecord | TunedConfig) -> Iterator[str]:
+def _method_problems(record: Record | StreamRecord | TunedConfig | Timeline) -> Iterator[str]:
     for timing in all_timings(record):
         if len(timing.samples_ms) != record.method.rounds:
             yield f"{timing.label} has {len(timing.samples_ms)} samples in {record.method.rounds} rounds"

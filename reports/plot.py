@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
-from . import drawing, figures, stage_figures
+from . import drawing, figures, stage_figures, timeline_figure, timelines
 from .counters import counted_groups
 from .judgement import points
 from .selection import Results, Section, shape_of
@@ -32,7 +32,7 @@ class Plot:
     fonts need not agree to the byte.
     """
 
-    section: Section | StreamSection
+    section: Section | StreamSection | timelines.Lives
     kind: str
     digest: str
     draw: Callable[[], Figure]
@@ -59,9 +59,10 @@ class Plot:
 
 
 def plots(results: Results) -> Iterator[Plot]:
-    """Every figure the results give: the ladder's section by section, then those of stage sweeps."""
+    """Every figure the results give: the ladder's section by section, then those of stage sweeps, then timelines."""
     yield from ladder_plots(results)
     yield from stage_plots(results)
+    yield from timeline_plots(results)
 
 
 def ladder_plots(results: Results) -> Iterator[Plot]:
@@ -102,6 +103,14 @@ def stage_plots(results: Results) -> Iterator[Plot]:
     for section in dict.fromkeys(sweep.section for sweep in streams):
         own = [sweep for sweep in streams if sweep.section == section]
         yield _stage_plot("stages-streams", own, stage_figures.streams_figure)
+
+
+def timeline_plots(results: Results, step: int | None = None) -> Iterator[Plot]:
+    """The figures of timelines, a case each; those of one step if it is given."""
+    for group in timelines.lives(results, step):
+        inputs = [dataclasses.asdict(timeline) for timeline in group.timelines]
+        digest = _digest(inputs, timelines, timeline_figure)
+        yield Plot(group, group.kind, digest, lambda group=group: timeline_figure.timeline_figure(group))
 
 
 def speed_kind(sweep: StageSweep) -> str:

@@ -10,7 +10,7 @@ from harness.records import Peer, Record, write_atomically
 
 from .page import page_path
 from .paths import Paths, link
-from .plot import ladder_plots, peaks
+from .plot import ladder_plots, peaks, timeline_plots
 from .selection import Results, Section, Shape, by_product, is_size, shape_label
 from .stage_page import TITLE, has_sweeps, summary
 from .table import (
@@ -58,7 +58,7 @@ def write_readme(results: Results, paths: Paths) -> Path:
 
 
 def results_block(results: Results, paths: Paths) -> str:
-    """What stands between the markers: where cuBLAS is passed; each ladder; then stages."""
+    """What stands between the markers: where cuBLAS is passed; each ladder; then stages; then one block's life."""
     sections = [section for section in results.sections() if section.all_choices]
     blocks = [_overview(sections)]
     for section in sections:
@@ -66,6 +66,7 @@ def results_block(results: Results, paths: Paths) -> str:
     if has_sweeps(results):
         page = link(paths.readme, paths.stages_page)
         blocks.append(f"[{TITLE}]({page}): stage sweeps, and advice by workload. {summary(results)}".rstrip())
+    blocks += _lives(results, paths)
     return "\n\n".join(block for block in blocks if block) or "Nothing measured yet."
 
 
@@ -140,6 +141,17 @@ def _ladder_blocks(results: Results, paths: Paths, section: Section) -> list[str
         _machine(section),
         _calibration(results, section),
     ]
+
+
+def _lives(results: Results, paths: Paths) -> list[str]:
+    """One block's life by time stamps: the first step's picture, and links to what its page and others' say."""
+    found = list(timeline_plots(results))
+    if not found:
+        return []
+    steps = dict.fromkeys(plot.section.first.step for plot in found)
+    pages = ", ".join(f"[step {step}]({link(paths.readme, page_path(results, paths, step))})" for step in steps)
+    picture = f"![One block's life, {found[0].section.title}]({link(paths.readme, paths.plots / found[0].file_name)})"
+    return ["### One block's life", f"By time stamps that the kernels' roles leave on request: {pages}.", picture]
 
 
 def _leader_cell(section: Section, size: Shape) -> str:

@@ -16,12 +16,14 @@ from harness.records import (
     Record,
     RecordError,
     StreamRecord,
+    Timeline,
     Timing,
     TunedConfig,
     load_counters,
     load_listings,
     load_records,
     load_streams,
+    load_timelines,
     load_tuned,
 )
 
@@ -232,7 +234,7 @@ class Section:
 @dataclass(frozen=True)
 class Results:
     """A results folder as reports see it: records that count, calibrations and memory-bound workloads apart,
-    listings, hardware counters.
+    listings, hardware counters, timelines.
     """
 
     records: tuple[Record, ...]
@@ -241,6 +243,7 @@ class Results:
     counters: tuple[Counters, ...] = ()
     streams: tuple[StreamRecord, ...] = ()
     tuned: tuple[TunedConfig, ...] = ()
+    timelines: tuple[Timeline, ...] = ()
 
     def sections(self) -> list[Section]:
         """The records, by GPU, dtype, arithmetic and layout, in the order of the ladder."""
@@ -252,12 +255,12 @@ class Results:
         return sorted(sections, key=lambda section: section.place)
 
     def steps(self) -> list[int]:
-        """Every step with a record or a listing."""
-        return sorted({record.step for record in self.records} | {listing.step for listing in self.listings})
+        """Every step with a record, a timeline or a listing."""
+        return sorted({item.step for item in (*self.listings, *self.records, *self.timelines)})
 
     def step_name(self, step: int) -> str:
         """The name of a step's file, without its ending."""
-        return next(item.step_name for item in (*self.listings, *self.records) if item.step == step)
+        return next(item.step_name for item in (*self.listings, *self.records, *self.timelines) if item.step == step)
 
     def listing(self, step: int) -> Listing | None:
         """The listing of a step's default variant, None if there is none."""
@@ -281,8 +284,8 @@ class Results:
 
 def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
     """The records of a folder that count; RecordError names the first file that cannot be used."""
-    everything, streams = list(load_records(folder)), load_streams(folder)
-    for record in (*everything, *streams):
+    everything, streams, timelines = list(load_records(folder)), load_streams(folder), load_timelines(folder)
+    for record in (*everything, *streams, *timelines):
         if problems := sample_problems(record):
             raise RecordError(f"{folder / record.file_name()}: {problems[0]}; delete it or measure again")
     chosen = newest(everything)
@@ -294,11 +297,13 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
         wanted = set(steps)
         counters = [counted for counted in counters if counted.step in wanted]
         tuned = [found for found in tuned if found.step in wanted]
+        timelines = [timeline for timeline in timelines if timeline.step in wanted]
         chosen = [record for record in chosen if record.step in wanted or record.kind == "calibration"]
         listings = [listing for listing in listings if listing.step in wanted]
     rows = tuple(record for record in chosen if record.kind == "step")
     calibrations = tuple(record for record in chosen if record.kind == "calibration")
-    return Results(rows, calibrations, tuple(listings), tuple(counters), tuple(streams), tuple(tuned))
+    lists = (listings, counters, streams, tuned, timelines)
+    return Results(rows, calibrations, *map(tuple, lists))
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
@@ -311,7 +316,7 @@ def newest(records: Iterable[Record]) -> list[Record]:
     return sorted(best.values(), key=_row_order)
 
 
-def sample_problems(record: Record | StreamRecord | TunedConfig) -> list[str]:
+def sample_problems(record: Record | StreamRecord | TunedConfig | Timeline) -> list[str]:
     """What makes a record's times unusable: no samples, or one that is no positive finite number."""
     problems = [] if not isinstance(record, Record) or record.baseline else ["no baseline was measured"]
     for timing in all_timings(record):
@@ -336,10 +341,12 @@ def forecast_problems(record: Record) -> list[str]:
     return []
 
 
-def all_timings(record: Record | StreamRecord | TunedConfig) -> list[Timing]:
+def all_timings(record: Record | StreamRecord | TunedConfig | Timeline) -> list[Timing]:
     """Every contender's times in a record: its own, and those it was measured beside."""
     if isinstance(record, TunedConfig):
         found = list(record.confirmation)
+    elif isinstance(record, Timeline):
+        found = [record.plain, record.stamped]
     elif isinstance(record, StreamRecord):
         found = [record.timing, record.copy, record.torch]
     else:

@@ -4,7 +4,7 @@ Each function does one thing to one ``tvm.s_tir.Schedule``, takes the block or l
 returns named handles. None knows which operator it schedules.
 """
 
-from .alignment import AlignedOperand, align_operands, unaligned_operands
+from .alignment import AlignedOperand, align_operands, copying_pays, unaligned_operands, worthwhile_row_bytes
 from .caching import (
     CooperativeFetch,
     accumulate_in_registers,
@@ -148,6 +148,7 @@ __all__ = [
     "depthwise_conv2d_nhwc",
     "double_buffer",
     "explain_pipeline",
+    "copying_pays",
     "fetch_cooperatively",
     "flatten_contraction",
     "gelu",
@@ -204,4 +205,5 @@ __all__ = [
     "widest_vector",
     "workspace_bytes",
     "workspaces",
+    "worthwhile_row_bytes",
 ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm.target import Target
 
 from kernels.blackwell import BlackwellTile
-from kernels.config import HopperTile
+from kernels.config import HopperTile, RoleTile
+from kernels.stream import reckoned_cycles
 from schedules.split_reduction import parts_to_fill
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import BlockTile, TileConfig
@@ -82,6 +83,11 @@ TUNING_TILES = (
 # 1 slot is no pipeline; more than 6 are not tried.
 TUNING_STAGES = (2, 3, 4, 5, 6)
 
+# The fewest k tiles that a part of a split reduction has. Its sums, in float32, are written and read again: as many
+# bytes as the default warpgroup tile's operands of 5 k tiles; and another kernel adds them up. 56 k tiles were measured
+# to pay, at 1024x1024x14336 on an H200; fewer were not tried.
+SHORTEST_PART = 16
+
 
 def _blocks(problem: Matmul, tile: BlockTile) -> int:
     """How many block tiles the output has."""
@@ -90,7 +96,8 @@ def _blocks(problem: Matmul, tile: BlockTile) -> int:
 
 def _parts(problem: Matmul, tile: BlockTile, slots: int, multiprocessors: int) -> int:
     """How many parts a split reduction has."""
-    return parts_to_fill(_blocks(problem, tile), multiprocessors, -(-problem.k // tile.block_k), slots)
+    shortest = max(slots, SHORTEST_PART)
+    return parts_to_fill(_blocks(problem, tile), multiprocessors, -(-problem.k // tile.block_k), shortest)
 
 
 @dataclass(frozen=True)
@@ -222,6 +229,29 @@ BLACKWELL_TILES = TileFamily.of(
 
 
 @dataclass(frozen=True)
+class RoleTileFamily(TileFamily):
+    """Tiles of kernels whose warpgroups have roles, chosen by :func:`kernels.stream.reckoned_cycles`.
+
+    ``cuts``: whether the last wave may be cut.
+    """
+
+    cuts: bool = False
+
+    def _cost(
+        self, tile: RoleTile, slots: int, problem: Matmul, target: Target, multiprocessors: int, parts: int
+    ) -> float:
+        return reckoned_cycles(problem, tile, multiprocessors, self.cuts)
+
+
+_ROLE_TILES = (
+    "128x256x64/2x1@4 128x128x64/2x1@6 64x128x64/1x1@8 64x64x64/1x1@8",
+    "256x128x64/2x1 128x64x64/2x1 64x256x64/1x1 128x192x64/2x1",
+)
+ROLE_TILES = RoleTileFamily.of(RoleTile, *_ROLE_TILES, warps_to_hide=0, edge=0)
+PERSISTENT_TILES = replace(ROLE_TILES, cuts=True)
+
+
+@dataclass(frozen=True)
 class StepConfig:
     """How to build a step.
 
@@ -241,7 +271,7 @@ class StepConfig:
         return -(-problem.k // self.tile.block_k)
 
     def parts(self, problem: Matmul) -> int:
-        """How many parts a split reduction has, each of as many k tiles as there are ring slots or more."""
+        """How many parts a split reduction has, each of SHORTEST_PART k tiles or more, and no fewer than ring slots."""
         return _parts(problem, self.tile, self.stages, self.multiprocessors)
 
 

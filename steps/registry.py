@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
+from kernels.stamps import Stamps
 from schedules.errors import IllegalTile
 from schedules.tiling import BlockTile
 from schedules.workloads import DTYPES, Matmul
@@ -58,6 +59,15 @@ class Step:
         """The variants' names; the first is the default where the target can run it."""
         return tuple(self.module.VARIANTS)
 
+    def refuses(self, problem: Matmul) -> str:
+        """Why the step's kernels take no product of this shape, as a clause; empty if they do."""
+        return getattr(self.module, "REFUSES", lambda _: "")(problem)
+
+    @property
+    def debug_variants(self) -> tuple[str, ...]:
+        """Builds that say what went wrong, which nobody measures unless asked to."""
+        return tuple(getattr(self.module, "DEBUG_VARIANTS", ()))
+
     @property
     def pipelined(self) -> bool:
         """Whether the step has a pipeline, and so a stage count."""
@@ -81,7 +91,7 @@ class Step:
         self, problem: Matmul, target: Target, multiprocessors: int, variant: str = ""
     ) -> tuple[BlockTile, int]:
         """The tile and the ring slots that a product gets where nobody names any; those in SPLIT make parts of it."""
-        split = variant in getattr(self.module, "SPLIT", ())
+        split = (variant or self.variants[0]) in getattr(self.module, "SPLIT", ())
         chosen = self.tiles.choose(problem, target, multiprocessors, split=split)
         return chosen or (self.tiles.default, self.default_stages)
 
@@ -124,6 +134,11 @@ class Step:
     def explicit(self) -> bool:
         """Whether the step is an explicit kernel rather than a schedule."""
         return hasattr(self.module, "kernel")
+
+    @property
+    def stamped(self) -> bool:
+        """Whether the step is an explicit kernel that can leave time stamps."""
+        return self.explicit and "stamps" in inspect.signature(self.module.kernel).parameters
 
     @property
     def arch(self) -> str:
@@ -192,11 +207,11 @@ class Step:
         self.check_tile(config.tile)
         return self.module.schedule(problem, config)
 
-    def kernel(self, problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
-        """The problem as an explicit step's kernel (:attr:`explicit`)."""
+    def kernel(self, problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
+        """The problem as an explicit step's kernel (:attr:`explicit`); with time stamps from one that is stamped."""
         self.check_variant(config.variant)
         self.check_tile(config.tile)
-        return self.module.kernel(problem, config)
+        return self.module.kernel(problem, config, **({"stamps": stamps} if stamps else {}))
 
     def schedule_for_cpu(self, problem: Matmul, config: StepConfig) -> Schedule:
         """The same before tensorization, of a step that has one (:attr:`tensorized`)."""

@@ -13,11 +13,11 @@ shared memory by itself, keeps only its sums in registers, and runs on while the
 What changes: no ldmatrix, no operand fragments, larger tiles, and tensor cores that have the next tile's work queued
 when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/warpgroup.py says why the loop is right.
 Variants:
-- rows (the default): as above; results are stored row by row through shared memory. in_flight: as each thread has them.
+- rows (the default): as above; results are stored row by row through shared memory. Where tiles are too few to fill the
+  GPU, a long reduction is cut in parts, each summed by blocks of its own and added up by a second kernel.
+- whole: the same, never cut. in_flight: results are stored as each thread has them.
 - awaited: each multiplication is awaited in its own iteration; one tile more is on its way in as many slots.
-- split: where tiles are too few to fill the GPU, the reduction is cut in parts, each tile's summed by blocks of its own
-  and added up by a second kernel; elsewhere the same as rows.
-Rows that are no multiples of 16 bytes are first copied, by a kernel in front, to rows that are.
+A kernel in front copies operands to aligned rows: if theirs are no multiples of 16 bytes, or of 128 where that pays.
 What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
 Without a GPU the schedule is verified before tensorization: all the same, with the multiplication as loops.
 """
@@ -26,18 +26,17 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.alignment import align_operands
+from schedules.alignment import align_operands, worthwhile_row_bytes
 from schedules.split_reduction import add_parts, split_reduction
 from schedules.warpgroup import WarpgroupContraction, multiply_by_wgmma, pipeline_warpgroups, stage_for_warpgroups
 from schedules.workloads import Matmul
 from steps.config import WARPGROUP_TILES, StepConfig
 
-IN_FLIGHT = {"rows": 1, "in_flight": 1, "awaited": 0, "split": 1}
+IN_FLIGHT = {"rows": 1, "whole": 1, "in_flight": 1, "awaited": 0}
 VARIANTS = tuple(IN_FLIGHT)
 FEWEST_STAGES = {variant: tiles + 2 for variant, tiles in IN_FLIGHT.items()}
-SPLIT = ("split",)
+SPLIT, BY_ROWS = ("rows",), ("rows", "whole")
 NEEDS_ASYNC_COPY = VARIANTS
-TUNED_VARIANTS = ("rows", "split")
 PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = WARPGROUP_TILES
@@ -49,12 +48,13 @@ def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupC
     sch, tile = Schedule(problem.prim_func()), config.tile
     block = sch.get_sblock("matmul")
     parts = config.parts(problem) if config.variant in SPLIT else 1
-    align_operands(sch, block, (tile.block_m, tile.block_n, tile.block_k * parts))
+    rounded, lines = (tile.block_m, tile.block_n, tile.block_k * parts), worthwhile_row_bytes(sch, block)
+    align_operands(sch, block, rounded, row_bytes=lines, vector_bytes=16, rounds=2)
     if parts > 1:
         split = split_reduction(sch, block, parts, tile.block_k)
         add_parts(sch, split)
         block = split.partial
-    staged = stage_for_warpgroups(sch, block, tile, store_rows=parts == 1 and config.variant in ("rows", *SPLIT))
+    staged = stage_for_warpgroups(sch, block, tile, store_rows=parts == 1 and config.variant in BY_ROWS)
     in_flight, short = IN_FLIGHT[config.variant], config.k_tiles(problem) <= config.stages
     # A short reduction has no more slots than k tiles, whatever is asked for.
     pipeline_warpgroups(sch, staged, max(config.stages, in_flight + 2) if short else config.stages, in_flight)

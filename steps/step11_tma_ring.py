@@ -30,21 +30,25 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from kernels.stamps import Stamps
+from kernels.tma import unreadable
 from kernels.tma_ring import tma_ring
 from schedules.workloads import Matmul
 from steps.config import HOPPER_TILES, StepConfig
 
 VARIANTS = ("tma_store", "direct", "bounded")
+DEBUG_VARIANTS = ("bounded",)
+REFUSES = unreadable
 PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = HOPPER_TILES
 STAGES, TUNING_STAGES = 4, (3, 4, 5, 6)
 
 
-def kernel(problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
-    """The product by a ring of ``config.stages`` slots."""
+def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
+    """The product by a ring of ``config.stages`` slots; with time stamps if asked for."""
     choices = {"tma_store": config.variant != "direct", "bounded": config.variant == "bounded"}
-    return tma_ring(problem, config.tile, config.stages, **choices)
+    return tma_ring(problem, config.tile, config.stages, **choices, stamps=stamps)
 
 
 if __name__ == "__main__":

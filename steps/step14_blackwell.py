@@ -35,15 +35,18 @@ from __future__ import annotations
 from tvm import tirx
 
 from kernels.tcgen05_ring import tcgen05_ring
+from kernels.tma import unreadable
 from schedules.workloads import Matmul
 from steps.config import BLACKWELL_TILES, StepConfig
 
 ARCH = BLACKWELL_TILES.kind.ARCH
 VERIFIED_ON = ()  # nothing has run it yet
 VARIANTS = ("ring", "warp_specialized", "bounded")
+DEBUG_VARIANTS = ("bounded",)
 PIPELINED = True
 DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
 TILES = BLACKWELL_TILES
+REFUSES = unreadable
 STAGES, TUNING_STAGES = 4, (3, 4, 5, 6)
 
 

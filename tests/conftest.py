@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 import tvm
 
-from harness import toolchain
+from codegen import toolchain
+from codegen.toolchain import Compiler, find_compiler
 from harness.build import Case
 from harness.cli import main
 from harness.execution import gpu_present
 from harness.targets import DEFAULT_ARCH, machine_for
-from harness.toolchain import Compiler, find_compiler
 from kernels.blackwell import BlackwellTile
 from kernels.config import HopperTile
 from schedules.tensorization import TensorCoreTile

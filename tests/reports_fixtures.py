@@ -17,10 +17,15 @@ from harness.records import (
     Record,
     Resources,
     StreamRecord,
+    Timeline,
     Timing,
+    Track,
     TunedConfig,
     Verification,
 )
+from reports.__main__ import main
+from reports.paths import Paths
+from reports.readme import BEGIN, END
 
 SIZES = (256, 512, 1024, 2048, 4096)
 NAMES = (
@@ -34,6 +39,7 @@ NAMES = (
     "step8_tensor_cores",
     "step9_async_ring",
     "step10_wgmma",
+    "step11_tma_ring",
 )
 CUBLAS = dict(zip(SIZES, (2800, 16000, 34000, 50000, 51500)))
 SPEEDS = (
@@ -396,3 +402,172 @@ def write_sweeps(folder: Path) -> None:
             for stages, share in enumerate((0.88, 0.93, 0.95, 0.94), 1):
                 stream(workload, stages=stages, share=factor * share, mib=mib).save(folder)
             stream(workload, "direct", share=0.8 if workload == "softmax" else 0.955, mib=mib).save(folder)
+
+
+# Timelines: a ring as it would run with these times, in nanoseconds; not measured values.
+
+LOAD_NS, MMA_NS, ISSUE_NS, STAMP_NS, EPILOGUE_NS = 1100.0, 620.0, 60.0, 8.0, 3000.0
+
+
+def tracks(stages: int, k_tiles: int, groups: int = 2) -> tuple[Track, ...]:
+    """What step 11's roles would stamp: thread 0 loads, all warpgroups wait, multiply, and meet once per k tile."""
+    in_flight, ahead = (1, stages - 1) if stages > 1 else (0, 1)
+    issued = [700.0 + 100 * k for k in range(min(ahead, k_tiles))]
+    seen: dict[tuple[str, int], list[float]] = {}
+
+    def note(event: str, moment: float) -> None:
+        """Each warpgroup sees it, one a little after the other."""
+        for group in range(groups):
+            seen.setdefault((event, group), []).append(round(moment + 12 * group, 1))
+
+    now, done = 750.0, []
+    for k in range(k_tiles):
+        note("full wait begins", now)
+        now = max(now, issued[k] + LOAD_NS) + 20
+        note("full wait ends", now)
+        done.append(max(now, done[-1] if done else 0) + MMA_NS)
+        now += ISSUE_NS
+        note("mma issued", now)
+        if k >= in_flight:
+            now = max(now, done[k - in_flight]) + STAMP_NS
+            note("mma retired", now)
+            note("empty wait begins", now + STAMP_NS)
+            now += 30
+            note("empty wait ends", now)
+        if k + ahead < k_tiles:
+            issued.append(now + 40)
+        now += 40
+    for k in range(k_tiles - in_flight, k_tiles):
+        now = max(now, done[k]) + STAMP_NS
+        note("mma retired", now)
+    note("epilogue begins", now + 10)
+    note("results stored", now + EPILOGUE_NS)
+    own = [Track(f"warpgroup {group}", event, 0, tuple(moments)) for (event, group), moments in seen.items()]
+    return (Track("loads", "load issued", 0, tuple(issued)), *own)
+
+
+def role_tracks(stages: int, k_tiles: int, pieces: int = 1, consumers: int = 2, boxes: int = 4) -> tuple[Track, ...]:
+    """What the roles of step 12 would stamp, or of step 13 with ``pieces`` of its work."""
+    seen: dict[tuple[str, str], list[float]] = {}
+    last = pieces * k_tiles
+    issued, released = [], [0.0] * stages
+    free = [0.0] * consumers  # when the tensor cores are done with what a consumer asked for
+    now, load = [800.0 + 40 * number for number in range(consumers)], 700.0
+    persists = pieces > 1
+
+    def note(number: int, event: str, moment: float) -> None:
+        seen.setdefault((f"consumer {number}", event), []).append(round(moment, 1))
+
+    def store(number: int) -> None:
+        note(number, "box begins", now[number])
+        now[number] += EPILOGUE_NS / 8
+        note(number, "box stored", now[number])
+
+    done: list[list[float]] = [[] for _ in range(consumers)]
+    for k in range(last):
+        seen.setdefault(("producer", "empty wait begins"), []).append(load)
+        load = max(load + STAMP_NS, released[k]) + STAMP_NS
+        seen.setdefault(("producer", "empty wait ends"), []).append(load)
+        load += 30
+        issued.append(load)
+        piece, own = divmod(k, k_tiles)
+        for number in range(consumers):
+            if persists and own == 0:
+                note(number, "piece begins", now[number] - 5)
+            note(number, "full wait begins", now[number])
+            now[number] = max(now[number], issued[k] + LOAD_NS) + STAMP_NS
+            note(number, "full wait ends", now[number])
+            free[number] = max(now[number], free[number]) + MMA_NS
+            done[number].append(free[number])
+            now[number] += ISSUE_NS
+            note(number, "mma issued", now[number])
+            if piece and own < boxes:
+                store(number)
+                if own == boxes - 1:
+                    note(number, "results stored", now[number])
+            if own:
+                now[number] = max(now[number], done[number][k - 1]) + STAMP_NS
+                note(number, "mma retired", now[number])
+            if own == k_tiles - 1:
+                now[number] = max(now[number], done[number][k]) + STAMP_NS
+                note(number, "mma retired", now[number])
+                note(number, "epilogue begins", now[number] + 5)
+                now[number] += 160
+                note(number, "sums free", now[number])
+                now[number] += 20
+        released.append(max(now) + 10)
+    for number in range(consumers):
+        for _ in range(boxes):
+            store(number)
+        note(number, "results stored", now[number] + EPILOGUE_NS / 3)
+    own = [Track(role, event, 0, tuple(moments)) for (role, event), moments in seen.items()]
+    return (Track("producer", "load issued", 0, tuple(issued)), *own)
+
+
+def roles_timeline(step: int, stages: int = 4, size: int = 4096) -> Timeline:
+    """A block of step 12, or of step 13 with 4 tiles."""
+    own = role_tracks(stages, size // 64, 4 if step == 13 else 1)
+    end = max(max(track.ns) for track in own) + 20
+    return timeline(
+        stages,
+        size,
+        step=step,
+        step_name={12: "step12_warp_specialization", 13: "step13_persistent"}[step],
+        variant={12: "roles", 13: "stream"}[step],
+        tracks=own,
+        durations_ns=(end + 400, end - 300, end, end + 900, end - 100),
+        command=f"python -m harness timeline --step {step} --size 4096",
+    )
+
+
+def timeline(stages: int = 4, size: int = 4096, **changes: object) -> Timeline:
+    """Step 11's block in the middle of the grid; ``changes`` replace fields of the record."""
+    own = tracks(stages, size // 64)
+    end = max(max(track.ns) for track in own) + 20
+    made = Timeline(
+        step=11,
+        step_name="step11_tma_ring",
+        variant="tma_store",
+        m=size,
+        n=size,
+        k=size,
+        layout="nn",
+        dtype="float16",
+        out_dtype="float16",
+        tile="128x256x64/2x1",
+        stages=stages,
+        block=size * size // 128 // 256 // 2,
+        blocks=size * size // 128 // 256,
+        multiprocessor=17,
+        room=256,
+        clock_mhz=1755.0,
+        durations_ns=(end + 400, end - 300, end, end + 900, end - 100),
+        kept=2,
+        tracks=own,
+        plain=timing("step11_tma_ring", end / 1e6 * 4),
+        stamped=timing("step11_tma_ring stamped", end / 1e6 * 4.02),
+        verification=Verification(True, "gpu", (0, 1, 2), 1e-3, 1e-2, True),
+        source_sha256="0" * 64,
+        cubin_sha256="1" * 64,
+        arch="sm_90a",
+        method=Method(9, 2, 2, "normal(0, 1)", "operands rotated over twice the L2", "CUDA graph", 250.0),
+        environment=environment(),
+        command="python -m harness timeline --step 11 --size 4096 --stages 1,2,4",
+    )
+    return replace(made, **changes)
+
+
+def published(folder: Path) -> Paths:
+    """Plots, pages and a README of a folder's records, beside them."""
+    readme = folder / "README.md"
+    readme.write_text(f"{BEGIN}{END}")
+    for command in ("plot", "page", "readme"):
+        assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
+    return Paths.of(folder, readme)
+
+
+def write_timelines(folder: Path) -> None:
+    """Step 11 at three stage counts, with its listing."""
+    listing(11, dtype="float16", tile="128x256x64/2x1").save(folder)
+    for stages in (1, 2, 4):
+        timeline(stages).save(folder)

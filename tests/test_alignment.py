@@ -9,12 +9,12 @@ import pytest
 import tvm
 from tvm.s_tir import Schedule
 
+from codegen.toolchain import Compiler, ptxas_facts
 from harness.build import Case, Kernel, compiled, executable, lower, lower_schedule
 from harness.execution import GpuBackend, compile_serial
 from harness.targets import machine_for
-from harness.toolchain import Compiler, ptxas_facts
 from harness.verify import verify
-from schedules.alignment import align_operands, unaligned_operands
+from schedules.alignment import align_operands, copying_pays, unaligned_operands, worthwhile_row_bytes
 from schedules.contraction import stage_contraction
 from schedules.errors import IllegalSchedule
 from schedules.split_reduction import parts_to_fill
@@ -28,7 +28,7 @@ from steps.config import StepConfig
 from .conftest import STEPS, make_case
 from .test_warpgroup import check_on_cpu
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*more would stay empty", "ignore:.*by kernels in front")
+pytestmark = pytest.mark.filterwarnings("ignore:.*more would stay empty", "ignore:.*by a kernel in front")
 
 SMALL = WarpgroupTile(64, 64, 64, 64, 64)
 
@@ -87,11 +87,76 @@ def test_products_of_odd_shapes_are_right_and_copied_in_16_bytes(shape, layout) 
     assert not re.search(r"= [AB]_ptr\[", kernel.body), "nothing goes through registers"
 
 
-@pytest.mark.parametrize(("shape", "layout"), [((63, 65, 531), "nn"), ((64, 64, 512), "nt")], ids=str)
+@pytest.fixture
+def aligned_to_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of any size have their rows aligned to cache lines."""
+    monkeypatch.setattr(step10_wgmma, "worthwhile_row_bytes", lambda sch, block: 128)
+
+
+STRADDLING = [((72, 136, 200), "nn"), ((72, 136, 200), "nt"), ((200, 8, 72), "nn"), ((63, 72, 131), "nn")]
+
+
+@pytest.mark.parametrize(("shape", "layout"), STRADDLING, ids=str)
+def test_rows_that_straddle_cache_lines_are_copied_in_vectors(shape, layout, aligned_to_lines) -> None:
+    computes(shape, layout, "rows")
+    kernel = built(shape, layout)
+    assert kernel.launches == 2
+    copying = kernel.text_of("main_kernel")
+    by_vector = {name for name, row in zip("AB", (shape[2], shape[2 if layout == "nt" else 1])) if row % 8 == 0}
+    for name in "AB":
+        assert (f"*(uint4*)({name}_ptr" in copying) == (name in by_vector)
+        assert (f"= {name}_ptr[" in copying) == (name not in by_vector)
+        assert (f"*(uint4*)({name}_pad_ptr" in copying) == (name in by_vector)
+    assert set(re.findall(r"cp_async_legacy_c[ag]_(\d+)", kernel.body)) == {"16"}
+    assert "_pred_" not in kernel.body, "copies of padded rows need no conditions"
+
+
+@pytest.mark.parametrize(("k", "loaded"), [(63, "half"), (62, "half2"), (60, "half4"), (56, "uint4")])
+def test_rows_are_loaded_in_the_widest_vectors_that_begin_at_multiples_of_their_size(k: int, loaded: str) -> None:
+    sch = Schedule(Matmul(64, 64, k, "float16", "nn").prim_func())
+    align_operands(sch, sch.get_sblock("matmul"), (64, 64, 64), row_bytes=128, vector_bytes=16)
+    stage_contraction(sch, sch.get_sblock("matmul"), TileConfig(32, 32, 16, 4, 4))
+    copying = lower_schedule(sch, machine_for("sm_90a"), "copy").text_of("main_kernel")
+    assert ("A_ptr[" if loaded == "half" else f"*({loaded}*)(A_ptr") in copying
+    assert f"*({'half4' if loaded == 'half' else 'uint4'}*)(A_pad_ptr" in copying
+
+
+def test_copying_to_cache_lines_pays_for_large_products() -> None:
+    def cubes(size: int) -> bool:
+        """Whether copying both operands of a square product pays."""
+        return copying_pays(2 * size**3, 2 * size * size * 2)
+
+    assert [cubes(size) for size in (8, 1000, 1800, 2200, 4088, 8184)] == [False] * 3 + [True] * 3
+    assert not copying_pays(2 * 64 * 8184 * 8184, 2 * (64 + 8184) * 8184), "elements of B are used by one tile only"
+    assert copying_pays(2 * 4088**3, 2 * 4088**2, 0.5)
+    assert not copying_pays(2 * 4088**3, 2 * 4088**2, 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "row_bytes"),
+    [
+        ((4096, 4096, 4096), "nn", 16),
+        ((4088, 4088, 4088), "nn", 128),
+        ((4096, 4088, 4096), "nn", 128),
+        ((4096, 4088, 4096), "nt", 16),
+        ((4095, 4095, 4095), "nn", 16),
+        ((1000, 1000, 1000), "nn", 16),
+    ],
+    ids=str,
+)
+def test_rows_are_aligned_to_what_pays(shape, layout, row_bytes: int) -> None:
+    sch = Schedule(Matmul(*shape, "float16", layout).prim_func())
+    assert worthwhile_row_bytes(sch, sch.get_sblock("matmul")) == row_bytes
+
+
+SPLIT_SHAPES = [((63, 65, 2099), "nn"), ((64, 64, 2048), "nt")]
+
+
+@pytest.mark.parametrize(("shape", "layout"), SPLIT_SHAPES, ids=str)
 def test_a_split_reduction_is_right_with_and_without_aligned_rows(shape, layout) -> None:
-    computes(shape, layout, "split", "bfloat16")
-    kernel = built(shape, layout, "split", "bfloat16")
-    assert kernel.launches == (4 if shape[2] % 8 else 2)
+    computes(shape, layout, "rows", "bfloat16")
+    kernel = built(shape, layout, "rows", "bfloat16")
+    assert kernel.launches == (3 if shape[2] % 8 else 2)
     assert "wgmma_m64n64k64" in kernel.body
 
 
@@ -130,13 +195,13 @@ def test_an_unaligned_output_is_stored_row_by_row_too() -> None:
 
 
 def test_figures_are_those_of_the_kernel_with_the_contraction() -> None:
-    kernel = built((63, 65, 531), "nn", "split")
-    assert kernel.launches == 4
-    assert kernel.main_kernel == "main_kernel_2"
-    assert kernel.launch == {"blockIdx.x": 2 * 3, "threadIdx.x": 128, "threadIdx.y": 1}
+    kernel = built((63, 65, 2099), "nn")
+    assert kernel.launches == 3
+    assert kernel.main_kernel == "main_kernel_1"
+    assert kernel.launch == {"blockIdx.x": 2 * 2, "threadIdx.x": 128, "threadIdx.y": 1}
     assert kernel.smem_bytes == 3 * (64 + 64) * 64 * 2
     assert kernel.local_bytes == 32 * 4
-    padded_a, padded_b, partial = 64 * 576 * 2, 576 * 128 * 2, 3 * 64 * 128 * 4
+    padded_a, padded_b, partial = 64 * 2176 * 2, 2176 * 128 * 2, 2 * 64 * 128 * 4
     assert kernel.workspace_bytes == padded_a + padded_b + partial
     alone = built((64, 64, 512), "nn")
     assert (alone.launches, alone.workspace_bytes, alone.main_kernel) == (1, 0, "main_kernel")
@@ -184,37 +249,47 @@ def test_parts_fill_the_gpu_and_are_no_shorter_than_asked(tiles, multiprocessors
 
 def test_the_default_tile_of_a_split_product_is_one_whose_parts_fill_the_gpu() -> None:
     step, machine, problem = STEPS[10], machine_for("sm_90a"), Matmul(1024, 1024, 14336, "float16")
-    whole, split = (Case.default(step, problem, machine, variant) for variant in ("rows", "split"))
+    whole, split = (Case.default(step, problem, machine, variant) for variant in ("whole", ""))
+    assert split.variant == "rows"
     assert (whole.tile.block_m, whole.tile.block_n) != (split.tile.block_m, split.tile.block_n)
     assert lower(split).blocks == 4 * 32
-    wide = Matmul(4096, 4096, 4096, "float16")
-    assert Case.default(step, wide, machine, "split").tile == Case.default(step, wide, machine, "rows").tile
 
 
-def test_where_tiles_fill_the_gpu_split_is_rows() -> None:
-    tile = WarpgroupTile(64, 64, 64, 64, 64)
-    split, rows = (make_case(10, (1024, 1024, 512), v, dtype="float16", tile=tile, stages=3) for v in ("split", "rows"))
-    assert lower(split).cuda == lower(rows).cuda
+UNSPLIT = [
+    *((size, size, size) for size in (256, 512, 1024, 2048, 4096, 8192, 4088, 4095)),
+    (4096, 4096, 14336),
+    (3000, 1111, 777),
+]
+
+
+@pytest.mark.parametrize("shape", UNSPLIT, ids=str)
+def test_where_tiles_fill_the_gpu_or_the_reduction_is_short_nothing_is_split(shape) -> None:
+    rows, whole = (
+        Case.default(STEPS[10], Matmul(*shape, "float16"), machine_for("sm_90a"), v) for v in ("rows", "whole")
+    )
+    assert (rows.tile, rows.stages, rows.config.parts(rows.problem)) == (whole.tile, whole.stages, 1)
+    assert lower(rows).cuda == lower(whole).cuda
 
 
 def test_copies_are_made_openly() -> None:
     sch = Schedule(Matmul(64, 64, 63, "float16", "nn").prim_func())
-    with pytest.warns(UserWarning, match="copied to A_pad, 8192 bytes, by kernels in front"):
+    with pytest.warns(UserWarning, match="copied to A_pad, 8192 bytes, by a kernel in front"):
         align_operands(sch, sch.get_sblock("matmul"), (64, 64, 64))
 
 
 @pytest.mark.parametrize(
-    ("tile", "vector_bytes", "message"),
+    ("tile", "asked", "message"),
     [
-        ((64, 64, 64), 16, "limit 4 or 8"),
-        ((64, 64, 3), 8, "A: 6 bytes, limit multiples of 16"),
-        ((64, 64), 8, "padding needs one tile extent per loop"),
+        ((64, 64, 64), {"vector_bytes": 32}, "limit 4 or 8 or 16"),
+        ((64, 64, 3), {}, "A: 6 bytes, limit multiples of 16"),
+        ((64, 64, 32), {"row_bytes": 128}, "A: 64 bytes, limit multiples of 128"),
+        ((64, 64), {}, "padding needs one tile extent per loop"),
     ],
 )
-def test_what_cannot_be_aligned_is_refused(tile, vector_bytes: int, message: str) -> None:
+def test_what_cannot_be_aligned_is_refused(tile, asked: dict[str, int], message: str) -> None:
     sch = Schedule(Matmul(64, 64, 63, "float16", "nn").prim_func())
     with pytest.raises(IllegalSchedule, match=message):
-        align_operands(sch, sch.get_sblock("matmul"), tile, vector_bytes=vector_bytes)
+        align_operands(sch, sch.get_sblock("matmul"), tile, **asked)
 
 
 def test_a_convolution_is_to_be_flattened_first() -> None:
@@ -225,9 +300,14 @@ def test_a_convolution_is_to_be_flattened_first() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("shape", "layout"), [*RAGGED, ((64, 64, 512), "nt")], ids=str)
-@pytest.mark.parametrize("variant", ["rows", "split"])
-def test_functions_of_several_kernels_compute_the_product_on_a_gpu(shape, layout, variant, compiler: Compiler) -> None:
-    gpu, kernel = GpuBackend(), compiled(built(shape, layout, variant), compiler)
+@pytest.mark.parametrize(("shape", "layout"), [*RAGGED, *SPLIT_SHAPES], ids=str)
+def test_functions_of_several_kernels_compute_the_product_on_a_gpu(shape, layout, compiler: Compiler) -> None:
+    gpu, kernel = GpuBackend(), compiled(built(shape, layout), compiler)
     assert len(executable(kernel).memory) == len(workspaces(kernel.schedule.mod))
     verify(kernel, gpu, seeds=(0,))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "layout"), STRADDLING, ids=str)
+def test_rows_aligned_to_cache_lines_make_the_product_on_a_gpu(shape, layout, aligned_to_lines, compiler) -> None:
+    verify(compiled(built(shape, layout), compiler), GpuBackend(), seeds=(0,))

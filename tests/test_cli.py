@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, execution, toolchain
+from codegen import toolchain
+from harness import cli, execution
 from harness.build import Case
 from harness.commands.options import CPU_SIZES, cases_of
 from harness.records import Listing
@@ -172,7 +173,7 @@ def cases(*arguments: str) -> list[str]:
 
 
 def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
-    named = cases("verify", "--step", "6-11", "--size", "512")
+    named = cases("verify", "--step", "6-13", "--size", "512")
     assert [case.rsplit(" ", 3)[0] if "stages" in case else case.rsplit(" ", 1)[0] for case in named] == [
         "step6_unrolling[full] 512x512x512 float32",
         "step7_warp_tiling[serpentine] 512x512x512 float32",
@@ -180,16 +181,18 @@ def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
         "step9_async_ring[fragments] 512x512x512 float16",
         "step10_wgmma[rows] 512x512x512 float16",
         "step11_tma_ring[tma_store] 512x512x512 float16",
+        "step12_warp_specialization[roles] 512x512x512 float16",
+        "step13_persistent[stream] 512x512x512 float16",
     ]
     problems = [Matmul(512, 512, 512, step.dtypes(step.default_variant())[0]) for step in STEPS.values()]
     defaults = [
         Case.default(step, problem, machine_for(DEFAULT_ARCH)) for step, problem in zip(STEPS.values(), problems)
     ]
-    assert named == list(map(str, defaults[5:11]))
+    assert named == list(map(str, defaults[5:13]))
 
 
 def test_small_and_large_products_get_tiles_of_their_own() -> None:
-    for number in (7, 9, 10, 11):
+    for number in (7, 9, 10, 11, 12, 13):
         (small,), (large,) = (
             cases("verify", "--step", str(number), "--variant", "default", "--size", size) for size in ("128", "8192")
         )
@@ -239,6 +242,15 @@ def test_all_variants_of_a_machine_without_cp_async(command: Command) -> None:
     assert outcome.out.count("worst error") == len(STEPS[5].variants) - len(left_out)
 
 
+FED_BY_TMA = {"sm_90a": "wgmma fed by TMA, which is sm_90a's", "sm_100a": "tcgen05.mma fed by TMA, which is sm_100a's"}
+
+
+def without_tma(arch: str) -> str:
+    """What a warning says of the explicit kernels that an architecture cannot run."""
+    needed = {STEPS[number].name: STEPS[number].tiles.kind.ARCH for number in EXPLICIT_STEPS}
+    return "; ".join(f"{name}, since {arch} has no {FED_BY_TMA[its]}" for name, its in needed.items() if its != arch)
+
+
 @pytest.mark.parametrize(
     ("arch", "left_out"),
     [
@@ -246,21 +258,11 @@ def test_all_variants_of_a_machine_without_cp_async(command: Command) -> None:
             "sm_75",
             "step7_warp_tiling, since sm_75 has no cp.async; step8_tensor_cores, since sm_75 has no mma of these "
             "shapes, which begin with sm_80; step9_async_ring, since sm_75 has no cp.async; step10_wgmma, since sm_75 "
-            "has no cp.async; step11_tma_ring, since sm_75 has no wgmma fed by TMA, which is sm_90a's; "
-            "step14_blackwell, since sm_75 has no tcgen05.mma fed by TMA, which is sm_100a's",
+            f"has no cp.async; {without_tma('sm_75')}",
         ),
-        (
-            "sm_80",
-            "step10_wgmma, since sm_80 has no wgmma, which is sm_90a's; step11_tma_ring, since sm_80 has no wgmma fed "
-            "by TMA, which is sm_90a's; step14_blackwell, since sm_80 has no tcgen05.mma fed by TMA, which is "
-            "sm_100a's",
-        ),
+        ("sm_80", f"step10_wgmma, since sm_80 has no wgmma, which is sm_90a's; {without_tma('sm_80')}"),
         ("sm_90a", "step14_blackwell, since sm_90a has no tcgen05.mma fed by TMA, which is sm_100a's"),
-        (
-            "sm_100a",
-            "step10_wgmma, since sm_100a has no wgmma, which is sm_90a's; step11_tma_ring, since sm_100a has no wgmma "
-            "fed by TMA, which is sm_90a's",
-        ),
+        ("sm_100a", f"step10_wgmma, since sm_100a has no wgmma, which is sm_90a's; {without_tma('sm_100a')}"),
     ],
 )
 def test_without_a_step_those_are_left_out_that_the_machine_cannot_run(
@@ -270,6 +272,13 @@ def test_without_a_step_those_are_left_out_that_the_machine_cannot_run(
     assert capsys.readouterr() == ("", f"warning: left out: {left_out}\n")
     assert not any(case.split("[")[0] in left_out for case in named)
     assert len(named) == 2 * (len(STEPS) - left_out.count("since"))
+
+
+def test_without_a_step_those_are_left_out_that_refuse_a_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    named = cases("verify", "--arch", "sm_90a", "--shape", "33x17x50,32x16x48")
+    elsewhere = sum(STEPS[number].arch not in ("", "sm_90a") for number in EXPLICIT_STEPS)
+    assert len(named) == 2 * len(STEPS) - len(EXPLICIT_STEPS) - elsewhere
+    assert "step11_tma_ring, since TMA reads rows of multiples of 16 bytes, not A's of 50" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("quick")
@@ -418,7 +427,7 @@ def test_the_examples_of_the_help_are_understood(monkeypatch: pytest.MonkeyPatch
         options = parser.parse_args(words[3:])
         if options.command not in ("list", "stream"):
             options.tile = "default" if options.tile in ("all", "best", "tuned") else options.tile
-            options.stages = None if options.command == "sweep" else options.stages
+            options.stages = None if options.command in ("sweep", "timeline") else options.stages
             assert cases_of(options, CPU_SIZES)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from codegen.toolchain import compile_cubin, require_compiler
 from harness.build import Kernel, compiled, executable, lower
 from harness.execution import GpuBackend, gpu_arch, gpu_machine, gpu_present
 from harness.measure import Plan
@@ -19,7 +20,6 @@ from harness.records import Record, load_records, load_streams, load_tuned
 from harness.session import Session
 from harness.streams import WORKLOADS, StreamCase, lower_stream, stream_cases, verify_stream
 from harness.targets import machine_for
-from harness.toolchain import compile_cubin, require_compiler
 from harness.verify import WrongResult, verify
 from schedules.workloads import Matmul
 from steps import registry

@@ -15,18 +15,19 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
+from codegen.toolchain import Compiler, disassemble, require_compiler
 from harness.build import Kernel, Lowered, compile_module, compiled, executable, lower, lower_schedule
 from harness.execution import GpuBackend
 from harness.targets import machine_for
-from harness.toolchain import Compiler, disassemble, require_compiler
 from harness.verify import verify
 from kernels import tma
 from kernels.config import HopperTile
 from kernels.epilogue import can_store_by_tma
+from kernels.panels import Panels
 from kernels.raster import grouped
 from kernels.ring import Barriers, RingState
 from kernels.tma_ring import tma_ring
-from kernels.wgmma import Panels, WarpgroupProduct, fragment
+from kernels.wgmma import WarpgroupProduct, fragment
 from schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
 from schedules.workloads import Matmul
 from steps.config import HOPPER_TILES
@@ -50,11 +51,12 @@ def value(expression: Any) -> int:
 
 
 def test_kernels_stand_on_little_of_the_schedules() -> None:
-    packages = {"__future__", "collections", "dataclasses", "typing", "tvm", "schedules"}
+    packages = {"__future__", "codegen", "collections", "dataclasses", "math", "typing", "tvm", "schedules"}
     shared = {"errors", "tiling", "vectorization", "workloads"}
     for path in (ROOT / "kernels").glob("*.py"):
         source = path.read_text(encoding="utf-8")
-        assert len(source.splitlines()) < (250 if path.stem == "wgmma" else 150), path.name
+        longest = dict.fromkeys(("panels", "stream", "persistent", "operands"), 260).get(path.stem, 180)
+        assert len(source.splitlines()) < longest, path.name
         assert set(re.findall(r"^from (\w+)", source, re.M)) <= packages, path.name
         assert set(re.findall(r"^from schedules\.(\w+)", source, re.M)) <= shared, path.name
 

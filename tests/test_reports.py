@@ -33,6 +33,7 @@ from .reports_fixtures import (
     listing,
     peer,
     peers,
+    published,
     record,
     tuned,
     write_ladder,
@@ -97,11 +98,7 @@ def ladders(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     folder = tmp_path_factory.mktemp("ladders")
     write_ladder(folder, variants=False)
     write_tensor_cores(folder)
-    readme = folder / "README.md"
-    readme.write_text(f"{BEGIN}{END}")
-    for command in ("plot", "page", "readme"):
-        assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
-    return Paths.of(folder, readme)
+    return published(folder)
 
 
 # Which records count

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import execution, session, toolchain
+from codegen import toolchain
+from codegen.toolchain import Cubin
+from harness import execution, session
 from harness.build import Case, Kernel
 from harness.execution import LlvmBackend, numpy_dtype
 from harness.measure import IEEE, Arena, Plan, Rounds
@@ -24,7 +26,6 @@ from harness.peers import Entrant, PeerKind, PeerMissing
 from harness.records import GpuState, Method, Record, RecordError, Timing, load_records
 from harness.session import Journal, Session, git_state
 from harness.targets import Machine, machine_for
-from harness.toolchain import Cubin
 from harness.verify import WrongResult
 from schedules.tensorization import TensorCoreTile
 from schedules.workloads import Matmul

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codegen.toolchain import Cubin
 from harness import execution, streams
 from harness.commands.measuring import open_session
 from harness.execution import LlvmBackend
@@ -19,7 +20,6 @@ from harness.model import stream_bound
 from harness.records import load_streams
 from harness.streams import WORKLOADS, StreamCase, lower_stream, slots, stream_cases, verify_stream
 from harness.targets import machine_for
-from harness.toolchain import Cubin
 from harness.verify import WrongResult
 from schedules.errors import IllegalWorkload
 from tests.conftest import Outcome

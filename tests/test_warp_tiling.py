@@ -13,10 +13,10 @@ import tvm_ffi
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
+from codegen.toolchain import Compiler, require_compiler
 from harness.build import Kernel, compiled, lower, lower_schedule, main_loop
 from harness.execution import GpuBackend, gpu_arch
 from harness.targets import machine_for
-from harness.toolchain import Compiler, require_compiler
 from harness.verify import verify
 from schedules import (
     IllegalSchedule,

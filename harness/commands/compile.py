@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from harness import toolchain
+from codegen import toolchain
 from harness.build import Kernel, compiled
 from harness.commands.kernels import lowered
 from harness.commands.options import LISTING_SIZES, add_case_options, cases_of

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from rich.markup import escape
 
-from harness import depth, toolchain
+from codegen import toolchain
+from harness import depth
 from harness.build import Case, Kernel, compiled
 from harness.commands.kernels import lowered
 from harness.commands.options import LISTING_SIZES, add_case_options, cases_of

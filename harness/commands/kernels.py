@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from harness import execution, toolchain
+from codegen import toolchain
+from harness import execution
 from harness.build import Case, Kernel, compiled, lower
 from harness.commands import NOT_VERIFIED
 from harness.commands.show import warn

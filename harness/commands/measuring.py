@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from rich.markup import escape
 
-from harness import execution, toolchain
+from codegen import toolchain
+from harness import execution
 from harness.build import Case
 from harness.commands.show import print_code, progress, record_line, warn
 from harness.peers import find_peers

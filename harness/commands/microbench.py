@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness import execution, toolchain
+from codegen import toolchain
+from harness import execution
 from harness.commands.options import add_revision
 from harness.microbench import BENCHMARKS, chosen, measure_rates
 from harness.rate_files import RATES

@@ -205,14 +205,15 @@ def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str
 def _variants(step: Step, choice: str | None, dtype: str | None, alone: bool, has_cp_async: bool) -> list[str]:
     """The variants that ``--variant`` names; those that take ``dtype``, or the default's, where it means several.
 
-    Another arithmetic than the default's is meant only where it is asked for, by name or by "all".
+    Another arithmetic than the default's, and a debug build, are meant only where asked for, by name or by "all".
     """
     default = step.default_variant(has_cp_async)
     if choice == "all" or (choice is None and alone):
         wanted = dtype or step.dtypes(default)[0]
         fitting = [variant for variant in step.variants if wanted in step.dtypes(variant)]
         if choice is None:
-            fitting = [variant for variant in fitting if step.math(variant) == step.math(default)]
+            alike = [variant for variant in fitting if step.math(variant) == step.math(default)]
+            fitting = [variant for variant in alike if variant not in step.debug_variants]
         return [variant for variant in fitting if step.runs(variant, has_cp_async)] or [default]
     if choice in (None, "default"):
         return [default]

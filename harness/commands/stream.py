@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from harness import toolchain
+from codegen import toolchain
 from harness.build import compiled
 from harness.commands.kernels import PLACES, backend_for, why_on_the_cpu
 from harness.commands.measuring import open_session, unfinished

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from harness import toolchain
+from codegen import toolchain
 from harness.build import compiled
 from harness.commands.kernels import backend_for, lowered, verify_one
 from harness.commands.options import CPU_SIZES, GPU_SIZES, add_case_options, cases_of, runs_on_gpu

@@ -1,0 +1,73 @@
+"""From a module to its CUDA text: TVM's passes, and its code generator without its compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.target import Target
+from tvm.tirx.build import split_host_device_mods
+
+_one_compiler = threading.RLock()  # TVM has one such function for all threads
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A lowered module: the host's functions, which launch kernels, the kernels, and these as CUDA text."""
+
+    host: tvm.IRModule
+    device: tvm.IRModule
+    cuda: str
+
+
+def generate(
+    mod: tvm.IRModule, target: Target, tir_pipeline: str, pass_config: Mapping[str, bool] | None = None
+) -> Generated:
+    """Lower a module for one CUDA target by the passes of that name; needs neither a compiler nor a GPU."""
+    module = tirx.transform.BindTarget(target.with_host("llvm"))(mod)
+    pipeline, _, finalize_device = tirx.get_tir_pipeline(tir_pipeline)
+    with tvm.transform.PassContext(config=dict(pass_config or {})):
+        host, devices = split_host_device_mods(pipeline(module))
+    ((device_target, device),) = devices.items()
+    device = finalize_device()(device)
+    return Generated(host, device, _cuda_text(device, device_target))
+
+
+class _TextOnly(Exception):
+    """Stops TVM where it would compile the CUDA text, once the text is known."""
+
+
+def _cuda_text(device: tvm.IRModule, target: Target) -> str:
+    """The CUDA text. With a driver present TVM compiles at once: then the text is caught on its way."""
+    texts: list[str] = []
+
+    def catch(source: str) -> bytes:
+        """Keep the text and stop TVM before it compiles."""
+        texts.append(source)
+        raise _TextOnly
+
+    with cuda_compiler(catch):
+        try:
+            return tvm.get_global_func("target.build.cuda")(device, target).inspect_source()
+        except Exception:
+            if not texts:
+                raise
+            return texts[0]
+
+
+@contextlib.contextmanager
+def cuda_compiler(callback: Callable[[str], bytes]) -> Iterator[None]:
+    """Let ``callback(source) -> cubin`` stand in for TVM's own way of compiling CUDA text."""
+    name = "tvm_callback_cuda_compile"
+    with _one_compiler:
+        before = tvm.get_global_func(name)
+        tvm_ffi.register_global_func(name, lambda source: bytearray(callback(source)), override=True)
+        try:
+            yield
+        finally:
+            tvm_ffi.register_global_func(name, before, override=True)

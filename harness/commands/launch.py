@@ -1,0 +1,31 @@
+"""``launch``: host time of one launch, by TVM's executable, by the project's own launcher, and by Python calls."""
+
+from __future__ import annotations
+
+import argparse
+
+from codegen import toolchain
+from harness import execution
+from harness.commands.kernels import lowered
+from harness.commands.options import UsageError, add_case_options, cases_of, runs_on_gpu
+from harness.commands.show import console, new_table
+from harness.host_time import LAUNCHES, host_time_us, ways_to_launch
+
+TEXT = "host time of one launch of an explicit kernel, by TVM's executable, our launcher and Python calls; no record"
+SIZES = "512"  # small, so that the GPU keeps up
+add_options = add_case_options
+
+
+def run(options: argparse.Namespace, _command: str) -> int:
+    """Print a row for each case."""
+    cases = [case for case in cases_of(options, SIZES) if case.step.explicit]
+    if not cases:
+        raise UsageError(f"--step {options.step}: no explicit kernel, which the launcher is for; take step 11")
+    runs_on_gpu(argparse.Namespace(**{**vars(options), "on": "gpu"}))  # refuses where it does not
+    backend, compiler = execution.GpuBackend(), toolchain.require_compiler()
+    for case in cases:
+        ways = ways_to_launch(lowered(case), compiler, backend)
+        table = new_table(f"{case}, µs of host time per call, median of rounds of {LAUNCHES}", tuple(ways), texts=())
+        table.add_row(*(f"{host_time_us(call, backend.torch.cuda.synchronize):.2f}" for call in ways.values()))
+        console().print(table)
+    return 0

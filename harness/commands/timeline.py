@@ -1,0 +1,64 @@
+"""``timeline``: what each role of one block does when, by time stamps in the kernel."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from harness import execution
+from harness.build import Case
+from harness.commands.measuring import open_session
+from harness.commands.options import add_places, add_problem_options, cases_named, numbers
+from harness.records import Timeline
+from harness.timeline import take
+
+TEXT = "one block's life by time stamps in the kernel: loads, waits, multiplications; each result is on disk"
+SIZES, STAGES = "4096", "1,2,4"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Steps, products, stage counts, and the block."""
+    add_problem_options(parser)
+    parser.add_argument("--stages", help=f"ring slots: 4 | 1-4 | 1,2,4 ({STAGES}, where the step takes them)")
+    parser.add_argument("--variant", default="default", help="variants' names, default or all (default)")
+    parser.add_argument("--tile", default="default", help="a tile as `list` writes the step's, or default (default)")
+    parser.add_argument("--block", type=int, help="which block of the grid (its middle one)")
+    add_places(parser)
+    parser.set_defaults(arch=None, on="gpu")
+
+
+def run(options: argparse.Namespace, command: str) -> int:
+    """Take each case's timeline, which is on disk before the next begins."""
+    cases = _cases(options)
+    execution.require_gpu()
+    session = open_session(options, command)
+    for case in cases:
+        timeline = take(session, case, options.block)
+        print(f"{case}: {_in_words(timeline)}; wrote {timeline.save(session.out)}", flush=True)
+    return 0
+
+
+def _cases(options: argparse.Namespace) -> list[Case]:
+    """The cases that can be stamped, at each stage count, every one of which is known to be legal."""
+    named = cases_named(argparse.Namespace(**{**vars(options), "stages": None}), SIZES)
+    if options.step is not None:
+        for case in named:
+            case.check_stamped()
+    stamped = [case for case in named if case.step.stamped]
+    depths = numbers(options.stages or STAGES, "--stages")
+    cases = list(dict.fromkeys(replace(case, stages=stages) for case in stamped for stages in depths))
+    if options.stages is None:
+        cases = [case for case in cases if case.stages >= case.step.fewest_stages(case.variant)]
+    for case in cases:
+        case.validate()
+    return cases
+
+
+def _in_words(timeline: Timeline) -> str:
+    """Where and how long the block ran, and what stamping cost the launch."""
+    cost = 100 * (timeline.stamped.median_ms / timeline.plain.median_ms - 1)
+    return (
+        f"block {timeline.block} of {timeline.blocks} on multiprocessor {timeline.multiprocessor}, "
+        f"{timeline.duration_ns / 1e3:.1f} µs, run {timeline.kept + 1} of {len(timeline.durations_ns)}; "
+        f"a launch takes {cost:+.1f} % with stamps"
+    )

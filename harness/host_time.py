@@ -1,0 +1,68 @@
+"""Host time of a launch: what the CPU spends on a call that puts one kernel into a stream and returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from codegen.toolchain import Compiler
+from harness.build import Kernel, compiled, executable
+from harness.execution import GpuBackend
+from kernels import matmul
+from kernels.driver import cuda_driver
+from kernels.launch_plan import Rows
+from kernels.launcher import Launcher, compile_kernel, load_kernel
+from schedules.vectorization import dtype_bytes
+
+LAUNCHES = 500  # in a row: fewer than a stream takes before a launch waits for the GPU
+ROUNDS = 9
+
+
+def host_time_us(call: Callable[[], object], synchronize: Callable[[], object]) -> float:
+    """Microseconds that a call takes on the host: the median of rounds, each of LAUNCHES calls on an idle GPU."""
+    call()
+    times = []
+    for _ in range(ROUNDS):
+        synchronize()
+        begin = time.perf_counter()
+        for _ in range(LAUNCHES):
+            call()
+        times.append((time.perf_counter() - begin) / LAUNCHES * 1e6)
+    synchronize()
+    return median(times)
+
+
+def ways_to_launch(kernel: Kernel, compiler: Compiler, backend: GpuBackend) -> dict[str, Callable[[], object]]:
+    """Calls that multiply the same tensors, by name: TVM's executable, the launcher, the whole Python call, torch's.
+
+    The first two run this kernel; :func:`kernels.matmul` takes the one that it chooses itself.
+    """
+    problem, torch = kernel.case.problem, backend.torch
+    a = backend.normal(0, (problem.m, problem.k), problem.dtype)
+    b = backend.normal(1, problem.b_shape, problem.dtype)
+    c = backend.poisoned((problem.m, problem.n), problem.out_dtype)
+    run = executable(compiled(kernel, compiler))["main"]
+    launcher = own_launcher(kernel, compiler, torch.cuda.current_device())
+    addresses, stream = [tensor.data_ptr() for tensor in (a, b, c)], torch.cuda.current_stream().cuda_stream
+    seen = b if problem.layout == "nn" else b.T
+    ways: dict[str, Callable[[], Any]] = {
+        "TVM's executable": lambda: run(a, b, c),
+        "the launcher": lambda: launcher(stream, *addresses),
+        "kernels.matmul": lambda: matmul(a, seen, out=c),
+    }
+    if problem.dtype == problem.out_dtype:
+        ways["torch.mm"] = lambda: torch.mm(a, seen, out=c)
+    return ways
+
+
+def own_launcher(kernel: Kernel, compiler: Compiler, device: int) -> Launcher:
+    """The launcher of an explicit kernel, for contiguous matrices."""
+    problem = kernel.case.problem
+    loaded = load_kernel(compile_kernel(kernel.source, kernel.machine.target(), compiler), cuda_driver(), device)
+    shapes = {"A": (problem.m, problem.k), "B": problem.b_shape, "C": (problem.m, problem.n)}
+    dtypes = {"A": problem.dtype, "B": problem.dtype, "C": problem.out_dtype}
+    return Launcher(
+        loaded, {name: Rows(*shape, shape[1] * dtype_bytes(dtypes[name])) for name, shape in shapes.items()}
+    )

@@ -1,0 +1,151 @@
+"""A matrix product of torch tensors by the explicit kernels: checked, compiled once, launched in torch's stream.
+
+A call first looks up its tensors' forms (sizes, strides, dtypes), for which everything was checked and built before,
+then the launch on their addresses. Torch is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from tvm.target import Target
+
+from codegen.toolchain import require_compiler
+from schedules.workloads import Matmul
+
+from .config import HopperTile
+from .driver import cuda_driver
+from .errors import UnsupportedGpu, WrongDevice, WrongDtype
+from .heuristic import choose
+from .launcher import LoadedKernel, compile_kernel, load_kernel
+from .operands import Form, arrange, output_rows
+from .product import Product
+
+if TYPE_CHECKING:
+    import torch
+
+Key = tuple[Any, ...]  # a tensor's sizes, strides, dtype and GPU
+
+CACHED_PRODUCTS = 4096  # forms of operands whose checks are kept; their kernels are kept for good
+HOPPER = (9, 0)
+# Numbers of CUdevice_attribute: compute capability, multiprocessors, and a target's limits by their names.
+CAPABILITY, MULTIPROCESSORS = (75, 76), 16
+LIMITS = {
+    "max_threads_per_block": 1,
+    "thread_warp_size": 10,
+    "registers_per_block": 12,
+    "max_shared_memory_per_block": 97,
+}
+
+
+class FirstCallInCapture(RuntimeError):
+    """A product's first call while a CUDA graph is captured, when nothing can be loaded."""
+
+
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """``a @ b`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90; returns the (m, n) product.
+
+    Both are float16 or both bfloat16; sums are float32, rounded once to ``out_dtype`` (float16, bfloat16 or float32;
+    by default the operands' dtype, or that of ``out``). Rows of ``a`` are contiguous, and either rows or columns of
+    ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies. Rows may be parts of longer ones (a slice of
+    a matrix) where they begin multiples of 16 bytes apart. Contiguous matrices whose rows do not are copied to padded
+    rows at each call, as is such an output; a warning, :class:`kernels.product.PaddedCopy`, says so once, with the
+    bytes.
+
+    The first call with tensors of some sizes, strides and dtypes compiles a kernel, which takes seconds; cubins are
+    kept on disk, loaded kernels for the life of the process. Calls run in torch's current stream, may be captured in
+    CUDA graphs after a first call outside, and take no part in autograd: tensors that require gradients are refused
+    while these are recorded, as by torch's own ``out=`` functions.
+
+    Raises
+    ------
+    TypeError : for what is no tensor. WrongShape, WrongDtype, WrongDevice, ScatteredRows, UnalignedOperand,
+    OverlappingOutput, UnsupportedGpu (:mod:`kernels.errors`), IllegalWorkload : ValueErrors that say what, the limit,
+    and what to do; an output overlaps an operand where their first to last bytes do.
+    NoCompiler, CompileError : from nvcc. FirstCallInCapture, DriverError : RuntimeErrors.
+    """
+    import torch
+
+    for name, tensor in (("a", a), ("b", b), ("out", out)):
+        if tensor is not None and not (isinstance(tensor, torch.Tensor) and tensor.is_cuda):
+            raise _misplaced(name, tensor)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        raise RuntimeError("matmul records no gradients, and a or b requires them; call it under torch.no_grad()")
+    stream = torch.cuda.current_stream()
+    key = (_key(a), _key(b), None if out is None else _key(out), out_dtype, stream.device_index)
+    return _product(*key)(a, b, out, stream.cuda_stream)
+
+
+def _key(tensor: torch.Tensor) -> Key:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
+
+
+@functools.lru_cache(CACHED_PRODUCTS)
+def _product(a: Key, b: Key, out: Key | None, out_dtype: torch.dtype | None, device: int) -> Product:
+    """The product of tensors of such forms, ready to run: everything but their addresses is checked here."""
+    given = {name: key for name, key in (("a", a), ("b", b), ("out", out)) if key}
+    for name, key in given.items():
+        if key[3] != device:
+            raise WrongDevice(
+                f"{name} is on another GPU than the current one",
+                value=f"cuda:{key[3]}",
+                limit=f"cuda:{device}",
+                remedy="move it, or call torch.cuda.set_device",
+            )
+    dtype = out_dtype or (out or a)[2]
+    if out and out[2] != dtype:
+        raise WrongDtype("out has another dtype than out_dtype", value=out[2], limit=dtype, remedy="give one of both")
+    forms = {name: Form(name, tuple(key[0]), tuple(key[1]), _name(key[2])) for name, key in given.items()}
+    operands = arrange(forms["a"], forms["b"], _name(dtype))
+    result = output_rows(forms.get("out") or Form("out", operands.shape, (operands.columns, 1), _name(dtype)), operands)
+    return Product(_loaded(operands.problem, device), operands, result, dtype)
+
+
+@functools.cache
+def _loaded(problem: Matmul, device: int) -> LoadedKernel:
+    """The kernel for a problem on a GPU, compiled and loaded."""
+    import torch
+
+    target, multiprocessors = _gpu(device)
+    if torch.cuda.is_current_stream_capturing():
+        raise FirstCallInCapture(
+            f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
+            "cannot be captured in a CUDA graph; call it once before"
+        )
+    function = choose(problem, target, multiprocessors).build(problem)
+    return load_kernel(compile_kernel(function, target, require_compiler()), cuda_driver(), device)
+
+
+@functools.cache
+def _gpu(device: int) -> tuple[Target, int]:
+    """A GPU as a target with its limits, and its multiprocessors; UnsupportedGpu for any but an sm_90."""
+    driver = cuda_driver()
+    capability = tuple(driver.attribute(device, number) for number in CAPABILITY)
+    if capability != HOPPER:
+        raise UnsupportedGpu(
+            "the kernels are made of Hopper's instructions, which this GPU lacks",
+            value=f"sm_{capability[0]}{capability[1]}",
+            limit="sm_90",
+            remedy="call torch.matmul",
+        )
+    limits = {name: driver.attribute(device, number) for name, number in LIMITS.items()}
+    return Target({"kind": "cuda", "arch": HopperTile.ARCH, **limits}), driver.attribute(device, MULTIPROCESSORS)
+
+
+def _name(dtype: torch.dtype) -> str:
+    """A dtype's name as TVM has it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _misplaced(name: str, tensor: object) -> Exception:
+    """What is wrong with an argument that is no tensor on a GPU."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        return TypeError(f"{name} is a {type(tensor).__name__}; give a torch tensor")
+    if not torch.cuda.is_available():
+        return UnsupportedGpu("there is no GPU that torch sees", remedy="run where there is an sm_90")
+    return WrongDevice(f"{name} is not on a GPU", value=tensor.device, limit="cuda", remedy="call .cuda() on it")

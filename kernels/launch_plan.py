@@ -1,0 +1,107 @@
+"""What it takes to launch an explicit kernel, as data: its parameters, and how many threads in how many blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from schedules.errors import IllegalSchedule
+
+
+class UnsupportedLaunch(IllegalSchedule):
+    """A host function that does something else than launching one kernel with tensor maps and plain pointers."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix in memory: ``rows`` of ``columns`` adjacent elements, ``row_bytes`` from one row to the next."""
+
+    rows: int
+    columns: int
+    row_bytes: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.rows, self.columns
+
+    def extent(self, itemsize: int) -> int:
+        """Bytes from the first element to behind the last."""
+        return (self.rows - 1) * self.row_bytes + self.columns * itemsize
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A kernel's tensor map of a buffer, as cuTensorMapEncodeTiled takes it: sizes from the innermost, in elements.
+
+    ``strides`` are bytes, of every dimension but the innermost. The last four are the driver's enumerators.
+    """
+
+    buffer: str
+    dtype: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    interleave: int
+    swizzle: int
+    l2_promotion: int
+    oob_fill: int
+
+    def of(self, matrix: Rows) -> TensorMap:
+        """The same map of a matrix at hand, whose rows may be shorter or further apart than those it was made for.
+
+        What a kernel loads beyond the matrix's edges are zeros still. UnsupportedLaunch for a map of other rank.
+        """
+        if len(self.sizes) != 2:
+            raise UnsupportedLaunch(
+                f"the tensor map of {self.buffer} has no rows and columns",
+                value=f"rank {len(self.sizes)}",
+                limit="rank 2",
+                remedy="make the kernel's maps two-dimensional",
+            )
+        return replace(self, sizes=(matrix.columns, matrix.rows), strides=(matrix.row_bytes,))
+
+
+@dataclass(frozen=True)
+class PlainBuffer:
+    """A kernel's pointer to a buffer of elements of so many bytes, whose shape is written into the kernel."""
+
+    buffer: str
+    itemsize: int
+    shape: tuple[int, ...]
+
+    def check(self, matrix: Rows) -> None:
+        """Raise UnsupportedLaunch for a matrix that lies otherwise than the kernel was written for."""
+        if matrix.shape != self.shape or (matrix.rows > 1 and matrix.row_bytes != matrix.columns * self.itemsize):
+            raise UnsupportedLaunch(
+                f"the kernel reaches {self.buffer} by its address",
+                value=f"{matrix.rows} rows of {matrix.columns}, {matrix.row_bytes} bytes apart",
+                limit=f"{' x '.join(map(str, self.shape))}, side by side",
+                remedy="give a contiguous matrix of that shape",
+            )
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One kernel's launch: its parameters in order, and extents along x, y, z; blocks are counted, not clusters.
+
+    ``overlaps``: the kernel waits itself for the one before it in the stream, so that it may begin earlier.
+    """
+
+    kernel: str
+    parameters: tuple[TensorMap | PlainBuffer, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    shared_bytes: int
+    overlaps: bool = False
+
+    @property
+    def cluster_blocks(self) -> int:
+        """Blocks of a cluster."""
+        return prod(self.cluster)
+
+    def maps(self, buffer: str) -> bool:
+        """Whether the kernel reaches a buffer by tensor maps alone, so that its rows may lie anyhow."""
+        return all(isinstance(parameter, TensorMap) for parameter in self.parameters if parameter.buffer == buffer)

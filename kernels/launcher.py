@@ -1,0 +1,121 @@
+"""A launcher for explicit kernels: what a launch needs is made once for each set of addresses, and kept.
+
+TVM's host function checks its arguments and encodes tensor maps at every call. Here a call finds its launch in a cache
+and hands it to the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tvm
+from tvm import tirx
+from tvm.target import Target
+
+from codegen.lowering import generate
+from codegen.toolchain import Compiler, compile_cubin
+
+from .driver import Driver, launch_config
+from .host_code import launch_plan
+from .launch_plan import LaunchPlan, PlainBuffer, Rows, TensorMap
+
+TIR_PIPELINE = "tirx"
+CACHED_LAUNCHES = 512  # of one kernel; one takes less than 1 KiB
+
+
+class CompiledKernel(NamedTuple):
+    """A kernel as it is launched, and its cubin."""
+
+    plan: LaunchPlan
+    cubin: bytes
+
+
+def compile_kernel(function: tirx.PrimFunc, target: Target, compiler: Compiler) -> CompiledKernel:
+    """Lower and compile an explicit kernel, once per CUDA text: cubins are kept on disk.
+
+    Raises UnsupportedLaunch for what :func:`kernels.host_code.launch_plan` cannot read, CompileError from the
+    compiler.
+    """
+    generated = generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE)
+    plan = launch_plan(generated)
+    cubin = compile_cubin(generated.cuda, str(target.attrs["arch"]), compiler, kernel=plan.kernel)
+    return CompiledKernel(plan, cubin.data)
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel in a GPU's memory."""
+
+    driver: Driver
+    device: int
+    plan: LaunchPlan
+    function: ctypes.c_void_p
+
+
+def load_kernel(kernel: CompiledKernel, driver: Driver, device: int) -> LoadedKernel:
+    """Load a kernel on a GPU, for good; raises DriverError."""
+    driver.enter(device)
+    return LoadedKernel(driver, device, kernel.plan, driver.load(kernel.cubin, kernel.plan))
+
+
+class BoundLaunch(NamedTuple):
+    """A launch of one kernel in one stream on given addresses, ready for the driver."""
+
+    config: Any  # a pointer to a LaunchConfig
+    parameters: ctypes.Array
+    values: tuple[object, ...]  # what the parameters point to
+
+
+class Launcher:
+    """Launches a loaded kernel for matrices that lie in memory as ``matrices`` says, in the order of its arguments.
+
+    ``launcher(stream, *addresses)`` puts a launch into a stream, which is a CUstream's address (0: the default
+    stream), and returns before it runs. Nothing is checked but the driver's status: addresses must be multiples of 16,
+    of memory that the GPU can reach. It only launches, so that it may be called while a CUDA graph is captured; it may
+    be called by several threads at once.
+
+    Raises UnsupportedLaunch, when made, for matrices that the kernel cannot reach so; DriverError.
+    """
+
+    def __init__(self, loaded: LoadedKernel, matrices: Mapping[str, Rows]) -> None:
+        self._kernel, self._names = loaded, tuple(matrices)
+        self._parameters = _with_matrices(loaded.plan, matrices)
+        self._bound = functools.lru_cache(CACHED_LAUNCHES)(self._bind)
+        self._launch = loaded.driver.library.cuLaunchKernelEx
+
+    def __call__(self, stream: int, *addresses: int) -> None:
+        kernel = self._kernel
+        kernel.driver.enter(kernel.device)
+        bound = self._bound(stream, *addresses)
+        status = self._launch(bound.config, kernel.function, bound.parameters, None)
+        if status:
+            raise kernel.driver.error("cuLaunchKernelEx", status)
+
+    def _bind(self, stream: int, *addresses: int) -> BoundLaunch:
+        """Encode the tensor maps. The stream is part of it, so that no thread changes what another is launching."""
+        by_name = dict(zip(self._names, addresses, strict=True))
+        values = tuple(
+            self._kernel.driver.encode(parameter, by_name[parameter.buffer])
+            if isinstance(parameter, TensorMap)
+            else ctypes.c_void_p(by_name[parameter.buffer])
+            for parameter in self._parameters
+        )
+        parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        return BoundLaunch(ctypes.pointer(launch_config(self._kernel.plan, stream)), parameters, values)
+
+
+def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, Rows]) -> list[TensorMap | PlainBuffer]:
+    """A plan's parameters for the matrices at hand."""
+    made: list[TensorMap | PlainBuffer] = []
+    for parameter in plan.parameters:
+        matrix = matrices[parameter.buffer]
+        if isinstance(parameter, TensorMap):
+            made.append(parameter.of(matrix))
+        else:
+            parameter.check(matrix)
+            made.append(parameter)
+    return made

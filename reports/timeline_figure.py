@@ -1,0 +1,167 @@
+"""Drawing one block's life: a panel per stage count, a row per ring slot and per role, time from left to right.
+
+A role's row shows above what the tensor cores do for it, below what its threads do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from harness.records import Timeline
+
+from .drawing import PALETTE, canvas, finish
+from .table import short_name
+from .timelines import (
+    BOX,
+    EMPTY_WAIT,
+    EPILOGUE,
+    FULL_WAIT,
+    ROUNDING,
+    Lives,
+    Span,
+    loads,
+    multiplications,
+    spans,
+    waiting_roles,
+    which_runs,
+)
+
+EPILOGUE_COLOR, LOAD_COLOR, PRODUCT_COLOR, FULL_COLOR, BOX_COLOR, EMPTY_COLOR = PALETTE[:6]
+ON_THEIR_WAY_COLOR = "#D9D9D9"
+PRODUCTS = {True: (PRODUCT_COLOR, "wgmma"), False: ("#A6DCCB", "wgmma, end not seen")}  # by whether it was
+SHOWN_K_TILES, LAST_K_TILES = 16, 3
+ROW_INCHES, PANEL_INCHES, FRAME_INCHES = 0.25, 0.62, 1.6
+NARROWEST, WIDEST = 0.3, 0.8  # of the right column, in parts of the left one
+DIGIT_INCHES = 0.055  # a digit of a k tile's number
+US = 1e-3  # of a nanosecond
+
+Place = tuple[float, float]  # bottom and height, in rows
+
+
+def timeline_figure(group: Lives) -> Figure:
+    """Panels one above the other, on the same scales: the block's begin on the left, an epilogue on the right."""
+    step, timelines = group.first.step, group.timelines
+    heights = [PANEL_INCHES + ROW_INCHES * len(_rows(timeline)) for timeline in timelines]
+    title = f"One block's life: step {step}, {short_name(group.first.step_name)}"
+    figure, axes = canvas(title, group.title, FRAME_INCHES + sum(heights), rows=len(timelines), columns=2)
+    begin, end = _windows(timelines)
+    grid = axes[0].get_subplotspec().get_gridspec()
+    grid.set_height_ratios(heights)
+    grid.set_width_ratios([1, min(WIDEST, max(NARROWEST, end / begin))])
+    for timeline, left, right in zip(timelines, axes[::2], axes[1::2]):
+        left.set_xlim(0, begin * US)
+        right.set_xlim(-end * US, 0)
+        left.set_title(f"{timeline.stages} stage{'s' * (timeline.stages > 1)}", fontsize=10, loc="left")
+        duration = timeline.duration_ns * US
+        right.set_title(f"{duration:.1f} µs in all", fontsize=9, loc="right")
+        _draw(left, timeline, 0)
+        _draw(right, timeline, _epilogue_end(timeline))
+    axes[-2].set_xlabel("µs since the block began")
+    axes[-1].set_xlabel("µs to the epilogue's end")
+    return _finished(figure, axes, group)
+
+
+def _finished(figure: Figure, axes: list[Axes], group: Lives) -> Figure:
+    caption = f"{which_runs(group)} Numbers: k tiles. A load lasts until a warpgroup sees its bytes, a wgmma from when "
+    caption += "its operands are there and the one before is done. In rows of roles that multiply: tensor cores above, "
+    caption += "threads below."
+    finish(figure, axes, caption)
+    for panel in axes:
+        panel.grid(False, axis="y")
+        panel.grid(True, axis="x", color="#dddddd", linewidth=0.6)
+    return figure
+
+
+def _windows(timelines: Iterable[Timeline]) -> tuple[float, float]:
+    """How much of the begin and of the end is shown, in ns: 16 k tiles of the fastest; the first epilogue and 3 k tiles
+    before it of all.
+    """
+    begins, ends = [], []
+    for timeline in timelines:
+        products = _products(timeline)
+        begins.append(max(own[:SHOWN_K_TILES][-1].end for own in products))
+        end, begin = _epilogue_end(timeline), min(span.begin for span in _first_epilogues(timeline))
+        before = [[span.begin for span in own if span.begin < begin][-LAST_K_TILES:] for own in products]
+        ends.append(end - min(own[0] for own in before))
+    return min(begins), max(ends)
+
+
+def _first_epilogues(timeline: Timeline) -> list[Span]:
+    """Each role's first epilogue; a persistent block has several."""
+    return [own[0] for role in timeline.roles if (own := spans(timeline, role, EPILOGUE))]
+
+
+def _epilogue_end(timeline: Timeline) -> float:
+    return max(span.end for span in _first_epilogues(timeline))
+
+
+def _products(timeline: Timeline) -> list[list[Span]]:
+    return [own for role in timeline.roles if (own := multiplications(timeline, role))]
+
+
+def _rows(timeline: Timeline) -> list[str]:
+    """The rows of a panel: ring slots, then roles."""
+    return [*(f"slot {slot}" for slot in range(timeline.stages)), *waiting_roles(timeline)]
+
+
+def _draw(axes: Axes, timeline: Timeline, origin: float) -> None:
+    """One panel; times are shown since ``origin``, in ns."""
+    rows = _rows(timeline)
+    axes.set_ylim(len(rows), 0)
+    axes.set_yticks([row + 0.5 for row in range(len(rows))], rows if origin == 0 else [""] * len(rows), fontsize=8)
+    axes.tick_params(axis="y", length=0)
+    for span in loads(timeline):
+        place = (span.number % timeline.stages + 0.15, 0.7)
+        _bars(axes, [span], place, LOAD_COLOR, "load, until seen", origin, numbered=True)
+    for row, role in enumerate(waiting_roles(timeline), timeline.stages):
+        products = multiplications(timeline, role)
+        upper, lower = (row + 0.08, 0.44), (row + 0.56, 0.3) if products else (row + 0.15, 0.7)
+        for seen, (color, label) in PRODUCTS.items():
+            own = [span for span in products if span.seen == seen]
+            _bars(axes, own, upper, color, label, origin, numbered=True)
+        _epilogue_bars(axes, timeline, role, lower, origin)
+        _bars(axes, spans(timeline, role, FULL_WAIT), lower, FULL_COLOR, "wait for a full slot", origin)
+        _bars(axes, spans(timeline, role, EMPTY_WAIT), lower, EMPTY_COLOR, "wait for an empty slot", origin)
+        begins = [(moment - origin) * US for moment in timeline.moments(role, "piece begins").values()]
+        low, high = axes.get_xlim()
+        if begins := [begin for begin in begins if low <= begin <= high]:
+            axes.vlines(begins, row + 0.02, row + 0.98, color="black", linewidth=1.2, label="a tile begins")
+
+
+def _epilogue_bars(axes: Axes, timeline: Timeline, role: str, place: Place, origin: float) -> None:
+    """The epilogue as a whole; where results leave in boxes, what the role does for them."""
+    whole, rounding = spans(timeline, role, EPILOGUE), spans(timeline, role, ROUNDING)
+    if not rounding:
+        _bars(axes, whole, place, EPILOGUE_COLOR, "epilogue", origin)
+        return
+    _bars(axes, whole, place, ON_THEIR_WAY_COLOR, "results leaving", origin)
+    _bars(axes, rounding, place, EPILOGUE_COLOR, "rounded", origin)
+    _bars(axes, spans(timeline, role, BOX), place, BOX_COLOR, "a box stored", origin)
+
+
+def _bars(
+    axes: Axes, found: Iterable[Span], place: Place, color: str, label: str, origin: float, numbered: bool = False
+) -> None:
+    """Spans as bars of one row that lie in the panel, with their numbers where these fit."""
+    low, high = axes.get_xlim()
+    shown = [((s.begin - origin) * US, (s.end - s.begin) * US, s.number) for s in found]
+    shown = [(begin, length, number) for begin, length, number in shown if begin < high and begin + length > low]
+    if not shown:
+        return
+    axes.broken_barh(
+        [(begin, length) for begin, length, _ in shown],
+        place,
+        facecolor=color,
+        edgecolor="white",
+        linewidth=0.4,
+        label=label,
+    )
+    width_inches = axes.get_subplotspec().get_position(axes.figure).width * axes.figure.get_figwidth()
+    for begin, length, number in shown if numbered else ():
+        left, right = max(begin, low), min(begin + length, high)
+        if (right - left) / (high - low) * width_inches > DIGIT_INCHES * (len(str(number)) + 0.5):
+            middle = (left + right) / 2, place[0] + place[1] / 2
+            axes.text(*middle, str(number), ha="center", va="center", fontsize=6, clip_on=True)

@@ -1,0 +1,54 @@
+"""Step 12, warp specialization: one warpgroup loads, the others multiply, and nobody waits for a block barrier.
+
+Before, a thread that multiplies also loaded, and all threads met once per k tile, so that none would fill a slot that
+another still read. Now a *producer* warpgroup does nothing but ask for tiles, and *consumer* warpgroups nothing but
+multiply. Each slot has two mbarriers: *full* counts bytes, *empty* the consumers' warps (kernels/warp_specialized.py)::
+
+    producer, one thread:                      each consumer warpgroup:
+      for each k tile:                           for each k tile:
+        wait until its slot is empty               wait until its slot is full
+        load it                                    issue wgmma of it                    # returns at once
+                                                   wait until wgmma of the k tile before is done
+                                                   say that one's slot is empty
+
+What changes: the producer runs ahead as far as there are slots, whatever the consumers do; it gives its registers back
+to the block (setmaxnreg), and the consumers take them.
+Variants:
+- roles (the default).
+- bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
+At least two slots, since a consumer keeps one k tile's wgmma in flight. Rows that are no multiples of 16 bytes are
+refused, as in step 11.
+What to expect: the tensor cores hardly ever wait in the loop; what is left is before it and behind it.
+It runs on an sm_90a only: without one it is compiled, not verified.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from kernels.stamps import Stamps
+from kernels.tma import unreadable
+from kernels.warp_specialized import FEWEST_STAGES as FEWEST
+from kernels.warp_specialized import warp_specialized
+from schedules.workloads import Matmul
+from steps.config import ROLE_TILES, StepConfig
+
+VARIANTS = ("roles", "bounded")
+FEWEST_STAGES = dict.fromkeys(VARIANTS, FEWEST)
+DEBUG_VARIANTS = ("bounded",)
+REFUSES = unreadable
+PIPELINED = True
+DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
+TILES = ROLE_TILES
+STAGES, TUNING_STAGES = 4, (3, 4, 6, 8)
+
+
+def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
+    """The product by warpgroups with roles, and a ring of ``config.stages`` slots; with time stamps if asked for."""
+    return warp_specialized(problem, config.tile, config.stages, bounded=config.variant == "bounded", stamps=stamps)
+
+
+if __name__ == "__main__":
+    from harness.cli import run_step
+
+    run_step(__file__)

@@ -1,0 +1,65 @@
+"""Step 13, persistent: blocks that stay, tile after tile, with the results of one leaving beside the next.
+
+Before, each block had one tile: it began with an empty ring, and the tensor cores waited while results were rounded and
+stored. Now there are as many blocks as run at once, and each goes through its share of the work
+(kernels/persistent.py)::
+
+    producer:  fill slots with the k tiles of all pieces, one after the other   # runs on into the next piece
+    consumer:  for each piece:
+                 for its first k tiles:  issue wgmma;  store a box of the last piece's results;  retire
+                 for the others:         issue wgmma;  retire the one before
+                 round the results into half as many registers, which frees the sums'
+
+What changes: one ring for all tiles; results wait as 16-bit pairs in registers until the tensor cores have work again.
+Where tiles are no multiple of the blocks, the last wave is cut (stream-K): blocks without a tile multiply the first
+k tiles for those that have one, and leave their sums in device memory.
+Variants:
+- stream (the default): as above; the last wave is cut where that is reckoned to pay (kernels/stream.py).
+- overlapped: blocks are launched while the kernel before in the stream still runs, and wait by themselves for its end
+  (programmatic dependent launch): a launch's latency is hidden, where another kernel was launched before.
+- whole: tiles are never cut.
+- multicast: clusters of two blocks, one above the other; each loads half of their B tile, for both. Where a B tile is
+  one panel, which cannot be halved, the same as stream.
+- bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
+Sums that helpers add are rounded differently from one sum. Rows that are no multiples of 16 bytes are refused.
+What to expect: large products gain what the last wave and the epilogues took, small ones little.
+It runs on an sm_90a only: without one it is compiled, not verified.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from kernels.persistent import persistent
+from kernels.stamps import Stamps
+from kernels.tma import unreadable
+from kernels.warp_specialized import FEWEST_STAGES as FEWEST
+from kernels.wgmma import WarpgroupProduct
+from schedules.workloads import Matmul
+from steps.config import PERSISTENT_TILES, StepConfig
+
+VARIANTS = ("stream", "overlapped", "whole", "multicast", "bounded")
+FEWEST_STAGES = dict.fromkeys(VARIANTS, FEWEST)
+DEBUG_VARIANTS = ("bounded",)
+REFUSES = unreadable
+PIPELINED = True
+DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
+TILES = PERSISTENT_TILES
+STAGES, TUNING_STAGES = 4, (3, 4, 6, 8)
+
+
+def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
+    """The product by persistent blocks, and a ring of ``config.stages`` slots; with time stamps if asked for."""
+    variant = config.variant
+    choices = {"stream": variant != "whole", "bounded": variant == "bounded", "overlapped": variant == "overlapped"}
+    multicast = variant == "multicast" and WarpgroupProduct.of(problem, config.tile).b.shares(2)
+    blocks = 2 if multicast else 1
+    tile, multiprocessors = config.tile, config.multiprocessors
+    sharing = {"multiprocessors": multiprocessors, "blocks": blocks, "stamps": stamps}
+    return persistent(problem, tile, config.stages, **sharing, **choices)
+
+
+if __name__ == "__main__":
+    from harness.cli import run_step
+
+    run_step(__file__)

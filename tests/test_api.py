@@ -1,0 +1,507 @@
+"""The Python call on tensors: what it multiplies, copies, keeps and refuses.
+
+Without a GPU stand-ins for torch and the driver show that a kernel gets the right matrices (see torch_stand_in.py);
+the tests marked ``gpu`` show that products are right.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+
+from codegen.lowering import generate
+from codegen.toolchain import NoCompiler
+from harness.execution import require_gpu
+from harness.targets import machine_for
+from kernels import api, matmul
+from kernels.config import HopperTile
+from kernels.driver import Driver
+from kernels.errors import (
+    OverlappingOutput,
+    ScatteredRows,
+    UnalignedOperand,
+    UnsupportedGpu,
+    WrongDevice,
+    WrongDtype,
+    WrongShape,
+)
+from kernels.heuristic import CANDIDATES, Candidate, choose
+from kernels.host_code import launch_plan
+from kernels.launcher import TIR_PIPELINE, CompiledKernel
+from kernels.operands import Form, arrange
+from kernels.product import PaddedCopy
+from kernels.tma_ring import tma_ring
+from schedules.errors import IllegalTile, IllegalWorkload
+from schedules.workloads import Matmul
+from tests.torch_stand_in import Library, Tensor, torch_stand_in
+
+TARGET = machine_for("sm_90a").target()
+
+
+# The heuristic
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [
+        ((256, 256, 256), "64x64x64/1x1"),
+        ((1024, 1024, 14336), "64x128x64/1x1"),
+        ((4096, 4096, 4096), "128x256x64/2x1"),
+        ((1, 4096, 4096), "64x64x64/1x1"),
+    ],
+)
+def test_many_tiles_are_large_and_few_are_small(shape: tuple[int, int, int], tile: str) -> None:
+    assert str(choose(Matmul(*shape, "float16"), TARGET, 132).tile) == tile
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_every_candidate_is_a_kernel(layout: str) -> None:
+    for candidate in CANDIDATES:
+        assert candidate.tile.violations(TARGET, 2, candidate.stages) == []
+        assert candidate.build(Matmul(256, 512, 512, "float16", layout)).params
+
+
+def test_another_kernel_joins_by_its_costs() -> None:
+    problem = Matmul(4096, 4096, 4096, "float16")
+    better = Candidate(tma_ring, HopperTile.parse("128x256x64/2x1"), 4, step_cycles=0, turn_cycles=100)
+    assert choose(problem, TARGET, 132, (*CANDIDATES, better)) is better
+
+
+def test_no_candidate_for_another_target() -> None:
+    with pytest.raises(IllegalTile, match="sm_80 has no wgmma fed by TMA"):
+        choose(Matmul(64, 64, 64, "float16"), machine_for("sm_80").target(), 108)
+
+
+# How operands lie
+
+
+def form(name: str, sizes: tuple[int, ...], strides: tuple[int, ...] | None = None, dtype: str = "float16") -> Form:
+    """A form, contiguous unless strides say otherwise."""
+    return Form(name, sizes, strides or (*(int(np.prod(sizes[i + 1 :])) for i in range(len(sizes))),), dtype)
+
+
+@pytest.mark.parametrize(
+    ("b", "layout", "n", "k"),
+    [
+        (form("b", (64, 96)), "nn", 96, 64),
+        (form("b", (64, 96), (1, 64)), "nt", 96, 64),
+        (form("b", (63, 95)), "nn", 96, 64),
+        (form("b", (63, 95), (1, 64)), "nt", 95, 64),
+        (form("b", (64, 1)), "nt", 1, 64),  # both: as columns it need not be copied
+        (form("b", (1, 96), (1, 1)), "nn", 96, 8),
+        (form("b", (64, 96), (104, 1)), "nn", 96, 64),
+    ],
+)
+def test_layout_and_sizes_of_the_kernel(b: Form, layout: str, n: int, k: int) -> None:
+    operands = arrange(form("a", (32, b.sizes[0])), b, "float16")
+    problem = operands.problem
+    assert (problem.layout, problem.m, problem.n, problem.k) == (layout, 32, n, k)
+    assert operands.shape == (32, b.sizes[1])
+
+
+# The call, with stand-ins
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A torch that sees one GPU."""
+    made = torch_stand_in()
+    monkeypatch.setitem(sys.modules, "torch", made)
+    return made
+
+
+@pytest.fixture
+def library(torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    """A driver that multiplies, and kernels that are lowered, not compiled."""
+    made = Library()
+    _use(made, monkeypatch)
+    _forget()
+    yield made
+    _forget()
+
+
+def _forget() -> None:
+    for cache in (api._product, api._loaded, api._gpu):
+        cache.cache_clear()
+
+
+def _use(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(problem: Matmul, *machine: Any) -> SimpleNamespace:
+        candidate = choose(problem, *machine)
+        return SimpleNamespace(build=lambda same: (candidate.build(same), same))
+
+    def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
+        function, problem = built
+        plan = launch_plan(generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE))
+        return CompiledKernel(plan, library.add(plan, problem))
+
+    found = Driver(library)
+    monkeypatch.setattr(api, "cuda_driver", lambda: found)
+    monkeypatch.setattr(api, "choose", chosen)
+    monkeypatch.setattr(api, "compile_kernel", lowered)
+    monkeypatch.setattr(api, "require_compiler", lambda: None)
+
+
+def operand(seed: int, sizes: tuple[int, int], lies: str = "dense", dtype: str = "float16") -> Tensor:
+    """Whole numbers that lie "dense", "transposed", in "wide" rows, or "both"."""
+    rows, columns = sizes if lies in ("dense", "wide") else sizes[::-1]
+    extra = 24 - columns % 8 if lies in ("wide", "both") else 0
+    made = Tensor.integers(seed, (rows, columns + extra), dtype)[:, :columns]
+    return made if lies in ("dense", "wide") else made.T
+
+
+def product_of(a: Any, b: Any, dtype: Any) -> np.ndarray:
+    """The product in float64, rounded once."""
+    return (a.array.astype(np.float64) @ b.array.astype(np.float64)).astype(dtype).astype(np.float64)
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("b_lies", ["dense", "transposed", "wide", "both"])
+@pytest.mark.parametrize("shape", [(64, 128, 64), (33, 17, 50), (1, 1, 1), (40, 95, 63), (24, 1, 9), (1, 72, 1)])
+def test_kernels_get_the_right_matrices(
+    library: Library, shape: tuple[int, int, int], b_lies: str, out_dtype: str
+) -> None:
+    m, n, k = shape
+    a, b = operand(0, (m, k), "wide" if b_lies == "wide" else "dense"), operand(1, (k, n), b_lies)
+    outs = [None, Tensor.empty((m, n), out_dtype), Tensor.empty((m, n + 24 - n % 8), out_dtype)[:, :n]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PaddedCopy)
+        for out in outs:
+            for _ in range(2):
+                got = matmul(a, b, out=out, out_dtype=tensor_dtype(out_dtype))
+                assert out is None or got is out
+                assert got.shape == (m, n)
+                assert (got.array.astype(np.float64) == product_of(a, b, got.array.dtype)).all()
+
+
+def tensor_dtype(name: str) -> Any:
+    """A dtype of the stand-in's."""
+    return Tensor.empty((1, 1), name).dtype
+
+
+def test_dtype_of_the_result(library: Library) -> None:
+    a, b = (Tensor.integers(seed, (16, 16), "bfloat16") for seed in (0, 1))
+    assert matmul(a, b).array.dtype == ml_dtypes.bfloat16
+    assert matmul(a, b, out=Tensor.empty((16, 16), "float32")).array.dtype == np.float32
+    odd = operand(2, (16, 15), "transposed", "bfloat16")  # stored from registers: TVM's host code calls these uint16
+    assert (matmul(a, odd).array.astype(np.float64) == product_of(a, odd, ml_dtypes.bfloat16)).all()
+
+
+def test_one_kernel_for_all_tensors_of_a_shape(library: Library) -> None:
+    for seed in range(3):
+        matmul(operand(seed, (64, 64)), operand(seed, (64, 64)))
+    matmul(operand(0, (64, 64), "wide"), operand(1, (64, 64)))
+    assert library.count("cuModuleLoadData") == 1
+    matmul(operand(0, (64, 64)), operand(1, (64, 64), "transposed"))
+    assert library.count("cuModuleLoadData") == 2
+
+
+def test_nothing_is_encoded_for_the_same_tensors(library: Library) -> None:
+    a, b, out = operand(0, (64, 64)), operand(1, (64, 64)), Tensor.empty((64, 64), "float16")
+    for _ in range(3):
+        matmul(a, b, out=out)
+    assert library.count("cuTensorMapEncodeTiled") == 3
+    assert library.count("cuLaunchKernelEx") == 3
+
+
+def test_launches_go_to_the_current_stream(library: Library, torch: SimpleNamespace) -> None:
+    a, b = operand(0, (64, 64)), operand(1, (64, 64))
+    matmul(a, b)
+    torch.cuda.stream.cuda_stream = 4711
+    matmul(a, b)
+    assert library.streams == [0, 4711]
+
+
+def test_copies_are_said_once_with_their_bytes(library: Library) -> None:
+    a, b = operand(0, (40, 63)), operand(1, (63, 95))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            matmul(a, b)
+    (one,) = said
+    assert (one.category, one.filename) == (PaddedCopy, __file__)
+    assert "a product 40x95x63 of float16 copies at each call what" in str(one.message)
+    assert "a (40 rows of 126 bytes in 5120 bytes), b (63 rows of 190 bytes in 16128 bytes)" in str(one.message)
+    assert "out (40 rows of 190 bytes in 10240 bytes)" in str(one.message)
+
+
+def test_aligned_rows_are_not_copied(library: Library) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        matmul(operand(0, (40, 63), "wide"), operand(1, (63, 95), "both"))
+
+
+def test_captures_come_after_a_first_call(library: Library, torch: SimpleNamespace) -> None:
+    a, b = operand(0, (64, 64)), operand(1, (64, 64))
+    torch.cuda.capturing = True
+    with pytest.raises(api.FirstCallInCapture, match=r"the first product 64x64x64 of float16 .* call it once before"):
+        matmul(a, b)
+    torch.cuda.capturing = False
+    matmul(a, b)
+    torch.cuda.capturing = True
+    matmul(b, a)
+
+
+# What is refused
+
+
+def dense(*sizes: int, dtype: str = "float16", offset: int = 0) -> Tensor:
+    """A contiguous tensor."""
+    return Tensor.empty(sizes, dtype, offset=offset)
+
+
+REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+    (TypeError, "a is a ndarray; give a torch tensor", lambda: matmul(np.zeros((8, 8)), dense(8, 8))),
+    (TypeError, "b is a list", lambda: matmul(dense(8, 8), [1])),
+    (WrongDevice, r"b is not on a GPU \(got cpu, limit cuda\); call .cuda", lambda: matmul(dense(8, 8), on(-1))),
+    (WrongDevice, r"out is not on a GPU", lambda: into(on(-1))),
+    (WrongDevice, r"b is on another GPU .*\(got cuda:1, limit cuda:0\)", lambda: matmul(dense(8, 8), on(1))),
+    (WrongShape, r"a is no matrix \(got shape \(8,\)", lambda: matmul(dense(8), dense(8, 8))),
+    (WrongShape, r"b is no matrix \(got shape \(2, 8, 8\)", lambda: matmul(dense(8, 8), dense(2, 8, 8))),
+    (WrongShape, r"inner sizes .*\(got \(8, 16\) and \(8, 8\)", lambda: matmul(dense(8, 16), dense(8, 8))),
+    (
+        WrongShape,
+        r"out has .*\(got \(8, 9\), limit \(8, 8\)",
+        lambda: matmul(dense(8, 8), dense(8, 8), out=dense(8, 9)),
+    ),
+    (WrongDtype, "got float32 and float32", lambda: matmul(*[dense(8, 8, dtype="float32")] * 2)),
+    (WrongDtype, "float16 and bfloat16", lambda: matmul(dense(8, 8), dense(8, 8, dtype="bfloat16"))),
+    (WrongDtype, "do not store .got float64", lambda: matmul(*[dense(8, 8)] * 2, out_dtype=tensor_dtype("float64"))),
+    (
+        WrongDtype,
+        "out has another dtype than out_dtype",
+        lambda: into(dense(8, 8), out_dtype=tensor_dtype("float32")),
+    ),
+    (ScatteredRows, "a has no rows .*got strides 1, 16", lambda: matmul(dense(8, 16).T, dense(8, 8))),
+    (ScatteredRows, "b has no rows", lambda: matmul(dense(8, 8), dense(8, 16)[:, ::2])),
+    (ScatteredRows, "got strides 0, 1", lambda: matmul(repeated(), dense(8, 8))),
+    (UnalignedOperand, "a is a part .*got rows 34 bytes apart", lambda: matmul(dense(8, 17)[:, :8], dense(8, 8))),
+    (UnalignedOperand, "b is a part", lambda: matmul(dense(8, 8), dense(8, 17)[:, :8].T)),
+    (
+        UnalignedOperand,
+        "out is a part",
+        lambda: matmul(dense(8, 8), dense(8, 8), out=dense(8, 17)[:, :8]),
+    ),
+    (
+        UnalignedOperand,
+        "a begins .*2 bytes beyond a multiple of 16",
+        lambda: matmul(dense(8, 8, offset=2), dense(8, 8)),
+    ),
+    (UnalignedOperand, "b begins .*8 bytes", lambda: matmul(dense(8, 8), dense(8, 8, offset=8))),
+    (UnalignedOperand, "out begins", lambda: into(dense(8, 8, offset=4))),
+    (OverlappingOutput, "out and a are in the same memory", lambda: shared(0)),
+    (OverlappingOutput, "out and b are in the same memory", lambda: shared(1)),
+    (IllegalWorkload, "illegal size k .got 0", lambda: matmul(dense(8, 0), dense(0, 8))),
+    (IllegalWorkload, "m·n elements .*limit below 2147483648", lambda: matmul(huge(), huge().T)),
+    (RuntimeError, "records no gradients", lambda: matmul(learned(), dense(8, 8))),
+]
+
+
+def into(out: Tensor, **more: Any) -> Tensor:
+    """An 8 × 8 product into a tensor."""
+    return matmul(dense(8, 8), dense(8, 8), out=out, **more)
+
+
+def on(device: int) -> Tensor:
+    """An 8 × 8 tensor elsewhere."""
+    return Tensor.empty((8, 8), "float16", device)
+
+
+def repeated() -> Tensor:
+    """Eight times the same row."""
+    return Tensor(np.broadcast_to(dense(1, 8).array, (8, 8)), "float16")
+
+
+def huge() -> Tensor:
+    """Rows enough that a product with as many columns is beyond 31 bits; its memory is one row's."""
+    row = dense(1, 8).array
+    return Tensor(np.lib.stride_tricks.as_strided(row, (2**16, 8), (16, 2), writeable=False), "float16")
+
+
+def learned() -> Tensor:
+    """A tensor that requires gradients."""
+    made = dense(8, 8)
+    made.requires_grad = True
+    return made
+
+
+def shared(place: int) -> Tensor:
+    """A product whose output begins within a (0) or b (1): both are rows of one matrix, the other operand is not."""
+    memory, operands = dense(32, 8), [dense(8, 8), dense(8, 8)]
+    operands[place] = memory[:8]
+    return matmul(*operands, out=memory[4:12])
+
+
+@pytest.mark.parametrize(("kind", "message", "call"), REFUSALS, ids=[message for _, message, _ in REFUSALS])
+def test_bad_input_is_named(library: Library, kind: type[Exception], message: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(kind, match=message):
+        call()
+    assert library.count("cuLaunchKernelEx") == 0
+
+
+def test_neighbouring_memory_does_not_overlap(library: Library) -> None:
+    memory = dense(24, 8)
+    matmul(memory[:8], memory[8:16], out=memory[16:])
+    assert library.count("cuLaunchKernelEx") == 1
+
+
+def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_stand_in(gpus=0))
+    with pytest.raises(UnsupportedGpu, match="there is no GPU that torch sees"):
+        matmul(on(-1), on(-1))
+
+
+def test_another_gpu_is_said(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    _use(Library((8, 0)), monkeypatch)
+    with pytest.raises(UnsupportedGpu, match=r"lacks \(got sm_80, limit sm_90\); call torch.matmul"):
+        matmul(dense(8, 8), dense(8, 8))
+
+
+def test_a_missing_compiler_is_said(library: Library, monkeypatch: pytest.MonkeyPatch, no_compiler: None) -> None:
+    from codegen.toolchain import require_compiler
+
+    monkeypatch.setattr(api, "require_compiler", require_compiler)
+    with pytest.raises(NoCompiler, match="no CUDA compiler found"):
+        matmul(dense(8, 8), dense(8, 8))
+
+
+def test_importing_the_kernels_imports_neither_torch_nor_the_harness() -> None:
+    check = "import sys, kernels; print([m for m in ('torch', 'harness', 'steps') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+# On the GPU
+
+
+@pytest.fixture
+def real() -> Any:
+    """Torch, on an sm_90."""
+    torch = require_gpu()
+    if torch.cuda.get_device_capability() != api.HOPPER:
+        pytest.skip("no sm_90")
+    return torch
+
+
+def random(torch: Any, seed: int, sizes: tuple[int, int], lies: str, dtype: str) -> Any:
+    """Normal values that lie as those of :func:`operand`."""
+    rows, columns = sizes if lies in ("dense", "wide") else sizes[::-1]
+    extra = 24 - columns % 8 if lies in ("wide", "both") else 0
+    generator = torch.Generator("cuda").manual_seed(seed)
+    made = torch.randn((rows, columns + extra), generator=generator, device="cuda").to(getattr(torch, dtype))
+    return made[:, :columns] if lies in ("dense", "wide") else made[:, :columns].T
+
+
+def check_real(torch: Any, got: Any, a: Any, b: Any) -> None:
+    """Close to the product in float64, by the scale of its elements and the rounding of the result."""
+    wanted = a.double() @ b.double()
+    tolerance = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-16}[got.dtype]
+    error = float((got.double() - wanted).abs().max())
+    assert error <= tolerance * float(wanted.abs().max()) + 1e-5 * a.shape[1] ** 0.5
+
+
+GPU_SHAPES = [
+    (256, 512, 320),
+    (1, 1, 1),
+    (33, 17, 50),
+    (300, 264, 200),
+    (1, 4095, 4097),
+    (1023, 1025, 513),
+    (129, 8, 8),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::kernels.product.PaddedCopy")
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("b_lies", ["dense", "transposed", "wide", "both"])
+@pytest.mark.parametrize("shape", GPU_SHAPES)
+def test_products_are_right(real: Any, shape: tuple[int, int, int], b_lies: str, dtype: str, out_dtype: str) -> None:
+    m, n, k = shape
+    a = random(real, 0, (m, k), "wide" if b_lies == "both" else "dense", dtype)
+    b = random(real, 1, (k, n), b_lies, dtype)
+    kind = getattr(real, out_dtype)
+    surrounded = real.full((m, n + 24 - n % 8), 7.0, device="cuda", dtype=kind)
+    for out in (None, real.full((m, n), float("nan"), device="cuda", dtype=kind), surrounded[:, :n]):
+        check_real(real, matmul(a, b, out=out, out_dtype=kind), a, b)
+    assert bool((surrounded[:, n:] == 7).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::kernels.product.PaddedCopy")
+@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63)])
+def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
+    matmul(a, b)
+    real.cuda.synchronize()
+    graph = real.cuda.CUDAGraph()
+    with real.cuda.graph(graph):
+        got = matmul(a, b)
+    for seed in (2, 3):
+        a.copy_(random(real, seed, (m, k), "dense", "float16"))
+        graph.replay()
+        real.cuda.synchronize()
+        check_real(real, got, a, b)
+
+
+@pytest.mark.gpu
+def test_a_first_call_in_a_capture_is_refused(real: Any) -> None:
+    a = random(real, 0, (104, 104), "dense", "float16")
+    with pytest.raises(api.FirstCallInCapture), real.cuda.graph(real.cuda.CUDAGraph()):
+        matmul(a, a)
+    check_real(real, matmul(a, a), a, a)
+
+
+@pytest.mark.gpu
+def test_products_wait_for_what_is_before_them_in_the_current_stream(real: Any) -> None:
+    b, stream = random(real, 1, (512, 512), "dense", "float16"), real.cuda.Stream()
+    a, wanted = real.zeros_like(b), random(real, 0, (512, 512), "dense", "float16")
+    matmul(a, b)
+    real.cuda.synchronize()
+    with real.cuda.stream(stream):
+        real.cuda._sleep(20_000_000)  # some 10 ms, in which a launch in another stream would read zeros
+        a.copy_(wanted)
+        got = matmul(a, b)
+    stream.synchronize()
+    check_real(real, got, wanted, b)
+
+
+@pytest.mark.gpu
+def test_another_thread_may_call(real: Any) -> None:
+    a, results = random(real, 0, (128, 128), "dense", "float16"), []
+    thread = threading.Thread(target=lambda: results.append(matmul(a, a)))
+    thread.start()
+    thread.join()
+    check_real(real, results[0], a, a)
+
+
+@pytest.mark.gpu
+def test_real_tensors_are_refused_alike(real: Any) -> None:
+    a = random(real, 0, (64, 64), "dense", "float16")
+    for kind, call in (
+        (WrongDevice, lambda: matmul(a.cpu(), a)),
+        (WrongDtype, lambda: matmul(a.float(), a.float())),
+        (UnalignedOperand, lambda: matmul(a.flatten()[1:4033].view(63, 64), a)),
+        (OverlappingOutput, lambda: matmul(a, a, out=a)),
+        (ScatteredRows, lambda: matmul(a[:, ::2], a[:32])),
+        (IllegalWorkload, lambda: matmul(a[:0], a)),
+    ):
+        with pytest.raises(kind):
+            call()
+    grown = a.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="records no gradients"):
+        matmul(grown, a)
+    with real.no_grad():
+        check_real(real, matmul(grown, a), a, a)
