@@ -47,8 +47,10 @@ INSTRUCTIONS = {  # of explicit kernels, as the CUDA text names them where they 
     "TMA loads": r"cp_async_bulk_tensor_g2s\w*\(",
     "TMA stores": r"cp_async_bulk_tensor_s2g\w*\(",
     "wgmma": r"wgmma\w*_mma_async\w*\(",
+    "tcgen05.mma": r"tcgen05_mma\w*\(",
     "mbarrier waits": r"\bmbarrier_wait\w*\(",
 }
+MULTIPLICATIONS = ("wgmma", "tcgen05.mma")  # of which a kernel has one
 
 
 class UnsupportedCase(ValueError):
@@ -332,8 +334,8 @@ class Lowered:
 
     @property
     def loop_body(self) -> str:
-        """The text of the loop that matters; see :func:`main_loop`."""
-        return main_loop(self.body)
+        """The text of the loop that matters (:func:`main_loop`), or of an explicit kernel's roles, a loop each."""
+        return (self.explicit and ring_loops(self.body)) or main_loop(self.body)
 
     @property
     def written_out(self) -> bool:
@@ -377,11 +379,15 @@ class Kernel(Lowered):
     def instructions(self) -> dict[str, int]:
         """How often an explicit kernel's loop, or all of it where that is written out, has its own instructions.
 
-        Per k tile, by their names in INSTRUCTIONS; stores are counted in the whole kernel.
+        Per k tile, by their names in INSTRUCTIONS, one of MULTIPLICATIONS; stores are counted in the whole kernel.
         """
         loop = self.loop_body
         tiles = self._k_tiles_in(loop)
-        found = {name: len(re.findall(pattern, loop)) // tiles for name, pattern in INSTRUCTIONS.items()}
+        found = {
+            name: len(re.findall(pattern, loop)) // tiles
+            for name, pattern in INSTRUCTIONS.items()
+            if name not in MULTIPLICATIONS or re.search(pattern, self.body)
+        }
         return found | {"TMA stores": len(re.findall(INSTRUCTIONS["TMA stores"], self.body))}
 
     def _shared_versions(self) -> int:
@@ -426,6 +432,12 @@ def main_loop(body: str) -> str:
     if any(barrier in body for barrier in BLOCK_BARRIERS):
         loops = [loop for loop in loops if any(barrier in loop for barrier in BLOCK_BARRIERS)]
     return max(loops or [body], key=len)
+
+
+def ring_loops(body: str) -> str:
+    """The loops over turns of a ring in an explicit kernel's text, one after the other, whichever warps run them."""
+    loops = re.findall(r"^( *)(for \(int turn\w* = .*?^\1\})$", body, re.M | re.S)
+    return "\n".join(indent + loop for indent, loop in loops)
 
 
 def lower(case: Case, stamps: Stamps | None = None) -> Kernel:

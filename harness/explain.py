@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.build import Case, Kernel, lower
+from harness.build import MULTIPLICATIONS, Case, Kernel, lower
 from schedules.errors import IllegalSchedule
 from steps.registry import find_steps
 
@@ -18,8 +18,9 @@ def why(kernel: Kernel) -> str:
     scope = "in all, the k loop being written out" if kernel.written_out else "per k tile"
     if kernel.explicit:
         counts = kernel.instructions
+        multiplies = next(name for name in MULTIPLICATIONS if name in counts)
         sentence = (
-            f"{_counted(counts['TMA loads'], 'TMA load')} and {counts['wgmma']} wgmma {scope}; "
+            f"{_counted(counts['TMA loads'], 'TMA load')} and {counts[multiplies]} {multiplies} {scope}; "
             f"{_counted(slots, 'slot')}, each with an mbarrier that counts its bytes."
         )
     elif code.cp_async:
@@ -122,7 +123,8 @@ def _counted(count: int, what: str) -> str:
 
 def _waits(kernel: Kernel) -> str:
     if kernel.explicit:
-        return f"{_counted(kernel.instructions['mbarrier waits'], 'mbarrier')} by its phase"
+        count = kernel.instructions["mbarrier waits"]
+        return f"{_counted(count, 'mbarrier')} by {'its phase' if count == 1 else 'their phases'}"
     return ", ".join(f"wait_group {count}" for count in kernel.code.wait_groups) or "none"
 
 

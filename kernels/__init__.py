@@ -1,9 +1,10 @@
 """Explicit kernels in TIRx, for what schedules cannot express: TMA, mbarriers, warpgroups' roles.
 
 A kernel is a function that returns a :class:`tvm.tirx.PrimFunc` (lowered with the pipeline "tirx"). Kernels are put
-together from small building blocks: tiles and their limits (:mod:`.config`), operands as TMA writes and wgmma reads
-them, and the instruction (:mod:`.wgmma`), tensor maps and copies (:mod:`.tma`), rings of barriers (:mod:`.ring`),
-the order of blocks (:mod:`.raster`), results to memory (:mod:`.epilogue`), time stamps (:mod:`.stamps`).
+together from small building blocks: tiles and their limits (:mod:`.config`, :mod:`.blackwell`), operands as TMA writes
+and instructions read them (:mod:`.panels`), Hopper's instruction (:mod:`.wgmma`), Blackwell's and its tensor memory
+(:mod:`.tcgen05`), tensor maps and copies (:mod:`.tma`), rings of barriers (:mod:`.ring`), the order of blocks
+(:mod:`.raster`), results to memory (:mod:`.epilogue`), time stamps (:mod:`.stamps`).
 
 Building blocks are called inside a ``T.prim_func``, whose parser runs them: a plain function emits statements at its
 place, its loops are written out; an ``@T.inline`` function is parsed there, its conditions become the kernel's.

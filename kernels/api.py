@@ -14,7 +14,7 @@ from tvm.target import Target
 from codegen.toolchain import require_compiler
 from schedules.workloads import Matmul
 
-from .config import ARCH
+from .config import HopperTile
 from .driver import cuda_driver
 from .errors import UnsupportedGpu, WrongDevice, WrongDtype
 from .heuristic import choose
@@ -132,7 +132,7 @@ def _gpu(device: int) -> tuple[Target, int]:
             remedy="call torch.matmul",
         )
     limits = {name: driver.attribute(device, number) for name, number in LIMITS.items()}
-    return Target({"kind": "cuda", "arch": ARCH, **limits}), driver.attribute(device, MULTIPROCESSORS)
+    return Target({"kind": "cuda", "arch": HopperTile.ARCH, **limits}), driver.attribute(device, MULTIPROCESSORS)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""The tiles of Hopper's explicit kernels, and every limit that they must keep."""
+"""The tiles of Hopper's explicit kernels, what all kernels fed by TMA share, and every limit that they must keep."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from tvm.target import Target
 
 from schedules.tiling import BlockTile, indivisible
 
-ARCH = "sm_90a"
 LANES = 128  # threads of a warpgroup
 ROWS = 64  # of one wgmma
-STEPS = 16  # of one wgmma, along k
+STEPS = 16  # of one wgmma or tcgen05.mma, along k
 PANEL = 64  # 16-bit elements in a swizzled row of 128 bytes
 ROW_BYTES = 128
-WIDEST = 256  # columns of one wgmma; rows of one TMA box
+WIDEST = 256  # columns of one wgmma or tcgen05.mma; rows of one TMA box
 ADDRESSING_REGISTERS = 40  # what descriptors, barriers and loop counters take beside the accumulators
 BARRIER_BYTES = 8
 RESULT_BOXES = 2  # of 64 × 64 results, that a warpgroup of a kernel with roles has
@@ -26,7 +25,46 @@ BLOCK_REGISTERS = 65536
 
 
 @dataclass(frozen=True)
-class HopperTile(BlockTile):
+class TmaTile(BlockTile):
+    """What tiles that TMA loads have in common: the target that has their instruction, and the ring's bytes."""
+
+    ARCH: ClassVar[str]
+    INSTRUCTION: ClassVar[str]
+
+    @property
+    def group_n(self) -> int:
+        """Columns of one instruction."""
+        raise NotImplementedError
+
+    @classmethod
+    def missing(cls, target: Target) -> str:
+        """A clause for every target but the one that has TMA and the instruction."""
+        arch = str(target.attrs.get("arch", target.kind.name))
+        return "" if arch == cls.ARCH else f"{arch} has no {cls.INSTRUCTION} fed by TMA, which is {cls.ARCH}'s"
+
+    def oversized(self) -> list[str]:
+        """A clause for each side that is longer than a TMA box."""
+        sides = (("rows", self.block_m), ("columns", self.block_n), ("k steps", self.block_k))
+        return [f"{size} {side} of the block, limit {WIDEST} of a TMA box" for side, size in sides if size > WIDEST]
+
+    def pool_bytes(self, itemsize: int, stages: int) -> int:
+        """Shared memory of the ring's slots; results of 16 bits are collected in the same bytes afterwards."""
+        return max(super().smem_bytes(itemsize, stages), self.block_m * self.block_n * 2)
+
+    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
+        """Shared memory of a block: :meth:`pool_bytes`, and a barrier for each slot."""
+        return self.pool_bytes(itemsize, stages) + stages * BARRIER_BYTES
+
+    def violations(self, target: Target, itemsize: int = 2, stages: int = 1) -> list[str]:
+        """Every limit of ``target`` that this tile breaks, and operands that are not the instruction's."""
+        found = super().violations(target, itemsize, stages)
+        if itemsize != 2:
+            found.insert(0, f"elements of {itemsize} bytes, where this {self.INSTRUCTION} multiplies 16-bit ones")
+        return found
+
+
+@dataclass(frozen=True)
+class HopperTile(TmaTile):
     """The block tile, and how many consumer warpgroups (128 threads) share it along rows and along columns.
 
     Written ``128x256x64/2x1``: two warpgroups, each with 64 rows and all 256 columns.
@@ -40,6 +78,8 @@ class HopperTile(BlockTile):
 
     FORM: ClassVar[str] = "MxNxK/WGMxWGN"
     EXAMPLE: ClassVar[str] = "128x256x64/2x1"
+    ARCH: ClassVar[str] = "sm_90a"
+    INSTRUCTION: ClassVar[str] = "wgmma"
 
     @property
     def group_m(self) -> int:
@@ -74,30 +114,7 @@ class HopperTile(BlockTile):
         )
         if self.group_n > WIDEST:
             found.append(f"{self.group_n} columns per warpgroup, limit {WIDEST}")
-        sides = (("rows", self.block_m), ("columns", self.block_n), ("k steps", self.block_k))
-        found += [f"{size} {side} of the block, limit {WIDEST} of a TMA box" for side, size in sides if size > WIDEST]
-        return found
-
-    @classmethod
-    def missing(cls, target: Target) -> str:
-        """A clause for every target but the one that has TMA and wgmma."""
-        arch = str(target.attrs.get("arch", target.kind.name))
-        return "" if arch == ARCH else f"{arch} has no wgmma fed by TMA, which is {ARCH}'s"
-
-    def pool_bytes(self, itemsize: int, stages: int) -> int:
-        """Shared memory of the ring's slots; results of 16 bits are collected in the same bytes afterwards."""
-        return max(super().smem_bytes(itemsize, stages), self.block_m * self.block_n * 2)
-
-    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
-        """Shared memory of a block: :meth:`pool_bytes`, and a barrier for each slot."""
-        return self.pool_bytes(itemsize, stages) + stages * BARRIER_BYTES
-
-    def violations(self, target: Target, itemsize: int = 2, stages: int = 1) -> list[str]:
-        """Every limit of ``target`` that this tile breaks, and operands that are not the instruction's."""
-        found = super().violations(target, itemsize, stages)
-        if itemsize != 2:
-            found.insert(0, f"elements of {itemsize} bytes, where this wgmma multiplies 16-bit ones")
-        return found
+        return found + self.oversized()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
@@ -9,14 +11,15 @@ from tvm.tirx import Buffer, Var
 from schedules.workloads import Matmul
 
 from . import tma
-from .config import PANEL, ROW_BYTES, ROWS, HopperTile
-from .wgmma import PTX_TYPES, WarpgroupProduct, fragment
+from .config import PANEL, ROW_BYTES, ROWS, TmaTile
+from .panels import PTX_TYPES, TileProduct
+from .wgmma import WarpgroupProduct, fragment
 
 BOX_BYTES = ROWS * ROW_BYTES
 
 
-def can_store_by_tma(problem: Matmul, tile: HopperTile) -> bool:
-    """Whether results can take TMA's way: 16 bits each, rows it can step over, warpgroups of whole boxes."""
+def can_store_by_tma(problem: Matmul, tile: TmaTile) -> bool:
+    """Whether results can take TMA's way: 16 bits each, rows it can step over, instructions of whole boxes."""
     return problem.out_dtype in PTX_TYPES and tma.rows_fit(problem.n, problem.out_dtype) and tile.group_n % PANEL == 0
 
 
@@ -53,23 +56,21 @@ def collect(
         write_box(packed, box, into, first + box * BOX_BYTES, warp, lane)
 
 
-def store_boxes(
-    tensor_map: Var, product: WarpgroupProduct, source: Buffer, first: Expr, row: Expr, column: Expr
-) -> None:
-    """Emit one thread's TMA stores of what :func:`collect` left, to the output's (row, column), and the wait for them.
+def store_boxes(tensor_map: Var, product: TileProduct, source: Buffer, first: Expr, row: Expr, column: Expr) -> None:
+    """Emit one thread's TMA stores of results collected in boxes, to the output's (row, column), and the wait for them.
 
-    Between both: a proxy fence by every thread, then the warpgroup's barrier.
+    Between both: a proxy fence by every thread that collected, then a barrier of these.
     """
     for box in range(product.boxes):
-        store_box(tensor_map, product, box, source.ptr_to([first + box * BOX_BYTES]), row, column)
+        store_box(tensor_map, product, box, source.ptr_to([first + box * product.ROWS * ROW_BYTES]), row, column)
     T.evaluate(T.ptx.cp.async_.bulk.commit_group())
     T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
 
 
-def store_box(tensor_map: Var, product: WarpgroupProduct, box: int, address: Expr, row: Expr, column: Expr) -> None:
-    """Emit the TMA store of one box to its place in the warpgroup's part of the output, which begins at row, column."""
+def store_box(tensor_map: Var, product: TileProduct, box: int, address: Expr, row: Expr, column: Expr) -> None:
+    """Emit the TMA store of one box to its place in the product's part of the output, which begins at row, column."""
     across = product.columns // PANEL
-    tma.store(tensor_map, column + box % across * PANEL, row + box // across * ROWS, address)
+    tma.store(tensor_map, column + box % across * PANEL, row + box // across * product.ROWS, address)
 
 
 @T.inline
@@ -100,24 +101,32 @@ def store_element(output, row, column, value):
         output[row, column] = T.Cast(output.dtype, value)
 
 
-def store_fragments(
-    sums: Buffer, product: WarpgroupProduct, output: Buffer, row: Expr, column: Expr, warp: Expr, lane: Expr
-) -> None:
-    """Emit each thread's stores of its own sums to the output's (row, column), less what is beyond its edges.
+def store_sums(sums: Buffer, output: Buffer, place: Callable[[int], tuple[Expr, Expr]]) -> None:
+    """Emit a thread's stores of its sums, the i-th at the output's ``place(i)``, less what is beyond its edges.
 
     Two neighbouring sums at once, where rows of an even number of columns keep them aligned.
     """
     pairs = int(output.shape[1]) % 2 == 0
     packed = T.alloc_local((1,), "uint32")
-    for row_tile in range(product.row_tiles):
-        for register in range(0, product.registers_per_tile, 2 if pairs else 1):
-            own_row, own_column = fragment(warp, lane, register)
-            place = (row + row_tile * ROWS + own_row, column + own_column)
-            first = row_tile * product.registers_per_tile + register
-            if pairs:
-                store_pair(output, *place, sums[first], sums[first + 1], packed)
-            else:
-                store_element(output, *place, sums[first])
+    for i in range(0, int(sums.shape[0]), 2 if pairs else 1):
+        if pairs:
+            store_pair(output, *place(i), sums[i], sums[i + 1], packed)
+        else:
+            store_element(output, *place(i), sums[i])
+
+
+def store_fragments(
+    sums: Buffer, product: WarpgroupProduct, output: Buffer, row: Expr, column: Expr, warp: Expr, lane: Expr
+) -> None:
+    """Emit each thread's stores (:func:`store_sums`) of its fragments to the output's (row, column)."""
+
+    def place(register: int) -> tuple[Expr, Expr]:
+        """Where a register's sum belongs."""
+        row_tile, inside = divmod(register, product.registers_per_tile)
+        own_row, own_column = fragment(warp, lane, inside)
+        return row + row_tile * ROWS + own_row, column + own_column
+
+    store_sums(sums, output, place)
 
 
 @T.meta_class

@@ -51,8 +51,6 @@ __forceinline__ __device__ void mbarrier_wait_bounded(
   }
 }
 """
-
-
 _ARRIVE_AT = """
 __forceinline__ __device__ void mbarrier_arrive_at(void* barrier, int rank) {
   unsigned int there;

@@ -21,6 +21,7 @@ from .config import PANEL, ROW_BYTES
 SWIZZLE_128B = 3
 L2_PROMOTION_128B = 2
 STRIDE_BYTES = 16  # rows must begin a multiple of it apart
+ALIGNING_STEP = "take step 10, which copies such rows to aligned ones first"
 LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 MULTICAST = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
@@ -38,15 +39,15 @@ def unreadable(problem: Matmul) -> str:
     return f"TMA reads rows of multiples of {STRIDE_BYTES} bytes, not {' and '.join(rows)} elements" if rows else ""
 
 
-def check_rows(problem: Matmul) -> None:
-    """Raise IllegalWorkload for operands whose rows TMA cannot step over."""
+def check_rows(problem: Matmul, remedy: str = ALIGNING_STEP) -> None:
+    """Raise IllegalWorkload for operands whose rows TMA cannot step over; ``remedy`` says who takes them."""
     for name, columns in (("A", problem.k), ("B", problem.b_shape[1])):
         if not rows_fit(columns, problem.dtype):
             raise IllegalWorkload(
                 f"TMA cannot read {name}, whose rows have {columns} elements of {problem.dtype}",
                 value=f"{columns * dtype_bytes(problem.dtype)} bytes",
                 limit=f"a multiple of {STRIDE_BYTES} bytes",
-                remedy="take step 10, which copies such rows to aligned ones first",
+                remedy=remedy,
             )
 
 

@@ -12,7 +12,11 @@ from .table import NOT_MEASURED, Table
 CONTEXT_LINES = 2
 FOLD_ABOVE_LINES = 80
 FEWEST_ALIKE = 0.2  # of two texts' lines: with fewer in common, a difference would be both texts once more
-MULTIPLICATIONS = {"wgmma": "wgmma, by a warpgroup", "mma.sync": "mma.sync, by a warp"}
+MULTIPLICATIONS = {
+    "tcgen05": "tcgen05.mma, by one thread",
+    "wgmma": "wgmma, by a warpgroup",
+    "mma.sync": "mma.sync, by a warp",
+}
 
 
 def body_of(text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tvm.target import Target
 
+from kernels.blackwell import BlackwellTile
 from kernels.config import HopperTile, RoleTile
 from kernels.stream import reckoned_cycles
 from schedules.split_reduction import parts_to_fill
@@ -213,6 +214,15 @@ HOPPER_TILES = TileFamily.of(
     HopperTile,
     "128x256x64/2x1@4 128x128x64/2x1@6 64x128x64/1x1@6 64x64x64/1x1@6",
     "256x128x64/2x1 128x256x64/1x2 128x128x128/2x1 128x192x64/2x1 64x256x64/1x1",
+    warps_to_hide=0.5,
+    edge=20,
+)
+
+# For Blackwell. Nothing of this family has been measured: the order and both constants are Hopper's.
+BLACKWELL_TILES = TileFamily.of(
+    BlackwellTile,
+    "128x256x64@4 128x128x64@6 128x64x64@6",
+    "128x192x64 128x128x128",
     warps_to_hide=0.5,
     edge=20,
 )

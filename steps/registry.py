@@ -141,14 +141,35 @@ class Step:
         return self.explicit and "stamps" in inspect.signature(self.module.kernel).parameters
 
     @property
+    def arch(self) -> str:
+        """The architecture that the step names in ARCH, since no other has its instructions; else empty.
+
+        Commands that need no GPU take it where nobody names another, and compile for it.
+        """
+        return getattr(self.module, "ARCH", "")
+
+    @property
     def verified_on(self) -> tuple[str, ...]:
         """The ways to execute that can verify this step, the one that is taken where nobody names any first.
 
         LLVM is the quickest way without a GPU and needs no compiler; but it runs a tensorized step only in part, and
-        an explicit kernel not at all.
+        an explicit kernel not at all. None for a step that has been compiled and never run.
         """
         on_cpu = ("emulator", "llvm") if self.tensorized else ("emulator",) if self.explicit else ("llvm", "emulator")
         return tuple(getattr(self.module, "VERIFIED_ON", ("gpu", *on_cpu)))
+
+    def unverified(self, backend: str, arch: str) -> str:
+        """Why a way to execute cannot verify this step on a machine, as a clause; empty where it can be tried.
+
+        A step that has never run is tried where the GPU is of its architecture.
+        """
+        if backend in self.verified_on or (backend == "gpu" and arch == self.arch):
+            return ""
+        if not self.verified_on:
+            return f"it has been compiled and never run, for want of an {self.arch}"
+        if self.explicit:
+            return "an explicit kernel runs on a GPU or in the emulator"
+        return f"needs {' or '.join(self.verified_on)}"
 
     def runs(self, variant: str, async_copy: bool) -> bool:
         """Whether a target can run a variant, given whether it has cp.async."""

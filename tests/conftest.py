@@ -15,7 +15,8 @@ from harness.build import Case
 from harness.cli import main
 from harness.emulator import find_host_compiler
 from harness.execution import gpu_present
-from harness.targets import machine_for
+from harness.targets import DEFAULT_ARCH, machine_for
+from kernels.blackwell import BlackwellTile
 from kernels.config import HopperTile
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import BlockTile, TileConfig
@@ -35,6 +36,7 @@ SMALL_TILES: dict[type[BlockTile], BlockTile] = {
     TensorCoreTile: TensorCoreTile.parse("32x32x32/16x32"),
     WarpgroupTile: WarpgroupTile.parse("64x64x64/64x64"),
     HopperTile: HopperTile.parse("64x64x64/1x1"),
+    BlackwellTile: BlackwellTile.parse("128x64x64"),
 }
 EXPLICIT_STEPS = [number for number, step in STEPS.items() if step.explicit]
 SCHEDULED_VARIANTS = [(number, variant) for number, variant in EVERY_VARIANT if number not in EXPLICIT_STEPS]
@@ -43,6 +45,7 @@ EXPLICIT_LINE = "not verified: an explicit kernel runs on a GPU or in the emulat
 EMULATED_LINE = "verified on the CPU (generated CUDA through the emulator); speed not measured: no GPU"
 # What LLVM runs only in part, the emulator verifies where there is a C++ compiler.
 TENSORIZED_LINE = EMULATED_LINE if find_host_compiler() else NO_GPU_LINE.replace(";", ", before tensorization;")
+NEVER_RUN_LINE = "not verified: it has been compiled and never run, for want of an sm_100a; speed not measured: no GPU"
 UNOPTIMISED = {"kind": "llvm", "opt-level": 0}
 
 
@@ -79,10 +82,11 @@ def make_case(
     out_dtype: str | None = None,
     tile: BlockTile | None = None,
     stages: int | None = None,
-    arch: str = "sm_90a",
+    arch: str = "",
 ) -> Case:
     """A case as the command line would make it: what is not given is the step's own default."""
-    machine, found = machine_for(arch), STEPS[step]
+    found = STEPS[step]
+    machine = machine_for(arch or found.arch or DEFAULT_ARCH)
     variant = variant or found.default_variant(machine.has_cp_async)
     problem = Matmul(*shape, dtype or found.dtypes(variant)[0], layout, out_dtype)
     stages = found.default_stages if stages is None else stages

@@ -25,7 +25,7 @@ from harness.emulator import (
 )
 from harness.emulator.ptx import INSTRUCTIONS, translate_asm
 from harness.emulator.source import PREAMBLE_END, host_text
-from harness.verify import WrongResult, verify
+from harness.verify import verify
 from tests.conftest import EVERY_VARIANT, EXPLICIT_STEPS, SCHEDULED_VARIANTS, STEPS, Outcome, make_case, small_case
 from tests.ring_kernel import ring_program, run_ring
 
@@ -65,7 +65,9 @@ def test_explicit_kernels_are_right(number: int, variant: str) -> None:
     ("number", "shape"),
     [
         (number, shape)
-        for number, shape in product(sorted({number for number, _ in SCHEDULED_VARIANTS}), [(1, 1, 1), (1, 129, 7), (64, 64, 64), (130, 66, 129)])
+        for number, shape in product(
+            sorted({number for number, _ in SCHEDULED_VARIANTS}), [(1, 1, 1), (1, 129, 7), (64, 64, 64), (130, 66, 129)]
+        )
     ],
     ids=str,
 )

@@ -17,6 +17,7 @@ import tvm
 from harness.build import Kernel, lower
 from harness.execution import LlvmBackend
 from harness.verify import verify
+from kernels.config import HopperTile
 from schedules.errors import IllegalPipeline, IllegalTile
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import TileConfig
@@ -56,7 +57,7 @@ def schedule(problem, config):
 def test_the_registry_finds_the_ladder_by_reading_its_folder() -> None:
     files = sorted(path.stem for path in (ROOT / "steps").glob("step*_*.py"))
     assert sorted(step.name for step in find_steps().values()) == files
-    assert list(find_steps()) == list(range(1, 14))
+    assert list(find_steps()) == list(STEPS) == list(range(1, 15))
 
 
 def test_an_explicit_step_has_a_kernel_in_the_place_of_a_schedule(
@@ -67,7 +68,7 @@ def test_an_explicit_step_has_a_kernel_in_the_place_of_a_schedule(
     assert [step.explicit for step in steps.values()] == [False, True]
     assert steps[2].verified_on == ("gpu",)
     assert not steps[2].tensorized
-    assert [number for number, step in STEPS.items() if step.explicit] == EXPLICIT_STEPS == [11, 12, 13]
+    assert [number for number, step in STEPS.items() if step.explicit] == EXPLICIT_STEPS == [11, 12, 13, 14]
 
 
 def test_a_new_step_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +163,7 @@ def test_a_step_is_short_says_what_changes_and_defines_no_primitive(step) -> Non
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=lambda step: step.name)
 def test_defaults_and_declared_tiles_are_legal(step: Step) -> None:
-    family, machine = step.tiles, make_case(5, (64, 64, 64)).machine
+    family, machine = step.tiles, make_case(step.number, (64, 64, 64)).machine
     itemsize = dtype_bytes(step.dtypes(step.default_variant())[0])
     assert family.default in family.best
     assert len(set(family.best)) == len(family.best) >= 3
@@ -176,9 +177,9 @@ def test_steps_that_are_tiled_alike_share_their_tiles() -> None:
     families = [step.tiles for step in STEPS.values()]
     assert THREAD_STEPS == [1, 2, 3, 4, 5, 6]
     assert len(set(map(id, families[:6]))) == 1
-    assert len(set(map(id, families))) == 7
+    assert len(set(map(id, families))) == 8
     assert STEPS[8].tiles is STEPS[9].tiles
-    assert [STEPS[number].default_stages for number in (5, 6, 7, 9, 10, 11, 12, 13)] == [3, 3, 2, 4, 4, 4, 4, 4]
+    assert [STEPS[number].default_stages for number in (5, 6, 7, *range(9, 15))] == [3, 3, 2, 4, 4, 4, 4, 4, 4]
 
 
 def test_each_variant_says_which_operands_it_takes() -> None:
@@ -188,7 +189,7 @@ def test_each_variant_says_which_operands_it_takes() -> None:
     halves = ("float16", "bfloat16")
     assert [taken[8, variant] for variant in STEPS[8].variants] == [halves, ("float32",)]
     assert [taken[9, variant] for variant in STEPS[9].variants] == [halves, halves, ("float32",)]
-    assert {taken[number, variant] for number in (10, 11) for variant in STEPS[number].variants} == {halves}
+    assert {taken[number, variant] for number in (10, 11, 14) for variant in STEPS[number].variants} == {halves}
     tf32 = [(number, variant) for number, variant in EVERY_VARIANT if STEPS[number].math(variant) == "tf32"]
     assert tf32 == [(8, "tf32"), (9, "tf32")]
     assert {number for number, step in STEPS.items() if step.tensorized} == {8, 9, 10}
@@ -202,10 +203,11 @@ def test_each_variant_says_which_operands_it_takes() -> None:
         (8, "128x128x32/64x64", "64x64x64/64x64", "MxNxK/WMxWN"),
         (10, "128x256x64/64x256", "128x128x32/64x64", "MxNxK/GMxGN"),
         (11, "128x256x64/2x1", "128x256x64/64x256", "MxNxK/WGMxWGN"),
+        (14, "128x256x64", "128x256x64/2x1", "MxNxK"),
     ],
 )
 def test_a_tile_of_another_family_is_refused_by_name(step: int, own: str, other: str, form: str) -> None:
-    kinds = {5: TensorCoreTile, 7: TileConfig, 8: WarpgroupTile, 10: TensorCoreTile, 11: WarpgroupTile}
+    kinds = {5: TensorCoreTile, 7: TileConfig, 8: WarpgroupTile, 10: TensorCoreTile, 11: WarpgroupTile, 14: HopperTile}
     tile = kinds[step].parse(other)
     with pytest.raises(IllegalTile) as caught:
         make_case(step, (64, 64, 64), tile=tile).validate()
@@ -499,7 +501,7 @@ def test_neighbouring_steps_differ() -> None:
     assert shared[1] == DEFAULT_TILE.one_output_per_thread().smem_bytes(4)
     assert shared[2:4] == [DEFAULT_TILE.smem_bytes(4)] * 2
     assert shared[4:] == [DEFAULT_TILE.smem_bytes(4, DEFAULT_STAGES)] * 2
-    names = ("mma.sync", "wgmma.mma_async", "ldmatrix", "cp.async.c", "cp.async.bulk.tensor")
+    names = ("mma.sync", "wgmma.mma_async", "ldmatrix", "cp.async.c", "cp.async.bulk.tensor", "tcgen05.mma")
     found = {number: {name for name in names if name in kernels[number].cuda} for number in STEPS}
     assert not any(found[number] for number in range(1, 5))
     assert [found[number] for number in (5, 6, 7)] == [{"cp.async.c"}] * 3
@@ -507,6 +509,7 @@ def test_neighbouring_steps_differ() -> None:
     assert found[9] == {"mma.sync", "ldmatrix", "cp.async.c"}
     assert found[10] == {"wgmma.mma_async", "cp.async.c"}
     assert found[11] == {"wgmma.mma_async", "cp.async.bulk.tensor"}
+    assert found[14] == {"tcgen05.mma", "cp.async.bulk.tensor"}
 
 
 def test_vector_stores_appear_with_step_4() -> None:

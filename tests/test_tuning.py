@@ -99,7 +99,7 @@ def test_a_step_names_the_variants_that_may_be_tuned(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("step", STEPS.values(), ids=lambda step: step.name)
 def test_every_declared_tile_is_legal_somewhere(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "THREAD_TILES", THREAD_TILES)
-    family, target = step.tiles, make_case(5, SHAPE).machine.target()
+    family, target = step.tiles, make_case(step.number, SHAPE).machine.target()
     itemsize = dtype_bytes(step.dtypes(step.default_variant())[0])
     assert set(family.best) < set(family.tuning)
     assert len(set(family.tuning)) == len(family.tuning)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from harness import execution
 from harness.commands.measuring import open_session
-from harness.commands.options import GPU_SIZES, add_case_options, cases_of
+from harness.commands.options import GPU_SIZES, add_case_options, cases_of, runs_on_gpu
 from harness.counters import count
 from harness.records import Counters, now
 
@@ -17,7 +16,7 @@ add_options = add_case_options
 
 def run(options: argparse.Namespace, command: str) -> int:
     """Count for each case, whose counters are on disk before the next begins."""
-    execution.require_gpu()
+    runs_on_gpu(argparse.Namespace(**{**vars(options), "on": "gpu"}))  # refuses where it does not
     session = open_session(options, command)
     for case in cases_of(options, GPU_SIZES):
         case = replace(case, stages=case.slots)

@@ -54,9 +54,8 @@ def backend_for(options: argparse.Namespace, verified_on: tuple[str, ...]) -> Ba
 def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
     """Verify a kernel and print the one line that says how; returns 0, or 3 where it cannot be verified."""
     step = kernel.case.step
-    if backend.name not in step.verified_on:
+    if why_not := step.unverified(backend.name, kernel.machine.arch):
         done = f"compiled for {kernel.machine.arch}, " if kernel.cubin else ""
-        why_not = "an explicit kernel runs on a GPU or in the emulator" if step.explicit else f"needs {' or '.join(step.verified_on)}"
         print(f"{kernel.case}\n{done}not verified: {why_not}{'; ' + remark if remark else ''}", flush=True)
         return NOT_VERIFIED
     result = verify(kernel, backend)
@@ -66,6 +65,8 @@ def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
     return 0
 
 
-def why_on_the_cpu(options: argparse.Namespace) -> str:
-    """Why kernels run on the CPU: there is no GPU, or it is not wanted."""
-    return f"--on {options.on}" if execution.gpu_present() else "no GPU"
+def why_on_the_cpu(on: str) -> str:
+    """Why kernels run on the CPU: there is no GPU, it is not wanted (``--on``), or it is not of the steps' kind."""
+    if not execution.gpu_present():
+        return "no GPU"
+    return f"--on {on}" if on in ("llvm", "emulator") else f"the GPU here is {execution.gpu_arch()}"

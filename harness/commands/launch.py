@@ -7,7 +7,7 @@ import argparse
 from codegen import toolchain
 from harness import execution
 from harness.commands.kernels import lowered
-from harness.commands.options import UsageError, add_case_options, cases_of
+from harness.commands.options import UsageError, add_case_options, cases_of, runs_on_gpu
 from harness.commands.show import console, new_table
 from harness.host_time import LAUNCHES, host_time_us, ways_to_launch
 
@@ -21,6 +21,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
     cases = [case for case in cases_of(options, SIZES) if case.step.explicit]
     if not cases:
         raise UsageError(f"--step {options.step}: no explicit kernel, which the launcher is for; take step 11")
+    runs_on_gpu(argparse.Namespace(**{**vars(options), "on": "gpu"}))  # refuses where it does not
     backend, compiler = execution.GpuBackend(), toolchain.require_compiler()
     for case in cases:
         ways = ways_to_launch(lowered(case), compiler, backend)

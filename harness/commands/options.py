@@ -136,20 +136,36 @@ def shapes_of(options: argparse.Namespace, sizes: str) -> list[tuple[int, int, i
 
 
 def machine_of(options: argparse.Namespace) -> Machine:
-    """The machine of ``--arch``, or else the GPU here, or else the default."""
-    here = options.arch is None and execution.gpu_present()
-    return execution.gpu_machine() if here else machine_for(options.arch or DEFAULT_ARCH)
+    """The machine of ``--arch``, or of the steps' own architecture, or else the GPU here, or else the default."""
+    arch = arch_asked_for(options)
+    here = options.arch is None and execution.gpu_present() and arch in ("", execution.gpu_arch())
+    return execution.gpu_machine() if here else machine_for(arch or DEFAULT_ARCH)
+
+
+def arch_asked_for(options: argparse.Namespace) -> str:
+    """The architecture that ``--arch`` names, or else the one that all steps named with ``--step`` need; or none."""
+    named = getattr(options, "step", None)
+    if options.arch is not None or named is None:
+        return options.arch or ""
+    needed = {step.arch for step in _steps(named)}
+    return needed.pop() if len(needed) == 1 else ""
 
 
 def runs_on_gpu(options: argparse.Namespace) -> bool:
-    """Whether kernels run on the GPU; NoGpu where one is asked for in vain, UsageError for another's ``--arch``."""
+    """Whether kernels run on the GPU; NoGpu where one is asked for in vain, UsageError for another's ``--arch``.
+
+    Steps of another architecture than the GPU's do not, and are refused where ``--on gpu`` insists.
+    """
     if options.on == "gpu":
         execution.require_gpu()
     on_gpu = options.on == "gpu" or (options.on == "auto" and execution.gpu_present())
-    if on_gpu and options.arch not in (None, execution.gpu_arch()):
-        here = execution.gpu_arch()
-        raise UsageError(f"--arch {options.arch}: the GPU here is {here}; compile works for any architecture")
-    return on_gpu
+    arch = arch_asked_for(options)
+    if not on_gpu or arch in ("", execution.gpu_arch()):
+        return on_gpu
+    if options.arch is None and options.on == "auto":
+        return False
+    asked = f"--step {options.step} needs an {arch}" if options.arch is None else f"--arch {arch}"
+    raise UsageError(f"{asked}: the GPU here is {execution.gpu_arch()}; compile works for any architecture")
 
 
 def numbers(text: str, option: str, minimum: int | None = 1) -> list[int]:

@@ -72,7 +72,7 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
     if options.out:
         check_writable(options.out)
         print(f"no record will be written to {options.out}: nothing is measured without a GPU")
-    why_not = f"speed not measured: {why_on_the_cpu(options)}"
+    why_not = f"speed not measured: {why_on_the_cpu(options.on)}"
     if find_peers(options.peers):
         print(f"peers ({options.peers}) are only timed beside a measured step; {why_not}")
     for case in cases:

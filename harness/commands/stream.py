@@ -103,7 +103,7 @@ def _verify(cases: list[StreamCase], options: argparse.Namespace, on_gpu: bool) 
         kernel = lower_stream(case)
         result = verify_stream(case, compiled(kernel, toolchain.require_compiler()) if on_gpu else kernel, backend)
         print(f"{case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}", flush=True)
-    why_not = "--verify" if on_gpu else why_on_the_cpu(options)
+    why_not = "--verify" if on_gpu else why_on_the_cpu(options.on)
     where = PLACES[backend.name] + ("" if on_gpu else f" at {CPU_STREAM_MIB} MiB")
     print(f"verified {where}; speed not measured: {why_not}")
     return 0

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace, command: str) -> int:
     """Measure the combinations that are within the GPU's limits."""
     find_peers(options.peers)  # an unknown one is refused before anything else is done
     if not runs_on_gpu(options):
-        raise NoGpu("a sweep measures, and there is no GPU here; compile and verify work without one")
+        raise NoGpu("a sweep measures, and there is no GPU here for it; compile and verify work without one")
     combinations = _combinations(options)
     refusals = {case: refused for case in combinations if (refused := _refusal(case))}
     legal = [case for case in combinations if case not in refusals]

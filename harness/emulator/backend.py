@@ -44,7 +44,5 @@ def emulated(lowered: Lowered) -> EmulatedProgram:
     """
     function = pass_workspaces(lowered.mod)["main"]
     names = tuple(str(parameter.name) for parameter in function.params)
-    memory = tuple(
-        (tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in workspaces(lowered.mod)
-    )
+    memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in workspaces(lowered.mod))
     return EmulatedProgram(lowered.label, lowered.cuda, tuple(read_launches(lowered.host)), names, memory)

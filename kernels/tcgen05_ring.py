@@ -1,0 +1,150 @@
+"""Rung 14's kernel: rung 11's ring of slots, read by tcgen05.mma, with the sums in tensor memory."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from schedules.workloads import Matmul
+
+from . import epilogue, tma
+from .blackwell import TENSOR_ROWS, BlackwellTile
+from .raster import grouped
+from .ring import Barriers, check_stages
+from .tcgen05 import TensorMemory, TensorProduct, collect_rows, commit, fence_after, meet, store_rows
+from .tma_ring import MOST_STAGES
+
+NEIGHBOURS = 8  # rows of tiles that blocks take side by side
+READERS = 4  # warps that take the results from tensor memory
+UNALIGNED_ROWS = "take step 9, which copies such rows to aligned ones first"
+
+
+def tcgen05_ring(
+    problem: Matmul, tile: BlackwellTile, stages: int, *, specialized: bool = False, bounded: bool = False
+) -> tirx.PrimFunc:
+    """``main(A, B, C)``: each block multiplies one output tile, k tile by k tile, from a ring of ``stages`` slots.
+
+    ::
+
+        allocate tensor memory for the sums                           # warp 0
+        fill the first stages - 1 slots                               # one thread of warp 0, as all until "done"
+        for turn:                                                     # of the ring; its parity is the barriers' phase
+          for slot < stages:                                          # written out: slots are constants
+            wait until the slot is full
+            issue tcgen05.mma of this k tile; commit to "slot free"   # returns at once
+            wait until the slot of the k tile before is free
+            fill that slot                                            # with k tile + stages - 1
+        commit to "tile done"
+        wait for "tile done"                                          # every thread
+        tensor memory -> registers -> shared memory -> TMA store      # each of four warps 32 rows
+
+    ``specialized`` gives loads and multiplications a warp each, 4 and 5: a load waits for its own slot alone. With one
+    stage nothing overlaps in either form. A ring has no more slots than there are k tiles. Ragged edges are TMA's;
+    results that it cannot store (:func:`kernels.epilogue.can_store_by_tma`) leave from registers. ``bounded`` is the
+    debug build of :class:`kernels.ring.Barriers`. Compiled for sm_100a, never run: no GPU or emulator has.
+
+    Raises
+    ------
+    IllegalWorkload, IllegalTile, IllegalPipeline : as :func:`kernels.tma_ring.tma_ring` does.
+    """
+    tma.check_rows(problem, UNALIGNED_ROWS)
+    check_stages(stages, 1, MOST_STAGES)
+    m, n, k, dtype, out_dtype = problem.m, problem.n, problem.k, problem.dtype, problem.out_dtype
+    product = TensorProduct.of(problem, tile)
+    by_tma = epilogue.can_store_by_tma(problem, tile)
+    k_tiles, tile_rows, tile_columns = -(-k // tile.block_k), -(-m // tile.block_m), -(-n // tile.block_n)
+    slots = min(stages, k_tiles)
+    turns, rest = divmod(k_tiles, slots)
+    ahead = max(slots - 1, 1)  # a slot is filled while the k tile after its own is multiplied, if there is another slot
+    block_m, block_n, block_k = tile.block
+    slot_bytes = product.slot_bytes
+    warps, producer, consumer = (READERS + 2, READERS, READERS + 1) if specialized else (READERS, 0, 0)
+
+    @T.prim_func
+    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle):
+        A = T.match_buffer(A_ptr, (m, k), dtype, align=16)
+        B = T.match_buffer(B_ptr, problem.b_shape, dtype, align=16)
+        C = T.match_buffer(C_ptr, (m, n), out_dtype, align=16)
+        a_map = T.meta_var(tma.encode_map("a_map", A, product.a.rows))
+        b_map = T.meta_var(tma.encode_map("b_map", B, product.b.rows))
+        if by_tma:
+            c_map = T.meta_var(tma.encode_map("c_map", C, TENSOR_ROWS))
+        T.device_entry()
+        block = T.cta_id([tile_rows * tile_columns])
+        warp = T.warp_id([warps])
+        lane = T.lane_id([32])
+        thread = T.thread_id([warps * 32])
+        pool = T.SMEMPool()
+        ring = pool.alloc((tile.pool_bytes(2, slots),), "uint8", align=1024)
+        full = Barriers(pool, slots, bounded)
+        free = Barriers(pool, slots, bounded)
+        done = Barriers(pool, 1, bounded)
+        memory = TensorMemory(pool, tile.tensor_columns)
+        pool.commit()
+        place = T.meta_var(grouped(block, tile_rows, tile_columns, NEIGHBOURS))
+        row: T.let = place[0] * block_m
+        column: T.let = place[1] * block_n
+
+        @T.inline
+        def fill(slot, turn):
+            free.wait(slot, (turn + 1) % 2, "producer")  # over already in the ring's first turn
+            step = T.meta_var((turn * slots + slot) * block_k)
+            full.expect(slot, slot_bytes)
+            product.a.load(a_map, row, step, ring, slot * slot_bytes, full.at(slot))
+            product.b.load(b_map, column, step, ring, slot * slot_bytes + product.a.bytes, full.at(slot))
+
+        @T.inline
+        def multiply(slot, turn):
+            full.wait(slot, turn % 2, "consumer")
+            product.multiply(sums, a, b, slot, turn * slots + slot != 0)
+            commit(free.at(slot))
+
+        @T.inline
+        def multiply_and_fill(slot, turn):
+            multiply(slot, turn)
+            if turn * slots + slot + ahead < k_tiles:
+                fill((slot + ahead) % slots, turn + (slot + ahead) // slots)
+
+        @T.inline
+        def for_every_tile(act):
+            for turn in T.serial(turns):
+                for slot in T.unroll(slots):
+                    act(slot, turn)
+            for slot in T.unroll(rest):
+                act(slot, turns)
+
+        if warp == 0:
+            memory.allocate()
+        if thread == 0:
+            full.initialize(1)
+            free.initialize(1)
+            done.initialize(1)
+        meet()
+        sums: T.let = memory.address
+        a: T.let = product.a.descriptor(ring.ptr_to([0]))
+        b: T.let = product.b.descriptor(ring.ptr_to([product.a.bytes]))
+        if specialized and warp == producer and tma.elected():
+            for_every_tile(fill)
+        if warp == consumer and tma.elected():
+            if specialized:
+                for_every_tile(multiply)
+            else:
+                for slot in T.unroll(ahead):
+                    fill(slot, 0)
+                for_every_tile(multiply_and_fill)
+            commit(done.at(0))
+        T.cuda.warp_sync()  # an elected lane has left the others of its warp
+        if warp < READERS:
+            done.wait(0, 0, "reader")  # the ring is read by nobody any more: it takes the results
+            fence_after()
+            if by_tma:
+                collect_rows(sums, product, out_dtype, ring, warp, lane)
+            else:
+                store_rows(sums, product, C, row, column, warp, lane)
+        meet()
+        if warp == 0:
+            memory.release(sums)
+            if by_tma and tma.elected():
+                epilogue.store_boxes(c_map, product, ring, 0, row, column)
+
+    return main
