@@ -32,6 +32,11 @@ def rows_fit(columns: int, dtype: str) -> bool:
     return columns * dtype_bytes(dtype) % STRIDE_BYTES == 0
 
 
+def straddles_lines(problem: Matmul) -> bool:
+    """Whether B's rows are no multiples of 128 bytes: pieces of that size are then read from two cache lines each."""
+    return problem.b_shape[1] * dtype_bytes(problem.dtype) % ROW_BYTES != 0
+
+
 def unreadable(problem: Matmul) -> str:
     """A clause about operands whose rows TMA cannot step over; empty where it can read both."""
     operands = (("A", problem.k), ("B", problem.b_shape[1]))

@@ -19,7 +19,8 @@ Variants:
   (programmatic dependent launch): a launch's latency is hidden, where another kernel was launched before.
 - whole: tiles are never cut.
 - multicast: clusters of two blocks, one above the other; each loads half of their B tile, for both. Where a B tile is
-  one panel, which cannot be halved, the same as stream.
+  one panel, which cannot be halved, the same as stream. Stream does so itself with rows that straddle cache lines,
+  each piece of which is read from two.
 - bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
 Sums that helpers add are rounded differently from one sum. Rows that are no multiples of 16 bytes are refused.
 What to expect: large products gain what the last wave and the epilogues took, small ones little.
@@ -32,7 +33,7 @@ from tvm import tirx
 
 from kernels.persistent import persistent
 from kernels.stamps import Stamps
-from kernels.tma import unreadable
+from kernels.tma import straddles_lines, unreadable
 from kernels.warp_specialized import FEWEST_STAGES as FEWEST
 from kernels.wgmma import WarpgroupProduct
 from schedules.workloads import Matmul
@@ -52,8 +53,8 @@ def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) ->
     """The product by persistent blocks, and a ring of ``config.stages`` slots; with time stamps if asked for."""
     variant = config.variant
     choices = {"stream": variant != "whole", "bounded": variant == "bounded", "overlapped": variant == "overlapped"}
-    multicast = variant == "multicast" and WarpgroupProduct.of(problem, config.tile).b.shares(2)
-    blocks = 2 if multicast else 1
+    wanted = variant == "multicast" or straddles_lines(problem)
+    blocks = 2 if wanted and WarpgroupProduct.of(problem, config.tile).b.shares(2) else 1
     tile, multiprocessors = config.tile, config.multiprocessors
     sharing = {"multiprocessors": multiprocessors, "blocks": blocks, "stamps": stamps}
     return persistent(problem, tile, config.stages, **sharing, **choices)
