@@ -8,7 +8,7 @@ import numpy as np
 
 from harness.build import Lowered
 from harness.execution import NumpyArrays, numpy_dtype
-from schedules.workspaces import pass_workspaces, workspaces
+from schedules.workspaces import pass_workspaces
 
 from .execution import EmulatedProgram
 from .launches import read_launches
@@ -44,5 +44,5 @@ def emulated(lowered: Lowered) -> EmulatedProgram:
     """
     function = pass_workspaces(lowered.mod)["main"]
     names = tuple(str(parameter.name) for parameter in function.params)
-    memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in workspaces(lowered.mod))
+    memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in lowered.workspaces)
     return EmulatedProgram(lowered.label, lowered.cuda, tuple(read_launches(lowered.host)), names, memory)

@@ -79,7 +79,7 @@ class EmulatedProgram:
         ``seed`` draws the order of threads, and when what runs beside them is done: at once, as late as it may be, or
         drawn (seeds modulo 3). Raises KernelFault.
         """
-        memory = _Memory([*arrays, *(np.full(shape, np.nan, dtype) for shape, dtype in self.memory)])
+        memory = _Memory([*arrays, *(_kept(shape, dtype) for shape, dtype in self.memory)])
         for number, launch in enumerate(self.launches):
             self._run(launch, memory, seed, number)
         for array, copy in zip(arrays, memory.views):
@@ -116,6 +116,11 @@ class EmulatedProgram:
         return KernelFault(
             self.label, kind, PLACE.sub(lambda match: lines.get(match.group(1), match.group()), text), seed
         )
+
+
+def _kept(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory between kernels as it is before the first: numbers are poisoned, flags are down."""
+    return np.zeros(shape, dtype) if np.issubdtype(dtype, np.integer) else np.full(shape, np.nan, dtype)
 
 
 class _Memory:
