@@ -17,9 +17,8 @@ Variants:
   GPU, a long reduction is cut in parts, each summed by blocks of its own and added up by a second kernel.
 - whole: the same, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
   awaited in its own iteration; one tile more is on its way in as many slots.
-A kernel in front copies operands to aligned rows: if theirs are no multiples of 16 bytes, or of 128 where that pays.
+A kernel in front copies operands to aligned rows: theirs are no multiples of 16 bytes, or of 128 where that pays.
 What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
-Without a GPU the schedule is verified before tensorization, with the multiplication as loops.
 """
 
 from __future__ import annotations

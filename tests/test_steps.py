@@ -66,7 +66,7 @@ def test_an_explicit_step_has_a_kernel_in_the_place_of_a_schedule(
     text = GOOD_STEP.replace("def schedule", "def kernel")
     steps = find_steps(package(tmp_path, monkeypatch, "ladder_explicit", step1_a=GOOD_STEP, step2_b=text))
     assert [step.explicit for step in steps.values()] == [False, True]
-    assert steps[2].verified_on == ("gpu",)
+    assert steps[2].verified_on == ("gpu", "emulator")
     assert not steps[2].tensorized
     assert [number for number, step in STEPS.items() if step.explicit] == EXPLICIT_STEPS == [11, 12, 13, 14]
 
