@@ -33,7 +33,7 @@ def persistent(
     group: int = 16,
     stamps: Stamps | None = None,
 ) -> tirx.PrimFunc:
-    """``main(A, B, C[, sums, flags])``: blocks that stay, and share all tiles' work out among themselves.
+    """``main(A, B, C, sums, flags)``: blocks that stay, and share all tiles' work out among themselves.
 
     ::
 
@@ -48,8 +48,8 @@ def persistent(
                                                     store the last results
 
     The ring never runs dry between tiles, and the tensor cores have work while results leave. Which pieces there are
-    says :func:`kernels.stream.plan_for` (``stream`` off: whole tiles only). Where a last wave is cut, two more
-    arguments are memory for sums and flags, zeros before the first call and after each.
+    says :func:`kernels.stream.plan_for` (``stream`` off: whole tiles only). ``sums`` (float32) and ``flags`` (int32,
+    zeros before the first call and after each) are what helpers leave for owners: an element each where nothing is cut.
 
     ``overlapped`` blocks begin while the kernel before in the stream still runs, where it leaves them room: barriers
     are ready when it ends, and all wait for that before they touch memory (programmatic dependent launch; the function
