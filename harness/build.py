@@ -18,11 +18,11 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from codegen import overlap
-from codegen.lowering import cuda_compiler, generate
-from codegen.toolchain import Compiler, Cubin, compile_cubin
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
+from kernels.codegen import overlap
+from kernels.codegen.lowering import cuda_compiler, generate
+from kernels.codegen.toolchain import Compiler, Cubin, compile_cubin
 from kernels.roles import OVERLAPS
 from kernels.stamps import Stamps, roles_of
 from schedules.errors import IllegalPipeline, IllegalSchedule

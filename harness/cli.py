@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from codegen.toolchain import CompileError, NoCompiler
 from harness.build import UnsupportedCase
 from harness.commands import BAD_INPUT, WRONG
 from harness.commands.options import UsageError
@@ -29,6 +28,7 @@ from harness.records import RecordError
 from harness.targets import UnknownTarget
 from harness.timeline import NoTimeline
 from harness.verify import WrongResult
+from kernels.codegen.toolchain import CompileError, NoCompiler
 from kernels.driver import DriverError, NoDriver
 from schedules.errors import IllegalSchedule
 from steps.registry import MalformedStep, UnknownStep, UnsupportedDtype

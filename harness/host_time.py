@@ -7,10 +7,10 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from codegen.toolchain import Compiler
 from harness.build import Kernel, compiled, executable
 from harness.execution import GpuBackend
 from kernels import matmul
+from kernels.codegen.toolchain import Compiler
 from kernels.driver import cuda_driver
 from kernels.launch_plan import Rows
 from kernels.launcher import Launcher, compile_kernel, load_kernel

@@ -23,14 +23,14 @@ import tvm
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.script import tirx as T
 
-from codegen.lowering import cuda_compiler
-from codegen.toolchain import Compiler, compile_cubin
 from harness.execution import GpuBackend
 from harness.measure import gpu_identity, gpu_state, versions
 from harness.rate_files import Quantity, RatesFile, path_of, read_rates_file
 from harness.records import now
 from harness.targets import Machine
 from harness.verify import WrongResult
+from kernels.codegen.lowering import cuda_compiler
+from kernels.codegen.toolchain import Compiler, compile_cubin
 
 SOURCE = Path(__file__).resolve().parent / "probes.cu"
 PROBES = (

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from codegen.toolchain import Compiler
 from harness import depth
 from harness.build import Case, Kernel, Lowered, compiled, executable, lower
 from harness.execution import GpuBackend
@@ -34,6 +33,7 @@ from harness.records import (
 )
 from harness.tuning import Search
 from harness.verify import WrongResult, verify
+from kernels.codegen.toolchain import Compiler
 from schedules.errors import IllegalSchedule
 from schedules.tiling import TileConfig
 from schedules.workloads import Matmul

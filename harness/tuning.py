@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 import tvm
 
-from codegen.toolchain import CompileError
 from harness.build import Case, lower
 from harness.measure import Plan, Rounds
 from harness.records import Candidate, RecordError, TunedConfig, TuningProgress, tuned_path, write_atomically
 from harness.verify import WrongResult
+from kernels.codegen.toolchain import CompileError
 from schedules.errors import IllegalSchedule
 from steps.config import TuningSpace
 

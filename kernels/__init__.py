@@ -10,8 +10,8 @@ Building blocks are called inside a ``T.prim_func``, whose parser runs them: a p
 place, its loops are written out; an ``@T.inline`` function is parsed there, its conditions become the kernel's.
 
 :func:`matmul` is the way to use them on torch tensors (:mod:`.api`): operands as they lie (:mod:`.operands`), which
-kernel takes them (:mod:`.heuristic`), what launching it takes (:mod:`.host_code`, :mod:`.launch_plan`), and the launch
-(:mod:`.launcher`, :mod:`.driver`).
+kernel takes them (:mod:`.heuristic`), its way to a cubin (:mod:`.codegen`), what launching it takes (:mod:`.host_code`,
+:mod:`.launch_plan`), and the launch (:mod:`.launcher`, :mod:`.driver`).
 """
 
 from .api import matmul

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.target import Target
 
-from codegen.toolchain import require_compiler
 from schedules.workloads import Matmul
 
+from .codegen.toolchain import require_compiler
 from .config import HopperTile
 from .driver import cuda_driver
 from .errors import UnsupportedGpu, WrongDevice, WrongDtype

@@ -13,9 +13,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Expr, Var
 
-from codegen.lowering import Generated
 from schedules.vectorization import dtype_bytes
 
+from .codegen.lowering import Generated
 from .launch_plan import LaunchPlan, PlainBuffer, TensorMap, UnsupportedLaunch
 
 SHARED_BYTES = "tirx.use_dyn_shared_memory"

@@ -16,9 +16,8 @@ import tvm
 from tvm import tirx
 from tvm.target import Target
 
-from codegen.lowering import generate
-from codegen.toolchain import Compiler, compile_cubin
-
+from .codegen.lowering import generate
+from .codegen.toolchain import Compiler, compile_cubin
 from .driver import Driver, launch_config
 from .host_code import launch_plan
 from .launch_plan import LaunchPlan, PlainBuffer, Rows, TensorMap, UnsupportedLaunch

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import pytest
 import tvm
 
-from codegen import toolchain
-from codegen.toolchain import Compiler, find_compiler
 from harness.build import Case
 from harness.cli import main
 from harness.emulator import find_host_compiler
 from harness.execution import gpu_present
 from harness.targets import DEFAULT_ARCH, machine_for
 from kernels.blackwell import BlackwellTile
+from kernels.codegen import toolchain
+from kernels.codegen.toolchain import Compiler, find_compiler
 from kernels.config import HopperTile
 from schedules.tensorization import TensorCoreTile
 from schedules.tiling import BlockTile, TileConfig

@@ -9,11 +9,11 @@ import pytest
 import tvm
 from tvm.s_tir import Schedule
 
-from codegen.toolchain import Compiler, ptxas_facts
 from harness.build import Case, Kernel, compiled, executable, lower, lower_schedule
 from harness.execution import GpuBackend, compile_serial
 from harness.targets import machine_for
 from harness.verify import verify
+from kernels.codegen.toolchain import Compiler, ptxas_facts
 from schedules.alignment import align_operands, copying_pays, unaligned_operands, worthwhile_row_bytes
 from schedules.contraction import stage_contraction
 from schedules.errors import IllegalSchedule

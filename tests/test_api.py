@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 import tvm
 
-from codegen.lowering import generate
-from codegen.toolchain import NoCompiler
 from harness.execution import require_gpu
 from harness.targets import machine_for
 from kernels import api, matmul
+from kernels.codegen.lowering import generate
+from kernels.codegen.toolchain import NoCompiler
 from kernels.config import HopperTile
 from kernels.driver import Driver
 from kernels.errors import (
@@ -368,7 +368,7 @@ def test_another_gpu_is_said(library: Library, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_missing_compiler_is_said(library: Library, monkeypatch: pytest.MonkeyPatch, no_compiler: None) -> None:
-    from codegen.toolchain import require_compiler
+    from kernels.codegen.toolchain import require_compiler
 
     monkeypatch.setattr(api, "require_compiler", require_compiler)
     with pytest.raises(NoCompiler, match="no CUDA compiler found"):

@@ -147,7 +147,7 @@ def test_run_refuses(options: str, named: str, command: Command) -> None:
 )
 def test_other_commands_refuse_alike(verb: str, options: str, named: str, command: Command) -> None:
     if verb == "compile":
-        pytest.importorskip("codegen.toolchain").find_compiler() or pytest.skip("no CUDA compiler")
+        pytest.importorskip("kernels.codegen.toolchain").find_compiler() or pytest.skip("no CUDA compiler")
     check_refused(command(verb, "--step", "5", *options.split()), named)
 
 

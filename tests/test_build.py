@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from codegen import toolchain
-from codegen.toolchain import (
+from harness.build import UnsupportedCase, compiled, executable, lower, main_loop
+from harness.cli import main
+from harness.explain import aspects, why
+from harness.model import bound, predict_tile
+from harness.targets import MACHINES, UnknownTarget, machine_for
+from kernels.codegen import toolchain
+from kernels.codegen.toolchain import (
     CompileError,
     Compiler,
     NoCompiler,
@@ -22,11 +27,6 @@ from codegen.toolchain import (
     ptxas_facts,
     require_compiler,
 )
-from harness.build import UnsupportedCase, compiled, executable, lower, main_loop
-from harness.cli import main
-from harness.explain import aspects, why
-from harness.model import bound, predict_tile
-from harness.targets import MACHINES, UnknownTarget, machine_for
 from schedules.errors import IllegalTile
 from schedules.tiling import TileConfig
 from schedules.warp_tiling import WarpTile

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from codegen import toolchain
 from harness import cli, emulator, execution
 from harness.build import Case
 from harness.commands.options import CPU_SIZES, cases_of
 from harness.records import Listing
 from harness.targets import DEFAULT_ARCH, MACHINES, machine_for
+from kernels.codegen import toolchain
 from schedules.workloads import Matmul
 from steps.config import TILE_SET
 from tests.conftest import (

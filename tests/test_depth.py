@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from codegen.toolchain import Compiler
 from harness import depth
 from harness.build import Case, compiled, lower
 from harness.depth import NoForecast, TileWork, forecast, hidden_share, path_ns, step_ns, tile_work, time_ms, wait_ns
 from harness.rate_files import Curve, Rates
 from harness.records import Resources
+from kernels.codegen.toolchain import Compiler
 from schedules.tiling import TileConfig
 from tests.conftest import Outcome, make_case
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from codegen.toolchain import compile_cubin, require_compiler
 from harness.build import Kernel, compiled, executable, lower
 from harness.execution import GpuBackend, gpu_arch, gpu_machine, gpu_present
 from harness.measure import Plan
@@ -21,6 +20,7 @@ from harness.session import Session
 from harness.streams import WORKLOADS, StreamCase, lower_stream, stream_cases, verify_stream
 from harness.targets import machine_for
 from harness.verify import WrongResult, verify
+from kernels.codegen.toolchain import compile_cubin, require_compiler
 from schedules.workloads import Matmul
 from steps import registry
 from steps.config import DEFAULT_TILE, TUNING_TILES

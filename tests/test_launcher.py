@@ -13,13 +13,13 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from codegen.lowering import generate
-from codegen.toolchain import Compiler
 from harness import execution
 from harness.commands import BAD_INPUT
 from harness.host_time import LAUNCHES, ROUNDS, host_time_us
 from harness.targets import machine_for
 from kernels import api, driver, launcher
+from kernels.codegen.lowering import generate
+from kernels.codegen.toolchain import Compiler
 from kernels.config import HopperTile
 from kernels.driver import Driver, DriverError, LaunchAttribute, LaunchConfig, NoDriver, launch_config
 from kernels.host_code import launch_plan

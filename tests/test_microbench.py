@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from codegen.toolchain import Compiler, NoCompiler, compile_cubin, disassemble, require_compiler
 from harness import microbench, rate_files
 from harness.execution import gpu_machine
 from harness.microbench import (
@@ -42,6 +41,7 @@ from harness.rate_files import (
 )
 from harness.targets import MACHINES, machine_for
 from harness.verify import WrongResult
+from kernels.codegen.toolchain import Compiler, NoCompiler, compile_cubin, disassemble, require_compiler
 from schedules.tensorization import INSTRUCTIONS as INSTRUCTIONS_BY_DTYPE
 from schedules.tensorization import TF32
 from schedules.wgmma import Wgmma
@@ -374,7 +374,7 @@ def test_what_another_architecture_has_is_left_out_and_said(
 ) -> None:
     measured = []
     monkeypatch.setattr("harness.execution.gpu_machine", lambda: machine_for("sm_120").of_gpu(GPU))
-    monkeypatch.setattr("codegen.toolchain.require_compiler", lambda: None)
+    monkeypatch.setattr("kernels.codegen.toolchain.require_compiler", lambda: None)
     monkeypatch.setattr(
         "harness.commands.microbench.measure_rates", lambda _machine, _compiler, plan, *_: measured.extend(plan) or ()
     )

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.toolchain import compile_cubin
 from harness.build import compile_module
 from harness.execution import GpuBackend, LlvmBackend, gpu_machine
 from harness.measure import Arena
@@ -37,6 +36,7 @@ from harness.peers import entrant as entrants
 from harness.peers import triton as triton_peer
 from harness.peers.triton import STAGE_COUNTS, BlockConfig, Tuning, declared_configs, launch
 from harness.targets import machine_for
+from kernels.codegen.toolchain import compile_cubin
 from schedules.workloads import Matmul
 from tests.conftest import ROOT, Outcome
 

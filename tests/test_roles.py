@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from codegen import overlap
-from codegen.toolchain import Compiler, disassemble
 from harness.build import Kernel, compile_module, compiled, lower
 from harness.execution import GpuBackend
 from harness.targets import Machine, machine_for
 from harness.verify import verify
+from kernels.codegen import overlap
+from kernels.codegen.toolchain import Compiler, disassemble
 from kernels.config import RoleTile
 from kernels.persistent import persistent
 from kernels.warp_specialized import warp_specialized

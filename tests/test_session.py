@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen import toolchain
-from codegen.toolchain import Cubin
 from harness import execution, session
 from harness.build import Case, Kernel
 from harness.execution import LlvmBackend, numpy_dtype
@@ -27,6 +25,8 @@ from harness.records import GpuState, Method, Record, RecordError, Timing, load_
 from harness.session import Journal, Session, git_state
 from harness.targets import Machine, machine_for
 from harness.verify import WrongResult
+from kernels.codegen import toolchain
+from kernels.codegen.toolchain import Cubin
 from schedules.tensorization import TensorCoreTile
 from schedules.workloads import Matmul
 from steps import registry

@@ -12,10 +12,10 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 import schedules as s
-from codegen.toolchain import Compiler, compile_cubin
 from harness.execution import compile_serial
 from harness.streams import WORKLOADS, Workload
 from harness.targets import machine_for
+from kernels.codegen.toolchain import Compiler, compile_cubin
 from schedules import IllegalSchedule, IllegalWorkload, Staging, StreamTile, pipeline_loop, required_pass_config
 from tests.test_schedules import cuda_text
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.toolchain import Cubin
 from harness import execution, streams
 from harness.commands.measuring import open_session
 from harness.execution import LlvmBackend
@@ -21,6 +20,7 @@ from harness.records import load_streams
 from harness.streams import WORKLOADS, StreamCase, lower_stream, slots, stream_cases, verify_stream
 from harness.targets import machine_for
 from harness.verify import WrongResult
+from kernels.codegen.toolchain import Cubin
 from schedules.errors import IllegalWorkload
 from tests.conftest import Outcome
 from tests.test_session import FakeArena, FakeGpu, gpu  # noqa: F401

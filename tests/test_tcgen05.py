@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from tvm.backend.cuda.cpp.descriptors import encode_instr_descriptor_dense_uint32, encode_smem_descriptor_base_uint64
 
-from codegen.toolchain import Compiler, disassemble
 from harness import execution
 from harness.build import Kernel, compiled, lower
 from harness.targets import machine_for
 from kernels.blackwell import BlackwellTile
+from kernels.codegen.toolchain import Compiler, disassemble
 from kernels.panels import Panels
 from kernels.tcgen05 import TensorPanels, TensorProduct, columns_at_once
 from kernels.tcgen05_ring import tcgen05_ring

@@ -13,11 +13,11 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule
 
-from codegen.toolchain import Compiler, require_compiler
 from harness.build import Kernel, compiled, executable, lower, lower_schedule, main_loop
 from harness.execution import GpuBackend, compile_serial, gpu_arch, numpy_dtype
 from harness.targets import machine_for
 from harness.verify import verify
+from kernels.codegen.toolchain import Compiler, require_compiler
 from schedules import (
     FRAGMENT,
     IllegalPipeline,

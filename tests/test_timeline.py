@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from codegen.toolchain import Compiler, Cubin, disassemble, require_compiler
 from harness import timeline as timeline_module
 from harness.build import Kernel, UnsupportedCase, compile_module, compiled, lower
 from harness.execution import GpuBackend, LlvmBackend
@@ -22,6 +21,7 @@ from harness.measure import Plan
 from harness.records import RecordError, Timeline, Track, load_timelines
 from harness.session import Session
 from harness.timeline import RUNS, NoTimeline, decode, ns_per_clock, take
+from kernels.codegen.toolchain import Compiler, Cubin, disassemble, require_compiler
 from kernels.config import HopperTile, RoleTile
 from kernels.stamps import EVENTS, HEADER, Stamps, roles_of
 from reports.check import findings, timeline_problems

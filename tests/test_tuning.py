@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from codegen.toolchain import CompileError
 from harness import execution, session, tuning
 from harness.build import Case, Kernel, lower
 from harness.execution import NoGpu
@@ -19,6 +18,7 @@ from harness.records import RecordError, TunedConfig, load_records, load_tuned
 from harness.session import Session
 from harness.tuning import candidates, cost, default_case, median_interval, tune, tuned_case
 from harness.verify import WrongResult
+from kernels.codegen.toolchain import CompileError
 from schedules.errors import IllegalSchedule
 from schedules.tiling import BlockTile, TileConfig
 from schedules.vectorization import dtype_bytes

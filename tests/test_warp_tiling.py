@@ -13,12 +13,12 @@ import tvm_ffi
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from codegen.toolchain import Compiler, require_compiler
 from harness.build import Kernel, Lowered, compiled, lower, lower_schedule, main_loop
 from harness.emulator import emulated
 from harness.execution import GpuBackend, gpu_arch
 from harness.targets import machine_for
 from harness.verify import verify
+from kernels.codegen.toolchain import Compiler, require_compiler
 from schedules import (
     IllegalSchedule,
     IllegalTile,

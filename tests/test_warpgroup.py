@@ -13,10 +13,10 @@ import pytest
 import tvm
 from tvm.s_tir import Schedule
 
-from codegen.toolchain import Compiler, arch_flags, run_nvcc
 from harness.build import Kernel, Lowered, compiled, lower, lower_schedule, main_loop
 from harness.execution import GpuBackend, compile_serial, numpy_dtype
 from harness.targets import machine_for
+from kernels.codegen.toolchain import Compiler, arch_flags, run_nvcc
 from schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from schedules.layout import flatten_contraction
 from schedules.split_reduction import add_parts, split_reduction

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from codegen import toolchain
 from harness import emulator, execution
 from harness.build import Case, Kernel, compiled, lower
 from harness.commands import NOT_VERIFIED
@@ -12,6 +11,7 @@ from harness.commands.options import runs_on_gpu
 from harness.commands.show import warn
 from harness.execution import Backend
 from harness.verify import verify
+from kernels.codegen import toolchain
 
 PLACES = {
     "gpu": "on the GPU",

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from rich.markup import escape
 
-from codegen import toolchain
 from harness import execution
 from harness.build import Case
 from harness.commands.show import print_code, progress, record_line, warn
@@ -17,6 +16,7 @@ from harness.peers import find_peers
 from harness.records import RESULTS, Record, check_writable
 from harness.session import Journal, Session
 from harness.tuning import tuned_case
+from kernels.codegen import toolchain
 
 Item = TypeVar("Item")
 

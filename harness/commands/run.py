@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from codegen import toolchain
-from codegen.toolchain import NoCompiler
 from harness.build import Case
 from harness.commands import NOT_VERIFIED
 from harness.commands.kernels import backend_for, built, verify_one, why_on_the_cpu
@@ -26,6 +24,8 @@ from harness.commands.show import print_code, print_records, print_resources, pr
 from harness.peers import find_peers
 from harness.records import Record, check_writable, shape_text
 from harness.targets import machine_for
+from kernels.codegen import toolchain
+from kernels.codegen.toolchain import NoCompiler
 from schedules.workloads import Matmul
 from steps.registry import UnknownStep, find_steps
 

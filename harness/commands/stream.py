@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from codegen import toolchain
 from harness.build import compiled
 from harness.commands.kernels import PLACES, backend_for, why_on_the_cpu
 from harness.commands.measuring import open_session, unfinished
@@ -27,6 +26,7 @@ from harness.streams import (
     stream_cases,
     verify_stream,
 )
+from kernels.codegen import toolchain
 
 TEXT = "workloads bound by memory, pipelined alike: GB/s beside a copy and torch; each result is a record"
 STREAM_SIZES, CPU_STREAM_MIB = "1,16,256,1024", 0.25

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from codegen.toolchain import cache_folder
+from kernels.codegen.toolchain import cache_folder
 
 from .errors import NoHostCompiler, UnknownText
 

@@ -8,11 +8,11 @@ import tvm
 from tvm.s_tir import dlight
 from tvm.target import Target
 
-from codegen.toolchain import compile_cubin, require_compiler
 from harness.build import compile_module
 from harness.measure import Arena
 from harness.peers.entrant import Entrant, PeerFailed, PeerKind, say
 from harness.targets import Machine
+from kernels.codegen.toolchain import compile_cubin, require_compiler
 from schedules.workloads import Matmul
 
 
