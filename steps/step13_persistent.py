@@ -32,9 +32,9 @@ from __future__ import annotations
 from tvm import tirx
 
 from kernels.persistent import persistent
+from kernels.roles import FEWEST_STAGES as FEWEST
 from kernels.stamps import Stamps
 from kernels.tma import straddles_lines, unreadable
-from kernels.warp_specialized import FEWEST_STAGES as FEWEST
 from kernels.wgmma import WarpgroupProduct
 from schedules.workloads import Matmul
 from steps.config import PERSISTENT_TILES, StepConfig
