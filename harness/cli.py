@@ -27,6 +27,7 @@ from harness.rate_files import BadRates
 from harness.records import RecordError
 from harness.targets import UnknownTarget
 from harness.timeline import NoTimeline
+from harness.traces import TraceError
 from harness.verify import WrongResult
 from kernels.codegen.toolchain import CompileError, NoCompiler
 from kernels.driver import DriverError, NoDriver
@@ -48,6 +49,7 @@ COMMANDS = {
         "depth",
         "launch",
         "fuzz",
+        "traces",
         "microbench",
     )
 }
@@ -66,6 +68,7 @@ REFUSALS = (
     NoProfiler,
     NoForecast,
     NoTimeline,
+    TraceError,
     CompileError,
     RecordError,
     MalformedStep,
