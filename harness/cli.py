@@ -25,6 +25,8 @@ from harness.microbench import UnknownQuantity, UnsuitableGpu
 from harness.peers import UnknownPeer
 from harness.rate_files import BadRates
 from harness.records import RecordError
+from harness.sanitizer.preparation import NotPrepared
+from harness.sanitizer.tools import NoSanitizer
 from harness.targets import UnknownTarget
 from harness.timeline import NoTimeline
 from harness.traces import TraceError
@@ -50,6 +52,7 @@ COMMANDS = {
         "launch",
         "fuzz",
         "traces",
+        "sanitize",
         "microbench",
     )
 }
@@ -69,6 +72,8 @@ REFUSALS = (
     NoForecast,
     NoTimeline,
     TraceError,
+    NotPrepared,
+    NoSanitizer,
     CompileError,
     RecordError,
     MalformedStep,

@@ -1,6 +1,7 @@
 """Kernels that are broken on purpose, one change each, and how the emulator finds them.
 
-Steps' kernels and the ring kernel (:mod:`tests.ring_kernel`), as tables of what is replaced by what.
+Steps' kernels and the ring kernel (:mod:`tests.ring_kernel`), as tables of what is replaced by what. With whole kernels
+beside them they are what ``python -m harness sanitize`` looks at.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from typing import NamedTuple
 
 from harness.build import Kernel, lower
 from harness.emulator import EmulatedProgram, emulated
-from tests.conftest import small_case
+from harness.emulator.source import PREAMBLE_END
+from harness.sanitizer.subjects import Subject
+from harness.traces.probe import PREAMBLE
+from schedules.workloads import Matmul
+from tests.conftest import SMALL_TILES, STEPS, make_case, small_case
 from tests.ring_kernel import edited, ring_program, ring_text
 
 WRONG = "wrong result"
@@ -194,3 +199,43 @@ def broken_cluster(name: str) -> EmulatedProgram:
     """The same of BROKEN_CLUSTER, in clusters of two blocks."""
     pattern, replacement, _ = BROKEN_CLUSTER[name]
     return ring_program(DEEP, 3, 2, edited(ring_text(3, 2), pattern, replacement))
+
+
+RAGGED = (130, 72, 200)
+WHOLE = [
+    (number, variant)
+    for number, step in STEPS.items()
+    if 5 <= number <= 13
+    for variant in (step.default_variant(True), *step.debug_variants)
+]
+
+
+def whole_step(number: int, variant: str) -> Subject:
+    """A step's kernel as it is, of a small ragged product."""
+    step = STEPS[number]
+    tile = step.tiles.kind.parse("64x64x64/1x1") if step.explicit else SMALL_TILES[step.tiles.kind]
+    lowered = lower(make_case(number, RAGGED, variant, tile=tile))
+    return Subject(f"step {number}, {variant}, whole", emulated(lowered), lowered.case.problem, whole=True)
+
+
+def subject_names() -> list[str]:
+    """The names of all broken kernels, and of whole ones."""
+    rings = [f"ring, {name}" for name in BROKEN_RING] + [f"cluster, {name}" for name in BROKEN_CLUSTER]
+    whole = [f"step {number}, {variant}, whole" for number, variant in WHOLE]
+    return [*BROKEN, *rings, *whole, "ring, whole", "cluster, whole"]
+
+
+def subject(name: str) -> Subject:
+    """The kernel of one of these names; KeyError for another."""
+    if name in BROKEN:
+        program, kernel = broken_step(name)
+        return Subject(name, program, kernel.case.problem)
+    kind, _, rest = name.partition(", ")
+    if found := re.fullmatch(r"step (\d+), (\w+), whole", name):
+        return whole_step(int(found.group(1)), found.group(2))
+    if rest == "whole":
+        program = ring_program(DEEP, 3, {"ring": 1, "cluster": 2}[kind])
+    else:
+        program = {"ring": broken_ring, "cluster": broken_cluster}[kind](rest)
+    compilable = PREAMBLE + program.cuda.removeprefix(PREAMBLE_END)
+    return Subject(name, replace(program, cuda=compilable), Matmul(*DEEP, "float16", "nt"), whole=rest == "whole")
