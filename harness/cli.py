@@ -25,6 +25,7 @@ from harness.microbench import UnknownQuantity, UnsuitableGpu
 from harness.peers import UnknownPeer
 from harness.rate_files import BadRates
 from harness.records import RecordError
+from harness.sanitizer.agreement import BadAgreement
 from harness.sanitizer.preparation import NotPrepared
 from harness.sanitizer.tools import NoSanitizer
 from harness.targets import UnknownTarget
@@ -72,6 +73,7 @@ REFUSALS = (
     NoForecast,
     NoTimeline,
     TraceError,
+    BadAgreement,
     NotPrepared,
     NoSanitizer,
     CompileError,

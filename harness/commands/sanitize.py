@@ -13,7 +13,7 @@ from harness.commands.options import UsageError, add_revision
 from harness.commands.show import console, new_table, progress
 from harness.measure import gpu_identity
 from harness.records import now
-from harness.sanitizer.agreement import Row, row_of, save, tally
+from harness.sanitizer.agreement import Row, read, row_of, save, tally
 from harness.sanitizer.judgement import AGREE, CANNOT_SEE, DISAGREE
 from harness.sanitizer.preparation import prepare, prepared_kernels, subject_names
 from harness.sanitizer.tools import ALONE, TOOLS, look_at_all, require_sanitizer, version
@@ -31,14 +31,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", default="tests.broken_kernels", metavar="MODULE", help=module)
     parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes at a time (cores)")
     parser.add_argument("--out", type=Path, help="file for the record, as JSON")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of a record; needs no GPU")
     add_revision(parser)
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Prepare, or look at what is prepared; then exit status 1 where emulator and tools disagree."""
+    """Prepare, or look at what is prepared, or show; exit status 1 where emulator and tools disagree."""
     if options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: at least 1")
-    return _prepare(options) if options.prepare else _look(options, command)
+    if options.prepare:
+        return _prepare(options)
+    rows = read(options.show) if options.show else _look(options, command)
+    _print(rows)
+    return WRONG if any(row.verdict == DISAGREE for row in rows) else 0
 
 
 def _prepare(options: argparse.Namespace) -> int:
@@ -56,7 +61,7 @@ def _counted(kinds: Counter[str]) -> list[str]:
     return [f"{count} × {kind}" for kind, count in kinds.most_common()]
 
 
-def _look(options: argparse.Namespace, command: str) -> int:
+def _look(options: argparse.Namespace, command: str) -> list[Row]:
     kernels = prepared_kernels(options.work)
     execution.require_gpu()
     sanitizer, identity = require_sanitizer(), gpu_identity()
@@ -72,8 +77,7 @@ def _look(options: argparse.Namespace, command: str) -> int:
         provenance = {"gpu": identity["gpu"], "driver": identity["driver"], "sanitizer": version(sanitizer)}
         provenance |= {"recorded_at": now(), "revision": revision, "dirty": dirty, "command": command}
         save(rows, provenance, options.out)
-    _print(rows)
-    return WRONG if any(row.verdict == DISAGREE for row in rows) else 0
+    return rows
 
 
 def _print(rows: list[Row]) -> None:

@@ -7,11 +7,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from .judgement import judge
 from .preparation import Prepared
 from .subjects import Finding
 from .tools import ALONE, TOOLS, Outcome, kept_outcome
+
+
+class BadAgreement(ValueError):
+    """A file that is no record of emulator and compute-sanitizer."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,19 @@ def save(rows: Iterable[Row], provenance: Mapping[str, object], path: Path) -> N
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {**provenance, "kernels": [asdict(row) for row in rows]}
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a record; BadAgreement for a file that is none."""
+    try:
+        kernels = json.loads(path.read_text(encoding="utf-8"))["kernels"]
+        return [_row(**kernel) for kernel in kernels]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BadAgreement(f"{path} is no record of sanitize ({error}); give what --out wrote") from error
+
+
+def _row(emulator: dict, runs: dict[str, dict], **fields: Any) -> Row:
+    return Row(emulator=Finding(**emulator), runs={tool: Outcome(**run) for tool, run in runs.items()}, **fields)
 
 
 def tally(rows: Iterable[Row]) -> dict[str, Counter[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import pickle
@@ -14,6 +15,7 @@ from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
+from harness import emulator
 from harness.gpu_program import GpuProgram
 from kernels.codegen.toolchain import Compiler, compile_cubin
 
@@ -57,9 +59,11 @@ class Prepared:
         return GpuProgram(self.subject.program, self._cubin.read_bytes())
 
     def is_of(self, subject: Subject, cubin: bytes) -> bool:
-        """Whether all is there, of this kernel."""
-        there = (self.folder / "emulator.json").exists() and self._cubin.exists()
-        return there and self.subject == subject and self._cubin.read_bytes() == cubin
+        """Whether all is there, of this kernel and this emulator."""
+        said = self.folder / "emulator.json"
+        if not said.exists() or not self._cubin.exists() or self._cubin.read_bytes() != cubin:
+            return False
+        return json.loads(said.read_text(encoding="utf-8"))["of"] == digest_of(subject)
 
     def write(self, subject: Subject, cubin: bytes) -> None:
         """Ask the emulator, and keep everything; what it says comes last, for what is interrupted is not done."""
@@ -67,8 +71,19 @@ class Prepared:
         (self.folder / "emulator.json").unlink(missing_ok=True)
         (self.folder / "subject.pickle").write_bytes(pickle.dumps(subject))
         self._cubin.write_bytes(cubin)
-        found = {"name": subject.name, "finding": asdict(emulated_finding(subject))}
+        found = {"name": subject.name, "of": digest_of(subject), "finding": asdict(emulated_finding(subject))}
         (self.folder / "emulator.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def digest_of(subject: Subject) -> str:
+    """Of a kernel and of the emulator: what the emulator says depends on both."""
+    return hashlib.sha256(repr(subject).encode() + _emulator_sources()).hexdigest()
+
+
+@functools.cache
+def _emulator_sources() -> bytes:
+    folder = Path(emulator.__file__).parent
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".h", ".cpp"))
 
 
 def folder_name(name: str) -> str:
