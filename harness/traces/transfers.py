@@ -13,7 +13,8 @@ BOX_ROWS = 10  # more than the eight that a swizzle permutes
 WIDTHS = {"none": 48, "32": 32, "64": 64, "128": 128}  # bytes of a box's row
 NUMBERS = {"none": 0, "32": 1, "64": 2, "128": 3}  # as CUDA has the swizzles
 POOL_BYTES, BARRIER, UNTOUCHED = 4096, 2048, 0xAAAA
-INSIDE, BEYOND_END, BEFORE_START = (8, 3), (61, 14), (-5, -3)  # column and row of a box's first element
+# Column and row of a box's first element. Columns are multiples of 16 bytes: an H200 takes no others.
+INSIDE, BEYOND_END, BEFORE_START = (8, 3), (64, 14), (-8, -3)
 CORNERS = {"inside": INSIDE, "beyond_the_end": BEYOND_END, "before_the_start": BEFORE_START}
 SHIFT = 256  # a destination that no wider swizzle's pattern begins at
 
@@ -137,18 +138,20 @@ def _load(swizzle: str, where: str, shift: int = 0, dtype: str = "float16", clus
         lines = table(np.concatenate(pieces).reshape(-1, 16 // kind().itemsize))
         return [line.replace(str(untouched), "-") for line in lines]
 
+    column, row = CORNERS[where]
+    corner = (column * 2 // np.dtype(kind).itemsize, row)
     kernel = "tma_multicast" if cluster > 1 else "tma_load"
     extra = "_shifted" * bool(shift) + "_float32" * (dtype != "float16")
     return Probe(
         f"{kernel}_{swizzle}_{where}{extra}",
         kernel,
         TEXT,
-        (_map("tensor", swizzle, dtype), OUT, *CORNERS[where], shift, size),
+        (_map("tensor", swizzle, dtype), OUT, *corner, shift, size),
         {"tensor": tensor},
         np.zeros(cluster * BARRIER // 4, np.uint32),
         show,
         "pieces of 16 bytes of shared memory, of each block; elements of the tensor by number from 1, row after row; "
-        f"0: filled, -: not written; the box begins at column, row {CORNERS[where]}, byte {shift}",
+        f"0: filled, -: not written; the box begins at column, row {corner}, byte {shift}",
         cluster=cluster,
         dynamic_bytes=POOL_BYTES,
     )
@@ -175,7 +178,7 @@ def _add() -> Probe:
         "tma_add_128_beyond_the_end",
         "tma_add",
         TEXT,
-        (_map(OUT, "128", "float32"), "memory", 30, 14, POOL_BYTES // 4),
+        (_map(OUT, "128", "float32"), "memory", 28, 14, POOL_BYTES // 4),
         {"memory": _numbered(POOL_BYTES // 4, np.float32)},
         np.full((ROWS, COLUMNS // 2), 5000, np.float32),
         lambda out: table(out.astype(int)),
