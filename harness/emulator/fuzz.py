@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from harness.build import Case, UnsupportedCase, lower
-from harness.targets import DEFAULT_ARCH, machine_for
+from harness.targets import DEFAULT_ARCH, Machine, machine_for
 from harness.verify import WrongResult, check_output
 from schedules.errors import IllegalSchedule
 from schedules.workloads import LAYOUTS, Matmul
@@ -20,6 +20,25 @@ Choice = TypeVar("Choice")
 Choose = Callable[[Sequence[Choice]], Choice]
 REFUSALS = (IllegalSchedule, UnsupportedCase)
 SIZES, DEPTHS, STAGES = range(1, 97), range(1, 129), range(1, 7)
+
+
+@dataclass(frozen=True)
+class SmallMachine(Machine):
+    """A machine with as many multiprocessors as one likes, so that small products fill it several times."""
+
+    multiprocessors: int = 1
+
+    @property
+    def sms(self) -> int:
+        """Multiprocessors."""
+        return self.multiprocessors
+
+    @classmethod
+    def of(cls, machine: Machine, multiprocessors: int) -> SmallMachine:
+        """Another machine with so many."""
+        return cls(
+            **{part.name: getattr(machine, part.name) for part in fields(Machine)}, multiprocessors=multiprocessors
+        )
 
 
 @dataclass
