@@ -81,14 +81,13 @@ void load_flag(int& value, const int* from, bool acquires) {
   Thread& t = EMU_THREAD;
   check_flag(t, from, false, "ld.global");
   Flag& flag = machine.flags[uintptr_t(from)];
-  if (t.poll.flag == from && t.poll.place == t.place && t.poll.value == *from && t.poll.step + 1 == t.steps) {
+  if (looks_again(t, from, *from)) {
     t.detail = text("which is %d", *from);
     flag.waiting.push_back(&t);
     wait_here(t, AT_A_FLAG);
   }
   if (acquires) acquire_from(flag, t);
   value = *from;
-  t.poll = {from, t.place, value, t.steps};
 }
 
 extern "C" char __ehdr_start, _end;

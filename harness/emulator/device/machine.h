@@ -60,7 +60,7 @@ struct Box { CUtensorMap map; int corner[5]; const uchar* from; bool add; };
 enum Status { READY, BLOCKED, DONE };
 
 struct Cluster;
-struct Poll { const void *flag, *place; int64_t value; uint64_t step; };
+struct Look { const void *at, *place; int64_t value; uint64_t step; };
 
 struct Thread {
   Cluster* cluster;
@@ -73,7 +73,7 @@ struct Thread {
   std::string detail;         // and on what exactly
   const void* place;          // in the kernel's code
   uint64_t steps;             // accesses to memory, and instructions of the emulator's
-  Poll poll;                  // the last look at a flag, and after how many steps it was
+  Look look;                  // the last one at what it polls, and after how many steps it was
   Clocks clocks;
   uint copy_agent, store_agent;  // what it issues; 0 before the first
   std::vector<Copy> open;     // cp.async not committed; then the committed groups
@@ -233,6 +233,13 @@ inline Thread& entered(const void* from) {
   return *machine.current;
 }
 #define EMU_THREAD entered(__builtin_return_address(0))
+
+// Whether a thread polls: it has looked at the same before, from the same place, and done nothing since.
+inline bool looks_again(Thread& t, const void* at, int64_t value) {
+  Look last = t.look;
+  t.look = {at, t.place, value, t.steps};
+  return last.at == at && last.place == t.place && last.value == value && last.step + 1 == t.steps;
+}
 
 // Fibers.
 void wait_here(Thread& t, const char* what);

@@ -72,12 +72,14 @@ void arrive(uint address, uint count, uint expected_bytes, bool arrives) {
   perhaps_complete(m);
 }
 
+// A thread that only tests, and does so again with nothing in between, waits as others do.
 void try_wait(bool& done, uint address, uint parity, bool blocking) {
   Thread& t = EMU_THREAD;
   MBarrier& m = mbarrier_at(t, address);
   if (rank_of(t, address) != t.rank) fail("mbarrier", "a wait on another block's mbarrier" + at(t));
   done = (m.phase & 1) != (parity & 1);
-  if (!done && (!blocking || (machine.spurious && draw(8) == 0))) {
+  bool again = looks_again(t, &m, m.phase);
+  if (!done && (blocking ? machine.spurious && draw(8) == 0 : !again)) {
     t.cluster->ranks.shuffle(*t.cluster);
     leave(t);
     return;
