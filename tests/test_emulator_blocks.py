@@ -11,8 +11,8 @@ import pytest
 
 from harness.build import Kernel, lower
 from harness.emulator import EmulatedProgram, EmulatorBackend, KernelFault, Launch, emulated
-from harness.emulator.fuzz import SmallMachine
 from harness.emulator.source import PREAMBLE_END
+from harness.fuzzing import SmallMachine
 from harness.verify import verify, verify_launch
 from kernels.config import RoleTile
 from kernels.stream import plan_for
