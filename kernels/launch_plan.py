@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from schedules.errors import IllegalSchedule
+from schedules.vectorization import dtype_bytes
+
+MATRICES = ("A", "B", "C")  # buffers of a kernel that a caller gives; all others are its workspaces
 
 
 class UnsupportedLaunch(IllegalSchedule):
@@ -65,11 +68,16 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class PlainBuffer:
-    """A kernel's pointer to a buffer of elements of so many bytes, whose shape is written into the kernel."""
+    """A kernel's pointer to a buffer whose shape is written into the kernel; ``dtype`` is that of its host code."""
 
     buffer: str
-    itemsize: int
+    dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return dtype_bytes(self.dtype)
 
     def check(self, matrix: Rows) -> None:
         """Raise UnsupportedLaunch for a matrix that lies otherwise than the kernel was written for."""
@@ -96,6 +104,15 @@ class LaunchPlan:
     cluster: tuple[int, int, int]
     shared_bytes: int
     overlaps: bool = False
+
+    @property
+    def workspaces(self) -> tuple[PlainBuffer, ...]:
+        """What the kernel keeps in device memory between launches, beside the matrices that it is given.
+
+        Whole numbers there are flags: zeros before the first launch, and after each.
+        """
+        plain = (parameter for parameter in self.parameters if isinstance(parameter, PlainBuffer))
+        return tuple(buffer for buffer in plain if buffer.buffer not in MATRICES)
 
     @property
     def cluster_blocks(self) -> int:

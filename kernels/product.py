@@ -52,7 +52,11 @@ class Product:
         if (addresses[0] | addresses[1] | addresses[2]) % STRIDE_BYTES:
             for name, address in zip(("a", "b", "out"), addresses):
                 check_address(name, address)
-        self._launcher(stream, *addresses)
+        if self._launcher.workspaces:
+            room = self._launcher.workspaces.of(stream, left)
+            self._launcher(stream, *addresses, *room.addresses)
+        else:
+            self._launcher(stream, *addresses)
         if result is not out:
             out.copy_(result[:, : self._out.columns])
         return out

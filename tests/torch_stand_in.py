@@ -17,7 +17,13 @@ import numpy as np
 from kernels.launch_plan import LaunchPlan, PlainBuffer, TensorMap
 from schedules.workloads import Matmul
 
-DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
+DTYPES = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+    "int32": np.int32,
+}
 ENCODED_DTYPES = {6: "float16", 7: "float32", 9: "bfloat16"}
 ALIGNMENT = 256
 
@@ -42,12 +48,12 @@ class Tensor:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: str, device: int = 0, offset: int = 0) -> Tensor:
-        """NaNs at an address ``offset`` bytes beyond an aligned one."""
+        """NaNs, or -1 for whole numbers, at an address ``offset`` bytes beyond an aligned one."""
         kind = np.dtype(DTYPES[dtype])
         room = np.empty(int(np.prod(shape)) * kind.itemsize + 2 * ALIGNMENT, np.uint8)
         begin = -room.ctypes.data % ALIGNMENT + offset
         array = room[begin : begin + int(np.prod(shape)) * kind.itemsize].view(kind).reshape(shape)
-        array[...] = np.nan
+        array[...] = np.nan if kind.kind != "i" else -1
         return cls(array, dtype, device)
 
     @classmethod
@@ -85,6 +91,11 @@ class Tensor:
     def new_empty(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
         return Tensor.empty(shape, str.__str__(dtype or self.dtype), self._device)
 
+    def new_zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        made = self.new_empty(shape, dtype)
+        made.array[...] = 0
+        return made
+
     def copy_(self, other: Tensor) -> None:
         self.array[...] = other.array
 
@@ -98,16 +109,21 @@ def torch_stand_in(gpus: int = 1) -> SimpleNamespace:
     cuda.current_stream = lambda: cuda.stream
     cuda.is_available = lambda: gpus > 0
     cuda.is_current_stream_capturing = lambda: cuda.capturing
-    return SimpleNamespace(Tensor=Tensor, cuda=cuda, is_grad_enabled=lambda: True)
+    dtypes = {name: Dtype(name) for name in DTYPES}
+    return SimpleNamespace(Tensor=Tensor, cuda=cuda, is_grad_enabled=lambda: True, **dtypes)
 
 
 class Library:
-    """Stands in for libcuda: notes calls, and multiplies. ``failing`` maps a function's name to its status."""
+    """Stands in for libcuda: notes calls, and multiplies. ``failing`` maps a function's name to its status.
+
+    ``streams`` are those of launches, ``flags`` the addresses of the flags in workspaces that these were given.
+    """
 
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
         self.calls: list[tuple[str, tuple]] = []
         self.failing: dict[str, int] = {}
         self.streams: list[int] = []
+        self.flags: list[int] = []
         self.kernels: list[tuple[LaunchPlan, Matmul]] = []
         self._attributes = {75: capability[0], 76: capability[1], 1: 1024, 10: 32, 12: 65536, 97: 232448, 16: 132}
         self._maps: dict[int, tuple] = {}
@@ -163,16 +179,24 @@ class Library:
         plan, problem = self.kernels[function.value - 1]
         pairs = zip(plan.parameters, parameters)
         matrices = {each.buffer: self._matrix(each, value, problem.out_dtype) for each, value in pairs}
+        self._look_at_flags(matrices.pop("flags", None))
         a, b = (matrices[name].astype(np.float64) for name in "AB")
         b = b if problem.layout == "nn" else b.T
         matrices["C"][:, : b.shape[1]] = a @ b
+
+    def _look_at_flags(self, flags: np.ndarray | None) -> None:
+        """Flags must be down before each launch."""
+        if flags is not None:
+            assert not flags.any()
+            self.flags.append(flags.ctypes.data)
 
     def _matrix(self, parameter: TensorMap | PlainBuffer, value: int, dtype: str) -> np.ndarray:
         """The matrix that a parameter describes; ``dtype`` is that of a plain buffer."""
         if isinstance(parameter, TensorMap):
             address, dtype, shape, row_bytes = self._maps[value]
         else:
-            address, shape = ctypes.c_void_p.from_address(value).value, parameter.shape
+            address, shape = ctypes.c_void_p.from_address(value).value, (1, *parameter.shape)[-2:]
+            dtype = dtype if parameter.buffer == "C" else parameter.dtype
             row_bytes = shape[1] * parameter.itemsize
         kind = np.dtype(DTYPES[dtype])
         extent = (shape[0] - 1) * row_bytes + shape[1] * kind.itemsize
