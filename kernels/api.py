@@ -17,7 +17,7 @@ from .codegen.toolchain import require_compiler
 from .config import HopperTile
 from .driver import cuda_driver
 from .errors import UnsupportedGpu, WrongDevice, WrongDtype
-from .heuristic import choose
+from .heuristic import Machine, choose
 from .launcher import LoadedKernel, compile_kernel, load_kernel
 from .operands import Form, arrange, output_rows
 from .product import Product
@@ -101,27 +101,27 @@ def _product(a: Key, b: Key, out: Key | None, out_dtype: torch.dtype | None, dev
     forms = {name: Form(name, tuple(key[0]), tuple(key[1]), _name(key[2])) for name, key in given.items()}
     operands = arrange(forms["a"], forms["b"], _name(dtype))
     result = output_rows(forms.get("out") or Form("out", operands.shape, (operands.columns, 1), _name(dtype)), operands)
-    return Product(_loaded(operands.problem, device), operands, result, dtype)
+    return Product(_loaded(operands.problem, operands.straddles, device), operands, result, dtype)
 
 
 @functools.cache
-def _loaded(problem: Matmul, device: int) -> LoadedKernel:
-    """The kernel for a problem on a GPU, compiled and loaded."""
+def _loaded(problem: Matmul, straddles: bool, device: int) -> LoadedKernel:
+    """The kernel for a problem on a GPU, compiled and loaded; ``straddles`` is :attr:`Operands.straddles`."""
     import torch
 
-    target, multiprocessors = _gpu(device)
+    machine = _gpu(device)
     if torch.cuda.is_current_stream_capturing():
         raise FirstCallInCapture(
             f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
             "cannot be captured in a CUDA graph; call it once before"
         )
-    function = choose(problem, target, multiprocessors).build(problem)
-    return load_kernel(compile_kernel(function, target, require_compiler()), cuda_driver(), device)
+    function = choose(problem, machine).build(problem, machine, straddles)
+    return load_kernel(compile_kernel(function, machine.target, require_compiler()), cuda_driver(), device)
 
 
 @functools.cache
-def _gpu(device: int) -> tuple[Target, int]:
-    """A GPU as a target with its limits, and its multiprocessors; UnsupportedGpu for any but an sm_90."""
+def _gpu(device: int) -> Machine:
+    """A GPU as a target with its limits, its multiprocessors and name; UnsupportedGpu for any but an sm_90."""
     driver = cuda_driver()
     capability = tuple(driver.attribute(device, number) for number in CAPABILITY)
     if capability != HOPPER:
@@ -132,7 +132,8 @@ def _gpu(device: int) -> tuple[Target, int]:
             remedy="call torch.matmul",
         )
     limits = {name: driver.attribute(device, number) for name, number in LIMITS.items()}
-    return Target({"kind": "cuda", "arch": HopperTile.ARCH, **limits}), driver.attribute(device, MULTIPROCESSORS)
+    target = Target({"kind": "cuda", "arch": HopperTile.ARCH, **limits})
+    return Machine(target, driver.attribute(device, MULTIPROCESSORS), driver.name(device))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -18,6 +18,7 @@ TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 128
 TENSOR_MAP_DTYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
 MAX_DYNAMIC_SHARED_BYTES, ALLOW_LARGE_CLUSTERS = 8, 14  # CUfunction_attribute
 CLUSTER_EXTENTS, OVERLAPS_PREVIOUS = 4, 6  # CUlaunchAttributeID
+NAME_BYTES = 256
 PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters can hold
 
 
@@ -103,6 +104,13 @@ class Driver:
         self.call("cuDeviceGet", ctypes.byref(handle), device)
         self.call("cuDeviceGetAttribute", ctypes.byref(value), number, handle)
         return value.value
+
+    def name(self, device: int) -> str:
+        """A device's name, as "NVIDIA H200"."""
+        handle, text = ctypes.c_int(), ctypes.create_string_buffer(NAME_BYTES)
+        self.call("cuDeviceGet", ctypes.byref(handle), device)
+        self.call("cuDeviceGetName", text, NAME_BYTES, handle)
+        return text.value.decode()
 
     def load(self, cubin: bytes, plan: LaunchPlan) -> ctypes.c_void_p:
         """A plan's kernel, loaded from a cubin into the thread's context, allowed the shared memory that it asks for.

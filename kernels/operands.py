@@ -89,6 +89,11 @@ def padded(matrix: Rows, itemsize: int) -> Rows:
     return Rows(matrix.rows, matrix.columns, _round_up(matrix.columns * itemsize, ROW_BYTES))
 
 
+def readable(matrix: Rows, itemsize: int) -> Rows:
+    """The matrix itself, or the padded rows that it is copied to."""
+    return matrix if fits_tma(matrix) else padded(matrix, itemsize)
+
+
 @dataclass(frozen=True)
 class Operands:
     """A product's operands as they lie, and the problem that a kernel is made for.
@@ -105,6 +110,11 @@ class Operands:
     def shape(self) -> tuple[int, int]:
         """The product's rows and columns."""
         return self.problem.m, self.columns
+
+    @property
+    def straddles(self) -> bool:
+        """Whether the rows of B that a kernel reads begin within cache lines."""
+        return readable(self.b, dtype_bytes(self.problem.dtype)).row_bytes % ROW_BYTES != 0
 
     def output(self, plan: LaunchPlan, out: Rows) -> Rows:
         """The rows that a kernel stores: ``out`` itself, or what must be copied to it.

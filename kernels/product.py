@@ -9,7 +9,7 @@ from schedules.vectorization import dtype_bytes
 
 from .launch_plan import Rows
 from .launcher import Launcher, LoadedKernel
-from .operands import Operands, check_address, check_apart, fits_tma, padded
+from .operands import Operands, check_address, check_apart, readable
 from .tma import STRIDE_BYTES
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Product:
         self._itemsize, self._out_itemsize = dtype_bytes(problem.dtype), dtype_bytes(problem.out_dtype)
         self._operands, self._out, self._dtype = operands, out, dtype
         self._transposed = problem.layout == "nt"
-        self._a, self._b = (_readable(matrix, self._itemsize) for matrix in (operands.a, operands.b))
+        self._a, self._b = (readable(matrix, self._itemsize) for matrix in (operands.a, operands.b))
         self._result = operands.output(kernel.plan, out)
         self._launcher = Launcher(kernel, {"A": self._a, "B": self._b, "C": self._result})
         self._warn()
@@ -86,11 +86,6 @@ class Product:
                 PaddedCopy,
                 stacklevel=5,  # the caller of matmul
             )
-
-
-def _readable(matrix: Rows, itemsize: int) -> Rows:
-    """The matrix itself, or the padded rows that it is copied to."""
-    return matrix if fits_tma(matrix) else padded(matrix, itemsize)
 
 
 def _room(like: torch.Tensor, matrix: Rows, itemsize: int) -> torch.Tensor:

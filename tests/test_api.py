@@ -11,6 +11,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +22,12 @@ import pytest
 import tvm
 
 from harness.execution import require_gpu
+from harness.records import RESULTS, Record
 from harness.targets import machine_for
 from kernels import api, matmul
 from kernels.codegen.lowering import generate
 from kernels.codegen.toolchain import NoCompiler
-from kernels.config import HopperTile
+from kernels.config import RoleTile
 from kernels.driver import Driver
 from kernels.errors import (
     OverlappingOutput,
@@ -35,14 +38,23 @@ from kernels.errors import (
     WrongDtype,
     WrongShape,
 )
-from kernels.heuristic import CANDIDATES, Candidate, choose
+from kernels.heuristic import (
+    BARRIER_CYCLES,
+    LAUNCH_CYCLES,
+    RUNGS,
+    Choice,
+    Machine,
+    choices,
+    choose,
+    tuned,
+)
 from kernels.host_code import launch_plan
 from kernels.launcher import TIR_PIPELINE, CompiledKernel
 from kernels.operands import Form, arrange
 from kernels.product import PaddedCopy
-from kernels.tma_ring import tma_ring
 from schedules.errors import IllegalTile, IllegalWorkload
 from schedules.workloads import Matmul
+from tests.conftest import STEPS
 from tests.torch_stand_in import Library, Tensor, torch_stand_in
 
 TARGET = machine_for("sm_90a").target()
@@ -50,36 +62,71 @@ TARGET = machine_for("sm_90a").target()
 
 # The heuristic
 
+H200 = Machine(TARGET, 132, "NVIDIA H200")
+MEASURED = [(size, size, size) for size in (256, 512, 1024, 2048, 4096, 8192)] + [(4096, 4096, 14336)]
+OTHERS = [(1, 4096, 4096), (129, 264, 8192), (1000, 1000, 1000), (128, 128, 65536)]
 
-@pytest.mark.parametrize(
-    ("shape", "tile"),
-    [
-        ((256, 256, 256), "64x64x64/1x1"),
-        ((1024, 1024, 14336), "64x128x64/1x1"),
-        ((4096, 4096, 4096), "128x256x64/2x1"),
-        ((1, 4096, 4096), "64x64x64/1x1"),
-    ],
-)
-def test_many_tiles_are_large_and_few_are_small(shape: tuple[int, int, int], tile: str) -> None:
-    assert str(choose(Matmul(*shape, "float16"), TARGET, 132).tile) == tile
+
+@pytest.mark.parametrize("shape", [*MEASURED, *OTHERS])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_rung_13_is_taken_with_the_tile_that_its_step_takes(shape: tuple[int, int, int], layout: str) -> None:
+    problem = Matmul(*shape, "float16", layout)
+    chosen = choose(problem, H200)
+    assert chosen.rung.number == 13
+    assert (chosen.tile, chosen.stages) == STEPS[13].default_for(problem, TARGET, 132)
+
+
+def test_what_was_measured_is_taken_on_that_gpu_alone() -> None:
+    problem = Matmul(1024, 1024, 14336, "float16")
+    chosen = choose(problem, H200)
+    assert (chosen.rung.number, str(chosen.tile), chosen.stages) == (12, "64x128x64/1x1", 8)
+    assert choose(problem, replace(H200, name="NVIDIA H100 80GB HBM3")).rung.number == 13
+
+
+def test_every_tuned_choice_was_faster_in_the_same_rounds_than_what_costs_least() -> None:
+    """A record times a step and the one before in the same rounds: the tuned choice is the one before, and faster."""
+    for (m, n, k, dtype, layout), chosen in tuned("NVIDIA H200").items():
+        problem = Matmul(m, n, k, dtype, layout)
+        usual = choose(problem, replace(H200, name=""))
+        label = f" {problem.shape} {dtype} {chosen.tile} {chosen.stages} stages"
+        compared = [
+            record
+            for path in RESULTS.glob(f"h200-step{usual.rung.number}-*-{problem.shape}-{layout}-{dtype}-*.json")
+            for record in [Record.read(path)]
+            if record.tile == str(usual.tile) and record.previous.label.endswith(label)
+        ]
+        assert compared
+        for record in compared:
+            assert record.previous.label.startswith(f"step{chosen.rung.number}_")
+            assert median(record.previous.samples_ms) < median(record.timing.samples_ms)
+
+
+def test_rungs_cost_what_they_do_beside_their_tiles_work() -> None:
+    problem, tile = Matmul(2048, 2048, 2048, "float16"), RoleTile.parse("128x256x64/2x1")
+    overlapped, roles, ring = (rung.cost(problem, tile, 132) for rung in RUNGS.values())
+    assert roles - overlapped == LAUNCH_CYCLES
+    assert ring - roles == 32 * BARRIER_CYCLES
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-def test_every_candidate_is_a_kernel(layout: str) -> None:
-    for candidate in CANDIDATES:
-        assert candidate.tile.violations(TARGET, 2, candidate.stages) == []
-        assert candidate.build(Matmul(256, 512, 512, "float16", layout)).params
+def test_every_choice_fits_and_every_rung_is_a_kernel(layout: str) -> None:
+    for choice in choices():
+        assert choice.tile.violations(TARGET, 2, choice.stages) == []
+    for rung in RUNGS.values():
+        smallest = Choice.parse(rung, rung.choices.split()[-1])
+        assert smallest.build(Matmul(256, 512, 512, "float16", layout), H200).params
 
 
-def test_another_kernel_joins_by_its_costs() -> None:
-    problem = Matmul(4096, 4096, 4096, "float16")
-    better = Candidate(tma_ring, HopperTile.parse("128x256x64/2x1"), 4, step_cycles=0, turn_cycles=100)
-    assert choose(problem, TARGET, 132, (*CANDIDATES, better)) is better
+def test_rows_across_cache_lines_make_clusters() -> None:
+    problem = Matmul(512, 520, 512, "float16")
+    chosen = Choice.parse(RUNGS[13], "64x128x64/1x1@2")
+    built = [chosen.build(problem, H200, straddles) for straddles in (None, False)]
+    assert ["cta_id_in_cluster" in str(function) for function in built] == [True, False]
 
 
-def test_no_candidate_for_another_target() -> None:
+def test_no_choice_for_another_target() -> None:
     with pytest.raises(IllegalTile, match="sm_80 has no wgmma fed by TMA"):
-        choose(Matmul(64, 64, 64, "float16"), machine_for("sm_80").target(), 108)
+        choose(Matmul(64, 64, 64, "float16"), Machine(machine_for("sm_80").target(), 108))
 
 
 # How operands lie
@@ -135,10 +182,15 @@ def _forget() -> None:
         cache.cache_clear()
 
 
-def _use(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(problem: Matmul, *machine: Any) -> SimpleNamespace:
-        candidate = choose(problem, *machine)
-        return SimpleNamespace(build=lambda same: (candidate.build(same), same))
+def _simple(_problem: Matmul, _machine: Machine) -> Choice:
+    """Rung 11's kernel for all: it is built fastest, and is given the same matrices."""
+    return Choice.parse(RUNGS[11], "64x64x64/1x1@4")
+
+
+def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
+    def chosen(problem: Matmul, machine: Machine) -> SimpleNamespace:
+        choice = choosing(problem, machine)
+        return SimpleNamespace(build=lambda same, *how: (choice.build(same, *how), same))
 
     def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
         function, problem = built
@@ -195,6 +247,21 @@ def test_dtype_of_the_result(library: Library) -> None:
     assert matmul(a, b, out=Tensor.empty((16, 16), "float32")).array.dtype == np.float32
     odd = operand(2, (16, 15), "transposed", "bfloat16")  # stored from registers: TVM's host code calls these uint16
     assert (matmul(a, odd).array.astype(np.float64) == product_of(a, odd, ml_dtypes.bfloat16)).all()
+
+
+def test_the_chosen_kernel_gets_its_workspaces(
+    library: Library, torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last wave that is cut: each stream's launches have the same flags, a captured one others."""
+    _use(library, monkeypatch, choose)
+    a, b = operand(0, (128, 8192)), operand(1, (8192, 64), "transposed")
+    for stream, capturing in ((0, False), (0, False), (5, False), (5, True), (0, False)):
+        torch.cuda.stream.cuda_stream, torch.cuda.capturing = stream, capturing
+        assert (matmul(a, b).array.astype(np.float64) == product_of(a, b, np.float16)).all()
+    assert library.kernels[0][0].overlaps
+    first, again, other, captured, last = library.flags
+    assert first == again == last
+    assert len({first, other, captured}) == 3
 
 
 def test_one_kernel_for_all_tensors_of_a_shape(library: Library) -> None:
@@ -440,7 +507,7 @@ def test_products_are_right(real: Any, shape: tuple[int, int, int], b_lies: str,
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::kernels.product.PaddedCopy")
-@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63)])
+@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63), (128, 64, 8192)])
 def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
@@ -449,7 +516,7 @@ def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, s
     graph = real.cuda.CUDAGraph()
     with real.cuda.graph(graph):
         got = matmul(a, b)
-    for seed in (2, 3):
+    for seed in (2, 3, 4):
         a.copy_(random(real, seed, (m, k), "dense", "float16"))
         graph.replay()
         real.cuda.synchronize()
@@ -476,6 +543,44 @@ def test_products_wait_for_what_is_before_them_in_the_current_stream(real: Any) 
         got = matmul(a, b)
     stream.synchronize()
     check_real(real, got, wanted, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(256, 256, 256), (128, 64, 8192), (1024, 1024, 14336), (2304, 2304, 4096)])
+def test_products_in_a_row_read_what_the_one_before_wrote(real: Any, shape: tuple[int, int, int]) -> None:
+    """Overlapped launches: the second begins while the first runs, and multiplies its result."""
+    m, n, k = shape
+    a, b = random(real, 0, (m, k), "dense", "bfloat16"), random(real, 1, (k, n), "dense", "bfloat16")
+    c = random(real, 2, (n, k), "dense", "bfloat16")
+    between, after = real.empty((m, n), dtype=real.bfloat16, device="cuda"), []
+    for _ in range(20):
+        between.fill_(float("nan"))
+        matmul(a, b, out=between)
+        after.append(matmul(between, c, out_dtype=real.float32))
+    wanted = (between.double() @ c.double()).float()
+    check_real(real, between, a, b)
+    for got in after:
+        assert float((got - wanted).abs().max()) <= 2**-12 * float(wanted.abs().max())
+
+
+@pytest.mark.gpu
+def test_streams_and_graphs_beside_each_other_have_their_own_workspaces(real: Any) -> None:
+    a, b = random(real, 0, (128, 8192), "dense", "float16"), random(real, 1, (8192, 64), "dense", "float16")
+    wanted = matmul(a, b)
+    check_real(real, wanted, a, b)
+    real.cuda.synchronize()
+    graph = real.cuda.CUDAGraph()
+    with real.cuda.graph(graph):
+        captured = matmul(a, b)
+    streams, results = [real.cuda.Stream() for _ in range(3)], []
+    for _ in range(50):
+        graph.replay()
+        for stream in streams:
+            with real.cuda.stream(stream):
+                results.append(matmul(a, b))
+    real.cuda.synchronize()
+    for got in (captured, *results):
+        assert float((got - wanted).abs().max()) <= 2**-10 * float(wanted.abs().max())
 
 
 @pytest.mark.gpu

@@ -154,6 +154,9 @@ class Library:
     def _cuDeviceGetAttribute(self, value: Any, number: int, _device: Any) -> None:
         value._obj.value = self._attributes[number]
 
+    def _cuDeviceGetName(self, text: Any, _length: int, _device: Any) -> None:
+        text.value = b"NVIDIA H200"
+
     def _cuTensorMapEncodeTiled(self, encoded: Any, dtype: int, rank: int, address: Any, *described: Any) -> None:
         assert ctypes.addressof(encoded._obj) % 64 == 0
         assert rank == 2
