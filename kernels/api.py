@@ -67,34 +67,30 @@ def matmul(
     and what to do; an output overlaps an operand where their first to last bytes do.
     NoCompiler, CompileError : from nvcc. FirstCallInCapture, DriverError : RuntimeErrors.
     """
-    import torch
-
-    for name, tensor in (("a", a), ("b", b), ("out", out)):
-        if tensor is not None and not (isinstance(tensor, torch.Tensor) and tensor.is_cuda):
-            raise _misplaced(name, tensor)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        raise RuntimeError("matmul records no gradients, and a or b requires them; call it under torch.no_grad()")
-    stream = torch.cuda.current_stream()
-    key = (_key(a), _key(b), None if out is None else _key(out), out_dtype, stream.device_index)
-    return _product(*key)(a, b, out, stream.cuda_stream)
-
-
-def _key(tensor: torch.Tensor) -> Key:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
+    try:
+        left = a.shape, a.stride(), a.dtype, a.get_device()
+        right = b.shape, b.stride(), b.dtype, b.get_device()
+        result = out if out is None else (out.shape, out.stride(), out.dtype, out.get_device())
+        learned = a.requires_grad or b.requires_grad
+    except AttributeError:
+        _check_tensors(a=a, b=b, out=out)
+        raise
+    if learned:
+        _check_no_gradients()
+    product = _product(left, right, result, out_dtype)
+    if product.current_device() != product.device:
+        raise _elsewhere("a", product.device)
+    return product(a, b, out)
 
 
 @functools.lru_cache(CACHED_PRODUCTS)
-def _product(a: Key, b: Key, out: Key | None, out_dtype: torch.dtype | None, device: int) -> Product:
-    """The product of tensors of such forms, ready to run: everything but their addresses is checked here."""
+def _product(a: Key, b: Key, out: Key | None, out_dtype: torch.dtype | None) -> Product:
+    """The product of tensors of such forms, ready to run: everything but their addresses is checked here.
+
+    What is checked at each call beside these: gradients, and that the GPU is the current one.
+    """
     given = {name: key for name, key in (("a", a), ("b", b), ("out", out)) if key}
-    for name, key in given.items():
-        if key[3] != device:
-            raise WrongDevice(
-                f"{name} is on another GPU than the current one",
-                value=f"cuda:{key[3]}",
-                limit=f"cuda:{device}",
-                remedy="move it, or call torch.cuda.set_device",
-            )
+    device = _device_of(given)
     dtype = out_dtype or (out or a)[2]
     if out and out[2] != dtype:
         raise WrongDtype("out has another dtype than out_dtype", value=out[2], limit=dtype, remedy="give one of both")
@@ -141,12 +137,44 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _misplaced(name: str, tensor: object) -> Exception:
-    """What is wrong with an argument that is no tensor on a GPU."""
+def _check_tensors(**given: object) -> None:
+    """Raise TypeError for the first argument that is no tensor; one that is None was not given."""
     import torch
 
-    if not isinstance(tensor, torch.Tensor):
-        return TypeError(f"{name} is a {type(tensor).__name__}; give a torch tensor")
-    if not torch.cuda.is_available():
-        return UnsupportedGpu("there is no GPU that torch sees", remedy="run where there is an sm_90")
-    return WrongDevice(f"{name} is not on a GPU", value=tensor.device, limit="cuda", remedy="call .cuda() on it")
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in ("a", "b")):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; give a torch tensor")
+
+
+def _check_no_gradients() -> None:
+    """Raise RuntimeError where gradients are recorded."""
+    import torch
+
+    if torch.is_grad_enabled():
+        raise RuntimeError("matmul records no gradients, and a or b requires them; call it under torch.no_grad()")
+
+
+def _device_of(given: dict[str, Key]) -> int:
+    """The number of the current GPU, on which all tensors are; raises WrongDevice, UnsupportedGpu."""
+    import torch
+
+    for name, (_, _, _, device) in given.items():
+        if device < 0:
+            if not torch.cuda.is_available():
+                raise UnsupportedGpu("there is no GPU that torch sees", remedy="run where there is an sm_90")
+            raise WrongDevice(f"{name} is not on a GPU", value="cpu", limit="cuda", remedy="call .cuda() on it")
+        if device != torch._C._cuda_getDevice():
+            raise _elsewhere(name, device)
+    return device
+
+
+def _elsewhere(name: str, device: int) -> WrongDevice:
+    """What is said of a tensor on another GPU than the current one."""
+    import torch
+
+    return WrongDevice(
+        f"{name} is on another GPU than the current one",
+        value=f"cuda:{device}",
+        limit=f"cuda:{torch._C._cuda_getDevice()}",
+        remedy="move it, or call torch.cuda.set_device",
+    )

@@ -64,6 +64,13 @@ def launch_config(plan: LaunchPlan, stream: int) -> LaunchConfig:
     return LaunchConfig(plan.grid, plan.block, plan.shared_bytes, stream, array, len(attributes))
 
 
+class _Entered(threading.local):
+    """The devices whose contexts a thread has made its own."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
 class Driver:
     """The driver's functions, checked: those of ``library``, which is libcuda or offers the same functions."""
 
@@ -71,7 +78,7 @@ class Driver:
         self.library = library
         self.call("cuInit", 0)
         self._contexts: dict[int, ctypes.c_void_p] = {}
-        self._entered = threading.local()
+        self._entered = _Entered()
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; DriverError names it and what its status means."""
@@ -87,8 +94,7 @@ class Driver:
 
     def enter(self, device: int) -> None:
         """Make a device's primary context, which torch works in, this thread's, which may not have one yet."""
-        entered = self._entered.__dict__.setdefault("devices", set())
-        if device in entered:
+        if device in self._entered.devices:
             return
         if device not in self._contexts:
             context, number = ctypes.c_void_p(), ctypes.c_int()
@@ -96,7 +102,7 @@ class Driver:
             self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
             self._contexts[device] = context
         self.call("cuCtxSetCurrent", self._contexts[device])
-        entered.add(device)
+        self._entered.devices.add(device)
 
     def attribute(self, device: int, number: int) -> int:
         """A device's attribute, by its number among CUdevice_attribute."""

@@ -89,14 +89,14 @@ class Launcher:
         self._parameters = _with_matrices(loaded.plan, matrices)
         self._bound = functools.lru_cache(CACHED_LAUNCHES)(self._bind)
         self._launch = loaded.driver.library.cuLaunchKernelEx
+        self._enter, self._device, self._function = loaded.driver.enter, loaded.device, loaded.function
 
     def __call__(self, stream: int, *addresses: int) -> None:
-        kernel = self._kernel
-        kernel.driver.enter(kernel.device)
-        bound = self._bound(stream, *addresses)
-        status = self._launch(bound.config, kernel.function, bound.parameters, None)
+        self._enter(self._device)
+        config, parameters, _ = self._bound(stream, *addresses)
+        status = self._launch(config, self._function, parameters, None)
         if status:
-            raise kernel.driver.error("cuLaunchKernelEx", status)
+            raise self._kernel.driver.error("cuLaunchKernelEx", status)
 
     def _bind(self, stream: int, *addresses: int) -> BoundLaunch:
         """Encode the tensor maps. The stream is part of it, so that no thread changes what another is launching."""

@@ -167,14 +167,13 @@ def output_rows(out: Form, operands: Operands) -> Rows:
     return out.rows()
 
 
-def check_apart(out: tuple[int, int], name: str, operand: tuple[int, int]) -> None:
-    """Raise OverlappingOutput where two ranges of addresses, first and behind last, have any in common."""
-    if out[0] < operand[1] and operand[0] < out[1]:
-        raise OverlappingOutput(
-            f"out and {name} are in the same memory",
-            value=f"bytes {out[0]:#x} to {out[1]:#x}, and {operand[0]:#x} to {operand[1]:#x}",
-            remedy="give another tensor as out",
-        )
+def overlap(name: str, out: tuple[int, int], operand: tuple[int, int]) -> OverlappingOutput:
+    """What is said of an output that shares addresses with an operand: ranges are first and behind last."""
+    return OverlappingOutput(
+        f"out and {name} are in the same memory",
+        value=f"bytes {out[0]:#x} to {out[1]:#x}, and {operand[0]:#x} to {operand[1]:#x}",
+        remedy="give another tensor as out",
+    )
 
 
 def check_address(name: str, address: int) -> None:

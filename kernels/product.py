@@ -9,7 +9,7 @@ from schedules.vectorization import dtype_bytes
 
 from .launch_plan import Rows
 from .launcher import Launcher, LoadedKernel
-from .operands import Operands, check_address, check_apart, readable
+from .operands import Operands, check_address, overlap, readable
 from .tma import STRIDE_BYTES
 
 if TYPE_CHECKING:
@@ -21,53 +21,82 @@ class PaddedCopy(UserWarning):
 
 
 class Product:
-    """``product(a, b, out, stream)`` for tensors of one form; ``out`` may be None, and is returned.
+    """``product(a, b, out)`` for tensors of one form, in the current stream; ``out`` may be None, and is returned.
 
     Room for copies comes from torch's allocator at each call. It keeps freed memory for the next one, orders its reuse
     by streams and lets a captured graph have its own, all of which memory kept here would not.
     """
 
     def __init__(self, kernel: LoadedKernel, operands: Operands, out: Rows, dtype: torch.dtype) -> None:
+        import torch
+
         problem = operands.problem
+        # Of torch's, those without Python of their own: what torch.cuda.current_stream does takes a µs or two.
+        self.device, self.current_device = kernel.device, torch._C._cuda_getDevice
+        self._stream_of, self._empty_like = torch._C._cuda_getCurrentRawStream, torch.empty_like
         self._itemsize, self._out_itemsize = dtype_bytes(problem.dtype), dtype_bytes(problem.out_dtype)
         self._operands, self._out, self._dtype = operands, out, dtype
         self._transposed = problem.layout == "nt"
         self._a, self._b = (readable(matrix, self._itemsize) for matrix in (operands.a, operands.b))
         self._result = operands.output(kernel.plan, out)
+        self._copies = (self._a, self._b, self._result) != (operands.a, operands.b, out)
+        self._extents = operands.a.extent(self._itemsize), operands.b.extent(self._itemsize)
+        self._out_extent = out.extent(self._out_itemsize)
         self._launcher = Launcher(kernel, {"A": self._a, "B": self._b, "C": self._result})
+        self._keeps = bool(kernel.workspaces)
+        self._like: torch.Tensor | None = None
         self._warn()
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, stream: int) -> torch.Tensor:
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        first_a, first_b = a.data_ptr(), b.data_ptr()
         if out is None:
-            out = a.new_empty(self._out.shape, dtype=self._dtype)
+            out = self._new(a)
         else:
-            self._check_apart(a, b, out)
-        left, right = a, b
+            self._check_apart(out.data_ptr(), first_a, first_b)
+        if self._copies:
+            return self._copied(a, b, out)
+        self._run(out, first_a, first_b, out.data_ptr())
+        return out
+
+    def _new(self, a: torch.Tensor) -> torch.Tensor:
+        """A result, contiguous; from one kept element seen as the whole matrix, which torch is quickest with."""
+        if self._like is None:
+            self._like = a.new_empty(1, dtype=self._dtype).expand(self._out.shape)
+        return self._empty_like(self._like)
+
+    def _copied(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """The product by way of copies in rows that the kernel can reach."""
+        left, right, result = a, b, out
         if self._a is not self._operands.a:
             left = _with_rows(a, self._a, self._itemsize)
         if self._b is not self._operands.b:
             right = _with_rows(b.T if self._transposed else b, self._b, self._itemsize)
-        result = out if self._result is self._out else _room(out, self._result, self._out_itemsize)
-        addresses = left.data_ptr(), right.data_ptr(), result.data_ptr()
-        if (addresses[0] | addresses[1] | addresses[2]) % STRIDE_BYTES:
-            for name, address in zip(("a", "b", "out"), addresses):
-                check_address(name, address)
-        if self._launcher.workspaces:
-            room = self._launcher.workspaces.of(stream, left)
-            self._launcher(stream, *addresses, *room.addresses)
-        else:
-            self._launcher(stream, *addresses)
+        if self._result is not self._out:
+            result = _room(out, self._result, self._out_itemsize)
+        self._run(out, left.data_ptr(), right.data_ptr(), result.data_ptr())
         if result is not out:
             out.copy_(result[:, : self._out.columns])
         return out
 
-    def _check_apart(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    def _run(self, like: torch.Tensor, a: int, b: int, c: int) -> None:
+        """Launch on these addresses, which are checked here; workspaces are on the GPU of ``like``."""
+        if (a | b | c) % STRIDE_BYTES:
+            for name, address in (("a", a), ("b", b), ("out", c)):
+                check_address(name, address)
+        stream = self._stream_of(self.device)
+        if self._keeps:
+            room = self._launcher.workspaces.of(stream, like)
+            self._launcher(stream, a, b, c, *room.addresses)
+        else:
+            self._launcher(stream, a, b, c)
+
+    def _check_apart(self, first: int, a: int, b: int) -> None:
         """Raise OverlappingOutput where the output's bytes, from first to last, meet an operand's."""
-        first = out.data_ptr()
-        written = (first, first + self._out.extent(self._out_itemsize))
-        for name, tensor, matrix in (("a", a, self._operands.a), ("b", b, self._operands.b)):
-            begin = tensor.data_ptr()
-            check_apart(written, name, (begin, begin + matrix.extent(self._itemsize)))
+        end, (a_extent, b_extent) = first + self._out_extent, self._extents
+        if first < a + a_extent and a < end:
+            raise overlap("a", (first, end), (a, a + a_extent))
+        if first < b + b_extent and b < end:
+            raise overlap("b", (first, end), (b, b + b_extent))
 
     def _warn(self) -> None:
         """Say once what is copied at each call."""

@@ -256,7 +256,7 @@ def test_the_chosen_kernel_gets_its_workspaces(
     _use(library, monkeypatch, choose)
     a, b = operand(0, (128, 8192)), operand(1, (8192, 64), "transposed")
     for stream, capturing in ((0, False), (0, False), (5, False), (5, True), (0, False)):
-        torch.cuda.stream.cuda_stream, torch.cuda.capturing = stream, capturing
+        torch.cuda.stream, torch.cuda.capturing = stream, capturing
         assert (matmul(a, b).array.astype(np.float64) == product_of(a, b, np.float16)).all()
     assert library.kernels[0][0].overlaps
     first, again, other, captured, last = library.flags
@@ -284,9 +284,24 @@ def test_nothing_is_encoded_for_the_same_tensors(library: Library) -> None:
 def test_launches_go_to_the_current_stream(library: Library, torch: SimpleNamespace) -> None:
     a, b = operand(0, (64, 64)), operand(1, (64, 64))
     matmul(a, b)
-    torch.cuda.stream.cuda_stream = 4711
+    torch.cuda.stream = 4711
     matmul(a, b)
     assert library.streams == [0, 4711]
+
+
+def test_another_current_gpu_is_said_of_known_tensors(library: Library, torch: SimpleNamespace) -> None:
+    a, b = operand(0, (64, 64)), operand(1, (64, 64))
+    matmul(a, b)
+    torch.cuda.device = 1
+    with pytest.raises(WrongDevice, match=r"a is on another GPU .*\(got cuda:0, limit cuda:1\)"):
+        matmul(a, b)
+
+
+def test_gradients_are_refused_of_known_tensors(library: Library) -> None:
+    a, b = operand(0, (8, 8)), operand(1, (8, 8))
+    matmul(a, b)
+    with pytest.raises(RuntimeError, match="records no gradients"):
+        matmul(learned(), b)
 
 
 def test_copies_are_said_once_with_their_bytes(library: Library) -> None:

@@ -88,8 +88,11 @@ class Tensor:
     def data_ptr(self) -> int:
         return self.array.ctypes.data
 
-    def new_empty(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
+    def new_empty(self, shape: tuple[int, ...] | int, dtype: str | None = None) -> Tensor:
         return Tensor.empty(shape, str.__str__(dtype or self.dtype), self._device)
+
+    def expand(self, shape: tuple[int, ...]) -> Tensor:
+        return Tensor(np.broadcast_to(self.array, shape), self.dtype, self._device)
 
     def new_zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         made = self.new_empty(shape, dtype)
@@ -104,13 +107,20 @@ class Tensor:
 
 
 def torch_stand_in(gpus: int = 1) -> SimpleNamespace:
-    """A module "torch" that sees so many GPUs; ``cuda.stream`` and ``cuda.capturing`` may be set."""
-    cuda = SimpleNamespace(stream=SimpleNamespace(device_index=0, cuda_stream=0), capturing=False)
-    cuda.current_stream = lambda: cuda.stream
+    """A module "torch" that sees so many GPUs; ``cuda.device``, ``stream`` and ``capturing`` may be set."""
+    cuda = SimpleNamespace(device=0, stream=0, capturing=False)
     cuda.is_available = lambda: gpus > 0
     cuda.is_current_stream_capturing = lambda: cuda.capturing
     dtypes = {name: Dtype(name) for name in DTYPES}
-    return SimpleNamespace(Tensor=Tensor, cuda=cuda, is_grad_enabled=lambda: True, **dtypes)
+    private = SimpleNamespace(_cuda_getDevice=lambda: cuda.device, _cuda_getCurrentRawStream=lambda _: cuda.stream)
+
+    def empty_like(tensor: Tensor) -> Tensor:
+        """Contiguous memory."""
+        return tensor.new_empty(tensor.shape)
+
+    return SimpleNamespace(
+        Tensor=Tensor, cuda=cuda, _C=private, empty_like=empty_like, is_grad_enabled=lambda: True, **dtypes
+    )
 
 
 class Library:
