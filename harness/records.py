@@ -189,8 +189,17 @@ class _Stored:
         return cls.from_json(read_text(path), origin=str(path))
 
 
+@dataclass(frozen=True)
 class _OfProduct(_Stored):
-    """What is about one product, and has its extents as fields."""
+    """What is about a step and one product."""
+
+    step: int
+    step_name: str
+    m: int
+    n: int
+    k: int
+    layout: str
+    dtype: str
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -199,7 +208,28 @@ class _OfProduct(_Stored):
 
 
 @dataclass(frozen=True)
-class Record(_OfProduct):
+class _OfKernel(_OfProduct):
+    """What is about one kernel of a step."""
+
+    variant: str
+    tile: str
+    stages: int
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What was compiled, how it was timed, and where."""
+
+    source_sha256: str
+    cubin_sha256: str
+    arch: str
+    method: Method
+    environment: Environment
+    command: str
+
+
+@dataclass(frozen=True)
+class Record(_OfKernel, _Measured):
     """One measured case: what ran, how fast, beside what, on what, checked how.
 
     ``kind`` is "step", or "calibration" for cuBLAS against itself. ``previous`` is the step before with
@@ -209,19 +239,9 @@ class Record(_OfProduct):
     """
 
     kind: str
-    step: int
-    step_name: str
-    variant: str
     default_variant: bool
-    m: int
-    n: int
-    k: int
-    layout: str
-    dtype: str
     out_dtype: str
     math: str
-    stages: int
-    tile: str
     tile_choice: str
     timing: Timing
     baseline: tuple[Timing, ...]
@@ -232,12 +252,6 @@ class Record(_OfProduct):
     bound: str
     predicted_gain_pct: float | None
     candidates: tuple[dict[str, Any], ...]
-    source_sha256: str
-    cubin_sha256: str
-    arch: str
-    method: Method
-    environment: Environment
-    command: str
     schema: int = SCHEMA
     notes: tuple[str, ...] = field(default=())
     peers: tuple[Peer, ...] = field(default=())
@@ -298,7 +312,7 @@ class Record(_OfProduct):
 
 
 @dataclass(frozen=True)
-class StreamRecord(_Stored):
+class StreamRecord(_Measured, _Stored):
     """A workload that is bound by memory, measured beside a copy of as many bytes in the same rounds.
 
     ``variant`` is "staged" (through shared memory, ``stages`` ring slots, 1 unpipelined) or "direct" (from
@@ -323,12 +337,6 @@ class StreamRecord(_Stored):
     barriers: int
     cp_async: int
     bound: str
-    source_sha256: str
-    cubin_sha256: str
-    arch: str
-    method: Method
-    environment: Environment
-    command: str
     schema: int = SCHEMA
     notes: tuple[str, ...] = field(default=())
 
@@ -397,7 +405,7 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Timeline(_OfProduct):
+class Timeline(_OfKernel, _Measured):
     """One block's life in one launch, by time stamps that its roles left (:mod:`kernels.stamps`).
 
     ``block`` of ``blocks`` ran on ``multiprocessor``; ``durations_ns`` are its durations in all runs, of which number
@@ -406,17 +414,7 @@ class Timeline(_OfProduct):
     stamping costs.
     """
 
-    step: int
-    step_name: str
-    variant: str
-    m: int
-    n: int
-    k: int
-    layout: str
-    dtype: str
     out_dtype: str
-    tile: str
-    stages: int
     block: int
     blocks: int
     multiprocessor: int
@@ -428,12 +426,6 @@ class Timeline(_OfProduct):
     plain: Timing
     stamped: Timing
     verification: Verification
-    source_sha256: str
-    cubin_sha256: str
-    arch: str
-    method: Method
-    environment: Environment
-    command: str
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -529,19 +521,9 @@ def load_listings(folder: Path = RESULTS) -> list[Listing]:
 
 
 @dataclass(frozen=True)
-class Counters(_OfProduct):
+class Counters(_OfKernel):
     """Hardware counters of one launch of a case, by name; see :mod:`harness.counters`."""
 
-    step: int
-    step_name: str
-    variant: str
-    m: int
-    n: int
-    k: int
-    layout: str
-    dtype: str
-    tile: str
-    stages: int
     gpu: str
     values: dict[str, float]
     revision: str
@@ -613,13 +595,6 @@ class TunedConfig(_OfProduct):
     nor the state of GPU and tree. Hence a record, as for all that is measured here.
     """
 
-    step: int
-    step_name: str
-    m: int
-    n: int
-    k: int
-    layout: str
-    dtype: str
     out_dtype: str
     math: str
     arch: str

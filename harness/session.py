@@ -276,6 +276,17 @@ class Session:
             recorded_at=now(),
         )
 
+    def provenance(self, kernel: Kernel | None, arch: str, rounds: Rounds) -> dict[str, Any]:
+        """The fields in which every record of a kernel says what was compiled, where it ran and how it was timed."""
+        return {
+            "source_sha256": kernel.source_sha256 if kernel else "",
+            "cubin_sha256": kernel.cubin.sha256 if kernel else "",
+            "arch": arch,
+            "method": rounds.method,
+            "environment": self.environment(rounds),
+            "command": self.command,
+        }
+
     def _record(
         self, case, kernel, checked, own, baseline, previous, rounds, problem=None, peers=(), depth=None
     ) -> Record:
@@ -302,12 +313,7 @@ class Session:
             bound=bound(kernel, own.median_ms) if kernel else "unknown",
             predicted_gain_pct=round(prediction.gain_pct, 1) if prediction else None,
             candidates=candidates,
-            source_sha256=kernel.source_sha256 if kernel else "",
-            cubin_sha256=kernel.cubin.sha256 if kernel else "",
-            arch=case.machine.arch if case else "",
-            method=rounds.method,
-            environment=self.environment(rounds),
-            command=self.command,
+            **self.provenance(kernel, case.machine.arch if case else "", rounds),
             notes=kernel.warnings if kernel else (),
             peers=peers,
             depth=depth,

@@ -359,10 +359,5 @@ def _record(session, case, kernel, checked, rounds, timing, copy, torch) -> Stre
         barriers=kernel.loop_body.count("__syncthreads()"),
         cp_async=len(asynchronous_copies(kernel.loop_body)),
         bound=stream_bound(case.machine, case.bytes_moved, case.flops, timing.median_ms),
-        source_sha256=kernel.source_sha256,
-        cubin_sha256=kernel.cubin.sha256,
-        arch=case.machine.arch,
-        method=rounds.method,
-        environment=session.environment(rounds),
-        command=session.command,
+        **session.provenance(kernel, case.machine.arch, rounds),
     )

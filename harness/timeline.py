@@ -129,10 +129,5 @@ def _timeline(
         plain=rounds.timings[0],
         stamped=rounds.timings[1],
         verification=checked,
-        source_sha256=kernel.source_sha256,
-        cubin_sha256=kernel.cubin.sha256,
-        arch=case.machine.arch,
-        method=rounds.method,
-        environment=session.environment(rounds),
-        command=session.command,
+        **session.provenance(kernel, case.machine.arch, rounds),
     )

@@ -8,6 +8,7 @@ from typing import ClassVar
 from tvm.target import Target
 
 from schedules.tiling import BlockTile, indivisible
+from schedules.workloads import Matmul
 
 LANES = 128  # threads of a warpgroup
 ROWS = 64  # of one wgmma
@@ -41,6 +42,10 @@ class TmaTile(BlockTile):
         """A clause for every target but the one that has TMA and the instruction."""
         arch = str(target.attrs.get("arch", target.kind.name))
         return "" if arch == cls.ARCH else f"{arch} has no {cls.INSTRUCTION} fed by TMA, which is {cls.ARCH}'s"
+
+    def counts(self, problem: Matmul) -> tuple[int, int, int]:
+        """Rows and columns of tiles that a product's output has, and k tiles."""
+        return tuple(-(-size // part) for size, part in zip((problem.m, problem.n, problem.k), self.block))
 
     def oversized(self) -> list[str]:
         """A clause for each side that is longer than a TMA box."""

@@ -127,37 +127,3 @@ def store_fragments(
         return row + row_tile * ROWS + own_row, column + own_column
 
     store_sums(sums, output, place)
-
-
-@T.meta_class
-class Boxes:
-    """A few boxes of shared memory for each consumer warpgroup, through which results leave while others are written.
-
-    ``results`` are all warpgroups' bytes, ``count`` boxes each; a box is written again once TMA has read it.
-    """
-
-    def __init__(self, tensor_map: Var, product: WarpgroupProduct, results: Buffer, count: int) -> None:
-        self.tensor_map, self.product, self.results, self.count = tensor_map, product, results, count
-
-    def place(self, group: Expr, box: int) -> Expr:
-        """The byte at which a warpgroup's ``box``-th results are collected."""
-        return (group * self.count + box % self.count) * BOX_BYTES
-
-    @T.inline
-    def store(self, packed, box, row, column, group, warp, lane):
-        """Emit, for a whole warpgroup, one box's way out: shared memory, then TMA, by the lane that warp 0 elects."""
-        if warp == 0 and tma.elected():
-            T.ptx.cp.async_.bulk.wait_group.read(self.count - 1)
-        T.cuda.warpgroup_sync(1 + group)
-        write_box(packed, box, self.results, self.place(group, box), warp, lane)
-        T.ptx.fence.proxy.async_.shared__cta()
-        T.cuda.warpgroup_sync(1 + group)
-        if warp == 0 and tma.elected():
-            store_box(self.tensor_map, self.product, box, self.results.ptr_to([self.place(group, box)]), row, column)
-            T.ptx.cp.async_.bulk.commit_group()
-
-    @T.inline
-    def finish(self, warp):
-        """Emit the wait until all is stored."""
-        if warp == 0 and tma.elected():
-            T.ptx.cp.async_.bulk.wait_group(0)

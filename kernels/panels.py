@@ -18,6 +18,7 @@ from schedules.workloads import Matmul
 
 from . import tma
 from .config import PANEL, ROW_BYTES, STEPS, TmaTile
+from .ring import Barriers
 
 if TYPE_CHECKING:
     from typing import Self
@@ -66,12 +67,6 @@ class Panels:
         """Column and row, in the matrix as stored, of a panel of the tile that begins at ``first`` and ``step``."""
         return (step + panel * PANEL, first) if self.major == "k" else (first + panel * PANEL, step)
 
-    def load(self, tensor_map: Var, first: Expr, step: Expr, into: Buffer, offset: Expr, barrier: Expr) -> None:
-        """Emit one thread's TMA loads of the tile, a panel each, to byte ``offset`` of shared memory."""
-        for panel in range(self.count):
-            column, row = self.coordinates(panel, first, step)
-            tma.load(tensor_map, column, row, into.ptr_to([offset + panel * self.panel_bytes]), barrier)
-
     def shares(self, blocks: int) -> bool:
         """Whether so many blocks of a cluster can load a share of the tile each, for all of them."""
         return (self.rows // 8 if self.major == "k" else self.count) % blocks == 0
@@ -90,7 +85,7 @@ class Panels:
         """Rows of a TMA box where so many blocks of a cluster load a share of the tile each."""
         return self.rows // blocks if self.major == "k" else self.rows
 
-    def load_share(
+    def load(
         self,
         tensor_map: Var,
         first: Expr,
@@ -98,13 +93,13 @@ class Panels:
         into: Buffer,
         offset: Expr,
         barrier: Expr,
-        share: Expr,
-        blocks: int,
+        share: Expr = 0,
+        blocks: int = 1,
     ) -> None:
-        """Emit the loads of this block's share of the tile, by multicast: each arrives in all blocks of the cluster.
+        """Emit one thread's TMA loads of the tile to byte ``offset`` of shared memory, whose bytes a barrier counts.
 
-        A share is some rows of every panel where panels run along k, and some of the panels where they run along n.
-        All blocks' barriers count the bytes; arguments are otherwise those of :meth:`load`.
+        With more ``blocks``: of this block's ``share``, by multicast, each to all blocks of the cluster, whose barriers
+        all count. A share is some rows of every panel where panels run along k, some of the panels where along n.
         """
         along_k = self.major == "k"
         rows = self.box_rows(blocks)
@@ -188,6 +183,27 @@ class TileProduct:
     def boxes(self) -> int:
         """Boxes of ROWS × 64 results: a warpgroup's, or the block's where it has one instruction."""
         return self.row_tiles * self.columns // PANEL
+
+    def load(
+        self,
+        matrices: tma.Matrices,
+        place: tuple[Expr, Expr, Expr],
+        ring: Buffer,
+        slot: Expr,
+        full: Barriers,
+        share: Expr = 0,
+        blocks: int = 1,
+    ) -> None:
+        """Emit one thread's loads of a k tile into a slot, which is full with the bytes of both operands.
+
+        ``place`` is the tile's row of A, its column of B, and where it begins along k; of B a cluster's blocks load a
+        ``share`` each (:meth:`Panels.load`).
+        """
+        row, column, step = place
+        first = slot * self.slot_bytes
+        full.expect(slot, self.slot_bytes)
+        self.a.load(matrices.a_map, row, step, ring, first, full.at(slot))
+        self.b.load(matrices.b_map, column, step, ring, first + self.a.bytes, full.at(slot), share, blocks)
 
     def moved(self, descriptor: Expr, slot: Expr, offset: int) -> Expr:
         """A descriptor of slot 0, moved to an offset in another slot: addresses are in units of 16 bytes."""

@@ -12,8 +12,8 @@ from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
 from .config import LANES
-from .ring import Barriers, RingState
-from .roles import release
+from .ring import RingState
+from .roles import Consumer, SharedRing, release
 
 VECTOR = 4  # floats
 _HAND_OVER = """
@@ -76,60 +76,53 @@ class PartialSums:
         """The place, in floats, of a thread's ``index``-th four sums: those of all threads beside each other."""
         return ((index * self.groups + group) * LANES + thread) * VECTOR
 
-    def hand_over(self, sums: Buffer, piece: Expr, group: Expr, thread: Expr) -> None:
-        """Emit a helper thread's stores of all its sums."""
+    @T.inline
+    def hand_over(self, consumer, piece, thread):
+        """Emit a helper's consumer warpgroup's part: each thread leaves its sums, then one says that they are there."""
+        self._leave(consumer.sums, piece, consumer.number, thread)
+        T.cuda.warpgroup_sync(consumer.here.warpgroup)
+        if thread == 0:
+            T.cuda.func_call("raise_flag", self.flags.ptr_to([piece]), source_code=_RAISE_FLAG)
+
+    def _leave(self, sums: Buffer, piece: Expr, group: Expr, thread: Expr) -> None:
         first = piece * self.floats(self.registers, self.groups)
         for index in range(self.registers // VECTOR):
             to = self.memory.ptr_to([first + self.vector(index, group, thread)])
             T.evaluate(T.cuda.func_call("hand_over", to, T.address_of(sums[index * VECTOR]), source_code=_HAND_OVER))
         T.evaluate(T.cuda.func_call("publish", source_code=_PUBLISH))
 
-    def raise_flag(self, piece: Expr) -> None:
-        """Emit one warpgroup's word that its sums are there, by one thread, after a barrier of the warpgroup."""
-        T.evaluate(T.cuda.func_call("raise_flag", self.flags.ptr_to([piece]), source_code=_RAISE_FLAG))
-
     def portions(self, slot_bytes: int) -> list[tuple[int, int]]:
         """A piece as slots of the ring hold it: the first of a thread's vectors, and how many."""
         fit, vectors = slot_bytes // (self.groups * LANES * VECTOR * 4), self.registers // VECTOR
         return [(first, min(fit, vectors - first)) for first in range(0, vectors, fit)]
 
-    def fetch(
-        self, piece: Expr, ring: Buffer, slot_bytes: int, full: Barriers, empty: Barriers, place: RingState
-    ) -> None:
+    def fetch(self, piece: Expr, shared: SharedRing, place: RingState) -> None:
         """Emit the owner's producer's part: wait until the piece is there, lower the flag, load it slot by slot."""
         flag = self.flags.ptr_to([piece])
         T.evaluate(T.cuda.func_call("await_flag", flag, self.groups, source_code=_AWAIT_FLAG))
-        for first, count in self.portions(slot_bytes):
+        for first, count in self.portions(shared.slot_bytes):
             size = count * self.groups * LANES * VECTOR * 4
-            empty.wait(place.slot, place.phase, "producer of sums")
-            full.expect(place.slot, size)
+            shared.empty.wait(place.slot, place.phase, "producer of sums")
+            shared.full.expect(place.slot, size)
             source = piece * self.floats(self.registers, self.groups) + self.vector(first, 0, 0)
-            arguments = (ring.ptr_to([place.slot * slot_bytes]), self.memory.ptr_to([source]), size)
-            barrier = full.at(place.slot)
+            arguments = (shared.ring.ptr_to([place.slot * shared.slot_bytes]), self.memory.ptr_to([source]), size)
+            barrier = shared.full.at(place.slot)
             T.evaluate(T.cuda.func_call("bulk_load", *arguments, barrier, source_code=_BULK_LOAD))
             place.advance()
 
-    def add(
-        self,
-        sums: Buffer,
-        ring: Buffer,
-        slot_bytes: int,
-        full: Barriers,
-        empty: Barriers,
-        place: RingState,
-        group: Expr,
-        thread: Expr,
-        blocks: int,
-    ) -> None:
+    def add(self, consumer: Consumer, thread: Expr) -> None:
         """Emit an owner's consumer thread's part: add what a helper's thread of the same number left."""
-        for first, count in self.portions(slot_bytes):
-            full.wait(place.slot, place.phase, "consumer of sums")
+        shared, place = consumer.shared, consumer.read
+        for first, count in self.portions(shared.slot_bytes):
+            shared.full.wait(place.slot, place.phase, "consumer of sums")
             for index in range(count):
-                source = ring.ptr_to([place.slot * slot_bytes + self.vector(index, group, thread) * 4])
-                to = T.address_of(sums[(first + index) * VECTOR])
+                source = shared.ring.ptr_to(
+                    [place.slot * shared.slot_bytes + self.vector(index, consumer.number, thread) * 4]
+                )
+                to = T.address_of(consumer.sums[(first + index) * VECTOR])
                 T.evaluate(T.cuda.func_call("add_vector", to, source, source_code=_ADD))
-            # All lanes have read before one says so. compute-sanitizer's racecheck does not follow this order, and
-            # reports the next load into the slot against these reads.
-            T.evaluate(T.cuda.warp_sync())
-            release(empty, place.slot, thread % 32, blocks)
+            # All lanes have read before one says so. A barrier of the warp would do; but compute-sanitizer's racecheck
+            # does not follow it, and would report the next load into the slot against these reads.
+            T.evaluate(T.cuda.warpgroup_sync(consumer.here.warpgroup))
+            release(shared.empty, place.slot, thread % 32, consumer.here.cluster)
             place.advance()

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from tvm.ir import Expr
 from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx import Var
 
-from .config import CONSUMER_REGISTERS, PRODUCER_REGISTERS
-from .ring import Barriers
+from .config import CONSUMER_REGISTERS, LANES, PRODUCER_REGISTERS, RESULT_BOXES, ROW_BYTES, ROWS, RoleTile
+from .ring import Barriers, RingState
+from .wgmma import WarpgroupProduct, retire
 
 WARPS = 4  # of a warpgroup
+FEWEST_STAGES, MOST_STAGES = 2, 8  # a consumer keeps one k tile's wgmma in flight
 OVERLAPS = "overlaps_launches"  # a function's attribute: its kernel waits by itself for the one before it
+
+
+def _named(name: str, variable: Var) -> Var:
+    IRBuilder.name(name, variable)
+    return variable
+
+
+def _bound(name: str, value: Expr) -> Var:
+    return _named(name, T.Bind(value))
 
 
 def give_up_registers() -> None:
@@ -49,3 +62,87 @@ def end_together(blocks: int):
     if blocks > 1:
         T.cuda.warp_sync()
         T.cuda.cluster_sync()
+
+
+@T.meta_class
+class RoleBlock:
+    """Who a thread is: its block, in clusters of ``cluster``, and its place among 1 + ``consumers`` warpgroups."""
+
+    def __init__(self, blocks: int, consumers: int, cluster: int = 1) -> None:
+        self.number = _named("block", T.cta_id([blocks]))
+        self.member = _named("member", T.cta_id_in_cluster([cluster])) if cluster > 1 else 0
+        self.warpgroup = _named("warpgroup", T.warpgroup_id([1 + consumers]))
+        self.warp = _named("warp", T.warp_id_in_wg([WARPS]))
+        self.lane = _named("lane", T.lane_id([32]))
+        self.thread = _named("thread", T.thread_id([(1 + consumers) * LANES]))
+        self.cluster, self.consumers = cluster, consumers
+
+
+@T.meta_class
+class SharedRing:
+    """A block's shared memory: a ring of slots, each with a full and an empty barrier, and boxes for results."""
+
+    def __init__(self, pool: T.SMEMPool, slots: int, slot_bytes: int, consumers: int, bounded: bool) -> None:
+        self.slots, self.slot_bytes = slots, slot_bytes
+        self.ring = _named("ring", pool.alloc((slots * slot_bytes,), "uint8", align=1024))
+        boxes = pool.alloc((consumers * RESULT_BOXES * ROWS * ROW_BYTES,), "uint8", align=1024)
+        self.results = _named("results", boxes)
+        self.full = Barriers(pool, slots, bounded)
+        self.empty = Barriers(pool, slots, bounded)
+        pool.commit()
+
+    @T.inline
+    def begin(self, here):
+        """Emit the barriers' initialization, and what must lie before their use."""
+        if here.thread == 0:
+            self.full.initialize(1)
+            self.empty.initialize(here.consumers * WARPS * here.cluster)
+        begin_together(here.cluster)
+
+
+@T.meta_class
+class Consumer:
+    """A consumer warpgroup: its part of the block tile, its sums, and its place in the ring.
+
+    It has one k tile's wgmma in flight while it issues the next, and then says that the former's slot is empty.
+    """
+
+    def __init__(self, here: RoleBlock, shared: SharedRing, product: WarpgroupProduct, tile: RoleTile) -> None:
+        self.here, self.shared, self.product = here, shared, product
+        self.sums = _named("sums", T.alloc_local((product.registers,), "float32"))
+        self.last = T.local_scalar("int32")
+        self.number = _bound("consumer", here.warpgroup - 1)
+        self.row = _bound("group_row", self.number // tile.groups_n * tile.group_m)
+        self.column = _bound("group_column", self.number % tile.groups_n * tile.group_n)
+        a_place = product.a.extent_offset(self.row)
+        b_place = product.a.bytes + product.b.extent_offset(self.column)
+        self.a = _bound("a", product.a.descriptor(shared.ring.ptr_to([a_place])))
+        self.b = _bound("b", product.b.descriptor(shared.ring.ptr_to([b_place])))
+        self.read = RingState(shared.slots, 0)
+        self._begin()
+
+    @T.inline
+    def _begin(self):
+        self.last = 0
+
+    @T.inline
+    def multiply(self, marks, k_tile, accumulate):
+        """Emit the wait for a k tile and its wgmma, which runs on; ``accumulate``: there are sums already."""
+        marks.wait("full", self.shared.full, self.read, k_tile, "consumer")
+        self.product.multiply(self.sums, self.a, self.b, self.read.slot, accumulate)
+        marks.mark("mma issued", k_tile)
+
+    @T.inline
+    def retire_former(self, marks, k_tile, is_one):
+        """Emit the wait for the wgmma of the k tile before, where there is one; then nobody needs that one's slot."""
+        retire(self.sums, 1)
+        if is_one:
+            self.say_empty(marks, k_tile - 1)
+        self.last = self.read.slot
+        self.read.advance()
+
+    @T.inline
+    def say_empty(self, marks, k_tile):
+        """Emit the word that the last slot is read, to each block that fills it."""
+        marks.mark("mma retired", k_tile)
+        release(self.shared.empty, self.last, self.here.lane, self.here.cluster)

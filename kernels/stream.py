@@ -171,6 +171,7 @@ class Pieces:
         self.whole = T.local_scalar("int32")
         self.begin = T.local_scalar("int32")
         self.end = T.local_scalar("int32")
+        self.helper = T.local_scalar("int32")
         self._begin()
 
     @T.inline
@@ -181,6 +182,7 @@ class Pieces:
         self.whole = self.worker
         self.begin = 0
         self.end = 0
+        self.helper = 0
         if self.plan.helpers > 0:
             if self.worker < self.plan.helpers:
                 self.begin = self.plan.begin(self.worker)
@@ -200,6 +202,24 @@ class Pieces:
                 if self.whole >= self.plan.first_owned:
                     self._own()
             self.whole = self.whole + self.plan.workers
+
+    @T.inline
+    def each_helper(self, act):
+        """Emit, for the owner of a tile, ``act(piece)`` for one after the other of those that helpers leave it."""
+        if self.plan.helpers > 0:
+            if self.first == self.plan.cut:
+                self.helper = self.plan.first_helper(self.tile - self.plan.first_owned)
+                while self.plan.begin(self.helper) < (self.tile - self.plan.first_owned + 1) * self.plan.cut:
+                    act(self.plan.piece(self.helper, self.tile - self.plan.first_owned))
+                    self.helper = self.helper + 1
+
+    @T.inline
+    def if_helping(self, act):
+        """Emit, for who has a part of another's tile, ``act(piece)``."""
+        if self.plan.helpers > 0:
+            if self.tile >= self.plan.first_owned:
+                if self.first != self.plan.cut:
+                    act(self.plan.piece(self.worker, self.tile - self.plan.first_owned))
 
     @T.inline
     def _help(self):

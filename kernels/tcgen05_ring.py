@@ -12,6 +12,7 @@ from .blackwell import TENSOR_ROWS, BlackwellTile
 from .raster import grouped
 from .ring import Barriers, check_stages
 from .tcgen05 import TensorMemory, TensorProduct, collect_rows, commit, fence_after, meet, store_rows
+from .tma import Matrices
 from .tma_ring import MOST_STAGES
 
 NEIGHBOURS = 8  # rows of tiles that blocks take side by side
@@ -49,26 +50,19 @@ def tcgen05_ring(
     """
     tma.check_rows(problem, UNALIGNED_ROWS)
     check_stages(stages, 1, MOST_STAGES)
-    m, n, k, dtype, out_dtype = problem.m, problem.n, problem.k, problem.dtype, problem.out_dtype
     product = TensorProduct.of(problem, tile)
     by_tma = epilogue.can_store_by_tma(problem, tile)
-    k_tiles, tile_rows, tile_columns = -(-k // tile.block_k), -(-m // tile.block_m), -(-n // tile.block_n)
+    tile_rows, tile_columns, k_tiles = tile.counts(problem)
     slots = min(stages, k_tiles)
     turns, rest = divmod(k_tiles, slots)
     ahead = max(slots - 1, 1)  # a slot is filled while the k tile after its own is multiplied, if there is another slot
-    block_m, block_n, block_k = tile.block
-    slot_bytes = product.slot_bytes
     warps, producer, consumer = (READERS + 2, READERS, READERS + 1) if specialized else (READERS, 0, 0)
 
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle):
-        A = T.match_buffer(A_ptr, (m, k), dtype, align=16)
-        B = T.match_buffer(B_ptr, problem.b_shape, dtype, align=16)
-        C = T.match_buffer(C_ptr, (m, n), out_dtype, align=16)
-        a_map = T.meta_var(tma.encode_map("a_map", A, product.a.rows))
-        b_map = T.meta_var(tma.encode_map("b_map", B, product.b.rows))
-        if by_tma:
-            c_map = T.meta_var(tma.encode_map("c_map", C, TENSOR_ROWS))
+        """The kernel."""
+        rows = T.meta_var((product.a.rows, product.b.rows, TENSOR_ROWS if by_tma else None))
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), rows)
         T.device_entry()
         block = T.cta_id([tile_rows * tile_columns])
         warp = T.warp_id([warps])
@@ -82,31 +76,33 @@ def tcgen05_ring(
         memory = TensorMemory(pool, tile.tensor_columns)
         pool.commit()
         place = T.meta_var(grouped(block, tile_rows, tile_columns, NEIGHBOURS))
-        row: T.let = place[0] * block_m
-        column: T.let = place[1] * block_n
+        row: T.let = place[0] * tile.block_m
+        column: T.let = place[1] * tile.block_n
 
         @T.inline
         def fill(slot, turn):
+            """Load a k tile once its slot is free."""
             free.wait(slot, (turn + 1) % 2, "producer")  # over already in the ring's first turn
-            step = T.meta_var((turn * slots + slot) * block_k)
-            full.expect(slot, slot_bytes)
-            product.a.load(a_map, row, step, ring, slot * slot_bytes, full.at(slot))
-            product.b.load(b_map, column, step, ring, slot * slot_bytes + product.a.bytes, full.at(slot))
+            corner = T.meta_var((row, column, (turn * slots + slot) * tile.block_k))
+            product.load(matrices, corner, ring, slot, full)
 
         @T.inline
         def multiply(slot, turn):
+            """Multiply a k tile; its slot is free when that is through."""
             full.wait(slot, turn % 2, "consumer")
             product.multiply(sums, a, b, slot, turn * slots + slot != 0)
             commit(free.at(slot))
 
         @T.inline
         def multiply_and_fill(slot, turn):
+            """Multiply a k tile, and fill the slot of the one before."""
             multiply(slot, turn)
             if turn * slots + slot + ahead < k_tiles:
                 fill((slot + ahead) % slots, turn + (slot + ahead) // slots)
 
         @T.inline
         def for_every_tile(act):
+            """``act(slot, turn)`` for one k tile after the other."""
             for turn in T.serial(turns):
                 for slot in T.unroll(slots):
                     act(slot, turn)
@@ -138,13 +134,13 @@ def tcgen05_ring(
             done.wait(0, 0, "reader")  # the ring is read by nobody any more: it takes the results
             fence_after()
             if by_tma:
-                collect_rows(sums, product, out_dtype, ring, warp, lane)
+                collect_rows(sums, product, problem.out_dtype, ring, warp, lane)
             else:
-                store_rows(sums, product, C, row, column, warp, lane)
+                store_rows(sums, product, matrices.c, row, column, warp, lane)
         meet()
         if warp == 0:
             memory.release(sums)
             if by_tma and tma.elected():
-                epilogue.store_boxes(c_map, product, ring, 0, row, column)
+                epilogue.store_boxes(matrices.c_map, product, ring, 0, row, column)
 
     return main

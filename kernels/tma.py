@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tvm.ir import Expr
 from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Buffer, Var
 
 from schedules.errors import IllegalWorkload
@@ -78,6 +79,28 @@ def encode_map(name: str, matrix: Buffer, rows: int) -> Var:
         )
     )
     return tensor_map
+
+
+@T.meta_class
+class Matrices:
+    """A kernel's operands and output, and their tensor maps; emit it before ``T.device_entry()``.
+
+    ``pointers`` are the kernel's parameters, ``rows`` those of a TMA box of A, B and C; None leaves out C's map.
+    """
+
+    def __init__(self, problem: Matmul, pointers: tuple[Var, Var, Var], rows: tuple[int, int, int | None]) -> None:
+        shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n))
+        dtypes = (problem.dtype, problem.dtype, problem.out_dtype)
+        matched = [
+            T.match_buffer(pointer, shape, dtype, align=STRIDE_BYTES)
+            for pointer, shape, dtype in zip(pointers, shapes, dtypes)
+        ]
+        for name, matrix in zip("ABC", matched):
+            IRBuilder.name(name, matrix)
+        self.a, self.b, self.c = matched
+        self.a_map = encode_map("a_map", self.a, rows[0])
+        self.b_map = encode_map("b_map", self.b, rows[1])
+        self.c_map = None if rows[2] is None else encode_map("c_map", self.c, rows[2])
 
 
 def elected() -> Expr:

@@ -13,6 +13,7 @@ from .log import Log
 from .raster import grouped
 from .ring import Barriers, check_stages
 from .stamps import Stamps
+from .tma import Matrices
 from .wgmma import WarpgroupProduct, retire
 
 MOST_STAGES = 6
@@ -54,30 +55,22 @@ def tma_ring(
     """
     tma.check_rows(problem)
     check_stages(stages, 1, MOST_STAGES)
-    m, n, k, dtype, out_dtype = problem.m, problem.n, problem.k, problem.dtype, problem.out_dtype
     product = WarpgroupProduct.of(problem, tile)
     by_tma = tma_store and epilogue.can_store_by_tma(problem, tile)
-    k_tiles, tile_rows, tile_columns = -(-k // tile.block_k), -(-m // tile.block_m), -(-n // tile.block_n)
+    tile_rows, tile_columns, k_tiles = tile.counts(problem)
     slots = min(stages, k_tiles)
     turns, rest = divmod(k_tiles, slots)
     # One k tile's wgmma stays in flight while the next is issued, where there is another slot to read from.
     in_flight, ahead = (1, slots - 1) if slots > 1 else (0, 1)
     groups_n, group_m, group_n = tile.groups_n, tile.group_m, tile.group_n
-    block_m, block_n, block_k = tile.block
-    a_panels, b_panels, slot_bytes = product.a, product.b, product.slot_bytes
     threads = tile.threads_per_block
     log = Log(stamps, ("loads", *(f"warpgroup {number}" for number in range(threads // LANES))))
 
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle):
-        A = T.match_buffer(A_ptr, (m, k), dtype, align=16)
-        B = T.match_buffer(B_ptr, problem.b_shape, dtype, align=16)
-        C = T.match_buffer(C_ptr, (m, n), out_dtype, align=16)
+        """The kernel."""
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), (product.a.rows, product.b.rows, ROWS if by_tma else None))
         log.bind()
-        a_map = T.meta_var(tma.encode_map("a_map", A, a_panels.rows))
-        b_map = T.meta_var(tma.encode_map("b_map", B, b_panels.rows))
-        if by_tma:
-            c_map = T.meta_var(tma.encode_map("c_map", C, ROWS))
         T.device_entry()
         block = T.cta_id([tile_rows * tile_columns])
         warpgroup = T.warpgroup_id([threads // LANES])
@@ -91,8 +84,8 @@ def tma_ring(
         sums = T.alloc_local((product.registers,), "float32")
         phase = T.local_scalar("int32")
         place = T.meta_var(grouped(block, tile_rows, tile_columns, group))
-        row: T.let = place[0] * block_m
-        column: T.let = place[1] * block_n
+        row: T.let = place[0] * tile.block_m
+        column: T.let = place[1] * tile.block_n
         loads: T.let = warpgroup * 4 + warp == 0
         group_row: T.let = warpgroup // groups_n * group_m
         group_column: T.let = warpgroup % groups_n * group_n
@@ -101,13 +94,13 @@ def tma_ring(
 
         @T.inline
         def fill(slot, k_tile):
-            full.expect(slot, slot_bytes)
-            a_panels.load(a_map, row, k_tile * block_k, ring, slot * slot_bytes, full.at(slot))
-            b_panels.load(b_map, column, k_tile * block_k, ring, slot * slot_bytes + a_panels.bytes, full.at(slot))
+            """Load a k tile into a slot."""
+            product.load(matrices, (row, column, k_tile * tile.block_k), ring, slot, full)
             log.role("loads", block).mark("load issued", k_tile)
 
         @T.inline
         def multiply(slot, k_tile):
+            """Multiply a k tile, and fill the slot that is free then."""
             own.mark("full wait begins", k_tile)
             full.wait(slot, phase, "consumer")
             own.mark("full wait ends", k_tile)
@@ -129,8 +122,8 @@ def tma_ring(
         if loads and tma.elected():
             for slot in T.unroll(ahead):
                 fill(slot, slot)
-        a: T.let = a_panels.descriptor(ring.ptr_to([a_panels.extent_offset(group_row)]))
-        b: T.let = b_panels.descriptor(ring.ptr_to([a_panels.bytes + b_panels.extent_offset(group_column)]))
+        a: T.let = product.a.descriptor(ring.ptr_to([product.a.extent_offset(group_row)]))
+        b: T.let = product.b.descriptor(ring.ptr_to([product.a.bytes + product.b.extent_offset(group_column)]))
         phase = 0
         for turn in T.serial(turns):
             for slot in T.unroll(slots):
@@ -143,9 +136,11 @@ def tma_ring(
         own.mark("epilogue begins")
         if by_tma:
             T.cuda.cta_sync()  # the ring is read by nobody any more: it takes the results
-            epilogue.store_through(ring, c_map, sums, product, out_dtype, warpgroup, warp, lane, *corner)
+            epilogue.store_through(
+                ring, matrices.c_map, sums, product, problem.out_dtype, warpgroup, warp, lane, *corner
+            )
         else:
-            epilogue.store_fragments(sums, product, C, *corner, warp, lane)
+            epilogue.store_fragments(sums, product, matrices.c, *corner, warp, lane)
         own.mark("results stored", together=True)
         log.clocks("end", block, thread == 0)
 

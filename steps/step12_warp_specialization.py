@@ -26,9 +26,9 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from kernels.roles import FEWEST_STAGES as FEWEST
 from kernels.stamps import Stamps
 from kernels.tma import unreadable
-from kernels.warp_specialized import FEWEST_STAGES as FEWEST
 from kernels.warp_specialized import warp_specialized
 from schedules.workloads import Matmul
 from steps.config import ROLE_TILES, StepConfig

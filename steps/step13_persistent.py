@@ -33,9 +33,9 @@ from tvm import tirx
 
 from kernels.heuristic import cluster_blocks
 from kernels.persistent import persistent
+from kernels.roles import FEWEST_STAGES as FEWEST
 from kernels.stamps import Stamps
 from kernels.tma import straddles_lines, unreadable
-from kernels.warp_specialized import FEWEST_STAGES as FEWEST
 from schedules.workloads import Matmul
 from steps.config import PERSISTENT_TILES, StepConfig
 

@@ -59,6 +59,12 @@ CODE = CodeFacts(2, 4, 16, 1, (2,), 3, 1, 3, 120)
 RESOURCES = Resources(64, 0, 12288, 128, 256, 8, 0.5, "registers")
 
 
+def product(step: int, size: int, dtype: str = "float32") -> dict[str, object]:
+    """What every record of a step and a square product says of both."""
+    sizes = dict.fromkeys("mnk", size)
+    return {"step": step, "step_name": NAMES[step - 1], **sizes, "layout": "nn", "dtype": dtype}
+
+
 def timing(label: str, milliseconds: float, rounds: int = 9) -> Timing:
     """Rounds whose median is ``milliseconds``, with a spread of a percent or so."""
     middle = rounds // 2
@@ -86,15 +92,9 @@ def record(step: int = 4, size: int = 1024, speed: float | None = None, **change
     variant = VARIANTS.get(step, ("default",))[0]
     made = Record(
         kind="step",
-        step=step,
-        step_name=NAMES[step - 1],
+        **product(step, size),
         variant=variant,
         default_variant=True,
-        m=size,
-        n=size,
-        k=size,
-        layout="nn",
-        dtype="float32",
         out_dtype="float32",
         math="ieee",
         stages=4 if step > 4 else 1,
@@ -186,13 +186,7 @@ def tuned(step: int = 5, size: int = 1024, **changes: object) -> TunedConfig:
     illegal = Candidate("async", "512x512x8/1x1", 2, "illegal", why="too many threads (got 262144, limit 1024)")
     times = {"winner": 0.8, "runner-up": 0.82, "default": 1.0, "cuBLAS nn": 0.76, "cuBLAS nt": 0.78}
     made = TunedConfig(
-        step=step,
-        step_name=NAMES[step - 1],
-        m=size,
-        n=size,
-        k=size,
-        layout="nn",
-        dtype="float32",
+        **product(step, size),
         out_dtype="float32",
         math="ieee",
         arch="sm_90a",
@@ -525,14 +519,8 @@ def timeline(stages: int = 4, size: int = 4096, **changes: object) -> Timeline:
     own = tracks(stages, size // 64)
     end = max(max(track.ns) for track in own) + 20
     made = Timeline(
-        step=11,
-        step_name="step11_tma_ring",
+        **product(11, size, "float16"),
         variant="tma_store",
-        m=size,
-        n=size,
-        k=size,
-        layout="nn",
-        dtype="float16",
         out_dtype="float16",
         tile="128x256x64/2x1",
         stages=stages,

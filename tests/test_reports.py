@@ -25,7 +25,6 @@ from reports.site import render_pages
 from reports.table import all_tables, ladder_table, variants_table
 
 from .reports_fixtures import (
-    NAMES,
     SIZES,
     calibration,
     environment,
@@ -33,6 +32,7 @@ from .reports_fixtures import (
     listing,
     peer,
     peers,
+    product,
     published,
     record,
     tuned,
@@ -622,14 +622,8 @@ def test_the_roofline_and_the_measured_rates_agree():
 def counted(step: int, variant: str, barrier: float, shape: int = 512) -> Counters:
     """Hardware counters of one case, made up."""
     return Counters(
-        step=step,
-        step_name=NAMES[step - 1],
+        **product(step, shape),
         variant=variant,
-        m=shape,
-        n=shape,
-        k=shape,
-        layout="nn",
-        dtype="float32",
         tile="32x64x16/4x4",
         stages=3,
         gpu=environment().gpu,

@@ -1,0 +1,87 @@
+"""Results that leave box by box, through a little shared memory of their own, while other work goes on."""
+
+from __future__ import annotations
+
+from tvm.ir import Expr
+from tvm.script import tirx as T
+from tvm.tirx import Buffer, Var
+
+from . import tma
+from .epilogue import BOX_BYTES, pack, store_box, write_box
+from .roles import Consumer
+from .wgmma import WarpgroupProduct
+
+
+@T.meta_class
+class Boxes:
+    """A few boxes of shared memory for each consumer warpgroup, through which results leave while others are written.
+
+    ``results`` are all warpgroups' bytes, ``count`` boxes each; a box is written again once TMA has read it.
+    """
+
+    def __init__(self, tensor_map: Var, product: WarpgroupProduct, results: Buffer, count: int) -> None:
+        self.tensor_map, self.product, self.results, self.count = tensor_map, product, results, count
+
+    def place(self, group: Expr, box: int) -> Expr:
+        """The byte at which a warpgroup's ``box``-th results are collected."""
+        return (group * self.count + box % self.count) * BOX_BYTES
+
+    @T.inline
+    def store(self, packed, box, row, column, group, warp, lane):
+        """Emit, for a whole warpgroup, one box's way out: shared memory, then TMA, by the lane that warp 0 elects."""
+        if warp == 0 and tma.elected():
+            T.ptx.cp.async_.bulk.wait_group.read(self.count - 1)
+        T.cuda.warpgroup_sync(1 + group)
+        write_box(packed, box, self.results, self.place(group, box), warp, lane)
+        T.ptx.fence.proxy.async_.shared__cta()
+        T.cuda.warpgroup_sync(1 + group)
+        if warp == 0 and tma.elected():
+            store_box(self.tensor_map, self.product, box, self.results.ptr_to([self.place(group, box)]), row, column)
+            T.ptx.cp.async_.bulk.commit_group()
+
+    @T.inline
+    def finish(self, warp):
+        """Emit the wait until all is stored."""
+        if warp == 0 and tma.elected():
+            T.ptx.cp.async_.bulk.wait_group(0)
+
+
+@T.meta_class
+class LateResults:
+    """A consumer's results of one tile, rounded to 16 bits, which leave box by box while it multiplies the next.
+
+    With ``boxes`` None there are none: results have left another way.
+    """
+
+    def __init__(self, boxes: Boxes | None, consumer: Consumer) -> None:
+        self.boxes, self.consumer, self.by_tma = boxes, consumer, boxes is not None
+        self.packed = T.alloc_local((consumer.product.registers // 2,), "uint32")
+        self.waiting = T.local_scalar("int32")
+        self.row = T.local_scalar("int32")
+        self.column = T.local_scalar("int32")
+        self._begin()
+
+    @T.inline
+    def _begin(self):
+        self.waiting = 0
+        self.row = 0
+        self.column = 0
+
+    @T.inline
+    def keep(self, row, column, dtype):
+        """Emit the rounding of the consumer's sums, which belong to the output's (row, column)."""
+        pack(self.consumer.sums, self.packed, dtype)
+        self.row = row
+        self.column = column
+
+    @T.inline
+    def store(self, marks, box):
+        """Emit one box's way out, if it waits for that."""
+        if self.by_tma:
+            if self.waiting > 0:
+                count = T.meta_var(self.consumer.product.boxes)
+                here = T.meta_var(self.consumer.here)
+                marks.mark("box begins", box - count, boxes=count)
+                self.boxes.store(self.packed, box, self.row, self.column, self.consumer.number, here.warp, here.lane)
+                marks.mark("box stored", box - count, boxes=count)
+                marks.mark("results stored", -1, only=box == count - 1)
