@@ -7,6 +7,7 @@ then the launch on their addresses. Torch is imported when it is called.
 from __future__ import annotations
 
 import functools
+import numbers
 from typing import TYPE_CHECKING, Any
 
 from tvm.target import Target
@@ -17,9 +18,10 @@ from .codegen.toolchain import require_compiler
 from .config import HopperTile
 from .driver import cuda_driver
 from .errors import UnsupportedGpu, WrongDevice, WrongDtype
-from .heuristic import Machine, choose
+from .fused import Epilogue
+from .heuristic import Machine, Setting, choose
 from .launcher import LoadedKernel, compile_kernel, load_kernel
-from .operands import Form, arrange, output_rows
+from .operands import Form, arrange, check_bias, output_rows
 from .product import Product
 
 if TYPE_CHECKING:
@@ -44,16 +46,27 @@ class FirstCallInCapture(RuntimeError):
 
 
 def matmul(
-    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``a @ b`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90; returns the (m, n) product.
+    """``activation(alpha · a @ b + bias)`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90.
 
-    Both are float16 or both bfloat16; sums are float32, rounded once to ``out_dtype`` (float16, bfloat16 or float32;
-    by default the operands' dtype, or that of ``out``). Rows of ``a`` are contiguous, and either rows or columns of
-    ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies. Rows may be parts of longer ones (a slice of
-    a matrix) where they begin multiples of 16 bytes apart. Contiguous matrices whose rows do not are copied to padded
-    rows at each call, as is such an output; a warning, :class:`kernels.product.PaddedCopy`, says so once, with the
-    bytes.
+    Returns the (m, n) product. Both operands are float16 or both bfloat16; sums are float32, rounded once to
+    ``out_dtype`` (float16, bfloat16 or float32; by default the operands' dtype, or that of ``out``). Rows of ``a`` are
+    contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies. Rows
+    may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous matrices
+    whose rows do not are copied to padded rows at each call, as is such an output; a warning,
+    :class:`kernels.product.PaddedCopy`, says so once, with the bytes.
+
+    ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
+    "relu", "gelu" (the exact form, by erf) or "silu". All three are done to the float32 sums before they are rounded;
+    factor and activation are written into the kernel, so that each pair of them is a kernel of its own.
 
     The first call with tensors of some sizes, strides and dtypes compiles a kernel, which takes seconds; cubins are
     kept on disk, loaded kernels for the life of the process. Calls run in torch's current stream, may be captured in
@@ -71,25 +84,34 @@ def matmul(
         left = a.shape, a.stride(), a.dtype, a.get_device()
         right = b.shape, b.stride(), b.dtype, b.get_device()
         result = out if out is None else (out.shape, out.stride(), out.dtype, out.get_device())
-        learned = a.requires_grad or b.requires_grad
+        added = bias if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device())
+        learned = a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)
     except AttributeError:
-        _check_tensors(a=a, b=b, out=out)
+        _check_tensors(a=a, b=b, out=out, bias=bias)
         raise
     if learned:
         _check_no_gradients()
-    product = _product(left, right, result, out_dtype)
+    product = _product(left, right, result, out_dtype, added, activation, alpha)
     if product.current_device() != product.device:
         raise _elsewhere("a", product.device)
-    return product(a, b, out)
+    return product(a, b, out, bias)
 
 
 @functools.lru_cache(CACHED_PRODUCTS)
-def _product(a: Key, b: Key, out: Key | None, out_dtype: torch.dtype | None) -> Product:
+def _product(
+    a: Key,
+    b: Key,
+    out: Key | None,
+    out_dtype: torch.dtype | None,
+    bias: Key | None,
+    activation: str | None,
+    alpha: float,
+) -> Product:
     """The product of tensors of such forms, ready to run: everything but their addresses is checked here.
 
     What is checked at each call beside these: gradients, and that the GPU is the current one.
     """
-    given = {name: key for name, key in (("a", a), ("b", b), ("out", out)) if key}
+    given = {name: key for name, key in (("a", a), ("b", b), ("out", out), ("bias", bias)) if key}
     device = _device_of(given)
     dtype = out_dtype or (out or a)[2]
     if out and out[2] != dtype:
@@ -97,11 +119,16 @@ def _product(a: Key, b: Key, out: Key | None, out_dtype: torch.dtype | None) -> 
     forms = {name: Form(name, tuple(key[0]), tuple(key[1]), _name(key[2])) for name, key in given.items()}
     operands = arrange(forms["a"], forms["b"], _name(dtype))
     result = output_rows(forms.get("out") or Form("out", operands.shape, (operands.columns, 1), _name(dtype)), operands)
-    return Product(_loaded(operands.problem, operands.straddles, device), operands, result, dtype)
+    if not isinstance(alpha, numbers.Real):
+        raise TypeError(f"alpha is a {type(alpha).__name__}; give a number, which is written into the kernel")
+    if bias:
+        check_bias(forms["bias"], operands)
+    finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
+    return Product(_loaded(operands.problem, operands.straddles, finish, device), operands, result, dtype)
 
 
 @functools.cache
-def _loaded(problem: Matmul, straddles: bool, device: int) -> LoadedKernel:
+def _loaded(problem: Matmul, straddles: bool, finish: Epilogue, device: int) -> LoadedKernel:
     """The kernel for a problem on a GPU, compiled and loaded; ``straddles`` is :attr:`Operands.straddles`."""
     import torch
 
@@ -111,7 +138,7 @@ def _loaded(problem: Matmul, straddles: bool, device: int) -> LoadedKernel:
             f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
             "cannot be captured in a CUDA graph; call it once before"
         )
-    function = choose(problem, machine).build(problem, machine, straddles)
+    function = choose(problem, machine).build(problem, Setting(machine.multiprocessors, straddles, finish))
     return load_kernel(compile_kernel(function, machine.target, require_compiler()), cuda_driver(), device)
 
 
@@ -151,7 +178,7 @@ def _check_no_gradients() -> None:
     import torch
 
     if torch.is_grad_enabled():
-        raise RuntimeError("matmul records no gradients, and a or b requires them; call it under torch.no_grad()")
+        raise RuntimeError("matmul records no gradients, and an operand requires them; call it under torch.no_grad()")
 
 
 def _device_of(given: dict[str, Key]) -> int:

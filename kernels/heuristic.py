@@ -19,9 +19,9 @@ from schedules.errors import IllegalTile
 from schedules.workloads import Matmul
 
 from .config import HopperTile, RoleTile
+from .fused import PLAIN, Epilogue
 from .persistent import persistent
 from .stream import plan_for, reckoned_cycles
-from .tma import straddles_lines
 from .tma_ring import tma_ring
 from .warp_specialized import warp_specialized
 from .wgmma import WarpgroupProduct
@@ -52,18 +52,29 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What a kernel is made for beside its product.
+
+    ``straddles``: whether rows of B lie across cache lines; ``finish``: what is done to sums before they are rounded.
+    """
+
+    multiprocessors: int
+    straddles: bool = False
+    finish: Epilogue = PLAIN
+
+
+@dataclass(frozen=True)
 class Rung:
     """A rung's kernel, its tiles with their ring slots (``tile@slots``), and what it costs beside its tiles' work.
 
-    ``build(problem, tile, stages, multiprocessors, straddles)`` makes the kernel; ``straddles`` says whether rows of B
-    lie across cache lines. ``cuts``: whether the last wave of tiles is cut. ``launch_cycles`` are a product's,
-    ``step_cycles`` a k tile's.
+    ``build(problem, tile, stages, setting)`` makes the kernel. ``cuts``: whether the last wave of tiles is cut.
+    ``launch_cycles`` are a product's, ``step_cycles`` a k tile's.
     """
 
     number: int
     kind: type[HopperTile]
     choices: str
-    build: Callable[[Matmul, HopperTile, int, int, bool], tirx.PrimFunc]
+    build: Callable[[Matmul, HopperTile, int, Setting], tirx.PrimFunc]
     cuts: bool = False
     launch_cycles: int = LAUNCH_CYCLES
     step_cycles: int = 0
@@ -76,18 +87,21 @@ class Rung:
         return worked + steps * self.step_cycles + self.launch_cycles
 
 
-def _ring(problem: Matmul, tile: HopperTile, stages: int, _multiprocessors: int, _straddles: bool) -> tirx.PrimFunc:
-    return tma_ring(problem, tile, stages)
+def _ring(problem: Matmul, tile: HopperTile, stages: int, setting: Setting) -> tirx.PrimFunc:
+    return tma_ring(problem, tile, stages, finish=setting.finish)
 
 
-def _roles(problem: Matmul, tile: RoleTile, stages: int, _multiprocessors: int, _straddles: bool) -> tirx.PrimFunc:
-    return warp_specialized(problem, tile, stages)
+def _roles(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
+    return warp_specialized(problem, tile, stages, finish=setting.finish)
 
 
-def _persistent(problem: Matmul, tile: RoleTile, stages: int, multiprocessors: int, straddles: bool) -> tirx.PrimFunc:
+def _persistent(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
     """Its overlapped form: it waits for what is before it in the stream before it touches memory."""
-    blocks = cluster_blocks(problem, tile, straddles)
-    return persistent(problem, tile, stages, multiprocessors=multiprocessors, blocks=blocks, overlapped=True)
+    sharing = {
+        "multiprocessors": setting.multiprocessors,
+        "blocks": cluster_blocks(problem, tile, setting.straddles),
+    }
+    return persistent(problem, tile, stages, **sharing, overlapped=True, finish=setting.finish)
 
 
 RUNGS = {
@@ -114,10 +128,9 @@ class Choice:
         tile, slots = text.split("@")
         return cls(rung, rung.kind.parse(tile), int(slots))
 
-    def build(self, problem: Matmul, machine: Machine, straddles: bool | None = None) -> tirx.PrimFunc:
-        """The kernel for a problem; ``straddles`` (:class:`Rung`) is the contiguous B's unless it is given."""
-        across = straddles_lines(problem) if straddles is None else straddles
-        return self.rung.build(problem, self.tile, self.stages, machine.multiprocessors, across)
+    def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
+        """The kernel for a problem."""
+        return self.rung.build(problem, self.tile, self.stages, setting)
 
 
 def choices() -> Iterator[Choice]:

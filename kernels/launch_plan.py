@@ -8,7 +8,8 @@ from math import prod
 from schedules.errors import IllegalSchedule
 from schedules.vectorization import dtype_bytes
 
-MATRICES = ("A", "B", "C")  # buffers of a kernel that a caller gives; all others are its workspaces
+BIAS = "bias"
+GIVEN = ("A", "B", "C", BIAS)  # buffers of a kernel that a caller gives; all others are its workspaces
 
 
 class UnsupportedLaunch(IllegalSchedule):
@@ -81,7 +82,9 @@ class PlainBuffer:
 
     def check(self, matrix: Rows) -> None:
         """Raise UnsupportedLaunch for a matrix that lies otherwise than the kernel was written for."""
-        if matrix.shape != self.shape or (matrix.rows > 1 and matrix.row_bytes != matrix.columns * self.itemsize):
+        if matrix.shape != (1, *self.shape)[-2:] or (
+            matrix.rows > 1 and matrix.row_bytes != matrix.columns * self.itemsize
+        ):
             raise UnsupportedLaunch(
                 f"the kernel reaches {self.buffer} by its address",
                 value=f"{matrix.rows} rows of {matrix.columns}, {matrix.row_bytes} bytes apart",
@@ -107,12 +110,17 @@ class LaunchPlan:
 
     @property
     def workspaces(self) -> tuple[PlainBuffer, ...]:
-        """What the kernel keeps in device memory between launches, beside the matrices that it is given.
+        """What the kernel keeps in device memory between launches, beside what it is given.
 
         Whole numbers there are flags: zeros before the first launch, and after each.
         """
         plain = (parameter for parameter in self.parameters if isinstance(parameter, PlainBuffer))
-        return tuple(buffer for buffer in plain if buffer.buffer not in MATRICES)
+        return tuple(buffer for buffer in plain if buffer.buffer not in GIVEN)
+
+    @property
+    def bias_itemsize(self) -> int:
+        """Bytes of an element of the kernel's bias; 0 where it takes none."""
+        return next((parameter.itemsize for parameter in self.parameters if parameter.buffer == BIAS), 0)
 
     @property
     def cluster_blocks(self) -> int:

@@ -20,7 +20,7 @@ from .codegen.lowering import generate
 from .codegen.toolchain import Compiler, compile_cubin
 from .driver import Driver, launch_config
 from .host_code import launch_plan
-from .launch_plan import MATRICES, LaunchPlan, PlainBuffer, Rows, TensorMap, UnsupportedLaunch
+from .launch_plan import GIVEN, LaunchPlan, PlainBuffer, Rows, TensorMap, UnsupportedLaunch
 from .workspaces import Workspaces
 
 TIR_PIPELINE = "tirx"
@@ -113,7 +113,7 @@ class Launcher:
 
 def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, Rows]) -> list[TensorMap | PlainBuffer]:
     """A plan's parameters for the matrices at hand; workspaces are as the plan has them."""
-    if missing := {parameter.buffer for parameter in plan.parameters} & set(MATRICES) - set(matrices):
+    if missing := {parameter.buffer for parameter in plan.parameters} & set(GIVEN) - set(matrices):
         raise UnsupportedLaunch(
             "the kernel takes further buffers", value=", ".join(sorted(missing)), remedy="give matrices for them"
         )

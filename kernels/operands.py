@@ -167,6 +167,25 @@ def output_rows(out: Form, operands: Operands) -> Rows:
     return out.rows()
 
 
+def check_bias(bias: Form, operands: Operands) -> None:
+    """Raise WrongShape, ScatteredRows or WrongDtype for what is no bias of the product's columns."""
+    if bias.sizes != (operands.columns,):
+        raise WrongShape(
+            "bias has not one element for each column", value=bias.sizes, limit=(operands.columns,), remedy="give that"
+        )
+    if bias.strides != (1,) and operands.columns > 1:
+        raise ScatteredRows(
+            "bias' elements are not side by side", value=bias.strides[0], limit=1, remedy="call .contiguous() on it"
+        )
+    if bias.dtype not in (operands.problem.out_dtype, "float32"):
+        raise WrongDtype(
+            "a bias of another dtype than the output's",
+            value=bias.dtype,
+            limit=" | ".join(dict.fromkeys((operands.problem.out_dtype, "float32"))),
+            remedy="convert it with .to()",
+        )
+
+
 def overlap(name: str, out: tuple[int, int], operand: tuple[int, int]) -> OverlappingOutput:
     """What is said of an output that shares addresses with an operand: ranges are first and behind last."""
     return OverlappingOutput(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from schedules.vectorization import dtype_bytes
 
-from .launch_plan import Rows
+from .launch_plan import BIAS, Rows
 from .launcher import Launcher, LoadedKernel
 from .operands import Operands, check_address, overlap, readable
 from .tma import STRIDE_BYTES
@@ -21,7 +21,7 @@ class PaddedCopy(UserWarning):
 
 
 class Product:
-    """``product(a, b, out)`` for tensors of one form, in the current stream; ``out`` may be None, and is returned.
+    """``product(a, b, out, bias)`` for tensors of one form, in the current stream; returns ``out``, or a new tensor.
 
     Room for copies comes from torch's allocator at each call. It keeps freed memory for the next one, orders its reuse
     by streams and lets a captured graph have its own, all of which memory kept here would not.
@@ -42,20 +42,26 @@ class Product:
         self._copies = (self._a, self._b, self._result) != (operands.a, operands.b, out)
         self._extents = operands.a.extent(self._itemsize), operands.b.extent(self._itemsize)
         self._out_extent = out.extent(self._out_itemsize)
-        self._launcher = Launcher(kernel, {"A": self._a, "B": self._b, "C": self._result})
+        matrices = {"A": self._a, "B": self._b, "C": self._result}
+        self._bias_itemsize = kernel.plan.bias_itemsize
+        if self._bias_itemsize:
+            matrices[BIAS] = Rows(1, problem.n, problem.n * self._bias_itemsize)
+        self._launcher = Launcher(kernel, matrices)
         self._keeps = bool(kernel.workspaces)
         self._like: torch.Tensor | None = None
         self._warn()
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         first_a, first_b = a.data_ptr(), b.data_ptr()
         if out is None:
             out = self._new(a)
         else:
-            self._check_apart(out.data_ptr(), first_a, first_b)
+            self._check_apart(out.data_ptr(), first_a, first_b, bias)
         if self._copies:
-            return self._copied(a, b, out)
-        self._run(out, first_a, first_b, out.data_ptr())
+            return self._copied(a, b, out, bias)
+        self._run(out, bias, first_a, first_b, out.data_ptr())
         return out
 
     def _new(self, a: torch.Tensor) -> torch.Tensor:
@@ -64,7 +70,7 @@ class Product:
             self._like = a.new_empty(1, dtype=self._dtype).expand(self._out.shape)
         return self._empty_like(self._like)
 
-    def _copied(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def _copied(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The product by way of copies in rows that the kernel can reach."""
         left, right, result = a, b, out
         if self._a is not self._operands.a:
@@ -73,30 +79,38 @@ class Product:
             right = _with_rows(b.T if self._transposed else b, self._b, self._itemsize)
         if self._result is not self._out:
             result = _room(out, self._result, self._out_itemsize)
-        self._run(out, left.data_ptr(), right.data_ptr(), result.data_ptr())
+        if bias is not None:
+            bias = _as_long_as(bias, self._operands.problem.n)
+        self._run(out, bias, left.data_ptr(), right.data_ptr(), result.data_ptr())
         if result is not out:
             out.copy_(result[:, : self._out.columns])
         return out
 
-    def _run(self, like: torch.Tensor, a: int, b: int, c: int) -> None:
+    def _run(self, like: torch.Tensor, bias: torch.Tensor | None, a: int, b: int, c: int) -> None:
         """Launch on these addresses, which are checked here; workspaces are on the GPU of ``like``."""
         if (a | b | c) % STRIDE_BYTES:
             for name, address in (("a", a), ("b", b), ("out", c)):
                 check_address(name, address)
         stream = self._stream_of(self.device)
+        given = (a, b, c) if bias is None else (a, b, c, bias.data_ptr())
         if self._keeps:
             room = self._launcher.workspaces.of(stream, like)
-            self._launcher(stream, a, b, c, *room.addresses)
+            self._launcher(stream, *given, *room.addresses)
         else:
-            self._launcher(stream, a, b, c)
+            self._launcher(stream, *given)
 
-    def _check_apart(self, first: int, a: int, b: int) -> None:
+    def _check_apart(self, first: int, a: int, b: int, bias: torch.Tensor | None) -> None:
         """Raise OverlappingOutput where the output's bytes, from first to last, meet an operand's."""
         end, (a_extent, b_extent) = first + self._out_extent, self._extents
         if first < a + a_extent and a < end:
             raise overlap("a", (first, end), (a, a + a_extent))
         if first < b + b_extent and b < end:
             raise overlap("b", (first, end), (b, b + b_extent))
+        if bias is not None:
+            begin = bias.data_ptr()
+            behind = begin + self._operands.columns * self._bias_itemsize
+            if first < behind and begin < end:
+                raise overlap("bias", (first, end), (begin, behind))
 
     def _warn(self) -> None:
         """Say once what is copied at each call."""
@@ -115,6 +129,15 @@ class Product:
                 PaddedCopy,
                 stacklevel=5,  # the caller of matmul
             )
+
+
+def _as_long_as(bias: torch.Tensor, columns: int) -> torch.Tensor:
+    """A bias as long as a kernel's rows, itself if it is; what is behind it is added to columns that nobody sees."""
+    if bias.shape[0] == columns:
+        return bias
+    copy = bias.new_empty((columns,))
+    copy[: bias.shape[0]].copy_(bias)
+    return copy
 
 
 def _room(like: torch.Tensor, matrix: Rows, itemsize: int) -> torch.Tensor:

@@ -44,6 +44,7 @@ from kernels.heuristic import (
     RUNGS,
     Choice,
     Machine,
+    Setting,
     choices,
     choose,
     tuned,
@@ -114,13 +115,13 @@ def test_every_choice_fits_and_every_rung_is_a_kernel(layout: str) -> None:
         assert choice.tile.violations(TARGET, 2, choice.stages) == []
     for rung in RUNGS.values():
         smallest = Choice.parse(rung, rung.choices.split()[-1])
-        assert smallest.build(Matmul(256, 512, 512, "float16", layout), H200).params
+        assert smallest.build(Matmul(256, 512, 512, "float16", layout), Setting(132)).params
 
 
 def test_rows_across_cache_lines_make_clusters() -> None:
     problem = Matmul(512, 520, 512, "float16")
     chosen = Choice.parse(RUNGS[13], "64x128x64/1x1@2")
-    built = [chosen.build(problem, H200, straddles) for straddles in (None, False)]
+    built = [chosen.build(problem, Setting(132, straddles)) for straddles in (True, False)]
     assert ["cta_id_in_cluster" in str(function) for function in built] == [True, False]
 
 
@@ -190,12 +191,12 @@ def _simple(_problem: Matmul, _machine: Machine) -> Choice:
 def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
     def chosen(problem: Matmul, machine: Machine) -> SimpleNamespace:
         choice = choosing(problem, machine)
-        return SimpleNamespace(build=lambda same, *how: (choice.build(same, *how), same))
+        return SimpleNamespace(build=lambda same, setting: (choice.build(same, setting), same, setting.finish))
 
     def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
-        function, problem = built
+        function, problem, finish = built
         plan = launch_plan(generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE))
-        return CompiledKernel(plan, library.add(plan, problem))
+        return CompiledKernel(plan, library.add(plan, problem, finish))
 
     found = Driver(library)
     monkeypatch.setattr(api, "cuda_driver", lambda: found)
@@ -287,6 +288,27 @@ def test_launches_go_to_the_current_stream(library: Library, torch: SimpleNamesp
     torch.cuda.stream = 4711
     matmul(a, b)
     assert library.streams == [0, 4711]
+
+
+@pytest.mark.parametrize("bias_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("n", [64, 95])
+def test_factor_bias_and_activation_reach_the_kernel(library: Library, n: int, bias_dtype: str) -> None:
+    """With 95 columns the kernel has 96, and the bias is copied to as many."""
+    a, b, bias = operand(0, (40, 64)), operand(1, (64, n)), Tensor.integers(2, (n,), bias_dtype)
+    wanted = np.maximum(0.5 * (a.array.astype(np.float64) @ b.array.astype(np.float64)) + bias.array, 0)
+    for out in (None, Tensor.empty((40, n), "float16")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PaddedCopy)
+            got = matmul(a, b, bias=bias, activation="relu", alpha=0.5, out=out)
+        assert (got.array.astype(np.float64) == wanted.astype(np.float16)).all()
+    assert library.count("cuModuleLoadData") == 1
+
+
+def test_each_finish_is_a_kernel_of_its_own(library: Library) -> None:
+    a, b, bias = operand(0, (64, 64)), operand(1, (64, 64)), Tensor.integers(2, (64,), "float16")
+    for given in ({}, {"alpha": 2}, {"bias": bias}, {"activation": "relu"}, {"alpha": 1}, {"bias": bias}):
+        matmul(a, b, **given)
+    assert library.count("cuModuleLoadData") == 4
 
 
 def test_another_current_gpu_is_said_of_known_tensors(library: Library, torch: SimpleNamespace) -> None:
@@ -383,6 +405,20 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (UnalignedOperand, "out begins", lambda: into(dense(8, 8, offset=4))),
     (OverlappingOutput, "out and a are in the same memory", lambda: shared(0)),
     (OverlappingOutput, "out and b are in the same memory", lambda: shared(1)),
+    (TypeError, "bias is a int; give a torch tensor", lambda: finished(bias=3)),
+    (WrongShape, r"bias has not one .*got \(9,\), limit \(8,\)", lambda: finished(bias=dense(9))),
+    (WrongShape, r"bias has not one .*got \(1, 8\)", lambda: finished(bias=dense(1, 8))),
+    (ScatteredRows, "bias' elements are not side by side .got 2", lambda: finished(bias=dense(16)[::2])),
+    (
+        WrongDtype,
+        r"bias of another .*got bfloat16, limit float16 \| f",
+        lambda: finished(bias=dense(8, dtype="bfloat16")),
+    ),
+    (WrongDevice, "bias is not on a GPU", lambda: finished(bias=Tensor.empty((8,), "float16", -1))),
+    (IllegalWorkload, "unknown activation .got 'tanh'", lambda: finished(activation="tanh")),
+    (TypeError, "alpha is a Tensor; give a number", lambda: finished(alpha=dense(1))),
+    (IllegalWorkload, "alpha is no finite number .got nan", lambda: finished(alpha=float("nan"))),
+    (OverlappingOutput, "out and bias are in the same memory", lambda: over_bias()),
     (IllegalWorkload, "illegal size k .got 0", lambda: matmul(dense(8, 0), dense(0, 8))),
     (IllegalWorkload, "m·n elements .*limit below 2147483648", lambda: matmul(huge(), huge().T)),
     (RuntimeError, "records no gradients", lambda: matmul(learned(), dense(8, 8))),
@@ -392,6 +428,17 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
 def into(out: Tensor, **more: Any) -> Tensor:
     """An 8 × 8 product into a tensor."""
     return matmul(dense(8, 8), dense(8, 8), out=out, **more)
+
+
+def finished(**how: Any) -> Tensor:
+    """An 8 × 8 product with more done to it."""
+    return matmul(dense(8, 8), dense(8, 8), **how)
+
+
+def over_bias() -> Tensor:
+    """A product onto its own bias."""
+    out = dense(8, 8)
+    return finished(bias=out[1], out=out)
 
 
 def on(device: int) -> Tensor:
@@ -576,6 +623,25 @@ def test_products_in_a_row_read_what_the_one_before_wrote(real: Any, shape: tupl
     check_real(real, between, a, b)
     for got in after:
         assert float((got - wanted).abs().max()) <= 2**-12 * float(wanted.abs().max())
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::kernels.product.PaddedCopy")
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("bias_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("shape", [(256, 512, 320), (33, 95, 50), (128, 64, 8192), (1000, 4096, 1024)])
+def test_sums_are_finished_as_torch_does(
+    real: Any, shape: tuple[int, int, int], bias_dtype: str, activation: str | None
+) -> None:
+    m, n, k = shape
+    a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
+    bias = random(real, 2, (1, n), "dense", bias_dtype)[0]
+    wanted = 0.25 * (a.double() @ b.double()) + bias.double()
+    if activation:
+        wanted = getattr(real.nn.functional, activation)(wanted)
+    got = matmul(a, b, bias=bias, activation=activation, alpha=0.25)
+    error = float((got.double() - wanted).abs().max())
+    assert error <= 2**-10 * float(wanted.abs().max()) + 1e-5 * k**0.5
 
 
 @pytest.mark.gpu

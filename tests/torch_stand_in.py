@@ -1,7 +1,8 @@
 """Stand-ins for torch and the CUDA driver, so that the Python call is tested where there is neither.
 
 The driver's keeps of a tensor map what it was encoded from, and a launch multiplies what its parameters describe, in
-numpy, in the order and with the strides that they name. It is no model of a kernel: of what reaches one.
+numpy, in the order and with the strides that they name; of activations it knows relu. It is no model of a kernel: of
+what reaches one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from kernels.fused import PLAIN, Epilogue
 from kernels.launch_plan import LaunchPlan, PlainBuffer, TensorMap
 from schedules.workloads import Matmul
 
@@ -134,7 +136,7 @@ class Library:
         self.failing: dict[str, int] = {}
         self.streams: list[int] = []
         self.flags: list[int] = []
-        self.kernels: list[tuple[LaunchPlan, Matmul]] = []
+        self.kernels: list[tuple[LaunchPlan, Matmul, Epilogue]] = []
         self._attributes = {75: capability[0], 76: capability[1], 1: 1024, 10: 32, 12: 65536, 97: 232448, 16: 132}
         self._maps: dict[int, tuple] = {}
         self._lock = threading.Lock()
@@ -175,9 +177,9 @@ class Library:
         assert strides[0] % 16 == 0
         self._maps[ctypes.addressof(encoded._obj)] = (address.value, ENCODED_DTYPES[dtype], sizes[::-1], strides[0])
 
-    def add(self, kernel: LaunchPlan, problem: Matmul) -> bytes:
+    def add(self, kernel: LaunchPlan, problem: Matmul, finish: Epilogue = PLAIN) -> bytes:
         """Take in the kernel for a problem; returns the "cubin" that it is loaded from."""
-        self.kernels.append((kernel, problem))
+        self.kernels.append((kernel, problem, finish))
         return str(len(self.kernels)).encode()
 
     def _cuModuleLoadData(self, module: Any, cubin: bytes) -> None:
@@ -189,13 +191,16 @@ class Library:
 
     def _cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, _extra: Any) -> None:
         self.streams.append(config.contents.stream or 0)
-        plan, problem = self.kernels[function.value - 1]
+        plan, problem, finish = self.kernels[function.value - 1]
         pairs = zip(plan.parameters, parameters)
         matrices = {each.buffer: self._matrix(each, value, problem.out_dtype) for each, value in pairs}
         self._look_at_flags(matrices.pop("flags", None))
         a, b = (matrices[name].astype(np.float64) for name in "AB")
         b = b if problem.layout == "nn" else b.T
-        matrices["C"][:, : b.shape[1]] = a @ b
+        result = finish.alpha * (a @ b)
+        if finish.bias:
+            result = result + matrices["bias"].astype(np.float64)[0, : b.shape[1]]
+        matrices["C"][:, : b.shape[1]] = np.maximum(result, 0) if finish.activation == "relu" else result
 
     def _look_at_flags(self, flags: np.ndarray | None) -> None:
         """Flags must be down before each launch."""
