@@ -97,6 +97,18 @@ def matmul(
     return product(a, b, out, bias)
 
 
+def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> str:
+    """What :func:`matmul` takes for tensors that lie like these: rung, tile, stages, and what each call copies.
+
+    Builds and loads the kernel where that has not been done; raises what :func:`matmul` raises.
+    """
+    _check_tensors(a=a, b=b, out=out)
+    keys = [
+        None if each is None else (each.shape, each.stride(), each.dtype, each.get_device()) for each in (a, b, out)
+    ]
+    return _product(*keys, None, None, None, 1.0).description
+
+
 @functools.lru_cache(CACHED_PRODUCTS)
 def _product(
     a: Key,
@@ -138,8 +150,10 @@ def _loaded(problem: Matmul, straddles: bool, finish: Epilogue, device: int) -> 
             f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
             "cannot be captured in a CUDA graph; call it once before"
         )
-    function = choose(problem, machine).build(problem, Setting(machine.multiprocessors, straddles, finish))
-    return load_kernel(compile_kernel(function, machine.target, require_compiler()), cuda_driver(), device)
+    choice = choose(problem, machine)
+    function = choice.build(problem, Setting(machine.multiprocessors, straddles, finish))
+    compiled = compile_kernel(function, machine.target, require_compiler())
+    return load_kernel(compiled, cuda_driver(), device, str(choice))
 
 
 @functools.cache

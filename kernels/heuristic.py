@@ -128,6 +128,9 @@ class Choice:
         tile, slots = text.split("@")
         return cls(rung, rung.kind.parse(tile), int(slots))
 
+    def __str__(self) -> str:
+        return f"rung {self.rung.number}, {self.tile}, {self.stages} stages"
+
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
         """The kernel for a problem."""
         return self.rung.build(problem, self.tile, self.stages, setting)

@@ -48,20 +48,21 @@ def compile_kernel(function: tirx.PrimFunc, target: Target, compiler: Compiler) 
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A kernel in a GPU's memory, and its workspaces there."""
+    """A kernel in a GPU's memory, and its workspaces there; ``label`` names it."""
 
     driver: Driver
     device: int
     plan: LaunchPlan
     function: ctypes.c_void_p
     workspaces: Workspaces
+    label: str = ""
 
 
-def load_kernel(kernel: CompiledKernel, driver: Driver, device: int) -> LoadedKernel:
+def load_kernel(kernel: CompiledKernel, driver: Driver, device: int, label: str = "") -> LoadedKernel:
     """Load a kernel on a GPU, for good; raises DriverError."""
     driver.enter(device)
     function = driver.load(kernel.cubin, kernel.plan)
-    return LoadedKernel(driver, device, kernel.plan, function, Workspaces(kernel.plan.workspaces))
+    return LoadedKernel(driver, device, kernel.plan, function, Workspaces(kernel.plan.workspaces), label)
 
 
 class BoundLaunch(NamedTuple):

@@ -47,7 +47,7 @@ class Product:
         if self._bias_itemsize:
             matrices[BIAS] = Rows(1, problem.n, problem.n * self._bias_itemsize)
         self._launcher = Launcher(kernel, matrices)
-        self._keeps = bool(kernel.workspaces)
+        self._keeps, self._label = bool(kernel.workspaces), kernel.label
         self._like: torch.Tensor | None = None
         self._warn()
 
@@ -112,15 +112,23 @@ class Product:
             if first < behind and begin < end:
                 raise overlap("bias", (first, end), (begin, behind))
 
-    def _warn(self) -> None:
-        """Say once what is copied at each call."""
+    @property
+    def description(self) -> str:
+        """The kernel, and what each call copies."""
+        return "; ".join([self._label, *(f"copies {copied}" for copied in self._copied_matrices())])
+
+    def _copied_matrices(self) -> list[str]:
+        """What is copied at each call, with its bytes."""
         lain = (("a", self._operands.a, self._a), ("b", self._operands.b, self._b), ("out", self._out, self._result))
-        copied = [
+        return [
             f"{name} ({copy.rows} rows of {given.row_bytes} bytes in {copy.rows * copy.row_bytes} bytes)"
             for name, given, copy in lain
             if copy is not given
         ]
-        if copied:
+
+    def _warn(self) -> None:
+        """Say once what is copied at each call."""
+        if copied := self._copied_matrices():
             problem = self._operands.problem
             warnings.warn(
                 f"a product {self._out.rows}x{self._out.columns}x{self._operands.a.columns} of {problem.dtype} copies "

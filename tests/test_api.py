@@ -22,9 +22,11 @@ import pytest
 import tvm
 
 from harness.execution import require_gpu
+from harness.peers import PeerFailed
+from harness.peers import call as call_peer
 from harness.records import RESULTS, Record
 from harness.targets import machine_for
-from kernels import api, matmul
+from kernels import api, describe, matmul
 from kernels.codegen.lowering import generate
 from kernels.codegen.toolchain import NoCompiler
 from kernels.config import RoleTile
@@ -337,6 +339,39 @@ def test_copies_are_said_once_with_their_bytes(library: Library) -> None:
     assert "a product 40x95x63 of float16 copies at each call what" in str(one.message)
     assert "a (40 rows of 126 bytes in 5120 bytes), b (63 rows of 190 bytes in 16128 bytes)" in str(one.message)
     assert "out (40 rows of 190 bytes in 10240 bytes)" in str(one.message)
+
+
+def test_a_call_is_described(library: Library) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PaddedCopy)
+        odd = describe(operand(0, (40, 63)), operand(1, (63, 95)))
+    assert odd.split("; ")[1:] == [
+        "copies a (40 rows of 126 bytes in 5120 bytes)",
+        "copies b (63 rows of 190 bytes in 16128 bytes)",
+        "copies out (40 rows of 190 bytes in 10240 bytes)",
+    ]
+    assert "copies" not in describe(operand(0, (64, 64)), operand(1, (64, 64)))
+    assert str(_simple(Matmul(64, 64, 64), H200)) == "rung 11, 64x64x64/1x1, 4 stages"
+    assert library.count("cuLaunchKernelEx") == 0
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_the_call_is_timed_as_a_peer(library: Library, layout: str) -> None:
+    problem = Matmul(40, 95, 63, "float16", layout)
+    a, b = operand(0, (40, 63)), operand(1, problem.b_shape)
+    c = Tensor.empty((40, 95), "float16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PaddedCopy)
+        (entrant,) = call_peer.enter(SimpleNamespace(problem=problem, sets=[(a, b, c)]), H200)
+        entrant.run(a, b, c)
+    assert "copies a (40 rows" in entrant.config
+    assert (c.array.astype(np.float64) == product_of(a, b if layout == "nn" else b.T, np.float16)).all()
+
+
+def test_a_refused_call_is_a_peer_that_failed(library: Library) -> None:
+    operands = [Tensor.empty((8, 8), "float32") for _ in range(3)]
+    with pytest.raises(PeerFailed, match="got float32 and float32"):
+        call_peer.enter(SimpleNamespace(problem=Matmul(8, 8, 8), sets=[tuple(operands)]), H200)
 
 
 def test_aligned_rows_are_not_copied(library: Library) -> None:

@@ -89,7 +89,9 @@ def test_peers_are_found_by_name(names: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize("names", ["cutlass", "triton,cutlass", "", "triton,"])
 def test_an_unknown_peer_is_refused(names: str) -> None:
-    with pytest.raises(UnknownPeer, match="there are triton, triton-stages, dlight, tilus, tilelang, or all, or none"):
+    with pytest.raises(
+        UnknownPeer, match="there are triton, triton-stages, dlight, tilus, tilelang, call, or all, or none"
+    ):
         find_peers(names)
 
 
