@@ -45,15 +45,18 @@ def ways_to_launch(kernel: Kernel, compiler: Compiler, backend: GpuBackend) -> d
     c = backend.poisoned((problem.m, problem.n), problem.out_dtype)
     run = executable(compiled(kernel, compiler))["main"]
     launcher = own_launcher(kernel, compiler, torch.cuda.current_device())
-    addresses, stream = [tensor.data_ptr() for tensor in (a, b, c)], torch.cuda.current_stream().cuda_stream
+    stream = torch.cuda.current_stream().cuda_stream
+    room = launcher.workspaces.of(stream, a)
+    addresses = [*(tensor.data_ptr() for tensor in (a, b, c)), *room.addresses]
     seen = b if problem.layout == "nn" else b.T
     ways: dict[str, Callable[[], Any]] = {
         "TVM's executable": lambda: run(a, b, c),
         "the launcher": lambda: launcher(stream, *addresses),
         "kernels.matmul": lambda: matmul(a, seen, out=c),
+        "kernels.matmul, new output": lambda: matmul(a, seen, out_dtype=c.dtype),
     }
     if problem.dtype == problem.out_dtype:
-        ways["torch.mm"] = lambda: torch.mm(a, seen, out=c)
+        ways |= {"torch.mm": lambda: torch.mm(a, seen, out=c), "torch.mm, new output": lambda: torch.mm(a, seen)}
     return ways
 
 

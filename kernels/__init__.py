@@ -9,11 +9,12 @@ and instructions read them (:mod:`.panels`), Hopper's instruction (:mod:`.wgmma`
 Building blocks are called inside a ``T.prim_func``, whose parser runs them: a plain function emits statements at its
 place, its loops are written out; an ``@T.inline`` function is parsed there, its conditions become the kernel's.
 
-:func:`matmul` is the way to use them on torch tensors (:mod:`.api`): operands as they lie (:mod:`.operands`), which
-kernel takes them (:mod:`.heuristic`), its way to a cubin (:mod:`.codegen`), what launching it takes (:mod:`.host_code`,
-:mod:`.launch_plan`), and the launch (:mod:`.launcher`, :mod:`.driver`).
+:func:`matmul` is the way to use them on torch tensors (:mod:`.api`), and :func:`describe` says what it takes for them:
+operands as they lie (:mod:`.operands`), which kernel takes them (:mod:`.heuristic`), what else is done to sums
+(:mod:`.fused`), its way to a cubin (:mod:`.codegen`), what launching it takes (:mod:`.host_code`, :mod:`.launch_plan`,
+:mod:`.workspaces`), and the launch (:mod:`.launcher`, :mod:`.driver`).
 """
 
-from .api import matmul
+from .api import describe, matmul
 
-__all__ = ["matmul"]
+__all__ = ["describe", "matmul"]

@@ -7,6 +7,7 @@ then the launch on their addresses. Torch is imported when it is called.
 from __future__ import annotations
 
 import functools
+import numbers
 from typing import TYPE_CHECKING, Any
 
 from tvm.target import Target
@@ -17,9 +18,10 @@ from .codegen.toolchain import require_compiler
 from .config import HopperTile
 from .driver import cuda_driver
 from .errors import UnsupportedGpu, WrongDevice, WrongDtype
-from .heuristic import choose
+from .fused import Epilogue
+from .heuristic import Machine, Setting, choose
 from .launcher import LoadedKernel, compile_kernel, load_kernel
-from .operands import Form, arrange, output_rows
+from .operands import Form, arrange, check_bias, output_rows
 from .product import Product
 
 if TYPE_CHECKING:
@@ -44,16 +46,27 @@ class FirstCallInCapture(RuntimeError):
 
 
 def matmul(
-    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``a @ b`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90; returns the (m, n) product.
+    """``activation(alpha · a @ b + bias)`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90.
 
-    Both are float16 or both bfloat16; sums are float32, rounded once to ``out_dtype`` (float16, bfloat16 or float32;
-    by default the operands' dtype, or that of ``out``). Rows of ``a`` are contiguous, and either rows or columns of
-    ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies. Rows may be parts of longer ones (a slice of
-    a matrix) where they begin multiples of 16 bytes apart. Contiguous matrices whose rows do not are copied to padded
-    rows at each call, as is such an output; a warning, :class:`kernels.product.PaddedCopy`, says so once, with the
-    bytes.
+    Returns the (m, n) product. Both operands are float16 or both bfloat16; sums are float32, rounded once to
+    ``out_dtype`` (float16, bfloat16 or float32; by default the operands' dtype, or that of ``out``). Rows of ``a`` are
+    contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies. Rows
+    may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous matrices
+    whose rows do not are copied to padded rows at each call, as is such an output; a warning,
+    :class:`kernels.product.PaddedCopy`, says so once, with the bytes.
+
+    ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
+    "relu", "gelu" (the exact form, by erf) or "silu". All three are done to the float32 sums before they are rounded;
+    factor and activation are written into the kernel, so that each pair of them is a kernel of its own.
 
     The first call with tensors of some sizes, strides and dtypes compiles a kernel, which takes seconds; cubins are
     kept on disk, loaded kernels for the life of the process. Calls run in torch's current stream, may be captured in
@@ -67,61 +80,85 @@ def matmul(
     and what to do; an output overlaps an operand where their first to last bytes do.
     NoCompiler, CompileError : from nvcc. FirstCallInCapture, DriverError : RuntimeErrors.
     """
-    import torch
+    try:
+        left = a.shape, a.stride(), a.dtype, a.get_device()
+        right = b.shape, b.stride(), b.dtype, b.get_device()
+        result = out if out is None else (out.shape, out.stride(), out.dtype, out.get_device())
+        added = bias if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device())
+        learned = a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)
+    except AttributeError:
+        _check_tensors(a=a, b=b, out=out, bias=bias)
+        raise
+    if learned:
+        _check_no_gradients()
+    product = _product(left, right, result, out_dtype, added, activation, alpha)
+    if product.current_device() != product.device:
+        raise _elsewhere("a", product.device)
+    return product(a, b, out, bias)
 
-    for name, tensor in (("a", a), ("b", b), ("out", out)):
-        if tensor is not None and not (isinstance(tensor, torch.Tensor) and tensor.is_cuda):
-            raise _misplaced(name, tensor)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        raise RuntimeError("matmul records no gradients, and a or b requires them; call it under torch.no_grad()")
-    stream = torch.cuda.current_stream()
-    key = (_key(a), _key(b), None if out is None else _key(out), out_dtype, stream.device_index)
-    return _product(*key)(a, b, out, stream.cuda_stream)
 
+def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> str:
+    """What :func:`matmul` takes for tensors that lie like these: rung, tile, stages, and what each call copies.
 
-def _key(tensor: torch.Tensor) -> Key:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
+    Builds and loads the kernel where that has not been done; raises what :func:`matmul` raises.
+    """
+    _check_tensors(a=a, b=b, out=out)
+    keys = [
+        None if each is None else (each.shape, each.stride(), each.dtype, each.get_device()) for each in (a, b, out)
+    ]
+    return _product(*keys, None, None, None, 1.0).description
 
 
 @functools.lru_cache(CACHED_PRODUCTS)
-def _product(a: Key, b: Key, out: Key | None, out_dtype: torch.dtype | None, device: int) -> Product:
-    """The product of tensors of such forms, ready to run: everything but their addresses is checked here."""
-    given = {name: key for name, key in (("a", a), ("b", b), ("out", out)) if key}
-    for name, key in given.items():
-        if key[3] != device:
-            raise WrongDevice(
-                f"{name} is on another GPU than the current one",
-                value=f"cuda:{key[3]}",
-                limit=f"cuda:{device}",
-                remedy="move it, or call torch.cuda.set_device",
-            )
+def _product(
+    a: Key,
+    b: Key,
+    out: Key | None,
+    out_dtype: torch.dtype | None,
+    bias: Key | None,
+    activation: str | None,
+    alpha: float,
+) -> Product:
+    """The product of tensors of such forms, ready to run: everything but their addresses is checked here.
+
+    What is checked at each call beside these: gradients, and that the GPU is the current one.
+    """
+    given = {name: key for name, key in (("a", a), ("b", b), ("out", out), ("bias", bias)) if key}
+    device = _device_of(given)
     dtype = out_dtype or (out or a)[2]
     if out and out[2] != dtype:
         raise WrongDtype("out has another dtype than out_dtype", value=out[2], limit=dtype, remedy="give one of both")
     forms = {name: Form(name, tuple(key[0]), tuple(key[1]), _name(key[2])) for name, key in given.items()}
     operands = arrange(forms["a"], forms["b"], _name(dtype))
     result = output_rows(forms.get("out") or Form("out", operands.shape, (operands.columns, 1), _name(dtype)), operands)
-    return Product(_loaded(operands.problem, device), operands, result, dtype)
+    if not isinstance(alpha, numbers.Real):
+        raise TypeError(f"alpha is a {type(alpha).__name__}; give a number, which is written into the kernel")
+    if bias:
+        check_bias(forms["bias"], operands)
+    finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
+    return Product(_loaded(operands.problem, operands.straddles, finish, device), operands, result, dtype)
 
 
 @functools.cache
-def _loaded(problem: Matmul, device: int) -> LoadedKernel:
-    """The kernel for a problem on a GPU, compiled and loaded."""
+def _loaded(problem: Matmul, straddles: bool, finish: Epilogue, device: int) -> LoadedKernel:
+    """The kernel for a problem on a GPU, compiled and loaded; ``straddles`` is :attr:`Operands.straddles`."""
     import torch
 
-    target, multiprocessors = _gpu(device)
+    machine = _gpu(device)
     if torch.cuda.is_current_stream_capturing():
         raise FirstCallInCapture(
             f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
             "cannot be captured in a CUDA graph; call it once before"
         )
-    function = choose(problem, target, multiprocessors).build(problem)
-    return load_kernel(compile_kernel(function, target, require_compiler()), cuda_driver(), device)
+    choice = choose(problem, machine)
+    function = choice.build(problem, Setting(machine.multiprocessors, straddles, finish))
+    compiled = compile_kernel(function, machine.target, require_compiler())
+    return load_kernel(compiled, cuda_driver(), device, str(choice))
 
 
 @functools.cache
-def _gpu(device: int) -> tuple[Target, int]:
-    """A GPU as a target with its limits, and its multiprocessors; UnsupportedGpu for any but an sm_90."""
+def _gpu(device: int) -> Machine:
+    """A GPU as a target with its limits, its multiprocessors and name; UnsupportedGpu for any but an sm_90."""
     driver = cuda_driver()
     capability = tuple(driver.attribute(device, number) for number in CAPABILITY)
     if capability != HOPPER:
@@ -132,7 +169,8 @@ def _gpu(device: int) -> tuple[Target, int]:
             remedy="call torch.matmul",
         )
     limits = {name: driver.attribute(device, number) for name, number in LIMITS.items()}
-    return Target({"kind": "cuda", "arch": HopperTile.ARCH, **limits}), driver.attribute(device, MULTIPROCESSORS)
+    target = Target({"kind": "cuda", "arch": HopperTile.ARCH, **limits})
+    return Machine(target, driver.attribute(device, MULTIPROCESSORS), driver.name(device))
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -140,12 +178,44 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _misplaced(name: str, tensor: object) -> Exception:
-    """What is wrong with an argument that is no tensor on a GPU."""
+def _check_tensors(**given: object) -> None:
+    """Raise TypeError for the first argument that is no tensor; one that is None was not given."""
     import torch
 
-    if not isinstance(tensor, torch.Tensor):
-        return TypeError(f"{name} is a {type(tensor).__name__}; give a torch tensor")
-    if not torch.cuda.is_available():
-        return UnsupportedGpu("there is no GPU that torch sees", remedy="run where there is an sm_90")
-    return WrongDevice(f"{name} is not on a GPU", value=tensor.device, limit="cuda", remedy="call .cuda() on it")
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in ("a", "b")):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; give a torch tensor")
+
+
+def _check_no_gradients() -> None:
+    """Raise RuntimeError where gradients are recorded."""
+    import torch
+
+    if torch.is_grad_enabled():
+        raise RuntimeError("matmul records no gradients, and an operand requires them; call it under torch.no_grad()")
+
+
+def _device_of(given: dict[str, Key]) -> int:
+    """The number of the current GPU, on which all tensors are; raises WrongDevice, UnsupportedGpu."""
+    import torch
+
+    for name, (_, _, _, device) in given.items():
+        if device < 0:
+            if not torch.cuda.is_available():
+                raise UnsupportedGpu("there is no GPU that torch sees", remedy="run where there is an sm_90")
+            raise WrongDevice(f"{name} is not on a GPU", value="cpu", limit="cuda", remedy="call .cuda() on it")
+        if device != torch._C._cuda_getDevice():
+            raise _elsewhere(name, device)
+    return device
+
+
+def _elsewhere(name: str, device: int) -> WrongDevice:
+    """What is said of a tensor on another GPU than the current one."""
+    import torch
+
+    return WrongDevice(
+        f"{name} is on another GPU than the current one",
+        value=f"cuda:{device}",
+        limit=f"cuda:{torch._C._cuda_getDevice()}",
+        remedy="move it, or call torch.cuda.set_device",
+    )

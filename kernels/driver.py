@@ -18,6 +18,7 @@ TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 128
 TENSOR_MAP_DTYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
 MAX_DYNAMIC_SHARED_BYTES, ALLOW_LARGE_CLUSTERS = 8, 14  # CUfunction_attribute
 CLUSTER_EXTENTS, OVERLAPS_PREVIOUS = 4, 6  # CUlaunchAttributeID
+NAME_BYTES = 256
 PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters can hold
 
 
@@ -63,6 +64,13 @@ def launch_config(plan: LaunchPlan, stream: int) -> LaunchConfig:
     return LaunchConfig(plan.grid, plan.block, plan.shared_bytes, stream, array, len(attributes))
 
 
+class _Entered(threading.local):
+    """The devices whose contexts a thread has made its own."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
 class Driver:
     """The driver's functions, checked: those of ``library``, which is libcuda or offers the same functions."""
 
@@ -70,7 +78,7 @@ class Driver:
         self.library = library
         self.call("cuInit", 0)
         self._contexts: dict[int, ctypes.c_void_p] = {}
-        self._entered = threading.local()
+        self._entered = _Entered()
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; DriverError names it and what its status means."""
@@ -86,8 +94,7 @@ class Driver:
 
     def enter(self, device: int) -> None:
         """Make a device's primary context, which torch works in, this thread's, which may not have one yet."""
-        entered = self._entered.__dict__.setdefault("devices", set())
-        if device in entered:
+        if device in self._entered.devices:
             return
         if device not in self._contexts:
             context, number = ctypes.c_void_p(), ctypes.c_int()
@@ -95,7 +102,7 @@ class Driver:
             self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
             self._contexts[device] = context
         self.call("cuCtxSetCurrent", self._contexts[device])
-        entered.add(device)
+        self._entered.devices.add(device)
 
     def attribute(self, device: int, number: int) -> int:
         """A device's attribute, by its number among CUdevice_attribute."""
@@ -103,6 +110,13 @@ class Driver:
         self.call("cuDeviceGet", ctypes.byref(handle), device)
         self.call("cuDeviceGetAttribute", ctypes.byref(value), number, handle)
         return value.value
+
+    def name(self, device: int) -> str:
+        """A device's name, as "NVIDIA H200"."""
+        handle, text = ctypes.c_int(), ctypes.create_string_buffer(NAME_BYTES)
+        self.call("cuDeviceGet", ctypes.byref(handle), device)
+        self.call("cuDeviceGetName", text, NAME_BYTES, handle)
+        return text.value.decode()
 
     def load(self, cubin: bytes, plan: LaunchPlan) -> ctypes.c_void_p:
         """A plan's kernel, loaded from a cubin into the thread's context, allowed the shared memory that it asks for.

@@ -1,12 +1,16 @@
-"""Which kernel, tile and stage count to take for a product: a table of candidates, and what each would cost.
+"""Which rung's kernel, tile and stage count to take for a product: by what each would cost, or by what was measured.
 
-The cost is a count of clock cycles on one multiprocessor, good enough to put candidates into order, no prediction.
+The cost is a count of clock cycles on one multiprocessor, good enough to put choices into order, no prediction. Where a
+GPU's measurements contradict it, ``tuned/`` has what was faster; each line there is a record's (``reports/results``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from tvm import tirx
 from tvm.target import Target
@@ -14,80 +18,156 @@ from tvm.target import Target
 from schedules.errors import IllegalTile
 from schedules.workloads import Matmul
 
-from .config import HopperTile
+from .config import HopperTile, RoleTile
+from .fused import PLAIN, Epilogue
+from .persistent import persistent
+from .stream import plan_for, reckoned_cycles
 from .tma_ring import tma_ring
+from .warp_specialized import warp_specialized
+from .wgmma import WarpgroupProduct
 
 ITEMSIZE = 2
-MULTIPLY_ADDS_PER_CYCLE = 2048  # of 16-bit wgmma on a multiprocessor: m64n256k16 takes 128 cycles
-# What a loaded byte costs beside the multiplications that hide most of it: the one constant that sets large tiles
-# before small ones. It is that of steps.config.HOPPER_TILES, set by hand after exploratory measurements on an H200.
-CYCLES_PER_BYTE = 1 / 205
+# Tiles with their ring slots, large ones first; the steps choose among the same.
+RING_CHOICES = "128x256x64/2x1@4 128x128x64/2x1@6 64x128x64/1x1@6 64x64x64/1x1@6"
+ROLE_CHOICES = "128x256x64/2x1@4 128x128x64/2x1@6 64x128x64/1x1@8 64x64x64/1x1@8"
+# What a launch costs that begins only when the kernel before it has ended: 0.7 µs, the difference of rung 13's variants
+# from 256³ to 1024³ on an H200.
+LAUNCH_CYCLES = 1200
+BARRIER_CYCLES = 100  # of a k tile: a block barrier that nothing else on the multiprocessor hides
+TUNED = Path(__file__).parent / "tuned"
+
+
+def cluster_blocks(problem: Matmul, tile: RoleTile, wanted: bool) -> int:
+    """Blocks of a cluster that share their B tile: 2 where that is wanted and the tile can be shared, or else 1."""
+    return 2 if wanted and WarpgroupProduct.of(problem, tile).b.shares(2) else 1
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A kernel with a tile and ring slots, and what it costs beside multiplying, estimated in clock cycles.
+class Machine:
+    """The GPU that a kernel is chosen for: what it can hold, its multiprocessors, and its name, if known."""
 
-    ``step_cycles`` of a k tile: waits and barriers that no other block on the multiprocessor hides. ``turn_cycles`` of
-    an output tile: filling the ring and storing results, as far as they do not overlap with another tile's work.
+    target: Target
+    multiprocessors: int
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a kernel is made for beside its product.
+
+    ``straddles``: whether rows of B lie across cache lines; ``finish``: what is done to sums before they are rounded.
     """
 
-    kernel: Callable[[Matmul, HopperTile, int], tirx.PrimFunc]
+    multiprocessors: int
+    straddles: bool = False
+    finish: Epilogue = PLAIN
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A rung's kernel, its tiles with their ring slots (``tile@slots``), and what it costs beside its tiles' work.
+
+    ``build(problem, tile, stages, setting)`` makes the kernel. ``cuts``: whether the last wave of tiles is cut.
+    ``launch_cycles`` are a product's, ``step_cycles`` a k tile's.
+    """
+
+    number: int
+    kind: type[HopperTile]
+    choices: str
+    build: Callable[[Matmul, HopperTile, int, Setting], tirx.PrimFunc]
+    cuts: bool = False
+    launch_cycles: int = LAUNCH_CYCLES
+    step_cycles: int = 0
+
+    def cost(self, problem: Matmul, tile: HopperTile, multiprocessors: int) -> float:
+        """Clock cycles of a product: :func:`kernels.stream.reckoned_cycles`, and the rung's own."""
+        plan = plan_for(problem, tile, multiprocessors, cuts=self.cuts)
+        steps = -(-plan.tiles // plan.workers) * plan.k_tiles
+        worked = reckoned_cycles(problem, tile, multiprocessors, self.cuts)
+        return worked + steps * self.step_cycles + self.launch_cycles
+
+
+def _ring(problem: Matmul, tile: HopperTile, stages: int, setting: Setting) -> tirx.PrimFunc:
+    return tma_ring(problem, tile, stages, finish=setting.finish)
+
+
+def _roles(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
+    return warp_specialized(problem, tile, stages, finish=setting.finish)
+
+
+def _persistent(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
+    """Its overlapped form: it waits for what is before it in the stream before it touches memory."""
+    sharing = {
+        "multiprocessors": setting.multiprocessors,
+        "blocks": cluster_blocks(problem, tile, setting.straddles),
+    }
+    return persistent(problem, tile, stages, **sharing, overlapped=True, finish=setting.finish)
+
+
+RUNGS = {
+    rung.number: rung
+    for rung in (
+        Rung(13, RoleTile, ROLE_CHOICES, _persistent, cuts=True, launch_cycles=0),
+        Rung(12, RoleTile, ROLE_CHOICES, _roles),
+        Rung(11, HopperTile, RING_CHOICES, _ring, step_cycles=BARRIER_CYCLES),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A rung's kernel with a tile and ring slots."""
+
+    rung: Rung
     tile: HopperTile
     stages: int
-    step_cycles: int
-    turn_cycles: int
 
-    def build(self, problem: Matmul) -> tirx.PrimFunc:
+    @classmethod
+    def parse(cls, rung: Rung, text: str) -> Choice:
+        """A rung with what ``tile@slots`` says."""
+        tile, slots = text.split("@")
+        return cls(rung, rung.kind.parse(tile), int(slots))
+
+    def __str__(self) -> str:
+        return f"rung {self.rung.number}, {self.tile}, {self.stages} stages"
+
+    def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
         """The kernel for a problem."""
-        return self.kernel(problem, self.tile, self.stages)
-
-    def cost(self, problem: Matmul, target: Target, multiprocessors: int) -> float:
-        """Clock cycles of the multiprocessor with most tiles::
-
-        tiles · k tiles · (multiply-adds / rate + bytes · cost of a byte + step_cycles / blocks resident)
-          + ceil(tiles / blocks resident) · turn_cycles
-        """
-        block_m, block_n, block_k = self.tile.block
-        tiles = -(-(-(-problem.m // block_m) * -(-problem.n // block_n)) // multiprocessors)
-        resident = min(tiles, self._resident(target))
-        multiply = block_m * block_n * block_k / MULTIPLY_ADDS_PER_CYCLE
-        load = (block_m + block_n) * block_k * ITEMSIZE * CYCLES_PER_BYTE
-        steps = tiles * -(-problem.k // block_k)
-        return steps * (multiply + load + self.step_cycles / resident) + -(-tiles // resident) * self.turn_cycles
-
-    def _resident(self, target: Target) -> int:
-        """Blocks that a multiprocessor holds at once, by shared memory and registers."""
-        smem = int(target.attrs["max_shared_memory_per_block"]) // self.tile.smem_bytes(ITEMSIZE, self.stages)
-        registers = self.tile.registers * self.tile.threads_per_block
-        return max(1, min(smem, int(target.attrs["registers_per_block"]) // registers))
+        return self.rung.build(problem, self.tile, self.stages, setting)
 
 
-CANDIDATES = tuple(
-    Candidate(tma_ring, HopperTile.parse(tile), stages, step_cycles=100, turn_cycles=3000)
-    for tile, stages in (
-        ("128x256x64/2x1", 4),
-        ("256x128x64/2x1", 4),
-        ("128x128x64/2x1", 6),
-        ("128x128x64/2x1", 3),
-        ("64x128x64/1x1", 6),
-        ("64x64x64/1x1", 6),
-    )
-)
+def choices() -> Iterator[Choice]:
+    """Every rung with each of its tiles."""
+    for rung in RUNGS.values():
+        yield from (Choice.parse(rung, text) for text in rung.choices.split())
 
 
-def choose(
-    problem: Matmul, target: Target, multiprocessors: int, candidates: Iterable[Candidate] = CANDIDATES
-) -> Candidate:
-    """The candidate of least cost among those that the target can hold; the first of equals.
+def choose(problem: Matmul, machine: Machine) -> Choice:
+    """What was measured to be fastest on this GPU; or else the choice of least cost that it can hold.
 
     Raises IllegalTile where it can hold none, with what is wrong with the first.
     """
-    candidates = list(candidates)
-    violations = {each: each.tile.violations(target, ITEMSIZE, each.stages) for each in candidates}
-    legal = [each for each in candidates if not violations[each]]
+    if measured := tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout)):
+        return measured
+    violations = {each: each.tile.violations(machine.target, ITEMSIZE, each.stages) for each in choices()}
+    legal = [each for each, found in violations.items() if not found]
     if not legal:
         raise IllegalTile(
-            "no kernel fits this target: " + "; ".join(violations[candidates[0]]), remedy="run on an sm_90a GPU"
+            "no kernel fits this target: " + "; ".join(next(iter(violations.values()))),
+            remedy="run on an sm_90a GPU",
         )
-    return min(legal, key=lambda each: each.cost(problem, target, multiprocessors))
+    return min(legal, key=lambda each: each.rung.cost(problem, each.tile, machine.multiprocessors))
+
+
+@functools.cache
+def tuned(gpu: str) -> dict[tuple[int, int, int, str, str], Choice]:
+    """By m, n, k, dtype and layout: what was measured to be faster on a GPU of that name than what costs least."""
+    path = TUNED / f"{gpu.lower().replace(' ', '-')}.json"
+    if not path.exists():
+        return {}
+    return {
+        (line["m"], line["n"], line["k"], line["dtype"], line["layout"]): Choice.parse(
+            RUNGS[line["rung"]], f"{line['tile']}@{line['stages']}"
+        )
+        for line in json.loads(path.read_text(encoding="utf-8"))
+    }

@@ -13,8 +13,6 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Expr, Var
 
-from schedules.vectorization import dtype_bytes
-
 from .codegen.lowering import Generated
 from .launch_plan import LaunchPlan, PlainBuffer, TensorMap, UnsupportedLaunch
 
@@ -112,4 +110,4 @@ def _tensor_map(call: Call) -> TensorMap:
 def _plain(argument: Expr, shapes: dict[str, tuple[int, ...]]) -> PlainBuffer:
     """The plain pointer that an argument is."""
     buffer = _buffer_of(argument)
-    return PlainBuffer(buffer.name, dtype_bytes(buffer.dtype), shapes[buffer.name])
+    return PlainBuffer(buffer.name, str(buffer.dtype), shapes[buffer.name])

@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from schedules.errors import IllegalSchedule
+from schedules.vectorization import dtype_bytes
+
+BIAS = "bias"
+GIVEN = ("A", "B", "C", BIAS)  # buffers of a kernel that a caller gives; all others are its workspaces
 
 
 class UnsupportedLaunch(IllegalSchedule):
@@ -65,15 +69,22 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class PlainBuffer:
-    """A kernel's pointer to a buffer of elements of so many bytes, whose shape is written into the kernel."""
+    """A kernel's pointer to a buffer whose shape is written into the kernel; ``dtype`` is that of its host code."""
 
     buffer: str
-    itemsize: int
+    dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return dtype_bytes(self.dtype)
 
     def check(self, matrix: Rows) -> None:
         """Raise UnsupportedLaunch for a matrix that lies otherwise than the kernel was written for."""
-        if matrix.shape != self.shape or (matrix.rows > 1 and matrix.row_bytes != matrix.columns * self.itemsize):
+        if matrix.shape != (1, *self.shape)[-2:] or (
+            matrix.rows > 1 and matrix.row_bytes != matrix.columns * self.itemsize
+        ):
             raise UnsupportedLaunch(
                 f"the kernel reaches {self.buffer} by its address",
                 value=f"{matrix.rows} rows of {matrix.columns}, {matrix.row_bytes} bytes apart",
@@ -96,6 +107,20 @@ class LaunchPlan:
     cluster: tuple[int, int, int]
     shared_bytes: int
     overlaps: bool = False
+
+    @property
+    def workspaces(self) -> tuple[PlainBuffer, ...]:
+        """What the kernel keeps in device memory between launches, beside what it is given.
+
+        Whole numbers there are flags: zeros before the first launch, and after each.
+        """
+        plain = (parameter for parameter in self.parameters if isinstance(parameter, PlainBuffer))
+        return tuple(buffer for buffer in plain if buffer.buffer not in GIVEN)
+
+    @property
+    def bias_itemsize(self) -> int:
+        """Bytes of an element of the kernel's bias; 0 where it takes none."""
+        return next((parameter.itemsize for parameter in self.parameters if parameter.buffer == BIAS), 0)
 
     @property
     def cluster_blocks(self) -> int:

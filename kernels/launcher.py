@@ -20,7 +20,8 @@ from .codegen.lowering import generate
 from .codegen.toolchain import Compiler, compile_cubin
 from .driver import Driver, launch_config
 from .host_code import launch_plan
-from .launch_plan import LaunchPlan, PlainBuffer, Rows, TensorMap, UnsupportedLaunch
+from .launch_plan import GIVEN, LaunchPlan, PlainBuffer, Rows, TensorMap, UnsupportedLaunch
+from .workspaces import Workspaces
 
 TIR_PIPELINE = "tirx"
 CACHED_LAUNCHES = 512  # of one kernel; one takes less than 1 KiB
@@ -47,18 +48,21 @@ def compile_kernel(function: tirx.PrimFunc, target: Target, compiler: Compiler) 
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A kernel in a GPU's memory."""
+    """A kernel in a GPU's memory, and its workspaces there; ``label`` names it."""
 
     driver: Driver
     device: int
     plan: LaunchPlan
     function: ctypes.c_void_p
+    workspaces: Workspaces
+    label: str = ""
 
 
-def load_kernel(kernel: CompiledKernel, driver: Driver, device: int) -> LoadedKernel:
+def load_kernel(kernel: CompiledKernel, driver: Driver, device: int, label: str = "") -> LoadedKernel:
     """Load a kernel on a GPU, for good; raises DriverError."""
     driver.enter(device)
-    return LoadedKernel(driver, device, kernel.plan, driver.load(kernel.cubin, kernel.plan))
+    function = driver.load(kernel.cubin, kernel.plan)
+    return LoadedKernel(driver, device, kernel.plan, function, Workspaces(kernel.plan.workspaces), label)
 
 
 class BoundLaunch(NamedTuple):
@@ -72,27 +76,28 @@ class BoundLaunch(NamedTuple):
 class Launcher:
     """Launches a loaded kernel for matrices that lie in memory as ``matrices`` says, in the order of its arguments.
 
-    ``launcher(stream, *addresses)`` puts a launch into a stream, which is a CUstream's address (0: the default
-    stream), and returns before it runs. Nothing is checked but the driver's status: addresses must be multiples of 16,
-    of memory that the GPU can reach. It only launches, so that it may be called while a CUDA graph is captured; it may
-    be called by several threads at once.
+    ``launcher(stream, *addresses)``, the matrices' and behind them those of :attr:`workspaces`, puts a launch into a
+    stream, which is a CUstream's address (0: the default stream), and returns before it runs. Nothing is checked but
+    the driver's status: addresses must be multiples of 16, of memory that the GPU can reach. It only launches, so that
+    it may be called while a CUDA graph is captured; it may be called by several threads at once.
 
     Raises UnsupportedLaunch, when made, for matrices that the kernel cannot reach so; DriverError.
     """
 
     def __init__(self, loaded: LoadedKernel, matrices: Mapping[str, Rows]) -> None:
-        self._kernel, self._names = loaded, tuple(matrices)
+        self._kernel, self.workspaces = loaded, loaded.workspaces
+        self._names = (*matrices, *(buffer.buffer for buffer in loaded.plan.workspaces))
         self._parameters = _with_matrices(loaded.plan, matrices)
         self._bound = functools.lru_cache(CACHED_LAUNCHES)(self._bind)
         self._launch = loaded.driver.library.cuLaunchKernelEx
+        self._enter, self._device, self._function = loaded.driver.enter, loaded.device, loaded.function
 
     def __call__(self, stream: int, *addresses: int) -> None:
-        kernel = self._kernel
-        kernel.driver.enter(kernel.device)
-        bound = self._bound(stream, *addresses)
-        status = self._launch(bound.config, kernel.function, bound.parameters, None)
+        self._enter(self._device)
+        config, parameters, _ = self._bound(stream, *addresses)
+        status = self._launch(config, self._function, parameters, None)
         if status:
-            raise kernel.driver.error("cuLaunchKernelEx", status)
+            raise self._kernel.driver.error("cuLaunchKernelEx", status)
 
     def _bind(self, stream: int, *addresses: int) -> BoundLaunch:
         """Encode the tensor maps. The stream is part of it, so that no thread changes what another is launching."""
@@ -108,17 +113,18 @@ class Launcher:
 
 
 def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, Rows]) -> list[TensorMap | PlainBuffer]:
-    """A plan's parameters for the matrices at hand."""
-    if missing := {parameter.buffer for parameter in plan.parameters} - set(matrices):
+    """A plan's parameters for the matrices at hand; workspaces are as the plan has them."""
+    if missing := {parameter.buffer for parameter in plan.parameters} & set(GIVEN) - set(matrices):
         raise UnsupportedLaunch(
             "the kernel takes further buffers", value=", ".join(sorted(missing)), remedy="give matrices for them"
         )
     made: list[TensorMap | PlainBuffer] = []
     for parameter in plan.parameters:
-        matrix = matrices[parameter.buffer]
+        matrix = matrices.get(parameter.buffer)
         if isinstance(parameter, TensorMap):
             made.append(parameter.of(matrix))
-        else:
+            continue
+        if matrix:
             parameter.check(matrix)
-            made.append(parameter)
+        made.append(parameter)
     return made

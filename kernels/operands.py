@@ -89,6 +89,11 @@ def padded(matrix: Rows, itemsize: int) -> Rows:
     return Rows(matrix.rows, matrix.columns, _round_up(matrix.columns * itemsize, ROW_BYTES))
 
 
+def readable(matrix: Rows, itemsize: int) -> Rows:
+    """The matrix itself, or the padded rows that it is copied to."""
+    return matrix if fits_tma(matrix) else padded(matrix, itemsize)
+
+
 @dataclass(frozen=True)
 class Operands:
     """A product's operands as they lie, and the problem that a kernel is made for.
@@ -105,6 +110,11 @@ class Operands:
     def shape(self) -> tuple[int, int]:
         """The product's rows and columns."""
         return self.problem.m, self.columns
+
+    @property
+    def straddles(self) -> bool:
+        """Whether the rows of B that a kernel reads begin within cache lines."""
+        return readable(self.b, dtype_bytes(self.problem.dtype)).row_bytes % ROW_BYTES != 0
 
     def output(self, plan: LaunchPlan, out: Rows) -> Rows:
         """The rows that a kernel stores: ``out`` itself, or what must be copied to it.
@@ -157,14 +167,32 @@ def output_rows(out: Form, operands: Operands) -> Rows:
     return out.rows()
 
 
-def check_apart(out: tuple[int, int], name: str, operand: tuple[int, int]) -> None:
-    """Raise OverlappingOutput where two ranges of addresses, first and behind last, have any in common."""
-    if out[0] < operand[1] and operand[0] < out[1]:
-        raise OverlappingOutput(
-            f"out and {name} are in the same memory",
-            value=f"bytes {out[0]:#x} to {out[1]:#x}, and {operand[0]:#x} to {operand[1]:#x}",
-            remedy="give another tensor as out",
+def check_bias(bias: Form, operands: Operands) -> None:
+    """Raise WrongShape, ScatteredRows or WrongDtype for what is no bias of the product's columns."""
+    if bias.sizes != (operands.columns,):
+        raise WrongShape(
+            "bias has not one element for each column", value=bias.sizes, limit=(operands.columns,), remedy="give that"
         )
+    if bias.strides != (1,) and operands.columns > 1:
+        raise ScatteredRows(
+            "bias' elements are not side by side", value=bias.strides[0], limit=1, remedy="call .contiguous() on it"
+        )
+    if bias.dtype not in (operands.problem.out_dtype, "float32"):
+        raise WrongDtype(
+            "a bias of another dtype than the output's",
+            value=bias.dtype,
+            limit=" | ".join(dict.fromkeys((operands.problem.out_dtype, "float32"))),
+            remedy="convert it with .to()",
+        )
+
+
+def overlap(name: str, out: tuple[int, int], operand: tuple[int, int]) -> OverlappingOutput:
+    """What is said of an output that shares addresses with an operand: ranges are first and behind last."""
+    return OverlappingOutput(
+        f"out and {name} are in the same memory",
+        value=f"bytes {out[0]:#x} to {out[1]:#x}, and {operand[0]:#x} to {operand[1]:#x}",
+        remedy="give another tensor as out",
+    )
 
 
 def check_address(name: str, address: int) -> None:

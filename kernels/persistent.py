@@ -10,6 +10,7 @@ from schedules.workloads import Matmul
 from . import epilogue, tma
 from .boxes import Boxes, LateResults
 from .config import LANES, RESULT_BOXES, ROWS, RoleTile
+from .fused import PLAIN, Epilogue
 from .log import Log
 from .partial_sums import PartialSums
 from .raster import grouped
@@ -43,6 +44,7 @@ def persistent(
     bounded: bool = False,
     group: int = 16,
     stamps: Stamps | None = None,
+    finish: Epilogue = PLAIN,
 ) -> tirx.PrimFunc:
     """``main(A, B, C, sums, flags)``: blocks that stay, and share all tiles' work out among themselves.
 
@@ -67,8 +69,8 @@ def persistent(
     says so in its attribute :data:`kernels.roles.OVERLAPS`).
 
     ``blocks`` of 2 are clusters: two blocks, one above the other, each load half of their common B tile, for both
-    (TMA multicast). ``multiprocessors`` is how many blocks run at once. Stages, edges, results, ``bounded`` and
-    ``stamps`` are as in :func:`kernels.warp_specialized.warp_specialized`.
+    (TMA multicast). ``multiprocessors`` is how many blocks run at once. Stages, edges, results, ``bounded``,
+    ``stamps`` and ``finish`` are as in :func:`kernels.warp_specialized.warp_specialized`.
 
     Raises
     ------
@@ -89,11 +91,14 @@ def persistent(
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
-    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, sums_ptr: T.handle, flags_ptr: T.handle):
+    def main(
+        A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, sums_ptr: T.handle, flags_ptr: T.handle, bias_ptr: T.handle
+    ):
         """The kernel."""
         shared_sums = T.match_buffer(sums_ptr, (max(1, floats),), "float32", align=16)
         flags = T.match_buffer(flags_ptr, (max(1, room * tile.consumers),), "int32", align=4)
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), rows)
+        bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -164,6 +169,7 @@ def persistent(
                 work.if_helping(hand_over)
                 if late.waiting > 0:
                     marks.mark("epilogue begins")
+                    finish.apply(bias, mine.sums, product, column, here.lane)
                     if by_tma:
                         late.keep(row, column, problem.out_dtype)
                     else:
@@ -180,4 +186,5 @@ def persistent(
         end_together(blocks)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    return main.with_attr(OVERLAPS, True) if overlapped else main
+    made = finish.parameters(main)
+    return made.with_attr(OVERLAPS, True) if overlapped else made

@@ -9,6 +9,7 @@ from schedules.workloads import Matmul
 
 from . import epilogue, tma
 from .config import LANES, ROWS, HopperTile
+from .fused import PLAIN, Epilogue
 from .log import Log
 from .raster import grouped
 from .ring import Barriers, check_stages
@@ -28,6 +29,7 @@ def tma_ring(
     bounded: bool = False,
     group: int = 8,
     stamps: Stamps | None = None,
+    finish: Epilogue = PLAIN,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile, k tile by k tile, from a ring of ``stages`` slots.
 
@@ -45,7 +47,8 @@ def tma_ring(
     With one stage nothing overlaps: the k tile's own wgmma is awaited before its slot is filled. A ring has no more
     slots than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; what TMA cannot store
     (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leaves from registers. ``bounded`` is that of
-    :class:`kernels.ring.Barriers`, ``group`` of :func:`kernels.raster.grouped`, ``stamps`` of :mod:`kernels.stamps`.
+    :class:`kernels.ring.Barriers`, ``group`` of :func:`kernels.raster.grouped`, ``stamps`` of :mod:`kernels.stamps`,
+    ``finish`` is what is done to sums first; with a bias it is one more parameter, the last.
 
     Raises
     ------
@@ -67,9 +70,10 @@ def tma_ring(
     log = Log(stamps, ("loads", *(f"warpgroup {number}" for number in range(threads // LANES))))
 
     @T.prim_func
-    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle):
+    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
         """The kernel."""
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), (product.a.rows, product.b.rows, ROWS if by_tma else None))
+        bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         log.bind()
         T.device_entry()
         block = T.cta_id([tile_rows * tile_columns])
@@ -134,6 +138,7 @@ def tma_ring(
         retire(sums, 0)
         own.mark("mma retired", k_tiles * in_flight - 1)  # -1: it was none
         own.mark("epilogue begins")
+        finish.apply(bias, sums, product, corner[1], lane)
         if by_tma:
             T.cuda.cta_sync()  # the ring is read by nobody any more: it takes the results
             epilogue.store_through(
@@ -144,4 +149,4 @@ def tma_ring(
         own.mark("results stored", together=True)
         log.clocks("end", block, thread == 0)
 
-    return main
+    return finish.parameters(main)

@@ -10,6 +10,7 @@ from schedules.workloads import Matmul
 from . import epilogue, tma
 from .boxes import Boxes
 from .config import LANES, RESULT_BOXES, ROWS, RoleTile
+from .fused import PLAIN, Epilogue
 from .log import Log
 from .raster import grouped
 from .ring import RingState, check_stages
@@ -35,6 +36,7 @@ def warp_specialized(
     bounded: bool = False,
     group: int = 16,
     stamps: Stamps | None = None,
+    finish: Epilogue = PLAIN,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile; one of its warpgroups loads, the others multiply.
 
@@ -50,7 +52,8 @@ def warp_specialized(
 
     Nobody waits for a block barrier: a consumer waits for bytes, the producer for consumers, each on the slot's own two
     barriers. Registers go where they are needed (``setmaxnreg``). At least two slots, since a consumer keeps one
-    k tile's wgmma in flight. Edges, results, ``bounded`` and ``stamps`` are as in :func:`kernels.tma_ring.tma_ring`.
+    k tile's wgmma in flight. Edges, results, ``bounded``, ``stamps`` and ``finish`` are as in
+    :func:`kernels.tma_ring.tma_ring`.
 
     Raises
     ------
@@ -65,9 +68,10 @@ def warp_specialized(
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
-    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle):
+    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
         """The kernel."""
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), (product.a.rows, product.b.rows, ROWS if by_tma else None))
+        bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -100,6 +104,7 @@ def warp_specialized(
             retire(mine.sums, 0)
             marks.mark("mma retired", k_tiles - 1)
             marks.mark("epilogue begins")
+            finish.apply(bias, mine.sums, product, column + mine.column, here.lane)
             if by_tma:
                 packed = T.alloc_local((product.registers // 2,), "uint32")
                 boxes = Boxes(matrices.c_map, product, shared.results, RESULT_BOXES)
@@ -116,4 +121,4 @@ def warp_specialized(
             marks.mark("results stored", together=True)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    return main
+    return finish.parameters(main)

@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from kernels.blackwell import BlackwellTile
 from kernels.config import HopperTile, RoleTile
+from kernels.heuristic import RING_CHOICES, ROLE_CHOICES
 from kernels.stream import reckoned_cycles
 from schedules.split_reduction import parts_to_fill
 from schedules.tensorization import TensorCoreTile
@@ -212,7 +213,7 @@ WARPGROUP_TILES = TileFamily.of(
 # For explicit kernels. The same block tiles in the same order, and their warpgroups.
 HOPPER_TILES = TileFamily.of(
     HopperTile,
-    "128x256x64/2x1@4 128x128x64/2x1@6 64x128x64/1x1@6 64x64x64/1x1@6",
+    RING_CHOICES,
     "256x128x64/2x1 128x256x64/1x2 128x128x128/2x1 128x192x64/2x1 64x256x64/1x1",
     warps_to_hide=0.5,
     edge=20,
@@ -243,11 +244,8 @@ class RoleTileFamily(TileFamily):
         return reckoned_cycles(problem, tile, multiprocessors, self.cuts)
 
 
-_ROLE_TILES = (
-    "128x256x64/2x1@4 128x128x64/2x1@6 64x128x64/1x1@8 64x64x64/1x1@8",
-    "256x128x64/2x1 128x64x64/2x1 64x256x64/1x1 128x192x64/2x1",
-)
-ROLE_TILES = RoleTileFamily.of(RoleTile, *_ROLE_TILES, warps_to_hide=0, edge=0)
+_MORE_ROLE_TILES = "256x128x64/2x1 128x64x64/2x1 64x256x64/1x1 128x192x64/2x1"
+ROLE_TILES = RoleTileFamily.of(RoleTile, ROLE_CHOICES, _MORE_ROLE_TILES, warps_to_hide=0, edge=0)
 PERSISTENT_TILES = replace(ROLE_TILES, cuts=True)
 
 

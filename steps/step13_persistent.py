@@ -31,11 +31,11 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from kernels.heuristic import cluster_blocks
 from kernels.persistent import persistent
 from kernels.roles import FEWEST_STAGES as FEWEST
 from kernels.stamps import Stamps
 from kernels.tma import straddles_lines, unreadable
-from kernels.wgmma import WarpgroupProduct
 from schedules.workloads import Matmul
 from steps.config import PERSISTENT_TILES, StepConfig
 
@@ -53,8 +53,7 @@ def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) ->
     """The product by persistent blocks, and a ring of ``config.stages`` slots; with time stamps if asked for."""
     variant = config.variant
     choices = {"stream": variant != "whole", "bounded": variant == "bounded", "overlapped": variant == "overlapped"}
-    wanted = variant == "multicast" or straddles_lines(problem)
-    blocks = 2 if wanted and WarpgroupProduct.of(problem, config.tile).b.shares(2) else 1
+    blocks = cluster_blocks(problem, config.tile, variant == "multicast" or straddles_lines(problem))
     tile, multiprocessors = config.tile, config.multiprocessors
     sharing = {"multiprocessors": multiprocessors, "blocks": blocks, "stamps": stamps}
     return persistent(problem, tile, config.stages, **sharing, **choices)

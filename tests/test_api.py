@@ -11,6 +11,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +22,14 @@ import pytest
 import tvm
 
 from harness.execution import require_gpu
+from harness.peers import PeerFailed
+from harness.peers import call as call_peer
+from harness.records import RESULTS, Record
 from harness.targets import machine_for
-from kernels import api, matmul
+from kernels import api, describe, matmul
 from kernels.codegen.lowering import generate
 from kernels.codegen.toolchain import NoCompiler
-from kernels.config import HopperTile
+from kernels.config import RoleTile
 from kernels.driver import Driver
 from kernels.errors import (
     OverlappingOutput,
@@ -35,14 +40,24 @@ from kernels.errors import (
     WrongDtype,
     WrongShape,
 )
-from kernels.heuristic import CANDIDATES, Candidate, choose
+from kernels.heuristic import (
+    BARRIER_CYCLES,
+    LAUNCH_CYCLES,
+    RUNGS,
+    Choice,
+    Machine,
+    Setting,
+    choices,
+    choose,
+    tuned,
+)
 from kernels.host_code import launch_plan
 from kernels.launcher import TIR_PIPELINE, CompiledKernel
 from kernels.operands import Form, arrange
 from kernels.product import PaddedCopy
-from kernels.tma_ring import tma_ring
 from schedules.errors import IllegalTile, IllegalWorkload
 from schedules.workloads import Matmul
+from tests.conftest import STEPS
 from tests.torch_stand_in import Library, Tensor, torch_stand_in
 
 TARGET = machine_for("sm_90a").target()
@@ -50,36 +65,71 @@ TARGET = machine_for("sm_90a").target()
 
 # The heuristic
 
+H200 = Machine(TARGET, 132, "NVIDIA H200")
+MEASURED = [(size, size, size) for size in (256, 512, 1024, 2048, 4096, 8192)] + [(4096, 4096, 14336)]
+OTHERS = [(1, 4096, 4096), (129, 264, 8192), (1000, 1000, 1000), (128, 128, 65536)]
 
-@pytest.mark.parametrize(
-    ("shape", "tile"),
-    [
-        ((256, 256, 256), "64x64x64/1x1"),
-        ((1024, 1024, 14336), "64x128x64/1x1"),
-        ((4096, 4096, 4096), "128x256x64/2x1"),
-        ((1, 4096, 4096), "64x64x64/1x1"),
-    ],
-)
-def test_many_tiles_are_large_and_few_are_small(shape: tuple[int, int, int], tile: str) -> None:
-    assert str(choose(Matmul(*shape, "float16"), TARGET, 132).tile) == tile
+
+@pytest.mark.parametrize("shape", [*MEASURED, *OTHERS])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_rung_13_is_taken_with_the_tile_that_its_step_takes(shape: tuple[int, int, int], layout: str) -> None:
+    problem = Matmul(*shape, "float16", layout)
+    chosen = choose(problem, H200)
+    assert chosen.rung.number == 13
+    assert (chosen.tile, chosen.stages) == STEPS[13].default_for(problem, TARGET, 132)
+
+
+def test_what_was_measured_is_taken_on_that_gpu_alone() -> None:
+    problem = Matmul(1024, 1024, 14336, "float16")
+    chosen = choose(problem, H200)
+    assert (chosen.rung.number, str(chosen.tile), chosen.stages) == (12, "64x128x64/1x1", 8)
+    assert choose(problem, replace(H200, name="NVIDIA H100 80GB HBM3")).rung.number == 13
+
+
+def test_every_tuned_choice_was_faster_in_the_same_rounds_than_what_costs_least() -> None:
+    """A record times a step and the one before in the same rounds: the tuned choice is the one before, and faster."""
+    for (m, n, k, dtype, layout), chosen in tuned("NVIDIA H200").items():
+        problem = Matmul(m, n, k, dtype, layout)
+        usual = choose(problem, replace(H200, name=""))
+        label = f" {problem.shape} {dtype} {chosen.tile} {chosen.stages} stages"
+        compared = [
+            record
+            for path in RESULTS.glob(f"h200-step{usual.rung.number}-*-{problem.shape}-{layout}-{dtype}-*.json")
+            for record in [Record.read(path)]
+            if record.tile == str(usual.tile) and record.previous.label.endswith(label)
+        ]
+        assert compared
+        for record in compared:
+            assert record.previous.label.startswith(f"step{chosen.rung.number}_")
+            assert median(record.previous.samples_ms) < median(record.timing.samples_ms)
+
+
+def test_rungs_cost_what_they_do_beside_their_tiles_work() -> None:
+    problem, tile = Matmul(2048, 2048, 2048, "float16"), RoleTile.parse("128x256x64/2x1")
+    overlapped, roles, ring = (rung.cost(problem, tile, 132) for rung in RUNGS.values())
+    assert roles - overlapped == LAUNCH_CYCLES
+    assert ring - roles == 32 * BARRIER_CYCLES
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-def test_every_candidate_is_a_kernel(layout: str) -> None:
-    for candidate in CANDIDATES:
-        assert candidate.tile.violations(TARGET, 2, candidate.stages) == []
-        assert candidate.build(Matmul(256, 512, 512, "float16", layout)).params
+def test_every_choice_fits_and_every_rung_is_a_kernel(layout: str) -> None:
+    for choice in choices():
+        assert choice.tile.violations(TARGET, 2, choice.stages) == []
+    for rung in RUNGS.values():
+        smallest = Choice.parse(rung, rung.choices.split()[-1])
+        assert smallest.build(Matmul(256, 512, 512, "float16", layout), Setting(132)).params
 
 
-def test_another_kernel_joins_by_its_costs() -> None:
-    problem = Matmul(4096, 4096, 4096, "float16")
-    better = Candidate(tma_ring, HopperTile.parse("128x256x64/2x1"), 4, step_cycles=0, turn_cycles=100)
-    assert choose(problem, TARGET, 132, (*CANDIDATES, better)) is better
+def test_rows_across_cache_lines_make_clusters() -> None:
+    problem = Matmul(512, 520, 512, "float16")
+    chosen = Choice.parse(RUNGS[13], "64x128x64/1x1@2")
+    built = [chosen.build(problem, Setting(132, straddles)) for straddles in (True, False)]
+    assert ["cta_id_in_cluster" in str(function) for function in built] == [True, False]
 
 
-def test_no_candidate_for_another_target() -> None:
+def test_no_choice_for_another_target() -> None:
     with pytest.raises(IllegalTile, match="sm_80 has no wgmma fed by TMA"):
-        choose(Matmul(64, 64, 64, "float16"), machine_for("sm_80").target(), 108)
+        choose(Matmul(64, 64, 64, "float16"), Machine(machine_for("sm_80").target(), 108))
 
 
 # How operands lie
@@ -135,15 +185,20 @@ def _forget() -> None:
         cache.cache_clear()
 
 
-def _use(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(problem: Matmul, *machine: Any) -> SimpleNamespace:
-        candidate = choose(problem, *machine)
-        return SimpleNamespace(build=lambda same: (candidate.build(same), same))
+def _simple(_problem: Matmul, _machine: Machine) -> Choice:
+    """Rung 11's kernel for all: it is built fastest, and is given the same matrices."""
+    return Choice.parse(RUNGS[11], "64x64x64/1x1@4")
+
+
+def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
+    def chosen(problem: Matmul, machine: Machine) -> SimpleNamespace:
+        choice = choosing(problem, machine)
+        return SimpleNamespace(build=lambda same, setting: (choice.build(same, setting), same, setting.finish))
 
     def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
-        function, problem = built
+        function, problem, finish = built
         plan = launch_plan(generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE))
-        return CompiledKernel(plan, library.add(plan, problem))
+        return CompiledKernel(plan, library.add(plan, problem, finish))
 
     found = Driver(library)
     monkeypatch.setattr(api, "cuda_driver", lambda: found)
@@ -197,6 +252,21 @@ def test_dtype_of_the_result(library: Library) -> None:
     assert (matmul(a, odd).array.astype(np.float64) == product_of(a, odd, ml_dtypes.bfloat16)).all()
 
 
+def test_the_chosen_kernel_gets_its_workspaces(
+    library: Library, torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last wave that is cut: each stream's launches have the same flags, a captured one others."""
+    _use(library, monkeypatch, choose)
+    a, b = operand(0, (128, 8192)), operand(1, (8192, 64), "transposed")
+    for stream, capturing in ((0, False), (0, False), (5, False), (5, True), (0, False)):
+        torch.cuda.stream, torch.cuda.capturing = stream, capturing
+        assert (matmul(a, b).array.astype(np.float64) == product_of(a, b, np.float16)).all()
+    assert library.kernels[0][0].overlaps
+    first, again, other, captured, last = library.flags
+    assert first == again == last
+    assert len({first, other, captured}) == 3
+
+
 def test_one_kernel_for_all_tensors_of_a_shape(library: Library) -> None:
     for seed in range(3):
         matmul(operand(seed, (64, 64)), operand(seed, (64, 64)))
@@ -217,9 +287,45 @@ def test_nothing_is_encoded_for_the_same_tensors(library: Library) -> None:
 def test_launches_go_to_the_current_stream(library: Library, torch: SimpleNamespace) -> None:
     a, b = operand(0, (64, 64)), operand(1, (64, 64))
     matmul(a, b)
-    torch.cuda.stream.cuda_stream = 4711
+    torch.cuda.stream = 4711
     matmul(a, b)
     assert library.streams == [0, 4711]
+
+
+@pytest.mark.parametrize("bias_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("n", [64, 95])
+def test_factor_bias_and_activation_reach_the_kernel(library: Library, n: int, bias_dtype: str) -> None:
+    """With 95 columns the kernel has 96, and the bias is copied to as many."""
+    a, b, bias = operand(0, (40, 64)), operand(1, (64, n)), Tensor.integers(2, (n,), bias_dtype)
+    wanted = np.maximum(0.5 * (a.array.astype(np.float64) @ b.array.astype(np.float64)) + bias.array, 0)
+    for out in (None, Tensor.empty((40, n), "float16")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PaddedCopy)
+            got = matmul(a, b, bias=bias, activation="relu", alpha=0.5, out=out)
+        assert (got.array.astype(np.float64) == wanted.astype(np.float16)).all()
+    assert library.count("cuModuleLoadData") == 1
+
+
+def test_each_finish_is_a_kernel_of_its_own(library: Library) -> None:
+    a, b, bias = operand(0, (64, 64)), operand(1, (64, 64)), Tensor.integers(2, (64,), "float16")
+    for given in ({}, {"alpha": 2}, {"bias": bias}, {"activation": "relu"}, {"alpha": 1}, {"bias": bias}):
+        matmul(a, b, **given)
+    assert library.count("cuModuleLoadData") == 4
+
+
+def test_another_current_gpu_is_said_of_known_tensors(library: Library, torch: SimpleNamespace) -> None:
+    a, b = operand(0, (64, 64)), operand(1, (64, 64))
+    matmul(a, b)
+    torch.cuda.device = 1
+    with pytest.raises(WrongDevice, match=r"a is on another GPU .*\(got cuda:0, limit cuda:1\)"):
+        matmul(a, b)
+
+
+def test_gradients_are_refused_of_known_tensors(library: Library) -> None:
+    a, b = operand(0, (8, 8)), operand(1, (8, 8))
+    matmul(a, b)
+    with pytest.raises(RuntimeError, match="records no gradients"):
+        matmul(learned(), b)
 
 
 def test_copies_are_said_once_with_their_bytes(library: Library) -> None:
@@ -233,6 +339,39 @@ def test_copies_are_said_once_with_their_bytes(library: Library) -> None:
     assert "a product 40x95x63 of float16 copies at each call what" in str(one.message)
     assert "a (40 rows of 126 bytes in 5120 bytes), b (63 rows of 190 bytes in 16128 bytes)" in str(one.message)
     assert "out (40 rows of 190 bytes in 10240 bytes)" in str(one.message)
+
+
+def test_a_call_is_described(library: Library) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PaddedCopy)
+        odd = describe(operand(0, (40, 63)), operand(1, (63, 95)))
+    assert odd.split("; ")[1:] == [
+        "copies a (40 rows of 126 bytes in 5120 bytes)",
+        "copies b (63 rows of 190 bytes in 16128 bytes)",
+        "copies out (40 rows of 190 bytes in 10240 bytes)",
+    ]
+    assert "copies" not in describe(operand(0, (64, 64)), operand(1, (64, 64)))
+    assert str(_simple(Matmul(64, 64, 64), H200)) == "rung 11, 64x64x64/1x1, 4 stages"
+    assert library.count("cuLaunchKernelEx") == 0
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_the_call_is_timed_as_a_peer(library: Library, layout: str) -> None:
+    problem = Matmul(40, 95, 63, "float16", layout)
+    a, b = operand(0, (40, 63)), operand(1, problem.b_shape)
+    c = Tensor.empty((40, 95), "float16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PaddedCopy)
+        (entrant,) = call_peer.enter(SimpleNamespace(problem=problem, sets=[(a, b, c)]), H200)
+        entrant.run(a, b, c)
+    assert "copies a (40 rows" in entrant.config
+    assert (c.array.astype(np.float64) == product_of(a, b if layout == "nn" else b.T, np.float16)).all()
+
+
+def test_a_refused_call_is_a_peer_that_failed(library: Library) -> None:
+    operands = [Tensor.empty((8, 8), "float32") for _ in range(3)]
+    with pytest.raises(PeerFailed, match="got float32 and float32"):
+        call_peer.enter(SimpleNamespace(problem=Matmul(8, 8, 8), sets=[tuple(operands)]), H200)
 
 
 def test_aligned_rows_are_not_copied(library: Library) -> None:
@@ -301,6 +440,20 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (UnalignedOperand, "out begins", lambda: into(dense(8, 8, offset=4))),
     (OverlappingOutput, "out and a are in the same memory", lambda: shared(0)),
     (OverlappingOutput, "out and b are in the same memory", lambda: shared(1)),
+    (TypeError, "bias is a int; give a torch tensor", lambda: finished(bias=3)),
+    (WrongShape, r"bias has not one .*got \(9,\), limit \(8,\)", lambda: finished(bias=dense(9))),
+    (WrongShape, r"bias has not one .*got \(1, 8\)", lambda: finished(bias=dense(1, 8))),
+    (ScatteredRows, "bias' elements are not side by side .got 2", lambda: finished(bias=dense(16)[::2])),
+    (
+        WrongDtype,
+        r"bias of another .*got bfloat16, limit float16 \| f",
+        lambda: finished(bias=dense(8, dtype="bfloat16")),
+    ),
+    (WrongDevice, "bias is not on a GPU", lambda: finished(bias=Tensor.empty((8,), "float16", -1))),
+    (IllegalWorkload, "unknown activation .got 'tanh'", lambda: finished(activation="tanh")),
+    (TypeError, "alpha is a Tensor; give a number", lambda: finished(alpha=dense(1))),
+    (IllegalWorkload, "alpha is no finite number .got nan", lambda: finished(alpha=float("nan"))),
+    (OverlappingOutput, "out and bias are in the same memory", lambda: over_bias()),
     (IllegalWorkload, "illegal size k .got 0", lambda: matmul(dense(8, 0), dense(0, 8))),
     (IllegalWorkload, "m·n elements .*limit below 2147483648", lambda: matmul(huge(), huge().T)),
     (RuntimeError, "records no gradients", lambda: matmul(learned(), dense(8, 8))),
@@ -310,6 +463,17 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
 def into(out: Tensor, **more: Any) -> Tensor:
     """An 8 × 8 product into a tensor."""
     return matmul(dense(8, 8), dense(8, 8), out=out, **more)
+
+
+def finished(**how: Any) -> Tensor:
+    """An 8 × 8 product with more done to it."""
+    return matmul(dense(8, 8), dense(8, 8), **how)
+
+
+def over_bias() -> Tensor:
+    """A product onto its own bias."""
+    out = dense(8, 8)
+    return finished(bias=out[1], out=out)
 
 
 def on(device: int) -> Tensor:
@@ -440,7 +604,7 @@ def test_products_are_right(real: Any, shape: tuple[int, int, int], b_lies: str,
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::kernels.product.PaddedCopy")
-@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63)])
+@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63), (128, 64, 8192)])
 def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
@@ -449,7 +613,7 @@ def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, s
     graph = real.cuda.CUDAGraph()
     with real.cuda.graph(graph):
         got = matmul(a, b)
-    for seed in (2, 3):
+    for seed in (2, 3, 4):
         a.copy_(random(real, seed, (m, k), "dense", "float16"))
         graph.replay()
         real.cuda.synchronize()
@@ -476,6 +640,63 @@ def test_products_wait_for_what_is_before_them_in_the_current_stream(real: Any) 
         got = matmul(a, b)
     stream.synchronize()
     check_real(real, got, wanted, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(256, 256, 256), (128, 64, 8192), (1024, 1024, 14336), (2304, 2304, 4096)])
+def test_products_in_a_row_read_what_the_one_before_wrote(real: Any, shape: tuple[int, int, int]) -> None:
+    """Overlapped launches: the second begins while the first runs, and multiplies its result."""
+    m, n, k = shape
+    a, b = random(real, 0, (m, k), "dense", "bfloat16"), random(real, 1, (k, n), "dense", "bfloat16")
+    c = random(real, 2, (n, k), "dense", "bfloat16")
+    between, after = real.empty((m, n), dtype=real.bfloat16, device="cuda"), []
+    for _ in range(20):
+        between.fill_(float("nan"))
+        matmul(a, b, out=between)
+        after.append(matmul(between, c, out_dtype=real.float32))
+    wanted = (between.double() @ c.double()).float()
+    check_real(real, between, a, b)
+    for got in after:
+        assert float((got - wanted).abs().max()) <= 2**-12 * float(wanted.abs().max())
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::kernels.product.PaddedCopy")
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("bias_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("shape", [(256, 512, 320), (33, 95, 50), (128, 64, 8192), (1000, 4096, 1024)])
+def test_sums_are_finished_as_torch_does(
+    real: Any, shape: tuple[int, int, int], bias_dtype: str, activation: str | None
+) -> None:
+    m, n, k = shape
+    a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
+    bias = random(real, 2, (1, n), "dense", bias_dtype)[0]
+    wanted = 0.25 * (a.double() @ b.double()) + bias.double()
+    if activation:
+        wanted = getattr(real.nn.functional, activation)(wanted)
+    got = matmul(a, b, bias=bias, activation=activation, alpha=0.25)
+    error = float((got.double() - wanted).abs().max())
+    assert error <= 2**-10 * float(wanted.abs().max()) + 1e-5 * k**0.5
+
+
+@pytest.mark.gpu
+def test_streams_and_graphs_beside_each_other_have_their_own_workspaces(real: Any) -> None:
+    a, b = random(real, 0, (128, 8192), "dense", "float16"), random(real, 1, (8192, 64), "dense", "float16")
+    wanted = matmul(a, b)
+    check_real(real, wanted, a, b)
+    real.cuda.synchronize()
+    graph = real.cuda.CUDAGraph()
+    with real.cuda.graph(graph):
+        captured = matmul(a, b)
+    streams, results = [real.cuda.Stream() for _ in range(3)], []
+    for _ in range(50):
+        graph.replay()
+        for stream in streams:
+            with real.cuda.stream(stream):
+                results.append(matmul(a, b))
+    real.cuda.synchronize()
+    for got in (captured, *results):
+        assert float((got - wanted).abs().max()) <= 2**-10 * float(wanted.abs().max())
 
 
 @pytest.mark.gpu

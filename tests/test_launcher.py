@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tvm
@@ -20,18 +22,21 @@ from harness.targets import machine_for
 from kernels import api, driver, launcher
 from kernels.codegen.lowering import generate
 from kernels.codegen.toolchain import Compiler
-from kernels.config import HopperTile
+from kernels.config import HopperTile, RoleTile
 from kernels.driver import Driver, DriverError, LaunchAttribute, LaunchConfig, NoDriver, launch_config
 from kernels.host_code import launch_plan
 from kernels.launch_plan import LaunchPlan, PlainBuffer, Rows, TensorMap, UnsupportedLaunch
 from kernels.launcher import CompiledKernel, Launcher, load_kernel
+from kernels.persistent import persistent
 from kernels.tma_ring import tma_ring
+from kernels.workspaces import Workspaces
 from schedules.workloads import Matmul
 from tests.conftest import Outcome
-from tests.torch_stand_in import Library, Tensor
+from tests.torch_stand_in import Library, Tensor, torch_stand_in
 
 TARGET = machine_for("sm_90a").target()
 TILE = HopperTile.parse("128x256x64/2x1")
+ROLES = RoleTile.parse("128x128x64/2x1")
 PROBLEM = Matmul(512, 1024, 256, "bfloat16")
 
 
@@ -74,7 +79,7 @@ def test_a_plan_has_maps_and_extents_as_the_host_code_has_them(plan: LaunchPlan)
 def test_plain_buffers_come_in_the_kernels_own_order() -> None:
     plan = plan_of(Matmul(512, 1024, 256, "float16", "nt", "float32"))
     assert [parameter.buffer for parameter in plan.parameters] == ["C", "A", "B"]
-    assert plan.parameters[0] == PlainBuffer("C", 4, (512, 1024))
+    assert plan.parameters[0] == PlainBuffer("C", "float32", (512, 1024))
     assert not plan.maps("C")
 
 
@@ -100,6 +105,21 @@ def test_clusters_and_kernels_that_wait_for_the_one_before() -> None:
     assert attributes == [(4, [2, 1, 1]), (6, [1, 0, 0])]
 
 
+def test_workspaces_are_what_is_no_matrix() -> None:
+    problem = Matmul(256, 512, 2048, "float16")
+    cut, whole = (persistent(problem, ROLES, 4, multiprocessors=count) for count in (3, 2))
+    plan = read(cut)
+    sums = PlainBuffer("shared_sums", "float32", (3 * 128 * 128,))
+    assert plan.workspaces == (PlainBuffer("flags", "int32", (3,)), sums)
+    assert plan.maps("C")
+    assert read(whole).workspaces == ()
+
+
+def test_a_persistent_kernel_launches_with_its_cluster_and_its_wait() -> None:
+    plan = read(persistent(PROBLEM, ROLES, 4, multiprocessors=132, blocks=2, overlapped=True))
+    assert (plan.grid, plan.block, plan.cluster, plan.overlaps) == ((32, 1, 1), (384, 1, 1), (2, 1, 1), True)
+
+
 def test_what_is_no_single_launch_of_matrices_is_refused() -> None:
     @T.prim_func
     def scaled(A_ptr: T.handle, scale: T.float32):
@@ -122,9 +142,9 @@ def test_a_map_takes_the_rows_at_hand(plan: LaunchPlan) -> None:
 
 
 def test_a_plain_buffer_takes_no_other_rows() -> None:
-    plain = PlainBuffer("C", 4, (4, 8))
+    plain = PlainBuffer("C", "float32", (4, 8))
     plain.check(Rows(4, 8, 32))
-    PlainBuffer("C", 4, (1, 8)).check(Rows(1, 8, 48))
+    PlainBuffer("C", "float32", (1, 8)).check(Rows(1, 8, 48))
     for other in (Rows(4, 8, 48), Rows(4, 7, 32), Rows(5, 8, 32)):
         with pytest.raises(UnsupportedLaunch, match="limit 4 x 8, side by side"):
             plain.check(other)
@@ -262,6 +282,59 @@ def test_every_buffer_of_the_kernel_is_asked_for(plan: LaunchPlan) -> None:
 def test_addresses_must_be_those_of_all_matrices(plan: LaunchPlan) -> None:
     with pytest.raises(ValueError, match="shorter"):
         launcher_of(plan, Library())(0, 16, 32)
+
+
+# Workspaces
+
+CUT = (PlainBuffer("flags", "int32", (4,)), PlainBuffer("shared_sums", "float32", (256,)))
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A torch that sees one GPU."""
+    made = torch_stand_in()
+    monkeypatch.setitem(sys.modules, "torch", made)
+    return made
+
+
+def test_flags_are_zeros_and_sums_are_as_long_as_the_kernels(torch: SimpleNamespace) -> None:
+    flags, sums = Workspaces(CUT).of(0, Tensor.empty((1,), "float16")).tensors
+    assert (flags.shape, flags.array.dtype, flags.array.any()) == ((4,), "int32", False)
+    assert (sums.shape, sums.array.dtype) == ((256,), "float32")
+
+
+def test_each_stream_has_its_workspaces_for_good(torch: SimpleNamespace) -> None:
+    kept, like = Workspaces(CUT), Tensor.empty((1,), "float16")
+    first, other, again = (kept.of(stream, like) for stream in (1, 2, 1))
+    assert first is again
+    assert not set(first.addresses) & set(other.addresses)
+
+
+def test_a_captured_launch_has_workspaces_of_its_own(torch: SimpleNamespace) -> None:
+    kept, like = Workspaces(CUT), Tensor.empty((1,), "float16")
+    before = kept.of(1, like)
+    torch.cuda.capturing = True
+    captured = [kept.of(1, like) for _ in range(2)]
+    torch.cuda.capturing = False
+    assert len({room.addresses for room in (before, *captured)}) == 3
+    assert kept.of(1, like) is before
+
+
+def test_threads_share_a_streams_workspaces(torch: SimpleNamespace) -> None:
+    kept, like, rooms = Workspaces(CUT), Tensor.empty((1,), "float16"), []
+    begin = threading.Barrier(8)
+
+    def call() -> None:
+        """As all others, at once."""
+        begin.wait()
+        rooms.append(kept.of(1, like))
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({room.addresses for room in rooms}) == 1
 
 
 # The command that shows what a launch costs

@@ -91,7 +91,7 @@ def test_peers_are_found_by_name(names: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize("names", ["cutlass", "triton,cutlass", "", "triton,"])
 def test_an_unknown_peer_is_refused(names: str) -> None:
-    known = "triton, triton-stages, triton_tma, dlight, tilus, tilelang"
+    known = "triton, triton-stages, triton_tma, dlight, tilus, tilelang, call"
     with pytest.raises(UnknownPeer, match=f"there are {known}, or all, or none"):
         find_peers(names)
 

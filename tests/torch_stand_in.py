@@ -1,7 +1,8 @@
 """Stand-ins for torch and the CUDA driver, so that the Python call is tested where there is neither.
 
 The driver's keeps of a tensor map what it was encoded from, and a launch multiplies what its parameters describe, in
-numpy, in the order and with the strides that they name. It is no model of a kernel: of what reaches one.
+numpy, in the order and with the strides that they name; of activations it knows relu. It is no model of a kernel: of
+what reaches one.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from kernels.fused import PLAIN, Epilogue
 from kernels.launch_plan import LaunchPlan, PlainBuffer, TensorMap
 from schedules.workloads import Matmul
 
-DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
+DTYPES = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+    "int32": np.int32,
+}
 ENCODED_DTYPES = {6: "float16", 7: "float32", 9: "bfloat16"}
 ALIGNMENT = 256
 
@@ -42,12 +50,12 @@ class Tensor:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: str, device: int = 0, offset: int = 0) -> Tensor:
-        """NaNs at an address ``offset`` bytes beyond an aligned one."""
+        """NaNs, or -1 for whole numbers, at an address ``offset`` bytes beyond an aligned one."""
         kind = np.dtype(DTYPES[dtype])
         room = np.empty(int(np.prod(shape)) * kind.itemsize + 2 * ALIGNMENT, np.uint8)
         begin = -room.ctypes.data % ALIGNMENT + offset
         array = room[begin : begin + int(np.prod(shape)) * kind.itemsize].view(kind).reshape(shape)
-        array[...] = np.nan
+        array[...] = np.nan if kind.kind != "i" else -1
         return cls(array, dtype, device)
 
     @classmethod
@@ -82,8 +90,16 @@ class Tensor:
     def data_ptr(self) -> int:
         return self.array.ctypes.data
 
-    def new_empty(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
+    def new_empty(self, shape: tuple[int, ...] | int, dtype: str | None = None) -> Tensor:
         return Tensor.empty(shape, str.__str__(dtype or self.dtype), self._device)
+
+    def expand(self, shape: tuple[int, ...]) -> Tensor:
+        return Tensor(np.broadcast_to(self.array, shape), self.dtype, self._device)
+
+    def new_zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        made = self.new_empty(shape, dtype)
+        made.array[...] = 0
+        return made
 
     def copy_(self, other: Tensor) -> None:
         self.array[...] = other.array
@@ -93,22 +109,34 @@ class Tensor:
 
 
 def torch_stand_in(gpus: int = 1) -> SimpleNamespace:
-    """A module "torch" that sees so many GPUs; ``cuda.stream`` and ``cuda.capturing`` may be set."""
-    cuda = SimpleNamespace(stream=SimpleNamespace(device_index=0, cuda_stream=0), capturing=False)
-    cuda.current_stream = lambda: cuda.stream
+    """A module "torch" that sees so many GPUs; ``cuda.device``, ``stream`` and ``capturing`` may be set."""
+    cuda = SimpleNamespace(device=0, stream=0, capturing=False)
     cuda.is_available = lambda: gpus > 0
     cuda.is_current_stream_capturing = lambda: cuda.capturing
-    return SimpleNamespace(Tensor=Tensor, cuda=cuda, is_grad_enabled=lambda: True)
+    dtypes = {name: Dtype(name) for name in DTYPES}
+    private = SimpleNamespace(_cuda_getDevice=lambda: cuda.device, _cuda_getCurrentRawStream=lambda _: cuda.stream)
+
+    def empty_like(tensor: Tensor) -> Tensor:
+        """Contiguous memory."""
+        return tensor.new_empty(tensor.shape)
+
+    return SimpleNamespace(
+        Tensor=Tensor, cuda=cuda, _C=private, empty_like=empty_like, is_grad_enabled=lambda: True, **dtypes
+    )
 
 
 class Library:
-    """Stands in for libcuda: notes calls, and multiplies. ``failing`` maps a function's name to its status."""
+    """Stands in for libcuda: notes calls, and multiplies. ``failing`` maps a function's name to its status.
+
+    ``streams`` are those of launches, ``flags`` the addresses of the flags in workspaces that these were given.
+    """
 
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
         self.calls: list[tuple[str, tuple]] = []
         self.failing: dict[str, int] = {}
         self.streams: list[int] = []
-        self.kernels: list[tuple[LaunchPlan, Matmul]] = []
+        self.flags: list[int] = []
+        self.kernels: list[tuple[LaunchPlan, Matmul, Epilogue]] = []
         self._attributes = {75: capability[0], 76: capability[1], 1: 1024, 10: 32, 12: 65536, 97: 232448, 16: 132}
         self._maps: dict[int, tuple] = {}
         self._lock = threading.Lock()
@@ -138,6 +166,9 @@ class Library:
     def _cuDeviceGetAttribute(self, value: Any, number: int, _device: Any) -> None:
         value._obj.value = self._attributes[number]
 
+    def _cuDeviceGetName(self, text: Any, _length: int, _device: Any) -> None:
+        text.value = b"NVIDIA H200"
+
     def _cuTensorMapEncodeTiled(self, encoded: Any, dtype: int, rank: int, address: Any, *described: Any) -> None:
         assert ctypes.addressof(encoded._obj) % 64 == 0
         assert rank == 2
@@ -146,9 +177,9 @@ class Library:
         assert strides[0] % 16 == 0
         self._maps[ctypes.addressof(encoded._obj)] = (address.value, ENCODED_DTYPES[dtype], sizes[::-1], strides[0])
 
-    def add(self, kernel: LaunchPlan, problem: Matmul) -> bytes:
+    def add(self, kernel: LaunchPlan, problem: Matmul, finish: Epilogue = PLAIN) -> bytes:
         """Take in the kernel for a problem; returns the "cubin" that it is loaded from."""
-        self.kernels.append((kernel, problem))
+        self.kernels.append((kernel, problem, finish))
         return str(len(self.kernels)).encode()
 
     def _cuModuleLoadData(self, module: Any, cubin: bytes) -> None:
@@ -160,19 +191,30 @@ class Library:
 
     def _cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, _extra: Any) -> None:
         self.streams.append(config.contents.stream or 0)
-        plan, problem = self.kernels[function.value - 1]
+        plan, problem, finish = self.kernels[function.value - 1]
         pairs = zip(plan.parameters, parameters)
         matrices = {each.buffer: self._matrix(each, value, problem.out_dtype) for each, value in pairs}
+        self._look_at_flags(matrices.pop("flags", None))
         a, b = (matrices[name].astype(np.float64) for name in "AB")
         b = b if problem.layout == "nn" else b.T
-        matrices["C"][:, : b.shape[1]] = a @ b
+        result = finish.alpha * (a @ b)
+        if finish.bias:
+            result = result + matrices["bias"].astype(np.float64)[0, : b.shape[1]]
+        matrices["C"][:, : b.shape[1]] = np.maximum(result, 0) if finish.activation == "relu" else result
+
+    def _look_at_flags(self, flags: np.ndarray | None) -> None:
+        """Flags must be down before each launch."""
+        if flags is not None:
+            assert not flags.any()
+            self.flags.append(flags.ctypes.data)
 
     def _matrix(self, parameter: TensorMap | PlainBuffer, value: int, dtype: str) -> np.ndarray:
         """The matrix that a parameter describes; ``dtype`` is that of a plain buffer."""
         if isinstance(parameter, TensorMap):
             address, dtype, shape, row_bytes = self._maps[value]
         else:
-            address, shape = ctypes.c_void_p.from_address(value).value, parameter.shape
+            address, shape = ctypes.c_void_p.from_address(value).value, (1, *parameter.shape)[-2:]
+            dtype = dtype if parameter.buffer == "C" else parameter.dtype
             row_bytes = shape[1] * parameter.itemsize
         kind = np.dtype(DTYPES[dtype])
         extent = (shape[0] - 1) * row_bytes + shape[1] * kind.itemsize

@@ -1,0 +1,104 @@
+"""What is done to sums before they are rounded: factor, bias, activation, in the kernels of rungs 11 to 13."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from harness.emulator import EmulatedProgram, read_launches
+from harness.execution import numpy_dtype
+from harness.targets import machine_for
+from kernels.codegen.lowering import generate
+from kernels.config import HopperTile, RoleTile
+from kernels.fused import ACTIVATIONS, PLAIN, Epilogue
+from kernels.launcher import TIR_PIPELINE
+from kernels.persistent import persistent
+from kernels.tma_ring import tma_ring
+from kernels.warp_specialized import warp_specialized
+from schedules.errors import IllegalWorkload
+from schedules.workloads import Matmul
+
+TARGET = machine_for("sm_90a").target()
+SIMPLE, ROLES = HopperTile.parse("64x128x64/1x1"), RoleTile.parse("64x128x64/1x1")
+TWO_ROWS = RoleTile.parse("128x64x64/1x1")
+KERNELS: dict[str, Callable[..., Any]] = {
+    "ring": lambda problem, finish: tma_ring(problem, SIMPLE, 2, finish=finish),
+    "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, finish=finish),
+    "two row tiles": lambda problem, finish: warp_specialized(problem, TWO_ROWS, 2, finish=finish),
+    "persistent": lambda problem, finish: persistent(problem, ROLES, 2, multiprocessors=2, finish=finish),
+}
+REFERENCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+FINISHES = [
+    Epilogue(0.125, "float32", "gelu"),
+    Epilogue(1.0, "", "relu"),
+    Epilogue(0.5, "float16", "silu"),
+    Epilogue(1.0, "bfloat16"),
+]
+
+
+def emulate(function: tvm.tirx.PrimFunc, given: dict[str, np.ndarray]) -> None:
+    """Run a kernel in the emulator on arrays by name; workspaces are its own."""
+    made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
+    names = tuple(str(parameter.name) for parameter in function.params)
+    arrays = [given.get(name, np.zeros(1, np.int32 if name == "flags" else np.float32)) for name in names]
+    EmulatedProgram("fused", made.cuda, tuple(read_launches(made.host)), names)(*arrays)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("finish", FINISHES, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("shape", "layout", "out_dtype"), [((130, 200, 72), "nn", "float16"), ((70, 131, 136), "nt", "float32")]
+)
+def test_results_are_those_of_float64(
+    kernel: str, finish: Epilogue, shape: tuple[int, int, int], layout: str, out_dtype: str
+) -> None:
+    """By TMA and, of an odd number of columns in float32, from registers; ragged edges in both directions."""
+    m, n, k = shape
+    problem, draw = Matmul(m, n, k, "float16", layout, out_dtype), np.random.default_rng(0)
+    a, b = draw.standard_normal((m, k)).astype(np.float16), draw.standard_normal(problem.b_shape).astype(np.float16)
+    bias = draw.standard_normal(n).astype(numpy_dtype(finish.bias or "float32"))
+    got = np.full((m, n), np.nan, numpy_dtype(out_dtype))
+    emulate(KERNELS[kernel](problem, finish), {"A": a, "B": b, "C": got, "bias": bias})
+    wide = b.astype(np.float64) if layout == "nn" else b.astype(np.float64).T
+    wanted = finish.alpha * (a.astype(np.float64) @ wide) + (bias.astype(np.float64) if finish.bias else 0)
+    wanted = REFERENCES[finish.activation](wanted)
+    limit = {"float16": 2**-11, "float32": 2**-20}[out_dtype] * np.abs(wanted).max() + 1e-5
+    assert float(np.abs(got.astype(np.float64) - wanted).max()) <= limit
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_without_it_kernels_are_what_they_were(kernel: str) -> None:
+    problem = Matmul(128, 128, 128, "float16")
+    plain, biased = (KERNELS[kernel](problem, finish) for finish in (PLAIN, Epilogue(bias="float16")))
+    assert "bias" not in str(plain)
+    assert len(biased.params) == len(plain.params) + 1
+    assert [parameter.name for parameter in biased.params][-1] == "bias"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"activation": "tanh"}, "unknown activation .got 'tanh', limit relu | gelu | silu"),
+        ({"bias": "float64"}, "unknown dtype of a bias .got 'float64'"),
+        ({"alpha": math.inf}, "alpha is no finite number .got inf"),
+        ({"alpha": math.nan}, "alpha is no finite number .got nan"),
+    ],
+)
+def test_what_there_is_not_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(IllegalWorkload, match=said.replace("|", r"\|")):
+        Epilogue(**given)
+
+
+def test_every_activation_has_a_reference() -> None:
+    assert set(REFERENCES) == {"", *ACTIVATIONS}
