@@ -23,7 +23,7 @@ Variants:
 - bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
 Operands' rows must be multiples of 16 bytes, or they are refused: step 10 takes them.
 What to expect: the multiplying threads spend nothing on loads; all of them still meet once per k tile.
-It runs on an sm_90a only: without one it is compiled, not verified.
+It runs on an sm_90a only: without one its generated CUDA is verified by the emulator (harness/emulator).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Variants:
 At least two slots, since a consumer keeps one k tile's wgmma in flight. Rows that are no multiples of 16 bytes are
 refused, as in step 11.
 What to expect: the tensor cores hardly ever wait in the loop; what is left is before it and behind it.
-It runs on an sm_90a only: without one it is compiled, not verified.
+It runs on an sm_90a only: without one its generated CUDA is verified by the emulator (harness/emulator).
 """
 
 from __future__ import annotations

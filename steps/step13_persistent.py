@@ -24,7 +24,7 @@ Variants:
 - bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
 Sums that helpers add are rounded differently from one sum. Rows that are no multiples of 16 bytes are refused.
 What to expect: large products gain what the last wave and the epilogues took, small ones little.
-It runs on an sm_90a only: without one it is compiled, not verified.
+It runs on an sm_90a only: without one its generated CUDA is verified by the emulator (harness/emulator).
 """
 
 from __future__ import annotations
