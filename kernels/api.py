@@ -7,6 +7,7 @@ then the launch on their addresses. Torch is imported when it is called.
 from __future__ import annotations
 
 import functools
+import math
 import numbers
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +58,12 @@ def matmul(
 ) -> torch.Tensor:
     """``activation(alpha · a @ b + bias)`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90.
 
-    Returns the (m, n) product. Both operands are float16 or both bfloat16; sums are float32, rounded once to
-    ``out_dtype`` (float16, bfloat16 or float32; by default the operands' dtype, or that of ``out``). Rows of ``a`` are
-    contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies. Rows
-    may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous matrices
-    whose rows do not are copied to padded rows at each call, as is such an output; a warning,
+    Or of a batch of them, (b, m, k) and (b, k, n), by one launch: rows are then multiples of 16 bytes, results 16 bits.
+    Returns the (m, n) or (b, m, n) product. Both operands are float16 or both bfloat16; sums are float32, rounded once
+    to ``out_dtype`` (float16, bfloat16 or float32; by default the operands' dtype, or that of ``out``). Rows of ``a``
+    are contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies.
+    Rows may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous
+    matrices whose rows do not are copied to padded rows at each call, as is such an output; a warning,
     :class:`kernels.product.PaddedCopy`, says so once, with the bytes.
 
     ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
@@ -130,17 +132,20 @@ def _product(
         raise WrongDtype("out has another dtype than out_dtype", value=out[2], limit=dtype, remedy="give one of both")
     forms = {name: Form(name, tuple(key[0]), tuple(key[1]), _name(key[2])) for name, key in given.items()}
     operands = arrange(forms["a"], forms["b"], _name(dtype))
-    result = output_rows(forms.get("out") or Form("out", operands.shape, (operands.columns, 1), _name(dtype)), operands)
+    _, *inner = operands.shape
+    dense = tuple(math.prod(inner[place:]) for place in range(len(operands.shape)))
+    result = output_rows(forms.get("out") or Form("out", operands.shape, dense, _name(dtype)), operands)
     if not isinstance(alpha, numbers.Real):
         raise TypeError(f"alpha is a {type(alpha).__name__}; give a number, which is written into the kernel")
     if bias:
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
-    return Product(_loaded(operands.problem, operands.straddles, finish, device), operands, result, dtype)
+    kernel = _loaded(operands.problem, operands.straddles, finish, device, operands.batch or 1)
+    return Product(kernel, operands, result, dtype)
 
 
 @functools.cache
-def _loaded(problem: Matmul, straddles: bool, finish: Epilogue, device: int) -> LoadedKernel:
+def _loaded(problem: Matmul, straddles: bool, finish: Epilogue, device: int, batch: int) -> LoadedKernel:
     """The kernel for a problem on a GPU, compiled and loaded; ``straddles`` is :attr:`Operands.straddles`."""
     import torch
 
@@ -150,8 +155,8 @@ def _loaded(problem: Matmul, straddles: bool, finish: Epilogue, device: int) -> 
             f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
             "cannot be captured in a CUDA graph; call it once before"
         )
-    choice = choose(problem, machine)
-    function = choice.build(problem, Setting(machine.multiprocessors, straddles, finish))
+    choice = choose(problem, machine, batch)
+    function = choice.build(problem, Setting(machine.multiprocessors, straddles, finish, batch))
     compiled = compile_kernel(function, machine.target, require_compiler())
     return load_kernel(compiled, cuda_driver(), device, str(choice))
 

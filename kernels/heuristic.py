@@ -55,12 +55,14 @@ class Machine:
 class Setting:
     """What a kernel is made for beside its product.
 
-    ``straddles``: whether rows of B lie across cache lines; ``finish``: what is done to sums before they are rounded.
+    ``straddles``: whether rows of B lie across cache lines; ``finish``: what is done to sums before they are rounded;
+    ``batch``: how many such products, which only rungs that say so take.
     """
 
     multiprocessors: int
     straddles: bool = False
     finish: Epilogue = PLAIN
+    batch: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Rung:
     """A rung's kernel, its tiles with their ring slots (``tile@slots``), and what it costs beside its tiles' work.
 
     ``build(problem, tile, stages, setting)`` makes the kernel. ``cuts``: whether the last wave of tiles is cut.
-    ``launch_cycles`` are a product's, ``step_cycles`` a k tile's.
+    ``launch_cycles`` are a product's, ``step_cycles`` a k tile's. ``batches``: whether it takes batches of products.
     """
 
     number: int
@@ -78,12 +80,13 @@ class Rung:
     cuts: bool = False
     launch_cycles: int = LAUNCH_CYCLES
     step_cycles: int = 0
+    batches: bool = False
 
-    def cost(self, problem: Matmul, tile: HopperTile, multiprocessors: int) -> float:
-        """Clock cycles of a product: :func:`kernels.stream.reckoned_cycles`, and the rung's own."""
-        plan = plan_for(problem, tile, multiprocessors, cuts=self.cuts)
+    def cost(self, problem: Matmul, tile: HopperTile, multiprocessors: int, batch: int = 1) -> float:
+        """Clock cycles of a batch of products: :func:`kernels.stream.reckoned_cycles`, and the rung's own."""
+        plan = plan_for(problem, tile, multiprocessors, cuts=self.cuts, batch=batch)
         steps = -(-plan.tiles // plan.workers) * plan.k_tiles
-        worked = reckoned_cycles(problem, tile, multiprocessors, self.cuts)
+        worked = reckoned_cycles(problem, tile, multiprocessors, self.cuts, batch)
         return worked + steps * self.step_cycles + self.launch_cycles
 
 
@@ -92,7 +95,7 @@ def _ring(problem: Matmul, tile: HopperTile, stages: int, setting: Setting) -> t
 
 
 def _roles(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
-    return warp_specialized(problem, tile, stages, finish=setting.finish)
+    return warp_specialized(problem, tile, stages, finish=setting.finish, batch=setting.batch)
 
 
 def _persistent(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
@@ -108,7 +111,7 @@ RUNGS = {
     rung.number: rung
     for rung in (
         Rung(13, RoleTile, ROLE_CHOICES, _persistent, cuts=True, launch_cycles=0),
-        Rung(12, RoleTile, ROLE_CHOICES, _roles),
+        Rung(12, RoleTile, ROLE_CHOICES, _roles, batches=True),
         Rung(11, HopperTile, RING_CHOICES, _ring, step_cycles=BARRIER_CYCLES),
     )
 }
@@ -142,21 +145,24 @@ def choices() -> Iterator[Choice]:
         yield from (Choice.parse(rung, text) for text in rung.choices.split())
 
 
-def choose(problem: Matmul, machine: Machine) -> Choice:
+def choose(problem: Matmul, machine: Machine, batch: int = 1) -> Choice:
     """What was measured to be fastest on this GPU; or else the choice of least cost that it can hold.
 
-    Raises IllegalTile where it can hold none, with what is wrong with the first.
+    A batch is never one of those that were measured. Raises IllegalTile where the GPU can hold no choice, with what is
+    wrong with the first.
     """
-    if measured := tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout)):
+    measured = tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout))
+    if measured and batch == 1:
         return measured
-    violations = {each: each.tile.violations(machine.target, ITEMSIZE, each.stages) for each in choices()}
+    able = [each for each in choices() if batch == 1 or each.rung.batches]
+    violations = {each: each.tile.violations(machine.target, ITEMSIZE, each.stages) for each in able}
     legal = [each for each, found in violations.items() if not found]
     if not legal:
         raise IllegalTile(
             "no kernel fits this target: " + "; ".join(next(iter(violations.values()))),
             remedy="run on an sm_90a GPU",
         )
-    return min(legal, key=lambda each: each.rung.cost(problem, each.tile, machine.multiprocessors))
+    return min(legal, key=lambda each: each.rung.cost(problem, each.tile, machine.multiprocessors, batch))
 
 
 @functools.cache

@@ -18,11 +18,16 @@ class UnsupportedLaunch(IllegalSchedule):
 
 @dataclass(frozen=True)
 class Rows:
-    """A matrix in memory: ``rows`` of ``columns`` adjacent elements, ``row_bytes`` from one row to the next."""
+    """A matrix in memory: ``rows`` of ``columns`` adjacent elements, ``row_bytes`` from one row to the next.
+
+    Or a ``batch`` of them, ``batch_bytes`` from one to the next.
+    """
 
     rows: int
     columns: int
     row_bytes: int
+    batch: int = 1
+    batch_bytes: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -31,7 +36,8 @@ class Rows:
 
     def extent(self, itemsize: int) -> int:
         """Bytes from the first element to behind the last."""
-        return (self.rows - 1) * self.row_bytes + self.columns * itemsize
+        one = (self.rows - 1) * self.row_bytes + self.columns * itemsize
+        return (self.batch - 1) * self.batch_bytes + one
 
 
 @dataclass(frozen=True)
@@ -57,14 +63,16 @@ class TensorMap:
 
         What a kernel loads beyond the matrix's edges are zeros still. UnsupportedLaunch for a map of other rank.
         """
-        if len(self.sizes) != 2:
+        rank = 2 if matrix.batch == 1 else 3
+        if len(self.sizes) != rank:
             raise UnsupportedLaunch(
-                f"the tensor map of {self.buffer} has no rows and columns",
+                f"the tensor map of {self.buffer} is none of what is given",
                 value=f"rank {len(self.sizes)}",
-                limit="rank 2",
-                remedy="make the kernel's maps two-dimensional",
+                limit=f"rank {rank}",
+                remedy="give a matrix where the kernel takes one, and a batch where it takes that",
             )
-        return replace(self, sizes=(matrix.columns, matrix.rows), strides=(matrix.row_bytes,))
+        sizes, strides = (matrix.columns, matrix.rows, matrix.batch), (matrix.row_bytes, matrix.batch_bytes)
+        return replace(self, sizes=sizes[:rank], strides=strides[: rank - 1])
 
 
 @dataclass(frozen=True)

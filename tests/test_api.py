@@ -191,8 +191,8 @@ def _simple(_problem: Matmul, _machine: Machine) -> Choice:
 
 
 def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
-    def chosen(problem: Matmul, machine: Machine) -> SimpleNamespace:
-        choice = choosing(problem, machine)
+    def chosen(problem: Matmul, machine: Machine, batch: int) -> SimpleNamespace:
+        choice = choosing(problem, machine) if batch == 1 else choose(problem, machine, batch)
         return SimpleNamespace(build=lambda same, setting: (choice.build(same, setting), same, setting.finish))
 
     def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
@@ -290,6 +290,29 @@ def test_launches_go_to_the_current_stream(library: Library, torch: SimpleNamesp
     torch.cuda.stream = 4711
     matmul(a, b)
     assert library.streams == [0, 4711]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_batch_is_one_launch(library: Library, batch: int, transposed: bool) -> None:
+    a, b = Tensor.integers(0, (batch, 40, 72), "float16"), Tensor.integers(1, (batch, 72, 24), "float16")
+    bias = Tensor.integers(2, (24,), "float16")
+    if transposed:
+        b = Tensor(Tensor.integers(1, (batch, 24, 72), "float16").array.swapaxes(1, 2), "float16")
+    apart = Tensor.empty((batch, 48, 32), "float16")[:, :40, :24]
+    for number, out in enumerate((None, Tensor.empty((batch, 40, 24), "float16"), apart)):
+        got = matmul(a, b, out=out, bias=bias)
+        assert got.shape == (batch, 40, 24)
+        wanted = a.array.astype(np.float64) @ b.array.astype(np.float64) + bias.array
+        assert (got.array.astype(np.float64) == wanted).all()
+        assert library.count("cuLaunchKernelEx") == number + 1
+
+
+def test_a_batch_takes_the_tile_that_fills_the_gpu() -> None:
+    problem = Matmul(256, 256, 1024, "float16")
+    one, many = (choose(problem, H200, batch) for batch in (2, 64))
+    assert (one.rung.number, many.rung.number) == (12, 12)
+    assert one.tile.block_m * one.tile.block_n < many.tile.block_m * many.tile.block_n
 
 
 @pytest.mark.parametrize("bias_dtype", ["float16", "float32"])
@@ -440,6 +463,20 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (UnalignedOperand, "out begins", lambda: into(dense(8, 8, offset=4))),
     (OverlappingOutput, "out and a are in the same memory", lambda: shared(0)),
     (OverlappingOutput, "out and b are in the same memory", lambda: shared(1)),
+    (
+        WrongShape,
+        r"not batches of as many .*\(2, 8, 8\) and \(3, 8, 8\)",
+        lambda: matmul(dense(2, 8, 8), dense(3, 8, 8)),
+    ),
+    (WrongShape, "a is no matrix", lambda: matmul(dense(2, 8, 8), dense(8, 8))),
+    (WrongShape, r"inner sizes .*\(8, 8\) and \(16, 8\)", lambda: matmul(dense(2, 8, 8), dense(2, 16, 8))),
+    (UnalignedOperand, "b is a batch whose rows .*rows of 18 bytes", lambda: matmul(dense(2, 8, 8), dense(2, 8, 9))),
+    (ScatteredRows, "a has matrices that lie upon", lambda: matmul(same_twice(), dense(2, 8, 8))),
+    (
+        IllegalWorkload,
+        "results leave by TMA alone .got rows of 8 of float32",
+        lambda: matmul(dense(2, 8, 8), dense(2, 8, 8), out_dtype=tensor_dtype("float32")),
+    ),
     (TypeError, "bias is a int; give a torch tensor", lambda: finished(bias=3)),
     (WrongShape, r"bias has not one .*got \(9,\), limit \(8,\)", lambda: finished(bias=dense(9))),
     (WrongShape, r"bias has not one .*got \(1, 8\)", lambda: finished(bias=dense(1, 8))),
@@ -463,6 +500,11 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
 def into(out: Tensor, **more: Any) -> Tensor:
     """An 8 × 8 product into a tensor."""
     return matmul(dense(8, 8), dense(8, 8), out=out, **more)
+
+
+def same_twice() -> Tensor:
+    """A batch of the same matrix."""
+    return Tensor(np.broadcast_to(dense(8, 8).array, (2, 8, 8)), "float16")
 
 
 def finished(**how: Any) -> Tensor:
@@ -677,6 +719,24 @@ def test_sums_are_finished_as_torch_does(
     got = matmul(a, b, bias=bias, activation=activation, alpha=0.25)
     error = float((got.double() - wanted).abs().max())
     assert error <= 2**-10 * float(wanted.abs().max()) + 1e-5 * k**0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape", [(2, 256, 256, 256), (7, 200, 264, 72), (64, 512, 512, 128), (3, 130, 8, 1024)])
+def test_batches_are_right(real: Any, shape: tuple[int, int, int, int], transposed: bool) -> None:
+    batch, m, n, k = shape
+    a = random(real, 0, (batch * m, k), "dense", "float16").view(batch, m, k)
+    b = random(real, 1, (batch * n, k), "dense", "float16").view(batch, n, k).transpose(1, 2)
+    if not transposed:
+        b = b.contiguous()
+    around = real.full((batch, m + 3, n + 8), 7.0, device="cuda", dtype=real.float16)
+    for out in (None, around[:, :m, :n]):
+        got = matmul(a, b, out=out)
+        for number in range(batch):
+            check_real(real, got[number], a[number], b[number])
+    assert bool((around[:, m:] == 7).all())
+    assert bool((around[:, :, n:] == 7).all())
 
 
 @pytest.mark.gpu

@@ -77,6 +77,20 @@ def test_results_are_those_of_float64(
     assert float(np.abs(got.astype(np.float64) - wanted).max()) <= limit
 
 
+@pytest.mark.emulator
+@pytest.mark.parametrize(("shape", "layout"), [((3, 70, 136, 72), "nn"), ((2, 130, 72, 200), "nt")])
+def test_a_batch_is_as_many_products(shape: tuple[int, int, int, int], layout: str) -> None:
+    """Ragged edges: a tile's rows, columns and k steps beyond its product are not the next one's."""
+    batch, m, n, k = shape
+    problem, draw = Matmul(m, n, k, "float16", layout), np.random.default_rng(0)
+    a, b = (draw.integers(-2, 3, (batch, *sizes)).astype(np.float16) for sizes in ((m, k), problem.b_shape))
+    got, bias = np.full((batch, m, n), np.nan, np.float16), draw.integers(-9, 9, n).astype(np.float16)
+    function = warp_specialized(problem, ROLES, 2, batch=batch, finish=Epilogue(bias="float16"))
+    emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
+    wide = b.astype(np.float64)
+    assert (got == a.astype(np.float64) @ (wide if layout == "nn" else wide.swapaxes(1, 2)) + bias).all()
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_without_it_kernels_are_what_they_were(kernel: str) -> None:
     problem = Matmul(128, 128, 128, "float16")

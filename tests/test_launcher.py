@@ -139,6 +139,8 @@ def test_a_map_takes_the_rows_at_hand(plan: LaunchPlan) -> None:
     deep = TensorMap("A", "float16", (64, 512, 4), (512, 128), (64, 128, 1), (1, 1, 1), 0, 3, 2, 0)
     with pytest.raises(UnsupportedLaunch, match="rank 3, limit rank 2"):
         deep.of(Rows(500, 255, 1024))
+    batch = deep.of(Rows(500, 255, 1024, 3, 512000))
+    assert (batch.sizes, batch.strides, batch.box) == ((255, 500, 3), (1024, 512000), (64, 128, 1))
 
 
 def test_a_plain_buffer_takes_no_other_rows() -> None:

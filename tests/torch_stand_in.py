@@ -171,11 +171,11 @@ class Library:
 
     def _cuTensorMapEncodeTiled(self, encoded: Any, dtype: int, rank: int, address: Any, *described: Any) -> None:
         assert ctypes.addressof(encoded._obj) % 64 == 0
-        assert rank == 2
         sizes, strides = (list(numbers) for numbers in described[:2])
+        assert len(sizes) == rank == len(strides) + 1
         assert address.value % 16 == 0
-        assert strides[0] % 16 == 0
-        self._maps[ctypes.addressof(encoded._obj)] = (address.value, ENCODED_DTYPES[dtype], sizes[::-1], strides[0])
+        assert not any(stride % 16 for stride in strides)
+        self._maps[ctypes.addressof(encoded._obj)] = (address.value, ENCODED_DTYPES[dtype], sizes[::-1], strides[::-1])
 
     def add(self, kernel: LaunchPlan, problem: Matmul, finish: Epilogue = PLAIN) -> bytes:
         """Take in the kernel for a problem; returns the "cubin" that it is loaded from."""
@@ -196,11 +196,11 @@ class Library:
         matrices = {each.buffer: self._matrix(each, value, problem.out_dtype) for each, value in pairs}
         self._look_at_flags(matrices.pop("flags", None))
         a, b = (matrices[name].astype(np.float64) for name in "AB")
-        b = b if problem.layout == "nn" else b.T
+        b = b if problem.layout == "nn" else b.swapaxes(-1, -2)
         result = finish.alpha * (a @ b)
         if finish.bias:
-            result = result + matrices["bias"].astype(np.float64)[0, : b.shape[1]]
-        matrices["C"][:, : b.shape[1]] = np.maximum(result, 0) if finish.activation == "relu" else result
+            result = result + matrices["bias"].astype(np.float64)[0, : b.shape[-1]]
+        matrices["C"][..., : b.shape[-1]] = np.maximum(result, 0) if finish.activation == "relu" else result
 
     def _look_at_flags(self, flags: np.ndarray | None) -> None:
         """Flags must be down before each launch."""
@@ -211,12 +211,12 @@ class Library:
     def _matrix(self, parameter: TensorMap | PlainBuffer, value: int, dtype: str) -> np.ndarray:
         """The matrix that a parameter describes; ``dtype`` is that of a plain buffer."""
         if isinstance(parameter, TensorMap):
-            address, dtype, shape, row_bytes = self._maps[value]
+            address, dtype, shape, steps = self._maps[value]
         else:
             address, shape = ctypes.c_void_p.from_address(value).value, (1, *parameter.shape)[-2:]
             dtype = dtype if parameter.buffer == "C" else parameter.dtype
-            row_bytes = shape[1] * parameter.itemsize
+            steps = [shape[1] * parameter.itemsize]
         kind = np.dtype(DTYPES[dtype])
-        extent = (shape[0] - 1) * row_bytes + shape[1] * kind.itemsize
+        extent = sum((size - 1) * step for size, step in zip(shape, steps)) + shape[-1] * kind.itemsize
         flat = np.frombuffer((ctypes.c_uint8 * extent).from_address(address), np.uint8)
-        return np.ndarray(shape, kind, flat, strides=(row_bytes, kind.itemsize))
+        return np.ndarray(shape, kind, flat, strides=(*steps, kind.itemsize))
