@@ -20,9 +20,9 @@ from .config import HopperTile
 from .driver import cuda_driver
 from .errors import UnsupportedGpu, WrongDevice, WrongDtype
 from .fused import Epilogue
-from .heuristic import Machine, Setting, choose
+from .heuristic import Choice, Machine, Setting, choose, of_any_rows
 from .launcher import LoadedKernel, compile_kernel, load_kernel
-from .operands import Form, arrange, check_bias, output_rows
+from .operands import Form, Operands, arrange, check_bias, output_rows
 from .product import Product
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def matmul(
     alpha: float = 1.0,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    any_m: bool = False,
 ) -> torch.Tensor:
     """``activation(alpha · a @ b + bias)`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90.
 
@@ -69,6 +70,9 @@ def matmul(
     ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
     "relu", "gelu" (the exact form, by erf) or "silu". All three are done to the float32 sums before they are rounded;
     factor and activation are written into the kernel, so that each pair of them is a kernel of its own.
+
+    With ``any_m`` kernels take any m: there is one for each n, k and tile, four at most, instead of one for each m.
+    They are rung 12's, with whole tiles; rows and results as in a batch, which they do not take.
 
     The first call with tensors of some sizes, strides and dtypes compiles a kernel, which takes seconds; cubins are
     kept on disk, loaded kernels for the life of the process. Calls run in torch's current stream, may be captured in
@@ -93,13 +97,13 @@ def matmul(
         raise
     if learned:
         _check_no_gradients()
-    product = _product(left, right, result, out_dtype, added, activation, alpha)
+    product = _product(left, right, result, out_dtype, added, activation, alpha, any_m)
     if product.current_device() != product.device:
         raise _elsewhere("a", product.device)
     return product(a, b, out, bias)
 
 
-def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> str:
+def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, any_m: bool = False) -> str:
     """What :func:`matmul` takes for tensors that lie like these: rung, tile, stages, and what each call copies.
 
     Builds and loads the kernel where that has not been done; raises what :func:`matmul` raises.
@@ -108,7 +112,7 @@ def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = Non
     keys = [
         None if each is None else (each.shape, each.stride(), each.dtype, each.get_device()) for each in (a, b, out)
     ]
-    return _product(*keys, None, None, None, 1.0).description
+    return _product(*keys, None, None, None, 1.0, any_m).description
 
 
 @functools.lru_cache(CACHED_PRODUCTS)
@@ -120,6 +124,7 @@ def _product(
     bias: Key | None,
     activation: str | None,
     alpha: float,
+    any_m: bool,
 ) -> Product:
     """The product of tensors of such forms, ready to run: everything but their addresses is checked here.
 
@@ -140,24 +145,28 @@ def _product(
     if bias:
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
-    kernel = _loaded(operands.problem, operands.straddles, finish, device, operands.batch or 1)
-    return Product(kernel, operands, result, dtype)
+    return Product(_kernel_for(operands, finish, any_m, device), operands, result, dtype)
+
+
+def _kernel_for(operands: Operands, finish: Epilogue, any_m: bool, device: int) -> LoadedKernel:
+    """The kernel for operands on a GPU, chosen, compiled and loaded."""
+    machine, problem, batch = _gpu(device), operands.problem, operands.batch or 1
+    choice = choose(problem, machine, batch, any_m)
+    setting = Setting(machine.multiprocessors, operands.straddles, finish, batch, any_m)
+    return _loaded(choice, of_any_rows(problem, choice.tile) if any_m else problem, setting, device)
 
 
 @functools.cache
-def _loaded(problem: Matmul, straddles: bool, finish: Epilogue, device: int, batch: int) -> LoadedKernel:
-    """The kernel for a problem on a GPU, compiled and loaded; ``straddles`` is :attr:`Operands.straddles`."""
+def _loaded(choice: Choice, problem: Matmul, setting: Setting, device: int) -> LoadedKernel:
+    """A chosen kernel on a GPU, compiled and loaded."""
     import torch
 
-    machine = _gpu(device)
     if torch.cuda.is_current_stream_capturing():
         raise FirstCallInCapture(
             f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
             "cannot be captured in a CUDA graph; call it once before"
         )
-    choice = choose(problem, machine, batch)
-    function = choice.build(problem, Setting(machine.multiprocessors, straddles, finish, batch))
-    compiled = compile_kernel(function, machine.target, require_compiler())
+    compiled = compile_kernel(choice.build(problem, setting), _gpu(device).target, require_compiler())
     return load_kernel(compiled, cuda_driver(), device, str(choice))
 
 

@@ -9,6 +9,7 @@ from schedules.errors import IllegalSchedule
 from schedules.vectorization import dtype_bytes
 
 BIAS = "bias"
+ROWS_PARAMETER = "rows"  # of a kernel that takes any number of rows
 GIVEN = ("A", "B", "C", BIAS)  # buffers of a kernel that a caller gives; all others are its workspaces
 
 
@@ -102,6 +103,13 @@ class PlainBuffer:
 
 
 @dataclass(frozen=True)
+class RowCount:
+    """A kernel's whole number that says how many rows A and C have."""
+
+    buffer: str = ROWS_PARAMETER
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """One kernel's launch: its parameters in order, and extents along x, y, z; blocks are counted, not clusters.
 
@@ -109,12 +117,27 @@ class LaunchPlan:
     """
 
     kernel: str
-    parameters: tuple[TensorMap | PlainBuffer, ...]
+    parameters: tuple[TensorMap | PlainBuffer | RowCount, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
     shared_bytes: int
     overlaps: bool = False
+
+    def of_rows(self, rows: int) -> LaunchPlan:
+        """The launch for an A of so many rows, where the kernel takes any number: a block for each of their tiles.
+
+        UnsupportedLaunch beyond the number that the kernel was made for.
+        """
+        if RowCount() not in self.parameters:
+            return self
+        a = next(parameter for parameter in self.parameters if parameter.buffer == "A")
+        (_, most), (_, tile) = a.sizes, a.box
+        if rows > most:
+            raise UnsupportedLaunch(
+                "more rows than the kernel was made for", value=rows, limit=most, remedy="multiply them in parts"
+            )
+        return replace(self, grid=(self.grid[0] // -(-most // tile) * -(-rows // tile), 1, 1))
 
     @property
     def workspaces(self) -> tuple[PlainBuffer, ...]:

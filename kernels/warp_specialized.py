@@ -11,7 +11,8 @@ from schedules.workloads import Matmul
 from . import epilogue, tma
 from .boxes import Boxes
 from .config import LANES, RESULT_BOXES, ROWS, RoleTile
-from .fused import PLAIN, Epilogue
+from .fused import PLAIN, Epilogue, without
+from .launch_plan import ROWS_PARAMETER
 from .log import Log
 from .raster import grouped
 from .ring import RingState, check_stages
@@ -39,6 +40,7 @@ def warp_specialized(
     stamps: Stamps | None = None,
     finish: Epilogue = PLAIN,
     batch: int = 1,
+    any_rows: bool = False,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile; one of its warpgroups loads, the others multiply.
 
@@ -58,6 +60,10 @@ def warp_specialized(
     :func:`kernels.tma_ring.tma_ring`. A ``batch`` above 1 is as many products, and all buffers have it as their first
     dimension, except the bias, which is that of all; tensor maps of three dimensions keep a tile within its product.
 
+    With ``any_rows`` the kernel takes any number of rows, in a further parameter, up to those of ``problem``: whoever
+    launches it gives tensor maps of the rows at hand, and as many blocks as these have tiles
+    (:meth:`kernels.launch_plan.LaunchPlan.of_rows`).
+
     Raises
     ------
     IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8; IllegalWorkload for a
@@ -67,12 +73,18 @@ def warp_specialized(
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)
     by_tma = epilogue.can_store_by_tma(problem, tile)
-    if batch > 1 and not by_tma:
+    if (batch > 1 or any_rows) and not by_tma:
         raise IllegalWorkload(
-            "a batch's results leave by TMA alone",
+            "results of a batch, or of any number of rows, leave by TMA alone",
             value=f"rows of {problem.n} of {problem.out_dtype}, {tile.group_n} columns per warpgroup",
             limit="16-bit results, rows of multiples of 16 bytes, warpgroups of multiples of 64 columns",
-            remedy="multiply them one by one",
+            remedy="give 16-bit results and pad rows, or do without",
+        )
+    if batch > 1 and any_rows:
+        raise IllegalWorkload(
+            "a batch has a fixed number of rows",
+            value=f"batch {batch}",
+            remedy="do without any number of rows",
         )
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
     tiles = tile_rows * tile_columns
@@ -80,7 +92,7 @@ def warp_specialized(
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
-    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
+    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, rows: T.int32, bias_ptr: T.handle):
         """The kernel."""
         boxes_of = T.meta_var((product.a.rows, product.b.rows, ROWS if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch)
@@ -95,7 +107,8 @@ def warp_specialized(
         shared.begin(here)
         maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
         within = T.meta_var(here.number if batch == 1 else here.number % tiles)
-        place = T.meta_var(grouped(within, tile_rows, tile_columns, group))
+        high = T.meta_var((rows + (tile.block_m - 1)) // tile.block_m if any_rows else tile_rows)
+        place = T.meta_var(grouped(within, high, tile_columns, group))
         row: T.let = place[0] * tile.block_m
         column: T.let = place[1] * tile.block_n
         if here.warpgroup == 0:
@@ -136,4 +149,5 @@ def warp_specialized(
             marks.mark("results stored", together=True)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    return finish.parameters(main)
+    unused = ("" if finish.bias else "bias_ptr", "" if any_rows else ROWS_PARAMETER)
+    return without(main, *unused)

@@ -22,7 +22,6 @@ import pytest
 import tvm
 
 from harness.execution import require_gpu
-from harness.peers import PeerFailed
 from harness.peers import call as call_peer
 from harness.records import RESULTS, Record
 from harness.targets import machine_for
@@ -190,10 +189,17 @@ def _simple(_problem: Matmul, _machine: Machine) -> Choice:
     return Choice.parse(RUNGS[11], "64x64x64/1x1@4")
 
 
+class Noted(Choice):
+    """A choice whose kernel comes with what it is for."""
+
+    def build(self, problem: Matmul, setting: Setting) -> Any:
+        return super().build(problem, setting), problem, setting.finish
+
+
 def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
-    def chosen(problem: Matmul, machine: Machine, batch: int) -> SimpleNamespace:
-        choice = choosing(problem, machine) if batch == 1 else choose(problem, machine, batch)
-        return SimpleNamespace(build=lambda same, setting: (choice.build(same, setting), same, setting.finish))
+    def chosen(problem: Matmul, machine: Machine, *flexible: Any) -> Choice:
+        choice = choosing(problem, machine) if flexible == (1, False) else choose(problem, machine, *flexible)
+        return Noted(choice.rung, choice.tile, choice.stages)
 
     def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
         function, problem, finish = built
@@ -308,6 +314,21 @@ def test_a_batch_is_one_launch(library: Library, batch: int, transposed: bool) -
         assert library.count("cuLaunchKernelEx") == number + 1
 
 
+@pytest.mark.parametrize("b_lies", ["dense", "transposed"])
+def test_one_kernel_takes_any_number_of_rows(library: Library, b_lies: str) -> None:
+    b = operand(1, (72, 136), b_lies)
+    for m in (1, 40, 64, 65, 300):
+        a = operand(0, (m, 72))
+        assert (matmul(a, b, any_m=True).array.astype(np.float64) == product_of(a, b, np.float16)).all()
+    assert library.count("cuModuleLoadData") == 1
+    assert [grid[0] for grid in library.grids] == [3, 3, 3, 6, 15]
+
+
+def test_any_number_of_rows_has_few_tiles() -> None:
+    tiles = {choose(Matmul(m, 4096, 4096, "float16"), H200, 1, True).tile for m in range(1, 10000, 97)}
+    assert 1 < len(tiles) <= 4
+
+
 def test_a_batch_takes_the_tile_that_fills_the_gpu() -> None:
     problem = Matmul(256, 256, 1024, "float16")
     one, many = (choose(problem, H200, batch) for batch in (2, 64))
@@ -385,16 +406,19 @@ def test_the_call_is_timed_as_a_peer(library: Library, layout: str) -> None:
     c = Tensor.empty((40, 95), "float16")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PaddedCopy)
-        (entrant,) = call_peer.enter(SimpleNamespace(problem=problem, sets=[(a, b, c)]), H200)
+        entrant, any_m = call_peer.enter(SimpleNamespace(problem=problem, sets=[(a, b, c)]), H200)
         entrant.run(a, b, c)
     assert "copies a (40 rows" in entrant.config
+    assert (entrant.name, any_m.name) == call_peer.KIND.peers
+    assert any_m.status == ("measured" if layout == "nn" else "failed")
     assert (c.array.astype(np.float64) == product_of(a, b if layout == "nn" else b.T, np.float16)).all()
 
 
 def test_a_refused_call_is_a_peer_that_failed(library: Library) -> None:
     operands = [Tensor.empty((8, 8), "float32") for _ in range(3)]
-    with pytest.raises(PeerFailed, match="got float32 and float32"):
-        call_peer.enter(SimpleNamespace(problem=Matmul(8, 8, 8), sets=[tuple(operands)]), H200)
+    for entrant in call_peer.enter(SimpleNamespace(problem=Matmul(8, 8, 8), sets=[tuple(operands)]), H200):
+        assert (entrant.status, entrant.run) == ("failed", None)
+        assert "got float32 and float32" in entrant.why
 
 
 def test_aligned_rows_are_not_copied(library: Library) -> None:
@@ -474,8 +498,18 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ScatteredRows, "a has matrices that lie upon", lambda: matmul(same_twice(), dense(2, 8, 8))),
     (
         IllegalWorkload,
-        "results leave by TMA alone .got rows of 8 of float32",
+        "results of a batch, .* leave by TMA alone .got rows of 8 of float32",
         lambda: matmul(dense(2, 8, 8), dense(2, 8, 8), out_dtype=tensor_dtype("float32")),
+    ),
+    (
+        IllegalWorkload,
+        "of any number of rows, leave by TMA",
+        lambda: finished(any_m=True, out_dtype=tensor_dtype("float32")),
+    ),
+    (
+        IllegalWorkload,
+        "a batch has a fixed number of rows .got batch 2",
+        lambda: matmul(dense(2, 8, 8), dense(2, 8, 8), any_m=True),
     ),
     (TypeError, "bias is a int; give a torch tensor", lambda: finished(bias=3)),
     (WrongShape, r"bias has not one .*got \(9,\), limit \(8,\)", lambda: finished(bias=dense(9))),
@@ -737,6 +771,15 @@ def test_batches_are_right(real: Any, shape: tuple[int, int, int, int], transpos
             check_real(real, got[number], a[number], b[number])
     assert bool((around[:, m:] == 7).all())
     assert bool((around[:, :, n:] == 7).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("b_lies", ["dense", "transposed"])
+def test_any_number_of_rows_is_right(real: Any, b_lies: str) -> None:
+    b = random(real, 1, (520, 264), b_lies, "bfloat16")
+    for m in (1, 63, 64, 65, 1000, 2048, 2049, 7777):
+        a = random(real, 0, (m, 520), "dense", "bfloat16")
+        check_real(real, matmul(a, b, any_m=True), a, b)
 
 
 @pytest.mark.gpu

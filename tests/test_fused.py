@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 
-from harness.emulator import EmulatedProgram, read_launches
+from harness.emulator import EmulatedProgram, TensorMap, read_launches
 from harness.execution import numpy_dtype
 from harness.targets import machine_for
 from kernels.codegen.lowering import generate
 from kernels.config import HopperTile, RoleTile
 from kernels.fused import ACTIVATIONS, PLAIN, Epilogue
+from kernels.host_code import launch_plan
 from kernels.launcher import TIR_PIPELINE
 from kernels.persistent import persistent
 from kernels.tma_ring import tma_ring
@@ -25,6 +27,7 @@ from schedules.workloads import Matmul
 
 TARGET = machine_for("sm_90a").target()
 SIMPLE, ROLES = HopperTile.parse("64x128x64/1x1"), RoleTile.parse("64x128x64/1x1")
+SMALL = RoleTile.parse("64x64x64/1x1")
 TWO_ROWS = RoleTile.parse("128x64x64/1x1")
 KERNELS: dict[str, Callable[..., Any]] = {
     "ring": lambda problem, finish: tma_ring(problem, SIMPLE, 2, finish=finish),
@@ -89,6 +92,26 @@ def test_a_batch_is_as_many_products(shape: tuple[int, int, int, int], layout: s
     emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
     wide = b.astype(np.float64)
     assert (got == a.astype(np.float64) @ (wide if layout == "nn" else wide.swapaxes(1, 2)) + bias).all()
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("m", [1, 130, 1100])
+def test_a_kernel_for_any_number_of_rows_takes_this_one(m: int) -> None:
+    """What the launcher does, by hand: maps of the rows at hand, a block for each of their tiles, and their number."""
+    n, k, draw = 72, 40, np.random.default_rng(0)
+    function = warp_specialized(Matmul(64 * 100, n, k, "float16"), SMALL, 2, any_rows=True)
+    made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
+    (launch,) = read_launches(made.host)
+    sizes = {"A": (k, m), "B": (n, k), "C": (n, m), "rows": m}
+    arguments = tuple(
+        replace(each, sizes=sizes[each.array]) if isinstance(each, TensorMap) else sizes[each]
+        for each in launch.arguments
+    )
+    launch = replace(launch, arguments=arguments, grid=launch_plan(made).of_rows(m).grid)
+    a, b = (draw.integers(-2, 3, size).astype(np.float16) for size in ((m, k), (k, n)))
+    got = np.full((m, n), np.nan, np.float16)
+    EmulatedProgram("any rows", made.cuda, (launch,), ("A", "B", "C"))(a, b, got)
+    assert (got == a.astype(np.float64) @ b).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from kernels.fused import PLAIN, Epilogue
-from kernels.launch_plan import LaunchPlan, PlainBuffer, TensorMap
+from kernels.launch_plan import LaunchPlan, PlainBuffer, RowCount, TensorMap
 from schedules.workloads import Matmul
 
 DTYPES = {
@@ -128,7 +128,8 @@ def torch_stand_in(gpus: int = 1) -> SimpleNamespace:
 class Library:
     """Stands in for libcuda: notes calls, and multiplies. ``failing`` maps a function's name to its status.
 
-    ``streams`` are those of launches, ``flags`` the addresses of the flags in workspaces that these were given.
+    ``streams`` are those of launches, ``grids`` their blocks, ``flags`` the addresses of the flags in workspaces
+    that these were given.
     """
 
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
@@ -136,6 +137,7 @@ class Library:
         self.failing: dict[str, int] = {}
         self.streams: list[int] = []
         self.flags: list[int] = []
+        self.grids: list[tuple[int, ...]] = []
         self.kernels: list[tuple[LaunchPlan, Matmul, Epilogue]] = []
         self._attributes = {75: capability[0], 76: capability[1], 1: 1024, 10: 32, 12: 65536, 97: 232448, 16: 132}
         self._maps: dict[int, tuple] = {}
@@ -191,9 +193,14 @@ class Library:
 
     def _cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, _extra: Any) -> None:
         self.streams.append(config.contents.stream or 0)
+        self.grids.append(tuple(config.contents.grid))
         plan, problem, finish = self.kernels[function.value - 1]
         pairs = zip(plan.parameters, parameters)
-        matrices = {each.buffer: self._matrix(each, value, problem.out_dtype) for each, value in pairs}
+        matrices = {
+            each.buffer: self._matrix(each, value, problem.out_dtype)
+            for each, value in pairs
+            if not isinstance(each, RowCount)
+        }
         self._look_at_flags(matrices.pop("flags", None))
         a, b = (matrices[name].astype(np.float64) for name in "AB")
         b = b if problem.layout == "nn" else b.swapaxes(-1, -2)
