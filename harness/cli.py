@@ -25,8 +25,12 @@ from harness.microbench import UnknownQuantity, UnsuitableGpu
 from harness.peers import UnknownPeer
 from harness.rate_files import BadRates
 from harness.records import RecordError
+from harness.sanitizer.agreement import BadAgreement
+from harness.sanitizer.preparation import NotPrepared
+from harness.sanitizer.tools import NoSanitizer
 from harness.targets import UnknownTarget
 from harness.timeline import NoTimeline
+from harness.traces import TraceError
 from harness.verify import WrongResult
 from kernels.codegen.toolchain import CompileError, NoCompiler
 from kernels.driver import DriverError, NoDriver
@@ -48,6 +52,8 @@ COMMANDS = {
         "depth",
         "launch",
         "fuzz",
+        "traces",
+        "sanitize",
         "microbench",
     )
 }
@@ -66,6 +72,10 @@ REFUSALS = (
     NoProfiler,
     NoForecast,
     NoTimeline,
+    TraceError,
+    BadAgreement,
+    NotPrepared,
+    NoSanitizer,
     CompileError,
     RecordError,
     MalformedStep,

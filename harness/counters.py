@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import functools
 import shutil
 import subprocess
 import sys
 
 from harness.build import Case
+from harness.model import instruction_ceiling
 
 STALLS = (
     "barrier",
@@ -39,29 +41,70 @@ METRICS = {
     )
     for name in STALLS
 }
+# Asked for where ncu lists them: what tensor cores and their loads do, and reasons to wait that not every GPU has.
+# Of sm_90 in ncu 2025; other releases and GPUs name some of them otherwise.
+MORE_STALLS = ("branch_resolving", "drain", "gmma", "imc_miss", "membar", "no_instruction", "sleeping", "tex_throttle")
+MORE_METRICS = {
+    "tensor pipe busy, %": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "tensor pipe: warps' instructions (hmma)": "sm__inst_executed_pipe_tensor_op_hmma.sum",
+    "tensor pipe: warps' instructions (gmma)": "sm__inst_executed_pipe_tensor_op_gmma.sum",
+    "shared memory: pipe busy, %": "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
+    "shared memory: accesses by ldmatrix": "sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldsm.sum",
+    "shared memory: bank conflicts of ldmatrix": "sm__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_ldsm.sum",
+    "shared memory: bank conflicts of cp.async": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ldgsts.sum",
+    "L2: hit rate, %": "lts__t_sector_hit_rate.pct",
+    "L2: busy, %": "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
+    "device memory: busy, %": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+} | {
+    f"stalled, warps per issue: {name.replace('_', ' ')}": (
+        f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio"
+    )
+    for name in MORE_STALLS
+}
+CEILING = "its instruction's ceiling, GFLOPS"
 
 
 class NoProfiler(RuntimeError):
     """Nsight Compute is demanded and missing, or it does not profile here."""
 
 
-def count(case: Case) -> dict[str, float]:
-    """Counters of one launch of a case's kernel, by the names in METRICS.
-
-    The launch is the second of ``python -m harness verify`` on the case, profiled by ncu with the GPU's
-    clocks left alone. Raises NoProfiler with ncu's last line.
-    """
+def profiler() -> str:
+    """Where ncu is; NoProfiler where it is not on PATH."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise NoProfiler("no ncu (Nsight Compute) on PATH; it comes with the CUDA toolkit")
-    problem = case.problem
-    profile = [ncu, "--clock-control", "none", "--kernel-name", "main_kernel", "--launch-skip", "1"]
-    profile += ["--launch-count", "1", "--csv", "--page", "raw", "--print-units", "base"]
-    profile += ["--metrics", ",".join(METRICS.values())]
-    profile += [sys.executable, "-m", "harness", "verify", "--on", "gpu", "--step", str(case.step.number)]
-    profile += ["--variant", case.variant, "--tile", str(case.tile), "--stages", str(case.stages)]
-    profile += ["--shape", problem.shape, "--dtype", problem.dtype, "--layout", problem.layout]
-    result = subprocess.run(profile, capture_output=True, text=True)
+    return ncu
+
+
+@functools.cache
+def offered_metrics(ncu: str) -> dict[str, str]:
+    """Those of MORE_METRICS that this ncu lists for the GPU at hand; asked once. NoProfiler with ncu's last line."""
+    result = subprocess.run([ncu, "--query-metrics"], capture_output=True, text=True)
+    known = {line.split()[0] for line in result.stdout.splitlines() if line.strip()}
+    if result.returncode or not known:
+        lines = (result.stderr + result.stdout).strip().splitlines() or ["no output"]
+        raise NoProfiler(f"ncu --query-metrics lists nothing: {lines[-1]}")
+    return {name: metric for name, metric in MORE_METRICS.items() if metric.split(".")[0] in known}
+
+
+def ceiling(case: Case) -> dict[str, float]:
+    """What the case's instruction alone reaches on this GPU, under CEILING; nothing where it was not measured."""
+    rates = case.machine.rates
+    found = rates and instruction_ceiling(rates, type(case.tile), case.math)
+    return {CEILING: found} if found else {}
+
+
+def count(case: Case) -> dict[str, float]:
+    """Counters of one launch of a case's kernel, by the names in METRICS and MORE_METRICS.
+
+    The launch is the second of ``python -m harness verify`` on the case, profiled by ncu with the GPU's
+    clocks left alone. Of MORE_METRICS, those are left out that ncu does not list, or gives no number
+    for. Raises NoProfiler with ncu's last line.
+    """
+    ncu = profiler()
+    offered = offered_metrics(ncu)
+    asked = [*METRICS.values(), *offered.values()]
+    result = subprocess.run(_profile(ncu, case, asked), capture_output=True, text=True)
     table = list(csv.reader(line for line in result.stdout.splitlines() if line.startswith('"')))
     if result.returncode or len(table) < 3:
         lines = (result.stderr + result.stdout).strip().splitlines() or ["no output"]
@@ -70,10 +113,27 @@ def count(case: Case) -> dict[str, float]:
     missing = [metric for metric in METRICS.values() if not values.get(metric)]
     if missing:
         raise NoProfiler(f"this ncu has no {', '.join(missing)}; harness/counters.py names the metrics of sm_90")
-    counted = {}
-    for name, metric in METRICS.items():
+    counted = {name: _number(metric, values[metric]) for name, metric in METRICS.items()}
+    for name, metric in offered.items():
         try:
-            counted[name] = float(values[metric].replace(",", ""))
-        except ValueError as error:
-            raise NoProfiler(f"ncu gives {metric} as {values[metric]!r}, which is no number") from error
+            counted[name] = _number(metric, values.get(metric, ""))
+        except NoProfiler as nothing:  # listed, and not counted on this GPU or for this kernel
+            print(f"left out: {nothing}", file=sys.stderr)
     return counted
+
+
+def _profile(ncu: str, case: Case, metrics: list[str]) -> list[str]:
+    problem = case.problem
+    command = [ncu, "--clock-control", "none", "--kernel-name", "main_kernel", "--launch-skip", "1"]
+    command += ["--launch-count", "1", "--csv", "--page", "raw", "--print-units", "base"]
+    command += ["--metrics", ",".join(metrics)]
+    command += [sys.executable, "-m", "harness", "verify", "--on", "gpu", "--step", str(case.step.number)]
+    command += ["--variant", case.variant, "--tile", str(case.tile), "--stages", str(case.stages)]
+    return [*command, "--shape", problem.shape, "--dtype", problem.dtype, "--layout", problem.layout]
+
+
+def _number(metric: str, text: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError as error:
+        raise NoProfiler(f"ncu gives {metric} as {text!r}, which is no number") from error

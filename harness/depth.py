@@ -17,6 +17,8 @@ with n ring slots:
 instructions, and the remainders of two indices by n where n is no power of two. Deeper rings also cost residents:
 shared memory and registers. (Little's law, and the load-and-use form of ALCOP, MLSys 2023.)
 
+Step 11, whose loads are TMA's and whose products are wgmma's, has a model of its own (:mod:`harness.depth_tma`).
+
 How it came about: the form was settled on square sizes of 512, 1024, 2048 and 4096. The shapes that
 :mod:`reports.judgement` holds out set no constant, but they were not blind either: an earlier form's misses on them had
 been seen, and 768 was among the sizes at which ``busy`` was held against measured times.
@@ -30,7 +32,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from harness import depth_tma
 from harness.build import Case
+from harness.model import compulsory_bytes
 from harness.rate_files import Curve, Rates
 from harness.records import DepthForecast, Resources
 from schedules.tiling import TileConfig
@@ -190,10 +194,7 @@ def time_ms(case: Case, rates: Rates, blocks: int, blocks_per_sm: int) -> float:
     resident = min(blocks_per_sm, per_sm)
     fill = rates.cp_async_latency_ns
     total = per_sm / resident * (k_tiles * step_ns(work, rates, resident) + fill)
-    itemsize = dtype_bytes(problem.dtype)
-    compulsory = (problem.m * problem.k + problem.k * problem.n) * itemsize
-    compulsory += problem.m * problem.n * dtype_bytes(problem.out_dtype)
-    return (max(total, compulsory / rates.copy_gb_s) + rates.launch_ns) / 1e6
+    return (max(total, compulsory_bytes(problem) / rates.copy_gb_s) + rates.launch_ns) / 1e6
 
 
 def forecast(case: Case, resources_of: Callable[[Case], Resources]) -> DepthForecast:
@@ -203,37 +204,57 @@ def forecast(case: Case, resources_of: Callable[[Case], Resources]) -> DepthFore
 
     Raises
     ------
-    NoForecast : for a step without a pipeline, a variant whose loads are not cp.async, operands that are not
-        float32 or not copied in 16-byte vectors, or a machine whose rates were not measured.
+    NoForecast : for a step without a pipeline, a variant whose loads are neither cp.async nor step 11's, operands that
+        are not float32 or not copied in 16-byte vectors (but for step 11's), or a machine whose rates were not
+        measured.
     """
     rates = covered(case)
+    predict = _by_tma if depth_tma.covers(case) else _by_threads
     depths = stage_counts(case)
     counted = [resources_of(replace(case, stages=stages)) for stages in depths]
-    times = [
-        time_ms(replace(case, stages=stages), rates, found.blocks, found.blocks_per_sm)
-        for stages, found in zip(depths, counted)
-    ]
-    shares = [
-        hidden_share(tile_work(replace(case, stages=stages)), rates, _resident(found, rates))
-        for stages, found in zip(depths, counted)
-    ]
+    predicted = [predict(replace(case, stages=stages), rates, found) for stages, found in zip(depths, counted)]
+    times, shares = zip(*predicted)
     best = min(times)
     return DepthForecast(
-        time_ms=tuple(times),
+        time_ms=times,
         occupancy=tuple(found.occupancy for found in counted),
-        hidden=tuple(shares),
+        hidden=shares,
         fewest=next((stages for stages, share in zip(depths, shares) if share >= 1), depths[-1]),
         most=most_stages(case),
         recommended=next(stages for stages, time in zip(depths, times) if time <= best * NO_SLOWER),
     )
 
 
+def _by_threads(case: Case, rates: Rates, found: Resources) -> tuple[float, float]:
+    """Time of a launch in ms and the share of a load that is hidden, where threads copy by cp.async."""
+    share = hidden_share(tile_work(case), rates, _resident(found, rates))
+    return time_ms(case, rates, found.blocks, found.blocks_per_sm), share
+
+
+def _by_tma(case: Case, rates: Rates, found: Resources) -> tuple[float, float]:
+    """The same of step 11."""
+    work = depth_tma.block_work(case, found, rates, at(rates.barrier_ns, case.tile.threads_per_block))
+    total = max(depth_tma.total_ns(work, rates, found.blocks), compulsory_bytes(case.problem) / rates.copy_gb_s)
+    return total / 1e6, depth_tma.hidden_share(work, rates)
+
+
 def covered(case: Case) -> Rates:
     """The rates for a case that the model covers; NoForecast says why it does not."""
-    rates, variant = case.machine.rates, case.variant
+    needed = depth_tma.NEEDED if depth_tma.covers(case) else NEEDED
+    if not depth_tma.covers(case):
+        _check_threads_copy(case)
+    rates = case.machine.rates
+    if rates is None or any(getattr(rates, name) is None for name in needed):
+        raise NoForecast(f"{case.machine.arch}: its rates were not measured; run python -m harness microbench there")
+    return rates
+
+
+def _check_threads_copy(case: Case) -> None:
+    variant = case.variant
     forms = ("async", "one_barrier", "unrolled_ring", "one_barrier_unrolled", "full")
     if not isinstance(case.tile, TileConfig):
-        raise NoForecast(f"{case.step.name}: only steps whose threads have tiles of their own, {TileConfig.FORM}")
+        form = f"threads have tiles of their own, {TileConfig.FORM}"
+        raise NoForecast(f"{case.step.name}[{variant}]: only step 11, as it is timed, and steps whose {form}")
     if not case.step.pipelined or variant not in forms or not case.machine.has_cp_async:
         raise NoForecast(f"{case.step.name}[{variant}] on {case.machine.arch}: only loops whose loads are cp.async")
     if case.problem.dtype != "float32":
@@ -242,9 +263,6 @@ def covered(case: Case) -> Rates:
     rows = (problem.k, problem.n) if problem.layout == "nn" else (problem.k,)
     if any(row % 4 for row in rows):
         raise NoForecast(f"{problem.shape} {problem.layout}: only operands whose rows are whole 16-byte vectors")
-    if rates is None or any(getattr(rates, name) is None for name in NEEDED):
-        raise NoForecast(f"{case.machine.arch}: its rates were not measured; run python -m harness microbench there")
-    return rates
 
 
 def stage_counts(case: Case) -> list[int]:

@@ -119,7 +119,7 @@ def bound(kernel: Kernel, time_ms: float) -> str:
         return "unknown"
     floors_ms = {
         "compute": case.problem.flops / ceiling / 1e6,
-        "memory": _compulsory_bytes(case.problem) / machine.bandwidth_gb_s / 1e6,
+        "memory": compulsory_bytes(case.problem) / machine.bandwidth_gb_s / 1e6,
     }
     if isinstance(case.tile, (TileConfig, WarpTile)):
         tile = case.tile.one_output_per_thread() if case.step.number < 3 else case.tile
@@ -128,7 +128,7 @@ def bound(kernel: Kernel, time_ms: float) -> str:
     return _explained(floors_ms, time_ms)
 
 
-def _compulsory_bytes(problem: Matmul) -> int:
+def compulsory_bytes(problem: Matmul) -> int:
     """Both operands once, and the result once."""
     operands = (problem.m * problem.k + problem.k * problem.n) * dtype_bytes(problem.dtype)
     return operands + problem.m * problem.n * dtype_bytes(problem.out_dtype)

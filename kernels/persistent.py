@@ -53,8 +53,8 @@ def persistent(
         producer, one thread:                     each consumer warpgroup:
           for each piece of my work:                for each piece of my work:
             fill slots with its k tiles               for the first k tiles, one box of results each:
-            an owner: fill slots with                   issue wgmma; store a box of the *last* piece's results; retire
-              the helpers' sums                       for the other k tiles:  issue wgmma; retire that before
+                                                        issue wgmma; store a box of the *last* piece's results; retire
+                                                      for the other k tiles:  issue wgmma; retire that before
                                                       a helper: hand over the sums
                                                       an owner: add the helpers' sums
                                                       round the results into half as many registers
@@ -96,7 +96,7 @@ def persistent(
     ):
         """The kernel."""
         shared_sums = T.match_buffer(sums_ptr, (max(1, floats),), "float32", align=16)
-        flags = T.match_buffer(flags_ptr, (max(1, room),), "int32", align=4)
+        flags = T.match_buffer(flags_ptr, (max(1, room * tile.consumers),), "int32", align=4)
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), rows)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         log.bind()
@@ -117,12 +117,6 @@ def persistent(
             if here.warp == 0 and tma.elected():
                 fill = RingState(slots, 1)
                 loads = T.meta_var(log.role("producer", here.number, counts=True))
-
-                @T.inline
-                def fetch(piece):
-                    """Load what a helper handed over."""
-                    partial.fetch(piece * blocks + here.member, shared, fill)
-
                 while work.tile < plan.tiles:
                     place = T.meta_var(grouped(work.tile, tile_rows, tile_columns, max(1, group // blocks)))
                     row: T.let = (place[0] * blocks + here.member) * tile.block_m
@@ -133,7 +127,6 @@ def persistent(
                         product.load(matrices, corner, shared.ring, fill.slot, shared.full, here.member, blocks)
                         loads.mark("load issued", k_tile)
                         fill.advance()
-                    work.each_helper(fetch)
                     loads.advance(work.count)
                     work.advance()
         else:
@@ -147,7 +140,7 @@ def persistent(
             @T.inline
             def add(piece):
                 """Add what a helper handed over."""
-                partial.add(mine, own)
+                partial.add(mine, piece * blocks + here.member, own)
 
             @T.inline
             def hand_over(piece):

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .selection import Shape
 from .sweeps import CLOSE_PCT, TIE_PCT, StageSweep, speed_lost_pct
 from .table import NOT_MEASURED, Table, gflops
 
 HELD_OUT_CUBES = (768, 1536, 3072)
 
 
-def is_held_out(shape: Shape) -> bool:
-    """Whether a shape only judges the model: 768, 1536 and 3072 cubed, and every shape that is no cube."""
-    return len(set(shape)) > 1 or shape[0] in HELD_OUT_CUBES
+def is_held_out(sweep: StageSweep) -> bool:
+    """Whether a sweep only judges the model: float32 at 768, 1536 and 3072 cubed, or at a shape that is no cube.
+
+    The model of 16-bit products was settled on all that was swept of them.
+    """
+    shape = sweep.shape
+    return sweep.section.dtype == "float32" and (len(set(shape)) > 1 or shape[0] in HELD_OUT_CUBES)
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Verdict:
     @property
     def held_out(self) -> bool:
         """Whether the shape was held out."""
-        return is_held_out(self.sweep.shape)
+        return is_held_out(self.sweep)
 
     @property
     def right(self) -> bool:

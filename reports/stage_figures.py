@@ -70,7 +70,7 @@ def prediction_figure(sweeps: Sequence[StageSweep]) -> Figure:
     for place, stages in enumerate(sorted({stages for sweep in sweeps for stages in sweep.times_ms})):
         color, label = PALETTE[place % len(PALETTE)], f"{stages} stage{'s' * (stages > 1)}"
         for held_out, look in LOOKS.items():
-            own = [sweep for sweep in sweeps if is_held_out(sweep.shape) == held_out and stages in sweep.times_ms]
+            own = [sweep for sweep in sweeps if is_held_out(sweep) == held_out and stages in sweep.times_ms]
             known = [(s.predicted_ms(stages), s.times_ms[stages]) for s in own if s.predicted_ms(stages) is not None]
             if known:
                 predicted, measured = ([1e3 * milliseconds for milliseconds in column] for column in zip(*known))
@@ -161,7 +161,7 @@ def _panels(
     for axes, sweep in zip(panels, sweeps):
         draw(axes, sweep)
         name = f"{sweep.workload}\n{sweep.size}" if isinstance(sweep, StreamSweep) else sweep.size
-        held_out = isinstance(sweep, StageSweep) and is_held_out(sweep.shape)
+        held_out = isinstance(sweep, StageSweep) and is_held_out(sweep)
         axes.set_title(name + (" (held out)" if held_out else ""), fontsize=10)
         axes.set_ylim(bottom=0, top=1.12 * axes.dataLim.y1)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

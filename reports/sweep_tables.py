@@ -181,7 +181,7 @@ def _row(sweep: StageSweep, record: Record) -> dict[str, Any]:
         "next_stage_smem_bytes": after.smem_bytes - used.smem_bytes if after else None,
         "next_stage_occupancy_lost": used.occupancy - after.occupancy if after else None,
         "best": stages == sweep.best,
-        "held_out": is_held_out(sweep.shape),
+        "held_out": is_held_out(sweep),
         "recommended": forecast is not None and stages == forecast.recommended,
         "speed_lost_to_best_pct": speed_lost_pct(record.time_ms, sweep.times_ms[sweep.best]) if passed else None,
         "bound": record.bound,

@@ -14,13 +14,15 @@ from types import SimpleNamespace
 import pytest
 
 from harness import cli, counters, execution
-from harness.counters import METRICS, NoProfiler, count
+from harness.counters import CEILING, METRICS, MORE_METRICS, NoProfiler, count, offered_metrics
 from harness.records import Counters, RecordError, load_counters
 from harness.targets import machine_for
 from tests.conftest import Outcome, make_case
 
 CASE = make_case(5, (64, 64, 128), "async", layout="nt", stages=3)
-VALUES = {metric: str(1.5 + index) for index, metric in enumerate(METRICS.values())}
+ALL = METRICS | MORE_METRICS
+VALUES = {metric: str(1.5 + index) for index, metric in enumerate(ALL.values())}
+GMMA = "sm__inst_executed_pipe_tensor_op_gmma.sum"
 
 
 def page(values: dict[str, str], rows: int = 1) -> str:
@@ -32,14 +34,26 @@ def page(values: dict[str, str], rows: int = 1) -> str:
     return "==PROF== Connected to process 7\nverified on the GPU\n==PROF== Disconnected\n" + text.getvalue()
 
 
+def listed(metrics: dict[str, str]) -> str:
+    """The output of ``ncu --query-metrics``: its own lines, then a metric without its suffix in each."""
+    names = sorted({metric.split(".")[0] for metric in metrics.values()})
+    lines = [f"{name}   Counter    inst    # of some" for name in names]
+    return "\n".join(["Device NVIDIA Fake (gh100)", "-----", "Metric Name  Metric Type  Metric Unit", "", *lines])
+
+
 class FakeNcu:
-    """Stands in for the profiler: what it prints, and how it was called."""
+    """Stands in for the profiler: what it prints and lists, and how it was called."""
 
     def __init__(self, output: str) -> None:
         self.result = SimpleNamespace(returncode=0, stdout=output, stderr="")
+        self.listed = SimpleNamespace(returncode=0, stdout=listed(ALL), stderr="")
         self.calls: list[list[str]] = []
+        self.queries = 0
 
     def __call__(self, arguments: list[str], **_options: object) -> SimpleNamespace:
+        if "--query-metrics" in arguments:
+            self.queries += 1
+            return self.listed
         self.calls.append(arguments)
         return self.result
 
@@ -47,6 +61,7 @@ class FakeNcu:
 @pytest.fixture
 def ncu(monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
     """A machine with an ncu that counts."""
+    offered_metrics.cache_clear()
     fake = FakeNcu(page(VALUES))
     monkeypatch.setattr(counters, "shutil", SimpleNamespace(which=lambda name: f"/opt/{name}"))
     monkeypatch.setattr(counters, "subprocess", SimpleNamespace(run=fake))
@@ -54,7 +69,7 @@ def ncu(monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
 
 
 def test_every_counter_is_read_by_name(ncu: FakeNcu) -> None:
-    assert count(CASE) == {name: 1.5 + index for index, name in enumerate(METRICS)}
+    assert count(CASE) == {name: 1.5 + index for index, name in enumerate(ALL)}
 
 
 def test_numbers_with_separators_are_read(ncu: FakeNcu) -> None:
@@ -64,7 +79,7 @@ def test_numbers_with_separators_are_read(ncu: FakeNcu) -> None:
 
 def test_columns_are_found_by_name_whatever_their_order(ncu: FakeNcu) -> None:
     ncu.result.stdout = page(dict(reversed(VALUES.items())) | {"something__else.sum": "9"})
-    assert count(CASE) == {name: 1.5 + index for index, name in enumerate(METRICS)}
+    assert count(CASE) == {name: 1.5 + index for index, name in enumerate(ALL)}
 
 
 def test_the_second_launch_of_the_very_case_is_profiled_with_free_clocks(ncu: FakeNcu) -> None:
@@ -78,7 +93,7 @@ def test_the_second_launch_of_the_very_case_is_profiled_with_free_clocks(ncu: Fa
     assert (named["--kernel-name"], named["--launch-skip"], named["--launch-count"]) == ("main_kernel", "1", "1")
     assert (named["--page"], named["--print-units"]) == ("raw", "base")
     assert "--csv" in options
-    assert named["--metrics"].split(",") == list(METRICS.values())
+    assert named["--metrics"].split(",") == list(ALL.values())
     assert program[1:4] == ["-m", "harness", "verify"]
     asked = dict(zip(program[4::2], program[5::2]))
     assert asked == {
@@ -135,6 +150,32 @@ def test_a_missing_metric_is_named(ncu: FakeNcu, absent: str, empty: bool) -> No
     assert len([metric for metric in METRICS.values() if metric in str(caught.value)]) == 1
 
 
+def test_what_this_ncu_does_not_list_is_not_asked_for(ncu: FakeNcu) -> None:
+    ncu.listed.stdout = listed({name: metric for name, metric in ALL.items() if metric != GMMA})
+    for _ in range(2):
+        counted = count(CASE)
+    asked = ncu.calls[0][ncu.calls[0].index("--metrics") + 1].split(",")
+    assert set(ALL.values()) - set(asked) == {GMMA}
+    assert set(ALL) - set(counted) == {"tensor pipe: warps' instructions (gmma)"}
+    assert ncu.queries == 1
+
+
+@pytest.mark.parametrize("value", ["", "n/a"])
+def test_what_is_listed_and_not_counted_is_left_out_and_said(
+    ncu: FakeNcu, value: str, capsys: pytest.CaptureFixture
+) -> None:
+    ncu.result.stdout = page(VALUES | {GMMA: value})
+    assert set(ALL) - set(count(CASE)) == {"tensor pipe: warps' instructions (gmma)"}
+    assert capsys.readouterr().err == f"left out: ncu gives {GMMA} as {value!r}, which is no number\n"
+
+
+@pytest.mark.parametrize(("code", "out", "says"), [(1, "no permission\n", "no permission"), (0, "", "no output")])
+def test_an_ncu_that_lists_nothing_is_quoted(ncu: FakeNcu, code: int, out: str, says: str) -> None:
+    ncu.listed = SimpleNamespace(returncode=code, stdout=out, stderr="")
+    with pytest.raises(NoProfiler, match=f"ncu --query-metrics lists nothing: {says}"):
+        count(CASE)
+
+
 @pytest.mark.parametrize("value", ["n/a", "(!) n/a"])
 def test_a_metric_that_is_no_number_is_named(ncu: FakeNcu, value: str) -> None:
     ncu.result.stdout = page(VALUES | {"dram__bytes_read.sum": value})
@@ -176,10 +217,28 @@ def test_counters_are_kept_as_records(command: Callable[..., Outcome], ncu: Fake
     four, five = load_counters(tmp_path)
     assert (four.step, four.stages, five.step, five.stages) == (4, 1, 5, 4)
     assert (five.gpu, five.revision, five.dirty) == ("NVIDIA Fake", "abc123", False)
-    assert five.values == {name: 1.5 + index for index, name in enumerate(METRICS)}
+    assert five.values.pop(CEILING) == machine_for("sm_90a").fp32_gflops
+    assert five.values == {name: 1.5 + index for index, name in enumerate(ALL)}
     assert "python -m harness counters" in five.command
     assert Counters.from_json(five.to_json()) == five
+    assert "left out" not in outcome.err
     assert outcome.out.count("wrote") == 2
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_ceiling_is_kept_and_what_ncu_lacks_is_said(
+    command: Callable[..., Outcome], ncu: FakeNcu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ncu.listed.stdout = listed({name: metric for name, metric in ALL.items() if metric != GMMA})
+    ncu.result.stdout = page({metric: value for metric, value in VALUES.items() if metric != GMMA})
+    arguments = ("--variant", "default", "--dtype", "float16", "--size", "128", "--out", str(tmp_path))
+    outcome = command("counters", "--step", "8-10", *arguments)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == f"left out, since this ncu does not list them: {GMMA}\n"
+    eight, nine, ten = load_counters(tmp_path)
+    rates = machine_for("sm_90a").rates
+    assert eight.values[CEILING] == nine.values[CEILING] == rates.mma_f16_gflops
+    assert ten.values[CEILING] == rates.wgmma_f16_gflops
 
 
 @pytest.mark.usefixtures("on_gpu")

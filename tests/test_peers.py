@@ -31,6 +31,7 @@ from harness.peers import (
     peer_versions,
     tilelang,
     tilus,
+    triton_tma,
 )
 from harness.peers import entrant as entrants
 from harness.peers import triton as triton_peer
@@ -76,11 +77,12 @@ def raising(error: Exception) -> Any:
     ("names", "found"),
     [
         ("none", []),
-        ("all", ["triton", "dlight", "tilus", "tilelang"]),
+        ("all", ["triton", "triton_tma", "dlight", "tilus", "tilelang"]),
         ("dlight, triton", ["triton", "dlight"]),
         ("none,dlight", ["dlight"]),
         ("triton,triton-stages", ["triton-stages"]),
-        ("all,triton-stages", ["triton-stages", "dlight", "tilus", "tilelang"]),
+        ("triton_tma,triton", ["triton", "triton_tma"]),
+        ("all,triton-stages", ["triton-stages", "triton_tma", "dlight", "tilus", "tilelang"]),
     ],
 )
 def test_peers_are_found_by_name(names: str, found: list[str]) -> None:
@@ -89,9 +91,8 @@ def test_peers_are_found_by_name(names: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize("names", ["cutlass", "triton,cutlass", "", "triton,"])
 def test_an_unknown_peer_is_refused(names: str) -> None:
-    with pytest.raises(
-        UnknownPeer, match="there are triton, triton-stages, dlight, tilus, tilelang, call, or all, or none"
-    ):
+    known = "triton, triton-stages, triton_tma, dlight, tilus, tilelang, call"
+    with pytest.raises(UnknownPeer, match=f"there are {known}, or all, or none"):
         find_peers(names)
 
 
@@ -305,11 +306,92 @@ def test_triton_enters_its_best_and_the_best_of_each_stage_count(monkeypatch: py
 
 def test_without_triton_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("triton", "triton-stages"):
+    for name in ("triton", "triton-stages", "triton_tma"):
         entered = admit(KINDS[name], BareArena(), MACHINE)
         assert [entrant.name for entrant in entered] == list(KINDS[name].peers)
         assert {entrant.status for entrant in entered} == {"missing"}
         assert "pip install triton" in entered[0].why
+
+
+# Triton's persistent kernel
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("dtype", triton_tma.DTYPES)
+def test_the_persistent_kernel_is_tuned_over_both_forms_and_small_tiles(dtype: str, layout: str) -> None:
+    configs = triton_tma.declared_configs(Matmul(1000, 1000, 1000, dtype, layout), 132)
+    assert 16 <= len(configs) == len(set(map(str, configs))) <= 32
+    assert {config.stages for config in configs} <= set(STAGE_COUNTS)  # the finals are by these
+    assert {(config.parts, config.specialized) for config in configs} == {(1, False), (2, False), (1, True)}
+    assert min(config.block_m * config.block_n for config in configs) <= 64 * 64
+    ring_bytes = [2 * config.stages * config.block_k * (config.block_m + config.block_n) for config in configs]
+    assert max(ring_bytes) <= MACHINE.smem_per_block_bytes
+
+
+@pytest.mark.parametrize(
+    ("problem", "why"),
+    [
+        (Matmul(64, 64, 64), "multiplies float16 and bfloat16, not float32"),
+        (Matmul(64, 64, 50, "float16"), "rows of A take 100 bytes; TMA takes multiples of 16: pad them"),
+        (Matmul(64, 17, 64, "float16"), "rows of B take 34 bytes"),
+        (Matmul(64, 17, 64, "bfloat16", "nt"), "rows of C take 34 bytes"),
+        (Matmul(64, 10, 64, "bfloat16", "nt", "float32"), "rows of C take 40 bytes"),
+    ],
+    ids=str,
+)
+def test_what_tma_cannot_is_refused(problem: Matmul, why: str) -> None:
+    with pytest.raises(PeerFailed, match=why):
+        triton_tma.declared_configs(problem, 132)
+
+
+@pytest.mark.parametrize(
+    ("layout", "out_dtype", "row_elements"), [("nn", None, 24), ("nt", None, 24), ("nt", "float32", 20)]
+)
+def test_rows_of_16_bytes_are_taken(layout: str, out_dtype: str | None, row_elements: int) -> None:
+    assert triton_tma.declared_configs(Matmul(3, row_elements, 40, "float16", layout, out_dtype), 132)
+
+
+@pytest.mark.parametrize(("shape", "programs"), [((64, 64, 64), 4), ((320, 320, 64), 7)])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_no_more_programs_than_tiles_take_turns(shape: tuple, programs: int, layout: str) -> None:
+    config = triton_tma.TmaConfig(32, 32, 16, 4, 3, 1, True, 7)
+    call = config.call(Matmul(*shape, "float16", layout), ("a", "b", "c"))
+    assert (call.programs, call.constants["programs"]) == (programs, programs)
+    assert call.arguments == ("a", "b", "c", *shape)  # pointers: the kernel makes the descriptors
+    assert (call.constants["transposed"], call.constants["specialized"]) == (layout == "nt", True)
+    assert str(config) == "32x32x16, 4 warps, 3 stages, warp specialized"
+
+
+@pytest.mark.parametrize(("layout", "b_block"), [("nn", [16, 64]), ("nt", [64, 16])])
+def test_operands_are_described_by_the_blocks_that_are_moved(
+    layout: str, b_block: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = SimpleNamespace(TensorDescriptor=SimpleNamespace(from_tensor=lambda operand, block: (operand, block)))
+    for name in ("triton", "triton.tools"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "triton.tools.tensor_descriptor", described)
+    config = triton_tma.TmaConfig(32, 64, 16, 4, 3, 2, False, 7)
+    call = config.call(Matmul(64, 64, 64, "float16", layout), ("a", "b", "c"))
+    assert call.arguments == (("a", [32, 16]), ("b", b_block), ("c", [32, 32]), 64, 64, 64)
+    assert str(config) == "32x64x16, 4 warps, 3 stages, stored in halves"
+
+
+def test_the_persistent_kernel_enters_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = []
+
+    def tune(_kernel: Any, _arena: Any, _machine: Any, configs: list) -> Tuning:
+        tuned.extend(configs)
+        return Tuning({configs[0]: 2.0, configs[-1]: 1.0}, {}, len(configs))
+
+    monkeypatch.setattr(triton_tma, "load_tma_kernel", lambda: None)
+    monkeypatch.setattr(triton_tma, "tune", tune)
+    arena = BareArena(Matmul(64, 64, 64, "float16"))
+    properties = SimpleNamespace(multi_processor_count=78)
+    arena.backend.torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _device: properties))
+    (entrant,) = KINDS["triton_tma"].enter(arena, MACHINE)
+    assert {config.most_programs for config in tuned} == {78}
+    assert (entrant.name, entrant.config) == ("triton_tma", str(tuned[-1]))
+    assert "declared configurations" in entrant.why
 
 
 @pytest.fixture
@@ -340,6 +422,18 @@ def test_tritons_kernel_compiles_to_fma_and_asynchronous_copies(tmp_path: Path) 
     check_triton("compiled", tmp_path)
 
 
+@pytest.mark.usefixtures("with_triton")
+def test_the_persistent_kernel_is_right_in_tritons_interpreter(tmp_path: Path) -> None:
+    if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
+        pytest.skip(f"Triton 3.6's interpreter cannot loop with numpy {np.__version__}, only below 2.4")
+    check_triton("interpreted_tma", tmp_path, TRITON_INTERPRET="1")
+
+
+@pytest.mark.usefixtures("with_triton")
+def test_the_persistent_kernel_compiles_to_tma_and_wgmma(tmp_path: Path) -> None:
+    check_triton("compiled_tma", tmp_path)
+
+
 # On the GPU
 
 
@@ -351,3 +445,14 @@ def test_peers_that_run_are_right_and_can_be_captured(shape: tuple[int, int, int
     for kind in find_peers("triton-stages,dlight"):
         for entrant in admit(kind, arena, gpu_machine()):
             assert entrant.status in ("measured", "missing"), entrant.why
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("with_triton")
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("dtype", triton_tma.DTYPES)
+def test_every_persistent_configuration_is_right(dtype: str, layout: str) -> None:
+    arena = Arena(Matmul(1000, 520, 1000, dtype, layout), GpuBackend())
+    (entrant,) = admit(KINDS["triton_tma"], arena, gpu_machine())
+    assert entrant.status == "measured", entrant.why
+    assert "skipped" not in entrant.why

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from harness import counters
 from harness.records import RESULTS, Counters, Timing
 from harness.targets import MACHINES
 from reports import plot
 from reports.__main__ import main
 from reports.check import findings, record_problems, tuned_problems
-from reports.counters import counted_groups, counters_tables
+from reports.counters import CEILING, TENSOR_PIPE, counted_groups, counters_tables
 from reports.figures import intensity, step_look
 from reports.paths import Paths
 from reports.plot import peaks, plots
@@ -651,8 +652,57 @@ def test_variants_counted_on_one_case_stand_in_one_group_behind_the_step_before(
     (table,) = counters_tables(results, 5, section)
     assert table.header == ("counter", "step 4", f"step 5 {default}", "change", "step 5 another", "change")
     assert table.rows[1] == ("stalled, warps per issue: barrier", "2.00", "1.00", "-50 %", "0.50", "-75 %")
-    assert counted_groups(results, 4, section) == []
+    assert [[c.step for c in group] for group in counted_groups(results, 4, section)] == [[4]]  # its ladder's first
+    (table,) = counters_tables(results, 4, section)
+    assert table.header == ("counter", "step 4")
+    assert table.rows[1] == ("stalled, warps per issue: barrier", "2.00")
     assert counted_groups(results, 5, replace(section, dtype="float16")) == []
+
+
+def test_a_step_with_other_tiles_is_shown_beside_the_step_before_and_what_only_one_counted_beside_a_dash(tmp_path):
+    for step in (4, 5):
+        record(step).save(tmp_path)
+    tensor = {CEILING: 400.0, "tensor pipe busy, %": 41.2, "instructions issued": 30.0, "issue slots busy, %": 60.0}
+    tensor |= {"tensor pipe: warps' instructions (hmma)": 10.0, "shared memory: accesses by loads": 20.0}
+    tensor |= {"shared memory: bank conflicts of loads": 5.0, "stalled, warps per issue: wait": 3.0}
+    wider = replace(counted(5, "default", 1.0), tile="64x64x32/8x4")
+    for made in (counted(4, "default", 2.0), replace(wider, values=wider.values | tensor)):
+        made.save(tmp_path)
+    results = load(tmp_path)
+    (section,) = results.sections()
+    (table,) = counters_tables(results, 5, section)  # the step before has no ceiling to be compared with
+    assert table.title == "512, step 4 tile 32x64x16/4x4, step 5 tile 64x64x32/8x4"
+    assert ("stalled, warps per issue: barrier", "2.00", "1.00", "-50 %") in table.rows
+    assert ("tensor pipe busy, %", "–", "41.20", "–") in table.rows
+
+
+def test_what_separates_a_step_from_its_ceiling_is_worked_out(tmp_path):
+    for step in (4, 5):
+        record(step).save(tmp_path)
+    tensor = {CEILING: 268435.456, "tensor pipe busy, %": 41.2, "instructions issued": 30.0}
+    tensor |= {"tensor pipe: warps' instructions (hmma)": 10.0, "tensor pipe: warps' instructions (gmma)": 0.0}
+    tensor |= {"shared memory: accesses by loads": 20.0, "shared memory: bank conflicts of loads": 5.0}
+    tensor |= {"stalled, warps per issue: wait": 3.0, "stalled, warps per issue: selected": 9.0}
+    for step, barrier in ((4, 0.5), (5, 4.0)):
+        made = counted(step, "default", barrier)
+        replace(made, values=made.values | tensor).save(tmp_path)
+    results = load(tmp_path)
+    (section,) = results.sections()
+    _, table = counters_tables(results, 5, section)
+    assert table.title == "512, tile 32x64x16/4x4: from the ceiling of its instruction"
+    rows = {name: cells for name, *cells in table.rows}
+    assert rows["speed under the profiler, GFLOPS"] == ["134,218", "134,218"]  # 2 · 512³ operations in 2 µs
+    assert rows["share of the ceiling"] == ["50 %", "50 %"]
+    assert rows["other instructions for each of the tensor pipe"] == ["2.00", "2.00"]
+    assert rows["accesses to shared memory by loads for each"] == ["2.00", "2.00"]
+    assert rows["of these, bank conflicts"] == ["25 %", "25 %"]
+    assert rows["L2 hit rate"] == ["–", "–"]
+    assert rows["warps wait most for (warps per issue)"] == ["wait 3.00, barrier 0.50", "barrier 4.00, wait 3.00"]
+
+
+def test_counters_and_reports_name_the_ceiling_alike():
+    assert CEILING == counters.CEILING
+    assert {TENSOR_PIPE} <= set(counters.MORE_METRICS)
 
 
 # Ladders of several dtypes

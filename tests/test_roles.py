@@ -87,16 +87,17 @@ def test_roles_have_their_own_instructions() -> None:
 def test_a_cut_last_wave_takes_memory_and_a_whole_one_none() -> None:
     cut = roles(13, (128, 128, 4096), "64x64x64/1x1", sms=8)
     assert [str(buffer.name) for buffer in cut.workspaces] == ["shared_sums", "flags"]
-    assert "hand_over(" in cut.body
+    assert "leave_sums(" in cut.body
     whole = roles(13, (128, 128, 4096), "64x64x64/1x1", "whole", sms=8)
-    assert "hand_over(" not in whole.body
+    assert "leave_sums(" not in whole.body
     assert whole.workspace_bytes == 8
 
 
 def test_debug_builds_name_who_waits() -> None:
     text = roles(13, (128, 128, 4096), "64x64x64/1x1", "bounded", sms=8).cuda
-    for role in ("producer", "consumer", "producer of sums", "consumer of sums"):
+    for role in ("producer", "consumer"):
         assert f'"{role}"' in text
+    assert "as owner waited" in text
 
 
 def test_multicast_loads_half_of_b_each() -> None:

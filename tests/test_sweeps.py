@@ -222,7 +222,10 @@ def test_tritons_own_sweep_is_read_from_the_peers():
     [((768,) * 3, True), ((1536,) * 3, True), ((3072,) * 3, True), ((1024,) * 3, False), (RECTANGLE, True)],
 )
 def test_which_shapes_are_held_out(shape, held_out):
-    assert is_held_out(shape) is held_out
+    (sweep,) = sweeps_of(swept(shape))
+    assert is_held_out(sweep) is held_out
+    half = replace(sweep, section=replace(sweep.section, dtype="float16"))
+    assert not is_held_out(half)  # the model of these saw all that was swept
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The Triton peer's kernel without a GPU, each check in a process of its own: ``python -m tests.triton_checks NAME``.
 
 ``interpreted`` runs it on the CPU (TRITON_INTERPRET=1 must be set, before Triton is loaded); ``compiled`` lets
-Triton compile it for sm_90 through a driver that launches nothing.
+Triton compile it for sm_90 through a driver that launches nothing. ``interpreted_tma`` and ``compiled_tma`` do likewise
+with the persistent kernel.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from harness.execution import LlvmBackend
-from harness.peers.triton import BlockConfig, compile_all, declared_configs, launch, launch_arguments, load_kernel
+from harness.peers import triton_tma
+from harness.peers.triton import BlockConfig, compile_all, declared_configs, launch, load_kernel
 from harness.verify import verify_launch
 from schedules.wgmma import PTX_TYPES
 from schedules.workloads import Matmul
 
 # Triton 3.6's interpreter multiplies the bits of bfloat16 as whole numbers: only a GPU checks those.
 CASES = (("float32", None), ("float16", None), ("float16", "float32"))
+TMA_KERNEL = "harness.peers.triton_tma_kernel"
 LARGE = BlockConfig(128, 256, 64, 8, 3)
 
 
@@ -51,8 +54,7 @@ def compiled() -> None:
     kernel = load_kernel()
     for dtype, layout in (("float32", "nn"), ("float32", "nt"), ("float16", "nn"), ("bfloat16", "nt")):
         problem = Matmul(256, 256, 256, dtype, layout)
-        shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n))
-        operands = tuple(torch.zeros(shape, dtype=getattr(torch, dtype)) for shape in shapes)
+        operands = zeros(problem)
         configs = [
             config for config in declared_configs(dtype, every_stage=True) if config.block_m == config.block_n == 32
         ]
@@ -62,17 +64,58 @@ def compiled() -> None:
         assert configs[0] not in refused
         assert re.fullmatch(r"needs \d+ bytes of shared memory, limit 20000", refused[configs[-1]])
         for config in configs:
-            numbers, constants = launch_arguments(problem, config)
-            ptx = kernel.warmup(*operands, *numbers, **constants, grid=(1,)).asm["ptx"]
+            ptx = ptx_of(kernel, problem, config, operands)
             assert "tf32" not in ptx
             assert ("fma.rn.f32" in ptx, "mma" in ptx) == ((True, False) if dtype == "float32" else (False, True))
             assert ("cp.async.c" in ptx) == (config.stages > 1), config
         launch(kernel, problem, configs[2])(*operands)
         if dtype != "float32":
-            numbers, constants = launch_arguments(problem, LARGE)
-            ptx = kernel.warmup(*operands, *numbers, **constants, grid=(1,)).asm["ptx"]
+            ptx = ptx_of(kernel, problem, LARGE, operands)
             assert re.search(r"wgmma\.mma_async\S*\.m64n256k16\.f32\." + PTX_TYPES[dtype], ptx)
     assert NoDevice.launched == [64] * 4
+
+
+def interpreted_tma() -> None:
+    """Outputs of fewer and of more tiles than programs, ragged ones, both layouts, whole and in halves."""
+    kernel = load_kernel(TMA_KERNEL)
+    for shape in ((64, 32, 48), (40, 24, 56), (8, 8, 8), (104, 24, 16)):
+        for layout in ("nn", "nt"):
+            for dtype, out_dtype in CASES[1:]:
+                for parts in (1, 2):
+                    config = triton_tma.TmaConfig(32, 16, 16, 4, 2, parts, False, 3)
+                    problem = Matmul(*shape, dtype, layout, out_dtype)
+                    verify_launch(on_numpy(launch(kernel, problem, config)), problem, LlvmBackend(), str(config))
+
+
+def compiled_tma() -> None:
+    """Declared configurations (every one in float16): what they copy and multiply with, and whose warps do."""
+    driver.set_active(NoDevice())
+    kernel = load_kernel(TMA_KERNEL)
+    for dtype, layout, step in (("float16", "nn", 1), ("bfloat16", "nt", 4)):
+        problem = Matmul(512, 512, 512, dtype, layout)
+        operands = zeros(problem)
+        configs = triton_tma.declared_configs(problem, 132)[::step]
+        assert compile_all(kernel, problem, configs, operands, 232448) == {}
+        for config in configs:
+            ptx = ptx_of(kernel, problem, config, operands)
+            assert "cp.async.bulk.tensor.2d.shared::cluster.global" in ptx, config
+            assert "cp.async.bulk.tensor.2d.global.shared::cta" in ptx, config
+            assert re.search(rf"wgmma\.mma_async\S*\.m64n{config.block_n}k16\.f32\." + PTX_TYPES[dtype], ptx), config
+            assert ("setmaxnreg" in ptx) == config.specialized, config
+            # Descriptors made in the kernel are what may be divided between groups of warps.
+            assert ("tensormap.replace" in ptx) == config.specialized, config
+
+
+def zeros(problem: Matmul) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Operands on the CPU, to compile for."""
+    shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n))
+    return tuple(torch.zeros(shape, dtype=getattr(torch, problem.dtype)) for shape in shapes)
+
+
+def ptx_of(kernel, problem: Matmul, config: BlockConfig, operands: tuple) -> str:
+    """The PTX that Triton makes for a configuration."""
+    call = config.call(problem, operands)
+    return kernel.warmup(*call.arguments, **call.constants, grid=(1,)).asm["ptx"]
 
 
 class NoDevice:
@@ -99,4 +142,5 @@ class NoDevice:
 
 
 if __name__ == "__main__":
-    {"interpreted": interpreted, "compiled": compiled}[sys.argv[1]]()
+    checks = (interpreted, compiled, interpreted_tma, compiled_tma)
+    {check.__name__: check for check in checks}[sys.argv[1]]()

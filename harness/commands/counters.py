@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 
 from harness.commands.measuring import open_session
 from harness.commands.options import GPU_SIZES, add_case_options, cases_of, runs_on_gpu
-from harness.counters import count
+from harness.counters import MORE_METRICS, ceiling, count, offered_metrics, profiler
 from harness.records import Counters, now
 
 TEXT = "hardware counters by Nsight Compute: pipes, conflicts, stalls; each result is on disk"
@@ -17,6 +18,9 @@ add_options = add_case_options
 def run(options: argparse.Namespace, command: str) -> int:
     """Count for each case, whose counters are on disk before the next begins."""
     runs_on_gpu(argparse.Namespace(**{**vars(options), "on": "gpu"}))  # refuses where it does not
+    offered = offered_metrics(profiler())
+    if left_out := [metric for name, metric in MORE_METRICS.items() if name not in offered]:
+        print(f"left out, since this ncu does not list them: {', '.join(left_out)}", file=sys.stderr)
     session = open_session(options, command)
     for case in cases_of(options, GPU_SIZES):
         case = replace(case, stages=case.slots)
@@ -33,7 +37,7 @@ def run(options: argparse.Namespace, command: str) -> int:
             tile=str(case.tile),
             stages=case.slots,
             gpu=session.identity["gpu"],
-            values=count(case),
+            values=count(case) | ceiling(case),
             revision=session.revision,
             dirty=session.dirty,
             recorded_at=now(),

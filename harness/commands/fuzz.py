@@ -1,54 +1,195 @@
-"""``fuzz``: random products, steps and configurations through the emulator, each right or refused."""
+"""``fuzz``: random products, steps and configurations through the emulator or the GPU, each right or refused."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import warnings
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from harness.commands import WRONG
-from harness.commands.options import UsageError, numbers
+from harness.commands.options import UsageError, add_revision, numbers
 from harness.commands.show import progress
-from harness.emulator.fuzz import Tally, draw_case, run_case
+from harness.emulator.compiler import require_host_compiler
+from harness.execution import require_gpu
+from harness.fuzzing import PLACES, Bad, Outcome, Slot, run_slot, summed_up
+from harness.records import write_atomically
+from harness.session import MEASURING_SOURCES, ROOT, git_state, sources_digest
+from harness.workers import Lost, each_in_a_process
+from kernels.codegen import toolchain
 from steps.registry import find_steps, get_step
 
-TEXT = "random shapes and configurations of the steps through the emulator: each right, or refused with a reason"
+TEXT = "random shapes and configurations of the steps, emulated or on the GPU: each right, or refused with a reason"
+SOURCES = (*MEASURING_SOURCES, "harness/emulator/device/*")
+FIRST_ON_GPU = 10  # the steps before are nothing that the emulator and LLVM could not tell
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How many, of which steps, and from which seed."""
-    parser.add_argument("--step", help="steps: 5 | 1-6 | 1,3 (all)")
-    parser.add_argument("--kernels", type=int, default=30, help="cases that are drawn (30)")
+    """How many, of which steps, where, and from which seed."""
+    parser.add_argument("--step", help="steps: 5 | 1-6 | 1,3 (all that can be verified there; on the GPU from 10 on)")
+    parser.add_argument("--on", choices=tuple(PLACES), default="emulator", help="where they run (emulator)")
+    parser.add_argument("--kernels", type=int, default=50, help="slots, each with a kernel of its own (50)")
     parser.add_argument("--runs", type=int, default=300, help="runs of all of them together (300)")
     parser.add_argument("--seed", type=int, default=0, help="what cases, data and orders are drawn from (0)")
-    parser.add_argument("--out", type=Path, help="a file for the tally, as JSON")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side (one for each core)")
+    parser.add_argument("--limit-s", type=float, default=180, help="seconds that a slot may take (180)")
+    parser.add_argument("--only", type=int, metavar="SLOT", help="run this slot alone, as in the run of all")
+    parser.add_argument("--out", type=Path, help="a file for the record, as JSON; beside it, what is finished so far")
+    add_revision(parser)
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Draw cases and run them; exit status 1 where one is bad."""
+    """Run slots side by side; exit status 1 where one is bad.
+
+    On the GPU the first kernel that hangs ends the run: what shares the GPU with it tells nothing.
+    """
+    slots, started = _slots(options), time.monotonic()
+    journal = Journal(options.out, slots[0]) if options.out else None
+    outcomes = list(journal.outcomes.values()) if journal else []
+    done = {outcome.number for outcome in outcomes}
+    left = [slot for slot in slots if slot.number not in done]
+    with progress() as bar, closing(each_in_a_process(run_slot, left, options.jobs, options.limit_s)) as results:
+        task = bar.add_task("fuzzing", total=len(slots), completed=len(done))
+        for outcome in _outcomes(results):
+            outcomes.append(outcome)
+            if journal:
+                journal.add(outcome)
+            bar.update(task, advance=1)
+            if options.on == "gpu" and any(bad.what == "hung" for bad in outcome.bad):
+                break
+    found = summed_up(outcomes)
+    if journal:
+        journal.finish(_record(options, command, found, outcomes, time.monotonic() - started))
+    _print(options, found, outcomes, len(slots))
+    return WRONG if any(outcome.bad for outcome in outcomes) else 0
+
+
+def _slots(options: argparse.Namespace) -> list[Slot]:
     if not 1 <= options.kernels <= options.runs:
         raise UsageError(f"--kernels {options.kernels} --runs {options.runs}: 1 to as many kernels as runs")
-    steps = [get_step(number) for number in (numbers(options.step, "--step") if options.step else find_steps())]
-    generator, tally = random.Random(options.seed), Tally()
-    with progress() as bar, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # more stages than k tiles, rows copied in front: not what is looked for
-        task = bar.add_task("fuzzing", total=options.runs)
-        drawn = 0
-        while tally.runs < options.runs:
-            # Refusals leave their share of the runs to the cases after them.
-            share = max(1, -(-(options.runs - tally.runs) // max(1, options.kernels - drawn)))
-            seed = generator.randrange(1 << 30)
-            run_case(draw_case(generator.choice, steps), range(seed, seed + share), tally)
-            drawn += 1
-            bar.update(task, completed=tally.runs)
-    for line in tally.bad:
-        print(line)
+    if options.jobs < 1 or options.limit_s <= 0:
+        raise UsageError(f"--jobs {options.jobs} --limit-s {options.limit_s}: at least 1 process, and more than 0 s")
+    if options.only is not None and not (0 <= options.only < options.kernels and options.out is None):
+        raise UsageError(f"--only {options.only}: a slot from 0 to {options.kernels - 1}, and without --out")
+    _check_place(options.on)
+    given = numbers(options.step, "--step") if options.step else None
+    first = FIRST_ON_GPU if options.on == "gpu" else 1
+    steps = [get_step(number) for number in given or find_steps() if given or number >= first]
+    able = tuple(step.number for step in steps if options.on in step.verified_on)
+    if not able or (given and len(able) < len(given)):
+        raise UsageError(f"--step {options.step}: not all of them can be verified on the {options.on}; name others")
+    share, more = divmod(options.runs, options.kernels)
+    slots = [Slot(options.seed, number, share + (number < more), able, options.on) for number in range(options.kernels)]
+    return slots if options.only is None else [slots[options.only]]
+
+
+def _check_place(on: str) -> None:
+    """Raise, before processes are started, NoGpu, NoCompiler or NoHostCompiler for what is missing."""
+    if on == "gpu":
+        require_gpu()
+        toolchain.require_compiler()
+    else:
+        require_host_compiler()
+
+
+def _outcomes(results: Iterator[tuple[Slot, Outcome | Lost]]) -> Iterator[Outcome]:
+    """What became of each slot; a process that is gone is a bad run."""
+    for slot, result in results:
+        if isinstance(result, Lost):
+            bad = Bad("hung" if result.hung else "crashed", result.doing, result.reason)
+            result = Outcome(slot.number, *slot.kind, result.doing, bad=[bad])
+        yield result
+
+
+class Journal:
+    """What is finished, one slot a line, in a file beside the record's, so that the same command goes on from there."""
+
+    def __init__(self, out: Path, slot: Slot) -> None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        self.out, self.path = out, out.with_suffix(".jsonl")
+        # Runs that differ in a slot's length or in the sources are not the same.
+        head = json.dumps([slot.seed, slot.runs, slot.steps, slot.on, sources_digest(ROOT, SOURCES)])
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        if lines and lines[0] != head:
+            raise UsageError(f"{self.path} is of another run or other sources; move it away, or repeat that command")
+        # A line that was being written when the run was killed has no end.
+        self.outcomes = {found.number: found for found in map(_outcome, lines[1:]) if found}
+        kept = [head, *(json.dumps(asdict(outcome)) for outcome in self.outcomes.values())]
+        write_atomically(self.path, "".join(f"{line}\n" for line in kept))
+
+    def add(self, outcome: Outcome) -> None:
+        """Append a slot that is finished."""
+        with self.path.open("a") as file:
+            file.write(json.dumps(asdict(outcome)) + "\n")
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Write the record in place of the lines."""
+        write_atomically(self.out, json.dumps(record, indent=1) + "\n")
+        self.path.unlink()
+
+
+def _outcome(line: str) -> Outcome | None:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return Outcome(**found | {"bad": [Bad(**bad) for bad in found["bad"]]})
+
+
+def _record(
+    options: argparse.Namespace, command: str, found: dict[str, Any], outcomes: Sequence[Outcome], seconds: float
+) -> dict[str, Any]:
+    revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
+    gpu = {"gpu": require_gpu().cuda.get_device_name()} if options.on == "gpu" else {}
+    return {
+        "command": command,
+        "revision": revision,
+        "dirty": dirty,
+        "on": options.on,
+        "host_cpu": _host_cpu(),
+        **gpu,
+        "jobs": options.jobs,
+        "seed": options.seed,
+        "seconds": round(seconds, 1),
+        "slot_seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
+        "slowest_slot_seconds": max(outcome.seconds for outcome in outcomes),
+        "slots_asked_for": options.kernels,
+        "slots": len(outcomes),
+        **found,
+        "bad": [{"repeat": _repeat(options, outcome), **asdict(bad)} for outcome, bad in _smallest_first(outcomes)],
+    }
+
+
+def _host_cpu() -> str:
+    """The CPU's name as Linux gives it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _smallest_first(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Bad]]:
+    pairs = [(outcome, bad) for outcome in outcomes for bad in outcome.bad]
+    return sorted(pairs, key=lambda pair: (pair[1].size or float("inf"), pair[0].number))
+
+
+def _repeat(options: argparse.Namespace, outcome: Outcome) -> str:
+    steps = f" --step {options.step}" if options.step else ""
+    counts = f"--kernels {options.kernels} --runs {options.runs} --seed {options.seed} --only {outcome.number}"
+    return f"python -m harness fuzz --on {options.on}{steps} {counts}"
+
+
+def _print(options: argparse.Namespace, found: dict[str, Any], outcomes: Sequence[Outcome], asked: int) -> None:
+    """Bad runs, the smallest product first, each with the command that repeats it, and the counts."""
+    for outcome, bad in _smallest_first(outcomes):
+        print(f"{bad.what}: {bad.case}: {bad.text}\n  {_repeat(options, outcome)}")
+    if len(outcomes) < asked:
+        print(f"ended after {len(outcomes)} of {asked} slots, since a kernel hangs on the GPU")
     print(
-        f"{tally.runs} runs of {drawn} cases, {tally.kernels} compiled: {tally.right} right, "
-        f"{tally.refused} refused, {len(tally.bad)} wrong or at fault"
+        f"{found['executed'] + found['refused']} runs on the {options.on}, {found['kernels']} kernels: "
+        f"{found['right']} right, {found['refused']} refused, {found['wrong']} wrong, {found['fault']} at fault, "
+        f"{found['crashed']} crashed, {found['hung']} hung"
     )
-    if options.out:
-        options.out.write_text(json.dumps({"command": command, "cases": drawn, **vars(tally)}, indent=1) + "\n")
-    return WRONG if tally.bad else 0

@@ -9,23 +9,31 @@ What it models
   run ahead as far as barriers let them. Lanes of a warp meet only at instructions that say so.
 - ``__syncthreads``, named barriers, ``__syncwarp``, shuffles, votes, elect (a lane that the seed chooses), cluster
   barriers; mbarriers with phases, arrivals and bytes, also another block's.
-- cp.async and its groups, wgmma and its groups, TMA loads (boxes, swizzles, zeros outside, multicast) and stores
-  (clipped). Each is done at once, as late as its wait allows (TMA: when nothing else can go on), or at a drawn time,
-  by ``seed % 3``; wgmma then reads its operands that late, too.
+- Blocks (clusters) that wait for others: one runs until it ends or stands at a flag in global memory, then others begin
+  or go on, as many alive together as the machine has multiprocessors. Flags are words of global memory that ld.acquire,
+  ld.relaxed, st.release, st.relaxed and red.add with gpu or sys scope reach.
+- cp.async and its groups, wgmma and its groups, TMA loads (boxes, swizzles, zeros outside, multicast; bulk loads of
+  bytes in a row) and stores (clipped). Each is done at once, as late as its wait allows (TMA: when nothing else can go
+  on), or at a drawn time, by ``seed % 3``; wgmma then reads its operands that late, too.
 - ldmatrix, stmatrix, mma.sync, wgmma with descriptors, in the layouts of the PTX ISA; TF32 as the hardware cuts it.
 
 What it reports
 - ``race``: bytes of shared memory, both accesses and their lines, where nothing orders them: a vector clock for each
   thread and for all that runs beside it. It needs no unlucky order: any order of threads that reaches both will do.
-- ``missing proxy fence``: wgmma or a bulk store reads what ordinary writes left without ``fence.proxy.async``;
-  ``missing wgmma.fence``; ``register in flight``; ``unawaited``: what is still under way when its thread ends.
+  The same in the global memory that a function's kernels keep for each other (workspaces, sums and flags behind C),
+  between all blocks of a launch: by ordinary loads and stores, flags, bulk loads; a release that is acquired orders.
+- ``missing proxy fence``: wgmma, a bulk store or a bulk load reads what ordinary writes left, and there is no
+  ``fence.proxy.async`` between, by whom ever; ``missing wgmma.fence``; ``register in flight``; ``unawaited``: what is
+  still under way when its thread ends.
 - ``out of bounds`` and ``misaligned`` accesses to global and shared memory; ``deadlock``, with who waits where on what;
-  ``divergence``; misused ``barrier``, ``mbarrier``, ``cluster``, ``TMA``, ``wgmma`` and ``setmaxnreg``.
+  ``flag left raised`` after the call; ``divergence``; misused ``barrier``, ``mbarrier``, ``cluster``, ``TMA``,
+  ``wgmma`` and ``setmaxnreg``.
 - Registers and shared memory begin as NaN, which reaches the output where it is used.
 
 What it does not
-- Blocks (clusters) run one after another, so nothing is found, and nothing can be awaited, between blocks of a grid;
-  races on global memory are not looked for. Atomics are not modelled.
+- Of global memory, A, B and C are not watched: two blocks may write one result unnoticed. Nor are the global memory of
+  cp.async and of TMA by tensor maps. A new launch begins with clean memories of who did what. A flag that is awaited by
+  ordinary loads is waited for without end. Of atomics there is red.add on 32 bits and no other.
 - Shared memory is watched in units of two bytes. An access that the compiler removes, or merges with another, is not
   seen; an overrun is seen only where it leaves the array's memory (gaps lie between static and between global arrays,
   none inside dynamic shared memory).

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from harness.build import Lowered
+from harness.build import SMS_UNKNOWN, Lowered
 from harness.execution import NumpyArrays, numpy_dtype
 from schedules.workspaces import pass_workspaces
 
@@ -45,4 +45,5 @@ def emulated(lowered: Lowered) -> EmulatedProgram:
     function = pass_workspaces(lowered.mod)["main"]
     names = tuple(str(parameter.name) for parameter in function.params)
     memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in lowered.workspaces)
-    return EmulatedProgram(lowered.label, lowered.cuda, tuple(read_launches(lowered.host)), names, memory)
+    resident = lowered.machine.sms or SMS_UNKNOWN
+    return EmulatedProgram(lowered.label, lowered.cuda, tuple(read_launches(lowered.host)), names, memory, resident)

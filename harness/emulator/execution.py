@@ -35,7 +35,7 @@ class _Launch(ctypes.Structure):
         ("arguments", ctypes.c_void_p),
         ("grid", ctypes.POINTER(ctypes.c_int)),
         ("block", ctypes.POINTER(ctypes.c_int)),
-        *((name, ctypes.c_int) for name in ("cluster", "completion", "spurious", "arrays")),
+        *((name, ctypes.c_int) for name in ("cluster", "completion", "spurious", "arrays", "watched", "resident")),
         ("dynamic_bytes", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("bases", ctypes.c_void_p),
@@ -49,7 +49,7 @@ class EmulatedProgram:
 
     ``label`` names it in messages; ``cuda`` is their text, ``launches`` what the function launches, ``names`` its
     parameters in order; behind the arrays of a call stand ``memory``, shapes and dtypes of what the kernels keep
-    between them.
+    between them, where races are looked for. ``resident`` blocks may be alive together.
     """
 
     label: str
@@ -57,6 +57,7 @@ class EmulatedProgram:
     launches: tuple[Launch, ...]
     names: tuple[str, ...]
     memory: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
+    resident: int = 1
 
     @cached_property
     def library(self) -> Path:
@@ -84,6 +85,15 @@ class EmulatedProgram:
             self._run(launch, memory, seed, number)
         for array, copy in zip(arrays, memory.views):
             np.copyto(array, copy)
+        self._check_flags(memory, seed)
+
+    def _check_flags(self, memory: _Memory, seed: int) -> None:
+        """Whole numbers that kernels keep are flags, which the next call must find as this one did: zeros."""
+        for (_, dtype), view in zip(self.memory, memory.views[len(memory.views) - len(self.memory) :]):
+            if np.issubdtype(dtype, np.integer) and view.any():
+                places = np.flatnonzero(view)
+                text = f"{places.size} of {view.size} are not zero after the call, the first of them number {places[0]}"
+                raise KernelFault(self.label, "flag left raised", text, seed)
 
     def _run(self, launch: Launch, memory: _Memory, seed: int, number: int) -> None:
         bases = dict(zip(self.names, memory.addresses))
@@ -101,6 +111,8 @@ class EmulatedProgram:
             seed % len(COMPLETIONS),
             seed // len(COMPLETIONS) % 2,
             len(memory.addresses),
+            len(self.memory),
+            self.resident,
             launch.dynamic_bytes,
             seed * 1000 + number,
             ctypes.addressof(memory.bases),

@@ -52,6 +52,12 @@ INSTRUCTIONS = {
     r"cvt\.rn\.bf16x2\.f32": "emu::cvt_bf16x2",
     r"selp\.[bsuf](?:32|64)": "emu::selp",
     r"st\.global\.[bu]32": "emu::st_global<uint>",
+    r"red\.release\.(?:gpu|sys)\.global\.add\.[us]32": "emu::red_add<true>",
+    r"red\.relaxed\.(?:gpu|sys)\.global\.add\.[us]32": "emu::red_add<false>",
+    r"st\.release\.(?:gpu|sys)\.global\.[bus]32": "emu::st_flag<true>",
+    r"st\.relaxed\.(?:gpu|sys)\.global\.[bus]32": "emu::st_flag<false>",
+    r"ld\.acquire\.(?:gpu|sys)\.global\.[bus]32": "emu::ld_flag<true>",
+    r"ld\.relaxed\.(?:gpu|sys)\.global\.[bus]32": "emu::ld_flag<false>",
     r"mov\.[bsu](?:32|64)": "emu::mov",
     r"setp\.(\w\w)\.[bsu](?:32|64)": r"emu::setp_\1",
     r"fence\.proxy\.async(?:\.shared::c\w+|\.global)?": "emu::fence_proxy",
@@ -72,6 +78,7 @@ INSTRUCTIONS = {
     r"cp\.reduce\.async\.bulk\.tensor\.(\d)d\.global\.shared::cta\.add(?:\.tile)?\.bulk_group": (
         r"emu::tma_store<\1, true>"
     ),
+    r"cp\.async\.bulk\.shared::c\w+\.global\.mbarrier::complete_tx::bytes": "emu::bulk_load",
     r"cp\.async\.bulk\.commit_group": "emu::bulk_commit",
     r"cp\.async\.bulk\.wait_group": "emu::bulk_wait<false>",
     r"cp\.async\.bulk\.wait_group\.read": "emu::bulk_wait<true>",

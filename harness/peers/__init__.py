@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.peers import call, dlight, tilelang, tilus, triton
+from harness.peers import call, dlight, tilelang, tilus, triton, triton_tma
 from harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, admit, peer_versions
 
 __all__ = [
@@ -18,7 +18,8 @@ __all__ = [
 ]
 
 KINDS: dict[str, PeerKind] = {
-    kind.name: kind for kind in (triton.KIND, triton.STAGES_KIND, dlight.KIND, tilus.KIND, tilelang.KIND, call.KIND)
+    kind.name: kind
+    for kind in (triton.KIND, triton.STAGES_KIND, triton_tma.KIND, dlight.KIND, tilus.KIND, tilelang.KIND, call.KIND)
 }
 
 

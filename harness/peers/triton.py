@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import importlib
 import os
 import time
 from collections.abc import Callable
@@ -68,6 +69,15 @@ HALF_SHORTLIST = (
 
 
 @dataclass(frozen=True)
+class Call:
+    """One launch of a kernel: its programs, its arguments in order, and its constants and options by name."""
+
+    programs: int
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class BlockConfig:
     """One way to run the kernel: the block of C and k that a program takes, its warps, Triton's num_stages."""
 
@@ -88,6 +98,15 @@ class BlockConfig:
     def divides(self, problem: Matmul) -> bool:
         """Whether nothing of a block lies outside the operands."""
         return not (problem.m % self.block_m or problem.n % self.block_n or problem.k % self.block_k)
+
+    def call(self, problem: Matmul, operands: tuple[Any, Any, Any]) -> Call:
+        """One launch on ``operands``, then sizes and strides in elements."""
+        b_steps = (problem.n, 1) if problem.layout == "nn" else (1, problem.k)
+        steps = (problem.k, 1, *b_steps, problem.n, 1)
+        constants = {"block_m": self.block_m, "block_n": self.block_n, "block_k": self.block_k}
+        constants |= {"band_height": BAND_HEIGHT, "whole": self.divides(problem)}
+        constants |= {"num_warps": self.warps, "num_stages": self.stages}
+        return Call(self.programs(problem), (*operands, problem.m, problem.n, problem.k, *steps), constants)
 
 
 @dataclass(frozen=True)
@@ -125,24 +144,13 @@ def declared_configs(dtype: str, every_stage: bool = False) -> list[BlockConfig]
     return [BlockConfig(*block, count) for block, counts in listed for count in counts]
 
 
-def launch_arguments(problem: Matmul, config: BlockConfig) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """What the kernel takes after its three operands: sizes and strides; then its constants and options."""
-    b_steps = (problem.n, 1) if problem.layout == "nn" else (1, problem.k)
-    steps = (problem.k, 1, *b_steps, problem.n, 1)
-    constants = {"block_m": config.block_m, "block_n": config.block_n, "block_k": config.block_k}
-    constants |= {"band_height": BAND_HEIGHT, "whole": config.divides(problem)}
-    constants |= {"num_warps": config.warps, "num_stages": config.stages}
-    return (problem.m, problem.n, problem.k, *steps), constants
-
-
 def launch(kernel: Any, problem: Matmul, config: BlockConfig) -> Callable[[Any, Any, Any], None]:
     """``run(a, b, c)`` with one fixed configuration, on torch's current stream."""
-    numbers, constants = launch_arguments(problem, config)
-    grid = (config.programs(problem),)
 
-    def run(a: Any, b: Any, c: Any) -> None:
+    def run(*operands: Any) -> None:
         """Enqueue one launch."""
-        kernel[grid](a, b, c, *numbers, **constants)
+        call = config.call(problem, operands)
+        kernel[(call.programs,)](*call.arguments, **call.constants)
 
     return run
 
@@ -157,8 +165,8 @@ def compile_all(
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     with pool, triton.AsyncCompileMode(pool, ignore_errors=True):
         for config in configs:
-            numbers, constants = launch_arguments(problem, config)
-            waiting[config] = kernel.warmup(*operands, *numbers, **constants, grid=(1,))
+            call = config.call(problem, operands)
+            waiting[config] = kernel.warmup(*call.arguments, **call.constants, grid=(1,))
     skipped = {}
     for config, compiled in waiting.items():
         try:
@@ -171,12 +179,11 @@ def compile_all(
     return skipped
 
 
-def tune(kernel: Any, arena: Arena, machine: Machine, every_stage: bool = False) -> Tuning:
-    """Check every declared configuration, time all in the same rounds, then the fastest of each stage count again."""
+def tune(kernel: Any, arena: Arena, machine: Machine, configs: list[BlockConfig]) -> Tuning:
+    """Check every configuration, time all in the same rounds, then the fastest of each stage count again."""
     import triton
 
     problem, started = arena.problem, time.perf_counter()
-    configs = declared_configs(problem.dtype, every_stage)
     say(f"triton: compiling {len(configs)} configurations for {problem.shape} {problem.dtype}")
     skipped = compile_all(kernel, problem, configs, arena.sets[0], machine.smem_per_block_bytes)
     say(f"triton: compiled after {time.perf_counter() - started:.1f} s; checking and timing")
@@ -211,8 +218,8 @@ def _times(kernel: Any, arena: Arena, configs: list[BlockConfig], plan: Plan) ->
     return {config: timing.median_ms for config, timing in zip(configs, rounds.timings)}
 
 
-def load_kernel() -> Any:
-    """The kernel, compiled by Triton at its first launch.
+def load_kernel(module: str = "harness.peers.triton_kernel") -> Any:
+    """The kernel of a module, compiled by Triton at its first launch.
 
     Raises
     ------
@@ -221,7 +228,7 @@ def load_kernel() -> Any:
     try:
         import triton
 
-        from harness.peers.triton_kernel import matmul
+        matmul = importlib.import_module(module).matmul
     except ImportError as error:
         raise PeerMissing(f"triton cannot be imported ({error}); {INSTALL_HINT}") from error
     if not hasattr(triton, "AsyncCompileMode"):
@@ -232,7 +239,7 @@ def load_kernel() -> Any:
 def enter(arena: Arena, machine: Machine, every_stage: bool = False) -> list[Entrant]:
     """Triton's best configuration and, with ``every_stage``, the best of each stage count after it."""
     kernel = load_kernel()
-    tuning = tune(kernel, arena, machine, every_stage)
+    tuning = tune(kernel, arena, machine, declared_configs(arena.problem.dtype, every_stage))
 
     def entrant(name: str, stages: int | None) -> Entrant:
         """The best configuration of so many stages, or why there is none."""

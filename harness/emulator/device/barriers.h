@@ -1,12 +1,12 @@
 // What threads of a block, a warp or a cluster do together: barriers, votes, shuffles.
 #pragma once
-#include "shared_memory.h"
+#include "global_memory.h"
 
 namespace emu {
 
 inline int living(int rank) {
   int count = 0;
-  for (Thread& t : machine.all) count += t.rank == rank && t.status != DONE;
+  for (Thread& t : machine.here->threads) count += t.rank == rank && t.status != DONE;
   return count;
 }
 
@@ -60,19 +60,17 @@ inline void leave_barriers(Thread& t) {
 
 void cluster_arrive() {
   Thread& t = EMU_THREAD;
-  uint phase = machine.cluster_phase;
-  NamedBarrier& barrier = machine.cluster_barrier;
+  NamedBarrier& barrier = t.cluster->barrier;
   barrier.clocks.join(t.clocks);
   tick(t);
-  if (++barrier.arrived < int(machine.all.size())) return;
-  machine.cluster_phase = phase + 1;
+  if (++barrier.arrived < int(t.cluster->threads.size())) return;
   open_barrier(barrier);
 }
 
 // Waits for the phase that its own arrival, just before, was for.
 void cluster_wait() {
   Thread& t = EMU_THREAD;
-  NamedBarrier& barrier = machine.cluster_barrier;
+  NamedBarrier& barrier = t.cluster->barrier;
   if (barrier.arrived) {
     barrier.waiting.push_back(&t);
     wait_here(t, "barrier.cluster.wait");
@@ -110,7 +108,7 @@ void warp_together(Thread& t, const char* what, uint mask, Brought& brought, Tog
   meeting.arrived = 0;
   together(lanes);
   for (int l = 0; l < there; ++l)
-    if (mask >> l & 1 && l != lane) mark_ready(machine.all[first + l]);
+    if (mask >> l & 1 && l != lane) mark_ready(machine.here->threads[first + l]);
 }
 
 constexpr uint ALL = 0xffffffffu;
@@ -181,10 +179,10 @@ void trap() { fail("trap", "the kernel gives up, by " + name(EMU_THREAD) + " at 
 uint64_t global_timer() { return ++machine.timer; }
 uint cluster_rank() { return uint(machine.current->rank); }
 
-std::string waiting_list() {
+std::string waiting_list(const Cluster& cluster) {
   std::string list;
   std::map<std::string, std::vector<int>> by_place;
-  for (Thread& t : machine.all)
+  for (const Thread& t : cluster.threads)
     if (t.status == BLOCKED) {
       std::string at = place(t.place), detail = t.detail.empty() ? "" : " (" + t.detail + ")";
       by_place[text("of block (%d, %d, %d) waits at %s%s at %s", block_of(t).index.x, block_of(t).index.y,

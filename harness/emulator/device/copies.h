@@ -14,11 +14,11 @@ void cp_async(uint to, const void* from, int bytes, int source_bytes) {
   check_aligned(t, to, bytes, "the destination of cp.async");
   if (source_bytes) {
     check_aligned(t, uintptr_t(from), bytes, "the source of cp.async");
-    check_global(t, from, source_bytes, "cp.async");
+    global_array(t, from, source_bytes, "cp.async");
   }
   Block& block = block_of(t);
   check_bounds(block, to, bytes, "a cp.async");
-  note_access(t, block, to, bytes, true, {agent(COPY, t.id), t.committed + 1, t.id, t.place});
+  note_access(t, block, to, bytes, true, access_by(t, COPY, numbered(t.copy_agent), t.committed + 1));
   Copy copy = {shared_pointer(t, to), static_cast<const uchar*>(from), bytes, source_bytes};
   if (now(EARLY)) land(copy);
   else t.open.push_back(copy);
@@ -34,7 +34,7 @@ void cp_async_commit() {
 inline void retire_copies(Thread& t, size_t left) {
   for (; t.groups.size() > left; t.groups.pop_front())
     for (const Copy& copy : t.groups.front()) land(copy);
-  if (t.committed >= left) t.clocks.set(agent(COPY, t.id), t.committed - Clock(left));
+  if (t.copy_agent && t.committed >= left) t.clocks.set(t.copy_agent, t.committed - Clock(left));
 }
 
 void cp_async_wait(int left) { retire_copies(EMU_THREAD, left); }

@@ -1,4 +1,4 @@
-// Threads as fibers in one thread of the host, and the scheduler that chooses among them.
+// Threads as fibers in one thread of the host, and the scheduler that chooses among those of a cluster.
 //
 // A fiber runs until it waits. Which one goes on is a matter of rank: at random moments (when none can go on, and now
 // and then) ranks are drawn anew, warps shuffled, lanes in order, backwards or shuffled. So some warps run far ahead
@@ -13,41 +13,28 @@
 
 namespace emu {
 
-struct Ranks {
-  std::vector<int> order, rank;
-  std::vector<uint64_t> ready;  // bits by rank
-
-  void shuffle() {
-    int threads = machine.threads, warps = (threads + LANES - 1) / LANES;
-    std::vector<int> chosen;
-    for (int i = 0; i < warps * machine.blocks; ++i) chosen.push_back(i);
-    bool ordered = draw(8) == 0;
-    if (!ordered) std::shuffle(chosen.begin(), chosen.end(), machine.random);
-    order.clear();
-    for (int warp : chosen) {
-      int first = warp % warps * LANES, last = std::min(first + LANES, threads), base = warp / warps * threads;
-      size_t begin = order.size();
-      for (int i = first; i < last; ++i) order.push_back(base + i);
-      uint64_t lanes = draw(4);
-      if (lanes == 1) std::reverse(order.begin() + begin, order.end());
-      if (lanes == 2) std::shuffle(order.begin() + begin, order.end(), machine.random);
-    }
-    rank.assign(order.size(), 0);
-    for (size_t i = 0; i < order.size(); ++i) rank[order[i]] = int(i);
-    ready.assign(order.size() / 64 + 1, 0);
-    for (Thread& t : machine.all)
-      if (t.status == READY) set(t.id);
+inline void Ranks::shuffle(const Cluster& cluster) {
+  int threads = machine.threads, warps = (threads + LANES - 1) / LANES;
+  std::vector<int> chosen;
+  for (int i = 0; i < warps * machine.blocks; ++i) chosen.push_back(i);
+  bool ordered = draw(8) == 0;
+  if (!ordered) std::shuffle(chosen.begin(), chosen.end(), machine.random);
+  order.clear();
+  for (int warp : chosen) {
+    int first = warp % warps * LANES, last = std::min(first + LANES, threads), base = warp / warps * threads;
+    size_t begin = order.size();
+    for (int i = first; i < last; ++i) order.push_back(base + i);
+    uint64_t lanes = draw(4);
+    if (lanes == 1) std::reverse(order.begin() + begin, order.end());
+    if (lanes == 2) std::shuffle(order.begin() + begin, order.end(), machine.random);
   }
-  void set(int id) { ready[rank[id] / 64] |= uint64_t(1) << rank[id] % 64; }
-  void unset(int id) { ready[rank[id] / 64] &= ~(uint64_t(1) << rank[id] % 64); }
-  int first() const {
-    for (size_t i = 0; i < ready.size(); ++i)
-      if (ready[i]) return order[i * 64 + __builtin_ctzll(ready[i])];
-    return -1;
-  }
-};
+  rank.assign(order.size(), 0);
+  for (size_t i = 0; i < order.size(); ++i) rank[order[i]] = int(i);
+  ready.assign(order.size() / 64 + 1, 0);
+  for (const Thread& t : cluster.threads)
+    if (t.status == READY) set(t.id);
+}
 
-static Ranks ranks;
 static uint64_t accesses_left;
 
 inline void leave(Thread& t) {
@@ -57,13 +44,13 @@ inline void leave(Thread& t) {
 void mark_ready(Thread& t) {
   t.status = READY;
   t.waits = nullptr;
-  ranks.set(t.id);
+  t.cluster->ranks.set(t.id);
 }
 
 void wait_here(Thread& t, const char* what) {
   t.status = BLOCKED;
   t.waits = what;
-  ranks.unset(t.id);
+  t.cluster->ranks.unset(t.id);
   leave(t);
 }
 
@@ -76,7 +63,7 @@ void wake(std::vector<Thread*>& waiting) {
 inline void perhaps_preempt(Thread& t) {
   if (--accesses_left) return;
   accesses_left = 500 + draw(20000);
-  ranks.shuffle();
+  t.cluster->ranks.shuffle(*t.cluster);
   leave(t);
 }
 
@@ -87,7 +74,7 @@ static void run_fiber() {
   Thread& t = *machine.current;
   finish(t);
   t.status = DONE;
-  ranks.unset(t.id);
+  t.cluster->ranks.unset(t.id);
   _longjmp(machine.scheduler, 1);
 }
 
@@ -108,39 +95,50 @@ inline void resume(Thread& t) {
   if (!_setjmp(machine.scheduler)) _longjmp(t.context, 1);
 }
 
-std::string waiting_list();
+constexpr const char* AT_A_FLAG = "a flag in global memory";
+std::string waiting_list(const Cluster& cluster);
 
 // What runs beside the threads gets on, one thing drawn; false where there is nothing.
-inline bool complete_one() {
-  if (machine.pending.empty()) return false;
-  size_t chosen = draw(machine.pending.size());
-  Pending one = std::move(machine.pending[chosen]);
-  machine.pending.erase(machine.pending.begin() + chosen);
+inline bool complete_one(Cluster& cluster) {
+  std::vector<Pending>& pending = cluster.pending;
+  if (pending.empty()) return false;
+  size_t chosen = draw(pending.size());
+  Pending one = std::move(pending[chosen]);
+  pending.erase(pending.begin() + chosen);
   one.complete();
   return true;
 }
 
-// Run all threads of the cluster to their end.
-inline void schedule() {
-  std::vector<bool> started(machine.all.size());
-  ranks.shuffle();
+inline bool ended(const Cluster& cluster) {
+  return std::all_of(cluster.threads.begin(), cluster.threads.end(), [](const Thread& t) { return t.status == DONE; });
+}
+
+inline bool awaits_a_flag(const Cluster& cluster) {
+  return std::any_of(cluster.threads.begin(), cluster.threads.end(),
+                     [](const Thread& t) { return t.status == BLOCKED && t.waits == AT_A_FLAG; });
+}
+
+// Run the cluster's threads as far as they get: to their end, or until those left wait for other clusters.
+inline void run_threads(Cluster& cluster) {
+  machine.here = &cluster;
   for (;;) {
-    if (machine.completion == DRAWN && draw(8) == 0) complete_one();
-    if (draw(64) == 0) ranks.shuffle();
-    int id = ranks.first();
+    if (machine.completion == DRAWN && draw(8) == 0) complete_one(cluster);
+    if (draw(64) == 0) cluster.ranks.shuffle(cluster);
+    int id = cluster.ranks.first();
     if (id < 0) {
-      bool all_done = true;
-      for (Thread& t : machine.all) all_done = all_done && t.status == DONE;
-      if (all_done && machine.pending.empty()) return;
-      if (all_done) fail("unawaited", "a TMA load, or an arrival of cp.async, comes after all threads have ended");
-      if (!complete_one()) fail("deadlock", "no thread can go on" + waiting_list());
-      continue;
+      if (ended(cluster)) {
+        if (cluster.pending.empty()) return;
+        fail("unawaited", "a TMA load, or an arrival of cp.async, comes after all threads have ended");
+      }
+      if (complete_one(cluster)) continue;
+      if (awaits_a_flag(cluster)) return;
+      fail("deadlock", "no thread can go on" + waiting_list(cluster));
     }
-    machine.current = &machine.all[id];
-    if (started[id]) {
+    machine.current = &cluster.threads[id];
+    if (cluster.started[id]) {
       resume(*machine.current);
     } else {
-      started[id] = true;
+      cluster.started[id] = true;
       start(*machine.current);
     }
   }

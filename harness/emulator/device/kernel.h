@@ -152,6 +152,16 @@ EMU_INLINE void tma_store(const void* map, List<int, rank> corner, uint from) {
   store_box(*(const CUtensorMap*)map, corner.item, rank, from, add);
 }
 
+// Bulk copies without a tensor map, and flags in global memory.
+void load_bytes(uint to, const void* from, int bytes, uint mbarrier);
+void add_to_flag(int* flag, int value, bool releases);
+void store_flag(int* flag, int value, bool releases);
+void load_flag(int& value, const int* flag, bool acquires);
+EMU_INLINE void bulk_load(uint to, const void* from, int bytes, uint mbarrier) { load_bytes(to, from, bytes, mbarrier); }
+template <bool releases> EMU_INLINE void red_add(int* flag, int value) { add_to_flag(flag, value, releases); }
+template <bool releases> EMU_INLINE void st_flag(int* flag, int value) { store_flag(flag, value, releases); }
+template <bool acquires> EMU_INLINE void ld_flag(int& value, const int* flag) { load_flag(value, flag, acquires); }
+
 template <class... Ignored> EMU_INLINE void nothing(Ignored...) {}
 template <class T, class U> EMU_INLINE void mov(T& to, U from) { to = T(from); }
 template <class T, class U> EMU_INLINE void selp(T& to, U yes, U no, bool choice) { to = T(choice ? yes : no); }
@@ -184,6 +194,8 @@ extern emu::Index blockDim, gridDim;
 extern "C" int printf(const char*, ...);
 #define __trap emu::trap
 #define __syncthreads emu::sync_block
+#define __threadfence() ((void)0)  // releases and acquires order all that is known
+template <class T> EMU_INLINE void __stcg(T* to, T value) { *to = value; }
 inline void __syncwarp(uint mask = 0xffffffffu) { emu::sync_warp(mask); }
 inline size_t __cvta_generic_to_shared(const void* pointer) { return emu::shared_address(pointer); }
 template <class T> EMU_INLINE T __shfl_sync(uint mask, T value, int from, int width = 32) {

@@ -1,4 +1,4 @@
-// The state of the emulated machine: threads of one cluster, their clocks, and how a fault ends a launch.
+// The state of the emulated machine: clusters, their threads, what these know, and how a fault ends a launch.
 #pragma once
 #include <csetjmp>
 #include <cstdio>
@@ -23,9 +23,9 @@ enum Completion { EARLY, LATE, DRAWN };
 
 typedef uint32_t Clock;
 
-// What a thread knows to have happened: for each agent, up to which of its clock's ticks. Agents are the threads, and
-// what runs beside them: see agent numbers below. `proxied` is what is visible to the asynchronous proxy, too.
-struct Clocks {
+// What is known to have happened in a cluster: for each of its agents, up to which of its clock's ticks. Agents are the
+// threads, and what runs beside them. `proxied` is what is visible to the asynchronous proxy, too.
+struct Knowledge {
   std::vector<Clock> known, proxied;
 
   static void raise(std::vector<Clock>& mine, const std::vector<Clock>& other) {
@@ -33,9 +33,19 @@ struct Clocks {
     for (size_t i = 0; i < other.size(); ++i) mine[i] = mine[i] > other[i] ? mine[i] : other[i];
   }
   static Clock of(const std::vector<Clock>& clocks, uint agent) { return agent < clocks.size() ? clocks[agent] : 0; }
-  void join(const Clocks& other) {
+  void join(const Knowledge& other) {
     raise(known, other.known);
     raise(proxied, other.proxied);
+  }
+};
+
+// What a thread knows: of its own cluster, and of `others`, by their numbers, what it has been told through flags.
+struct Clocks : Knowledge {
+  std::map<int, Knowledge> others;
+
+  void join(const Clocks& other) {
+    Knowledge::join(other);
+    for (auto& [number, knowledge] : other.others) others[number].join(knowledge);
   }
   void set(uint agent, Clock clock) {
     if (known.size() <= agent) known.resize(agent + 1);
@@ -49,7 +59,11 @@ struct Box { CUtensorMap map; int corner[5]; const uchar* from; bool add; };
 
 enum Status { READY, BLOCKED, DONE };
 
+struct Cluster;
+struct Look { const void *at, *place; int64_t value; uint64_t step; };
+
 struct Thread {
+  Cluster* cluster;
   int id, rank, linear;  // in the cluster; of its block in the cluster; in its block
   Index index;
   jmp_buf context;
@@ -58,7 +72,10 @@ struct Thread {
   const char* waits;          // what it does, in words, where it waits
   std::string detail;         // and on what exactly
   const void* place;          // in the kernel's code
+  uint64_t steps;             // accesses to memory, and instructions of the emulator's
+  Look look;                  // the last one at what it polls, and after how many steps it was
   Clocks clocks;
+  uint copy_agent, store_agent;  // what it issues; 0 before the first
   std::vector<Copy> open;     // cp.async not committed; then the committed groups
   std::deque<std::vector<Copy>> groups;
   Clock committed;
@@ -80,6 +97,7 @@ struct WgmmaOperation {
 };
 
 struct Warpgroup {
+  uint agent;
   std::deque<WgmmaOperation> operations;
   size_t retired;         // operations that have been executed and left the front
   size_t issued[4];       // by each warp
@@ -101,7 +119,17 @@ struct MBarrier {
   Clock initialised;
 };
 
-struct Access { uint agent = 0; Clock clock = 0; int thread = -1; const void* place = nullptr; };
+// Agents: threads, their cp.async and bulk stores, warpgroups' wgmma, and the transfers that mbarriers count.
+enum Agent { GENERIC, COPY, STORE, WGMMA, TRANSFER };
+
+// Of a thread, or of what it issued; `strong`: an atomic, release or acquire access, which races with none of its kind.
+struct Access {
+  uint agent = 0;
+  Clock clock = 0;
+  int thread = -1;
+  uint cluster : 28, kind : 3, strong : 1;
+  const void* place = nullptr;
+};
 struct Granule { Access write; std::vector<Access> reads; };
 
 struct Block {
@@ -119,21 +147,50 @@ struct Block {
 };
 
 struct Pending { std::function<void()> complete; };
-struct GlobalArray { uchar* base; size_t bytes; };
+struct GlobalArray { uchar* base; size_t bytes; std::vector<Granule> shadow; };  // no shadow where it is not watched
+
+// The order in which a cluster's threads go on; see fibers.h.
+struct Ranks {
+  std::vector<int> order, rank;
+  std::vector<uint64_t> ready;  // bits by rank
+
+  void shuffle(const Cluster& cluster);
+  void set(int id) { ready[rank[id] / 64] |= uint64_t(1) << rank[id] % 64; }
+  void unset(int id) { ready[rank[id] / 64] &= ~(uint64_t(1) << rank[id] % 64); }
+  int first() const {
+    for (size_t i = 0; i < ready.size(); ++i)
+      if (ready[i]) return order[i * 64 + __builtin_ctzll(ready[i])];
+    return -1;
+  }
+};
+
+// Blocks that share a life: one, or a cluster of them.
+struct Cluster {
+  int number;  // in the grid
+  std::vector<Block> blocks;
+  std::vector<Thread> threads;
+  std::vector<bool> started;
+  NamedBarrier barrier;
+  std::vector<Pending> pending;
+  uint agents;
+  Ranks ranks;
+  uchar *windows = nullptr, *stacks = nullptr;
+};
+
+// A word of global memory that threads of different clusters meet at: what its last writers have released with it.
+struct Flag { std::map<int, Knowledge> released; std::vector<Thread*> waiting; };
 
 struct Machine {
   int threads, blocks;  // of a block; of a cluster
+  int resident;         // clusters that may be alive together
   Index extent, grid;
   size_t static_and_dynamic, dynamic_bytes;
   void (*kernel)(void**);
   void** arguments;
   std::vector<GlobalArray> arrays;
-  std::vector<Block> cluster;
-  std::vector<Thread> all;
-  NamedBarrier cluster_barrier;
-  uint cluster_phase;
-  std::vector<Pending> pending;
-  uint next_agent;
+  std::deque<Cluster> clusters;  // those alive, and those ended, whose memory the next ones take
+  std::map<uintptr_t, Flag> flags;
+  Cluster* here;  // whose threads run
   Thread* current;
   std::mt19937_64 random;
   Completion completion;
@@ -142,8 +199,6 @@ struct Machine {
   uint64_t leader;       // which lane elect chooses
   jmp_buf scheduler, launch;
   std::string fault;
-  uchar* windows;
-  uchar* stacks;
 };
 
 extern Machine machine;
@@ -153,28 +208,38 @@ inline bool now(Completion always) {
   return machine.completion == always || (machine.completion == DRAWN && draw(2));
 }
 
-// Agents: threads; their cp.async; their bulk stores; warpgroups' wgmma; then mbarriers, as they are initialised.
-enum Agent { GENERIC, COPY, STORE, WGMMA, TRANSFER };
-inline uint agent(Agent kind, int thread) { return uint(kind) * uint(machine.all.size()) + uint(thread); }
-inline Agent kind_of(uint agent) { return Agent(agent / machine.all.size() < 4 ? agent / machine.all.size() : 4); }
-inline uint warpgroup_agent(const Thread& t) { return agent(WGMMA, t.id - t.linear + t.linear / GROUP); }
+// The number of an agent beside the threads, which have the first ones; drawn at first use.
+inline uint numbered(uint& agent) { return agent ? agent : agent = machine.here->agents++; }
 
 [[noreturn]] void fail(const char* kind, const std::string& text);
+std::string name(int cluster, int thread);
 std::string name(const Thread& t);
 std::string place(const void* address);
 std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-inline Block& block_of(const Thread& t) { return machine.cluster[t.rank]; }
+inline Block& block_of(const Thread& t) { return t.cluster->blocks[t.rank]; }
 inline Clock clock_of(const Thread& t) { return t.clocks.known[t.id]; }
 // What the thread did so far is told to others by what follows; what it does from now on is not.
 inline void tick(Thread& t) { ++t.clocks.known[t.id]; }
 
+inline Access access_by(const Thread& t, Agent kind, uint agent, Clock clock, bool strong = false) {
+  return {agent, clock, t.id, uint(t.cluster->number), kind, strong, t.place};
+}
+
 // The thread that calls an instruction, whose place is noted for messages.
 inline Thread& entered(const void* from) {
   machine.current->place = from;
+  ++machine.current->steps;
   return *machine.current;
 }
 #define EMU_THREAD entered(__builtin_return_address(0))
+
+// Whether a thread polls: it has looked at the same before, from the same place, and done nothing since.
+inline bool looks_again(Thread& t, const void* at, int64_t value) {
+  Look last = t.look;
+  t.look = {at, t.place, value, t.steps};
+  return last.at == at && last.place == t.place && last.value == value && last.step + 1 == t.steps;
+}
 
 // Fibers.
 void wait_here(Thread& t, const char* what);

@@ -23,72 +23,119 @@ std::string place(const void* address) {
   return text("<code 0x%zx>", size_t(static_cast<const char*>(address) - &__ehdr_start) - 1);
 }
 
-std::string name(const Thread& t) {
-  const Index &b = block_of(t).index, &i = t.index;
+static Index index_in(int linear, const Index& extent) {
+  return {linear % extent.x, linear / extent.x % extent.y, linear / extent.x / extent.y};
+}
+
+std::string name(int cluster, int thread) {
+  Index b = index_in(cluster * machine.blocks + thread / machine.threads, machine.grid);
+  Index i = index_in(thread % machine.threads, machine.extent);
   return text("thread (%d, %d, %d) of block (%d, %d, %d)", i.x, i.y, i.z, b.x, b.y, b.z);
 }
+
+std::string name(const Thread& t) { return name(t.cluster->number, t.id); }
 
 void fail(const char* kind, const std::string& message) {
   machine.fault = std::string(kind) + "\n" + message;
   _longjmp(machine.launch, 1);
 }
 
-static Index index_in(int linear, const Index& extent) {
-  return {linear % extent.x, linear / extent.x % extent.y, linear / extent.x / extent.y};
-}
-
-static void prepare_thread(int id) {
-  Thread& t = machine.all[id];
+static void prepare_thread(Cluster& cluster, int id) {
+  Thread& t = cluster.threads[id];
   t = Thread();
+  t.cluster = &cluster;
   t.id = id;
   t.rank = id / machine.threads;
   t.linear = id % machine.threads;
   t.index = index_in(t.linear, machine.extent);
-  t.stack = machine.stacks + STACK * id;
+  t.stack = cluster.stacks + STACK * id;
   t.status = READY;
   t.clocks.set(id, 1);
 }
 
-static void prepare_block(int rank, int number) {
-  Block& block = machine.cluster[rank];
+static void prepare_block(Cluster& cluster, int rank) {
+  Block& block = cluster.blocks[rank];
   std::vector<Granule> shadow = std::move(block.shadow);
   for (const Range& array : block.arrays)
     std::fill(shadow.begin() + array.low / GRANULE, shadow.begin() + (array.high + GRANULE - 1) / GRANULE, Granule());
   block = Block();
   block.shadow = std::move(shadow);
-  block.shadow.resize(WINDOW / GRANULE);
-  block.index = index_in(number, machine.grid);
-  block.window = machine.windows + size_t(WINDOW) * rank;
+  block.index = index_in(cluster.number * machine.blocks + rank, machine.grid);
+  block.window = cluster.windows + size_t(WINDOW) * rank;
   block.meetings.resize((machine.threads + LANES - 1) / LANES);
   block.warpgroups.resize((machine.threads + GROUP - 1) / GROUP);
   block.registers.resize(machine.threads / GROUP);
 }
 
-static void run_cluster(int first) {
-  for (int rank = 0; rank < machine.blocks; ++rank) prepare_block(rank, first + rank);
-  for (size_t id = 0; id < machine.all.size(); ++id) prepare_thread(int(id));
-  machine.cluster_barrier = {};
-  machine.cluster_phase = 0;
-  machine.pending.clear();
-  machine.next_agent = agent(TRANSFER, 0);
-  accesses_left = 500 + draw(20000);
-  schedule();
-  for (Block& block : machine.cluster)
+static void prepare_cluster(Cluster& cluster, int number) {
+  cluster.number = number;
+  for (int rank = 0; rank < machine.blocks; ++rank) prepare_block(cluster, rank);
+  for (size_t id = 0; id < cluster.threads.size(); ++id) prepare_thread(cluster, int(id));
+  cluster.started.assign(cluster.threads.size(), false);
+  cluster.barrier = {};
+  cluster.agents = uint(cluster.threads.size());
+  cluster.ranks.shuffle(cluster);
+}
+
+static size_t stack_bytes() { return STACK * machine.threads * machine.blocks; }
+static size_t window_bytes() { return size_t(WINDOW) * machine.blocks; }
+
+static Cluster& new_cluster() {
+  Cluster& cluster = machine.clusters.emplace_back();
+  cluster.windows = map_memory(window_bytes());
+  cluster.stacks = map_memory(stack_bytes());
+  cluster.blocks.resize(machine.blocks);
+  cluster.threads.resize(size_t(machine.threads) * machine.blocks);
+  return cluster;
+}
+
+static void check_at_the_end(const Cluster& cluster) {
+  for (const Block& block : cluster.blocks)
     for (auto& [address, m] : block.mbarriers)
       if (m.bytes) fail("mbarrier", "bytes are expected that never came, at the end: " + state_of(address, m));
 }
 
-static void run_grid() {
-  int blocks = machine.grid.x * machine.grid.y * machine.grid.z;
-  std::vector<int> order;
-  for (int first = 0; first < blocks; first += machine.blocks) order.push_back(first);
-  if (machine.random() % 4) std::shuffle(order.begin(), order.end(), machine.random);
-  for (int first : order) run_cluster(first);
+[[noreturn]] static void stand_still(const std::vector<Cluster*>& alive, size_t left) {
+  std::string list;
+  for (const Cluster* cluster : alive) list += waiting_list(*cluster);
+  if (left) list += text("\n  and %zu blocks have not begun, as no more than %d are alive together", left * machine.blocks,
+                         machine.resident * machine.blocks);
+  fail("deadlock", "no thread can go on" + list);
 }
 
-static void free_machine(size_t window_bytes, size_t stack_bytes) {
-  if (machine.windows) munmap(machine.windows, window_bytes);
-  if (machine.stacks) munmap(machine.stacks, stack_bytes);
+// Clusters in a drawn order, each to its end or to a flag that it must wait for: then others begin or go on.
+static void run_grid() {
+  int clusters = machine.grid.x * machine.grid.y * machine.grid.z / machine.blocks;
+  std::vector<int> order;
+  for (int number = 0; number < clusters; ++number) order.push_back(number);
+  if (machine.random() % 4) std::shuffle(order.begin(), order.end(), machine.random);
+  std::vector<Cluster*> alive, free;
+  for (size_t begun = 0; begun < order.size() || !alive.empty();) {
+    std::vector<Cluster*> ready;
+    std::copy_if(alive.begin(), alive.end(), std::back_inserter(ready), [](Cluster* c) { return c->ranks.first() >= 0; });
+    bool room = begun < order.size() && alive.size() < size_t(machine.resident);
+    if (ready.empty() && !room) stand_still(alive, order.size() - begun);
+    Cluster* next = ready.empty() ? nullptr : ready[draw(ready.size())];
+    if (!next || (room && draw(2))) {
+      if (free.empty()) free.push_back(&new_cluster());
+      next = free.back();
+      free.pop_back();
+      prepare_cluster(*next, order[begun++]);
+      alive.push_back(next);
+    }
+    run_threads(*next);
+    if (!ended(*next)) continue;
+    check_at_the_end(*next);
+    alive.erase(std::find(alive.begin(), alive.end(), next));
+    free.push_back(next);
+  }
+}
+
+static void free_machine() {
+  for (Cluster& cluster : machine.clusters) {
+    if (cluster.windows) munmap(cluster.windows, window_bytes());
+    if (cluster.stacks) munmap(cluster.stacks, stack_bytes());
+  }
 }
 
 }  // namespace emu
@@ -97,7 +144,7 @@ struct EmuLaunch {
   void (*kernel)(void**);
   void** arguments;
   const int *grid, *block;
-  int cluster, completion, spurious, arrays;
+  int cluster, completion, spurious, arrays, watched, resident;
   int64_t dynamic_bytes;
   uint64_t seed;
   uchar* const* bases;
@@ -108,28 +155,26 @@ struct EmuLaunch {
 extern "C" const char* emu_launch(const EmuLaunch* launch) {
   using namespace emu;
   machine = Machine();
-  size_t threads = size_t(launch->block[0]) * launch->block[1] * launch->block[2];
-  size_t window_bytes = size_t(WINDOW) * launch->cluster, stack_bytes = STACK * threads * launch->cluster;
   if (!_setjmp(machine.launch)) {
     machine.kernel = launch->kernel;
     machine.arguments = launch->arguments;
     machine.grid = gridDim = {launch->grid[0], launch->grid[1], launch->grid[2]};
     machine.extent = blockDim = {launch->block[0], launch->block[1], launch->block[2]};
-    machine.threads = int(threads);
+    machine.threads = launch->block[0] * launch->block[1] * launch->block[2];
     machine.blocks = launch->cluster;
+    machine.resident = std::max(1, launch->resident / launch->cluster);
+    accesses_left = 500;
     machine.dynamic_bytes = launch->dynamic_bytes;
     machine.completion = Completion(launch->completion);
     machine.spurious = launch->spurious;
     machine.random.seed(launch->seed);
     machine.leader = machine.random();
     for (int i = 0; i < launch->arrays; ++i)
-      machine.arrays.push_back({launch->bases[i], size_t(launch->sizes[i])});
-    machine.windows = map_memory(window_bytes);
-    machine.stacks = map_memory(stack_bytes);
-    machine.cluster.resize(launch->cluster);
-    machine.all.resize(threads * launch->cluster);
+      machine.arrays.push_back({launch->bases[i], size_t(launch->sizes[i]), {}});
+    for (int i = launch->arrays - launch->watched; i < launch->arrays; ++i)
+      machine.arrays[i].shadow.resize((machine.arrays[i].bytes + GRANULE - 1) / GRANULE);
     run_grid();
   }
-  free_machine(window_bytes, stack_bytes);
+  free_machine();
   return machine.fault.empty() ? nullptr : machine.fault.c_str();
 }

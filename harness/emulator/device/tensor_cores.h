@@ -112,7 +112,7 @@ inline Warpgroup& warpgroup_of(Thread& t) {
 
 // Note a warp's reads: 16 rows of A, all columns of B; a row of 16 elements is one access of what is contiguous.
 inline void note_operands(Thread& t, const Wgmma& w, Clock group, int warp) {
-  Access me = {warpgroup_agent(t), group, t.id, t.place};
+  Access me = access_by(t, WGMMA, numbered(warpgroup_of(t).agent), group);
   Block& block = block_of(t);
   auto note = [&](const Descriptor& d, int first, int last, bool k_major) {
     for (int other = first; other < last; other += k_major ? 1 : 8)
@@ -241,7 +241,7 @@ void wgmma_wait(int left) {
     group.waiting.push_back(&t);
     wait_here(t, "wgmma.wait_group, for another warp's part of what it waits for");
   }
-  t.clocks.set(warpgroup_agent(t), last);
+  if (group.agent) t.clocks.set(group.agent, last);
   auto& lent = t.in_flight;
   lent.erase(std::remove_if(lent.begin(), lent.end(), [&](const Range& r) { return r.group <= last; }), lent.end());
 }

@@ -12,13 +12,13 @@ inline std::string state_of(uint address, const MBarrier& m) {
 inline std::string at(const Thread& t) { return ", by " + name(t) + " at " + place(t.place); }
 
 inline MBarrier& mbarrier_at(Thread& t, uint address) {
-  auto& all = machine.cluster[rank_of(t, address)].mbarriers;
+  auto& all = t.cluster->blocks[rank_of(t, address)].mbarriers;
   auto found = all.find(inside(address));
   if (found == all.end()) fail("mbarrier", text("no mbarrier was initialised at 0x%x", inside(address)) + at(t));
   MBarrier& m = found->second;
   if (rank_of(t, address) != t.rank && !living(rank_of(t, address)))
     fail("cluster", "shared memory of a block whose threads have all ended is used" + at(t));
-  if (Clocks::of(t.clocks.known, m.thread) < m.initialised)
+  if (Knowledge::of(t.clocks.known, m.thread) < m.initialised)
     fail("race", text("mbarrier 0x%x is used before its initialisation is known to the user", inside(address)) + at(t));
   return m;
 }
@@ -32,7 +32,7 @@ void mbarrier_init(uint address, uint count) {
   if (!count) fail("mbarrier", text("0x%x expects no arrival", address) + at(t));
   MBarrier m = {};
   m.count = m.pending = count;
-  m.agent = machine.next_agent++;
+  m.agent = t.cluster->agents++;
   m.thread = t.id;
   m.initialised = clock_of(t);
   all.emplace(address, m);
@@ -72,13 +72,15 @@ void arrive(uint address, uint count, uint expected_bytes, bool arrives) {
   perhaps_complete(m);
 }
 
+// A thread that only tests, and does so again with nothing in between, waits as others do.
 void try_wait(bool& done, uint address, uint parity, bool blocking) {
   Thread& t = EMU_THREAD;
   MBarrier& m = mbarrier_at(t, address);
   if (rank_of(t, address) != t.rank) fail("mbarrier", "a wait on another block's mbarrier" + at(t));
   done = (m.phase & 1) != (parity & 1);
-  if (!done && (!blocking || (machine.spurious && draw(8) == 0))) {
-    ranks.shuffle();
+  bool again = looks_again(t, &m, m.phase);
+  if (!done && (blocking ? machine.spurious && draw(8) == 0 : !again)) {
+    t.cluster->ranks.shuffle(*t.cluster);
     leave(t);
     return;
   }
@@ -97,10 +99,11 @@ void mapa(uint& to, uint address, uint rank) {
   to = (rank + 1) << 24 | inside(address);
 }
 
-// What the thread knows of shared memory is from here on visible to the asynchronous proxy.
+// What the thread knows is from here on visible to the asynchronous proxy.
 void fence_proxy() {
   Thread& t = EMU_THREAD;
-  Clocks::raise(t.clocks.proxied, t.clocks.known);
+  Knowledge::raise(t.clocks.proxied, t.clocks.known);
+  for (auto& [number, knowledge] : t.clocks.others) Knowledge::raise(knowledge.proxied, knowledge.known);
   tick(t);
 }
 
@@ -121,7 +124,7 @@ void arrive_after_copies(uint address, bool counted) {
     perhaps_complete(m);
   };
   if (now(EARLY)) complete();
-  else machine.pending.push_back({complete});
+  else t.cluster->pending.push_back({complete});
 }
 
 inline void check_map(Thread& t, const CUtensorMap& map, int rank, uint address, const char* what) {
@@ -161,30 +164,52 @@ template <class Move> void for_each_piece(const Box& box, uint address, Move mov
   }
 }
 
-inline void begin_load(Thread& t, const Box& box, int rank, uint to, uint mbarrier) {
+// A transfer of `bytes` to shared memory of the cluster's block of that rank, counted by an mbarrier there; `move` does
+// it, given the block's memory. Returns what it writes as.
+template <class Move>
+inline Access begin_transfer(Thread& t, int rank, uint to, size_t bytes, uint mbarrier, Move move) {
   uint remote = uint(rank + 1) << 24;
-  Block& block = machine.cluster[rank];
+  Block& block = t.cluster->blocks[rank];
   MBarrier& m = mbarrier_at(t, remote | mbarrier);
-  if (Clocks::of(t.clocks.proxied, m.thread) < m.initialised)
+  if (Knowledge::of(t.clocks.proxied, m.thread) < m.initialised)
     fail("missing proxy fence", text("mbarrier 0x%x counts a TMA load without a fence since its initialisation", mbarrier) + at(t));
-  size_t bytes = bytes_of(box.map);
   check_bounds(block, to, bytes, "a TMA load");
   Clock number = ++m.transfers;
   m.under_way.push_back(number);
-  note_access(t, block, to, bytes, true, {m.agent, number, t.id, t.place});
+  Access me = access_by(t, TRANSFER, m.agent, number);
+  note_access(t, block, to, bytes, true, me);
   uchar* window = block.window;
-  auto complete = [box, to, window, &m, number, bytes] {
-    int size = box.map.element_bytes;
-    for_each_piece(box, to, [&](uint at, const uchar* from) {
-      if (from) std::memcpy(window + at, from, size);
-      else std::memset(window + at, 0, size);
-    });
+  auto complete = [move, window, &m, number, bytes] {
+    move(window);
     m.under_way.erase(std::find(m.under_way.begin(), m.under_way.end(), number));
     m.bytes -= int64_t(bytes);
     perhaps_complete(m);
   };
   if (now(EARLY)) complete();
-  else machine.pending.push_back({complete});
+  else t.cluster->pending.push_back({complete});
+  return me;
+}
+
+inline void begin_load(Thread& t, const Box& box, int rank, uint to, uint mbarrier) {
+  begin_transfer(t, rank, to, bytes_of(box.map), mbarrier, [box, to](uchar* window) {
+    int size = box.map.element_bytes;
+    for_each_piece(box, to, [&](uint at, const uchar* from) {
+      if (from) std::memcpy(window + at, from, size);
+      else std::memset(window + at, 0, size);
+    });
+  });
+}
+
+// Bytes that lie in a row, to the block's own shared memory, or another block's of the cluster.
+void load_bytes(uint to, const void* from, int bytes, uint mbarrier) {
+  Thread& t = EMU_THREAD;
+  check_aligned(t, inside(to), 16, "the destination of cp.async.bulk");
+  check_aligned(t, uintptr_t(from), 16, "the source of cp.async.bulk");
+  if (bytes <= 0 || bytes % 16) fail("TMA", text("a bulk load of %d bytes, no multiple of 16", bytes) + at(t));
+  if (rank_of(t, to) != rank_of(t, mbarrier)) fail("cluster", "a bulk load and its mbarrier are of two blocks" + at(t));
+  Access me = begin_transfer(t, rank_of(t, to), inside(to), size_t(bytes), inside(mbarrier),
+                             [to, from, bytes](uchar* window) { std::memcpy(window + inside(to), from, size_t(bytes)); });
+  access_global(t, from, size_t(bytes), false, me, "a bulk load");
 }
 
 inline Box box_of(const CUtensorMap& map, const int* corner, const uchar* from, bool add) {
@@ -205,7 +230,7 @@ void load_box(uint to, const CUtensorMap& map, const int* corner, int rank, uint
 }
 
 inline void finish_store(const Box& box) {
-  uint start = uint((box.from - machine.windows) % WINDOW);
+  uint start = uint((box.from - machine.here->windows) % WINDOW);
   const uchar* window = box.from - start;
   int size = box.map.element_bytes;
   for_each_piece(box, start, [&](uint at, uchar* to) {
@@ -224,7 +249,7 @@ void store_box(const CUtensorMap& map, const int* corner, int rank, uint from, b
   Thread& t = EMU_THREAD;
   check_map(t, map, rank, from, "a TMA store");
   check_bounds(block_of(t), from, bytes_of(map), "a TMA store");
-  note_access(t, block_of(t), from, bytes_of(map), false, {agent(STORE, t.id), t.stored + 1, t.id, t.place});
+  note_access(t, block_of(t), from, bytes_of(map), false, access_by(t, STORE, numbered(t.store_agent), t.stored + 1));
   t.open_stores.push_back(box_of(map, corner, shared_pointer(t, from), add));
 }
 
@@ -245,7 +270,7 @@ void bulk_commit() {
 void wait_for_stores(int left) {
   Thread& t = EMU_THREAD;
   retire_stores(t, left);
-  if (t.stored >= Clock(left)) t.clocks.set(agent(STORE, t.id), t.stored - left);
+  if (t.store_agent && t.stored >= Clock(left)) t.clocks.set(t.store_agent, t.stored - left);
 }
 
 // setmaxnreg: whole warpgroups share the block's 64 K registers; what is never given back is waited for in vain. From
@@ -268,9 +293,8 @@ void change_registers(int count) {
 // A thread has ended: what it began must be done, since the block's shared memory ends with it.
 void finish(Thread& t) {
   if (!t.in_flight.empty()) fail("unawaited", "a wgmma is not awaited at the end of " + name(t));
-  if (t.clocks.known.size() > agent(STORE, t.id) || t.stored)
-    if (Clocks::of(t.clocks.known, agent(STORE, t.id)) < t.stored || !t.open_stores.empty())
-      fail("unawaited", "a bulk store's reads are not awaited at the end of " + name(t));
+  if (t.store_agent && (Knowledge::of(t.clocks.known, t.store_agent) < t.stored || !t.open_stores.empty()))
+    fail("unawaited", "a bulk store's reads are not awaited at the end of " + name(t));
   retire_stores(t, 0);
   leave_barriers(t);
 }

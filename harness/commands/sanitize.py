@@ -1,0 +1,93 @@
+"""``sanitize``: kernels broken on purpose, and whole ones, by the emulator and by compute-sanitizer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from pathlib import Path
+
+from harness import execution
+from harness.commands import WRONG
+from harness.commands.options import UsageError, add_revision
+from harness.commands.show import console, new_table, progress
+from harness.measure import gpu_identity
+from harness.records import now
+from harness.sanitizer.agreement import Row, read, row_of, save, tally
+from harness.sanitizer.judgement import AGREE, CANNOT_SEE, DISAGREE
+from harness.sanitizer.preparation import prepare, prepared_kernels, subject_names
+from harness.sanitizer.tools import ALONE, TOOLS, look_at_all, require_sanitizer, version
+from harness.session import ROOT, git_state
+from kernels.codegen import toolchain
+
+TEXT = "kernels broken on purpose, and whole ones, by the emulator and by compute-sanitizer: where they agree"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which half of the work, and where its parts lie."""
+    parser.add_argument("--prepare", action="store_true", help="compile, and ask the emulator; needs no GPU")
+    parser.add_argument("--work", type=Path, default=Path("build/sanitize"), help="folder of parts (build/sanitize)")
+    module = "module that names the kernels (tests.broken_kernels)"
+    parser.add_argument("--kernels", default="tests.broken_kernels", metavar="MODULE", help=module)
+    parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes at a time (cores)")
+    parser.add_argument("--out", type=Path, help="file for the record, as JSON")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of a record; needs no GPU")
+    add_revision(parser)
+
+
+def run(options: argparse.Namespace, command: str) -> int:
+    """Prepare, or look at what is prepared, or show; exit status 1 where emulator and tools disagree."""
+    if options.jobs < 1:
+        raise UsageError(f"--jobs {options.jobs}: at least 1")
+    if options.prepare:
+        return _prepare(options)
+    rows = read(options.show) if options.show else _look(options, command)
+    _print(rows)
+    return WRONG if any(row.verdict == DISAGREE for row in rows) else 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    compiler, kinds = toolchain.require_compiler(), Counter()
+    with progress() as bar:
+        task = bar.add_task("preparing", total=len(subject_names(options.kernels)))
+        for kernel in prepare(options.kernels, options.work, compiler, options.jobs):
+            kinds[kernel.emulator.kind or "nothing"] += 1
+            bar.advance(task)
+    print(f"{kinds.total()} kernels in {options.work}; the emulator finds " + ", ".join(_counted(kinds)))
+    return 0
+
+
+def _counted(kinds: Counter[str]) -> list[str]:
+    return [f"{count} × {kind}" for kind, count in kinds.most_common()]
+
+
+def _look(options: argparse.Namespace, command: str) -> list[Row]:
+    kernels = prepared_kernels(options.work)
+    execution.require_gpu()
+    sanitizer, identity = require_sanitizer(), gpu_identity()
+    with progress() as bar:
+        runs = len(kernels) * (1 + len(TOOLS))
+        task = bar.add_task("looking", total=runs)
+        for _ in look_at_all(kernels, sanitizer, options.jobs):
+            bar.advance(task)
+        bar.update(task, completed=runs)  # those of kernels that hang are left out
+    rows = [row_of(kernel) for kernel in kernels]
+    if options.out:
+        revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
+        provenance = {"gpu": identity["gpu"], "driver": identity["driver"], "sanitizer": version(sanitizer)}
+        provenance |= {"recorded_at": now(), "revision": revision, "dirty": dirty, "command": command}
+        save(rows, provenance, options.out)
+    return rows
+
+
+def _print(rows: list[Row]) -> None:
+    """Counts by kind of fault, then every kernel on which they do not agree."""
+    verdicts = (AGREE, CANNOT_SEE, DISAGREE)
+    table = new_table("Emulator and compute-sanitizer", ("the emulator finds", *verdicts), texts={"the emulator finds"})
+    for kind, counts in sorted(tally(rows).items()):
+        table.add_row(kind, *(str(counts[verdict]) for verdict in verdicts))
+    console().print(table)
+    for row in sorted(rows, key=lambda row: verdicts.index(row.verdict)):
+        if row.verdict != AGREE:
+            runs = ", ".join(f"{tool} {row.runs[tool].status}" for tool in (ALONE, *TOOLS) if tool in row.runs)
+            print(f"{row.name}: {row.verdict}: {row.why}\n  emulator: {row.emulator.kind or 'nothing'}; {runs}")

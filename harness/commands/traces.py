@@ -1,0 +1,45 @@
+"""``traces``: record on the GPU what instructions do with layouts, and hold the emulator to it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness import emulator, execution
+from harness.commands import WRONG
+from harness.commands.options import UsageError
+from harness.commands.show import progress
+from harness.measure import gpu_identity
+from harness.traces import RECORDED, difference, probes, record
+from harness.traces.recording import ARCH
+from kernels.codegen import toolchain
+from kernels.driver import cuda_driver
+
+TEXT = "record on the GPU where instructions put and find each element (fragments, swizzles, descriptors, TMA boxes)"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which probes, and where their traces go."""
+    parser.add_argument("--only", default="", metavar="WORD", help="probes whose names have this in them (all)")
+    parser.add_argument("--out", type=Path, default=RECORDED, help="folder of the traces, one file each (the tests')")
+
+
+def run(options: argparse.Namespace, _command: str) -> int:
+    """Record what is missing; where there is a C++ compiler, exit status 1 if the emulator does otherwise."""
+    wanted = [probe for probe in probes() if options.only in probe.name]
+    if not wanted:
+        raise UsageError(f"--only {options.only}: no probe has that in its name; leave it out for all")
+    execution.require_gpu()
+    if (arch := execution.gpu_arch()) != ARCH:
+        raise UsageError(f"the GPU here is {arch}, and the probes have {ARCH}'s instructions; run on an H100 or H200")
+    compares, differing = emulator.find_host_compiler() is not None, []
+    with progress() as bar:
+        task = bar.add_task("recording", total=len(wanted))
+        for probe, trace in record(wanted, toolchain.require_compiler(), gpu_identity(), cuda_driver(), options.out):
+            if compares and (unlike := difference(probe.lines(probe.program), trace.lines)):
+                differing.append(f"{probe.name}: the emulator differs at {unlike}")
+            bar.advance(task)
+    print("\n".join([*differing, f"{len(wanted)} traces in {options.out}"]))
+    if compares:
+        print(f"the emulator does the same in {len(wanted) - len(differing)} of {len(wanted)}")
+    return WRONG if differing else 0
