@@ -119,6 +119,13 @@ def test_every_choice_fits_and_every_rung_is_a_kernel(layout: str) -> None:
         assert smallest.build(Matmul(256, 512, 512, "float16", layout), Setting(132)).params
 
 
+def test_a_tile_of_one_box_is_not_taken_for_blocks_that_stay() -> None:
+    """256 tiles for 132 blocks: rung 13 would write the second one's results where TMA reads the first one's."""
+    few, many = (choose(Matmul(1, n, 4096, "float16"), H200) for n in (4096, 16384))
+    assert (few.rung.number, str(few.tile)) == (13, "64x64x64/1x1")
+    assert (many.rung.number, str(many.tile)) != (13, "64x64x64/1x1")
+
+
 def test_rows_across_cache_lines_make_clusters() -> None:
     problem = Matmul(512, 520, 512, "float16")
     chosen = Choice.parse(RUNGS[13], "64x128x64/1x1@2")

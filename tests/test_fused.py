@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from kernels.fused import ACTIVATIONS, PLAIN, Epilogue
 from kernels.host_code import launch_plan
 from kernels.launcher import TIR_PIPELINE
 from kernels.persistent import persistent
+from kernels.stream import plan_for
 from kernels.tma_ring import tma_ring
 from kernels.warp_specialized import warp_specialized
 from schedules.errors import IllegalWorkload
@@ -53,8 +55,10 @@ def emulate(function: tvm.tirx.PrimFunc, given: dict[str, np.ndarray]) -> None:
     """Run a kernel in the emulator on arrays by name; workspaces are its own."""
     made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
     names = tuple(str(parameter.name) for parameter in function.params)
-    arrays = [given.get(name, np.zeros(1, np.int32 if name == "flags" else np.float32)) for name in names]
-    EmulatedProgram("fused", made.cuda, tuple(read_launches(made.host)), names)(*arrays)
+    kept = {each.buffer: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in launch_plan(made).workspaces}
+    arrays = [given[name] if name in given else kept.get(name, np.zeros(1, np.float32)) for name in names]
+    launches = tuple(read_launches(made.host))
+    EmulatedProgram("fused", made.cuda, launches, names, resident=prod(launches[0].grid))(*arrays)
 
 
 @pytest.mark.emulator
@@ -78,6 +82,18 @@ def test_results_are_those_of_float64(
     wanted = REFERENCES[finish.activation](wanted)
     limit = {"float16": 2**-11, "float32": 2**-20}[out_dtype] * np.abs(wanted).max() + 1e-5
     assert float(np.abs(got.astype(np.float64) - wanted).max()) <= limit
+
+
+@pytest.mark.emulator
+def test_helpers_sums_are_finished_once_by_the_owner() -> None:
+    """Three tiles for two blocks: the last one's first k tiles are multiplied by the block that has none."""
+    problem, draw = Matmul(180, 128, 512, "float16"), np.random.default_rng(0)
+    function = persistent(problem, ROLES, 2, multiprocessors=2, finish=Epilogue(0.5, "float32", "relu"))
+    assert plan_for(problem, ROLES, 2).helpers == 1
+    a, b = (draw.integers(-2, 3, sizes).astype(np.float16) for sizes in ((180, 512), (512, 128)))
+    got, bias = np.full((180, 128), np.nan, np.float16), draw.integers(-9, 9, 128).astype(np.float32)
+    emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
+    assert (got == np.maximum(0.5 * (a.astype(np.float64) @ b) + bias, 0)).all()
 
 
 @pytest.mark.emulator

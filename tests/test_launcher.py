@@ -110,7 +110,7 @@ def test_workspaces_are_what_is_no_matrix() -> None:
     cut, whole = (persistent(problem, ROLES, 4, multiprocessors=count) for count in (3, 2))
     plan = read(cut)
     sums = PlainBuffer("shared_sums", "float32", (3 * 128 * 128,))
-    assert plan.workspaces == (PlainBuffer("flags", "int32", (3,)), sums)
+    assert plan.workspaces == (PlainBuffer("flags", "int32", (6,)), sums)
     assert plan.maps("C")
     assert read(whole).workspaces == ()
 
