@@ -365,8 +365,10 @@ def test_the_command_says_what_it_cannot_do(
 
 
 @pytest.mark.gpu
-def test_the_command_names_every_way_to_launch(command: Callable[..., Outcome]) -> None:
-    outcome = command("launch", "--step", "11", "--size", "512")
+@pytest.mark.parametrize("case", [("11", "512x512x512"), ("13", "128x128x8192")])
+def test_the_command_names_every_way_to_launch(command: Callable[..., Outcome], case: tuple[str, str]) -> None:
+    """Of step 13 a last wave that is cut, with workspaces."""
+    outcome = command("launch", "--step", case[0], "--shape", case[1])
     assert outcome.code == 0
     for way in ("executable", "the launcher", "kernels.matmul", "torch.mm"):
         assert way in outcome.out
