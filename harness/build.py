@@ -18,6 +18,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from harness.any_rows import launched_with_rows, takes_any_rows
 from harness.records import CodeFacts, Resources
 from harness.targets import Machine
 from kernels.codegen import overlap
@@ -455,6 +456,8 @@ def lower(case: Case, stamps: Stamps | None = None) -> Kernel:
         source = make(case.problem, case.config)
     lowered = lower_schedule(source, case.machine, str(case))
     shared = {part.name: getattr(lowered, part.name) for part in fields(lowered)}
+    if takes_any_rows(lowered.device):
+        shared |= launched_with_rows(lowered.host, lowered.device, case.problem.m)
     return Kernel(**{**shared, "warnings": tuple(str(warning.message) for warning in caught)}, case=case)
 
 

@@ -120,7 +120,7 @@ def stalls_figure(results: Results, section: Section, step: int) -> Figure:
     starts = [0.0] * len(bars)
     for reason, color in zip([*STALLS, "other reasons"], PALETTE):
         summed = [reason] if reason in STALLS else others
-        widths = [sum(stalls(c)[part] for part in summed) for c in bars]
+        widths = [sum(stalls(c).get(part, 0.0) for part in summed) for c in bars]  # older records have fewer reasons
         axes.barh(places, widths, left=starts, color=color, edgecolor="#333333", linewidth=0.4, label=reason)
         starts = [start + width for start, width in zip(starts, widths)]
     labels = [f"{shape_of(c)[0]}³ {name}, {c.values['time, ns'] / 1e3:,.0f} µs" for c, name in zip(bars, names)]

@@ -29,6 +29,11 @@ def loop_extent(sch: Schedule, loop: LoopRV) -> int:
     return int(sch.get(loop).extent)
 
 
+def is_constant(extent: tirx.Expr) -> bool:
+    """Whether an extent is a number, and not known at run time only."""
+    return isinstance(extent, tirx.IntImm)
+
+
 def loop_extents(sch: Schedule, block: SBlockRV) -> list[int]:
     """Trip counts of the loops around a block, outermost first."""
     return [loop_extent(sch, loop) for loop in sch.get_loops(block)]

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .errors import IllegalSchedule
-from .inspection import block_name, innermost_iterator, loop_extents, operand_regions
+from .inspection import block_name, innermost_iterator, is_constant, operand_regions
 
 
 def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
@@ -136,14 +136,15 @@ def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
     Costs no memory once the three extra blocks are inlined, which
     :func:`schedules.caching.inline_data_movement` and :func:`schedules.caching.accumulate_in_registers` do:
     loads become predicated with zero fill, the write-back becomes predicated, and the inner loops carry
-    no predicate at all. Returns whether anything was padded; where all extents divide, nothing changes.
+    no predicate at all. Returns whether anything was padded; where all extents divide, nothing changes. An extent known
+    at run time only is always padded.
 
     Raises
     ------
     IllegalSchedule : if ``tile`` has not one extent per loop; if the block is not an einsum, or sums
         anything else than products of its two operands.
     """
-    extents = loop_extents(sch, block)
+    extents = [sch.get(loop).extent for loop in sch.get_loops(block)]
     if len(tile) != len(extents):
         raise IllegalSchedule(
             "padding needs one tile extent per loop",
@@ -152,7 +153,7 @@ def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
             limit=len(extents),
             remedy="give 1 for a loop to leave alone",
         )
-    if all(extent % size == 0 for extent, size in zip(extents, tile)):
+    if all(size == 1 or (is_constant(extent) and int(extent) % size == 0) for extent, size in zip(extents, tile)):
         return False
     if not _sums_products(sch.get(block)):
         raise IllegalSchedule(

@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from .errors import IllegalSchedule, IllegalTile
-from .inspection import loop_extent, loop_name
+from .inspection import is_constant, loop_extent, loop_name
 
 if TYPE_CHECKING:
     from typing import Self
@@ -268,7 +268,8 @@ def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> lis
         after    for row_group < 4:  for column < 32:  for row_in_group < 8:  ...                # group = 8
 
     132 blocks at once then touch 8 rows and 17 columns of tiles instead of 5 and 32. A group that does not divide
-    the rows is lowered to the next divisor. Returns the loops, for :func:`bind_grid`.
+    the rows is lowered to the next divisor. Where the number of rows is known at run time only, ``group`` columns run
+    side by side in their place. Returns the loops, for :func:`bind_grid`.
 
     Raises
     ------
@@ -282,13 +283,14 @@ def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> lis
             limit=1,
             remedy="give 1 for row order",
         )
-    rows = loop_extent(sch, row)
-    divisor = max(d for d in range(1, min(group, rows) + 1) if rows % d == 0)
+    grouped, other = (row, column) if is_constant(sch.get(row).extent) else (column, row)
+    extent = loop_extent(sch, grouped)
+    divisor = max(d for d in range(1, min(group, extent) + 1) if extent % d == 0)
     if divisor == 1:
         return [row, column]
-    outer, inner = sch.split(row, [None, divisor])
-    sch.reorder(outer, column, inner)
-    return [outer, column, inner]
+    outer, inner = sch.split(grouped, [None, divisor])
+    sch.reorder(outer, other, inner)
+    return [outer, other, inner]
 
 
 def bind_threads(sch: Schedule, row: LoopRV, column: LoopRV) -> None:

@@ -19,6 +19,7 @@ from .errors import IllegalWorkload
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 LAYOUTS = ("nn", "nt")
 MAX_ELEMENTS = 2**31
+ROWS = "m"  # the variable that is the number of rows where it is known at run time only
 
 
 def accumulator_dtype(dtype: str) -> str:
@@ -74,9 +75,13 @@ class Matmul:
         """Shape of B as stored: (k, n), or (n, k) when transposed."""
         return (self.k, self.n) if self.layout == "nn" else (self.n, self.k)
 
-    def prim_func(self) -> tirx.PrimFunc:
-        """The unscheduled TensorIR function ``(A, B, C)``; its contraction is the block "matmul"."""
-        return te.create_prim_func(list(_matmul_tensors(self)))
+    def prim_func(self, any_m: bool = False) -> tirx.PrimFunc:
+        """The unscheduled TensorIR function ``(A, B, C)``; its contraction is the block "matmul".
+
+        With ``any_m`` it takes A and C of any number of rows, which its calls bring; m·n and m·k have to stay below
+        2³¹ then, too.
+        """
+        return te.create_prim_func(list(_matmul_tensors(self, tirx.Var(ROWS, "int32") if any_m else None)))
 
     def transposed(self) -> Matmul:
         """The same product with B stored in the other layout."""
@@ -267,8 +272,10 @@ def _elements(shape: Sequence[int], dtype: str) -> te.Tensor:
     return te.placeholder(tuple(shape), dtype, name="x")
 
 
-def _matmul_tensors(problem: Matmul) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    a = te.placeholder((problem.m, problem.k), problem.dtype, name="A")
+def _matmul_tensors(problem: Matmul, rows: tirx.Var | None = None) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    """A, B and C; ``rows`` in the place of m where it is known at run time only."""
+    m = problem.m if rows is None else rows
+    a = te.placeholder((m, problem.k), problem.dtype, name="A")
     b = te.placeholder(problem.b_shape, problem.dtype, name="B")
     k = te.reduce_axis((0, problem.k), name="k")
     wide = accumulator_dtype(problem.dtype)
@@ -278,7 +285,7 @@ def _matmul_tensors(problem: Matmul) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
         other = b[k, j] if problem.layout == "nn" else b[j, k]
         return te.sum(a[i, k].astype(wide) * other.astype(wide), axis=k)
 
-    product = te.compute((problem.m, problem.n), element, name="matmul")
+    product = te.compute((m, problem.n), element, name="matmul")
     return a, b, _rounded(product, problem.out_dtype)
 
 

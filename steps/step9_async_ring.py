@@ -16,6 +16,7 @@ Variants, compared by name:
   first one of the next k tile is filled behind the barrier in the middle of a tile. The default. It takes k tiles
   of an even number of steps of 16; others, and products of a single k tile, are as in "shared".
 - shared: the ring in shared memory only.
+- any_m: fragments, one kernel for any number of rows: predicates on A and C, and groups of columns run side by side.
 - tf32: fragments, for float32 operands, each rounded to 11 bits.
 
 What to expect: the loop's instructions are hardly more than `mma`, `ldmatrix` and cp.async; larger warp tiles use
@@ -34,7 +35,7 @@ from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
 from steps.config import TENSOR_CORE_TILES, StepConfig
 
-VARIANTS = ("fragments", "shared", "tf32")
+VARIANTS = ("fragments", "shared", "any_m", "tf32")
 DTYPES = {variant: ("float32",) if variant == "tf32" else ("float16", "bfloat16") for variant in VARIANTS}
 PIPELINED = True
 NEEDS_ASYNC_COPY = VARIANTS
@@ -44,9 +45,9 @@ STAGES = 4
 TUNING_STAGES = (3, 4)
 
 
-def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, TensorizedContraction]:
+def contraction(problem: Matmul, config: StepConfig, any_m: bool) -> tuple[Schedule, TensorizedContraction]:
     """The schedule, all but the instructions."""
-    sch = Schedule(problem.prim_func())
+    sch = Schedule(problem.prim_func(any_m))
     slots = min(config.stages, config.k_tiles(problem))
     scope = config.tile.shared_scope(dtype_bytes(problem.dtype), slots)
     form = {"scope": scope, "hide_reads": slots > 1, "instruction": TF32 if config.variant == "tf32" else None}
@@ -61,13 +62,13 @@ def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, Tensoriz
 
 
 def schedule_before_tensorization(problem: Matmul, config: StepConfig) -> Schedule:
-    """What can be verified without a GPU: everything but the instructions, as TensorIR."""
-    return contraction(problem, config)[0]
+    """What LLVM can verify: everything but the instructions; any_m with the rows fixed, as TVM's CPU passes need."""
+    return contraction(problem, config, any_m=False)[0]
 
 
 def schedule(problem: Matmul, config: StepConfig) -> Schedule:
     """Step 8 with its k loop pipelined."""
-    sch, tensorized = contraction(problem, config)
+    sch, tensorized = contraction(problem, config, config.variant == "any_m")
     use_instruction(sch, tensorized)
     return sch
 

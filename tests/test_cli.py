@@ -210,9 +210,9 @@ def test_without_a_step_all_are_meant() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--step 9 --dtype bfloat16", ["fragments", "shared"]),
+        ("--step 9 --dtype bfloat16", ["fragments", "shared", "any_m"]),
         ("--step 9 --variant all --dtype float32", ["tf32"]),
-        ("--step 9", ["fragments", "shared"]),
+        ("--step 9", ["fragments", "shared", "any_m"]),
         ("--step 8-9 --dtype bfloat16", ["default", "fragments"]),
         ("--step 8-9 --variant tf32", ["tf32", "tf32"]),
         ("--step 10 --variant all", list(STEPS[10].variants)),

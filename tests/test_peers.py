@@ -28,6 +28,7 @@ from harness.peers import (
     admit,
     dlight,
     find_peers,
+    metaschedule,
     peer_versions,
     tilelang,
     tilus,
@@ -82,6 +83,7 @@ def raising(error: Exception) -> Any:
         ("none,dlight", ["dlight"]),
         ("triton,triton-stages", ["triton-stages"]),
         ("triton_tma,triton", ["triton", "triton_tma"]),
+        ("metaschedule,dlight", ["dlight", "metaschedule"]),
         ("all,triton-stages", ["triton-stages", "triton_tma", "dlight", "tilus", "tilelang"]),
     ],
 )
@@ -91,7 +93,7 @@ def test_peers_are_found_by_name(names: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize("names", ["cutlass", "triton,cutlass", "", "triton,"])
 def test_an_unknown_peer_is_refused(names: str) -> None:
-    known = "triton, triton-stages, triton_tma, dlight, tilus, tilelang, call"
+    known = "triton, triton-stages, triton_tma, dlight, metaschedule, tilus, tilelang, call"
     with pytest.raises(UnknownPeer, match=f"there are {known}, or all, or none"):
         find_peers(names)
 
@@ -220,6 +222,51 @@ def test_what_no_rule_takes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(dlight, "rules", lambda: (SimpleNamespace(apply=lambda *_arguments: None),))
     with pytest.raises(PeerFailed, match="none of dlight's rules takes 33x17x50 float32"):
         dlight.scheduled(PROBLEM, MACHINE.target())
+
+
+# MetaSchedule
+
+
+class FakeDatabase(list):
+    """Trials by their times in seconds."""
+
+    def get_all_tuning_records(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(run_secs=[seconds]) for seconds in self]
+
+
+class FakeSearch:
+    """Stands in for tune_tir and compile_tir: each call times so many trials, and has one that does not run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, timed: int) -> None:
+        self.timed, self.seeds, self.now = timed, [], 0.0
+        monkeypatch.setattr(metaschedule.ms, "tune_tir", self.tune)
+        monkeypatch.setattr(metaschedule.ms.database, "MemoryDatabase", FakeDatabase)
+        monkeypatch.setattr(metaschedule.ms.tir_integration, "compile_tir", lambda found, *_: min(found))
+        monkeypatch.setattr(metaschedule.time, "perf_counter", lambda: self.now)
+
+    def tune(self, _mod: Any, _target: Any, _folder: str, *, database: list, seed: int, **_options: Any) -> None:
+        self.seeds.append(seed)
+        database += [*[1.0 / seed] * self.timed, 1e10]
+        self.now += 10.0
+
+
+def test_a_search_goes_on_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeSearch(monkeypatch, timed=3)
+    best, trials = metaschedule.search(PROBLEM, metaschedule.search_target(MACHINE), 25.0, runner="none")
+    assert fake.seeds == [1, 2, 3]  # others each time; the batch that has begun is ended
+    assert (best, trials) == (1 / 3, 9)
+
+
+def test_a_search_that_finds_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeSearch(monkeypatch, timed=0)
+    with pytest.raises(PeerFailed, match="none of MetaSchedule's trials of 33x17x50 float32"):
+        metaschedule.search(PROBLEM, metaschedule.search_target(MACHINE), 5.0, runner="none")
+
+
+def test_a_search_keeps_to_static_shared_memory() -> None:
+    attributes = metaschedule.search_target(MACHINE).attrs
+    assert int(attributes["max_shared_memory_per_block"]) == 48 * 1024
+    assert int(attributes["max_threads_per_block"]) == MACHINE.threads_per_block
 
 
 # Triton

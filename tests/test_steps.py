@@ -188,7 +188,7 @@ def test_each_variant_says_which_operands_it_takes() -> None:
     assert {taken[7, variant] for variant in STEPS[7].variants} == {("float32",)}
     halves = ("float16", "bfloat16")
     assert [taken[8, variant] for variant in STEPS[8].variants] == [halves, ("float32",)]
-    assert [taken[9, variant] for variant in STEPS[9].variants] == [halves, halves, ("float32",)]
+    assert [taken[9, variant] for variant in STEPS[9].variants] == [halves, halves, halves, ("float32",)]
     assert {taken[number, variant] for number in (10, 11, 14) for variant in STEPS[number].variants} == {halves}
     tf32 = [(number, variant) for number, variant in EVERY_VARIANT if STEPS[number].math(variant) == "tf32"]
     assert tf32 == [(8, "tf32"), (9, "tf32")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.peers import call, dlight, tilelang, tilus, triton, triton_tma
+from harness.peers import call, dlight, metaschedule, tilelang, tilus, triton, triton_tma
 from harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, admit, peer_versions
 
 __all__ = [
@@ -19,7 +19,10 @@ __all__ = [
 
 KINDS: dict[str, PeerKind] = {
     kind.name: kind
-    for kind in (triton.KIND, triton.STAGES_KIND, triton_tma.KIND, dlight.KIND, tilus.KIND, tilelang.KIND, call.KIND)
+    for kind in (
+        *(triton.KIND, triton.STAGES_KIND, triton_tma.KIND),
+        *(dlight.KIND, metaschedule.KIND, tilus.KIND, tilelang.KIND, call.KIND),
+    )
 }
 
 
@@ -31,7 +34,7 @@ def find_peers(names: str) -> list[PeerKind]:
     """The kinds that "none", "all" or a list such as "triton,dlight" names, in the registry's order.
 
     A kind whose peers another one enters as well (triton within triton-stages) is left to that one. "all" is
-    each peer once, without Triton's other stage counts.
+    each peer once, without Triton's other stage counts and without what takes minutes.
 
     Raises
     ------
@@ -39,7 +42,7 @@ def find_peers(names: str) -> list[PeerKind]:
     """
     asked = {name.strip() for name in names.split(",")} - {"none"}
     if "all" in asked:
-        asked = (asked - {"all"}) | {name for name, kind in KINDS.items() if kind.peers == (name,)}
+        asked = (asked - {"all"}) | {name for name, kind in KINDS.items() if kind.in_all}
     if unknown := sorted(asked - set(KINDS)):
         raise UnknownPeer(f"no peer {unknown[0]!r}; there are {', '.join(KINDS)}, or all, or none")
     chosen = [kind for name, kind in KINDS.items() if name in asked]

@@ -54,6 +54,7 @@ class PeerKind:
 
     ``enter(arena, machine)`` returns one Entrant per name of ``peers``, in that order; it raises PeerMissing
     or PeerFailed where none of them can run. ``package`` is what it needs installed, "" for nothing more than we do.
+    What ``takes_minutes`` is entered by its name alone.
     """
 
     name: str
@@ -61,6 +62,12 @@ class PeerKind:
     peers: tuple[str, ...]
     enter: Callable[[Arena, Machine], list[Entrant]]
     package: str = ""
+    takes_minutes: bool = False
+
+    @property
+    def in_all(self) -> bool:
+        """Whether "all" means it."""
+        return self.peers == (self.name,) and not self.takes_minutes
 
 
 def admit(kind: PeerKind, arena: Arena, machine: Machine) -> list[Entrant]:

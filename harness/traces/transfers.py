@@ -16,6 +16,8 @@ POOL_BYTES, BARRIER, UNTOUCHED = 4096, 2048, 0xAAAA
 # Column and row of a box's first element. Columns are multiples of 16 bytes: an H200 takes no others.
 INSIDE, BEYOND_END, BEFORE_START = (8, 3), (64, 14), (-8, -3)
 CORNERS = {"inside": INSIDE, "beyond_the_end": BEYOND_END, "before_the_start": BEFORE_START}
+STORED = ("inside", "beyond_the_end")  # a store before the start is an illegal instruction on an H200
+RAGGED = 69  # columns that end within 16 bytes, in the same rows
 SHIFT = 256  # a destination that no wider swizzle's pattern begins at
 
 LOADS = f"""
@@ -113,9 +115,9 @@ ADDS = _store_kernel("tma_add", "cp.reduce.async.bulk.tensor", ".add")
 TEXT = LOADS + STORES + ADDS + ADDRESSES
 
 
-def _map(array: str, swizzle: str, dtype: str = "float16") -> TensorMap:
+def _map(array: str, swizzle: str, dtype: str = "float16", columns: int = COLUMNS) -> TensorMap:
     size = 2 if dtype == "float16" else 4
-    columns = COLUMNS * 2 // size
+    columns = columns * 2 // size
     box = (WIDTHS[swizzle] // size, BOX_ROWS)
     return TensorMap(array, dtype, (columns, ROWS), (COLUMNS * 2,), box, NUMBERS[swizzle])
 
@@ -125,7 +127,9 @@ def _numbered(count: int, dtype: type = np.uint16) -> np.ndarray:
     return np.arange(1, count + 1).astype(dtype)
 
 
-def _load(swizzle: str, where: str, shift: int = 0, dtype: str = "float16", cluster: int = 1) -> Probe:
+def _load(
+    swizzle: str, where: str, shift: int = 0, dtype: str = "float16", cluster: int = 1, columns: int = COLUMNS
+) -> Probe:
     kind = np.uint16 if dtype == "float16" else np.uint32
     tensor = _numbered(COLUMNS * ROWS * 2 // np.dtype(kind).itemsize, kind)
     size = BOX_ROWS * WIDTHS[swizzle]
@@ -141,12 +145,12 @@ def _load(swizzle: str, where: str, shift: int = 0, dtype: str = "float16", clus
     column, row = CORNERS[where]
     corner = (column * 2 // np.dtype(kind).itemsize, row)
     kernel = "tma_multicast" if cluster > 1 else "tma_load"
-    extra = "_shifted" * bool(shift) + "_float32" * (dtype != "float16")
+    extra = "_shifted" * bool(shift) + "_float32" * (dtype != "float16") + "_ragged" * (columns != COLUMNS)
     return Probe(
         f"{kernel}_{swizzle}_{where}{extra}",
         kernel,
         TEXT,
-        (_map("tensor", swizzle, dtype), OUT, *corner, shift, size),
+        (_map("tensor", swizzle, dtype, columns), OUT, *corner, shift, size),
         {"tensor": tensor},
         np.zeros(cluster * BARRIER // 4, np.uint32),
         show,
@@ -157,12 +161,12 @@ def _load(swizzle: str, where: str, shift: int = 0, dtype: str = "float16", clus
     )
 
 
-def _store(swizzle: str, where: str) -> Probe:
+def _store(swizzle: str, where: str, columns: int = COLUMNS) -> Probe:
     return Probe(
-        f"tma_store_{swizzle}_{where}",
+        f"tma_store_{swizzle}_{where}" + "_ragged" * (columns != COLUMNS),
         "tma_store",
         TEXT,
-        (_map(OUT, swizzle), "memory", *CORNERS[where], POOL_BYTES // 4),
+        (_map(OUT, swizzle, columns=columns), "memory", *CORNERS[where], POOL_BYTES // 4),
         {"memory": _numbered(POOL_BYTES // 2).view(np.uint32)},
         np.zeros((ROWS, COLUMNS), np.uint16),
         table,
@@ -204,12 +208,15 @@ def _addresses() -> Probe:
 
 
 def loads() -> list[Probe]:
-    """Loads with each swizzle: inside and over the edges, at a shifted place, in 32 bits, and into two blocks."""
+    """Loads with each swizzle: inside and over the edges, even and ragged, shifted, in 32 bits, and into two blocks."""
     each = [_load(swizzle, where) for swizzle in WIDTHS for where in CORNERS]
     shifted = [_load(swizzle, "inside", SHIFT) for swizzle in WIDTHS]
-    return [*each, *shifted, _load("128", "beyond_the_end", dtype="float32"), _load("128", "inside", cluster=2)]
+    ragged = [_load(swizzle, "beyond_the_end", columns=RAGGED) for swizzle in ("none", "128")]
+    others = [_load("128", "beyond_the_end", dtype="float32"), _load("128", "inside", cluster=2)]
+    return [*each, *shifted, *ragged, *others]
 
 
 def stores() -> list[Probe]:
     """Stores with each swizzle: inside and over the edges; one that adds; and addresses in a cluster."""
-    return [*(_store(swizzle, where) for swizzle in WIDTHS for where in CORNERS), _add(), _addresses()]
+    ragged = [_store(swizzle, "beyond_the_end", RAGGED) for swizzle in ("none", "128")]
+    return [*(_store(swizzle, where) for swizzle in WIDTHS for where in STORED), *ragged, _add(), _addresses()]
