@@ -7,6 +7,7 @@ then the launch on their addresses. Torch is imported when it is called.
 from __future__ import annotations
 
 import functools
+import math
 import numbers
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,9 @@ from .config import HopperTile
 from .driver import cuda_driver
 from .errors import UnsupportedGpu, WrongDevice, WrongDtype
 from .fused import Epilogue
-from .heuristic import Machine, Setting, choose
+from .heuristic import Choice, Machine, Setting, choose, of_any_rows
 from .launcher import LoadedKernel, compile_kernel, load_kernel
-from .operands import Form, arrange, check_bias, output_rows
+from .operands import Form, Operands, arrange, check_bias, output_rows
 from .product import Product
 
 if TYPE_CHECKING:
@@ -54,19 +55,24 @@ def matmul(
     alpha: float = 1.0,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    any_m: bool = False,
 ) -> torch.Tensor:
     """``activation(alpha · a @ b + bias)`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90.
 
-    Returns the (m, n) product. Both operands are float16 or both bfloat16; sums are float32, rounded once to
-    ``out_dtype`` (float16, bfloat16 or float32; by default the operands' dtype, or that of ``out``). Rows of ``a`` are
-    contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies. Rows
-    may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous matrices
-    whose rows do not are copied to padded rows at each call, as is such an output; a warning,
+    Or of a batch of them, (b, m, k) and (b, k, n), by one launch: rows are then multiples of 16 bytes, results 16 bits.
+    Returns the (m, n) or (b, m, n) product. Both operands are float16 or both bfloat16; sums are float32, rounded once
+    to ``out_dtype`` (float16, bfloat16 or float32; by default the operands' dtype, or that of ``out``). Rows of ``a``
+    are contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies.
+    Rows may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous
+    matrices whose rows do not are copied to padded rows at each call, as is such an output; a warning,
     :class:`kernels.product.PaddedCopy`, says so once, with the bytes.
 
     ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
     "relu", "gelu" (the exact form, by erf) or "silu". All three are done to the float32 sums before they are rounded;
     factor and activation are written into the kernel, so that each pair of them is a kernel of its own.
+
+    With ``any_m`` kernels take any m: there is one for each n, k and tile, four at most, instead of one for each m.
+    They are rung 12's, with whole tiles; rows and results as in a batch, which they do not take.
 
     The first call with tensors of some sizes, strides and dtypes compiles a kernel, which takes seconds; cubins are
     kept on disk, loaded kernels for the life of the process. Calls run in torch's current stream, may be captured in
@@ -91,13 +97,13 @@ def matmul(
         raise
     if learned:
         _check_no_gradients()
-    product = _product(left, right, result, out_dtype, added, activation, alpha)
+    product = _product(left, right, result, out_dtype, added, activation, alpha, any_m)
     if product.current_device() != product.device:
         raise _elsewhere("a", product.device)
     return product(a, b, out, bias)
 
 
-def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> str:
+def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, any_m: bool = False) -> str:
     """What :func:`matmul` takes for tensors that lie like these: rung, tile, stages, and what each call copies.
 
     Builds and loads the kernel where that has not been done; raises what :func:`matmul` raises.
@@ -106,7 +112,7 @@ def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = Non
     keys = [
         None if each is None else (each.shape, each.stride(), each.dtype, each.get_device()) for each in (a, b, out)
     ]
-    return _product(*keys, None, None, None, 1.0).description
+    return _product(*keys, None, None, None, 1.0, any_m).description
 
 
 @functools.lru_cache(CACHED_PRODUCTS)
@@ -118,6 +124,7 @@ def _product(
     bias: Key | None,
     activation: str | None,
     alpha: float,
+    any_m: bool,
 ) -> Product:
     """The product of tensors of such forms, ready to run: everything but their addresses is checked here.
 
@@ -130,29 +137,36 @@ def _product(
         raise WrongDtype("out has another dtype than out_dtype", value=out[2], limit=dtype, remedy="give one of both")
     forms = {name: Form(name, tuple(key[0]), tuple(key[1]), _name(key[2])) for name, key in given.items()}
     operands = arrange(forms["a"], forms["b"], _name(dtype))
-    result = output_rows(forms.get("out") or Form("out", operands.shape, (operands.columns, 1), _name(dtype)), operands)
+    _, *inner = operands.shape
+    dense = tuple(math.prod(inner[place:]) for place in range(len(operands.shape)))
+    result = output_rows(forms.get("out") or Form("out", operands.shape, dense, _name(dtype)), operands)
     if not isinstance(alpha, numbers.Real):
         raise TypeError(f"alpha is a {type(alpha).__name__}; give a number, which is written into the kernel")
     if bias:
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
-    return Product(_loaded(operands.problem, operands.straddles, finish, device), operands, result, dtype)
+    return Product(_kernel_for(operands, finish, any_m, device), operands, result, dtype)
+
+
+def _kernel_for(operands: Operands, finish: Epilogue, any_m: bool, device: int) -> LoadedKernel:
+    """The kernel for operands on a GPU, chosen, compiled and loaded."""
+    machine, problem, batch = _gpu(device), operands.problem, operands.batch or 1
+    choice = choose(problem, machine, batch, any_m)
+    setting = Setting(machine.multiprocessors, operands.straddles, finish, batch, any_m)
+    return _loaded(choice, of_any_rows(problem, choice.tile) if any_m else problem, setting, device)
 
 
 @functools.cache
-def _loaded(problem: Matmul, straddles: bool, finish: Epilogue, device: int) -> LoadedKernel:
-    """The kernel for a problem on a GPU, compiled and loaded; ``straddles`` is :attr:`Operands.straddles`."""
+def _loaded(choice: Choice, problem: Matmul, setting: Setting, device: int) -> LoadedKernel:
+    """A chosen kernel on a GPU, compiled and loaded."""
     import torch
 
-    machine = _gpu(device)
     if torch.cuda.is_current_stream_capturing():
         raise FirstCallInCapture(
             f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
             "cannot be captured in a CUDA graph; call it once before"
         )
-    choice = choose(problem, machine)
-    function = choice.build(problem, Setting(machine.multiprocessors, straddles, finish))
-    compiled = compile_kernel(function, machine.target, require_compiler())
+    compiled = compile_kernel(choice.build(problem, setting), _gpu(device).target, require_compiler())
     return load_kernel(compiled, cuda_driver(), device, str(choice))
 
 

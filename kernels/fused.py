@@ -73,12 +73,6 @@ class Epilogue:
         IRBuilder.name(BIAS, bias)
         return bias
 
-    def parameters(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
-        """A kernel without its last parameter, the bias' pointer, where there is no bias."""
-        if self.bias:
-            return function
-        return tirx.PrimFunc(function.params[:-1], function.body, function.ret_type, function.attrs)
-
     def apply(self, bias: Buffer | None, sums: Buffer, product: WarpgroupProduct, column: Expr, lane: Expr) -> None:
         """Emit a thread's work on all its sums, whose columns begin at ``column`` of the output."""
         if self.is_nothing:
@@ -112,3 +106,9 @@ class Epilogue:
 
 
 PLAIN = Epilogue()
+
+
+def without(function: tirx.PrimFunc, *unused: str) -> tirx.PrimFunc:
+    """A kernel without its parameters of these names, which it does not use."""
+    kept = [parameter for parameter in function.params if parameter.name not in unused]
+    return tirx.PrimFunc(kept, function.body, function.ret_type, function.attrs)

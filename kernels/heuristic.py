@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tvm import tirx
 from tvm.target import Target
 
-from schedules.errors import IllegalTile
-from schedules.workloads import Matmul
+from schedules.errors import IllegalTile, IllegalWorkload
+from schedules.workloads import MAX_ELEMENTS, Matmul
 
-from .config import HopperTile, RoleTile
+from .config import RESULT_BOXES, HopperTile, RoleTile
 from .fused import PLAIN, Epilogue
 from .persistent import persistent
 from .stream import plan_for, reckoned_cycles
@@ -55,12 +55,16 @@ class Machine:
 class Setting:
     """What a kernel is made for beside its product.
 
-    ``straddles``: whether rows of B lie across cache lines; ``finish``: what is done to sums before they are rounded.
+    ``straddles``: whether rows of B lie across cache lines; ``finish``: what is done to sums before they are rounded;
+    ``batch``: how many such products; ``any_rows``: the kernel takes any number of rows up to the product's. Both only
+    where the rung is ``flexible``.
     """
 
     multiprocessors: int
     straddles: bool = False
     finish: Epilogue = PLAIN
+    batch: int = 1
+    any_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class Rung:
     """A rung's kernel, its tiles with their ring slots (``tile@slots``), and what it costs beside its tiles' work.
 
     ``build(problem, tile, stages, setting)`` makes the kernel. ``cuts``: whether the last wave of tiles is cut.
-    ``launch_cycles`` are a product's, ``step_cycles`` a k tile's.
+    ``launch_cycles`` are a product's, ``step_cycles`` a k tile's. ``flexible``: it takes batches of products, and any
+    number of rows.
     """
 
     number: int
@@ -78,12 +83,22 @@ class Rung:
     cuts: bool = False
     launch_cycles: int = LAUNCH_CYCLES
     step_cycles: int = 0
+    flexible: bool = False
 
-    def cost(self, problem: Matmul, tile: HopperTile, multiprocessors: int) -> float:
-        """Clock cycles of a product: :func:`kernels.stream.reckoned_cycles`, and the rung's own."""
+    def is_safe(self, problem: Matmul, tile: HopperTile, multiprocessors: int) -> bool:
+        """Whether a kernel that stays for several tiles never writes a box of results that TMA still reads.
+
+        It does where a warpgroup's results are an odd number of boxes, and a block has a second tile.
+        """
+        boxes = WarpgroupProduct.of(problem, tile).boxes
         plan = plan_for(problem, tile, multiprocessors, cuts=self.cuts)
+        return not self.cuts or boxes % RESULT_BOXES == 0 or plan.tiles <= plan.workers
+
+    def cost(self, problem: Matmul, tile: HopperTile, multiprocessors: int, batch: int = 1) -> float:
+        """Clock cycles of a batch of products: :func:`kernels.stream.reckoned_cycles`, and the rung's own."""
+        plan = plan_for(problem, tile, multiprocessors, cuts=self.cuts, batch=batch)
         steps = -(-plan.tiles // plan.workers) * plan.k_tiles
-        worked = reckoned_cycles(problem, tile, multiprocessors, self.cuts)
+        worked = reckoned_cycles(problem, tile, multiprocessors, self.cuts, batch)
         return worked + steps * self.step_cycles + self.launch_cycles
 
 
@@ -92,7 +107,8 @@ def _ring(problem: Matmul, tile: HopperTile, stages: int, setting: Setting) -> t
 
 
 def _roles(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
-    return warp_specialized(problem, tile, stages, finish=setting.finish)
+    more = {"batch": setting.batch, "any_rows": setting.any_rows}
+    return warp_specialized(problem, tile, stages, finish=setting.finish, **more)
 
 
 def _persistent(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
@@ -108,7 +124,7 @@ RUNGS = {
     rung.number: rung
     for rung in (
         Rung(13, RoleTile, ROLE_CHOICES, _persistent, cuts=True, launch_cycles=0),
-        Rung(12, RoleTile, ROLE_CHOICES, _roles),
+        Rung(12, RoleTile, ROLE_CHOICES, _roles, flexible=True),
         Rung(11, HopperTile, RING_CHOICES, _ring, step_cycles=BARRIER_CYCLES),
     )
 }
@@ -142,21 +158,39 @@ def choices() -> Iterator[Choice]:
         yield from (Choice.parse(rung, text) for text in rung.choices.split())
 
 
-def choose(problem: Matmul, machine: Machine) -> Choice:
+def choose(problem: Matmul, machine: Machine, batch: int = 1, any_rows: bool = False) -> Choice:
     """What was measured to be fastest on this GPU; or else the choice of least cost that it can hold.
 
-    Raises IllegalTile where it can hold none, with what is wrong with the first.
+    ``batch`` and ``any_rows`` are those of :class:`Setting`; nothing of theirs was measured. Raises IllegalTile where
+    the GPU can hold no choice, with what is wrong with the first.
     """
-    if measured := tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout)):
+    measured = tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout))
+    flexible = batch > 1 or any_rows
+    if measured and not flexible:
         return measured
-    violations = {each: each.tile.violations(machine.target, ITEMSIZE, each.stages) for each in choices()}
-    legal = [each for each, found in violations.items() if not found]
+    able = [each for each in choices() if each.rung.flexible or not flexible]
+    violations = {each: each.tile.violations(machine.target, ITEMSIZE, each.stages) for each in able}
+    fitting = [each for each, found in violations.items() if not found]
+    legal = [each for each in fitting if each.rung.is_safe(problem, each.tile, machine.multiprocessors)]
     if not legal:
         raise IllegalTile(
             "no kernel fits this target: " + "; ".join(next(iter(violations.values()))),
             remedy="run on an sm_90a GPU",
         )
-    return min(legal, key=lambda each: each.rung.cost(problem, each.tile, machine.multiprocessors))
+    return min(legal, key=lambda each: each.rung.cost(problem, each.tile, machine.multiprocessors, batch))
+
+
+def of_any_rows(problem: Matmul, tile: HopperTile) -> Matmul:
+    """The product of the same n and k that has the most rows, whole tiles of them, for a kernel that takes any number.
+
+    Raises IllegalWorkload where ``problem`` has more.
+    """
+    most = (MAX_ELEMENTS - 1) // max(problem.n, problem.k) // tile.block_m * tile.block_m
+    if problem.m > most:
+        raise IllegalWorkload(
+            "more rows than a kernel for any number takes", value=problem.m, limit=most, remedy="do without any_m"
+        )
+    return replace(problem, m=most)
 
 
 @functools.cache

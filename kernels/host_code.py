@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.ir import Call, Expr, Var
 
 from .codegen.lowering import Generated
-from .launch_plan import LaunchPlan, PlainBuffer, TensorMap, UnsupportedLaunch
+from .launch_plan import ROWS_PARAMETER, LaunchPlan, PlainBuffer, RowCount, TensorMap, UnsupportedLaunch
 
 SHARED_BYTES = "tirx.use_dyn_shared_memory"
 EXTENTS = {kind: tuple(f"{kind}.{axis}" for axis in "xyz") for kind in ("blockIdx", "threadIdx", "clusterCtaIdx")}
@@ -107,7 +107,9 @@ def _tensor_map(call: Call) -> TensorMap:
     return TensorMap(buffer, str(attributes.descriptor_dtype), *parts, *map(int, enumerators))
 
 
-def _plain(argument: Expr, shapes: dict[str, tuple[int, ...]]) -> PlainBuffer:
-    """The plain pointer that an argument is."""
+def _plain(argument: Expr, shapes: dict[str, tuple[int, ...]]) -> PlainBuffer | RowCount:
+    """The plain pointer that an argument is, or the number of rows."""
+    if isinstance(argument, Var) and argument.name == ROWS_PARAMETER:
+        return RowCount()
     buffer = _buffer_of(argument)
     return PlainBuffer(buffer.name, str(buffer.dtype), shapes[buffer.name])

@@ -9,6 +9,7 @@ from schedules.errors import IllegalSchedule
 from schedules.vectorization import dtype_bytes
 
 BIAS = "bias"
+ROWS_PARAMETER = "rows"  # of a kernel that takes any number of rows
 GIVEN = ("A", "B", "C", BIAS)  # buffers of a kernel that a caller gives; all others are its workspaces
 
 
@@ -18,11 +19,16 @@ class UnsupportedLaunch(IllegalSchedule):
 
 @dataclass(frozen=True)
 class Rows:
-    """A matrix in memory: ``rows`` of ``columns`` adjacent elements, ``row_bytes`` from one row to the next."""
+    """A matrix in memory: ``rows`` of ``columns`` adjacent elements, ``row_bytes`` from one row to the next.
+
+    Or a ``batch`` of them, ``batch_bytes`` from one to the next.
+    """
 
     rows: int
     columns: int
     row_bytes: int
+    batch: int = 1
+    batch_bytes: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -31,7 +37,8 @@ class Rows:
 
     def extent(self, itemsize: int) -> int:
         """Bytes from the first element to behind the last."""
-        return (self.rows - 1) * self.row_bytes + self.columns * itemsize
+        one = (self.rows - 1) * self.row_bytes + self.columns * itemsize
+        return (self.batch - 1) * self.batch_bytes + one
 
 
 @dataclass(frozen=True)
@@ -57,14 +64,16 @@ class TensorMap:
 
         What a kernel loads beyond the matrix's edges are zeros still. UnsupportedLaunch for a map of other rank.
         """
-        if len(self.sizes) != 2:
+        rank = 2 if matrix.batch == 1 else 3
+        if len(self.sizes) != rank:
             raise UnsupportedLaunch(
-                f"the tensor map of {self.buffer} has no rows and columns",
+                f"the tensor map of {self.buffer} is none of what is given",
                 value=f"rank {len(self.sizes)}",
-                limit="rank 2",
-                remedy="make the kernel's maps two-dimensional",
+                limit=f"rank {rank}",
+                remedy="give a matrix where the kernel takes one, and a batch where it takes that",
             )
-        return replace(self, sizes=(matrix.columns, matrix.rows), strides=(matrix.row_bytes,))
+        sizes, strides = (matrix.columns, matrix.rows, matrix.batch), (matrix.row_bytes, matrix.batch_bytes)
+        return replace(self, sizes=sizes[:rank], strides=strides[: rank - 1])
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,13 @@ class PlainBuffer:
 
 
 @dataclass(frozen=True)
+class RowCount:
+    """A kernel's whole number that says how many rows A and C have."""
+
+    buffer: str = ROWS_PARAMETER
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """One kernel's launch: its parameters in order, and extents along x, y, z; blocks are counted, not clusters.
 
@@ -101,12 +117,27 @@ class LaunchPlan:
     """
 
     kernel: str
-    parameters: tuple[TensorMap | PlainBuffer, ...]
+    parameters: tuple[TensorMap | PlainBuffer | RowCount, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
     shared_bytes: int
     overlaps: bool = False
+
+    def of_rows(self, rows: int) -> LaunchPlan:
+        """The launch for an A of so many rows, where the kernel takes any number: a block for each of their tiles.
+
+        UnsupportedLaunch beyond the number that the kernel was made for.
+        """
+        if RowCount() not in self.parameters:
+            return self
+        a = next(parameter for parameter in self.parameters if parameter.buffer == "A")
+        (_, most), (_, tile) = a.sizes, a.box
+        if rows > most:
+            raise UnsupportedLaunch(
+                "more rows than the kernel was made for", value=rows, limit=most, remedy="multiply them in parts"
+            )
+        return replace(self, grid=(self.grid[0] // -(-most // tile) * -(-rows // tile), 1, 1))
 
     @property
     def workspaces(self) -> tuple[PlainBuffer, ...]:

@@ -20,9 +20,10 @@ from .codegen.lowering import generate
 from .codegen.toolchain import Compiler, compile_cubin
 from .driver import Driver, launch_config
 from .host_code import launch_plan
-from .launch_plan import GIVEN, LaunchPlan, PlainBuffer, Rows, TensorMap, UnsupportedLaunch
+from .launch_plan import GIVEN, LaunchPlan, PlainBuffer, RowCount, Rows, TensorMap, UnsupportedLaunch
 from .workspaces import Workspaces
 
+Parameter = TensorMap | PlainBuffer | RowCount
 TIR_PIPELINE = "tirx"
 CACHED_LAUNCHES = 512  # of one kernel; one takes less than 1 KiB
 
@@ -88,6 +89,8 @@ class Launcher:
         self._kernel, self.workspaces = loaded, loaded.workspaces
         self._names = (*matrices, *(buffer.buffer for buffer in loaded.plan.workspaces))
         self._parameters = _with_matrices(loaded.plan, matrices)
+        self._rows = matrices["A"].rows
+        self._plan = loaded.plan.of_rows(self._rows)
         self._bound = functools.lru_cache(CACHED_LAUNCHES)(self._bind)
         self._launch = loaded.driver.library.cuLaunchKernelEx
         self._enter, self._device, self._function = loaded.driver.enter, loaded.device, loaded.function
@@ -102,29 +105,33 @@ class Launcher:
     def _bind(self, stream: int, *addresses: int) -> BoundLaunch:
         """Encode the tensor maps. The stream is part of it, so that no thread changes what another is launching."""
         by_name = dict(zip(self._names, addresses, strict=True))
-        values = tuple(
-            self._kernel.driver.encode(parameter, by_name[parameter.buffer])
-            if isinstance(parameter, TensorMap)
-            else ctypes.c_void_p(by_name[parameter.buffer])
-            for parameter in self._parameters
-        )
+        values = tuple(self._value(parameter, by_name) for parameter in self._parameters)
         parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        return BoundLaunch(ctypes.pointer(launch_config(self._kernel.plan, stream)), parameters, values)
+        return BoundLaunch(ctypes.pointer(launch_config(self._plan, stream)), parameters, values)
+
+    def _value(self, parameter: Parameter, addresses: Mapping[str, int]) -> Any:
+        """What the driver is given for a parameter."""
+        if isinstance(parameter, RowCount):
+            return ctypes.c_int32(self._rows)
+        address = addresses[parameter.buffer]
+        if isinstance(parameter, TensorMap):
+            return self._kernel.driver.encode(parameter, address)
+        return ctypes.c_void_p(address)
 
 
-def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, Rows]) -> list[TensorMap | PlainBuffer]:
+def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, Rows]) -> list[Parameter]:
     """A plan's parameters for the matrices at hand; workspaces are as the plan has them."""
     if missing := {parameter.buffer for parameter in plan.parameters} & set(GIVEN) - set(matrices):
         raise UnsupportedLaunch(
             "the kernel takes further buffers", value=", ".join(sorted(missing)), remedy="give matrices for them"
         )
-    made: list[TensorMap | PlainBuffer] = []
+    made: list[Parameter] = []
     for parameter in plan.parameters:
         matrix = matrices.get(parameter.buffer)
         if isinstance(parameter, TensorMap):
             made.append(parameter.of(matrix))
             continue
-        if matrix:
+        if matrix is not None:
             parameter.check(matrix)
         made.append(parameter)
     return made

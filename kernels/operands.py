@@ -7,7 +7,7 @@ well, with zeros for what is missing, once they lie 8192 bytes apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
@@ -51,6 +51,34 @@ class Form:
             raise WrongShape(
                 f"{self.name} is no matrix", value=f"shape {self.sizes}", limit="2 dimensions", remedy="reshape it"
             )
+
+    @property
+    def one(self) -> Form:
+        """One matrix of a batch."""
+        return Form(self.name, self.sizes[1:], self.strides[1:], self.dtype)
+
+    def batch_of(self, one: Rows) -> Rows:
+        """A batch of matrices that lie as one of them does; nothing of a batch is copied.
+
+        Raises UnalignedOperand where rows or matrices do not begin multiples of 16 bytes apart, ScatteredRows where
+        matrices lie upon each other.
+        """
+        apart = self.strides[0] * self.itemsize
+        if not fits_tma(one) or one.columns * self.itemsize % STRIDE_BYTES or apart % STRIDE_BYTES:
+            raise UnalignedOperand(
+                f"{self.name} is a batch whose rows TMA cannot step over",
+                value=f"rows of {one.columns * self.itemsize} bytes, {one.row_bytes} apart, matrices {apart} apart",
+                limit=f"multiples of {STRIDE_BYTES} bytes",
+                remedy="pad its rows, or multiply one by one",
+            )
+        if self.sizes[0] > 1 and apart < one.extent(self.itemsize):
+            raise ScatteredRows(
+                f"{self.name} has matrices that lie upon each other",
+                value=f"{apart} bytes apart",
+                limit=f"at least {one.extent(self.itemsize)}",
+                remedy="call .contiguous() on it; of one matrix for all, multiply all rows of the other by it",
+            )
+        return replace(one, batch=self.sizes[0], batch_bytes=apart)
 
     def rows(self) -> Rows:
         """The matrix as rows in memory; a single row is taken to reach to the next multiple of 16 bytes.
@@ -98,18 +126,21 @@ def readable(matrix: Rows, itemsize: int) -> Rows:
 class Operands:
     """A product's operands as they lie, and the problem that a kernel is made for.
 
-    The problem's k, and its n with a B stored [k, n], are rounded up to what TMA takes as a row's length.
+    The problem's k, and its n with a B stored [k, n], are rounded up to what TMA takes as a row's length. ``batch`` is
+    how many products there are, None where the operands have no such dimension.
     """
 
     problem: Matmul
     a: Rows
     b: Rows
     columns: int
+    batch: int | None = None
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """The product's rows and columns."""
-        return self.problem.m, self.columns
+    def shape(self) -> tuple[int, ...]:
+        """The product's rows and columns, of a batch behind their number."""
+        matrix = (self.problem.m, self.columns)
+        return matrix if self.batch is None else (self.batch, *matrix)
 
     @property
     def straddles(self) -> bool:
@@ -134,13 +165,19 @@ class Operands:
 def arrange(a: Form, b: Form, out_dtype: str) -> Operands:
     """The operands of a product of (m, k) and (k, n); a B whose columns are its rows in memory makes layout "nt".
 
+    Or of a batch of them, (b, m, k) and (b, k, n).
+
     Raises
     ------
-    WrongShape : for tensors that are no matrices, or whose inner sizes differ.
+    WrongShape : for tensors that are no matrices, nor both batches of as many, or whose inner sizes differ.
     WrongDtype : for operands of other dtypes than float16 or bfloat16, or of two; for outputs that are not stored.
-    ScatteredRows, UnalignedOperand : see :meth:`Form.rows`.
+    ScatteredRows, UnalignedOperand : see :meth:`Form.rows`, :meth:`Form.batch_of`.
     IllegalWorkload : for sizes below 1, or indices beyond 31 bits.
     """
+    batch = _batch(a, b)
+    if batch is not None:
+        one = arrange(a.one, b.one, out_dtype)
+        return replace(one, a=a.batch_of(one.a), b=b.batch_of(one.b), batch=batch)
     for form in (a, b):
         form.check_matrix()
     (m, k), (inner, n) = a.sizes, b.sizes
@@ -159,12 +196,26 @@ def arrange(a: Form, b: Form, out_dtype: str) -> Operands:
 
 def output_rows(out: Form, operands: Operands) -> Rows:
     """An output's rows; raises WrongShape for other sizes than the product's, and what :meth:`Form.rows` raises."""
-    out.check_matrix()
+    if operands.batch is None:
+        out.check_matrix()
     if out.sizes != operands.shape:
         raise WrongShape(
             "out has another shape than the product", value=out.sizes, limit=operands.shape, remedy="give that"
         )
-    return out.rows()
+    return out.rows() if operands.batch is None else out.batch_of(out.one.rows())
+
+
+def _batch(a: Form, b: Form) -> int | None:
+    """How many products two tensors of three dimensions are; None for others."""
+    if len(a.sizes) != 3 or len(b.sizes) != 3:
+        return None
+    if a.sizes[0] != b.sizes[0] or a.sizes[0] < 1:
+        raise WrongShape(
+            "a and b are not batches of as many matrices",
+            value=f"{a.sizes} and {b.sizes}",
+            remedy="give as many, 1 or more",
+        )
+    return a.sizes[0]
 
 
 def check_bias(bias: Form, operands: Operands) -> None:

@@ -186,7 +186,7 @@ class TileProduct:
 
     def load(
         self,
-        matrices: tma.Matrices,
+        matrices: tma.Matrices | tma.Maps,
         place: tuple[Expr, Expr, Expr],
         ring: Buffer,
         slot: Expr,

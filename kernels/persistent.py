@@ -10,7 +10,7 @@ from schedules.workloads import Matmul
 from . import epilogue, tma
 from .boxes import Boxes, LateResults
 from .config import LANES, RESULT_BOXES, ROWS, RoleTile
-from .fused import PLAIN, Epilogue
+from .fused import PLAIN, Epilogue, without
 from .log import Log
 from .partial_sums import PartialSums
 from .raster import grouped
@@ -186,5 +186,5 @@ def persistent(
         end_together(blocks)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    made = finish.parameters(main)
+    made = main if finish.bias else without(main, "bias_ptr")
     return made.with_attr(OVERLAPS, True) if overlapped else made

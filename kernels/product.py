@@ -67,7 +67,7 @@ class Product:
     def _new(self, a: torch.Tensor) -> torch.Tensor:
         """A result, contiguous; from one kept element seen as the whole matrix, which torch is quickest with."""
         if self._like is None:
-            self._like = a.new_empty(1, dtype=self._dtype).expand(self._out.shape)
+            self._like = a.new_empty(1, dtype=self._dtype).expand(self._operands.shape)
         return self._empty_like(self._like)
 
     def _copied(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

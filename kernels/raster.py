@@ -6,7 +6,7 @@ from tvm import tirx
 from tvm.ir import Expr
 
 
-def grouped(block: Expr, rows: int, columns: int, group: int) -> tuple[Expr, Expr]:
+def grouped(block: Expr, rows: int | Expr, columns: int, group: int) -> tuple[Expr, Expr]:
     """Row and column of a block's tile: down ``group`` rows of tiles, then to the next column.
 
     ::
@@ -16,9 +16,9 @@ def grouped(block: Expr, rows: int, columns: int, group: int) -> tuple[Expr, Exp
                  ...                                8 ...
 
     Blocks that run together then share operands in the L2 cache: 132 of them touch 8 rows and 17 columns of tiles
-    instead of some 2 and 66. The last group may have fewer rows.
+    instead of some 2 and 66. The last group may have fewer rows. ``rows`` may be known only when the kernel runs.
     """
     first = block // (group * columns) * group
-    height = group if rows % group == 0 else tirx.min(rows - first, group)
+    height = group if isinstance(rows, int) and rows % group == 0 else tirx.min(rows - first, group)
     inside = block % (group * columns)
     return first + inside % height, inside // height

@@ -120,20 +120,22 @@ def plan_stream(
     return best if cycles(best, block) < WORTHWHILE * cycles(plan, block) else plan
 
 
-def plan_for(problem: Matmul, tile: RoleTile, multiprocessors: int, blocks: int = 1, cuts: bool = True) -> StreamPlan:
-    """:func:`plan_stream` for a product and a tile, with clusters of ``blocks`` along rows as workers.
+def plan_for(
+    problem: Matmul, tile: RoleTile, multiprocessors: int, blocks: int = 1, cuts: bool = True, batch: int = 1
+) -> StreamPlan:
+    """:func:`plan_stream` for a ``batch`` of products and a tile, with clusters of ``blocks`` along rows as workers.
 
     Results of a piece leave beside the first k tiles of the next, a box each: no piece has fewer.
     """
-    tiles = -(-problem.m // (tile.block_m * blocks)) * -(-problem.n // tile.block_n)
+    tiles = -(-problem.m // (tile.block_m * blocks)) * -(-problem.n // tile.block_n) * batch
     k_tiles = -(-problem.k // tile.block_k)
     boxes = max(1, tile.group_m * tile.group_n // (ROWS * PANEL))
     return plan_stream(tiles, k_tiles, tile.block, multiprocessors // blocks, min(boxes, k_tiles), cuts)
 
 
-def reckoned_cycles(problem: Matmul, tile: RoleTile, multiprocessors: int, cuts: bool) -> float:
-    """What a product takes with a tile, for choosing among tiles: the plan, and the last results' way out."""
-    plan = plan_for(problem, tile, multiprocessors, cuts=cuts)
+def reckoned_cycles(problem: Matmul, tile: RoleTile, multiprocessors: int, cuts: bool, batch: int = 1) -> float:
+    """What a batch of products takes with a tile, for choosing among tiles: the plan, and the last results' way out."""
+    plan = plan_for(problem, tile, multiprocessors, cuts=cuts, batch=batch)
     return cycles(plan, tile.block) + tile.block_m * tile.block_n / STORED_RESULTS
 
 

@@ -8,6 +8,9 @@ zeros on loads and left out on stores. Source: CUDA driver API, cuTensorMapEncod
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
@@ -23,9 +26,9 @@ SWIZZLE_128B = 3
 L2_PROMOTION_128B = 2
 STRIDE_BYTES = 16  # rows must begin a multiple of it apart
 ALIGNING_STEP = "take step 10, which copies such rows to aligned ones first"
-LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-MULTICAST = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
+LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+MULTICAST = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 
 
 def rows_fit(columns: int, dtype: str) -> bool:
@@ -60,20 +63,22 @@ def check_rows(problem: Matmul, remedy: str = ALIGNING_STEP) -> None:
 def encode_map(name: str, matrix: Buffer, rows: int) -> Var:
     """Emit the host's encoding of a 16-bit matrix's tensor map, boxes of ``rows`` × 64 elements; returns the map.
 
-    Call it before ``T.device_entry()``.
+    A batch of matrices, a buffer of three dimensions, has boxes of one matrix each. Call it before
+    ``T.device_entry()``.
     """
     tensor_map = T.Var(name, ty=T.handle("tensormap").ty)
     T.Bind(T.tvm_stack_alloca("tensormap", 1), var=tensor_map)
-    outer, inner = matrix.shape
-    sizes = (inner, outer, inner * dtype_bytes(matrix.dtype), PANEL, rows)
+    sizes = list(matrix.shape)[::-1]
+    strides = [dtype_bytes(matrix.dtype) * math.prod(map(int, sizes[:count])) for count in range(1, len(sizes))]
+    box = (PANEL, rows, 1)[: len(sizes)]
     T.evaluate(
         T.tensormap_encode_tiled(
             tensor_map,
             matrix.data,
-            *sizes,
-            *(1, 1),  # every element of a box, along both dimensions
+            *(*sizes, *strides, *box),
+            *(1 for _ in sizes),  # every element of a box, along all dimensions
             descriptor_dtype=str(matrix.dtype),
-            rank=2,
+            rank=len(sizes),
             swizzle=SWIZZLE_128B,
             l2_promotion=L2_PROMOTION_128B,
         )
@@ -81,18 +86,36 @@ def encode_map(name: str, matrix: Buffer, rows: int) -> Var:
     return tensor_map
 
 
+class OneOf(NamedTuple):
+    """A tensor map of a batch of matrices, and which of them: loads and stores take it as they do a matrix's map."""
+
+    tensor_map: Var
+    number: Expr
+
+
+class Maps(NamedTuple):
+    """The maps of A, B and C."""
+
+    a_map: OneOf
+    b_map: OneOf
+    c_map: OneOf
+
+
 @T.meta_class
 class Matrices:
     """A kernel's operands and output, and their tensor maps; emit it before ``T.device_entry()``.
 
-    ``pointers`` are the kernel's parameters, ``rows`` those of a TMA box of A, B and C; None leaves out C's map.
+    ``pointers`` are the kernel's parameters, ``rows`` those of a TMA box of A, B and C; None leaves out C's map. Each
+    is a ``batch`` of matrices if that is not 1.
     """
 
-    def __init__(self, problem: Matmul, pointers: tuple[Var, Var, Var], rows: tuple[int, int, int | None]) -> None:
+    def __init__(
+        self, problem: Matmul, pointers: tuple[Var, Var, Var], rows: tuple[int, int, int | None], batch: int = 1
+    ) -> None:
         shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n))
         dtypes = (problem.dtype, problem.dtype, problem.out_dtype)
         matched = [
-            T.match_buffer(pointer, shape, dtype, align=STRIDE_BYTES)
+            T.match_buffer(pointer, shape if batch == 1 else (batch, *shape), dtype, align=STRIDE_BYTES)
             for pointer, shape, dtype in zip(pointers, shapes, dtypes)
         ]
         for name, matrix in zip("ABC", matched):
@@ -101,6 +124,10 @@ class Matrices:
         self.a_map = encode_map("a_map", self.a, rows[0])
         self.b_map = encode_map("b_map", self.b, rows[1])
         self.c_map = None if rows[2] is None else encode_map("c_map", self.c, rows[2])
+
+    def of(self, number: Expr) -> Maps:
+        """The maps of one product of the batch, whose results leave by TMA."""
+        return Maps(*(OneOf(each, number) for each in (self.a_map, self.b_map, self.c_map)))
 
 
 def elected() -> Expr:
@@ -112,22 +139,31 @@ def elected() -> Expr:
     return T.cuda.elect_sync() != T.uint32(0)
 
 
-def load(tensor_map: Var, column: Expr, row: Expr, into: Expr, barrier: Expr, blocks: int = 1) -> None:
+def _place(tensor_map: Var | OneOf, column: Expr, row: Expr) -> tuple[Expr, tuple[Expr, ...]]:
+    """The address of a map, and a box's coordinates there."""
+    if isinstance(tensor_map, OneOf):
+        return T.address_of(tensor_map.tensor_map), (column, row, tensor_map.number)
+    return T.address_of(tensor_map), (column, row)
+
+
+def load(tensor_map: Var | OneOf, column: Expr, row: Expr, into: Expr, barrier: Expr, blocks: int = 1) -> None:
     """Emit the copy of the box at (row, column) to shared memory at ``into``, a multiple of 1024 bytes.
 
     One thread's instruction, which returns at once; the box's bytes, zeros included, count down the mbarrier's
     expected bytes as they arrive. With more ``blocks`` it arrives in all of the cluster, at the same place of each.
     """
+    address, place = _place(tensor_map, column, row)
     if blocks > 1:
         everyone = T.uint16((1 << blocks) - 1)
-        T.evaluate(T.ptx[MULTICAST](into, T.address_of(tensor_map), column, row, barrier, everyone))
+        T.evaluate(T.ptx[MULTICAST.format(len(place))](into, address, *place, barrier, everyone))
     else:
-        T.evaluate(T.ptx[LOAD](into, T.address_of(tensor_map), column, row, barrier))
+        T.evaluate(T.ptx[LOAD.format(len(place))](into, address, *place, barrier))
 
 
-def store(tensor_map: Var, column: Expr, row: Expr, source: Expr) -> None:
+def store(tensor_map: Var | OneOf, column: Expr, row: Expr, source: Expr) -> None:
     """Emit the copy of a box in shared memory to the matrix at (row, column), as part of this thread's bulk group."""
-    T.evaluate(T.ptx[STORE](T.address_of(tensor_map), column, row, source))
+    address, place = _place(tensor_map, column, row)
+    T.evaluate(T.ptx[STORE.format(len(place))](address, *place, source))
 
 
 def swizzled(row: Expr, column: Expr) -> Expr:

@@ -9,7 +9,7 @@ from schedules.workloads import Matmul
 
 from . import epilogue, tma
 from .config import LANES, ROWS, HopperTile
-from .fused import PLAIN, Epilogue
+from .fused import PLAIN, Epilogue, without
 from .log import Log
 from .raster import grouped
 from .ring import Barriers, check_stages
@@ -149,4 +149,4 @@ def tma_ring(
         own.mark("results stored", together=True)
         log.clocks("end", block, thread == 0)
 
-    return finish.parameters(main)
+    return main if finish.bias else without(main, "bias_ptr")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from schedules.errors import IllegalWorkload
 from schedules.workloads import Matmul
 
 from . import epilogue, tma
 from .boxes import Boxes
 from .config import LANES, RESULT_BOXES, ROWS, RoleTile
-from .fused import PLAIN, Epilogue
+from .fused import PLAIN, Epilogue, without
+from .launch_plan import ROWS_PARAMETER
 from .log import Log
 from .raster import grouped
 from .ring import RingState, check_stages
@@ -37,6 +39,8 @@ def warp_specialized(
     group: int = 16,
     stamps: Stamps | None = None,
     finish: Epilogue = PLAIN,
+    batch: int = 1,
+    any_rows: bool = False,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile; one of its warpgroups loads, the others multiply.
 
@@ -53,34 +57,58 @@ def warp_specialized(
     Nobody waits for a block barrier: a consumer waits for bytes, the producer for consumers, each on the slot's own two
     barriers. Registers go where they are needed (``setmaxnreg``). At least two slots, since a consumer keeps one
     k tile's wgmma in flight. Edges, results, ``bounded``, ``stamps`` and ``finish`` are as in
-    :func:`kernels.tma_ring.tma_ring`.
+    :func:`kernels.tma_ring.tma_ring`. A ``batch`` above 1 is as many products, and all buffers have it as their first
+    dimension, except the bias, which is that of all; tensor maps of three dimensions keep a tile within its product.
+
+    With ``any_rows`` the kernel takes any number of rows, in a further parameter, up to those of ``problem``: whoever
+    launches it gives tensor maps of the rows at hand, and as many blocks as these have tiles
+    (:meth:`kernels.launch_plan.LaunchPlan.of_rows`).
 
     Raises
     ------
-    IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8.
+    IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8; IllegalWorkload for a
+    batch whose results cannot leave by TMA.
     """
     tma.check_rows(problem)
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)
     by_tma = epilogue.can_store_by_tma(problem, tile)
+    if (batch > 1 or any_rows) and not by_tma:
+        raise IllegalWorkload(
+            "results of a batch, or of any number of rows, leave by TMA alone",
+            value=f"rows of {problem.n} of {problem.out_dtype}, {tile.group_n} columns per warpgroup",
+            limit="16-bit results, rows of multiples of 16 bytes, warpgroups of multiples of 64 columns",
+            remedy="give 16-bit results and pad rows, or do without",
+        )
+    if batch > 1 and any_rows:
+        raise IllegalWorkload(
+            "a batch has a fixed number of rows",
+            value=f"batch {batch}",
+            remedy="do without any number of rows",
+        )
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
+    tiles = tile_rows * tile_columns
     slots = max(FEWEST_STAGES, min(stages, k_tiles))
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
-    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
+    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, rows: T.int32, bias_ptr: T.handle):
         """The kernel."""
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), (product.a.rows, product.b.rows, ROWS if by_tma else None))
+        boxes_of = T.meta_var((product.a.rows, product.b.rows, ROWS if by_tma else None))
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        here = RoleBlock(tile_rows * tile_columns, tile.consumers)
+        here = RoleBlock(tiles * batch, tile.consumers)
         pool = T.SMEMPool()
         shared = SharedRing(pool, slots, product.slot_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
-        place = T.meta_var(grouped(here.number, tile_rows, tile_columns, group))
+        maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
+        within = T.meta_var(here.number if batch == 1 else here.number % tiles)
+        high = T.meta_var((rows + (tile.block_m - 1)) // tile.block_m if any_rows else tile_rows)
+        place = T.meta_var(grouped(within, high, tile_columns, group))
         row: T.let = place[0] * tile.block_m
         column: T.let = place[1] * tile.block_n
         if here.warpgroup == 0:
@@ -91,7 +119,7 @@ def warp_specialized(
                 for k_tile in T.serial(k_tiles):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
                     corner = T.meta_var((row, column, k_tile * tile.block_k))
-                    product.load(matrices, corner, shared.ring, fill.slot, shared.full)
+                    product.load(maps, corner, shared.ring, fill.slot, shared.full)
                     loads.mark("load issued", k_tile)
                     fill.advance()
         else:
@@ -107,7 +135,7 @@ def warp_specialized(
             finish.apply(bias, mine.sums, product, column + mine.column, here.lane)
             if by_tma:
                 packed = T.alloc_local((product.registers // 2,), "uint32")
-                boxes = Boxes(matrices.c_map, product, shared.results, RESULT_BOXES)
+                boxes = Boxes(maps.c_map, product, shared.results, RESULT_BOXES)
                 epilogue.pack(mine.sums, packed, problem.out_dtype)
                 marks.mark("sums free")
                 for box in T.unroll(product.boxes):
@@ -121,4 +149,5 @@ def warp_specialized(
             marks.mark("results stored", together=True)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    return finish.parameters(main)
+    unused = ("" if finish.bias else "bias_ptr", "" if any_rows else ROWS_PARAMETER)
+    return without(main, *unused)

@@ -22,7 +22,6 @@ import pytest
 import tvm
 
 from harness.execution import require_gpu
-from harness.peers import PeerFailed
 from harness.peers import call as call_peer
 from harness.records import RESULTS, Record
 from harness.targets import machine_for
@@ -120,6 +119,13 @@ def test_every_choice_fits_and_every_rung_is_a_kernel(layout: str) -> None:
         assert smallest.build(Matmul(256, 512, 512, "float16", layout), Setting(132)).params
 
 
+def test_a_tile_of_one_box_is_not_taken_for_blocks_that_stay() -> None:
+    """256 tiles for 132 blocks: rung 13 would write the second one's results where TMA reads the first one's."""
+    few, many = (choose(Matmul(1, n, 4096, "float16"), H200) for n in (4096, 16384))
+    assert (few.rung.number, str(few.tile)) == (13, "64x64x64/1x1")
+    assert (many.rung.number, str(many.tile)) != (13, "64x64x64/1x1")
+
+
 def test_rows_across_cache_lines_make_clusters() -> None:
     problem = Matmul(512, 520, 512, "float16")
     chosen = Choice.parse(RUNGS[13], "64x128x64/1x1@2")
@@ -190,10 +196,17 @@ def _simple(_problem: Matmul, _machine: Machine) -> Choice:
     return Choice.parse(RUNGS[11], "64x64x64/1x1@4")
 
 
+class Noted(Choice):
+    """A choice whose kernel comes with what it is for."""
+
+    def build(self, problem: Matmul, setting: Setting) -> Any:
+        return super().build(problem, setting), problem, setting.finish
+
+
 def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
-    def chosen(problem: Matmul, machine: Machine) -> SimpleNamespace:
-        choice = choosing(problem, machine)
-        return SimpleNamespace(build=lambda same, setting: (choice.build(same, setting), same, setting.finish))
+    def chosen(problem: Matmul, machine: Machine, *flexible: Any) -> Choice:
+        choice = choosing(problem, machine) if flexible == (1, False) else choose(problem, machine, *flexible)
+        return Noted(choice.rung, choice.tile, choice.stages)
 
     def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
         function, problem, finish = built
@@ -292,6 +305,44 @@ def test_launches_go_to_the_current_stream(library: Library, torch: SimpleNamesp
     assert library.streams == [0, 4711]
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_batch_is_one_launch(library: Library, batch: int, transposed: bool) -> None:
+    a, b = Tensor.integers(0, (batch, 40, 72), "float16"), Tensor.integers(1, (batch, 72, 24), "float16")
+    bias = Tensor.integers(2, (24,), "float16")
+    if transposed:
+        b = Tensor(Tensor.integers(1, (batch, 24, 72), "float16").array.swapaxes(1, 2), "float16")
+    apart = Tensor.empty((batch, 48, 32), "float16")[:, :40, :24]
+    for number, out in enumerate((None, Tensor.empty((batch, 40, 24), "float16"), apart)):
+        got = matmul(a, b, out=out, bias=bias)
+        assert got.shape == (batch, 40, 24)
+        wanted = a.array.astype(np.float64) @ b.array.astype(np.float64) + bias.array
+        assert (got.array.astype(np.float64) == wanted).all()
+        assert library.count("cuLaunchKernelEx") == number + 1
+
+
+@pytest.mark.parametrize("b_lies", ["dense", "transposed"])
+def test_one_kernel_takes_any_number_of_rows(library: Library, b_lies: str) -> None:
+    b = operand(1, (72, 136), b_lies)
+    for m in (1, 40, 64, 65, 300):
+        a = operand(0, (m, 72))
+        assert (matmul(a, b, any_m=True).array.astype(np.float64) == product_of(a, b, np.float16)).all()
+    assert library.count("cuModuleLoadData") == 1
+    assert [grid[0] for grid in library.grids] == [3, 3, 3, 6, 15]
+
+
+def test_any_number_of_rows_has_few_tiles() -> None:
+    tiles = {choose(Matmul(m, 4096, 4096, "float16"), H200, 1, True).tile for m in range(1, 10000, 97)}
+    assert 1 < len(tiles) <= 4
+
+
+def test_a_batch_takes_the_tile_that_fills_the_gpu() -> None:
+    problem = Matmul(256, 256, 1024, "float16")
+    one, many = (choose(problem, H200, batch) for batch in (2, 64))
+    assert (one.rung.number, many.rung.number) == (12, 12)
+    assert one.tile.block_m * one.tile.block_n < many.tile.block_m * many.tile.block_n
+
+
 @pytest.mark.parametrize("bias_dtype", ["float16", "float32"])
 @pytest.mark.parametrize("n", [64, 95])
 def test_factor_bias_and_activation_reach_the_kernel(library: Library, n: int, bias_dtype: str) -> None:
@@ -362,16 +413,19 @@ def test_the_call_is_timed_as_a_peer(library: Library, layout: str) -> None:
     c = Tensor.empty((40, 95), "float16")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PaddedCopy)
-        (entrant,) = call_peer.enter(SimpleNamespace(problem=problem, sets=[(a, b, c)]), H200)
+        entrant, any_m = call_peer.enter(SimpleNamespace(problem=problem, sets=[(a, b, c)]), H200)
         entrant.run(a, b, c)
     assert "copies a (40 rows" in entrant.config
+    assert (entrant.name, any_m.name) == call_peer.KIND.peers
+    assert any_m.status == ("measured" if layout == "nn" else "failed")
     assert (c.array.astype(np.float64) == product_of(a, b if layout == "nn" else b.T, np.float16)).all()
 
 
 def test_a_refused_call_is_a_peer_that_failed(library: Library) -> None:
     operands = [Tensor.empty((8, 8), "float32") for _ in range(3)]
-    with pytest.raises(PeerFailed, match="got float32 and float32"):
-        call_peer.enter(SimpleNamespace(problem=Matmul(8, 8, 8), sets=[tuple(operands)]), H200)
+    for entrant in call_peer.enter(SimpleNamespace(problem=Matmul(8, 8, 8), sets=[tuple(operands)]), H200):
+        assert (entrant.status, entrant.run) == ("failed", None)
+        assert "got float32 and float32" in entrant.why
 
 
 def test_aligned_rows_are_not_copied(library: Library) -> None:
@@ -440,6 +494,30 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (UnalignedOperand, "out begins", lambda: into(dense(8, 8, offset=4))),
     (OverlappingOutput, "out and a are in the same memory", lambda: shared(0)),
     (OverlappingOutput, "out and b are in the same memory", lambda: shared(1)),
+    (
+        WrongShape,
+        r"not batches of as many .*\(2, 8, 8\) and \(3, 8, 8\)",
+        lambda: matmul(dense(2, 8, 8), dense(3, 8, 8)),
+    ),
+    (WrongShape, "a is no matrix", lambda: matmul(dense(2, 8, 8), dense(8, 8))),
+    (WrongShape, r"inner sizes .*\(8, 8\) and \(16, 8\)", lambda: matmul(dense(2, 8, 8), dense(2, 16, 8))),
+    (UnalignedOperand, "b is a batch whose rows .*rows of 18 bytes", lambda: matmul(dense(2, 8, 8), dense(2, 8, 9))),
+    (ScatteredRows, "a has matrices that lie upon", lambda: matmul(same_twice(), dense(2, 8, 8))),
+    (
+        IllegalWorkload,
+        "results of a batch, .* leave by TMA alone .got rows of 8 of float32",
+        lambda: matmul(dense(2, 8, 8), dense(2, 8, 8), out_dtype=tensor_dtype("float32")),
+    ),
+    (
+        IllegalWorkload,
+        "of any number of rows, leave by TMA",
+        lambda: finished(any_m=True, out_dtype=tensor_dtype("float32")),
+    ),
+    (
+        IllegalWorkload,
+        "a batch has a fixed number of rows .got batch 2",
+        lambda: matmul(dense(2, 8, 8), dense(2, 8, 8), any_m=True),
+    ),
     (TypeError, "bias is a int; give a torch tensor", lambda: finished(bias=3)),
     (WrongShape, r"bias has not one .*got \(9,\), limit \(8,\)", lambda: finished(bias=dense(9))),
     (WrongShape, r"bias has not one .*got \(1, 8\)", lambda: finished(bias=dense(1, 8))),
@@ -463,6 +541,11 @@ REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
 def into(out: Tensor, **more: Any) -> Tensor:
     """An 8 × 8 product into a tensor."""
     return matmul(dense(8, 8), dense(8, 8), out=out, **more)
+
+
+def same_twice() -> Tensor:
+    """A batch of the same matrix."""
+    return Tensor(np.broadcast_to(dense(8, 8).array, (2, 8, 8)), "float16")
 
 
 def finished(**how: Any) -> Tensor:
@@ -677,6 +760,33 @@ def test_sums_are_finished_as_torch_does(
     got = matmul(a, b, bias=bias, activation=activation, alpha=0.25)
     error = float((got.double() - wanted).abs().max())
     assert error <= 2**-10 * float(wanted.abs().max()) + 1e-5 * k**0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape", [(2, 256, 256, 256), (7, 200, 264, 72), (64, 512, 512, 128), (3, 130, 8, 1024)])
+def test_batches_are_right(real: Any, shape: tuple[int, int, int, int], transposed: bool) -> None:
+    batch, m, n, k = shape
+    a = random(real, 0, (batch * m, k), "dense", "float16").view(batch, m, k)
+    b = random(real, 1, (batch * n, k), "dense", "float16").view(batch, n, k).transpose(1, 2)
+    if not transposed:
+        b = b.contiguous()
+    around = real.full((batch, m + 3, n + 8), 7.0, device="cuda", dtype=real.float16)
+    for out in (None, around[:, :m, :n]):
+        got = matmul(a, b, out=out)
+        for number in range(batch):
+            check_real(real, got[number], a[number], b[number])
+    assert bool((around[:, m:] == 7).all())
+    assert bool((around[:, :, n:] == 7).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("b_lies", ["dense", "transposed"])
+def test_any_number_of_rows_is_right(real: Any, b_lies: str) -> None:
+    b = random(real, 1, (520, 264), b_lies, "bfloat16")
+    for m in (1, 63, 64, 65, 1000, 2048, 2049, 7777):
+        a = random(real, 0, (m, 520), "dense", "bfloat16")
+        check_real(real, matmul(a, b, any_m=True), a, b)
 
 
 @pytest.mark.gpu

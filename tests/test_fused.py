@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 
-from harness.emulator import EmulatedProgram, read_launches
+from harness.emulator import EmulatedProgram, TensorMap, read_launches
 from harness.execution import numpy_dtype
 from harness.targets import machine_for
 from kernels.codegen.lowering import generate
 from kernels.config import HopperTile, RoleTile
 from kernels.fused import ACTIVATIONS, PLAIN, Epilogue
+from kernels.host_code import launch_plan
 from kernels.launcher import TIR_PIPELINE
 from kernels.persistent import persistent
+from kernels.stream import plan_for
 from kernels.tma_ring import tma_ring
 from kernels.warp_specialized import warp_specialized
 from schedules.errors import IllegalWorkload
@@ -25,6 +29,7 @@ from schedules.workloads import Matmul
 
 TARGET = machine_for("sm_90a").target()
 SIMPLE, ROLES = HopperTile.parse("64x128x64/1x1"), RoleTile.parse("64x128x64/1x1")
+SMALL = RoleTile.parse("64x64x64/1x1")
 TWO_ROWS = RoleTile.parse("128x64x64/1x1")
 KERNELS: dict[str, Callable[..., Any]] = {
     "ring": lambda problem, finish: tma_ring(problem, SIMPLE, 2, finish=finish),
@@ -50,8 +55,10 @@ def emulate(function: tvm.tirx.PrimFunc, given: dict[str, np.ndarray]) -> None:
     """Run a kernel in the emulator on arrays by name; workspaces are its own."""
     made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
     names = tuple(str(parameter.name) for parameter in function.params)
-    arrays = [given.get(name, np.zeros(1, np.int32 if name == "flags" else np.float32)) for name in names]
-    EmulatedProgram("fused", made.cuda, tuple(read_launches(made.host)), names)(*arrays)
+    kept = {each.buffer: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in launch_plan(made).workspaces}
+    arrays = [given[name] if name in given else kept.get(name, np.zeros(1, np.float32)) for name in names]
+    launches = tuple(read_launches(made.host))
+    EmulatedProgram("fused", made.cuda, launches, names, resident=prod(launches[0].grid))(*arrays)
 
 
 @pytest.mark.emulator
@@ -75,6 +82,52 @@ def test_results_are_those_of_float64(
     wanted = REFERENCES[finish.activation](wanted)
     limit = {"float16": 2**-11, "float32": 2**-20}[out_dtype] * np.abs(wanted).max() + 1e-5
     assert float(np.abs(got.astype(np.float64) - wanted).max()) <= limit
+
+
+@pytest.mark.emulator
+def test_helpers_sums_are_finished_once_by_the_owner() -> None:
+    """Three tiles for two blocks: the last one's first k tiles are multiplied by the block that has none."""
+    problem, draw = Matmul(180, 128, 512, "float16"), np.random.default_rng(0)
+    function = persistent(problem, ROLES, 2, multiprocessors=2, finish=Epilogue(0.5, "float32", "relu"))
+    assert plan_for(problem, ROLES, 2).helpers == 1
+    a, b = (draw.integers(-2, 3, sizes).astype(np.float16) for sizes in ((180, 512), (512, 128)))
+    got, bias = np.full((180, 128), np.nan, np.float16), draw.integers(-9, 9, 128).astype(np.float32)
+    emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
+    assert (got == np.maximum(0.5 * (a.astype(np.float64) @ b) + bias, 0)).all()
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("shape", "layout"), [((3, 70, 136, 72), "nn"), ((2, 130, 72, 200), "nt")])
+def test_a_batch_is_as_many_products(shape: tuple[int, int, int, int], layout: str) -> None:
+    """Ragged edges: a tile's rows, columns and k steps beyond its product are not the next one's."""
+    batch, m, n, k = shape
+    problem, draw = Matmul(m, n, k, "float16", layout), np.random.default_rng(0)
+    a, b = (draw.integers(-2, 3, (batch, *sizes)).astype(np.float16) for sizes in ((m, k), problem.b_shape))
+    got, bias = np.full((batch, m, n), np.nan, np.float16), draw.integers(-9, 9, n).astype(np.float16)
+    function = warp_specialized(problem, ROLES, 2, batch=batch, finish=Epilogue(bias="float16"))
+    emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
+    wide = b.astype(np.float64)
+    assert (got == a.astype(np.float64) @ (wide if layout == "nn" else wide.swapaxes(1, 2)) + bias).all()
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("m", [1, 130, 1100])
+def test_a_kernel_for_any_number_of_rows_takes_this_one(m: int) -> None:
+    """What the launcher does, by hand: maps of the rows at hand, a block for each of their tiles, and their number."""
+    n, k, draw = 72, 40, np.random.default_rng(0)
+    function = warp_specialized(Matmul(64 * 100, n, k, "float16"), SMALL, 2, any_rows=True)
+    made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
+    (launch,) = read_launches(made.host)
+    sizes = {"A": (k, m), "B": (n, k), "C": (n, m), "rows": m}
+    arguments = tuple(
+        replace(each, sizes=sizes[each.array]) if isinstance(each, TensorMap) else sizes[each]
+        for each in launch.arguments
+    )
+    launch = replace(launch, arguments=arguments, grid=launch_plan(made).of_rows(m).grid)
+    a, b = (draw.integers(-2, 3, size).astype(np.float16) for size in ((m, k), (k, n)))
+    got = np.full((m, n), np.nan, np.float16)
+    EmulatedProgram("any rows", made.cuda, (launch,), ("A", "B", "C"))(a, b, got)
+    assert (got == a.astype(np.float64) @ b).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

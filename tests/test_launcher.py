@@ -110,7 +110,7 @@ def test_workspaces_are_what_is_no_matrix() -> None:
     cut, whole = (persistent(problem, ROLES, 4, multiprocessors=count) for count in (3, 2))
     plan = read(cut)
     sums = PlainBuffer("shared_sums", "float32", (3 * 128 * 128,))
-    assert plan.workspaces == (PlainBuffer("flags", "int32", (3,)), sums)
+    assert plan.workspaces == (PlainBuffer("flags", "int32", (6,)), sums)
     assert plan.maps("C")
     assert read(whole).workspaces == ()
 
@@ -139,6 +139,8 @@ def test_a_map_takes_the_rows_at_hand(plan: LaunchPlan) -> None:
     deep = TensorMap("A", "float16", (64, 512, 4), (512, 128), (64, 128, 1), (1, 1, 1), 0, 3, 2, 0)
     with pytest.raises(UnsupportedLaunch, match="rank 3, limit rank 2"):
         deep.of(Rows(500, 255, 1024))
+    batch = deep.of(Rows(500, 255, 1024, 3, 512000))
+    assert (batch.sizes, batch.strides, batch.box) == ((255, 500, 3), (1024, 512000), (64, 128, 1))
 
 
 def test_a_plain_buffer_takes_no_other_rows() -> None:
@@ -363,8 +365,10 @@ def test_the_command_says_what_it_cannot_do(
 
 
 @pytest.mark.gpu
-def test_the_command_names_every_way_to_launch(command: Callable[..., Outcome]) -> None:
-    outcome = command("launch", "--step", "11", "--size", "512")
+@pytest.mark.parametrize("case", [("11", "512x512x512"), ("13", "128x128x8192")])
+def test_the_command_names_every_way_to_launch(command: Callable[..., Outcome], case: tuple[str, str]) -> None:
+    """Of step 13 a last wave that is cut, with workspaces."""
+    outcome = command("launch", "--step", case[0], "--shape", case[1])
     assert outcome.code == 0
     for way in ("executable", "the launcher", "kernels.matmul", "torch.mm"):
         assert way in outcome.out

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from kernels.fused import PLAIN, Epilogue
-from kernels.launch_plan import LaunchPlan, PlainBuffer, TensorMap
+from kernels.launch_plan import LaunchPlan, PlainBuffer, RowCount, TensorMap
 from schedules.workloads import Matmul
 
 DTYPES = {
@@ -128,7 +128,8 @@ def torch_stand_in(gpus: int = 1) -> SimpleNamespace:
 class Library:
     """Stands in for libcuda: notes calls, and multiplies. ``failing`` maps a function's name to its status.
 
-    ``streams`` are those of launches, ``flags`` the addresses of the flags in workspaces that these were given.
+    ``streams`` are those of launches, ``grids`` their blocks, ``flags`` the addresses of the flags in workspaces
+    that these were given.
     """
 
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
@@ -136,6 +137,7 @@ class Library:
         self.failing: dict[str, int] = {}
         self.streams: list[int] = []
         self.flags: list[int] = []
+        self.grids: list[tuple[int, ...]] = []
         self.kernels: list[tuple[LaunchPlan, Matmul, Epilogue]] = []
         self._attributes = {75: capability[0], 76: capability[1], 1: 1024, 10: 32, 12: 65536, 97: 232448, 16: 132}
         self._maps: dict[int, tuple] = {}
@@ -171,11 +173,11 @@ class Library:
 
     def _cuTensorMapEncodeTiled(self, encoded: Any, dtype: int, rank: int, address: Any, *described: Any) -> None:
         assert ctypes.addressof(encoded._obj) % 64 == 0
-        assert rank == 2
         sizes, strides = (list(numbers) for numbers in described[:2])
+        assert len(sizes) == rank == len(strides) + 1
         assert address.value % 16 == 0
-        assert strides[0] % 16 == 0
-        self._maps[ctypes.addressof(encoded._obj)] = (address.value, ENCODED_DTYPES[dtype], sizes[::-1], strides[0])
+        assert not any(stride % 16 for stride in strides)
+        self._maps[ctypes.addressof(encoded._obj)] = (address.value, ENCODED_DTYPES[dtype], sizes[::-1], strides[::-1])
 
     def add(self, kernel: LaunchPlan, problem: Matmul, finish: Epilogue = PLAIN) -> bytes:
         """Take in the kernel for a problem; returns the "cubin" that it is loaded from."""
@@ -191,16 +193,21 @@ class Library:
 
     def _cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, _extra: Any) -> None:
         self.streams.append(config.contents.stream or 0)
+        self.grids.append(tuple(config.contents.grid))
         plan, problem, finish = self.kernels[function.value - 1]
         pairs = zip(plan.parameters, parameters)
-        matrices = {each.buffer: self._matrix(each, value, problem.out_dtype) for each, value in pairs}
+        matrices = {
+            each.buffer: self._matrix(each, value, problem.out_dtype)
+            for each, value in pairs
+            if not isinstance(each, RowCount)
+        }
         self._look_at_flags(matrices.pop("flags", None))
         a, b = (matrices[name].astype(np.float64) for name in "AB")
-        b = b if problem.layout == "nn" else b.T
+        b = b if problem.layout == "nn" else b.swapaxes(-1, -2)
         result = finish.alpha * (a @ b)
         if finish.bias:
-            result = result + matrices["bias"].astype(np.float64)[0, : b.shape[1]]
-        matrices["C"][:, : b.shape[1]] = np.maximum(result, 0) if finish.activation == "relu" else result
+            result = result + matrices["bias"].astype(np.float64)[0, : b.shape[-1]]
+        matrices["C"][..., : b.shape[-1]] = np.maximum(result, 0) if finish.activation == "relu" else result
 
     def _look_at_flags(self, flags: np.ndarray | None) -> None:
         """Flags must be down before each launch."""
@@ -211,12 +218,12 @@ class Library:
     def _matrix(self, parameter: TensorMap | PlainBuffer, value: int, dtype: str) -> np.ndarray:
         """The matrix that a parameter describes; ``dtype`` is that of a plain buffer."""
         if isinstance(parameter, TensorMap):
-            address, dtype, shape, row_bytes = self._maps[value]
+            address, dtype, shape, steps = self._maps[value]
         else:
             address, shape = ctypes.c_void_p.from_address(value).value, (1, *parameter.shape)[-2:]
             dtype = dtype if parameter.buffer == "C" else parameter.dtype
-            row_bytes = shape[1] * parameter.itemsize
+            steps = [shape[1] * parameter.itemsize]
         kind = np.dtype(DTYPES[dtype])
-        extent = (shape[0] - 1) * row_bytes + shape[1] * kind.itemsize
+        extent = sum((size - 1) * step for size, step in zip(shape, steps)) + shape[-1] * kind.itemsize
         flat = np.frombuffer((ctypes.c_uint8 * extent).from_address(address), np.uint8)
-        return np.ndarray(shape, kind, flat, strides=(row_bytes, kind.itemsize))
+        return np.ndarray(shape, kind, flat, strides=(*steps, kind.itemsize))

@@ -9,27 +9,31 @@ from __future__ import annotations
 from typing import Any
 
 from harness.measure import Arena
-from harness.peers.entrant import Entrant, PeerFailed, PeerKind
+from harness.peers.entrant import Entrant, PeerKind
 from harness.targets import Machine
 from kernels import describe, matmul
-from kernels.errors import IllegalOperand, UnsupportedGpu
+from schedules.errors import IllegalSchedule
 
-NAME = "kernels.matmul"
+NAMES = ("kernels.matmul", "kernels.matmul(any_m=True)")
 
 
 def enter(arena: Arena, _machine: Machine) -> list[Entrant]:
-    """The call on the arena's operands; raises PeerFailed where it refuses them."""
+    """The call on the arena's operands, and with kernels for any m; one that refuses them has failed, and says why."""
+    return [_entrant(arena, name, name == NAMES[1]) for name in NAMES]
+
+
+def _entrant(arena: Arena, name: str, any_m: bool) -> Entrant:
     transposed = arena.problem.layout == "nt"
 
     def run(a: Any, b: Any, c: Any) -> None:
         """One product."""
-        matmul(a, b.T if transposed else b, out=c)
+        matmul(a, b.T if transposed else b, out=c, any_m=any_m)
 
     a, b, c = arena.sets[0]
     try:
-        return [Entrant(NAME, run, describe(a, b.T if transposed else b, out=c))]
-    except (IllegalOperand, UnsupportedGpu) as refused:
-        raise PeerFailed(str(refused)) from refused
+        return Entrant(name, run, describe(a, b.T if transposed else b, out=c, any_m=any_m))
+    except IllegalSchedule as refused:
+        return Entrant(name, None, "", "failed", str(refused))
 
 
-KIND = PeerKind("call", "our own Python call on tensors, with the rung and tile that it chooses", (NAME,), enter)
+KIND = PeerKind("call", "our own Python call on tensors, with the rung and tile that it chooses", NAMES, enter)
