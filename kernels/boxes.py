@@ -16,11 +16,15 @@ from .wgmma import WarpgroupProduct
 class Boxes:
     """A few boxes of shared memory for each consumer warpgroup, through which results leave while others are written.
 
-    ``results`` are all warpgroups' bytes, ``count`` boxes each; a box is written again once TMA has read it.
+    ``results`` are all warpgroups' bytes, ``count`` boxes each; a box is written again once TMA has read it. ``again``
+    says that tile follows tile: where its boxes are no multiple of ``count``, a tile's first is the last's last.
     """
 
-    def __init__(self, tensor_map: Var, product: WarpgroupProduct, results: Buffer, count: int) -> None:
+    def __init__(
+        self, tensor_map: Var, product: WarpgroupProduct, results: Buffer, count: int, again: bool = False
+    ) -> None:
         self.tensor_map, self.product, self.results, self.count = tensor_map, product, results, count
+        self.meets_last = again and product.boxes % count != 0
 
     def place(self, group: Expr, box: int) -> Expr:
         """The byte at which a warpgroup's ``box``-th results are collected."""
@@ -31,6 +35,9 @@ class Boxes:
         """Emit, for a whole warpgroup, one box's way out: shared memory, then TMA, by the lane that warp 0 elects."""
         if warp == 0 and tma.elected():
             T.ptx.cp.async_.bulk.wait_group.read(self.count - 1)
+            if self.meets_last:
+                if box == 0:
+                    T.ptx.cp.async_.bulk.wait_group.read(0)
         T.cuda.warpgroup_sync(1 + group)
         write_box(packed, box, self.results, self.place(group, box), warp, lane)
         T.ptx.fence.proxy.async_.shared__cta()

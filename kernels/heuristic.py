@@ -18,7 +18,7 @@ from tvm.target import Target
 from schedules.errors import IllegalTile, IllegalWorkload
 from schedules.workloads import MAX_ELEMENTS, Matmul
 
-from .config import RESULT_BOXES, HopperTile, RoleTile
+from .config import HopperTile, RoleTile
 from .fused import PLAIN, Epilogue
 from .persistent import persistent
 from .stream import plan_for, reckoned_cycles
@@ -84,15 +84,6 @@ class Rung:
     launch_cycles: int = LAUNCH_CYCLES
     step_cycles: int = 0
     flexible: bool = False
-
-    def is_safe(self, problem: Matmul, tile: HopperTile, multiprocessors: int) -> bool:
-        """Whether a kernel that stays for several tiles never writes a box of results that TMA still reads.
-
-        It does where a warpgroup's results are an odd number of boxes, and a block has a second tile.
-        """
-        boxes = WarpgroupProduct.of(problem, tile).boxes
-        plan = plan_for(problem, tile, multiprocessors, cuts=self.cuts)
-        return not self.cuts or boxes % RESULT_BOXES == 0 or plan.tiles <= plan.workers
 
     def cost(self, problem: Matmul, tile: HopperTile, multiprocessors: int, batch: int = 1) -> float:
         """Clock cycles of a batch of products: :func:`kernels.stream.reckoned_cycles`, and the rung's own."""
@@ -170,8 +161,7 @@ def choose(problem: Matmul, machine: Machine, batch: int = 1, any_rows: bool = F
         return measured
     able = [each for each in choices() if each.rung.flexible or not flexible]
     violations = {each: each.tile.violations(machine.target, ITEMSIZE, each.stages) for each in able}
-    fitting = [each for each, found in violations.items() if not found]
-    legal = [each for each in fitting if each.rung.is_safe(problem, each.tile, machine.multiprocessors)]
+    legal = [each for each, found in violations.items() if not found]
     if not legal:
         raise IllegalTile(
             "no kernel fits this target: " + "; ".join(next(iter(violations.values()))),

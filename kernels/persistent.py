@@ -86,7 +86,7 @@ def persistent(
     early, tile_columns = plan.shortest, tile.counts(problem)[1]
     tile_rows = plan.tiles // tile_columns
     slots = max(FEWEST_STAGES, min(stages, plan.k_tiles))
-    room = plan.pieces * blocks
+    room, again = plan.pieces * blocks, plan.tiles > plan.workers
     floats = room * PartialSums.floats(product.registers, tile.consumers)
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
@@ -134,7 +134,7 @@ def persistent(
             mine = Consumer(here, shared, product, tile)
             own: T.let = here.thread % LANES
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, own == 0, counts=True))
-            boxes = T.meta_var(Boxes(matrices.c_map, product, shared.results, RESULT_BOXES) if by_tma else None)
+            boxes = T.meta_var(Boxes(matrices.c_map, product, shared.results, RESULT_BOXES, again) if by_tma else None)
             late = LateResults(boxes, mine)
 
             @T.inline

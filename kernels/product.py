@@ -39,7 +39,8 @@ class Product:
         self._transposed = problem.layout == "nt"
         self._a, self._b = (readable(matrix, self._itemsize) for matrix in (operands.a, operands.b))
         self._result = operands.output(kernel.plan, out)
-        self._copies = (self._a, self._b, self._result) != (operands.a, operands.b, out)
+        # By identity: room for the result may lie as the output does, whose rows TMA must not store beyond.
+        self._copies = self._a is not operands.a or self._b is not operands.b or self._result is not out
         self._extents = operands.a.extent(self._itemsize), operands.b.extent(self._itemsize)
         self._out_extent = out.extent(self._out_itemsize)
         matrices = {"A": self._a, "B": self._b, "C": self._result}

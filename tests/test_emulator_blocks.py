@@ -140,9 +140,6 @@ def test_explicit_kernels_are_right_with_a_cut_last_wave(
     assert verify(cut_kernel(shape, tile, stages, multiprocessors, variant), EmulatorBackend()).on == "emulator"
 
 
-@pytest.mark.xfail(
-    raises=KernelFault, strict=True, reason="with an odd number of boxes a tile, a box is written while TMA reads it"
-)
 def test_a_tile_of_one_box_keeps_the_last_ones_results() -> None:
     verify(cut_kernel((192, 64, 320), "64x64x64/1x1", 2, 2), EmulatorBackend())
 
