@@ -196,6 +196,7 @@ extern "C" int printf(const char*, ...);
 #define __syncthreads emu::sync_block
 #define __threadfence() ((void)0)  // releases and acquires order all that is known
 template <class T> EMU_INLINE void __stcg(T* to, T value) { *to = value; }
+template <class T> EMU_INLINE T __ldcg(const T* from) { return *from; }
 inline void __syncwarp(uint mask = 0xffffffffu) { emu::sync_warp(mask); }
 inline size_t __cvta_generic_to_shared(const void* pointer) { return emu::shared_address(pointer); }
 template <class T> EMU_INLINE T __shfl_sync(uint mask, T value, int from, int width = 32) {
