@@ -32,10 +32,10 @@ from steps.registry import Step, find_steps
 Choose = Callable[[Sequence[Any]], Any]
 REFUSALS = (IllegalSchedule, UnsupportedCase)
 STAGES = range(1, 7)
-MULTIPROCESSORS = range(2, 9)  # a cluster needs two
+MULTIPROCESSORS = (2, 2, 3, 3, 4, 5, 6, 8)  # a cluster needs two; with few, tiles make several waves
 # What columns and reductions are multiples of. TMA refuses rows that are no multiples of 16 bytes.
 GRAINS, EXPLICIT_GRAINS = (1, 1, 1, 2, 4, 8), (1, *[8] * 9)
-EMULATED_DEPTH, EMULATED_WORK = 1280, 12_000_000  # multiply-adds: a run well under a second
+EMULATED_DEPTH, EMULATED_WORK = 1600, 30_000_000  # multiply-adds: a run well under a second
 
 
 @dataclass(frozen=True)
@@ -160,17 +160,20 @@ class Outcome:
 
 def draw_case(choose: Choose, step: Step, variant: str, place: Place) -> Case:
     """A case of a step's variant, of which every other part is chosen by ``choose(choices)``."""
-    tile = choose((step.tiles.default, *step.tiles.tuning))
+    tiles = (step.tiles.default, *step.tiles.tuning)
+    # Of small tiles, more often: products have several of them, and reductions many k tiles.
+    tile = choose((*tiles, *[tile for tile in tiles if tile.block_m == 64] * 2) if step.explicit else tiles)
     rows, columns, _ = place.largest(step, tile)
     m, n = choose(range(1, rows + 1)), _multiple(choose, step, columns)
-    k = _multiple(choose, step, place.largest(step, tile, m, n)[2])
+    depth = place.largest(step, tile, m, n)[2]
+    k = _multiple(choose, step, depth, depth * 3 // 4 if step.explicit and choose((False, True)) else 0)
     problem = Matmul(m, n, k, choose(step.dtypes(variant)), choose(LAYOUTS))
     return Case(step, problem, variant, tile, place.machine(choose), choose(STAGES), "given")
 
 
-def _multiple(choose: Choose, step: Step, largest: int) -> int:
+def _multiple(choose: Choose, step: Step, largest: int, above: int = 0) -> int:
     grain = choose(EXPLICIT_GRAINS if step.explicit else GRAINS)
-    return grain * choose(range(1, largest // grain + 1))
+    return grain * choose(range(above // grain + 1, largest // grain + 1))
 
 
 def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: Outcome) -> None:

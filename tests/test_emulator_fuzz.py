@@ -124,6 +124,32 @@ def test_bad_runs_are_named_smallest_first(
     }
 
 
+def test_a_kernel_that_hangs_on_the_gpu_ends_the_run_which_can_go_on(
+    command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def results(_work: Any, slots: Sequence[Slot], _jobs: int, _limit: float) -> Any:
+        """The second slot hangs."""
+        for slot in slots:
+            assert slot.on == "gpu"
+            yield (
+                slot,
+                Lost("took more than 9 s", "slow", hung=True) if slot.number == 1 else Outcome(0, 12, "roles", right=2),
+            )
+
+    monkeypatch.setattr(fuzz, "each_in_a_process", results)
+    monkeypatch.setattr(fuzz, "_check_place", lambda _on: None)
+    monkeypatch.setattr(fuzz, "_gpu_name", lambda: "a GPU")
+    out = tmp_path / "fuzz.json"
+    outcome = command(*arguments(out, "--on", "gpu", "--step", "12"))
+    assert outcome.code == 1
+    assert "hung: slow: took more than 9 s" in outcome.out
+    assert "ended after 2 of 4 slots" in outcome.out
+    assert [json.loads(out.read_text())[name] for name in ("slots", "hung", "gpu")] == [2, 1, "a GPU"]
+    again = command(*arguments(out, "--on", "gpu", "--step", "12"))
+    assert again.code == 1
+    assert json.loads(out.read_text())["slots_of_earlier_runs"] == 2
+
+
 # Processes
 
 

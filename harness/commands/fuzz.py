@@ -64,7 +64,8 @@ def run(options: argparse.Namespace, command: str) -> int:
                 break
     found = summed_up(outcomes)
     if journal:
-        journal.finish(_record(options, command, found, outcomes, time.monotonic() - started))
+        record = _record(options, command, found, outcomes, time.monotonic() - started)
+        journal.finish(record | {"slots_of_earlier_runs": len(done)}, whole=len(outcomes) == len(slots))
     _print(options, found, outcomes, len(slots))
     return WRONG if any(outcome.bad for outcome in outcomes) else 0
 
@@ -127,10 +128,11 @@ class Journal:
         with self.path.open("a") as file:
             file.write(json.dumps(asdict(outcome)) + "\n")
 
-    def finish(self, record: dict[str, Any]) -> None:
-        """Write the record in place of the lines."""
+    def finish(self, record: dict[str, Any], whole: bool) -> None:
+        """Write the record; the lines stay where the run is not whole, so that it can go on."""
         write_atomically(self.out, json.dumps(record, indent=1) + "\n")
-        self.path.unlink()
+        if whole:
+            self.path.unlink()
 
 
 def _outcome(line: str) -> Outcome | None:
@@ -145,7 +147,7 @@ def _record(
     options: argparse.Namespace, command: str, found: dict[str, Any], outcomes: Sequence[Outcome], seconds: float
 ) -> dict[str, Any]:
     revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
-    gpu = {"gpu": require_gpu().cuda.get_device_name()} if options.on == "gpu" else {}
+    gpu = {"gpu": _gpu_name()} if options.on == "gpu" else {}
     return {
         "command": command,
         "revision": revision,
@@ -163,6 +165,10 @@ def _record(
         **found,
         "bad": [{"repeat": _repeat(options, outcome), **asdict(bad)} for outcome, bad in _smallest_first(outcomes)],
     }
+
+
+def _gpu_name() -> str:
+    return str(require_gpu().cuda.get_device_name())
 
 
 def _host_cpu() -> str:

@@ -38,7 +38,9 @@ What it does not
   seen; an overrun is seen only where it leaves the array's memory (gaps lie between static and between global arrays,
   none inside dynamic shared memory).
 - Of the memory model: what orders orders completely; scopes and the kinds of fences beside the proxy's are not told
-  apart. Whether the CUDA compiler keeps wgmma's registers where they are is not its business either.
+  apart, and a proxy fence is asked for only where the asynchronous proxy reads what ordinary stores wrote, not where it
+  writes over what ordinary loads have read. Whether the CUDA compiler keeps wgmma's registers where they are is not
+  its business either.
 - Sums are made in float32, one product after another: results differ from a GPU's in their last bits. Speed says
   nothing.
 
