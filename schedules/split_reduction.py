@@ -94,6 +94,7 @@ def add_parts(sch: Schedule, split: SplitReduction, threads: int = 256) -> LoopR
     write_back = accumulate_in_registers(sch, split.total, thread)
     sch.vectorize(outputs)
     start = initialize_before(sch, split.total, part)
-    for block in (start, write_back):
-        sch.vectorize(loops_below(sch, block, thread)[-1])
+    if vector > 1:  # a single output's copies have no loop of their own
+        for block in (start, write_back):
+            sch.vectorize(loops_below(sch, block, thread)[-1])
     return thread
