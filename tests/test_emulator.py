@@ -420,18 +420,32 @@ def test_tma_adds_and_clips() -> None:
 """
     kernel = """extern "C" __global__ void probe(const __grid_constant__ CUtensorMap map) {
   extern __shared__ __align__(64) uchar pool[];
-  for (int i = 0; i < 8; ++i) ((float*)pool)[i] = i;
+  for (int i = 0; i < 16; ++i) ((float*)pool)[i] = i;
   asm volatile("fence.proxy.async;");
-  add(&map, 2, 1, (uint)__cvta_generic_to_shared(pool));
+  add(&map, 4, 1, (uint)__cvta_generic_to_shared(pool));
   asm volatile("cp.async.bulk.commit_group;");
   asm volatile("cp.async.bulk.wait_group 0;");
 }
 """
-    mapped = TensorMap("out", "float32", (4, 2), (16,), (4, 2), 0)
+    mapped = TensorMap("out", "float32", (7, 2), (32,), (8, 2), 0)
     launch = Launch("probe", (mapped,), (1, 1, 1), (1, 1, 1), 1, 1024)
-    out = np.ones((2, 4), np.float32)
+    out = np.ones((2, 8), np.float32)
     EmulatedProgram("probe", PREAMBLE_END + helpers + kernel, (launch,), ("out",))(out)
-    np.testing.assert_array_equal(out, [[1, 1, 1, 1], [1, 1, 1, 2]])
+    np.testing.assert_array_equal(out, [[1] * 8, [1, 1, 1, 1, 1, 2, 3, 1]])
+
+
+@pytest.mark.parametrize(("place", "found"), [("2, 0", "no multiple of 16 bytes"), ("-4, 0", "before the tensor")])
+def test_tma_refuses_places_that_hardware_does(place: str, found: str) -> None:
+    kernel = f"""extern "C" __global__ void probe(const __grid_constant__ CUtensorMap map) {{
+  extern __shared__ __align__(64) uchar pool[];
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {{%1, %2}}], [%3];"
+               :: "l"(&map), "r"({place.split(",")[0]}), "r"(0), "r"((uint)__cvta_generic_to_shared(pool)) : "memory");
+}}
+"""
+    mapped = TensorMap("out", "float32", (8, 2), (32,), (8, 2), 0)
+    launch = Launch("probe", (mapped,), (1, 1, 1), (1, 1, 1), 1, 1024)
+    with pytest.raises(KernelFault, match=found):
+        EmulatedProgram("probe", PREAMBLE_END + kernel, (launch,), ("out",))(np.ones((2, 8), np.float32))
 
 
 @pytest.mark.parametrize(

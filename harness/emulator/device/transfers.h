@@ -127,9 +127,12 @@ void arrive_after_copies(uint address, bool counted) {
   else t.cluster->pending.push_back({complete});
 }
 
-inline void check_map(Thread& t, const CUtensorMap& map, int rank, uint address, const char* what) {
+// An H200 calls an illegal instruction what begins between pieces of 16 bytes, and a store that begins before the tensor.
+inline void check_map(Thread& t, const CUtensorMap& map, const int* corner, int rank, uint address, const char* what) {
   if (map.rank != rank) fail("TMA", text("%s of %d dimensions with a map of %d", what, rank, map.rank) + at(t));
   check_aligned(t, inside(address), 128, what);
+  if (int64_t(corner[0]) * map.element_bytes % 16)
+    fail("TMA", text("%s from column %d on, elements of %d bytes: no multiple of 16 bytes", what, corner[0], map.element_bytes) + at(t));
 }
 
 inline size_t bytes_of(const CUtensorMap& map) {
@@ -139,8 +142,8 @@ inline size_t bytes_of(const CUtensorMap& map) {
 }
 
 // Each 16-byte piece of a box, with its address in shared memory (swizzled by the address itself), the tensor's bytes
-// or none, and how many of them are inside the tensor.
-template <class Move> void for_each_piece(const Box& box, uint address, Move move) {
+// or none where it is outside of the tensor, whose rows end after `columns`.
+template <class Move> void for_each_piece(const Box& box, uint address, int64_t columns, Move move) {
   const CUtensorMap& map = box.map;
   int64_t width = map.box[0] * map.element_bytes, rows = int64_t(bytes_of(map)) / width;
   uint swizzle = map.swizzle ? (16u << map.swizzle) - 16 : 0;
@@ -157,7 +160,7 @@ template <class Move> void for_each_piece(const Box& box, uint address, Move mov
       to ^= to >> 3 & swizzle;
       for (int64_t e = byte; e < std::min(byte + 16, width); e += map.element_bytes) {
         int64_t column = box.corner[0] + e / map.element_bytes;
-        bool there = inside_tensor && column >= 0 && column < map.dims[0];
+        bool there = inside_tensor && column >= 0 && column < columns;
         move(to + uint(e - byte), there ? line + column * map.element_bytes : nullptr);
       }
     }
@@ -193,7 +196,7 @@ inline Access begin_transfer(Thread& t, int rank, uint to, size_t bytes, uint mb
 inline void begin_load(Thread& t, const Box& box, int rank, uint to, uint mbarrier) {
   begin_transfer(t, rank, to, bytes_of(box.map), mbarrier, [box, to](uchar* window) {
     int size = box.map.element_bytes;
-    for_each_piece(box, to, [&](uint at, const uchar* from) {
+    for_each_piece(box, to, box.map.dims[0], [&](uint at, const uchar* from) {
       if (from) std::memcpy(window + at, from, size);
       else std::memset(window + at, 0, size);
     });
@@ -221,7 +224,7 @@ inline Box box_of(const CUtensorMap& map, const int* corner, const uchar* from, 
 // Mask 0 is the thread's own block; otherwise each block of the mask gets the box, and its own mbarrier the bytes.
 void load_box(uint to, const CUtensorMap& map, const int* corner, int rank, uint mbarrier, uint mask) {
   Thread& t = EMU_THREAD;
-  check_map(t, map, rank, to, "a TMA load");
+  check_map(t, map, corner, rank, to, "a TMA load");
   if (mask >> machine.blocks) fail("cluster", text("a multicast to 0x%x of %d blocks", mask, machine.blocks) + at(t));
   Box box = box_of(map, corner, nullptr, false);
   if (!mask) mask = 1u << rank_of(t, to);
@@ -229,11 +232,14 @@ void load_box(uint to, const CUtensorMap& map, const int* corner, int rank, uint
     if (mask >> r & 1) begin_load(t, box, r, inside(to), inside(mbarrier));
 }
 
+// Pieces of 16 bytes are stored whole where they begin inside the tensor, as an H200 does; additions are cut exactly.
 inline void finish_store(const Box& box) {
   uint start = uint((box.from - machine.here->windows) % WINDOW);
   const uchar* window = box.from - start;
   int size = box.map.element_bytes;
-  for_each_piece(box, start, [&](uint at, uchar* to) {
+  int64_t columns = box.map.dims[0], whole = 16 / size;
+  if (!box.add) columns = (columns + whole - 1) / whole * whole;
+  for_each_piece(box, start, columns, [&](uint at, uchar* to) {
     if (!to) return;
     if (!box.add) {
       std::memcpy(to, window + at, size);
@@ -247,7 +253,8 @@ inline void finish_store(const Box& box) {
 
 void store_box(const CUtensorMap& map, const int* corner, int rank, uint from, bool add) {
   Thread& t = EMU_THREAD;
-  check_map(t, map, rank, from, "a TMA store");
+  check_map(t, map, corner, rank, from, "a TMA store");
+  if (*std::min_element(corner, corner + rank) < 0) fail("TMA", "a store that begins before the tensor" + at(t));
   check_bounds(block_of(t), from, bytes_of(map), "a TMA store");
   note_access(t, block_of(t), from, bytes_of(map), false, access_by(t, STORE, numbered(t.store_agent), t.stored + 1));
   t.open_stores.push_back(box_of(map, corner, shared_pointer(t, from), add));
