@@ -28,7 +28,7 @@ SMALL = {kind: [tile] for kind, tile in SMALL_TILES.items()} | {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("steps", [(1, 2, 3, 4), (5,), (6, 7), (8, 9), (10,), (11, 12), (13,)], ids=str)
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), seed=st.integers(0, 1 << 20))
 def test_what_is_not_refused_is_right(steps: tuple[int, ...], data: st.DataObject, seed: int) -> None:
     def choose(choices: Sequence[Any]) -> Any:
@@ -38,9 +38,9 @@ def test_what_is_not_refused_is_right(steps: tuple[int, ...], data: st.DataObjec
     step = choose([STEPS[number] for number in steps])
     variant = choose(step.variants)
     place, outcome = OnEmulator(), Outcome(0, step.number, variant)
-    run_case(draw_case(choose, step, variant, place), place, [seed], outcome)
+    run_case(draw_case(choose, step, variant, place), place, [seed, seed + 1], outcome)
     assert not outcome.bad, outcome.bad[0]
-    assert outcome.right + len(outcome.refused) == 1
+    assert outcome.right == 2 or len(outcome.refused) == 1
 
 
 def test_all_of_a_slot_follows_from_its_number() -> None:
