@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.build import Kernel, compile_module, compiled, lower
 from harness.execution import GpuBackend
-from harness.targets import Machine, machine_for
+from harness.fuzzing import SmallMachine
+from harness.targets import machine_for
 from harness.verify import verify
 from kernels.codegen import overlap
 from kernels.codegen.toolchain import Compiler, disassemble
@@ -27,26 +28,13 @@ TILES = ["128x256x64/2x1", "128x128x64/2x1", "64x128x64/1x1", "64x64x64/1x1", "1
 STEPS_WITH_ROLES = [(number, variant) for number in (12, 13) for variant in STEPS[number].variants]
 
 
-@dataclass(frozen=True)
-class PartOfHopper(Machine):
-    """A Hopper GPU of a few multiprocessors: small products then take several waves."""
-
-    few: int = 132
-
-    @property
-    def sms(self) -> int:
-        """Multiprocessors."""
-        return self.few
-
-
 def roles(
     number: int, shape: tuple[int, int, int], tile: str = "64x64x64/1x1", variant: str = "", sms: int = 0, **given: Any
 ) -> Kernel:
     """Step 12 or 13, lowered for Hopper, with ``sms`` multiprocessors."""
     variant = variant or STEPS[number].variants[0]
     case = make_case(number, shape, variant, tile=RoleTile.parse(tile), **given)
-    facts = {part.name: getattr(HOPPER, part.name) for part in fields(HOPPER)}
-    return lower(replace(case, machine=PartOfHopper(**facts, few=sms or 132)))
+    return lower(replace(case, machine=SmallMachine.of(HOPPER, sms or 132)))
 
 
 def test_limits_name_registers_and_consumers() -> None:

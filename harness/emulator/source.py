@@ -23,11 +23,6 @@ class Parameter:
     type: str
     name: str
 
-    @property
-    def is_map(self) -> bool:
-        """Whether it is a tensor map, passed by value."""
-        return self.type == "CUtensorMap"
-
 
 def parameters(cuda: str) -> dict[str, tuple[Parameter, ...]]:
     """Each kernel's parameters, by its name."""
