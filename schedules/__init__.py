@@ -22,7 +22,7 @@ from .layout import flatten_contraction, pad_to_tile
 from .lowering import required_tir_pipeline
 from .pipeline_check import check_pipeline
 from .pipeline_report import explain_pipeline
-from .pipelining import PipelinePlan, double_buffer, infer_pipeline, pipeline_loop, required_pass_config
+from .pipelining import PipelinePlan, double_buffer, infer_pipeline, pipeline_loop, pipeline_reads, required_pass_config
 from .serpentine import lower_serpentines, required_ptxas_options, walk_serpentine
 from .split_reduction import SplitReduction, add_parts, parts_to_fill, split_reduction
 from .streaming import (
@@ -168,6 +168,7 @@ __all__ = [
     "parts_to_fill",
     "pass_workspaces",
     "pipeline_loop",
+    "pipeline_reads",
     "pipeline_warpgroups",
     "raster_blocks",
     "read_through_registers",

@@ -205,6 +205,26 @@ def pipeline_loop(
     return plan
 
 
+def pipeline_reads(sch: Schedule, loop: LoopRV, slots: int) -> bool:
+    """Read the operands of an inner loop a step ahead, where the loop around it can then be filled ahead: if it did.
+
+    ::
+
+        before   for k:  a = A_shared[k];  C += a * ...
+        after    a[0] = A_shared[0]
+                 for k < K - 1:  a[(k + 1) % 2] = A_shared[k + 1];  C += a[k % 2] * ...
+                 C += a[(K - 1) % 2] * ...
+
+    ``slots`` are those of the loop around it, to whose :func:`pipeline_loop` the result is given as ``fill_ahead``.
+    Nothing is changed with one slot, which holds no next tile to read from, or with an odd number of steps, after
+    which the two versions would have changed places.
+    """
+    possible = slots > 1 and loop_extent(sch, loop) % 2 == 0
+    if possible:
+        pipeline_loop(sch, loop, 2, False)
+    return possible
+
+
 def _apply(plan: PipelinePlan, sch: Schedule) -> None:
     """Gate the loop if planned, check the plan's lists, and annotate them in the place of an earlier call's."""
     loop, statements = plan.loop, statements_under(sch, plan.loop)

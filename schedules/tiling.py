@@ -85,6 +85,11 @@ class BlockTile:
         raise NotImplementedError
 
     @property
+    def steps_ahead(self) -> int:
+        """Steps of the k tile whose operands a thread loads before it needs them, to hide latency by itself."""
+        return 0
+
+    @property
     def outputs(self) -> str:
         """What a thread sums up, as text: how many outputs."""
         return str(self.block_m * self.block_n // self.threads_per_block)

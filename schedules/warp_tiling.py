@@ -29,6 +29,9 @@ from .tiling import ADDRESSING_REGISTERS, BlockTile, bind_grid, indivisible, ras
 from .vectorization import VECTOR_BYTES, dtype_bytes, vectorize_write_back
 
 WARP_SIZE = 32
+# So many outputs of a thread leave registers for 8 warps to a multiprocessor, two to a scheduler: too few to hide the
+# latency of shared memory behind each other, as 16 warps of 64 outputs do.
+OUTPUTS_TO_READ_AHEAD = 128
 ELEMENT_BYTES = 4  # of operands and sums: two of them would share a bank of shared memory, were they smaller
 VECTOR = VECTOR_BYTES // ELEMENT_BYTES  # neighbouring columns of a thread, which it loads and stores at once
 
@@ -70,9 +73,15 @@ class WarpTile(BlockTile):
         return rows * columns * self.slices, WARP_SIZE
 
     @property
+    def steps_ahead(self) -> int:
+        """1 for threads with so many outputs that few warps fit; 0 where warps hide each other's loads."""
+        return 1 if self.thread_m * self.thread_n >= OUTPUTS_TO_READ_AHEAD else 0
+
+    @property
     def registers(self) -> int:
-        """Accumulators, one step's operands, addressing."""
-        return self.thread_m * self.thread_n + self.thread_m + self.thread_n + ADDRESSING_REGISTERS
+        """Accumulators, the operands of one step and of those read ahead, addressing."""
+        operands = (self.thread_m + self.thread_n) * (1 + self.steps_ahead)
+        return self.thread_m * self.thread_n + operands + ADDRESSING_REGISTERS
 
     @property
     def outputs(self) -> str:

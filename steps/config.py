@@ -139,6 +139,8 @@ class TileFamily:
             ceil(blocks / multiprocessors) · block_m · block_n
               · (1 + warps_to_hide / warps resident) · (1 + edge · (1 / block_m + 1 / block_n))
 
+        A warp that reads one step ahead counts twice: it hides latency as two do.
+
         ``split`` counts each block in the parts that :func:`schedules.split_reduction.parts_to_fill` makes of it.
         Both constants are a family's own. They were set by hand so that exploratory measurements on an H200, not kept
         here, come out in the right order; ``python -m reports table`` shows what the choice costs against tuning.
@@ -169,20 +171,22 @@ class TileFamily:
             smem // tile.smem_bytes(dtype_bytes(problem.dtype), slots),
             int(target.attrs["registers_per_block"]) // (tile.registers * tile.threads_per_block),
         )
-        warps = min(per_multiprocessor, max(1, fits)) * tile.threads_per_block / 32
+        warps = min(per_multiprocessor, max(1, fits)) * tile.threads_per_block / 32 * (1 + tile.steps_ahead)
         edges = 1 + self.edge * (1 / tile.block_m + 1 / tile.block_n)
         return per_multiprocessor / parts * tile.block_m * tile.block_n * (1 + self.warps_to_hide / warps) * edges
 
 
 THREAD_TILES = TileFamily(TileConfig, DEFAULT_TILE, TILE_SET, TUNING_TILES)
 
-# For warps. In exploratory sweeps on an H200, not kept here, thread tiles of 8x8 with k tiles of 32 were ahead from
-# 2048 on: 128x128 and 64x128 blocks fill a multiprocessor's registers with two or four of them. Below that, blocks are
-# too few, and slices put more warps to work on each.
+# For warps. In exploratory sweeps on an H200, not kept here, thread tiles of 8x16, operands read ahead, were fastest from
+# 2048 on, with k tiles of 16: those of 32, written out, make warps wait for instructions. Two such blocks fill a
+# multiprocessor's registers, as do four of 64x128 with 8x8. Below that, blocks are too few, and slices put more warps
+# to work on each.
 WARP_TILES = TileFamily.of(
     WarpTile,
-    "128x128x32/32x64/8x8/1@2 64x128x32/32x64/8x8/1@2 32x64x32/32x64/8x8/4@4 32x64x64/32x64/8x8/8@3 "
+    "128x128x16/32x128/8x16/1@3 64x128x32/32x64/8x8/1@2 32x64x32/32x64/8x8/4@4 32x64x64/32x64/8x8/8@3 "
     "16x32x64/16x32/4x4/4@3",
+    "128x256x16/32x128/8x16/1 64x128x32/32x128/8x16/2 64x128x64/32x128/8x16/4 128x128x32/32x64/8x8/1 "
     "64x128x32/32x64/8x8/2 64x64x32/32x64/8x8/4 128x128x32/64x32/8x8/1 32x32x32/32x32/8x4/4 32x32x64/32x32/8x4/8 "
     "16x32x64/16x32/4x4/8 16x32x32/16x32/4x4/4",
     warps_to_hide=4,

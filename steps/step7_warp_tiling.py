@@ -8,15 +8,16 @@ Now::
     for k_outer:
       A_shared = A[tile], rows padded;  B_shared = B[tile]   # by cp.async, one barrier per k tile
       for k_inner < block_k / slices, written out:
-        a = A_shared[rows, k];  b = B_shared[k, columns]      # registers; 16 bytes at once
+        a = A_shared[rows, k + 1];  b = B_shared[k + 1, columns]      # registers, for the next step; 16 bytes at once
         for row:  for column, backwards in odd rows:  C[row, column] += a[row] * b[column]
 
 What changes: a warp has a tile of its own, whose rows and columns go round among its lanes. What they load at once
 lies side by side, and rows that run along k begin in different banks since they are 16 bytes longer. Operands are
-registers for a step of k. In serpentine order each multiply-add shares one with the one before, which the operand's
-reuse cache still holds; CUDA's assembler must be told to keep it (-O1). Blocks run 8 rows side by side, for the L2
-cache. And a product with too few blocks is cut in slices of k among the warps of a block, which add up their sums in
-the end: another order of additions.
+registers for a step of k. Threads with 128 outputs read them a step ahead, across k tiles too: only two such warps
+fit a scheduler, which cannot hide each other's loads. In serpentine order each multiply-add shares an operand with
+the one before, which the operand's reuse cache still holds; CUDA's assembler must be told to keep it (-O1). Blocks run
+8 rows side by side, for the L2 cache. And a product with too few blocks is cut in slices of k among the warps of a
+block, which add up their sums in the end: another order of additions.
 
 Variants, compared by name:
 
@@ -24,6 +25,7 @@ Variants, compared by name:
 - row_order: each row from its first column on, and the assembler as usual.
 - unpadded: rows in shared memory as long as they are.
 - no_raster: blocks row by row.
+- in_turn: operands read when they are needed.
 
 What to expect: the first of these kernels that is held back by multiply-adds rather than by their operands; most in
 large products. Small ones gain by slices. Operands are float32; 16-bit ones are for tensor cores, in step 8.
@@ -34,7 +36,7 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 
 from schedules.alignment import align_operands
-from schedules.pipelining import pipeline_loop
+from schedules.pipelining import pipeline_loop, pipeline_reads
 from schedules.unrolling import unroll_loop
 from schedules.vectorization import dtype_bytes
 from schedules.warp_tiling import stage_for_warps
@@ -46,12 +48,13 @@ FORMS = {
     "row_order": {"serpentine": False},
     "unpadded": {"pad": False},
     "no_raster": {"raster": 1},
+    "in_turn": {},
 }
 VARIANTS = tuple(FORMS)
 NEEDS_ASYNC_COPY = VARIANTS
 PIPELINED = True
 TILES = WARP_TILES
-STAGES = 2
+STAGES = 3
 TUNING_STAGES = (2, 3, 4)
 DTYPES = dict.fromkeys(VARIANTS, ("float32",))
 
@@ -63,8 +66,10 @@ def schedule(problem: Matmul, config: StepConfig) -> Schedule:
     slots = min(config.stages, config.k_tiles(problem))
     scope = config.tile.shared_scope(dtype_bytes(problem.dtype), slots)
     staged = stage_for_warps(sch, sch.get_sblock("matmul"), config.tile, scope=scope, **FORMS[config.variant])
+    wanted = config.tile.steps_ahead > 0 and config.variant != "in_turn"
+    ahead = wanted and pipeline_reads(sch, staged.k_inner, slots)
     unroll_loop(sch, staged.k_inner)
-    pipeline_loop(sch, staged.k_outer, slots, slots > 1, one_barrier=slots > 1)
+    pipeline_loop(sch, staged.k_outer, slots, slots > 1, one_barrier=slots > 1, fill_ahead=ahead)
     return sch
 
 

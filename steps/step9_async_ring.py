@@ -28,8 +28,7 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.inspection import loop_extent
-from schedules.pipelining import pipeline_loop
+from schedules.pipelining import pipeline_loop, pipeline_reads
 from schedules.tensorization import TF32, TensorizedContraction, tensorize_contraction, use_instruction
 from schedules.vectorization import dtype_bytes
 from schedules.workloads import Matmul
@@ -53,9 +52,7 @@ def contraction(problem: Matmul, config: StepConfig, any_m: bool) -> tuple[Sched
     form = {"scope": scope, "hide_reads": slots > 1, "instruction": TF32 if config.variant == "tf32" else None}
     tensorized = tensorize_contraction(sch, sch.get_sblock("matmul"), config.tile, **form)
     loops = tensorized.loops
-    ahead = config.variant != "shared" and slots > 1 and loop_extent(sch, loops.k_step) % 2 == 0
-    if ahead:
-        pipeline_loop(sch, loops.k_step, 2, False)
+    ahead = config.variant != "shared" and pipeline_reads(sch, loops.k_step, slots)
     if slots > 1:
         pipeline_loop(sch, loops.k_outer, slots, True, one_barrier=True, unroll_ring=True, fill_ahead=ahead)
     return sch, tensorized

@@ -48,6 +48,7 @@ from tests.test_tensorization import stack_bytes
 
 SMALL = WarpTile(16, 32, 16, 16, 32, 4, 4)
 SLICED = {slices: replace(SMALL, slices=slices) for slices in (1, 2, 4)} | {8: WarpTile(32, 64, 16, 32, 64, 8, 8, 8)}
+AHEAD = WarpTile(32, 128, 8, 32, 128, 8, 16)  # reads a step ahead
 LARGE, MIDDLE, QUARTERS, NARROW = map(
     WarpTile.parse,
     ("128x128x32/32x64/8x8/1", "64x128x32/32x64/8x8/1", "32x64x32/32x64/8x8/4", "32x32x32/32x32/8x4/4"),
@@ -99,9 +100,9 @@ def close(output: np.ndarray, expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("shape", "layout"), SHAPES, ids=str)
-@pytest.mark.parametrize("slices", SLICED)
-def test_products_are_right(slices: int, shape: tuple[int, int, int], layout: str) -> None:
-    close(*product(shape, SLICED[slices], layout))
+@pytest.mark.parametrize("tile", [*SLICED.values(), AHEAD], ids=str)
+def test_products_are_right(tile: WarpTile, shape: tuple[int, int, int], layout: str) -> None:
+    close(*product(shape, tile, layout))
 
 
 @pytest.mark.parametrize(
@@ -113,16 +114,29 @@ def test_lanes_in_one_row_or_column_and_odd_depths(tile: str) -> None:
         close(*product((35, 70, 20), WarpTile.parse(tile), layout))
 
 
-@pytest.mark.parametrize(("slices", "layout"), [(1, "nt"), (4, "nn")])
-def test_a_pipeline_changes_no_bit(slices: int, layout: str) -> None:
-    outputs = [product((33, 35, 70), SLICED[slices], layout, stages)[0] for stages in (1, 2, 3, 4)]
+@pytest.mark.parametrize(("tile", "layout"), [(SLICED[1], "nt"), (SLICED[4], "nn"), (AHEAD, "nn")], ids=str)
+def test_a_pipeline_changes_no_bit(tile: WarpTile, layout: str) -> None:
+    outputs = [product((33, 35, 70), tile, layout, stages)[0] for stages in (1, 2, 3, 4)]
     assert all(np.array_equal(outputs[0], other) for other in outputs[1:])
 
 
+@pytest.mark.parametrize("tile", [SLICED[2], AHEAD], ids=str)
 @pytest.mark.parametrize("variant", step7.VARIANTS[1:])
-def test_variants_add_in_the_same_order(variant: str) -> None:
-    default, other = (product((33, 70, 50), SLICED[2], "nt", 2, name)[0] for name in ("serpentine", variant))
+def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
+    default, other = (product((33, 70, 50), tile, "nt", 2, name)[0] for name in ("serpentine", variant))
     assert np.array_equal(default, other)
+
+
+def test_reads_are_a_step_ahead_where_few_warps_fit() -> None:
+    """A step's operands have two versions then; not with one slot, nor with an odd number of steps in a k tile."""
+    odd = replace(AHEAD, block_k=5)
+    cases = [(AHEAD, 2, "serpentine"), (AHEAD, 2, "in_turn"), (AHEAD, 1, "serpentine"), (odd, 2, "serpentine")]
+    versions = []
+    for tile, stages, variant in cases:
+        text = build((64, 128, 60), variant, tile, stages=stages).cuda
+        versions.append({int(count) // 16 for count in re.findall(r"float B_\w*local_ptr\w*\[(\d+)\];", text)})
+    assert versions == [{2}, {1}, {1}, {1}]
+    assert [tile.steps_ahead for tile in (AHEAD, LARGE)] == [1, 0]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -292,7 +306,7 @@ def wavefronts(kernel: Kernel, operand: str) -> int:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tile", [LARGE, QUARTERS, NARROW], ids=str)
+@pytest.mark.parametrize("tile", [LARGE, QUARTERS, NARROW, WARP_TILES.default], ids=str)
 def test_padded_rows_meet_no_bank_twice(tile: WarpTile, layout: str) -> None:
     padded, unpadded = (build((256, 256, 1024), variant, tile, layout=layout) for variant in ("serpentine", "unpadded"))
     assert wavefronts(padded, "A") == wavefronts(padded, "B") == 1
@@ -301,7 +315,7 @@ def test_padded_rows_meet_no_bank_twice(tile: WarpTile, layout: str) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(("tile", "layout"), [(LARGE, "nn"), (QUARTERS, "nt")], ids=str)
+@pytest.mark.parametrize(("tile", "layout"), [(WARP_TILES.default, "nn"), (LARGE, "nn"), (QUARTERS, "nt")], ids=str)
 def test_sums_and_operands_stay_in_registers(tile: WarpTile, layout: str, compiler: Compiler) -> None:
     kernel = compiled(build((1024, 1024, 1024), tile=tile, layout=layout), compiler)
     assert kernel.cubin.spill_bytes == 0
