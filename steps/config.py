@@ -178,10 +178,10 @@ class TileFamily:
 
 THREAD_TILES = TileFamily(TileConfig, DEFAULT_TILE, TILE_SET, TUNING_TILES)
 
-# For warps. In exploratory sweeps on an H200, not kept here, thread tiles of 8x16, operands read ahead, were fastest from
-# 2048 on, with k tiles of 16: those of 32, written out, make warps wait for instructions. Two such blocks fill a
-# multiprocessor's registers, as do four of 64x128 with 8x8. Below that, blocks are too few, and slices put more warps
-# to work on each.
+# For warps. In exploratory sweeps on an H200, not kept here, threads with 8x16 outputs that read operands ahead were
+# fastest from 2048 on, with k tiles of 16: those of 32, written out, make warps wait for instructions. Two such blocks
+# fill a multiprocessor's registers, as do four of 64x128 with 8x8. Below that, blocks are too few, and slices put more
+# warps to work on each.
 WARP_TILES = TileFamily.of(
     WarpTile,
     "128x128x16/32x128/8x16/1@3 64x128x32/32x64/8x8/1@2 32x64x32/32x64/8x8/4@4 32x64x64/32x64/8x8/8@3 "

@@ -306,12 +306,18 @@ def wavefronts(kernel: Kernel, operand: str) -> int:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tile", [LARGE, QUARTERS, NARROW, WARP_TILES.default], ids=str)
+@pytest.mark.parametrize("tile", [LARGE, QUARTERS, NARROW], ids=str)
 def test_padded_rows_meet_no_bank_twice(tile: WarpTile, layout: str) -> None:
     padded, unpadded = (build((256, 256, 1024), variant, tile, layout=layout) for variant in ("serpentine", "unpadded"))
     assert wavefronts(padded, "A") == wavefronts(padded, "B") == 1
     assert wavefronts(unpadded, "A") > 1
     assert (wavefronts(unpadded, "B") > 1) == (layout == "nt")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_default_tile_meets_no_bank_twice(layout: str) -> None:
+    kernel = build((256, 256, 1024), tile=WARP_TILES.default, layout=layout)
+    assert wavefronts(kernel, "A") == wavefronts(kernel, "B") == 1
 
 
 @pytest.mark.compiler
