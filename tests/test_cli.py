@@ -390,7 +390,7 @@ def test_list_shows_what_there_is(command: Command) -> None:
         assert name in flat
     for numbers, number, stages in (
         ("1, 2, 3, 4, 5, 6", 6, 3),
-        ("7", 7, 2),
+        ("7", 7, 3),
         ("8, 9", 9, 4),
         ("10", 10, 4),
         ("11", 11, 4),

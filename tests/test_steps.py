@@ -179,7 +179,7 @@ def test_steps_that_are_tiled_alike_share_their_tiles() -> None:
     assert len(set(map(id, families[:6]))) == 1
     assert len(set(map(id, families))) == 8
     assert STEPS[8].tiles is STEPS[9].tiles
-    assert [STEPS[number].default_stages for number in (5, 6, 7, *range(9, 15))] == [3, 3, 2, 4, 4, 4, 4, 4, 4]
+    assert [STEPS[number].default_stages for number in (5, 6, 7, *range(9, 15))] == [3, 3, 3, 4, 4, 4, 4, 4, 4]
 
 
 def test_each_variant_says_which_operands_it_takes() -> None:
