@@ -26,12 +26,14 @@ from .roles import (
     give_up_registers,
     take_registers,
 )
+from .short_stack import on_a_short_stack
 from .stamps import Stamps
 from .stream import Pieces, plan_for
 from .tma import Matrices
 from .wgmma import WarpgroupProduct, retire
 
 
+@on_a_short_stack
 def persistent(
     problem: Matmul,
     tile: RoleTile,

@@ -11,6 +11,7 @@ from . import epilogue, tma
 from .blackwell import TENSOR_ROWS, BlackwellTile
 from .raster import grouped
 from .ring import Barriers, check_stages
+from .short_stack import on_a_short_stack
 from .tcgen05 import TensorMemory, TensorProduct, collect_rows, commit, fence_after, meet, store_rows
 from .tma import Matrices
 from .tma_ring import MOST_STAGES
@@ -20,6 +21,7 @@ READERS = 4  # warps that take the results from tensor memory
 UNALIGNED_ROWS = "take step 9, which copies such rows to aligned ones first"
 
 
+@on_a_short_stack
 def tcgen05_ring(
     problem: Matmul, tile: BlackwellTile, stages: int, *, specialized: bool = False, bounded: bool = False
 ) -> tirx.PrimFunc:

@@ -13,6 +13,7 @@ from .fused import PLAIN, Epilogue, without
 from .log import Log
 from .raster import grouped
 from .ring import Barriers, check_stages
+from .short_stack import on_a_short_stack
 from .stamps import Stamps
 from .tma import Matrices
 from .wgmma import WarpgroupProduct, retire
@@ -20,6 +21,7 @@ from .wgmma import WarpgroupProduct, retire
 MOST_STAGES = 6
 
 
+@on_a_short_stack
 def tma_ring(
     problem: Matmul,
     tile: HopperTile,

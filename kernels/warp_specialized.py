@@ -25,11 +25,13 @@ from .roles import (
     give_up_registers,
     take_registers,
 )
+from .short_stack import on_a_short_stack
 from .stamps import Stamps
 from .tma import Matrices
 from .wgmma import WarpgroupProduct, retire
 
 
+@on_a_short_stack
 def warp_specialized(
     problem: Matmul,
     tile: RoleTile,

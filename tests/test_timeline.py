@@ -61,9 +61,11 @@ def ring(stages: int, stamps: Stamps | None = None, variant: str = "tma_store", 
     return lower(make_case(11, (128, 128, k), variant, tile=SMALL, stages=stages), stamps)
 
 
-def with_roles(step: int, stamps: Stamps | None = None, variant: str = "", **given: Any) -> Kernel:
+def with_roles(
+    step: int, stamps: Stamps | None = None, variant: str = "", tile: str = "128x128x64/2x1", **given: Any
+) -> Kernel:
     """Step 12 or 13 on a small product, lowered for a GPU of 12 multiprocessors, where last waves are cut."""
-    return lower(roles(step, (512, 512, 4096), "128x128x64/2x1", variant, sms=12, **given).case, stamps)
+    return lower(roles(step, (512, 512, 4096), tile, variant, sms=12, **given).case, stamps)
 
 
 def encode(found: Sequence[Track], roles: Sequence[str], room: int, duration_ns: float) -> list[int]:
@@ -100,12 +102,13 @@ def test_without_stamps_the_text_has_no_trace_of_them(stages: int, variant: str)
 
 @pytest.mark.parametrize(("step", "variant"), STEPS_WITH_ROLES)
 def test_roles_without_stamps_have_no_trace_of_them(step: int, variant: str) -> None:
-    plain, stamped = with_roles(step, variant=variant), with_roles(step, Stamps(1), variant)
+    tile, consumers = ("128x128x64/2x1", 2) if step == 12 else ("64x64x64/1x1", 1)
+    plain, stamped = (with_roles(step, stamps, variant, tile) for stamps in (None, Stamps(1)))
     for word in ("stamp", "calibrate", "clock64", "behind", "smid"):
         assert word not in plain.cuda
     assert len(stamped.source.params) == len(plain.source.params) + 1
     assert stamped.workspaces == list(stamped.source.params[3:-1])
-    assert roles_of(stamped.source) == ("producer", "consumer 0", "consumer 1")
+    assert roles_of(stamped.source) == ("producer", *(f"consumer {number}" for number in range(consumers)))
     assert roles_of(plain.source) == ()
 
 

@@ -1,0 +1,32 @@
+"""A call stack of their own for functions that have TVM parse a kernel."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextvars
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def on_a_short_stack(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Run a function in a thread of its own, and wait for it: a kernel is then parsed faster, to the same text.
+
+    At each ``@T.inline`` that a kernel calls, TVM's parser collects the source of every frame of the call stack
+    (:func:`inspect.getouterframes`). Frames of a notebook, of a command line or of pytest cost as much as the kernel's:
+    without them step 13 is lowered in about half the time under pytest.
+
+    What the function raises is raised again; context variables are the caller's.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        """The function's result, from another thread."""
+        context = contextvars.copy_context()
+        with concurrent.futures.ThreadPoolExecutor(1, "parse a kernel") as thread:
+            return thread.submit(context.run, function, *args, **kwargs).result()
+
+    return run
