@@ -81,7 +81,8 @@ class Matmul:
         With ``any_m`` it takes A and C of any number of rows, which its calls bring; m·n and m·k have to stay below
         2³¹ then, too.
         """
-        return te.create_prim_func(list(_matmul_tensors(self, tirx.Var(ROWS, "int32") if any_m else None)))
+        a, b, sums = _sums(self, tirx.Var(ROWS, "int32") if any_m else None)
+        return te.create_prim_func([a, b, _rounded(sums, self.out_dtype)])
 
     def transposed(self) -> Matmul:
         """The same product with B stored in the other layout."""
@@ -89,13 +90,44 @@ class Matmul:
 
 
 def matmul_bias_relu(problem: Matmul) -> tirx.PrimFunc:
-    """``C = max(A·B + bias[n], 0)`` as ``(A, B, bias, C)``: the block "matmul" with a two-block epilogue."""
-    a, b, product = _matmul_tensors(problem)
+    """``C = max(A·B + bias[n], 0)`` as ``(A, B, bias, C)``: the block "matmul" with a two-block epilogue.
+
+    ``bias`` has C's dtype; sums are rounded to it after the epilogue.
+    """
+    a, b, sums = _sums(problem)
     bias = te.placeholder((problem.n,), problem.out_dtype, name="bias")
-    shape = (problem.m, problem.n)
-    biased = te.compute(shape, lambda i, j: product[i, j] + bias[j], name="add_bias")
-    zero = tirx.const(0, problem.out_dtype)
-    return te.create_prim_func([a, b, bias, te.compute(shape, lambda i, j: te.max(biased[i, j], zero), name="relu")])
+    biased = te.compute(sums.shape, lambda i, j: sums[i, j] + bias[j].astype(sums.dtype), name="add_bias")
+    relu = te.compute(sums.shape, lambda i, j: te.max(biased[i, j], tirx.const(0, sums.dtype)), name="relu")
+    return te.create_prim_func([a, b, bias, _rounded(relu, problem.out_dtype)])
+
+
+def gemm(problem: Matmul, alpha: float = 1.0, beta: float = 0.0) -> tirx.PrimFunc:
+    """``D = alpha·A·B + beta·C`` as ``(A, B, C, D)``, or ``(A, B, D)`` with beta 0: "matmul" and the block "scale".
+
+    C and D have ``problem.out_dtype``; sums are scaled before they are rounded to it. Both factors are constants in the
+    code. D may not be C.
+
+    Raises
+    ------
+    IllegalWorkload : for factors that are no finite numbers, and for an alpha of 0.
+    """
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if not isinstance(factor, numbers.Real) or not math.isfinite(factor):
+            what = f"{name} is a constant in the code"
+            raise IllegalWorkload(what, value=factor, limit="finite", remedy="give a finite number")
+    if alpha == 0:
+        raise IllegalWorkload("there is no product to multiply with", value=0, remedy="give another alpha")
+    a, b, sums = _sums(problem)
+    c = te.placeholder(sums.shape, problem.out_dtype, name="C")
+    factor, other = (tirx.const(float(value), sums.dtype) for value in (alpha, beta))
+
+    def element(i, j):
+        """One output, not yet rounded."""
+        scaled = factor * sums[i, j]
+        return scaled + other * c[i, j].astype(sums.dtype) if beta else scaled
+
+    scaled = te.compute(sums.shape, element, name="scale")
+    return te.create_prim_func([a, b, *([c] if beta else []), _rounded(scaled, problem.out_dtype)])
 
 
 def batched_matmul(batch: int, problem: Matmul) -> tirx.PrimFunc:
@@ -272,8 +304,8 @@ def _elements(shape: Sequence[int], dtype: str) -> te.Tensor:
     return te.placeholder(tuple(shape), dtype, name="x")
 
 
-def _matmul_tensors(problem: Matmul, rows: tirx.Var | None = None) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    """A, B and C; ``rows`` in the place of m where it is known at run time only."""
+def _sums(problem: Matmul, rows: tirx.Var | None = None) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    """A, B and sums not yet rounded; ``rows`` in the place of m where it is known at run time only."""
     m = problem.m if rows is None else rows
     a = te.placeholder((m, problem.k), problem.dtype, name="A")
     b = te.placeholder(problem.b_shape, problem.dtype, name="B")
@@ -285,8 +317,7 @@ def _matmul_tensors(problem: Matmul, rows: tirx.Var | None = None) -> tuple[te.T
         other = b[k, j] if problem.layout == "nn" else b[j, k]
         return te.sum(a[i, k].astype(wide) * other.astype(wide), axis=k)
 
-    product = te.compute((m, problem.n), element, name="matmul")
-    return a, b, _rounded(product, problem.out_dtype)
+    return a, b, te.compute((m, problem.n), element, name="matmul")
 
 
 def _rounded(tensor: te.Tensor, dtype: str) -> te.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from schedules import (
     conv2d_nhwc,
     fetch_cooperatively,
     flatten_contraction,
+    gemm,
     initialize_before,
     matmul_bias_relu,
     pad_to_tile,
@@ -49,9 +51,9 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
-def run(sch: Schedule, *inputs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def run(sch: Schedule, *inputs: np.ndarray, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     """Run a schedule on the CPU into an output full of NaN."""
-    output = tvm.runtime.tensor(np.full(shape, np.nan, np.float32))
+    output = tvm.runtime.tensor(np.full(shape, np.nan, dtype))
     compile_serial(sch.mod)["main"](*map(tvm.runtime.tensor, inputs), output)
     return output.numpy()
 
@@ -98,6 +100,33 @@ def test_epilogue_is_fused(layout):
     expected = np.maximum(a.astype(np.float64) @ (b if layout == "nn" else b.T) + bias, 0)
     np.testing.assert_allclose(run(sch, a, b, bias, shape=(100, 52)), expected, rtol=0, atol=1e-4)
     assert cuda_text(sch).count("__global__") == 1, "the epilogue must not become a kernel of its own"
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.5, -0.5), (0.25, 0.0), (1, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_gemm_is_fused_and_rounded_once(alpha: float, beta: float, dtype: str) -> None:
+    problem = Matmul(100, 52, 36, dtype)
+    a, b, c = (normal(*shape).astype(dtype) for shape in ((100, 36), (36, 52), (100, 52)))
+    sch = Schedule(gemm(problem, alpha, beta))
+    staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE, vectorize=True)
+    pipeline_loop(sch, staged.loops.k_outer, 2)
+    operands = [a, b, c] if beta else [a, b]
+    wide = a.astype(np.float64) @ b.astype(np.float64)
+    expected = (alpha * wide + (beta * c.astype(np.float64) if beta else 0)).astype(dtype)
+    output = run(sch, *operands, shape=(100, 52), dtype=dtype)
+    # One rounding: the nearest float16, but where float32's sums lie beside the middle between two.
+    off = np.abs(output.astype(np.float64) - expected.astype(np.float64))
+    assert off.max() <= (1e-4 if dtype == "float32" else np.spacing(np.abs(expected).max()))
+    assert np.count_nonzero(off) < 0.01 * off.size or dtype == "float32"
+    assert cuda_text(sch).count("__global__") == 1
+
+
+@pytest.mark.parametrize("factors", [{"alpha": math.nan}, {"beta": math.inf}, {"alpha": "2"}])
+def test_factors_that_are_no_finite_numbers_are_refused(factors: dict) -> None:
+    with pytest.raises(IllegalWorkload, match=rf"{next(iter(factors))} is a constant.*limit finite"):
+        gemm(Matmul(4, 4, 4), **factors)
+    with pytest.raises(IllegalWorkload, match="no product"):
+        gemm(Matmul(4, 4, 4), alpha=0, beta=1)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from schedules import (
     check_pipeline,
     conv2d_nhwc,
     flatten_contraction,
+    gemm,
     matmul_bias_relu,
     pipeline_loop,
     raster_blocks,
@@ -257,6 +258,12 @@ def test_epilogues_are_fused_and_batches_join_the_grid(stages: int) -> None:
     a, b, bias = normal(0, (40, 72), "float16"), normal(1, (72, 24), "float16"), normal(2, (24,), "float32")
     out = run_serial(sch, a, b, bias, out=np.full((40, 24), np.nan, np.float32))
     np.testing.assert_allclose(out, np.maximum(reference(a, b, "nn") + bias, 0), atol=1e-4)
+
+    sch = Schedule(gemm(problem, alpha=0.5, beta=-2.0))
+    tensorize_pipelined(sch, stages, instruct=False)
+    c = normal(3, (40, 24), "float32")
+    out = run_serial(sch, a, b, c, out=np.full((40, 24), np.nan, np.float32))
+    np.testing.assert_allclose(out, 0.5 * reference(a, b, "nn") - 2 * c, atol=1e-4)
 
     sch = Schedule(batched_matmul(2, Matmul(40, 24, 72, "bfloat16", "nt", "float32")))
     tensorize_pipelined(sch, stages, instruct=False)

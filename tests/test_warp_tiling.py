@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import tvm_ffi
-from tvm import te, tirx
+from tvm import tirx
 from tvm.s_tir import Schedule
 
 from harness.build import Kernel, Lowered, compiled, lower, lower_schedule, main_loop
@@ -29,6 +29,7 @@ from schedules import (
     batched_matmul,
     conv2d_nhwc,
     flatten_contraction,
+    gemm,
     interleave_lanes,
     lower_serpentines,
     matmul_bias_relu,
@@ -162,13 +163,12 @@ def test_epilogues_are_fused(slices: int, layout: str) -> None:
 
 @pytest.mark.parametrize("slices", [1, 2])
 def test_a_scaled_sum_with_another_operand_is_fused(slices: int) -> None:
-    x, y, z = (te.placeholder(shape, name=name) for shape, name in (((32, 48), "x"), ((48, 64), "y"), ((32, 64), "z")))
-    k = te.reduce_axis((0, 48), name="k")
-    xy = te.compute((32, 64), lambda i, j: te.sum(x[i, k] * y[k, j], k), name="matmul")
-    sch = Schedule(te.create_prim_func([x, y, z, te.compute((32, 64), lambda i, j: 1.5 * xy[i, j] - 0.5 * z[i, j])]))
+    sch = Schedule(gemm(Matmul(33, 35, 40), alpha=1.5, beta=-0.5))
     staged(sch, SLICED[slices])
-    a, b, expected = operands((32, 64, 48))
-    close(run(sch, a, b, normal(32, 64), shape=(32, 64)), 1.5 * expected - 0.5 * normal(32, 64))
+    a, b, expected = operands((33, 35, 40))
+    c = normal(33, 35)
+    close(run(sch, a, b, c, shape=c.shape), 1.5 * expected - 0.5 * c)
+    assert lower_schedule(sch, machine_for("sm_90a"), "fused").body.count("__global__") == 1
 
 
 def test_a_convolution_is_an_implicit_product() -> None:

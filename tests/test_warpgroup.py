@@ -23,7 +23,7 @@ from schedules.split_reduction import add_parts, split_reduction
 from schedules.swizzling import swizzled_piece
 from schedules.warpgroup import WarpgroupTile, multiply_by_wgmma, pipeline_warpgroups, stage_for_warpgroups
 from schedules.wgmma import Wgmma
-from schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, matmul_bias_relu
+from schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, gemm, matmul_bias_relu
 from steps import step10_wgmma
 from steps.config import DEFAULT_TILE, StepConfig
 
@@ -238,7 +238,8 @@ def test_epilogues_and_batches_are_carried_along() -> None:
     problem = Matmul(70, 66, 136, "float16", "nn")
     check_on_cpu(scheduled(problem, function=matmul_bias_relu(problem), wgmma=False), problem, bias=True)
     check_on_cpu(scheduled(problem, function=batched_matmul(2, problem), wgmma=False), problem, batch=2)
-    for function in (matmul_bias_relu(problem), batched_matmul(2, problem)):
+    check_on_cpu(scheduled(problem, function=gemm(problem, 0.5, -2.0), wgmma=False), problem, factors=(0.5, -2.0))
+    for function in (matmul_bias_relu(problem), batched_matmul(2, problem), gemm(problem, 0.5, -2.0)):
         assert "wgmma_m64n64k64" in lower_schedule(scheduled(problem, function=function), HOPPER, "epilogue").body
 
 
@@ -262,19 +263,27 @@ def test_a_convolution_is_a_product_for_warpgroups_too(wgmma: bool) -> None:
     np.testing.assert_array_equal(result.numpy(), np.einsum("nyxcij,ijco->nyxo", windows, weight.astype(np.float32)))
 
 
-def check_on_cpu(sch: Schedule, problem: Matmul, bias: bool = False, batch: int = 0) -> None:
-    """Run a schedule through LLVM and compare with numpy."""
+def check_on_cpu(
+    sch: Schedule,
+    problem: Matmul,
+    bias: bool = False,
+    batch: int = 0,
+    factors: tuple[float, float] | None = None,
+) -> None:
+    """Run a schedule through LLVM and compare with numpy; ``factors`` are alpha and beta."""
     random, stored, out = np.random.default_rng(1), numpy_dtype(problem.dtype), numpy_dtype(problem.out_dtype)
     outer = (batch,) if batch else ()
     a = random.standard_normal((*outer, problem.m, problem.k)).astype(stored)
     b = random.standard_normal((*outer, *problem.b_shape)).astype(stored)
     added = random.standard_normal(problem.n).astype(out)
-    tensors = [tvm.runtime.tensor(x) for x in (a, b, *([added] if bias else []))]
+    c = random.standard_normal((problem.m, problem.n)).astype(out)
+    tensors = [tvm.runtime.tensor(x) for x in (a, b, *([added] if bias else []), *([c] if factors else []))]
     result = tvm.runtime.tensor(np.full((*outer, problem.m, problem.n), np.nan, out))
     compile_serial(sch.mod)["main"](*tensors, result)
     other = b if problem.layout == "nn" else np.swapaxes(b, -1, -2)
     expected = a.astype(np.float64) @ other.astype(np.float64)
-    expected = np.maximum(expected.astype(out) + added, 0) if bias else expected
+    expected = np.maximum(expected + added, 0) if bias else expected
+    expected = factors[0] * expected + factors[1] * c.astype(np.float64) if factors else expected
     error = np.abs(result.numpy().astype(np.float64) - expected.astype(np.float64)).max()
     rounding = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5}[problem.out_dtype]
     assert error < rounding * np.abs(expected).max()
