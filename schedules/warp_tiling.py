@@ -112,9 +112,11 @@ class WarpTile(BlockTile):
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
         """At most so much shared memory: both operands' tiles, rows padded, in ``stages`` ring slots.
 
-        Slices' sums take the place of one operand's slots in the end, which TVM makes the larger.
+        TVM keeps a slot more of what is read ahead. Slices' sums take the place of one operand's slots in the end,
+        which TVM makes the larger.
         """
-        slots = (self.block_k + _padding(self.block_k, itemsize)) * itemsize * stages
+        kept = stages + (self.steps_ahead if stages > 1 else 0)
+        slots = (self.block_k + _padding(self.block_k, itemsize)) * itemsize * kept
         sums = ELEMENT_BYTES * self.slices * self.block_m * self.block_n if self.slices > 1 else 0
         return max((self.block_m + self.block_n) * slots, min(self.block_m, self.block_n) * slots + sums)
 

@@ -128,6 +128,15 @@ def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
     assert np.array_equal(default, other)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("tile", [AHEAD, WARP_TILES.default, SLICED[1]], ids=str)
+def test_no_more_shared_memory_is_taken_than_a_tile_says(tile: WarpTile, stages: int, layout: str) -> None:
+    taken = build((256, 256, 240), tile=tile, stages=stages, layout=layout).smem_bytes
+    assert taken <= tile.smem_bytes(4, stages)
+    assert taken == tile.smem_bytes(4, stages) or layout == "nn"  # whose B has no padding
+
+
 def test_reads_are_a_step_ahead_where_few_warps_fit() -> None:
     """A step's operands have two versions then; not with one slot, nor with an odd number of steps in a k tile."""
     odd = replace(AHEAD, block_k=5)
