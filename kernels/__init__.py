@@ -4,7 +4,7 @@ A kernel is a function that returns a :class:`tvm.tirx.PrimFunc` (lowered with t
 together from small building blocks: tiles and their limits (:mod:`.config`, :mod:`.blackwell`), operands as TMA writes
 and instructions read them (:mod:`.panels`), Hopper's instruction (:mod:`.wgmma`), Blackwell's and its tensor memory
 (:mod:`.tcgen05`), tensor maps and copies (:mod:`.tma`), rings of barriers (:mod:`.ring`), the order of blocks
-(:mod:`.raster`), results to memory (:mod:`.epilogue`, :mod:`.boxes`), time stamps (:mod:`.stamps`). They
+(:mod:`.raster`), results to memory (:mod:`.epilogue`, :mod:`.boxes`), time stamps (:mod:`.stamps`). Kernels
 are parsed on a call stack of their own, which is faster (:mod:`.short_stack`).
 
 Building blocks are called inside a ``T.prim_func``, whose parser runs them: a plain function emits statements at its

@@ -32,10 +32,7 @@ def gflops_figure(results: Results, section: Section) -> Figure:
         points = [(shape[0], cublas_gflops(lines, shape)) for shape in section.sizes()]
         points = [(size, speed) for size, speed in points if speed is not None]
         axes.plot(*_columns(points), color=CUBLAS, linestyle="--", marker="x", label="cuBLAS", **STYLE)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(FixedLocator([s * 10**e for e in range(1, 7) for s in (1, 2, 5)]))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        _mark_speeds(axes)
 
     return _size_panels(section, "Speed of each step", "GFLOPS (logarithmic)", draw)
 
@@ -99,8 +96,8 @@ def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
     axes.set_yscale("log")
     _draw_roof(axes, section, peak)
     _label_sizes(axes, section)
+    _mark_speeds(axes)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("arithmetic intensity, FLOP per compulsory byte (A and B read once, C written once)")
     axes.set_ylabel("GFLOPS")
     marks = "Filled: default tile; hollow: fastest. " if len(section.shown_choices) > 1 else ""
@@ -123,12 +120,27 @@ def stalls_figure(results: Results, section: Section, step: int) -> Figure:
         widths = [sum(stalls(c).get(part, 0.0) for part in summed) for c in bars]  # older records have fewer reasons
         axes.barh(places, widths, left=starts, color=color, edgecolor="#333333", linewidth=0.4, label=reason)
         starts = [start + width for start, width in zip(starts, widths)]
-    labels = [f"{shape_of(c)[0]}³ {name}, {c.values['time, ns'] / 1e3:,.0f} µs" for c, name in zip(bars, names)]
+    cases = [f"{shape_of(c)[0]}³ {name}" for c, name in zip(bars, names)]
+    cases = [f"{case}, {c.tile}" if cases.count(case) > 1 else case for case, c in zip(cases, bars)]
+    labels = [f"{case}, {c.values['time, ns'] / 1e3:,.0f} µs" for case, c in zip(cases, bars)]
     axes.set_yticks(places, labels, fontsize=9)
     axes.invert_yaxis()
     axes.set_xlabel("stalled warps per issued instruction")
     tiles = ", ".join(dict.fromkeys(c.tile for c in bars))
     return finish(figure, [axes], f"Nsight Compute, one launch each, {bars[0].gpu}; tile {tiles}.")
+
+
+def _mark_speeds(axes: Axes) -> None:
+    """A logarithmic axis of GFLOPS, marked at 1, 2 and 5 of each power of ten; two marks at least are in sight."""
+    marks = [step * 10**power for power in range(1, 7) for step in (1, 2, 5)]
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(FixedLocator(marks))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    low, high = axes.get_ylim()
+    if sum(low <= mark <= high for mark in marks) < 2:
+        below, above = [mark for mark in marks if mark < low], [mark for mark in marks if mark > high]
+        axes.set_ylim(below[-1] if below else low, above[0] if above else high)
 
 
 def intensity(record: Record) -> float:

@@ -111,10 +111,10 @@ def gemm(problem: Matmul, alpha: float = 1.0, beta: float = 0.0) -> tirx.PrimFun
     ------
     IllegalWorkload : for factors that are no finite numbers, and for an alpha of 0.
     """
-    for name, factor in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(factor, numbers.Real) or not math.isfinite(factor):
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
             what = f"{name} is a constant in the code"
-            raise IllegalWorkload(what, value=factor, limit="finite", remedy="give a finite number")
+            raise IllegalWorkload(what, value=value, limit="finite", remedy="give a finite number")
     if alpha == 0:
         raise IllegalWorkload("there is no product to multiply with", value=0, remedy="give another alpha")
     a, b, sums = _sums(problem)

@@ -804,6 +804,27 @@ def test_every_step_keeps_its_colour_and_the_roofline_needs_a_peak(ladders, monk
     assert len(set(looks)) == 7
 
 
+def test_every_axis_of_speeds_has_two_marks_in_sight():
+    """Those of a roofline or of speeds alone, however narrow their range."""
+    committed = load(RESULTS)
+    drawn = [item for item in plots(committed) if item.kind in ("gflops", "roofline")]
+    assert len(drawn) >= 6
+    for item in drawn:
+        for axes in item.draw().axes:
+            low, high = axes.get_ylim()
+            assert sum(low <= mark <= high for mark in axes.get_yticks()) >= 2, item.section.title
+
+
+def test_bars_of_one_case_are_told_apart():
+    """By their tile, where step and variant are the same."""
+    committed = load(RESULTS)
+    for item in plots(committed):
+        if item.kind.endswith("-stalls"):
+            labels = [label.get_text().rpartition(", ")[0] for label in item.draw().axes[0].get_yticklabels()]
+            shown = [label for label in labels if labels.count(label) > 1]
+            assert all("/" in label for label in shown), shown
+
+
 @pytest.mark.parametrize(
     ("steps", "text"), [([7], "step 7"), ([1, 2, 3], "steps 1–3"), ([3, 1], "steps 1, 3"), ([9, 8, 9], "steps 8–9")]
 )
