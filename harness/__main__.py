@@ -2,6 +2,6 @@
 
 import sys
 
-from harness.cli import main
+from tensorir_ladder.harness.cli import main
 
 sys.exit(main())

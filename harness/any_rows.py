@@ -6,7 +6,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from schedules.workloads import ROWS
+from tensorir_ladder.schedules.workloads import ROWS
 
 
 def takes_any_rows(device: tvm.IRModule) -> bool:

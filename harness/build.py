@@ -18,26 +18,26 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from harness.any_rows import launched_with_rows, takes_any_rows
-from harness.records import CodeFacts, Resources
-from harness.targets import Machine
-from kernels.codegen import overlap
-from kernels.codegen.lowering import cuda_compiler, generate
-from kernels.codegen.toolchain import Compiler, Cubin, compile_cubin
-from kernels.roles import OVERLAPS
-from kernels.stamps import Stamps, roles_of
-from schedules.errors import IllegalPipeline, IllegalSchedule
-from schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
-from schedules.lowering import UNROLL_RING, required_tir_pipeline
-from schedules.pipelining import ASYNC, ORDER, STAGE, required_pass_config
-from schedules.serpentine import required_ptxas_options
-from schedules.tiling import BlockTile
-from schedules.vectorization import dtype_bytes
-from schedules.warp_tiling import WarpTile
-from schedules.workloads import Matmul
-from schedules.workspaces import pass_workspaces, workspaces
-from steps.config import DEFAULT_STAGES, StepConfig
-from steps.registry import Step
+from tensorir_ladder.harness.any_rows import launched_with_rows, takes_any_rows
+from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.records import CodeFacts, Resources
+from tensorir_ladder.kernels.codegen import overlap
+from tensorir_ladder.kernels.codegen.lowering import cuda_compiler, generate
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, compile_cubin
+from tensorir_ladder.kernels.roles import OVERLAPS
+from tensorir_ladder.kernels.stamps import Stamps, roles_of
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
+from tensorir_ladder.schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
+from tensorir_ladder.schedules.loops.serpentine import required_ptxas_options
+from tensorir_ladder.schedules.loops.tiling import BlockTile
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.memory.workspaces import pass_workspaces, workspaces
+from tensorir_ladder.schedules.pipeline.lowering import UNROLL_RING, required_tir_pipeline
+from tensorir_ladder.schedules.pipeline.pipelining import ASYNC, ORDER, STAGE, required_pass_config
+from tensorir_ladder.schedules.recipes.warp_tiling import WarpTile
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import DEFAULT_STAGES, StepConfig
+from tensorir_ladder.steps.registry import Step
 
 AnyLowered = TypeVar("AnyLowered", bound="Lowered")
 SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100

@@ -14,31 +14,31 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from harness.build import UnsupportedCase
-from harness.commands import BAD_INPUT, WRONG
-from harness.commands.options import UsageError
-from harness.counters import NoProfiler
-from harness.depth import NoForecast
-from harness.emulator import EmulatorError, KernelFault
-from harness.execution import NoGpu
-from harness.microbench import UnknownQuantity, UnsuitableGpu
-from harness.peers import UnknownPeer
-from harness.rate_files import BadRates
-from harness.records import RecordError
-from harness.sanitizer.agreement import BadAgreement
-from harness.sanitizer.preparation import NotPrepared
-from harness.sanitizer.tools import NoSanitizer
-from harness.targets import UnknownTarget
-from harness.timeline import NoTimeline
-from harness.traces import TraceError
-from harness.verify import WrongResult
-from kernels.codegen.toolchain import CompileError, NoCompiler
-from kernels.driver import DriverError, NoDriver
-from schedules.errors import IllegalSchedule
-from steps.registry import MalformedStep, UnknownStep, UnsupportedDtype
+from tensorir_ladder.emulator import EmulatorError, KernelFault
+from tensorir_ladder.harness.build import UnsupportedCase
+from tensorir_ladder.harness.commands import BAD_INPUT, WRONG
+from tensorir_ladder.harness.commands.options import UsageError
+from tensorir_ladder.harness.counters import NoProfiler
+from tensorir_ladder.harness.execution import NoGpu
+from tensorir_ladder.harness.lab.microbench import UnknownQuantity, UnsuitableGpu
+from tensorir_ladder.harness.lab.sanitizer.agreement import BadAgreement
+from tensorir_ladder.harness.lab.sanitizer.preparation import NotPrepared
+from tensorir_ladder.harness.lab.sanitizer.tools import NoSanitizer
+from tensorir_ladder.harness.lab.traces import TraceError
+from tensorir_ladder.harness.machines import UnknownTarget
+from tensorir_ladder.harness.models.depth import NoForecast
+from tensorir_ladder.harness.models.rate_files import BadRates
+from tensorir_ladder.harness.peers import UnknownPeer
+from tensorir_ladder.harness.records import RecordError
+from tensorir_ladder.harness.timeline import NoTimeline
+from tensorir_ladder.harness.verify import WrongResult
+from tensorir_ladder.kernels.codegen.toolchain import CompileError, NoCompiler
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.steps.registry import MalformedStep, UnknownStep, UnsupportedDtype
+from tensorir_ladder.torch_ops.driver import DriverError, NoDriver
 
 COMMANDS = {
-    name: import_module(f"harness.commands.{name}")
+    name: import_module(f"tensorir_ladder.harness.commands.{name}")
     for name in (
         "list",
         "run",

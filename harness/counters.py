@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 
-from harness.build import Case
-from harness.model import instruction_ceiling
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.models.time import instruction_ceiling
 
 STALLS = (
     "barrier",

@@ -1,6 +1,6 @@
 """Running a kernel: on the GPU as compiled, or its scheduled TensorIR on the CPU through LLVM.
 
-A third way, its generated CUDA on the CPU, is :mod:`harness.emulator`. All offer the same few operations, so that
+A third way, its generated CUDA on the CPU, is :mod:`emulator`. All offer the same few operations, so that
 checking is written once: make data, poison an output, run, and compare with a float64 reference.
 """
 
@@ -15,14 +15,14 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
-from harness.build import Kernel, executable
-from harness.targets import Machine, machine_for
-from schedules.fragments import whole_fragments
-from schedules.lowering import unroll_rings
-from schedules.one_barrier import drop_hidden_reads, show_reads
-from schedules.passes import on_functions
-from schedules.serpentine import lower_serpentines
-from schedules.workloads import Matmul
+from tensorir_ladder.harness.build import Kernel, executable
+from tensorir_ladder.harness.machines import Machine, machine_for
+from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
+from tensorir_ladder.schedules.passes import on_functions
+from tensorir_ladder.schedules.pipeline.lowering import unroll_rings
+from tensorir_ladder.schedules.pipeline.one_barrier import drop_hidden_reads, show_reads
+from tensorir_ladder.schedules.tensor_cores.fragments import whole_fragments
+from tensorir_ladder.schedules.workloads import Matmul
 
 CPU_PIPELINE = "tensorir_ladder_serial"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from harness.build import MULTIPLICATIONS, Case, Kernel, lower
-from schedules.errors import IllegalSchedule
-from steps.registry import find_steps
+from tensorir_ladder.harness.build import MULTIPLICATIONS, Case, Kernel, lower
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.steps.registry import find_steps
 
 
 def why(kernel: Kernel) -> str:

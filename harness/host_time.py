@@ -7,14 +7,14 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from harness.build import Kernel, compiled, executable
-from harness.execution import GpuBackend
-from kernels import matmul
-from kernels.codegen.toolchain import Compiler
-from kernels.driver import cuda_driver
-from kernels.launch_plan import Rows
-from kernels.launcher import Launcher, compile_kernel, load_kernel
-from schedules.vectorization import dtype_bytes
+from tensorir_ladder.harness.build import Kernel, compiled, executable
+from tensorir_ladder.harness.execution import GpuBackend
+from tensorir_ladder.kernels import matmul
+from tensorir_ladder.kernels.codegen.launch_plan import Rows
+from tensorir_ladder.kernels.codegen.toolchain import Compiler
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.torch_ops.driver import cuda_driver
+from tensorir_ladder.torch_ops.launcher import Launcher, compile_kernel, load_kernel
 
 LAUNCHES = 500  # in a row: fewer than a stream takes before a launch waits for the GPU
 ROUNDS = 9

@@ -10,9 +10,9 @@ from typing import Any
 
 import tvm
 
-from harness.execution import GpuBackend, NoGpu
-from harness.records import GpuState, Method, Timing
-from schedules.workloads import Matmul
+from tensorir_ladder.harness.execution import GpuBackend, NoGpu
+from tensorir_ladder.harness.records import GpuState, Method, Timing
+from tensorir_ladder.schedules.workloads import Matmul
 
 L2_BYTES_FLUSHED = 2 * 60 * 2**20  # operand sets together exceed the H200's L2 twice over
 MOST_SETS = 512  # small problems stay in the L2: their launches take no longer than the launch itself

@@ -145,7 +145,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class DepthForecast:
-    """What the depth model said of a case before it was measured; see :mod:`harness.depth`.
+    """What the depth model said of a case before it was measured; see :mod:`harness.models.depth`.
 
     ``time_ms``, ``occupancy`` and ``hidden`` (the share of a load's latency that other work covers) are
     predicted for 1, 2, … stages, as far as these fit; ``fewest`` stages hide all of it, ``most`` fit a block's

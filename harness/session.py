@@ -13,13 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness import depth
-from harness.build import Case, Kernel, Lowered, compiled, executable, lower
-from harness.execution import GpuBackend
-from harness.measure import IEEE, Arena, Plan, Rounds, gpu_identity, versions
-from harness.model import bound, predict_tile
-from harness.peers import Entrant, PeerKind, admit, peer_versions
-from harness.records import (
+from tensorir_ladder.harness.build import Case, Kernel, Lowered, compiled, executable, lower
+from tensorir_ladder.harness.execution import GpuBackend
+from tensorir_ladder.harness.measure import IEEE, Arena, Plan, Rounds, gpu_identity, versions
+from tensorir_ladder.harness.models import depth
+from tensorir_ladder.harness.models.time import bound, predict_tile
+from tensorir_ladder.harness.peers import Entrant, PeerKind, admit, peer_versions
+from tensorir_ladder.harness.records import (
     Candidate,
     DepthForecast,
     Environment,
@@ -31,17 +31,17 @@ from harness.records import (
     read_text,
     write_atomically,
 )
-from harness.tuning import Search
-from harness.verify import WrongResult, verify
-from kernels.codegen.toolchain import Compiler
-from schedules.errors import IllegalSchedule
-from schedules.tiling import TileConfig
-from schedules.workloads import Matmul
-from steps.config import DEFAULT_STAGES, STAGE_SET, TuningSpace
-from steps.registry import find_steps
+from tensorir_ladder.harness.tuning import Search
+from tensorir_ladder.harness.verify import WrongResult, verify
+from tensorir_ladder.kernels.codegen.toolchain import Compiler
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.loops.tiling import TileConfig
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import DEFAULT_STAGES, STAGE_SET, TuningSpace
+from tensorir_ladder.steps.registry import find_steps
 
 ROOT = Path(__file__).resolve().parent.parent
-MEASURING_SOURCES = ("harness/**/*.py", "schedules/*.py", "kernels/*.py", "steps/*.py")
+MEASURING_SOURCES = ("harness/**/*.py", "schedules/**/*.py", "kernels/**/*.py", "steps/*.py")
 
 
 def git_state(root: Path) -> tuple[str, bool]:

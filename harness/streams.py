@@ -14,15 +14,15 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from harness.build import Lowered, asynchronous_copies, compiled, executable, lower_schedule
-from harness.execution import Backend, GpuBackend
-from harness.measure import Contender, Racecourse, sets_needed
-from harness.model import stream_bound
-from harness.records import StreamRecord, Verification, shape_text
-from harness.session import Session
-from harness.targets import Machine
-from harness.verify import WrongResult, epsilon
-from schedules import (
+from tensorir_ladder.harness.build import Lowered, asynchronous_copies, compiled, executable, lower_schedule
+from tensorir_ladder.harness.execution import Backend, GpuBackend
+from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.measure import Contender, Racecourse, sets_needed
+from tensorir_ladder.harness.models.time import stream_bound
+from tensorir_ladder.harness.records import StreamRecord, Verification, shape_text
+from tensorir_ladder.harness.session import Session
+from tensorir_ladder.harness.verify import WrongResult, epsilon
+from tensorir_ladder.schedules import (
     Staging,
     StreamTile,
     gelu,
@@ -34,8 +34,8 @@ from schedules import (
     spread_reduction,
     spread_rows,
 )
-from schedules.errors import IllegalWorkload
-from schedules.vectorization import VECTOR_BYTES, dtype_bytes
+from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes
 
 MIB = 2**20
 DTYPES = ("float32", "float16")

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.build import Case, compiled, executable, lower
-from harness.measure import Arena, Rounds
-from harness.records import Timeline, Track, Verification
-from harness.session import Session
-from harness.verify import verify
-from kernels.stamps import EVENTS, HEADER, Stamps, roles_of
+from tensorir_ladder.harness.build import Case, compiled, executable, lower
+from tensorir_ladder.harness.measure import Arena, Rounds
+from tensorir_ladder.harness.records import Timeline, Track, Verification
+from tensorir_ladder.harness.session import Session
+from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.kernels.stamps import EVENTS, HEADER, Stamps, roles_of
 
 RUNS = 5  # of which the one with the median duration is kept
 

@@ -22,16 +22,23 @@ from typing import TYPE_CHECKING
 
 import tvm
 
-from harness.build import Case, lower
-from harness.measure import Plan, Rounds
-from harness.records import Candidate, RecordError, TunedConfig, TuningProgress, tuned_path, write_atomically
-from harness.verify import WrongResult
-from kernels.codegen.toolchain import CompileError
-from schedules.errors import IllegalSchedule
-from steps.config import TuningSpace
+from tensorir_ladder.harness.build import Case, lower
+from tensorir_ladder.harness.measure import Plan, Rounds
+from tensorir_ladder.harness.records import (
+    Candidate,
+    RecordError,
+    TunedConfig,
+    TuningProgress,
+    tuned_path,
+    write_atomically,
+)
+from tensorir_ladder.harness.verify import WrongResult
+from tensorir_ladder.kernels.codegen.toolchain import CompileError
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.steps.config import TuningSpace
 
 if TYPE_CHECKING:
-    from harness.session import Session
+    from tensorir_ladder.harness.session import Session
 
 RUNGS = (Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0), Plan(rounds=11, warmup_ms=100.0))
 CONFIRMATION = Plan(rounds=31, warmup_ms=250.0)

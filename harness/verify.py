@@ -8,11 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from harness.build import Kernel
-from harness.execution import Backend, numpy_dtype
-from harness.measure import IEEE
-from harness.records import Verification
-from schedules.workloads import Matmul, accumulator_dtype
+from tensorir_ladder.harness.build import Kernel
+from tensorir_ladder.harness.execution import Backend, numpy_dtype
+from tensorir_ladder.harness.measure import IEEE
+from tensorir_ladder.harness.records import Verification
+from tensorir_ladder.schedules.workloads import Matmul, accumulator_dtype
 
 SEEDS = (0, 1, 2)
 TF32_ROUNDING = 2.0**-11  # the largest relative error of an operand rounded to 11 bits

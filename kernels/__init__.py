@@ -16,6 +16,6 @@ operands as they lie (:mod:`.operands`), which kernel takes them (:mod:`.heurist
 :mod:`.workspaces`), and the launch (:mod:`.launcher`, :mod:`.driver`).
 """
 
-from .api import describe, matmul
+from tensorir_ladder.torch_ops.matmul import describe, matmul
 
 __all__ = ["describe", "matmul"]

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from schedules.tiling import indivisible
-
-from .config import ADDRESSING_REGISTERS, BARRIER_BYTES, PANEL, TmaTile
+from tensorir_ladder.kernels.tiles import ADDRESSING_REGISTERS, BARRIER_BYTES, PANEL, TmaTile
+from tensorir_ladder.schedules.loops.tiling import indivisible
 
 TENSOR_ROWS = 128  # of one tcgen05.mma: tensor memory's lanes
 TENSOR_COLUMNS = (32, 64, 128, 256, 512)  # of tensor memory, as many as can be allocated at once

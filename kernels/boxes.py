@@ -6,10 +6,10 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
 
-from . import tma
-from .epilogue import BOX_BYTES, pack, store_box, write_box
-from .roles import Consumer
-from .wgmma import WarpgroupProduct
+from tensorir_ladder.kernels import tma
+from tensorir_ladder.kernels.epilogue import BOX_BYTES, pack, store_box, write_box
+from tensorir_ladder.kernels.roles import Consumer
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 
 
 @T.meta_class

@@ -8,12 +8,11 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
 
-from schedules.workloads import Matmul
-
-from . import tma
-from .config import PANEL, ROW_BYTES, ROWS, TmaTile
-from .panels import PTX_TYPES, TileProduct
-from .wgmma import WarpgroupProduct, fragment
+from tensorir_ladder.kernels import tma
+from tensorir_ladder.kernels.panels import PTX_TYPES, TileProduct
+from tensorir_ladder.kernels.tiles import PANEL, ROW_BYTES, ROWS, TmaTile
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct, fragment
+from tensorir_ladder.schedules.workloads import Matmul
 
 BOX_BYTES = ROWS * ROW_BYTES
 

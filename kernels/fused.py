@@ -13,12 +13,11 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Buffer, Var
 
-from schedules.errors import IllegalWorkload
-from schedules.vectorization import dtype_bytes
-
-from .launch_plan import BIAS
-from .panels import PTX_TYPES
-from .wgmma import WarpgroupProduct, fragment
+from tensorir_ladder.kernels.codegen.launch_plan import BIAS
+from tensorir_ladder.kernels.panels import PTX_TYPES
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct, fragment
+from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
 # gelu is the exact form by erf, as in schedules.workloads; silu is x · sigmoid(x). All let NaN through.
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(

@@ -9,8 +9,8 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from .ring import Barriers, RingState
-from .stamps import ATTRIBUTE, EVENTS, HEADER, OF_PIECES, Stamps
+from tensorir_ladder.kernels.ring import Barriers, RingState
+from tensorir_ladder.kernels.stamps import ATTRIBUTE, EVENTS, HEADER, OF_PIECES, Stamps
 
 # The clock is read whether or not it is stored: else the compiler keeps each stamp's last reading in registers.
 _STAMP = """

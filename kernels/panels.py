@@ -13,12 +13,11 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
 
-from schedules.errors import IllegalTile
-from schedules.workloads import Matmul
-
-from . import tma
-from .config import PANEL, ROW_BYTES, STEPS, TmaTile
-from .ring import Barriers
+from tensorir_ladder.kernels import tma
+from tensorir_ladder.kernels.ring import Barriers
+from tensorir_ladder.kernels.tiles import PANEL, ROW_BYTES, STEPS, TmaTile
+from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.workloads import Matmul
 
 if TYPE_CHECKING:
     from typing import Self

@@ -11,8 +11,8 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
-from .config import LANES
-from .ring import SECONDS
+from tensorir_ladder.kernels.ring import SECONDS
+from tensorir_ladder.kernels.tiles import LANES
 
 VECTOR = 4  # floats
 AT_ONCE = 4  # vectors that a thread has on their way

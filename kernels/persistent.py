@@ -5,17 +5,14 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from schedules.workloads import Matmul
-
-from . import epilogue, tma
-from .boxes import Boxes, LateResults
-from .config import LANES, RESULT_BOXES, ROWS, RoleTile
-from .fused import PLAIN, Epilogue, without
-from .log import Log
-from .partial_sums import PartialSums
-from .raster import grouped
-from .ring import RingState, check_stages
-from .roles import (
+from tensorir_ladder.kernels import epilogue, tma
+from tensorir_ladder.kernels.boxes import Boxes, LateResults
+from tensorir_ladder.kernels.fused import PLAIN, Epilogue, without
+from tensorir_ladder.kernels.log import Log
+from tensorir_ladder.kernels.partial_sums import PartialSums
+from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.ring import RingState, check_stages
+from tensorir_ladder.kernels.roles import (
     FEWEST_STAGES,
     MOST_STAGES,
     OVERLAPS,
@@ -26,11 +23,13 @@ from .roles import (
     give_up_registers,
     take_registers,
 )
-from .short_stack import on_a_short_stack
-from .stamps import Stamps
-from .stream import Pieces, plan_for
-from .tma import Matrices
-from .wgmma import WarpgroupProduct, retire
+from tensorir_ladder.kernels.short_stack import on_a_short_stack
+from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.stream import Pieces, plan_for
+from tensorir_ladder.kernels.tiles import LANES, RESULT_BOXES, ROWS, RoleTile
+from tensorir_ladder.kernels.tma import Matrices
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
+from tensorir_ladder.schedules.workloads import Matmul
 
 
 @on_a_short_stack

@@ -11,9 +11,8 @@ from tvm.ir import Expr, StringImm
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
-from schedules.errors import IllegalPipeline
-
-from .config import BARRIER_BYTES
+from tensorir_ladder.kernels.tiles import BARRIER_BYTES
+from tensorir_ladder.schedules.errors import IllegalPipeline
 
 SECONDS = 2  # after which a bounded wait gives up
 

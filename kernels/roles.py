@@ -7,9 +7,17 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Var
 
-from .config import CONSUMER_REGISTERS, LANES, PRODUCER_REGISTERS, RESULT_BOXES, ROW_BYTES, ROWS, RoleTile
-from .ring import Barriers, RingState
-from .wgmma import WarpgroupProduct, retire
+from tensorir_ladder.kernels.ring import Barriers, RingState
+from tensorir_ladder.kernels.tiles import (
+    CONSUMER_REGISTERS,
+    LANES,
+    PRODUCER_REGISTERS,
+    RESULT_BOXES,
+    ROW_BYTES,
+    ROWS,
+    RoleTile,
+)
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 
 WARPS = 4  # of a warpgroup
 FEWEST_STAGES, MOST_STAGES = 2, 8  # a consumer keeps one k tile's wgmma in flight

@@ -15,9 +15,8 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
 
-from schedules.workloads import Matmul
-
-from .config import PANEL, ROWS, RoleTile
+from tensorir_ladder.kernels.tiles import PANEL, ROWS, RoleTile
+from tensorir_ladder.schedules.workloads import Matmul
 
 MULTIPLY_ADDS = 2048  # of 16-bit elements, per cycle of a multiprocessor: wgmma's rate
 LOAD_BYTES = 60  # per cycle of a multiprocessor while all load; measured with tiles of 128 × 128 on an H200

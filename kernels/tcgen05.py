@@ -17,12 +17,12 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
-from . import tma
-from .blackwell import ADDRESS_BYTES, LOADED_COLUMNS, TENSOR_ROWS
-from .config import PANEL, ROW_BYTES, STEPS
-from .epilogue import pack, store_sums
-from .panels import Panels, TileProduct
-from .wgmma import keep
+from tensorir_ladder.kernels import tma
+from tensorir_ladder.kernels.blackwell import ADDRESS_BYTES, LOADED_COLUMNS, TENSOR_ROWS
+from tensorir_ladder.kernels.epilogue import pack, store_sums
+from tensorir_ladder.kernels.panels import Panels, TileProduct
+from tensorir_ladder.kernels.tiles import PANEL, ROW_BYTES, STEPS
+from tensorir_ladder.kernels.wgmma import keep
 
 GROUP = "cta_group::1"  # one block's instruction, not a pair's
 VERSION = 1 << 46  # in a matrix descriptor: of this format, in bits 46 to 48

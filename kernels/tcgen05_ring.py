@@ -5,16 +5,23 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from schedules.workloads import Matmul
-
-from . import epilogue, tma
-from .blackwell import TENSOR_ROWS, BlackwellTile
-from .raster import grouped
-from .ring import Barriers, check_stages
-from .short_stack import on_a_short_stack
-from .tcgen05 import TensorMemory, TensorProduct, collect_rows, commit, fence_after, meet, store_rows
-from .tma import Matrices
-from .tma_ring import MOST_STAGES
+from tensorir_ladder.kernels import epilogue, tma
+from tensorir_ladder.kernels.blackwell import TENSOR_ROWS, BlackwellTile
+from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.ring import Barriers, check_stages
+from tensorir_ladder.kernels.short_stack import on_a_short_stack
+from tensorir_ladder.kernels.tcgen05 import (
+    TensorMemory,
+    TensorProduct,
+    collect_rows,
+    commit,
+    fence_after,
+    meet,
+    store_rows,
+)
+from tensorir_ladder.kernels.tma import Matrices
+from tensorir_ladder.kernels.tma_ring import MOST_STAGES
+from tensorir_ladder.schedules.workloads import Matmul
 
 NEIGHBOURS = 8  # rows of tiles that blocks take side by side
 READERS = 4  # warps that take the results from tensor memory

@@ -16,11 +16,10 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Buffer, Var
 
-from schedules.errors import IllegalWorkload
-from schedules.vectorization import dtype_bytes
-from schedules.workloads import Matmul
-
-from .config import PANEL, ROW_BYTES
+from tensorir_ladder.kernels.tiles import PANEL, ROW_BYTES
+from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.workloads import Matmul
 
 SWIZZLE_128B = 3
 L2_PROMOTION_128B = 2

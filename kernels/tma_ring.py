@@ -5,18 +5,17 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from schedules.workloads import Matmul
-
-from . import epilogue, tma
-from .config import LANES, ROWS, HopperTile
-from .fused import PLAIN, Epilogue, without
-from .log import Log
-from .raster import grouped
-from .ring import Barriers, check_stages
-from .short_stack import on_a_short_stack
-from .stamps import Stamps
-from .tma import Matrices
-from .wgmma import WarpgroupProduct, retire
+from tensorir_ladder.kernels import epilogue, tma
+from tensorir_ladder.kernels.fused import PLAIN, Epilogue, without
+from tensorir_ladder.kernels.log import Log
+from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.ring import Barriers, check_stages
+from tensorir_ladder.kernels.short_stack import on_a_short_stack
+from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.tiles import LANES, ROWS, HopperTile
+from tensorir_ladder.kernels.tma import Matrices
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
+from tensorir_ladder.schedules.workloads import Matmul
 
 MOST_STAGES = 6
 

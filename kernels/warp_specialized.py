@@ -5,18 +5,14 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from schedules.errors import IllegalWorkload
-from schedules.workloads import Matmul
-
-from . import epilogue, tma
-from .boxes import Boxes
-from .config import LANES, RESULT_BOXES, ROWS, RoleTile
-from .fused import PLAIN, Epilogue, without
-from .launch_plan import ROWS_PARAMETER
-from .log import Log
-from .raster import grouped
-from .ring import RingState, check_stages
-from .roles import (
+from tensorir_ladder.kernels import epilogue, tma
+from tensorir_ladder.kernels.boxes import Boxes
+from tensorir_ladder.kernels.codegen.launch_plan import ROWS_PARAMETER
+from tensorir_ladder.kernels.fused import PLAIN, Epilogue, without
+from tensorir_ladder.kernels.log import Log
+from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.ring import RingState, check_stages
+from tensorir_ladder.kernels.roles import (
     FEWEST_STAGES,
     MOST_STAGES,
     Consumer,
@@ -25,10 +21,13 @@ from .roles import (
     give_up_registers,
     take_registers,
 )
-from .short_stack import on_a_short_stack
-from .stamps import Stamps
-from .tma import Matrices
-from .wgmma import WarpgroupProduct, retire
+from tensorir_ladder.kernels.short_stack import on_a_short_stack
+from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.tiles import LANES, RESULT_BOXES, ROWS, RoleTile
+from tensorir_ladder.kernels.tma import Matrices
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
+from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.workloads import Matmul
 
 
 @on_a_short_stack
@@ -64,7 +63,7 @@ def warp_specialized(
 
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, up to those of ``problem``: whoever
     launches it gives tensor maps of the rows at hand, and as many blocks as these have tiles
-    (:meth:`kernels.launch_plan.LaunchPlan.of_rows`).
+    (:meth:`kernels.codegen.launch_plan.LaunchPlan.of_rows`).
 
     Raises
     ------

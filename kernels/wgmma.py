@@ -14,10 +14,9 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
-from schedules.workloads import Matmul
-
-from .config import LANES, ROWS, STEPS, HopperTile
-from .panels import PTX_TYPES, TileProduct
+from tensorir_ladder.kernels.panels import PTX_TYPES, TileProduct
+from tensorir_ladder.kernels.tiles import LANES, ROWS, STEPS, HopperTile
+from tensorir_ladder.schedules.workloads import Matmul
 
 if TYPE_CHECKING:
     from typing import Self

@@ -12,18 +12,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from harness.records import RESULTS, RecordError
-
-from .check import findings
-from .judgement import judgement_tables
-from .paths import Paths
-from .plot import speed_kind, stage_plots, write_plots
-from .readme import ReadmeError, write_readme
-from .selection import UsageError, load, parse_steps
-from .site import write_pages
-from .sweep_tables import rows, tradeoff_table
-from .sweeps import chosen_sweeps, stage_sweeps
-from .table import Table, all_tables, row
+from tensorir_ladder.harness.records import RESULTS, RecordError
+from tensorir_ladder.reports.check import findings
+from tensorir_ladder.reports.judgement import judgement_tables
+from tensorir_ladder.reports.paths import Paths
+from tensorir_ladder.reports.plot import speed_kind, stage_plots, write_plots
+from tensorir_ladder.reports.readme import ReadmeError, write_readme
+from tensorir_ladder.reports.selection import UsageError, load, parse_steps
+from tensorir_ladder.reports.site import write_pages
+from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table
+from tensorir_ladder.reports.sweeps import chosen_sweeps, stage_sweeps
+from tensorir_ladder.reports.table import Table, all_tables, row
 
 EXAMPLES = """
 examples:

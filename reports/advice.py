@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.records import Resources
-
-from .sweeps import TIE_PCT, StageSweep, StreamSweep, speed_gain_pct, speed_lost_pct
-from .table import Table, percent, span
+from tensorir_ladder.harness.records import Resources
+from tensorir_ladder.reports.sweeps import TIE_PCT, StageSweep, StreamSweep, speed_gain_pct, speed_lost_pct
+from tensorir_ladder.reports.table import Table, percent, span
 
 Sweep = StageSweep | StreamSweep
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.records import (
+from tensorir_ladder.harness.records import (
     Record,
     StreamRecord,
     Timeline,
@@ -17,11 +17,10 @@ from harness.records import (
     load_timelines,
     load_tuned,
 )
-
-from .paths import Paths
-from .plot import peaks, plots
-from .readme import ReadmeError, read_readme, render_readme
-from .selection import (
+from tensorir_ladder.reports.paths import Paths
+from tensorir_ladder.reports.plot import peaks, plots
+from tensorir_ladder.reports.readme import ReadmeError, read_readme, render_readme
+from tensorir_ladder.reports.selection import (
     Results,
     Section,
     Shape,
@@ -33,8 +32,8 @@ from .selection import (
     section_key,
     shape_label,
 )
-from .site import render_pages
-from .timelines import BOX, EMPTY_WAIT, EPILOGUE, FULL_WAIT, ROUNDING, spans
+from tensorir_ladder.reports.site import render_pages
+from tensorir_ladder.reports.timelines import BOX, EMPTY_WAIT, EPILOGUE, FULL_WAIT, ROUNDING, spans
 
 FEWEST_ROUNDS = 7
 CALIBRATION_TOLERANCE = 0.01

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.records import Counters
-
-from .selection import Results, Section, natural, shape_label, shape_of
-from .table import Table
+from tensorir_ladder.harness.records import Counters
+from tensorir_ladder.reports.selection import Results, Section, natural, shape_label, shape_of
+from tensorir_ladder.reports.table import Table
 
 STALLED = "stalled, warps per issue: "
 CEILING = "its instruction's ceiling, GFLOPS"

@@ -10,12 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from harness.records import Record
-
-from .counters import counted_groups, counted_name, stalls
-from .drawing import CUBLAS, MARKERS, PALETTE, PAST_CUBLAS, STYLE, canvas, finish
-from .selection import Results, Section, Shape, is_size, shape_of, shown_gain
-from .table import CHOICE_TITLES, cublas_gflops, default_tiles, short_name, step_label
+from tensorir_ladder.harness.records import Record
+from tensorir_ladder.reports.counters import counted_groups, counted_name, stalls
+from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, PAST_CUBLAS, STYLE, canvas, finish
+from tensorir_ladder.reports.selection import Results, Section, Shape, is_size, shape_of, shown_gain
+from tensorir_ladder.reports.table import CHOICE_TITLES, cublas_gflops, default_tiles, short_name, step_label
 
 ROOF = "#555555"
 # The reasons that these kernels' warps wait for most, in the same colours in every figure.

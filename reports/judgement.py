@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .sweeps import CLOSE_PCT, TIE_PCT, StageSweep, speed_lost_pct
-from .table import NOT_MEASURED, Table, gflops
+from tensorir_ladder.reports.sweeps import CLOSE_PCT, TIE_PCT, StageSweep, speed_lost_pct
+from tensorir_ladder.reports.table import NOT_MEASURED, Table, gflops
 
 HELD_OUT_CUBES = (768, 1536, 3072)
 

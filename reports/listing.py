@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 
-from harness.records import Listing
-
-from .table import NOT_MEASURED, Table
+from tensorir_ladder.harness.records import Listing
+from tensorir_ladder.reports.table import NOT_MEASURED, Table
 
 CONTEXT_LINES = 2
 FOLD_ABOVE_LINES = 80

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.records import RESULTS
+from tensorir_ladder.harness.records import RESULTS
 
 
 @dataclass(frozen=True)

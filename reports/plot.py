@@ -14,12 +14,20 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
-from . import drawing, figures, stage_figures, timeline_figure, timelines
-from .counters import counted_groups
-from .judgement import points
-from .selection import Results, Section, shape_of
-from .sweeps import StageSweep, StreamSection, StreamSweep, by_case, several_variants, stage_sweeps, stream_sweeps
-from .table import row
+from tensorir_ladder.reports import drawing, figures, stage_figures, timeline_figure, timelines
+from tensorir_ladder.reports.counters import counted_groups
+from tensorir_ladder.reports.judgement import points
+from tensorir_ladder.reports.selection import Results, Section, shape_of
+from tensorir_ladder.reports.sweeps import (
+    StageSweep,
+    StreamSection,
+    StreamSweep,
+    by_case,
+    several_variants,
+    stage_sweeps,
+    stream_sweeps,
+)
+from tensorir_ladder.reports.table import row
 
 PEAKS = Path(__file__).parent / "peaks.json"
 

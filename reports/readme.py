@@ -6,14 +6,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from harness.records import Peer, Record, write_atomically
-
-from .page import page_path
-from .paths import Paths, link
-from .plot import ladder_plots, peaks, timeline_plots
-from .selection import Results, Section, Shape, by_product, is_size, shape_label
-from .stage_page import TITLE, has_sweeps, summary
-from .table import (
+from tensorir_ladder.harness.records import Peer, Record, write_atomically
+from tensorir_ladder.reports.page import page_path
+from tensorir_ladder.reports.paths import Paths, link
+from tensorir_ladder.reports.plot import ladder_plots, peaks, timeline_plots
+from tensorir_ladder.reports.selection import Results, Section, Shape, by_product, is_size, shape_label
+from tensorir_ladder.reports.stage_page import TITLE, has_sweeps, summary
+from tensorir_ladder.reports.table import (
     CHOICE_TITLES,
     NOT_MEASURED,
     NOT_VERIFIED,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.records import (
+from tensorir_ladder.harness.records import (
     Counters,
     Listing,
     Peer,

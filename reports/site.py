@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.records import write_atomically
-
-from .page import page_path, render_page
-from .paths import Paths
-from .selection import Results
-from .stage_page import has_sweeps, render_stage_page
+from tensorir_ladder.harness.records import write_atomically
+from tensorir_ladder.reports.page import page_path, render_page
+from tensorir_ladder.reports.paths import Paths
+from tensorir_ladder.reports.selection import Results
+from tensorir_ladder.reports.stage_page import has_sweeps, render_stage_page
 
 
 def render_pages(results: Results, paths: Paths) -> dict[Path, str]:

@@ -12,13 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from harness.records import Timing
-
-from .drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish
-from .judgement import is_held_out
-from .selection import natural
-from .sweeps import StageSweep, StreamSweep
-from .table import gflops
+from tensorir_ladder.harness.records import Timing
+from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish
+from tensorir_ladder.reports.judgement import is_held_out
+from tensorir_ladder.reports.selection import natural
+from tensorir_ladder.reports.sweeps import StageSweep, StreamSweep
+from tensorir_ladder.reports.table import gflops
 
 MEASURED, MODEL, TRITON, CHOSEN = PALETTE[4], PALETTE[0], PALETTE[2], PALETTE[3]
 COLUMNS = 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .advice import BOUNDS, advice_table, copy_rate_sentence
-from .judgement import (
+from tensorir_ladder.reports.advice import BOUNDS, advice_table, copy_rate_sentence
+from tensorir_ladder.reports.judgement import (
     Verdict,
     correlations_table,
     judgement_table,
@@ -15,11 +15,11 @@ from .judgement import (
     setbacks_table,
     verdicts,
 )
-from .page import GENERATED, how_measured
-from .paths import Paths, link
-from .plot import speed_kind, stage_plots
-from .selection import Results, Section
-from .sweep_tables import (
+from tensorir_ladder.reports.page import GENERATED, how_measured
+from tensorir_ladder.reports.paths import Paths, link
+from tensorir_ladder.reports.plot import speed_kind, stage_plots
+from tensorir_ladder.reports.selection import Results, Section
+from tensorir_ladder.reports.sweep_tables import (
     overview_table,
     stream_table,
     streams_overview,
@@ -27,8 +27,16 @@ from .sweep_tables import (
     variant_gains_table,
     variant_sentences,
 )
-from .sweeps import CLOSE_PCT, StageSweep, StreamSection, StreamSweep, by_case, stage_sweeps, stream_sweeps
-from .table import Table, peers_table
+from tensorir_ladder.reports.sweeps import (
+    CLOSE_PCT,
+    StageSweep,
+    StreamSection,
+    StreamSweep,
+    by_case,
+    stage_sweeps,
+    stream_sweeps,
+)
+from tensorir_ladder.reports.table import Table, peers_table
 
 TITLE = "How many stages?"
 

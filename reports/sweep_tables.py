@@ -6,11 +6,18 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from harness.records import Record, Resources, StreamRecord
-
-from .judgement import is_held_out
-from .sweeps import CLOSE_PCT, TIE_PCT, StagedRecords, StageSweep, StreamSweep, speed_gain_pct, speed_lost_pct
-from .table import NOT_MEASURED, NOT_VERIFIED, Table, gflops, percent
+from tensorir_ladder.harness.records import Record, Resources, StreamRecord
+from tensorir_ladder.reports.judgement import is_held_out
+from tensorir_ladder.reports.sweeps import (
+    CLOSE_PCT,
+    TIE_PCT,
+    StagedRecords,
+    StageSweep,
+    StreamSweep,
+    speed_gain_pct,
+    speed_lost_pct,
+)
+from tensorir_ladder.reports.table import NOT_MEASURED, NOT_VERIFIED, Table, gflops, percent
 
 
 def rows(sweep: StageSweep) -> list[dict[str, Any]]:

@@ -12,9 +12,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.records import DepthForecast, Record, Resources, StreamRecord
-
-from .selection import Results, Section, Shape, UsageError, natural, shape_label, shape_of
+from tensorir_ladder.harness.records import DepthForecast, Record, Resources, StreamRecord
+from tensorir_ladder.reports.selection import Results, Section, Shape, UsageError, natural, shape_label, shape_of
 
 TIE_PCT = 1.0  # speeds closer than this are a tie, which the fewer stages win
 CLOSE_PCT = 2.0  # how much speed a recommended depth may lose to the best one and still be called right

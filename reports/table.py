@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from harness.records import Peer, Record, TunedConfig
-
-from .selection import (
+from tensorir_ladder.harness.records import Peer, Record, TunedConfig
+from tensorir_ladder.reports.selection import (
     FASTEST,
     TUNED,
     Results,
@@ -23,7 +22,7 @@ from .selection import (
     shown_gain,
     steps_text,
 )
-from .sweeps import unswept
+from tensorir_ladder.reports.sweeps import unswept
 
 NOT_MEASURED = "–"
 NOT_VERIFIED = "failed its check"

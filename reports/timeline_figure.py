@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.records import Timeline
-
-from .drawing import PALETTE, canvas, finish
-from .table import short_name
-from .timelines import (
+from tensorir_ladder.harness.records import Timeline
+from tensorir_ladder.reports.drawing import PALETTE, canvas, finish
+from tensorir_ladder.reports.table import short_name
+from tensorir_ladder.reports.timelines import (
     BOX,
     EMPTY_WAIT,
     EPILOGUE,

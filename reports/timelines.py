@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.records import Timeline
-
-from .selection import LAYOUTS, Results, shape_label
-from .table import NOT_MEASURED, Table
+from tensorir_ladder.harness.records import Timeline
+from tensorir_ladder.reports.selection import LAYOUTS, Results, shape_label
+from tensorir_ladder.reports.table import NOT_MEASURED, Table
 
 AT_ONCE_NS = 50  # a wait that is over at once takes less: some instructions, and the stamp itself
 EPILOGUE = ("epilogue begins", "results stored")

@@ -4,8 +4,29 @@ Each function does one thing to one ``tvm.s_tir.Schedule``, takes the block or l
 returns named handles. None knows which operator it schedules.
 """
 
-from .alignment import AlignedOperand, align_operands, copying_pays, unaligned_operands, worthwhile_row_bytes
-from .caching import (
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
+from tensorir_ladder.schedules.loops.layout import flatten_contraction, pad_to_tile
+from tensorir_ladder.schedules.loops.serpentine import lower_serpentines, required_ptxas_options, walk_serpentine
+from tensorir_ladder.schedules.loops.tiling import (
+    BlockTile,
+    TileConfig,
+    TiledLoops,
+    bind_elements,
+    bind_grid,
+    bind_threads,
+    raster_blocks,
+    tile_contraction,
+)
+from tensorir_ladder.schedules.loops.unrolling import unroll_loop
+from tensorir_ladder.schedules.loops.vectorization import vectorize_inner, vectorize_write_back, widest_vector
+from tensorir_ladder.schedules.memory.alignment import (
+    AlignedOperand,
+    align_operands,
+    copying_pays,
+    unaligned_operands,
+    worthwhile_row_bytes,
+)
+from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
     accumulate_in_registers,
     accumulate_per_tile,
@@ -15,17 +36,22 @@ from .caching import (
     stage_in_shared,
     stage_through_registers,
 )
-from .contraction import StagedContraction, stage_contraction
-from .errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
-from .fragments import FRAGMENT, lower_fragments, registers_of
-from .layout import flatten_contraction, pad_to_tile
-from .lowering import required_tir_pipeline
-from .pipeline_check import check_pipeline
-from .pipeline_report import explain_pipeline
-from .pipelining import PipelinePlan, double_buffer, infer_pipeline, pipeline_loop, pipeline_reads, required_pass_config
-from .serpentine import lower_serpentines, required_ptxas_options, walk_serpentine
-from .split_reduction import SplitReduction, add_parts, parts_to_fill, split_reduction
-from .streaming import (
+from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
+from tensorir_ladder.schedules.memory.workspaces import pass_workspaces, workspace_bytes, workspaces
+from tensorir_ladder.schedules.pipeline.checks import check_pipeline
+from tensorir_ladder.schedules.pipeline.explain import explain_pipeline
+from tensorir_ladder.schedules.pipeline.lowering import required_tir_pipeline
+from tensorir_ladder.schedules.pipeline.pipelining import (
+    PipelinePlan,
+    double_buffer,
+    infer_pipeline,
+    pipeline_loop,
+    pipeline_reads,
+    required_pass_config,
+)
+from tensorir_ladder.schedules.recipes.contraction import StagedContraction, stage_contraction
+from tensorir_ladder.schedules.recipes.split_reduction import SplitReduction, add_parts, parts_to_fill, split_reduction
+from tensorir_ladder.schedules.recipes.streaming import (
     CombinedReduction,
     SpreadElements,
     SpreadReduction,
@@ -36,8 +62,19 @@ from .streaming import (
     spread_reduction,
     spread_rows,
 )
-from .swizzling import swizzle_rows
-from .tensorization import (
+from tensorir_ladder.schedules.recipes.warp_tiling import (
+    LaneLoops,
+    WarpContraction,
+    WarpTile,
+    WarpTileLoops,
+    interleave_lanes,
+    pad_rows,
+    read_through_registers,
+    stage_for_warps,
+    tile_for_warps,
+)
+from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT, lower_fragments, registers_of
+from tensorir_ladder.schedules.tensor_cores.mma import (
     FragmentLoad,
     MmaInstruction,
     TensorCoreTile,
@@ -50,30 +87,7 @@ from .tensorization import (
     tile_to_warps,
     use_instruction,
 )
-from .tiling import (
-    BlockTile,
-    TileConfig,
-    TiledLoops,
-    bind_elements,
-    bind_grid,
-    bind_threads,
-    raster_blocks,
-    tile_contraction,
-)
-from .unrolling import unroll_loop
-from .vectorization import vectorize_inner, vectorize_write_back, widest_vector
-from .warp_tiling import (
-    LaneLoops,
-    WarpContraction,
-    WarpTile,
-    WarpTileLoops,
-    interleave_lanes,
-    pad_rows,
-    read_through_registers,
-    stage_for_warps,
-    tile_for_warps,
-)
-from .warpgroup import (
+from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     WarpgroupContraction,
     WarpgroupLoops,
     WarpgroupTile,
@@ -86,8 +100,8 @@ from .warpgroup import (
     store_by_rows,
     tile_for_warpgroups,
 )
-from .wgmma import Wgmma
-from .workloads import (
+from tensorir_ladder.schedules.tensor_cores.wgmma import Wgmma
+from tensorir_ladder.schedules.workloads import (
     Matmul,
     batched_matmul,
     conv2d_nhwc,
@@ -99,7 +113,6 @@ from .workloads import (
     scale_shift,
     softmax,
 )
-from .workspaces import pass_workspaces, workspace_bytes, workspaces
 
 __all__ = [
     "AlignedOperand",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from tvm import te, tirx
 
-from .errors import IllegalWorkload
+from tensorir_ladder.schedules.errors import IllegalWorkload
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 LAYOUTS = ("nn", "nt")

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 
 from tvm.target import Target
 
-from kernels.blackwell import BlackwellTile
-from kernels.config import HopperTile, RoleTile
-from kernels.heuristic import RING_CHOICES, ROLE_CHOICES
-from kernels.stream import reckoned_cycles
-from schedules.split_reduction import parts_to_fill
-from schedules.tensorization import TensorCoreTile
-from schedules.tiling import BlockTile, TileConfig
-from schedules.vectorization import dtype_bytes
-from schedules.warp_tiling import WarpTile
-from schedules.warpgroup import WarpgroupTile
-from schedules.workloads import Matmul
+from tensorir_ladder.kernels.blackwell import BlackwellTile
+from tensorir_ladder.kernels.stream import reckoned_cycles
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.schedules.loops.tiling import BlockTile, TileConfig
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.recipes.split_reduction import parts_to_fill
+from tensorir_ladder.schedules.recipes.warp_tiling import WarpTile
+from tensorir_ladder.schedules.tensor_cores.mma import TensorCoreTile
+from tensorir_ladder.schedules.tensor_cores.warpgroup import WarpgroupTile
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops.choice import RING_CHOICES, ROLE_CHOICES
 
 # Chosen after an exploratory sweep of 29 tiles on an H200. Step 4 was within 5 % of its best tile at 1024 with two of
 # them, and pipelining (3 slots, mean of 256, 512 and 1024) gained +87 % with this one, +8 % with the other,
@@ -141,7 +141,8 @@ class TileFamily:
 
         A warp that reads one step ahead counts twice: it hides latency as two do.
 
-        ``split`` counts each block in the parts that :func:`schedules.split_reduction.parts_to_fill` makes of it.
+        ``split`` counts each block in the parts that :func:`schedules.recipes.split_reduction.parts_to_fill` makes of
+        it.
         Both constants are a family's own. They were set by hand so that exploratory measurements on an H200, not kept
         here, come out in the right order; ``python -m reports table`` shows what the choice costs against tuning.
         """

@@ -13,12 +13,18 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.target import Target
 
-from kernels.stamps import Stamps
-from schedules.errors import IllegalTile
-from schedules.tiling import BlockTile
-from schedules.workloads import DTYPES, Matmul
-
-from .config import DEFAULT_STAGES, THREAD_TILES, TUNING_STAGES, StepConfig, TileFamily, TuningSpace
+from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.loops.tiling import BlockTile
+from tensorir_ladder.schedules.workloads import DTYPES, Matmul
+from tensorir_ladder.steps.config import (
+    DEFAULT_STAGES,
+    THREAD_TILES,
+    TUNING_STAGES,
+    StepConfig,
+    TileFamily,
+    TuningSpace,
+)
 
 
 class MalformedStep(TypeError):
@@ -231,7 +237,7 @@ def find_steps(folder: Path | None = None) -> dict[int, Step]:
         if not match:
             raise MalformedStep(f"{path.name} is not named stepN_name.py; rename it or move it out of {folder.name}/")
         try:
-            module = importlib.import_module(f"{folder.name}.{path.stem}")
+            module = importlib.import_module(f"tensorir_ladder.{folder.name}.{path.stem}")
         except (SyntaxError, ImportError) as error:
             raise MalformedStep(f"{path.name} cannot be imported: {error}") from error
         problems = [

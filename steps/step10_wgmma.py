@@ -25,11 +25,16 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.alignment import align_operands, worthwhile_row_bytes
-from schedules.split_reduction import add_parts, split_reduction
-from schedules.warpgroup import WarpgroupContraction, multiply_by_wgmma, pipeline_warpgroups, stage_for_warpgroups
-from schedules.workloads import Matmul
-from steps.config import WARPGROUP_TILES, StepConfig
+from tensorir_ladder.schedules.memory.alignment import align_operands, worthwhile_row_bytes
+from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
+from tensorir_ladder.schedules.tensor_cores.warpgroup import (
+    WarpgroupContraction,
+    multiply_by_wgmma,
+    pipeline_warpgroups,
+    stage_for_warpgroups,
+)
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import WARPGROUP_TILES, StepConfig
 
 IN_FLIGHT = {"rows": 1, "whole": 1, "in_flight": 1, "awaited": 0}
 VARIANTS = tuple(IN_FLIGHT)
@@ -74,6 +79,6 @@ def schedule(problem: Matmul, config: StepConfig) -> Schedule:
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

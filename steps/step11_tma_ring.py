@@ -30,11 +30,11 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from kernels.stamps import Stamps
-from kernels.tma import unreadable
-from kernels.tma_ring import tma_ring
-from schedules.workloads import Matmul
-from steps.config import HOPPER_TILES, StepConfig
+from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.tma import unreadable
+from tensorir_ladder.kernels.tma_ring import tma_ring
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import HOPPER_TILES, StepConfig
 
 VARIANTS = ("tma_store", "direct", "bounded")
 DEBUG_VARIANTS = ("bounded",)
@@ -52,6 +52,6 @@ def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) ->
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from kernels.roles import FEWEST_STAGES as FEWEST
-from kernels.stamps import Stamps
-from kernels.tma import unreadable
-from kernels.warp_specialized import warp_specialized
-from schedules.workloads import Matmul
-from steps.config import ROLE_TILES, StepConfig
+from tensorir_ladder.kernels.roles import FEWEST_STAGES as FEWEST
+from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.tma import unreadable
+from tensorir_ladder.kernels.warp_specialized import warp_specialized
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import ROLE_TILES, StepConfig
 
 VARIANTS = ("roles", "bounded")
 FEWEST_STAGES = dict.fromkeys(VARIANTS, FEWEST)
@@ -49,6 +49,6 @@ def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) ->
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

@@ -31,13 +31,13 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from kernels.heuristic import cluster_blocks
-from kernels.persistent import persistent
-from kernels.roles import FEWEST_STAGES as FEWEST
-from kernels.stamps import Stamps
-from kernels.tma import straddles_lines, unreadable
-from schedules.workloads import Matmul
-from steps.config import PERSISTENT_TILES, StepConfig
+from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.roles import FEWEST_STAGES as FEWEST
+from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.tma import straddles_lines, unreadable
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import PERSISTENT_TILES, StepConfig
+from tensorir_ladder.torch_ops.choice import cluster_blocks
 
 VARIANTS = ("stream", "overlapped", "whole", "multicast", "bounded")
 FEWEST_STAGES = dict.fromkeys(VARIANTS, FEWEST)
@@ -60,6 +60,6 @@ def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) ->
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

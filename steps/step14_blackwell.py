@@ -34,10 +34,10 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from kernels.tcgen05_ring import tcgen05_ring
-from kernels.tma import unreadable
-from schedules.workloads import Matmul
-from steps.config import BLACKWELL_TILES, StepConfig
+from tensorir_ladder.kernels.tcgen05_ring import tcgen05_ring
+from tensorir_ladder.kernels.tma import unreadable
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import BLACKWELL_TILES, StepConfig
 
 ARCH = BLACKWELL_TILES.kind.ARCH
 VERIFIED_ON = ()  # nothing has run it yet
@@ -57,6 +57,6 @@ def kernel(problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.caching import accumulate_in_registers, initialize_before
-from schedules.tiling import bind_elements
-from schedules.workloads import Matmul
-from steps.config import StepConfig
+from tensorir_ladder.schedules.loops.tiling import bind_elements
+from tensorir_ladder.schedules.memory.staging import accumulate_in_registers, initialize_before
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import StepConfig
 
 VARIANTS = ("default",)
 
@@ -35,6 +35,6 @@ def schedule(problem: Matmul, config: StepConfig) -> Schedule:
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.contraction import stage_contraction
-from schedules.workloads import Matmul
-from steps.config import StepConfig
+from tensorir_ladder.schedules.recipes.contraction import stage_contraction
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import StepConfig
 
 VARIANTS = ("default",)
 
@@ -35,6 +35,6 @@ def schedule(problem: Matmul, config: StepConfig) -> Schedule:
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

@@ -28,11 +28,11 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.contraction import StagedContraction, stage_contraction
-from schedules.pipelining import double_buffer, pipeline_loop
-from schedules.vectorization import dtype_bytes
-from schedules.workloads import Matmul
-from steps.config import StepConfig
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.pipeline.pipelining import double_buffer, pipeline_loop
+from tensorir_ladder.schedules.recipes.contraction import StagedContraction, stage_contraction
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import StepConfig
 
 RING_FORMS = {
     "async": {},
@@ -74,6 +74,6 @@ def schedule(problem: Matmul, config: StepConfig) -> Schedule:
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

@@ -20,10 +20,10 @@ from dataclasses import replace
 
 from tvm.s_tir import Schedule
 
-from schedules.unrolling import unroll_loop
-from schedules.workloads import Matmul
-from steps import step5_pipelining
-from steps.config import StepConfig
+from tensorir_ladder.schedules.loops.unrolling import unroll_loop
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps import step5_pipelining
+from tensorir_ladder.steps.config import StepConfig
 
 FACTORS = {"full": None, "none": 1, "unroll4": 4, "unroll8": 8, "unroll16": 16, "unroll32": 32}
 VARIANTS = tuple(FACTORS)
@@ -39,6 +39,6 @@ def schedule(problem: Matmul, config: StepConfig) -> Schedule:
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

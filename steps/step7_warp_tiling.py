@@ -35,13 +35,13 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.alignment import align_operands
-from schedules.pipelining import pipeline_loop, pipeline_reads
-from schedules.unrolling import unroll_loop
-from schedules.vectorization import dtype_bytes
-from schedules.warp_tiling import stage_for_warps
-from schedules.workloads import Matmul
-from steps.config import WARP_TILES, StepConfig
+from tensorir_ladder.schedules.loops.unrolling import unroll_loop
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.memory.alignment import align_operands
+from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipeline_reads
+from tensorir_ladder.schedules.recipes.warp_tiling import stage_for_warps
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import WARP_TILES, StepConfig
 
 FORMS = {
     "serpentine": {},
@@ -74,6 +74,6 @@ def schedule(problem: Matmul, config: StepConfig) -> Schedule:
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

@@ -24,15 +24,15 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.tensorization import (
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.tensor_cores.mma import (
     TF32,
     TensorizedContraction,
     tensorize_contraction,
     use_instruction,
 )
-from schedules.vectorization import dtype_bytes
-from schedules.workloads import Matmul
-from steps.config import TENSOR_CORE_TILES, StepConfig
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import TENSOR_CORE_TILES, StepConfig
 
 VARIANTS = ("default", "tf32")
 DTYPES = {"default": ("float16", "bfloat16"), "tf32": ("float32",)}
@@ -61,6 +61,6 @@ def schedule(problem: Matmul, config: StepConfig) -> Schedule:
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

@@ -28,11 +28,16 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from schedules.pipelining import pipeline_loop, pipeline_reads
-from schedules.tensorization import TF32, TensorizedContraction, tensorize_contraction, use_instruction
-from schedules.vectorization import dtype_bytes
-from schedules.workloads import Matmul
-from steps.config import TENSOR_CORE_TILES, StepConfig
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipeline_reads
+from tensorir_ladder.schedules.tensor_cores.mma import (
+    TF32,
+    TensorizedContraction,
+    tensorize_contraction,
+    use_instruction,
+)
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import TENSOR_CORE_TILES, StepConfig
 
 VARIANTS = ("fragments", "shared", "any_m", "tf32")
 DTYPES = {variant: ("float32",) if variant == "tf32" else ("float16", "bfloat16") for variant in VARIANTS}
@@ -71,6 +76,6 @@ def schedule(problem: Matmul, config: StepConfig) -> Schedule:
 
 
 if __name__ == "__main__":
-    from harness.cli import run_step
+    from tensorir_ladder.harness.cli import run_step
 
     run_step(__file__)

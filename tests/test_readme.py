@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from steps.registry import find_steps
+from tensorir_ladder.steps.registry import find_steps
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 
@@ -27,7 +27,7 @@ def test_quick_start_is_two_lines():
 
 
 def test_commands_name_real_subcommands_and_options():
-    from harness.cli import _parser
+    from tensorir_ladder.harness.cli import _parser
 
     for command in re.findall(r"`python -m harness ([^`]*)`", README):
         if "RECORD" not in command and "…" not in command:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from harness.build import Kernel, compiled
-from harness.commands.kernels import lowered
-from harness.commands.options import LISTING_SIZES, add_case_options, cases_of
-from harness.commands.show import print_code, print_resources
-from harness.explain import aspects, why
-from harness.records import Listing
-from kernels.codegen import toolchain
+from tensorir_ladder.harness.build import Kernel, compiled
+from tensorir_ladder.harness.commands.kernels import lowered
+from tensorir_ladder.harness.commands.options import LISTING_SIZES, add_case_options, cases_of
+from tensorir_ladder.harness.commands.show import print_code, print_resources
+from tensorir_ladder.harness.explain import aspects, why
+from tensorir_ladder.harness.records import Listing
+from tensorir_ladder.kernels.codegen import toolchain
 
 TEXT = "generate and compile the code, and say what came out; needs no GPU"
 add_options = add_case_options

@@ -6,10 +6,10 @@ import argparse
 import sys
 from dataclasses import replace
 
-from harness.commands.measuring import open_session
-from harness.commands.options import GPU_SIZES, add_case_options, cases_of, runs_on_gpu
-from harness.counters import MORE_METRICS, ceiling, count, offered_metrics, profiler
-from harness.records import Counters, now
+from tensorir_ladder.harness.commands.measuring import open_session
+from tensorir_ladder.harness.commands.options import GPU_SIZES, add_case_options, cases_of, runs_on_gpu
+from tensorir_ladder.harness.counters import MORE_METRICS, ceiling, count, offered_metrics, profiler
+from tensorir_ladder.harness.records import Counters, now
 
 TEXT = "hardware counters by Nsight Compute: pipes, conflicts, stalls; each result is on disk"
 add_options = add_case_options

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from rich.markup import escape
 
-from harness import depth
-from harness.build import Case, Kernel, compiled
-from harness.commands.kernels import lowered
-from harness.commands.options import LISTING_SIZES, add_case_options, cases_of
-from harness.commands.show import console, new_table
-from harness.records import DepthForecast
-from kernels.codegen import toolchain
+from tensorir_ladder.harness.build import Case, Kernel, compiled
+from tensorir_ladder.harness.commands.kernels import lowered
+from tensorir_ladder.harness.commands.options import LISTING_SIZES, add_case_options, cases_of
+from tensorir_ladder.harness.commands.show import console, new_table
+from tensorir_ladder.harness.models import depth
+from tensorir_ladder.harness.records import DepthForecast
+from tensorir_ladder.kernels.codegen import toolchain
 
 TEXT = "what the depth model says of each stage count: time, memory, occupancy, latency hidden; needs no GPU"
 add_options = add_case_options

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from harness import emulator, execution
-from harness.build import Case, Kernel, compiled, lower
-from harness.commands import NOT_VERIFIED
-from harness.commands.options import runs_on_gpu
-from harness.commands.show import warn
-from harness.execution import Backend
-from harness.verify import verify
-from kernels.codegen import toolchain
+from tensorir_ladder import emulator
+from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.build import Case, Kernel, compiled, lower
+from tensorir_ladder.harness.commands import NOT_VERIFIED
+from tensorir_ladder.harness.commands.options import runs_on_gpu
+from tensorir_ladder.harness.commands.show import warn
+from tensorir_ladder.harness.execution import Backend
+from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.kernels.codegen import toolchain
 
 PLACES = {
     "gpu": "on the GPU",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from harness import execution
-from harness.commands.kernels import lowered
-from harness.commands.options import UsageError, add_case_options, cases_of, runs_on_gpu
-from harness.commands.show import console, new_table
-from harness.host_time import LAUNCHES, host_time_us, ways_to_launch
-from kernels.codegen import toolchain
+from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.commands.kernels import lowered
+from tensorir_ladder.harness.commands.options import UsageError, add_case_options, cases_of, runs_on_gpu
+from tensorir_ladder.harness.commands.show import console, new_table
+from tensorir_ladder.harness.host_time import LAUNCHES, host_time_us, ways_to_launch
+from tensorir_ladder.kernels.codegen import toolchain
 
 TEXT = "host time of one launch of an explicit kernel, by TVM's executable, our launcher and Python calls; no record"
 SIZES = "512"  # small, so that the GPU keeps up

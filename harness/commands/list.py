@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from harness.commands.show import console, new_table
-from harness.microbench import BENCHMARKS
-from harness.peers import KINDS
-from harness.rate_files import measured_gpus
-from harness.targets import MACHINES
-from steps.registry import Step, find_steps
+from tensorir_ladder.harness.commands.show import console, new_table
+from tensorir_ladder.harness.lab.microbench import BENCHMARKS
+from tensorir_ladder.harness.machines import MACHINES
+from tensorir_ladder.harness.models.rate_files import measured_gpus
+from tensorir_ladder.harness.peers import KINDS
+from tensorir_ladder.steps.registry import Step, find_steps
 
 TEXT = "steps, variants, tiles and architectures"
 

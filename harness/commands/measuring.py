@@ -9,14 +9,14 @@ from typing import TypeVar
 
 from rich.markup import escape
 
-from harness import execution
-from harness.build import Case
-from harness.commands.show import print_code, progress, record_line, warn
-from harness.peers import find_peers
-from harness.records import RESULTS, Record, check_writable
-from harness.session import Journal, Session
-from harness.tuning import tuned_case
-from kernels.codegen import toolchain
+from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.commands.show import print_code, progress, record_line, warn
+from tensorir_ladder.harness.peers import find_peers
+from tensorir_ladder.harness.records import RESULTS, Record, check_writable
+from tensorir_ladder.harness.session import Journal, Session
+from tensorir_ladder.harness.tuning import tuned_case
+from tensorir_ladder.kernels.codegen import toolchain
 
 Item = TypeVar("Item")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness import execution
-from harness.commands.options import add_revision
-from harness.microbench import BENCHMARKS, chosen, measure_rates
-from harness.rate_files import RATES
-from harness.records import check_writable
-from harness.session import ROOT, git_state
-from kernels.codegen import toolchain
+from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.commands.options import add_revision
+from tensorir_ladder.harness.lab.microbench import BENCHMARKS, chosen, measure_rates
+from tensorir_ladder.harness.models.rate_files import RATES
+from tensorir_ladder.harness.records import check_writable
+from tensorir_ladder.harness.session import ROOT, git_state
+from tensorir_ladder.kernels.codegen import toolchain
 
 TEXT = "measure the GPU's own rates and latencies, which predictions need, into harness/rates/"
 

@@ -7,15 +7,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from harness import execution
-from harness.build import Case
-from harness.commands.show import warn
-from harness.peers import KINDS
-from harness.targets import DEFAULT_ARCH, MACHINES, Machine, machine_for
-from schedules.errors import IllegalTile
-from schedules.workloads import DTYPES, LAYOUTS, Matmul
-from steps.config import STAGE_SET
-from steps.registry import Step, UnknownStep, find_steps
+from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.commands.show import warn
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, Machine, machine_for
+from tensorir_ladder.harness.peers import KINDS
+from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.workloads import DTYPES, LAYOUTS, Matmul
+from tensorir_ladder.steps.config import STAGE_SET
+from tensorir_ladder.steps.registry import Step, UnknownStep, find_steps
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
 MOST_NUMBERS = 10_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.build import Case
-from harness.commands import NOT_VERIFIED
-from harness.commands.kernels import backend_for, built, verify_one, why_on_the_cpu
-from harness.commands.measuring import measure_cases, open_session
-from harness.commands.options import (
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.commands import NOT_VERIFIED
+from tensorir_ladder.harness.commands.kernels import backend_for, built, verify_one, why_on_the_cpu
+from tensorir_ladder.harness.commands.measuring import measure_cases, open_session
+from tensorir_ladder.harness.commands.options import (
     CPU_SIZES,
     GPU_SIZES,
     UsageError,
@@ -20,14 +20,20 @@ from harness.commands.options import (
     runs_on_gpu,
     shapes_of,
 )
-from harness.commands.show import print_code, print_records, print_resources, print_variants, record_line
-from harness.peers import find_peers
-from harness.records import Record, check_writable, shape_text
-from harness.targets import machine_for
-from kernels.codegen import toolchain
-from kernels.codegen.toolchain import NoCompiler
-from schedules.workloads import Matmul
-from steps.registry import UnknownStep, find_steps
+from tensorir_ladder.harness.commands.show import (
+    print_code,
+    print_records,
+    print_resources,
+    print_variants,
+    record_line,
+)
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.harness.peers import find_peers
+from tensorir_ladder.harness.records import Record, check_writable, shape_text
+from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.registry import UnknownStep, find_steps
 
 TEXT = "verify, then measure where there is a GPU, beside cuBLAS and the step before"
 

@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from harness.build import Kernel, compiled
-from harness.explain import why
-from harness.model import ceiling_share, predict_tile
-from harness.records import Peer, Record, shape_text
-from kernels.codegen import toolchain
-from kernels.codegen.toolchain import compile_ptx, disassemble
+from tensorir_ladder.harness.build import Kernel, compiled
+from tensorir_ladder.harness.explain import why
+from tensorir_ladder.harness.models.time import ceiling_share, predict_tile
+from tensorir_ladder.harness.records import Peer, Record, shape_text
+from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.kernels.codegen.toolchain import compile_ptx, disassemble
 
 
 def warn(text: str) -> None:

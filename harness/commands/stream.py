@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from harness.build import compiled
-from harness.commands.kernels import PLACES, backend_for, why_on_the_cpu
-from harness.commands.measuring import open_session, unfinished
-from harness.commands.options import add_machine_options, add_revision, machine_of, numbers, runs_on_gpu
-from harness.commands.show import console, new_table, progress
-from harness.records import StreamRecord, check_writable, shape_text
-from harness.session import Journal, Session
-from harness.streams import (
+from tensorir_ladder.harness.build import compiled
+from tensorir_ladder.harness.commands.kernels import PLACES, backend_for, why_on_the_cpu
+from tensorir_ladder.harness.commands.measuring import open_session, unfinished
+from tensorir_ladder.harness.commands.options import add_machine_options, add_revision, machine_of, numbers, runs_on_gpu
+from tensorir_ladder.harness.commands.show import console, new_table, progress
+from tensorir_ladder.harness.records import StreamRecord, check_writable, shape_text
+from tensorir_ladder.harness.session import Journal, Session
+from tensorir_ladder.harness.streams import (
     DTYPES,
     MIB,
     VARIANTS,
@@ -26,7 +26,7 @@ from harness.streams import (
     stream_cases,
     verify_stream,
 )
-from kernels.codegen import toolchain
+from tensorir_ladder.kernels.codegen import toolchain
 
 TEXT = "workloads bound by memory, pipelined alike: GB/s beside a copy and torch; each result is a record"
 STREAM_SIZES, CPU_STREAM_MIB = "1,16,256,1024", 0.25

@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from harness.build import Case
-from harness.commands.measuring import measure_cases
-from harness.commands.options import GPU_SIZES, add_case_options, add_peers, cases_named, numbers, runs_on_gpu
-from harness.commands.show import print_records
-from harness.execution import NoGpu
-from harness.peers import find_peers
-from schedules.errors import IllegalSchedule
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.commands.measuring import measure_cases
+from tensorir_ladder.harness.commands.options import (
+    GPU_SIZES,
+    add_case_options,
+    add_peers,
+    cases_named,
+    numbers,
+    runs_on_gpu,
+)
+from tensorir_ladder.harness.commands.show import print_records
+from tensorir_ladder.harness.execution import NoGpu
+from tensorir_ladder.harness.peers import find_peers
+from tensorir_ladder.schedules.errors import IllegalSchedule
 
 TEXT = "run over tiles, stage counts and variants; each result is a record"
 

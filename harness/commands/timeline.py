@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from harness import execution
-from harness.build import Case
-from harness.commands.measuring import open_session
-from harness.commands.options import add_places, add_problem_options, cases_named, numbers
-from harness.records import Timeline
-from harness.timeline import take
+from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.commands.measuring import open_session
+from tensorir_ladder.harness.commands.options import add_places, add_problem_options, cases_named, numbers
+from tensorir_ladder.harness.records import Timeline
+from tensorir_ladder.harness.timeline import take
 
 TEXT = "one block's life by time stamps in the kernel: loads, waits, multiplications; each result is on disk"
 SIZES, STAGES = "4096", "1,2,4"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness import emulator, execution
-from harness.commands import WRONG
-from harness.commands.options import UsageError
-from harness.commands.show import progress
-from harness.measure import gpu_identity
-from harness.traces import RECORDED, difference, probes, record
-from harness.traces.recording import ARCH
-from kernels.codegen import toolchain
-from kernels.driver import cuda_driver
+from tensorir_ladder import emulator
+from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.commands import WRONG
+from tensorir_ladder.harness.commands.options import UsageError
+from tensorir_ladder.harness.commands.show import progress
+from tensorir_ladder.harness.lab.traces import RECORDED, difference, probes, record
+from tensorir_ladder.harness.lab.traces.recording import ARCH
+from tensorir_ladder.harness.measure import gpu_identity
+from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.torch_ops.driver import cuda_driver
 
 TEXT = "record on the GPU where instructions put and find each element (fragments, swizzles, descriptors, TMA boxes)"
 

@@ -6,11 +6,18 @@ import argparse
 import sys
 from dataclasses import replace
 
-from harness.commands import WRONG
-from harness.commands.measuring import open_session
-from harness.commands.options import GPU_SIZES, UsageError, add_places, add_problem_options, cases_of, runs_on_gpu
-from harness.records import TunedConfig
-from harness.tuning import tune
+from tensorir_ladder.harness.commands import WRONG
+from tensorir_ladder.harness.commands.measuring import open_session
+from tensorir_ladder.harness.commands.options import (
+    GPU_SIZES,
+    UsageError,
+    add_places,
+    add_problem_options,
+    cases_of,
+    runs_on_gpu,
+)
+from tensorir_ladder.harness.records import TunedConfig
+from tensorir_ladder.harness.tuning import tune
 
 TEXT = "measure a step's whole tuning space for each shape, confirm the best, keep it for --tile tuned"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from harness.build import compiled
-from harness.commands.kernels import backend_for, lowered, verify_one
-from harness.commands.options import CPU_SIZES, GPU_SIZES, add_case_options, cases_of, runs_on_gpu
-from harness.commands.show import print_code
-from kernels.codegen import toolchain
+from tensorir_ladder.harness.build import compiled
+from tensorir_ladder.harness.commands.kernels import backend_for, lowered, verify_one
+from tensorir_ladder.harness.commands.options import CPU_SIZES, GPU_SIZES, add_case_options, cases_of, runs_on_gpu
+from tensorir_ladder.harness.commands.show import print_code
+from tensorir_ladder.kernels.codegen import toolchain
 
 TEXT = "check outputs only"
 add_options = add_case_options

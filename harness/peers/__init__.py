@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.peers import call, dlight, metaschedule, tilelang, tilus, triton, triton_tma
-from harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, admit, peer_versions
+from tensorir_ladder.harness.peers import call, dlight, metaschedule, tilelang, tilus, triton, triton_tma
+from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, admit, peer_versions
 
 __all__ = [
     "KINDS",

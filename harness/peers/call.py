@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.measure import Arena
-from harness.peers.entrant import Entrant, PeerKind
-from harness.targets import Machine
-from kernels import describe, matmul
-from schedules.errors import IllegalSchedule
+from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.measure import Arena
+from tensorir_ladder.harness.peers.entrant import Entrant, PeerKind
+from tensorir_ladder.kernels import describe, matmul
+from tensorir_ladder.schedules.errors import IllegalSchedule
 
 NAMES = ("kernels.matmul", "kernels.matmul(any_m=True)")
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
-from harness.measure import Arena
-from harness.records import Peer, Timing
-from harness.targets import Machine
-from harness.verify import verify_launch
+from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.measure import Arena
+from tensorir_ladder.harness.records import Peer, Timing
+from tensorir_ladder.harness.verify import verify_launch
 
 LONGEST_REASON = 300
 

@@ -16,13 +16,13 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
-from harness.build import compile_module
-from harness.measure import Arena
-from harness.peers.entrant import Entrant, PeerFailed, PeerKind, say
-from harness.targets import Machine
-from kernels.codegen.toolchain import compile_cubin, require_compiler
-from schedules.tiling import STATIC_SHARED_BYTES
-from schedules.workloads import Matmul
+from tensorir_ladder.harness.build import compile_module
+from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.measure import Arena
+from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, say
+from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
+from tensorir_ladder.schedules.loops.tiling import STATIC_SHARED_BYTES
+from tensorir_ladder.schedules.workloads import Matmul
 
 BUDGET_S = 90.0  # of one product; a batch that has begun is ended
 TRIALS_AT_ONCE = 32

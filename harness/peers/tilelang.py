@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tvm
 
-from harness.measure import Arena
-from harness.peers.entrant import Entrant, PeerFailed, PeerKind, installed_version
-from harness.targets import Machine
+from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.measure import Arena
+from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, installed_version
 
 
 def enter(_arena: Arena, _machine: Machine) -> list[Entrant]:

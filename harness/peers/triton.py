@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from harness.measure import FINAL, TUNING, Arena, Plan
-from harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, reason, say
-from harness.targets import Machine
-from harness.verify import WrongResult, verify_launch
-from schedules.workloads import Matmul
+from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.measure import FINAL, TUNING, Arena, Plan
+from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, reason, say
+from tensorir_ladder.harness.verify import WrongResult, verify_launch
+from tensorir_ladder.schedules.workloads import Matmul
 
 STAGE_COUNTS = (1, 2, 3, 4, 5)
 BAND_HEIGHT = 8  # blocks of rows whose programs share B's blocks in the L2 cache
@@ -218,7 +218,7 @@ def _times(kernel: Any, arena: Arena, configs: list[BlockConfig], plan: Plan) ->
     return {config: timing.median_ms for config, timing in zip(configs, rounds.timings)}
 
 
-def load_kernel(module: str = "harness.peers.triton_kernel") -> Any:
+def load_kernel(module: str = "tensorir_ladder.harness.peers.triton_kernel") -> Any:
     """The kernel of a module, compiled by Triton at its first launch.
 
     Raises

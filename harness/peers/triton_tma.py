@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.measure import Arena
-from harness.peers.entrant import Entrant, PeerFailed, PeerKind
-from harness.peers.triton import BAND_HEIGHT, BlockConfig, Call, launch, load_kernel, tune
-from harness.targets import Machine
-from schedules.vectorization import dtype_bytes
-from schedules.workloads import Matmul
+from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.measure import Arena
+from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind
+from tensorir_ladder.harness.peers.triton import BAND_HEIGHT, BlockConfig, Call, launch, load_kernel, tune
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.workloads import Matmul
 
 ROW_BYTES = 16  # TMA steps over rows that are multiples of this
 DTYPES = ("float16", "bfloat16")
@@ -94,7 +94,7 @@ def declared_configs(problem: Matmul, most_programs: int) -> list[TmaConfig]:
 
 def load_tma_kernel() -> Any:
     """The kernel, and room in device memory for the descriptors that it makes itself; raises as ``load_kernel``."""
-    kernel = load_kernel("harness.peers.triton_tma_kernel")
+    kernel = load_kernel("tensorir_ladder.harness.peers.triton_tma_kernel")
     import torch
     import triton
 

@@ -1,0 +1,79 @@
+"""Generated CUDA, executed and attacked on the CPU: no GPU, no CUDA toolkit, only a C++ compiler on PATH.
+
+The CUDA text that TVM generates is compiled for the host (:mod:`.source`, :mod:`.ptx`, :mod:`.compiler`) and linked
+with a runtime (``device/``) that runs a block's threads as fibers. :mod:`.launches` reads from the host code what is
+launched with what; :mod:`.execution` does it, and raises :class:`KernelFault` with the line of CUDA text at fault.
+
+What it models
+- Threads, warps, blocks, clusters. A seed draws who goes on at each barrier, and now and then in between: whole warps
+  run ahead as far as barriers let them. Lanes of a warp meet only at instructions that say so.
+- ``__syncthreads``, named barriers, ``__syncwarp``, shuffles, votes, elect (a lane that the seed chooses), cluster
+  barriers; mbarriers with phases, arrivals and bytes, also another block's.
+- Blocks (clusters) that wait for others: one runs until it ends or stands at a flag in global memory, then others begin
+  or go on, as many alive together as the machine has multiprocessors. Flags are words of global memory that ld.acquire,
+  ld.relaxed, st.release, st.relaxed and red.add with gpu or sys scope reach.
+- cp.async and its groups, wgmma and its groups, TMA loads (boxes, swizzles, zeros outside, multicast; bulk loads of
+  bytes in a row) and stores (clipped). Each is done at once, as late as its wait allows (TMA: when nothing else can go
+  on), or at a drawn time, by ``seed % 3``; wgmma then reads its operands that late, too.
+- ldmatrix, stmatrix, mma.sync, wgmma with descriptors, in the layouts of the PTX ISA; TF32 as the hardware cuts it.
+
+What it reports
+- ``race``: bytes of shared memory, both accesses and their lines, where nothing orders them: a vector clock for each
+  thread and for all that runs beside it. It needs no unlucky order: any order of threads that reaches both will do.
+  The same in the global memory that a function's kernels keep for each other (workspaces, sums and flags behind C),
+  between all blocks of a launch: by ordinary loads and stores, flags, bulk loads; a release that is acquired orders.
+- ``missing proxy fence``: wgmma, a bulk store or a bulk load reads what ordinary writes left, and there is no
+  ``fence.proxy.async`` between, by whom ever; ``missing wgmma.fence``; ``register in flight``; ``unawaited``: what is
+  still under way when its thread ends.
+- ``out of bounds`` and ``misaligned`` accesses to global and shared memory; ``deadlock``, with who waits where on what;
+  ``flag left raised`` after the call; ``divergence``; misused ``barrier``, ``mbarrier``, ``cluster``, ``TMA``,
+  ``wgmma`` and ``setmaxnreg``.
+- Registers and shared memory begin as NaN, which reaches the output where it is used.
+
+What it does not
+- Of global memory, A, B and C are not watched: two blocks may write one result unnoticed. Nor are the global memory of
+  cp.async and of TMA by tensor maps. A new launch begins with clean memories of who did what. A flag that is awaited by
+  ordinary loads is waited for without end. Of atomics there is red.add on 32 bits and no other.
+- Shared memory is watched in units of two bytes. An access that the compiler removes, or merges with another, is not
+  seen; an overrun is seen only where it leaves the array's memory (gaps lie between static and between global arrays,
+  none inside dynamic shared memory).
+- Of the memory model: what orders orders completely; scopes and the kinds of fences beside the proxy's are not told
+  apart, and a proxy fence is asked for only where the asynchronous proxy reads what ordinary stores wrote, not where it
+  writes over what ordinary loads have read. Whether the CUDA compiler keeps wgmma's registers where they are is not
+  its business either.
+- Sums are made in float32, one product after another: results differ from a GPU's in their last bits. Speed says
+  nothing.
+
+A clean run says that for this shape and these seeds, indices, layouts, waits and barriers are right as far as the above
+goes. It does not prove other shapes. The layouts themselves (fragments, descriptors, swizzles, boxes and what is beyond
+a tensor's edges) are held to traces of an H200, value by value (:mod:`harness.lab.traces`).
+"""
+
+from tensorir_ladder.emulator.compiler import find_host_compiler
+from tensorir_ladder.emulator.errors import (
+    EmulatorError,
+    KernelFault,
+    NoHostCompiler,
+    UnknownInstruction,
+    UnknownLaunch,
+    UnknownText,
+)
+from tensorir_ladder.emulator.execution import EmulatedProgram
+from tensorir_ladder.emulator.launches import Launch, TensorMap, read_launches
+from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
+
+__all__ = [
+    "EmulatedProgram",
+    "EmulatorBackend",
+    "EmulatorError",
+    "KernelFault",
+    "Launch",
+    "NoHostCompiler",
+    "TensorMap",
+    "UnknownInstruction",
+    "UnknownLaunch",
+    "UnknownText",
+    "emulated",
+    "find_host_compiler",
+    "read_launches",
+]

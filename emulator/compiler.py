@@ -1,0 +1,99 @@
+"""The host's C++ compiler: finding one, and making kernels' C++ text and the runtime into libraries, once each."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tensorir_ladder.emulator.errors import NoHostCompiler, UnknownText
+from tensorir_ladder.kernels.codegen.toolchain import cache_folder
+
+COMPILERS = ("g++", "clang++", "c++")
+DEVICE = Path(__file__).parent / "device"
+RUNTIME_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-strict-aliasing")
+# Hooks of a race detector at every load and store; the detector's own runtime is not linked.
+KERNEL_FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-w", "-fno-strict-aliasing", "-fsanitize=thread")
+
+
+def find_host_compiler() -> str | None:
+    """The C++ compiler on PATH; None where there is none."""
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+def require_host_compiler() -> str:
+    """The same; NoHostCompiler says what to install."""
+    found = find_host_compiler()
+    if found is None:
+        raise NoHostCompiler(
+            f"the emulator needs a C++ compiler, and none of {', '.join(COMPILERS)} is on PATH; install g++"
+        )
+    return found
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+@functools.cache
+def _device_digest() -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(DEVICE.iterdir()))).hexdigest()
+
+
+def kernel_library(text: str) -> Path:
+    """The shared library of a kernel's C++ text and the runtime, from the cache or the compiler."""
+    compiler = require_host_compiler()
+    runtime = _cached(compiler, "runtime.o", (DEVICE / "runtime.cpp").read_text(), (*RUNTIME_FLAGS, "-c"))
+    return _cached(compiler, "kernel.so", text, KERNEL_FLAGS, str(runtime))
+
+
+def _cached(compiler: str, kind: str, text: str, flags: tuple[str, ...], runtime: str = "") -> Path:
+    """A build of ``text``, kept by the digest of all that it depends on."""
+    recipe = json.dumps([text, flags, _version(compiler), _device_digest(), kind])
+    path = cache_folder() / f"{hashlib.sha256(recipe.encode()).hexdigest()}.{kind}"
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        source, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.o"
+        source.write_text(text)
+        _compile([compiler, *flags, "-c", f"-I{DEVICE}", str(source), "-o", str(built)])
+        if runtime:
+            library = Path(folder) / kind
+            _compile([compiler, "-shared", str(built), runtime, "-o", str(library)])
+            built = library
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        shutil.copyfile(built, partial)
+    os.replace(partial, path)
+    return path
+
+
+def _compile(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip()[:500])
+        raise UnknownText(f"{command[0]} refused the kernel's text, which uses something new to the emulator: {first}")
+
+
+def source_lines(library: Path, code: str, places: list[str]) -> dict[str, str]:
+    """Where in the text ``code`` the compiled code at each of ``places`` (hexadecimal) comes from: its outermost line.
+
+    Empty where there is no addr2line, which compilers come with.
+    """
+    tool = shutil.which("addr2line")
+    if tool is None or not places:
+        return {}
+    lines, found = code.splitlines(), {}
+    for place in places:
+        out = subprocess.run([tool, "-i", "-e", str(library), place], capture_output=True, text=True).stdout
+        numbers = [int(number) for number in re.findall(r"kernel\.cu:(\d+)", out)]
+        if numbers:
+            found[place] = f"line {numbers[-1]}: {lines[numbers[-1] - 1].strip()[:160]}"
+    return found

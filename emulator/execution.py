@@ -1,0 +1,165 @@
+"""Running kernels' CUDA text on the CPU: memory, launches, and faults with the line that made them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorir_ladder.emulator.compiler import kernel_library, source_lines
+from tensorir_ladder.emulator.errors import KernelFault
+from tensorir_ladder.emulator.launches import Launch, TensorMap, map_words
+from tensorir_ladder.emulator.source import Parameter, host_text, parameters
+
+COMPLETIONS = ("early", "late", "drawn")
+ALIGNMENT, GAP = 256, 1 << 16
+PLACE = re.compile(r"<code (0x[0-9a-f]+)>")
+
+
+class _Map(ctypes.Structure):
+    _fields_ = (
+        ("base", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("element_bytes", "rank", "swizzle")),
+        *((name, ctypes.c_int64 * 5) for name in ("sizes", "strides", "box")),
+    )
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("kernel", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("grid", ctypes.POINTER(ctypes.c_int)),
+        ("block", ctypes.POINTER(ctypes.c_int)),
+        *((name, ctypes.c_int) for name in ("cluster", "completion", "spurious", "arrays", "watched", "resident")),
+        ("dynamic_bytes", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("bases", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True)
+class EmulatedProgram:
+    """A function's kernels as a function of this machine.
+
+    ``label`` names it in messages; ``cuda`` is their text, ``launches`` what the function launches, ``names`` its
+    parameters in order; behind the arrays of a call stand ``memory``, shapes and dtypes of what the kernels keep
+    between them, where races are looked for. ``resident`` blocks may be alive together.
+    """
+
+    label: str
+    cuda: str
+    launches: tuple[Launch, ...]
+    names: tuple[str, ...]
+    memory: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
+    resident: int = 1
+
+    @cached_property
+    def library(self) -> Path:
+        """The compiled kernels."""
+        return kernel_library(host_text(self.cuda))
+
+    @cached_property
+    def _loaded(self) -> ctypes.CDLL:
+        loaded = ctypes.CDLL(str(self.library))
+        loaded.emu_launch.restype = ctypes.c_char_p
+        return loaded
+
+    @cached_property
+    def _parameters(self) -> dict[str, tuple[Parameter, ...]]:
+        return parameters(self.cuda)
+
+    def __call__(self, *arrays: np.ndarray, seed: int = 0) -> None:
+        """Run on copies of the arrays, and write these back.
+
+        ``seed`` draws the order of threads, and when what runs beside them is done: at once, as late as it may be, or
+        drawn (seeds modulo 3). Raises KernelFault.
+        """
+        memory = _Memory([*arrays, *(_kept(shape, dtype) for shape, dtype in self.memory)])
+        for number, launch in enumerate(self.launches):
+            self._run(launch, memory, seed, number)
+        for array, copy in zip(arrays, memory.views):
+            np.copyto(array, copy)
+        self._check_flags(memory, seed)
+
+    def _check_flags(self, memory: _Memory, seed: int) -> None:
+        """Whole numbers that kernels keep are flags, which the next call must find as this one did: zeros."""
+        for (_, dtype), view in zip(self.memory, memory.views[len(memory.views) - len(self.memory) :]):
+            if np.issubdtype(dtype, np.integer) and view.any():
+                places = np.flatnonzero(view)
+                text = f"{places.size} of {view.size} are not zero after the call, the first of them number {places[0]}"
+                raise KernelFault(self.label, "flag left raised", text, seed)
+
+    def _run(self, launch: Launch, memory: _Memory, seed: int, number: int) -> None:
+        bases = dict(zip(self.names, memory.addresses))
+        kept, pointers = [], (ctypes.c_void_p * max(1, len(launch.arguments)))()
+        for i, (argument, parameter) in enumerate(zip(launch.arguments, self._parameters[launch.kernel])):
+            value = _value(argument, parameter, bases)
+            kept.append(value)
+            pointers[i] = value if isinstance(value, int) else ctypes.addressof(value)
+        described = _Launch(
+            ctypes.cast(self._loaded[f"launch_{launch.kernel}"], ctypes.c_void_p),
+            ctypes.addressof(pointers),
+            (ctypes.c_int * 3)(*launch.grid),
+            (ctypes.c_int * 3)(*launch.block),
+            launch.cluster,
+            seed % len(COMPLETIONS),
+            seed // len(COMPLETIONS) % 2,
+            len(memory.addresses),
+            len(self.memory),
+            self.resident,
+            launch.dynamic_bytes,
+            seed * 1000 + number,
+            ctypes.addressof(memory.bases),
+            ctypes.addressof(memory.sizes),
+        )
+        fault = self._loaded.emu_launch(ctypes.byref(described))
+        if fault:
+            raise self._explained(fault.decode(), seed)
+
+    def _explained(self, fault: str, seed: int) -> KernelFault:
+        kind, text = fault.split("\n", 1)
+        lines = source_lines(self.library, self.cuda, sorted(set(PLACE.findall(text))))
+        return KernelFault(
+            self.label, kind, PLACE.sub(lambda match: lines.get(match.group(1), match.group()), text), seed
+        )
+
+
+def _kept(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory between kernels as it is before the first: numbers are poisoned, flags are down."""
+    return np.zeros(shape, dtype) if np.issubdtype(dtype, np.integer) else np.full(shape, np.nan, dtype)
+
+
+class _Memory:
+    """Device memory: copies of arrays, far from each other, so that what runs past one is in none."""
+
+    def __init__(self, arrays: list[np.ndarray]) -> None:
+        starts, end = [], GAP
+        for array in arrays:
+            starts.append(end)
+            end = -(-(end + array.nbytes + GAP) // ALIGNMENT) * ALIGNMENT
+        self._bytes = np.full(end + ALIGNMENT, 0xFF, np.uint8)
+        start = -self._bytes.ctypes.data % ALIGNMENT
+        self.views = [
+            self._bytes[start + at : start + at + array.nbytes].view(array.dtype).reshape(array.shape)
+            for at, array in zip(starts, arrays)
+        ]
+        for view, array in zip(self.views, arrays):
+            np.copyto(view, array)
+        self.addresses = [self._bytes.ctypes.data + start + at for at in starts]
+        self.bases = (ctypes.c_void_p * len(arrays))(*self.addresses)
+        self.sizes = (ctypes.c_int64 * len(arrays))(*(array.nbytes for array in arrays))
+
+
+def _value(argument: str | TensorMap | int, parameter: Parameter, bases: dict[str, int]) -> Any:
+    """What the launch function finds at an argument's place: an array's address, or where a value lies."""
+    if isinstance(argument, TensorMap):
+        size, rank, swizzle, *extents = map_words(argument)
+        groups = ctypes.c_int64 * 5
+        return _Map(bases[argument.array], size, rank, swizzle, *(groups(*extents[at : at + 5]) for at in (0, 5, 10)))
+    return bases[argument] if isinstance(argument, str) else ctypes.c_int64(argument)

@@ -1,0 +1,240 @@
+"""PTX inside ``asm`` statements, as calls of the runtime: a table of instructions, and what surrounds them.
+
+An ``asm`` statement's text is split into PTX statements. Predicates (``@p``), declared registers and labels become
+C++'s ``if``, variables and labels; an instruction becomes a call of what :data:`INSTRUCTIONS` names for its opcode, its
+operands in their order: ``%n`` as the C++ expression that the statement gives for it, ``{...}`` as a list, ``[a]`` as
+``a``, ``[a, {...}]`` as two, ``_`` as nothing. A new instruction is a line here, and a function of that name in
+``device/``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tensorir_ladder.emulator.errors import UnknownInstruction
+
+SHARED = r"\.shared(?:::cta)?"
+TMA = r"cp\.async\.bulk\.tensor\.(\d)d"
+HINT = r"(?:\.L2::\w+)*"
+# Opcodes, as patterns of the whole, and what is called; \1 is the pattern's first group.
+INSTRUCTIONS = {
+    rf"cp\.async\.c[ag]{SHARED}\.global{HINT}": "emu::cp_async",
+    r"cp\.async\.commit_group": "emu::cp_async_commit",
+    r"cp\.async\.wait_group": "emu::cp_async_wait",
+    r"cp\.async\.wait_all": "emu::cp_async_wait_all",
+    rf"cp\.async\.mbarrier\.arrive\.noinc{SHARED}\.b64": "emu::cp_async_arrive<true>",
+    rf"cp\.async\.mbarrier\.arrive{SHARED}\.b64": "emu::cp_async_arrive<false>",
+    rf"st{SHARED}(?:\.v[24])?\.[bu]32": "emu::st_shared<uint>",
+    rf"st{SHARED}(?:\.v[24])?\.f32": "emu::st_shared<float>",
+    rf"st{SHARED}(?:\.v2)?\.[bu]64": "emu::st_shared<uint64_t>",
+    rf"ld{SHARED}(?:\.v[24])?\.[bu]32": "emu::ld_shared<uint>",
+    rf"ld{SHARED}(?:\.v[24])?\.f32": "emu::ld_shared<float>",
+    r"ld\.shared::cluster(?:\.v[24])?\.[bu]32": "emu::ld_shared<uint>",
+    r"ld\.shared::cluster(?:\.v[24])?\.f32": "emu::ld_shared<float>",
+    r"st\.shared::cluster(?:\.v[24])?\.[bu]32": "emu::st_shared<uint>",
+    r"st\.shared::cluster(?:\.v[24])?\.f32": "emu::st_shared<float>",
+    rf"ldmatrix\.sync\.aligned\.m8n8\.x[124]{SHARED}\.b16": "emu::ldmatrix<false>",
+    rf"ldmatrix\.sync\.aligned\.m8n8\.x[124]\.trans{SHARED}\.b16": "emu::ldmatrix<true>",
+    rf"stmatrix\.sync\.aligned\.m8n8\.x[124]{SHARED}\.b16": "emu::stmatrix<false>",
+    rf"stmatrix\.sync\.aligned\.m8n8\.x[124]\.trans{SHARED}\.b16": "emu::stmatrix<true>",
+    r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32": "emu::mma<emu::F16, 16>",
+    r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32": "emu::mma<emu::BF16, 16>",
+    r"mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32": "emu::mma<emu::TF32, 8>",
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.f16\.f16": r"emu::wgmma<emu::F16, \1>",
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.bf16\.bf16": r"emu::wgmma<emu::BF16, \1>",
+    r"wgmma\.fence\.sync\.aligned": "emu::wgmma_fence",
+    r"wgmma\.commit_group\.sync\.aligned": "emu::wgmma_commit",
+    r"wgmma\.wait_group\.sync\.aligned": "emu::wgmma_wait",
+    r"cvt\.rna\.tf32\.f32": "emu::cvt_rna_tf32",
+    r"cvt\.rn\.f16x2\.f32": "emu::cvt_f16x2",
+    r"cvt\.rn\.bf16x2\.f32": "emu::cvt_bf16x2",
+    r"selp\.[bsuf](?:32|64)": "emu::selp",
+    r"st\.global\.[bu]32": "emu::st_global<uint>",
+    r"red\.release\.(?:gpu|sys)\.global\.add\.[us]32": "emu::red_add<true>",
+    r"red\.relaxed\.(?:gpu|sys)\.global\.add\.[us]32": "emu::red_add<false>",
+    r"st\.release\.(?:gpu|sys)\.global\.[bus]32": "emu::st_flag<true>",
+    r"st\.relaxed\.(?:gpu|sys)\.global\.[bus]32": "emu::st_flag<false>",
+    r"ld\.acquire\.(?:gpu|sys)\.global\.[bus]32": "emu::ld_flag<true>",
+    r"ld\.relaxed\.(?:gpu|sys)\.global\.[bus]32": "emu::ld_flag<false>",
+    r"mov\.[bsu](?:32|64)": "emu::mov",
+    r"setp\.(\w\w)\.[bsu](?:32|64)": r"emu::setp_\1",
+    r"fence\.proxy\.async(?:\.shared::c\w+|\.global)?": "emu::fence_proxy",
+    r"fence\.mbarrier_init\.release\.cluster": "emu::fence_proxy",
+    rf"mbarrier\.init{SHARED}\.b64": "emu::mbarrier_init",
+    rf"mbarrier\.inval{SHARED}\.b64": "emu::mbarrier_invalidate",
+    r"mbarrier\.arrive(?:\.release\.c\w+)?\.shared(?:::c\w+)?\.b64": "emu::mbarrier_arrive",
+    r"mbarrier\.arrive\.expect_tx(?:\.release\.c\w+)?\.shared(?:::c\w+)?\.b64": "emu::mbarrier_arrive_expect",
+    r"mbarrier\.expect_tx(?:\.relaxed\.c\w+)?\.shared(?:::c\w+)?\.b64": "emu::mbarrier_expect",
+    rf"mbarrier\.try_wait\.parity(?:\.acquire\.c\w+)?{SHARED}\.b64": "emu::mbarrier_try_wait",
+    rf"mbarrier\.test_wait\.parity(?:\.acquire\.c\w+)?{SHARED}\.b64": "emu::mbarrier_test_wait",
+    r"mapa(?:\.shared::cluster)?\.u32": "emu::mapa",
+    rf"{TMA}\.shared::c\w+\.global(?:\.tile)?\.mbarrier::complete_tx::bytes": r"emu::tma_load<\1>",
+    rf"{TMA}\.shared::cluster\.global(?:\.tile)?\.mbarrier::complete_tx::bytes\.multicast::cluster": (
+        r"emu::tma_load_multicast<\1>"
+    ),
+    rf"{TMA}\.global\.shared::cta(?:\.tile)?\.bulk_group": r"emu::tma_store<\1>",
+    r"cp\.reduce\.async\.bulk\.tensor\.(\d)d\.global\.shared::cta\.add(?:\.tile)?\.bulk_group": (
+        r"emu::tma_store<\1, true>"
+    ),
+    r"cp\.async\.bulk\.shared::c\w+\.global\.mbarrier::complete_tx::bytes": "emu::bulk_load",
+    r"cp\.async\.bulk\.commit_group": "emu::bulk_commit",
+    r"cp\.async\.bulk\.wait_group": "emu::bulk_wait<false>",
+    r"cp\.async\.bulk\.wait_group\.read": "emu::bulk_wait<true>",
+    r"prefetch(?:u)?\.[\w.:]+": "emu::nothing",
+    r"griddepcontrol\.\w+": "emu::nothing",
+    r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32": "emu::change_registers",
+    r"elect\.sync": "emu::elect",
+    r"(?:bar|barrier\.cta)\.sync(?:\.aligned)?": "emu::bar_sync",
+    r"barrier\.sync(?:\.aligned)?": "emu::bar_sync",
+    r"(?:bar|barrier)(?:\.cta)?\.arrive(?:\.aligned)?": "emu::bar_arrive",
+    r"bar\.warp\.sync": "emu::sync_warp",
+    r"barrier\.cluster\.arrive(?:\.release)?(?:\.aligned)?": "emu::cluster_arrive",
+    r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?": "emu::cluster_wait",
+}
+SPECIAL_REGISTERS = {
+    "%cluster_ctarank": "emu::cluster_rank()",
+    "%globaltimer": "emu::global_timer()",
+    "%laneid": "emu::lane()",
+}
+REGISTER_TYPES = {"pred": "bool", "b32": "uint", "u32": "uint", "s32": "int", "b64": "uint64_t", "u64": "uint64_t"}
+LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+@dataclass
+class _Asm:
+    """One statement: PTX, and the C++ expressions of its operands, outputs first."""
+
+    text: str
+    operands: list[str]
+    outputs: int
+    declared: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+
+    def operand(self, text: str) -> str:
+        """A PTX operand as C++."""
+        text = text.strip()
+        if text.startswith("{"):
+            items = _split(text[1:-1], ",")
+            numbers = [int(item.strip()[1:]) for item in items if re.fullmatch(r"\s*%\d+\s*", item)]
+            maker = "outs" if numbers and len(numbers) == len(items) and max(numbers) < self.outputs else "values"
+            return f"emu::{maker}({', '.join(self.operand(item) for item in items)})"
+        if text.startswith("["):
+            return ", ".join(self.operand(part) for part in _split(text[1:-1], ","))
+        if match := re.fullmatch(r"%(\d+)", text):
+            return f"({self.operands[int(match.group(1))]})"
+        if text in SPECIAL_REGISTERS:
+            return SPECIAL_REGISTERS[text]
+        return text.removeprefix("%")
+
+    def instruction(self, text: str) -> str:
+        """A PTX instruction as a C++ statement."""
+        opcode, _, rest = text.partition(" ")
+        if opcode.startswith("bra"):
+            return f"goto {rest.strip()};"
+        called = next((m.expand(name) for p, name in INSTRUCTIONS.items() if (m := re.fullmatch(p, opcode))), None)
+        if called is None:
+            raise UnknownInstruction(f"the emulator has no {opcode}; add it to INSTRUCTIONS in harness/emulator/ptx.py")
+        operands = [part.strip().rpartition("_|")[2] for part in _split(rest, ",")] if rest.strip() else []
+        # In an accumulating instruction the same registers are written and read: written as d, read as c.
+        arguments = [self.operand(part) for part in operands if part != "_"]
+        if called.startswith("emu::mma<"):
+            arguments[-1] = arguments[-1].replace("emu::outs", "emu::values")
+        return f"{called}({', '.join(arguments)});"
+
+    def statements(self) -> Iterator[str]:
+        """The C++ statements; declarations and labels are collected on the way."""
+        for statement in _ptx_statements(self.text):
+            label = re.fullmatch(r"(\w+):", statement)
+            declaration = re.fullmatch(r"\.reg\s+\.(\w+)\s+(.*)", statement)
+            guard = re.fullmatch(r"@(!?)%?(\w+)\s+(.*)", statement)
+            if label:
+                self.labels.append(label.group(1))
+                yield f"{statement};"
+            elif declaration:
+                names = [name.strip().removeprefix("%") for name in declaration.group(2).split(",")]
+                self.declared.append(f"{REGISTER_TYPES[declaration.group(1)]} {' = 0, '.join(names)} = 0;")
+            elif guard:
+                yield f"if ({guard.group(1)}{guard.group(2)}) {self.instruction(guard.group(3))}"
+            else:
+                yield self.instruction(statement)
+
+    def cpp(self) -> str:
+        """The whole as one C++ block."""
+        body = " ".join(self.statements())
+        labels = f"__label__ {', '.join(self.labels)}; " if self.labels else ""
+        return f"{{ {labels}{' '.join(self.declared)} {body} }}"
+
+
+def translate_asm(text: str) -> str:
+    """CUDA text with every ``asm`` statement replaced by C++ that calls the runtime; lines stay where they are.
+
+    Raises UnknownInstruction, which names the opcode.
+    """
+    pieces, end = [], 0
+    for match in re.finditer(r"\b(?:__asm__|asm)\b\s*(?:__volatile__|volatile)?\s*\(", text):
+        if match.start() < end:
+            continue
+        close = _closing(text, match.end() - 1)
+        statement = text[match.end() : close]
+        pieces += [text[end : match.start()], _parse(statement).cpp(), "\n" * statement.count("\n")]
+        end = text.index(";", close) + 1
+    return "".join([*pieces, text[end:]])
+
+
+def _parse(statement: str) -> _Asm:
+    template, *sections = _split(statement, ":")
+    ptx = "".join(LITERAL.findall(template)).encode().decode("unicode_escape").replace("%%", "%")
+    found = [[_expression(part) for part in _split(section, ",") if part.strip()] for section in sections[:2]]
+    outputs, inputs = (*found, [], [])[:2]
+    return _Asm(ptx, [*outputs, *inputs], len(outputs))
+
+
+def _expression(operand: str) -> str:
+    """The C++ expression of ``"r"(expression)``."""
+    opening = operand.index("(", LITERAL.search(operand).end())
+    return operand[opening + 1 : _closing(operand, opening)]
+
+
+def _ptx_statements(text: str) -> Iterator[str]:
+    """Statements and labels, without the braces of scopes."""
+    for line in re.split(r"[;\n]", re.sub(r"//[^\n]*", "", text)):
+        statement = line.strip()
+        while match := re.match(r"(?:\{(?!\s*%)|(\w+):(?!:))\s*", statement):
+            if match.group(1):
+                yield f"{match.group(1)}:"
+            statement = statement[match.end() :]
+        if statement.strip("} "):
+            yield re.sub(r"\s+", " ", statement)
+
+
+def _closing(text: str, opening: int) -> int:
+    """Where the parenthesis at ``opening`` is closed, strings left out."""
+    depth, at = 0, opening
+    while True:
+        if text[at] == '"':
+            at = LITERAL.match(text, at).end()
+            continue
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if not depth:
+            return at
+        at += 1
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Split at separators outside strings, brackets and ``::``."""
+    parts, depth, start, at = [], 0, 0, 0
+    while at < len(text):
+        if text[at] == '"':
+            at = LITERAL.match(text, at).end()
+            continue
+        if text.startswith("::", at) and separator == ":" and depth:
+            at += 2
+            continue
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(text[at], 0)
+        if text[at] == separator and not depth:
+            parts.append(text[start:at])
+            start = at + 1
+        at += 1
+    return [*parts, text[start:]]

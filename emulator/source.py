@@ -1,0 +1,97 @@
+"""Generated CUDA text, made ready for a C++ compiler: what is CUDA's own in its syntax is replaced, line by line.
+
+Lines keep their numbers, so that a place in the compiled code is a line of the CUDA text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tensorir_ladder.emulator.errors import UnknownText
+from tensorir_ladder.emulator.ptx import translate_asm
+
+PREAMBLE_END = "#define ushort unsigned short\n#endif\n"
+KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^;{]*)\) (?=\{)')
+KERNEL_FILE = "kernel.cu"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A kernel's parameter: its C++ type and its name."""
+
+    type: str
+    name: str
+
+
+def parameters(cuda: str) -> dict[str, tuple[Parameter, ...]]:
+    """Each kernel's parameters, by its name."""
+    return {
+        match.group(1): tuple(_parameter(text) for text in match.group(2).split(",") if text.strip())
+        for match in KERNEL.finditer(cuda)
+    }
+
+
+def host_text(cuda: str) -> str:
+    """C++ text of all kernels, each with a function ``launch_NAME(void** arguments)``.
+
+    Raises UnknownText where the text does not begin as TVM's does, and what :func:`translate_asm` raises.
+    """
+    start = cuda.find(PREAMBLE_END)
+    if start < 0:
+        raise UnknownText("the CUDA text does not begin with TVM's preamble; the emulator runs what TVM generates")
+    start += len(PREAMBLE_END)
+    text = "\n" * cuda[:start].count("\n") + translate_asm(cuda[start:])
+    for change in (_static_arrays, _dynamic_array, _poisoned_registers, _kernels_beginning):
+        text = change(text)
+    launches = "\n".join(_launch(name, found) for name, found in parameters(cuda).items())
+    return f'#include "kernel.h"\n#line 1 "{KERNEL_FILE}"\n{text}\n#line 1 "launches"\n{launches}\n'
+
+
+def _parameter(text: str) -> Parameter:
+    words = re.sub(r"\b(?:const|__restrict__|__grid_constant__)\b", " ", text).replace("*", " * ").split()
+    return Parameter(" ".join(words[:-1]), words[-1])
+
+
+def _static_arrays(text: str) -> str:
+    count = 0
+
+    def number(match: re.Match[str]) -> str:
+        """The declaration, as a reference to the block's array of that number."""
+        nonlocal count
+        count += 1
+        align, dtype, name, extent = match.groups()
+        return f"{dtype} (&{name})[{extent}] = emu::shared<{dtype}, {extent}>({count - 1}, {align});"
+
+    return re.sub(r"__shared__ alignas\((\d+)\) (\w+) (\w+)\[(\d+)\];", number, text)
+
+
+def _dynamic_array(text: str) -> str:
+    declaration = r"extern __shared__ __align__\(\d+\) (\w+) (\w+)\[\];"
+    return re.sub(declaration, r"\1* \2 = (\1*)emu::dynamic_shared();", text)
+
+
+def _poisoned_registers(text: str) -> str:
+    """Fill a thread's arrays with ones, which are NaN in every floating-point type."""
+    declaration = r"^( *)(alignas\(\d+\) \w+ (\w+)\[\d+\];)"
+    return re.sub(declaration, r"\1\2 __builtin_memset(\3, 0xff, sizeof \3);", text, flags=re.M)
+
+
+def _kernels_beginning(text: str) -> str:
+    """Give each kernel its thread's indices, and its static arrays, which lie before the dynamic one."""
+    indices = "const emu::Index threadIdx = emu::thread_index(), blockIdx = emu::block_index();"
+    ends = [match.end() for match in KERNEL.finditer(text)]
+    pieces = [text[: ends[0]]] if ends else [text]
+    for start, end in zip(ends, [*ends[1:], len(text)]):
+        arrays = re.findall(r"emu::shared<.*?\);", text[start:end])
+        pieces.append(f"{{ {' '.join([indices, *arrays])}{text[start + 1 : end]}")
+    return "".join(pieces)
+
+
+def _launch(name: str, found: tuple[Parameter, ...]) -> str:
+    arguments = ", ".join(
+        f"({p.type})arguments[{i}]" if p.type.endswith("*") else f"*({p.type}*)arguments[{i}]"
+        for i, p in enumerate(found)
+    )
+    uninstrumented = '__attribute__((no_sanitize("thread")))'
+    return f'extern "C" {uninstrumented} void launch_{name}(void** arguments) {{ {name}({arguments}); }}'

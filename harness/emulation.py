@@ -1,0 +1,48 @@
+"""The emulator as a place to run kernels, beside the GPU and LLVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tensorir_ladder.emulator.execution import EmulatedProgram
+from tensorir_ladder.emulator.launches import read_launches
+from tensorir_ladder.harness.build import SMS_UNKNOWN, Lowered
+from tensorir_ladder.harness.execution import NumpyArrays, numpy_dtype
+from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
+
+
+class EmulatorBackend(NumpyArrays):
+    """The generated CUDA on the CPU; see :mod:`emulator`. Each call of a kernel takes the next seed."""
+
+    name = "emulator"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def load(self, kernel: Lowered) -> Callable[..., None]:
+        """See :class:`harness.execution.Backend`; calls raise KernelFault."""
+        program, calls = emulated(kernel), 0
+
+        def call(*arrays: np.ndarray) -> None:
+            """Run in the order of the next seed."""
+            nonlocal calls
+            program(*arrays, seed=self.seed + calls)
+            calls += 1
+
+        return call
+
+
+def emulated(lowered: Lowered) -> EmulatedProgram:
+    """A lowered function as a function of this machine.
+
+    Raises
+    ------
+    UnknownLaunch : for launches that depend on what is known at run time.
+    """
+    function = pass_workspaces(lowered.mod)["main"]
+    names = tuple(str(parameter.name) for parameter in function.params)
+    memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in lowered.workspaces)
+    resident = lowered.machine.sms or SMS_UNKNOWN
+    return EmulatedProgram(lowered.label, lowered.cuda, tuple(read_launches(lowered.host)), names, memory, resident)

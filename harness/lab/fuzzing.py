@@ -1,0 +1,258 @@
+"""Fuzzing: products, steps and configurations drawn at random, each right or refused with a reason.
+
+A *slot* has a step's variant, and a number of runs. Cases are drawn until one is not refused, each refusal taking one
+run; that case has what is left, each run on other data and in another order of threads. All of a slot follows from the
+seed and its number, so that slots can be run in any order, and one of them again.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
+
+from tensorir_ladder.emulator import EmulatorBackend, KernelFault
+from tensorir_ladder.harness.build import Case, Kernel, UnsupportedCase, compiled, lower
+from tensorir_ladder.harness.execution import Backend, GpuBackend, gpu_machine
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
+from tensorir_ladder.harness.verify import WrongResult, check_output
+from tensorir_ladder.harness.workers import Tell
+from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.loops.tiling import BlockTile
+from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
+from tensorir_ladder.steps.registry import Step, find_steps
+
+Choose = Callable[[Sequence[Any]], Any]
+REFUSALS = (IllegalSchedule, UnsupportedCase)
+STAGES = range(1, 7)
+MULTIPROCESSORS = (2, 2, 3, 3, 4, 5, 6, 8)  # a cluster needs two; with few, tiles make several waves
+# What columns and reductions are multiples of. TMA refuses rows that are no multiples of 16 bytes.
+GRAINS, EXPLICIT_GRAINS = (1, 1, 1, 2, 4, 8), (1, *[8] * 9)
+EMULATED_DEPTH, EMULATED_WORK = 1600, 30_000_000  # multiply-adds: a run well under a second
+
+
+@dataclass(frozen=True)
+class SmallMachine(Machine):
+    """A machine with as many multiprocessors as one likes, so that small products fill it several times."""
+
+    multiprocessors: int = 1
+
+    @property
+    def sms(self) -> int:
+        """Multiprocessors."""
+        return self.multiprocessors
+
+    @classmethod
+    def of(cls, machine: Machine, multiprocessors: int) -> SmallMachine:
+        """Another machine with so many."""
+        limits = {part.name: getattr(machine, part.name) for part in fields(Machine)}
+        return cls(**limits, multiprocessors=multiprocessors)
+
+
+class Place(Protocol):
+    """Where drawn cases are run, and so how large they are."""
+
+    name: str
+
+    def machine(self, choose: Choose) -> Machine:
+        """The machine that a case is built for."""
+
+    def largest(self, step: Step, tile: BlockTile, m: int = 1, n: int = 1) -> tuple[int, int, int]:
+        """The largest m, n and k; k of a product of that m and n."""
+
+    def load(self, kernel: Kernel, seed: int) -> tuple[Backend, Callable[..., Any]]:
+        """Where a kernel's arrays are made, and the kernel as a function of them."""
+
+
+class OnEmulator:
+    """See :class:`Place`. Products of a few tiles, for machines of a few multiprocessors."""
+
+    name = "emulator"
+
+    def machine(self, choose: Choose) -> Machine:
+        """See :class:`Place`."""
+        return SmallMachine.of(machine_for(DEFAULT_ARCH), choose(MULTIPROCESSORS))
+
+    def largest(self, step: Step, tile: BlockTile, m: int = 1, n: int = 1) -> tuple[int, int, int]:
+        """See :class:`Place`."""
+        if not step.explicit:
+            return 96, 96, 128
+        outputs = -(-m // tile.block_m) * -(-n // tile.block_n) * tile.block_m * tile.block_n
+        return 3 * tile.block_m, 2 * tile.block_n, max(tile.block_k, min(EMULATED_DEPTH, EMULATED_WORK // outputs))
+
+    def load(self, kernel: Kernel, seed: int) -> tuple[Backend, Callable[..., Any]]:
+        """See :class:`Place`."""
+        backend = EmulatorBackend(seed)
+        return backend, backend.load(kernel)
+
+
+class OnGpu:
+    """See :class:`Place`. Products up to 2000 rows and columns, and reductions up to 8000."""
+
+    name = "gpu"
+
+    def machine(self, _choose: Choose) -> Machine:
+        """See :class:`Place`."""
+        return gpu_machine()
+
+    def largest(self, _step: Step, _tile: BlockTile, m: int = 1, n: int = 1) -> tuple[int, int, int]:
+        """See :class:`Place`."""
+        return 2000, 2000, 8000
+
+    def load(self, kernel: Kernel, _seed: int) -> tuple[Backend, Callable[..., Any]]:
+        """See :class:`Place`."""
+        backend = GpuBackend()
+        return backend, backend.load(compiled(kernel, toolchain.require_compiler()))
+
+
+PLACES = {place.name: place for place in (OnEmulator(), OnGpu())}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Runs of one case of a step's variant: ``number`` of those that ``seed`` draws from ``steps``."""
+
+    seed: int
+    number: int
+    runs: int
+    steps: tuple[int, ...]
+    on: str = "emulator"
+
+    @property
+    def kind(self) -> tuple[int, str]:
+        """The slot's step and variant: slots take all of them in turn, in a drawn order."""
+        steps = find_steps()
+        kinds = [(number, variant) for number in self.steps for variant in steps[number].variants]
+        random.Random(self.seed).shuffle(kinds)
+        return kinds[self.number % len(kinds)]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A run that is not right: ``what`` is wrong, fault, crashed or hung; ``size`` is m · n · k, 0 if unknown."""
+
+    what: str
+    case: str
+    text: str
+    size: int = 0
+
+
+@dataclass
+class Outcome:
+    """What became of a slot: runs that were right, refusals' reasons, and at most one bad run, which is its last."""
+
+    number: int
+    step: int
+    variant: str
+    case: str = ""
+    right: int = 0
+    refused: list[str] = field(default_factory=list)
+    bad: list[Bad] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def draw_case(choose: Choose, step: Step, variant: str, place: Place) -> Case:
+    """A case of a step's variant, of which every other part is chosen by ``choose(choices)``."""
+    tiles = (step.tiles.default, *step.tiles.tuning)
+    # Of small tiles, more often: products have several of them, and reductions many k tiles.
+    tile = choose((*tiles, *[tile for tile in tiles if tile.block_m == 64] * 2) if step.explicit else tiles)
+    rows, columns, _ = place.largest(step, tile)
+    m, n = choose(range(1, rows + 1)), _multiple(choose, step, columns)
+    depth = place.largest(step, tile, m, n)[2]
+    k = _multiple(choose, step, depth, depth * 3 // 4 if step.explicit and choose((False, True)) else 0)
+    problem = Matmul(m, n, k, choose(step.dtypes(variant)), choose(LAYOUTS))
+    return Case(step, problem, variant, tile, place.machine(choose), choose(STAGES), "given")
+
+
+def _multiple(choose: Choose, step: Step, largest: int, above: int = 0) -> int:
+    grain = choose(EXPLICIT_GRAINS if step.explicit else GRAINS)
+    return grain * choose(range(above // grain + 1, largest // grain + 1))
+
+
+def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: Outcome) -> None:
+    """Run a case once for each seed, which draws data and the order of threads, and note what becomes of it.
+
+    Odd seeds draw small whole numbers, whose product must be exact.
+    """
+    try:
+        kernel = lower(case)
+    except REFUSALS as refusal:
+        outcome.refused.append(_reason(refusal))
+        return
+    backend, run = place.load(kernel, seeds[0])
+    for seed in seeds:
+        try:
+            _run_once(case, backend, run, seed)
+        except (KernelFault, WrongResult) as found:
+            what = "fault" if isinstance(found, KernelFault) else "wrong"
+            size = case.problem.m * case.problem.n * case.problem.k
+            outcome.bad.append(Bad(what, describe(case), f"seed {seed}: {found}", size))
+            return
+        outcome.right += 1
+
+
+def _run_once(case: Case, backend: Backend, run: Callable[..., Any], seed: int) -> None:
+    problem, exact = case.problem, bool(seed % 2)
+    make = backend.integers if exact else backend.normal
+    a = make(seed, (problem.m, problem.k), problem.dtype)
+    b = make(seed + 1000, problem.b_shape, problem.dtype)
+    output = backend.poisoned((problem.m, problem.n), problem.out_dtype)
+    run(a, b, output)
+    check_output(problem, backend, output, backend.reference(problem, a, b), exact=exact, math=case.math)
+
+
+def _reason(refusal: Exception) -> str:
+    """What all refusals for one reason have in common."""
+    return re.sub(r"\d+(x\d+)*", "N", getattr(refusal, "problem", str(refusal)).split(";")[0])
+
+
+def describe(case: Case) -> str:
+    """A case in words, with all that was drawn."""
+    return f"{case} {case.problem.layout}, {case.stages} stages asked for, {case.machine.sms} multiprocessors"
+
+
+def run_slot(slot: Slot, tell: Tell) -> Outcome:
+    """Draw a slot's case and run it; ``tell`` is given each case in words before it is built."""
+    started, (number, variant) = time.monotonic(), slot.kind
+    outcome, place, step = Outcome(slot.number, number, variant), PLACES[slot.on], find_steps()[number]
+    while not outcome.right and not outcome.bad and len(outcome.refused) < slot.runs:
+        generator = random.Random(f"{slot.seed} {slot.number} {len(outcome.refused)}")
+        case = draw_case(generator.choice, step, variant, place)
+        outcome.case = describe(case)
+        tell(outcome.case)
+        first = generator.randrange(1 << 20) * 1000
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # more stages than k tiles, rows copied in front: not what is looked for
+            run_case(case, place, range(first, first + slot.runs - len(outcome.refused)), outcome)
+    outcome.seconds = round(time.monotonic() - started, 3)
+    return outcome
+
+
+def summed_up(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Counts of all slots and of each step's: runs executed and refused, with the reasons', and what was bad."""
+
+    def counts(some: Sequence[Outcome]) -> dict[str, Any]:
+        """Of these slots."""
+        bad = [found.what for outcome in some for found in outcome.bad]
+        reasons = Counter(reason for outcome in some for reason in outcome.refused)
+        return {
+            "kernels": sum(bool(outcome.right or outcome.bad) for outcome in some),
+            "executed": sum(outcome.right for outcome in some) + len(bad),
+            "right": sum(outcome.right for outcome in some),
+            **{what: bad.count(what) for what in ("wrong", "fault", "crashed", "hung")},
+            "refused": sum(reasons.values()),
+            "reasons": dict(reasons.most_common()),
+        }
+
+    by_step = {step: [outcome for outcome in outcomes if outcome.step == step] for step in _steps_of(outcomes)}
+    return counts(outcomes) | {"steps": {str(step): counts(some) for step, some in by_step.items()}}
+
+
+def _steps_of(outcomes: Sequence[Outcome]) -> list[int]:
+    return sorted({outcome.step for outcome in outcomes})

@@ -1,0 +1,30 @@
+"""``python -m harness.lab.sanitizer.launch FOLDER``: run one prepared kernel on the GPU, once, and say what came out.
+
+A process of its own: a kernel that faults spoils its process for others, and one that hangs has to be killed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tensorir_ladder.harness.lab.sanitizer.preparation import Prepared
+from tensorir_ladder.torch_ops.driver import DriverError
+
+SEED = 0
+RIGHT, WRONG, STOPPED = "the output is right", "elements of the output are wrong", "the GPU stopped the kernel"
+
+
+def launched(prepared: Prepared) -> str:
+    """Run the kernel; one line that says how that went."""
+    arrays, program = prepared.subject.arrays(SEED), prepared.on_gpu()
+    try:
+        program(*arrays)
+    except DriverError as error:
+        return f"{STOPPED}: {error}"
+    wrong = prepared.subject.wrong_elements(*arrays)
+    return f"{wrong} of {arrays[-1].size} {WRONG}" if wrong else RIGHT
+
+
+if __name__ == "__main__":
+    print(launched(Prepared(Path(sys.argv[1]))), flush=True)

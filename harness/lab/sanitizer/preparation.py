@@ -1,0 +1,129 @@
+"""What needs no GPU: cubins, and what the emulator says, each kernel in a folder of its own."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import pickle
+import re
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+
+from tensorir_ladder import emulator
+from tensorir_ladder.harness.lab.gpu_program import GpuProgram
+from tensorir_ladder.harness.lab.sanitizer.subjects import Finding, Subject, emulated_finding
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
+
+ARCH = "sm_90a"
+MANIFEST = "kernels.json"
+
+
+class NotPrepared(RuntimeError):
+    """A folder that holds no prepared kernels, or a module that names none."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The folder of one kernel."""
+
+    folder: Path
+
+    @cached_property
+    def subject(self) -> Subject:
+        """The kernel and its data."""
+        return pickle.loads((self.folder / "subject.pickle").read_bytes())
+
+    @cached_property
+    def emulator(self) -> Finding:
+        """What the emulator says."""
+        return Finding(**json.loads((self.folder / "emulator.json").read_text(encoding="utf-8"))["finding"])
+
+    @property
+    def digest(self) -> str:
+        """Of the kernel's cubin, which what tools said is of."""
+        return hashlib.sha256(self._cubin.read_bytes()).hexdigest()
+
+    @property
+    def _cubin(self) -> Path:
+        return self.folder / "kernel.cubin"
+
+    def on_gpu(self) -> GpuProgram:
+        """The kernel as a function of the GPU."""
+        return GpuProgram(self.subject.program, self._cubin.read_bytes())
+
+    def is_of(self, subject: Subject, cubin: bytes) -> bool:
+        """Whether all is there, of this kernel and this emulator."""
+        said = self.folder / "emulator.json"
+        if not said.exists() or not self._cubin.exists() or self._cubin.read_bytes() != cubin:
+            return False
+        return json.loads(said.read_text(encoding="utf-8"))["of"] == digest_of(subject)
+
+    def write(self, subject: Subject, cubin: bytes) -> None:
+        """Ask the emulator, and keep everything; what it says comes last, for what is interrupted is not done."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "emulator.json").unlink(missing_ok=True)
+        (self.folder / "subject.pickle").write_bytes(pickle.dumps(subject))
+        self._cubin.write_bytes(cubin)
+        found = {"name": subject.name, "of": digest_of(subject), "finding": asdict(emulated_finding(subject))}
+        (self.folder / "emulator.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def digest_of(subject: Subject) -> str:
+    """Of a kernel and of the emulator: what the emulator says depends on both."""
+    return hashlib.sha256(repr(subject).encode() + _emulator_sources()).hexdigest()
+
+
+@functools.cache
+def _emulator_sources() -> bytes:
+    folder = Path(emulator.__file__).parent
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".h", ".cpp"))
+
+
+def folder_name(name: str) -> str:
+    """A kernel's name as a folder's."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def prepare_one(source: str, name: str, folder: Path, compiler: Compiler) -> Prepared:
+    """Prepare the kernel ``subject(name)`` of the module ``source``, unless it is."""
+    subject = import_module(source).subject(name)
+    cubin = compile_cubin(subject.program.cuda, ARCH, compiler).data
+    prepared = Prepared(folder / folder_name(name))
+    if not prepared.is_of(subject, cubin):
+        prepared.write(subject, cubin)
+    return Prepared(prepared.folder)
+
+
+def subject_names(source: str) -> list[str]:
+    """The kernels that a module names; NotPrepared for a module that does not."""
+    try:
+        return import_module(source).subject_names()
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise NotPrepared(f"{source} names no kernels ({error}); run in the project's root, where tests/ is") from error
+
+
+def prepare(source: str, folder: Path, compiler: Compiler, jobs: int) -> Iterator[Prepared]:
+    """Prepare all kernels that the module ``source`` names, so many at a time, in the order in which they are done."""
+    names = subject_names(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Processes of their own from the start: a copy of this one would have TVM's threads without their locks' owners.
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        tasks = [pool.submit(prepare_one, source, name, folder, compiler) for name in names]
+        for task in as_completed(tasks):
+            yield task.result()
+    (folder / MANIFEST).write_text(json.dumps([folder_name(name) for name in names], indent=1) + "\n")
+
+
+def prepared_kernels(folder: Path) -> list[Prepared]:
+    """The kernels of a folder that is prepared; NotPrepared for another."""
+    try:
+        names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise NotPrepared(f"{folder} holds no prepared kernels; python -m harness sanitize --prepare first") from error
+    return [Prepared(folder / name) for name in names]

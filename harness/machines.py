@@ -1,0 +1,130 @@
+"""The GPUs this project knows, as data. Nothing else in the project knows a GPU's name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm.target import Target
+
+from tensorir_ladder.harness.models.rate_files import Rates, rates_of
+
+
+class UnknownTarget(ValueError):
+    """An architecture that is not in the table."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one architecture offers. Limits are the architecture's (CUDA C++ programming guide, compute
+    capabilities); rates are those measured on the GPU named (``harness/rates/``), None where none were.
+    """
+
+    arch: str
+    gpu: str | None
+    smem_per_block_bytes: int
+    smem_per_sm_bytes: int
+    threads_per_sm: int
+    blocks_per_sm: int
+    registers_per_sm: int = 65536
+    threads_per_block: int = 1024
+    warp_size: int = 32
+    has_cp_async: bool = True
+
+    @property
+    def rates(self) -> Rates | None:
+        """What was measured on the GPU named; None where nothing was, BadRates where the file is not whole."""
+        return rates_of(self.arch, self.gpu)
+
+    @property
+    def sms(self) -> int | None:
+        """Multiprocessors."""
+        return self.rates and self.rates.sms
+
+    @property
+    def fp32_gflops(self) -> float | None:
+        """float32 peak, a multiply-add counted as two operations."""
+        return self.rates and self.rates.fp32_gflops
+
+    @property
+    def bandwidth_gb_s(self) -> float | None:
+        """Device memory: bytes read and written by a copy."""
+        return self.rates and self.rates.copy_gb_s
+
+    @property
+    def dram_latency_ns(self) -> float | None:
+        """Device memory: one load that waits for the one before."""
+        return self.rates and self.rates.dram_latency_ns
+
+    def target(self) -> Target:
+        """The TVM target with this machine's limits, so that a schedule can be checked against it."""
+        return Target(
+            {
+                "kind": "cuda",
+                "arch": self.arch,
+                "max_threads_per_block": self.threads_per_block,
+                "max_shared_memory_per_block": self.smem_per_block_bytes,
+                "thread_warp_size": self.warp_size,
+                "registers_per_block": self.registers_per_sm,
+            }
+        )
+
+    def of_gpu(self, name: str) -> Machine:
+        """This machine with the rates of the GPU of that name; without rates where none were measured on it.
+
+        Two GPUs of one architecture share its limits, not its multiprocessors, clocks and memory.
+        """
+        return self if name == self.gpu else replace(self, gpu=name)
+
+    def blocks_resident(self, threads: int, registers: int, smem_bytes: int) -> tuple[int, str]:
+        """How many blocks of one kernel an SM holds at once, and what limits it.
+
+        Registers are allocated per warp in units of 256, shared memory in units of 128 bytes with 1 KiB
+        a block reserved by the system from sm_80 on (CUDA's occupancy calculator).
+        """
+        warps = -(-threads // self.warp_size)
+        registers_per_warp = -(-registers * self.warp_size // 256) * 256
+        reserved = 1024 if self.has_cp_async else 0
+        smem = -(-(smem_bytes + reserved) // 128) * 128
+        limits = {
+            "threads": self.threads_per_sm // (warps * self.warp_size),
+            "registers": (self.registers_per_sm // registers_per_warp // 4 * 4) // warps if registers else 10**6,
+            "shared memory": self.smem_per_sm_bytes // smem if smem else 10**6,
+            "blocks": self.blocks_per_sm,
+        }
+        limit = min(limits, key=lambda name: limits[name])
+        return limits[limit], limit
+
+
+def _machine(arch: str, smem_block_kib: int, smem_sm_kib: int, threads: int, blocks: int, **more: object) -> Machine:
+    return Machine(
+        arch,
+        smem_per_block_bytes=smem_block_kib * 1024,
+        smem_per_sm_bytes=smem_sm_kib * 1024,
+        threads_per_sm=threads,
+        blocks_per_sm=blocks,
+        **{"gpu": None, **more},
+    )  # type: ignore[arg-type]
+
+
+MACHINES: dict[str, Machine] = {
+    machine.arch: machine
+    for machine in (
+        _machine("sm_75", 64, 64, 1024, 16, has_cp_async=False),
+        _machine("sm_80", 163, 164, 2048, 32),
+        _machine("sm_86", 99, 100, 1536, 16),
+        _machine("sm_89", 99, 100, 1536, 24),
+        # Where no GPU is at hand, predictions for sm_90a are those for an H200.
+        _machine("sm_90a", 227, 228, 2048, 32, gpu="NVIDIA H200"),
+        _machine("sm_90", 227, 228, 2048, 32),
+        _machine("sm_100a", 227, 228, 2048, 32),
+        _machine("sm_120", 99, 100, 1536, 24),
+    )
+}
+DEFAULT_ARCH = "sm_90a"
+
+
+def machine_for(arch: str) -> Machine:
+    """The machine of an architecture; UnknownTarget lists those known."""
+    if arch not in MACHINES:
+        raise UnknownTarget(f"unknown arch {arch!r}; known: {', '.join(MACHINES)}")
+    return MACHINES[arch]

@@ -1,0 +1,169 @@
+"""What a kernel's time could be: lower bounds by resource, and what a pipeline can gain.
+
+First-order physics from a machine's measured rates; no constant is fitted to the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorir_ladder.harness.build import Kernel
+from tensorir_ladder.harness.machines import Machine, machine_for
+from tensorir_ladder.harness.measure import IEEE
+from tensorir_ladder.harness.models.rate_files import Rates
+from tensorir_ladder.harness.records import Record
+from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.schedules.loops.tiling import BlockTile, TileConfig
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.recipes.warp_tiling import WarpTile
+from tensorir_ladder.schedules.tensor_cores.mma import TensorCoreTile
+from tensorir_ladder.schedules.tensor_cores.warpgroup import WarpgroupTile
+from tensorir_ladder.schedules.workloads import Matmul, accumulator_dtype
+from tensorir_ladder.steps.registry import find_steps
+
+
+@dataclass(frozen=True)
+class TilePrediction:
+    """Times of one k tile on one multiprocessor, in nanoseconds, and the gain that follows."""
+
+    load_ns: float
+    compute_ns: float
+    resident_blocks: int
+    slots: int
+
+    @property
+    def sequential_ns(self) -> float:
+        """load + compute, or the arithmetic of all resident blocks where that is longer."""
+        return max(self.load_ns + self.compute_ns, self.resident_blocks * self.compute_ns)
+
+    @property
+    def pipelined_ns(self) -> float:
+        """max(load, compute): with n slots a load has n − 1 iterations' time."""
+        return max(self.load_ns / max(self.slots - 1, 1), self.resident_blocks * self.compute_ns)
+
+    @property
+    def gain_pct(self) -> float:
+        """Speed gained by the pipeline, in percent."""
+        return 0.0 if self.slots == 1 else 100 * (self.sequential_ns / self.pipelined_ns - 1)
+
+
+def predict_tile(kernel: Kernel) -> TilePrediction | None:
+    """N·(load + compute) against N·max(load, compute), per k tile.
+
+    None where the machine was not measured, where no load runs ahead (no cp.async), where the arithmetic
+    is not float32, and for tiles of warps. Barriers and the latency of shared memory are left out: they cost the
+    sequential form more, so that gains can exceed the prediction where arithmetic should have hidden the loads
+    already.
+
+    load = latency + bytes of both operand tiles / (bandwidth per multiprocessor); compute =
+    2·block_m·block_n·block_k operations / (peak per multiprocessor). Blocks resident on the same
+    multiprocessor hide each other's loads, so their arithmetic adds up while their loads overlap
+    (the form of ALCOP, MLSys 2023, section on its analytical model).
+    """
+    machine, tile, resources = kernel.case.machine, kernel.case.tile, kernel.resources
+    if resources is None or machine.rates is None or not isinstance(tile, TileConfig):
+        return None
+    if not kernel.code.cp_async or accumulator_dtype(kernel.case.problem.dtype) != "float32":
+        return None
+    bytes_per_ns = machine.bandwidth_gb_s / machine.sms
+    flops_per_ns = machine.fp32_gflops / machine.sms
+    tile_bytes = tile.smem_bytes(dtype_bytes(kernel.case.problem.dtype))
+    resident = min(resources.blocks_per_sm, -(-resources.blocks // machine.sms))
+    return TilePrediction(
+        load_ns=machine.dram_latency_ns + tile_bytes / bytes_per_ns,
+        compute_ns=2 * tile.block_m * tile.block_n * tile.block_k / flops_per_ns,
+        resident_blocks=resident,
+        slots=min(kernel.case.slots, kernel.code.shared_versions),
+    )
+
+
+def instruction_ceiling(rates: Rates, tile: type[BlockTile], math: str) -> float | None:
+    """GFLOPS of the instruction alone that a family of tiles multiplies with; None where it was not measured.
+
+    ``wgmma`` for tiles of warpgroups, scheduled or explicit; ``mma.sync`` for other tensor core tiles; multiply-adds
+    for all others.
+    bfloat16 goes by the ceiling measured with float16: the instructions have one shape and one rate.
+    """
+    if issubclass(tile, (WarpgroupTile, HopperTile)):
+        return rates.wgmma_f16_gflops
+    if issubclass(tile, TensorCoreTile):
+        return rates.mma_f16_gflops if math == IEEE else rates.mma_tf32_gflops
+    return rates.fp32_gflops if issubclass(tile, (TileConfig, WarpTile)) else None
+
+
+def ceiling_share(record: Record) -> float | None:
+    """A measured step's speed over :func:`instruction_ceiling` of the GPU that it ran on, as measured there.
+
+    None for what is no step, for sums in float64, and where no ceiling was measured.
+    """
+    step = find_steps().get(record.step)
+    if step is None or not record.arch or accumulator_dtype(record.dtype) != "float32":
+        return None
+    rates = machine_for(record.arch).of_gpu(record.environment.gpu).rates
+    ceiling = rates and instruction_ceiling(rates, step.tiles.kind, record.math)
+    return record.gflops / ceiling if ceiling else None
+
+
+def bound(kernel: Kernel, time_ms: float) -> str:
+    """What limits a measured kernel: "compute", "memory" or "latency"; "unknown" where its ceiling was not measured.
+
+    Two times it cannot undercut: its operations at its instruction's ceiling; and its traffic, compulsory bytes at
+    device-memory bandwidth or, without tensor cores, the operands its threads ask for at 128 bytes per clock and
+    multiprocessor where that is longer. If the larger of the two explains at least half of the time, it is the
+    bound; else the kernel waits: latency.
+    """
+    case = kernel.case
+    machine, rates = case.machine, case.machine.rates
+    ceiling = rates and instruction_ceiling(rates, type(case.tile), case.math)
+    if not ceiling:
+        return "unknown"
+    floors_ms = {
+        "compute": case.problem.flops / ceiling / 1e6,
+        "memory": compulsory_bytes(case.problem) / machine.bandwidth_gb_s / 1e6,
+    }
+    if isinstance(case.tile, (TileConfig, WarpTile)):
+        tile = case.tile.one_output_per_thread() if case.step.number < 3 else case.tile
+        accesses = _wavefronts(case.problem.flops / 2, tile, machine.warp_size, dtype_bytes(case.problem.dtype))
+        floors_ms["memory"] = max(floors_ms["memory"], accesses / (machine.sms * rates.sm_clock_mhz * 1e3))
+    return _explained(floors_ms, time_ms)
+
+
+def compulsory_bytes(problem: Matmul) -> int:
+    """Both operands once, and the result once."""
+    operands = (problem.m * problem.k + problem.k * problem.n) * dtype_bytes(problem.dtype)
+    return operands + problem.m * problem.n * dtype_bytes(problem.out_dtype)
+
+
+def stream_bound(machine: Machine, bytes_moved: int, flops: int, time_ms: float) -> str:
+    """What limits a workload that reads and writes each byte once; words and rule as in :func:`bound`.
+
+    Its floors: bytes at device-memory bandwidth, and operations at the float32 peak. A fusable pair counts
+    as two operations there, an exponential as one, so that "compute" is said too rarely rather than too often.
+    """
+    if not (machine.fp32_gflops and machine.bandwidth_gb_s):
+        return "unknown"
+    floors_ms = {"compute": flops / machine.fp32_gflops / 1e6, "memory": bytes_moved / machine.bandwidth_gb_s / 1e6}
+    return _explained(floors_ms, time_ms)
+
+
+def _explained(floors_ms: dict[str, float], time_ms: float) -> str:
+    """The largest floor's name where it explains at least half of the time; else "latency"."""
+    limit = max(floors_ms, key=lambda name: floors_ms[name])
+    return limit if floors_ms[limit] >= time_ms / 2 else "latency"
+
+
+def _wavefronts(multiply_adds: float, tile: TileConfig | WarpTile, warp_size: int, itemsize: int) -> float:
+    """128-byte accesses to shared memory or first-level cache that a warp's operands need, over the problem.
+
+    A warp covers ``lanes_n`` neighbouring columns of threads and the rows that remain; lanes that read
+    the same element share one access.
+    """
+    lanes_n = tile.lanes[1] if isinstance(tile, WarpTile) else min(tile.threads[1], warp_size)
+    lanes_m = warp_size // lanes_n
+    steps = multiply_adds / (warp_size * tile.thread_m * tile.thread_n)
+    # A load instruction moves at most 16 bytes a lane and costs at least one access.
+    per_step = sum(
+        max(lanes * own * itemsize / 128, own * itemsize / 16)
+        for lanes, own in ((lanes_m, tile.thread_m), (lanes_n, tile.thread_n))
+    )
+    return steps * per_step

@@ -1,0 +1,100 @@
+"""Vector loads and stores: how wide they may be, and making them."""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import ir, sym, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tensorir_ladder.schedules.inspection import loop_extent, loops_below
+
+VECTOR_BYTES = 16  # the widest load and store of a thread, and cp.async's widest copy
+
+
+def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
+    """Elements in the widest legal vector along a block's innermost loop, over all it reads and writes.
+
+    At most 16 bytes; dividing the loop's extent and the last dimension of every buffer (so that each
+    vector is aligned and stays in its row); and contiguous in every buffer, which is proven from the
+    block's indices. The last is not a nicety: TVM 0.27 copies 16 consecutive bytes with cp.async even
+    where the vectorized index has a stride, silently. 1 means scalars.
+    """
+    stmt = sch.get(block)
+    regions = [*stmt.reads, *stmt.writes]
+    if not _walks_last_iterator(sch, innermost):
+        return 1
+    extents = [loop_extent(sch, innermost), *(int(region.source.shape[-1]) for region in regions)]
+    width = VECTOR_BYTES // max(dtype_bytes(region.source.dtype) for region in regions)
+    while width > 1 and (
+        any(extent % width for extent in extents)
+        or not all(_is_contiguous(region, stmt.iter_vars[-1].var, width) for region in regions)
+    ):
+        width //= 2
+    return max(width, 1)
+
+
+def vectorize_inner(sch: Schedule, loop: LoopRV, width: int) -> LoopRV:
+    """Make the innermost loop's accesses vectors of ``width`` elements.
+
+    ::
+
+        before   for j < 8:  C[i, j] = C_local[i, j]
+        after    for j_outer < 2:  C[i, 4·j_outer : 4·j_outer + 4] = C_local[i, 4·j_outer : ...]
+
+    A width of 1 changes nothing. Returns the loop that remains outside (``loop`` itself for width 1).
+    """
+    if width == 1:
+        return loop
+    if loop_extent(sch, loop) == width:
+        sch.vectorize(loop)
+        return loop
+    outer, vector = sch.split(loop, [None, width])
+    sch.vectorize(vector)
+    return outer
+
+
+def vectorize_write_back(sch: Schedule, write_back: SBlockRV, loop: LoopRV) -> int:
+    """Store a write-back's innermost loop under ``loop`` in the widest legal vectors; returns their width.
+
+    See :func:`widest_vector`; a ragged or unaligned output gets narrower stores, openly. The width is 1
+    where the write-back has no loop of its own under ``loop`` (one element per thread).
+    """
+    own_loops = loops_below(sch, write_back, loop)
+    width = widest_vector(sch, write_back, own_loops[-1]) if own_loops else 1
+    if own_loops:
+        vectorize_inner(sch, own_loops[-1], width)
+    return width
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element of a dtype such as "float16"."""
+    return int(tvm_ffi.dtype(str(dtype)).itemsize)
+
+
+def _walks_last_iterator(sch: Schedule, innermost: LoopRV) -> bool:
+    """Whether the innermost loop steps through its block's last iterator, which indexes the last dimensions."""
+    loop, found = sch.get(innermost), []
+    binding = loop.body.iter_values[-1]
+    tvm_ffi.structural_walk(binding, (tirx.Var, lambda var: found.append(var.same_as(loop.loop_var))))
+    return any(found)
+
+
+def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> bool:
+    """Whether ``width`` values of ``variable``, from a multiple of it on, index consecutive elements."""
+    group = tirx.Var("group", "int32")
+    analyzer = sym.Analyzer()
+
+    def index_at(lane: int, index: tirx.PrimExpr) -> tirx.PrimExpr:
+        """An index where the variable is ``lane`` places into a group."""
+        value = group * width + lane
+        return tvm_ffi.structural_map(index, (tirx.Var, lambda var: value if var.same_as(variable) else var))
+
+    indices = [dimension.min for dimension in region.region]
+    for lane in range(1, width):
+        steps = [analyzer.simplify(index_at(lane, index) - index_at(0, index)) for index in indices]
+        if not all(isinstance(step, tirx.IntImm) for step in steps):
+            return False
+        if any(int(step) for step in steps[:-1]) or int(steps[-1]) != lane:
+            return False
+    return True

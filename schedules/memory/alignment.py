@@ -1,0 +1,229 @@
+"""Operands whose rows do not begin where they should, copied once to rows that do.
+
+Asynchronous copies move 4, 8 or 16 bytes, from an address that is a multiple of as much. A row of 4095 16-bit elements
+begins at such an address by chance only, so that each element is moved by itself, through a register, every time that a
+block needs it. A kernel in front, which brings the operand to aligned rows, moves each element by itself *once*.
+
+Rows that are whole 16-byte vectors, but no whole cache lines, can be copied asynchronously as they are: then most of
+the 128 bytes that eight threads bring together are in two lines, and the copies take twice as many. Where each element
+is brought often enough, moving these rows once pays, too (:func:`worthwhile_row_bytes`).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.inspection import block_name, loop_extents, operand_regions
+from tensorir_ladder.schedules.loops.layout import pad_to_tile
+from tensorir_ladder.schedules.loops.tiling import bind_grid
+from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes
+from tensorir_ladder.schedules.memory.staging import KEPT
+
+LINE_BYTES = 128
+# What a thread stores at once. 16 only where the caller passes workspaces in: TVM takes memory that a function
+# allocates itself, and only accesses in vectors of one width, for an array of these, and then fails on cp.async.
+STORED_BYTES = (4, 8, 16)
+MOST_LOADS = 4  # for one store
+
+# What copying to whole cache lines is reckoned with, from one H200: step 10 at 4096³ and, of rows that straddle lines,
+# at 4088³; and a copy's reads and writes together. A kernel in front is reckoned as the shortest that was measured.
+ALIGNED_TFLOPS, STRADDLING_TFLOPS = 731.0, 481.0
+COPY_GB_S = 4300.0
+LAUNCH_US = 3.0
+
+
+@dataclass(frozen=True)
+class AlignedOperand:
+    """A copy with aligned rows: which operand of the contraction, and the block that stores it."""
+
+    operand: int
+    copy: SBlockRV
+
+
+def unaligned_operands(sch: Schedule, block: SBlockRV, row_bytes: int = VECTOR_BYTES) -> list[int]:
+    """Which of a contraction's operands (0, 1) have rows that are no multiple of ``row_bytes``."""
+    operands = [region.source for region in operand_regions(sch, block)]
+    return [position for position, operand in enumerate(operands) if _row_bytes(operand) % row_bytes]
+
+
+def copying_pays(operations: float, copied_bytes: float, share: float = 1.0) -> bool:
+    """Whether a product is sooner done if operands whose rows straddle cache lines are copied to whole lines first.
+
+    ::
+
+        lost    = share · operations · (1 / 481 TFLOPS − 1 / 731 TFLOPS)
+        copying = 2 · copied_bytes / 4300 GB/s + 3 µs
+        4088³, both operands copied:  lost 97 µs, copying 34 µs        1024³:  lost 1.5 µs, copying 5 µs
+
+    ``operations`` are two per multiply-add; ``copied_bytes`` are read once and written once. ``share`` is the part of
+    the operands that straddles: what each of them costs was not measured, so that they count alike.
+    """
+    lost_us = share * operations * (1 / STRADDLING_TFLOPS - 1 / ALIGNED_TFLOPS) / 1e6
+    return lost_us > 2 * copied_bytes / COPY_GB_S / 1e3 + LAUNCH_US
+
+
+def worthwhile_row_bytes(sch: Schedule, block: SBlockRV) -> int:
+    """What :func:`align_operands` should align rows to: 128 bytes where copying pays, 16 where it only has to be legal.
+
+    What is no whole 16-byte vector has to be copied anyway, and does not count.
+    """
+    illegal = unaligned_operands(sch, block)
+    straddling = [operand for operand in unaligned_operands(sch, block, LINE_BYTES) if operand not in illegal]
+    operands = [region.source for region in operand_regions(sch, block)]
+    copied_bytes = sum(_bytes(operands[position]) for position in straddling)
+    operations = 2 * math.prod(loop_extents(sch, block))
+    return LINE_BYTES if copying_pays(operations, copied_bytes, len(straddling) / len(operands)) else VECTOR_BYTES
+
+
+def align_operands(
+    sch: Schedule,
+    block: SBlockRV,
+    tile: Sequence[int],
+    *,
+    row_bytes: int = VECTOR_BYTES,
+    threads: int = 256,
+    vector_bytes: int = 8,
+    rounds: int = 4,
+) -> tuple[AlignedOperand, ...]:
+    """Copy a contraction's unaligned operands to aligned rows in device memory, all by one kernel in front.
+
+    ::
+
+        before   for i, j, k:  C[i, j] += A[i, k] * B[k, j]            # rows of 4095 elements of 2 bytes
+        after    for tile, bound to blockIdx.x:  for thread < 256, bound to threadIdx.x:
+                   for round < 4:                                       # written out; threads side by side in each
+                     for element < 4:  A_local[element] = A[i, k + element] if inside, else 0
+                     A_pad[i, k : k + 4] = A_local[...]                 # 8 bytes; rows of 4096 elements
+                   for round < 4:  B_pad = B, alike
+                 for i, j, k:  C[i, j] += A_pad[i, k] * B_pad[k, j]
+
+    Rows of 4088 elements are loaded in vectors, too, of the widest that begin at multiples of their size, 16 bytes
+    here. A thread gathers at most 4 loads for a store. Rows, columns and reduction are rounded up to multiples of
+    ``tile`` (one extent per loop of the block, 1 for a batch), so that what copies tiles of A_pad later needs no
+    conditions. An aligned operand stays where it is, padded on its way. Call it before the block is tiled, and let what
+    follows tile it alike. The function then allocates A_pad itself. Returns the copies, none where all rows are
+    aligned: then nothing changes. Otherwise a UserWarning names the copies and their bytes, since they cost time and
+    memory.
+
+    Parameters
+    ----------
+    row_bytes : what an aligned row's bytes are a multiple of: 16, so that each can be copied asynchronously, or 128,
+        so that each begins with a cache line.
+    threads : threads of a block of the copying kernel.
+    vector_bytes : what a thread stores at once, an element at least. With 16, lower the module as
+        :func:`schedules.memory.workspaces.pass_workspaces` returns it: TVM fails on cp.async otherwise.
+    rounds : how many vectors of the largest operand each thread copies; all its loads are on their way together.
+
+    Raises
+    ------
+    IllegalSchedule : for a tile whose rows are unaligned, too; for vectors of no legal size; and what
+        :func:`schedules.loops.layout.pad_to_tile` raises.
+    """
+    unaligned = unaligned_operands(sch, block, row_bytes)
+    if not unaligned:
+        return ()
+    _check(sch, block, unaligned, tile, row_bytes, vector_bytes)
+    widths = [_widths(operand_regions(sch, block)[operand].source, vector_bytes) for operand in unaligned]
+    pad_to_tile(sch, block, tile)
+    copies = _copy_together(sch, block, dict(zip(unaligned, widths)), threads, rounds)
+    written = [sch.get(copied.copy).writes[0].source for copied in copies]
+    size, names = sum(map(_bytes, written)), " and ".join(str(padded.name) for padded in written)
+    warnings.warn(
+        f"rows of no whole {row_bytes}-byte vectors: copied to {names}, {size} bytes, by a kernel in front",
+        stacklevel=2,
+    )
+    return copies
+
+
+def _row_bytes(operand: tirx.Var) -> int:
+    return int(operand.shape[-1]) * dtype_bytes(operand.dtype)
+
+
+def _bytes(operand: tirx.Var) -> int:
+    return math.prod(map(int, operand.shape)) * dtype_bytes(operand.dtype)
+
+
+def _widths(operand: tirx.Var, vector_bytes: int) -> tuple[int, int]:
+    """How many elements a thread may load at once from an operand's rows, and how many it stores at once."""
+    itemsize = dtype_bytes(operand.dtype)
+    loaded = max(itemsize, math.gcd(_row_bytes(operand), vector_bytes))
+    return loaded // itemsize, max(1, min(vector_bytes, MOST_LOADS * loaded) // itemsize)
+
+
+def _check(
+    sch: Schedule, block: SBlockRV, unaligned: list[int], tile: Sequence[int], row_bytes: int, vector_bytes: int
+) -> None:
+    """Raise IllegalSchedule where aligned rows cannot be had."""
+    if vector_bytes not in STORED_BYTES:
+        raise IllegalSchedule(
+            "no vectors for a thread to store",
+            block=block_name(sch, block),
+            value=f"{vector_bytes} bytes",
+            limit=" or ".join(map(str, STORED_BYTES)),
+            remedy="choose one of these",
+        )
+    iterators = sch.get(block).iter_vars
+    if len(tile) != len(iterators):
+        return  # pad_to_tile says so
+    for region in (operand_regions(sch, block)[position] for position in unaligned):
+        walked = [size for size, iterator in zip(tile, iterators) if region.region[-1].min.same_as(iterator.var)]
+        padded_bytes = math.prod(walked) * dtype_bytes(region.source.dtype)
+        if padded_bytes % row_bytes:
+            raise IllegalSchedule(
+                "rows that are rounded up to the tile would still be unaligned",
+                block=block_name(sch, block),
+                value=f"{region.source.name}: {padded_bytes} bytes",
+                limit=f"multiples of {row_bytes}",
+                remedy=f"give a tile of whole {row_bytes}-byte rows, or call flatten_contraction first",
+            )
+
+
+def _copy_together(
+    sch: Schedule, block: SBlockRV, widths: dict[int, tuple[int, int]], threads: int, rounds: int
+) -> tuple[AlignedOperand, ...]:
+    """Make what pads operands a kernel of its own, each operand spread over the whole of one grid."""
+    padded = {operand: operand_regions(sch, block)[operand].source for operand in widths}
+    pieces = [_bytes(source) // dtype_bytes(source.dtype) // widths[o][1] for o, source in padded.items()]
+    tiles = max(-(-count // (rounds * threads)) for count in pieces)
+    copies, by_thread = [], []
+    for (operand, source), count in zip(padded.items(), pieces):
+        producer = next(p for p in sch.get_producers(block) if sch.get(p).writes[0].source.same_as(source))
+        copy = sch.cache_write(producer, 0, "local")
+        thread = _spread(sch, copy, widths[operand][1], [tiles, -(-count // (tiles * threads)), threads])
+        copies.append((operand, producer, copy))
+        by_thread.append(thread)
+    thread = sch.merge(*by_thread) if len(by_thread) > 1 else by_thread[0]
+    bind_grid(sch, sch.get_loops(copies[0][2])[:1])
+    sch.bind(thread, "threadIdx.x")
+    for operand, producer, copy in copies:
+        _load_before_storing(sch, producer, copy, widths[operand][0])
+    return tuple(AlignedOperand(operand, copy) for operand, _, copy in copies)
+
+
+def _spread(sch: Schedule, copy: SBlockRV, width: int, grid: Sequence[int]) -> LoopRV:
+    """Cut a copy into vectors, and these into tiles, rounds and threads; returns the loop over threads."""
+    *outer, row = sch.get_loops(copy)
+    piece, vector = sch.split(row, [None, width])
+    tile, step, thread = sch.split(sch.fuse(*outer, piece), list(grid))
+    sch.reorder(tile, thread, step)
+    sch.vectorize(vector)
+    sch.annotate(copy, KEPT, 1)
+    return thread
+
+
+def _load_before_storing(sch: Schedule, producer: SBlockRV, copy: SBlockRV, width: int) -> None:
+    """Let each vector be loaded, in vectors of ``width``, right before it is stored; rounds are written out."""
+    *_, step, _ = sch.get_loops(copy)
+    sch.compute_at(producer, step, preserve_unit_loops=True)
+    loads, vector = sch.split(sch.get_loops(producer)[-1], [None, width])
+    sch.vectorize(vector)
+    for loop in (loads, step):
+        sch.unroll(loop)

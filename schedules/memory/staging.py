@@ -1,0 +1,263 @@
+"""Bringing operands closer: shared memory for a block's threads, registers for one thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
+
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.inspection import block_name, loop_extent, loop_name, loops_below
+from tensorir_ladder.schedules.loops.vectorization import vectorize_inner, widest_vector
+
+KEPT = "kept_in_memory"  # on a copy that is a kernel of its own (schedules.memory.alignment), and not inlined
+ADDS_PARTS = "adds_parts"  # on the block that adds up what schedules.recipes.split_reduction has summed in parts
+
+
+def stage_in_shared(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, scope: str = "shared") -> SBlockRV:
+    """Copy the part of an operand that one iteration of ``loop`` reads to shared memory, and read it there.
+
+    ::
+
+        before   for k_outer:  ... C[i, j] += A[i, k] * ...
+        after    for k_outer:
+                   A_shared[tile] = A[tile]           # the new block
+                   ... C[i, j] += A_shared[i, k] * ...
+
+    ``operand`` counts the block's reads from 0; ``scope`` is "shared" (static, at most 48 KiB in all) or
+    "shared.dyn". Returns the copy block, which each thread still executes whole:
+    :func:`fetch_cooperatively` spreads it. Where the operand is padded or re-indexed on its way, follow
+    with :func:`inline_data_movement`.
+    """
+    copy = sch.cache_read(block, operand, scope)
+    sch.compute_at(copy, loop, preserve_unit_loops=True)
+    return copy
+
+
+def inline_data_movement(sch: Schedule, block: SBlockRV) -> int:
+    """Inline every producer of ``block`` that has no reduction, up to the function's inputs.
+
+    ::
+
+        before   A_pad[i, k] = if i < M then A[i, k] else 0;   A_shared[i, k] = A_pad[i, k]
+        after    A_shared[i, k] = if i < M then A[i, k] else 0
+
+    Returns how many blocks were inlined.
+    """
+    inlined = 0
+    while producers := [p for p in sch.get_producers(block) if _is_data_movement(sch, p)]:
+        sch.compute_inline(producers[0])
+        inlined += 1
+    return inlined
+
+
+@dataclass(frozen=True)
+class CooperativeFetch:
+    """How a block's threads share one copy: vectors of ``width`` elements, and the loops by role."""
+
+    copy: SBlockRV
+    rounds: LoopRV
+    thread_row: LoopRV
+    thread_column: LoopRV
+    width: int
+
+
+def fetch_cooperatively(
+    sch: Schedule,
+    copy: SBlockRV,
+    loop: LoopRV,
+    threads: tuple[int, int],
+    vectorize: bool = False,
+    load: SBlockRV | None = None,
+) -> CooperativeFetch:
+    """Spread a copy under ``loop`` over the threads (rows, columns) of the block, neighbours side by side.
+
+    ::
+
+        before   for i < 64:  for k < 16:  A_shared[i, k] = A[i, k]
+        after    for rounds < 1:
+                   for row < 16, bound to threadIdx.y:  for column < 16, bound to threadIdx.x:
+                     A_shared[vector] = A[vector]      # 4 floats, where rows are multiples of 4
+
+    ``vectorize`` makes each access as wide as is legal (:func:`schedules.loops.vectorization.widest_vector`);
+    the width is in the result, 1 where only scalars are legal. Where the elements do not divide evenly
+    among the threads the last round is predicated. ``load`` is the register load in front of the copy
+    (:func:`stage_through_registers`): it is spread alike, with the same width, because a thread can store
+    only what it loaded itself.
+    """
+    chain = [copy] if load is None else [load, copy]
+    own_loops = [loops_below(sch, block, loop) for block in chain]
+    if not all(own_loops):
+        raise IllegalSchedule(
+            "the copy is not under the loop it should be spread in",
+            block=block_name(sch, copy),
+            remedy="pass the loop that stage_in_shared was given",
+        )
+    width = min(widest_vector(sch, block, loops[-1]) for block, loops in zip(chain, own_loops)) if vectorize else 1
+    if load is not None and not all(_rows_fit(sch, loops, threads, width) for loops in own_loops):
+        raise IllegalSchedule(
+            "register loads need whole rows of the tile in each round, or a thread would keep a whole tile",
+            block=block_name(sch, copy),
+            value=f"rows of {loop_extent(sch, own_loops[0][-1])} elements, {threads[0] * threads[1]} threads",
+            remedy="choose a tile whose rows divide among the threads, or leave through_registers out",
+        )
+    for loops in own_loops:
+        rounds, row, column, vector = _rounds_and_threads(sch, loops, threads, width)
+        sch.bind(row, "threadIdx.y")
+        sch.bind(column, "threadIdx.x")
+        vectorize_inner(sch, vector, width)
+    return CooperativeFetch(copy, rounds, row, column, width)
+
+
+def stage_through_registers(sch: Schedule, copy: SBlockRV, loop: LoopRV) -> SBlockRV:
+    """Make a copy to shared memory go through registers, so that load and store can be pipelined apart.
+
+    ::
+
+        before   for k_outer:  A_shared[tile] = A[tile]
+        after    for k_outer:
+                   A_local[tile] = A[tile]            # the returned block: the load waits for nobody
+                   A_shared[tile] = A_local[tile]     # the store runs an iteration later, once pipelined
+
+    For targets without cp.async, or to keep loads in flight across a barrier. Follow with
+    ``inline_data_movement(sch, load)`` and ``fetch_cooperatively(..., load=load)``, which spreads both
+    blocks alike: a thread's part of A_local is then a few registers. (TVM's annotation
+    ``manifest_shared_memory_local_stage`` promises the same, and does nothing in 0.27.)
+    """
+    load = sch.cache_read(copy, 0, "local")
+    sch.compute_at(load, loop, preserve_unit_loops=True)
+    return load
+
+
+def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope: str = "local") -> SBlockRV:
+    """Keep a reduction's outputs in registers under ``loop`` and write them back once, after it.
+
+    ::
+
+        before   for thread:  for k:  C[i, j] += ...                 epilogue: D[i, j] = f(C[i, j])
+        after    for thread:
+                   for k:  C_local[i, j] += ...
+                   D[i, j] = f(C_local[i, j])                        # the returned block
+
+    Whatever follows elementwise (cropping a padded result, a cast, a bias, an activation) is fused into
+    the write-back. Pair it with :func:`initialize_before`, or the zeroing stays inside the k loop. ``scope`` is
+    "local", one thread's registers, or :data:`schedules.tensor_cores.fragments.FRAGMENT`, those of a warp.
+    """
+    try:
+        write_back = sch.cache_write(block, 0, scope)
+        sch.reverse_compute_at(write_back, loop)
+        _inline_consumers(sch, block, write_back)
+    except ScheduleError as error:
+        raise IllegalSchedule(
+            "what follows the block cannot be fused into its write-back",
+            block=block_name(sch, block),
+            remedy="fuse only an elementwise chain; schedule what re-reads the result as a kernel of its own",
+        ) from error
+    return write_back
+
+
+def _inline_consumers(sch: Schedule, block: SBlockRV, write_back: SBlockRV) -> None:
+    while consumers := [other for other in sch.get_consumers(write_back) if not _adds_parts(sch, other)]:
+        if len(consumers) > 1:
+            raise IllegalSchedule(
+                "the result has several consumers, which one write-back cannot serve",
+                block=block_name(sch, block),
+                value=[block_name(sch, consumer) for consumer in consumers],
+                limit="one chain of elementwise blocks",
+                remedy="schedule the consumers as kernels of their own",
+            )
+        sch.reverse_compute_inline(consumers[0])
+
+
+def accumulate_per_tile(sch: Schedule, block: SBlockRV, k_outer: LoopRV) -> SBlockRV:
+    """Finish each k tile's product in registers of its own, and add it to the result as a second step.
+
+    ::
+
+        before   for k_outer:  for k_inner:  C[i, j] += A[i, k] * B[k, j]
+        after    for k_outer:
+                   P[i, j] = sum over k_inner of A[i, k] * B[k, j]   # the returned block, P in registers
+                   C[i, j] += P[i, j]                                # ``block``, with k_outer and no k_inner
+
+    The arithmetic order changes (partial sums are added), so results differ from the plain loop by
+    rounding. Call it after tiling and before binding; ``block`` and its loops stay valid, less k_inner.
+    Follow with ``initialize_before(sch, partial, its k_inner)`` once loops are bound, which makes the
+    zeroing of P a statement, instead of a condition in the inner loop that keeps it from being unrolled.
+    """
+    try:
+        partial = sch.rfactor(k_outer, factor_axis=0)
+    except ScheduleError as error:
+        raise IllegalSchedule(
+            "this reduction has no partial products",
+            block=block_name(sch, block),
+            loop=loop_name(sch, k_outer),
+            remedy="leave product_per_tile out; a reduction of one step needs none",
+        ) from error
+    sch.set_scope(partial, 0, "local")
+    sch.compute_at(partial, k_outer)
+    own_loops = loops_below(sch, partial, k_outer)
+    if not own_loops:
+        raise IllegalSchedule(
+            "a k tile of one step has no product of its own to sum up",
+            block=block_name(sch, block),
+            loop=loop_name(sch, k_outer),
+            remedy="choose a deeper k tile, or leave product_per_tile out",
+        )
+    *outputs, k_inner = own_loops
+    sch.reorder(k_inner, *outputs)
+    return partial
+
+
+def initialize_before(sch: Schedule, block: SBlockRV, loop: LoopRV) -> SBlockRV:
+    """Zero a reduction's accumulators before ``loop`` instead of in its first iteration.
+
+    ::
+
+        before   for k:  if k == 0: C[i, j] = 0;  C[i, j] += ...
+        after    C[i, j] = 0                                         # the returned block
+                 for k:  C[i, j] += ...
+    """
+    return sch.decompose_reduction(block, loop)
+
+
+def _rounds_and_threads(sch: Schedule, loops: list[LoopRV], threads: tuple[int, int], width: int) -> list[LoopRV]:
+    """Cut a tile's loops into (round, thread row, thread column, lane), neighbouring threads side by side.
+
+    Where whole rows fit the threads, rounds are made of whole rows, and where whole rounds fit a row, rows of
+    whole rounds: a thread's place is then the same in every round but for a constant, so that its part of a
+    register buffer is small (TVM cannot see that in the flattened form).
+    """
+    *outer, last = loops
+    if not _rows_fit(sch, loops, threads, width):
+        return sch.split(sch.fuse(*loops) if outer else last, [None, *threads, width])
+    vectors = -(-loop_extent(sch, last) // width)
+    if vectors > threads[0] * threads[1]:  # several rounds to a row
+        return sch.split(last, [None, *threads, width])
+    rows = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+    rounds, row = sch.split(rows, [None, threads[0] * threads[1] // vectors])
+    column, vector = sch.split(last, [None, width])
+    thread_row, thread_column = sch.split(sch.fuse(row, column), [None, threads[1]])
+    return [rounds, thread_row, thread_column, vector]
+
+
+def _rows_fit(sch: Schedule, loops: list[LoopRV], threads: tuple[int, int], width: int) -> bool:
+    """Whether a round of all threads is a number of whole rows, or a row a number of whole rounds."""
+    vectors, all_threads = -(-loop_extent(sch, loops[-1]) // width), threads[0] * threads[1]
+    return len(loops) > 1 and max(vectors, all_threads) % min(vectors, all_threads) == 0
+
+
+def _adds_parts(sch: Schedule, block: SBlockRV) -> bool:
+    """Whether a block is the second step of a split reduction, which is a kernel of its own."""
+    return ADDS_PARTS in sch.get(block).annotations
+
+
+def _is_data_movement(sch: Schedule, block: SBlockRV) -> bool:
+    stmt = sch.get(block)
+    if KEPT in stmt.annotations or any(iterator.iter_type != tirx.IterVar.DataPar for iterator in stmt.iter_vars):
+        return False
+    calls: list[object] = []
+    tvm_ffi.structural_walk(stmt.body, (tirx.For, lambda loop: calls.append(loop)))
+    return not calls

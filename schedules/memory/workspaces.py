@@ -1,0 +1,54 @@
+"""Device memory that a function of several kernels keeps between them: found, counted, and passed in from outside.
+
+TVM lets the function take such memory from a pool of its own at each call. The pool gives a block back to the driver
+when another function asks for a larger one; a CUDA graph that captured the first function's launches then works in
+memory that is no longer its own. Memory passed as an argument belongs to the caller, for as long as the caller wants.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm import ir, s_tir, tirx
+
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.pipeline.one_barrier import with_body
+
+DEVICE_MEMORY = ("global", "")
+
+
+def workspaces(mod: ir.IRModule) -> list[tirx.Var]:
+    """The buffers in device memory that a scheduled module's function "main" allocates, in the order it does."""
+    root = _root(mod["main"])
+    return [buffer for buffer in root.alloc_buffers if buffer.scope() in DEVICE_MEMORY] if root else []
+
+
+def workspace_bytes(mod: ir.IRModule) -> int:
+    """The bytes of all of them together."""
+    return sum(math.prod(map(int, buffer.shape)) * dtype_bytes(buffer.dtype) for buffer in workspaces(mod))
+
+
+def pass_workspaces(mod: ir.IRModule) -> ir.IRModule:
+    """Make the memory between a function's kernels further arguments of it, behind the others.
+
+    ::
+
+        before   def main(A, B, C):         A_pad = alloc(...);  first kernel fills A_pad;  second reads it
+        after    def main(A, B, C, A_pad):                       first kernel fills A_pad;  second reads it
+
+    A module whose function keeps nothing is returned as it is.
+    """
+    passed = workspaces(mod)
+    if not passed:
+        return mod
+    function = mod["main"]
+    root = _root(function)
+    kept = [buffer for buffer in root.alloc_buffers if buffer not in passed]
+    body = s_tir.SBlockRealize([], True, with_body(root, root.body, alloc_buffers=kept))
+    changed = tirx.PrimFunc([*function.params, *passed], body, function.ret_type, function.attrs)
+    return ir.IRModule({name: changed if name.name_hint == "main" else other for name, other in mod.functions_items()})
+
+
+def _root(function: tirx.PrimFunc) -> s_tir.SBlock | None:
+    """The outermost block of a function that is not lowered yet."""
+    return function.body.block if isinstance(function.body, s_tir.SBlockRealize) else None

@@ -1,0 +1,279 @@
+"""One barrier per iteration of a pipelined loop, where TVM's lowering makes two.
+
+TVM's pass for barriers does not know that a ring's slots are different memory: between the reads of one slot
+and the copies into another it puts a second barrier, which protects nothing. This module gives a loop the form
+that needs one only (the multistage loop of NVIDIA's CUTLASS has it)::
+
+    before   for k:                                    after   for k:
+               A_shared = A[k]                                   copies:  A_shared = A[k];  B_shared = B[k]
+               B_shared = B[k]                                   arrived                    # the gate
+               C += A_shared * B_shared                          C += A_shared * B_shared   # reads TVM cannot see
+                                                               left                               # one barrier, once
+
+and pipelined, in the order gate, copies, computation::
+
+    for k:  wait until tile k has landed;  barrier             # before the gate, which is all that waits
+            start filling slot (k - 1) % slots                  # last read before this barrier, by everybody
+            C += slot k % slots
+
+Why that is right: a slot is filled in the iteration after the one that read it last, and all threads meet at the
+barrier in between; it is read in the iteration whose gate waited for it. The barrier behind the loop keeps whatever
+comes next (another turn of a loop around this one, other data in the same memory) from what is still being read: TVM
+puts none there, since it cannot see those reads. What goes wrong without the gate: with hidden reads and copies
+ordered first, a fast thread overwrites what a slow one still reads
+(:func:`schedules.pipeline.checks.check_pipeline` refuses it).
+
+A block marked :data:`HIDES_READS` will hide its reads by itself, with the instruction that replaces it, and is left as
+it is (:mod:`schedules.tensor_cores.mma`); what its loop waits for, the gate alone says (:func:`drop_hidden_reads`).
+
+A trace does not hold any of this. Replayed, its lists fall on the copies that are there; lowering such a loop
+through :func:`schedules.pipeline.lowering.required_tir_pipeline` is refused.
+
+What it costs: copies are issued after the wait instead of before it, so that with n slots n − 1 tiles are under way
+while threads wait, not n. Where latency is what a kernel waits for, give it one slot more.
+"""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.backend.cuda.op import cuda_func_call
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
+
+from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.inspection import SHARED_SCOPES, Statement, loop_name, statements_of, statements_under
+
+GATE = "pipeline_gate"
+GATE_FUNCTION = "pipeline_arrived"
+RETIRE_FUNCTION = "pipeline_retire_"
+ONE_BARRIER = "one_barrier"
+READ_FUNCTION = "pipeline_read_"
+RETIRE = "pipeline_retire"  # on a block that waits for all but so many computations that run on by themselves
+HIDES_READS = "hides_reads"  # on a block whose instruction will hide its reads by itself, once it is tensorized
+SYNC = "tirx.tvm_storage_sync"
+CUDA_TYPES = {
+    "float32": "float",
+    "float16": "half",
+    "bfloat16": "nv_bfloat16",
+    "float64": "double",
+    "int8": "signed char",
+}
+
+
+def gate_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:
+    """Merge a loop's copies into one statement, put a gate behind them, and hide what reads them from ThreadSync.
+
+    The module's text shows it. ``copies`` are positions among the loop's statements
+    (:func:`schedules.inspection.statements_under`), each a copy into shared memory. Loops and blocks stay
+    valid. Not recorded in the schedule's trace.
+
+    Raises
+    ------
+    IllegalPipeline : for a copied operand that is read under a vectorized loop, or in a dtype without a CUDA
+        name here: those reads cannot be hidden; and for a loop that has a gate already.
+    """
+    name, stmt, statements = loop_name(sch, loop), sch.get(loop), statements_under(sch, loop)
+    if any(is_gate(statement) for statement in statements):
+        raise IllegalPipeline("the loop has its gate already", loop=name, remedy="start from a fresh schedule")
+    buffers = [region.source for index in copies for region in statements[index].writes]
+    parts = list(stmt.body.seq)
+    filling = [part for part in parts if any(_is_part(statements[index], part) for index in copies)]
+    using = [part for part in parts if not any(part.same_as(other) for other in filling)]
+    reused: dict[s_tir.SBlock, s_tir.SBlock] = {}
+    for statement in statements:
+        if any(statement.reads_buffer(buffer) for buffer in buffers):
+            _check_can_hide(name, statement, buffers)
+            visible = [block for block in statement.blocks if HIDES_READS not in block.annotations]
+            reused |= {block: _hiding(block, buffers) for block in visible if block not in reused}
+    hidden = [tvm_ffi.structural_map(part, (s_tir.SBlock, lambda block: reused.get(block, block))) for part in using]
+    copying = tirx.SeqStmt(filling) if len(filling) > 1 else filling[0]
+    merged = tirx.For(tirx.Var("copies", "int32"), 0, 1, tirx.ForKind.SERIAL, copying)
+    body = tirx.SeqStmt([merged, _gate(statements, copies), *hidden])
+    changed = tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    sch.state.replace(sch.get_sref(loop), changed, reused)
+    _meet_behind(sch, loop)
+    sch.annotate(loop, ONE_BARRIER, 1)
+
+
+def is_gate(statement: Statement) -> bool:
+    """Whether a statement is the gate that :func:`gate_copies` made."""
+    return any(GATE in block.annotations for block in statement.blocks)
+
+
+def retires(statement: Statement) -> int | None:
+    """How many computations a statement leaves in flight; None if it waits for none."""
+    left = [int(block.annotations[RETIRE]) for block in statement.blocks if RETIRE in block.annotations]
+    return left[0] if left else None
+
+
+def hides_reads(statement: Statement) -> bool:
+    """Whether a statement reads shared memory in a way that ThreadSync cannot see."""
+    found: list[ir.Call] = []
+    for block in statement.blocks:
+        tvm_ffi.structural_walk(
+            block.body, (ir.Call, lambda call: found.append(call) if is_hidden_read(call) else None)
+        )
+    return bool(found) or any(HIDES_READS in block.annotations for block in statement.blocks)
+
+
+def is_hidden_read(call: ir.Call) -> bool:
+    """Whether a call is a read that :func:`gate_copies` hid; its second argument is the read's address."""
+    return _called(call).startswith(READ_FUNCTION)
+
+
+def show_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Undo the hiding, for a target that is not CUDA: reads are reads again, and gates do nothing.
+
+    ::
+
+        before   pipeline_arrived();  C += pipeline_read_float32(address_of(A_shared[i, k])) * ...
+        after    C += A_shared[i, k] * ...
+    """
+    show = (ir.Call, lambda call: call.args[1].args[0] if is_hidden_read(call) else call)
+    drop = (tirx.Evaluate, lambda stmt: tirx.Evaluate(0) if _only_waits(stmt.value) else stmt)
+    return tvm_ffi.structural_map(function, [show, drop])
+
+
+def drop_hidden_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Leave it to the gate to declare what is read by blocks that hide their reads: one wait, at the gate.
+
+    ::
+
+        before   arrived reads A_shared;  load, marked hides_reads, reads A_shared, writes A_frag
+        after    arrived reads A_shared;  load reads nothing, writes A_frag
+
+    TVM puts its wait before the first statement that declares such a read. In a pipeline that fills fragments
+    ahead, that would be half a k tile too early.
+    """
+
+    def drop(block: s_tir.SBlock) -> s_tir.SBlock:
+        """A block without the reads it hides."""
+        if HIDES_READS not in block.annotations:
+            return block
+        return with_body(block, block.body, _visible_reads(block))
+
+    return tvm_ffi.structural_map(function, (s_tir.SBlock, drop))
+
+
+def declares_read(statement: Statement, buffer: tirx.Var) -> bool:
+    """Whether a statement reads a buffer and TVM gets to know it."""
+    declared = [region for block in statement.blocks for region in _visible_reads(block)]
+    return statement.reads_buffer(buffer) and any(region.source.same_as(buffer) for region in declared)
+
+
+def _visible_reads(block: s_tir.SBlock) -> list[ir.TensorRegion]:
+    """What TVM gets to know about a block's reads: of a block that hides its reads, not those of shared memory."""
+    hiding = HIDES_READS in block.annotations
+    return [region for region in block.reads if not hiding or region.source.scope() not in SHARED_SCOPES]
+
+
+def whole_buffer(region: ir.TensorRegion) -> ir.TensorRegion:
+    """The region that is all of a region's buffer."""
+    return ir.TensorRegion(region.source, [ir.Range(0, extent) for extent in region.source.shape], region.ty)
+
+
+def _only_waits(value: ir.Expr) -> bool:
+    name = _called(value)
+    return name in (GATE_FUNCTION, SYNC) or name.startswith(RETIRE_FUNCTION)
+
+
+def _called(value: ir.Expr) -> str:
+    """The name of the CUDA function or of the barrier that an expression calls, "" if it calls none."""
+    operator = str(getattr(value.op, "name", "")) if isinstance(value, ir.Call) else ""
+    return str(value.args[0].value) if operator == "tirx.cuda.func_call" else operator if operator == SYNC else ""
+
+
+def _gate(statements: list[Statement], copies: list[int]) -> s_tir.SBlockRealize:
+    """A statement that reads every copied operand as a whole, and does nothing."""
+    regions = [whole_buffer(region) for index in copies for region in statements[index].writes]
+    # An empty function, because TVM removes a statement that does nothing, together with its wait.
+    nothing = cuda_func_call(GATE_FUNCTION, source_code=f"__forceinline__ __device__ void {GATE_FUNCTION}() {{}}\n")
+    block = s_tir.SBlock([], regions, [], "arrived", tirx.Evaluate(nothing), annotations={GATE: 1})
+    return s_tir.SBlockRealize([], True, block)
+
+
+def place_behind(sch: Schedule, loop: LoopRV, statement: tirx.Stmt) -> None:
+    """Put a statement behind a loop, as the next one of what the loop stands in. Loops and blocks stay valid."""
+    stmt, parent = sch.get(loop), sch.get_sref(loop).parent
+    around = parent.stmt
+    parts = list(around.body.seq) if isinstance(around.body, tirx.SeqStmt) else [around.body]
+    place = next(index for index, part in enumerate(parts) if part.same_as(stmt)) + 1
+    body = tirx.SeqStmt([*parts[:place], statement, *parts[place:]])
+    if isinstance(around, tirx.For):
+        changed = tirx.For(
+            around.loop_var, around.min, around.extent, around.kind, body, around.thread_binding, around.annotations
+        )
+        sch.state.replace(parent, changed)
+    else:
+        changed = with_body(around, body)
+        sch.state.replace(parent, changed, {around: changed})
+
+
+def _meet_behind(sch: Schedule, loop: LoopRV) -> None:
+    """Put a barrier that TVM can see behind a loop."""
+    barrier = s_tir.SBlock([], [], [], "left", tirx.Evaluate(tirx.call_intrin("int32", SYNC, "shared")))
+    place_behind(sch, loop, s_tir.SBlockRealize([], True, barrier))
+
+
+def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:
+    """The block with its reads of ``buffers`` as calls on their addresses, which ThreadSync skips."""
+
+    def hide(load: ir.TensorLoad) -> ir.Expr:
+        """A read of one of the buffers as a call, any other as it is."""
+        if not any(load.source.same_as(buffer) for buffer in buffers):
+            return load
+        dtype = str(load.source.dtype)
+        name, ctype = READ_FUNCTION + dtype, CUDA_TYPES[dtype]
+        source = f"__forceinline__ __device__ {ctype} {name}(const {ctype}* address) {{ return *address; }}\n"
+        return cuda_func_call(name, tirx.address_of(load), source_code=source, return_type=dtype)
+
+    return with_body(block, tvm_ffi.structural_map(block.body, (ir.TensorLoad, hide)))
+
+
+def with_body(
+    block: s_tir.SBlock,
+    body: tirx.Stmt,
+    reads: list[ir.TensorRegion] | None = None,
+    alloc_buffers: list[tirx.Var] | None = None,
+) -> s_tir.SBlock:
+    """A block with another body and, where given, other reads and allocations."""
+    return s_tir.SBlock(
+        block.iter_vars,
+        block.reads if reads is None else reads,
+        block.writes,
+        block.name_hint,
+        body,
+        block.init,
+        block.alloc_buffers if alloc_buffers is None else alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
+
+
+def _check_can_hide(loop: str, statement: Statement, buffers: list[tirx.Var]) -> None:
+    if statement.vector > 1:
+        raise IllegalPipeline(
+            "reads of shared memory under a vectorized loop cannot be hidden from ThreadSync",
+            loop=loop,
+            block=statement.name,
+            value=f"vectors of {statement.vector}",
+            remedy="leave one_barrier out, or do not vectorize what reads the copies",
+        )
+    dtypes = [str(region.source.dtype) for region in statement.reads if any(region.source.same_as(b) for b in buffers)]
+    unknown = [dtype for dtype in dtypes if dtype not in CUDA_TYPES]
+    if unknown:
+        raise IllegalPipeline(
+            "reads of this dtype cannot be hidden from ThreadSync",
+            loop=loop,
+            block=statement.name,
+            value=unknown[0],
+            limit=", ".join(CUDA_TYPES),
+            remedy="leave one_barrier out",
+        )
+
+
+def _is_part(statement: Statement, part: tirx.Stmt) -> bool:
+    """Whether a statement of the loop is this part of its body."""
+    single = tirx.For(tirx.Var("_", "int32"), 0, 1, tirx.ForKind.SERIAL, part)
+    return any(block.same_as(other) for s in statements_of(single) for block in s.blocks for other in statement.blocks)

@@ -1,0 +1,467 @@
+"""Software pipelining: overlapping the loads of coming iterations with the arithmetic of this one.
+
+A pipelined loop's statements get a *stage* (how many iterations a statement runs behind the first) and
+an *order* (its place in the body of the pipelined loop). Shared memory then holds several versions of
+each operand, the *ring slots*; a prologue fills them, an epilogue drains them::
+
+    time        T1          T2          T3          T4        ...
+    load        tile 0      tile 1      tile 2      tile 3           stage 0
+    compute                             tile 0      tile 1           stage 2: three slots, two tiles ahead
+
+TVM does the rewriting when it lowers the annotations that :func:`pipeline_loop` makes, and TVM's checks
+come then, with empty block names; :func:`schedules.pipeline.checks.check_pipeline` makes them at once,
+and those TVM leaves out. :func:`schedules.pipeline.explain.explain_pipeline` shows what was made.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from tvm import ir, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.inspection import (
+    PIPELINE_STAGE,
+    SHARED_SCOPES,
+    Statement,
+    annotated_loops,
+    loop_extent,
+    loop_name,
+    pipelined_loop_around,
+    statements_under,
+)
+from tensorir_ladder.schedules.pipeline.checks import check_pipeline
+from tensorir_ladder.schedules.pipeline.lowering import FRAGMENTS, UNROLL_RING, UNROLLED_RINGS
+from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, gate_copies, is_gate, retires
+from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT
+
+STAGE, ORDER, ASYNC = PIPELINE_STAGE, "software_pipeline_order", "software_pipeline_async_stages"
+DOUBLE_BUFFER = "double_buffer_scope"
+
+# Where a statement stands in the body of the pipelined loop. Registers are stored to shared memory before
+# the next loads are issued into them, and a result is consumed before the next one overwrites it: then
+# one version of either is enough, and no index changes with the iteration, which registers cannot have.
+PLACE_IN_BODY = {"gate": -1, "copy": 0, "load": 1, "epilogue": 2, "transform": 3, "compute": 4}
+# A computation that runs on by itself is issued first, and retired last: copies are issued while it runs.
+PLACE_IF_RETIRED = {**PLACE_IN_BODY, "compute": 0, "copy": 1, "load": 2, "epilogue": 3, "retire": 4}
+# With an inner pipeline that is filled ahead: its body reads the last of this slot, then the gate admits the next
+# tile, of which the first fragments are filled, and the copies may fill this slot again.
+PLACE_AHEAD = {"body": 0, "gate": 1, "fill": 2, "copy": 3, "compute": 4}
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """How a loop is pipelined: TVM's lists, statement by statement, and what their lowering needs.
+
+    ``statements`` and ``roles`` name the loop's statements and what they are to the pipeline: "load"
+    (global memory to registers, on the way to shared memory), "copy" (an operand to shared memory or
+    registers), "transform" (a cast or the like of a copied operand, or a reset), "compute" (uses operands),
+    "epilogue" (uses what compute made, and no copy), "gate" (waits, in the form with one barrier), "retire" (waits for
+    a computation that runs on by itself, :mod:`schedules.tensor_cores.warpgroup`), "fill" and "body" (of an inner
+    pipeline that is
+    filled ahead; its end computes). ``stage``, ``order`` and ``async_stages`` are TVM's lists (see the module's text),
+    empty without a pipeline; ``slots`` counts the versions of each copied operand; ``fragments`` says that registers of
+    whole warps are among what is written.
+    """
+
+    loop: LoopRV
+    slots: int
+    statements: tuple[str, ...]
+    roles: tuple[str, ...]
+    stage: tuple[int, ...]
+    order: tuple[int, ...]
+    async_stages: tuple[int, ...]
+    unroll_ring: bool = False
+    fragments: bool = False
+
+    @property
+    def pass_config(self) -> dict[str, bool]:
+        """The pass configuration without which asynchronous copies are lowered to ordinary ones."""
+        return {"tirx.use_async_copy": True} if self.async_stages else {}
+
+    @property
+    def tir_pipeline(self) -> str:
+        """The compilation pipeline without which the ring is not written out, and fragments are not lowered."""
+        if self.fragments:
+            return FRAGMENTS
+        return UNROLLED_RINGS if self.unroll_ring and self.slots > 1 else "s_tir"
+
+
+def infer_pipeline(
+    sch: Schedule,
+    loop: LoopRV,
+    stages: int = 3,
+    async_copy: bool | str = "auto",
+    *,
+    one_barrier: bool = False,
+    unroll_ring: bool = False,
+    fill_ahead: bool = False,
+) -> PipelinePlan:
+    """Work out stages, order and asynchronous stages from what the loop's statements read and write.
+
+    Nothing is changed. A *copy* fills shared memory or registers, keeps no running sum, reads nothing
+    that the loop computes, and is consumed by a later statement of the same loop; copies of copies run
+    through registers on their way to shared memory. What uses copies computes; what lies between a copy
+    and its use (a cast, a dequantisation) runs with the computation, and what uses results runs one stage
+    after it, unless it, or something that it feeds, needs a copy as well (softmax: the maximum, then the row
+    again): that runs with the computation, in program order. Works on any number of statements and copies,
+    and on an inner loop over registers (:func:`pipeline_loop` of ``k_inner``, whose copies go from shared
+    memory to registers).
+
+    Parameters
+    ----------
+    stages : ring slots of each copied operand; 1 for no pipeline. More than the loop has iterations
+        warns, and as many as it has are planned.
+    async_copy : "auto" makes copies asynchronous where all of them only move elements from global to
+        shared memory (cp.async; sm_80 and newer); True demands it; False forbids it.
+    one_barrier : the form of :mod:`schedules.pipeline.one_barrier`: all copies as one statement, a gate, one barrier
+        per iteration. Needs asynchronous copies, and nothing else that writes shared memory.
+    unroll_ring : write out one turn of the ring, so that slot indices are constants
+        (:func:`schedules.pipeline.lowering.unroll_rings`).
+    fill_ahead : fill the registers of an inner pipeline for the next iteration at the end of this one, instead of
+        at the start of the next. Needs ``one_barrier``, and an inner pipeline of two slots with an even number of
+        iterations, so that the registers filled ahead are not those still in use.
+
+    Raises
+    ------
+    IllegalPipeline : for fewer than 1 stage; for a loop without copies or without their use; for a loop
+        inside a pipelined one (the inner loop comes first); for ``async_copy=True`` where a copy cannot be
+        asynchronous, naming it; for ``one_barrier`` where two are needed; for ``fill_ahead`` without the above.
+    """
+    _check_request(sch, loop, stages)
+    name = loop_name(sch, loop)
+    statements = statements_under(sch, loop)
+    names = tuple(statement.name for statement in statements)
+    gated = any(is_gate(statement) for statement in statements)
+    fragments = any(region.source.scope() == FRAGMENT for statement in statements for region in statement.writes)
+    slots = min(stages, loop_extent(sch, loop))
+    if slots < stages:
+        warnings.warn(
+            f"{stages} pipeline stages on loop {name!r} of {slots} iterations: {slots} used, more would stay empty",
+            stacklevel=3,
+        )
+    if slots == 1 and not gated:
+        return PipelinePlan(loop, 1, names, (), (), (), (), fragments=fragments)
+    roles = _roles(statements, name)
+    asynchronous = _asynchronous(statements, roles, async_copy, name)
+    if one_barrier or gated:
+        _check_one_barrier(statements, roles, asynchronous and slots > 1, name)
+    if one_barrier and not gated:
+        names, roles = _with_gate(names, roles)
+    if fill_ahead:
+        roles = _ahead_roles(sch, loop, name, statements, roles)
+    in_flight = next((left for left in map(retires, statements) if left is not None), 0)
+    stage = _stages_of(roles, slots, in_flight, fill_ahead, name)
+    order = _order_of(roles, fill_ahead)
+    async_stages = (0,) if asynchronous else ()
+    return PipelinePlan(loop, slots, names, roles, stage, order, async_stages, unroll_ring, fragments)
+
+
+def pipeline_loop(
+    sch: Schedule,
+    loop: LoopRV,
+    stages: int = 3,
+    async_copy: bool | str = "auto",
+    *,
+    one_barrier: bool = False,
+    unroll_ring: bool = False,
+    fill_ahead: bool = False,
+) -> PipelinePlan:
+    """Overlap a loop's copies with what uses them, ``stages`` ring slots per operand; infer, check, apply.
+
+    ::
+
+        before   for k:
+                   A_shared = A[k];  B_shared = B[k]
+                   C += A_shared * B_shared
+        after    slots 0 .. stages-2 filled from A[0 ..], B[0 ..]            # prologue
+                 for k < K - stages + 1:
+                   slot (k + stages-1) % stages  filled from A, B at k + stages-1
+                   C += slot k % stages
+                 C += the remaining stages-1 slots                          # epilogue
+
+    ``stages`` counts slots: 1 leaves the loop alone, n keeps n − 1 tiles ahead. Asynchronous copies
+    (cp.async: sm_80 and newer; 4, 8 or 16 bytes each) need the pass configuration in the result::
+
+        with tvm.transform.PassContext(config=plan.pass_config):
+            tvm.compile(sch.mod, target, tir_pipeline=plan.tir_pipeline)
+
+    ``one_barrier``, ``unroll_ring`` and ``fill_ahead`` give the loop a form that costs less and does the same
+    (see :func:`infer_pipeline`). Copies staged through registers
+    (:func:`schedules.memory.staging.stage_through_registers`) run one stage deeper: global loads are issued one
+    iteration before their registers are stored to shared memory. The loop stays valid; called again, the last
+    call counts (but a gate, once made, stays). Parameters and errors are those of :func:`infer_pipeline` and of
+    :func:`schedules.pipeline.checks.check_pipeline`.
+    """
+    plan = infer_pipeline(
+        sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the same again below
+        _apply(plan, sch.copy())  # a refusal leaves the schedule as it was
+    _apply(plan, sch)
+    return plan
+
+
+def pipeline_reads(sch: Schedule, loop: LoopRV, slots: int) -> bool:
+    """Read the operands of an inner loop a step ahead, where the loop around it can then be filled ahead: if it did.
+
+    ::
+
+        before   for k:  a = A_shared[k];  C += a * ...
+        after    a[0] = A_shared[0]
+                 for k < K - 1:  a[(k + 1) % 2] = A_shared[k + 1];  C += a[k % 2] * ...
+                 C += a[(K - 1) % 2] * ...
+
+    ``slots`` are those of the loop around it, to whose :func:`pipeline_loop` the result is given as ``fill_ahead``.
+    Nothing is changed with one slot, which holds no next tile to read from, or with an odd number of steps, after
+    which the two versions would have changed places.
+    """
+    possible = slots > 1 and loop_extent(sch, loop) % 2 == 0
+    if possible:
+        pipeline_loop(sch, loop, 2, False)
+    return possible
+
+
+def _apply(plan: PipelinePlan, sch: Schedule) -> None:
+    """Gate the loop if planned, check the plan's lists, and annotate them in the place of an earlier call's."""
+    loop, statements = plan.loop, statements_under(sch, plan.loop)
+    for key in (STAGE, ORDER, ASYNC, UNROLL_RING):
+        if key in sch.get(loop).annotations:
+            sch.unannotate(loop, key)
+    if "gate" in plan.roles and not any(is_gate(statement) for statement in statements):
+        roles = _roles(statements, loop_name(sch, loop))
+        gate_copies(sch, loop, [index for index, role in enumerate(roles) if role == "copy"])
+    if plan.slots == 2 and "retire" not in plan.roles:
+        _keep_two_versions(sch, loop)
+    if plan.stage:
+        check_pipeline(sch, loop, plan.stage, plan.order, plan.async_stages)
+        sch.annotate(loop, STAGE, list(plan.stage))
+        sch.annotate(loop, ORDER, list(plan.order))
+    if plan.async_stages:
+        sch.annotate(loop, ASYNC, list(plan.async_stages))
+    if plan.stage and plan.unroll_ring:
+        sch.annotate(loop, UNROLL_RING, plan.slots)
+
+
+def _keep_two_versions(sch: Schedule, loop: LoopRV) -> None:
+    """Ask for the second slot, which TVM would leave out where all it sees of the reads is a gate before the copies."""
+    statements = statements_under(sch, loop)
+    if any(HIDES_READS in block.annotations for statement in statements for block in statement.blocks):
+        copies = [block for statement in statements if statement.fills_shared for block in statement.blocks]
+        for block in (block for block in copies if DOUBLE_BUFFER not in block.annotations):
+            double_buffer(sch, sch.get_sblock(str(block.name_hint), str(sch.func_working_on.name_hint)))
+
+
+def double_buffer(sch: Schedule, copy: SBlockRV) -> None:
+    """Ask TVM for at least two versions of the buffer a copy block writes (``double_buffer_scope``).
+
+    Read by the software pipeline only: without a pipeline the generated code does not change at all, and
+    a pipeline of two or more slots has its versions already.
+    """
+    sch.annotate(copy, DOUBLE_BUFFER, 0)
+
+
+def required_pass_config(mod: ir.IRModule | tirx.PrimFunc) -> dict[str, bool]:
+    """The pass configuration a scheduled module needs to be lowered as it was scheduled.
+
+    Read off the annotations: ``tirx.use_async_copy`` if any loop has asynchronous stages, else nothing.
+    """
+    return {"tirx.use_async_copy": True} if any(True for _ in annotated_loops(mod, ASYNC)) else {}
+
+
+def _check_request(sch: Schedule, loop: LoopRV, stages: int) -> None:
+    """Raise for a stage count that is none, and for a loop inside a pipelined one."""
+    name = loop_name(sch, loop)
+    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
+        raise IllegalPipeline(
+            "stage count is no whole number from 1 on" if not isinstance(stages, int) else "stage count below 1",
+            loop=name,
+            value=stages,
+            limit="at least 1",
+            remedy="give 1 for no pipeline",
+        )
+    if outer := pipelined_loop_around(sch, loop):
+        raise IllegalPipeline(
+            f"loop {outer!r} around it is pipelined already, and its lists count this loop as one statement",
+            loop=name,
+            remedy="pipeline the inner loop first",
+        )
+
+
+def _stages_of(roles: tuple[str, ...], slots: int, in_flight: int, fill_ahead: bool, loop: str) -> tuple[int, ...]:
+    """Each statement's stage: how many iterations it runs behind the first."""
+    first_copy = 1 if "load" in roles else 0
+    compute = first_copy + slots - 1 - in_flight
+    if in_flight and compute <= first_copy:
+        raise IllegalPipeline(
+            "computations in flight across the barrier need a slot each, beside those of copies and computation",
+            loop=loop,
+            value=f"{slots} stages",
+            limit=f"at least {in_flight + 2}",
+            remedy="give more stages, or leave none in flight",
+        )
+    stage_of = {
+        "load": 0,
+        "copy": first_copy,
+        "gate": compute,
+        "transform": compute,
+        "fill": compute,
+        "body": compute + 1,  # one stage more, and no slot more, since the gate is between reads and copies
+        "compute": compute + fill_ahead,
+        "epilogue": compute + 1,
+        "retire": compute + in_flight,
+    }
+    return tuple(stage_of[role] for role in roles)
+
+
+def _order_of(roles: tuple[str, ...], fill_ahead: bool) -> tuple[int, ...]:
+    """Each statement's place in the body of the pipelined loop."""
+    places = PLACE_IF_RETIRED if "retire" in roles else PLACE_AHEAD if fill_ahead else PLACE_IN_BODY
+    body = sorted(range(len(roles)), key=lambda index: places[roles[index]])
+    return tuple(body.index(index) for index in range(len(roles)))
+
+
+def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
+    """Each statement's role in the pipeline; see :class:`PipelinePlan`."""
+    copies = [statement for index, statement in enumerate(statements) if _is_copy(index, statements)]
+    roles: list[str] = []
+    for statement in statements:
+        fed_by = [role for role, earlier in zip(roles, statements) if _feeds(earlier, statement)]
+        if is_gate(statement):
+            roles.append("gate")
+        elif retires(statement) is not None:
+            roles.append("retire")
+        elif statement in copies:
+            feeds_copy = any(_feeds(statement, later) for later in copies if later is not statement)
+            roles.append("load" if feeds_copy and not statement.fills_shared else "copy")
+        elif "compute" in fed_by or "epilogue" in fed_by:
+            roles.append("compute" if _holds_copies(statement, statements, copies) else "epilogue")
+        elif (fed_by or not statement.reads) and not statement.accumulates and _is_used(statement, statements):
+            roles.append("transform")
+        else:
+            roles.append("compute")
+    for needed, problem in (
+        ("copy", "nothing to load ahead: no copy to shared memory or registers"),
+        ("compute", "no use of the copies"),
+    ):
+        if needed not in roles:
+            raise IllegalPipeline(
+                f"{problem} among the loop's statements",
+                loop=loop,
+                value=[statement.name for statement in statements],
+                remedy="stage operands with stage_in_shared(sch, block, operand, loop) first",
+            )
+    return tuple(roles)
+
+
+def _is_copy(index: int, statements: list[Statement]) -> bool:
+    statement, earlier = statements[index], statements[:index]
+    near = all(region.source.scope() in (*SHARED_SCOPES, "local", FRAGMENT) for region in statement.writes)
+    inputs = [producer for producer in earlier if _feeds(producer, statement)]
+    from_copies = all(_is_copy(statements.index(producer), statements) for producer in inputs)
+    # A transform reads shared memory that the loop fills; a copy through registers reads registers only.
+    through_registers = all(not producer.fills_shared for producer in inputs)
+    used = any(_feeds(statement, later) for later in statements[index + 1 :])
+    return near and used and bool(statement.reads) and from_copies and through_registers and not statement.accumulates
+
+
+def _holds_copies(statement: Statement, statements: list[Statement], copies: list[Statement]) -> bool:
+    """Whether a statement, or one that it feeds, still reads a copy: a later stage would keep each slot for longer.
+
+    In softmax the row's maximum is a result, but the sum of exponentials needs the row once more.
+    """
+    later = statements[statements.index(statement) + 1 :]
+    reads_copy = any(_feeds(copy, statement) for copy in copies)
+    return reads_copy or any(_feeds(statement, user) and _holds_copies(user, statements, copies) for user in later)
+
+
+def _is_used(statement: Statement, statements: list[Statement]) -> bool:
+    return any(_feeds(statement, other) for other in statements)
+
+
+def _feeds(producer: Statement, consumer: Statement) -> bool:
+    """Whether one statement writes what another reads; parts of one inner pipeline are one statement here."""
+    same = producer.blocks[0].same_as(consumer.blocks[0])
+    return not same and any(consumer.reads_buffer(region.source) for region in producer.writes)
+
+
+def _asynchronous(statements: list[Statement], roles: tuple[str, ...], wanted: bool | str, loop: str) -> bool:
+    if wanted not in (True, False, "auto"):
+        raise IllegalPipeline(
+            "unknown async_copy", loop=loop, value=repr(wanted), limit="True | False | 'auto'", remedy="choose one"
+        )
+    copies = [statement for statement, role in zip(statements, roles) if role in ("load", "copy")]
+    unfit = [statement for statement in copies if not _can_be_asynchronous(statement)]
+    # TVM 0.27 fails on vectors that are computed into shared memory beside cp.async.
+    vectors = [statement for statement in statements if statement.fills_shared and statement.vector > 1]
+    computed = [statement for statement in vectors if statement not in copies]
+    for obstacles, problem, remedy in (
+        (
+            unfit,
+            "a copy that is not a plain move from global to shared memory cannot be asynchronous",
+            "move the conversion to a statement after the copy",
+        ),
+        (
+            computed,
+            "vectors computed into shared memory cannot stand beside asynchronous copies",
+            "compute them as scalars",
+        ),
+    ):
+        if wanted is True and obstacles:
+            raise IllegalPipeline(
+                problem, loop=loop, block=obstacles[0].name, remedy=f"pass async_copy='auto', or {remedy}"
+            )
+    return bool(wanted) and not unfit and not computed
+
+
+def _check_one_barrier(statements: list[Statement], roles: tuple[str, ...], asynchronous: bool, loop: str) -> None:
+    """One barrier is enough where a wait stands at it, and where the threads share nothing but the copies."""
+    if not asynchronous:
+        raise IllegalPipeline(
+            "one barrier per iteration needs asynchronous copies in at least two slots, which are awaited at it",
+            loop=loop,
+            block=next(statement.name for statement, role in zip(statements, roles) if role in ("load", "copy")),
+            remedy="leave one_barrier out, or make the copies plain moves from global to shared memory",
+        )
+    for statement, role in zip(statements, roles):
+        if role != "copy" and any(region.source.scope() in SHARED_SCOPES for region in statement.writes):
+            raise IllegalPipeline(
+                "it writes shared memory that other threads read, which takes a barrier of its own",
+                loop=loop,
+                block=statement.name,
+                remedy="leave one_barrier out",
+            )
+
+
+def _with_gate(names: tuple[str, ...], roles: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names and roles once the copies are one statement with a gate behind it."""
+    others = [(name, role) for name, role in zip(names, roles) if role != "copy"]
+    copies = "+".join(name for name, role in zip(names, roles) if role == "copy")
+    return (copies, "arrived", *(name for name, _ in others)), ("copy", "gate", *(role for _, role in others))
+
+
+def _ahead_roles(
+    sch: Schedule, loop: LoopRV, name: str, statements: list[Statement], roles: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Roles with those of an inner pipeline's parts told apart; IllegalPipeline where it cannot be filled ahead."""
+    parts = [statement.part for statement in statements if statement.part]
+    inner = annotated_loops(tirx.PrimFunc([], sch.get(loop).body), STAGE)
+    even = all(int(part.extent) % 2 == 0 and max(map(int, part.annotations[STAGE])) == 1 for part in inner)
+    if "gate" not in roles or parts != ["prologue", "body", "epilogue"] or len(statements) > 5 or not even:
+        raise IllegalPipeline(
+            "nothing can be filled ahead: it takes copies with a gate, and one inner pipeline of an even trip count",
+            loop=name,
+            value=[statement.name for statement in statements],
+            remedy="pass one_barrier=True, and call pipeline_loop(sch, inner_loop, 2) first, or leave fill_ahead out",
+        )
+    others = len(roles) - len(parts)
+    return (*roles[:others], "fill", "body", "compute")
+
+
+def _can_be_asynchronous(statement: Statement) -> bool:
+    from_global = all(region.source.scope() in ("global", "") for region in statement.reads)
+    return statement.fills_shared and from_global and statement.is_pure_copy

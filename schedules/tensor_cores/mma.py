@@ -1,0 +1,694 @@
+"""Tensor cores: a warp's share of a contraction as ``mma.sync`` instructions on fragments.
+
+An instruction is data (:class:`MmaInstruction`): its name, shape and dtypes, from which one builder each makes
+TVM's intrinsics to load operands (``ldmatrix``) and to multiply. Where its fragments keep an element is said by three
+functions of (row, column), which are the tables of the PTX ISA ("Matrix fragments for mma.m16n8k16") as
+arithmetic. The schedule functions are one per idea, and :func:`tensorize_contraction` composes them::
+
+    tile_to_warps          loops: block tile, warp tile, k tile, k step, instruction
+    stage_in_swizzled      operands in shared memory, rows swizzled
+    load_fragments         operands in registers, in the layout the instruction wants
+    accumulate_fragment    the result in registers, its zeroing and write-back as ordinary loops over lanes
+    use_instruction        the innermost loops replaced
+
+Before the last one, :func:`use_instruction`, the schedule is ordinary TensorIR, which runs on a CPU: that is how
+tiles, fragment layouts and the pipeline are checked where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+from tvm import tirx
+from tvm.backend.cuda.op import cuda_func_call
+from tvm.s_tir import Schedule, TensorIntrin
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.script import tirx as T
+from tvm.target import Target
+
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.inspection import block_name, loop_name, loops_below
+from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
+from tensorir_ladder.schedules.loops.tiling import BlockTile, bind_grid, indivisible, raster_blocks
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
+from tensorir_ladder.schedules.memory.staging import (
+    CooperativeFetch,
+    accumulate_in_registers,
+    fetch_cooperatively,
+    initialize_before,
+    inline_data_movement,
+    stage_in_shared,
+)
+from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
+from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, ONE_BARRIER
+from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT, registers_of
+
+LANES = 32
+MMA_ARCH = 80  # the first architecture with the instructions below
+PIECE_ROWS = 8  # ldmatrix moves pieces of 8 rows of 16 bytes, each lane one register of each
+RASTER_ROWS = 2048  # as many as 132 blocks of 128 x 128 have columns beside them: about a square
+BASE_REGISTERS = (
+    22  # addresses and counters: a warp tile of 64x96 takes 252 to 255 registers in all, and does not spill
+)
+
+
+@dataclass(frozen=True)
+class MmaInstruction:
+    """One ``mma.sync`` instruction, as two in a row: C[16, 16] += A[16, k] · B[k, 16].
+
+    The PTX instruction is 8 columns wide; two of them use all four pieces of B that one ``ldmatrix`` brings.
+    ``ptx`` is its name, ``k`` the depth of one step, ``dtype`` that of the operands, ``accumulator`` that of C.
+    """
+
+    ptx: str
+    k: int
+    dtype: str
+    accumulator: str = "float32"
+
+    M: ClassVar[int] = 16
+    N: ClassVar[int] = 16
+
+    @property
+    def packed(self) -> int:
+        """Operand elements in one 32-bit register."""
+        return 4 // dtype_bytes(self.dtype)
+
+    @property
+    def transposes(self) -> bool:
+        """Whether ``ldmatrix`` can transpose operands on their way: it moves units of 16 bits."""
+        return self.packed == 2
+
+    @property
+    def operand_registers(self) -> int:
+        """Elements of A, and of B, that a lane holds."""
+        return self.M * self.k // LANES
+
+    @property
+    def function(self) -> str:
+        """The name of the CUDA helper that issues it."""
+        return "tensor_core_" + "_".join(self.ptx.split(".")[3:4] + self.ptx.split(".")[-3:-2])
+
+    def place_in_a(self, row, k):
+        """(lane, register) of A[row, k]: pieces go down first, then to the next 16 bytes of k."""
+        return self._place(row, k, lambda down, right: right * 2 + down)
+
+    def place_in_b(self, column, k):
+        """(lane, register) of B[k, column]: pieces go along k first, then to the next 8 columns."""
+        return self._place(column, k, lambda down, right: down * 2 + right)
+
+    def place_in_c(self, row, column):
+        """(lane, register) of C[row, column]: pairs of columns, rows 8 apart, columns 8 apart."""
+        lane = row % 8 * 4 + column % 8 // 2
+        return lane, column % 16 // 8 * 4 + row % 16 // 8 * 2 + column % 2
+
+    def row_address(self, lane, operand, by_k):
+        """(row, column) of the 16 bytes whose address a lane gives to ``ldmatrix``, in the operand as it is stored.
+
+        Lanes 8·p to 8·p + 7 point at the rows of piece p; ``by_k`` says that k is the stored operand's last dimension.
+        """
+        first, second = lane // 8 % 2, lane // 16
+        down, right = (second, first) if operand else (first, second)  # among A's rows, or B's columns; along k
+        inside, width = lane % PIECE_ROWS, 4 * self.packed
+        return (down * 8 + inside, right * width) if by_k else (right * 8 + inside, down * width)
+
+    def _place(self, row, k, piece):
+        width = 4 * self.packed
+        lane = row % PIECE_ROWS * 4 + k % width // self.packed
+        number = piece(row % self.M // PIECE_ROWS, k % self.k // width)
+        return lane, number * self.packed + k % self.packed
+
+
+INSTRUCTIONS = {
+    "float16": MmaInstruction("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", 16, "float16"),
+    "bfloat16": MmaInstruction("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", 16, "bfloat16"),
+}
+
+
+TF32 = MmaInstruction("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", 8, "float32")
+
+
+def instruction_for(dtype: str) -> MmaInstruction:
+    """The instruction for operands of a dtype; IllegalSchedule lists the dtypes that have one."""
+    if dtype not in INSTRUCTIONS:
+        raise IllegalSchedule(
+            "no tensor core instruction for operands of this dtype",
+            value=dtype,
+            limit=" | ".join(INSTRUCTIONS),
+            remedy="use one of these; for float32 rounded to TF32 (11 bits), ask for it: instruction=TF32",
+        )
+    return INSTRUCTIONS[dtype]
+
+
+@dataclass(frozen=True)
+class TensorCoreTile(BlockTile):
+    """The block tile of one thread block, and each warp's part of it. Written ``128x128x32/64x64``."""
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 32
+    warp_m: int = 64
+    warp_n: int = 64
+
+    FORM: ClassVar[str] = "MxNxK/WMxWN"
+    EXAMPLE: ClassVar[str] = "128x128x32/64x64"
+
+    @property
+    def warps(self) -> tuple[int, int]:
+        """Warps of a block along rows and columns."""
+        return self.block_m // self.warp_m, self.block_n // self.warp_n
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Threads of a block as (warps, lanes): extents of threadIdx.y and threadIdx.x."""
+        return self.warps[0] * self.warps[1], LANES
+
+    @property
+    def registers(self) -> int:
+        """Accumulators, operand fragments of one step of 16 (2 bytes an element), addresses: what it takes at least.
+
+        A second set of fragments, where the schedule asks for one, is the compiler's to fit in.
+        """
+        operands = (self.warp_m + self.warp_n) * 16 // 2 // LANES
+        return self.warp_m * self.warp_n // LANES + operands + BASE_REGISTERS
+
+    @classmethod
+    def missing(cls, target: Target) -> str:
+        """A clause for a target that is older than the instructions."""
+        arch = re.fullmatch(r"sm_(\d+)a?", str(target.attrs.get("arch", "")))
+        lacks = arch and int(arch.group(1)) < MMA_ARCH
+        return f"{arch.group()} has no mma of these shapes, which begin with sm_{MMA_ARCH}" if lacks else ""
+
+    def misfits(self) -> list[str]:
+        """Block tiles that warp tiles, and warp tiles that instructions, do not divide."""
+        return indivisible(
+            (
+                ("rows of the block", self.block_m, "rows per warp", self.warp_m),
+                ("columns of the block", self.block_n, "columns per warp", self.warp_n),
+                ("rows per warp", self.warp_m, "rows of an instruction", MmaInstruction.M),
+                ("columns per warp", self.warp_n, "columns of two instructions", MmaInstruction.N),
+                ("steps of a k tile", self.block_k, "steps of an instruction", 16),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class WarpLoops:
+    """The loops of a contraction cut for warps, by role, outermost first.
+
+    ``block_*`` walk the grid's tiles, ``warp`` the warps of a block, ``k_outer`` the k tiles, ``k_step`` the
+    instruction's steps inside one, ``fragment_*`` a warp's fragments, ``element_*`` the elements of one instruction.
+    """
+
+    block_row: LoopRV
+    block_column: LoopRV
+    warp: LoopRV
+    k_outer: LoopRV
+    k_step: LoopRV
+    fragment_row: LoopRV
+    fragment_column: LoopRV
+    element_row: LoopRV
+    element_column: LoopRV
+    element_k: LoopRV
+
+
+def tile_to_warps(
+    sch: Schedule,
+    rows: LoopRV,
+    columns: LoopRV,
+    reduction: LoopRV,
+    tile: TensorCoreTile,
+    instruction: MmaInstruction,
+) -> WarpLoops:
+    """Cut a contraction's three loops into block, warp and instruction tiles, and reorder them.
+
+    ::
+
+        before   for i < M:  for j < N:  for k < K:  C[i, j] += ...
+        after    for block_row:  for block_column:  for warp < warps, bound to threadIdx.y:
+                   for k_outer < K / block_k:  for k_step < block_k / 16:
+                     for fragment_row < warp_m / 16:  for fragment_column < warp_n / 16:
+                       for element_row < 16:  for element_column < 16:  for element_k < 16:  C[...] += ...
+
+    Extents must be multiples of the tile's (:func:`schedules.loops.layout.pad_to_tile`).
+
+    Raises
+    ------
+    IllegalTile : for a tile of another family; if warp tiles do not divide the block tile, or instructions these.
+    """
+    _check_tile(tile)
+    m, n = tile.warps
+    block_row, warp_row, fragment_row, element_row = sch.split(
+        rows, [None, m, tile.warp_m // instruction.M, instruction.M]
+    )
+    block_column, warp_column, fragment_column, element_column = sch.split(
+        columns, [None, n, tile.warp_n // instruction.N, instruction.N]
+    )
+    k_outer, k_step, element_k = sch.split(reduction, [None, tile.block_k // instruction.k, instruction.k])
+    inner = (k_outer, k_step, fragment_row, fragment_column, element_row, element_column, element_k)
+    sch.reorder(block_row, block_column, warp_row, warp_column, *inner)
+    warp = sch.fuse(warp_row, warp_column)
+    sch.bind(warp, "threadIdx.y")
+    return WarpLoops(block_row, block_column, warp, *inner)
+
+
+def stage_in_swizzled(
+    sch: Schedule,
+    block: SBlockRV,
+    operand: int,
+    loop: LoopRV,
+    threads: tuple[int, int],
+    scope: str = "shared",
+    k_last: bool = False,
+) -> CooperativeFetch:
+    """Copy an operand's tile to shared memory by all threads, in the widest vectors, its rows swizzled.
+
+    :func:`schedules.memory.staging.stage_in_shared`, :func:`schedules.memory.staging.fetch_cooperatively` and
+    :func:`schedules.memory.swizzling.swizzle_rows` in one; errors are theirs. ``k_last`` transposes a tile on its way
+    that has not k as its last dimension, element by element, for instructions that cannot.
+    """
+    copy = stage_in_shared(sch, block, operand, loop, scope)
+    inline_data_movement(sch, copy)
+    if k_last and not _ends_with_k(sch, block, operand):
+        sch.transform_layout(copy, ("write", 0), lambda *index: [*index[:-2], index[-1], index[-2]])
+    fetch = fetch_cooperatively(sch, copy, loop, threads, vectorize=True)
+    swizzle_rows(sch, copy)
+    return fetch
+
+
+@dataclass(frozen=True)
+class FragmentLoad:
+    """A copy of an operand into fragments: its block, the outer loop over one fragment's elements, its intrinsic."""
+
+    load: SBlockRV
+    elements: LoopRV
+    intrinsic: str
+
+
+def load_fragments(
+    sch: Schedule,
+    block: SBlockRV,
+    operand: int,
+    loop: LoopRV,
+    instruction: MmaInstruction,
+    hide_reads: bool = False,
+) -> FragmentLoad:
+    """Copy what one iteration of ``loop`` reads of an operand to registers, in the instruction's layout.
+
+    ::
+
+        before   for k_step:  C[i, j] += A_shared[i, k] * ...
+        after    for k_step:
+                   for fragment:  for r < 16:  for k < 16:  A_frag[fragment, lane(r, k), register(r, k)] = A_shared[...]
+                   C[i, j] += A_frag[...] * ...
+
+    ``hide_reads`` makes the later intrinsic read in a way that TVM's pass for barriers cannot see, for loops with
+    one barrier (:mod:`schedules.pipeline.one_barrier`). ``operand`` counts from 0; either may be stored with k as its
+    last dimension, or with k as the one before.
+    """
+    by_k = _ends_with_k(sch, block, operand)
+    load = sch.cache_read(block, operand, FRAGMENT)
+    sch.compute_at(load, loop)
+    place = instruction.place_in_b if operand else instruction.place_in_a
+    size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
+
+    def layout(*index):
+        """The buffer as fragments of (lane, register)."""
+        *outer, down, right = index
+        return [*outer, down // size[0], right // size[1], *place(*((down, right) if by_k else (right, down)))]
+
+    first, second = loops_below(sch, load, loop)[-2:]
+    first_outer, first_inner = sch.split(first, [None, size[0]])
+    second_outer, second_inner = sch.split(second, [None, size[1]])
+    sch.reorder(first_outer, second_outer, first_inner, second_inner)
+    for unrolled in (first_outer, second_outer):
+        sch.unroll(unrolled)
+    sch.transform_layout(load, ("write", 0), layout)
+    scope = str(sch.get(load).reads[0].source.scope())
+    if hide_reads:
+        sch.annotate(load, HIDES_READS, 1)
+    return FragmentLoad(load, first_inner, _load_intrinsic(instruction, operand, by_k, scope, hide_reads))
+
+
+def accumulate_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops, instruction: MmaInstruction) -> SBlockRV:
+    """Keep a warp's results in registers, in the instruction's layout, and write them back once, lane by lane.
+
+    ::
+
+        before   for warp:  for k_outer:  ... C[i, j] += ...
+        after    for warp:
+                   for k_outer:  ... C_frag[fragment, lane(i, j), register(i, j)] += ...
+                   for fragment, row % 16 // 8, column % 16 // 8:
+                     for lane < 32, bound to threadIdx.x:  D[2 columns] = f(C_frag[fragment, lane, 2 registers])
+
+    The write-back is an ordinary block: predicated where the result is ragged, with what follows elementwise fused
+    (:func:`schedules.memory.staging.accumulate_in_registers`), two columns a store where their alignment allows.
+    Returns it.
+    """
+    write_back = accumulate_in_registers(sch, block, loops.warp, FRAGMENT)
+    sch.transform_layout(write_back, ("read", 0), _accumulator_layout(instruction))
+    pair = _spread_over_lanes(sch, write_back, loops.warp)
+    vectorize_inner(sch, pair, widest_vector(sch, write_back, pair))
+    return write_back
+
+
+@dataclass(frozen=True)
+class TensorizedContraction:
+    """A contraction on tensor cores: its loops, its copies to shared memory and to fragments, its write-back."""
+
+    loops: WarpLoops
+    copies: tuple[CooperativeFetch, ...]
+    loads: tuple[FragmentLoad, ...]
+    write_back: SBlockRV
+    instruction: MmaInstruction
+
+
+def use_instruction(sch: Schedule, contraction: TensorizedContraction) -> None:
+    """Replace the loops over one instruction's elements by the instruction, and fragment copies by ``ldmatrix``.
+
+    ::
+
+        before   for r < 16:  for k < 16:  A_frag[lane(r, k), register(r, k)] = A_shared[r, k]
+                 for r < 16:  for c < 16:  for k < 16:  C_frag[...] += A_frag[...] * B_frag[...]
+        after    ldmatrix(A_frag[lane], A_shared[...])
+                 mma(C_frag[lane, 0:4], A_frag[lane], B_frag[lane, 0:4]);  mma(C_frag[lane, 4:8], ...)
+
+    The last step of a schedule: a schedule with instructions cannot be copied (TVM 0.27), and so not pipelined.
+
+    Raises
+    ------
+    IllegalPipeline : for loads that hide their reads, where no loop with one barrier is around them.
+    """
+    k_outer = contraction.loops.k_outer
+    hiding = [load.load for load in contraction.loads if HIDES_READS in sch.get(load.load).annotations]
+    if hiding and ONE_BARRIER not in sch.get(k_outer).annotations:
+        raise IllegalPipeline(
+            "its reads are hidden from TVM, which would put no barrier between them and the copies",
+            block=block_name(sch, hiding[0]),
+            loop=loop_name(sch, k_outer),
+            remedy="call pipeline_loop(sch, k_outer, one_barrier=True) first, or leave hide_reads out",
+        )
+    for load in contraction.loads:
+        sch.tensorize(load.elements, load.intrinsic)
+    sch.tensorize(contraction.loops.element_row, _multiply_intrinsic(contraction.instruction))
+
+
+def tensorize_contraction(
+    sch: Schedule,
+    block: SBlockRV,
+    tile: TensorCoreTile,
+    *,
+    scope: str = "shared",
+    raster_rows: int = RASTER_ROWS,
+    hide_reads: bool = False,
+    instruction: MmaInstruction | None = None,
+) -> TensorizedContraction:
+    """Compute a (batched) matrix product on tensor cores: tiles to blocks and warps, operands in shared memory.
+
+    ::
+
+        before   for (batch,) i, j, k:  C[i, j] += A[i, k] * B[k, j]
+        after    for tile, bound to blockIdx.x:  for warp, bound to threadIdx.y:
+                   C_frag = 0
+                   for k_outer:
+                     A_shared = A[tile];  B_shared = B[tile]                   # by all threads together, swizzled
+                     for k_step:
+                       A_frag = A_shared[...];  B_frag = B_shared[...]         # ldmatrix
+                       for fragment_row, fragment_column:  C_frag += A_frag * B_frag    # mma.sync
+                   C = C_frag
+
+    ``block`` has the loops rows, columns, reduction, and maybe more outside, which join the grid. Ragged extents are
+    padded with zeros on their way (:func:`schedules.loops.layout.pad_to_tile`). ``scope`` holds the shared
+    tiles, ``raster_rows`` are the rows of the result whose blocks run together
+    (:func:`schedules.loops.tiling.raster_blocks`; 1
+    for row order), ``hide_reads`` is for loops with one barrier. ``instruction`` is that of the operands' dtype where
+    none is given; float32 operands have none of their own, because :data:`TF32` rounds them to 11 bits. Instructions
+    come last, after the loops were pipelined: :func:`use_instruction`.
+
+    Raises
+    ------
+    IllegalSchedule : for a block with fewer than three loops; for operands in a dtype without an instruction, or
+        not the one of the instruction asked for.
+    IllegalTile : for tiles that do not divide.
+    """
+    loops_of_block = contraction_loops(sch, block)
+    _check_tile(tile)
+    instruction = _fitting(instruction, str(sch.get(block).reads[0].source.dtype))
+    *batch, rows, columns, reduction = loops_of_block
+    if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
+        *batch, rows, columns, reduction = sch.get_loops(block)
+    loops = tile_to_warps(sch, rows, columns, reduction, tile, instruction)
+    group = max(1, raster_rows // tile.block_m)
+    bind_grid(sch, [*batch, *raster_blocks(sch, loops.block_row, loops.block_column, group)])
+    write_back = accumulate_fragment(sch, block, loops, instruction)
+    copies = tuple(
+        stage_in_swizzled(sch, block, operand, loops.k_outer, tile.threads, scope, not instruction.transposes)
+        for operand in (0, 1)
+    )
+    loads = tuple(load_fragments(sch, block, operand, loops.k_step, instruction, hide_reads) for operand in (0, 1))
+    for loop in (loops.k_step, loops.fragment_row, loops.fragment_column):
+        sch.unroll(loop)
+    zeroing = initialize_before(sch, block, loops.k_outer)
+    _spread_over_lanes(sch, zeroing, loops.warp)
+    return TensorizedContraction(loops, copies, loads, write_back, instruction)
+
+
+def _fitting(instruction: MmaInstruction | None, dtype: str) -> MmaInstruction:
+    """The instruction asked for, or that of the operands' dtype."""
+    if instruction and instruction.dtype != dtype:
+        raise IllegalSchedule(
+            f"the instruction multiplies {instruction.dtype}",
+            value=f"{dtype} operands",
+            limit=instruction.dtype,
+            remedy="leave the instruction out to get the one of the operands' dtype",
+        )
+    return instruction or instruction_for(dtype)
+
+
+def _check_tile(tile: TensorCoreTile) -> None:
+    if not isinstance(tile, TensorCoreTile):
+        example = f"give for example {TensorCoreTile.EXAMPLE}"
+        raise IllegalTile("not a tile of warps", value=tile, limit=TensorCoreTile.FORM, remedy=example)
+    if misfits := tile.misfits():
+        raise IllegalTile(f"tile {tile} is illegal: " + "; ".join(misfits), remedy="choose multiples")
+
+
+def _ends_with_k(sch: Schedule, block: SBlockRV, operand: int) -> bool:
+    """Whether the last index of an operand is the reduction's."""
+    stmt = sch.get(block)
+    return bool(stmt.reads[operand].region[-1].min.same_as(stmt.iter_vars[-1].var))
+
+
+def _accumulator_layout(instruction: MmaInstruction):
+    def layout(*index):
+        """The results as fragments of (lane, register)."""
+        *outer, row, column = index
+        return [*outer, row // instruction.M, column // instruction.N, *instruction.place_in_c(row, column)]
+
+    return layout
+
+
+def _spread_over_lanes(sch: Schedule, block: SBlockRV, warp: LoopRV) -> LoopRV:
+    """Bind the lanes that hold a warp's results to threadIdx.x, all else unrolled; returns the loop over a pair.
+
+    ::
+
+        before   for row < warp_m:  for column < warp_n:  ... C_frag[lane(row, column), register(row, column)]
+        after    for 16 rows, 8 of these, 16 columns, 8 of these:
+                   for lane < 32, bound to threadIdx.x:  for pair < 2:  ...
+    """
+    loops = loops_below(sch, block, warp)
+    rows, columns = loops[-2:] if len(loops) == 2 else _fused_sides(sch, loops)
+    rows_16, rows_8, row = sch.split(rows, [None, 2, 8])
+    columns_16, columns_8, quad, pair = sch.split(columns, [None, 2, 4, 2])
+    sch.reorder(rows_16, rows_8, columns_16, columns_8, row, quad, pair)
+    for loop in (rows_16, rows_8, columns_16, columns_8, pair):
+        sch.unroll(loop)
+    sch.bind(sch.fuse(row, quad), "threadIdx.x")
+    return pair
+
+
+def _fused_sides(sch: Schedule, loops: list[LoopRV]) -> tuple[LoopRV, LoopRV]:
+    """Loops (rows 16, columns 16, row, column) of a zeroed tile as rows and columns."""
+    rows_outer, columns_outer, row, column = loops
+    sch.reorder(rows_outer, row, columns_outer, column)
+    return sch.fuse(rows_outer, row), sch.fuse(columns_outer, column)
+
+
+_LOAD = """
+__forceinline__ __device__ void {name}(void* fragment, void*, const void* address{seen}) {{
+  unsigned* r = (unsigned*)fragment;
+  unsigned from = (unsigned)__cvta_generic_to_shared(address);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));{rounding}
+}}
+"""
+
+# The instruction cuts the bits off that TF32 has not; to the nearest is half the error.
+_ROUND_TO_TF32 = """
+  for (int i = 0; i < 4; ++i) asm("cvt.rna.tf32.f32 %0, %0;" : "+r"(r[i]));"""
+
+_MULTIPLY = """
+__forceinline__ __device__ void {name}(void* result, void*, const void* left, const void*,
+                                                const void* right, const void*) {{
+  float* c = (float*)result;
+  const unsigned* a = (const unsigned*)left;
+  const unsigned* b = (const unsigned*)right;
+  asm("{ptx} {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}}
+"""
+
+
+@cache
+def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope: str, hide_reads: bool) -> str:
+    """Register the intrinsic that brings 16 rows (columns) of an operand to fragments, and return its name.
+
+    Where k is not the last dimension, the pieces are transposed on their way (``.trans``).
+    """
+    described = _load_description(instruction, operand, by_k, scope)
+    implemented = _load_implementation(instruction, operand, by_k, scope, hide_reads)
+    order = "by_k" if by_k else "across_k"
+    name = f"tensor_core_load_{operand}_{instruction.dtype}_{order}_{scope}_{'hidden' if hide_reads else 'seen'}"
+    TensorIntrin.register(name, described, implemented, override=True)
+    return name
+
+
+def _load_size(instruction: MmaInstruction, by_k: bool) -> tuple[int, int]:
+    """Rows and columns of a tile as it lies in shared memory."""
+    return (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
+
+
+def _load_description(instruction: MmaInstruction, operand: int, by_k: bool, scope: str) -> tirx.PrimFunc:
+    """What a load does, as the schedule has it: element by element."""
+    place = instruction.place_in_b if operand else instruction.place_in_a
+    size, dtype, registers = _load_size(instruction, by_k), instruction.dtype, instruction.operand_registers
+
+    def held(i, j):
+        """(lane, register) of the tile's element."""
+        return place(i, j) if by_k else place(j, i)
+
+    @T.prim_func(s_tir=True)
+    def _described(tile_handle: T.handle, fragment_handle: T.handle) -> None:
+        tile = T.match_buffer(tile_handle, size, dtype, scope=scope, offset_factor=1)
+        fragment = T.match_buffer(fragment_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        with T.sblock("root"):
+            T.reads(tile[0 : size[0], 0 : size[1]])
+            T.writes(fragment[0:LANES, 0:registers])
+            for i, j in T.grid(size[0], size[1]):
+                with T.sblock("load"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    lane, register = T.meta_var(held(vi, vj))
+                    T.reads(tile[vi, vj])
+                    T.writes(fragment[lane, register])
+                    fragment[lane, register] = tile[vi, vj]
+
+    return _described
+
+
+def _load_implementation(
+    instruction: MmaInstruction, operand: int, by_k: bool, scope: str, hide_reads: bool
+) -> tirx.PrimFunc:
+    """What a load is: each lane's part of ``ldmatrix``."""
+    size, dtype, registers = _load_size(instruction, by_k), instruction.dtype, instruction.operand_registers
+    marks, rounding = {HIDES_READS: 1} if hide_reads else {}, "" if instruction.transposes else _ROUND_TO_TF32
+    function = "tensor_core_load" + "_hidden" * hide_reads + "_transposed" * (not by_k) + "_rounded" * bool(rounding)
+    seen = "" if hide_reads else f", {_ctype(dtype)} seen"
+    source = _LOAD.format(name=function, trans="" if by_k else ".trans", seen=seen, rounding=rounding)
+
+    def moved(fragment, tile, lane):
+        """The call that moves a tile to its fragment."""
+        at = tile[instruction.row_address(lane, operand, by_k)]
+        read = [] if hide_reads else [at]  # a value nobody uses: the read that ThreadSync has to see
+        parts = *registers_of(fragment, lane, 0, registers), tirx.address_of(at)
+        return cuda_func_call(function, *parts, *read, source_code=source)
+
+    @T.prim_func(s_tir=True)
+    def _implemented(tile_handle: T.handle, fragment_handle: T.handle) -> None:
+        stride = T.int32()
+        tile = T.match_buffer(tile_handle, size, dtype, scope=scope, offset_factor=1, strides=[stride, 1])
+        fragment = T.match_buffer(fragment_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        with T.sblock("root"):
+            T.reads(tile[0 : size[0], 0 : size[1]])
+            T.writes(fragment[0:LANES, 0:registers])
+            T.sblock_attr(marks)
+            for lane in T.thread_binding(LANES, "threadIdx.x"):
+                T.evaluate(moved(fragment, tile, lane))
+
+    return _implemented
+
+
+@cache
+def _multiply_intrinsic(instruction: MmaInstruction) -> str:
+    """Register the intrinsic of two instructions side by side, and return its name."""
+    name = f"{instruction.function}_multiply"
+    described, implemented = _multiply_description(instruction), _multiply_implementation(instruction)
+    TensorIntrin.register(name, described, implemented, override=True)
+    return name
+
+
+def _multiply_description(instruction: MmaInstruction) -> tirx.PrimFunc:
+    """What both instructions do, as the schedule has it: element by element."""
+    m, n, k, dtype, wide = instruction.M, instruction.N, instruction.k, instruction.dtype, instruction.accumulator
+    registers, results = instruction.operand_registers, m * n // LANES
+
+    def widened(fragment, place):
+        """An element as the workload reads it."""
+        return fragment[place] if dtype == wide else tirx.Cast(wide, fragment[place])
+
+    @T.prim_func(s_tir=True)
+    def _described(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
+        a = T.match_buffer(a_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        b = T.match_buffer(b_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        c = T.match_buffer(c_handle, (LANES, results), wide, scope=FRAGMENT, offset_factor=1)
+        with T.sblock("root"):
+            T.reads(c[0:LANES, 0:results], a[0:LANES, 0:registers], b[0:LANES, 0:registers])
+            T.writes(c[0:LANES, 0:results])
+            for i, j, s in T.grid(m, n, k):
+                with T.sblock("multiply"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, s])
+                    in_a, in_b, in_c = T.meta_var(
+                        (instruction.place_in_a(vi, vk), instruction.place_in_b(vj, vk), instruction.place_in_c(vi, vj))
+                    )
+                    T.reads(c[in_c[0], in_c[1]], a[in_a[0], in_a[1]], b[in_b[0], in_b[1]])
+                    T.writes(c[in_c[0], in_c[1]])
+                    c[in_c[0], in_c[1]] = c[in_c[0], in_c[1]] + widened(a, in_a) * widened(b, in_b)
+
+    return _described
+
+
+def _multiply_implementation(instruction: MmaInstruction) -> tirx.PrimFunc:
+    """What both instructions are: a call for each half of the columns."""
+    dtype, wide = instruction.dtype, instruction.accumulator
+    registers, results = instruction.operand_registers, instruction.M * instruction.N // LANES
+    source = _MULTIPLY.format(name=instruction.function, ptx=instruction.ptx)
+
+    def half(c, a, b, lane, number):
+        """The call for 8 of the 16 columns."""
+        parts = (
+            *registers_of(c, lane, number * results // 2, results // 2),
+            *registers_of(a, lane, 0, registers),
+            *registers_of(b, lane, number * registers // 2, registers // 2),
+        )
+        return cuda_func_call(instruction.function, *parts, source_code=source)
+
+    @T.prim_func(s_tir=True)
+    def _implemented(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
+        a = T.match_buffer(a_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        b = T.match_buffer(b_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        c = T.match_buffer(c_handle, (LANES, results), wide, scope=FRAGMENT, offset_factor=1)
+        with T.sblock("root"):
+            T.reads(c[0:LANES, 0:results], a[0:LANES, 0:registers], b[0:LANES, 0:registers])
+            T.writes(c[0:LANES, 0:results])
+            for lane in T.thread_binding(LANES, "threadIdx.x"):
+                T.evaluate(half(c, a, b, lane, 0))
+                T.evaluate(half(c, a, b, lane, 1))
+
+    return _implemented
+
+
+def _ctype(dtype: str) -> str:
+    return {"float16": "half", "bfloat16": "nv_bfloat16", "float32": "float"}[dtype]

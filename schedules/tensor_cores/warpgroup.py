@@ -1,0 +1,452 @@
+"""Contractions by warpgroups: tiles, panels in shared memory, tensorization and a pipeline with wgmma in flight.
+
+A warpgroup's multiplication is asynchronous, as the copies are: it is *issued*, and must be *retired* before its
+results are used or its operands overwritten. :func:`pipeline_warpgroups` gives the k loop this form::
+
+    for k:  wait until tile k has landed;  barrier            # the gate (schedules/one_barrier.py)
+            issue the multiplication of slot k % slots        # returns at once
+            start filling slot (k + slots - 2) % slots        # while the tensor cores are busy
+            retire tile k - 1                                 # at most one multiplication stays in flight
+    retire the last tile
+
+Why that is right: the slot filled in iteration k held tile k - 2, which every warpgroup retired in its iteration
+k - 1, and all threads met at the barrier of iteration k in between. Tile k, which it is read as, has landed for
+every thread that waited at the gate, and the barrier makes that all of them; ``fence.proxy.async`` behind the barrier
+brings what they copied before the instruction's eyes. With nothing left in flight (``in_flight=0``) tile k is retired
+at the end of its own iteration, and slot (k + slots - 1) % slots is filled, which held tile k - 1: one tile more is on
+its way with the same slots, and the tensor cores wait at each barrier.
+
+As stages: copies 0; gate and issue slots - 1 - in_flight; retire slots - 1. The retiring statement declares reads of
+both operands, so that TVM gives them one slot per tile from the first copy to the last retirement.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.backend.cuda.op import cuda_func_call
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile
+from tensorir_ladder.schedules.inspection import loop_extent, loop_name, loops_below, statements_under
+from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
+from tensorir_ladder.schedules.loops.tiling import BlockTile, bind_grid, indivisible, raster_blocks
+from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes, vectorize_inner, widest_vector
+from tensorir_ladder.schedules.memory.staging import (
+    CooperativeFetch,
+    accumulate_in_registers,
+    fetch_cooperatively,
+    initialize_before,
+    inline_data_movement,
+    stage_in_shared,
+)
+from tensorir_ladder.schedules.memory.swizzling import PIECES, swizzle_rows
+from tensorir_ladder.schedules.pipeline.one_barrier import (
+    HIDES_READS,
+    RETIRE,
+    RETIRE_FUNCTION,
+    place_behind,
+    whole_buffer,
+)
+from tensorir_ladder.schedules.pipeline.pipelining import PipelinePlan, pipeline_loop
+from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT
+from tensorir_ladder.schedules.tensor_cores.wgmma import LANES, PANEL, Wgmma, keep_in_registers, misfits
+
+WGMMA_ARCH = "sm_90a"
+WGMMA_REGISTERS = 40  # what descriptors, copies' addresses and loop counters take beside the accumulators
+SCOPE = "shared.dyn"
+
+
+@dataclass(frozen=True)
+class WarpgroupTile(BlockTile):
+    """The block tile, and the ``group_m`` × ``group_n`` outputs of it that one warpgroup (128 threads) computes.
+
+    Written ``128x256x64/64x256``. ``group_n`` is the instruction's width.
+    """
+
+    block_m: int = 128
+    block_n: int = 256
+    block_k: int = 64
+    group_m: int = 64
+    group_n: int = 256
+
+    FORM: ClassVar[str] = "MxNxK/GMxGN"
+    EXAMPLE: ClassVar[str] = "128x256x64/64x256"
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Warpgroups along rows and columns."""
+        return self.block_m // self.group_m, self.block_n // self.group_n
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Warpgroups (threadIdx.y) and their threads (threadIdx.x)."""
+        rows, columns = self.groups
+        return rows * columns, LANES
+
+    @property
+    def registers(self) -> int:
+        """Accumulators, and what addresses take."""
+        return self.group_m * self.group_n // LANES + WGMMA_REGISTERS
+
+    def misfits(self) -> list[str]:
+        """Warpgroups that do not divide the block, and shapes the instruction does not have."""
+        parts = (
+            ("rows of the block", self.block_m, "rows per warpgroup", self.group_m),
+            ("columns of the block", self.block_n, "columns per warpgroup", self.group_n),
+        )
+        return indivisible(parts) + misfits(self.group_m, self.group_n, self.block_k)
+
+    def shared_scope(self, itemsize: int, stages: int = 1) -> str:
+        """Always "shared.dyn": the instruction's panels need 1024-byte boundaries, which begin there."""
+        return SCOPE
+
+    @classmethod
+    def missing(cls, target: Target) -> str:
+        """A clause for every target but the one that has the instruction."""
+        arch = str(target.attrs.get("arch", target.kind.name))
+        return "" if arch == WGMMA_ARCH else f"{arch} has no wgmma, which is {WGMMA_ARCH}'s"
+
+    def violations(self, target: Target, itemsize: int = 2, stages: int = 1) -> list[str]:
+        """Every limit of ``target`` that this tile breaks, and operands that are not the instruction's."""
+        found = super().violations(target, itemsize, stages)
+        if itemsize != 2:
+            found.insert(0, f"elements of {itemsize} bytes, where this wgmma multiplies 16-bit ones")
+        return found
+
+
+@dataclass(frozen=True)
+class WarpgroupLoops:
+    """The loops of a contraction in warpgroup tiles, by role, outermost first."""
+
+    block_row: LoopRV
+    block_column: LoopRV
+    group_row: LoopRV
+    group_column: LoopRV
+    k_outer: LoopRV
+    row: LoopRV
+    column: LoopRV
+    k_inner: LoopRV
+
+
+@dataclass(frozen=True)
+class WarpgroupContraction:
+    """A contraction staged for warpgroups: its loops, its blocks and its instruction.
+
+    ``copies`` fill shared memory, one per operand; ``write_back`` stores a thread's results. The loops ``row``,
+    ``column`` and ``k_inner`` are gone once :func:`multiply_by_wgmma` has put the instruction in their place.
+    """
+
+    loops: WarpgroupLoops
+    copies: tuple[CooperativeFetch, ...]
+    write_back: SBlockRV
+    instruction: Wgmma
+
+
+def tile_for_warpgroups(
+    sch: Schedule, rows: LoopRV, columns: LoopRV, reduction: LoopRV, tile: WarpgroupTile
+) -> WarpgroupLoops:
+    """Cut a contraction's three loops into block tiles, warpgroups' tiles and k tiles, and reorder them.
+
+    ::
+
+        before   for i < M:  for j < N:  for k < K:  C[i, j] += ...
+        after    for block_row:  for block_column:  for group_row:  for group_column:
+                   for k_outer < K / block_k:
+                     for row < group_m:  for column < group_n:  for k_inner < block_k:  C[...] += ...
+
+    Extents must divide (:func:`schedules.loops.layout.pad_to_tile`).
+    """
+    groups_m, groups_n = tile.groups
+    block_row, group_row, row = sch.split(rows, [None, groups_m, tile.group_m])
+    block_column, group_column, column = sch.split(columns, [None, groups_n, tile.group_n])
+    k_outer, k_inner = sch.split(reduction, [None, tile.block_k])
+    loops = WarpgroupLoops(block_row, block_column, group_row, group_column, k_outer, row, column, k_inner)
+    sch.reorder(*vars(loops).values())
+    return loops
+
+
+def lay_out_accumulators(sch: Schedule, block: SBlockRV, instruction: Wgmma) -> None:
+    """Bring a block's output, the accumulators, to the instruction's order of lanes and registers.
+
+    ::
+
+        before   C_local[i, j]
+        after    C_local[i / rows, j / columns, lane, register]     # (lane, register) of (i % rows, j % columns)
+    """
+    m, n = instruction.rows, instruction.columns
+    outer = len(sch.get(block).writes[0].region) - 2
+
+    def place(*index: tirx.Var) -> tuple:
+        """Where the sum of row i and column j is kept."""
+        *batch, i, j = index
+        return (*batch, i // m, j // n, *instruction.fragment(i % m, j % n))
+
+    sch.transform_layout(block, ("write", 0), index_map(outer + 2, place))
+
+
+def lay_out_panels(sch: Schedule, copy: SBlockRV) -> None:
+    """Cut the rows of a tile in shared memory into panels of 128 swizzled bytes, as the instruction reads them.
+
+    ::
+
+        before   A_shared[i, k] = A[i, k]
+        after    A_shared[k / 64, i, k % 64] = A[i, k]              # 16-byte pieces of a row permuted
+    """
+    outer = len(sch.get(copy).writes[0].region) - 2
+
+    def place(*index: tirx.Var) -> tuple:
+        """The panel, row and element of a tile's element."""
+        *batch, row, element = index
+        return (*batch, element // PANEL, row, element % PANEL)
+
+    sch.transform_layout(copy, ("write", 0), index_map(outer + 2, place))
+    swizzle_rows(sch, copy)
+
+
+def spread_fragment(sch: Schedule, block: SBlockRV, loop: LoopRV, vectorize: bool = False) -> int:
+    """Let each thread of a warpgroup do what a block does to its own accumulators.
+
+    ::
+
+        before   for i < 64:  for j < 256:  D[i, j] = C_local[..., lane(i, j), register(i, j)]
+        after    for lane < 128, bound to threadIdx.x:
+                   for eight < 32:  for half < 2:  for pair < 2:      # its registers, in their order
+                     D[...] = C_local[..., lane, 4 * eight + 2 * half + pair]
+
+    ``loop`` is the loop around the block's own. ``vectorize`` stores pairs at once where alignment allows; returns the
+    width.
+    """
+    *_, i, j = loops_below(sch, block, loop)
+    tile, warp, half, row = sch.split(i, [None, 4, 2, 8])
+    eight, quad, pair = sch.split(j, [None, 4, 2])
+    sch.reorder(warp, row, quad, tile, eight, half, pair)
+    sch.bind(sch.fuse(warp, row, quad), "threadIdx.x")
+    for inner in (tile, eight, half):
+        sch.unroll(inner)
+    width = min(widest_vector(sch, block, pair), 2) if vectorize else 1
+    if width == 2:
+        vectorize_inner(sch, pair, width)
+    else:
+        sch.unroll(pair)
+    return width
+
+
+def store_by_rows(
+    sch: Schedule, write_back: SBlockRV, loop: LoopRV, threads: tuple[int, int]
+) -> CooperativeFetch | None:
+    """Collect a block tile's results in shared memory, and store them from there row by row.
+
+    ::
+
+        before   D[i, j] = f(C_local[...])                       # each thread its pairs, 16 bytes of a row at a time
+        after    D_shared[i, j] = f(C_local[...])                # swizzled; where the ring was
+                 D[i, j] = D_shared[i, j]                        # whole rows, by all threads together
+
+    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Rows of the output that are
+    no multiples of 16 bytes are stored in narrower pieces. An output with rows of less than that has none worth
+    collecting: nothing is changed, and None returned.
+    """
+    output = sch.get(write_back).writes[0].source
+    if int(output.shape[-1]) * dtype_bytes(output.dtype) < VECTOR_BYTES:
+        return None
+    rows = sch.cache_write(write_back, 0, SCOPE)
+    sch.reverse_compute_at(rows, loop, preserve_unit_loops=True)
+    swizzle_rows(sch, write_back)
+    *_, row, column = loops_below(sch, rows, loop)
+    if not int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES:
+        panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
+        sch.reorder(panel, row, column)
+    stored = fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
+    if stored.width * dtype_bytes(output.dtype) < VECTOR_BYTES:
+        # Many rounds of little each: a swizzle's turn of them written out, so that addresses are constants apart.
+        sch.unroll(sch.split(stored.rounds, [None, math.gcd(loop_extent(sch, stored.rounds), PIECES)])[1])
+    return stored
+
+
+def stage_for_warpgroups(
+    sch: Schedule, block: SBlockRV, tile: WarpgroupTile, *, raster: int = 8, store_rows: bool = False
+) -> WarpgroupContraction:
+    """Tile a contraction for warpgroups and stage its operands as the instruction reads them.
+
+    ::
+
+        before   for (batch,) i, j, k:  C[i, j] += A[i, k] * B[k, j]          # or B[j, k]; C, D float32 or rounded
+        after    for tile, bound to blockIdx.x:  for group, bound to threadIdx.y:
+                   C_local = 0
+                   for k_outer:
+                     A_shared = A[tile];  B_shared = B[tile]                 # panels, by all threads together
+                     for row, column, k_inner:  C_local += A_shared * B_shared
+                   D = f(C_local)                                            # casts, bias, activation fused
+
+    Ragged extents are padded on the fly, and a reduction of one k tile to two, so that there is a loop to pipeline.
+    Follow with :func:`pipeline_warpgroups` and :func:`multiply_by_wgmma`; without the latter any CPU can run it.
+
+    Parameters
+    ----------
+    raster : rows of blocks that run before the next column does (:func:`schedules.loops.tiling.raster_blocks`).
+    store_rows : bring results into rows in shared memory before they are stored (:func:`store_by_rows`).
+
+    Raises
+    ------
+    IllegalTile : for a tile, dtype or layout that the instruction does not have.
+    IllegalSchedule : for a block with fewer than three loops.
+    """
+    loops_of_block = contraction_loops(sch, block)
+    instruction = instruction_for(sch, block, tile)
+    *batch, rows, columns, reduction = loops_of_block
+    k_tile = tile.block_k * (2 if loop_extent(sch, reduction) <= tile.block_k else 1)
+    if pad_to_tile(sch, block, [1] * len(batch) + [tile.block_m, tile.block_n, k_tile]):
+        *batch, rows, columns, reduction = sch.get_loops(block)
+    loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
+    raster_loops = raster_blocks(sch, loops.block_row, loops.block_column, raster)
+    grid = bind_grid(sch, [*batch, *raster_loops])
+    group = sch.fuse(loops.group_row, loops.group_column)
+    sch.bind(group, "threadIdx.y")
+    write_back = accumulate_in_registers(sch, block, group, FRAGMENT)
+    lay_out_accumulators(sch, block, instruction)
+    if store_rows:
+        store_by_rows(sch, write_back, grid, tile.threads)
+    spread_fragment(sch, write_back, group, vectorize=True)
+    copies = tuple(_fetch_panels(sch, block, operand, loops.k_outer, tile) for operand in (0, 1))
+    spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
+    sch.annotate(block, HIDES_READS, 1)
+    return WarpgroupContraction(loops, copies, write_back, instruction)
+
+
+def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmma:
+    """The instruction with which a tile multiplies a block's operands; raises IllegalTile where there is none."""
+    if not isinstance(tile, WarpgroupTile):
+        raise IllegalTile(
+            "wgmma needs a tile of warpgroups",
+            value=str(tile),
+            limit=WarpgroupTile.FORM,
+            remedy=f"write for example {WarpgroupTile.EXAMPLE}",
+        )
+    stmt = sch.get(block)
+    operands = [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
+    reduction = stmt.iter_vars[-1].var
+    used: list[bool] = []
+    tvm_ffi.structural_walk(operands[1].region[-1].min, (tirx.Var, lambda var: used.append(var.same_as(reduction))))
+    b_major = "k" if any(used) else "n"
+    b_rows = tile.block_n if b_major == "k" else tile.block_k
+    dtype = str(operands[0].source.dtype)
+    return Wgmma(tile.group_m, tile.group_n, tile.block_k, dtype, b_major, tile.block_m, b_rows)
+
+
+def pipeline_warpgroups(
+    sch: Schedule, staged: WarpgroupContraction, stages: int = 4, in_flight: int = 1, *, unroll_ring: bool = True
+) -> PipelinePlan:
+    """Keep ``stages`` k tiles in shared memory, copies ahead of and ``in_flight`` multiplications behind the barrier.
+
+    The module's text shows the loop and says why it is right. With two k tiles in all nothing is left in flight, since
+    that takes three slots. ``unroll_ring`` writes out a turn of the ring, so that slots are constant addresses; left
+    out, addresses take fewer registers, which tiles of three warpgroups need.
+
+    Raises
+    ------
+    IllegalPipeline : for ``in_flight`` other than 0 or 1; for fewer stages than in_flight + 2.
+    """
+    if in_flight not in (0, 1):
+        raise IllegalPipeline(
+            "multiplications in flight across the barrier", value=in_flight, limit="0 or 1", remedy="choose one of both"
+        )
+    if stages < in_flight + 2:
+        raise IllegalPipeline(
+            "one slot is filled, one is read, and each multiplication in flight needs one more",
+            loop=loop_name(sch, staged.loops.k_outer),
+            value=f"{stages} stages, {in_flight} in flight",
+            limit=f"at least {in_flight + 2} stages",
+            remedy="give more stages",
+        )
+    k_outer = staged.loops.k_outer
+    _retire_in(sch, k_outer, min(in_flight, loop_extent(sch, k_outer) - 2))
+    slots = min(stages, loop_extent(sch, k_outer))
+    return pipeline_loop(sch, k_outer, slots, True, one_barrier=True, unroll_ring=unroll_ring)
+
+
+def multiply_by_wgmma(sch: Schedule, staged: WarpgroupContraction) -> SBlockRV:
+    """Put the instruction in the place of a pipelined contraction's inner loops, and retire the last one behind them.
+
+    ::
+
+        before   for k_outer:  ...;  for row, column, k_inner:  C_local += A_shared * B_shared;  retire
+        after    for k_outer:  ...;  wgmma(C_local, A_shared, B_shared);  retire
+                 retire all
+
+    Returns the block of the instruction.
+    """
+    computing = sch.blockize(staged.loops.row)
+    sch.tensorize(computing, staged.instruction.register())
+    sch.annotate(computing, HIDES_READS, 1)
+    place_behind(sch, staged.loops.k_outer, _retire_all(sch, computing, staged.instruction))
+    return computing
+
+
+def _fetch_panels(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, tile: WarpgroupTile) -> CooperativeFetch:
+    copy = stage_in_shared(sch, block, operand, loop, SCOPE)
+    lay_out_panels(sch, copy)
+    inline_data_movement(sch, copy)
+    *_, row, element = loops_below(sch, copy, loop)
+    panel, element = sch.split(element, [None, PANEL])
+    sch.reorder(panel, row, element)
+    return fetch_cooperatively(sch, copy, loop, tile.threads, vectorize=True)
+
+
+def _retire_in(sch: Schedule, loop: LoopRV, in_flight: int) -> None:
+    """Append to the k loop a statement that waits for all but ``in_flight`` multiplications."""
+    stmt = sch.get(loop)
+    filled = [region for statement in statements_under(sch, loop) for region in statement.writes]
+    regions = [whole_buffer(region) for region in filled if region.source.scope() == SCOPE]
+    name = f"{RETIRE_FUNCTION}{in_flight}"
+    source = (
+        f"__forceinline__ __device__ void {name}() {{\n"
+        f'  asm volatile("wgmma.wait_group.sync.aligned {in_flight};" ::: "memory");\n}}\n'
+    )
+    call = tirx.Evaluate(cuda_func_call(name, source_code=source))
+    block = s_tir.SBlock([], regions, [], "retire", call, annotations={RETIRE: in_flight})
+    parts = list(stmt.body.seq) if isinstance(stmt.body, tirx.SeqStmt) else [stmt.body]
+    body = tirx.SeqStmt([*parts, s_tir.SBlockRealize([], True, block)])
+    changed = tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    sch.state.replace(sch.get_sref(loop), changed)
+
+
+def _retire_all(sch: Schedule, computing: SBlockRV, instruction: Wgmma) -> s_tir.SBlockRealize:
+    """A statement that waits for every multiplication, and after which the compiler may use the accumulators.
+
+    Each accumulator is an operand of it, or the compiler could move their uses to before the wait.
+    """
+    region, count = _region_of(sch, computing), instruction.registers
+    name = f"{RETIRE_FUNCTION}all_{count}"
+    source = (
+        f"__forceinline__ __device__ void {name}(void* accumulators) {{\n  float* c = (float*)accumulators;\n"
+        f'  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");\n'
+        f"{keep_in_registers(count)}\n}}\n"
+    )
+    lane = tirx.Var("lane", "int32")
+    *outer, _, _ = (dimension.min for dimension in region.region)
+    address = tirx.address_of(region.source[(*outer, lane, tirx.const(0, "int32"))])
+    call = tirx.Evaluate(cuda_func_call(name, address, source_code=source))
+    thread = tirx.IterVar(None, tirx.Var("threadIdx.x", "int32"), tirx.IterVar.ThreadIndex, "threadIdx.x")
+    lanes = tirx.For(lane, 0, LANES, tirx.ForKind.THREAD_BINDING, call, thread)
+    return s_tir.SBlockRealize([], True, s_tir.SBlock([], [region], [region], "retired", lanes))
+
+
+def _region_of(sch: Schedule, block: SBlockRV) -> ir.TensorRegion:
+    """What a block writes, in terms of the loops around it."""
+    stmt, found = sch.get(block), []
+
+    def note(realize: s_tir.SBlockRealize) -> None:
+        """Take down how the block is realized."""
+        if realize.block.same_as(stmt):
+            found.append(realize)
+
+    tvm_ffi.structural_walk(sch.get(sch.get_loops(block)[-1]).body, (s_tir.SBlockRealize, note))
+    values = {iterator.var: value for iterator, value in zip(stmt.iter_vars, found[0].iter_values)}
+    return tvm_ffi.structural_map(stmt.writes[0], (tirx.Var, lambda var: values.get(var, var)))

@@ -1,0 +1,241 @@
+"""Hopper's warpgroup instruction as data, and the tensor intrinsics made from it.
+
+One ``wgmma.mma_async`` multiplies 64 rows by n columns, 16 steps deep. The four warps of a warpgroup issue it
+together; it reads both operands from shared memory through 64-bit descriptors, adds to accumulators in registers, and
+runs on while the warps go on. Sources: PTX ISA 8.x, "Asynchronous warpgroup level matrix instructions" (register
+fragments, matrix descriptor, strides, 128-byte swizzle).
+
+Operands lie in shared memory as *panels*, ``[contiguous / 64][other][64]`` 16-bit elements: rows of 128 bytes, whose
+eight 16-byte pieces are permuted by the row's number modulo 8 (:mod:`schedules.memory.swizzling`, the instruction's
+128-byte
+swizzle). The contiguous dimension is k for A and for a B stored [n, k] ("K-major"), and n for a B stored [k, n]
+("MN-major", which the instruction transposes on its way, for 16-bit types).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.s_tir import TensorIntrin
+from tvm.script import tirx as T
+
+from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT
+
+LANES = 128  # threads of a warpgroup
+INSTRUCTION_ROWS = 64
+INSTRUCTION_STEPS = 16
+PANEL = 64  # 16-bit elements in the 128 bytes of a swizzled row
+ATOM_BYTES = 8 * 128  # eight rows: the unit that the swizzle permutes
+PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True)
+class Wgmma:
+    """What one warpgroup multiplies per k tile: ``rows`` × ``columns`` outputs, ``steps`` deep.
+
+    ``dtype`` is the operands' ("float16" or "bfloat16"); sums are float32. ``b_major`` is "k" for a B stored [n, k],
+    "n" for one stored [k, n]. ``a_rows`` and ``b_rows`` are the rows of one panel in shared memory, all warpgroups'
+    together. Instructions are 64 × ``columns`` × 16.
+
+    Raises
+    ------
+    IllegalTile : on construction, for what the instruction has no form for.
+    """
+
+    rows: int
+    columns: int
+    steps: int
+    dtype: str
+    b_major: str
+    a_rows: int
+    b_rows: int
+
+    def __post_init__(self) -> None:
+        found = misfits(self.rows, self.columns, self.steps)
+        if self.dtype not in PTX_TYPES:
+            found.append(f"operands of {self.dtype}, where the instruction here takes {' and '.join(PTX_TYPES)}")
+        if self.b_major == "n" and self.columns % PANEL:
+            found.append(f"{self.columns} columns of a B stored [k, n] are not a multiple of {PANEL}")
+        if found:
+            raise IllegalTile("no wgmma does this: " + "; ".join(found), remedy="choose another tile, dtype or layout")
+
+    @property
+    def registers(self) -> int:
+        """Accumulators of one thread."""
+        return self.rows * self.columns // LANES
+
+    @property
+    def name(self) -> str:
+        """What its intrinsics and its CUDA function are called."""
+        shape = f"m{self.rows}n{self.columns}k{self.steps}"
+        return f"wgmma_{shape}_{PTX_TYPES[self.dtype]}_{self.b_major}_{self.a_rows}_{self.b_rows}"
+
+    def fragment(self, row: tirx.PrimExpr | int, column: tirx.PrimExpr | int) -> tuple:
+        """The (lane, register) that accumulates an output.
+
+        Each warp has 16 of an instruction's 64 rows; a lane has two neighbouring columns of each eight, in two rows
+        eight apart. Registers run over the pair, the two rows, the eights of columns, the instructions.
+        """
+        lane = row % 64 // 16 * 32 + row % 8 * 4 + column % 8 // 2
+        register = row // 64 * (self.columns // 2) + column // 8 * 4 + row % 16 // 8 * 2 + column % 2
+        return lane, register
+
+    def panel_shape(self, operand: str) -> tuple[int, int, int]:
+        """Panels, rows and elements of one warpgroup's part of operand "A" or "B"."""
+        if operand == "A":
+            return self.steps // PANEL, self.rows, PANEL
+        if self.b_major == "k":
+            return self.steps // PANEL, self.columns, PANEL
+        return self.columns // PANEL, self.steps, PANEL
+
+    def descriptor_constant(self, operand: str) -> int:
+        """A descriptor's bits beside the address: byte offsets in units of 16, and the 128-byte swizzle.
+
+        Stride offset: from one group of eight rows to the next. Leading offset: from one panel to the next, for an
+        MN-major operand wider than a panel; unused (1) for a K-major one.
+        """
+        spans = operand == "B" and self.b_major == "n"
+        leading = self.b_rows * 128 >> 4 if spans else 1
+        return 1 << 62 | (ATOM_BYTES >> 4) << 32 | leading << 16
+
+    def step_offset(self, operand: str, step: int) -> int:
+        """Bytes from an operand's first element to its part of the ``step``-th instruction along k."""
+        if operand == "B" and self.b_major == "n":
+            return step * INSTRUCTION_STEPS * 128
+        panel, inside = divmod(step * INSTRUCTION_STEPS, PANEL)
+        return panel * (self.a_rows if operand == "A" else self.b_rows) * 128 + inside * 2
+
+    def source(self) -> str:
+        """CUDA text of the function that issues a k tile's instructions and commits them as one group.
+
+        ``fence.proxy.async`` makes what other threads' cp.async has put into shared memory visible to the
+        instruction: it stands between the barrier and the instruction, on the way from every copy to it.
+        ``wgmma.fence`` orders the accumulators' earlier uses before it. What zeroes them must stand before that, too,
+        which the compiler is told by :func:`keep_in_registers`.
+        """
+        lines = [
+            f"__forceinline__ __device__ void {self.name}(void* accumulators, const void* a, const void* b) {{",
+            "  float* c = (float*)accumulators;",
+            *(
+                f"  unsigned long long d{x} = {self.descriptor_constant(x.upper())}ull"
+                f" | (((unsigned int)__cvta_generic_to_shared({x}) & 0x3FFFF) >> 4);"
+                for x in "ab"
+            ),
+            keep_in_registers(self.registers),
+            '  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");',
+            '  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");',
+        ]
+        for step in range(self.steps // INSTRUCTION_STEPS):
+            lines += [self._instruction(step, tile) for tile in range(self.rows // INSTRUCTION_ROWS)]
+        return "\n".join([*lines, '  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");', "}\n"])
+
+    def _instruction(self, step: int, tile: int) -> str:
+        """One instruction: step ``step`` along k, rows 64·tile on."""
+        count = self.columns // 2
+        registers = ", ".join(f"%{i}" for i in range(count))
+        outputs = ", ".join(f'"+f"(c[{tile * count + i}])' for i in range(count))
+        a = self.step_offset("A", step) + tile * INSTRUCTION_ROWS * 128 >> 4
+        b = self.step_offset("B", step) >> 4
+        dtype, transposed = PTX_TYPES[self.dtype], int(self.b_major == "n")
+        return (
+            f'  asm volatile("wgmma.mma_async.sync.aligned.m64n{self.columns}k16.f32.{dtype}.{dtype} {{{registers}}}, '
+            f'%{count}, %{count + 1}, 1, 1, 1, 0, {transposed};" : {outputs} : "l"(da + {a}), "l"(db + {b}));'
+        )
+
+    def register(self) -> str:
+        """Make the intrinsic known to TVM; returns its name, for ``sch.tensorize``.
+
+        ::
+
+            description   C[lane(i, j), register(i, j)] += A[k / 64, i, k % 64] * B[...]    for i, j, k
+            replaced by   for lane < 128, bound to threadIdx.x:  wgmma_...(&C[lane, 0], &A[0, 0, 0], &B[0, 0, 0])
+
+        Addresses of elements, because the software pipeline gives these the ring slot's index.
+        """
+        description, replacement = self._description(), self._replacement()
+        TensorIntrin.register(self.name, description, replacement, override=True)
+        return self.name
+
+    def _description(self) -> tirx.PrimFunc:
+        m, n, steps, dtype, registers = self.rows, self.columns, self.steps, self.dtype, self.registers
+        pa, ra, ea = self.panel_shape("A")
+        pb, rb, eb = self.panel_shape("B")
+        k_major = self.b_major == "k"
+        fragment = self.fragment
+
+        def other(k, j):
+            """Indices of B's element (k, j) in its panels."""
+            contiguous, row = (k, j) if k_major else (j, k)
+            return contiguous // PANEL, row, contiguous % PANEL
+
+        @T.prim_func(s_tir=True)
+        def _description(a: T.handle, b: T.handle, c: T.handle) -> None:
+            A = T.match_buffer(a, (pa, ra, ea), dtype, align=16, offset_factor=1, scope="shared.dyn")
+            B = T.match_buffer(b, (pb, rb, eb), dtype, align=16, offset_factor=1, scope="shared.dyn")
+            C = T.match_buffer(c, (LANES, registers), "float32", align=4, offset_factor=1, scope=FRAGMENT)
+            with T.sblock("root"):
+                T.reads(C[0:LANES, 0:registers], A[0:pa, 0:ra, 0:ea], B[0:pb, 0:rb, 0:eb])
+                T.writes(C[0:LANES, 0:registers])
+                for i, j, k in T.grid(m, n, steps):
+                    with T.sblock("multiply"):
+                        vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                        C[fragment(vi, vj)[0], fragment(vi, vj)[1]] = C[
+                            fragment(vi, vj)[0], fragment(vi, vj)[1]
+                        ] + T.Cast("float32", A[vk // PANEL, vi, vk % PANEL]) * T.Cast(
+                            "float32", B[other(vk, vj)[0], other(vk, vj)[1], other(vk, vj)[2]]
+                        )
+
+        return _description
+
+    def _replacement(self) -> tirx.PrimFunc:
+        name, source, dtype, registers = self.name, self.source(), self.dtype, self.registers
+        pa, ra, ea = self.panel_shape("A")
+        pb, rb, eb = self.panel_shape("B")
+
+        @T.prim_func(s_tir=True)
+        def _replacement(a: T.handle, b: T.handle, c: T.handle) -> None:
+            a0, a1, b0, b1 = T.int32(), T.int32(), T.int32(), T.int32()
+            A = T.match_buffer(
+                a, (pa, ra, ea), dtype, align=16, offset_factor=1, scope="shared.dyn", strides=[a0, a1, 1]
+            )
+            B = T.match_buffer(
+                b, (pb, rb, eb), dtype, align=16, offset_factor=1, scope="shared.dyn", strides=[b0, b1, 1]
+            )
+            C = T.match_buffer(c, (LANES, registers), "float32", align=4, offset_factor=1, scope=FRAGMENT)
+            with T.sblock("root"):
+                T.reads(C[0:LANES, 0:registers], A[0:pa, 0:ra, 0:ea], B[0:pb, 0:rb, 0:eb])
+                T.writes(C[0:LANES, 0:registers])
+                for lane in T.thread_binding(0, LANES, "threadIdx.x"):
+                    T.evaluate(
+                        T.cuda.func_call(
+                            name,
+                            T.address_of(C[lane, 0]),
+                            T.address_of(A[0, 0, 0]),
+                            T.address_of(B[0, 0, 0]),
+                            source_code=source,
+                        )
+                    )
+
+        return _replacement
+
+
+def keep_in_registers(count: int) -> str:
+    """CUDA text that makes each of ``count`` accumulators ``c[i]`` an operand of an empty instruction.
+
+    The compiler then moves no use of them across that place; it knows nothing of instructions that run on.
+    """
+    return f'#pragma unroll\n  for (int i = 0; i < {count}; ++i) asm volatile("" : "+f"(c[i]) :: "memory");'
+
+
+def misfits(rows: int, columns: int, steps: int) -> list[str]:
+    """What the instruction has no form for in a warpgroup's tile, one clause each."""
+    found = []
+    if rows % INSTRUCTION_ROWS:
+        found.append(f"{rows} rows per warpgroup are not a multiple of {INSTRUCTION_ROWS}")
+    if columns % 8 or columns > 256:
+        found.append(f"{columns} columns per warpgroup are not a multiple of 8 up to 256")
+    if steps % PANEL:
+        found.append(f"{steps} steps of the k tile are not a multiple of {PANEL}")
+    return found

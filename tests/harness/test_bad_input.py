@@ -1,0 +1,247 @@
+"""Bad input: one error line that names the value, a non-zero exit, no traceback, nothing that looks like a result."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.cases import ROOT, Outcome
+from support.reports_fixtures import record
+from tensorir_ladder.harness.commands import kernels, measuring
+
+Command = Callable[..., Outcome]
+
+REFUSED = [
+    # sizes and shapes
+    ("--size 0", "0"),
+    ("--size -5", "-5"),
+    ("--size 256,0", "0"),
+    ("--size 5.5", "'5.5'"),
+    ("--size big", "'big'"),
+    ("--size 64,", "'64,'"),
+    ("--size 512-256", "'512-256'"),
+    ("--shape 0x1x1", "got 0"),
+    ("--shape=-1x2x3", "got -1"),
+    ("--shape 16x-2x3", "got -2"),
+    ("--shape 16x16", "'16x16'"),
+    ("--shape 16x16x16x16", "'16x16x16x16'"),
+    ("--shape 16*16*16", "'16*16*16'"),
+    ("--shape 16x16x16,", "''"),
+    ("--shape 1x1xbig", "'1x1xbig'"),
+    ("--shape 16x16x16 --size 16", "--size and --shape"),
+    # too large for 32-bit indices: m·n, m·k, n·k
+    ("--shape 65536x32768x1", "2147483648"),
+    ("--shape 65536x1x32768", "2147483648"),
+    ("--shape 1x65536x32768", "2147483648"),
+    ("--size 99999999999999999999", str((10**20 - 1) ** 2)),
+    # tiles
+    ("--tile 64x64", "'64x64'"),
+    ("--tile large", "'large'"),
+    ("--tile all", "'all'"),
+    ("--tile 0x64x16/4x4", "0"),
+    ("--tile 64x64x16/0x4", "0"),
+    ("--tile 64x64x16/1x1", "4096 threads"),
+    ("--tile 256x256x8/16x16", "registers"),
+    ("--tile 1024x1024x64/32x32", "shared memory"),
+    ("--tile 64x64x16/5x4", "64x64x16/5x4"),
+    ("--tile 64x64x16/4x7", "64x64x16/4x7"),
+    # stages
+    ("--stages 0", "0"),
+    ("--stages -1", "-1"),
+    ("--stages x", "'x'"),
+    ("--stages 2.5", "'2.5'"),
+    ("--stages 2,4", "2,4"),
+    ("--stages 64 --size 2048", "64 stage"),
+    ("--step 10 --stages 2", "too few stages for step10_wgmma[rows] (got 2, limit at least 3); give more stages"),
+    ("--step 10 --variant awaited --stages 1", "for step10_wgmma[awaited] (got 1, limit at least 2)"),
+    # what is another step's or variant's
+    (
+        "--step 7 --tile 64x64x16/4x4",
+        "step7_warp_tiling: malformed tile (got '64x64x16/4x4', limit MxNxK/WMxWN/TMxTN/S)",
+    ),
+    ("--step 5 --tile 128x128x32/32x64/8x8/1", "step5_pipelining: malformed tile"),
+    ("--step 8-9 --tile 64x64x16/4x4", "4 rows per warp are not a multiple of 16"),
+    ("--step 10 --tile 64x64x16/4x4", "4 rows per warpgroup are not a multiple of 64"),
+    ("--step 1-7 --tile 64x64x16/4x4", "step7_warp_tiling: malformed tile"),
+    ("--step 7 --dtype float16", "step7_warp_tiling[serpentine] takes operands in float32, not float16"),
+    ("--step 7-8 --dtype float32", "not float32; --variant tf32 takes it"),
+    (
+        "--step 9 --dtype float32",
+        "step9_async_ring[fragments] takes operands in float16 or bfloat16, not float32; --variant tf32",
+    ),
+    ("--step 8 --dtype float32", "not float32; --variant tf32"),
+    ("--step 8 --variant tf32 --dtype float16", "[tf32] takes operands in float32, not float16; --variant default"),
+    ("--step 10 --dtype float64", "step10_wgmma[rows] takes operands in float16 or bfloat16, not float64"),
+    ("--step 10 --arch sm_80", "sm_80 has no wgmma"),
+    ("--step 8 --arch sm_75", "sm_75 has no mma"),
+    ("--step 7 --arch sm_75", "needs cp.async, which sm_75 lacks"),
+    # names
+    ("--dtype float8", "'float8'"),
+    ("--dtype int32", "'int32'"),
+    ("--out-dtype double", "'double'"),
+    ("--layout tn", "'tn'"),
+    ("--variant turbo", "'turbo'"),
+    ("--variant full", "'full'"),
+    ("--arch sm_10", "'sm_10'"),
+    ("--arch sm_70", "'sm_70'"),
+    ("--arch hopper", "'hopper'"),
+    ("--arch sm_75 --variant async", "sm_75"),
+    ("--step 0", "'0'"),
+    ("--step 99", "no step 99"),
+    ("--step 5,99", "no step 99"),
+    ("--step five", "'five'"),
+    ("--step 6-5", "'6-5'"),
+    ("--step 4 --variant sync", "'sync'"),
+    ("--on moon", "'moon'"),
+    ("--show assembly", "'assembly'"),
+    # what is not here
+    ("--on gpu", "torch"),
+]
+
+
+def check_refused(outcome: Outcome, named: str) -> None:
+    """One error line on stderr that names the value, exit 2, nothing on stdout."""
+    assert outcome.code == 2
+    errors = [line for line in outcome.err.splitlines() if line.startswith("error: ") or ": error: " in line]
+    assert len(errors) == 1, outcome.err
+    assert named in errors[0]
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same refusals everywhere: no GPU is seen, and nothing may be verified or measured."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(kernels, "verify", never)
+    monkeypatch.setattr(measuring, "Session", never)
+
+
+def never(*_arguments: object, **_named: object) -> None:
+    """Stands in for what must not happen."""
+    raise AssertionError("ran although the input is bad")
+
+
+@pytest.mark.parametrize(("options", "named"), REFUSED)
+def test_run_refuses(options: str, named: str, command: Command) -> None:
+    step = () if "--step" in options else ("--step", "5")
+    check_refused(command("run", *step, *options.split()), named)
+
+
+@pytest.mark.parametrize("verb", ["verify", "compile"])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("--size 0", "0"),
+        ("--stages 0", "0"),
+        ("--dtype float8", "'float8'"),
+        ("--variant turbo", "'turbo'"),
+        ("--arch sm_10", "'sm_10'"),
+        ("--tile 64x64x16/1x1", "4096 threads"),
+    ],
+)
+def test_other_commands_refuse_alike(verb: str, options: str, named: str, command: Command) -> None:
+    if verb == "compile":
+        pytest.importorskip("kernels.codegen.toolchain").find_compiler() or pytest.skip("no CUDA compiler")
+    check_refused(command(verb, "--step", "5", *options.split()), named)
+
+
+@pytest.mark.parametrize("options", ["--shape -1x2x3", "--size -5,3"])
+def test_a_value_with_a_dash_in_front_is_named(options: str, command: Command) -> None:
+    outcome = command("run", "--step", "5", *options.split())
+    assert outcome.code == 2
+    assert options.split()[1] in outcome.err or "got -" in outcome.err
+
+
+def test_no_command_speaks_of_none(command: Command) -> None:
+    outcome = command("run", "--step", "5", "--size", "512-256")
+    assert "None" not in outcome.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["run", "--speed", "9"], ["run", "now"]])
+def test_unknown_commands_and_options_show_the_usage(arguments: list[str], command: Command) -> None:
+    outcome = command(*arguments)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.startswith("usage: python -m harness")
+    assert all(argument in outcome.err for argument in arguments[-1:])
+
+
+def test_a_bad_shape_after_good_ones_stops_before_anything_runs(command: Command) -> None:
+    check_refused(command("run", "--step", "5", "--shape", "16x16x16,32x32x32,16x0x16"), "got 0")
+
+
+@pytest.mark.parametrize("verb", ["run", "verify"])
+def test_a_gpu_that_is_demanded_and_absent(verb: str, command: Command) -> None:
+    outcome = command(verb, "--step", "5", "--on", "gpu", "--size", "64")
+    check_refused(outcome, "no torch")
+    assert "pip install" in outcome.err
+
+
+def test_a_sweep_needs_a_gpu(command: Command) -> None:
+    check_refused(command("sweep", "--step", "5", "--size", "64"), "no GPU")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("missing.json", None, "missing.json"),
+        ("truncated.json", lambda: record().to_json()[:200], "not whole JSON"),
+        ("empty.json", lambda: "", "not whole JSON"),
+        ("foreign.json", lambda: '{"name": "something else"}', "not of schema 1 (got None)"),
+        ("list.json", lambda: "[1, 2, 3]", "not of schema 1 (got list)"),
+        ("newer.json", lambda: record().to_json().replace('"schema": 1', '"schema": 2'), "not of schema 1 (got 2)"),
+        ("lacking.json", lambda: '{"schema": 1, "kind": "step"}', "lacks or garbles"),
+        ("binary.json", lambda: b"\xff\xfe\x00\x80", "binary.json"),
+    ],
+)
+def test_again_refuses_what_is_no_record(
+    name: str, content: Callable[[], str | bytes] | None, named: str, command: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if content:
+        made = content()
+        path.write_bytes(made if isinstance(made, bytes) else made.encode())
+    outcome = command("run", "--again", str(path))
+    check_refused(outcome, named)
+    assert name in outcome.err
+
+
+def test_again_refuses_a_folder_and_does_without_a_gpu(command: Command, tmp_path: Path) -> None:
+    check_refused(command("run", "--again", str(tmp_path)), str(tmp_path))
+
+
+def test_again_names_a_step_that_is_gone(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.commands.run.open_session", lambda *_: None)
+    path = replace(record(), step=42).save(tmp_path)
+    check_refused(command("run", "--again", str(path)), "step 42")
+
+
+@pytest.mark.compiler
+def test_a_folder_that_cannot_take_listings(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    arguments = ["compile", "--step", "1", "--size", "16", "--show", "tir", "--out"]
+    outcome = command(*arguments, str(tmp_path / "file"))
+    assert outcome.code == 2
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("error: cannot write step1-default.json into ")
+    assert "wrote" not in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["steps/step5_pipelining.py", "--stages", "0"], "--stages 0"),
+        (["-m", "harness", "run", "--again", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_a_process_ends_with_one_line_and_no_traceback(arguments: list[str], named: str) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    check_refused(Outcome(result.returncode, result.stdout, result.stderr), named)
+    assert len(result.stderr.splitlines()) == 1

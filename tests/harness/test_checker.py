@@ -1,0 +1,335 @@
+"""The checker itself: wrong outputs of every kind are caught, rounding is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.cases import make_case
+from tensorir_ladder.harness.build import Kernel, lower
+from tensorir_ladder.harness.execution import LlvmBackend, numpy_dtype
+from tensorir_ladder.harness.verify import SEEDS, WrongResult, check_output, tolerance, verify
+from tensorir_ladder.schedules.workloads import Matmul
+
+SHAPE = (96, 130, 80)
+DTYPES = ("float32", "float16", "bfloat16")
+Run = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+
+
+class ScaledBackend(LlvmBackend):
+    """Normal data times a factor."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> np.ndarray:
+        return (super().normal(seed, shape, "float64") * self.factor).astype(numpy_dtype(dtype))
+
+
+def kernel(shape: tuple[int, int, int] = SHAPE, dtype: str = "float32", layout: str = "nn") -> Kernel:
+    """A kernel to be checked; what it would compute does not matter, a function stands in for it."""
+    return lower(make_case(1, shape, dtype=dtype, layout=layout))
+
+
+def product(a: np.ndarray, b: np.ndarray, layout: str = "nn") -> np.ndarray:
+    """The product in float32, as a right kernel makes it."""
+    return a.astype(np.float32) @ (b if layout == "nn" else b.T).astype(np.float32)
+
+
+def altered(change: Callable[[np.ndarray], None]) -> Run:
+    """A right kernel whose output is then changed."""
+
+    def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+        c[...] = product(a, b).astype(c.dtype)
+        change(c)
+
+    return run
+
+
+def is_whole(*arrays: np.ndarray) -> bool:
+    """Whether the data are the whole numbers."""
+    return all(np.array_equal(array, np.rint(array)) for array in arrays)
+
+
+def right(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """The product, rounded once."""
+    c[...] = product(a, b).astype(c.dtype)
+
+
+def zero(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """Nothing but zeros."""
+    c[...] = 0
+
+
+def drop_last_k_tile(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """All but the last 16 steps of k."""
+    c[...] = product(a[:, :-16], b[:-16]).astype(c.dtype)
+
+
+def drop_last_k(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """All but the last step of k."""
+    c[...] = product(a[:, :-1], b[:-1]).astype(c.dtype)
+
+
+def repeat_first_k_tile(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """A ring slot used one tile too late: the first tile stands in for the second."""
+    a, b = a.copy(), b.copy()
+    a[:, 16:32], b[16:32] = a[:, :16], b[:16]
+    right(a, b, c)
+
+
+def transpose_tile(c: np.ndarray) -> None:
+    """One 32×32 tile with rows and columns exchanged."""
+    c[32:64, 64:96] = c[32:64, 64:96].T.copy()
+
+
+def swap_tiles(c: np.ndarray) -> None:
+    """Two tiles in each other's place."""
+    c[:32, :64], c[32:64, :64] = c[32:64, :64].copy(), c[:32, :64].copy()
+
+
+def leave_row_unwritten(c: np.ndarray) -> None:
+    """The last row is never written: what was there before the run remains."""
+    c[-1] = np.nan
+
+
+def one_nan(c: np.ndarray) -> None:
+    """A single NaN in the last element."""
+    c[-1, -1] = np.nan
+
+
+WRONG = {
+    "zeros": zero,
+    "all NaN": altered(lambda c: c.fill(np.nan)),
+    "one NaN": altered(one_nan),
+    "infinite element": altered(lambda c: c.__setitem__((0, 0), np.inf)),
+    "swapped tiles": altered(swap_tiles),
+    "transposed tile": altered(transpose_tile),
+    "last k tile dropped": drop_last_k_tile,
+    "last k dropped": drop_last_k,
+    "slot used too late": repeat_first_k_tile,
+    "unwritten row": altered(leave_row_unwritten),
+    "shifted columns": altered(lambda c: c.__setitem__(slice(None), np.roll(c, 1, axis=1))),
+    "sign": altered(lambda c: np.negative(c, out=c)),
+    "nothing written": lambda a, b, c: None,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_outputs_are_caught(name: str, dtype: str) -> None:
+    with pytest.raises(WrongResult, match="worst error"):
+        verify(kernel(dtype=dtype), LlvmBackend(), run=WRONG[name])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_rounded_product_is_accepted(dtype: str) -> None:
+    result = verify(kernel(dtype=dtype), LlvmBackend(), run=right)
+    assert (result.passed, result.on, result.seeds, result.integers_exact) == (True, "llvm", SEEDS, True)
+    assert 0 < result.max_error <= result.tolerance
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 1), (33, 17, 300), (16, 16, 4096)], ids=str)
+def test_any_order_of_summation_is_accepted(shape: tuple[int, int, int]) -> None:
+    def sequential(order: slice) -> Run:
+        def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+            total = np.zeros(c.shape, np.float32)
+            for column, row in zip(a.T[order], b[order]):
+                total += np.outer(column, row)
+            c[...] = total
+
+        return run
+
+    checked = kernel(shape)
+    for order in (slice(None), slice(None, None, -1)):
+        assert verify(checked, LlvmBackend(), run=sequential(order)).passed
+
+
+def test_a_row_left_from_the_previous_run_is_caught() -> None:
+    kept: list[np.ndarray] = []
+
+    def stale(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+        right(a, b, c)
+        if kept:
+            c[5] = kept[0]
+        kept[:] = [c[5].copy()]
+
+    with pytest.raises(WrongResult, match="seed 1"):
+        verify(kernel(), LlvmBackend(), run=stale)
+    assert len(kept) == 1
+
+
+def test_the_output_is_poisoned_anew_for_each_run() -> None:
+    seen: list[bool] = []
+
+    def lazy(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+        seen.append(bool(np.isnan(c).all()))
+        if len(seen) < len(SEEDS):
+            right(a, b, c)
+
+    with pytest.raises(WrongResult, match=f"seed {SEEDS[-1]}"):
+        verify(kernel(), LlvmBackend(), run=lazy)
+    assert seen == [True] * len(SEEDS)
+
+
+def test_each_seed_has_other_data_and_both_operands_differ() -> None:
+    seen: list[np.ndarray] = []
+
+    def watch(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+        seen.extend((a, b))
+        right(a, b, c)
+
+    verify(kernel((32, 32, 32)), LlvmBackend(), run=watch)
+    assert len(seen) == 2 * (len(SEEDS) + 1)
+    assert len({array.tobytes() for array in seen}) == len(seen)
+    assert is_whole(*seen[-2:])
+    assert not any(is_whole(array) for array in seen[:-2])
+
+
+def test_the_transposed_operand_is_not_mistaken() -> None:
+    checked = kernel((64, 64, 64), layout="nt")
+    assert verify(checked, LlvmBackend(), run=lambda a, b, c: np.copyto(c, product(a, b, "nt"))).passed
+    with pytest.raises(WrongResult):
+        verify(checked, LlvmBackend(), run=right)
+
+
+def test_products_rounded_to_tf32_are_caught() -> None:
+    def tf32(array: np.ndarray) -> np.ndarray:
+        return ((array.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
+
+    with pytest.raises(WrongResult, match="normal data"):
+        verify(kernel(), LlvmBackend(), run=lambda a, b, c: np.copyto(c, product(tf32(a), tf32(b))))
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_caught_does_not_depend_on_the_size_of_the_data(dtype: str, factor: float) -> None:
+    backend, checked = ScaledBackend(factor), kernel(dtype=dtype)
+    assert verify(checked, backend, run=right).passed
+    for name in ("zeros", "last k dropped", "swapped tiles"):
+        with pytest.raises(WrongResult, match="normal data"):
+            verify(checked, backend, run=WRONG[name])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (64, 64, 1), (1, 300, 7)], ids=str)
+def test_short_products_are_checked_too(shape: tuple[int, int, int], dtype: str) -> None:
+    checked = kernel(shape, dtype)
+    assert verify(checked, LlvmBackend(), run=right).passed
+    for wrong in (zero, altered(lambda c: c.__imul__(c.dtype.type(1.05)))):
+        with pytest.raises(WrongResult):
+            verify(checked, LlvmBackend(), run=wrong)
+
+
+@pytest.mark.parametrize("error", [1.0, 1e-3])
+@pytest.mark.parametrize("k", [80, 4096])
+def test_whole_numbers_are_compared_exactly(k: int, error: float) -> None:
+    def off(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+        right(a, b, c)
+        if is_whole(a, b):
+            c[3, 4] += error
+
+    checked = kernel((16, 16, k))
+    assert verify(checked, LlvmBackend(), run=right).passed
+    with pytest.raises(WrongResult, match="small whole numbers"):
+        verify(checked, LlvmBackend(), run=off)
+
+
+def test_float16_whole_numbers_are_exact_up_to_2048() -> None:
+    problem, backend = Matmul(8, 8, 4096, "float16"), LlvmBackend()
+    reference = np.full((8, 8), 2047.0)
+    output = reference.astype(np.float16)
+    assert check_output(problem, backend, output, reference, exact=True) == (0.0, 0.0)
+    output[0, 0] = 2046
+    with pytest.raises(WrongResult):
+        check_output(problem, backend, output, reference, exact=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_whole_numbers_beyond_the_exact_range_may_be_rounded_once(dtype: str) -> None:
+    problem, backend = Matmul(1, 5, 4096, dtype), LlvmBackend()
+    reference = np.array([[3001.0, 4095.0, -2049.0, 1.0, 4097.0]])
+    rounded = reference.astype(numpy_dtype(dtype))
+    error, limit = check_output(problem, backend, rounded, reference, exact=True)
+    assert 0 < error <= limit
+    twice = (reference + 2 * limit).astype(numpy_dtype(dtype))
+    with pytest.raises(WrongResult):
+        check_output(problem, backend, twice, reference, exact=True)
+
+
+def test_a_half_precision_product_kept_in_float32_is_held_to_float32() -> None:
+    problem = Matmul(32, 32, 64, "float16", "nn", "float32")
+    backend = LlvmBackend()
+    a, b = (backend.normal(seed, shape, "float16") for seed, shape in ((0, (32, 64)), (1, (64, 32))))
+    reference = backend.reference(problem, a, b)
+    assert check_output(problem, backend, product(a, b), reference, exact=False)[0] > 0
+    with pytest.raises(WrongResult):
+        check_output(problem, backend, product(a, b).astype(np.float16), reference, exact=False)
+
+
+def test_the_message_names_case_backend_seed_error_and_limit() -> None:
+    with pytest.raises(WrongResult) as caught:
+        verify(kernel(), LlvmBackend(), run=zero)
+    message = str(caught.value)
+    for part in ("step1_naive[default]", "96x130x80", "float32", "llvm", "seed 0", "worst error", "limit"):
+        assert part in message
+    assert "\n" not in message
+
+
+@given(
+    k=st.integers(1, 2**20),
+    factor=st.floats(1e-6, 1e6),
+    rms=st.floats(1e-3, 1e3),
+    peak=st.floats(1, 10),
+    dtype=st.sampled_from(DTYPES),
+)
+@settings(max_examples=60, deadline=None)
+def test_tolerance_scales_with_the_output(k: int, factor: float, rms: float, peak: float, dtype: str) -> None:
+    problem = Matmul(8, 8, k, dtype)
+    limit = tolerance(problem, (rms, rms * peak))
+    assert tolerance(problem, (rms * factor, rms * peak * factor)) == pytest.approx(limit * factor)
+    assert limit > 0
+    # One of k products missing is an error of about rms / √k; the limit stays below it in float32.
+    if dtype == "float32" and k <= 2**16:
+        assert limit < rms / np.sqrt(k)
+    assert tolerance(problem, (rms, rms * peak), "tf32") > limit
+
+
+@given(k=st.integers(1, 400), seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_operands_rounded_to_tf32_are_within_its_tolerance_alone(k: int, seed: int) -> None:
+    problem, backend = Matmul(33, 17, k), LlvmBackend()
+    a, b = backend.normal(seed, (33, k), "float32"), backend.normal(seed + 1, (k, 17), "float32")
+    reference = backend.reference(problem, a, b)
+    output = product(rounded_to_tf32(a), rounded_to_tf32(b))
+    error, limit = check_output(problem, backend, output, reference, exact=False, math="tf32")
+    assert limit < 100 * error  # not so wide that anything passes
+    with pytest.raises(WrongResult):
+        check_output(problem, backend, output, reference, exact=False)
+    dropped = product(rounded_to_tf32(a)[:, 1:], rounded_to_tf32(b)[1:])
+    with pytest.raises(WrongResult):
+        check_output(problem, backend, dropped, reference, exact=False, math="tf32")
+
+
+def rounded_to_tf32(values: np.ndarray) -> np.ndarray:
+    """Values rounded to 11 bits, halves away from zero, as cvt.rna.tf32 does."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+@given(row=st.integers(0, 32), column=st.integers(0, 16), sign=st.sampled_from([-1, 1]), times=st.floats(1.5, 100))
+@settings(max_examples=40, deadline=None)
+def test_one_element_beyond_the_tolerance_is_enough(row: int, column: int, sign: int, times: float) -> None:
+    problem, backend = Matmul(33, 17, 50), LlvmBackend()
+    a, b = backend.normal(0, (33, 50), "float32"), backend.normal(1, (50, 17), "float32")
+    reference = backend.reference(problem, a, b)
+    limit = tolerance(problem, backend.scale(reference))
+    output = product(a, b)
+    assert check_output(problem, backend, output, reference, exact=False)[1] == limit
+    output[row, column] = reference[row, column] + sign * times * limit
+    with pytest.raises(WrongResult):
+        check_output(problem, backend, output, reference, exact=False)

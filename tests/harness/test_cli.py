@@ -1,0 +1,441 @@
+"""The command line: one grammar, whoever asks; what it prints where there is no GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.cases import (
+    EXPLICIT_LINE,
+    EXPLICIT_STEPS,
+    NEVER_RUN_LINE,
+    NO_GPU_LINE,
+    ROOT,
+    SMALL_TILES,
+    STEPS,
+    TENSORIZED_LINE,
+    Outcome,
+    make_case,
+)
+from tensorir_ladder import emulator
+from tensorir_ladder.harness import cli, execution
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.commands.options import CPU_SIZES, cases_of
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, machine_for
+from tensorir_ladder.harness.records import Listing
+from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import TILE_SET
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same behaviour everywhere: no GPU is seen."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the compiler, which most tests do not need."""
+
+    def missing() -> None:
+        raise toolchain.NoCompiler("no CUDA compiler found; pip install one")
+
+    monkeypatch.setattr(toolchain, "require_compiler", missing)
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A file run by a Python process in the project's root, which sees no GPU."""
+    code = "import sys, runpy; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; sys.path.insert(0, '.'); "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_step_run_by_itself_is_the_run_command(command: Command) -> None:
+    options = ("--size", "64", "--variant", "async,double_buffer_pipelined")
+    alone = process("steps/step5_pipelining.py", *options)
+    useless = [line for line in alone.stderr.splitlines() if "double_buffer_scope" in line and "no effect" in line]
+    assert (alone.returncode, len(useless)) == (0, 2)  # once for each operand, of double_buffer_pipelined
+    assert alone.stderr.splitlines() == useless
+    assert alone.stdout.splitlines().count(NO_GPU_LINE) == 2
+    if toolchain.find_compiler():
+        (line,) = re.findall(r"^predicted for .*", alone.stdout, re.M)
+        assert "N·(load + compute)" in line
+        assert "N·max(load, compute)" in line
+        assert re.search(r"gain \+\d+ %$", line)
+    assert command("run", "--step", "5", *options) == (alone.returncode, alone.stdout, alone.stderr)
+
+
+def test_a_step_file_is_run_as_the_readme_says(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "steps" / "step1_naive.py"), "--size", "16", "--on", "llvm", "--show", "tir"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "def main(" in result.stdout
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("number", [number for number in STEPS if number not in EXPLICIT_STEPS])
+def test_every_step_is_verified_and_says_so_on_a_line_of_its_own(number: int, command: Command) -> None:
+    small = str(SMALL_TILES[STEPS[number].tiles.kind])
+    outcome = command("run", "--step", str(number), "--size", "32", "--variant", "default", "--tile", small)
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    place = lines.index(TENSORIZED_LINE if number in (8, 9, 10) else NO_GPU_LINE)
+    assert re.match(
+        rf"step{number}_\w+\[\w+\] 32x32x32 .*: worst error .*, tolerance .*, whole numbers exact", lines[place - 1]
+    )
+    assert "GFLOPS" not in outcome.out
+    assert " ms" not in outcome.out
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("number", EXPLICIT_STEPS)
+def test_an_explicit_step_is_verified_by_the_emulator_only(
+    number: int, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emulator, "find_host_compiler", lambda: None)
+    arguments = ("--step", str(number), "--size", "64", "--variant", "default")
+    ran, verified = command("run", *arguments), command("verify", *arguments)
+    assert (ran.code, verified.code) == (0, 3)
+    line = EXPLICIT_LINE if STEPS[number].verified_on else NEVER_RUN_LINE
+    assert line in ran.out.splitlines()
+    assert line.partition(";")[0] in verified.out.splitlines()
+    assert "worst error" not in ran.out + verified.out
+
+
+@pytest.mark.compiler
+def test_an_explicit_step_is_compiled_without_a_gpu(command: Command) -> None:
+    arguments = ("--step", "11", "--size", "64", "--variant", "default", "--arch", "sm_90a")
+    outcome = command("run", *arguments, "--on", "llvm")
+    assert outcome.code == 0
+    assert "compiled for sm_90a, not verified: an explicit kernel runs on a GPU or in the emulator" in outcome.out
+    for what, text in (
+        ("tir", "tensormap_encode_tiled"),
+        ("cuda", "cp.async.bulk.tensor"),
+        ("ptx", "mbarrier.try_wait"),
+    ):
+        assert text in command("compile", *arguments, "--show", what).out
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_step_compares_its_variants_by_their_code(command: Command) -> None:
+    outcome = command("run", "--step", "5", "--shape", "64x64x128", "--stages", "3")
+    assert outcome.code == 0
+    assert outcome.out.splitlines().count(NO_GPU_LINE) == len(STEPS[5].variants)
+    for variant in STEPS[5].variants:
+        assert re.search(rf"^{variant}: \S", outcome.out, re.M), variant
+    for heading in ("variant", "slots", "cp.async", "waits", "barriers", "registers", "occupancy"):
+        assert heading in outcome.out
+    (line,) = re.findall(r"^double_buffer: .*", outcome.out, re.M)
+    assert "the same, character for character, as that of step4_vectorization[default]" in line
+    row = next(line for line in outcome.out.splitlines() if re.match(r"│ async\b", line))
+    assert [cell.strip() for cell in row.strip("│").split("│")][:5] == ["async", "3", "2", "2", "2"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_several_steps_take_their_default_variants(command: Command) -> None:
+    outcome = command("verify", "--step", "1-3,5", "--shape", "17x5x9,8x8x8")
+    assert outcome.code == 0
+    checked = re.findall(r"^(\w+\[\w+\]) (\w+) .*worst error", outcome.out, re.M)
+    names = ["step1_naive[default]", "step2_shared_tiling[default]", "step3_register_tiling[default]"]
+    names.append("step5_pipelining[async]")
+    assert checked == [(name, shape) for shape in ("17x5x9", "8x8x8") for name in names]
+    assert outcome.out.splitlines().count("verified on the CPU (TensorIR through LLVM)") == len(checked)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--step 6 --variant unroll4 --stages 2", "step6_unrolling[unroll4] 8x8x8 float32 32x64x16/4x4"),
+        ("--step 4 --tile 16x16x8/2x4 --dtype float16", "step4_vectorization[default] 8x8x8 float16 16x16x8/2x4"),
+        ("--step 5 --variant default --arch sm_75", "step5_pipelining[register_staged] 8x8x8 float32"),
+        ("--step 4 --dtype bfloat16 --out-dtype float32 --layout nt", "step4_vectorization[default] 8x8x8 bfloat16"),
+    ],
+)
+def test_options_reach_the_case(options: str, expected: str, command: Command) -> None:
+    outcome = command("verify", "--size", "8", "--on", "llvm", *options.split())
+    assert outcome.code == 0
+    assert expected in outcome.out
+
+
+def cases(*arguments: str) -> list[str]:
+    """The cases that a command line names."""
+    return list(map(str, cases_of(cli._parser().parse_args(arguments), CPU_SIZES)))
+
+
+def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
+    named = cases("verify", "--step", "6-13", "--size", "512")
+    assert [case.rsplit(" ", 3)[0] if "stages" in case else case.rsplit(" ", 1)[0] for case in named] == [
+        "step6_unrolling[full] 512x512x512 float32",
+        "step7_warp_tiling[serpentine] 512x512x512 float32",
+        "step8_tensor_cores[default] 512x512x512 float16",
+        "step9_async_ring[fragments] 512x512x512 float16",
+        "step10_wgmma[rows] 512x512x512 float16",
+        "step11_tma_ring[tma_store] 512x512x512 float16",
+        "step12_warp_specialization[roles] 512x512x512 float16",
+        "step13_persistent[stream] 512x512x512 float16",
+    ]
+    problems = [Matmul(512, 512, 512, step.dtypes(step.default_variant())[0]) for step in STEPS.values()]
+    defaults = [
+        Case.default(step, problem, machine_for(DEFAULT_ARCH)) for step, problem in zip(STEPS.values(), problems)
+    ]
+    assert named == list(map(str, defaults[5:13]))
+
+
+def test_small_and_large_products_get_tiles_of_their_own() -> None:
+    for number in (7, 9, 10, 11, 12, 13):
+        (small,), (large,) = (
+            cases("verify", "--step", str(number), "--variant", "default", "--size", size) for size in ("128", "8192")
+        )
+        assert small.split()[3] != large.split()[3] == str(STEPS[number].tiles.default)
+
+
+def test_without_a_step_all_are_meant() -> None:
+    able = [number for number, step in STEPS.items() if step.arch in ("", DEFAULT_ARCH)]
+    assert [case.split("_")[0] for case in cases("verify")] == [f"step{number}" for number in able]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--step 9 --dtype bfloat16", ["fragments", "shared", "any_m"]),
+        ("--step 9 --variant all --dtype float32", ["tf32"]),
+        ("--step 9", ["fragments", "shared", "any_m"]),
+        ("--step 8-9 --dtype bfloat16", ["default", "fragments"]),
+        ("--step 8-9 --variant tf32", ["tf32", "tf32"]),
+        ("--step 10 --variant all", list(STEPS[10].variants)),
+    ],
+)
+def test_variants_that_take_the_dtype_are_meant(options: str, expected: list[str]) -> None:
+    assert [re.search(r"\[(\w+)\]", case).group(1) for case in cases("verify", *options.split())] == expected
+
+
+def test_a_variant_brings_its_own_default_dtype() -> None:
+    (case,) = cases("verify", "--step", "8", "--variant", "tf32", "--stages", "2")
+    assert case.startswith("step8_tensor_cores[tf32] 256x256x256 float32 ")
+
+
+@pytest.mark.usefixtures("quick")
+def test_variants_with_operands_of_their_own_are_compared_by_their_code(command: Command) -> None:
+    tile = str(SMALL_TILES[STEPS[9].tiles.kind])
+    outcome = command("run", "--step", "9", "--variant", "fragments,tf32", "--size", "64", "--tile", tile)
+    assert (outcome.code, outcome.out.splitlines().count(TENSORIZED_LINE)) == (0, 2)
+    assert re.search(r"^tf32: 4 cp\.async statements of 16 bytes a thread in all, the k loop", outcome.out, re.M)
+    assert "per k tile and multiprocessor" not in outcome.out  # no prediction for tiles of warps
+
+
+@pytest.mark.usefixtures("quick")
+def test_all_variants_of_a_machine_without_cp_async(command: Command) -> None:
+    outcome = command("verify", "--step", "5", "--size", "8", "--arch", "sm_75", "--variant", "all")
+    assert outcome.code == 0
+    left_out = STEPS[5].module.NEEDS_ASYNC_COPY
+    assert not any(f"[{variant}]" in outcome.out for variant in left_out)
+    assert outcome.out.count("worst error") == len(STEPS[5].variants) - len(left_out)
+
+
+FED_BY_TMA = {"sm_90a": "wgmma fed by TMA, which is sm_90a's", "sm_100a": "tcgen05.mma fed by TMA, which is sm_100a's"}
+
+
+def without_tma(arch: str) -> str:
+    """What a warning says of the explicit kernels that an architecture cannot run."""
+    needed = {STEPS[number].name: STEPS[number].tiles.kind.ARCH for number in EXPLICIT_STEPS}
+    return "; ".join(f"{name}, since {arch} has no {FED_BY_TMA[its]}" for name, its in needed.items() if its != arch)
+
+
+@pytest.mark.parametrize(
+    ("arch", "left_out"),
+    [
+        (
+            "sm_75",
+            "step7_warp_tiling, since sm_75 has no cp.async; step8_tensor_cores, since sm_75 has no mma of these "
+            "shapes, which begin with sm_80; step9_async_ring, since sm_75 has no cp.async; step10_wgmma, since sm_75 "
+            f"has no cp.async; {without_tma('sm_75')}",
+        ),
+        ("sm_80", f"step10_wgmma, since sm_80 has no wgmma, which is sm_90a's; {without_tma('sm_80')}"),
+        ("sm_90a", "step14_blackwell, since sm_90a has no tcgen05.mma fed by TMA, which is sm_100a's"),
+        ("sm_100a", f"step10_wgmma, since sm_100a has no wgmma, which is sm_90a's; {without_tma('sm_100a')}"),
+    ],
+)
+def test_without_a_step_those_are_left_out_that_the_machine_cannot_run(
+    arch: str, left_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = cases("verify", "--arch", arch, "--size", "64,128")
+    assert capsys.readouterr() == ("", f"warning: left out: {left_out}\n")
+    assert not any(case.split("[")[0] in left_out for case in named)
+    assert len(named) == 2 * (len(STEPS) - left_out.count("since"))
+
+
+def test_without_a_step_those_are_left_out_that_refuse_a_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    named = cases("verify", "--arch", "sm_90a", "--shape", "33x17x50,32x16x48")
+    elsewhere = sum(STEPS[number].arch not in ("", "sm_90a") for number in EXPLICIT_STEPS)
+    assert len(named) == 2 * len(STEPS) - len(EXPLICIT_STEPS) - elsewhere
+    assert "step11_tma_ring, since TMA reads rows of multiples of 16 bytes, not A's of 50" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick")
+def test_more_stages_than_k_tiles_warns_on_stderr_once(command: Command) -> None:
+    outcome = command("run", "--step", "5", "--variant", "async", "--shape", "8x8x32", "--stages", "5")
+    assert outcome.code == 0
+    assert NO_GPU_LINE in outcome.out.splitlines()
+    (warning,) = outcome.err.splitlines()
+    assert warning.startswith("warning: 5 pipeline stages")
+    assert "warning" not in outcome.out
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("tir", ["def main(", "software_pipeline_stage", "threadIdx.x", 'T.sblock("matmul']),
+        ("lowered", ["def main_kernel", "threadIdx"]),
+        ("cuda", ['extern "C" __global__', "__syncthreads()", "ptx_cp_async", "main_kernel"]),
+    ],
+)
+def test_show_prints_code(what: str, expected: list[str], command: Command) -> None:
+    outcome = command("run", "--step", "5", "--variant", "async", "--shape", "32x64x64", "--show", what)
+    assert outcome.code == 0
+    for text in expected:
+        assert text in outcome.out
+    assert NO_GPU_LINE in outcome.out.splitlines()
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(("what", "expected"), [("ptx", "cp.async.cg.shared.global"), ("sass", "LDGSTS")])
+def test_show_prints_compiled_code(what: str, expected: str, command: Command) -> None:
+    outcome = command("compile", "--step", "5", "--variant", "async", "--shape", "32x64x64", "--show", what)
+    if what == "sass" and "no cuobjdump" in outcome.err:
+        pytest.skip(outcome.err.strip())
+    assert outcome.code == 0
+    assert expected in outcome.out
+
+
+@pytest.mark.compiler
+def test_compile_says_what_the_compiler_found(command: Command) -> None:
+    outcome = command("compile", "--step", "4-5", "--size", "64", "--arch", "sm_80")
+    assert outcome.code == 0
+    assert re.search(r"^compiled by nvcc [\d.]+ \((toolkit|pip wheels)\) for sm_80$", outcome.out, re.M)
+    for text in ("registers", "occupancy", "step4_vectorization", "step5_pipelining", "6144"):
+        assert text in outcome.out
+    assert "verified" not in outcome.out
+
+
+@pytest.mark.compiler
+def test_compile_writes_listings(command: Command, tmp_path: Path) -> None:
+    arguments = ["compile", "--step", "5", "--variant", "async", "--shape", "64x64x128", "--stages", "3"]
+    outcome = command(*arguments, "--out", str(tmp_path))
+    assert outcome.code == 0
+    path = tmp_path / "listings" / "step5-async.json"
+    assert f"wrote {path}" in outcome.out
+    listing = Listing.from_json(path.read_text(), origin=str(path))
+    assert (listing.step, listing.variant, listing.default_variant, listing.shape) == (5, "async", True, "64x64x128")
+    assert (listing.stages, listing.arch, listing.tile) == (3, "sm_90a", str(make_case(5, (1, 1, 1)).tile))
+    assert "software_pipeline_stage" in listing.tir
+    assert listing.cuda.startswith('extern "C" __global__')
+    assert listing.code.wait_groups == (2,)
+    assert listing.resources.registers > 0
+    assert listing.pipeline["software_pipeline_async_stages"] == [0]
+    assert listing.text == STEPS[5].text
+    assert listing.why
+    assert listing.aspects["waits"] == "wait_group 2"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_step_that_nothing_here_can_verify(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(STEPS[4].module, "VERIFIED_ON", ("gpu",), raising=False)
+    verified = command("verify", "--step", "4", "--size", "8")
+    assert verified.code == 3
+    assert "not verified: needs gpu" in verified.out.splitlines()
+    ran = command("run", "--step", "4", "--size", "8")
+    assert ran.code == 0
+    assert "not verified: needs gpu; speed not measured: no GPU" in ran.out.splitlines()
+    assert NO_GPU_LINE not in ran.out
+    # One that can be verified does not hide one that cannot.
+    both = command("verify", "--step", "4,3", "--size", "8")
+    assert both.code == 3
+    assert "verified on the CPU (TensorIR through LLVM)" in both.out.splitlines()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("verb", ["run", "verify"])
+def test_a_wrong_kernel_exits_1_and_claims_nothing(
+    verb: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution.LlvmBackend, "load", lambda _self, _kernel: lambda a, b, c: c.fill(0))
+    outcome = command(verb, "--step", "4", "--size", "8")
+    assert outcome.code == 1
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("error: wrong result: step4_vectorization[default] 8x8x8")
+    assert "verified" not in outcome.out
+
+
+def test_list_shows_what_there_is(command: Command) -> None:
+    outcome = command("list")
+    assert (outcome.code, outcome.err) == (0, "")
+    for step in STEPS.values():
+        assert step.name in outcome.out
+    flat = re.sub(r"[\s│]+", " ", outcome.out)
+    for name in (*MACHINES, *map(str, TILE_SET), "register_staged", "unroll32", "tf32", "rows"):
+        assert name in flat
+    for numbers, number, stages in (
+        ("1, 2, 3, 4, 5, 6", 6, 3),
+        ("7", 7, 3),
+        ("8, 9", 9, 4),
+        ("10", 10, 4),
+        ("11", 11, 4),
+        ("14", 14, 4),
+    ):
+        family = STEPS[number].tiles
+        heading = f"steps {numbers}: tiles {family.kind.FORM}, default {family.default}, {stages} stages"
+        place = outcome.out.splitlines().index(heading)
+        best, more = outcome.out.splitlines()[place + 1 : place + 3]
+        assert best.endswith(f"among {len(family.best)}: {', '.join(map(str, family.best))}")
+        assert all(str(tile) in more for tile in family.tuning[len(family.best) :])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *([verb, "--help"] for verb in ("list", "run", "verify", "compile"))]
+)
+def test_help_teaches(arguments: list[str], command: Command) -> None:
+    outcome = command(*arguments)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "examples:" in outcome.out
+    assert "python steps/step5_pipelining.py" in outcome.out
+    if arguments[0] == "run":
+        for option in ("--size", "--shape", "--variant", "--stages", "--tile", "--arch", "--on", "--show", "--out"):
+            assert option in outcome.out
+
+
+def test_the_examples_of_the_help_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [re.split(r"\s{2,}", line.strip())[0] for line in cli.EXAMPLES.splitlines()[1:]]
+    assert len(examples) >= 5
+    parser = cli._parser()
+    for example in examples:
+        words = example.split()
+        assert words[0] == "python"
+        if words[1] != "-m":
+            assert (ROOT / words[1]).is_file()
+            continue
+        options = parser.parse_args(words[3:])
+        if options.command not in ("list", "stream"):
+            options.tile = "default" if options.tile in ("all", "best", "tuned") else options.tile
+            options.stages = None if options.command in ("sweep", "timeline") else options.stages
+            assert cases_of(options, CPU_SIZES)
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_a_size_one_small_problem_is_verified(command: Command) -> None:
+    outcome = command("verify", "--step", "4")
+    assert re.findall(r"\b(\d+x\d+x\d+) float32", outcome.out) == ["256x256x256"]

@@ -1,0 +1,249 @@
+"""Records: whole on disk or not there, read back equal, refused by name where they are none."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.reports_fixtures import calibration, environment, listing, record
+from tensorir_ladder.harness.records import (
+    DepthForecast,
+    Listing,
+    Peer,
+    Record,
+    RecordError,
+    StreamRecord,
+    Timing,
+    check_writable,
+    load_listings,
+    load_records,
+    load_streams,
+    write_atomically,
+)
+
+
+def full_disk(*_arguments: object, **_named: object) -> None:
+    """What a system call does where no space is left."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def edited(**changes: object) -> str:
+    """A record's JSON with fields replaced."""
+    return json.dumps({**json.loads(record().to_json()), **changes})
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        record(1),
+        record(5, 256),
+        calibration(),
+        replace(record(), resources=None, code=None, notes=("a", "b"), predicted_gain_pct=None),
+        replace(record(), tile_choice="best", candidates=({"tile": "32x32x16/4x4", "time_ms": None, "why": "no"},)),
+    ],
+    ids=["first step", "pipelined", "calibration", "without figures", "with candidates"],
+)
+def test_a_record_is_read_back_equal(made: Record, tmp_path: Path) -> None:
+    assert Record.from_json(made.to_json()) == made
+    path = made.save(tmp_path)
+    assert Record.from_json(path.read_text()) == made
+    assert list(load_records(tmp_path)) == [made]
+
+
+def test_a_listing_is_read_back_equal(tmp_path: Path) -> None:
+    made = [listing(5, "sync"), listing(5), listing(1)]
+    assert [one.save(tmp_path).name for one in made] == ["step5-sync.json", "step5-async.json", "step1-default.json"]
+    assert load_listings(tmp_path) == [made[2], made[1], made[0]]
+
+
+@given(st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=40))
+def test_the_time_is_the_median_of_the_raw_samples(samples: list[float]) -> None:
+    made = replace(record(), timing=Timing("x", tuple(samples)))
+    assert made.time_ms == statistics.median(samples)
+    assert made.gflops == pytest.approx(2 * made.m * made.n * made.k / made.time_ms / 1e6)
+    assert made.timing.spread_pct >= 0
+    assert Record.from_json(made.to_json()).timing.samples_ms == tuple(samples)
+
+
+def test_ratios_use_the_faster_baseline_and_the_same_rounds() -> None:
+    made = replace(
+        record(),
+        m=100,
+        n=200,
+        k=300,
+        timing=Timing("own", (2.0, 1.0, 4.0)),
+        baseline=(Timing("cublas-nn", (3.0,)), Timing("cublas-nt", (1.5,))),
+        previous=Timing("before", (5.0, 3.0)),
+    )
+    assert made.time_ms == 2.0
+    assert made.gflops == 2 * 100 * 200 * 300 / 2e6
+    assert made.fastest_baseline.label == "cublas-nt"
+    assert made.ratio_to_cublas == 0.75
+    assert made.improvement_over_previous_pct == pytest.approx(100.0)
+    assert replace(made, previous=None).improvement_over_previous_pct is None
+    assert Timing("one", (3.0,)).spread_pct == 0.0
+    assert Timing("four", (1.0, 2.0, 3.0, 4.0)).spread_pct == pytest.approx(100 * 2.5 / 2.5)
+
+
+def test_names_never_collide_and_sort_by_time(tmp_path: Path) -> None:
+    times = [f"2026-11-20T10:00:00.00{n}+00:00" for n in (3, 1, 2)]
+    made = [replace(record(step), environment=environment(at=at)) for step, at in zip((1, 5, 3), times)]
+    made += [replace(made[0], tile_choice="given", tile=tile) for tile in ("32x32x16/4x4", "64x64x16/4x4")]
+    made += [replace(made[0], layout="nt"), replace(made[0], dtype="float16"), replace(made[0], stages=7)]
+    paths = [one.save(tmp_path) for one in made]
+    assert len(set(paths)) == len(made)
+    assert all(set(path.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_.T") for path in paths)
+    read = list(load_records(tmp_path))
+    assert [one.environment.recorded_at for one in read] == sorted(one.environment.recorded_at for one in made)
+
+
+def test_the_key_tells_cases_apart_and_repetitions_not() -> None:
+    made = record(5)
+    again = replace(made, timing=Timing("x", (1.0,)), environment=environment(at="2027-01-01T00:00:00.000+00:00"))
+    assert again.key == made.key
+    others = [
+        replace(made, **change)
+        for change in (
+            {"m": 7},
+            {"layout": "nt"},
+            {"dtype": "float16", "out_dtype": "float16"},
+            {"dtype": "float16", "out_dtype": "float32"},
+            {"variant": "sync"},
+            {"stages": 9},
+            {"tile_choice": "best"},
+            {"tile_choice": "given"},
+            {"environment": environment(gpu="NVIDIA A100")},
+        )
+    ]
+    assert len({one.key for one in (made, *others)}) == len(others) + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (record().to_json()[:-30], "not whole JSON"),
+        ("", "not whole JSON"),
+        ("null", "not of schema 1 (got NoneType)"),
+        ('"text"', "not of schema 1 (got str)"),
+        ("{}", "not of schema 1 (got None)"),
+        (edited(schema=2), "not of schema 1 (got 2)"),
+        (edited(timing={"label": "x"}), "lacks or garbles"),
+        (edited(timing=5), "lacks or garbles"),
+        (edited(m="many"), "lacks or garbles"),
+        (edited(m=True), "lacks or garbles"),
+        (edited(environment={}), "lacks or garbles"),
+        (edited(environment=[]), "lacks or garbles"),
+        (edited(verification=None, method=3), "lacks or garbles"),
+        (json.dumps({k: v for k, v in json.loads(record().to_json()).items() if k != "baseline"}), "baseline"),
+        (listing().to_json(), "lacks or garbles"),
+        (edited(timing=None), "lacks or garbles"),
+        (edited(timing={"label": "x", "samples_ms": []}), "lacks or garbles"),
+        (edited(timing={"label": "x", "samples_ms": ["fast"]}), "lacks or garbles"),
+        (edited(baseline=[]), "lacks or garbles"),
+    ],
+)
+def test_what_is_no_record_is_refused_by_name(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "some-record.json"
+    path.write_text(text)
+    with pytest.raises(RecordError, match=r"some-record\.json") as caught:
+        list(load_records(tmp_path))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(RecordError, match=r"binary\.json"):
+        list(load_records(tmp_path))
+    (tmp_path / "binary.json").unlink()
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(RecordError, match=r"folder\.json"):
+        list(load_records(tmp_path))
+    with pytest.raises(RecordError, match="no results folder"):
+        list(load_records(tmp_path / "nowhere"))
+    (tmp_path / "listings").mkdir()
+    (tmp_path / "listings" / "step1-default.json").write_text("{")
+    with pytest.raises(RecordError, match=r"step1-default\.json"):
+        load_listings(tmp_path)
+    assert isinstance(listing(), Listing)
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_full_disk_leaves_no_partial_file_and_what_was_there(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = record(1).save(tmp_path)
+    monkeypatch.setattr(os, failing, full_disk)
+    with pytest.raises(RecordError, match="No space left on device") as caught:
+        record(5).save(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert "--out" in str(caught.value)
+    with pytest.raises(RecordError):
+        check_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == [older]
+    assert list(load_records(tmp_path)) == [record(1)]
+
+
+def test_a_failed_replacement_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_atomically(tmp_path / "file", "old")
+    for failing in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, failing, full_disk)
+            with pytest.raises(RecordError):
+                write_atomically(path, "new")
+        assert path.read_text() == "old"
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("write", [check_writable, record().save], ids=["check_writable", "save"])
+def test_a_folder_that_cannot_be_written(write: Callable[[Path], object], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RecordError, match="cannot write") as caught:
+            write(folder)
+        assert str(folder) in str(caught.value)
+
+
+def test_check_writable_makes_the_folder_and_leaves_nothing(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_what_later_versions_added_is_read_and_may_be_missing() -> None:
+    made = record()
+    peers = (
+        Peer("triton", "measured", "", "64x64x16, 3 stages", made.timing),
+        Peer("tilus", "missing", "not installed", "", None),
+    )
+    forecast = DepthForecast((2.0, 1.0, 1.1), (0.5, 0.5, 0.25), (0.0, 0.9, 1.0), 3, 30, 2)
+    richer = replace(made, peers=peers, depth=forecast)
+    assert Record.from_json(richer.to_json()) == richer
+    older = {key: value for key, value in json.loads(made.to_json()).items() if key not in ("peers", "depth")}
+    assert Record.from_json(json.dumps(older)) == made
+
+
+def test_a_stream_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    made = record()
+    shared = {name: getattr(made, name) for name in ("timing", "verification", "resources", "method", "environment")}
+    stream = StreamRecord(
+        workload="gelu", shape=(64, 128), dtype="float32", variant="staged", stages=3, config="256 threads",
+        bytes_moved=65536, flops=8192, copy=made.baseline[0], torch=None, barriers=2, cp_async=1, bound="memory",
+        source_sha256="", cubin_sha256="", arch="sm_90a", command="", **shared,
+    )  # fmt: skip
+    later = replace(made.environment, recorded_at="2026-12-01T00:00:00.000+00:00")
+    newer = replace(stream, environment=later)
+    for item in (stream, newer):
+        item.save(tmp_path)
+    assert load_streams(tmp_path) == [newer]
+    assert stream.ratio_to_copy == pytest.approx(made.baseline[0].median_ms / made.timing.median_ms)

@@ -1,0 +1,161 @@
+"""Kernels whose warpgroups have roles: their limits, their text, and on the GPU their results."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from support.roles import HOPPER, STEPS_WITH_ROLES, roles
+from tensorir_ladder.harness.build import compile_module, compiled
+from tensorir_ladder.harness.execution import GpuBackend
+from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.kernels.codegen import overlap
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, disassemble
+from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.kernels.warp_specialized import warp_specialized
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.config import PERSISTENT_TILES
+
+TILES = ["128x256x64/2x1", "128x128x64/2x1", "64x128x64/1x1", "64x64x64/1x1", "128x64x64/2x1", "256x128x64/2x1"]
+
+
+def test_limits_name_registers_and_consumers() -> None:
+    assert not RoleTile.parse("128x256x64/2x1").violations(HOPPER.target(), 2, 4)
+    assert "shared memory" in " ".join(RoleTile.parse("128x256x64/2x1").violations(HOPPER.target(), 2, 5))
+    assert "3 registers" not in " ".join(RoleTile.parse("64x256x64/1x1").violations(HOPPER.target(), 2, 4))
+    for tile, what in (("128x256x64/1x1", "registers a consumer"), ("256x64x64/4x1", "4 consumer warpgroups")):
+        assert what in " ".join(RoleTile.parse(tile).violations(HOPPER.target(), 2, 2))
+
+
+@pytest.mark.parametrize("kernel", [warp_specialized, persistent])
+def test_bad_input_is_refused(kernel: Any) -> None:
+    given = {"multiprocessors": 132} if kernel is persistent else {}
+    tile = RoleTile.parse("64x64x64/1x1")
+    with pytest.raises(IllegalPipeline, match="2 to 8"):
+        kernel(Matmul(64, 64, 64, "float16"), tile, 1, **given)
+    with pytest.raises(IllegalWorkload, match="4095 elements"):
+        kernel(Matmul(64, 64, 4095, "float16"), tile, 4, **given)
+    with pytest.raises(IllegalTile, match="float32"):
+        kernel(Matmul(64, 64, 64, "float32"), tile, 4, **given)
+
+
+def test_a_cluster_must_be_able_to_share_b() -> None:
+    with pytest.raises(IllegalTile, match="a cluster cannot share"):
+        persistent(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x64x64/1x1"), 4, multiprocessors=4, blocks=2)
+
+
+def test_roles_have_their_own_instructions() -> None:
+    text = roles(12, (256, 256, 512), "128x128x64/2x1", stages=4).body
+    producer, consumer = text.split("} else {", 1)
+    assert producer.count("cp_async_bulk_tensor_g2s") == 3  # one panel of A, two of B, stored [k, n]
+    assert "setmaxnreg_dec" in producer
+    assert "setmaxnreg_inc" in consumer
+    assert consumer.count("wgmma_f16_ss") == 4
+    assert "__syncthreads" not in consumer
+
+
+def test_a_cut_last_wave_takes_memory_and_a_whole_one_none() -> None:
+    cut = roles(13, (128, 128, 4096), "64x64x64/1x1", sms=8)
+    assert [str(buffer.name) for buffer in cut.workspaces] == ["shared_sums", "flags"]
+    assert "leave_sums(" in cut.body
+    whole = roles(13, (128, 128, 4096), "64x64x64/1x1", "whole", sms=8)
+    assert "leave_sums(" not in whole.body
+    assert whole.workspace_bytes == 8
+
+
+def test_debug_builds_name_who_waits() -> None:
+    text = roles(13, (128, 128, 4096), "64x64x64/1x1", "bounded", sms=8).cuda
+    for role in ("producer", "consumer"):
+        assert f'"{role}"' in text
+    assert "as owner waited" in text
+
+
+def test_multicast_loads_half_of_b_each() -> None:
+    text = roles(13, (256, 256, 512), "128x128x64/2x1", "multicast", stages=4).body
+    assert text.count("multicast__cluster(") == 1
+    assert "mbarrier_arrive_at(" in text
+
+
+def test_overlapped_kernels_are_launched_with_the_flag_and_wait() -> None:
+    kernel = roles(13, (256, 256, 512), "64x64x64/1x1", "overlapped")
+    (function,) = (function for _, function in kernel.device.functions_items())
+    tags = [str(tag) for tag in function.attrs[overlap.LAUNCH_PARAMS]]
+    assert tags[-2:] == [overlap.FLAG, "tirx.use_dyn_shared_memory"]
+    assert "griddepcontrol" in kernel.body
+    program = compile_module(kernel.mod, kernel.machine, lambda _: b"", {}, kernel.tir_pipeline)
+    assert program.mod.imports[0].inspect_source() == kernel.cuda
+    assert "griddepcontrol" not in roles(13, (256, 256, 512)).body
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("tile", [*map(str, PERSISTENT_TILES.tuning)])
+def test_every_declared_tile_compiles_without_spills(tile: str, compiler: Compiler) -> None:
+    stages = next(s for s in (6, 5, 4, 3) if not RoleTile.parse(tile).violations(HOPPER.target(), 2, s))
+    for number in (12, 13):
+        cubin = compiled(roles(number, (4096, 4096, 4096), tile, stages=stages), compiler).cubin
+        assert cubin.spill_bytes == 0
+        assert cubin.smem_bytes == 0  # static shared memory would move the ring off its 1024-byte boundary
+
+
+@pytest.mark.compiler
+def test_slots_are_released_one_k_tile_late(compiler: Compiler) -> None:
+    """A variable without a first value was merged with another by the compiler: the slot just read was released."""
+    sass = disassemble(compiled(roles(12, (128, 256, 4096), "128x256x64/2x1"), compiler).cubin)
+    loop = sass[sass.index("HGMMA") : sass.rindex("HGMMA") + 800]
+    assert re.search(r"SYNCS\.ARRIVE\.TRANS64\.A1T0 RZ, \[R\d+\+URZ", loop)
+
+
+# On the GPU
+
+
+def check(compiler: Compiler, *arguments: Any, **given: Any) -> None:
+    """Compile and compare with the float64 product, twice: flags must be lowered again."""
+    kernel = compiled(roles(*arguments, **given), compiler)
+    assert verify(kernel, GpuBackend(), seeds=(0, 1)).passed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("number", [12, 13])
+def test_every_tile_layout_and_dtype_is_right(
+    number: int, dtype: str, layout: str, tile: str, compiler: Compiler
+) -> None:
+    check(compiler, number, (512, 512, 1024), tile, dtype=dtype, layout=layout, stages=3)
+    check(compiler, number, (300, 328, 200), tile, dtype=dtype, layout=layout, stages=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", [12, 13])
+@pytest.mark.parametrize("stages", [2, 3, 5, 8])
+@pytest.mark.parametrize("k", [8, 64, 136, 1000])
+def test_every_depth_is_right_for_every_reduction(k: int, stages: int, number: int, compiler: Compiler) -> None:
+    check(compiler, number, (200, 136, k), stages=stages)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("number", "variant"), STEPS_WITH_ROLES)
+@pytest.mark.parametrize(
+    ("shape", "layout"), [((1, 8, 8), "nn"), ((1, 1, 8), "nt"), ((129, 131, 72), "nt"), ((300, 264, 200), "nn")]
+)
+def test_results_of_any_shape_and_dtype_are_right(
+    shape: tuple[int, int, int], layout: str, number: int, variant: str, out_dtype: str, compiler: Compiler
+) -> None:
+    check(compiler, number, shape, "128x128x64/2x1", variant, layout=layout, out_dtype=out_dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["stream", "overlapped", "multicast", "bounded"])
+@pytest.mark.parametrize("tile", ["128x256x64/2x1", "128x128x64/2x1"])
+@pytest.mark.parametrize("shape", [(512, 512, 8192), (1280, 1024, 4096), (1000, 1000, 4000), (640, 2304, 2048)])
+@pytest.mark.parametrize("sms", [16, 30, 132])
+def test_cut_last_waves_are_right(
+    sms: int, shape: tuple[int, int, int], tile: str, variant: str, compiler: Compiler
+) -> None:
+    check(compiler, 13, shape, tile, variant, sms=sms)

@@ -1,0 +1,40 @@
+"""Kernels are parsed on a call stack of their own."""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+
+import pytest
+
+from tensorir_ladder.kernels.short_stack import on_a_short_stack
+
+SETTING = contextvars.ContextVar("SETTING", default="nobody's")
+
+
+@on_a_short_stack
+def depth(*, more: int = 0) -> tuple[int, str]:
+    """How deep the call stack is, and the caller's setting."""
+    if more < 0:
+        raise ValueError(f"{more} is below 0")
+    return len(inspect.stack(0)) + more, SETTING.get()
+
+
+def test_the_callers_stack_is_left_behind() -> None:
+    assert depth()[0] < 15 < len(inspect.stack(0))
+    assert depth(more=100)[0] == depth()[0] + 100
+
+
+def test_context_and_errors_are_the_callers() -> None:
+    token = SETTING.set("the caller's")
+    try:
+        assert depth()[1] == "the caller's"
+    finally:
+        SETTING.reset(token)
+    with pytest.raises(ValueError, match="-1 is below 0"):
+        depth(more=-1)
+
+
+def test_the_function_keeps_its_name_and_text() -> None:
+    assert depth.__name__ == "depth"
+    assert depth.__doc__ == "How deep the call stack is, and the caller's setting."

@@ -1,0 +1,831 @@
+"""Reports: which records count, what they become, and what the checks refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.reports_fixtures import (
+    SIZES,
+    calibration,
+    environment,
+    half,
+    listing,
+    peer,
+    peers,
+    product,
+    published,
+    record,
+    tuned,
+    write_ladder,
+    write_peers,
+    write_tensor_cores,
+)
+from tensorir_ladder.harness import counters
+from tensorir_ladder.harness.machines import MACHINES
+from tensorir_ladder.harness.records import RESULTS, Counters, Timing
+from tensorir_ladder.reports import plot
+from tensorir_ladder.reports.__main__ import main
+from tensorir_ladder.reports.check import findings, record_problems, tuned_problems
+from tensorir_ladder.reports.counters import CEILING, TENSOR_PIPE, counted_groups, counters_tables
+from tensorir_ladder.reports.figures import intensity, step_look
+from tensorir_ladder.reports.paths import Paths
+from tensorir_ladder.reports.plot import peaks, plots
+from tensorir_ladder.reports.readme import BEGIN, END, other_shapes, overview
+from tensorir_ladder.reports.selection import UsageError, load, natural, parse_steps, steps_text
+from tensorir_ladder.reports.site import render_pages
+from tensorir_ladder.reports.table import all_tables, ladder_table, variants_table
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = [
+    "step",
+    "variant",
+    "default_variant",
+    "m",
+    "n",
+    "k",
+    "layout",
+    "dtype",
+    "out_dtype",
+    "math",
+    "stages",
+    "tile",
+    "tile_choice",
+    "gpu",
+    "time_ms",
+    "gflops",
+    "ratio_to_cublas",
+    "improvement_over_previous_pct",
+    "verified",
+    "verified_on",
+    "registers",
+    "smem_bytes",
+    "occupancy",
+    "bound",
+    "peers",
+    "recorded_at",
+    "revision",
+    "dirty",
+]
+LATER = "2026-11-21T10:00:00.000+00:00"
+
+
+def rows_of(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> list[dict]:
+    assert main(["table", "--json", "--results", str(folder), *more]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Paths:
+    """A complete, current set of reports; tests that change it work on a copy."""
+    folder = tmp_path_factory.mktemp("site")
+    write_ladder(folder)
+    readme = folder / "README.md"
+    readme.write_bytes(f"# Title\r\n\r\nbefore\t{BEGIN}\nold\n{END} after\r\nend, no newline".encode())
+    for command in ("plot", "page", "readme"):
+        assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
+    return Paths.of(folder, readme)
+
+
+@pytest.fixture(scope="module")
+def ladders(tmp_path_factory: pytest.TempPathFactory) -> Paths:
+    """A complete, current set of reports on the float32 and the float16 ladder."""
+    folder = tmp_path_factory.mktemp("ladders")
+    write_ladder(folder, variants=False)
+    write_tensor_cores(folder)
+    return published(folder)
+
+
+# Which records count
+
+
+def test_the_newest_clean_record_of_a_key_counts(tmp_path, capsys):
+    record(speed=20000).save(tmp_path)
+    record(speed=25000, environment=environment(at=LATER)).save(tmp_path)
+    record(speed=30000, environment=environment(at="2026-11-22T10:00:00.000+00:00", dirty=True)).save(tmp_path)
+    (row,) = rows_of(tmp_path, capsys)
+    assert row["gflops"] == pytest.approx(25000)
+    assert row["dirty"] is False
+
+
+def test_a_dirty_record_counts_only_where_no_clean_one_exists(tmp_path, capsys):
+    record(environment=environment(dirty=True)).save(tmp_path)
+    (row,) = rows_of(tmp_path, capsys)
+    assert row["dirty"] is True
+    assert main(["table", "--results", str(tmp_path)]) == 0
+    assert "uncommitted" in capsys.readouterr().out
+
+
+def test_newest_means_recorded_last_whatever_the_file_is_called(tmp_path, capsys):
+    record(speed=25000, environment=environment(at=LATER)).save(tmp_path).rename(tmp_path / "a-0.json")
+    record(speed=20000).save(tmp_path).rename(tmp_path / "b-1.json")
+    (row,) = rows_of(tmp_path, capsys)
+    assert row["gflops"] == pytest.approx(25000)
+
+
+def test_the_usual_stage_count_stands_for_the_step_and_the_others_are_listed_apart(tmp_path):
+    listing(5).save(tmp_path)
+    record(5).save(tmp_path)
+    record(5, speed=40000, stages=2, environment=environment(at=LATER)).save(tmp_path)
+    (section,) = load(tmp_path).sections()
+    assert section.pick(5, "default", (1024, 1024, 1024)).stages == 4
+    assert [other.stages for other in section.others(5)] == [2]
+
+
+# JSON
+
+
+def test_json_rows_have_exactly_the_promised_keys_and_values(tmp_path, capsys):
+    record(5).save(tmp_path)
+    record(1).save(tmp_path)
+    calibration().save(tmp_path)
+    first, fifth = rows_of(tmp_path, capsys)
+    assert list(first) == KEYS
+    assert first["improvement_over_previous_pct"] is None
+    assert fifth["gflops"] == pytest.approx(2 * 1024**3 / (fifth["time_ms"] * 1e6))
+    assert fifth["ratio_to_cublas"] == pytest.approx(32200 / 34000)
+    assert fifth["improvement_over_previous_pct"] == pytest.approx(100 * (32200 / 25400 - 1))
+
+
+def test_json_can_be_limited_to_steps(tmp_path, capsys):
+    for step in (1, 2, 5):
+        record(step).save(tmp_path)
+    assert [row["step"] for row in rows_of(tmp_path, capsys, "--step", "1-2")] == [1, 2]
+
+
+def test_a_failed_check_never_shows_a_speed(tmp_path, capsys):
+    bad = record(5)
+    replace(bad, verification=replace(bad.verification, passed=False)).save(tmp_path)
+    (row,) = rows_of(tmp_path, capsys)
+    assert (row["verified"], row["time_ms"], row["gflops"], row["ratio_to_cublas"]) == (False, None, None, None)
+    for form in ([], ["--markdown"]):
+        assert main(["table", *form, "--results", str(tmp_path)]) == 0
+        text = capsys.readouterr().out
+        assert "failed its check" in text
+        assert "32,200" not in text
+    assert main(["plot", "--results", str(tmp_path)]) == 0
+
+
+def test_peers_stand_beside_our_fastest_in_percent_of_cublas(tmp_path, capsys):
+    write_peers(tmp_path)
+    assert main(["table", "--markdown", "--results", str(tmp_path)]) == 0
+    text = capsys.readouterr().out.split("beside peers", 1)[1]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    ours = ["95 % (step 5, 32x64x16/4x4, 4 stages)", "71 % (step 5, 32x64x16/4x4, 4 stages)"]
+    fastest = ["99 % (step 6, 32x64x16/4x4, 4 stages)", "82 % (step 6, 32x64x16/4x4, 4 stages)"]
+    assert cells[0] == ["", "1024", "2048"]
+    assert cells[2:] == [
+        ["our fastest step 5", *ours],
+        ["our fastest", *fastest],
+        ["triton", "80 % (64x64x16, 4 warps, 3 stages)", "80 % (64x64x16, 4 warps, 3 stages)"],
+        ["dlight", "failed", "40 % (rule gpu.Matmul)"],
+        ["tilelang", "missing", "missing"],
+    ]
+    assert "dlight failed: WrongResult: worst error 3. tilelang missing: tilelang is not installed." in text
+    assert text.count("not installed") == 1
+
+
+def test_a_json_row_names_its_peers(tmp_path, capsys):
+    write_peers(tmp_path)
+    rows = {(row["step"], row["m"]): row["peers"] for row in rows_of(tmp_path, capsys)}
+    assert rows[4, 1024] == []
+    triton, _, tilelang = rows[6, 1024]
+    assert triton["ratio_to_cublas"] == pytest.approx(0.8)
+    assert (triton["status"], triton["config"]) == ("measured", "64x64x16, 4 warps, 3 stages")
+    assert (tilelang["time_ms"], tilelang["why"]) == (None, "tilelang is not installed")
+
+
+def test_a_peer_keeps_the_rounds_of_our_fastest_record(tmp_path):
+    write_peers(tmp_path)
+    later = environment(at=LATER)
+    other = replace(record(4), environment=later, peers=(peer("triton", 1024, 0.3), peer("dlight", 1024, 0.4)))
+    other.save(tmp_path)
+    (section,) = load(tmp_path).sections()
+    shape = (1024, 1024, 1024)
+    assert section.peer(shape, "triton")[0].step == 6
+    assert section.peer(shape, "dlight")[0].step == 4  # the only one that has its time
+    assert section.peer(shape, "tilus") is None
+
+
+def test_without_peers_nothing_is_said_of_them(tmp_path, capsys):
+    for step in (4, 5):
+        record(step).save(tmp_path)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}{END}")
+    assert main(["table", "--results", str(tmp_path)]) == 0
+    assert main(["readme", "--results", str(tmp_path), "--readme", str(readme)]) == 0
+    assert "eside peers" not in capsys.readouterr().out + readme.read_text()
+
+
+def test_the_readme_shows_peers_where_there_are_any(tmp_path):
+    write_peers(tmp_path)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}{END}")
+    assert main(["readme", "--results", str(tmp_path), "--readme", str(readme)]) == 0
+    assert "| triton | 80 % (64x64x16, 4 warps, 3 stages) |" in readme.read_text()
+    assert "tilelang missing: tilelang is not installed." in readme.read_text()
+
+
+@pytest.mark.parametrize("text_of", [{"status": "failed"}, {"timing": None}, {"status": "missing", "timing": None}])
+def test_a_peer_that_contradicts_itself_is_found(text_of):
+    broken = replace(record(5), peers=(replace(peer("triton", 1024, 0.8), **text_of),))
+    assert any("peer triton" in problem for problem in record_problems(broken))
+    assert not any("peer" in problem for problem in record_problems(replace(record(5), peers=peers(1024))))
+
+
+def test_a_peers_times_are_checked_like_all_others():
+    timed = peer("triton", 1024, 0.8)
+    short = replace(timed, timing=Timing("triton", timed.timing.samples_ms[:3]))
+    assert "triton has 3 samples in 9 rounds" in list(record_problems(replace(record(5), peers=(short,))))
+
+
+def test_a_tuned_configuration_has_a_table_of_its_own_and_one_row(tmp_path):
+    write_ladder(tmp_path, variants=False)
+    before = [table.title for table in all_tables(load(tmp_path))]
+    tuned(5, 1024).save(tmp_path)
+    tuned(4, 256, runner_up=None, margin_pct=None, margin_interval_pct=(), verdict="alone").save(tmp_path)
+    for variant, at in (("async", environment()), ("sync", environment(at=LATER))):
+        changes = {"variant": variant, "default_variant": variant == "async", "environment": at}
+        record(5, 1024, tile_choice="tuned", stages=2, **changes).save(tmp_path)
+    tables = {table.title: table for table in all_tables(load(tmp_path))}
+    assert set(tables) - set(before) == {
+        "NVIDIA H200, float32 (ieee), B[K,N]: tuned",
+        "NVIDIA H200, float32 (ieee), B[K,N]: tuned configurations",
+    }
+    ladder = tables["NVIDIA H200, float32 (ieee), B[K,N]: tuned"]
+    assert ladder.header[1:2] == ("1024",)
+    assert [row[:2] for row in ladder.rows] == [("5 pipelining", "32,200 (0.95)"), ("cuBLAS", "34,000")]
+    (kept,) = [record for record in load(tmp_path).records if record.tile_choice == "tuned"]
+    assert kept.variant == "sync"  # the newest counts, whatever variant was chosen
+    first, second = tables["NVIDIA H200, float32 (ieee), B[K,N]: tuned configurations"].rows
+    assert first[:3] == ("4", "256", "async 64x64x16/4x4, 2 slots")
+    assert first[5:] == ("–", "–", "alone", "2 of 20")
+    assert second[3:6] == ("2,684 (0.95)", "+25.0 %", "sync 128x64x32/8x4, 3 slots")
+    assert second[6:] == ("+2.50 % (+2.10 to +2.90)", "confirmed", "2 of 20")
+
+
+def test_a_page_shows_what_its_step_was_tuned_to(tmp_path):
+    record(5, 1024).save(tmp_path)
+    paths = Paths.of(tmp_path, None)
+    (page,) = render_pages(load(tmp_path), paths).values()
+    assert "Tuned" not in page
+    tuned(5, 1024).save(tmp_path)
+    tuned(4, 512).save(tmp_path)
+    record(5, 1024, tile_choice="tuned").save(tmp_path)
+    (page,) = render_pages(load(tmp_path), paths).values()
+    assert "**Tuned configurations**" in page
+    assert page.count("async 64x64x16/4x4, 2 slots") == 1
+    assert "32x64x16/4x4 (tuned)" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        ({"environment": environment(dirty=True)}, "uncommitted changes"),
+        ({"method": replace(tuned().method, rounds=5)}, "5 rounds; at least"),
+        (
+            {"confirmation": (Timing("winner", (1.0,) * 8), *tuned().confirmation[1:])},
+            "winner has 8 samples in 9 rounds",
+        ),
+        ({"confirmation": (Timing("winner", (0.0,) * 9), *tuned().confirmation[1:])}, "no positive finite time"),
+        ({"candidates": (replace(tuned().winner, status="wrong", why="error 3"),)}, "is wrong: error 3"),
+    ],
+)
+def test_a_tuned_configuration_that_is_no_evidence_is_found(changes, finding):
+    assert list(tuned_problems(tuned())) == []
+    assert any(finding in problem for problem in tuned_problems(tuned(**changes)))
+
+
+@pytest.mark.parametrize(("text", "steps"), [("5", [5]), ("1-3", [1, 2, 3]), ("1,3", [1, 3]), ("4-5,1", [1, 4, 5])])
+def test_steps_are_parsed(text, steps):
+    assert parse_steps(text) == steps
+
+
+@pytest.mark.parametrize("text", ["", "x", "3-1", "1,,2", "-1"])
+def test_steps_that_are_none_are_refused(text):
+    with pytest.raises(UsageError, match="--step takes"):
+        parse_steps(text)
+
+
+# Tables
+
+
+def test_gpus_never_share_a_table_a_plot_or_a_line(tmp_path):
+    record(5).save(tmp_path)
+    record(5, speed=10000, environment=environment("NVIDIA A100")).save(tmp_path)
+    results = load(tmp_path)
+    tables = all_tables(results)
+    assert [("A100" in table.title, "H200" in table.title) for table in tables] == [(True, False), (False, True)]
+    cells = [[cell for row in table.rows if row[0].startswith("5") for cell in row] for table in tables]
+    assert "10,000 (0.29)" in cells[0]
+    assert "32,200 (0.95)" in cells[1]
+    files = [item.file_name for item in plots(results)]
+    assert len(files) == len(set(files))
+    assert all(item.section.gpu.split()[-1].lower() in item.file_name for item in plots(results))
+
+
+def test_dtypes_and_layouts_are_apart_too(tmp_path):
+    record(5).save(tmp_path)
+    record(5, layout="nt").save(tmp_path)
+    record(5, dtype="float16").save(tmp_path)
+    sections = load(tmp_path).sections()
+    assert len(sections) == len({section.slug for section in sections}) == 3
+
+
+def test_the_average_column(tmp_path):
+    for size in (256, 512, 1024):
+        record(4, size).save(tmp_path)
+        record(5, size).save(tmp_path)
+    record(4, 2048).save(tmp_path)
+    results = load(tmp_path)
+    table = ladder_table(results, results.sections()[0], "default")
+    fifth = next(row for row in table.rows if row[0].startswith("5"))
+    mean = 100 * ((2630 / 1600 + 12050 / 7100 + 32200 / 25400) / 3 - 1)
+    ratio = (2630 / 2800 * 12050 / 16000 * 32200 / 34000) ** (1 / 3)
+    assert fifth[-3:] == ("–", f"{mean:+.1f} % (3 of 4 sizes)", f"{ratio:.2f} (3 of 4 sizes)")
+
+
+def test_variants_start_with_the_default_and_count_naturally(site):
+    results = load(site.results)
+    names = [row[0] for row in variants_table(results, results.sections()[0], 6, "default").rows]
+    assert names == ["full (default)", "none", "unroll4", "unroll8", "unroll16", "unroll32"]
+    assert natural("unroll4") < natural("unroll16")
+
+
+def test_a_prediction_stands_only_where_the_step_before_is_not_pipelined(tmp_path):
+    record(4).save(tmp_path)
+    record(5).save(tmp_path)
+    record(6, predicted_gain_pct=30.0).save(tmp_path)
+    results = load(tmp_path)
+    tables = [variants_table(results, results.sections()[0], step, "default") for step in (5, 6)]
+    assert ["(+30)" in table.rows[0][1] for table in tables] == [True, False]
+
+
+def test_a_foreign_listing_is_named_too(tmp_path, capsys):
+    record().save(tmp_path)
+    (tmp_path / "listings").mkdir()
+    (tmp_path / "listings" / "step4-x.json").write_text("{}")
+    assert main(["page", "--results", str(tmp_path)]) == 2
+    assert "step4-x.json" in capsys.readouterr().err
+
+
+def test_intensity_counts_each_operand_once():
+    assert intensity(record(size=1024)) == pytest.approx(2 * 1024**3 / (3 * 1024**2 * 4))
+
+
+# Files that cannot be used
+
+
+@pytest.mark.parametrize("command", ["table", "plot", "page", "check"])
+@pytest.mark.parametrize(
+    "text", ["", '{"schema": 1, "kind": "st', "[1, 2]", '{"name": "somebody else\'s"}', '{"schema": 1}']
+)
+def test_a_truncated_or_foreign_file_is_named_without_a_traceback(tmp_path, capsys, command, text):
+    record().save(tmp_path)
+    (tmp_path / "stranger.json").write_text(text)
+    assert main([command, "--results", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "stranger.json" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("samples", [(), (0.0,) * 9, (float("nan"),) * 9, (-1.0,) * 9, ("fast",) * 9])
+def test_times_that_are_none_are_refused(tmp_path, capsys, samples):
+    path = record(timing=Timing("step4", samples)).save(tmp_path)
+    assert main(["table", "--json", "--results", str(tmp_path)]) == 2
+    assert path.name in capsys.readouterr().err
+    if samples and "fast" not in samples:  # the others are refused when they are read
+        assert any("sample" in finding for finding in findings(Paths.of(tmp_path)))
+
+
+def test_the_process_itself_prints_one_line_and_exits_2(tmp_path):
+    (tmp_path / "half.json").write_text("{")
+    command = [sys.executable, "-m", "reports", "table", "--json", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "half.json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_without_records_is_an_error_but_empty_json(tmp_path, capsys):
+    assert main(["table", "--results", str(tmp_path / "nowhere")]) == 2
+    assert main(["table", "--results", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+    assert rows_of(tmp_path, capsys) == []
+
+
+def test_results_elsewhere_never_touch_the_committed_reports(tmp_path, capsys):
+    paths = Paths.of(tmp_path)
+    assert tmp_path in paths.pages.parents
+    assert tmp_path in paths.plots.parents
+    record().save(tmp_path)
+    assert main(["readme", "--results", str(tmp_path)]) == 2
+    assert "--readme" in capsys.readouterr().err
+
+
+# Plots
+
+
+def test_plots_are_deterministic_and_carry_their_rows_digest(site, tmp_path):
+    for item in plots(load(site.results)):
+        assert item.is_current(site.plots)
+        assert item.write(tmp_path).read_bytes() == (site.plots / item.file_name).read_bytes()
+
+
+def test_a_plot_of_other_rows_is_stale(site, tmp_path):
+    write_ladder(tmp_path, variants=False)
+    record(5, speed=33000, environment=environment(at=LATER)).save(tmp_path)
+    assert not any(item.is_current(site.plots) for item in plots(load(tmp_path)))
+
+
+def test_every_known_gpu_has_a_peak_a_bandwidth_and_an_origin():
+    for name, peak in plot.peaks().items():
+        assert peak["bandwidth_gb_s"] > 0, name
+        assert all(value > 0 for value in peak["peak_gflops"].values()), name
+        assert peak["origin"], name
+
+
+# Pages
+
+
+def test_a_page_shows_what_changed_the_records_and_the_way_on(site):
+    text = (site.pages / "step5_pipelining.md").read_text()
+    assert text.startswith("# Step 5, pipelining: one idea\n")
+    assert "| instruction | kind 4 | kind 5 |" in text
+    assert "same (equal)" in text
+    assert text.count("```diff\n--- step4_vectorization\n+++ step5_pipelining\n") == 2
+    assert "\n+    statement_8()\n" in text
+    assert "| A_shared | 0 | 0 |" in text
+    assert "- **writeback**: writeback: because of its code." in text
+    assert "32,200, +26.8 % (+30)" in text
+    assert "512x512x8/1x1 is illegal: too many threads" in text
+    assert "power limit 700 W" in text
+    assert "(step4_vectorization.md)" in text
+    assert "(step6_unrolling.md)" in text
+
+
+def test_links_of_pages_and_readme_lead_to_files(site):
+    for source in [*site.pages.glob("*.md"), site.readme]:
+        for target in [part.split(")")[0] for part in source.read_text().split("](")[1:]]:
+            assert (source.parent / target).is_file(), f"{source.name} -> {target}"
+
+
+def test_a_page_without_records_says_so(tmp_path):
+    listing(4).save(tmp_path)
+    listing(5).save(tmp_path)
+    assert main(["page", "--results", str(tmp_path)]) == 0
+    text = (tmp_path / "pages" / "step5_pipelining.md").read_text()
+    assert "Not measured yet." in text
+    assert "```diff" in text
+
+
+def test_a_page_without_a_listing_shows_its_records(tmp_path):
+    record(5).save(tmp_path)
+    assert main(["page", "--results", str(tmp_path)]) == 0
+    text = (tmp_path / "pages" / "step5_pipelining.md").read_text()
+    assert "32,200" in text
+    assert "What changed" not in text
+
+
+def test_a_long_difference_is_folded(tmp_path):
+    for step in (4, 5):  # every second line is the other step's too
+        cuda = "\n".join(f"line {index} of step {step if index % 2 else 0};" for index in range(300))
+        listing(step, cuda=cuda).save(tmp_path)
+    assert main(["page", "--results", str(tmp_path)]) == 0
+    text = (tmp_path / "pages" / "step5_pipelining.md").read_text()
+    assert "lines</summary>\n\n```diff" in text
+
+
+# README
+
+
+def test_the_readme_changes_between_its_markers_only(site):
+    text = site.readme.read_bytes().decode()
+    assert text.startswith(f"# Title\r\n\r\nbefore\t{BEGIN}\n")
+    assert text.endswith(f"{END} after\r\nend, no newline")
+    assert "\nold\n" not in text
+    assert "0.95 · **1.02**" in text
+    assert "cuBLAS against itself through the same path: 1.002." in text
+    assert "NVIDIA H200, driver 580.1" in text
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}", f"{BEGIN}{END}{END}"])
+def test_a_readme_without_its_markers_is_refused_and_left_alone(tmp_path, capsys, text):
+    record().save(tmp_path)
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+    assert main(["readme", "--results", str(tmp_path), "--readme", str(readme)]) == 2
+    assert "README.md must have" in capsys.readouterr().err
+    assert readme.read_text() == text
+
+
+def test_a_missing_readme_is_an_error(tmp_path, capsys):
+    record().save(tmp_path)
+    assert main(["readme", "--results", str(tmp_path), "--readme", str(tmp_path / "none.md")]) == 2
+    assert "none.md" in capsys.readouterr().err
+
+
+# Check
+
+
+def test_a_complete_set_passes(site, capsys):
+    assert findings(site) == []
+    assert main(["check", "--results", str(site.results), "--readme", str(site.readme)]) == 0
+    assert "cuBLAS against itself: 1.002" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        ({"method": replace(record().method, rounds=5)}, "5 rounds; at least 7"),
+        ({"method": replace(record().method, rounds=11)}, "9 samples in 11 rounds"),
+        ({"environment": environment(dirty=True)}, "uncommitted"),
+        ({"verification": replace(record().verification, passed=False)}, "not verified"),
+        ({"verification": replace(record().verification, integers_exact=False)}, "not verified"),
+        ({"verification": replace(record().verification, max_error=1.0)}, "not verified"),
+        ({"verification": replace(record().verification, max_error=float("nan"))}, "not verified"),
+        ({"baseline": record().baseline[:1]}, "fewer than two forms"),
+        ({"baseline": ()}, "no baseline"),
+        ({"previous": None}, "the step before"),
+        ({"timing": Timing("step4", (0.001,) * 9)}, "above the GPU's peak"),
+        ({"timing": Timing("step4", ())}, "no samples"),
+        ({"kind": "guess"}, "unknown kind"),
+    ],
+)
+def test_a_record_that_is_no_evidence_is_found(changes, finding):
+    assert list(record_problems(record(4))) == []
+    assert any(finding in problem for problem in record_problems(record(4, **changes)))
+
+
+def test_a_calibration_off_one_is_found():
+    good = calibration()
+    assert list(record_problems(good)) == []
+    bad = replace(good, timing=Timing("cuBLAS", tuple(1.05 * t for t in good.timing.samples_ms)))
+    assert any("cuBLAS against itself is 0.95" in problem for problem in record_problems(bad))
+
+
+def test_a_gap_in_the_ladder_is_found(tmp_path):
+    for size in SIZES[:2]:
+        record(4, size).save(tmp_path)
+    record(5, SIZES[0]).save(tmp_path)
+    assert any("step 5, default tile: not measured at 512" in finding for finding in findings(Paths.of(tmp_path)))
+
+
+def test_what_is_stale_missing_or_left_over_is_found(tmp_path):
+    write_ladder(tmp_path, variants=False)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    for command in ("plot", "page", "readme"):
+        assert main([command, "--results", str(tmp_path), "--readme", str(readme)]) == 0
+    paths = Paths.of(tmp_path, readme)
+    assert findings(paths) == []
+    record(5, speed=33000, environment=environment(at=LATER)).save(tmp_path)
+    (paths.pages / "step1_naive.md").unlink()
+    (paths.pages / "step9_gone.md").write_text("old")
+    (paths.plots / "h200-float32-nn-gain.png").write_text("no picture")
+    text = "\n".join(findings(paths))
+    for expected in (
+        "step5_pipelining.md: stale",
+        "step1_naive.md: missing",
+        "step9_gone.md: left over",
+        "h200-float32-nn-gflops.png: stale",
+        "h200-float32-nn-gain.png: stale",
+        "README.md: results are stale",
+    ):
+        assert expected in text
+    assert "step2_shared_tiling.md" not in text
+    assert main(["check", "--results", str(tmp_path), "--readme", str(readme)]) == 1
+
+
+def test_the_committed_results_pass_their_check():
+    status = subprocess.run(["git", "status", "--porcelain", str(RESULTS)], cwd=RESULTS, capture_output=True, text=True)
+    if status.stdout:
+        pytest.skip("reports/results holds records that are not committed: regenerate the reports, or remove them")
+    assert findings(Paths.of()) == []
+
+
+def test_the_roofline_and_the_measured_rates_agree():
+    for name, peak in peaks().items():
+        (machine,) = (machine for machine in MACHINES.values() if machine.gpu == name)
+        measured = round(machine.fp32_gflops), round(machine.bandwidth_gb_s)
+        written = peak["peak_gflops"]["float32 ieee"], peak["bandwidth_gb_s"]
+        assert written == measured, f"write {measured} into reports/peaks.json for {name}, then plot, page and readme"
+
+
+def counted(step: int, variant: str, barrier: float, shape: int = 512) -> Counters:
+    """Hardware counters of one case, made up."""
+    return Counters(
+        **product(step, shape),
+        variant=variant,
+        tile="32x64x16/4x4",
+        stages=3,
+        gpu=environment().gpu,
+        values={"time, ns": 2000.0, "stalled, warps per issue: barrier": barrier},
+        revision="0" * 40,
+        dirty=False,
+        recorded_at="2026-11-21T12:00:00.000+00:00",
+        command=f"python -m harness counters --step {step} --variant {variant}",
+    )
+
+
+def test_variants_counted_on_one_case_stand_in_one_group_behind_the_step_before(tmp_path):
+    for made in (listing(4), listing(5)):
+        made.save(tmp_path)
+    for step in (4, 5):
+        record(step).save(tmp_path)
+    default = load(tmp_path).listing(5).variant
+    alone = counted(5, "alone", 3.0, shape=64)
+    for made in (counted(5, "another", 0.5), counted(5, default, 1.0), counted(4, "default", 2.0), alone):
+        made.save(tmp_path)
+    results = load(tmp_path)
+    (section,) = results.sections()
+    (group,) = counted_groups(results, 5, section)  # nothing was counted of step 4 at 64
+    assert [(c.step, c.variant) for c in group] == [(4, "default"), (5, default), (5, "another")]
+    (table,) = counters_tables(results, 5, section)
+    assert table.header == ("counter", "step 4", f"step 5 {default}", "change", "step 5 another", "change")
+    assert table.rows[1] == ("stalled, warps per issue: barrier", "2.00", "1.00", "-50 %", "0.50", "-75 %")
+    assert [[c.step for c in group] for group in counted_groups(results, 4, section)] == [[4]]  # its ladder's first
+    (table,) = counters_tables(results, 4, section)
+    assert table.header == ("counter", "step 4")
+    assert table.rows[1] == ("stalled, warps per issue: barrier", "2.00")
+    assert counted_groups(results, 5, replace(section, dtype="float16")) == []
+
+
+def test_a_step_with_other_tiles_is_shown_beside_the_step_before_and_what_only_one_counted_beside_a_dash(tmp_path):
+    for step in (4, 5):
+        record(step).save(tmp_path)
+    tensor = {CEILING: 400.0, "tensor pipe busy, %": 41.2, "instructions issued": 30.0, "issue slots busy, %": 60.0}
+    tensor |= {"tensor pipe: warps' instructions (hmma)": 10.0, "shared memory: accesses by loads": 20.0}
+    tensor |= {"shared memory: bank conflicts of loads": 5.0, "stalled, warps per issue: wait": 3.0}
+    wider = replace(counted(5, "default", 1.0), tile="64x64x32/8x4")
+    for made in (counted(4, "default", 2.0), replace(wider, values=wider.values | tensor)):
+        made.save(tmp_path)
+    results = load(tmp_path)
+    (section,) = results.sections()
+    (table,) = counters_tables(results, 5, section)  # the step before has no ceiling to be compared with
+    assert table.title == "512, step 4 tile 32x64x16/4x4, step 5 tile 64x64x32/8x4"
+    assert ("stalled, warps per issue: barrier", "2.00", "1.00", "-50 %") in table.rows
+    assert ("tensor pipe busy, %", "–", "41.20", "–") in table.rows
+
+
+def test_what_separates_a_step_from_its_ceiling_is_worked_out(tmp_path):
+    for step in (4, 5):
+        record(step).save(tmp_path)
+    tensor = {CEILING: 268435.456, "tensor pipe busy, %": 41.2, "instructions issued": 30.0}
+    tensor |= {"tensor pipe: warps' instructions (hmma)": 10.0, "tensor pipe: warps' instructions (gmma)": 0.0}
+    tensor |= {"shared memory: accesses by loads": 20.0, "shared memory: bank conflicts of loads": 5.0}
+    tensor |= {"stalled, warps per issue: wait": 3.0, "stalled, warps per issue: selected": 9.0}
+    for step, barrier in ((4, 0.5), (5, 4.0)):
+        made = counted(step, "default", barrier)
+        replace(made, values=made.values | tensor).save(tmp_path)
+    results = load(tmp_path)
+    (section,) = results.sections()
+    _, table = counters_tables(results, 5, section)
+    assert table.title == "512, tile 32x64x16/4x4: from the ceiling of its instruction"
+    rows = {name: cells for name, *cells in table.rows}
+    assert rows["speed under the profiler, GFLOPS"] == ["134,218", "134,218"]  # 2 · 512³ operations in 2 µs
+    assert rows["share of the ceiling"] == ["50 %", "50 %"]
+    assert rows["other instructions for each of the tensor pipe"] == ["2.00", "2.00"]
+    assert rows["accesses to shared memory by loads for each"] == ["2.00", "2.00"]
+    assert rows["of these, bank conflicts"] == ["25 %", "25 %"]
+    assert rows["L2 hit rate"] == ["–", "–"]
+    assert rows["warps wait most for (warps per issue)"] == ["wait 3.00, barrier 0.50", "barrier 4.00, wait 3.00"]
+
+
+def test_counters_and_reports_name_the_ceiling_alike():
+    assert CEILING == counters.CEILING
+    assert {TENSOR_PIPE} <= set(counters.MORE_METRICS)
+
+
+# Ladders of several dtypes
+
+
+def test_two_ladders_make_a_complete_set(ladders):
+    assert findings(ladders) == []
+
+
+def test_sections_go_as_the_ladder_does(ladders):
+    found = [(section.arithmetic, section.steps) for section in load(ladders.results).sections()]
+    assert found == [("float32 ieee", [1, 2, 3, 4, 5, 6]), ("float16 ieee", [8, 9, 10]), ("float32 tf32", [8, 9])]
+
+
+def test_one_look_says_where_cublas_is_passed(ladders):
+    table = overview(load(ladders.results).sections())
+    assert table.header == ("ladder", "256³", "512³", "1024³", "2048³", "4096³")
+    rows = {name: cells for name, *cells in table.rows}
+    half_precision = ["**1.14** step 9", "**1.04** step 9", "**1.02** step 10", "**1.05** step 10", "**1.07** step 10"]
+    assert rows["NVIDIA H200, float16 (ieee), B[K,N]"] == half_precision
+    assert rows["NVIDIA H200, float32 (tf32), B[K,N]"] == ["–", "–", "0.80 step 9", "–", "–"]
+
+
+def test_a_ratio_of_one_after_rounding_has_not_passed_cublas(tmp_path):
+    for size, share in ((256, 1.004), (512, 1.006)):
+        half(10, size, share).save(tmp_path)
+    ((_, *cells),) = overview(load(tmp_path).sections()).rows
+    assert cells == ["1.00 step 10", "**1.01** step 10"]
+
+
+def test_the_fastest_configuration_is_of_any_choice_but_never_unverified(tmp_path):
+    half(10, 4096).save(tmp_path)
+    half(10, 4096, 1.10, tile_choice="given", tile="192x256x64/64x256").save(tmp_path)
+    wrong = half(10, 4096, 1.30, tile_choice="tuned")
+    replace(wrong, verification=replace(wrong.verification, passed=False)).save(tmp_path)
+    (section,) = load(tmp_path).sections()
+    assert section.shown_choices == ["default", "fastest"]
+    assert section.fastest(10, (4096, 4096, 4096)).tile == "192x256x64/64x256"
+
+
+def test_shapes_without_a_place_on_the_axis_stand_in_a_table_of_their_own(ladders):
+    section = next(section for section in load(ladders.results).sections() if section.dtype == "float16")
+    assert section.sizes() == [(size,) * 3 for size in SIZES]
+    table = other_shapes(section)
+    assert table.header == ("m × n × k", "step 8", "step 9", "step 10", "triton", "cuBLAS, GFLOPS")
+    assert [row[0] for row in table.rows] == ["4095³", "4096x4096x14336"]
+    assert table.rows[0][3] == "**1.03** · **1.03**"
+    text = ladders.readme.read_text()
+    assert text.count("**Other shapes**") == 1
+    ladder = text.split("### NVIDIA H200, float16")[1].split("\n\n")[2].splitlines()
+    assert ladder[0] == "| step | 256³ | 512³ | 1024³ | 2048³ | 4096³ | gain |"
+    assert len(ladder) == 6  # the head, its rule, three steps and cuBLAS
+
+
+def test_the_first_step_of_a_dtype_has_none_before_it_and_the_next_must(ladders, tmp_path):
+    page = (ladders.pages / "step8_tensor_cores.md").read_text()
+    assert "No step before it was measured with float16 (ieee)" in page
+    assert not [kind for kind in record_problems(half(8), first_step=8) if "step before" in kind]
+    for made in (half(8), half(9, previous=None)):
+        made.save(tmp_path)
+    (finding,) = [finding for finding in findings(Paths.of(tmp_path)) if "the step before" in finding]
+    assert "step9" in finding
+
+
+def test_a_variant_of_another_arithmetic_stands_for_its_step(ladders):
+    section = next(section for section in load(ladders.results).sections() if section.math == "tf32")
+    assert section.pick(9, "default", (1024, 1024, 1024)).variant == "tf32"
+    assert "<details><summary>NVIDIA H200, float32 (tf32), B[K,N]</summary>" in ladders.readme.read_text()
+
+
+def test_an_earlier_step_may_leave_out_sizes_but_a_later_one_may_not(tmp_path):
+    half(9, 1024).save(tmp_path)
+    for size in (1024, 4096):
+        half(10, size).save(tmp_path)
+    assert not any("not measured at" in finding for finding in findings(Paths.of(tmp_path)))
+    half(9, 512).save(tmp_path)
+    assert any("step 10, default tile: not measured at 512" in finding for finding in findings(Paths.of(tmp_path)))
+
+
+def test_a_page_says_that_the_dtype_changed_and_shows_no_difference_of_two_strangers(tmp_path):
+    listing(9, dtype="float16", tir="def main():\n    mma.sync.aligned\n", cuda="shared\n").save(tmp_path)
+    listing(10, dtype="bfloat16", tir="def main():\n    wgmma.mma_async\n", cuda="other\n").save(tmp_path)
+    assert main(["page", "--results", str(tmp_path)]) == 0
+    text = (tmp_path / "pages" / "step10_wgmma.md").read_text()
+    assert "| operands | float16 | bfloat16 |" in text
+    assert "| multiplication | mma.sync, by a warp | wgmma, by a warpgroup |" in text
+    assert "Hardly a line is that of step 9" in text
+    assert text.count("```diff") == 1  # TensorIR's, which has a line in common
+
+
+def test_every_step_keeps_its_colour_and_the_roofline_needs_a_peak(ladders, monkeypatch):
+    known = {gpu: {**rates, "peak_gflops": {"float32 ieee": 1e5}} for gpu, rates in peaks().items()}
+    monkeypatch.setattr("reports.plot.peaks", lambda: known)
+    kinds = {(item.section.arithmetic, item.kind) for item in plots(load(ladders.results))}
+    assert ("float32 ieee", "roofline") in kinds
+    assert ("float16 ieee", "roofline") not in kinds
+    assert {("float16 ieee", "gflops"), ("float16 ieee", "ratio"), ("float16 ieee", "gain")} < kinds
+    looks = [tuple(step_look(step).values()) for step in range(1, 8)]
+    assert len(set(looks)) == 7
+
+
+def test_every_axis_of_speeds_has_two_marks_in_sight():
+    """Those of a roofline or of speeds alone, however narrow their range."""
+    committed = load(RESULTS)
+    drawn = [item for item in plots(committed) if item.kind in ("gflops", "roofline")]
+    assert len(drawn) >= 6
+    for item in drawn:
+        for axes in item.draw().axes:
+            low, high = axes.get_ylim()
+            assert sum(low <= mark <= high for mark in axes.get_yticks()) >= 2, item.section.title
+
+
+def test_bars_of_one_case_are_told_apart():
+    """By their tile, where step and variant are the same."""
+    committed = load(RESULTS)
+    for item in plots(committed):
+        if item.kind.endswith("-stalls"):
+            labels = [label.get_text().rpartition(", ")[0] for label in item.draw().axes[0].get_yticklabels()]
+            shown = [label for label in labels if labels.count(label) > 1]
+            assert all("/" in label for label in shown), shown
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"), [([7], "step 7"), ([1, 2, 3], "steps 1–3"), ([3, 1], "steps 1, 3"), ([9, 8, 9], "steps 8–9")]
+)
+def test_steps_are_written_short(steps, text):
+    assert steps_text(steps) == text

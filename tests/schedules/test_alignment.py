@@ -1,0 +1,317 @@
+"""Operands with unaligned rows, and functions of several kernels: results, generated text, figures, what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tvm
+from tvm.s_tir import Schedule
+
+from support.cases import STEPS, make_case
+from support.warpgroups import check_on_cpu
+from tensorir_ladder.harness.build import Case, Kernel, compiled, executable, lower, lower_schedule
+from tensorir_ladder.harness.execution import GpuBackend, compile_serial
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, ptxas_facts
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.loops.tiling import TileConfig
+from tensorir_ladder.schedules.memory.alignment import (
+    align_operands,
+    copying_pays,
+    unaligned_operands,
+    worthwhile_row_bytes,
+)
+from tensorir_ladder.schedules.memory.workspaces import pass_workspaces, workspace_bytes, workspaces
+from tensorir_ladder.schedules.recipes.contraction import stage_contraction
+from tensorir_ladder.schedules.recipes.split_reduction import parts_to_fill
+from tensorir_ladder.schedules.tensor_cores.warpgroup import WarpgroupTile
+from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc
+from tensorir_ladder.steps import step10_wgmma
+from tensorir_ladder.steps.config import StepConfig
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*more would stay empty", "ignore:.*by a kernel in front")
+
+SMALL = WarpgroupTile(64, 64, 64, 64, 64)
+
+
+def built(shape: tuple[int, int, int], layout: str, variant: str = "rows", dtype: str = "float16") -> Kernel:
+    """Step 10 with a small tile."""
+    return lower(make_case(10, shape, variant, dtype=dtype, layout=layout, tile=SMALL, stages=3))
+
+
+def computes(shape: tuple[int, int, int], layout: str, variant: str, dtype: str = "float16") -> None:
+    """Check step 10's product on the CPU, before the instruction takes the place of loops."""
+    problem = Matmul(*shape, dtype, layout)
+    check_on_cpu(step10_wgmma.schedule_before_tensorization(problem, StepConfig(variant, SMALL, 3)), problem)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "unaligned"),
+    [
+        ((64, 64, 64), "nn", []),
+        ((7, 64, 64), "nn", []),
+        ((64, 64, 63), "nt", [0, 1]),
+        ((64, 64, 63), "nn", [0]),
+        ((64, 63, 64), "nn", [1]),
+        ((64, 63, 64), "nt", []),
+        ((64, 63, 63), "nn", [0, 1]),
+        ((64, 64, 68), "nt", [0, 1]),
+    ],
+)
+def test_only_operands_with_unaligned_rows_are_copied(shape, layout, unaligned) -> None:
+    sch = Schedule(Matmul(*shape, "float16", layout).prim_func())
+    block = sch.get_sblock("matmul")
+    assert unaligned_operands(sch, block) == unaligned
+    before = sch.mod.script()
+    copies = align_operands(sch, block, (64, 64, 64))
+    assert [copy.operand for copy in copies] == unaligned
+    assert [str(sch.get(copy.copy).writes[0].source.name) for copy in copies] == [f"{'AB'[i]}_pad" for i in unaligned]
+    assert unaligned or before == sch.mod.script(), "nothing is padded where nothing is copied"
+
+
+RAGGED = [
+    ((63, 65, 131), "nn"),
+    ((63, 65, 131), "nt"),
+    ((1, 1, 1), "nn"),
+    ((1, 9, 129), "nt"),
+    ((130, 7, 257), "nn"),
+    ((70, 64, 3), "nt"),
+    ((70, 64, 3), "nn"),
+]
+
+
+@pytest.mark.parametrize(("shape", "layout"), RAGGED, ids=str)
+def test_products_of_odd_shapes_are_right_and_copied_in_16_bytes(shape, layout) -> None:
+    computes(shape, layout, "rows")
+    kernel = built(shape, layout)
+    assert set(re.findall(r"cp_async_legacy(?:_pred)?_c[ag]_(\d+)", kernel.body)) == {"16"}
+    assert not re.search(r"= [AB]_ptr\[", kernel.body), "nothing goes through registers"
+
+
+@pytest.fixture
+def aligned_to_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of any size have their rows aligned to cache lines."""
+    monkeypatch.setattr(step10_wgmma, "worthwhile_row_bytes", lambda sch, block: 128)
+
+
+STRADDLING = [((72, 136, 200), "nn"), ((72, 136, 200), "nt"), ((200, 8, 72), "nn"), ((63, 72, 131), "nn")]
+
+
+@pytest.mark.parametrize(("shape", "layout"), STRADDLING, ids=str)
+def test_rows_that_straddle_cache_lines_are_copied_in_vectors(shape, layout, aligned_to_lines) -> None:
+    computes(shape, layout, "rows")
+    kernel = built(shape, layout)
+    assert kernel.launches == 2
+    copying = kernel.text_of("main_kernel")
+    by_vector = {name for name, row in zip("AB", (shape[2], shape[2 if layout == "nt" else 1])) if row % 8 == 0}
+    for name in "AB":
+        assert (f"*(uint4*)({name}_ptr" in copying) == (name in by_vector)
+        assert (f"= {name}_ptr[" in copying) == (name not in by_vector)
+        assert (f"*(uint4*)({name}_pad_ptr" in copying) == (name in by_vector)
+    assert set(re.findall(r"cp_async_legacy_c[ag]_(\d+)", kernel.body)) == {"16"}
+    assert "_pred_" not in kernel.body, "copies of padded rows need no conditions"
+
+
+@pytest.mark.parametrize(("k", "loaded"), [(63, "half"), (62, "half2"), (60, "half4"), (56, "uint4")])
+def test_rows_are_loaded_in_the_widest_vectors_that_begin_at_multiples_of_their_size(k: int, loaded: str) -> None:
+    sch = Schedule(Matmul(64, 64, k, "float16", "nn").prim_func())
+    align_operands(sch, sch.get_sblock("matmul"), (64, 64, 64), row_bytes=128, vector_bytes=16)
+    stage_contraction(sch, sch.get_sblock("matmul"), TileConfig(32, 32, 16, 4, 4))
+    copying = lower_schedule(sch, machine_for("sm_90a"), "copy").text_of("main_kernel")
+    assert ("A_ptr[" if loaded == "half" else f"*({loaded}*)(A_ptr") in copying
+    assert f"*({'half4' if loaded == 'half' else 'uint4'}*)(A_pad_ptr" in copying
+
+
+def test_copying_to_cache_lines_pays_for_large_products() -> None:
+    def cubes(size: int) -> bool:
+        """Whether copying both operands of a square product pays."""
+        return copying_pays(2 * size**3, 2 * size * size * 2)
+
+    assert [cubes(size) for size in (8, 1000, 1800, 2200, 4088, 8184)] == [False] * 3 + [True] * 3
+    assert not copying_pays(2 * 64 * 8184 * 8184, 2 * (64 + 8184) * 8184), "elements of B are used by one tile only"
+    assert copying_pays(2 * 4088**3, 2 * 4088**2, 0.5)
+    assert not copying_pays(2 * 4088**3, 2 * 4088**2, 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "row_bytes"),
+    [
+        ((4096, 4096, 4096), "nn", 16),
+        ((4088, 4088, 4088), "nn", 128),
+        ((4096, 4088, 4096), "nn", 128),
+        ((4096, 4088, 4096), "nt", 16),
+        ((4095, 4095, 4095), "nn", 16),
+        ((1000, 1000, 1000), "nn", 16),
+    ],
+    ids=str,
+)
+def test_rows_are_aligned_to_what_pays(shape, layout, row_bytes: int) -> None:
+    sch = Schedule(Matmul(*shape, "float16", layout).prim_func())
+    assert worthwhile_row_bytes(sch, sch.get_sblock("matmul")) == row_bytes
+
+
+SPLIT_SHAPES = [((63, 65, 2099), "nn"), ((64, 64, 2048), "nt")]
+
+
+@pytest.mark.parametrize(("shape", "layout"), SPLIT_SHAPES, ids=str)
+def test_a_split_reduction_is_right_with_and_without_aligned_rows(shape, layout) -> None:
+    computes(shape, layout, "rows", "bfloat16")
+    kernel = built(shape, layout, "rows", "bfloat16")
+    assert kernel.launches == (3 if shape[2] % 8 else 2)
+    assert "wgmma_m64n64k64" in kernel.body
+
+
+def test_other_contractions_and_schedules_can_be_aligned() -> None:
+    problem = Matmul(33, 35, 37, "float32", "nn")
+    sch = Schedule(batched_matmul(2, problem))
+    block = sch.get_sblock("matmul")
+    align_operands(sch, block, (1, 32, 32, 16))
+    stage_contraction(sch, block, TileConfig(32, 32, 16, 4, 4), vectorize=True)
+    text = lower_schedule(sch, machine_for("sm_80"), "batched").body
+    assert "(float4*)(A_pad_ptr" in text
+    random = np.random.default_rng(1)
+    a, b = (random.integers(-2, 3, (2, *shape)).astype("float32") for shape in ((33, 37), (37, 35)))
+    result = tvm.runtime.tensor(np.full((2, 33, 35), np.nan, "float32"))
+    compile_serial(sch.mod)["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b), result)
+    np.testing.assert_array_equal(result.numpy(), a @ b)
+
+
+@pytest.mark.parametrize("vector_bytes", [4, 8])
+def test_the_copying_kernel_reads_elements_and_stores_vectors(vector_bytes: int) -> None:
+    sch = Schedule(Matmul(64, 64, 63, "float16", "nn").prim_func())
+    block = sch.get_sblock("matmul")
+    align_operands(sch, block, (64, 64, 64), vector_bytes=vector_bytes, rounds=2)
+    stage_contraction(sch, block, TileConfig(32, 32, 16, 4, 4))
+    kernel = lower_schedule(sch, machine_for("sm_90a"), "copy")
+    copying = kernel.text_of("main_kernel")
+    assert copying.count(f"*(half{vector_bytes // 2}*)(A_pad_ptr") == 2
+    assert len(re.findall(r"= A_ptr\[", copying)) == 2 * vector_bytes // 2
+
+
+def test_an_unaligned_output_is_stored_row_by_row_too() -> None:
+    rows, direct = (built((128, 91, 128), "nt", variant).body for variant in ("rows", "in_flight"))
+    assert "round_ptr[" in rows
+    assert rows.count("round_ptr[") < direct.count("round_ptr[")
+    assert rows.count("__syncthreads") == direct.count("__syncthreads") + 1
+
+
+def test_figures_are_those_of_the_kernel_with_the_contraction() -> None:
+    kernel = built((63, 65, 2099), "nn")
+    assert kernel.launches == 3
+    assert kernel.main_kernel == "main_kernel_1"
+    assert kernel.launch == {"blockIdx.x": 2 * 2, "threadIdx.x": 128, "threadIdx.y": 1}
+    assert kernel.smem_bytes == 3 * (64 + 64) * 64 * 2
+    assert kernel.local_bytes == 32 * 4
+    padded_a, padded_b, partial = 64 * 2176 * 2, 2176 * 128 * 2, 2 * 64 * 128 * 4
+    assert kernel.workspace_bytes == padded_a + padded_b + partial
+    alone = built((64, 64, 512), "nn")
+    assert (alone.launches, alone.workspace_bytes, alone.main_kernel) == (1, 0, "main_kernel")
+    assert alone.body.startswith('extern "C" __global__')
+
+
+def test_workspaces_become_arguments_behind_the_others() -> None:
+    sch = built((63, 65, 131), "nn").schedule
+    passed = pass_workspaces(sch.mod)
+    names = [str(parameter.name) for parameter in passed["main"].params]
+    assert names == ["A", "B", "round", "A_pad", "B_pad"]
+    assert workspaces(passed) == []
+    assert workspace_bytes(sch.mod) == (64 * 192 + 192 * 128) * 2
+    assert pass_workspaces(passed).same_as(passed)
+
+
+def test_registers_are_those_of_the_kernel_that_is_named() -> None:
+    report = (
+        "ptxas info    : Compiling entry function 'main_kernel{}' for 'sm_90a'\n"
+        "ptxas info    : Function properties for main_kernel\n"
+        "    0 bytes stack frame, {} bytes spill stores, 0 bytes spill loads\n"
+        "ptxas info    : Used {} registers, used 1 barriers\n"
+    )
+    log = report.format("_1", 0, 32) + report.format("", 8, 200)
+    assert ptxas_facts(log, "main_kernel")["registers"] == 200
+    assert ptxas_facts(log, "main_kernel")["spill_bytes"] == 8
+    assert ptxas_facts(log, "main_kernel_1")["registers"] == 32
+    assert ptxas_facts(log)["registers"] == 32
+
+
+@pytest.mark.compiler
+def test_resources_are_of_the_main_kernel(compiler: Compiler) -> None:
+    kernel = compiled(built((63, 65, 131), "nn"), compiler)
+    assert kernel.resources.threads == 128
+    assert kernel.resources.registers > 32, "more than a copying kernel needs"
+
+
+@pytest.mark.parametrize(
+    ("tiles", "multiprocessors", "steps", "least", "parts"),
+    [(32, 132, 224, 4, 4), (1, 132, 224, 4, 56), (67, 132, 224, 4, 1), (66, 132, 224, 4, 2), (1, 132, 2, 4, 1)],
+)
+def test_parts_fill_the_gpu_and_are_no_shorter_than_asked(tiles, multiprocessors, steps, least, parts) -> None:
+    assert parts_to_fill(tiles, multiprocessors, steps, least) == parts
+
+
+def test_the_default_tile_of_a_split_product_is_one_whose_parts_fill_the_gpu() -> None:
+    step, machine, problem = STEPS[10], machine_for("sm_90a"), Matmul(1024, 1024, 14336, "float16")
+    whole, split = (Case.default(step, problem, machine, variant) for variant in ("whole", ""))
+    assert split.variant == "rows"
+    assert (whole.tile.block_m, whole.tile.block_n) != (split.tile.block_m, split.tile.block_n)
+    assert lower(split).blocks == 4 * 32
+
+
+UNSPLIT = [
+    *((size, size, size) for size in (256, 512, 1024, 2048, 4096, 8192, 4088, 4095)),
+    (4096, 4096, 14336),
+    (3000, 1111, 777),
+]
+
+
+@pytest.mark.parametrize("shape", UNSPLIT, ids=str)
+def test_where_tiles_fill_the_gpu_or_the_reduction_is_short_nothing_is_split(shape) -> None:
+    rows, whole = (
+        Case.default(STEPS[10], Matmul(*shape, "float16"), machine_for("sm_90a"), v) for v in ("rows", "whole")
+    )
+    assert (rows.tile, rows.stages, rows.config.parts(rows.problem)) == (whole.tile, whole.stages, 1)
+    assert lower(rows).cuda == lower(whole).cuda
+
+
+def test_copies_are_made_openly() -> None:
+    sch = Schedule(Matmul(64, 64, 63, "float16", "nn").prim_func())
+    with pytest.warns(UserWarning, match="copied to A_pad, 8192 bytes, by a kernel in front"):
+        align_operands(sch, sch.get_sblock("matmul"), (64, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("tile", "asked", "message"),
+    [
+        ((64, 64, 64), {"vector_bytes": 32}, "limit 4 or 8 or 16"),
+        ((64, 64, 3), {}, "A: 6 bytes, limit multiples of 16"),
+        ((64, 64, 32), {"row_bytes": 128}, "A: 64 bytes, limit multiples of 128"),
+        ((64, 64), {}, "padding needs one tile extent per loop"),
+    ],
+)
+def test_what_cannot_be_aligned_is_refused(tile, asked: dict[str, int], message: str) -> None:
+    sch = Schedule(Matmul(64, 64, 63, "float16", "nn").prim_func())
+    with pytest.raises(IllegalSchedule, match=message):
+        align_operands(sch, sch.get_sblock("matmul"), tile, **asked)
+
+
+def test_a_convolution_is_to_be_flattened_first() -> None:
+    sch = Schedule(conv2d_nhwc(1, 6, 6, 3, 5, dtype="float16"))
+    block = sch.get_sblock("conv2d")
+    with pytest.raises(IllegalSchedule, match="flatten_contraction first"):
+        align_operands(sch, block, (1, 8, 8, 8, 1, 1, 8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "layout"), [*RAGGED, *SPLIT_SHAPES], ids=str)
+def test_functions_of_several_kernels_compute_the_product_on_a_gpu(shape, layout, compiler: Compiler) -> None:
+    gpu, kernel = GpuBackend(), compiled(built(shape, layout), compiler)
+    assert len(executable(kernel).memory) == len(workspaces(kernel.schedule.mod))
+    verify(kernel, gpu, seeds=(0,))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "layout"), STRADDLING, ids=str)
+def test_rows_aligned_to_cache_lines_make_the_product_on_a_gpu(shape, layout, aligned_to_lines, compiler) -> None:
+    verify(compiled(built(shape, layout), compiler), GpuBackend(), seeds=(0,))

@@ -1,0 +1,448 @@
+"""Warp tiling: right at every shape, one barrier per k tile, no bank met twice, multiply-adds that share operands."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+from support.cases import make_case
+from support.schedules_on_cpu import convolve, normal, run
+from support.tensor_cores import stack_bytes
+from support.warps import AHEAD, SLICED, SMALL, staged
+from tensorir_ladder.emulator import emulated
+from tensorir_ladder.harness.build import Kernel, Lowered, compiled, lower, lower_schedule, main_loop
+from tensorir_ladder.harness.execution import GpuBackend, gpu_arch
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, require_compiler
+from tensorir_ladder.schedules import (
+    IllegalSchedule,
+    IllegalTile,
+    Matmul,
+    TileConfig,
+    WarpTile,
+    batched_matmul,
+    conv2d_nhwc,
+    flatten_contraction,
+    gemm,
+    interleave_lanes,
+    lower_serpentines,
+    matmul_bias_relu,
+    required_ptxas_options,
+    row_sum,
+    scale_shift,
+    stage_for_warps,
+    walk_serpentine,
+)
+from tensorir_ladder.schedules.loops.serpentine import SERPENTINE
+from tensorir_ladder.steps import step7_warp_tiling as step7
+from tensorir_ladder.steps.config import WARP_TILES, StepConfig
+
+LARGE, MIDDLE, QUARTERS, NARROW = map(
+    WarpTile.parse,
+    ("128x128x32/32x64/8x8/1", "64x128x32/32x64/8x8/1", "32x64x32/32x64/8x8/4", "32x32x32/32x32/8x4/4"),
+)
+LAYOUTS = ["nn", "nt"]
+SHAPES = [
+    ((33, 35, 50), "nn"),
+    ((33, 35, 50), "nt"),
+    ((17, 40, 5), "nt"),
+    ((1, 1, 1), "nn"),
+    ((5, 64, 1), "nt"),
+]
+
+
+def build(shape: tuple[int, int, int], variant: str | None = None, tile: WarpTile = SMALL, **options) -> Kernel:
+    """Step 7, lowered."""
+    return lower(make_case(7, shape, variant, tile=tile, **{"stages": 2, **options}))
+
+
+def operands(shape: tuple[int, int, int], layout: str = "nn", batch: tuple[int, ...] = ()) -> list[np.ndarray]:
+    """Both operands as stored, and their product in float64."""
+    m, n, k = shape
+    a, b = normal(*batch, m, k), normal(*batch, k, n)
+    return [a, b if layout == "nn" else np.ascontiguousarray(np.swapaxes(b, -1, -2)), a.astype(np.float64) @ b]
+
+
+def product(shape: tuple[int, int, int], tile: WarpTile, layout: str = "nn", stages: int = 2, variant="serpentine"):
+    """What step 7 computes on the CPU, and what is right."""
+    a, b, expected = operands(shape, layout)
+    sch = step7.schedule(Matmul(*shape, layout=layout), StepConfig(variant, tile, stages))
+    return run(sch, a, b, shape=shape[:2]), expected
+
+
+def close(output: np.ndarray, expected: np.ndarray) -> None:
+    """Equal but for the rounding of a short sum."""
+    np.testing.assert_allclose(output, expected, rtol=0, atol=1e-4)
+
+
+# Results, on the CPU
+
+
+@pytest.mark.parametrize(("shape", "layout"), SHAPES, ids=str)
+@pytest.mark.parametrize("tile", [*SLICED.values(), AHEAD], ids=str)
+def test_products_are_right(tile: WarpTile, shape: tuple[int, int, int], layout: str) -> None:
+    close(*product(shape, tile, layout))
+
+
+@pytest.mark.parametrize(
+    "tile",
+    ["4x128x8/4x128/4x4/1", "64x4x8/64x4/2x4/1", "64x8x8/32x8/1x8/1", "32x64x6/16x32/4x4/2", "24x16x8/8x16/1x4/2"],
+)
+def test_lanes_in_one_row_or_column_and_odd_depths(tile: str) -> None:
+    for layout in LAYOUTS:
+        close(*product((35, 70, 20), WarpTile.parse(tile), layout))
+
+
+@pytest.mark.parametrize(("tile", "layout"), [(SLICED[1], "nt"), (SLICED[4], "nn"), (AHEAD, "nn")], ids=str)
+def test_a_pipeline_changes_no_bit(tile: WarpTile, layout: str) -> None:
+    outputs = [product((33, 35, 70), tile, layout, stages)[0] for stages in (1, 2, 3, 4)]
+    assert all(np.array_equal(outputs[0], other) for other in outputs[1:])
+
+
+@pytest.mark.parametrize("tile", [SLICED[2], AHEAD], ids=str)
+@pytest.mark.parametrize("variant", step7.VARIANTS[1:])
+def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
+    default, other = (product((33, 70, 50), tile, "nt", 2, name)[0] for name in ("serpentine", variant))
+    assert np.array_equal(default, other)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("tile", [AHEAD, WARP_TILES.default, SLICED[1]], ids=str)
+def test_no_more_shared_memory_is_taken_than_a_tile_says(tile: WarpTile, stages: int, layout: str) -> None:
+    taken = build((256, 256, 240), tile=tile, stages=stages, layout=layout).smem_bytes
+    assert taken <= tile.smem_bytes(4, stages)
+    assert taken == tile.smem_bytes(4, stages) or layout == "nn"  # whose B has no padding
+
+
+def test_reads_are_a_step_ahead_where_few_warps_fit() -> None:
+    """A step's operands have two versions then; not with one slot, nor with an odd number of steps in a k tile."""
+    odd = replace(AHEAD, block_k=5)
+    cases = [(AHEAD, 2, "serpentine"), (AHEAD, 2, "in_turn"), (AHEAD, 1, "serpentine"), (odd, 2, "serpentine")]
+    versions = []
+    for tile, stages, variant in cases:
+        text = build((64, 128, 60), variant, tile, stages=stages).cuda
+        versions.append({int(count) // 16 for count in re.findall(r"float B_\w*local_ptr\w*\[(\d+)\];", text)})
+    assert versions == [{2}, {1}, {1}, {1}]
+    assert [tile.steps_ahead for tile in (AHEAD, LARGE)] == [1, 0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("slices", [1, 4])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_batches_join_the_grid(batch: int, slices: int, layout: str) -> None:
+    a, b, expected = operands((33, 35, 40), layout, (batch,))
+    sch = Schedule(batched_matmul(batch, Matmul(33, 35, 40, layout=layout)))
+    staged(sch, SLICED[slices])
+    close(run(sch, a, b, shape=expected.shape), expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("slices", [1, 2])
+def test_epilogues_are_fused(slices: int, layout: str) -> None:
+    a, b, expected = operands((33, 35, 40), layout)
+    bias = normal(35)
+    sch = Schedule(matmul_bias_relu(Matmul(33, 35, 40, layout=layout)))
+    staged(sch, SLICED[slices])
+    close(run(sch, a, b, bias, shape=(33, 35)), np.maximum(expected + bias, 0))
+    assert lower_schedule(sch, machine_for("sm_90a"), "fused").body.count("__global__") == 1
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_scaled_sum_with_another_operand_is_fused(slices: int) -> None:
+    sch = Schedule(gemm(Matmul(33, 35, 40), alpha=1.5, beta=-0.5))
+    staged(sch, SLICED[slices])
+    a, b, expected = operands((33, 35, 40))
+    c = normal(33, 35)
+    close(run(sch, a, b, c, shape=c.shape), 1.5 * expected - 0.5 * c)
+    assert lower_schedule(sch, machine_for("sm_90a"), "fused").body.count("__global__") == 1
+
+
+def test_a_convolution_is_an_implicit_product() -> None:
+    data, weight = normal(1, 9, 7, 8), normal(3, 3, 8, 24)
+    sch = Schedule(conv2d_nhwc(1, 9, 7, 8, 24))
+    flatten_contraction(sch, sch.get_sblock("conv2d"))
+    staged(sch, SLICED[2], 3, "conv2d")
+    expected = convolve(data, weight, 1, 1)
+    close(run(sch, data, weight, shape=expected.shape), expected)
+
+
+# The CUDA text, run by the emulator
+
+THREADED = [
+    ("16x32x64/16x32/4x4/8", (40, 32, 200), "nn", 2),  # more warps than vectors of outputs per lane
+    ("32x64x32/32x64/8x8/4", (33, 72, 132), "nt", 3),
+    ("32x64x16/16x32/4x4/1", (50, 72, 60), "nn", 3),
+]
+
+
+def emulate(kernel: Lowered, a: np.ndarray, b: np.ndarray, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """What a kernel's CUDA text computes."""
+    output = np.full(shape, np.nan, np.float32)
+    emulated(kernel)(a, b, output, seed=seed)
+    return output
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("tile", "shape", "layout", "stages"), THREADED, ids=str)
+def test_threads_compute_what_they_store(tile: str, shape: tuple[int, int, int], layout: str, stages: int) -> None:
+    kernel = build(shape, tile=WarpTile.parse(tile), layout=layout, stages=stages)
+    a, b, expected = operands(shape, layout)
+    outputs = [emulate(kernel, a, b, shape[:2], seed) for seed in range(3)]
+    close(outputs[0], expected)
+    assert all(np.array_equal(outputs[0], other) for other in outputs[1:])
+
+
+@pytest.mark.emulator
+def test_threads_of_a_batch_add_their_own_slices() -> None:
+    a, b, expected = operands((33, 35, 40), batch=(3,))
+    sch = Schedule(batched_matmul(3, Matmul(33, 35, 40)))
+    staged(sch, SLICED[4])
+    kernel = lower_schedule(sch, machine_for("sm_90a"), "batched")
+    assert (kernel.launch["threadIdx.x"], kernel.launch["threadIdx.y"]) == (32, 4)
+    close(emulate(kernel, a, b, expected.shape), expected)
+
+
+# What the text shows
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("tile", "stages"), [(LARGE, 2), (QUARTERS, 3), (SMALL, 4)], ids=str)
+def test_a_k_tile_costs_one_barrier_and_copies_of_sixteen_bytes(tile: WarpTile, stages: int, layout: str) -> None:
+    loop = main_loop(build((256, 256, 1024), tile=tile, stages=stages, layout=layout).body)
+    assert loop.count("__syncthreads()") == 1
+    assert re.findall(r"wait_group_(\d)\(\)", loop) == [str(stages - 2)]
+    assert set(re.findall(r"cp_async_legacy(?:_pred)?_(\w\w_\d+)_", loop)) == {"cg_16"}
+    copied = (tile.block_m + tile.block_n) * tile.block_k * 4
+    rounds = re.findall(r"for \(int \w+ = 0; \w+ < (\d+); \+\+\w+\) \{\n\s*ptx_cp_async", loop)
+    assert sum(map(int, rounds)) * 16 * tile.threads_per_block == copied
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("tile", [SLICED[1], SLICED[2], QUARTERS, NARROW], ids=str)
+def test_shared_memory_is_what_the_tile_says(tile: WarpTile, stages: int) -> None:
+    for layout in LAYOUTS:
+        kernel = build((64, 64, 256), tile=tile, layout=layout, stages=stages)
+        assert kernel.smem_bytes <= tile.smem_bytes(4, stages)
+        assert kernel.smem_bytes == tile.smem_bytes(4, stages) or layout == "nn"  # B's rows are not padded then
+        assert kernel.launch["threadIdx.x"] == 32
+        assert kernel.launch["threadIdx.y"] == tile.threads[0]
+
+
+def c_value(expression: str, names: dict[str, int]) -> int:
+    """The value of an index in the text; none is negative there."""
+    text = re.sub(r"\(int\)|\(float\*\)", "", expression).replace("threadIdx.x", "tx").replace("threadIdx.y", "ty")
+    return eval(text.replace("/", "//"), {}, names)
+
+
+MULTIPLY_ADD = (  # three loops, or two; definitions; sum += A * B
+    r"for \(int (\w+) = 0; \w+ < (\d+);.*\{\n\s*for \(int (\w+) = 0; \w+ < (\d+);.*\{\n"
+    r"(?:\s*for \(int (\w+) = 0; \w+ < (\d+);.*\{\n)?((?:\s*int cse.*\n)*)"
+    r"\s*\w+_local_ptr\[(.*?)\] = \(\w+_local_ptr\[.*?\] \+ "
+    r"\(A\w*_local_ptr\w*\[(.*?)\] \* B\w*_local_ptr\w*\[(.*)\]\)\);"
+)
+
+
+def multiply_adds(kernel: Kernel) -> list[tuple[int, int, int]]:
+    """The multiply-adds of a thread's first step, in order: (sum, element of A, element of B)."""
+    found = re.search(MULTIPLY_ADD, main_loop(kernel.body))
+    assert found, "no nest of multiply-adds"
+    *loops, definitions, total, a, b = found.groups()
+    names, extents = [name for name in loops[::2] if name], [int(extent) for extent in loops[1::2] if extent]
+    order = []
+    for place in np.ndindex(*extents):
+        known = dict(zip(names, place))
+        for name, value in re.findall(r"int (cse\w+) = (.*);", definitions):
+            known[name] = c_value(value, known)
+        order.append(tuple(c_value(index, known) for index in (total, a, b)))
+    return order
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tile", [MIDDLE, NARROW, SMALL], ids=str)
+def test_each_multiply_add_shares_an_operand_with_the_one_before(tile: WarpTile, layout: str) -> None:
+    rows, columns = tile.thread_m, tile.thread_n
+    for variant, changes in (("serpentine", 0), ("row_order", rows - 1)):
+        order = multiply_adds(build((256, 256, 256), variant, tile, layout=layout))
+        assert sorted(order) == [
+            (row * columns + column, row, column) for row in range(rows) for column in range(columns)
+        ]
+        both = [before[1] != after[1] and before[2] != after[2] for before, after in pairwise(order)]
+        assert sum(both) == changes
+
+
+def test_only_a_serpentine_order_needs_an_option() -> None:
+    for variant in step7.VARIANTS:
+        expected = () if variant == "row_order" else ("-O1",)
+        kernel = build((16, 32, 16), variant)
+        assert required_ptxas_options(kernel.schedule.mod) == kernel.ptxas_options == expected
+
+
+def wavefronts(kernel: Kernel, operand: str) -> int:
+    """The most that one 16-byte load of a half warp takes, 128 bytes each from 32 banks of 4 bytes."""
+    read = rf"{operand}\w*_local_ptr\w*\[(\d+)\] = pipeline_read_float32\(\(&\(.*?_ptr\)?\[(.*)\]\)\)\);"
+    loop = main_loop(kernel.body)
+    counter = re.match(r"\s*for \(int (\w+)", loop).group(1)
+    most = 0
+    for index in dict(re.findall(read, loop)[: kernel.case.tile.thread_m + kernel.case.tile.thread_n]).values():
+        for first in (0, 16):
+            lanes = [c_value(index, {"tx": lane, "ty": 1, counter: 1}) // 4 for lane in range(first, first + 16)]
+            groups = [vector % 8 for vector in set(lanes)]
+            most = max(most, max(groups.count(group) for group in groups))
+    return most
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tile", [LARGE, QUARTERS, NARROW], ids=str)
+def test_padded_rows_meet_no_bank_twice(tile: WarpTile, layout: str) -> None:
+    padded, unpadded = (build((256, 256, 1024), variant, tile, layout=layout) for variant in ("serpentine", "unpadded"))
+    assert wavefronts(padded, "A") == wavefronts(padded, "B") == 1
+    assert wavefronts(unpadded, "A") > 1
+    assert (wavefronts(unpadded, "B") > 1) == (layout == "nt")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_default_tile_meets_no_bank_twice(layout: str) -> None:
+    kernel = build((256, 256, 1024), tile=WARP_TILES.default, layout=layout)
+    assert wavefronts(kernel, "A") == wavefronts(kernel, "B") == 1
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(("tile", "layout"), [(WARP_TILES.default, "nn"), (LARGE, "nn"), (QUARTERS, "nt")], ids=str)
+def test_sums_and_operands_stay_in_registers(tile: WarpTile, layout: str, compiler: Compiler) -> None:
+    kernel = compiled(build((1024, 1024, 1024), tile=tile, layout=layout), compiler)
+    assert kernel.cubin.spill_bytes == 0
+    assert stack_bytes(kernel.cubin.data) in (0, None)
+    assert kernel.cubin.registers <= 255
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("tile", "message"),
+    [
+        (WarpTile(96, 128, 32, 64, 64, 8, 16), "96 rows of the block are not a multiple of 64"),
+        (WarpTile(128, 128, 32, 32, 64, 8, 4), r"4 x 16 threads of a warp, which has 32"),
+        (WarpTile(128, 128, 32, 4, 64, 8, 8), r"4 rows of a warp are not a multiple of 8.*0 x 8 threads"),
+        (WarpTile(32, 64, 32, 32, 32, 16, 2), "2 columns per thread|2 columns of a thread are not a multiple of 4"),
+        (WarpTile(32, 64, 32, 32, 64, 8, 8, 3), "32 steps of the k tile are not a multiple of 3"),
+        (WarpTile(8, 16, 8, 8, 16, 1, 4, 8), r"128 outputs.*256 threads that add its slices up"),
+        (TileConfig(), r"not a tile of warps.*MxNxK/WMxWN/TMxTN/S.*128x128x32/32x64/8x8/1"),
+    ],
+    ids=str,
+)
+def test_tiles_that_do_not_divide_are_refused(tile: WarpTile, message: str) -> None:
+    sch = Schedule(Matmul(64, 64, 64).prim_func())
+    before = sch.mod
+    with pytest.raises(IllegalTile, match=message):
+        stage_for_warps(sch, sch.get_sblock("matmul"), tile)
+    assert tvm_ffi.structural_equal(sch.mod, before)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "message"),
+    [
+        (row_sum(64, 64), "row_sum", r"one reduction.*got 2 loops.*flatten_contraction"),
+        (conv2d_nhwc(1, 8, 8, 4, 4), "conv2d", r"one reduction.*got 7 loops, 3 of them.*flatten_contraction"),
+        (scale_shift((8, 8, 8)), "scale_shift", r"one reduction.*got 3 loops, 0 of them"),
+        (Matmul(64, 64, 64, "float16").prim_func(), "matmul", r"4 bytes an element.*float16 and float16.*float32"),
+        (Matmul(64, 64, 64, "bfloat16").prim_func(), "matmul", r"bfloat16 and bfloat16.*tensorize_contraction"),
+        (Matmul(64, 64, 64, "float64").prim_func(), "matmul", r"float64 and float64.*stage_contraction"),
+    ],
+    ids=["two loops", "convolution", "no reduction", "float16", "bfloat16", "float64"],
+)
+def test_blocks_that_are_no_float32_products_are_refused(function, name: str, message: str) -> None:
+    sch = Schedule(function)
+    before = sch.mod
+    for refuse in (
+        lambda: stage_for_warps(sch, sch.get_sblock(name), SMALL),
+        lambda: interleave_lanes(sch, sch.get_sblock(name), (4, 8)),
+    ):
+        with pytest.raises(IllegalSchedule, match=message) as caught:
+            refuse()
+        assert caught.value.block == name
+    assert tvm_ffi.structural_equal(sch.mod, before)
+
+
+@pytest.mark.parametrize("lanes", [(5, 8), (4, 7), (0, 8)])
+def test_lanes_that_do_not_divide_are_refused(lanes: tuple[int, int]) -> None:
+    sch = Schedule(Matmul(64, 64, 64).prim_func())
+    with pytest.raises(IllegalSchedule, match=r"dealt out evenly.*64 x 64.*pad_to_tile"):
+        interleave_lanes(sch, sch.get_sblock("matmul"), lanes)
+
+
+def test_a_raster_of_no_rows_is_refused() -> None:
+    sch = Schedule(Matmul(64, 64, 64).prim_func())
+    with pytest.raises(IllegalSchedule, match="fewer than one row"):
+        stage_for_warps(sch, sch.get_sblock("matmul"), SMALL, raster=0)
+
+
+def test_limits_of_the_machine_are_refused() -> None:
+    with pytest.raises(IllegalTile, match=r"bytes of shared memory in 8 stage"):
+        build((1024, 1024, 1024), tile=LARGE, stages=8)
+    with pytest.raises(IllegalTile, match=r"registers per thread, limit 255"):
+        build((1024, 1024, 1024), tile=WarpTile(128, 128, 16, 64, 128, 16, 16))
+    with pytest.raises(IllegalTile, match=r"2048 threads per block"):
+        build((1024, 1024, 1024), tile=WarpTile(64, 128, 64, 16, 32, 4, 4, 4))
+
+
+def test_every_declared_tile_is_legal() -> None:
+    for tile in WARP_TILES.tuning:
+        assert not tile.violations(machine_for("sm_90a").target(), 4, step7.STAGES), tile
+
+
+def test_only_independent_outputs_are_walked_in_another_order() -> None:
+    sch = Schedule(Matmul(8, 8, 8).prim_func())
+    row, column, k = sch.get_loops(sch.get_sblock("matmul"))
+    for loop in (row, column, k):  # a sum inside, or nothing
+        with pytest.raises(IllegalSchedule, match=r"independent outputs.*reorder reductions"):
+            walk_serpentine(sch, loop)
+    sch.reorder(k, row, column)
+    walk_serpentine(sch, row)
+    assert SERPENTINE in sch.get(row).annotations
+    lowered = lower_serpentines(sch.mod["main"])
+    assert "serpentine" not in lowered.script()
+    a, b, expected = operands((8, 8, 8))
+    close(run(sch, a, b, shape=(8, 8)), expected)
+
+
+def test_a_statement_between_its_loops_does_not_straighten_a_serpentine() -> None:
+    i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
+    column = tirx.For(j, 0, 8, tirx.ForKind.SERIAL, tirx.Evaluate(j))
+    body = tirx.SeqStmt([tirx.Evaluate(i), column])
+    row = tirx.For(i, 0, 8, tirx.ForKind.SERIAL, body, None, {SERPENTINE: 1})
+    empty = tirx.For(i, 0, 8, tirx.ForKind.SERIAL, tirx.Evaluate(i), None, {SERPENTINE: 1})
+    text = lower_serpentines(tirx.PrimFunc([], row)).script()
+    assert "i % 2" in text
+    assert "serpentine" not in text
+    assert "% 2" not in lower_serpentines(tirx.PrimFunc([], empty)).script()
+
+
+# On the GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tile", WARP_TILES.tuning, ids=str)
+def test_every_tile_is_right_on_the_gpu(tile: WarpTile, layout: str) -> None:
+    for shape in ((512, 384, 1000), (257, 131, 100), (33, 17, 129), (1, 1, 1)):
+        for stages in (2, 3):
+            kernel = build(shape, tile=tile, layout=layout, stages=stages, arch=gpu_arch())
+            assert verify(compiled(kernel, require_compiler()), GpuBackend()).passed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", step7.VARIANTS)
+def test_every_variant_is_right_on_the_gpu(variant: str) -> None:
+    for tile in (LARGE, QUARTERS):
+        kernel = build((512, 384, 1000), variant, tile, arch=gpu_arch())
+        assert verify(compiled(kernel, require_compiler()), GpuBackend()).passed

@@ -1,0 +1,99 @@
+"""Cases as the command line would make them, in their smallest sensible form, and what commands printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensorir_ladder.emulator import find_host_compiler
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
+from tensorir_ladder.kernels.blackwell import BlackwellTile
+from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.schedules.loops.tiling import BlockTile, TileConfig
+from tensorir_ladder.schedules.recipes.warp_tiling import WarpTile
+from tensorir_ladder.schedules.tensor_cores.mma import TensorCoreTile
+from tensorir_ladder.schedules.tensor_cores.warpgroup import WarpgroupTile
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.registry import find_steps
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+STEPS = find_steps()
+
+
+EVERY_VARIANT = [(number, variant) for number, step in STEPS.items() for variant in step.variants]
+
+
+THREAD_STEPS = [number for number, step in STEPS.items() if step.tiles.kind is TileConfig]
+
+
+# The smallest sensible tile of each family, for tests of what kernels compute.
+SMALL_TILES: dict[type[BlockTile], BlockTile] = {
+    TileConfig: TileConfig(8, 16, 16, 4, 4),
+    WarpTile: WarpTile.parse("16x32x16/16x32/4x4/2"),
+    TensorCoreTile: TensorCoreTile.parse("32x32x32/16x32"),
+    WarpgroupTile: WarpgroupTile.parse("64x64x64/64x64"),
+    HopperTile: HopperTile.parse("64x64x64/1x1"),
+    BlackwellTile: BlackwellTile.parse("128x64x64"),
+}
+
+
+EXPLICIT_STEPS = [number for number, step in STEPS.items() if step.explicit]
+
+
+SCHEDULED_VARIANTS = [(number, variant) for number, variant in EVERY_VARIANT if number not in EXPLICIT_STEPS]
+
+
+NO_GPU_LINE = "verified on the CPU (TensorIR through LLVM); speed not measured: no GPU"
+
+
+EXPLICIT_LINE = "not verified: an explicit kernel runs on a GPU or in the emulator; speed not measured: no GPU"
+
+
+EMULATED_LINE = "verified on the CPU (generated CUDA through the emulator); speed not measured: no GPU"
+
+
+# What LLVM runs only in part, the emulator verifies where there is a C++ compiler.
+TENSORIZED_LINE = EMULATED_LINE if find_host_compiler() else NO_GPU_LINE.replace(";", ", before tensorization;")
+
+
+NEVER_RUN_LINE = "not verified: it has been compiled and never run, for want of an sm_100a; speed not measured: no GPU"
+
+
+UNOPTIMISED = {"kind": "llvm", "opt-level": 0}
+
+
+def make_case(
+    step: int,
+    shape: tuple[int, int, int],
+    variant: str | None = None,
+    *,
+    dtype: str | None = None,
+    layout: str = "nn",
+    out_dtype: str | None = None,
+    tile: BlockTile | None = None,
+    stages: int | None = None,
+    arch: str = "",
+) -> Case:
+    """A case as the command line would make it: what is not given is the step's own default."""
+    found = STEPS[step]
+    machine = machine_for(arch or found.arch or DEFAULT_ARCH)
+    variant = variant or found.default_variant(machine.has_cp_async)
+    problem = Matmul(*shape, dtype or found.dtypes(variant)[0], layout, out_dtype)
+    stages = found.default_stages if stages is None else stages
+    return Case(found, problem, variant, tile or found.tiles.default, machine, stages)
+
+
+def small_case(step: int, shape: tuple[int, int, int], variant: str | None = None, **given: Any) -> Case:
+    """The same with the smallest sensible tile of the step's family: quick to run on the CPU."""
+    return make_case(step, shape, variant, tile=SMALL_TILES[STEPS[step].tiles.kind], **given)
+
+
+class Outcome(NamedTuple):
+    """What a command did: exit status and both outputs."""
+
+    code: int
+    out: str
+    err: str

@@ -1,0 +1,26 @@
+"""What several test files need of roles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from support.cases import STEPS, make_case
+from tensorir_ladder.harness.build import Kernel, lower
+from tensorir_ladder.harness.lab.fuzzing import SmallMachine
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.kernels.tiles import RoleTile
+
+HOPPER = machine_for("sm_90a")
+
+
+STEPS_WITH_ROLES = [(number, variant) for number in (12, 13) for variant in STEPS[number].variants]
+
+
+def roles(
+    number: int, shape: tuple[int, int, int], tile: str = "64x64x64/1x1", variant: str = "", sms: int = 0, **given: Any
+) -> Kernel:
+    """Step 12 or 13, lowered for Hopper, with ``sms`` multiprocessors."""
+    variant = variant or STEPS[number].variants[0]
+    case = make_case(number, shape, variant, tile=RoleTile.parse(tile), **given)
+    return lower(replace(case, machine=SmallMachine.of(HOPPER, sms or 132)))

@@ -1,0 +1,62 @@
+"""What several test files need of warpgroup."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm.s_tir import Schedule
+
+from tensorir_ladder.harness.execution import compile_serial, numpy_dtype
+from tensorir_ladder.schedules.tensor_cores.warpgroup import (
+    WarpgroupTile,
+    multiply_by_wgmma,
+    pipeline_warpgroups,
+    stage_for_warpgroups,
+)
+from tensorir_ladder.schedules.workloads import Matmul
+
+SMALL = WarpgroupTile(64, 64, 64, 64, 64)
+
+
+def scheduled(
+    problem: Matmul,
+    tile: WarpgroupTile = SMALL,
+    stages: int = 4,
+    in_flight: int = 1,
+    *,
+    function=None,
+    wgmma: bool = True,
+) -> Schedule:
+    """A product scheduled by hand, for functions that are no plain matmul."""
+    sch = Schedule(function or problem.prim_func())
+    staged = stage_for_warpgroups(sch, sch.get_sblock("matmul"), tile)
+    pipeline_warpgroups(sch, staged, stages, in_flight)
+    if wgmma:
+        multiply_by_wgmma(sch, staged)
+    return sch
+
+
+def check_on_cpu(
+    sch: Schedule,
+    problem: Matmul,
+    bias: bool = False,
+    batch: int = 0,
+    factors: tuple[float, float] | None = None,
+) -> None:
+    """Run a schedule through LLVM and compare with numpy; ``factors`` are alpha and beta."""
+    random, stored, out = np.random.default_rng(1), numpy_dtype(problem.dtype), numpy_dtype(problem.out_dtype)
+    outer = (batch,) if batch else ()
+    a = random.standard_normal((*outer, problem.m, problem.k)).astype(stored)
+    b = random.standard_normal((*outer, *problem.b_shape)).astype(stored)
+    added = random.standard_normal(problem.n).astype(out)
+    c = random.standard_normal((problem.m, problem.n)).astype(out)
+    tensors = [tvm.runtime.tensor(x) for x in (a, b, *([added] if bias else []), *([c] if factors else []))]
+    result = tvm.runtime.tensor(np.full((*outer, problem.m, problem.n), np.nan, out))
+    compile_serial(sch.mod)["main"](*tensors, result)
+    other = b if problem.layout == "nn" else np.swapaxes(b, -1, -2)
+    expected = a.astype(np.float64) @ other.astype(np.float64)
+    expected = np.maximum(expected + added, 0) if bias else expected
+    expected = factors[0] * expected + factors[1] * c.astype(np.float64) if factors else expected
+    error = np.abs(result.numpy().astype(np.float64) - expected.astype(np.float64)).max()
+    rounding = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5}[problem.out_dtype]
+    assert error < rounding * np.abs(expected).max()

@@ -1,0 +1,32 @@
+"""What several test files need of warp_tiling."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+from tvm.s_tir import Schedule
+
+from tensorir_ladder.schedules import (
+    WarpContraction,
+    WarpTile,
+    pipeline_loop,
+    stage_for_warps,
+)
+
+SMALL = WarpTile(16, 32, 16, 16, 32, 4, 4)
+
+
+SLICED = {slices: replace(SMALL, slices=slices) for slices in (1, 2, 4)} | {8: WarpTile(32, 64, 16, 32, 64, 8, 8, 8)}
+
+
+AHEAD = WarpTile(32, 128, 8, 32, 128, 8, 16)  # reads a step ahead
+
+
+def staged(sch: Schedule, tile: WarpTile = SMALL, stages: int = 2, name: str = "matmul", **form) -> WarpContraction:
+    """A contraction by warps, pipelined."""
+    contraction = stage_for_warps(sch, sch.get_sblock(name), tile, scope=tile.shared_scope(4, stages), **form)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # more stages than k tiles
+        pipeline_loop(sch, contraction.k_outer, stages, "auto")
+    return contraction

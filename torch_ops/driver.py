@@ -1,0 +1,165 @@
+"""The CUDA driver's few calls that load a kernel, encode tensor maps and launch, by ctypes.
+
+Structures and enumerators are those of cuda.h (CUDA driver API, CUlaunchConfig, CUlaunchAttribute, CUtensorMap). Every
+status but success is one :class:`DriverError`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import Any
+
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, TensorMap
+
+LIBRARY = "libcuda.so.1"
+TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 128
+TENSOR_MAP_DTYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
+MAX_DYNAMIC_SHARED_BYTES, ALLOW_LARGE_CLUSTERS = 8, 14  # CUfunction_attribute
+CLUSTER_EXTENTS, OVERLAPS_PREVIOUS = 4, 6  # CUlaunchAttributeID
+NAME_BYTES = 256
+PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters can hold
+
+
+class DriverError(RuntimeError):
+    """A call of the CUDA driver that failed: ``call`` is its name, ``status`` the number it returned."""
+
+    def __init__(self, call: str, status: int, meaning: str) -> None:
+        super().__init__(f"{call} failed: {meaning} ({status})")
+        self.call, self.status = call, status
+
+
+class NoDriver(RuntimeError):
+    """There is no CUDA driver on this machine."""
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: a number and 64 bytes of value."""
+
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+def launch_config(plan: LaunchPlan, stream: int) -> LaunchConfig:
+    """The driver's description of a plan's launch in a stream, which is a CUstream's address."""
+    attributes = []
+    if plan.cluster_blocks > 1:
+        attributes.append(LaunchAttribute(CLUSTER_EXTENTS, 0, plan.cluster))
+    if plan.overlaps:
+        attributes.append(LaunchAttribute(OVERLAPS_PREVIOUS, 0, (1,)))
+    array = (LaunchAttribute * len(attributes))(*attributes)
+    return LaunchConfig(plan.grid, plan.block, plan.shared_bytes, stream, array, len(attributes))
+
+
+class _Entered(threading.local):
+    """The devices whose contexts a thread has made its own."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
+class Driver:
+    """The driver's functions, checked: those of ``library``, which is libcuda or offers the same functions."""
+
+    def __init__(self, library: Any) -> None:
+        self.library = library
+        self.call("cuInit", 0)
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._entered = _Entered()
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function; DriverError names it and what its status means."""
+        status = getattr(self.library, name)(*arguments)
+        if status:
+            raise self.error(name, status)
+
+    def error(self, name: str, status: int) -> DriverError:
+        """The error that a status of the function of that name is."""
+        text = ctypes.c_char_p()
+        known = self.library.cuGetErrorName(status, ctypes.byref(text)) == 0 and text.value
+        return DriverError(name, status, known.decode() if known else "unknown error")
+
+    def enter(self, device: int) -> None:
+        """Make a device's primary context, which torch works in, this thread's, which may not have one yet."""
+        if device in self._entered.devices:
+            return
+        if device not in self._contexts:
+            context, number = ctypes.c_void_p(), ctypes.c_int()
+            self.call("cuDeviceGet", ctypes.byref(number), device)
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+            self._contexts[device] = context
+        self.call("cuCtxSetCurrent", self._contexts[device])
+        self._entered.devices.add(device)
+
+    def attribute(self, device: int, number: int) -> int:
+        """A device's attribute, by its number among CUdevice_attribute."""
+        value, handle = ctypes.c_int(), ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(handle), device)
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), number, handle)
+        return value.value
+
+    def name(self, device: int) -> str:
+        """A device's name, as "NVIDIA H200"."""
+        handle, text = ctypes.c_int(), ctypes.create_string_buffer(NAME_BYTES)
+        self.call("cuDeviceGet", ctypes.byref(handle), device)
+        self.call("cuDeviceGetName", text, NAME_BYTES, handle)
+        return text.value.decode()
+
+    def load(self, cubin: bytes, plan: LaunchPlan) -> ctypes.c_void_p:
+        """A plan's kernel, loaded from a cubin into the thread's context, allowed the shared memory that it asks for.
+
+        It stays loaded: a captured CUDA graph may launch it at any later time.
+        """
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), cubin)
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, plan.kernel.encode())
+        if plan.shared_bytes:
+            self.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED_BYTES, plan.shared_bytes)
+        if plan.cluster_blocks > PORTABLE_CLUSTER:
+            self.call("cuFuncSetAttribute", function, ALLOW_LARGE_CLUSTERS, 1)
+        return function
+
+    def encode(self, tensor_map: TensorMap, address: int) -> ctypes.Array:
+        """A tensor map of the memory at ``address``, a CUtensorMap: 128 bytes, aligned to as many."""
+        room = (ctypes.c_char * (TENSOR_MAP_BYTES + TENSOR_MAP_ALIGNMENT))()
+        offset = -ctypes.addressof(room) % TENSOR_MAP_ALIGNMENT
+        encoded = (ctypes.c_char * TENSOR_MAP_BYTES).from_buffer(room, offset)
+        rank = len(tensor_map.sizes)
+        self.call(
+            "cuTensorMapEncodeTiled",
+            ctypes.byref(encoded),
+            TENSOR_MAP_DTYPES[tensor_map.dtype],
+            rank,
+            ctypes.c_void_p(address),
+            (ctypes.c_uint64 * rank)(*tensor_map.sizes),
+            (ctypes.c_uint64 * max(1, rank - 1))(*tensor_map.strides),
+            (ctypes.c_uint32 * rank)(*tensor_map.box),
+            (ctypes.c_uint32 * rank)(*tensor_map.element_strides),
+            tensor_map.interleave,
+            tensor_map.swizzle,
+            tensor_map.l2_promotion,
+            tensor_map.oob_fill,
+        )
+        return encoded
+
+
+@functools.cache
+def cuda_driver() -> Driver:
+    """This machine's driver; NoDriver says that there is none."""
+    try:
+        return Driver(ctypes.CDLL(LIBRARY))
+    except OSError as error:
+        raise NoDriver(f"no CUDA driver ({LIBRARY}): {error}; install NVIDIA's driver") from error

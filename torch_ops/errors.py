@@ -1,0 +1,37 @@
+"""What :func:`kernels.matmul` says when it cannot multiply what it is given. Each is a ValueError with its parts."""
+
+from __future__ import annotations
+
+from tensorir_ladder.schedules.errors import IllegalSchedule
+
+
+class IllegalOperand(IllegalSchedule):
+    """A tensor that the kernels cannot take; its kinds are below."""
+
+
+class WrongShape(IllegalOperand):
+    """A tensor that is no matrix, or whose sizes do not fit the others'."""
+
+
+class WrongDtype(IllegalOperand):
+    """A dtype that the kernels do not multiply or do not store."""
+
+
+class WrongDevice(IllegalOperand):
+    """A tensor that is not on the current GPU."""
+
+
+class ScatteredRows(IllegalOperand):
+    """A matrix whose rows are not side by side in memory, or lie upon each other."""
+
+
+class UnalignedOperand(IllegalOperand):
+    """A matrix, or a row of one, at an address that is no multiple of 16 bytes."""
+
+
+class OverlappingOutput(IllegalOperand):
+    """An output in the same memory as an operand."""
+
+
+class UnsupportedGpu(IllegalSchedule):
+    """There is no GPU, or none that has what the kernels are made of."""

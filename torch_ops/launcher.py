@@ -1,0 +1,145 @@
+"""A launcher for explicit kernels: what a launch needs is made once for each set of addresses, and kept.
+
+TVM's host function checks its arguments and encodes tensor maps at every call. Here a call finds its launch in a cache
+and hands it to the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tvm
+from tvm import tirx
+from tvm.target import Target
+
+from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.launch_plan import (
+    GIVEN,
+    LaunchPlan,
+    PlainBuffer,
+    RowCount,
+    Rows,
+    TensorMap,
+    UnsupportedLaunch,
+)
+from tensorir_ladder.kernels.codegen.lowering import generate
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
+from tensorir_ladder.torch_ops.driver import Driver, launch_config
+from tensorir_ladder.torch_ops.workspaces import Workspaces
+
+Parameter = TensorMap | PlainBuffer | RowCount
+TIR_PIPELINE = "tirx"
+CACHED_LAUNCHES = 512  # of one kernel; one takes less than 1 KiB
+
+
+class CompiledKernel(NamedTuple):
+    """A kernel as it is launched, and its cubin."""
+
+    plan: LaunchPlan
+    cubin: bytes
+
+
+def compile_kernel(function: tirx.PrimFunc, target: Target, compiler: Compiler) -> CompiledKernel:
+    """Lower and compile an explicit kernel, once per CUDA text: cubins are kept on disk.
+
+    Raises UnsupportedLaunch for what :func:`kernels.codegen.host_code.launch_plan` cannot read, CompileError from the
+    compiler.
+    """
+    generated = generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE)
+    plan = launch_plan(generated)
+    cubin = compile_cubin(generated.cuda, str(target.attrs["arch"]), compiler, kernel=plan.kernel)
+    return CompiledKernel(plan, cubin.data)
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel in a GPU's memory, and its workspaces there; ``label`` names it."""
+
+    driver: Driver
+    device: int
+    plan: LaunchPlan
+    function: ctypes.c_void_p
+    workspaces: Workspaces
+    label: str = ""
+
+
+def load_kernel(kernel: CompiledKernel, driver: Driver, device: int, label: str = "") -> LoadedKernel:
+    """Load a kernel on a GPU, for good; raises DriverError."""
+    driver.enter(device)
+    function = driver.load(kernel.cubin, kernel.plan)
+    return LoadedKernel(driver, device, kernel.plan, function, Workspaces(kernel.plan.workspaces), label)
+
+
+class BoundLaunch(NamedTuple):
+    """A launch of one kernel in one stream on given addresses, ready for the driver."""
+
+    config: Any  # a pointer to a LaunchConfig
+    parameters: ctypes.Array
+    values: tuple[object, ...]  # what the parameters point to
+
+
+class Launcher:
+    """Launches a loaded kernel for matrices that lie in memory as ``matrices`` says, in the order of its arguments.
+
+    ``launcher(stream, *addresses)``, the matrices' and behind them those of :attr:`workspaces`, puts a launch into a
+    stream, which is a CUstream's address (0: the default stream), and returns before it runs. Nothing is checked but
+    the driver's status: addresses must be multiples of 16, of memory that the GPU can reach. It only launches, so that
+    it may be called while a CUDA graph is captured; it may be called by several threads at once.
+
+    Raises UnsupportedLaunch, when made, for matrices that the kernel cannot reach so; DriverError.
+    """
+
+    def __init__(self, loaded: LoadedKernel, matrices: Mapping[str, Rows]) -> None:
+        self._kernel, self.workspaces = loaded, loaded.workspaces
+        self._names = (*matrices, *(buffer.buffer for buffer in loaded.plan.workspaces))
+        self._parameters = _with_matrices(loaded.plan, matrices)
+        self._rows = matrices["A"].rows
+        self._plan = loaded.plan.of_rows(self._rows)
+        self._bound = functools.lru_cache(CACHED_LAUNCHES)(self._bind)
+        self._launch = loaded.driver.library.cuLaunchKernelEx
+        self._enter, self._device, self._function = loaded.driver.enter, loaded.device, loaded.function
+
+    def __call__(self, stream: int, *addresses: int) -> None:
+        self._enter(self._device)
+        config, parameters, _ = self._bound(stream, *addresses)
+        status = self._launch(config, self._function, parameters, None)
+        if status:
+            raise self._kernel.driver.error("cuLaunchKernelEx", status)
+
+    def _bind(self, stream: int, *addresses: int) -> BoundLaunch:
+        """Encode the tensor maps. The stream is part of it, so that no thread changes what another is launching."""
+        by_name = dict(zip(self._names, addresses, strict=True))
+        values = tuple(self._value(parameter, by_name) for parameter in self._parameters)
+        parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        return BoundLaunch(ctypes.pointer(launch_config(self._plan, stream)), parameters, values)
+
+    def _value(self, parameter: Parameter, addresses: Mapping[str, int]) -> Any:
+        """What the driver is given for a parameter."""
+        if isinstance(parameter, RowCount):
+            return ctypes.c_int32(self._rows)
+        address = addresses[parameter.buffer]
+        if isinstance(parameter, TensorMap):
+            return self._kernel.driver.encode(parameter, address)
+        return ctypes.c_void_p(address)
+
+
+def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, Rows]) -> list[Parameter]:
+    """A plan's parameters for the matrices at hand; workspaces are as the plan has them."""
+    if missing := {parameter.buffer for parameter in plan.parameters} & set(GIVEN) - set(matrices):
+        raise UnsupportedLaunch(
+            "the kernel takes further buffers", value=", ".join(sorted(missing)), remedy="give matrices for them"
+        )
+    made: list[Parameter] = []
+    for parameter in plan.parameters:
+        matrix = matrices.get(parameter.buffer)
+        if isinstance(parameter, TensorMap):
+            made.append(parameter.of(matrix))
+            continue
+        if matrix is not None:
+            parameter.check(matrix)
+        made.append(parameter)
+    return made

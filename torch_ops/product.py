@@ -1,0 +1,160 @@
+"""A product of torch tensors whose forms were checked: copies where rows need them, and the launch."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from tensorir_ladder.kernels.codegen.launch_plan import BIAS, Rows
+from tensorir_ladder.kernels.tma import STRIDE_BYTES
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.torch_ops.launcher import Launcher, LoadedKernel
+from tensorir_ladder.torch_ops.operands import Operands, check_address, overlap, readable
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PaddedCopy(UserWarning):
+    """A matrix is copied at each call, to or from rows that TMA can step over."""
+
+
+class Product:
+    """``product(a, b, out, bias)`` for tensors of one form, in the current stream; returns ``out``, or a new tensor.
+
+    Room for copies comes from torch's allocator at each call. It keeps freed memory for the next one, orders its reuse
+    by streams and lets a captured graph have its own, all of which memory kept here would not.
+    """
+
+    def __init__(self, kernel: LoadedKernel, operands: Operands, out: Rows, dtype: torch.dtype) -> None:
+        import torch
+
+        problem = operands.problem
+        # Of torch's, those without Python of their own: what torch.cuda.current_stream does takes a µs or two.
+        self.device, self.current_device = kernel.device, torch._C._cuda_getDevice
+        self._stream_of, self._empty_like = torch._C._cuda_getCurrentRawStream, torch.empty_like
+        self._itemsize, self._out_itemsize = dtype_bytes(problem.dtype), dtype_bytes(problem.out_dtype)
+        self._operands, self._out, self._dtype = operands, out, dtype
+        self._transposed = problem.layout == "nt"
+        self._a, self._b = (readable(matrix, self._itemsize) for matrix in (operands.a, operands.b))
+        self._result = operands.output(kernel.plan, out)
+        # By identity: room for the result may lie as the output does, whose rows TMA must not store beyond.
+        self._copies = self._a is not operands.a or self._b is not operands.b or self._result is not out
+        self._extents = operands.a.extent(self._itemsize), operands.b.extent(self._itemsize)
+        self._out_extent = out.extent(self._out_itemsize)
+        matrices = {"A": self._a, "B": self._b, "C": self._result}
+        self._bias_itemsize = kernel.plan.bias_itemsize
+        if self._bias_itemsize:
+            matrices[BIAS] = Rows(1, problem.n, problem.n * self._bias_itemsize)
+        self._launcher = Launcher(kernel, matrices)
+        self._keeps, self._label = bool(kernel.workspaces), kernel.label
+        self._like: torch.Tensor | None = None
+        self._warn()
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        first_a, first_b = a.data_ptr(), b.data_ptr()
+        if out is None:
+            out = self._new(a)
+        else:
+            self._check_apart(out.data_ptr(), first_a, first_b, bias)
+        if self._copies:
+            return self._copied(a, b, out, bias)
+        self._run(out, bias, first_a, first_b, out.data_ptr())
+        return out
+
+    def _new(self, a: torch.Tensor) -> torch.Tensor:
+        """A result, contiguous; from one kept element seen as the whole matrix, which torch is quickest with."""
+        if self._like is None:
+            self._like = a.new_empty(1, dtype=self._dtype).expand(self._operands.shape)
+        return self._empty_like(self._like)
+
+    def _copied(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The product by way of copies in rows that the kernel can reach."""
+        left, right, result = a, b, out
+        if self._a is not self._operands.a:
+            left = _with_rows(a, self._a, self._itemsize)
+        if self._b is not self._operands.b:
+            right = _with_rows(b.T if self._transposed else b, self._b, self._itemsize)
+        if self._result is not self._out:
+            result = _room(out, self._result, self._out_itemsize)
+        if bias is not None:
+            bias = _as_long_as(bias, self._operands.problem.n)
+        self._run(out, bias, left.data_ptr(), right.data_ptr(), result.data_ptr())
+        if result is not out:
+            out.copy_(result[:, : self._out.columns])
+        return out
+
+    def _run(self, like: torch.Tensor, bias: torch.Tensor | None, a: int, b: int, c: int) -> None:
+        """Launch on these addresses, which are checked here; workspaces are on the GPU of ``like``."""
+        if (a | b | c) % STRIDE_BYTES:
+            for name, address in (("a", a), ("b", b), ("out", c)):
+                check_address(name, address)
+        stream = self._stream_of(self.device)
+        given = (a, b, c) if bias is None else (a, b, c, bias.data_ptr())
+        if self._keeps:
+            room = self._launcher.workspaces.of(stream, like)
+            self._launcher(stream, *given, *room.addresses)
+        else:
+            self._launcher(stream, *given)
+
+    def _check_apart(self, first: int, a: int, b: int, bias: torch.Tensor | None) -> None:
+        """Raise OverlappingOutput where the output's bytes, from first to last, meet an operand's."""
+        end, (a_extent, b_extent) = first + self._out_extent, self._extents
+        if first < a + a_extent and a < end:
+            raise overlap("a", (first, end), (a, a + a_extent))
+        if first < b + b_extent and b < end:
+            raise overlap("b", (first, end), (b, b + b_extent))
+        if bias is not None:
+            begin = bias.data_ptr()
+            behind = begin + self._operands.columns * self._bias_itemsize
+            if first < behind and begin < end:
+                raise overlap("bias", (first, end), (begin, behind))
+
+    @property
+    def description(self) -> str:
+        """The kernel, and what each call copies."""
+        return "; ".join([self._label, *(f"copies {copied}" for copied in self._copied_matrices())])
+
+    def _copied_matrices(self) -> list[str]:
+        """What is copied at each call, with its bytes."""
+        lain = (("a", self._operands.a, self._a), ("b", self._operands.b, self._b), ("out", self._out, self._result))
+        return [
+            f"{name} ({copy.rows} rows of {given.row_bytes} bytes in {copy.rows * copy.row_bytes} bytes)"
+            for name, given, copy in lain
+            if copy is not given
+        ]
+
+    def _warn(self) -> None:
+        """Say once what is copied at each call."""
+        if copied := self._copied_matrices():
+            problem = self._operands.problem
+            warnings.warn(
+                f"a product {self._out.rows}x{self._out.columns}x{self._operands.a.columns} of {problem.dtype} copies "
+                f"at each call what the kernel cannot reach as it lies: {', '.join(copied)}; contiguous matrices "
+                "whose rows are multiples of 16 bytes are not copied",
+                PaddedCopy,
+                stacklevel=5,  # the caller of matmul
+            )
+
+
+def _as_long_as(bias: torch.Tensor, columns: int) -> torch.Tensor:
+    """A bias as long as a kernel's rows, itself if it is; what is behind it is added to columns that nobody sees."""
+    if bias.shape[0] == columns:
+        return bias
+    copy = bias.new_empty((columns,))
+    copy[: bias.shape[0]].copy_(bias)
+    return copy
+
+
+def _room(like: torch.Tensor, matrix: Rows, itemsize: int) -> torch.Tensor:
+    """Memory for a matrix with all of its rows' bytes, on the GPU and in the dtype of ``like``."""
+    return like.new_empty((matrix.rows, matrix.row_bytes // itemsize))
+
+
+def _with_rows(tensor: torch.Tensor, matrix: Rows, itemsize: int) -> torch.Tensor:
+    """A copy of a matrix whose rows lie as ``matrix`` says; what is between them is left as it is."""
+    copy = _room(tensor, matrix, itemsize)
+    copy[:, : matrix.columns].copy_(tensor)
+    return copy
