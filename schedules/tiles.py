@@ -1,4 +1,4 @@
-"""Tiles: which part of a product one thread block computes, and how that is shared out among warps and threads.
+"""Tiles: the part of a product that one thread block computes, and its shares of warps and threads.
 
 One frozen dataclass for each way of sharing out. In code a tile has named fields; on the command line, in records and
 in tables it is one text, the same fields in the same order, ``x`` inside a group and ``/`` between groups:
@@ -97,7 +97,7 @@ class BlockTile:
 
     @classmethod
     def _lengths(cls) -> list[int]:
-        """Numbers of each field."""
+        """Return how many numbers each field has."""
         return [group.count("x") + 1 for group in cls.FORM.split("/")]
 
     @property
@@ -138,11 +138,11 @@ class BlockTile:
 
     @property
     def outputs(self) -> str:
-        """What a thread sums up, as text: how many outputs."""
+        """Sums of a thread, as text: how many outputs."""
         return str(self.block_m * self.block_n // self.threads_per_block)
 
     def misfits(self) -> list[str]:
-        """Return what does not divide into what, one clause each; empty if the tile is sound."""
+        """Return what does not divide, one clause each; empty if the tile is sound."""
         raise NotImplementedError
 
     def check_sound(self) -> None:
@@ -232,7 +232,7 @@ class ThreadTile(BlockTile):
 
     @property
     def outputs(self) -> str:
-        """What a thread sums up, as text: its rows and columns."""
+        """Sums of a thread, as text: its rows and columns."""
         return f"{self.thread_m} × {self.thread_n}"
 
     def misfits(self) -> list[str]:
@@ -304,7 +304,7 @@ class WarpTile(BlockTile):
 
     @property
     def outputs(self) -> str:
-        """What a thread sums up, as text: its rows and columns, and how many others sum the same."""
+        """Sums of a thread, as text: its rows and columns, and how many others sum the same."""
         return f"{self.thread_m} × {self.thread_n}" + (f", in {self.slices} slices" if self.slices > 1 else "")
 
     def misfits(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a step is: one declaration, ``STEP = Step(…)``, at the end of its file.
+"""A step of the ladder: one declaration, ``STEP = Step(…)``, at the end of its file.
 
 A step makes a schedule, or an explicit kernel, for a product and a configuration. All that others must know of it and
 of its variants is a field here: nobody reads names or compares numbers.
@@ -61,7 +61,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Config:
-    """How to build a step: the variant's name, the tile, and the machine that it is for.
+    """Form in which to build a step: the variant's name, the tile, and the machine that it is for.
 
     ``stages`` are k tiles of both operands in shared memory, for the steps that pipeline (others ignore it): n stages
     keep n − 1 tiles on their way, 1 is no pipeline.
@@ -141,12 +141,12 @@ class Step:
 
     @property
     def explicit(self) -> bool:
-        """Whether the step is an explicit kernel rather than a schedule."""
+        """True where the step is an explicit kernel rather than a schedule."""
         return self.kernel is not None
 
     @property
     def tensorized(self) -> bool:
-        """Whether instructions replace loops that the CPU cannot run: then it verifies the schedule before that."""
+        """True where instructions replace loops that the CPU cannot run: then it verifies the schedule before that."""
         return self.schedule_for_cpu is not None
 
     @property

@@ -48,7 +48,7 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
 
 
 def contraction_loops(sch: Schedule, block: SBlockRV) -> list[LoopRV]:
-    """The loops of a contraction: any number of batch loops, rows, columns, reduction.
+    """Return the loops of a contraction: any number of batch loops, rows, columns, reduction.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def _extent(stmt: s_tir.SBlock, positions: list[int]) -> int:
 
 
 def _group_iterators(sch: Schedule, block: SBlockRV) -> dict[str, list[int]]:
-    """Positions of a contraction's iterators by role: batch, rows, columns, reduction."""
+    """Return the positions of a contraction's iterators by role: batch, rows, columns, reduction."""
     stmt = sch.get(block)
     outputs = _index_vars(stmt.writes[0])
     operands = [_index_vars(region) for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
@@ -173,7 +173,7 @@ def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
 
 
 def _sums_products(stmt: s_tir.SBlock) -> bool:
-    """Whether a block computes ``out = 0`` and ``out += a * b``, operands possibly cast."""
+    """Recognise a block that computes ``out = 0`` and ``out += a * b``, operands possibly cast."""
     store, start = stmt.body, stmt.init
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
         return False
@@ -191,7 +191,6 @@ def _is_load(value: tirx.PrimExpr) -> bool:
 
 
 def _index_vars(region: ir.TensorRegion) -> set[tirx.Var]:
-    """The variables that a region's indices use."""
     return set().union(*(_vars_of(dimension.min) for dimension in region.region))
 
 
@@ -202,7 +201,7 @@ def _vars_of(index: tirx.PrimExpr) -> set[tirx.Var]:
 
 
 def fused_index(groups: list[list[int]], extents: list[int]) -> tirx.IndexMap:
-    """An index map that fuses each group of positions, row-major, into one index."""
+    """Return an index map that fuses each group of positions, row-major, into one index."""
     variables = [tirx.Var(f"i{position}", "int32") for position in range(len(extents))]
     fused = []
     for group in groups:
@@ -234,7 +233,7 @@ def reindex_along_rows(sch: Schedule, block: SBlockRV, operand: int) -> None:
 
 
 def index_map(rank: int, place: Callable[..., Sequence[tirx.PrimExpr]]) -> tirx.IndexMap:
-    """The index map that takes ``rank`` indices to what ``place`` makes of them, simplified."""
+    """Return the index map that takes ``rank`` indices to what ``place`` makes of them, simplified."""
     variables = [tirx.Var(f"i{position}", "int32") for position in range(rank)]
     analyzer = sym.Analyzer()
     return tirx.IndexMap(variables, [analyzer.simplify(index) for index in place(*variables)], None)

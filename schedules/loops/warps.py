@@ -65,12 +65,12 @@ class WarpTileLoops:
     vector: tuple[LoopRV, ...]
 
     def __iter__(self) -> Iterator[LoopRV]:
-        """Every loop, outermost first."""
+        """Iterate over the loops, outermost first."""
         for loops in vars(self).values():
             yield from loops if isinstance(loops, tuple) else (loops,)
 
     def of_another(self, loops: Sequence[LoopRV]) -> WarpTileLoops:
-        """The same roles for the loops of another block, which stand in the same order."""
+        """Give the same roles to the loops of another block, which stand in the same order."""
         own, found = iter(loops), {}
         for role, ours in vars(self).items():
             found[role] = tuple(islice(own, len(ours))) if isinstance(ours, tuple) else next(own)
@@ -108,7 +108,6 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
     rows, columns = lanes
 
     def deal(*index: tirx.Var) -> tuple[tirx.PrimExpr, ...]:
-        """Where row i, column j and step k are in the new order."""
         *batch, i, j, k = index
         turn = columns * width
         column = (j // turn, j % turn // width, *([j % width] if width > 1 else []))
@@ -235,7 +234,7 @@ def check_warp_tile(tile: WarpTile) -> None:
 
 
 def check_warp_contraction(sch: Schedule, block: SBlockRV) -> None:
-    """A block has outputs' loops, rows and columns last, then one reduction, and two operands of 4-byte elements."""
+    """Raise IllegalSchedule unless a block has loops over outputs, then a reduction, and two 4-byte operands."""
     stmt, name = sch.get(block), block_name(sch, block)
     reduces = [iterator.iter_type == tirx.IterVar.CommReduce for iterator in stmt.iter_vars]
     expected = [False] * (len(reduces) - 1) + [True]
@@ -259,7 +258,6 @@ def check_warp_contraction(sch: Schedule, block: SBlockRV) -> None:
 
 
 def _check_lanes(sch: Schedule, block: SBlockRV, turn: tuple[int, int]) -> None:
-    """Rows and columns must be whole turns of all lanes."""
     *_, rows, columns, _ = sch.get_loops(block)
     extents = loop_extent(sch, rows), loop_extent(sch, columns)
     if any(size < 1 or extent % size for extent, size in zip(extents, turn)):

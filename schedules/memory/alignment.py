@@ -44,7 +44,7 @@ class AlignedOperand:
 
 
 def unaligned_operands(sch: Schedule, block: SBlockRV, row_bytes: int = VECTOR_BYTES) -> list[int]:
-    """Which of a contraction's operands (0, 1) have rows that are no multiple of ``row_bytes``."""
+    """Return which of a contraction's operands (0, 1) have rows that are no multiple of ``row_bytes``."""
     operands = [region.source for region in operand_regions(sch, block)]
     return [position for position, operand in enumerate(operands) if _row_bytes(operand) % row_bytes]
 
@@ -134,7 +134,7 @@ def _bytes(operand: tirx.Var) -> int:
 
 
 def _widths(operand: tirx.Var, vector_bytes: int) -> tuple[int, int]:
-    """How many elements a thread may load at once from an operand's rows, and how many it stores at once."""
+    """Return how many elements a thread may load at once from an operand's rows, and how many it stores at once."""
     itemsize = dtype_bytes(operand.dtype)
     loaded = max(itemsize, math.gcd(_row_bytes(operand), vector_bytes))
     return loaded // itemsize, max(1, min(vector_bytes, MOST_LOADS * loaded) // itemsize)

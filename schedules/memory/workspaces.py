@@ -18,13 +18,13 @@ DEVICE_MEMORY = ("global", "")
 
 
 def workspaces(mod: ir.IRModule) -> list[tirx.Var]:
-    """The buffers in device memory that a scheduled module's function "main" allocates, in the order it does."""
+    """Return the buffers in device memory that a scheduled module's function "main" allocates, in the order it does."""
     root = _root(mod["main"])
     return [buffer for buffer in root.alloc_buffers if buffer.scope() in DEVICE_MEMORY] if root else []
 
 
 def workspace_bytes(mod: ir.IRModule) -> int:
-    """The bytes of all of them together."""
+    """Return the bytes of all of them together."""
     return sum(math.prod(map(int, buffer.shape)) * dtype_bytes(buffer.dtype) for buffer in workspaces(mod))
 
 
@@ -50,5 +50,5 @@ def pass_workspaces(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _root(function: tirx.PrimFunc) -> s_tir.SBlock | None:
-    """The outermost block of a function that is not lowered yet."""
+    """Return the outermost block of a function that is not lowered yet."""
     return function.body.block if isinstance(function.body, s_tir.SBlockRealize) else None

@@ -50,7 +50,7 @@ RASTER_ROWS = 2048  # as many as 132 blocks of 128 x 128 have columns beside the
 
 
 def instruction_for(dtype: str) -> MmaInstruction:
-    """The instruction for operands of a dtype; IllegalSchedule lists the dtypes that have one."""
+    """Return the instruction for operands of a dtype; IllegalSchedule lists the dtypes that have one."""
     if dtype not in MMA:
         raise IllegalSchedule(
             "no tensor core instruction for operands of this dtype",
@@ -182,7 +182,6 @@ def load_fragments(
     size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
 
     def layout(*index):
-        """The buffer as fragments of (lane, register)."""
         *outer, down, right = index
         return [*outer, down // size[0], right // size[1], *place(*((down, right) if by_k else (right, down)))]
 
@@ -363,14 +362,13 @@ def _check_tile(tile: TensorCoreTile) -> None:
 
 
 def _ends_with_k(sch: Schedule, block: SBlockRV, operand: int) -> bool:
-    """Whether the last index of an operand is the reduction's."""
+    """Return whether the last index of an operand is the reduction's."""
     stmt = sch.get(block)
     return bool(stmt.reads[operand].region[-1].min.same_as(stmt.iter_vars[-1].var))
 
 
 def _accumulator_layout(instruction: MmaInstruction):
     def layout(*index):
-        """The results as fragments of (lane, register)."""
         *outer, row, column = index
         return [*outer, row // instruction.M, column // instruction.N, *instruction.place_in_c(row, column)]
 
@@ -398,7 +396,7 @@ def _spread_over_lanes(sch: Schedule, block: SBlockRV, warp: LoopRV) -> LoopRV:
 
 
 def _fused_sides(sch: Schedule, loops: list[LoopRV]) -> tuple[LoopRV, LoopRV]:
-    """Loops (rows 16, columns 16, row, column) of a zeroed tile as rows and columns."""
+    """Fuse the loops (rows 16, columns 16, row, column) of a zeroed tile to rows and columns."""
     rows_outer, columns_outer, row, column = loops
     sch.reorder(rows_outer, row, columns_outer, column)
     return sch.fuse(rows_outer, row), sch.fuse(columns_outer, column)
@@ -445,17 +443,16 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
 
 
 def _load_size(instruction: MmaInstruction, by_k: bool) -> tuple[int, int]:
-    """Rows and columns of a tile as it lies in shared memory."""
+    """Return rows and columns of a tile as it lies in shared memory."""
     return (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
 
 
 def _load_description(instruction: MmaInstruction, operand: int, by_k: bool, scope: str) -> tirx.PrimFunc:
-    """What a load does, as the schedule has it: element by element."""
+    """Describe what a load does, as the schedule has it: element by element."""
     place = instruction.place_in_b if operand else instruction.place_in_a
     size, dtype, registers = _load_size(instruction, by_k), instruction.dtype, instruction.operand_registers
 
     def held(i, j):
-        """(lane, register) of the tile's element."""
         return place(i, j) if by_k else place(j, i)
 
     @T.prim_func(s_tir=True)
@@ -479,7 +476,7 @@ def _load_description(instruction: MmaInstruction, operand: int, by_k: bool, sco
 def _load_implementation(
     instruction: MmaInstruction, operand: int, by_k: bool, scope: str, hide_reads: bool
 ) -> tirx.PrimFunc:
-    """What a load is: each lane's part of ``ldmatrix``."""
+    """Implement a load: each lane's part of ``ldmatrix``."""
     size, dtype, registers = _load_size(instruction, by_k), instruction.dtype, instruction.operand_registers
     marks, rounding = {HIDES_READS: 1} if hide_reads else {}, "" if instruction.transposes else _ROUND_TO_TF32
     function = "tensor_core_load" + "_hidden" * hide_reads + "_transposed" * (not by_k) + "_rounded" * bool(rounding)
@@ -487,7 +484,6 @@ def _load_implementation(
     source = _LOAD.format(name=function, trans="" if by_k else ".trans", seen=seen, rounding=rounding)
 
     def moved(fragment, tile, lane):
-        """The call that moves a tile to its fragment."""
         at = tile[instruction.row_address(lane, operand, by_k)]
         read = [] if hide_reads else [at]  # a value nobody uses: the read that ThreadSync has to see
         parts = *registers_of(fragment, lane, 0, registers), tirx.address_of(at)
@@ -518,12 +514,11 @@ def _multiply_intrinsic(instruction: MmaInstruction) -> str:
 
 
 def _multiply_description(instruction: MmaInstruction) -> tirx.PrimFunc:
-    """What both instructions do, as the schedule has it: element by element."""
+    """Describe what both instructions do, as the schedule has it: element by element."""
     m, n, k, dtype, wide = instruction.M, instruction.N, instruction.k, instruction.dtype, instruction.accumulator
     registers, results = instruction.operand_registers, m * n // WARP
 
     def widened(fragment, place):
-        """An element as the workload reads it."""
         return fragment[place] if dtype == wide else tirx.Cast(wide, fragment[place])
 
     @T.prim_func(s_tir=True)
@@ -548,13 +543,12 @@ def _multiply_description(instruction: MmaInstruction) -> tirx.PrimFunc:
 
 
 def _multiply_implementation(instruction: MmaInstruction) -> tirx.PrimFunc:
-    """What both instructions are: a call for each half of the columns."""
+    """Implement both instructions: a call for each half of the columns."""
     dtype, wide = instruction.dtype, instruction.accumulator
     registers, results = instruction.operand_registers, instruction.M * instruction.N // WARP
     source = _MULTIPLY.format(name=instruction.function, ptx=instruction.ptx)
 
     def half(c, a, b, lane, number):
-        """The call for 8 of the 16 columns."""
         parts = (
             *registers_of(c, lane, number * results // 2, results // 2),
             *registers_of(a, lane, 0, registers),

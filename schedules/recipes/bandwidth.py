@@ -3,7 +3,7 @@
 What limits them is the bytes on their way at any moment: a thread block keeps threads × vectors × 16 of them
 for each tile it has asked for. Each function has two forms. "Direct" goes from global memory to registers.
 "Staged" copies each tile to shared memory first, as a statement of the loop over tiles, which
-:func:`schedules.pipeline.pipelining.pipeline_loop` can then run ahead: with n slots, n − 1 tiles are on their way.
+:func:`schedules.pipeline.pipelining.pipeline_loop` can then run ahead: with n stages, n − 1 tiles are on their way.
 
 Threads combine their results through shared memory and plain reductions, not through TVM's cross-thread
 reduction (``tvm_thread_allreduce``): TVM 0.27 cannot lower one that a pipeline has copied into its prologue
@@ -34,13 +34,13 @@ from tensorir_ladder.schedules.memory.staging import (
 from tensorir_ladder.schedules.tiles import STATIC_SHARED_BYTES
 
 GROUPS = 16  # partial results that are left for every thread to add up by itself
-COMBINING_BYTES = 2 * (1024 + GROUPS) * 4  # of two reductions over the most threads, beside the slots
+COMBINING_BYTES = 2 * (1024 + GROUPS) * 4  # of two reductions over the most threads, beside the stages
 MOST_UNROLLED = 8
 
 
 @dataclass(frozen=True)
-class StreamTile:
-    """How a stream is cut: ``threads`` of a block, 16-byte ``vectors`` of each in one tile, ``tiles`` of a block.
+class BandwidthTile:
+    """Tiles of a workload bound by memory: a block's ``threads``, 16-byte ``vectors`` of each in a tile, its ``tiles``.
 
     A tile of a row reduction is a chunk of a row, and a block has as many as its row needs; a tile of a chain
     over rows is a row. Written ``256x1x16``.
@@ -53,17 +53,17 @@ class StreamTile:
     def __post_init__(self) -> None:
         if min(self.threads, self.vectors, self.tiles) < 1 or self.threads > 1024 or self.threads % 32:
             raise IllegalSchedule(
-                "illegal stream tile",
+                "illegal tile of a workload bound by memory",
                 value=f"{self.threads} threads, {self.vectors} vectors, {self.tiles} tiles",
                 limit="whole warps up to 1024 threads; vectors and tiles from 1 on",
-                remedy="choose for example StreamTile(256, 1, 16)",
+                remedy="choose for example BandwidthTile(256, 1, 16)",
             )
 
     def __str__(self) -> str:
         return f"{self.threads}x{self.vectors}x{self.tiles}"
 
     def least_vectors(self, staging: object) -> int:
-        """Vectors of a thread in one tile; two at least if staged.
+        """Return the vectors of a thread in one tile; two at least if staged.
 
         TVM 0.27 takes a loop of one iteration away, and would count what is in it as statements of the pipeline.
         """
@@ -72,25 +72,25 @@ class StreamTile:
 
 @dataclass(frozen=True)
 class Staging:
-    """Operands go through shared memory, in ``slots`` ring slots: the stages that the loop will be pipelined with.
+    """Operands through shared memory, in as many ``stages`` as the loop will be pipelined with.
 
     Beyond 48 KiB the memory is dynamic. ``limit_bytes`` is the most that a block may have: 227 KiB on sm_90;
     the limits of other GPUs are in the CUDA programming guide (compute capabilities).
     """
 
-    slots: int = 1
+    stages: int = 1
     limit_bytes: int = 227 * 1024
 
-    def scopes(self, sch: Schedule, block: SBlockRV, slot_bytes: int) -> tuple[str, str]:
-        """The storage scopes for the slots, and for what stands beside them; IllegalSchedule where they do not fit.
+    def scopes(self, sch: Schedule, block: SBlockRV, stage_bytes: int) -> tuple[str, str]:
+        """Return the storage scopes of the stages and of what is beside them; IllegalSchedule where they do not fit.
 
-        Static memory stands beside dynamic slots of 48 KiB and more only: TVM asks the driver for more than 48 KiB
+        Static memory stands beside dynamic stages of 48 KiB and more only: TVM asks the driver for more than 48 KiB
         where the dynamic part alone exceeds them, and a kernel just below could not be launched.
         """
-        needed = self.slots * slot_bytes
+        needed = self.stages * stage_bytes
         if needed > self.limit_bytes:
             raise IllegalSchedule(
-                f"{self.slots} slot(s) of {slot_bytes} bytes are too much shared memory",
+                f"{self.stages} stage(s) of {stage_bytes} bytes are too much shared memory",
                 block=block_name(sch, block),
                 value=f"{needed} bytes",
                 limit=self.limit_bytes,
@@ -117,7 +117,9 @@ class SpreadElements:
     copies: tuple[CooperativeFetch, ...]
 
 
-def spread_elements(sch: Schedule, block: SBlockRV, tile: StreamTile, staging: Staging | None = None) -> SpreadElements:
+def spread_elements(
+    sch: Schedule, block: SBlockRV, tile: BandwidthTile, staging: Staging | None = None
+) -> SpreadElements:
     """Spread an elementwise block of any rank over the GPU, 16 bytes to a thread, neighbours side by side.
 
     ::
@@ -135,14 +137,14 @@ def spread_elements(sch: Schedule, block: SBlockRV, tile: StreamTile, staging: S
 
     Raises
     ------
-    IllegalSchedule : if the block reduces or its operands are not of the output's shape; if the slots of
+    IllegalSchedule : if the block reduces or its operands are not of the output's shape; if the stages of
         one block do not fit in shared memory.
     """
     stmt = _check_elementwise(sch, block)
     operands, width, vectors_per_tile = range(len(stmt.reads)), _lanes(stmt), tile.least_vectors(staging)
     tile_elements = tile.threads * vectors_per_tile * width
-    slot_bytes = tile_elements * sum(dtype_bytes(region.source.dtype) for region in stmt.reads)
-    scope, _ = staging.scopes(sch, block, slot_bytes) if staging else ("", "")
+    stage_bytes = tile_elements * sum(dtype_bytes(region.source.dtype) for region in stmt.reads)
+    scope, _ = staging.scopes(sch, block, stage_bytes) if staging else ("", "")
     elements, store = _one_iterator(sch, block)
     tiles = min(tile.tiles, -(-int(sch.get(elements).extent) // tile_elements))
     loops = sch.split(elements, [None, tiles, vectors_per_tile, tile.threads, width])
@@ -183,7 +185,7 @@ class SpreadReduction:
 
 
 def spread_reduction(
-    sch: Schedule, block: SBlockRV, tile: StreamTile, staging: Staging | None = None
+    sch: Schedule, block: SBlockRV, tile: BandwidthTile, staging: Staging | None = None
 ) -> SpreadReduction:
     """Give each row of a reduction over the last axis to one thread block, which walks it in chunks.
 
@@ -203,15 +205,15 @@ def spread_reduction(
 
     Raises
     ------
-    IllegalSchedule : if the block is no reduction over one last axis of one operand; if the slots do not fit
+    IllegalSchedule : if the block is no reduction over one last axis of one operand; if the stages do not fit
         in shared memory.
     """
     stmt = _check_row_reduction(sch, block)
     columns, width = loop_extents(sch, block)[-1], _lanes(stmt)
     threads, vectors_per_chunk = _busy_threads(tile, columns, width, staging), tile.least_vectors(staging)
     chunk = threads * vectors_per_chunk * width
-    slot_bytes = chunk * dtype_bytes(stmt.reads[0].source.dtype)
-    scope, beside = staging.scopes(sch, block, slot_bytes) if staging else ("", "shared")
+    stage_bytes = chunk * dtype_bytes(stmt.reads[0].source.dtype)
+    scope, beside = staging.scopes(sch, block, stage_bytes) if staging else ("", "shared")
     reduction = _split_reduction(sch, block, [-(-columns // chunk), vectors_per_chunk, threads, width])
     rows = sch.get_loops(block)[0]
     sch.compute_at(reduction.groups, rows, preserve_unit_loops=True)
@@ -246,7 +248,7 @@ class SpreadRows:
 
 
 def spread_rows(
-    sch: Schedule, block: SBlockRV, reductions: Sequence[SBlockRV], tile: StreamTile, staging: Staging | None = None
+    sch: Schedule, block: SBlockRV, reductions: Sequence[SBlockRV], tile: BandwidthTile, staging: Staging | None = None
 ) -> SpreadRows:
     """Compute a chain over rows, as softmax is one, with each row read from global memory once if staged.
 
@@ -268,15 +270,15 @@ def spread_rows(
     Raises
     ------
     IllegalSchedule : if a reduction is none over the last axis, or ``block`` is no elementwise function of
-        the operand and of the reductions; if the slots, of a whole row each, do not fit in shared memory.
+        the operand and of the reductions; if the stages, of a whole row each, do not fit in shared memory.
     """
     operand = _check_chain(sch, block, reductions)
     stmt, (row_count, columns) = sch.get(block), loop_extents(sch, block)
     width = _lanes(stmt)
     threads = _busy_threads(tile, columns, width, staging)
     vectors = -(-columns // (threads * width))
-    slot_bytes = columns * dtype_bytes(stmt.reads[operand].source.dtype)
-    scope, beside = staging.scopes(sch, block, slot_bytes) if staging else ("", "shared")
+    stage_bytes = columns * dtype_bytes(stmt.reads[operand].source.dtype)
+    scope, beside = staging.scopes(sch, block, stage_bytes) if staging else ("", "shared")
     rows_per_block = min(tile.tiles, row_count)
     row, column = sch.get_loops(block)
     sch.split(row, [None, rows_per_block])
@@ -296,7 +298,7 @@ def spread_rows(
     for parts in combined:
         _spread_partial(sch, parts, rows, width, staging, beside)
         sch.set_scope(parts.total, 0, "local")
-    if vectors > 1 or not staging:  # see StreamTile.least_vectors
+    if vectors > 1 or not staging:  # see BandwidthTile.least_vectors
         _load_vectors(sch, block, operand, thread, width, staging)
         _store_vectors(sch, sch.cache_write(block, 0, "local"), thread, width)
     sch.unroll(lane)
@@ -330,7 +332,7 @@ def _check_row_reduction(sch: Schedule, block: SBlockRV) -> s_tir.SBlock:
 
 
 def _check_chain(sch: Schedule, block: SBlockRV, reductions: Sequence[SBlockRV]) -> int:
-    """Which of the block's reads is the operand in common; IllegalSchedule where there is no such chain."""
+    """Return which of the block's reads is the operand in common; IllegalSchedule where there is no such chain."""
     operands = [_check_row_reduction(sch, reduction).reads[0].source for reduction in reductions]
     stmt, extents = sch.get(block), loop_extents(sch, block)
     found = [
@@ -354,19 +356,19 @@ def _reduces(stmt: s_tir.SBlock) -> bool:
 
 
 def _lanes(stmt: s_tir.SBlock) -> int:
-    """Elements of a vector: 16 bytes of the widest dtype, narrowed until each operand's rows are a multiple."""
+    """Return a vector's elements: 16 bytes of the widest dtype, narrowed until each operand's rows are a multiple."""
     regions = [region for region in (*stmt.reads, *stmt.writes) if len(region.source.shape) == len(_widest(stmt))]
     width = VECTOR_BYTES // max(dtype_bytes(region.source.dtype) for region in regions)
     return math.gcd(width, *(int(region.source.shape[-1]) for region in regions))
 
 
 def _widest(stmt: s_tir.SBlock) -> list[int]:
-    """The shape of the operand or output with most dimensions."""
+    """Return the shape of the operand or output with most dimensions."""
     return max((list(region.source.shape) for region in (*stmt.reads, *stmt.writes)), key=len)
 
 
 def _one_iterator(sch: Schedule, block: SBlockRV) -> tuple[LoopRV, SBlockRV]:
-    """One loop over all elements of an elementwise block, and the block that stores them.
+    """Make one loop over all elements of an elementwise block; returns their block and the one that stores them.
 
     Operands and result are read and computed as if they had one dimension, the result in registers.
     """
@@ -383,12 +385,12 @@ def _one_iterator(sch: Schedule, block: SBlockRV) -> tuple[LoopRV, SBlockRV]:
     return elements, store
 
 
-def _busy_threads(tile: StreamTile, columns: int, width: int, staging: Staging | None) -> int:
-    """As many of the tile's threads as have a vector each of a row (two if staged), in whole groups.
+def _busy_threads(tile: BandwidthTile, columns: int, width: int, staging: Staging | None) -> int:
+    """Return as many of the tile's threads as have a vector each of a row (two if staged), in whole groups.
 
     A thread without any element would pass on a partial result that nobody has set.
     """
-    threads = max(1, min(tile.threads, columns // (width * StreamTile(vectors=1).least_vectors(staging))))
+    threads = max(1, min(tile.threads, columns // (width * BandwidthTile(vectors=1).least_vectors(staging))))
     return threads // GROUPS * GROUPS or threads
 
 
@@ -452,7 +454,7 @@ def _spread_partial(
     vectors, thread, lane = loops_below(sch, reduction.partial, rows)
     sch.reorder(thread, vectors, lane)
     sch.bind(thread, "threadIdx.x")
-    if loop_extent(sch, vectors) > 1 or not staging:  # see StreamTile.least_vectors
+    if loop_extent(sch, vectors) > 1 or not staging:  # see BandwidthTile.least_vectors
         _load_vectors(sch, reduction.partial, 0, vectors, width, staging)
     sch.unroll(lane)
     _unroll_short(sch, vectors)
