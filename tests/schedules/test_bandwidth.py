@@ -17,14 +17,9 @@ from tensorir_ladder.harness.execution import compile_serial
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.streams import WORKLOADS, Workload
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
-from tensorir_ladder.schedules import (
-    IllegalSchedule,
-    IllegalWorkload,
-    Staging,
-    StreamTile,
-    pipeline_loop,
-    required_pass_config,
-)
+from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalWorkload
+from tensorir_ladder.schedules.pipeline import pipeline_loop, required_pass_config
+from tensorir_ladder.schedules.recipes import Staging, StreamTile
 
 TILE = StreamTile(threads=32, vectors=2, tiles=3)
 DEPTHS = (None, 1, 2, 4)  # None: direct, without shared memory

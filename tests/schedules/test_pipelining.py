@@ -22,41 +22,41 @@ from tvm.script import tirx as T
 from support.schedules_on_cpu import TARGET, convolve, cuda_text, normal, run
 from tensorir_ladder.harness.build import main_loop
 from tensorir_ladder.harness.streams import WORKLOADS
-from tensorir_ladder.schedules import (
-    IllegalPipeline,
-    Matmul,
-    Staging,
-    StreamTile,
-    ThreadTile,
-    TiledLoops,
+from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.inspection import statements_under
+from tensorir_ladder.schedules.loops import TiledLoops, bind_grid, bind_threads, flatten_contraction, tile_contraction
+from tensorir_ladder.schedules.memory import (
     accumulate_in_registers,
-    batched_matmul,
-    bind_grid,
-    bind_threads,
-    conv2d_nhwc,
-    depthwise_conv2d_nhwc,
     fetch_cooperatively,
-    flatten_contraction,
-    gelu,
     initialize_before,
     inline_data_movement,
-    matmul_bias_relu,
-    pipeline_loop,
-    row_sum,
-    softmax,
-    spread_elements,
-    spread_reduction,
-    spread_rows,
-    stage_contraction,
     stage_in_shared,
-    tile_contraction,
 )
-from tensorir_ladder.schedules.inspection import statements_under
+from tensorir_ladder.schedules.pipeline import pipeline_loop
 from tensorir_ladder.schedules.pipeline.checks import buffer_versions, check_pipeline
 from tensorir_ladder.schedules.pipeline.explain import explain_pipeline
 from tensorir_ladder.schedules.pipeline.lowering import UNROLLED_RINGS, required_tir_pipeline
 from tensorir_ladder.schedules.pipeline.one_barrier import ONE_BARRIER as MARK
 from tensorir_ladder.schedules.pipeline.pipelining import ASYNC, ORDER, STAGE, double_buffer, infer_pipeline
+from tensorir_ladder.schedules.recipes import (
+    Staging,
+    StreamTile,
+    spread_elements,
+    spread_reduction,
+    spread_rows,
+    stage_contraction,
+)
+from tensorir_ladder.schedules.tiles import ThreadTile
+from tensorir_ladder.schedules.workloads import (
+    Matmul,
+    batched_matmul,
+    conv2d_nhwc,
+    depthwise_conv2d_nhwc,
+    gelu,
+    matmul_bias_relu,
+    row_sum,
+    softmax,
+)
 
 TILE = ThreadTile(block=(32, 64, 16), thread=(4, 4))
 M, N, K = 32, 64, 128  # eight k tiles, one block

@@ -13,34 +13,28 @@ from tvm.s_tir import Schedule, dlight
 
 from support.schedules_on_cpu import TARGET, convolve, cuda_text, normal, run
 from tensorir_ladder.harness.execution import compile_serial
-from tensorir_ladder.schedules import (
-    IllegalPipeline,
-    IllegalSchedule,
-    IllegalTile,
-    IllegalWorkload,
-    Matmul,
-    ThreadTile,
-    accumulate_in_registers,
-    batched_matmul,
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
+from tensorir_ladder.schedules.inspection import loop_extent, loop_extents
+from tensorir_ladder.schedules.loops import (
     bind_elements,
     bind_threads,
-    conv2d_nhwc,
-    fetch_cooperatively,
     flatten_contraction,
-    gemm,
-    initialize_before,
-    matmul_bias_relu,
     pad_to_tile,
-    pipeline_loop,
-    required_pass_config,
-    stage_contraction,
-    stage_in_shared,
     tile_contraction,
     unroll_loop,
 )
-from tensorir_ladder.schedules.inspection import loop_extent, loop_extents
 from tensorir_ladder.schedules.loops.tiling import bind_grid
+from tensorir_ladder.schedules.memory import (
+    accumulate_in_registers,
+    fetch_cooperatively,
+    initialize_before,
+    stage_in_shared,
+)
+from tensorir_ladder.schedules.pipeline import pipeline_loop, required_pass_config
+from tensorir_ladder.schedules.recipes import stage_contraction
 from tensorir_ladder.schedules.rules.pipelined_contraction import PipelinedContraction
+from tensorir_ladder.schedules.tiles import ThreadTile
+from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, gemm, matmul_bias_relu
 
 TILE = ThreadTile(block=(32, 64, 16), thread=(4, 4))
 

@@ -18,29 +18,16 @@ from tensorir_ladder.harness.execution import GpuBackend, compile_serial, gpu_ar
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, require_compiler
-from tensorir_ladder.schedules import (
-    FRAGMENT,
-    IllegalPipeline,
-    IllegalSchedule,
-    IllegalTile,
-    Matmul,
-    TensorCoreTile,
-    ThreadTile,
-    batched_matmul,
-    check_pipeline,
-    conv2d_nhwc,
-    flatten_contraction,
-    gemm,
-    matmul_bias_relu,
-    pipeline_loop,
-    raster_blocks,
-    swizzle_rows,
-    tensorize_contraction,
-    use_instruction,
-)
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.isa import TF32
+from tensorir_ladder.schedules.loops import flatten_contraction, raster_blocks
+from tensorir_ladder.schedules.memory import swizzle_rows
 from tensorir_ladder.schedules.memory.swizzling import swizzled_piece
+from tensorir_ladder.schedules.pipeline import check_pipeline, pipeline_loop
+from tensorir_ladder.schedules.tensor_cores import FRAGMENT, tensorize_contraction, use_instruction
 from tensorir_ladder.schedules.tensor_cores.mma import INSTRUCTIONS
+from tensorir_ladder.schedules.tiles import TensorCoreTile, ThreadTile
+from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, gemm, matmul_bias_relu
 from tensorir_ladder.steps import step8_tensor_cores as step8
 from tensorir_ladder.steps import step9_async_ring as step9
 

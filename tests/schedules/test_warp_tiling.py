@@ -22,26 +22,26 @@ from tensorir_ladder.harness.execution import GpuBackend, gpu_arch
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, require_compiler
-from tensorir_ladder.schedules import (
-    IllegalSchedule,
-    IllegalTile,
-    Matmul,
-    ThreadTile,
-    WarpTile,
-    batched_matmul,
-    conv2d_nhwc,
+from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.loops import (
     flatten_contraction,
-    gemm,
     interleave_lanes,
     lower_serpentines,
-    matmul_bias_relu,
     required_ptxas_options,
-    row_sum,
-    scale_shift,
-    stage_for_warps,
     walk_serpentine,
 )
 from tensorir_ladder.schedules.loops.serpentine import SERPENTINE
+from tensorir_ladder.schedules.recipes import stage_for_warps
+from tensorir_ladder.schedules.tiles import ThreadTile, WarpTile
+from tensorir_ladder.schedules.workloads import (
+    Matmul,
+    batched_matmul,
+    conv2d_nhwc,
+    gemm,
+    matmul_bias_relu,
+    row_sum,
+    scale_shift,
+)
 from tensorir_ladder.steps import step7_warp_tiling as step7
 
 LARGE, MIDDLE, QUARTERS, NARROW = map(

@@ -8,14 +8,9 @@ import subprocess
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules import (
-    TensorCoreTile,
-    TensorizedContraction,
-    pipeline_loop,
-    required_tir_pipeline,
-    tensorize_contraction,
-    use_instruction,
-)
+from tensorir_ladder.schedules.pipeline import pipeline_loop, required_tir_pipeline
+from tensorir_ladder.schedules.tensor_cores import TensorizedContraction, tensorize_contraction, use_instruction
+from tensorir_ladder.schedules.tiles import TensorCoreTile
 
 TILE = TensorCoreTile(block=(64, 64, 32), warp=(32, 32))
 
