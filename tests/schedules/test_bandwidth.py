@@ -19,9 +19,9 @@ from tensorir_ladder.harness.streams import WORKLOADS, Workload
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalWorkload
 from tensorir_ladder.schedules.pipeline import pipeline_loop, required_pass_config
-from tensorir_ladder.schedules.recipes import Staging, StreamTile
+from tensorir_ladder.schedules.recipes import BandwidthTile, Staging
 
-TILE = StreamTile(threads=32, vectors=2, tiles=3)
+TILE = BandwidthTile(threads=32, vectors=2, tiles=3)
 DEPTHS = (None, 1, 2, 4)  # None: direct, without shared memory
 FEW = (None, 1, 3)
 # Blocks with fewer tiles than others, rows of no whole vectors, less than a tile, one row, one column.
@@ -77,14 +77,14 @@ def test_a_stream_is_right_and_the_same_at_every_depth(
 @pytest.mark.parametrize(
     ("name", "shape"), [("scale_shift", (12288,)), ("row_sum", (2, 2048)), ("softmax", (12, 512))], ids=str
 )
-def test_the_generated_code_has_the_slots_and_waits(name: str, shape: tuple[int, ...], stages: int) -> None:
-    kind, tile = WORKLOADS[name], StreamTile(64, 2, 6)
+def test_the_generated_code_has_the_stages_and_waits(name: str, shape: tuple[int, ...], stages: int) -> None:
+    kind, tile = WORKLOADS[name], BandwidthTile(64, 2, 6)
     sch = Schedule(kind.function(shape, "float32"))
     loop = kind.schedule(sch, tile, Staging(stages))
     plan = pipeline_loop(sch, loop, stages)
     text = cuda_text(sch)
     made = min(stages, {"row_sum": 4}.get(name, 6))
-    assert plan.slots == made
+    assert plan.stages == made
     assert plan.stage[0] == 0
     assert set(plan.stage[1:]) == {made - 1}
     assert len(re.findall(r"ptx_cp_async_legacy_c[ag]_16", text)) == made
@@ -94,10 +94,10 @@ def test_the_generated_code_has_the_slots_and_waits(name: str, shape: tuple[int,
 
 
 def test_softmax_reads_its_row_in_one_stage() -> None:
-    """The maximum is a result, but the row is read after it: a later stage would hold each slot for longer."""
+    """The maximum is a result, but the row is read after it: a later stage would hold each stage for longer."""
     sch = Schedule(s.softmax(8, 256))
     reductions = [sch.get_sblock(name) for name in ("row_max", "exp_sum")]
-    rows = s.spread_rows(sch, sch.get_sblock("softmax"), reductions, StreamTile(32, 1, 8), Staging(3)).rows
+    rows = s.spread_rows(sch, sch.get_sblock("softmax"), reductions, BandwidthTile(32, 1, 8), Staging(3)).rows
     plan = s.infer_pipeline(sch, rows, 3)
     assert plan.roles == ("copy", *["compute"] * (len(plan.roles) - 1))
     assert plan.order == tuple(range(len(plan.roles)))
@@ -179,16 +179,16 @@ def test_a_row_too_long_for_shared_memory_is_refused_before_anything_changes() -
     sch = Schedule(s.softmax(4, 32768))
     reductions = [sch.get_sblock(name) for name in ("row_max", "exp_sum")]
     before = sch.mod
-    with pytest.raises(IllegalSchedule, match=r"2 slot\(s\) of 131072 bytes.*'softmax'.*262144 bytes, limit 232448"):
+    with pytest.raises(IllegalSchedule, match=r"2 stage\(s\) of 131072 bytes.*'softmax'.*262144 bytes, limit 232448"):
         s.spread_rows(sch, sch.get_sblock("softmax"), reductions, TILE, Staging(2))
     tvm.ir.assert_structural_equal(sch.mod, before)
     s.spread_rows(sch, sch.get_sblock("softmax"), reductions, TILE, Staging(1))
 
 
 @pytest.mark.parametrize("values", [(0, 1, 1), (32, 0, 1), (32, 1, 0), (48, 1, 1), (2048, 1, 1)], ids=str)
-def test_illegal_stream_tiles(values: tuple[int, int, int]) -> None:
-    with pytest.raises(IllegalSchedule, match=r"illegal stream tile.*whole warps up to 1024"):
-        StreamTile(*values)
+def test_illegal_tiles(values: tuple[int, int, int]) -> None:
+    with pytest.raises(IllegalSchedule, match=r"illegal tile of a workload bound by memory.*whole warps up to 1024"):
+        BandwidthTile(*values)
 
 
 @pytest.mark.parametrize(
@@ -225,12 +225,12 @@ def test_compiled_streams_keep_to_registers(name: str, stages: int | None, compi
 
 
 @pytest.mark.parametrize(("columns", "static"), [(4060, False), (4096, True)])
-def test_slots_just_below_48_kib_leave_nothing_static_beside_them(columns: int, static: bool) -> None:
+def test_stages_just_below_48_kib_leave_nothing_static_beside_them(columns: int, static: bool) -> None:
     """TVM asks the driver for more than 48 KiB where the dynamic part alone has them: else all must be dynamic."""
     sch = Schedule(s.softmax(12, columns))
     block = sch.get_sblock("softmax")
     reductions = [sch.get_sblock(name) for name in ("row_max", "exp_sum")]
-    spread = s.spread_rows(sch, block, reductions, StreamTile(256, 1, 5), Staging(3))
+    spread = s.spread_rows(sch, block, reductions, BandwidthTile(256, 1, 5), Staging(3))
     pipeline_loop(sch, spread.rows, 3)
     text = cuda_text(sch)
     assert bool(re.search(r"^\s*__shared__", text, re.M)) == static

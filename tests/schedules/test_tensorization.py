@@ -142,7 +142,7 @@ def test_a_k_tile_of_the_ring_costs_one_barrier(variant: str, stages: int) -> No
     assert loop.count("tensor_core_load_hidden") == stages * steps * (2 + 2)
     assert loop.count("tensor_core_m16n8k16_f16(") == stages * steps * fragments * 2
     assert re.findall(r"wait_group_(\d)\(", loop) == [str(stages - 2)] * stages
-    assert "%" not in loop  # slots are constants
+    assert "%" not in loop  # stages are constants
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
@@ -319,7 +319,7 @@ def test_hidden_reads_need_a_gate() -> None:
     ("order", "right"),
     [
         ([3, 1, 2, 0, 4], True),  # body, gate, fill, copies, epilogue
-        ([0, 2, 3, 1, 4], False),  # copies fill a slot that a slow thread still reads
+        ([0, 2, 3, 1, 4], False),  # copies fill a stage that a slow thread still reads
         ([1, 2, 3, 0, 4], False),
         ([3, 2, 1, 0, 4], False),  # fragments are filled from a tile nobody waited for
     ],

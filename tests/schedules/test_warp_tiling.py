@@ -123,14 +123,14 @@ def test_no_more_shared_memory_is_taken_than_a_tile_says(tile: WarpTile, stages:
 
 
 def test_reads_are_a_step_ahead_where_few_warps_fit() -> None:
-    """A step's operands have two versions then; not with one slot, nor with an odd number of steps in a k tile."""
+    """A step's operands have two stages then; not with one stage, nor with an odd number of steps in a k tile."""
     odd = replace(AHEAD, block_k=5)
     cases = [(AHEAD, 2, "serpentine"), (AHEAD, 2, "in_turn"), (AHEAD, 1, "serpentine"), (odd, 2, "serpentine")]
-    versions = []
+    stages = []
     for tile, stages, variant in cases:
         text = build((64, 128, 60), variant, tile, stages=stages).cuda
-        versions.append({int(count) // 16 for count in re.findall(r"float B_\w*local_ptr\w*\[(\d+)\];", text)})
-    assert versions == [{2}, {1}, {1}, {1}]
+        stages.append({int(count) // 16 for count in re.findall(r"float B_\w*local_ptr\w*\[(\d+)\];", text)})
+    assert stages == [{2}, {1}, {1}, {1}]
     assert [tile.steps_ahead for tile in (AHEAD, LARGE)] == [1, 0]
 
 
