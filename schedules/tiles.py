@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tvm.target import Target
 
@@ -88,7 +88,8 @@ class BlockTile:
             )
         numbers = iter(map(int, match.groups()))
         groups = [tuple(next(numbers) for _ in range(length)) for length in cls._lengths()]
-        return cls(*(group if len(group) > 1 else group[0] for group in groups))
+        fields: list[Any] = [group if len(group) > 1 else group[0] for group in groups]
+        return cls(*fields)
 
     def __str__(self) -> str:
         return "/".join(
@@ -381,8 +382,9 @@ class TensorCoreTile(BlockTile):
     def missing(cls, target: Target) -> str:
         """Return a clause for a target that is older than the instructions."""
         arch = re.fullmatch(r"sm_(\d+)a?", str(target.attrs.get("arch", "")))
-        lacks = arch and int(arch.group(1)) < isa.MMA_ARCH
-        return f"{arch.group()} has no mma of these shapes, which begin with sm_{isa.MMA_ARCH}" if lacks else ""
+        if not arch or int(arch.group(1)) >= isa.MMA_ARCH:
+            return ""
+        return f"{arch.group()} has no mma of these shapes, which begin with sm_{isa.MMA_ARCH}"
 
     def misfits(self) -> list[str]:
         """Return block tiles that warp tiles, and warp tiles that instructions, do not divide."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import tvm_ffi
-from tvm import te, tirx
+from tvm import ir, te, tirx
 
 from tensorir_ladder.schedules.errors import IllegalWorkload
 
@@ -33,7 +33,7 @@ class Matmul:
     """``C[m, n] = A[m, k] · B[k, n]`` (layout "nn") or ``A[m, k] · B[n, k]ᵀ`` (layout "nt").
 
     Sizes are numbers of elements, each at least 1; every one of m·n, m·k, n·k stays below 2³¹, because
-    the kernels index with 32 bits. ``out_dtype`` defaults to ``dtype``.
+    the kernels index with 32 bits. ``out_dtype`` is ``dtype`` where none is given.
 
     Raises
     ------
@@ -45,10 +45,10 @@ class Matmul:
     k: int
     dtype: str = "float32"
     layout: str = "nn"
-    out_dtype: str | None = None
+    out_dtype: str = ""
 
     def __post_init__(self) -> None:
-        if self.out_dtype is None:
+        if not self.out_dtype:
             object.__setattr__(self, "out_dtype", self.dtype)
         for role in ("m", "n", "k"):
             _check_size(role, getattr(self, role))
@@ -127,7 +127,7 @@ def gemm(problem: Matmul, alpha: float = 1.0, beta: float = 0.0) -> tirx.PrimFun
     c = te.placeholder(sums.shape, problem.out_dtype, name="C")
     factor, other = (tirx.const(float(value), sums.dtype) for value in (alpha, beta))
 
-    def element(i, j):
+    def element(i: tirx.Var, j: tirx.Var) -> ir.Expr:
         scaled = factor * sums[i, j]
         return scaled + other * c[i, j].astype(sums.dtype) if beta else scaled
 
@@ -145,7 +145,7 @@ def batched_matmul(batch: int, problem: Matmul) -> tirx.PrimFunc:
     k = te.reduce_axis((0, problem.k), name="k")
     wide = accumulator_dtype(problem.dtype)
 
-    def element(p, i, j):
+    def element(p: tirx.Var, i: tirx.Var, j: tirx.Var) -> ir.Expr:
         other = b[p, k, j] if problem.layout == "nn" else b[p, j, k]
         return te.sum(a[p, i, k].astype(wide) * other.astype(wide), axis=k)
 
@@ -166,7 +166,7 @@ def gelu(shape: Sequence[int], dtype: str = "float32") -> tirx.PrimFunc:
     x, wide = _elements(shape, dtype), accumulator_dtype(dtype)
     half, one, root = (tirx.const(value, wide) for value in (0.5, 1.0, math.sqrt(0.5)))
 
-    def element(*index):
+    def element(*index: tirx.Var) -> ir.Expr:
         value = x(*index).astype(wide)
         return (half * value * (one + te.erf(value * root))).astype(dtype)
 
@@ -191,7 +191,7 @@ def softmax(rows: int, columns: int, dtype: str = "float32") -> tirx.PrimFunc:
     j, k = (te.reduce_axis((0, columns), name=name) for name in ("j", "k"))
     largest = te.compute((rows,), lambda i: te.max(x[i, j].astype(wide), axis=j), name="row_max")
 
-    def power(i, column):
+    def power(i: tirx.Var, column: tirx.Var) -> ir.Expr:
         return te.exp(x[i, column].astype(wide) - largest[i])
 
     total = te.compute((rows,), lambda i: te.sum(power(i, k), axis=k), name="exp_sum")
@@ -287,7 +287,7 @@ def _padded(
     _check_elements("data", *shape)
     data = te.placeholder((batch, height, width, channels), dtype, name="data")
 
-    def element(p, y, x, c):
+    def element(p: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> ir.Expr:
         inside = tirx.all(y >= padding, y < height + padding, x >= padding, x < width + padding)
         return tirx.if_then_else(inside, data[p, y - padding, x - padding, c], tirx.const(0, dtype))
 
@@ -313,7 +313,7 @@ def _sums(problem: Matmul, rows: tirx.Var | None = None) -> tuple[te.Tensor, te.
     k = te.reduce_axis((0, problem.k), name="k")
     wide = accumulator_dtype(problem.dtype)
 
-    def element(i, j):
+    def element(i: tirx.Var, j: tirx.Var) -> ir.Expr:
         other = b[k, j] if problem.layout == "nn" else b[j, k]
         return te.sum(a[i, k].astype(wide) * other.astype(wide), axis=k)
 

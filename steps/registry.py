@@ -40,6 +40,8 @@ def _read(path: Path) -> Step:
             module = importlib.import_module(name)
         else:
             spec = importlib.util.spec_from_file_location(name, path)
+            if spec is None or spec.loader is None:
+                raise ImportError("it is no Python file")
             module = sys.modules[name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
     except (SyntaxError, ImportError, TypeError, ValueError) as error:

@@ -25,8 +25,8 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
         after    for row, column, k:         out'[row, column] += data'[row, k] * weight'[k, column]
 
     with row = (n, y, x), column = o, k = (ry, rx, c). The primed buffers are new, produced and consumed
-    by blocks that only re-index; :func:`schedules.memory.staging.inline_data_movement` (of a copy to shared
-    memory) and :func:`schedules.memory.staging.accumulate_in_registers` inline these, which makes a convolution
+    by blocks that only re-index; :func:`schedules.memory.inline_data_movement` (of a copy to shared
+    memory) and :func:`schedules.memory.accumulate_in_registers` inline these, which makes a convolution
     an implicit GEMM. ``block`` stays valid; its loops are new (``sch.get_loops(block)``).
 
     Raises
@@ -134,7 +134,7 @@ def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
                  C = C' inside
 
     Costs no memory once the three extra blocks are inlined, which
-    :func:`schedules.memory.staging.inline_data_movement` and :func:`schedules.memory.staging.accumulate_in_registers`
+    :func:`schedules.memory.inline_data_movement` and :func:`schedules.memory.accumulate_in_registers`
     do: loads become predicated with zero fill, the write-back becomes predicated, and the inner loops carry
     no predicate at all. Returns whether anything was padded; where all extents divide, nothing changes. An extent known
     at run time only is always padded.
@@ -220,7 +220,7 @@ def reindex_along_rows(sch: Schedule, block: SBlockRV, operand: int) -> None:
         before   C[part, j] += B[part * 64 + k, j]
         after    C[part, j] += B'[part, k, j]                # sch.reindex alone: B'[part, j, k], with scattered rows
 
-    B' is a new buffer, for copies to inline (:func:`schedules.memory.staging.inline_data_movement`).
+    B' is a new buffer, for copies to inline (:func:`schedules.memory.inline_data_movement`).
     """
     last = innermost_iterator(sch, block, operand)
     sch.reindex(block, ("read", operand))

@@ -88,17 +88,16 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
                      for k < K:  C'[...] += A'[row_group, lane_row, k] * B'[k, column_group, lane_column, v]
 
     What lanes load at once then lies side by side in shared memory: no two in one bank. The primed buffers are new;
-    copies to shared memory and the write-back inline them
-    (:func:`schedules.memory.staging.inline_data_movement`, :func:`schedules.memory.staging.accumulate_in_registers`).
-    Where the
-    second operand's rows run along k (``B[j, k]``) its columns are dealt out one by one, and B' keeps k innermost.
+    copies to shared memory and the write-back inline them (:func:`schedules.memory.inline_data_movement`,
+    :func:`schedules.memory.accumulate_in_registers`). Where the second operand's rows run along k (``B[j, k]``) its
+    columns are dealt out one by one, and B' keeps k innermost.
 
     ``block`` has any number of batch loops, rows, columns and one reduction; ``lanes`` are (rows, columns).
 
     Raises
     ------
     IllegalSchedule : for a block that is no product of two operands, 4 bytes an element, in such loops; for extents
-        that the lanes do not divide (:func:`schedules.loops.layout.pad_to_tile` makes them fit).
+        that the lanes do not divide (:func:`schedules.loops.pad_to_tile` makes them fit).
     """
     check_warp_contraction(sch, block)
     rank = len(sch.get_loops(block))

@@ -101,13 +101,13 @@ def align_operands(
         so that each begins with a cache line.
     threads : threads of a block of the copying kernel.
     vector_bytes : what a thread stores at once, an element at least. With 16, lower the module as
-        :func:`schedules.memory.workspaces.pass_workspaces` returns it: TVM fails on cp.async otherwise.
+        :func:`schedules.memory.pass_workspaces` returns it: TVM fails on cp.async otherwise.
     rounds : how many vectors of the largest operand each thread copies; all its loads are on their way together.
 
     Raises
     ------
     IllegalSchedule : for a tile whose rows are unaligned, too; for vectors of no legal size; and what
-        :func:`schedules.loops.layout.pad_to_tile` raises.
+        :func:`schedules.loops.pad_to_tile` raises.
     """
     unaligned = unaligned_operands(sch, block, row_bytes)
     if not unaligned:

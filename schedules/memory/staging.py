@@ -83,7 +83,7 @@ def fetch_cooperatively(
                    for row < 16, bound to threadIdx.y:  for column < 16, bound to threadIdx.x:
                      A_shared[vector] = A[vector]      # 4 floats, where rows are multiples of 4
 
-    ``vectorize`` makes each access as wide as is legal (:func:`schedules.loops.vectorization.widest_vector`);
+    ``vectorize`` makes each access as wide as is legal (:func:`schedules.loops.widest_vector`);
     the width is in the result, 1 where only scalars are legal. Where the elements do not divide evenly
     among the threads the last round is predicated. ``load`` is the register load in front of the copy
     (:func:`stage_through_registers`): it is spread alike, with the same width, because a thread can store

@@ -38,11 +38,10 @@ def pass_workspaces(mod: ir.IRModule) -> ir.IRModule:
 
     A module whose function keeps nothing is returned as it is.
     """
-    passed = workspaces(mod)
-    if not passed:
-        return mod
-    function = mod["main"]
+    function, passed = mod["main"], workspaces(mod)
     root = _root(function)
+    if root is None or not passed:
+        return mod
     kept = [buffer for buffer in root.alloc_buffers if buffer not in passed]
     body = s_tir.SBlockRealize([], True, with_body(root, root.body, alloc_buffers=kept))
     changed = tirx.PrimFunc([*function.params, *passed], body, function.ret_type, function.attrs)

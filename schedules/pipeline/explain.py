@@ -64,7 +64,9 @@ def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
 
 
 def _statement_table(statements: list[Statement], lists: _Lists, kept: dict[str, int]) -> str:
-    rows = [("statement", "pipeline stage", "order", "async", "writes", "stages", "bytes per iteration")]
+    rows: list[tuple[str, ...]] = [
+        ("statement", "pipeline stage", "order", "async", "writes", "stages", "bytes per iteration")
+    ]
     for index, statement in enumerate(statements):
         buffers = [region.source for region in statement.writes]
         near = any(buffer.scope() in (*SHARED_SCOPES, "local") for buffer in buffers) and not statement.accumulates

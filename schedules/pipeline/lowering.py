@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tvm
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir.transform import Pass, Sequential
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
@@ -19,7 +19,7 @@ UNROLLED_RINGS = "tensorir_ladder_unrolled_rings"
 FRAGMENTS = "tensorir_ladder_fragments"
 
 
-def unroll_rings() -> tvm.transform.Pass:
+def unroll_rings() -> Pass:
     """Write out as many iterations of a pipelined loop as its ring has stages, so that stage numbers are constants.
 
     ::
@@ -34,7 +34,7 @@ def unroll_rings() -> tvm.transform.Pass:
     """
 
     passes = [on_functions(_in_turns), tirx.transform.UnrollLoop(), tirx.transform.StmtSimplify()]
-    return tvm.ir.transform.Sequential(passes)
+    return Sequential(passes)
 
 
 def _in_turns(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -85,18 +85,18 @@ def _written_out(loop: tirx.For, first: ir.Expr | int, count: int) -> tirx.For:
     return tirx.For(place, 0, count, tirx.ForKind.UNROLLED, body)
 
 
-def _unrolled_rings():
+def _unrolled_rings() -> tuple[Pass, Pass, Pass]:
     """Extend TVM's own pipeline for scheduled functions by serpentine loops, and rings written out."""
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
     after = [on_functions(lower_serpentines), unroll_rings()]
-    return tvm.ir.transform.Sequential([lower, *after]), finalize_host, finalize_device
+    return Sequential([lower, *after]), finalize_host, finalize_device
 
 
-def _fragments():
+def _fragments() -> tuple[Pass, Pass, Pass]:
     """Lower fragments and swizzles as soon as buffers are compact, then go on as above."""
     lower, finalize_host, finalize_device = _unrolled_rings()
     before = [on_functions(drop_hidden_reads), compact_blocks(), lower_fragments(), lower_swizzles()]
-    return tvm.ir.transform.Sequential([*before, lower]), finalize_host, finalize_device
+    return Sequential([*before, lower]), finalize_host, finalize_device
 
 
 register_tir_pipeline(UNROLLED_RINGS, _unrolled_rings)

@@ -21,13 +21,13 @@ barrier in between; it is read in the iteration whose gate waited for it. The ba
 comes next (another turn of a loop around this one, other data in the same memory) from what is still being read: TVM
 puts none there, since it cannot see those reads. What goes wrong without the gate: with hidden reads and copies
 ordered first, a fast thread overwrites what a slow one still reads
-(:func:`schedules.pipeline.checks.check_pipeline` refuses it).
+(:func:`schedules.pipeline.check_pipeline` refuses it).
 
 A block marked :data:`HIDES_READS` will hide its reads by itself, with the instruction that replaces it, and is left as
 it is (:mod:`schedules.tensor_cores.mma`); what its loop waits for, the gate alone says (:func:`drop_hidden_reads`).
 
 A trace does not hold any of this. Replayed, its lists fall on the copies that are there; lowering such a loop
-through :func:`schedules.pipeline.lowering.required_tir_pipeline` is refused.
+through :func:`schedules.pipeline.required_tir_pipeline` is refused.
 
 What it costs: copies are issued after the wait instead of before it, so that with n stages n − 1 tiles are under way
 while threads wait, not n. Where latency is what a kernel waits for, give it one stage more.

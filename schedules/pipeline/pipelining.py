@@ -9,8 +9,8 @@ operand, tile k in stage k % stages; a prologue fills them, an epilogue drains t
     compute                             tile 0      tile 1           pipeline stage 2: three stages, two tiles ahead
 
 TVM does the rewriting when it lowers the annotations that :func:`pipeline_loop` makes, and TVM's checks
-come then, with empty block names; :func:`schedules.pipeline.checks.check_pipeline` makes them at once,
-and those TVM leaves out. :func:`schedules.pipeline.explain.explain_pipeline` shows what was made.
+come then, with empty block names; :func:`schedules.pipeline.check_pipeline` makes them at once,
+and those TVM leaves out. :func:`schedules.pipeline.explain_pipeline` shows what was made.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def infer_pipeline(
     one_barrier : the form of :mod:`schedules.pipeline.one_barrier`: all copies as one statement, a gate, one barrier
         per iteration. Needs asynchronous copies, and nothing else that writes shared memory.
     unroll_ring : write out one turn of the ring, so that stage numbers are constants
-        (:func:`schedules.pipeline.lowering.unroll_rings`).
+        (:func:`schedules.pipeline.unroll_rings`).
     fill_ahead : fill the registers of an inner pipeline for the next iteration at the end of this one, instead of
         at the start of the next. Needs ``one_barrier``, and an inner pipeline of two stages with an even number of
         iterations, so that the registers filled ahead are not those still in use.

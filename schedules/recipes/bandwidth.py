@@ -3,7 +3,7 @@
 What limits them is the bytes on their way at any moment: a thread block keeps threads × vectors × 16 of them
 for each tile it has asked for. Each function has two forms. "Direct" goes from global memory to registers.
 "Staged" copies each tile to shared memory first, as a statement of the loop over tiles, which
-:func:`schedules.pipeline.pipelining.pipeline_loop` can then run ahead: with n stages, n − 1 tiles are on their way.
+:func:`schedules.pipeline.pipeline_loop` can then run ahead: with n stages, n − 1 tiles are on their way.
 
 Threads combine their results through shared memory and plain reductions, not through TVM's cross-thread
 reduction (``tvm_thread_allreduce``): TVM 0.27 cannot lower one that a pipeline has copied into its prologue
@@ -283,7 +283,7 @@ def spread_rows(
     row, column = sch.get_loops(block)
     sch.split(row, [None, rows_per_block])
     _, thread, lane = sch.split(column, [vectors, threads, width])
-    combined = []
+    combined: list[CombinedReduction] = []
     for reduction in reversed(reductions):
         parts = _split_reduction(sch, reduction, [vectors, threads, width])
         for part in (parts.total, parts.groups):

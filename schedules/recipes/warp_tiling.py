@@ -71,7 +71,7 @@ def stage_for_warps(
                        for rows, columns, in serpentine order:  C_local += A_local * B_local
                    C = C_local                                  # or, with slices: S[slice] = C_local;  C = sum of S
 
-    Ragged extents are padded on the fly (:func:`schedules.loops.layout.pad_to_tile`); what follows elementwise is
+    Ragged extents are padded on the fly (:func:`schedules.loops.pad_to_tile`); what follows elementwise is
     fused into the write-back.
 
     Parameters
@@ -80,7 +80,7 @@ def stage_for_warps(
     serpentine : order a thread's multiply-adds so that each shares an operand with the one before
         (:mod:`schedules.loops.serpentine`).
     pad : pad rows that run along k (:func:`pad_rows`).
-    raster : rows of blocks that run side by side (:func:`schedules.loops.tiling.raster_blocks`).
+    raster : rows of blocks that run side by side (:func:`schedules.loops.raster_blocks`).
 
     Raises
     ------

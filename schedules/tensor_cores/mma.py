@@ -17,11 +17,11 @@ tiles, fragment layouts and the pipeline are checked where there is no GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule, TensorIntrin
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -99,7 +99,7 @@ def tile_to_warps(
                      for fragment_row < warp_m / 16:  for fragment_column < warp_n / 16:
                        for element_row < 16:  for element_column < 16:  for element_k < 16:  C[...] += ...
 
-    Extents must be multiples of the tile's (:func:`schedules.loops.layout.pad_to_tile`).
+    Extents must be multiples of the tile's (:func:`schedules.loops.pad_to_tile`).
 
     Raises
     ------
@@ -132,8 +132,8 @@ def stage_in_swizzled(
 ) -> CooperativeFetch:
     """Copy an operand's tile to shared memory by all threads, in the widest vectors, its rows swizzled.
 
-    :func:`schedules.memory.staging.stage_in_shared`, :func:`schedules.memory.staging.fetch_cooperatively` and
-    :func:`schedules.memory.swizzling.swizzle_rows` in one; errors are theirs. ``k_last`` transposes a tile on its way
+    :func:`schedules.memory.stage_in_shared`, :func:`schedules.memory.fetch_cooperatively` and
+    :func:`schedules.memory.swizzle_rows` in one; errors are theirs. ``k_last`` transposes a tile on its way
     that has not k as its last dimension, element by element, for instructions that cannot.
     """
     copy = stage_in_shared(sch, block, operand, loop, scope)
@@ -181,7 +181,7 @@ def load_fragments(
     place = instruction.place_in_b if operand else instruction.place_in_a
     size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
 
-    def layout(*index):
+    def layout(*index: tirx.Var) -> list[ir.Expr]:
         *outer, down, right = index
         return [*outer, down // size[0], right // size[1], *place(*((down, right) if by_k else (right, down)))]
 
@@ -210,7 +210,7 @@ def accumulate_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops, instru
                      for lane < 32, bound to threadIdx.x:  D[2 columns] = f(C_frag[fragment, lane, 2 registers])
 
     The write-back is an ordinary block: predicated where the result is ragged, with what follows elementwise fused
-    (:func:`schedules.memory.staging.accumulate_in_registers`), two columns a store where their alignment allows.
+    (:func:`schedules.memory.accumulate_in_registers`), two columns a store where their alignment allows.
     Returns it.
     """
     write_back = accumulate_in_registers(sch, block, loops.warp, FRAGMENT)
@@ -302,11 +302,10 @@ def tensorize_contraction(
                    C = C_frag
 
     ``block`` has the loops rows, columns, reduction, and maybe more outside, which join the grid. Ragged extents are
-    padded with zeros on their way (:func:`schedules.loops.layout.pad_to_tile`). ``scope`` holds the shared
-    tiles, ``raster_rows`` are the rows of the result whose blocks run together
-    (:func:`schedules.loops.tiling.raster_blocks`; 1
-    for row order), ``hide_reads`` is for loops with one barrier. ``instruction`` is that of the operands' dtype where
-    none is given; float32 operands have none of their own, because :data:`TF32` rounds them to 11 bits. Instructions
+    padded with zeros on their way (:func:`schedules.loops.pad_to_tile`). ``scope`` holds the shared tiles;
+    ``raster_rows`` are the rows of the result whose blocks run together (:func:`schedules.loops.raster_blocks`; 1 for
+    row order); ``hide_reads`` is for loops with one barrier. ``instruction`` is that of the operands' dtype where none
+    is given; float32 operands have none of their own, because :data:`TF32` rounds them to 11 bits. Instructions
     come last, after the loops were pipelined: :func:`use_instruction`.
 
     Raises
@@ -367,8 +366,8 @@ def _ends_with_k(sch: Schedule, block: SBlockRV, operand: int) -> bool:
     return bool(stmt.reads[operand].region[-1].min.same_as(stmt.iter_vars[-1].var))
 
 
-def _accumulator_layout(instruction: MmaInstruction):
-    def layout(*index):
+def _accumulator_layout(instruction: MmaInstruction) -> Callable[..., list[ir.Expr]]:
+    def layout(*index: tirx.Var) -> list[ir.Expr]:
         *outer, row, column = index
         return [*outer, row // instruction.M, column // instruction.N, *instruction.place_in_c(row, column)]
 
@@ -452,7 +451,7 @@ def _load_description(instruction: MmaInstruction, operand: int, by_k: bool, sco
     place = instruction.place_in_b if operand else instruction.place_in_a
     size, dtype, registers = _load_size(instruction, by_k), instruction.dtype, instruction.operand_registers
 
-    def held(i, j):
+    def held(i: tirx.Var, j: tirx.Var) -> tuple[ir.Expr, ir.Expr]:
         return place(i, j) if by_k else place(j, i)
 
     @T.prim_func(s_tir=True)
@@ -483,7 +482,7 @@ def _load_implementation(
     seen = "" if hide_reads else f", {_ctype(dtype)} seen"
     source = _LOAD.format(name=function, trans="" if by_k else ".trans", seen=seen, rounding=rounding)
 
-    def moved(fragment, tile, lane):
+    def moved(fragment: tirx.Var, tile: tirx.Var, lane: tirx.Var) -> ir.Expr:
         at = tile[instruction.row_address(lane, operand, by_k)]
         read = [] if hide_reads else [at]  # a value nobody uses: the read that ThreadSync has to see
         parts = *registers_of(fragment, lane, 0, registers), tirx.address_of(at)
@@ -518,7 +517,7 @@ def _multiply_description(instruction: MmaInstruction) -> tirx.PrimFunc:
     m, n, k, dtype, wide = instruction.M, instruction.N, instruction.k, instruction.dtype, instruction.accumulator
     registers, results = instruction.operand_registers, m * n // WARP
 
-    def widened(fragment, place):
+    def widened(fragment: tirx.Var, place: tuple[ir.Expr, ir.Expr]) -> ir.Expr:
         return fragment[place] if dtype == wide else tirx.Cast(wide, fragment[place])
 
     @T.prim_func(s_tir=True)
@@ -548,7 +547,7 @@ def _multiply_implementation(instruction: MmaInstruction) -> tirx.PrimFunc:
     registers, results = instruction.operand_registers, instruction.M * instruction.N // WARP
     source = _MULTIPLY.format(name=instruction.function, ptx=instruction.ptx)
 
-    def half(c, a, b, lane, number):
+    def half(c: tirx.Var, a: tirx.Var, b: tirx.Var, lane: tirx.Var, number: int) -> ir.Expr:
         parts = (
             *registers_of(c, lane, number * results // 2, results // 2),
             *registers_of(a, lane, 0, registers),

@@ -101,7 +101,7 @@ def tile_for_warpgroups(
                    for k_outer < K / block_k:
                      for row < group_m:  for column < group_n:  for k_inner < block_k:  C[...] += ...
 
-    Extents must divide (:func:`schedules.loops.layout.pad_to_tile`).
+    Extents must divide (:func:`schedules.loops.pad_to_tile`).
     """
     groups_m, groups_n = tile.warpgroups
     block_row, group_row, row = sch.split(rows, [None, groups_m, tile.group_m])
@@ -160,8 +160,8 @@ def stage_in_panels(
 ) -> CooperativeFetch:
     """Copy an operand's k tile to shared memory by all threads, in panels as the instruction reads them.
 
-    :func:`schedules.memory.staging.stage_in_shared`, :func:`lay_out_panels` and
-    :func:`schedules.memory.staging.fetch_cooperatively` in one. ``operand`` counts from 0.
+    :func:`schedules.memory.stage_in_shared`, :func:`lay_out_panels` and
+    :func:`schedules.memory.fetch_cooperatively` in one. ``operand`` counts from 0.
     """
     copy = stage_in_shared(sch, block, operand, loop, SCOPE)
     lay_out_panels(sch, copy)
@@ -252,7 +252,7 @@ def stage_for_warpgroups(
 
     Parameters
     ----------
-    raster : rows of blocks that run before the next column does (:func:`schedules.loops.tiling.raster_blocks`).
+    raster : rows of blocks that run before the next column does (:func:`schedules.loops.raster_blocks`).
     store_rows : bring results into rows in shared memory before they are stored (:func:`store_by_rows`).
 
     Raises

@@ -7,16 +7,15 @@ fragments, matrix descriptor, strides, 128-byte swizzle).
 
 Operands lie in shared memory as *panels*, ``[contiguous / 64][other][64]`` 16-bit elements: rows of 128 bytes, whose
 eight 16-byte pieces are permuted by the row's number modulo 8 (:mod:`schedules.memory.swizzling`, the instruction's
-128-byte
-swizzle). The contiguous dimension is k for A and for a B stored [n, k] ("K-major"), and n for a B stored [k, n]
-("MN-major", which the instruction transposes on its way, for 16-bit types).
+128-byte swizzle). The contiguous dimension is k for A and for a B stored [n, k] ("K-major"), and n for a B stored
+[k, n] ("MN-major", which the instruction transposes on its way, for 16-bit types).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
@@ -155,7 +154,7 @@ class Wgmma:
         k_major = self.b_major == "k"
         fragment = self.fragment
 
-        def other(k, j):
+        def other(k: tirx.Var, j: tirx.Var) -> tuple[ir.Expr, ir.Expr, ir.Expr]:
             contiguous, row = (k, j) if k_major else (j, k)
             return contiguous // PANEL, row, contiguous % PANEL
 
