@@ -11,7 +11,7 @@ shared memory by itself, keeps only its sums in registers, and runs on while the
       wait until wgmma of tile k − 1 is done
 
 What changes: no ldmatrix, no operand fragments, larger tiles, and tensor cores that have the next tile's work queued
-when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/tensor_cores/warpgroup.py says why it is right.
+when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/tensor_cores/warpgroup.py proves it.
 Variants:
 - rows (the default): as above; results are stored row by row through shared memory. Where tiles are too few to fill the
   GPU, a long reduction is cut in parts, each summed by blocks of its own and added up by a second kernel.
