@@ -1,4 +1,4 @@
-"""A step of the ladder: one declaration, ``STEP = Step(…)``, at the end of its file.
+"""What a step is: one declaration, ``STEP = Step(…)``, at the end of its file.
 
 A step makes a schedule, or an explicit kernel, for a product and a configuration. All that others must know of it and
 of its variants is a field here: nobody reads names or compares numbers.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.tiles import BlockTile, TileSet
@@ -61,14 +61,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Config:
-    """Form in which to build a step: the variant's name, the tile, and the machine that it is for.
+    """A request to build a step: the variant's name, the tile, and the machine that it is for.
 
     ``stages`` are k tiles of both operands in shared memory, for the steps that pipeline (others ignore it): n stages
     keep n − 1 tiles on their way, 1 is no pipeline.
     """
 
     variant: str
-    tile: Any  # of the family that the step takes
+    tile: BlockTile
     stages: int
     machine: Machine
 
@@ -106,7 +106,7 @@ class Step:
     stages: int = 1
     tuning_stages: tuple[int, ...] = (1,)
     pipelined: bool = False
-    tile_built: Callable[[Any], BlockTile] = lambda tile: tile
+    tile_built: Callable[[BlockTile], BlockTile] = lambda tile: tile
     without_async_copy: str = ""
     stamped: bool = False
     arch: str = ""
@@ -141,12 +141,12 @@ class Step:
 
     @property
     def explicit(self) -> bool:
-        """True where the step is an explicit kernel rather than a schedule."""
+        """True for an explicit kernel, False for a schedule."""
         return self.kernel is not None
 
     @property
     def tensorized(self) -> bool:
-        """True where instructions replace loops that the CPU cannot run: then it verifies the schedule before that."""
+        """True where instructions replace loops that the CPU cannot run: it then verifies the schedule before that."""
         return self.schedule_for_cpu is not None
 
     @property
