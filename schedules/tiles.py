@@ -202,14 +202,10 @@ def _is_whole(size: object) -> bool:
     return isinstance(size, int) and not isinstance(size, bool)
 
 
-@dataclass(frozen=True)
-class ThreadTile(BlockTile):
-    """Threads that each compute ``thread`` = (rows, columns) of the block tile. Written ``64x64x16/4x4``."""
+class _ByThread(BlockTile):
+    """Block tiles whose threads have ``thread`` = (rows, columns) of outputs each."""
 
     thread: tuple[int, int]
-
-    FORM: ClassVar[str] = "MxNxK/TMxTN"
-    EXAMPLE: ClassVar[str] = "64x64x16/4x4"
 
     @property
     def thread_m(self) -> int:
@@ -222,6 +218,21 @@ class ThreadTile(BlockTile):
         return self.thread[1]
 
     @property
+    def outputs(self) -> str:
+        """Sums of a thread, as text: its rows and columns."""
+        return f"{self.thread_m} × {self.thread_n}"
+
+
+@dataclass(frozen=True)
+class ThreadTile(_ByThread):
+    """Threads that each compute ``thread`` = (rows, columns) of the block tile. Written ``64x64x16/4x4``."""
+
+    thread: tuple[int, int]
+
+    FORM: ClassVar[str] = "MxNxK/TMxTN"
+    EXAMPLE: ClassVar[str] = "64x64x16/4x4"
+
+    @property
     def threads(self) -> tuple[int, int]:
         """Threads of a block along rows and columns."""
         return self.block_m // self.thread_m, self.block_n // self.thread_n
@@ -230,11 +241,6 @@ class ThreadTile(BlockTile):
     def registers(self) -> int:
         """Accumulators, one step's operands, addressing."""
         return self.thread_m * self.thread_n + self.thread_m + self.thread_n + ADDRESSING_REGISTERS
-
-    @property
-    def outputs(self) -> str:
-        """Sums of a thread, as text: its rows and columns."""
-        return f"{self.thread_m} × {self.thread_n}"
 
     def misfits(self) -> list[str]:
         """Return block tiles that thread tiles do not divide."""
@@ -252,7 +258,7 @@ class ThreadTile(BlockTile):
 
 
 @dataclass(frozen=True)
-class WarpTile(BlockTile):
+class WarpTile(_ByThread):
     """Warps that each compute ``warp`` of the block tile, whose lanes have ``thread`` outputs each.
 
     ``slices`` groups of warps share the block tile: each sums its own part of every k tile, and their sums are added
@@ -265,16 +271,6 @@ class WarpTile(BlockTile):
 
     FORM: ClassVar[str] = "MxNxK/WMxWN/TMxTN/S"
     EXAMPLE: ClassVar[str] = "128x128x32/32x64/8x8/1"
-
-    @property
-    def thread_m(self) -> int:
-        """Rows of a thread."""
-        return self.thread[0]
-
-    @property
-    def thread_n(self) -> int:
-        """Columns of a thread."""
-        return self.thread[1]
 
     @property
     def lanes(self) -> tuple[int, int]:
@@ -306,7 +302,7 @@ class WarpTile(BlockTile):
     @property
     def outputs(self) -> str:
         """Sums of a thread, as text: its rows and columns, and how many others sum the same."""
-        return f"{self.thread_m} × {self.thread_n}" + (f", in {self.slices} slices" if self.slices > 1 else "")
+        return super().outputs + (f", in {self.slices} slices" if self.slices > 1 else "")
 
     def misfits(self) -> list[str]:
         """Return what does not divide: blocks into warps, warps into 32 threads, k tiles into slices."""

@@ -23,10 +23,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tensorir_ladder.schedules.cost import CostRates, copying_pays
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_extents, operand_regions
-from tensorir_ladder.schedules.isa import LINE_BYTES
+from tensorir_ladder.schedules.isa import LINE_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid
-from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.staging import KEPT
 
 # What a thread stores at once. 16 only where the caller passes workspaces in: TVM takes memory that a function

@@ -11,16 +11,15 @@ import math
 
 from tvm import ir, s_tir, tirx
 
+from tensorir_ladder.schedules.inspection import DEVICE_SCOPES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.pipeline.one_barrier import with_body
-
-DEVICE_MEMORY = ("global", "")
 
 
 def workspaces(mod: ir.IRModule) -> list[tirx.Var]:
     """Return the buffers in device memory that a scheduled module's function "main" allocates, in the order it does."""
     root = _root(mod["main"])
-    return [buffer for buffer in root.alloc_buffers if buffer.scope() in DEVICE_MEMORY] if root else []
+    return [buffer for buffer in root.alloc_buffers if buffer.scope() in DEVICE_SCOPES] if root else []
 
 
 def workspace_bytes(mod: ir.IRModule) -> int:

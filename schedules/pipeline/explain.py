@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from tensorir_ladder.schedules.inspection import SHARED_SCOPES, Statement, loop_extent, loop_name, statements_under
+from tensorir_ladder.schedules.inspection import (
+    DEVICE_SCOPES,
+    SHARED_SCOPES,
+    Statement,
+    loop_extent,
+    loop_name,
+    statements_under,
+)
 from tensorir_ladder.schedules.isa import CP_ASYNC_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.pipeline.checks import buffer_stages
@@ -187,7 +194,7 @@ def _preflight(statement: Statement) -> str:
     obstacles = []
     if not statement.fills_shared:
         obstacles.append("it does not write shared memory")
-    if not all(region.source.scope() in ("global", "") for region in statement.reads):
+    if not all(region.source.scope() in DEVICE_SCOPES for region in statement.reads):
         obstacles.append("it does not read global memory")
     if not statement.is_pure_copy:
         obstacles.append("it computes or converts on the way, or pads with something else than zero")

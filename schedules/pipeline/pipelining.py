@@ -24,6 +24,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import (
+    DEVICE_SCOPES,
     PIPELINE_STAGE,
     SHARED_SCOPES,
     UNROLL_RING,
@@ -471,5 +472,5 @@ def _ahead_roles(
 
 
 def _can_be_asynchronous(statement: Statement) -> bool:
-    from_global = all(region.source.scope() in ("global", "") for region in statement.reads)
+    from_global = all(region.source.scope() in DEVICE_SCOPES for region in statement.reads)
     return statement.fills_shared and from_global and statement.is_pure_copy

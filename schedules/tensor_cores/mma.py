@@ -179,7 +179,7 @@ def load_fragments(
     load = sch.cache_read(block, operand, FRAGMENT)
     sch.compute_at(load, loop)
     place = instruction.place_in_b if operand else instruction.place_in_a
-    size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
+    size = _load_size(instruction, by_k)
 
     def layout(*index: tirx.Var) -> list[ir.Expr]:
         *outer, down, right = index

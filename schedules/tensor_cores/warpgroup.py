@@ -33,10 +33,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile
 from tensorir_ladder.schedules.inspection import loop_extent, loop_name, loops_below, statements_under
-from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES
+from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid, raster_blocks
-from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes, vectorize_inner, widest_vector
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
     accumulate_in_registers,
