@@ -124,7 +124,7 @@ def test_no_more_shared_memory_is_taken_than_a_tile_says(tile: WarpTile, stages:
 
 def test_reads_are_a_step_ahead_where_few_warps_fit() -> None:
     """A step's operands have two versions then; not with one slot, nor with an odd number of steps in a k tile."""
-    odd = replace(AHEAD, block_k=5)
+    odd = replace(AHEAD, block=(32, 128, 5))
     cases = [(AHEAD, 2, "serpentine"), (AHEAD, 2, "in_turn"), (AHEAD, 1, "serpentine"), (odd, 2, "serpentine")]
     versions = []
     for tile, stages, variant in cases:
@@ -413,7 +413,7 @@ def test_limits_of_the_machine_are_refused() -> None:
 
 def test_every_declared_tile_is_legal() -> None:
     for tile in STEPS[7].tiles.tuning:
-        assert not tile.violations(machine_for("sm_90a").target(), 4, step7.STAGES), tile
+        assert not tile.violations(machine_for("sm_90a").target(), 4, STEPS[7].stages), tile
 
 
 def test_only_independent_outputs_are_walked_in_another_order() -> None:
