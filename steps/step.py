@@ -121,7 +121,7 @@ class Step:
             raise TypeError(
                 f"step {self.number} has schedule {self.schedule} and kernel {self.kernel}: give one of them"
             )
-        if not self.text.strip():
+        if not (self.text or "").strip():  # a file without a docstring has None
             raise TypeError(f"step {self.number} has no text: give its file a docstring and pass text=__doc__")
 
     @property

@@ -28,11 +28,12 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules.isa import MMA, TF32
+from tensorir_ladder.schedules.isa import TF32
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.pipeline import pipeline_loop, pipeline_reads
 from tensorir_ladder.schedules.tensor_cores import (
     accumulate_fragment,
+    fitting_instruction,
     load_fragments,
     stage_in_swizzled,
     tile_to_warps,
@@ -49,7 +50,7 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     # TVM's passes for the CPU need the rows fixed.
     sch = Schedule(problem.prim_func(any_m=config.variant == "any_m" and tensorize))
     block, tile = sch.get_sblock("matmul"), config.tile
-    instruction = TF32 if config.variant == "tf32" else MMA[problem.dtype]
+    instruction = fitting_instruction(sch, block, TF32 if config.variant == "tf32" else None)
     stages = config.stages_of(problem)
     scope = tile.shared_scope(problem.itemsize, stages)
     pad_to_tile(sch, block, tile.block)

@@ -133,7 +133,7 @@ def infer_pipeline(
         inside a pipelined one (the inner loop comes first); for ``async_copy=True`` where a copy cannot be
         asynchronous, naming it; for ``one_barrier`` where two are needed; for ``fill_ahead`` without the above.
     """
-    _check_request(sch, loop, stages)
+    _check_not_inside(sch, loop)
     name = loop_name(sch, loop)
     statements = statements_under(sch, loop)
     names = tuple(statement.name for statement in statements)
@@ -158,8 +158,22 @@ def infer_pipeline(
 
 
 def fitting_stages(sch: Schedule, loop: LoopRV, stages: int, *, stacklevel: int = 2) -> int:
-    """Return the stages that a loop can fill: no more than it has iterations, with a warning where fewer."""
-    name, fitting = loop_name(sch, loop), min(stages, loop_extent(sch, loop))
+    """Return the stages that a loop can fill: no more than it has iterations, with a warning where fewer.
+
+    Raises
+    ------
+    IllegalPipeline : for a stage count that is no whole number from 1 on.
+    """
+    name = loop_name(sch, loop)
+    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
+        raise IllegalPipeline(
+            "stage count is no whole number from 1 on" if not isinstance(stages, int) else "stage count below 1",
+            loop=name,
+            value=stages,
+            limit="at least 1",
+            remedy="give 1 for no pipeline",
+        )
+    fitting = min(stages, loop_extent(sch, loop))
     if fitting < stages:
         warnings.warn(
             f"{stages} pipeline stages on loop {name!r} of {fitting} iterations: {fitting} used, more would stay empty",
@@ -280,17 +294,9 @@ def required_pass_config(mod: ir.IRModule | tirx.PrimFunc) -> dict[str, bool]:
     return {"tirx.use_async_copy": True} if any(True for _ in annotated_loops(mod, ASYNC)) else {}
 
 
-def _check_request(sch: Schedule, loop: LoopRV, stages: int) -> None:
-    """Raise for a stage count that is none, and for a loop inside a pipelined one."""
+def _check_not_inside(sch: Schedule, loop: LoopRV) -> None:
+    """Raise for a loop inside a pipelined one."""
     name = loop_name(sch, loop)
-    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
-        raise IllegalPipeline(
-            "stage count is no whole number from 1 on" if not isinstance(stages, int) else "stage count below 1",
-            loop=name,
-            value=stages,
-            limit="at least 1",
-            remedy="give 1 for no pipeline",
-        )
     if outer := pipelined_loop_around(sch, loop):
         raise IllegalPipeline(
             f"loop {outer!r} around it is pipelined already, and its lists count this loop as one statement",

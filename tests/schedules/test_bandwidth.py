@@ -11,15 +11,16 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
-import tensorir_ladder.schedules as s
 from support.schedules_on_cpu import cuda_text
 from tensorir_ladder.harness.execution import compile_serial
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.streams import WORKLOADS, Workload
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
+from tensorir_ladder.schedules import workloads
 from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalWorkload
-from tensorir_ladder.schedules.pipeline import pipeline_loop, required_pass_config
-from tensorir_ladder.schedules.recipes import BandwidthTile, Staging
+from tensorir_ladder.schedules.pipeline import infer_pipeline, pipeline_loop, required_pass_config
+from tensorir_ladder.schedules.recipes import BandwidthTile, Staging, spread_elements, spread_reduction, spread_rows
+from tensorir_ladder.schedules.workloads import Matmul
 
 TILE = BandwidthTile(threads=32, vectors=2, tiles=3)
 DEPTHS = (None, 1, 2, 4)  # None: direct, without shared memory
@@ -94,22 +95,22 @@ def test_the_generated_code_has_the_stages_and_waits(name: str, shape: tuple[int
 
 
 def test_softmax_reads_its_row_in_one_stage() -> None:
-    """The maximum is a result, but the row is read after it: a later stage would hold each stage for longer."""
-    sch = Schedule(s.softmax(8, 256))
+    """The maximum is a result, but the row is read after it: a later stage would hold each tile for longer."""
+    sch = Schedule(workloads.softmax(8, 256))
     reductions = [sch.get_sblock(name) for name in ("row_max", "exp_sum")]
-    rows = s.spread_rows(sch, sch.get_sblock("softmax"), reductions, BandwidthTile(32, 1, 8), Staging(3)).rows
-    plan = s.infer_pipeline(sch, rows, 3)
+    rows = spread_rows(sch, sch.get_sblock("softmax"), reductions, BandwidthTile(32, 1, 8), Staging(3)).rows
+    plan = infer_pipeline(sch, rows, 3)
     assert plan.roles == ("copy", *["compute"] * (len(plan.roles) - 1))
     assert plan.order == tuple(range(len(plan.roles)))
 
 
 def test_vectors_of_16_bytes_where_rows_allow() -> None:
     for shape, width in (((64, 64), 4), ((64, 6), 2), ((64, 7), 1)):
-        sch = Schedule(s.scale_shift(shape))
-        spread = s.spread_elements(sch, sch.get_sblock("scale_shift"), TILE, Staging(2))
+        sch = Schedule(workloads.scale_shift(shape))
+        spread = spread_elements(sch, sch.get_sblock("scale_shift"), TILE, Staging(2))
         assert (spread.width, spread.copies[0].width) == (width, width)
-    sch = Schedule(s.gelu((4096,), "float16"))
-    assert s.spread_elements(sch, sch.get_sblock("gelu"), TILE).width == 8
+    sch = Schedule(workloads.gelu((4096,), "float16"))
+    assert spread_elements(sch, sch.get_sblock("gelu"), TILE).width == 8
     assert "uint4" in cuda_text(sch)
 
 
@@ -117,7 +118,7 @@ def test_two_operands_and_several_row_dimensions() -> None:
     a, b = (te.placeholder((6, 40), name=name) for name in "ab")
     total = te.compute((6, 40), lambda i, j: a[i, j] + b[i, j], name="total")
     sch = Schedule(te.create_prim_func([a, b, total]))
-    spread = s.spread_elements(sch, sch.get_sblock("total"), TILE, Staging(2))
+    spread = spread_elements(sch, sch.get_sblock("total"), TILE, Staging(2))
     assert len(spread.copies) == 2
     pipeline_loop(sch, spread.tiles, 1)
     x, y = (np.random.default_rng(seed).standard_normal((6, 40)).astype(np.float32) for seed in (0, 1))
@@ -127,7 +128,7 @@ def test_two_operands_and_several_row_dimensions() -> None:
     cube, k = te.placeholder((3, 4, 640), name="cube"), te.reduce_axis((0, 640), name="k")
     largest = te.compute((3, 4), lambda i, j: te.max(cube[i, j, k], axis=k), name="largest")
     sch = Schedule(te.create_prim_func([cube, largest]))
-    pipeline_loop(sch, s.spread_reduction(sch, sch.get_sblock("largest"), TILE, Staging(2)).chunks, 2)
+    pipeline_loop(sch, spread_reduction(sch, sch.get_sblock("largest"), TILE, Staging(2)).chunks, 2)
     values = np.random.default_rng(0).standard_normal((3, 4, 640)).astype(np.float32) - 9  # a 0 would win
     out = tvm.runtime.tensor(np.full((3, 4), np.nan, np.float32))
     compile_serial(sch.mod)["main"](tvm.runtime.tensor(values), out)
@@ -148,19 +149,19 @@ def test_what_is_no_stream_is_refused_by_name() -> None:
         sch = Schedule(function)
         return sch, [sch.get_sblock(name) for name in names]
 
-    sch, (product,) = blocks(s.Matmul(8, 8, 8).prim_func(), "matmul")
+    sch, (product,) = blocks(Matmul(8, 8, 8).prim_func(), "matmul")
     with pytest.raises(IllegalSchedule, match=r"no elementwise block.*'matmul'"):
-        s.spread_elements(sch, product, TILE)
-    sch, (scaled,) = blocks(s.scale_shift((64, 64)), "scale_shift")
+        spread_elements(sch, product, TILE)
+    sch, (scaled,) = blocks(workloads.scale_shift((64, 64)), "scale_shift")
     with pytest.raises(IllegalSchedule, match=r"no reduction over the last axis.*'scale_shift'"):
-        s.spread_reduction(sch, scaled, TILE)
+        spread_reduction(sch, scaled, TILE)
     with pytest.raises(IllegalSchedule, match=r"no chain over rows.*'scale_shift'"):
-        s.spread_rows(sch, scaled, [], TILE)
+        spread_rows(sch, scaled, [], TILE)
     x, k = te.placeholder((8, 64), name="x"), te.reduce_axis((0, 8), name="k")
     columns = te.create_prim_func([x, te.compute((64,), lambda j: te.sum(x[k, j], axis=k), name="columns")])
     sch, (block,) = blocks(columns, "columns")
     with pytest.raises(IllegalSchedule, match=r"no reduction over the last axis.*'columns'"):
-        s.spread_reduction(sch, block, TILE)
+        spread_reduction(sch, block, TILE)
 
 
 def test_a_chain_over_several_operands_is_refused() -> None:
@@ -171,18 +172,18 @@ def test_a_chain_over_several_operands_is_refused() -> None:
     sch = Schedule(te.create_prim_func([x, z, both]))
     before, reductions = sch.mod, [sch.get_sblock("first"), sch.get_sblock("second")]
     with pytest.raises(IllegalSchedule, match=r"reading what all others reduce at block 'both'"):
-        s.spread_rows(sch, sch.get_sblock("both"), reductions, TILE)
+        spread_rows(sch, sch.get_sblock("both"), reductions, TILE)
     tvm.ir.assert_structural_equal(sch.mod, before)
 
 
 def test_a_row_too_long_for_shared_memory_is_refused_before_anything_changes() -> None:
-    sch = Schedule(s.softmax(4, 32768))
+    sch = Schedule(workloads.softmax(4, 32768))
     reductions = [sch.get_sblock(name) for name in ("row_max", "exp_sum")]
     before = sch.mod
     with pytest.raises(IllegalSchedule, match=r"2 stage\(s\) of 131072 bytes.*'softmax'.*262144 bytes, limit 232448"):
-        s.spread_rows(sch, sch.get_sblock("softmax"), reductions, TILE, Staging(2))
+        spread_rows(sch, sch.get_sblock("softmax"), reductions, TILE, Staging(2))
     tvm.ir.assert_structural_equal(sch.mod, before)
-    s.spread_rows(sch, sch.get_sblock("softmax"), reductions, TILE, Staging(1))
+    spread_rows(sch, sch.get_sblock("softmax"), reductions, TILE, Staging(1))
 
 
 @pytest.mark.parametrize("values", [(0, 1, 1), (32, 0, 1), (32, 1, 0), (48, 1, 1), (2048, 1, 1)], ids=str)
@@ -194,15 +195,15 @@ def test_illegal_tiles(values: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: s.scale_shift((0,)), "illegal size of extent 0"),
-        (lambda: s.gelu(()), "without extents"),
-        (lambda: s.gelu((2**31,)), "beyond 32-bit"),
-        (lambda: s.row_sum(4, -1), "illegal size of extent 1"),
-        (lambda: s.softmax(4, 4, "int8"), "unknown dtype"),
-        (lambda: s.scale_shift((4, 2.5)), "illegal size"),
-        (lambda: s.depthwise_conv2d_nhwc(1, 2, 2, 4, kernel=7), "illegal size output height"),
-        (lambda: s.depthwise_conv2d_nhwc(1, 8, 8, 0), "illegal size channels"),
-        (lambda: s.depthwise_conv2d_nhwc(1, 8, 8, 4, padding=-1), "illegal size padding"),
+        (lambda: workloads.scale_shift((0,)), "illegal size of extent 0"),
+        (lambda: workloads.gelu(()), "without extents"),
+        (lambda: workloads.gelu((2**31,)), "beyond 32-bit"),
+        (lambda: workloads.row_sum(4, -1), "illegal size of extent 1"),
+        (lambda: workloads.softmax(4, 4, "int8"), "unknown dtype"),
+        (lambda: workloads.scale_shift((4, 2.5)), "illegal size"),
+        (lambda: workloads.depthwise_conv2d_nhwc(1, 2, 2, 4, kernel=7), "illegal size output height"),
+        (lambda: workloads.depthwise_conv2d_nhwc(1, 8, 8, 0), "illegal size channels"),
+        (lambda: workloads.depthwise_conv2d_nhwc(1, 8, 8, 4, padding=-1), "illegal size padding"),
     ],
 )
 def test_illegal_workloads(make, message: str) -> None:
@@ -227,10 +228,10 @@ def test_compiled_streams_keep_to_registers(name: str, stages: int | None, compi
 @pytest.mark.parametrize(("columns", "static"), [(4060, False), (4096, True)])
 def test_stages_just_below_48_kib_leave_nothing_static_beside_them(columns: int, static: bool) -> None:
     """TVM asks the driver for more than 48 KiB where the dynamic part alone has them: else all must be dynamic."""
-    sch = Schedule(s.softmax(12, columns))
+    sch = Schedule(workloads.softmax(12, columns))
     block = sch.get_sblock("softmax")
     reductions = [sch.get_sblock(name) for name in ("row_max", "exp_sum")]
-    spread = s.spread_rows(sch, block, reductions, BandwidthTile(256, 1, 5), Staging(3))
+    spread = spread_rows(sch, block, reductions, BandwidthTile(256, 1, 5), Staging(3))
     pipeline_loop(sch, spread.rows, 3)
     text = cuda_text(sch)
     assert bool(re.search(r"^\s*__shared__", text, re.M)) == static

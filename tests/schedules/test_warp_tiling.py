@@ -124,13 +124,13 @@ def test_no_more_shared_memory_is_taken_than_a_tile_says(tile: WarpTile, stages:
 
 def test_reads_are_a_step_ahead_where_few_warps_fit() -> None:
     """A step's operands have two stages then; not with one stage, nor with an odd number of steps in a k tile."""
-    odd = replace(AHEAD, block_k=5)
+    odd = replace(AHEAD, block=(32, 128, 5))
     cases = [(AHEAD, 2, "serpentine"), (AHEAD, 2, "in_turn"), (AHEAD, 1, "serpentine"), (odd, 2, "serpentine")]
-    stages = []
+    kept = []
     for tile, stages, variant in cases:
         text = build((64, 128, 60), variant, tile, stages=stages).cuda
-        stages.append({int(count) // 16 for count in re.findall(r"float B_\w*local_ptr\w*\[(\d+)\];", text)})
-    assert stages == [{2}, {1}, {1}, {1}]
+        kept.append({int(count) // 16 for count in re.findall(r"float B_\w*local_ptr\w*\[(\d+)\];", text)})
+    assert kept == [{2}, {1}, {1}, {1}]
     assert [tile.steps_ahead for tile in (AHEAD, LARGE)] == [1, 0]
 
 
@@ -413,7 +413,7 @@ def test_limits_of_the_machine_are_refused() -> None:
 
 def test_every_declared_tile_is_legal() -> None:
     for tile in STEPS[7].tiles.tuning:
-        assert not tile.violations(machine_for("sm_90a").target(), 4, step7.STAGES), tile
+        assert not tile.violations(machine_for("sm_90a").target(), 4, STEPS[7].stages), tile
 
 
 def test_only_independent_outputs_are_walked_in_another_order() -> None:

@@ -1,4 +1,4 @@
-"""What several test files need of tensorization."""
+"""Products scheduled for mma.sync, and what a cubin says of a thread's stack."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def tensorize_pipelined(
         plan = pipeline_loop(sch, contraction.loops.k_outer, stages, True, **form)
         assert plan.tir_pipeline == required_tir_pipeline(sch.mod)
     if instruct:
-        use_instruction(sch, contraction)
+        use_instruction(sch, contraction.loops, contraction.loads, contraction.instruction)
     return contraction
