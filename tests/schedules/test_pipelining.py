@@ -730,7 +730,8 @@ def test_the_explanation_matches_the_generated_code(stages: int) -> None:
     pipeline_loop(nest.sch, nest.loop, stages)
     text, code = explain_pipeline(nest.sch, nest.loop), cuda_text(nest.sch)
     head, table, times, pseudo_code, preflight = text.split("\n\n")
-    assert "8 iterations" in head and head.endswith(f"0 to {stages - 1}")
+    assert "8 iterations" in head
+    assert head.endswith(f"0 to {stages - 1}")
     header, *rows = [re.split(r"\s{2,}", line) for line in table.splitlines()]
     assert header == ["statement", "pipeline stage", "order", "async", "writes", "stages", "bytes per iteration"]
     assert rows == [
@@ -900,13 +901,13 @@ def test_an_unrolled_ring_has_constant_stages(stages: int) -> None:
     with tvm.transform.PassContext(config=plan.pass_config):
         text = tvm.compile(unrolled.sch.mod, TARGET, tir_pipeline=plan.tir_pipeline).mod.imports[0].inspect_source()
     text = text[text.rfind('extern "C"') :]
-    slot = re.compile(rf"% {stages}\)|& {stages - 1}\)")
-    assert slot.search(main_loop(cuda_text(rolled.sch)))
+    number = re.compile(rf"% {stages}\)|& {stages - 1}\)")
+    assert number.search(main_loop(cuda_text(rolled.sch)))
     turn = main_loop(text)
     assert re.match(rf"\s*for \(int turn = 0; turn < {(20 - stages + 1) // stages};", turn)
     assert waits(turn) == [stages - 1] * stages
     shared = [line for line in turn.splitlines() if "shared_ptr" in line]
-    assert not any(slot.search(line) for line in shared if stages != 4), "4 lanes share a row of A: & 3 there too"
+    assert not any(number.search(line) for line in shared if stages != 4), "4 lanes share a row of A: & 3 there too"
     assert len(waits(text)) == stages + (20 - stages + 1) % stages + stages - 1, "a turn, what remains, the epilogue"
 
 
