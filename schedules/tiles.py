@@ -146,6 +146,13 @@ class BlockTile:
         """Return what does not divide, one clause each; empty if the tile is sound."""
         raise NotImplementedError
 
+    @classmethod
+    def check_family(cls, tile: BlockTile) -> None:
+        """Raise IllegalTile for a tile of another family than this one."""
+        if not isinstance(tile, cls):
+            remedy = f"give for example {cls.EXAMPLE}"
+            raise IllegalTile(f"not a {cls.__name__}", value=str(tile), limit=cls.FORM, remedy=remedy)
+
     def check_sound(self) -> None:
         """Raise IllegalTile with everything that does not divide."""
         if found := self.misfits():

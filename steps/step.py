@@ -1,4 +1,4 @@
-"""What a step is: one declaration, ``STEP = Step(…)``, at the end of its file.
+"""A step of the ladder: one declaration, ``STEP = Step(…)``, at the end of its file.
 
 A step makes a schedule, or an explicit kernel, for a product and a configuration. All that others must know of it and
 of its variants is a field here: nobody reads names or compares numbers.

@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import (
     block_name,
     innermost_iterator,
@@ -139,7 +139,8 @@ def tile_for_warps(sch: Schedule, lanes: LaneLoops, tile: WarpTile) -> WarpTileL
     ------
     IllegalTile : for another kind of tile, or one that does not divide (:meth:`schedules.tiles.WarpTile.misfits`).
     """
-    check_warp_tile(tile)
+    WarpTile.check_family(tile)
+    tile.check_sound()
     block_row, warp_row, row = sch.split(lanes.row_group, [None, tile.warps[0], tile.thread_m])
     columns = tile.thread_n // prod(loop_extent(sch, loop) for loop in lanes.vector)
     block_column, warp_column, column = sch.split(lanes.column_group, [None, tile.warps[1], columns])
@@ -223,13 +224,6 @@ def add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batches
     sch.unroll(part)
     initialize_before(sch, total, part)
     return write_back
-
-
-def check_warp_tile(tile: WarpTile) -> None:
-    if not isinstance(tile, WarpTile):
-        example = f"give for example {WarpTile.EXAMPLE}"
-        raise IllegalTile("not a tile of warps and their threads", value=tile, limit=WarpTile.FORM, remedy=example)
-    tile.check_sound()
 
 
 def check_warp_contraction(sch: Schedule, block: SBlockRV) -> None:

@@ -15,7 +15,6 @@ from tensorir_ladder.schedules.loops.warps import (
     add_slices,
     bind_warps,
     check_warp_contraction,
-    check_warp_tile,
     interleave_lanes,
     sum_slices,
     tile_for_warps,
@@ -88,7 +87,8 @@ def stage_for_warps(
     IllegalSchedule : for a block that is no product of two operands in batch, rows, columns and one reduction, or
         whose operands have not 4 bytes an element.
     """
-    check_warp_tile(tile)
+    WarpTile.check_family(tile)
+    tile.check_sound()
     check_warp_contraction(sch, block)
     pad_to_tile(sch, block, [1] * (len(sch.get_loops(block)) - 3) + list(tile.block))
     loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes), tile)

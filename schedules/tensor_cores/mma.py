@@ -27,7 +27,7 @@ from tvm.s_tir import Schedule, TensorIntrin
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.script import tirx as T
 
-from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_name, loops_below
 from tensorir_ladder.schedules.isa import MMA, WARP, MmaInstruction
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
@@ -105,7 +105,8 @@ def tile_to_warps(
     ------
     IllegalTile : for a tile of another family; if warp tiles do not divide the block tile, or instructions these.
     """
-    _check_tile(tile)
+    TensorCoreTile.check_family(tile)
+    tile.check_sound()
     m, n = tile.warps
     block_row, warp_row, fragment_row, element_row = sch.split(
         rows, [None, m, tile.warp[0] // instruction.M, instruction.M]
@@ -315,7 +316,8 @@ def tensorize_contraction(
     IllegalTile : for tiles that do not divide.
     """
     loops_of_block = contraction_loops(sch, block)
-    _check_tile(tile)
+    TensorCoreTile.check_family(tile)
+    tile.check_sound()
     instruction = fitting_instruction(sch, block, instruction)
     *batch, rows, columns, reduction = loops_of_block
     if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
@@ -351,13 +353,6 @@ def fitting_instruction(sch: Schedule, block: SBlockRV, instruction: MmaInstruct
             remedy="leave the instruction out to get the one of the operands' dtype",
         )
     return instruction or instruction_for(dtype)
-
-
-def _check_tile(tile: TensorCoreTile) -> None:
-    if not isinstance(tile, TensorCoreTile):
-        example = f"give for example {TensorCoreTile.EXAMPLE}"
-        raise IllegalTile("not a tile of warps", value=tile, limit=TensorCoreTile.FORM, remedy=example)
-    tile.check_sound()
 
 
 def _ends_with_k(sch: Schedule, block: SBlockRV, operand: int) -> bool:

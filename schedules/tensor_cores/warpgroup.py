@@ -31,7 +31,7 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile
+from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import loop_extent, loop_name, loops_below, statements_under
 from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
@@ -283,13 +283,7 @@ def stage_for_warpgroups(
 
 def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmma:
     """Return the instruction by which a tile multiplies a block's operands; IllegalTile where there is none."""
-    if not isinstance(tile, WarpgroupTile):
-        raise IllegalTile(
-            "wgmma needs a tile of warpgroups",
-            value=str(tile),
-            limit=WarpgroupTile.FORM,
-            remedy=f"write for example {WarpgroupTile.EXAMPLE}",
-        )
+    WarpgroupTile.check_family(tile)
     stmt = sch.get(block)
     operands = [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
     reduction = stmt.iter_vars[-1].var

@@ -282,7 +282,7 @@ def test_operands_without_an_instruction_are_refused(dtype: str) -> None:
         (TensorCoreTile(block=(64, 64, 32), warp=(48, 32)), "64 rows of the block are not a multiple of 48"),
         (TensorCoreTile(block=(64, 64, 32), warp=(32, 8)), "8 columns per warp are not a multiple of 16"),
         (TensorCoreTile(block=(64, 64, 24), warp=(32, 32)), "24 steps of a k tile"),
-        (ThreadTile(block=(64, 64, 16), thread=(4, 4)), "not a tile of warps"),
+        (ThreadTile(block=(64, 64, 16), thread=(4, 4)), "not a TensorCoreTile"),
     ],
     ids=str,
 )

@@ -351,7 +351,7 @@ def test_sums_and_operands_stay_in_registers(tile: WarpTile, layout: str, compil
         ),
         (
             ThreadTile(block=(64, 64, 16), thread=(4, 4)),
-            r"not a tile of warps.*MxNxK/WMxWN/TMxTN/S.*128x128x32/32x64/8x8/1",
+            r"not a WarpTile.*MxNxK/WMxWN/TMxTN/S.*128x128x32/32x64/8x8/1",
         ),
     ],
     ids=str,
