@@ -36,7 +36,7 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
     """
     stmt, groups = sch.get(block), _group_iterators(sch, block)
     accesses = [("read", 0), ("read", 1), ("write", 0)]
-    regions = [*(r for r in stmt.reads if not r.source.same_as(stmt.writes[0].source)), stmt.writes[0]]
+    regions = [*operand_regions(sch, block), stmt.writes[0]]
     for access, region in zip(accesses, regions):
         contiguous = _vars_of(region.region[-1].min)
         sch.reindex(block, access)
@@ -74,7 +74,7 @@ def _group_iterators(sch: Schedule, block: SBlockRV) -> dict[str, list[int]]:
     """Return the positions of a contraction's iterators by role: batch, rows, columns, reduction."""
     stmt = sch.get(block)
     outputs = _index_vars(stmt.writes[0])
-    operands = [_index_vars(region) for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
+    operands = [_index_vars(region) for region in operand_regions(sch, block)]
     if len(operands) != 2:
         raise IllegalSchedule(
             "a contraction reads two operands",

@@ -32,7 +32,13 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.inspection import loop_extent, loop_name, loops_below, statements_under
+from tensorir_ladder.schedules.inspection import (
+    loop_extent,
+    loop_name,
+    loops_below,
+    operand_regions,
+    statements_under,
+)
 from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid, raster_blocks
@@ -284,9 +290,7 @@ def stage_for_warpgroups(
 def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmma:
     """Return the instruction by which a tile multiplies a block's operands; IllegalTile where there is none."""
     WarpgroupTile.check_family(tile)
-    stmt = sch.get(block)
-    operands = [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
-    reduction = stmt.iter_vars[-1].var
+    operands, reduction = operand_regions(sch, block), sch.get(block).iter_vars[-1].var
     used: list[bool] = []
     tvm_ffi.structural_walk(operands[1].region[-1].min, (tirx.Var, lambda var: used.append(var.same_as(reduction))))
     b_major = "k" if any(used) else "n"
