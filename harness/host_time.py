@@ -9,10 +9,10 @@ from typing import Any
 
 from tensorir_ladder.harness.build import Kernel, compiled, executable
 from tensorir_ladder.harness.execution import GpuBackend
-from tensorir_ladder.kernels import matmul
 from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.torch_ops import matmul
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.launcher import Launcher, compile_kernel, load_kernel
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from tvm.target import Target
 
 from tensorir_ladder.kernels.blackwell import BlackwellTile
-from tensorir_ladder.kernels.stream import reckoned_cycles
+from tensorir_ladder.kernels.stream_k import reckoned_cycles
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.schedules.loops.tiling import BlockTile, TileConfig
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -236,7 +236,7 @@ BLACKWELL_TILES = TileFamily.of(
 
 @dataclass(frozen=True)
 class RoleTileFamily(TileFamily):
-    """Tiles of kernels whose warpgroups have roles, chosen by :func:`kernels.stream.reckoned_cycles`.
+    """Tiles of kernels whose warpgroups have roles, chosen by :func:`kernels.stream_k.reckoned_cycles`.
 
     ``cuts``: whether the last wave may be cut.
     """

@@ -14,7 +14,7 @@ What changes: one ring for all tiles; results wait as 16-bit pairs in registers 
 Where tiles are no multiple of the blocks, the last wave is cut (stream-K): blocks without a tile multiply the first
 k tiles for those that have one, and leave their sums in device memory.
 Variants:
-- stream (the default): as above; the last wave is cut where that is reckoned to pay (kernels/stream.py).
+- stream (the default): as above; the last wave is cut where that is reckoned to pay (kernels/stream_k.py).
 - overlapped: blocks are launched while the kernel before in the stream still runs, and wait by themselves for its end
   (programmatic dependent launch): a launch's latency is hidden, where another kernel was launched before.
 - whole: tiles are never cut.
@@ -52,7 +52,7 @@ STAGES, TUNING_STAGES = 4, (3, 4, 6, 8)
 def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
     """The product by persistent blocks, and a ring of ``config.stages`` slots; with time stamps if asked for."""
     variant = config.variant
-    choices = {"stream": variant != "whole", "bounded": variant == "bounded", "overlapped": variant == "overlapped"}
+    choices = {"stream_k": variant != "whole", "bounded": variant == "bounded", "overlapped": variant == "overlapped"}
     blocks = cluster_blocks(problem, config.tile, variant == "multicast" or straddles_lines(problem))
     tile, multiprocessors = config.tile, config.multiprocessors
     sharing = {"multiprocessors": multiprocessors, "blocks": blocks, "stamps": stamps}

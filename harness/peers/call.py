@@ -11,8 +11,8 @@ from typing import Any
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.measure import Arena
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerKind
-from tensorir_ladder.kernels import describe, matmul
 from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.torch_ops import describe, matmul
 
 NAMES = ("kernels.matmul", "kernels.matmul(any_m=True)")
 

@@ -29,11 +29,10 @@ from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops import call as api
 from tensorir_ladder.torch_ops import driver, launcher
-from tensorir_ladder.torch_ops import matmul as api
 from tensorir_ladder.torch_ops.driver import Driver, DriverError, LaunchAttribute, LaunchConfig, NoDriver, launch_config
-from tensorir_ladder.torch_ops.launcher import CompiledKernel, Launcher, load_kernel
-from tensorir_ladder.torch_ops.workspaces import Workspaces
+from tensorir_ladder.torch_ops.launcher import CompiledKernel, Launcher, Workspaces, load_kernel
 
 TARGET = machine_for("sm_90a").target()
 TILE = HopperTile.parse("128x256x64/2x1")

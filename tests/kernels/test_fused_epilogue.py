@@ -17,9 +17,9 @@ from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
-from tensorir_ladder.kernels.fused import ACTIVATIONS, PLAIN, Epilogue
+from tensorir_ladder.kernels.fused_epilogue import ACTIVATIONS, PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import persistent
-from tensorir_ladder.kernels.stream import plan_for
+from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.warp_specialized import warp_specialized

@@ -28,7 +28,7 @@ WORTHWHILE = 0.98  # of the time without: what cutting must save at least
 
 
 @dataclass(frozen=True)
-class StreamPlan:
+class StreamKPlan:
     """Tiles and k tiles, the workers, and how the last wave is cut.
 
     ``helpers`` workers, the first, multiply the first ``cut`` k tiles of the last wave's ``owned`` tiles; the workers
@@ -92,9 +92,9 @@ def _choose(condition: bool | Expr, yes: int | Expr, no: int | Expr) -> int | Ex
     return tirx.Select(condition, yes, no)
 
 
-def plan_stream(
+def plan_stream_k(
     tiles: int, k_tiles: int, block: tuple[int, int, int], workers: int, shortest: int, cuts: bool = True
-) -> StreamPlan:
+) -> StreamKPlan:
     """How ``workers`` share ``tiles`` of ``k_tiles`` each, of blocks (m, n, k); whether they are cut is reckoned.
 
     ::
@@ -104,7 +104,7 @@ def plan_stream(
 
     With ``cuts`` off, nothing is cut. Needs four times ``shortest`` k tiles.
     """
-    plan = StreamPlan(tiles, k_tiles, min(workers, tiles), shortest)
+    plan = StreamKPlan(tiles, k_tiles, min(workers, tiles), shortest)
     owned = tiles % workers
     if not cuts or not owned or k_tiles < 4 * shortest or workers == owned:
         return plan
@@ -114,22 +114,22 @@ def plan_stream(
         helpers = owned * (parts - 1)
     else:
         cuttings, helpers = range(shortest, k_tiles - shortest + 1), min(workers - owned, owned)
-    candidates = [StreamPlan(tiles, k_tiles, workers, shortest, helpers, cut) for cut in cuttings]
+    candidates = [StreamKPlan(tiles, k_tiles, workers, shortest, helpers, cut) for cut in cuttings]
     best = min(candidates, key=lambda candidate: cycles(candidate, block))
     return best if cycles(best, block) < WORTHWHILE * cycles(plan, block) else plan
 
 
 def plan_for(
     problem: Matmul, tile: RoleTile, multiprocessors: int, blocks: int = 1, cuts: bool = True, batch: int = 1
-) -> StreamPlan:
-    """:func:`plan_stream` for a ``batch`` of products and a tile, with clusters of ``blocks`` along rows as workers.
+) -> StreamKPlan:
+    """:func:`plan_stream_k` for a ``batch`` of products and a tile, with clusters of ``blocks`` along rows as workers.
 
     Results of a piece leave beside the first k tiles of the next, a box each: no piece has fewer.
     """
     tiles = -(-problem.m // (tile.block_m * blocks)) * -(-problem.n // tile.block_n) * batch
     k_tiles = -(-problem.k // tile.block_k)
     boxes = max(1, tile.group_m * tile.group_n // (ROWS * PANEL))
-    return plan_stream(tiles, k_tiles, tile.block, multiprocessors // blocks, min(boxes, k_tiles), cuts)
+    return plan_stream_k(tiles, k_tiles, tile.block, multiprocessors // blocks, min(boxes, k_tiles), cuts)
 
 
 def reckoned_cycles(problem: Matmul, tile: RoleTile, multiprocessors: int, cuts: bool, batch: int = 1) -> float:
@@ -138,7 +138,7 @@ def reckoned_cycles(problem: Matmul, tile: RoleTile, multiprocessors: int, cuts:
     return cycles(plan, tile.block) + tile.block_m * tile.block_n / STORED_RESULTS
 
 
-def cycles(plan: StreamPlan, block: tuple[int, int, int]) -> float:
+def cycles(plan: StreamKPlan, block: tuple[int, int, int]) -> float:
     """The cycles that a plan takes with blocks of (m, n, k), without what all plans have in common.
 
     A k tile takes what multiplying it or loading it takes, whichever is longer. Owners that have had no whole tile
@@ -164,7 +164,7 @@ class Pieces:
     the number of tiles.
     """
 
-    def __init__(self, plan: StreamPlan, worker: Expr) -> None:
+    def __init__(self, plan: StreamKPlan, worker: Expr) -> None:
         self.plan, self.worker = plan, worker
         self.tile = T.local_scalar("int32")
         self.first = T.local_scalar("int32")
