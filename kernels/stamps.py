@@ -92,7 +92,7 @@ __forceinline__ __device__ void calibrate(void* pair, void* multiprocessor, bool
 
 @dataclass(frozen=True)
 class Stamps:
-    """Selects the block that is stamped, and how many numbers of each event have room."""
+    """The block that is stamped, and room for so many numbers of each event."""
 
     block: int
     room: int = 256
@@ -103,13 +103,13 @@ class Stamps:
 
 
 def roles_of(function: tirx.PrimFunc) -> tuple[str, ...]:
-    """The roles that a kernel stamps, in the order of their rows; none if it was written without stamps."""
+    """List the roles that a kernel stamps, in the order of their rows; none if it was written without stamps."""
     return tuple(map(str, function.attrs.get(ATTRIBUTE, ())))
 
 
 @T.meta_class
 class Behind:
-    """Counts the k tiles and the pieces that a role of a persistent block has behind it."""
+    """The k tiles and pieces that a role of a persistent block has behind it."""
 
     def __init__(self) -> None:
         self.k_tiles = T.local_scalar("int32")
@@ -182,7 +182,7 @@ class Log:
             T.func_attr({ATTRIBUTE: list(self.roles)})
 
     def role(self, name: str, block: Expr, offset: Expr = 0, only: Expr = True, counts: bool = False) -> Role:
-        """The marks of a role, or of that ``offset`` roles behind it, made by the one thread for which ``only`` holds.
+        """Make the marks of a role, or of that ``offset`` roles behind it, by the one thread for which ``only`` holds.
 
         Where one thread runs anyway, ``only`` is left out. ``counts``: pieces, see :meth:`Role.advance`.
         """

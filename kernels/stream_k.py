@@ -1,4 +1,4 @@
-"""Who multiplies what: all tiles' k tiles shared out among as many workers as the GPU holds at once.
+"""Stream-K: share all tiles' k tiles out among as many workers as the GPU holds at once.
 
 Tiles that are no multiple of the workers leave a last wave in which some have nothing to do. There, the first k tiles
 of each tile are taken over by these *helpers*, evenly; each tile's *owner* multiplies the rest and adds the helpers'
@@ -64,7 +64,7 @@ class StreamKPlan:
         return self.helpers + self.owned if self.helpers else 0
 
     def begin(self, helper: int | Expr) -> int | Expr:
-        """Where a helper's k tiles begin, all the last wave's tiles' first ``cut`` in a row; works on expressions too.
+        """Return where a helper's k tiles begin in the row of all last tiles' first ``cut``; takes expressions too.
 
         Near a tile's edge it is moved there.
         """
@@ -74,19 +74,18 @@ class StreamKPlan:
         return _choose(left < self.shortest, even - left, moved)
 
     def first_helper(self, tile: int | Expr) -> int | Expr:
-        """The first helper that multiplies for a tile, counted from the last wave's first."""
+        """Find the first helper that multiplies for a tile, counted from the last wave's first."""
         guess = tile * self.helpers // max(self.owned, 1)
         after = _choose(self.begin(guess + 1) > tile * self.cut, guess, guess + 1)
         return _choose(self.begin(guess) > tile * self.cut, guess - 1, after)
 
     @staticmethod
     def piece(helper: int | Expr, tile: int | Expr) -> int | Expr:
-        """A number for a helper's piece of a tile, which no other piece has: both grow along the row of k tiles."""
+        """Number a helper's piece of a tile, as no other piece: both grow along the row of k tiles."""
         return helper + tile
 
 
 def _choose(condition: bool | Expr, yes: int | Expr, no: int | Expr) -> int | Expr:
-    """One of two values, as a value or as an expression."""
     if isinstance(condition, bool):
         return yes if condition else no
     return tirx.Select(condition, yes, no)
@@ -95,7 +94,7 @@ def _choose(condition: bool | Expr, yes: int | Expr, no: int | Expr) -> int | Ex
 def plan_stream_k(
     tiles: int, k_tiles: int, block: tuple[int, int, int], workers: int, shortest: int, cuts: bool = True
 ) -> StreamKPlan:
-    """How ``workers`` share ``tiles`` of ``k_tiles`` each, of blocks (m, n, k); whether they are cut is reckoned.
+    """Share ``tiles`` of ``k_tiles`` each, of blocks (m, n, k), out among ``workers``; cut them where that is cheaper.
 
     ::
 
@@ -122,7 +121,7 @@ def plan_stream_k(
 def plan_for(
     problem: Matmul, tile: RoleTile, multiprocessors: int, blocks: int = 1, cuts: bool = True, batch: int = 1
 ) -> StreamKPlan:
-    """:func:`plan_stream_k` for a ``batch`` of products and a tile, with clusters of ``blocks`` along rows as workers.
+    """Plan a ``batch`` of products with a tile; workers are clusters of ``blocks`` along rows.
 
     Results of a piece leave beside the first k tiles of the next, a box each: no piece has fewer.
     """
@@ -139,7 +138,7 @@ def reckoned_cycles(problem: Matmul, tile: RoleTile, multiprocessors: int, cuts:
 
 
 def cycles(plan: StreamKPlan, block: tuple[int, int, int]) -> float:
-    """The cycles that a plan takes with blocks of (m, n, k), without what all plans have in common.
+    """Reckon the cycles of a plan with blocks of (m, n, k), without what all plans have in common.
 
     A k tile takes what multiplying it or loading it takes, whichever is longer. Owners that have had no whole tile
     before end together with their helpers, and then wait for the sums.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Product:
-    """Multiplies tensors of one form in the current stream: ``product(a, b, out, bias)`` returns ``out`` or a new one.
+    """A product of tensors of one form: ``product(a, b, out, bias)`` runs it in the current stream, returns the output.
 
     Room for copies comes from torch's allocator at each call. It keeps freed memory for the next one, orders its reuse
     by streams and lets a captured graph have its own, all of which memory kept here would not.

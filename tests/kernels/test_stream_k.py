@@ -1,4 +1,4 @@
-"""How work is shared out among workers: every k tile of every tile once, as the kernel's own arithmetic has it."""
+"""Sharing work out among workers: every k tile of every tile once, by the kernel's own arithmetic."""
 
 from __future__ import annotations
 

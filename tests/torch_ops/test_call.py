@@ -73,7 +73,7 @@ OTHERS = [(1, 4096, 4096), (129, 264, 8192), (1000, 1000, 1000), (128, 128, 6553
 
 @pytest.mark.parametrize("shape", [*MEASURED, *OTHERS])
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-def test_rung_13_is_taken_with_the_tile_that_its_step_takes(shape: tuple[int, int, int], layout: str) -> None:
+def test_step_13_is_taken_with_the_tile_that_its_step_takes(shape: tuple[int, int, int], layout: str) -> None:
     problem = Matmul(*shape, "float16", layout)
     chosen = choose(problem, H200)
     assert chosen.rung.number == 13
@@ -122,7 +122,7 @@ def test_every_choice_fits_and_every_rung_is_a_kernel(layout: str) -> None:
 
 
 def test_a_tile_of_one_box_is_not_taken_for_blocks_that_stay() -> None:
-    """256 tiles for 132 blocks: rung 13 would write the second one's results where TMA reads the first one's."""
+    """256 tiles for 132 blocks: step 13 would write the second one's results where TMA reads the first one's."""
     few, many = (choose(Matmul(1, n, 4096, "float16"), H200) for n in (4096, 16384))
     assert (few.rung.number, str(few.tile)) == (13, "64x64x64/1x1")
     assert (many.rung.number, str(many.tile)) != (13, "64x64x64/1x1")
@@ -194,7 +194,7 @@ def _forget() -> None:
 
 
 def _simple(_problem: Matmul, _machine: Machine) -> Choice:
-    """Rung 11's kernel for all: it is built fastest, and is given the same matrices."""
+    """Step 11's kernel for all: it is built fastest, and is given the same matrices."""
     return Choice.parse(RUNGS[11], "64x64x64/1x1@4")
 
 

@@ -41,7 +41,7 @@ PROBLEM = Matmul(512, 1024, 256, "bfloat16")
 
 
 def plan_of(problem: Matmul, tile: HopperTile = TILE) -> LaunchPlan:
-    """The plan of rung 11's kernel."""
+    """The plan of step 11's kernel."""
     return read(tma_ring(problem, tile, 4))
 
 
@@ -370,5 +370,5 @@ def test_the_command_names_every_way_to_launch(command: Callable[..., Outcome], 
     """Of step 13 a last wave that is cut, with workspaces."""
     outcome = command("launch", "--step", case[0], "--shape", case[1])
     assert outcome.code == 0
-    for way in ("executable", "the launcher", "kernels.matmul", "torch.mm"):
+    for way in ("executable", "the launcher", "torch_ops.matmul", "torch.mm"):
         assert way in outcome.out
