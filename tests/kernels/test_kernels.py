@@ -66,7 +66,7 @@ def test_a_tile_says_how_its_warpgroups_share_it() -> None:
     assert (tile.group_m, tile.group_n, tile.threads, tile.registers) == (64, 256, (2, 128), 168)
     assert str(tile) == "128x256x64/2x1"
     assert tile.smem_bytes(2, 4) == 4 * (128 + 256) * 64 * 2 + 4 * 8
-    assert tile.smem_bytes(2, 1) == 128 * 256 * 2 + 8  # results need more than a single slot has
+    assert tile.smem_bytes(2, 1) == 128 * 256 * 2 + 8  # results need more than one stage has
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,12 @@ def test_a_tile_says_how_its_warpgroups_share_it() -> None:
     [
         ("96x256x64/2x1", 1, 2, ["48 rows per warpgroup are not a multiple of 64"]),
         ("128x20x64/2x1", 1, 2, ["20 columns per warpgroup are not a multiple of 8"]),
-        ("64x512x64/1x1", 1, 2, ["512 columns per warpgroup, limit 256", "512 columns of the block, limit 256 of"]),
+        (
+            "64x512x64/1x1",
+            1,
+            2,
+            ["512 columns per warpgroup are not a multiple of 8 up to 256", "512 columns of the block, limit 256 of"],
+        ),
         ("128x128x32/2x1", 1, 2, ["32 steps of the k tile are not a multiple of 64"]),
         ("128x256x64/1x1", 1, 2, ["about 296 registers per thread, limit 255"]),
         ("128x256x64/2x1", 5, 2, ["245800 bytes of shared memory in 5 stage(s), limit 232448"]),
@@ -175,7 +180,7 @@ def test_a_bounded_wait_names_who_waits_and_traps() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("bounded", [False, True])
 def test_a_ring_state_flips_its_phase_on_wrap_around(bounded: bool) -> None:
-    assert run_waiting_kernel(bounded) == 2  # eight steps in three slots: slot 2, phase 0: wrapped around twice
+    assert run_waiting_kernel(bounded) == 2  # eight steps in three stages: stage 2, phase 0: wrapped around twice
 
 
 # Launches
