@@ -9,7 +9,8 @@ from tensorir_ladder.harness.lab.microbench import BENCHMARKS
 from tensorir_ladder.harness.machines import MACHINES
 from tensorir_ladder.harness.models.rate_files import measured_gpus
 from tensorir_ladder.harness.peers import KINDS
-from tensorir_ladder.steps.registry import Step, find_steps
+from tensorir_ladder.steps.registry import find_steps
+from tensorir_ladder.steps.step import Step
 
 TEXT = "steps, variants, tiles and architectures"
 

@@ -15,7 +15,8 @@ from tensorir_ladder.harness.peers import KINDS
 from tensorir_ladder.harness.tuning import STAGE_SET
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.workloads import DTYPES, LAYOUTS, Matmul
-from tensorir_ladder.steps.registry import Step, UnknownStep, find_steps
+from tensorir_ladder.steps.registry import find_steps
+from tensorir_ladder.steps.step import Step, UnknownStep
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
 MOST_NUMBERS = 10_000

@@ -26,7 +26,8 @@ from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.tiles import BlockTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
-from tensorir_ladder.steps.registry import Step, find_steps
+from tensorir_ladder.steps.registry import find_steps
+from tensorir_ladder.steps.step import Step
 
 Choose = Callable[[Sequence[Any]], Any]
 REFUSALS = (IllegalSchedule, UnsupportedCase)

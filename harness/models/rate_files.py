@@ -1,4 +1,4 @@
-"""What was measured of one GPU, as data: ``torch_ops/rates/ARCH-GPU.json``, written by ``python -m harness microbench``.
+"""Rates files: all that was measured of one GPU, as data (``torch_ops/rates/ARCH-GPU.json``).
 
 A file holds quantities; a quantity is one number, or several over something that was varied. Units are in the
 quantities' names.
