@@ -50,7 +50,7 @@ def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tir
         problem,
         config.tile,
         config.stages,
-        multiprocessors=config.machine.multiprocessors,
+        machine=config.machine,
         blocks=cluster_blocks(problem, config.tile, shared),
         stream_k=variant != "whole",
         overlapped=variant == "overlapped",
