@@ -288,7 +288,7 @@ def test_a_block_beyond_the_grid_is_refused(stamping: Session) -> None:
 def test_the_command_writes_a_record_per_stage_count(
     command: Command, stamping: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("harness.commands.timeline.open_session", lambda options, command: stamping)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.timeline.open_session", lambda options, command: stamping)
     small = ("--tile", str(SMALL), "--shape", "256x256x320")
     outcome = command("timeline", "--step", "11", "--stages", "1,2-3", *small, "--out", str(tmp_path))
     assert (outcome.code, outcome.err) == (0, "")
@@ -312,10 +312,10 @@ def test_without_a_gpu_the_command_says_so(command: Command) -> None:
 # Records
 
 
-def test_a_timeline_survives_its_file_and_overwrites_none(tmp_path: Path) -> None:
+def test_a_timeline_survives_its_file_and_the_newest_counts(tmp_path: Path) -> None:
     first, second = timeline(2), timeline(2, environment=environment(at="2026-11-21T10:00:00.000+00:00"))
-    paths = {taken.save(tmp_path) for taken in (first, second, timeline(4))}
-    assert len(paths) == 3
+    places = {taken.save(tmp_path) for taken in (first, second, timeline(4))}
+    assert len(places) == 3
     assert load_timelines(tmp_path) == [second, timeline(4)]
     dirty = environment(at="2026-11-22T10:00:00.000+00:00", dirty=True)
     timeline(2, environment=dirty).save(tmp_path)
@@ -339,14 +339,12 @@ def test_a_timeline_survives_its_file_and_overwrites_none(tmp_path: Path) -> Non
     ],
 )
 def test_a_corrupt_timeline_is_named(tmp_path: Path, garble: Callable[[dict], None]) -> None:
-    path = timeline().save(tmp_path)
+    place = timeline().save(tmp_path)
+    path = Path(place.rpartition(":")[0])
     data = json.loads(path.read_text())
     garble(data)
     path.write_text(json.dumps(data))
-    with pytest.raises(RecordError, match=re.escape(str(path))):
-        load_timelines(tmp_path)
-    path.write_text(path.read_text()[:-40])
-    with pytest.raises(RecordError, match="is not whole JSON"):
+    with pytest.raises(RecordError, match=re.escape(place)):
         load_timelines(tmp_path)
 
 
@@ -477,7 +475,7 @@ def test_roles_have_a_picture(step: int, tmp_path: Path) -> None:
 def test_the_command_leaves_out_stage_counts_that_a_step_does_not_take(
     command: Command, stamping: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("harness.commands.timeline.open_session", lambda options, command: stamping)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.timeline.open_session", lambda options, command: stamping)
     small = ("--tile", "64x64x64/1x1", "--shape", "256x256x1024")
     outcome = command("timeline", "--step", "12,13", *small, "--out", str(tmp_path))
     assert (outcome.code, outcome.err) == (0, "")

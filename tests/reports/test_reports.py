@@ -794,7 +794,7 @@ def test_a_page_says_that_the_dtype_changed_and_shows_no_difference_of_two_stran
 
 def test_every_step_keeps_its_colour_and_the_roofline_needs_a_peak(ladders, monkeypatch):
     known = {gpu: {**rates, "peak_gflops": {"float32 ieee": 1e5}} for gpu, rates in peaks().items()}
-    monkeypatch.setattr("reports.plot.peaks", lambda: known)
+    monkeypatch.setattr("tensorir_ladder.reports.plot.peaks", lambda: known)
     kinds = {(item.section.arithmetic, item.kind) for item in plots(load(ladders.results))}
     assert ("float32 ieee", "roofline") in kinds
     assert ("float16 ieee", "roofline") not in kinds
