@@ -165,7 +165,7 @@ def test_each_rung_times_fewer_and_each_candidate_once(made: Session, favoured: 
     assert rungs == [3] * 4 + [1] * (LEGAL - 4)
     assert tuned.candidates[0].name == f"async {FAST}, 2 stages"
     assert len(favoured.loaded) == len(set(favoured.loaded)) == LEGAL
-    assert said[0] == "rung 1 of 3: 5 of 16 candidates; best async 64x64x16/4x4, 3 slots, 0.556 of cuBLAS"
+    assert said[0] == "rung 1 of 3: 5 of 16 candidates; best async 64x64x16/4x4, 3 stages, 0.556 of cuBLAS"
 
 
 def test_batches_are_compared_by_their_ratio_to_cublas(made: Session, gpu: FakeGpu) -> None:
@@ -228,7 +228,7 @@ def test_an_illegal_candidate_is_listed_with_the_reason(
     choose_among(monkeypatch, (DEFAULT_TILE, TileConfig.parse("128x128x32/8x8")))
     tuned, _ = tuned_again(made, make_case(5, (64, 64, 256), dtype="float64"))
     illegal = {c.name: c.why for c in tuned.candidates if c.status == "illegal"}
-    assert "393216 bytes of shared memory in 6 stage(s), limit 232448" in illegal["async 128x128x32/8x8, 6 slots"]
+    assert "393216 bytes of shared memory in 6 stage(s), limit 232448" in illegal["async 128x128x32/8x8, 6 stages"]
     assert tuned.seen == tuned.legal == 10 - len(illegal)
 
 
@@ -245,7 +245,7 @@ def test_a_step_is_tuned_over_the_tiles_of_its_own_family(
     assert (tuned.winner.tile, tuned.winner.stages, tuned.winner.variant) == (str(fastest), 3, "rows")
     assert {candidate.tile for candidate in tuned.candidates} == set(map(str, tiles))
     assert {candidate.name for candidate in tuned.candidates if candidate.status == "illegal"} == {
-        f"rows {tile}, {slots} slots" for tile, slots in ((tiles[0], 2), (tiles[1], 2), (tiles[0], 5))
+        f"rows {tile}, {stages} stages" for tile, stages in ((tiles[0], 2), (tiles[1], 2), (tiles[0], 5))
     }
     assert tuned.default == str(case)
     assert (tuned.dtype, tuned.math) == ("float16", "ieee")
@@ -417,7 +417,7 @@ def test_tune_prints_the_five_fastest_and_the_verdict(favoured: FakeGpu, command
     assert "16 of 16 legal candidates seen; in the search, of cuBLAS:" in outcome.out
     assert len(re.findall(r"^    \d\.\d{3}  \d\.\d{4} ms  async ", outcome.out, re.M)) == 5
     assert f"confirmed: async {FAST}, 2 stages: 0.5000 ms" in outcome.out
-    assert f"+20.00 % (+20.00 to +20.00 %) over the runner-up async {SECOND}, 2 slots" in outcome.out
+    assert f"+20.00 % (+20.00 to +20.00 %) over the runner-up async {SECOND}, 2 stages" in outcome.out
     assert load_tuned(tmp_path)[0].command == "python -m harness tune --step 5 --size 64"
 
 
