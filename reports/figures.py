@@ -104,7 +104,7 @@ def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
 
 
 def stalls_figure(results: Results, section: Section, step: int) -> Figure:
-    """What warps wait for, before and after a step: stacked reasons, a bar per variant, a group of bars per case."""
+    """Reasons why warps wait, before and after a step: stacked reasons, a bar per variant, a group of bars per case."""
     groups = counted_groups(results, step, section)
     title = f"Why warps wait: {step_label(results, step)}"
     bars = [counters for group in groups for counters in group]
@@ -150,7 +150,7 @@ def intensity(record: Record) -> float:
 
 
 def caption_of(section: Section) -> str:
-    """What was measured, with what, when: one sentence each."""
+    """Say what was measured, with what, when: one sentence each."""
     records = section.drawn()
     tiles = default_tiles(records)
     days = sorted({record.environment.recorded_at[:10] for record in records})

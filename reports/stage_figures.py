@@ -194,7 +194,6 @@ def _quartiles(timing: Timing) -> tuple[float, float]:
 
 
 def _when(sweeps: Sequence[StageSweep] | Sequence[StreamSweep]) -> str:
-    """How many rounds a median is of, and when the records were made."""
     records = [record for sweep in sweeps for record in sweep.everything]
     rounds = sorted({record.method.rounds for record in records})
     days = sorted({record.environment.recorded_at[:10] for record in records})

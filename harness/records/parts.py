@@ -9,7 +9,10 @@ from typing import Annotated, TypeVar
 import msgspec
 
 Item = TypeVar("Item")
-Some = Annotated[tuple[Item, ...], msgspec.Meta(min_length=1)]  # one at least, or the record is refused
+# A record that is otherwise is refused when it is read.
+Some = Annotated[tuple[Item, ...], msgspec.Meta(min_length=1)]
+Milliseconds = Annotated[float, msgspec.Meta(gt=0)]
+Stages = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Timing:
     """Times of one contender, one per round, all contenders' rounds interleaved."""
 
     label: str
-    samples_ms: Some[float]
+    samples_ms: Some[Milliseconds]
 
     @property
     def median_ms(self) -> float:
@@ -138,12 +141,12 @@ class DepthForecast:
     shared memory, ``recommended`` is the model's choice.
     """
 
-    time_ms: tuple[float, ...]
+    time_ms: Some[Milliseconds]
     occupancy: tuple[float, ...]
     hidden: tuple[float, ...]
-    fewest: int
-    most: int
-    recommended: int
+    fewest: Stages
+    most: Stages
+    recommended: Stages
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ write has left: it is passed over, and a warning says where it is.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ def read_places(folder: Path, kind: type[Kind]) -> dict[str, Kind]:
         whole, torn = _lines(path)
         found |= {f"{path}:{number}": kind.from_json(line, f"{path}:{number}") for number, line in whole.items()}
         for number in torn:
-            log.warning("%s:%d is not whole, as an interrupted write leaves it, and passed over", path, number)
+            _warn_of(f"{path}:{number}")
     return dict(sorted(found.items(), key=lambda item: item[1].rank[1]))
 
 
@@ -106,6 +107,11 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise RecordError(f"cannot read {path} ({error}); give a record's path, or restore the file") from error
+
+
+@functools.cache  # once a process
+def _warn_of(place: str) -> None:
+    log.warning("%s is not whole, as an interrupted write leaves it, and passed over", place)
 
 
 def _newest_in(folder: Path, kind: type[Kind]) -> Iterable[Kind]:
