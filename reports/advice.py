@@ -18,11 +18,12 @@ SMALL_BYTES, LARGE_BYTES = 16 * 10**6, 256 * 10**6
 HIDDEN = 0.9  # of the copy's rate: a direct form that reaches it is called one whose latency is hidden
 
 BOUNDS = (
-    "**How the bound is told.** Each record says what bounds it, by `bound()` of harness/models/time.py: two times that a "
-    "kernel cannot undercut are worked out, its operations at the arithmetic peak (compute), and its traffic (memory): "
-    "the larger of compulsory bytes at the bandwidth of device memory and, where operands are asked for again from "
-    "shared memory or the first-level cache, those accesses at 128 bytes a clock and multiprocessor. The larger of the "
-    "two is the bound if it explains at least half of the measured time; if neither does, the kernel waits: latency."
+    "**How the bound is told.** Each record says what bounds it, by `bound()` of harness/models/time.py. Two times "
+    "that a kernel cannot undercut are worked out: its operations at the arithmetic peak (compute), and its traffic "
+    "(memory), which is the larger of compulsory bytes at the bandwidth of device memory and, where operands are asked "
+    "for again from shared memory or the first-level cache, those accesses at 128 bytes a clock and multiprocessor. "
+    "The larger time is the bound if it explains at least half of the measured one; if neither does, the kernel waits: "
+    "latency."
 )
 
 

@@ -303,8 +303,8 @@ def how_measured(records: Collection[Record | StreamRecord | Timeline]) -> str:
         f"{measured_on(records)} {span((m.rounds for m in methods), 'rounds')}, interleaved, "
         f"{span((m.launches_per_round for m in methods), 'launches')} each; data {_distinct(m.data for m in methods)}; "
         f"cache: {_distinct(m.cache for m in methods)}; launch: {_distinct(m.launch for m in methods)}; checked "
-        f"before, on {_distinct(c.on for c in checks)}, largest error {max(c.max_error for c in checks):.2g}, least tolerance "
-        f"{min(c.tolerance for c in checks):.2g}. Commands: {', '.join(commands[:COMMANDS_SHOWN])}{more}."
+        f"before, on {_distinct(c.on for c in checks)}, largest error {max(c.max_error for c in checks):.2g}, least "
+        f"tolerance {min(c.tolerance for c in checks):.2g}. Commands: {', '.join(commands[:COMMANDS_SHOWN])}{more}."
     )
 
 

@@ -546,11 +546,10 @@ def timeline(stages: int = 4, size: int = 4096, **changes: object) -> Timeline:
 
 
 def published(folder: Path) -> Paths:
-    """Plots, pages and a README of a folder's records, beside them."""
+    """The README of a folder's records, and its pictures, beside them."""
     readme = folder / "README.md"
     readme.write_text(f"{BEGIN}{END}")
-    for command in ("plot", "page", "readme"):
-        assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
+    assert main(["readme", "--results", str(folder), "--readme", str(readme)]) == 0
     return Paths.of(folder, readme)
 
 
