@@ -117,14 +117,14 @@ def stale(results: Results, paths: Paths) -> Iterator[str]:
     try:
         text = read_readme(paths.readme)
         if render_readme(text, results, paths) != text:
-            yield f"{paths.readme.name}: results are stale; run python -m reports readme"
+            yield f"{paths.readme.name}: results are stale; run ladder readme"
     except ReadmeError as error:
         yield str(error)
     shown = pictures(results)
     for plot in shown:
         if not plot.is_current(paths.plots):
             state = "stale" if (paths.plots / plot.file_name).exists() else "missing"
-            yield f"{plot.file_name}: {state}; run python -m reports readme"
+            yield f"{plot.file_name}: {state}; run ladder readme"
     for path in sorted({*paths.plots.glob("*.png")} - {paths.plots / plot.file_name for plot in shown}):
         yield f"{path.name}: left over, the README does not show it; delete it"
 

@@ -32,7 +32,8 @@ from tensorir_ladder.harness.records import check_writable, read_place, shape_te
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.registry import UnknownStep, find_steps
+from tensorir_ladder.steps.registry import find_steps
+from tensorir_ladder.steps.step import UnknownStep
 
 TEXT = "verify, then measure where there is a GPU, beside cuBLAS and the step before"
 
@@ -42,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_case_options(parser)
     add_peers(parser)
     parser.add_argument("--calibrate", action="store_true", help="measure cuBLAS against itself: must give 1.00")
-    where = "measure a record's case again, old beside new; `python -m reports table --json` names its place"
+    where = "measure a record's case again, old beside new; `ladder table --json` names its place"
     parser.add_argument("--again", metavar="FILE:LINE", help=where)
 
 
