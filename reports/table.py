@@ -298,9 +298,11 @@ def how_measured(records: Collection[Record | StreamRecord | Timeline]) -> str:
     """Say how some records were made: machine, rounds, data, cache, launch, check and commands."""
     methods, checks = [record.method for record in records], [record.verification for record in records]
     commands = list(dict.fromkeys(f"`{record.command}`" for record in records))
+    others = {StreamRecord: "the copy and torch's operator", Timeline: "the same kernel without stamps"}
+    beside = others.get(type(next(iter(records))), "cuBLAS and the step before")
     more = f" and {len(commands) - COMMANDS_SHOWN} more" if len(commands) > COMMANDS_SHOWN else ""
     return (
-        f"{measured_on(records)} {span((m.rounds for m in methods), 'rounds')}, interleaved, "
+        f"{measured_on(records)} {span((m.rounds for m in methods), 'rounds')}, interleaved with {beside}, "
         f"{span((m.launches_per_round for m in methods), 'launches')} each; data {_distinct(m.data for m in methods)}; "
         f"cache: {_distinct(m.cache for m in methods)}; launch: {_distinct(m.launch for m in methods)}; checked "
         f"before, on {_distinct(c.on for c in checks)}, largest error {max(c.max_error for c in checks):.2g}, least "

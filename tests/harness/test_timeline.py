@@ -39,11 +39,11 @@ from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, disassemb
 from tensorir_ladder.kernels.stamps import EVENTS, HEADER, Stamps, roles_of
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.reports.check import findings, timeline_problems
+from tensorir_ladder.reports.page import step_page
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import timeline_plots
 from tensorir_ladder.reports.readme import results_block
 from tensorir_ladder.reports.selection import load
-from tensorir_ladder.reports.site import render_pages
 from tensorir_ladder.reports.timeline_figure import timeline_figure
 from tensorir_ladder.reports.timelines import lives, lives_table, loads, multiplications, waiting_roles
 
@@ -396,17 +396,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Paths:
 
 def test_pages_and_readme_show_the_picture(site: Paths) -> None:
     assert findings(site) == []
-    (drawn,) = timeline_plots(load(site.results))
+    results = load(site.results)
+    (drawn,) = timeline_plots(results)
     with Image.open(site.plots / drawn.file_name) as image:
         assert image.width == 9 * 160
-    page, readme = (site.pages / "step11_tma_ring.md").read_text(), site.readme.read_text()
+    page, readme = step_page(results, 11), site.readme.read_text()
     for text in (page, readme):
         assert f"plots/{drawn.file_name})" in text
         assert "## One block's life" in text
     assert "| ≤ 100% |" in page
     assert "Block 256 of 512; of 5 runs the one with the median duration." in page
     assert "interleaved with the same kernel without stamps" in page
-    assert "pages/step11_tma_ring.md" in readme
+    assert "(step 11)" in readme
 
 
 def test_without_timelines_nothing_is_said_of_them(tmp_path: Path) -> None:
@@ -414,7 +415,7 @@ def test_without_timelines_nothing_is_said_of_them(tmp_path: Path) -> None:
     results = load(tmp_path)
     assert list(timeline_plots(results)) == []
     paths = Paths.of(tmp_path, tmp_path / "README.md")
-    for text in (*render_pages(results, paths).values(), results_block(results, paths)):
+    for text in (*(step_page(results, step) for step in results.steps()), results_block(results, paths)):
         assert "One block's life" not in text
 
 
@@ -465,7 +466,7 @@ def test_roles_have_a_picture(step: int, tmp_path: Path) -> None:
     (drawn,) = timeline_plots(load(tmp_path))
     figure = timeline_figure(drawn.section)
     labels = set().union(*(axes.get_legend_handles_labels()[1] for axes in figure.axes))
-    assert {"wait for an empty slot", "rounded", "a box stored"} <= labels
+    assert {"wait for an empty stage", "rounded", "a box stored"} <= labels
     assert ("a tile begins" in labels) == (step == 13)
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
