@@ -366,7 +366,7 @@ class Counters(_OfKernel, _Line):
 
 @dataclass(frozen=True)
 class TuningProgress(_Stored):
-    """What an unfinished search has found so far; it counts for the same space and kernels only."""
+    """Keep what an unfinished search has found so far; it counts for the same space and kernels only."""
 
     space_digest: str
     kernels_digest: str

@@ -43,7 +43,7 @@ def torn_lines(folder: Path) -> list[str]:
 def read_place(place: str) -> Record:
     """Read the record at ``FILE:LINE``; RecordError where there is none."""
     file, _, number = place.rpartition(":")
-    if not file or not number.isdigit():
+    if not file or not number.isdecimal():
         raise RecordError(f"{place} is no place of a record; give FILE.jsonl:LINE, lines from 1 on")
     line = _lines(Path(file))[0].get(int(number))
     if line is None:

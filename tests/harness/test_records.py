@@ -39,7 +39,7 @@ from tensorir_ladder.harness.records import (
 
 
 def full_disk(*_arguments: object, **_named: object) -> None:
-    """What a system call does where no space is left."""
+    """Fail as a system call does where no space is left."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
