@@ -26,7 +26,7 @@ from support.torch_stand_in import Library, Tensor, torch_stand_in
 from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.peers import call as call_peer
-from tensorir_ladder.harness.records import RESULTS, Record
+from tensorir_ladder.harness.records import load_records
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
@@ -93,11 +93,12 @@ def test_every_tuned_choice_was_faster_in_the_same_rounds_than_what_costs_least(
         problem = Matmul(m, n, k, dtype, layout)
         usual = choose(problem, replace(H200, name=""))
         label = f" {problem.shape} {dtype} {chosen.tile} {chosen.stages} stages"
+        case = (usual.kernel.step, (m, n, k), layout, dtype, str(usual.tile))
         compared = [
             record
-            for path in RESULTS.glob(f"h200-step{usual.kernel.step}-*-{problem.shape}-{layout}-{dtype}-*.json")
-            for record in [Record.read(path)]
-            if record.tile == str(usual.tile) and record.previous.label.endswith(label)
+            for record in load_records()
+            if (record.step, record.shape, record.layout, record.dtype, record.tile) == case
+            and record.previous.label.endswith(label)
         ]
         assert compared
         for record in compared:
