@@ -59,12 +59,13 @@ class CostRates:
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU as the model sees it: its TVM target with limits, its multiprocessors, cp.async, and its rates."""
+    """A GPU as the model sees it: TVM target with limits, multiprocessors, rates, cp.async, and its name, if known."""
 
     target: Target
     multiprocessors: int
     rates: CostRates
     has_cp_async: bool = True
+    name: str = ""
 
 
 def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, split: bool = False) -> Choice:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.cases import STEPS
+from support.cases import STEPS, hopper
 from support.roles import HOPPER, STEPS_WITH_ROLES, roles
 from tensorir_ladder.harness.build import compile_module, compiled
 from tensorir_ladder.harness.execution import GpuBackend
@@ -45,7 +45,7 @@ def test_bad_input_is_refused(kernel: Any) -> None:
 
 def test_a_cluster_must_be_able_to_share_b() -> None:
     with pytest.raises(IllegalTile, match="a cluster cannot share"):
-        persistent(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x64x64/1x1"), 4, multiprocessors=4, blocks=2)
+        persistent(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x64x64/1x1"), 4, machine=hopper(4), blocks=2)
 
 
 def test_roles_have_their_own_instructions() -> None:
@@ -103,7 +103,7 @@ def test_every_declared_tile_compiles_without_spills(tile: str, compiler: Compil
 
 @pytest.mark.compiler
 def test_slots_are_released_one_k_tile_late(compiler: Compiler) -> None:
-    """A variable without a first value was merged with another by the compiler: the slot just read was released."""
+    """A variable without a first value was merged with another by the compiler: the stage just read was released."""
     sass = disassemble(compiled(roles(12, (128, 256, 4096), "128x256x64/2x1"), compiler).cubin)
     loop = sass[sass.index("HGMMA") : sass.rindex("HGMMA") + 800]
     assert re.search(r"SYNCS\.ARRIVE\.TRANS64\.A1T0 RZ, \[R\d+\+URZ", loop)

@@ -15,7 +15,7 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from support.cases import Outcome
+from support.cases import Outcome, hopper
 from support.torch_stand_in import Library, Tensor, torch_stand_in
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands import BAD_INPUT
@@ -29,11 +29,10 @@ from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops import call as api
 from tensorir_ladder.torch_ops import driver, launcher
-from tensorir_ladder.torch_ops import matmul as api
 from tensorir_ladder.torch_ops.driver import Driver, DriverError, LaunchAttribute, LaunchConfig, NoDriver, launch_config
-from tensorir_ladder.torch_ops.launcher import CompiledKernel, Launcher, load_kernel
-from tensorir_ladder.torch_ops.workspaces import Workspaces
+from tensorir_ladder.torch_ops.launcher import CompiledKernel, Launcher, Workspaces, load_kernel
 
 TARGET = machine_for("sm_90a").target()
 TILE = HopperTile.parse("128x256x64/2x1")
@@ -42,7 +41,7 @@ PROBLEM = Matmul(512, 1024, 256, "bfloat16")
 
 
 def plan_of(problem: Matmul, tile: HopperTile = TILE) -> LaunchPlan:
-    """The plan of rung 11's kernel."""
+    """The plan of step 11's kernel."""
     return read(tma_ring(problem, tile, 4))
 
 
@@ -108,7 +107,7 @@ def test_clusters_and_kernels_that_wait_for_the_one_before() -> None:
 
 def test_workspaces_are_what_is_no_matrix() -> None:
     problem = Matmul(256, 512, 2048, "float16")
-    cut, whole = (persistent(problem, ROLES, 4, multiprocessors=count) for count in (3, 2))
+    cut, whole = (persistent(problem, ROLES, 4, machine=hopper(count)) for count in (3, 2))
     plan = read(cut)
     sums = PlainBuffer("shared_sums", "float32", (3 * 128 * 128,))
     assert plan.workspaces == (PlainBuffer("flags", "int32", (6,)), sums)
@@ -117,7 +116,7 @@ def test_workspaces_are_what_is_no_matrix() -> None:
 
 
 def test_a_persistent_kernel_launches_with_its_cluster_and_its_wait() -> None:
-    plan = read(persistent(PROBLEM, ROLES, 4, multiprocessors=132, blocks=2, overlapped=True))
+    plan = read(persistent(PROBLEM, ROLES, 4, machine=hopper(132), blocks=2, overlapped=True))
     assert (plan.grid, plan.block, plan.cluster, plan.overlaps) == ((32, 1, 1), (384, 1, 1), (2, 1, 1), True)
 
 
@@ -371,5 +370,5 @@ def test_the_command_names_every_way_to_launch(command: Callable[..., Outcome], 
     """Of step 13 a last wave that is cut, with workspaces."""
     outcome = command("launch", "--step", case[0], "--shape", case[1])
     assert outcome.code == 0
-    for way in ("executable", "the launcher", "kernels.matmul", "torch.mm"):
+    for way in ("executable", "the launcher", "torch_ops.matmul", "torch.mm"):
         assert way in outcome.out

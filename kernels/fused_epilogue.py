@@ -1,0 +1,112 @@
+"""Finish a product's sums while they are in registers: by a factor, a bias by columns, an activation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx import Buffer, Var
+
+from tensorir_ladder.kernels.codegen.launch_plan import BIAS
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct
+from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.isa import PTX_TYPES, wgmma_element
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+
+# gelu is the exact form by erf, as in schedules.workloads; silu is x · sigmoid(x). All let NaN through.
+ACTIVATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "relu": "x < 0.0f ? 0.0f : x",
+        "gelu": "0.5f * x * (1.0f + erff(x * 0.70710678118654752f))",
+        "silu": "x / (1.0f + expf(-x))",
+    }
+)
+BIAS_DTYPES = (*PTX_TYPES, "float32")
+_ACTIVATE = "\n__forceinline__ __device__ float {name}(float x) {{ return {value}; }}\n"
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """``activation(alpha · sum + bias[column])`` of each sum, in float32, before it is rounded; by default nothing.
+
+    ``bias`` is the dtype of a bias of n elements, "" where there is none; ``activation`` one of ACTIVATIONS or "".
+    Factor and activation are written into the kernel.
+
+    Raises
+    ------
+    IllegalWorkload : on construction, for an unknown activation or bias dtype, or a factor that is no finite number.
+    """
+
+    alpha: float = 1.0
+    bias: str = ""
+    activation: str = ""
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("activation", self.activation, ACTIVATIONS),
+            ("dtype of a bias", self.bias, BIAS_DTYPES),
+        ):
+            if value and value not in known:
+                raise IllegalWorkload(
+                    f"unknown {what}", value=repr(value), limit=" | ".join(known), remedy="choose one of these, or none"
+                )
+        if not math.isfinite(self.alpha):
+            raise IllegalWorkload("alpha is no finite number", value=self.alpha, remedy="give a finite factor")
+
+    @property
+    def is_nothing(self) -> bool:
+        """True where sums stay what they are."""
+        return self == PLAIN
+
+    def bind(self, pointer: Var, columns: int) -> Buffer | None:
+        """Emit the bias' buffer, ``columns`` elements behind a kernel's parameter; None where there is no bias."""
+        if not self.bias:
+            return None
+        bias = T.match_buffer(pointer, (columns,), self.bias, align=dtype_bytes(self.bias))
+        IRBuilder.name(BIAS, bias)
+        return bias
+
+    def apply(self, bias: Buffer | None, sums: Buffer, product: WarpgroupProduct, column: Expr, lane: Expr) -> None:
+        """Emit a thread's work on all its sums, whose columns begin at ``column`` of the output."""
+        if self.is_nothing:
+            return
+        for first in range(product.registers_per_tile):
+            if first % 4 >= 2:  # eight rows below: the same columns as the two before
+                continue
+            added = self._added(bias, column + wgmma_element(0, lane, first)[1])
+            for row_tile in range(product.row_tiles):
+                for below in (0, 2):
+                    register = row_tile * product.registers_per_tile + first + below
+                    T.buffer_store(sums, self._value(sums[register], added), [register])
+
+    def _added(self, bias: Buffer | None, column: Expr) -> Expr | None:
+        """Read what is added to the sums of a column; beyond the last nothing is read."""
+        if bias is None:
+            return None
+        read = T.Cast("float32", bias[column])
+        return T.Bind(T.if_then_else(column < bias.shape[0], read, T.float32(0)))
+
+    def _value(self, value: Expr, added: Expr | None) -> Expr:
+        if self.alpha != 1:
+            value = value * T.float32(self.alpha)
+        if added is not None:
+            value = value + added
+        if self.activation:
+            text = _ACTIVATE.format(name=self.activation, value=ACTIVATIONS[self.activation])
+            value = T.cuda.func_call(self.activation, value, source_code=text, return_type="float32")
+        return value
+
+
+PLAIN = Epilogue()
+
+
+def without(function: tirx.PrimFunc, *unused: str) -> tirx.PrimFunc:
+    """Take parameters that a kernel does not use from its signature, by their names."""
+    kept = [parameter for parameter in function.params if parameter.name not in unused]
+    return tirx.PrimFunc(kept, function.body, function.ret_type, function.attrs)

@@ -1,0 +1,158 @@
+"""Factor, bias and activation, done to sums before they are rounded, in the kernels of steps 11 to 13."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from support.cases import hopper
+from tensorir_ladder.emulator import EmulatedProgram, TensorMap, read_launches
+from tensorir_ladder.harness.execution import numpy_dtype
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.lowering import generate
+from tensorir_ladder.kernels.fused_epilogue import ACTIVATIONS, PLAIN, Epilogue
+from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.stream_k import plan_for
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.kernels.tma_ring import tma_ring
+from tensorir_ladder.kernels.warp_specialized import warp_specialized
+from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
+
+TARGET = machine_for("sm_90a").target()
+SIMPLE, ROLES = HopperTile.parse("64x128x64/1x1"), RoleTile.parse("64x128x64/1x1")
+SMALL = RoleTile.parse("64x64x64/1x1")
+TWO_ROWS = RoleTile.parse("128x64x64/1x1")
+KERNELS: dict[str, Callable[..., Any]] = {
+    "ring": lambda problem, finish: tma_ring(problem, SIMPLE, 2, finish=finish),
+    "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, finish=finish),
+    "two row tiles": lambda problem, finish: warp_specialized(problem, TWO_ROWS, 2, finish=finish),
+    "persistent": lambda problem, finish: persistent(problem, ROLES, 2, machine=hopper(2), finish=finish),
+}
+REFERENCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+FINISHES = [
+    Epilogue(0.125, "float32", "gelu"),
+    Epilogue(1.0, "", "relu"),
+    Epilogue(0.5, "float16", "silu"),
+    Epilogue(1.0, "bfloat16"),
+]
+
+
+def emulate(function: tvm.tirx.PrimFunc, given: dict[str, np.ndarray]) -> None:
+    """Run a kernel in the emulator on arrays by name; workspaces are its own."""
+    made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
+    names = tuple(str(parameter.name) for parameter in function.params)
+    kept = {each.buffer: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in launch_plan(made).workspaces}
+    arrays = [given[name] if name in given else kept.get(name, np.zeros(1, np.float32)) for name in names]
+    launches = tuple(read_launches(made.host))
+    EmulatedProgram("fused", made.cuda, launches, names, resident=prod(launches[0].grid))(*arrays)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("finish", FINISHES, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("shape", "layout", "out_dtype"), [((130, 200, 72), "nn", "float16"), ((70, 131, 136), "nt", "float32")]
+)
+def test_results_are_those_of_float64(
+    kernel: str, finish: Epilogue, shape: tuple[int, int, int], layout: str, out_dtype: str
+) -> None:
+    """By TMA and, of an odd number of columns in float32, from registers; ragged edges in both directions."""
+    m, n, k = shape
+    problem, draw = Matmul(m, n, k, "float16", layout, out_dtype), np.random.default_rng(0)
+    a, b = draw.standard_normal((m, k)).astype(np.float16), draw.standard_normal(problem.b_shape).astype(np.float16)
+    bias = draw.standard_normal(n).astype(numpy_dtype(finish.bias or "float32"))
+    got = np.full((m, n), np.nan, numpy_dtype(out_dtype))
+    emulate(KERNELS[kernel](problem, finish), {"A": a, "B": b, "C": got, "bias": bias})
+    wide = b.astype(np.float64) if layout == "nn" else b.astype(np.float64).T
+    wanted = finish.alpha * (a.astype(np.float64) @ wide) + (bias.astype(np.float64) if finish.bias else 0)
+    wanted = REFERENCES[finish.activation](wanted)
+    limit = {"float16": 2**-11, "float32": 2**-20}[out_dtype] * np.abs(wanted).max() + 1e-5
+    assert float(np.abs(got.astype(np.float64) - wanted).max()) <= limit
+
+
+@pytest.mark.emulator
+def test_helpers_sums_are_finished_once_by_the_owner() -> None:
+    """Three tiles for two blocks: the last one's first k tiles are multiplied by the block that has none."""
+    problem, draw = Matmul(180, 128, 512, "float16"), np.random.default_rng(0)
+    function = persistent(problem, ROLES, 2, machine=hopper(2), finish=Epilogue(0.5, "float32", "relu"))
+    assert plan_for(problem, ROLES, hopper(2)).helpers == 1
+    a, b = (draw.integers(-2, 3, sizes).astype(np.float16) for sizes in ((180, 512), (512, 128)))
+    got, bias = np.full((180, 128), np.nan, np.float16), draw.integers(-9, 9, 128).astype(np.float32)
+    emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
+    assert (got == np.maximum(0.5 * (a.astype(np.float64) @ b) + bias, 0)).all()
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("shape", "layout"), [((3, 70, 136, 72), "nn"), ((2, 130, 72, 200), "nt")])
+def test_a_batch_is_as_many_products(shape: tuple[int, int, int, int], layout: str) -> None:
+    """Ragged edges: a tile's rows, columns and k steps beyond its product are not the next one's."""
+    batch, m, n, k = shape
+    problem, draw = Matmul(m, n, k, "float16", layout), np.random.default_rng(0)
+    a, b = (draw.integers(-2, 3, (batch, *sizes)).astype(np.float16) for sizes in ((m, k), problem.b_shape))
+    got, bias = np.full((batch, m, n), np.nan, np.float16), draw.integers(-9, 9, n).astype(np.float16)
+    function = warp_specialized(problem, ROLES, 2, batch=batch, finish=Epilogue(bias="float16"))
+    emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
+    wide = b.astype(np.float64)
+    assert (got == a.astype(np.float64) @ (wide if layout == "nn" else wide.swapaxes(1, 2)) + bias).all()
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("m", [1, 130, 1100])
+def test_a_kernel_for_any_number_of_rows_takes_this_one(m: int) -> None:
+    """Do by hand what the launcher does: maps of the rows at hand, a block for each of their tiles, their number."""
+    n, k, draw = 72, 40, np.random.default_rng(0)
+    function = warp_specialized(Matmul(64 * 100, n, k, "float16"), SMALL, 2, any_rows=True)
+    made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
+    (launch,) = read_launches(made.host)
+    sizes = {"A": (k, m), "B": (n, k), "C": (n, m), "rows": m}
+    arguments = tuple(
+        replace(each, sizes=sizes[each.array]) if isinstance(each, TensorMap) else sizes[each]
+        for each in launch.arguments
+    )
+    launch = replace(launch, arguments=arguments, grid=launch_plan(made).of_rows(m).grid)
+    a, b = (draw.integers(-2, 3, size).astype(np.float16) for size in ((m, k), (k, n)))
+    got = np.full((m, n), np.nan, np.float16)
+    EmulatedProgram("any rows", made.cuda, (launch,), ("A", "B", "C"))(a, b, got)
+    assert (got == a.astype(np.float64) @ b).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_without_it_kernels_are_what_they_were(kernel: str) -> None:
+    problem = Matmul(128, 128, 128, "float16")
+    plain, biased = (KERNELS[kernel](problem, finish) for finish in (PLAIN, Epilogue(bias="float16")))
+    assert "bias" not in str(plain)
+    assert len(biased.params) == len(plain.params) + 1
+    assert [parameter.name for parameter in biased.params][-1] == "bias"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"activation": "tanh"}, "unknown activation .got 'tanh', limit relu | gelu | silu"),
+        ({"bias": "float64"}, "unknown dtype of a bias .got 'float64'"),
+        ({"alpha": math.inf}, "alpha is no finite number .got inf"),
+        ({"alpha": math.nan}, "alpha is no finite number .got nan"),
+    ],
+)
+def test_what_there_is_not_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(IllegalWorkload, match=said.replace("|", r"\|")):
+        Epilogue(**given)
+
+
+def test_every_activation_has_a_reference() -> None:
+    assert set(REFERENCES) == {"", *ACTIVATIONS}

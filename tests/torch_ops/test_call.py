@@ -1,0 +1,843 @@
+"""The Python call on tensors: what it multiplies, copies, keeps and refuses.
+
+Without a GPU stand-ins for torch and the driver show that a kernel gets the right matrices (see torch_stand_in.py);
+the tests marked ``gpu`` show that products are right.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+
+from support.cases import STEPS, hopper
+from support.torch_stand_in import Library, Tensor, torch_stand_in
+from tensorir_ladder.harness.execution import require_gpu
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.harness.peers import call as call_peer
+from tensorir_ladder.harness.records import load_records
+from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.lowering import generate
+from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.schedules import cost
+from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops import call as api
+from tensorir_ladder.torch_ops import describe, matmul
+from tensorir_ladder.torch_ops.choice import (
+    KERNELS,
+    Choice,
+    Setting,
+    choices,
+    choose,
+    tuned,
+)
+from tensorir_ladder.torch_ops.driver import Driver
+from tensorir_ladder.torch_ops.errors import (
+    FirstCallInCapture,
+    OverlappingOutput,
+    PaddedCopy,
+    ScatteredRows,
+    UnalignedOperand,
+    UnsupportedGpu,
+    WrongDevice,
+    WrongDtype,
+    WrongShape,
+)
+from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE, CompiledKernel
+from tensorir_ladder.torch_ops.operands import Form, arrange
+
+TARGET = machine_for("sm_90a").target()
+
+
+# The heuristic
+
+H200 = hopper(name="NVIDIA H200")
+MEASURED = [(size, size, size) for size in (256, 512, 1024, 2048, 4096, 8192)] + [(4096, 4096, 14336)]
+OTHERS = [(1, 4096, 4096), (129, 264, 8192), (1000, 1000, 1000), (128, 128, 65536)]
+
+
+@pytest.mark.parametrize("shape", [*MEASURED, *OTHERS])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_step_13_is_taken_with_the_tile_that_its_step_takes(shape: tuple[int, int, int], layout: str) -> None:
+    problem = Matmul(*shape, "float16", layout)
+    chosen = choose(problem, H200)
+    assert chosen.kernel.step == 13
+    usual = cost.choose(STEPS[13].tiles, problem, machine_for("sm_90a").for_choices())
+    assert (chosen.tile, chosen.stages) == (usual.tile, usual.stages)
+
+
+def test_what_was_measured_is_taken_on_that_gpu_alone() -> None:
+    problem = Matmul(1024, 1024, 14336, "float16")
+    chosen = choose(problem, H200)
+    assert (chosen.kernel.step, str(chosen.tile), chosen.stages) == (12, "64x128x64/1x1", 8)
+    assert choose(problem, replace(H200, name="NVIDIA H100 80GB HBM3")).kernel.step == 13
+
+
+def test_every_tuned_choice_was_faster_in_the_same_rounds_than_what_costs_least() -> None:
+    """A record times a step and the one before in the same rounds: the tuned choice is the one before, and faster."""
+    for (m, n, k, dtype, layout), chosen in tuned("NVIDIA H200").items():
+        problem = Matmul(m, n, k, dtype, layout)
+        usual = choose(problem, replace(H200, name=""))
+        label = f" {problem.shape} {dtype} {chosen.tile} {chosen.stages} stages"
+        case = (usual.kernel.step, (m, n, k), layout, dtype, str(usual.tile))
+        compared = [
+            record
+            for record in load_records()
+            if (record.step, record.shape, record.layout, record.dtype, record.tile) == case
+            and record.previous.label.endswith(label)
+        ]
+        assert compared
+        for record in compared:
+            assert record.previous.label.startswith(f"step{chosen.kernel.step}_")
+            assert median(record.previous.samples_ms) < median(record.timing.samples_ms)
+
+
+def test_kernels_cost_what_they_do_beside_their_tiles_work() -> None:
+    problem, tile = Matmul(2048, 2048, 2048, "float16"), RoleTile.parse("128x256x64/2x1")
+    overlapped, roles, ring = (kernel.cost(problem, tile, H200) for kernel in KERNELS.values())
+    assert roles - overlapped == H200.rates.launch_cycles
+    assert ring - roles == 32 * H200.rates.barrier_cycles
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_every_choice_fits_and_every_step_is_a_kernel(layout: str) -> None:
+    for choice in choices():
+        assert choice.tile.violations(TARGET, 2, choice.stages) == []
+    for kernel in KERNELS.values():
+        smallest = Choice(kernel, kernel.tiles[-1].tile, kernel.tiles[-1].stages)
+        assert smallest.build(Matmul(256, 512, 512, "float16", layout), Setting(H200)).params
+
+
+def test_a_tile_of_one_box_is_not_taken_for_blocks_that_stay() -> None:
+    """256 tiles for 132 blocks: step 13 would write the second one's results where TMA reads the first one's."""
+    few, many = (choose(Matmul(1, n, 4096, "float16"), H200) for n in (4096, 16384))
+    assert (few.kernel.step, str(few.tile)) == (13, "64x64x64/1x1")
+    assert (many.kernel.step, str(many.tile)) != (13, "64x64x64/1x1")
+
+
+def test_rows_across_cache_lines_make_clusters() -> None:
+    problem = Matmul(512, 520, 512, "float16")
+    chosen = Choice(KERNELS[13], RoleTile.parse("64x128x64/1x1"), 2)
+    built = [chosen.build(problem, Setting(H200, straddles)) for straddles in (True, False)]
+    assert ["cta_id_in_cluster" in str(function) for function in built] == [True, False]
+
+
+def test_no_choice_for_another_target() -> None:
+    with pytest.raises(IllegalTile, match="sm_80 has no wgmma fed by TMA"):
+        choose(Matmul(64, 64, 64, "float16"), replace(H200, target=machine_for("sm_80").target()))
+
+
+# How operands lie
+
+
+def form(name: str, sizes: tuple[int, ...], strides: tuple[int, ...] | None = None, dtype: str = "float16") -> Form:
+    """A form, contiguous unless strides say otherwise."""
+    return Form(name, sizes, strides or (*(int(np.prod(sizes[i + 1 :])) for i in range(len(sizes))),), dtype)
+
+
+@pytest.mark.parametrize(
+    ("b", "layout", "n", "k"),
+    [
+        (form("b", (64, 96)), "nn", 96, 64),
+        (form("b", (64, 96), (1, 64)), "nt", 96, 64),
+        (form("b", (63, 95)), "nn", 96, 64),
+        (form("b", (63, 95), (1, 64)), "nt", 95, 64),
+        (form("b", (64, 1)), "nt", 1, 64),  # both: as columns it need not be copied
+        (form("b", (1, 96), (1, 1)), "nn", 96, 8),
+        (form("b", (64, 96), (104, 1)), "nn", 96, 64),
+    ],
+)
+def test_layout_and_sizes_of_the_kernel(b: Form, layout: str, n: int, k: int) -> None:
+    operands = arrange(form("a", (32, b.sizes[0])), b, "float16")
+    problem = operands.problem
+    assert (problem.layout, problem.m, problem.n, problem.k) == (layout, 32, n, k)
+    assert operands.shape == (32, b.sizes[1])
+
+
+# The call, with stand-ins
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A torch that sees one GPU."""
+    made = torch_stand_in()
+    monkeypatch.setitem(sys.modules, "torch", made)
+    return made
+
+
+@pytest.fixture
+def library(torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    """A driver that multiplies, and kernels that are lowered, not compiled."""
+    made = Library()
+    _use(made, monkeypatch)
+    _forget()
+    yield made
+    _forget()
+
+
+def _forget() -> None:
+    for cache in (api._product, api._loaded, api._gpu):
+        cache.cache_clear()
+
+
+def _simple(_problem: Matmul, _machine: Machine) -> Choice:
+    """Step 11's kernel for all: it is built fastest, and is given the same matrices."""
+    return Choice(KERNELS[11], HopperTile.parse("64x64x64/1x1"), 4)
+
+
+class Noted(Choice):
+    """A choice whose kernel comes with what it is for."""
+
+    def build(self, problem: Matmul, setting: Setting) -> Any:
+        return super().build(problem, setting), problem, setting.finish
+
+
+def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
+    def chosen(problem: Matmul, machine: Machine, *flexible: Any) -> Choice:
+        choice = choosing(problem, machine) if flexible == (1, False) else choose(problem, machine, *flexible)
+        return Noted(choice.kernel, choice.tile, choice.stages)
+
+    def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
+        function, problem, finish = built
+        plan = launch_plan(generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE))
+        return CompiledKernel(plan, library.add(plan, problem, finish))
+
+    found = Driver(library)
+    monkeypatch.setattr(api, "cuda_driver", lambda: found)
+    monkeypatch.setattr(api, "choose", chosen)
+    monkeypatch.setattr(api, "compile_kernel", lowered)
+    monkeypatch.setattr(api, "require_compiler", lambda: None)
+
+
+def operand(seed: int, sizes: tuple[int, int], lies: str = "dense", dtype: str = "float16") -> Tensor:
+    """Whole numbers that lie "dense", "transposed", in "wide" rows, or "both"."""
+    rows, columns = sizes if lies in ("dense", "wide") else sizes[::-1]
+    extra = 24 - columns % 8 if lies in ("wide", "both") else 0
+    made = Tensor.integers(seed, (rows, columns + extra), dtype)[:, :columns]
+    return made if lies in ("dense", "wide") else made.T
+
+
+def product_of(a: Any, b: Any, dtype: Any) -> np.ndarray:
+    """The product in float64, rounded once."""
+    return (a.array.astype(np.float64) @ b.array.astype(np.float64)).astype(dtype).astype(np.float64)
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("b_lies", ["dense", "transposed", "wide", "both"])
+@pytest.mark.parametrize("shape", [(64, 128, 64), (33, 17, 50), (1, 1, 1), (40, 95, 63), (24, 1, 9), (1, 72, 1)])
+def test_kernels_get_the_right_matrices(
+    library: Library, shape: tuple[int, int, int], b_lies: str, out_dtype: str
+) -> None:
+    m, n, k = shape
+    a, b = operand(0, (m, k), "wide" if b_lies == "wide" else "dense"), operand(1, (k, n), b_lies)
+    outs = [None, Tensor.empty((m, n), out_dtype), Tensor.empty((m, n + 24 - n % 8), out_dtype)[:, :n]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PaddedCopy)
+        for out in outs:
+            for _ in range(2):
+                got = matmul(a, b, out=out, out_dtype=tensor_dtype(out_dtype))
+                assert out is None or got is out
+                assert got.shape == (m, n)
+                assert (got.array.astype(np.float64) == product_of(a, b, got.array.dtype)).all()
+
+
+def tensor_dtype(name: str) -> Any:
+    """A dtype of the stand-in's."""
+    return Tensor.empty((1, 1), name).dtype
+
+
+def test_dtype_of_the_result(library: Library) -> None:
+    a, b = (Tensor.integers(seed, (16, 16), "bfloat16") for seed in (0, 1))
+    assert matmul(a, b).array.dtype == ml_dtypes.bfloat16
+    assert matmul(a, b, out=Tensor.empty((16, 16), "float32")).array.dtype == np.float32
+    odd = operand(2, (16, 15), "transposed", "bfloat16")  # stored from registers: TVM's host code calls these uint16
+    assert (matmul(a, odd).array.astype(np.float64) == product_of(a, odd, ml_dtypes.bfloat16)).all()
+
+
+def test_the_chosen_kernel_gets_its_workspaces(
+    library: Library, torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last wave that is cut: each stream's launches have the same flags, a captured one others."""
+    _use(library, monkeypatch, choose)
+    a, b = operand(0, (128, 8192)), operand(1, (8192, 64), "transposed")
+    for stream, capturing in ((0, False), (0, False), (5, False), (5, True), (0, False)):
+        torch.cuda.stream, torch.cuda.capturing = stream, capturing
+        assert (matmul(a, b).array.astype(np.float64) == product_of(a, b, np.float16)).all()
+    assert library.kernels[0][0].overlaps
+    first, again, other, captured, last = library.flags
+    assert first == again == last
+    assert len({first, other, captured}) == 3
+
+
+def test_one_kernel_for_all_tensors_of_a_shape(library: Library) -> None:
+    for seed in range(3):
+        matmul(operand(seed, (64, 64)), operand(seed, (64, 64)))
+    matmul(operand(0, (64, 64), "wide"), operand(1, (64, 64)))
+    assert library.count("cuModuleLoadData") == 1
+    matmul(operand(0, (64, 64)), operand(1, (64, 64), "transposed"))
+    assert library.count("cuModuleLoadData") == 2
+
+
+def test_nothing_is_encoded_for_the_same_tensors(library: Library) -> None:
+    a, b, out = operand(0, (64, 64)), operand(1, (64, 64)), Tensor.empty((64, 64), "float16")
+    for _ in range(3):
+        matmul(a, b, out=out)
+    assert library.count("cuTensorMapEncodeTiled") == 3
+    assert library.count("cuLaunchKernelEx") == 3
+
+
+def test_launches_go_to_the_current_stream(library: Library, torch: SimpleNamespace) -> None:
+    a, b = operand(0, (64, 64)), operand(1, (64, 64))
+    matmul(a, b)
+    torch.cuda.stream = 4711
+    matmul(a, b)
+    assert library.streams == [0, 4711]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_batch_is_one_launch(library: Library, batch: int, transposed: bool) -> None:
+    a, b = Tensor.integers(0, (batch, 40, 72), "float16"), Tensor.integers(1, (batch, 72, 24), "float16")
+    bias = Tensor.integers(2, (24,), "float16")
+    if transposed:
+        b = Tensor(Tensor.integers(1, (batch, 24, 72), "float16").array.swapaxes(1, 2), "float16")
+    apart = Tensor.empty((batch, 48, 32), "float16")[:, :40, :24]
+    for number, out in enumerate((None, Tensor.empty((batch, 40, 24), "float16"), apart)):
+        got = matmul(a, b, out=out, bias=bias)
+        assert got.shape == (batch, 40, 24)
+        wanted = a.array.astype(np.float64) @ b.array.astype(np.float64) + bias.array
+        assert (got.array.astype(np.float64) == wanted).all()
+        assert library.count("cuLaunchKernelEx") == number + 1
+
+
+@pytest.mark.parametrize("b_lies", ["dense", "transposed"])
+def test_one_kernel_takes_any_number_of_rows(library: Library, b_lies: str) -> None:
+    b = operand(1, (72, 136), b_lies)
+    for m in (1, 40, 64, 65, 300):
+        a = operand(0, (m, 72))
+        assert (matmul(a, b, any_m=True).array.astype(np.float64) == product_of(a, b, np.float16)).all()
+    assert library.count("cuModuleLoadData") == 1
+    assert [grid[0] for grid in library.grids] == [3, 3, 3, 6, 15]
+
+
+def test_any_number_of_rows_has_few_tiles() -> None:
+    tiles = {choose(Matmul(m, 4096, 4096, "float16"), H200, 1, True).tile for m in range(1, 10000, 97)}
+    assert 1 < len(tiles) <= 4
+
+
+def test_a_batch_takes_the_tile_that_fills_the_gpu() -> None:
+    problem = Matmul(256, 256, 1024, "float16")
+    one, many = (choose(problem, H200, batch) for batch in (2, 64))
+    assert (one.kernel.step, many.kernel.step) == (12, 12)
+    assert one.tile.block_m * one.tile.block_n < many.tile.block_m * many.tile.block_n
+
+
+@pytest.mark.parametrize("bias_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("n", [64, 95])
+def test_factor_bias_and_activation_reach_the_kernel(library: Library, n: int, bias_dtype: str) -> None:
+    """With 95 columns the kernel has 96, and the bias is copied to as many."""
+    a, b, bias = operand(0, (40, 64)), operand(1, (64, n)), Tensor.integers(2, (n,), bias_dtype)
+    wanted = np.maximum(0.5 * (a.array.astype(np.float64) @ b.array.astype(np.float64)) + bias.array, 0)
+    for out in (None, Tensor.empty((40, n), "float16")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PaddedCopy)
+            got = matmul(a, b, bias=bias, activation="relu", alpha=0.5, out=out)
+        assert (got.array.astype(np.float64) == wanted.astype(np.float16)).all()
+    assert library.count("cuModuleLoadData") == 1
+
+
+def test_each_finish_is_a_kernel_of_its_own(library: Library) -> None:
+    a, b, bias = operand(0, (64, 64)), operand(1, (64, 64)), Tensor.integers(2, (64,), "float16")
+    for given in ({}, {"alpha": 2}, {"bias": bias}, {"activation": "relu"}, {"alpha": 1}, {"bias": bias}):
+        matmul(a, b, **given)
+    assert library.count("cuModuleLoadData") == 4
+
+
+def test_another_current_gpu_is_said_of_known_tensors(library: Library, torch: SimpleNamespace) -> None:
+    a, b = operand(0, (64, 64)), operand(1, (64, 64))
+    matmul(a, b)
+    torch.cuda.device = 1
+    with pytest.raises(WrongDevice, match=r"a is on another GPU .*\(got cuda:0, limit cuda:1\)"):
+        matmul(a, b)
+
+
+def test_gradients_are_refused_of_known_tensors(library: Library) -> None:
+    a, b = operand(0, (8, 8)), operand(1, (8, 8))
+    matmul(a, b)
+    with pytest.raises(RuntimeError, match="records no gradients"):
+        matmul(learned(), b)
+
+
+def test_copies_are_said_once_with_their_bytes(library: Library) -> None:
+    a, b = operand(0, (40, 63)), operand(1, (63, 95))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            matmul(a, b)
+    (one,) = said
+    assert (one.category, one.filename) == (PaddedCopy, __file__)
+    assert "a product 40x95x63 of float16 copies at each call what" in str(one.message)
+    assert "a (40 rows of 126 bytes in 5120 bytes), b (63 rows of 190 bytes in 16128 bytes)" in str(one.message)
+    assert "out (40 rows of 190 bytes in 10240 bytes)" in str(one.message)
+
+
+def test_a_call_is_described(library: Library) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PaddedCopy)
+        odd = describe(operand(0, (40, 63)), operand(1, (63, 95)))
+    assert odd.split("; ")[1:] == [
+        "copies a (40 rows of 126 bytes in 5120 bytes)",
+        "copies b (63 rows of 190 bytes in 16128 bytes)",
+        "copies out (40 rows of 190 bytes in 10240 bytes)",
+    ]
+    assert "copies" not in describe(operand(0, (64, 64)), operand(1, (64, 64)))
+    assert str(_simple(Matmul(64, 64, 64), H200)) == "step 11, 64x64x64/1x1, 4 stages"
+    assert library.count("cuLaunchKernelEx") == 0
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_the_call_is_timed_as_a_peer(library: Library, layout: str) -> None:
+    problem = Matmul(40, 95, 63, "float16", layout)
+    a, b = operand(0, (40, 63)), operand(1, problem.b_shape)
+    c = Tensor.empty((40, 95), "float16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PaddedCopy)
+        entrant, any_m = call_peer.enter(SimpleNamespace(problem=problem, sets=[(a, b, c)]), H200)
+        entrant.run(a, b, c)
+    assert "copies a (40 rows" in entrant.config
+    assert (entrant.name, any_m.name) == call_peer.KIND.peers
+    assert any_m.status == ("measured" if layout == "nn" else "failed")
+    assert (c.array.astype(np.float64) == product_of(a, b if layout == "nn" else b.T, np.float16)).all()
+
+
+def test_a_refused_call_is_a_peer_that_failed(library: Library) -> None:
+    operands = [Tensor.empty((8, 8), "float32") for _ in range(3)]
+    for entrant in call_peer.enter(SimpleNamespace(problem=Matmul(8, 8, 8), sets=[tuple(operands)]), H200):
+        assert (entrant.status, entrant.run) == ("failed", None)
+        assert "got float32 and float32" in entrant.why
+
+
+def test_aligned_rows_are_not_copied(library: Library) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        matmul(operand(0, (40, 63), "wide"), operand(1, (63, 95), "both"))
+
+
+def test_captures_come_after_a_first_call(library: Library, torch: SimpleNamespace) -> None:
+    a, b = operand(0, (64, 64)), operand(1, (64, 64))
+    torch.cuda.capturing = True
+    with pytest.raises(FirstCallInCapture, match=r"the first product 64x64x64 of float16 .* call it once before"):
+        matmul(a, b)
+    torch.cuda.capturing = False
+    matmul(a, b)
+    torch.cuda.capturing = True
+    matmul(b, a)
+
+
+# What is refused
+
+
+def dense(*sizes: int, dtype: str = "float16", offset: int = 0) -> Tensor:
+    """A contiguous tensor."""
+    return Tensor.empty(sizes, dtype, offset=offset)
+
+
+REFUSALS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+    (TypeError, "a is a ndarray; give a torch tensor", lambda: matmul(np.zeros((8, 8)), dense(8, 8))),
+    (TypeError, "b is a list", lambda: matmul(dense(8, 8), [1])),
+    (WrongDevice, r"b is not on a GPU \(got cpu, limit cuda\); call .cuda", lambda: matmul(dense(8, 8), on(-1))),
+    (WrongDevice, r"out is not on a GPU", lambda: into(on(-1))),
+    (WrongDevice, r"b is on another GPU .*\(got cuda:1, limit cuda:0\)", lambda: matmul(dense(8, 8), on(1))),
+    (WrongShape, r"a is no matrix \(got shape \(8,\)", lambda: matmul(dense(8), dense(8, 8))),
+    (WrongShape, r"b is no matrix \(got shape \(2, 8, 8\)", lambda: matmul(dense(8, 8), dense(2, 8, 8))),
+    (WrongShape, r"inner sizes .*\(got \(8, 16\) and \(8, 8\)", lambda: matmul(dense(8, 16), dense(8, 8))),
+    (
+        WrongShape,
+        r"out has .*\(got \(8, 9\), limit \(8, 8\)",
+        lambda: matmul(dense(8, 8), dense(8, 8), out=dense(8, 9)),
+    ),
+    (WrongDtype, "got float32 and float32", lambda: matmul(*[dense(8, 8, dtype="float32")] * 2)),
+    (WrongDtype, "float16 and bfloat16", lambda: matmul(dense(8, 8), dense(8, 8, dtype="bfloat16"))),
+    (WrongDtype, "do not store .got float64", lambda: matmul(*[dense(8, 8)] * 2, out_dtype=tensor_dtype("float64"))),
+    (
+        WrongDtype,
+        "out has another dtype than out_dtype",
+        lambda: into(dense(8, 8), out_dtype=tensor_dtype("float32")),
+    ),
+    (ScatteredRows, "a has no rows .*got strides 1, 16", lambda: matmul(dense(8, 16).T, dense(8, 8))),
+    (ScatteredRows, "b has no rows", lambda: matmul(dense(8, 8), dense(8, 16)[:, ::2])),
+    (ScatteredRows, "got strides 0, 1", lambda: matmul(repeated(), dense(8, 8))),
+    (UnalignedOperand, "a is a part .*got rows 34 bytes apart", lambda: matmul(dense(8, 17)[:, :8], dense(8, 8))),
+    (UnalignedOperand, "b is a part", lambda: matmul(dense(8, 8), dense(8, 17)[:, :8].T)),
+    (
+        UnalignedOperand,
+        "out is a part",
+        lambda: matmul(dense(8, 8), dense(8, 8), out=dense(8, 17)[:, :8]),
+    ),
+    (
+        UnalignedOperand,
+        "a begins .*2 bytes beyond a multiple of 16",
+        lambda: matmul(dense(8, 8, offset=2), dense(8, 8)),
+    ),
+    (UnalignedOperand, "b begins .*8 bytes", lambda: matmul(dense(8, 8), dense(8, 8, offset=8))),
+    (UnalignedOperand, "out begins", lambda: into(dense(8, 8, offset=4))),
+    (OverlappingOutput, "out and a are in the same memory", lambda: shared(0)),
+    (OverlappingOutput, "out and b are in the same memory", lambda: shared(1)),
+    (
+        WrongShape,
+        r"not batches of as many .*\(2, 8, 8\) and \(3, 8, 8\)",
+        lambda: matmul(dense(2, 8, 8), dense(3, 8, 8)),
+    ),
+    (WrongShape, "a is no matrix", lambda: matmul(dense(2, 8, 8), dense(8, 8))),
+    (WrongShape, r"inner sizes .*\(8, 8\) and \(16, 8\)", lambda: matmul(dense(2, 8, 8), dense(2, 16, 8))),
+    (UnalignedOperand, "b is a batch whose rows .*rows of 18 bytes", lambda: matmul(dense(2, 8, 8), dense(2, 8, 9))),
+    (ScatteredRows, "a has matrices that lie upon", lambda: matmul(same_twice(), dense(2, 8, 8))),
+    (
+        IllegalWorkload,
+        "results of a batch, .* leave by TMA alone .got rows of 8 of float32",
+        lambda: matmul(dense(2, 8, 8), dense(2, 8, 8), out_dtype=tensor_dtype("float32")),
+    ),
+    (
+        IllegalWorkload,
+        "of any number of rows, leave by TMA",
+        lambda: finished(any_m=True, out_dtype=tensor_dtype("float32")),
+    ),
+    (
+        IllegalWorkload,
+        "a batch has a fixed number of rows .got batch 2",
+        lambda: matmul(dense(2, 8, 8), dense(2, 8, 8), any_m=True),
+    ),
+    (TypeError, "bias is a int; give a torch tensor", lambda: finished(bias=3)),
+    (WrongShape, r"bias has not one .*got \(9,\), limit \(8,\)", lambda: finished(bias=dense(9))),
+    (WrongShape, r"bias has not one .*got \(1, 8\)", lambda: finished(bias=dense(1, 8))),
+    (ScatteredRows, "bias' elements are not side by side .got 2", lambda: finished(bias=dense(16)[::2])),
+    (
+        WrongDtype,
+        r"bias of another .*got bfloat16, limit float16 \| f",
+        lambda: finished(bias=dense(8, dtype="bfloat16")),
+    ),
+    (WrongDevice, "bias is not on a GPU", lambda: finished(bias=Tensor.empty((8,), "float16", -1))),
+    (IllegalWorkload, "unknown activation .got 'tanh'", lambda: finished(activation="tanh")),
+    (TypeError, "alpha is a Tensor; give a number", lambda: finished(alpha=dense(1))),
+    (IllegalWorkload, "alpha is no finite number .got nan", lambda: finished(alpha=float("nan"))),
+    (OverlappingOutput, "out and bias are in the same memory", lambda: over_bias()),
+    (IllegalWorkload, "illegal size k .got 0", lambda: matmul(dense(8, 0), dense(0, 8))),
+    (IllegalWorkload, "m·n elements .*limit below 2147483648", lambda: matmul(huge(), huge().T)),
+    (RuntimeError, "records no gradients", lambda: matmul(learned(), dense(8, 8))),
+]
+
+
+def into(out: Tensor, **more: Any) -> Tensor:
+    """An 8 × 8 product into a tensor."""
+    return matmul(dense(8, 8), dense(8, 8), out=out, **more)
+
+
+def same_twice() -> Tensor:
+    """A batch of the same matrix."""
+    return Tensor(np.broadcast_to(dense(8, 8).array, (2, 8, 8)), "float16")
+
+
+def finished(**how: Any) -> Tensor:
+    """An 8 × 8 product with more done to it."""
+    return matmul(dense(8, 8), dense(8, 8), **how)
+
+
+def over_bias() -> Tensor:
+    """A product onto its own bias."""
+    out = dense(8, 8)
+    return finished(bias=out[1], out=out)
+
+
+def on(device: int) -> Tensor:
+    """An 8 × 8 tensor elsewhere."""
+    return Tensor.empty((8, 8), "float16", device)
+
+
+def repeated() -> Tensor:
+    """Eight times the same row."""
+    return Tensor(np.broadcast_to(dense(1, 8).array, (8, 8)), "float16")
+
+
+def huge() -> Tensor:
+    """Rows enough that a product with as many columns is beyond 31 bits; its memory is one row's."""
+    row = dense(1, 8).array
+    return Tensor(np.lib.stride_tricks.as_strided(row, (2**16, 8), (16, 2), writeable=False), "float16")
+
+
+def learned() -> Tensor:
+    """A tensor that requires gradients."""
+    made = dense(8, 8)
+    made.requires_grad = True
+    return made
+
+
+def shared(place: int) -> Tensor:
+    """A product whose output begins within a (0) or b (1): both are rows of one matrix, the other operand is not."""
+    memory, operands = dense(32, 8), [dense(8, 8), dense(8, 8)]
+    operands[place] = memory[:8]
+    return matmul(*operands, out=memory[4:12])
+
+
+@pytest.mark.parametrize(("kind", "message", "call"), REFUSALS, ids=[message for _, message, _ in REFUSALS])
+def test_bad_input_is_named(library: Library, kind: type[Exception], message: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(kind, match=message):
+        call()
+    assert library.count("cuLaunchKernelEx") == 0
+
+
+def test_neighbouring_memory_does_not_overlap(library: Library) -> None:
+    memory = dense(24, 8)
+    matmul(memory[:8], memory[8:16], out=memory[16:])
+    assert library.count("cuLaunchKernelEx") == 1
+
+
+def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_stand_in(gpus=0))
+    with pytest.raises(UnsupportedGpu, match="there is no GPU that torch sees"):
+        matmul(on(-1), on(-1))
+
+
+def test_another_gpu_is_said(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    _use(Library((8, 0)), monkeypatch)
+    with pytest.raises(UnsupportedGpu, match=r"lacks \(got sm_80, limit sm_90\); call torch.matmul"):
+        matmul(dense(8, 8), dense(8, 8))
+
+
+def test_a_missing_compiler_is_said(library: Library, monkeypatch: pytest.MonkeyPatch, no_compiler: None) -> None:
+    from tensorir_ladder.kernels.codegen.toolchain import require_compiler
+
+    monkeypatch.setattr(api, "require_compiler", require_compiler)
+    with pytest.raises(NoCompiler, match="no CUDA compiler found"):
+        matmul(dense(8, 8), dense(8, 8))
+
+
+@pytest.mark.parametrize("room", ["torch_ops.call", "kernels.persistent"])
+def test_importing_imports_neither_torch_nor_what_is_above(room: str) -> None:
+    above = ["torch", *(f"tensorir_ladder.{name}" for name in ("harness", "steps", "reports", "emulator"))]
+    check = f"import sys, tensorir_ladder.{room}; print([name for name in {above} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+# On the GPU
+
+
+@pytest.fixture
+def real() -> Any:
+    """Torch, on an sm_90."""
+    torch = require_gpu()
+    if torch.cuda.get_device_capability() != api.HOPPER:
+        pytest.skip("no sm_90")
+    return torch
+
+
+def random(torch: Any, seed: int, sizes: tuple[int, int], lies: str, dtype: str) -> Any:
+    """Normal values that lie as those of :func:`operand`."""
+    rows, columns = sizes if lies in ("dense", "wide") else sizes[::-1]
+    extra = 24 - columns % 8 if lies in ("wide", "both") else 0
+    generator = torch.Generator("cuda").manual_seed(seed)
+    made = torch.randn((rows, columns + extra), generator=generator, device="cuda").to(getattr(torch, dtype))
+    return made[:, :columns] if lies in ("dense", "wide") else made[:, :columns].T
+
+
+def check_real(torch: Any, got: Any, a: Any, b: Any) -> None:
+    """Close to the product in float64, by the scale of its elements and the rounding of the result."""
+    wanted = a.double() @ b.double()
+    tolerance = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-16}[got.dtype]
+    error = float((got.double() - wanted).abs().max())
+    assert error <= tolerance * float(wanted.abs().max()) + 1e-5 * a.shape[1] ** 0.5
+
+
+GPU_SHAPES = [
+    (256, 512, 320),
+    (1, 1, 1),
+    (33, 17, 50),
+    (300, 264, 200),
+    (1, 4095, 4097),
+    (1023, 1025, 513),
+    (129, 8, 8),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("b_lies", ["dense", "transposed", "wide", "both"])
+@pytest.mark.parametrize("shape", GPU_SHAPES)
+def test_products_are_right(real: Any, shape: tuple[int, int, int], b_lies: str, dtype: str, out_dtype: str) -> None:
+    m, n, k = shape
+    a = random(real, 0, (m, k), "wide" if b_lies == "both" else "dense", dtype)
+    b = random(real, 1, (k, n), b_lies, dtype)
+    kind = getattr(real, out_dtype)
+    surrounded = real.full((m, n + 24 - n % 8), 7.0, device="cuda", dtype=kind)
+    for out in (None, real.full((m, n), float("nan"), device="cuda", dtype=kind), surrounded[:, :n]):
+        check_real(real, matmul(a, b, out=out, out_dtype=kind), a, b)
+    assert bool((surrounded[:, n:] == 7).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
+@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63), (128, 64, 8192)])
+def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
+    matmul(a, b)
+    real.cuda.synchronize()
+    graph = real.cuda.CUDAGraph()
+    with real.cuda.graph(graph):
+        got = matmul(a, b)
+    for seed in (2, 3, 4):
+        a.copy_(random(real, seed, (m, k), "dense", "float16"))
+        graph.replay()
+        real.cuda.synchronize()
+        check_real(real, got, a, b)
+
+
+@pytest.mark.gpu
+def test_a_first_call_in_a_capture_is_refused(real: Any) -> None:
+    a = random(real, 0, (104, 104), "dense", "float16")
+    with pytest.raises(FirstCallInCapture), real.cuda.graph(real.cuda.CUDAGraph()):
+        matmul(a, a)
+    check_real(real, matmul(a, a), a, a)
+
+
+@pytest.mark.gpu
+def test_products_wait_for_what_is_before_them_in_the_current_stream(real: Any) -> None:
+    b, stream = random(real, 1, (512, 512), "dense", "float16"), real.cuda.Stream()
+    a, wanted = real.zeros_like(b), random(real, 0, (512, 512), "dense", "float16")
+    matmul(a, b)
+    real.cuda.synchronize()
+    with real.cuda.stream(stream):
+        real.cuda._sleep(20_000_000)  # some 10 ms, in which a launch in another stream would read zeros
+        a.copy_(wanted)
+        got = matmul(a, b)
+    stream.synchronize()
+    check_real(real, got, wanted, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(256, 256, 256), (128, 64, 8192), (1024, 1024, 14336), (2304, 2304, 4096)])
+def test_products_in_a_row_read_what_the_one_before_wrote(real: Any, shape: tuple[int, int, int]) -> None:
+    """Overlapped launches: the second begins while the first runs, and multiplies its result."""
+    m, n, k = shape
+    a, b = random(real, 0, (m, k), "dense", "bfloat16"), random(real, 1, (k, n), "dense", "bfloat16")
+    c = random(real, 2, (n, k), "dense", "bfloat16")
+    between, after = real.empty((m, n), dtype=real.bfloat16, device="cuda"), []
+    for _ in range(20):
+        between.fill_(float("nan"))
+        matmul(a, b, out=between)
+        after.append(matmul(between, c, out_dtype=real.float32))
+    wanted = (between.double() @ c.double()).float()
+    check_real(real, between, a, b)
+    for got in after:
+        assert float((got - wanted).abs().max()) <= 2**-12 * float(wanted.abs().max())
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("bias_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("shape", [(256, 512, 320), (33, 95, 50), (128, 64, 8192), (1000, 4096, 1024)])
+def test_sums_are_finished_as_torch_does(
+    real: Any, shape: tuple[int, int, int], bias_dtype: str, activation: str | None
+) -> None:
+    m, n, k = shape
+    a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
+    bias = random(real, 2, (1, n), "dense", bias_dtype)[0]
+    wanted = 0.25 * (a.double() @ b.double()) + bias.double()
+    if activation:
+        wanted = getattr(real.nn.functional, activation)(wanted)
+    got = matmul(a, b, bias=bias, activation=activation, alpha=0.25)
+    error = float((got.double() - wanted).abs().max())
+    assert error <= 2**-10 * float(wanted.abs().max()) + 1e-5 * k**0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape", [(2, 256, 256, 256), (7, 200, 264, 72), (64, 512, 512, 128), (3, 130, 8, 1024)])
+def test_batches_are_right(real: Any, shape: tuple[int, int, int, int], transposed: bool) -> None:
+    batch, m, n, k = shape
+    a = random(real, 0, (batch * m, k), "dense", "float16").view(batch, m, k)
+    b = random(real, 1, (batch * n, k), "dense", "float16").view(batch, n, k).transpose(1, 2)
+    if not transposed:
+        b = b.contiguous()
+    around = real.full((batch, m + 3, n + 8), 7.0, device="cuda", dtype=real.float16)
+    for out in (None, around[:, :m, :n]):
+        got = matmul(a, b, out=out)
+        for number in range(batch):
+            check_real(real, got[number], a[number], b[number])
+    assert bool((around[:, m:] == 7).all())
+    assert bool((around[:, :, n:] == 7).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("b_lies", ["dense", "transposed"])
+def test_any_number_of_rows_is_right(real: Any, b_lies: str) -> None:
+    b = random(real, 1, (520, 264), b_lies, "bfloat16")
+    for m in (1, 63, 64, 65, 1000, 2048, 2049, 7777):
+        a = random(real, 0, (m, 520), "dense", "bfloat16")
+        check_real(real, matmul(a, b, any_m=True), a, b)
+
+
+@pytest.mark.gpu
+def test_streams_and_graphs_beside_each_other_have_their_own_workspaces(real: Any) -> None:
+    a, b = random(real, 0, (128, 8192), "dense", "float16"), random(real, 1, (8192, 64), "dense", "float16")
+    wanted = matmul(a, b)
+    check_real(real, wanted, a, b)
+    real.cuda.synchronize()
+    graph = real.cuda.CUDAGraph()
+    with real.cuda.graph(graph):
+        captured = matmul(a, b)
+    streams, results = [real.cuda.Stream() for _ in range(3)], []
+    for _ in range(50):
+        graph.replay()
+        for stream in streams:
+            with real.cuda.stream(stream):
+                results.append(matmul(a, b))
+    real.cuda.synchronize()
+    for got in (captured, *results):
+        assert float((got - wanted).abs().max()) <= 2**-10 * float(wanted.abs().max())
+
+
+@pytest.mark.gpu
+def test_another_thread_may_call(real: Any) -> None:
+    a, results = random(real, 0, (128, 128), "dense", "float16"), []
+    thread = threading.Thread(target=lambda: results.append(matmul(a, a)))
+    thread.start()
+    thread.join()
+    check_real(real, results[0], a, a)
+
+
+@pytest.mark.gpu
+def test_real_tensors_are_refused_alike(real: Any) -> None:
+    a = random(real, 0, (64, 64), "dense", "float16")
+    for kind, call in (
+        (WrongDevice, lambda: matmul(a.cpu(), a)),
+        (WrongDtype, lambda: matmul(a.float(), a.float())),
+        (UnalignedOperand, lambda: matmul(a.flatten()[1:4033].view(63, 64), a)),
+        (OverlappingOutput, lambda: matmul(a, a, out=a)),
+        (ScatteredRows, lambda: matmul(a[:, ::2], a[:32])),
+        (IllegalWorkload, lambda: matmul(a[:0], a)),
+    ):
+        with pytest.raises(kind):
+            call()
+    grown = a.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="records no gradients"):
+        matmul(grown, a)
+    with real.no_grad():
+        check_real(real, matmul(grown, a), a, a)

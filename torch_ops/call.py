@@ -1,0 +1,229 @@
+"""Multiply torch tensors by the explicit kernels: checked and compiled once, launched in torch's current stream.
+
+A call first looks up its tensors' forms (sizes, strides, dtypes), for which everything was checked and built before,
+then the launch on their addresses. Torch is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+from typing import TYPE_CHECKING, Any
+
+from tvm.target import Target
+
+from tensorir_ladder.kernels.codegen.toolchain import require_compiler
+from tensorir_ladder.kernels.fused_epilogue import Epilogue
+from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops.choice import Choice, Setting, choose, of_any_rows
+from tensorir_ladder.torch_ops.driver import cuda_driver
+from tensorir_ladder.torch_ops.errors import FirstCallInCapture, UnsupportedGpu, WrongDevice, WrongDtype
+from tensorir_ladder.torch_ops.launcher import LoadedKernel, compile_kernel, load_kernel
+from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, output_rows
+from tensorir_ladder.torch_ops.product import Product
+from tensorir_ladder.torch_ops.rates import cost_rates
+
+if TYPE_CHECKING:
+    import torch
+
+Key = tuple[Any, ...]  # a tensor's sizes, strides, dtype and GPU
+
+CACHED_PRODUCTS = 4096  # forms of operands whose checks are kept; their kernels are kept for good
+HOPPER = (9, 0)
+# Numbers of CUdevice_attribute: compute capability, multiprocessors, and a target's limits by their names.
+CAPABILITY, MULTIPROCESSORS = (75, 76), 16
+LIMITS = {
+    "max_threads_per_block": 1,
+    "thread_warp_size": 10,
+    "registers_per_block": 12,
+    "max_shared_memory_per_block": 97,
+}
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    any_m: bool = False,
+) -> torch.Tensor:
+    """Compute ``activation(alpha · a @ b + bias)`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90.
+
+    Or of a batch of them, (b, m, k) and (b, k, n), by one launch: rows are then multiples of 16 bytes, results 16 bits.
+    Returns the (m, n) or (b, m, n) product. Both operands are float16 or both bfloat16; sums are float32, rounded once
+    to ``out_dtype`` (float16, bfloat16 or float32; by default the operands' dtype, or that of ``out``). Rows of ``a``
+    are contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies.
+    Rows may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous
+    matrices whose rows do not are copied to padded rows at each call, as is such an output; a warning,
+    :class:`torch_ops.errors.PaddedCopy`, says so once, with the bytes.
+
+    ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
+    "relu", "gelu" (the exact form, by erf) or "silu". All three are done to the float32 sums before they are rounded;
+    factor and activation are written into the kernel, so that each pair of them is a kernel of its own.
+
+    With ``any_m`` kernels take any m: there is one for each n, k and tile, four at most, instead of one for each m.
+    They are step 12's, with whole tiles; rows and results as in a batch, which they do not take.
+
+    The first call with tensors of some sizes, strides and dtypes compiles a kernel, which takes seconds; cubins are
+    kept on disk, loaded kernels for the life of the process. Calls run in torch's current stream, may be captured in
+    CUDA graphs after a first call outside, and take no part in autograd: tensors that require gradients are refused
+    while these are recorded, as by torch's own ``out=`` functions.
+
+    Raises
+    ------
+    TypeError : for what is no tensor. WrongShape, WrongDtype, WrongDevice, ScatteredRows, UnalignedOperand,
+    OverlappingOutput, UnsupportedGpu (:mod:`torch_ops.errors`), IllegalWorkload : ValueErrors that say what, the limit,
+    and what to do; an output overlaps an operand where their first to last bytes do.
+    NoCompiler, CompileError : from nvcc. FirstCallInCapture, DriverError : RuntimeErrors.
+    """
+    try:
+        left = a.shape, a.stride(), a.dtype, a.get_device()
+        right = b.shape, b.stride(), b.dtype, b.get_device()
+        result = out if out is None else (out.shape, out.stride(), out.dtype, out.get_device())
+        added = bias if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device())
+        learned = a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)
+    except AttributeError:
+        _check_tensors(a=a, b=b, out=out, bias=bias)
+        raise
+    if learned:
+        _check_no_gradients()
+    product = _product(left, right, result, out_dtype, added, activation, alpha, any_m)
+    if product.current_device() != product.device:
+        raise _elsewhere("a", product.device)
+    return product(a, b, out, bias)
+
+
+def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, any_m: bool = False) -> str:
+    """Say what :func:`matmul` takes for tensors that lie like these: step, tile, stages, and what each call copies.
+
+    Builds and loads the kernel where that has not been done; raises what :func:`matmul` raises.
+    """
+    _check_tensors(a=a, b=b, out=out)
+    keys = [
+        None if each is None else (each.shape, each.stride(), each.dtype, each.get_device()) for each in (a, b, out)
+    ]
+    return _product(*keys, None, None, None, 1.0, any_m).description
+
+
+@functools.lru_cache(CACHED_PRODUCTS)
+def _product(
+    a: Key,
+    b: Key,
+    out: Key | None,
+    out_dtype: torch.dtype | None,
+    bias: Key | None,
+    activation: str | None,
+    alpha: float,
+    any_m: bool,
+) -> Product:
+    """Make the product of tensors of such forms, ready to run: all but their addresses is checked here.
+
+    Each call checks these, that no gradients are recorded, and that the GPU is the current one.
+    """
+    given = {name: key for name, key in (("a", a), ("b", b), ("out", out), ("bias", bias)) if key}
+    device = _device_of(given)
+    dtype = out_dtype or (out or a)[2]
+    if out and out[2] != dtype:
+        raise WrongDtype("out has another dtype than out_dtype", value=out[2], limit=dtype, remedy="give one of both")
+    forms = {name: Form(name, tuple(key[0]), tuple(key[1]), _name(key[2])) for name, key in given.items()}
+    operands = arrange(forms["a"], forms["b"], _name(dtype))
+    _, *inner = operands.shape
+    dense = tuple(math.prod(inner[place:]) for place in range(len(operands.shape)))
+    result = output_rows(forms.get("out") or Form("out", operands.shape, dense, _name(dtype)), operands)
+    if not isinstance(alpha, numbers.Real):
+        raise TypeError(f"alpha is a {type(alpha).__name__}; give a number, which is written into the kernel")
+    if bias:
+        check_bias(forms["bias"], operands)
+    finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
+    return Product(_kernel_for(operands, finish, any_m, device), operands, result, dtype)
+
+
+def _kernel_for(operands: Operands, finish: Epilogue, any_m: bool, device: int) -> LoadedKernel:
+    machine, problem, batch = _gpu(device), operands.problem, operands.batch or 1
+    choice = choose(problem, machine, batch, any_m)
+    setting = Setting(machine, operands.straddles, finish, batch, any_m)
+    return _loaded(choice, of_any_rows(problem, choice.tile) if any_m else problem, setting, device)
+
+
+@functools.cache
+def _loaded(choice: Choice, problem: Matmul, setting: Setting, device: int) -> LoadedKernel:
+    import torch
+
+    if torch.cuda.is_current_stream_capturing():
+        raise FirstCallInCapture(
+            f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
+            "cannot be captured in a CUDA graph; call it once before"
+        )
+    compiled = compile_kernel(choice.build(problem, setting), _gpu(device).target, require_compiler())
+    return load_kernel(compiled, cuda_driver(), device, str(choice))
+
+
+@functools.cache
+def _gpu(device: int) -> Machine:
+    """Ask the driver for a GPU's limits, multiprocessors and name; UnsupportedGpu for any but an sm_90."""
+    driver = cuda_driver()
+    capability = tuple(driver.attribute(device, number) for number in CAPABILITY)
+    if capability != HOPPER:
+        raise UnsupportedGpu(
+            "the kernels are made of Hopper's instructions, which this GPU lacks",
+            value=f"sm_{capability[0]}{capability[1]}",
+            limit="sm_90",
+            remedy="call torch.matmul",
+        )
+    limits = {name: driver.attribute(device, number) for name, number in LIMITS.items()}
+    target = Target({"kind": "cuda", "arch": HopperTile.ARCH, **limits})
+    name = driver.name(device)
+    return Machine(target, driver.attribute(device, MULTIPROCESSORS), cost_rates(name), name=name)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_tensors(**given: object) -> None:
+    """Raise TypeError for the first argument that is no tensor; one that is None was not given."""
+    import torch
+
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in ("a", "b")):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; give a torch tensor")
+
+
+def _check_no_gradients() -> None:
+    """Raise RuntimeError where gradients are recorded."""
+    import torch
+
+    if torch.is_grad_enabled():
+        raise RuntimeError("matmul records no gradients, and an operand requires them; call it under torch.no_grad()")
+
+
+def _device_of(given: dict[str, Key]) -> int:
+    """Return the current GPU's number, on which all tensors are; raises WrongDevice, UnsupportedGpu."""
+    import torch
+
+    for name, (_, _, _, device) in given.items():
+        if device < 0:
+            if not torch.cuda.is_available():
+                raise UnsupportedGpu("there is no GPU that torch sees", remedy="run where there is an sm_90")
+            raise WrongDevice(f"{name} is not on a GPU", value="cpu", limit="cuda", remedy="call .cuda() on it")
+        if device != torch._C._cuda_getDevice():
+            raise _elsewhere(name, device)
+    return device
+
+
+def _elsewhere(name: str, device: int) -> WrongDevice:
+    import torch
+
+    return WrongDevice(
+        f"{name} is on another GPU than the current one",
+        value=f"cuda:{device}",
+        limit=f"cuda:{torch._C._cuda_getDevice()}",
+        remedy="move it, or call torch.cuda.set_device",
+    )
