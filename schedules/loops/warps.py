@@ -228,6 +228,7 @@ def add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batches
 
 
 def check_warp_tile(tile: WarpTile) -> None:
+    """Raise IllegalTile for another kind of tile, and for one that does not divide."""
     if not isinstance(tile, WarpTile):
         example = f"give for example {WarpTile.EXAMPLE}"
         raise IllegalTile("not a tile of warps and their threads", value=tile, limit=WarpTile.FORM, remedy=example)
@@ -235,7 +236,7 @@ def check_warp_tile(tile: WarpTile) -> None:
 
 
 def check_warp_contraction(sch: Schedule, block: SBlockRV) -> None:
-    """A block has outputs' loops, rows and columns last, then one reduction, and two operands of 4-byte elements."""
+    """Raise IllegalSchedule for a block that is no product of 4-byte elements with rows, columns and one reduction."""
     stmt, name = sch.get(block), block_name(sch, block)
     reduces = [iterator.iter_type == tirx.IterVar.CommReduce for iterator in stmt.iter_vars]
     expected = [False] * (len(reduces) - 1) + [True]

@@ -60,28 +60,24 @@ shape_names = {"ids": lambda value: "x".join(map(str, value)) if isinstance(valu
 
 
 @pytest.mark.parametrize(
-    ("shape", "layout"),
-    [
-        ((33, 17, 50), "nn"),
-        ((1, 1, 1), "nn"),
-        ((5, 70, 16), "nn"),
-        ((64, 64, 1), "nt"),
-        ((128, 64, 64), "nn"),
-    ],
-    **shape_names,
+    ("shape", "layout"), [((33, 17, 50), "nt"), ((1, 1, 1), "nn"), ((16, 32, 48), "nn")], **shape_names
 )
 @pytest.mark.parametrize(("step", "variant"), THREAD_VARIANTS)
 def test_every_step_and_variant_is_right(step: int, variant: str, shape: tuple[int, int, int], layout: str) -> None:
-    result = verify(lower(make_case(step, shape, variant, layout=layout)), CPU, seeds=(0,))
+    result = verify(lower(small_case(step, shape, variant, layout=layout)), CPU, seeds=(0,))
     assert result.passed
     assert result.max_error <= result.tolerance
+
+
+@pytest.mark.parametrize(("shape", "layout"), [((5, 70, 16), "nn"), ((64, 64, 33), "nt")], **shape_names)
+@pytest.mark.parametrize("step", THREAD_STEPS)
+def test_every_step_is_right_with_its_own_tile(step: int, shape: tuple[int, int, int], layout: str) -> None:
+    assert verify(lower(make_case(step, shape, layout=layout)), CPU, seeds=(0,)).passed
 
 
 @pytest.mark.parametrize(
     ("shape", "layout", "dtype"),
     [
-        ((33, 17, 50), "nn", 0),  # one or two k tiles, none of them whole
-        ((1, 1, 1), "nn", 1),
         ((35, 70, 24), "nt", 0),  # rows that are whole vectors
         ((34, 33, 161), "nt", 1),  # no row a whole vector
         ((32, 64, 320), "nn", 0),  # more k tiles than stages
@@ -97,6 +93,12 @@ def test_every_tile_of_warps_is_right_in_every_dtype(
     result = verify(lower(case), CPU, seeds=(0,))
     assert result.passed
     assert result.max_error <= result.tolerance
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (33, 17, 50)], **shape_names)
+@pytest.mark.parametrize("step", [7, 8, 9, 10])
+def test_a_tile_of_warps_may_be_larger_than_the_product(step: int, shape: tuple[int, int, int]) -> None:
+    assert verify(lower(small_case(step, shape)), CPU, seeds=(0,)).passed
 
 
 @pytest.mark.parametrize("step", [8, 9, 10])
@@ -121,12 +123,6 @@ def test_half_precision_results_may_be_stored_in_float32(step: int) -> None:
     case = small_case(step, (33, 34, 100), dtype="bfloat16", out_dtype="float32", layout="nt")
     result = verify(lower(case), CPU, seeds=(0,))
     assert result.tolerance < 1e-3  # that of float32, not of bfloat16
-
-
-@pytest.mark.parametrize(("step", "variant"), THREAD_VARIANTS)
-def test_a_transposed_operand_of_ragged_shape_is_right(step: int, variant: str) -> None:
-    case = small_case(step, (33, 17, 50), variant, layout="nt")
-    assert verify(lower(case), CPU, seeds=(0,)).passed
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -154,7 +150,7 @@ def test_half_precision_operands_may_have_a_float32_output() -> None:
     ],
 )
 def test_tiles_of_every_form_are_right(tile: str) -> None:
-    for step, variant in ((1, None), (2, None), (4, None), (5, "async"), (5, "writeback"), (6, "unroll32")):
+    for step, variant in ((1, None), (2, None), (5, "async"), (5, "writeback"), (6, "unroll32")):
         case = make_case(step, (35, 44, 31), variant, tile=ThreadTile.parse(tile), stages=2)
         assert verify(lower(case), CPU, seeds=(0,)).passed
 
@@ -174,12 +170,11 @@ def output_of(step: int, variant: str, k: int, stages: int) -> tuple[np.ndarray,
 
 
 def k_extents(stages: int) -> list[int]:
-    """Lengths of the reduction around the stage count, in tiles of 16, and two ragged ones."""
-    tiles = {stages - 1, stages, stages + 1} - {0}
-    return sorted({16 * count for count in tiles} | {16 * stages + 3, 7})
+    """Lengths of the reduction in tiles of 16: one fewer than stages, as many, and one more, which is ragged."""
+    return [16 * count for count in (stages - 1, stages) if count] + [16 * stages + 3]
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("variant", RING_VARIANTS)
 def test_a_pipelined_loop_equals_the_plain_one_bit_for_bit(variant: str, stages: int) -> None:
     for k in k_extents(stages):
