@@ -227,7 +227,7 @@ def add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batches
 
 
 def check_warp_contraction(sch: Schedule, block: SBlockRV) -> None:
-    """Raise IllegalSchedule unless a block has loops over outputs, then a reduction, and two 4-byte operands."""
+    """Raise IllegalSchedule for a block that is no product of 4-byte elements with rows, columns and one reduction."""
     stmt, name = sch.get(block), block_name(sch, block)
     reduces = [iterator.iter_type == tirx.IterVar.CommReduce for iterator in stmt.iter_vars]
     expected = [False] * (len(reduces) - 1) + [True]

@@ -87,9 +87,9 @@ def isa_address(descriptor: int, outer: int, k: int, transposed: bool) -> int:
 @pytest.mark.parametrize("columns", [64, 128, 192, 256])
 def test_descriptors_find_what_was_copied(columns: int, b_major: str, steps: int) -> None:
     made = instruction(columns, 128, steps, b_major)
+    stored_a, stored_b = made.operands["a"], made.operands["b"]
     for step in range(steps // 16):
-        a = made.descriptor_constant("A") | made.step_offset("A", step) >> 4
-        b = made.descriptor_constant("B") | made.step_offset("B", step) >> 4
+        a, b = (panels.descriptor_bits | panels.step_offset(step) >> 4 for panels in (stored_a, stored_b))
         for k in range(16):
             for row in range(64):
                 assert isa_address(a, row, k, False) == panel_address(step * 16 + k, row, made.a_rows)
@@ -310,7 +310,7 @@ def test_a_tile_says_what_a_target_cannot_do() -> None:
     assert "5 stage(s), limit 232448" in str(tile.violations(HOPPER.target(), 2, 5))
     assert "sm_80 has no wgmma" in str(tile.violations(machine_for("sm_80").target(), 2, 1))
     assert "elements of 4 bytes" in str(tile.violations(HOPPER.target(), 4, 1))
-    assert "96 rows of the block are not a multiple of 64" in str(
+    assert "96 rows per warpgroup are not a multiple of 64" in str(
         WarpgroupTile(block=(96, 64, 64), warpgroups=(1, 1)).misfits()
     )
     assert "registers" in str(WarpgroupTile(block=(128, 256, 64), warpgroups=(1, 1)).violations(HOPPER.target(), 2, 1))
@@ -319,8 +319,9 @@ def test_a_tile_says_what_a_target_cannot_do() -> None:
 
 
 def test_the_wrong_family_of_tiles_is_refused() -> None:
-    with pytest.raises(IllegalTile, match=r"step10_wgmma takes other tiles.*MxNxK/GMxGN"):
+    with pytest.raises(IllegalTile, match="needs a tile of warpgroups") as caught:
         STEPS[10].schedule(Matmul(128, 128, 128, "float16"), config("in_flight", DEFAULT.tile, 4))
+    assert (caught.value.value, caught.value.limit) == (str(DEFAULT.tile), WarpgroupTile.FORM)
 
 
 @pytest.mark.parametrize(
