@@ -14,7 +14,7 @@ SETTING = contextvars.ContextVar("SETTING", default="nobody's")
 
 @on_a_short_stack
 def depth(*, more: int = 0) -> tuple[int, str]:
-    """How deep the call stack is, and the caller's setting."""
+    """Return the depth of the call stack, and the caller's setting."""
     if more < 0:
         raise ValueError(f"{more} is below 0")
     return len(inspect.stack(0)) + more, SETTING.get()

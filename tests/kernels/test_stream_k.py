@@ -19,7 +19,7 @@ H200 = 132  # multiprocessors
 
 @dataclass(frozen=True)
 class Piece:
-    """What a worker multiplies at once."""
+    """The k tiles that a worker multiplies at once."""
 
     tile: int
     first: int
