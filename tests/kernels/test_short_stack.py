@@ -37,4 +37,4 @@ def test_context_and_errors_are_the_callers() -> None:
 
 def test_the_function_keeps_its_name_and_text() -> None:
     assert depth.__name__ == "depth"
-    assert depth.__doc__ == "How deep the call stack is, and the caller's setting."
+    assert depth.__doc__ == depth.__wrapped__.__doc__
