@@ -22,7 +22,7 @@ RATES = hopper().rates
 
 @dataclass(frozen=True)
 class Piece:
-    """What a worker multiplies at once."""
+    """The k tiles that a worker multiplies at once."""
 
     tile: int
     first: int
