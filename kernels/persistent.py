@@ -106,7 +106,7 @@ def persistent(
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         here = RoleBlock(plan.workers * blocks, tile.consumers, blocks)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, stages, product.slot_bytes, tile.consumers, bounded)
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
