@@ -135,7 +135,7 @@ class _Asm:
             return f"goto {rest.strip()};"
         called = next((m.expand(name) for p, name in INSTRUCTIONS.items() if (m := re.fullmatch(p, opcode))), None)
         if called is None:
-            raise UnknownInstruction(f"the emulator has no {opcode}; add it to INSTRUCTIONS in harness/emulator/ptx.py")
+            raise UnknownInstruction(f"the emulator has no {opcode}; add it to INSTRUCTIONS in emulator/ptx.py")
         operands = [part.strip().rpartition("_|")[2] for part in _split(rest, ",")] if rest.strip() else []
         # In an accumulating instruction the same registers are written and read: written as d, read as c.
         arguments = [self.operand(part) for part in operands if part != "_"]

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from tensorir_ladder.emulator import EmulatorBackend, KernelFault
+from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.harness.build import Case, Kernel, UnsupportedCase, compiled, lower
+from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import Backend, GpuBackend, gpu_machine
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
 from tensorir_ladder.harness.verify import WrongResult, check_output

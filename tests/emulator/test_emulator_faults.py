@@ -20,8 +20,9 @@ from support.broken_kernels import (
     kernel_of,
 )
 from support.ring_kernel import edited, ring_program, ring_text, run_ring
-from tensorir_ladder.emulator import EmulatedProgram, EmulatorBackend, KernelFault, emulated
+from tensorir_ladder.emulator import EmulatedProgram, KernelFault
 from tensorir_ladder.harness.build import Kernel
+from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
 from tensorir_ladder.harness.execution import Backend
 from tensorir_ladder.harness.verify import WrongResult, verify_launch
 
@@ -67,7 +68,7 @@ def test_a_fault_is_repeated_by_its_seed() -> None:
     assert re.search(
         r"nothing orders\n  a read by thread \(.*\) of block \(.*\) at line \d+: .*\n  after a write", texts[0]
     )
-    assert texts[0].endswith("(--emulator-seed 7 repeats it)")
+    assert texts[0].endswith("(seed 7 repeats it)")
 
 
 @pytest.mark.parametrize("name", BROKEN_RING)

@@ -374,10 +374,11 @@ def test_what_another_architecture_has_is_left_out_and_said(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     measured = []
-    monkeypatch.setattr("harness.execution.gpu_machine", lambda: machine_for("sm_120").of_gpu(GPU))
+    monkeypatch.setattr("tensorir_ladder.harness.execution.gpu_machine", lambda: machine_for("sm_120").of_gpu(GPU))
     monkeypatch.setattr("kernels.codegen.toolchain.require_compiler", lambda: None)
     monkeypatch.setattr(
-        "harness.commands.microbench.measure_rates", lambda _machine, _compiler, plan, *_: measured.extend(plan) or ()
+        "tensorir_ladder.harness.commands.microbench.measure_rates",
+        lambda _machine, _compiler, plan, *_: measured.extend(plan) or (),
     )
     outcome = command("microbench", "--only", "wgmma_f16_gflops,mma_f16_gflops", "--out", str(tmp_path))
     assert (outcome.code, [benchmark.name for benchmark in measured]) == (0, ["mma_f16_gflops"])

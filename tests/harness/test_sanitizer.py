@@ -15,7 +15,7 @@ import pytest
 from support import broken_kernels
 from support.cases import Outcome as Ran
 from support.driver_stand_in import emulated_driver
-from tensorir_ladder.emulator import EmulatedProgram, Launch
+from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, PlainBuffer
 from tensorir_ladder.harness.execution import gpu_arch
 from tensorir_ladder.harness.lab.gpu_program import GpuProgram
 from tensorir_ladder.harness.lab.sanitizer import agreement, launch, preparation, tools
@@ -63,7 +63,7 @@ def subject_names() -> list[str]:
 
 def subject(name: str) -> Subject:
     """A naive product, or a broken one."""
-    made = Launch("product", ("A", "B", "C"), (1, 1, 1), (4, 4, 1), 1, 0)
+    made = LaunchPlan("product", tuple(map(PlainBuffer, "ABC")), (1, 1, 1), (4, 4, 1))
     program = EmulatedProgram(name, PREAMBLE + NAIVE.replace(*BROKEN[name]), (made,), ("A", "B", "C"))
     return Subject(name, program, Matmul(4, 4, 4), whole=name == "whole")
 
@@ -353,8 +353,10 @@ def test_the_command_compares(
     alone_says(
         monkeypatch, {"whole": Outcome(RIGHT), "short": Outcome(tools.WRONG, 5), "beyond": Outcome(tools.WRONG, 9)}
     )
-    monkeypatch.setattr("harness.commands.sanitize.execution.require_gpu", lambda: None)
-    monkeypatch.setattr("harness.commands.sanitize.gpu_identity", lambda: {"gpu": "a GPU", "driver": "1.2"})
+    monkeypatch.setattr("tensorir_ladder.harness.commands.sanitize.execution.require_gpu", lambda: None)
+    monkeypatch.setattr(
+        "tensorir_ladder.harness.commands.sanitize.gpu_identity", lambda: {"gpu": "a GPU", "driver": "1.2"}
+    )
     arguments = ("sanitize", "--work", str(tmp_path / "work"), "--jobs", "2", "--revision", "abc")
     outcome = command(*arguments, "--out", str(tmp_path / "record.json"))
     assert outcome.code == 0

@@ -135,7 +135,7 @@ def without_nvcc(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(text)
         return Cubin(b"cubin", 0, 0, 0)
 
-    monkeypatch.setattr("harness.lab.traces.recording.compile_cubin", compile_text)
+    monkeypatch.setattr("tensorir_ladder.harness.lab.traces.recording.compile_cubin", compile_text)
     monkeypatch.setattr(Compiler, "version", "13.0")
     return texts
 
@@ -187,7 +187,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
 def test_the_command_compares_what_it_records(
     command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_nvcc: list[str]
 ) -> None:
-    commands = "harness.commands.traces"
+    commands = "tensorir_ladder.harness.commands.traces"
     monkeypatch.setattr(f"{commands}.execution.require_gpu", lambda: None)
     monkeypatch.setattr(f"{commands}.execution.gpu_arch", lambda: ARCH)
     monkeypatch.setattr(f"{commands}.gpu_identity", lambda: IDENTITY)
@@ -208,8 +208,8 @@ def test_the_command_refuses_what_it_cannot_do(
     assert command("traces", "--only", "nothing").err == (
         "error: --only nothing: no probe has that in its name; leave it out for all\n"
     )
-    monkeypatch.setattr("harness.commands.traces.execution.require_gpu", lambda: None)
-    monkeypatch.setattr("harness.commands.traces.execution.gpu_arch", lambda: "sm_80")
+    monkeypatch.setattr("tensorir_ladder.harness.commands.traces.execution.require_gpu", lambda: None)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.traces.execution.gpu_arch", lambda: "sm_80")
     outcome = command("traces")
     assert outcome.code == 2
     assert "the GPU here is sm_80, and the probes have sm_90a's instructions" in outcome.err

@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from tensorir_ladder.emulator import EmulatedProgram, Launch, TensorMap
+from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, TensorMap
 from tensorir_ladder.emulator.source import PREAMBLE_END
 
 REGISTERS = ", ".join(f"%{i}" for i in range(32))
@@ -115,7 +115,7 @@ const __grid_constant__ CUtensorMap B_map, const __grid_constant__ CUtensorMap C
 
 
 def ring_text(stages: int = 3, cluster: int = 1) -> str:
-    """The kernel's text with so many ring slots, for clusters of so many blocks."""
+    """The kernel's text with a ring of so many stages, for clusters of so many blocks."""
     text = KERNEL.replace("STAGES", str(stages)).replace("CLUSTER", str(cluster))
     return PREAMBLE_END + HELPERS + text
 
@@ -125,14 +125,14 @@ def ring_program(
 ) -> EmulatedProgram:
     """The kernel, or another text of it, for a product of one shape."""
     m, n, k = shape
-    arguments = (
+    parameters = (
         TensorMap("A", "float16", (k, m), (2 * k,), (64, 64), 3),
         TensorMap("B", "float16", (k, n), (2 * k,), (64, 64 // cluster), 3),
         TensorMap("C", "float16", (n, m), (2 * n,), (64, 64), 3),
         -(-k // 64),
     )
     grid = (-(-m // 64 // cluster) * cluster, -(-n // 64), 1)
-    launch = Launch("ring", arguments, grid, (160, 1, 1), cluster, stages * 16384 + 1024 + 8192)
+    launch = LaunchPlan("ring", parameters, grid, (160, 1, 1), (cluster, 1, 1), stages * 16384 + 1024 + 8192)
     return EmulatedProgram("ring", text or ring_text(stages, cluster), (launch,), ("A", "B", "C"))
 
 

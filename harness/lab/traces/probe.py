@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorir_ladder.emulator import EmulatedProgram, Launch, TensorMap
+from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, PlainBuffer, TensorMap
 from tensorir_ladder.emulator.source import PREAMBLE_END
 
 PREAMBLE = f"""#include <cstdint>
@@ -49,8 +49,9 @@ class Probe:
     @property
     def program(self) -> EmulatedProgram:
         """The probe as a function of the output and the inputs, in their order."""
-        grid, block = (self.cluster, 1, 1), (self.threads, 1, 1)
-        launch = Launch(self.kernel, self.arguments, grid, block, self.cluster, self.dynamic_bytes)
+        blocks, block = (self.cluster, 1, 1), (self.threads, 1, 1)
+        parameters = tuple(PlainBuffer(given) if isinstance(given, str) else given for given in self.arguments)
+        launch = LaunchPlan(self.kernel, parameters, blocks, block, blocks, self.dynamic_bytes)
         return EmulatedProgram(self.name, PREAMBLE + self.text, (launch,), (OUT, *self.inputs))
 
     def lines(self, run: Callable[..., None]) -> list[str]:

@@ -61,9 +61,10 @@ def probes() -> list[Probe]:
 
 
 def digest(probe: Probe) -> str:
-    """Of the CUDA text and of all that the kernel is given."""
-    parts = (probe.program.cuda, str(probe.program.launches), *(array.tobytes() for array in probe.inputs.values()))
-    return hashlib.sha256(b"".join(part if isinstance(part, bytes) else part.encode() for part in parts)).hexdigest()
+    """Digest the CUDA text and all that the kernel is given."""
+    (launch,) = probe.program.launches
+    described = json.dumps([probe.program.cuda, asdict(launch)]).encode()
+    return hashlib.sha256(b"".join([described, *(array.tobytes() for array in probe.inputs.values())])).hexdigest()
 
 
 def read_trace(folder: Path, name: str) -> Trace | None:
