@@ -17,7 +17,7 @@ from support.cases import SMALL_TILES, STEPS
 from support.cases import Outcome as Printed
 from tensorir_ladder.harness.commands import fuzz
 from tensorir_ladder.harness.lab.fuzzing import Bad, OnEmulator, Outcome, Slot, draw_case, run_case, run_slot
-from tensorir_ladder.harness.workers import Lost, Tell, each_in_a_process
+from tensorir_ladder.harness.lab.workers import Lost, Tell, each_in_a_process
 from tensorir_ladder.kernels.tiles import RoleTile
 
 pytestmark = pytest.mark.emulator

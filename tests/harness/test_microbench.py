@@ -375,7 +375,7 @@ def test_what_another_architecture_has_is_left_out_and_said(
 ) -> None:
     measured = []
     monkeypatch.setattr("tensorir_ladder.harness.execution.gpu_machine", lambda: machine_for("sm_120").of_gpu(GPU))
-    monkeypatch.setattr("kernels.codegen.toolchain.require_compiler", lambda: None)
+    monkeypatch.setattr("tensorir_ladder.kernels.codegen.toolchain.require_compiler", lambda: None)
     monkeypatch.setattr(
         "tensorir_ladder.harness.commands.microbench.measure_rates",
         lambda _machine, _compiler, plan, *_: measured.extend(plan) or (),
