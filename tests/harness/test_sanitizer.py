@@ -217,6 +217,30 @@ def test_what_is_prepared_is_kept(kernels: list[Prepared], tmp_path: Path, monke
     assert asked == ["short", "whole"]
 
 
+@pytest.mark.parametrize("name", ["ring, whole", "step 13, bounded, whole", "step 9, tf32, no barrier"])
+def test_a_kernel_is_read_as_it_was_saved(name: str, tmp_path: Path) -> None:
+    saved = broken_kernels.subject(name)
+    saved.save(tmp_path)
+    assert Prepared(tmp_path).subject == saved
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("subject.json", "{}"),
+        ("subject.json", "[1, 2"),
+        ("subject.json", None),
+        ("kernel.cu", None),
+        ("kernel.cu", "int no_kernel;"),
+    ],
+)
+def test_what_was_not_saved_is_refused(file: str, text: str | None, tmp_path: Path) -> None:
+    subject("whole").save(tmp_path)
+    (tmp_path / file).unlink() if text is None else (tmp_path / file).write_text(text)
+    with pytest.raises(NotPrepared, match="holds no prepared kernel"):
+        _ = Prepared(tmp_path).subject
+
+
 @pytest.mark.emulator
 def test_a_launch_says_how_it_went(kernels: list[Prepared], monkeypatch: pytest.MonkeyPatch) -> None:
     failing: dict[str, int] = {}
@@ -380,7 +404,7 @@ def test_what_is_missing_is_named(command: Callable[..., Ran], tmp_path: Path, m
     outcome = command("sanitize", "--work", str(tmp_path))
     assert (outcome.code, outcome.err) == (
         2,
-        f"error: {tmp_path} holds no prepared kernels; python -m harness sanitize --prepare first\n",
+        f"error: {tmp_path} holds no prepared kernels; ladder sanitize --prepare first\n",
     )
     with pytest.raises(NotPrepared, match=r"tests\.nothing names no kernels"):
         preparation.subject_names("tests.nothing")
