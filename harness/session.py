@@ -35,7 +35,7 @@ from tensorir_ladder.harness.tuning import Search
 from tensorir_ladder.harness.verify import WrongResult, verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.loops.tiling import TileConfig
+from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.config import DEFAULT_STAGES, STAGE_SET, TuningSpace
 from tensorir_ladder.steps.registry import find_steps
@@ -257,7 +257,7 @@ class Session:
     def _adds_pipeline(case: Case) -> bool:
         """Whether pipelining is what this case adds to the step before, so that its gain can be predicted."""
         before = find_steps().get(case.step.number - 1)
-        threads_own_tiles = isinstance(case.tile, TileConfig)
+        threads_own_tiles = isinstance(case.tile, ThreadTile)
         return case.slots > 1 and threads_own_tiles and before is not None and not before.pipelined
 
     def environment(self, rounds: Rounds) -> Environment:

@@ -16,13 +16,13 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Buffer, Var
 
-from tensorir_ladder.kernels.codegen.launch_plan import L2_PROMOTION_128B
-from tensorir_ladder.kernels.tiles import PANEL, ROW_BYTES
 from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.isa import PANEL, ROW_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 
 SWIZZLE_128B = 3
+L2_PROMOTION_128B = 2
 STRIDE_BYTES = 16  # rows must begin a multiple of it apart
 ALIGNING_STEP = "take step 10, which copies such rows to aligned ones first"
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"

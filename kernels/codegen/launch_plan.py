@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.isa import TMA_L2_PROMOTION_128B, TMA_STRIDE_BYTES, WIDEST
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
 BIAS = "bias"
 ROWS_PARAMETER = "rows"  # of a kernel that takes any number of rows
-L2_PROMOTION_128B = 2  # CUtensorMapL2promotion; it changes no byte that is read or written
 GIVEN = ("A", "B", "C", BIAS)  # buffers of a kernel that a caller gives; all others are its workspaces
 
 
@@ -59,7 +59,7 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int = 0
-    l2_promotion: int = L2_PROMOTION_128B
+    l2_promotion: int = TMA_L2_PROMOTION_128B
 
     @property
     def itemsize(self) -> int:
@@ -67,10 +67,10 @@ class TensorMap:
         return dtype_bytes(self.dtype)
 
     def __post_init__(self) -> None:
-        row = self.box[0] * self.itemsize
-        found = [f"a stride of {stride} bytes, no multiple of 16" for stride in self.strides if stride % 16]
-        found += [f"a box of {extent} elements, not 1 to 256" for extent in self.box if not 1 <= extent <= 256]
-        found += [f"rows of a box of {row} bytes, no multiple of 16"] if row % 16 else []
+        row, unit = self.box[0] * self.itemsize, TMA_STRIDE_BYTES
+        found = [f"a stride of {stride} bytes, no multiple of {unit}" for stride in self.strides if stride % unit]
+        found += [f"a box of {extent} elements, not 1 to {WIDEST}" for extent in self.box if not 1 <= extent <= WIDEST]
+        found += [f"rows of a box of {row} bytes, no multiple of {unit}"] if row % unit else []
         if self.swizzle and row > 16 << self.swizzle:
             found.append(f"rows of a box of {row} bytes, with a swizzle of {16 << self.swizzle}")
         if found:
