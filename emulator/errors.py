@@ -1,4 +1,4 @@
-"""What the emulator raises: what it cannot run, and what kernels do wrong."""
+"""Errors of the emulator: launches and text that it cannot run, and faults of kernels."""
 
 from __future__ import annotations
 

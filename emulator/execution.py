@@ -101,7 +101,7 @@ class EmulatedProgram:
         self._check_flags(memory, seed)
 
     def _check_flags(self, memory: _Memory, seed: int) -> None:
-        """Whole numbers that kernels keep are flags, which the next call must find as this one did: zeros."""
+        """Raise for flags, the whole numbers that kernels keep, that are not zeros again for the next call."""
         for (_, dtype), view in zip(self.memory, memory.views[len(memory.views) - len(self.memory) :]):
             if np.issubdtype(dtype, np.integer) and view.any():
                 places = np.flatnonzero(view)
@@ -143,7 +143,7 @@ class EmulatedProgram:
 
 
 def _kept(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Memory between kernels as it is before the first: numbers are poisoned, flags are down."""
+    """Make memory between kernels as it is before the first: numbers are poisoned, flags are down."""
     return np.zeros(shape, dtype) if np.issubdtype(dtype, np.integer) else np.full(shape, np.nan, dtype)
 
 

@@ -14,7 +14,7 @@ from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 
 
 class EmulatorBackend(NumpyArrays):
-    """The generated CUDA on the CPU; see :mod:`emulator`. Each call of a kernel takes the next seed."""
+    """Runs generated CUDA on the CPU; see :mod:`emulator`. Each call of a kernel takes the next seed."""
 
     name = "emulator"
 
@@ -26,7 +26,6 @@ class EmulatorBackend(NumpyArrays):
         program, calls = emulated(kernel), 0
 
         def call(*arrays: np.ndarray) -> None:
-            """Run in the order of the next seed."""
             nonlocal calls
             program(*arrays, seed=self.seed + calls)
             calls += 1

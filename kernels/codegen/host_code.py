@@ -77,14 +77,14 @@ def read_launches(host: tvm.IRModule) -> tuple[LaunchPlan, ...]:
 
 
 def _found(function: tirx.PrimFunc, kind: type) -> list[Any]:
-    """All nodes of a kind, in order; exceptions raised during TVM's walk would lose their types."""
+    """List all nodes of a kind, in order; exceptions raised during TVM's walk would lose their types."""
     nodes: list[Any] = []
     tvm_ffi.structural_walk(function.body, (kind, nodes.append))
     return nodes
 
 
 def _shapes(function: tirx.PrimFunc) -> dict[str, tuple[int | None, ...]]:
-    """The shapes of the function's buffers by name, as they were before they are flattened: the first of each."""
+    """Collect the function's buffers' shapes by name, as they are before they are flattened: the first of each."""
     return {
         declared.buffer.name: tuple(int(e) if isinstance(e, tirx.IntImm) else None for e in declared.buffer.shape)
         for declared in reversed(_found(function, tirx.DeclBuffer))
@@ -125,7 +125,6 @@ def _tensor_map(call: Call) -> TensorMap:
 
 
 def _parameter(value: Expr, shapes: Mapping[str, tuple[int | None, ...]]) -> PlainBuffer | RowCount | int:
-    """A parameter that is no tensor map."""
     if isinstance(value, tirx.IntImm):
         return int(value)
     if isinstance(value, Var) and value.name == ROWS_PARAMETER:
@@ -135,7 +134,7 @@ def _parameter(value: Expr, shapes: Mapping[str, tuple[int | None, ...]]) -> Pla
 
 
 def _buffer_of(data: Expr) -> Var:
-    """The buffer whose address an argument is."""
+    """Find the buffer whose address an argument is."""
     if not isinstance(data, Call) or data.op.name != "tirx.buffer_data":
         raise _no_matrix(data)
     return data.args[0]

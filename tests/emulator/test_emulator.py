@@ -181,7 +181,7 @@ def test_without_a_compiler_it_says_what_to_install(
 def run_text(
     body: str, output: np.ndarray, *inputs: np.ndarray, threads: int = 32, helpers: str = "", dynamic: int = 0, **launch
 ) -> np.ndarray:
-    """The output of a kernel ``(uint* out, uint* in...)`` with this body."""
+    """Run a kernel ``(uint* out, uint* in...)`` with this body; returns the output."""
     parameters = ", ".join(["uint* __restrict__ out", *(f"uint* __restrict__ in{i}" for i in range(len(inputs)))])
     kernel = f'extern "C" __global__ void __launch_bounds__({threads}) probe({parameters}) {{\n{body}\n}}\n'
     names = ("out", *(f"in{i}" for i in range(len(inputs))))

@@ -59,7 +59,7 @@ float* __restrict__ sums, int* __restrict__ flag) {
 
 
 def hand_over(text: str = PREAMBLE_END + HAND_OVER, blocks: int = 3, resident: int = 3) -> list[np.ndarray]:
-    """What the kernel of that text puts out, for each of some seeds."""
+    """Run the kernel of that text with each of some seeds; returns the outputs."""
     names = ("out", "in0", "sums", "flag")
     launch = LaunchPlan("hand_over", tuple(map(PlainBuffer, names)), (blocks, 1, 1), (32, 1, 1))
     memory = (((64,), np.dtype(np.float32)), ((1,), np.dtype(np.int32)))
@@ -118,7 +118,7 @@ def test_blocks_that_find_no_room_are_named() -> None:
 def cut_kernel(
     shape: tuple[int, int, int], tile: str, stages: int, multiprocessors: int, variant: str = "stream"
 ) -> Kernel:
-    """Step 13 for a machine so small that the last wave is cut."""
+    """Lower step 13 for a machine so small that the last wave is cut."""
     case = make_case(13, shape, variant, tile=RoleTile.parse(tile), stages=stages)
     small = SmallMachine.of(case.machine, multiprocessors)
     assert plan_for(case.problem, case.tile, multiprocessors, 2 if variant == "multicast" else 1).helpers

@@ -1,4 +1,4 @@
-"""What is broken on purpose is found, and called by its name: kernels of every kind, one change each."""
+"""Kernels broken on purpose, one change each, are found, and the fault is called by its name."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_broken_cluster_is_found(name: str) -> None:
 
 
 def expect(program: EmulatedProgram, kind: str | None) -> None:
-    """A wrong output, or a fault of that kind (None: of any)."""
+    """Expect a wrong output, or a fault of that kind (None: of any)."""
     error, found = found_in(program)
     if kind == WRONG:
         assert found is None
@@ -93,7 +93,7 @@ def expect(program: EmulatedProgram, kind: str | None) -> None:
 
 
 def found_in(program: EmulatedProgram) -> tuple[float, KernelFault | None]:
-    """The error of the first wrong output, or the first fault, of some seeds."""
+    """Find the error of the first wrong output, or the first fault, of some seeds."""
     error = 0.0
     for seed in SEEDS:
         try:

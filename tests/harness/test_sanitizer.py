@@ -57,7 +57,7 @@ NVCC = Compiler(Path("nvcc"), "none")
 
 
 def subject_names() -> list[str]:
-    """The kernels of this module, as ``--kernels tests.test_sanitizer`` finds them."""
+    """The kernels of this module, as ``--kernels MODULE`` finds them."""
     return list(BROKEN)
 
 
@@ -308,7 +308,7 @@ def sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def alone_says(monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, Outcome]) -> list[str]:
-    """What runs without a tool end with, by the kernel's name; returns the names of those run."""
+    """Have runs without a tool end so, by the kernel's name; returns the names of those run."""
     run_tool, asked = tools.run_tool, []
 
     def run(kernel: Prepared, tool: str, sanitizer: str, limit_s: float) -> Outcome:

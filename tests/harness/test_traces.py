@@ -28,7 +28,7 @@ NVCC = Compiler(Path("nvcc"), "none")
 
 
 def emulated_lines(probe: Probe, seed: int = 0) -> list[str]:
-    """What the emulator makes of a probe."""
+    """Run a probe in the emulator."""
     return probe.lines(lambda *arrays: probe.program(*arrays, seed=seed))
 
 
@@ -37,9 +37,9 @@ def emulated_lines(probe: Probe, seed: int = 0) -> list[str]:
 def test_the_emulator_does_what_the_gpu_did(name: str) -> None:
     trace = read_trace(RECORDED, name)
     if trace is None:
-        pytest.skip("not recorded; on an H100 or H200: python -m harness traces")
+        pytest.skip("not recorded; on an H100 or H200: ladder traces")
     probe = PROBES[name]
-    assert trace.text_sha256 == digest(probe), "recorded of another probe; on an H100 or H200: python -m harness traces"
+    assert trace.text_sha256 == digest(probe), "recorded of another probe; on an H100 or H200: ladder traces"
     for seed in range(3):  # asynchronous work early, late and drawn
         assert not difference(emulated_lines(probe, seed), trace.lines)
 
@@ -60,7 +60,7 @@ def test_the_gpu_does_what_it_did(tmp_path: Path, compiler: Compiler) -> None:
             assert not difference(trace.lines, recorded.lines), probe.name
             done += 1
     if not done:
-        pytest.skip("nothing is recorded; python -m harness traces")
+        pytest.skip("nothing is recorded; ladder traces")
 
 
 @pytest.mark.compiler
@@ -163,7 +163,7 @@ def test_recording_goes_on_where_it_stopped(tmp_path: Path, without_nvcc: list[s
     probe = PROBES["cp_async_zeros"]
 
     def recorded(wanted: Probe, identity: dict[str, str] = IDENTITY) -> list[str]:
-        """The texts that were compiled to record it."""
+        """Record it; returns the texts that were compiled for that."""
         without_nvcc.clear()
         ((_, trace),) = record([wanted], NVCC, identity, emulated_driver(wanted.program), tmp_path)
         assert trace == read_trace(tmp_path, wanted.name)

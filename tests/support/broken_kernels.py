@@ -40,7 +40,7 @@ class Broken(NamedTuple):
 
 
 def changed(match: re.Match[str], replacement: str) -> str:
-    """What stands for a match: "+1" is a wait that leaves one group more in flight, "off" a descriptor's other bits."""
+    """Replace a match: "+1" is a wait that leaves one group more in flight, "off" a descriptor's other bits."""
     if replacement == "+1":
         return f'asm volatile("cp.async.wait_group {int(match.group(1)) + 1};");'
     if replacement == "off":
@@ -104,7 +104,7 @@ BROKEN = {
 
 @cache
 def kernel_of(step: int, variant: str | None) -> Kernel:
-    """A step's kernel of many k tiles, and of ragged rows and columns."""
+    """Lower a step's kernel of many k tiles, and of ragged rows and columns."""
     depth = 200 if step > 7 else 100
     return lower(
         small_case(step, (64, 64, 512) if step == 10 else (33, 35, depth), variant, stages=4 if step == 10 else 3)
@@ -112,7 +112,7 @@ def kernel_of(step: int, variant: str | None) -> Kernel:
 
 
 def broken_step(name: str) -> tuple[EmulatedProgram, Kernel]:
-    """The broken kernel of that name in BROKEN, and the whole one; AssertionError where it has no such place."""
+    """Break the kernel of that name in BROKEN; also the whole one. AssertionError where it has no such place."""
     broken = BROKEN[name]
     kernel = kernel_of(broken.step, broken.variant)
     start = kernel.cuda.index("#define ushort unsigned short")
@@ -177,7 +177,7 @@ BROKEN_RING = {
 
 
 def broken_ring(name: str) -> EmulatedProgram:
-    """The broken kernel of that name in BROKEN_RING, for a product of shape DEEP."""
+    """Break the ring kernel as BROKEN_RING says of that name, for a product of shape DEEP."""
     pattern, replacement, _ = BROKEN_RING[name]
     count = 2 if name == "both drop the last k tile" else 1
     return ring_program(DEEP, text=edited(ring_text(), pattern, replacement, count=count))
@@ -197,7 +197,7 @@ BROKEN_CLUSTER = {
 
 
 def broken_cluster(name: str) -> EmulatedProgram:
-    """Take the broken kernel of that name in BROKEN_CLUSTER, for clusters of two blocks."""
+    """Break the ring kernel as BROKEN_CLUSTER says of that name, in clusters of two blocks."""
     pattern, replacement, _ = BROKEN_CLUSTER[name]
     return ring_program(DEEP, 3, 2, edited(ring_text(3, 2), pattern, replacement))
 
@@ -212,7 +212,7 @@ WHOLE = [
 
 
 def whole_step(number: int, variant: str) -> Subject:
-    """A step's kernel as it is, of a small ragged product."""
+    """Take a step's kernel as it is, of a small ragged product."""
     step = STEPS[number]
     tile = step.tiles.kind.parse("64x64x64/1x1") if step.explicit else SMALL_TILES[step.tiles.kind]
     lowered = lower(make_case(number, RAGGED, variant, tile=tile))
@@ -220,14 +220,14 @@ def whole_step(number: int, variant: str) -> Subject:
 
 
 def subject_names() -> list[str]:
-    """The names of all broken kernels, and of whole ones."""
+    """Name all broken kernels, and whole ones."""
     rings = [f"ring, {name}" for name in BROKEN_RING] + [f"cluster, {name}" for name in BROKEN_CLUSTER]
     whole = [f"step {number}, {variant}, whole" for number, variant in WHOLE]
     return [*BROKEN, *rings, *whole, "ring, whole", "cluster, whole"]
 
 
 def subject(name: str) -> Subject:
-    """The kernel of one of these names; KeyError for another."""
+    """Make the kernel of one of these names; KeyError for another."""
     if name in BROKEN:
         program, kernel = broken_step(name)
         return Subject(name, program, kernel.case.problem)

@@ -28,7 +28,6 @@ class EmulatedDriver:
             raise AttributeError(name)
 
         def function(*arguments: Any) -> int:
-            """Fail as told, or do what is needed of it."""
             if name not in self.failing:
                 getattr(self, f"_{name}", lambda *_: None)(*arguments)
             return self.failing.get(name, 0)
@@ -80,5 +79,5 @@ class EmulatedDriver:
 
 
 def emulated_driver(program: EmulatedProgram) -> Driver:
-    """A driver on which that program can be launched."""
+    """Make a driver on which that program can be launched."""
     return Driver(EmulatedDriver(program))

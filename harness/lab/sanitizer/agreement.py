@@ -32,7 +32,7 @@ class Row:
 
 
 def row_of(kernel: Prepared) -> Row:
-    """A kernel's row, of what is kept of its runs."""
+    """Make a kernel's row of what is kept of its runs."""
     runs = {tool: found for tool in (ALONE, *TOOLS) if (found := kept_outcome(kernel, tool))}
     subject = kernel.subject
     return Row(subject.name, subject.whole, kernel.emulator, runs, *judge(kernel.emulator, subject.whole, runs))
@@ -46,7 +46,7 @@ def save(rows: Iterable[Row], provenance: Mapping[str, object], path: Path) -> N
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a record; BadAgreement for a file that is none."""
+    """Read the rows of a record; BadAgreement for a file that is none."""
     try:
         kernels = json.loads(path.read_text(encoding="utf-8"))["kernels"]
         return [_row(**kernel) for kernel in kernels]
@@ -59,7 +59,7 @@ def _row(emulator: dict, runs: dict[str, dict], **fields: Any) -> Row:
 
 
 def tally(rows: Iterable[Row]) -> dict[str, Counter[str]]:
-    """How many kernels of each kind of fault, by verdict; the kind of whole ones is "none"."""
+    """Count the kernels of each kind of fault, by verdict; the kind of whole ones is "none"."""
     counted: dict[str, Counter[str]] = {}
     for row in rows:
         counted.setdefault(row.emulator.kind or "none", Counter())[row.verdict] += 1

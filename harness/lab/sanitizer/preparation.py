@@ -108,7 +108,7 @@ def subject_names(source: str) -> list[str]:
     try:
         return import_module(source).subject_names()
     except (ModuleNotFoundError, AttributeError) as error:
-        raise NotPrepared(f"{source} names no kernels ({error}); run in the project's root, where tests/ is") from error
+        raise NotPrepared(f"{source} names no kernels ({error}); those of the tests need PYTHONPATH=tests") from error
 
 
 def prepare(source: str, folder: Path, compiler: Compiler, jobs: int) -> Iterator[Prepared]:

@@ -20,7 +20,7 @@ PARAMETERS = {kind.__name__: kind for kind in (TensorMap, PlainBuffer)}
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a kernel: a kind, as the emulator names it, and how it says so; both empty for nothing.
+    """A kernel's fault: its kind, as the emulator names it, and how it says so; both empty for none.
 
     ``always`` says whether every order of threads that was tried comes to a fault.
     """
@@ -94,7 +94,7 @@ def _parameter(described: dict[str, Any] | int) -> TensorMap | PlainBuffer | int
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's values, with tuples in the places of its lists."""
+    """Turn JSON's lists into tuples."""
     if isinstance(value, dict):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -56,7 +56,6 @@ class Trace:
 
 
 def probes() -> list[Probe]:
-    """All probes."""
     return [probe for family in FAMILIES for probe in family()]
 
 
@@ -68,7 +67,7 @@ def digest(probe: Probe) -> str:
 
 
 def read_trace(folder: Path, name: str) -> Trace | None:
-    """The trace of the probe of that name; None where it is not recorded. TraceError for a file that is none."""
+    """Read the trace of the probe of that name; None where it is not recorded, TraceError for a file that is none."""
     path = folder / f"{name}.json"
     if not path.exists():
         return None
@@ -108,7 +107,7 @@ def _is_recorded(probe: Probe, identity: dict[str, Any], folder: Path) -> bool:
 
 
 def difference(found: list[str], expected: list[str]) -> str:
-    """Where two outputs differ first, in words: line, word, what is found and what is expected; "" where nowhere."""
+    """Say where two outputs differ first: line, word, found and expected; "" where nowhere."""
     if len(found) != len(expected):
         return f"{len(found)} lines, expected {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected)):
