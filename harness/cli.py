@@ -34,7 +34,8 @@ from tensorir_ladder.harness.timeline import NoTimeline
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import CompileError, NoCompiler
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.steps.registry import MalformedStep, UnknownStep, UnsupportedDtype
+from tensorir_ladder.steps.registry import MalformedStep
+from tensorir_ladder.steps.step import UnknownStep, UnsupportedDtype
 from tensorir_ladder.torch_ops.driver import DriverError, NoDriver
 
 COMMANDS = {

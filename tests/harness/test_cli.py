@@ -30,7 +30,7 @@ from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, machine_for
 from tensorir_ladder.harness.records import Listing
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import TILE_SET
+from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 Command = Callable[..., Outcome]
 
@@ -133,8 +133,8 @@ def test_an_explicit_step_is_compiled_without_a_gpu(command: Command) -> None:
 def test_one_step_compares_its_variants_by_their_code(command: Command) -> None:
     outcome = command("run", "--step", "5", "--shape", "64x64x128", "--stages", "3")
     assert outcome.code == 0
-    assert outcome.out.splitlines().count(NO_GPU_LINE) == len(STEPS[5].variants)
-    for variant in STEPS[5].variants:
+    assert outcome.out.splitlines().count(NO_GPU_LINE) == len(STEPS[5].variant_names)
+    for variant in STEPS[5].variant_names:
         assert re.search(rf"^{variant}: \S", outcome.out, re.M), variant
     for heading in ("variant", "slots", "cp.async", "waits", "barriers", "registers", "occupancy"):
         assert heading in outcome.out
@@ -188,7 +188,7 @@ def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
         "step12_warp_specialization[roles] 512x512x512 float16",
         "step13_persistent[stream] 512x512x512 float16",
     ]
-    problems = [Matmul(512, 512, 512, step.dtypes(step.default_variant())[0]) for step in STEPS.values()]
+    problems = [Matmul(512, 512, 512, step.variant(step.default_variant()).dtypes[0]) for step in STEPS.values()]
     defaults = [
         Case.default(step, problem, machine_for(DEFAULT_ARCH)) for step, problem in zip(STEPS.values(), problems)
     ]
@@ -200,7 +200,7 @@ def test_small_and_large_products_get_tiles_of_their_own() -> None:
         (small,), (large,) = (
             cases("verify", "--step", str(number), "--variant", "default", "--size", size) for size in ("128", "8192")
         )
-        assert small.split()[3] != large.split()[3] == str(STEPS[number].tiles.default)
+        assert small.split()[3] != large.split()[3] == str(STEPS[number].tiles.default.tile)
 
 
 def test_without_a_step_all_are_meant() -> None:
@@ -216,7 +216,7 @@ def test_without_a_step_all_are_meant() -> None:
         ("--step 9", ["fragments", "shared", "any_m"]),
         ("--step 8-9 --dtype bfloat16", ["default", "fragments"]),
         ("--step 8-9 --variant tf32", ["tf32", "tf32"]),
-        ("--step 10 --variant all", list(STEPS[10].variants)),
+        ("--step 10 --variant all", list(STEPS[10].variant_names)),
     ],
 )
 def test_variants_that_take_the_dtype_are_meant(options: str, expected: list[str]) -> None:
@@ -243,7 +243,7 @@ def test_all_variants_of_a_machine_without_cp_async(command: Command) -> None:
     assert outcome.code == 0
     left_out = STEPS[5].module.NEEDS_ASYNC_COPY
     assert not any(f"[{variant}]" in outcome.out for variant in left_out)
-    assert outcome.out.count("worst error") == len(STEPS[5].variants) - len(left_out)
+    assert outcome.out.count("worst error") == len(STEPS[5].variant_names) - len(left_out)
 
 
 FED_BY_TMA = {"sm_90a": "wgmma fed by TMA, which is sm_90a's", "sm_100a": "tcgen05.mma fed by TMA, which is sm_100a's"}
@@ -387,7 +387,7 @@ def test_list_shows_what_there_is(command: Command) -> None:
     for step in STEPS.values():
         assert step.name in outcome.out
     flat = re.sub(r"[\s│]+", " ", outcome.out)
-    for name in (*MACHINES, *map(str, TILE_SET), "register_staged", "unroll32", "tf32", "rows"):
+    for name in (*MACHINES, *map(str, THREAD_TILES.best), "register_staged", "unroll32", "tf32", "rows"):
         assert name in flat
     for numbers, number, stages in (
         ("1, 2, 3, 4, 5, 6", 6, 3),

@@ -18,20 +18,28 @@ from tensorir_ladder.harness.build import Case, Kernel, lower
 from tensorir_ladder.harness.execution import NoGpu
 from tensorir_ladder.harness.records import RecordError, TunedConfig, load_records, load_tuned
 from tensorir_ladder.harness.session import Session
-from tensorir_ladder.harness.tuning import candidates, cost, default_case, median_interval, tune, tuned_case
+from tensorir_ladder.harness.tuning import (
+    TuningSpace,
+    candidates,
+    cost,
+    default_case,
+    median_interval,
+    tune,
+    tuned_case,
+)
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import CompileError
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.tiles import BlockTile, ThreadTile, WarpgroupTile
+from tensorir_ladder.schedules.tiles import BlockTile, ThreadTile, TileSet, WarpgroupTile
 from tensorir_ladder.steps import registry
-from tensorir_ladder.steps.config import DEFAULT_TILE, THREAD_TILES, WARPGROUP_TILES, TileFamily, TuningSpace
-from tensorir_ladder.steps.registry import Step, UnknownStep
+from tensorir_ladder.steps.step import Step, UnknownStep
+from tensorir_ladder.steps.thread_tiles import DEFAULT, THREAD_TILES
 
 lowered_once = functools.cache(lower)
 
 Command = Callable[..., Outcome]
-TILES = (DEFAULT_TILE, *(ThreadTile.parse(text) for text in ("32x32x16/4x4", "64x64x16/4x4", "64x64x16/8x4")))
+TILES = (DEFAULT.tile, *(ThreadTile.parse(text) for text in ("32x32x16/4x4", "64x64x16/4x4", "64x64x16/8x4")))
 STAGES = (1, 2, 3, 4, 6)
 FAST, SECOND = "64x64x16/4x4", "64x64x16/8x4"
 LEGAL = len(TILES) * 4  # 1, 2, 3 and 4 slots: there are only 4 k tiles
@@ -78,9 +86,11 @@ def test_the_space_of_each_step() -> None:
         assert space.tiles == (TILES if step.number in THREAD_STEPS else step.tiles.tuning)
         assert all(isinstance(tile, step.tiles.kind) for tile in space.tiles)
         assert space.stages == (getattr(step.module, "TUNING_STAGES", STAGES) if step.pipelined else (1,))
-        assert (space.variants[0], space.default_stages) == (step.default_variant(), step.default_stages)
-        assert {step.dtypes(variant) for variant in space.variants} == {step.dtypes(step.default_variant())}
-        assert {step.math(variant) for variant in space.variants} == {"ieee"}
+        assert (space.variants[0], space.stages) == (step.default_variant(), step.stages)
+        assert {step.variant(variant).dtypes for variant in space.variants} == {
+            step.variant(step.default_variant()).dtypes
+        }
+        assert {step.variant(variant).math for variant in space.variants} == {"ieee"}
 
 
 def test_a_step_names_the_variants_that_may_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +106,7 @@ def test_a_step_names_the_variants_that_may_be_tuned(monkeypatch: pytest.MonkeyP
 def test_every_declared_tile_is_legal_somewhere(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "THREAD_TILES", THREAD_TILES)
     family, target = step.tiles, make_case(step.number, SHAPE).machine.target()
-    itemsize = dtype_bytes(step.dtypes(step.default_variant())[0])
+    itemsize = dtype_bytes(step.variant(step.default_variant()).dtypes[0])
     assert set(family.best) < set(family.tuning)
     assert len(set(family.tuning)) == len(family.tuning)
     assert not any(tile.violations(target, itemsize, 2) for tile in family.tuning)
@@ -147,7 +157,7 @@ def test_the_fastest_is_found_and_confirmed_on_other_operands(made: Session, fav
     assert tuned.margin_interval_pct == pytest.approx((20.0, 20.0))
     assert (tuned.seen, tuned.legal) == (LEGAL, LEGAL)
     labels = [re.sub(r".* float32 ", "", timing.label) for timing in tuned.confirmation]
-    assert labels == [f"{FAST} 2 stages", f"{SECOND} 2 stages", f"{DEFAULT_TILE} 3 stages", "cublas-nn", "cublas-nt"]
+    assert labels == [f"{FAST} 2 stages", f"{SECOND} 2 stages", f"{DEFAULT.tile} 3 stages", "cublas-nn", "cublas-nt"]
     assert (tuned.time_ms, tuned.ratio_to_cublas) == (0.5, 2.0)
     assert tuned.gain_over_default_pct == pytest.approx(300.0)
     assert tuned.method.rounds == tuning.CONFIRMATION.rounds > max(plan.rounds for plan in tuning.RUNGS)
@@ -225,7 +235,7 @@ def test_a_candidate_that_does_not_compile_is_listed(
 def test_an_illegal_candidate_is_listed_with_the_reason(
     made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose_among(monkeypatch, (DEFAULT_TILE, ThreadTile.parse("128x128x32/8x8")))
+    choose_among(monkeypatch, (DEFAULT.tile, ThreadTile.parse("128x128x32/8x8")))
     tuned, _ = tuned_again(made, make_case(5, (64, 64, 256), dtype="float64"))
     illegal = {c.name: c.why for c in tuned.candidates if c.status == "illegal"}
     assert "393216 bytes of shared memory in 6 stage(s), limit 232448" in illegal["async 128x128x32/8x8, 6 slots"]
@@ -236,8 +246,8 @@ def test_a_step_is_tuned_over_the_tiles_of_its_own_family(
     made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fastest = WarpgroupTile.parse("64x64x64/64x64")
-    tiles = (WARPGROUP_TILES.default, fastest)
-    monkeypatch.setattr(STEPS[10].module, "TILES", TileFamily(WarpgroupTile, tiles[0], tiles[:1], tiles))
+    tiles = (STEPS[10].tiles.default.tile, fastest)
+    monkeypatch.setattr(STEPS[10].module, "TILES", TileSet(WarpgroupTile, tiles[0], tiles[:1], tiles))
     monkeypatch.setattr(STEPS[10].module, "TUNING_STAGES", (2, 3, 5))
     gpu.times[f"{fastest} 3 stages"] = 0.125
     case = make_case(10, (128, 128, 512))
@@ -301,7 +311,7 @@ def test_a_winner_of_the_search_may_lose_the_confirmation(made: Session, favoure
 
 
 def test_one_candidate_is_alone(made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose_among(monkeypatch, (DEFAULT_TILE,))
+    choose_among(monkeypatch, (DEFAULT.tile,))
     tuned, _ = tuned_again(made, make_case(4, SHAPE))
     assert (tuned.verdict, tuned.runner_up, tuned.margin_pct, tuned.margin_interval_pct) == ("alone", None, None, ())
     assert (tuned.default, tuned.gain_over_default_pct) == (str(default_case(make_case(4, SHAPE))), 0.0)

@@ -13,6 +13,7 @@ from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
+from tensorir_ladder.steps.step import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = find_steps()
 
 
-EVERY_VARIANT = [(number, variant) for number, step in STEPS.items() for variant in step.variants]
+EVERY_VARIANT = [(number, variant) for number, step in STEPS.items() for variant in step.variant_names]
 
 
 THREAD_STEPS = [number for number, step in STEPS.items() if step.tiles.kind is ThreadTile]
@@ -31,7 +32,7 @@ SMALL_TILES: dict[type[BlockTile], BlockTile] = {
     ThreadTile: ThreadTile(block=(8, 16, 16), thread=(4, 4)),
     WarpTile: WarpTile.parse("16x32x16/16x32/4x4/2"),
     TensorCoreTile: TensorCoreTile.parse("32x32x32/16x32"),
-    WarpgroupTile: WarpgroupTile.parse("64x64x64/64x64"),
+    WarpgroupTile: WarpgroupTile.parse("64x64x64/1x1"),
     HopperTile: HopperTile.parse("64x64x64/1x1"),
     BlackwellTile: BlackwellTile.parse("128x64x64"),
 }
@@ -78,9 +79,9 @@ def make_case(
     found = STEPS[step]
     machine = machine_for(arch or found.arch or DEFAULT_ARCH)
     variant = variant or found.default_variant(machine.has_cp_async)
-    problem = Matmul(*shape, dtype or found.dtypes(variant)[0], layout, out_dtype)
-    stages = found.default_stages if stages is None else stages
-    return Case(found, problem, variant, tile or found.tiles.default, machine, stages)
+    problem = Matmul(*shape, dtype or found.variant(variant).dtypes[0], layout, out_dtype)
+    stages = found.stages if stages is None else stages
+    return Case(found, problem, variant, tile or found.tiles.default.tile, machine, stages)
 
 
 def small_case(step: int, shape: tuple[int, int, int], variant: str | None = None, **given: Any) -> Case:
@@ -94,3 +95,8 @@ class Outcome(NamedTuple):
     code: int
     out: str
     err: str
+
+
+def config(variant: str, tile: BlockTile, stages: int = 3, arch: str = DEFAULT_ARCH) -> Config:
+    """What a step is asked for, for the default machine."""
+    return Config(variant, tile, stages, machine_for(arch).for_choices())
