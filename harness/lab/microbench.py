@@ -309,7 +309,7 @@ def fp32_gflops(bench: Bench) -> Points:
 
 @quantity(1000, 1e6)
 def fp32_gflops_one_warp_per_scheduler(bench: Bench) -> Points:
-    """The same with 4 warps per multiprocessor"""
+    """Independent multiply-adds as those of fp32_gflops, 4 warps per multiprocessor"""
     yield None, _fma_gflops(bench, bench.sms, 128, 2**18)
 
 
@@ -356,7 +356,7 @@ def dram_latency_ns(bench: Bench) -> Points:
 
 @quantity(50, 1000)
 def l2_latency_ns(bench: Bench) -> Points:
-    """The same over 16 MiB, all of it visited before"""
+    """One thread's chain of dependent loads as that of dram_latency_ns, over 16 MiB, all of it visited before"""
     links, order = chase_ring(bench.torch, L2_CHASE_BYTES)
     bench.launch("chase", steps=len(order), source=links)
     yield None, _chase(bench, links, order, steps=2**14, cold=False)
@@ -397,7 +397,7 @@ def read_gb_s(bench: Bench) -> Points:
 
 @quantity(100, 100000)
 def l2_read_gb_s(bench: Bench) -> Points:
-    """The same over 24 MiB, 64 times in one launch, past the first-level cache"""
+    """Sums as those of read_gb_s, of 24 MiB, 64 times in one launch, past the first-level cache"""
     yield None, _read(bench, L2_READ_BYTES, passes=64)
 
 
@@ -457,7 +457,7 @@ def cp_async_latency_ns(bench: Bench) -> Points:
 
 @quantity(100, 20000, over="bytes per multiprocessor and round trip")
 def cp_async_loaded_latency_ns(bench: Bench) -> Points:
-    """The same by one block on every multiprocessor at once, 1 to 8 times 16 bytes a thread"""
+    """cp.async as for cp_async_latency_ns, by one block on every multiprocessor at once, 1 to 8 times 16 bytes a thread"""
     for width in (1, 2, 4, 8):
         yield 16 * STREAM_THREADS * width, _round_trips(bench, bench.sms, width)
 
@@ -541,7 +541,7 @@ def mma_f16_gflops(bench: Bench) -> Points:
 
 @quantity(2000, 1e7)
 def mma_tf32_gflops(bench: Bench) -> Points:
-    """The same of mma.sync.m16n8k8, float32 cut to TF32"""
+    """mma.sync.m16n8k8 as for mma_f16_gflops, float32 cut to TF32"""
     values = _normal((max(WARPS), FRAGMENTS * 32 * 6), "float32")
     yield _fastest(bench, "mma_tf32", _mma_setups, (values.view("int32") & TF32_BITS).view("float32"))
 

@@ -44,6 +44,7 @@ from tensorir_ladder.harness.models.rate_files import (
 )
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, NoCompiler, compile_cubin, disassemble, require_compiler
+from tensorir_ladder.schedules.cost import CostRates
 from tensorir_ladder.schedules.isa import MMA, TF32
 from tensorir_ladder.schedules.tensor_cores.wgmma import Wgmma
 
@@ -165,7 +166,8 @@ def test_the_committed_files_are_whole() -> None:
     for found in files:
         assert path_of(found.arch, found.gpu) == RATES / path_of(found.arch, found.gpu).name
         assert isinstance(rates_of(found.arch, found.gpu), Rates)
-        assert set(found.quantities) <= set(BENCHMARKS)
+        assert {name for name, quantity in found.quantities.items() if quantity.samples} <= set(BENCHMARKS)
+        assert set(found.quantities) <= {*BENCHMARKS, *CostRates.__dataclass_fields__}
     for machine in MACHINES.values():
         assert (machine.rates is None) == (machine.gpu is None)
 

@@ -207,7 +207,7 @@ WHOLE = [
     (number, variant)
     for number, step in STEPS.items()
     if 5 <= number <= 13
-    for variant in (step.default_variant(True), *step.debug_variants)
+    for variant in (step.default_variant(), *(each.name for each in step.variants if each.debug))
 ]
 
 
