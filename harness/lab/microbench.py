@@ -457,7 +457,7 @@ def cp_async_latency_ns(bench: Bench) -> Points:
 
 @quantity(100, 20000, over="bytes per multiprocessor and round trip")
 def cp_async_loaded_latency_ns(bench: Bench) -> Points:
-    """cp.async as for cp_async_latency_ns, by one block on every multiprocessor at once, 1 to 8 times 16 bytes a thread"""
+    """As cp_async_latency_ns, by one block on every multiprocessor at once, 1 to 8 times 16 bytes a thread"""
     for width in (1, 2, 4, 8):
         yield 16 * STREAM_THREADS * width, _round_trips(bench, bench.sms, width)
 
