@@ -8,13 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+import ml_dtypes
+import numpy as np
+
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.isa import TMA_L2_PROMOTION_128B, TMA_STRIDE_BYTES, WIDEST
-from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
 BIAS = "bias"
 ROWS_PARAMETER = "rows"  # of a kernel that takes any number of rows
 GIVEN = ("A", "B", "C", BIAS)  # buffers of a kernel that a caller gives; all others are its workspaces
+
+
+def _bytes_of(dtype: str) -> int:
+    return np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
 
 
 class UnsupportedLaunch(IllegalSchedule):
@@ -64,7 +70,7 @@ class TensorMap:
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return dtype_bytes(self.dtype)
+        return _bytes_of(self.dtype)
 
     def __post_init__(self) -> None:
         row, unit = self.box[0] * self.itemsize, TMA_STRIDE_BYTES
@@ -109,7 +115,7 @@ class PlainBuffer:
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return dtype_bytes(self.dtype)
+        return _bytes_of(self.dtype)
 
     def check(self, matrix: Rows) -> None:
         """Raise UnsupportedLaunch for a matrix that lies otherwise than the kernel was written for."""
