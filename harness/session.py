@@ -253,6 +253,11 @@ class Session:
         return replace(before, tile=case.tile, stages=stages, tile_choice=case.tile_choice) if same else before
 
     @staticmethod
+    def _usual_stages(case: Case) -> int:
+        usual = Case.default(case.step, case.problem, case.machine)
+        return replace(case, stages=usual.stages).slots
+
+    @staticmethod
     def _adds_pipeline(case: Case) -> bool:
         """Whether pipelining is what this case adds to the step before, so that its gain can be predicted."""
         before = find_steps().get(case.step.number - 1)
@@ -297,6 +302,7 @@ class Session:
             step=case.step.number if case else 0,
             step_name=case.step.name if case else "cublas",
             variant=case.variant if case else "cublas",
+            default_stages=not case or case.slots == self._usual_stages(case),
             default_variant=not case or case.variant == case.step.default_variant(case.machine.has_cp_async),
             **asdict(problem),
             math=case.math if case else IEEE,

@@ -15,11 +15,11 @@ from rich.table import Table as RichTable
 from tensorir_ladder.harness.records import RESULTS, RecordError
 from tensorir_ladder.reports.check import findings
 from tensorir_ladder.reports.judgement import judgement_tables
+from tensorir_ladder.reports.page import write_pages
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import speed_kind, stage_plots, write_plots
 from tensorir_ladder.reports.readme import ReadmeError, write_readme
 from tensorir_ladder.reports.selection import UsageError, load, parse_steps
-from tensorir_ladder.reports.site import write_pages
 from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table
 from tensorir_ladder.reports.sweeps import chosen_sweeps, stage_sweeps
 from tensorir_ladder.reports.table import Table, all_tables, row
@@ -30,12 +30,13 @@ examples:
   python -m reports table --step 5 --markdown  step 5 and its variants as Markdown
   python -m reports table --json | jq '.[0]'   every row for a program, and nothing else on stdout
   python -m reports sweep --step 5 --size 1024 what each stage brings and costs, and the depth model judged
-  python -m reports plot && python -m reports page && python -m reports readme
-                                               after measuring: all that is generated, plots first
+  python -m reports readme                     after measuring: the README's tables and pictures
+  python -m reports page                       a page per step; with its code, where `python -m harness compile
+                                               --step 1-13 --variant all --out reports/results` has left listings
   python -m reports check                      exit 1 and a line per finding if anything is wrong or stale
 
-Records come from `python -m harness run`. With --results FOLDER, pages and plots are written into FOLDER;
-without it, into reports/pages and reports/plots.
+Records come from `python -m harness run`. Pages and their plots are written into reports/pages, which git ignores;
+with --results FOLDER, into that folder.
 exit status: 0 fine, 1 check found something, 2 a results file or an argument cannot be used
 """
 PIPED_WIDTH = 180
@@ -67,9 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         ("table", _table, "print the records as tables, Markdown or JSON"),
         ("sweep", _sweep, "print what each stage brings and costs, judge the depth model, draw speed over stages"),
         ("plot", _plot, "draw GFLOPS, ratio to cuBLAS, gains, variants, roofline, stage sweeps and timelines as PNG"),
-        ("page", _page, "write a Markdown page per step, and one on stages"),
-        ("readme", _readme, "rewrite the README's results between its markers"),
-        ("check", _check, "check every record, and that plots, pages and README follow from them"),
+        ("page", _page, "write a Markdown page per step, and one on stages, with their pictures"),
+        ("readme", _readme, "rewrite the README's results between its markers, and draw its pictures"),
+        ("check", _check, "check every record, and that the README and its pictures follow from them"),
     ):
         sub = commands.add_parser(name, help=text, description=text.capitalize() + ".", parents=[common])
         sub.set_defaults(command=command)
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 def _table(options: argparse.Namespace, paths: Paths) -> int:
     results = load(paths.results, parse_steps(options.step) if options.step else None)
     if options.json:
-        print(json.dumps([row(record) for record in results.records], indent=1))
+        print(json.dumps([row(record, results.places[record.key]) for record in results.records], indent=1))
         return 0
     if not results.records:
         raise UsageError(f"no records{f' of step {options.step}' if options.step else ''} in {paths.results}")
@@ -117,7 +118,7 @@ def _sweep(options: argparse.Namespace, paths: Paths) -> int:
         print("drawn, with the model's curve and recommendation:")
     wanted = {speed_kind(sweep) for sweep in chosen}
     drawn = [plot for plot in stage_plots(results) if plot.kind in wanted]
-    files = [paths.plots / p.file_name if p.is_current(paths.plots) else p.write(paths.plots) for p in drawn]
+    files = [plot.path(paths.figures) for plot in drawn]
     return 0 if options.markdown else _report(files)
 
 
@@ -140,7 +141,7 @@ def _print_tables(tables: list[Table], markdown: bool) -> None:
 
 
 def _plot(options: argparse.Namespace, paths: Paths) -> int:
-    return _report(write_plots(load(paths.results), paths.plots))
+    return _report(write_plots(load(paths.results), paths.figures))
 
 
 def _page(options: argparse.Namespace, paths: Paths) -> int:
@@ -150,7 +151,7 @@ def _page(options: argparse.Namespace, paths: Paths) -> int:
 def _readme(options: argparse.Namespace, paths: Paths) -> int:
     if paths.readme is None:
         raise UsageError(f"no README belongs to {paths.results}; give one with --readme FILE")
-    return _report([write_readme(load(paths.results), paths)])
+    return _report(write_readme(load(paths.results), paths))
 
 
 def _check(options: argparse.Namespace, paths: Paths) -> int:
@@ -160,8 +161,8 @@ def _check(options: argparse.Namespace, paths: Paths) -> int:
         return 1
     results = load(paths.results)
     for record in results.calibrations:
-        print(f"cuBLAS against itself: {record.ratio_to_cublas:.3f} ({record.file_name()})")
-    print(f"{len(results.records)} rows are whole; plots, pages and README follow from them")
+        print(f"cuBLAS against itself: {record.ratio_to_cublas:.3f} ({results.places[record.key]})")
+    print(f"{len(results.records)} rows are whole; README and pictures follow from them")
     return 0
 
 

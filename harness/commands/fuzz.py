@@ -19,7 +19,7 @@ from tensorir_ladder.harness.commands.show import progress
 from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, run_draw, summed_up
 from tensorir_ladder.harness.lab.workers import Lost, each_in_a_process
-from tensorir_ladder.harness.records import write_atomically
+from tensorir_ladder.harness.records import append, write_atomically
 from tensorir_ladder.harness.session import MEASURING_SOURCES, ROOT, git_state, sources_digest
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.steps.registry import find_steps, get_step
@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side (one for each core)")
     parser.add_argument("--limit-s", type=float, default=180, help="seconds that a draw may take (180)")
     parser.add_argument("--only", type=int, metavar="DRAW", help="run this draw alone, as in the run of all")
-    parser.add_argument("--out", type=Path, help="a file for the record, as JSON; beside it, what is finished so far")
+    parser.add_argument("--out", type=Path, help="file of JSON lines that the record is appended to")
     add_revision(parser)
 
 
@@ -108,11 +108,11 @@ def _outcomes(results: Iterator[tuple[Draw, Outcome | Lost]]) -> Iterator[Outcom
 
 
 class Journal:
-    """Keeps what is finished, one draw a line, in a file beside the record's: the same command goes on from there."""
+    """Keeps what is finished, a draw a line, in a file beside the record's: the same command goes on from there."""
 
     def __init__(self, out: Path, draw: Draw) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        self.out, self.path = out, out.with_suffix(".jsonl")
+        self.out, self.path = out, out.with_name(f".unfinished-{out.name}")
         # Runs that differ in a draw's length or in the sources are not the same.
         head = json.dumps([draw.seed, draw.runs, draw.steps, draw.on, sources_digest(ROOT, SOURCES)])
         lines = self.path.read_text().splitlines() if self.path.exists() else []
@@ -129,8 +129,8 @@ class Journal:
             file.write(json.dumps(asdict(outcome)) + "\n")
 
     def finish(self, record: dict[str, Any], whole: bool) -> None:
-        """Write the record; the lines stay where the run is not whole, so that it can go on."""
-        write_atomically(self.out, json.dumps(record, indent=1) + "\n")
+        """Append the record; the lines stay where the run is not whole, so that it can go on."""
+        append(self.out, record)
         if whole:
             self.path.unlink()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.kernels.blackwell import BlackwellTile
 from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.schedules.cost import Machine as CostMachine
 from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
@@ -100,3 +102,8 @@ class Outcome(NamedTuple):
 def config(variant: str, tile: BlockTile, stages: int = 3, arch: str = DEFAULT_ARCH) -> Config:
     """What a step is asked for, for the default machine."""
     return Config(variant, tile, stages, machine_for(arch).for_choices())
+
+
+def hopper(multiprocessors: int = 132, name: str = "") -> CostMachine:
+    """A Hopper GPU of so many multiprocessors, as the steps and the cost model see it."""
+    return replace(machine_for(DEFAULT_ARCH).for_choices(), multiprocessors=multiprocessors, name=name)
