@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tensorir_ladder import emulator
-from tensorir_ladder.harness import execution
+from tensorir_ladder.harness import emulation, execution
 from tensorir_ladder.harness.build import Case, Kernel, compiled, lower
 from tensorir_ladder.harness.commands import NOT_VERIFIED
 from tensorir_ladder.harness.commands.options import runs_on_gpu
@@ -49,7 +49,7 @@ def backend_for(options: argparse.Namespace, verified_on: tuple[str, ...]) -> Ba
     lacking = {"gpu"} if emulator.find_host_compiler() else {"gpu", "emulator"}
     here = [name for name in verified_on if name not in lacking]
     name = options.on if options.on != "auto" else next(iter(here), "llvm")
-    return emulator.EmulatorBackend(options.emulator_seed) if name == "emulator" else execution.LlvmBackend()
+    return emulation.EmulatorBackend(options.emulator_seed) if name == "emulator" else execution.LlvmBackend()
 
 
 def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:

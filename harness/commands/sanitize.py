@@ -24,11 +24,11 @@ TEXT = "kernels broken on purpose, and whole ones, by the emulator and by comput
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which half of the work, and where its parts lie."""
+    """Add which half of the work to do, and where its parts lie."""
     parser.add_argument("--prepare", action="store_true", help="compile, and ask the emulator; needs no GPU")
     parser.add_argument("--work", type=Path, default=Path("build/sanitize"), help="folder of parts (build/sanitize)")
-    module = "module that names the kernels (tests.broken_kernels)"
-    parser.add_argument("--kernels", default="tests.broken_kernels", metavar="MODULE", help=module)
+    module = "module that names the kernels (support.broken_kernels: with PYTHONPATH=tests in the project's root)"
+    parser.add_argument("--kernels", default="support.broken_kernels", metavar="MODULE", help=module)
     parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes at a time (cores)")
     parser.add_argument("--out", type=Path, help="file of JSON lines that the record is appended to")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of a file's newest record")
@@ -81,7 +81,7 @@ def _look(options: argparse.Namespace, command: str) -> list[Row]:
 
 
 def _print(rows: list[Row]) -> None:
-    """Counts by kind of fault, then every kernel on which they do not agree."""
+    """Print counts by kind of fault, then every kernel on which they do not agree."""
     verdicts = (AGREE, CANNOT_SEE, DISAGREE)
     table = new_table("Emulator and compute-sanitizer", ("the emulator finds", *verdicts), texts={"the emulator finds"})
     for kind, counts in sorted(tally(rows).items()):

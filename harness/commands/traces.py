@@ -20,7 +20,7 @@ TEXT = "record on the GPU where instructions put and find each element (fragment
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which probes, and where their traces go."""
+    """Add which probes to record, and where their traces go."""
     parser.add_argument("--only", default="", metavar="WORD", help="probes whose names have this in them (all)")
     parser.add_argument("--out", type=Path, default=RECORDED, help="folder of the traces, one file each (the tests')")
 

@@ -13,10 +13,11 @@ import pytest
 import tvm
 
 from support.cases import hopper
-from tensorir_ladder.emulator import EmulatedProgram, TensorMap, read_launches
+from tensorir_ladder.emulator import EmulatedProgram, TensorMap
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import ACTIVATIONS, PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import persistent
@@ -56,10 +57,10 @@ def emulate(function: tvm.tirx.PrimFunc, given: dict[str, np.ndarray]) -> None:
     """Run a kernel in the emulator on arrays by name; workspaces are its own."""
     made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
     names = tuple(str(parameter.name) for parameter in function.params)
-    kept = {each.buffer: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in launch_plan(made).workspaces}
+    launch = launch_plan(made)
+    kept = {each.buffer: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in launch.workspaces}
     arrays = [given[name] if name in given else kept.get(name, np.zeros(1, np.float32)) for name in names]
-    launches = tuple(read_launches(made.host))
-    EmulatedProgram("fused", made.cuda, launches, names, resident=prod(launches[0].grid))(*arrays)
+    EmulatedProgram("fused", made.cuda, (launch,), names, resident=prod(launch.grid))(*arrays)
 
 
 @pytest.mark.emulator
@@ -118,13 +119,10 @@ def test_a_kernel_for_any_number_of_rows_takes_this_one(m: int) -> None:
     n, k, draw = 72, 40, np.random.default_rng(0)
     function = warp_specialized(Matmul(64 * 100, n, k, "float16"), SMALL, 2, any_rows=True)
     made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
-    (launch,) = read_launches(made.host)
-    sizes = {"A": (k, m), "B": (n, k), "C": (n, m), "rows": m}
-    arguments = tuple(
-        replace(each, sizes=sizes[each.array]) if isinstance(each, TensorMap) else sizes[each]
-        for each in launch.arguments
-    )
-    launch = replace(launch, arguments=arguments, grid=launch_plan(made).of_rows(m).grid)
+    launch = launch_plan(made).of_rows(m)
+    rows = {"A": Rows(m, k, 2 * k), "B": Rows(k, n, 2 * n), "C": Rows(m, n, 2 * n)}
+    parameters = (each.of(rows[each.buffer]) if isinstance(each, TensorMap) else m for each in launch.parameters)
+    launch = replace(launch, parameters=tuple(parameters))
     a, b = (draw.integers(-2, 3, size).astype(np.float16) for size in ((m, k), (k, n)))
     got = np.full((m, n), np.nan, np.float16)
     EmulatedProgram("any rows", made.cuda, (launch,), ("A", "B", "C"))(a, b, got)

@@ -16,8 +16,8 @@ from support.cases import STEPS, config, make_case
 from support.schedules_on_cpu import convolve, normal, run
 from support.tensor_cores import stack_bytes
 from support.warps import AHEAD, SLICED, SMALL, staged
-from tensorir_ladder.emulator import emulated
 from tensorir_ladder.harness.build import Kernel, Lowered, compiled, lower, lower_schedule, main_loop
+from tensorir_ladder.harness.emulation import emulated
 from tensorir_ladder.harness.execution import GpuBackend, gpu_arch
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify

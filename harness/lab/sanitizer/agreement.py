@@ -38,7 +38,7 @@ class _Kernels:
 
 
 def row_of(kernel: Prepared) -> Row:
-    """A kernel's row, of what is kept of its runs."""
+    """Make a kernel's row of what is kept of its runs."""
     runs = {tool: found for tool in (ALONE, *TOOLS) if (found := kept_outcome(kernel, tool))}
     subject = kernel.subject
     return Row(subject.name, subject.whole, kernel.emulator, runs, *judge(kernel.emulator, subject.whole, runs))
@@ -59,7 +59,7 @@ def read(path: Path) -> list[Row]:
 
 
 def tally(rows: Iterable[Row]) -> dict[str, Counter[str]]:
-    """How many kernels of each kind of fault, by verdict; the kind of whole ones is "none"."""
+    """Count the kernels of each kind of fault, by verdict; the kind of whole ones is "none"."""
     counted: dict[str, Counter[str]] = {}
     for row in rows:
         counted.setdefault(row.emulator.kind or "none", Counter())[row.verdict] += 1
