@@ -1,6 +1,7 @@
-"""Choosing a step's configuration for one problem by measuring every candidate of a declared space.
+"""Choose a step's configuration for one problem by measuring every candidate of a declared space.
 
-The search is successive halving: short rounds over all candidates, longer ones over the fastest quarter, and again.
+The search is successive halving, rung by rung: short rounds over all candidates, longer ones over the fastest quarter,
+and again.
 Candidates meet in batches, each beside cuBLAS; what is compared is their speed relative to cuBLAS in the same
 rounds, so that batches measured minutes apart, or in another process, can stand side by side. Each candidate's
 output is checked before it is timed. The fastest are then measured once more, longer and on other operands,
@@ -18,12 +19,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tvm
 
 from tensorir_ladder.harness.build import Case, lower
-from tensorir_ladder.harness.measure import Plan, Rounds
+from tensorir_ladder.harness.race import Plan, Rounds
 from tensorir_ladder.harness.records import (
     Candidate,
     RecordError,
@@ -32,13 +32,11 @@ from tensorir_ladder.harness.records import (
     tuned_path,
     write_atomically,
 )
+from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import CompileError
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.steps.config import TuningSpace
-
-if TYPE_CHECKING:
-    from tensorir_ladder.harness.session import Session
 
 RUNGS = (Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0), Plan(rounds=11, warmup_ms=100.0))
 CONFIRMATION = Plan(rounds=31, warmup_ms=250.0)
@@ -52,10 +50,10 @@ RESOLUTION = 0.001
 
 
 def candidates(case: Case, space: TuningSpace) -> tuple[list[Case], list[Candidate]]:
-    """The space's legal cases of ``case``'s problem, likely ones first; and the illegal ones, each with the reason.
+    """List the space's legal cases of ``case``'s problem, likely ones first, and the illegal ones with the reason.
 
-    A configuration that builds what an earlier one builds is left out: more slots than there are k tiles, and a
-    variant of the pipeline where there is but one slot.
+    Leave out a configuration that builds what an earlier one builds: more stages than there are k tiles, and a
+    variant of the pipeline where there is but one stage.
     """
     legal: dict[tuple[object, ...], Case] = {}
     illegal: dict[tuple[object, ...], Candidate] = {}
@@ -87,7 +85,7 @@ class Search:
                 f"{case.step.name} {case.problem.shape}: no candidate of the tuning space is legal",
                 value=f"{len(self.illegal)} candidates",
                 limit=self.illegal[0].why,
-                remedy="add smaller tiles to the space in steps/config.py",
+                remedy="add smaller tiles to the space that the step declares",
             )
         earlier = {_identity(candidate): candidate for candidate in known}
         self.found = {case: earlier[key] for case in self.legal if (key := _identity(_described(case))) in earlier}
@@ -95,7 +93,7 @@ class Search:
     def run(
         self, enough: Callable[[], bool] = lambda: False, after_batch: Callable[[str], None] = lambda _: None
     ) -> list[Case]:
-        """Time the candidates, rung by rung; returns those that were timed, best first.
+        """Time the candidates, rung by rung; return those that were timed, best first.
 
         Stops before the batch at which ``enough`` says so, though not before the first. ``after_batch`` is told, in
         words, how far it is. WrongResult or CompileError where none could be timed.
@@ -116,7 +114,7 @@ class Search:
         return self.ranked()
 
     def ranked(self, rung: int | None = None) -> list[Case]:
-        """Cases that were timed, those that came furthest first, then by their last speed relative to cuBLAS.
+        """List the cases that were timed, those that came furthest first, then by their last speed over cuBLAS.
 
         With ``rung``, only cases timed in it, by their speed there.
         """
@@ -127,11 +125,11 @@ class Search:
         return sorted(timed, key=lambda case: (-len(self.found[case].ratios), -self.found[case].ratios[-1]))
 
     def known(self, case: Case) -> Candidate:
-        """What is known of a case; a bare description where the search did not meet it."""
+        """Return what the search found of a case; a bare description where it did not meet it."""
         return self.found.get(case, _described(case))
 
     def outcome(self) -> tuple[Candidate, ...]:
-        """Every candidate that was seen: timed ones, best first, then refused ones, then illegal ones."""
+        """List every candidate that was seen: timed ones, best first, then refused ones, then illegal ones."""
         refused = [candidate for candidate in self.found.values() if not candidate.ratios]
         return (*(self.found[case] for case in self.ranked()), *refused, *self.illegal)
 
@@ -174,7 +172,7 @@ class Search:
             self.found[case] = replace(known, times_ms=times, ratios=ratios)
 
     def _passes(self, case: Case) -> bool:
-        """Whether a case is built and its output right; what is not is noted with the reason, and never timed."""
+        """Build a case and check its output; one that is not right is noted with the reason, and never timed."""
         try:
             self.session.check(case)
         except (IllegalSchedule, CompileError) as refused:
@@ -188,7 +186,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The outcome of the second measurement; see :class:`harness.records.TunedConfig` for the figures."""
+    """Winner, runner-up and verdict of the second measurement; :class:`harness.records.TunedConfig` has the figures."""
 
     winner: Case
     runner_up: Case | None
@@ -227,7 +225,7 @@ def confirm(session: Session, ranked: list[Case], default: Case) -> Confirmation
 
 
 def median_interval(values: list[float]) -> tuple[float, float]:
-    """Bounds of the median of what ``values`` are drawn from, at 95 % confidence and for any distribution.
+    """Bound the median of what ``values`` are drawn from, at 95 % confidence and for any distribution.
 
     The k-th smallest and the k-th largest value, with the largest k for which at most k − 1 of n fair coins show
     heads in 2.5 % of cases: the interval that belongs to the sign test. Fewer than 6 values have no such k: then
@@ -243,7 +241,7 @@ def median_interval(values: list[float]) -> tuple[float, float]:
 
 
 def cost(session: Session, case: Case) -> tuple[int, int, int]:
-    """What a configuration takes, to be compared in this order: ring slots, shared bytes of a block, registers."""
+    """Price a configuration, to be compared in this order: stages, shared bytes of a block, registers."""
     kernel = session.load(case)[0]
     return case.slots, kernel.smem_bytes, kernel.cubin.registers if kernel.cubin else 0
 
@@ -253,7 +251,7 @@ def _cheaper_first(session: Session, one: Case, other: Case) -> tuple[Case, Case
 
 
 def default_case(case: Case) -> Case:
-    """The step's default configuration of a case's problem, as :func:`candidates` would write it."""
+    """Return the step's default configuration for a case's problem, as :func:`candidates` would write it."""
     default = replace(Case.default(case.step, case.problem, case.machine), tile_choice=case.tile_choice)
     return replace(default, stages=default.slots)
 
@@ -266,7 +264,7 @@ def tune(
     say: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TunedConfig:
-    """The best configuration of ``case``'s step for its problem: from disk if it is still good, else measured.
+    """Find the best configuration of ``case``'s step for its problem: on disk if that is still good, else by measuring.
 
     What is on disk is good for the same space, kernels and versions, if it saw the whole space or as much as
     ``budget_s`` seconds allow; ``retune`` measures all the same. After each batch the search is on disk, and an
@@ -285,7 +283,6 @@ def tune(
         say(f"going on with an unfinished search: {len(search.found)} of {len(search.legal)} candidates are known")
 
     def after_batch(where: str) -> None:
-        """Put what is known on disk and say how far the search is."""
         database.keep(search)
         best = search.ranked()[:1]
         say(where + "".join(f"; best {search.found[c].name}, {search.found[c].ratios[-1]:.3f} of cuBLAS" for c in best))
@@ -295,7 +292,7 @@ def tune(
 
 
 def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambda line: None) -> Case:
-    """``case`` as it was tuned; RecordError with the command that tunes it where it was not.
+    """Return ``case`` as it was tuned; RecordError with the command that tunes it where it was not.
 
     ``warn`` is told where the choice was made among other kernels or with other versions: it can be used, but
     another may be the best by now.
@@ -304,8 +301,8 @@ def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambd
     if not path.is_file():
         output = "" if problem.out_dtype == problem.dtype else f" --out-dtype {problem.out_dtype}"
         raise RecordError(
-            f"{case.step.name} {problem.shape} {problem.dtype} was not tuned on this GPU (no {path}); run python -m "
-            f"harness tune --step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} "
+            f"{case.step.name} {problem.shape} {problem.dtype} was not tuned on this GPU (no {path}); run "
+            f"ladder tune --step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} "
             f"--layout {problem.layout} first"
         )
     tuned = _read_tuned(path, case)
@@ -340,13 +337,13 @@ class _Database:
         self.kernels = kernels_digest(session, case, space)
 
     def stored(self) -> TunedConfig | None:
-        """What is on disk, if it was found in the same space among the same kernels."""
+        """Read what is on disk, if it was found in the same space among the same kernels."""
         if not self.path.is_file():
             return None
         return self._current(_read_tuned(self.path, self.case))
 
     def progress(self) -> tuple[Candidate, ...]:
-        """What an interrupted search of the same space and kernels had found."""
+        """Read what an interrupted search of the same space and kernels had found."""
         if not self.unfinished.is_file():
             return ()
         found = self._current(TuningProgress.read(self.unfinished))
@@ -397,9 +394,10 @@ class _Database:
 
 
 def kernels_digest(session: Session, case: Case, space: TuningSpace) -> str:
-    """Tells a search's kernels from others: what the default configuration is lowered to, and the versions.
+    """Digest what the default configuration is lowered to in every variant of the space, and the versions.
 
-    In every variant of the space. A change to the schedules shows in these texts; one to their comments does not.
+    It tells a search's kernels from others: a change to the schedules shows in these texts, one to their comments
+    does not.
     """
     default = default_case(case)
     texts = [lower(replace(default, variant=variant)).source_sha256 for variant in space.variants]

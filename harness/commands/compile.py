@@ -12,7 +12,6 @@ from tensorir_ladder.harness.explain import aspects, why
 from tensorir_ladder.harness.records import Listing
 from tensorir_ladder.kernels.codegen import toolchain
 
-TEXT = "generate and compile the code, and say what came out; needs no GPU"
 add_options = add_case_options
 
 

@@ -11,7 +11,6 @@ from tensorir_ladder.harness.commands.options import GPU_SIZES, add_case_options
 from tensorir_ladder.harness.counters import MORE_METRICS, ceiling, count, offered_metrics, profiler
 from tensorir_ladder.harness.records import Counters, now
 
-TEXT = "hardware counters by Nsight Compute: pipes, conflicts, stalls; each result is on disk"
 add_options = add_case_options
 
 

@@ -15,7 +15,6 @@ from tensorir_ladder.harness.models import depth
 from tensorir_ladder.harness.records import DepthForecast
 from tensorir_ladder.kernels.codegen import toolchain
 
-TEXT = "what the depth model says of each stage count: time, memory, occupancy, latency hidden; needs no GPU"
 add_options = add_case_options
 
 

@@ -11,7 +11,6 @@ from tensorir_ladder.harness.commands.show import console, new_table
 from tensorir_ladder.harness.host_time import LAUNCHES, host_time_us, ways_to_launch
 from tensorir_ladder.kernels.codegen import toolchain
 
-TEXT = "host time of one launch of an explicit kernel, by TVM's executable, our launcher and Python calls; no record"
 SIZES = "512"  # small, so that the GPU keeps up
 add_options = add_case_options
 

@@ -11,8 +11,6 @@ from tensorir_ladder.harness.models.rate_files import measured_gpus
 from tensorir_ladder.harness.peers import KINDS
 from tensorir_ladder.steps.registry import Step, find_steps
 
-TEXT = "steps, variants, tiles and architectures"
-
 
 def add_options(_parser: argparse.ArgumentParser) -> None:
     """It takes none."""

@@ -20,8 +20,6 @@ from tensorir_ladder.harness.execution import NoGpu
 from tensorir_ladder.harness.peers import find_peers
 from tensorir_ladder.schedules.errors import IllegalSchedule
 
-TEXT = "run over tiles, stage counts and variants; each result is a record"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Cases, lists of stage counts and all tiles among them, and peers."""

@@ -12,7 +12,6 @@ from tensorir_ladder.harness.commands.options import add_places, add_problem_opt
 from tensorir_ladder.harness.records import Timeline
 from tensorir_ladder.harness.timeline import take
 
-TEXT = "one block's life by time stamps in the kernel: loads, waits, multiplications; each result is on disk"
 SIZES, STAGES = "4096", "1,2,4"
 
 

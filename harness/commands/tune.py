@@ -19,8 +19,6 @@ from tensorir_ladder.harness.commands.options import (
 from tensorir_ladder.harness.records import TunedConfig
 from tensorir_ladder.harness.tuning import tune
 
-TEXT = "measure a step's whole tuning space for each shape, confirm the best, keep it for --tile tuned"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Steps, products and how long to search; what is searched is not for choice."""

@@ -168,7 +168,7 @@ def test_unknown_commands_and_options_show_the_usage(arguments: list[str], comma
     outcome = command(*arguments)
     assert outcome.code == 2
     assert outcome.out == ""
-    assert outcome.err.startswith("usage: python -m harness")
+    assert outcome.err.startswith("usage: ladder")
     assert all(argument in outcome.err for argument in arguments[-1:])
 
 
@@ -217,7 +217,7 @@ def test_again_refuses_a_folder_and_does_without_a_gpu(command: Command, tmp_pat
 
 
 def test_again_names_a_step_that_is_gone(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.commands.run.open_session", lambda *_: None)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.run.open_session", lambda *_: None)
     path = replace(record(), step=42).save(tmp_path)
     check_refused(command("run", "--again", str(path)), "step 42")
 

@@ -173,7 +173,7 @@ def test_options_reach_the_case(options: str, expected: str, command: Command) -
 
 def cases(*arguments: str) -> list[str]:
     """The cases that a command line names."""
-    return list(map(str, cases_of(cli._parser().parse_args(arguments), CPU_SIZES)))
+    return list(map(str, cases_of(cli.parse(arguments), CPU_SIZES)))
 
 
 def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:

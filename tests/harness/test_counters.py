@@ -111,7 +111,7 @@ def test_the_second_launch_of_the_very_case_is_profiled_with_free_clocks(ncu: Fa
 def test_what_is_run_parses_as_a_command(ncu: FakeNcu) -> None:
     count(CASE)
     (arguments,) = ncu.calls
-    options = cli._parser().parse_args(arguments[arguments.index("harness") + 1 :])
+    options = cli.parse(arguments[arguments.index("harness") + 1 :])
     assert (options.command, options.on) == ("verify", "gpu")
 
 
@@ -205,7 +205,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "gpu_present", lambda: True)
     monkeypatch.setattr(execution, "gpu_arch", lambda: "sm_90a")
     monkeypatch.setattr(execution, "gpu_machine", lambda: machine_for("sm_90a"))
-    monkeypatch.setattr("harness.commands.counters.open_session", made_up)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.counters.open_session", made_up)
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -219,7 +219,7 @@ def test_counters_are_kept_as_records(command: Callable[..., Outcome], ncu: Fake
     assert (five.gpu, five.revision, five.dirty) == ("NVIDIA Fake", "abc123", False)
     assert five.values.pop(CEILING) == machine_for("sm_90a").fp32_gflops
     assert five.values == {name: 1.5 + index for index, name in enumerate(ALL)}
-    assert "python -m harness counters" in five.command
+    assert five.command.startswith("ladder counters")
     assert Counters.from_json(five.to_json()) == five
     assert "left out" not in outcome.err
     assert outcome.out.count("wrote") == 2

@@ -31,7 +31,7 @@ from support.roles import STEPS_WITH_ROLES, roles
 from tensorir_ladder.harness import timeline as timeline_module
 from tensorir_ladder.harness.build import Kernel, UnsupportedCase, compile_module, compiled, lower
 from tensorir_ladder.harness.execution import GpuBackend, LlvmBackend
-from tensorir_ladder.harness.measure import Plan
+from tensorir_ladder.harness.race import Plan
 from tensorir_ladder.harness.records import RecordError, Timeline, Track, load_timelines
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.timeline import RUNS, NoTimeline, decode, ns_per_clock, take
@@ -288,7 +288,7 @@ def test_a_block_beyond_the_grid_is_refused(stamping: Session) -> None:
 def test_the_command_writes_a_record_per_stage_count(
     command: Command, stamping: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("harness.commands.timeline.open_session", lambda options, command: stamping)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.timeline.open_session", lambda options, command: stamping)
     small = ("--tile", str(SMALL), "--shape", "256x256x320")
     outcome = command("timeline", "--step", "11", "--stages", "1,2-3", *small, "--out", str(tmp_path))
     assert (outcome.code, outcome.err) == (0, "")
@@ -477,7 +477,7 @@ def test_roles_have_a_picture(step: int, tmp_path: Path) -> None:
 def test_the_command_leaves_out_stage_counts_that_a_step_does_not_take(
     command: Command, stamping: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("harness.commands.timeline.open_session", lambda options, command: stamping)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.timeline.open_session", lambda options, command: stamping)
     small = ("--tile", "64x64x64/1x1", "--shape", "256x256x1024")
     outcome = command("timeline", "--step", "12,13", *small, "--out", str(tmp_path))
     assert (outcome.code, outcome.err) == (0, "")

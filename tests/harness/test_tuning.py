@@ -414,7 +414,7 @@ def test_tune_prints_the_five_fastest_and_the_verdict(favoured: FakeGpu, command
     assert len(re.findall(r"^    \d\.\d{3}  \d\.\d{4} ms  async ", outcome.out, re.M)) == 5
     assert f"confirmed: async {FAST}, 2 slots: 0.5000 ms" in outcome.out
     assert f"+20.00 % (+20.00 to +20.00 %) over the runner-up async {SECOND}, 2 slots" in outcome.out
-    assert load_tuned(tmp_path)[0].command == "python -m harness tune --step 5 --size 64"
+    assert load_tuned(tmp_path)[0].command == "ladder tune --step 5 --size 64"
 
 
 def test_tune_with_a_wrong_candidate_exits_1(favoured: FakeGpu, command: Command, tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_run_refuses_what_was_not_tuned(
     assert outcome.code == 2
     (line,) = outcome.err.splitlines()
     assert "was not tuned on this GPU" in line
-    again = re.search(r"run python -m harness (tune .*) first", line).group(1).split()
+    again = re.search(r"run ladder (tune .*) first", line).group(1).split()
     assert again[:5] == ["tune", "--step", "4", "--shape", "64x64x64"]
     assert set(option) <= set(again)
     assert favoured.races == []

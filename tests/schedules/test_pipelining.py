@@ -20,8 +20,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.script import tirx as T
 
 from support.schedules_on_cpu import TARGET, convolve, cuda_text, normal, run
+from tensorir_ladder.harness.bandwidth import WORKLOADS
 from tensorir_ladder.harness.build import main_loop
-from tensorir_ladder.harness.streams import WORKLOADS
 from tensorir_ladder.schedules import (
     IllegalPipeline,
     Matmul,
