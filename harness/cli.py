@@ -23,10 +23,15 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 
 
 class Command(NamedTuple):
-    """A command's line in the help: what it does, what it needs and how long that takes."""
+    """A command's line in the help: what it does; what it needs, and how long it takes."""
 
     text: str
     needs: str
+
+    @property
+    def sentences(self) -> str:
+        """The beginning of the command's own help."""
+        return f"{self.text[0].upper()}{self.text[1:]}. Needs: {self.needs}."
 
 
 GROUPS = {
@@ -59,8 +64,8 @@ GROUPS = {
     "reports": {
         "table": Command("print the records as tables, Markdown or JSON", "nothing; seconds"),
         "stages": Command("print what each stage brings and costs, judge the depth model", "nothing; seconds"),
-        "plot": Command("draw all plots", "nothing; a minute"),
-        "page": Command("write the Markdown pages", "nothing; seconds"),
+        "plot": Command("draw speeds, gains, rooflines, stage sweeps and timelines as PNG", "nothing; a minute"),
+        "page": Command("write a Markdown page per step, and one on stages", "nothing; seconds"),
         "readme": Command("rewrite the README's results between its markers", "nothing; seconds"),
         "check": Command("check every record, and that plots, pages and README follow", "nothing; a minute"),
     },
@@ -124,7 +129,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     own = [line for line in EXAMPLES.splitlines() if line.startswith(f"  ladder {name} ")]
     parser = argparse.ArgumentParser(
         prog=f"ladder {name}",
-        description=f"{COMMANDS[name].text[0].upper()}{COMMANDS[name].text[1:]}. Needs: {COMMANDS[name].needs}.",
+        description=COMMANDS[name].sentences,
         epilog="\n".join([*(["examples:", *own, ""] if own else []), STATUS]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -138,7 +143,7 @@ def _module(name: str):
 
 
 def _top() -> argparse.ArgumentParser:
-    """The parser of the command's name alone, whose help lists all of them."""
+    """Make the parser of the command's name alone, whose help lists all of them."""
     width = max(len(command.text) for command in COMMANDS.values())
     lines = []
     for group, commands in GROUPS.items():
@@ -175,7 +180,7 @@ def _join_negative(arguments: list[str]) -> list[str]:
 
 
 def _repeatable(arguments: list[str]) -> list[str]:
-    """The arguments that say what is measured, without those that say where results and tree lie."""
+    """Keep the arguments that say what is measured, without those that say where results and tree lie."""
     places = ("--out", "--revision")
     kept = [argument for argument in arguments if not argument.startswith(tuple(f"{place}=" for place in places))]
     return [word for before, word in zip(["", *kept], kept) if word not in places and before not in places]

@@ -1,4 +1,4 @@
-"""Where a measurement is made: the GPU's clocks, power and name, the versions, and the revision of the sources."""
+"""Read what a measurement depends on: the GPU's clocks, power and name, versions, and the sources' revision."""
 
 from __future__ import annotations
 

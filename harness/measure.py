@@ -128,7 +128,7 @@ class Measurer:
         )
 
     def _admitted(self, case: Case) -> list[Entrant]:
-        """The peers on the problem of a case, tuned and checked once; never refused, see ``admit``."""
+        """Admit the peers to the problem of a case, tuned and checked once; none is refused, see ``admit``."""
         arena = self.session.arena(case.problem)
         if case.problem not in self._entrants:
             admitted = [entrant for kind in self.peers for entrant in admit(kind, arena, case.machine)]
@@ -136,7 +136,7 @@ class Measurer:
         return self._entrants[case.problem]
 
     def _forecast(self, case: Case) -> DepthForecast | None:
-        """The depth model's forecast for a case's stage counts, made once; None for what it does not cover."""
+        """Forecast a case's stage counts by the depth model, once; None for what it does not cover."""
         family = replace(case, stages=0)
         if family not in self._forecasts:
             try:
@@ -146,7 +146,7 @@ class Measurer:
         return self._forecasts[family]
 
     def _previous(self, case: Case) -> Case | None:
-        """The step before on the same problem, with its default variant, if that takes the problem.
+        """Find the step before on the same problem, with its default variant, if that takes the problem.
 
         With the case's tile and stages where both steps have tiles of one family, else with its own default.
         """
@@ -191,14 +191,14 @@ class Measurer:
 
 
 def _adds_pipeline(case: Case) -> bool:
-    """Whether pipelining is what this case adds to the step before, so that its gain can be predicted."""
+    """Tell whether this case adds pipelining to the step before, so that its gain can be predicted."""
     before = find_steps().get(case.step.number - 1)
     threads_own_tiles = isinstance(case.tile, TileConfig)
     return case.slots > 1 and threads_own_tiles and before is not None and not before.pipelined
 
 
 def _candidate_row(candidate: Candidate) -> dict[str, Any]:
-    """A candidate as records of the best tile list it: time_ms is None, with the reason, where it was not timed."""
+    """Write a candidate as a record lists it: time_ms is None, with the reason, where it was not timed."""
     row = {"tile": candidate.tile, "stages": candidate.stages}
     timed = {"time_ms": candidate.times_ms[-1]} if candidate.times_ms else {"time_ms": None, "why": candidate.why}
     return row | timed

@@ -18,7 +18,7 @@ DATA = "standard normal"
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure: rounds, and how much time to warm up until clocks settle."""
+    """Rounds to measure, and time to warm up until clocks settle."""
 
     rounds: int = 15
     warmup_ms: float = 250.0

@@ -1,4 +1,4 @@
-"""What the cases of one command share: compiler, GPU, operands, builds, provenance; and which cases are done."""
+"""Keep what the cases of one command share: compiler, GPU, operands, builds, provenance, and which are done."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _lower_or_none(case: Case) -> Kernel | None:
 
 
 class Journal:
-    """Which cases of a command are done, on disk, so that the same command started again goes on.
+    """A list on disk of the cases of a command that are done, so that the same command started again goes on.
 
     Cases are of any kind, told apart by their text. The file lies in the output folder and goes away when the
     command has finished all of them.
@@ -159,7 +159,7 @@ class Journal:
             self.done = set(done)
 
     def has(self, case: Any) -> bool:
-        """Whether an earlier, interrupted run of this command measured the case."""
+        """Tell whether an earlier, interrupted run of this command measured the case."""
         return self._name(case) in self.done
 
     def add(self, case: Any) -> None:
@@ -169,7 +169,7 @@ class Journal:
 
     @staticmethod
     def _name(case: Any) -> str:
-        """What tells a case from the others of a command: its text, and how its tile was chosen where that differs."""
+        """Name a case apart from the others of a command: its text, and how its tile was chosen where that differs."""
         return str(case) + getattr(case, "tile_choice", "")
 
     def finish(self) -> None:

@@ -315,7 +315,7 @@ def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambd
 
 
 def _read_tuned(path: Path, case: Case) -> TunedConfig:
-    """A tuned configuration from disk; RecordError where it is another case's, or its winner none of its candidates."""
+    """Read a tuned configuration; RecordError where it is another case's, or its winner none of its candidates."""
     tuned, problem = TunedConfig.read(path), case.problem
     own = (case.step.number, problem.m, problem.n, problem.k, problem.layout, problem.dtype, problem.out_dtype)
     found = (tuned.step, tuned.m, tuned.n, tuned.k, tuned.layout, tuned.dtype, tuned.out_dtype)

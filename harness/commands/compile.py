@@ -30,7 +30,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
 
 
 def listing(kernel: Kernel) -> Listing:
-    """A compiled kernel's listing, for the pages."""
+    """Make a compiled kernel's listing, for the pages."""
     case = kernel.case
     return Listing(
         step=case.step.number,

@@ -15,8 +15,8 @@ add_options = add_case_options
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Count for each case, whose counters are on disk before the next begins."""
-    runs_on_gpu(argparse.Namespace(**{**vars(options), "on": "gpu"}))  # refuses where it does not
+    """Count for each case; its counters are on disk before the next begins."""
+    runs_on_gpu(options, insist=True)
     offered = offered_metrics(profiler())
     if left_out := [metric for name, metric in MORE_METRICS.items() if name not in offered]:
         print(f"left out, since this ncu does not list them: {', '.join(left_out)}", file=sys.stderr)

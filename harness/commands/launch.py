@@ -20,7 +20,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
     cases = [case for case in cases_of(options, SIZES) if case.step.explicit]
     if not cases:
         raise UsageError(f"--step {options.step}: no explicit kernel, which the launcher is for; take step 11")
-    runs_on_gpu(argparse.Namespace(**{**vars(options), "on": "gpu"}))  # refuses where it does not
+    runs_on_gpu(options, insist=True)
     backend, compiler = execution.GpuBackend(), toolchain.require_compiler()
     for case in cases:
         ways = ways_to_launch(lowered(case), compiler, backend)
