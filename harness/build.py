@@ -29,12 +29,11 @@ from tensorir_ladder.kernels.stamps import Stamps, roles_of
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
 from tensorir_ladder.schedules.loops.serpentine import required_ptxas_options
-from tensorir_ladder.schedules.loops.tiling import BlockTile
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces, workspaces
 from tensorir_ladder.schedules.pipeline.lowering import UNROLL_RING, required_tir_pipeline
 from tensorir_ladder.schedules.pipeline.pipelining import ASYNC, ORDER, STAGE, required_pass_config
-from tensorir_ladder.schedules.recipes.warp_tiling import WarpTile
+from tensorir_ladder.schedules.tiles import BlockTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.config import DEFAULT_STAGES, StepConfig
 from tensorir_ladder.steps.registry import Step

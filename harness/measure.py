@@ -15,7 +15,7 @@ from tensorir_ladder.harness.records import Candidate, DepthForecast, Record, Ve
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.tuning import Search
 from tensorir_ladder.harness.verify import IEEE, WrongResult, verify
-from tensorir_ladder.schedules.loops.tiling import TileConfig
+from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.config import DEFAULT_STAGES, STAGE_SET, TuningSpace
 from tensorir_ladder.steps.registry import find_steps
@@ -193,7 +193,7 @@ class Measurer:
 def _adds_pipeline(case: Case) -> bool:
     """Tell whether this case adds pipelining to the step before, so that its gain can be predicted."""
     before = find_steps().get(case.step.number - 1)
-    threads_own_tiles = isinstance(case.tile, TileConfig)
+    threads_own_tiles = isinstance(case.tile, ThreadTile)
     return case.slots > 1 and threads_own_tiles and before is not None and not before.pipelined
 
 

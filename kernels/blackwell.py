@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorir_ladder.kernels.tiles import ADDRESSING_REGISTERS, BARRIER_BYTES, PANEL, TmaTile
-from tensorir_ladder.schedules.loops.tiling import indivisible
+from tensorir_ladder.kernels.tiles import BARRIER_BYTES, TmaTile
+from tensorir_ladder.schedules.isa import PANEL
+from tensorir_ladder.schedules.tiles import WGMMA_REGISTERS, indivisible
 
 TENSOR_ROWS = 128  # of one tcgen05.mma: tensor memory's lanes
 TENSOR_COLUMNS = (32, 64, 128, 256, 512)  # of tensor memory, as many as can be allocated at once
@@ -23,10 +24,6 @@ class BlackwellTile(TmaTile):
 
     Written ``128x256x64``. A block has four warps for the results; each can read 32 of tensor memory's 128 lanes.
     """
-
-    block_m: int = TENSOR_ROWS
-    block_n: int = 256
-    block_k: int = 64
 
     FORM: ClassVar[str] = "MxNxK"
     EXAMPLE: ClassVar[str] = "128x256x64"
@@ -51,7 +48,7 @@ class BlackwellTile(TmaTile):
     @property
     def registers(self) -> int:
         """The part of a row of sums that a thread holds at once, the same rounded, and what addresses take."""
-        return LOADED_COLUMNS * 3 // 2 + ADDRESSING_REGISTERS
+        return LOADED_COLUMNS * 3 // 2 + WGMMA_REGISTERS
 
     def misfits(self) -> list[str]:
         """Shapes that tcgen05.mma or TMA do not have."""

@@ -9,12 +9,13 @@ from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels import tma
-from tensorir_ladder.kernels.panels import PTX_TYPES, TileProduct
-from tensorir_ladder.kernels.tiles import PANEL, ROW_BYTES, ROWS, TmaTile
-from tensorir_ladder.kernels.wgmma import WarpgroupProduct, fragment
+from tensorir_ladder.kernels.panels import TileProduct
+from tensorir_ladder.kernels.tiles import TmaTile
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct
+from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.workloads import Matmul
 
-BOX_BYTES = ROWS * ROW_BYTES
+BOX_BYTES = WGMMA_ROWS * ROW_BYTES
 
 
 def can_store_by_tma(problem: Matmul, tile: TmaTile) -> bool:
@@ -122,7 +123,7 @@ def store_fragments(
     def place(register: int) -> tuple[Expr, Expr]:
         """Where a register's sum belongs."""
         row_tile, inside = divmod(register, product.registers_per_tile)
-        own_row, own_column = fragment(warp, lane, inside)
-        return row + row_tile * ROWS + own_row, column + own_column
+        own_row, own_column = wgmma_element(warp, lane, inside)
+        return row + row_tile * WGMMA_ROWS + own_row, column + own_column
 
     store_sums(sums, output, place)

@@ -14,9 +14,9 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels.codegen.launch_plan import BIAS
-from tensorir_ladder.kernels.panels import PTX_TYPES
-from tensorir_ladder.kernels.wgmma import WarpgroupProduct, fragment
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.isa import PTX_TYPES, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
 # gelu is the exact form by erf, as in schedules.workloads; silu is x · sigmoid(x). All let NaN through.
@@ -79,7 +79,7 @@ class Epilogue:
         for first in range(product.registers_per_tile):
             if first % 4 >= 2:  # eight rows below: the same columns as the two before
                 continue
-            added = self._added(bias, column + fragment(0, lane, first)[1])
+            added = self._added(bias, column + wgmma_element(0, lane, first)[1])
             for row_tile in range(product.row_tiles):
                 for below in (0, 2):
                     register = row_tile * product.registers_per_tile + first + below

@@ -15,52 +15,19 @@ from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels import tma
 from tensorir_ladder.kernels.ring import Barriers
-from tensorir_ladder.kernels.tiles import PANEL, ROW_BYTES, STEPS, TmaTile
+from tensorir_ladder.kernels.tiles import TmaTile
+from tensorir_ladder.schedules import isa
 from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.isa import PANEL, ROW_BYTES
 from tensorir_ladder.schedules.workloads import Matmul
 
 if TYPE_CHECKING:
     from typing import Self
 
-PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
-SWIZZLED = 1 << 62  # in wgmma's descriptor: the 128-byte swizzle
-ADDRESS_BITS = 0x3FFFF  # of a block's own shared memory
-EIGHT_ROWS = 8 * ROW_BYTES  # the unit that the swizzle permutes
-
 
 @dataclass(frozen=True)
-class Panels:
-    """One operand's k tile in shared memory: panels of rows of 64 16-bit elements, swizzled; a TMA box each.
-
-    ``extent`` are A's rows or B's columns in the block tile, ``depth`` steps along k. ``major`` says what a row of a
-    panel runs along: "k" for A and for a B stored [n, k], "n" for a B stored [k, n], which the instruction transposes.
-    """
-
-    extent: int
-    depth: int
-    major: str
-
-    MODE: ClassVar[int] = SWIZZLED
-
-    @property
-    def count(self) -> int:
-        """Panels of the tile."""
-        return (self.depth if self.major == "k" else self.extent) // PANEL
-
-    @property
-    def rows(self) -> int:
-        """Rows of a panel."""
-        return self.extent if self.major == "k" else self.depth
-
-    @property
-    def panel_bytes(self) -> int:
-        """Bytes of one panel, a multiple of 1024."""
-        return self.rows * ROW_BYTES
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the tile."""
-        return self.count * self.panel_bytes
+class Panels(isa.Panels):
+    """One operand's k tile in shared memory (:class:`schedules.isa.Panels`), loaded by TMA: each panel is a box."""
 
     def coordinates(self, panel: int, first: Expr, step: Expr) -> tuple[Expr, Expr]:
         """Column and row, in the matrix as stored, of a panel of the tile that begins at ``first`` and ``step``."""
@@ -109,34 +76,12 @@ class Panels:
             place = into.ptr_to([offset + panel * self.panel_bytes + first_row * ROW_BYTES])
             tma.load(tensor_map, column, row, place, barrier, blocks)
 
-    def step_offset(self, step: int) -> int:
-        """Bytes from the tile's first element to what the ``step``-th instruction along k reads."""
-        if self.major == "n":
-            return step * STEPS * ROW_BYTES
-        panel, inside = divmod(step * STEPS, PANEL)
-        return panel * self.panel_bytes + inside * 2
-
-    def extent_offset(self, first: Expr) -> Expr:
-        """Bytes to row (of A) or column (of B) ``first``, a multiple of 8, or of 64 where panels run along it."""
-        return first * ROW_BYTES if self.major == "k" else first // PANEL * self.panel_bytes
-
-    @property
-    def descriptor_bits(self) -> int:
-        """A descriptor's bits beside the address; distances are in units of 16 bytes.
-
-        MODE has those of the instruction's own format: which swizzle, and how that is written.
-        Stride: from one group of eight rows to the next. Leading: from one panel to the next, where panels run along
-        n; not used (1) where they run along k.
-        """
-        leading = 1 if self.major == "k" else self.panel_bytes >> 4
-        return self.MODE | (EIGHT_ROWS >> 4) << 32 | leading << 16
-
     def descriptor(self, address: Expr) -> Expr:
         """The descriptor of the operand at an address in shared memory, as an expression of 64 bits.
 
         In a cluster a shared address also names the block, in bits that are other fields of a descriptor.
         """
-        window = T.bitwise_and(T.cuda.cvta_generic_to_shared(address), T.uint32(ADDRESS_BITS))
+        window = T.bitwise_and(T.cuda.cvta_generic_to_shared(address), T.uint32(isa.ADDRESS_MASK))
         return T.bitwise_or(T.uint64(self.descriptor_bits), T.Cast("uint64", T.shift_right(window, T.uint32(4))))
 
 
@@ -162,8 +107,8 @@ class TileProduct:
         """The product of a problem's tiles; IllegalTile for a dtype or layout that the instruction has no form for."""
         major = "k" if problem.layout == "nt" else "n"
         found = []
-        if problem.dtype not in PTX_TYPES:
-            found.append(f"operands of {problem.dtype}, where it takes {' or '.join(PTX_TYPES)}")
+        if problem.dtype not in isa.PTX_TYPES:
+            found.append(f"operands of {problem.dtype}, where it takes {' or '.join(isa.PTX_TYPES)}")
         if major == "n" and tile.group_n % PANEL:
             found.append(f"{tile.group_n} columns {cls.PART} of a B stored [k, n] are not a multiple of {PANEL}")
         if found:

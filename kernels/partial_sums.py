@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
 from tensorir_ladder.kernels.ring import SECONDS
-from tensorir_ladder.kernels.tiles import LANES
+from tensorir_ladder.schedules.isa import WARPGROUP
 
 VECTOR = 4  # floats
 AT_ONCE = 4  # vectors that a thread has on their way
@@ -80,16 +80,16 @@ class PartialSums:
     @staticmethod
     def floats(registers: int, groups: int) -> int:
         """Floats of one piece."""
-        return registers * groups * LANES
+        return registers * groups * WARPGROUP
 
     @property
     def stride(self) -> int:
         """Floats from one of a thread's vectors to its next: all threads' vectors of a number lie beside each other."""
-        return self.groups * LANES * VECTOR
+        return self.groups * WARPGROUP * VECTOR
 
     def at(self, piece: Expr, index: int, group: Expr, thread: Expr) -> Expr:
         """The address of a thread's ``index``-th four sums of a piece."""
-        first = piece * self.floats(self.registers, self.groups) + (group * LANES + thread) * VECTOR
+        first = piece * self.floats(self.registers, self.groups) + (group * WARPGROUP + thread) * VECTOR
         return self.memory.ptr_to([first + index * self.stride])
 
     @T.inline

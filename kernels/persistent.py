@@ -26,9 +26,10 @@ from tensorir_ladder.kernels.roles import (
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.stream import Pieces, plan_for
-from tensorir_ladder.kernels.tiles import LANES, RESULT_BOXES, ROWS, RoleTile
+from tensorir_ladder.kernels.tiles import RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
+from tensorir_ladder.schedules.isa import WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
 
@@ -82,7 +83,7 @@ def persistent(
     product = WarpgroupProduct.of(problem, tile)
     product.b.check_shares(blocks)
     by_tma = epilogue.can_store_by_tma(problem, tile)
-    rows = (product.a.rows, product.b.box_rows(blocks), ROWS if by_tma else None)
+    rows = (product.a.rows, product.b.box_rows(blocks), WGMMA_ROWS if by_tma else None)
     plan = plan_for(problem, tile, multiprocessors, blocks, stream)
     early, tile_columns = plan.shortest, tile.counts(problem)[1]
     tile_rows = plan.tiles // tile_columns
@@ -133,7 +134,7 @@ def persistent(
         else:
             take_registers(tile.consumers)
             mine = Consumer(here, shared, product, tile)
-            own: T.let = here.thread % LANES
+            own: T.let = here.thread % WARPGROUP
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, own == 0, counts=True))
             boxes = T.meta_var(Boxes(matrices.c_map, product, shared.results, RESULT_BOXES, again) if by_tma else None)
             late = LateResults(boxes, mine)

@@ -8,16 +8,9 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Var
 
 from tensorir_ladder.kernels.ring import Barriers, RingState
-from tensorir_ladder.kernels.tiles import (
-    CONSUMER_REGISTERS,
-    LANES,
-    PRODUCER_REGISTERS,
-    RESULT_BOXES,
-    ROW_BYTES,
-    ROWS,
-    RoleTile,
-)
+from tensorir_ladder.kernels.tiles import CONSUMER_REGISTERS, PRODUCER_REGISTERS, RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
+from tensorir_ladder.schedules.isa import ROW_BYTES, WARPGROUP, WGMMA_ROWS
 
 WARPS = 4  # of a warpgroup
 FEWEST_STAGES, MOST_STAGES = 2, 8  # a consumer keeps one k tile's wgmma in flight
@@ -82,7 +75,7 @@ class RoleBlock:
         self.warpgroup = _named("warpgroup", T.warpgroup_id([1 + consumers]))
         self.warp = _named("warp", T.warp_id_in_wg([WARPS]))
         self.lane = _named("lane", T.lane_id([32]))
-        self.thread = _named("thread", T.thread_id([(1 + consumers) * LANES]))
+        self.thread = _named("thread", T.thread_id([(1 + consumers) * WARPGROUP]))
         self.cluster, self.consumers = cluster, consumers
 
 
@@ -93,7 +86,7 @@ class SharedRing:
     def __init__(self, pool: T.SMEMPool, slots: int, slot_bytes: int, consumers: int, bounded: bool) -> None:
         self.slots, self.slot_bytes = slots, slot_bytes
         self.ring = _named("ring", pool.alloc((slots * slot_bytes,), "uint8", align=1024))
-        boxes = pool.alloc((consumers * RESULT_BOXES * ROWS * ROW_BYTES,), "uint8", align=1024)
+        boxes = pool.alloc((consumers * RESULT_BOXES * WGMMA_ROWS * ROW_BYTES,), "uint8", align=1024)
         self.results = _named("results", boxes)
         self.full = Barriers(pool, slots, bounded)
         self.empty = Barriers(pool, slots, bounded)
@@ -120,8 +113,8 @@ class Consumer:
         self.sums = _named("sums", T.alloc_local((product.registers,), "float32"))
         self.last = T.local_scalar("int32")
         self.number = _bound("consumer", here.warpgroup - 1)
-        self.row = _bound("group_row", self.number // tile.groups_n * tile.group_m)
-        self.column = _bound("group_column", self.number % tile.groups_n * tile.group_n)
+        self.row = _bound("group_row", self.number // tile.warpgroups[1] * tile.group_m)
+        self.column = _bound("group_column", self.number % tile.warpgroups[1] * tile.group_n)
         a_place = product.a.extent_offset(self.row)
         b_place = product.a.bytes + product.b.extent_offset(self.column)
         self.a = _bound("a", product.a.descriptor(shared.ring.ptr_to([a_place])))

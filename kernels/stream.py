@@ -15,7 +15,8 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
 
-from tensorir_ladder.kernels.tiles import PANEL, ROWS, RoleTile
+from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
 MULTIPLY_ADDS = 2048  # of 16-bit elements, per cycle of a multiprocessor: wgmma's rate
@@ -128,7 +129,7 @@ def plan_for(
     """
     tiles = -(-problem.m // (tile.block_m * blocks)) * -(-problem.n // tile.block_n) * batch
     k_tiles = -(-problem.k // tile.block_k)
-    boxes = max(1, tile.group_m * tile.group_n // (ROWS * PANEL))
+    boxes = max(1, tile.group_m * tile.group_n // (WGMMA_ROWS * PANEL))
     return plan_stream(tiles, k_tiles, tile.block, multiprocessors // blocks, min(boxes, k_tiles), cuts)
 
 

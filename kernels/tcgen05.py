@@ -21,12 +21,10 @@ from tensorir_ladder.kernels import tma
 from tensorir_ladder.kernels.blackwell import ADDRESS_BYTES, LOADED_COLUMNS, TENSOR_ROWS
 from tensorir_ladder.kernels.epilogue import pack, store_sums
 from tensorir_ladder.kernels.panels import Panels, TileProduct
-from tensorir_ladder.kernels.tiles import PANEL, ROW_BYTES, STEPS
 from tensorir_ladder.kernels.wgmma import keep
+from tensorir_ladder.schedules.isa import PANEL, ROW_BYTES, STEP, TCGEN05_SWIZZLE_128B
 
 GROUP = "cta_group::1"  # one block's instruction, not a pair's
-VERSION = 1 << 46  # in a matrix descriptor: of this format, in bits 46 to 48
-SWIZZLED = 2 << 61  # the 128-byte swizzle, in bits 61 to 63; as wgmma's 1 in bits 62 and 63
 FLOAT32_SUMS = 1 << 4
 FORMATS = {"float16": 0, "bfloat16": 1}  # of an operand in the instruction descriptor
 A_FORMAT, B_FORMAT, B_TRANSPOSED, COLUMNS, ROWS = 7, 10, 16, 17, 24  # where its fields begin
@@ -41,7 +39,7 @@ class TensorPanels(Panels):
     Both distances mean the same: stride from eight rows to the next eight, leading from one panel to the next.
     """
 
-    MODE: ClassVar[int] = VERSION | SWIZZLED
+    MODE: ClassVar[int] = TCGEN05_SWIZZLE_128B
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class TensorProduct(TileProduct):
         ``accumulate`` says whether there are sums to add to already. The k tile must have been waited for.
         """
         fence_after()  # orders what follows behind that wait
-        for step in range(self.a.depth // STEPS):
+        for step in range(self.a.depth // STEP):
             added = accumulate if step == 0 else T.bool(True)
             operands = [self.moved(own, slot, panels.step_offset(step)) for own, panels in ((a, self.a), (b, self.b))]
             instruction = T.ptx[f"tcgen05.mma.{GROUP}.kind::f16"]

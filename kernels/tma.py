@@ -16,8 +16,8 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Buffer, Var
 
-from tensorir_ladder.kernels.tiles import PANEL, ROW_BYTES
 from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.isa import PANEL, ROW_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 

@@ -12,9 +12,10 @@ from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import Barriers, check_stages
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Stamps
-from tensorir_ladder.kernels.tiles import LANES, ROWS, HopperTile
+from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
+from tensorir_ladder.schedules.isa import WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
 MOST_STAGES = 6
@@ -66,19 +67,21 @@ def tma_ring(
     turns, rest = divmod(k_tiles, slots)
     # One k tile's wgmma stays in flight while the next is issued, where there is another slot to read from.
     in_flight, ahead = (1, slots - 1) if slots > 1 else (0, 1)
-    groups_n, group_m, group_n = tile.groups_n, tile.group_m, tile.group_n
+    groups_n, group_m, group_n = tile.warpgroups[1], tile.group_m, tile.group_n
     threads = tile.threads_per_block
-    log = Log(stamps, ("loads", *(f"warpgroup {number}" for number in range(threads // LANES))))
+    log = Log(stamps, ("loads", *(f"warpgroup {number}" for number in range(threads // WARPGROUP))))
 
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
         """The kernel."""
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), (product.a.rows, product.b.rows, ROWS if by_tma else None))
+        matrices = Matrices(
+            problem, (A_ptr, B_ptr, C_ptr), (product.a.rows, product.b.rows, WGMMA_ROWS if by_tma else None)
+        )
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         log.bind()
         T.device_entry()
         block = T.cta_id([tile_rows * tile_columns])
-        warpgroup = T.warpgroup_id([threads // LANES])
+        warpgroup = T.warpgroup_id([threads // WARPGROUP])
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         thread = T.thread_id([threads])
@@ -95,7 +98,7 @@ def tma_ring(
         group_row: T.let = warpgroup // groups_n * group_m
         group_column: T.let = warpgroup % groups_n * group_n
         corner = T.meta_var((row + group_row, column + group_column))
-        own = T.meta_var(log.role("warpgroup 0", block, warpgroup, thread % LANES == 0))
+        own = T.meta_var(log.role("warpgroup 0", block, warpgroup, thread % WARPGROUP == 0))
 
         @T.inline
         def fill(slot, k_tile):

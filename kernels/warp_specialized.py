@@ -23,10 +23,11 @@ from tensorir_ladder.kernels.roles import (
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Stamps
-from tensorir_ladder.kernels.tiles import LANES, RESULT_BOXES, ROWS, RoleTile
+from tensorir_ladder.kernels.tiles import RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.isa import WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
 
@@ -95,7 +96,7 @@ def warp_specialized(
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, rows: T.int32, bias_ptr: T.handle):
         """The kernel."""
-        boxes_of = T.meta_var((product.a.rows, product.b.rows, ROWS if by_tma else None))
+        boxes_of = T.meta_var((product.a.rows, product.b.rows, WGMMA_ROWS if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         log.bind()
@@ -126,7 +127,7 @@ def warp_specialized(
         else:
             take_registers(tile.consumers)
             mine = Consumer(here, shared, product, tile)
-            marks = T.meta_var(log.role("consumer 0", here.number, mine.number, here.thread % LANES == 0))
+            marks = T.meta_var(log.role("consumer 0", here.number, mine.number, here.thread % WARPGROUP == 0))
             for k_tile in T.serial(k_tiles):
                 mine.multiply(marks, k_tile, k_tile != 0)
                 mine.retire_former(marks, k_tile, k_tile > 0)

@@ -14,8 +14,9 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
-from tensorir_ladder.kernels.panels import PTX_TYPES, TileProduct
-from tensorir_ladder.kernels.tiles import LANES, ROWS, STEPS, HopperTile
+from tensorir_ladder.kernels.panels import TileProduct
+from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.schedules.isa import PTX_TYPES, STEP, WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
 if TYPE_CHECKING:
@@ -36,13 +37,13 @@ class WarpgroupProduct(TileProduct):
     ``registers`` are the sums of a thread, those of one instruction together.
     """
 
-    ROWS: ClassVar[int] = ROWS
+    ROWS: ClassVar[int] = WGMMA_ROWS
     PART: ClassVar[str] = "per warpgroup"
 
     @classmethod
     def of(cls, problem: Matmul, tile: HopperTile) -> Self:
         """See :meth:`TileProduct.of`."""
-        return replace(super().of(problem, tile), row_tiles=tile.group_m // ROWS)
+        return replace(super().of(problem, tile), row_tiles=tile.group_m // WGMMA_ROWS)
 
     @property
     def registers(self) -> int:
@@ -52,18 +53,18 @@ class WarpgroupProduct(TileProduct):
     @property
     def registers_per_tile(self) -> int:
         """Accumulators of a thread for one instruction's rows."""
-        return ROWS * self.columns // LANES
+        return WGMMA_ROWS * self.columns // WARPGROUP
 
     @property
     def result_bytes(self) -> int:
         """A warpgroup's results in 16 bits."""
-        return self.registers * LANES * 2
+        return self.registers * WARPGROUP * 2
 
     @property
     def instruction(self) -> str:
         """The PTX instruction."""
         ptx = PTX_TYPES[self.dtype]
-        return f"wgmma.mma_async.sync.aligned.m64n{self.columns}k{STEPS}.f32.{ptx}.{ptx}"
+        return f"wgmma.mma_async.sync.aligned.m64n{self.columns}k{STEP}.f32.{ptx}.{ptx}"
 
     def multiply(self, sums: Buffer, a: Expr, b: Expr, slot: Expr, accumulate: Expr) -> None:
         """Emit one k tile's instructions, committed as one group, which run on.
@@ -73,12 +74,12 @@ class WarpgroupProduct(TileProduct):
         """
         keep(sums)
         T.evaluate(T.ptx.wgmma.fence.sync.aligned())
-        for step in range(self.a.depth // STEPS):
+        for step in range(self.a.depth // STEP):
             added = accumulate if step == 0 else T.bool(True)
             for row_tile in range(self.row_tiles):
                 first = row_tile * self.registers_per_tile
                 own = [sums[first + i] for i in range(self.registers_per_tile)]
-                rows = self.a.step_offset(step) + self.a.extent_offset(row_tile * ROWS)
+                rows = self.a.step_offset(step) + self.a.extent_offset(row_tile * WGMMA_ROWS)
                 operands = (self.moved(a, slot, rows), self.moved(b, slot, self.b.step_offset(step)))
                 T.evaluate(T.ptx[self.instruction](*own, *operands, added, 1, 1, 0, int(self.b.major == "n")))
         T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
@@ -99,12 +100,3 @@ def keep(sums: Buffer) -> None:
     count = int(sums.shape[0])
     name = f"keep_{count}_sums"
     T.evaluate(T.cuda.func_call(name, sums.data, source_code=_FENCE.format(name=name, count=count)))
-
-
-def fragment(warp: Expr, lane: Expr, register: int) -> tuple[Expr, Expr]:
-    """Row (of 64) and column of the sum that a lane of a warpgroup's warp has in a register of one instruction.
-
-    A warp has 16 of the rows; a lane two neighbouring columns of each eight, in two rows eight apart.
-    """
-    row = warp * 16 + lane // 4 + register // 2 % 2 * 8
-    return row, register // 4 * 8 + lane % 4 * 2 + register % 2

@@ -5,11 +5,10 @@ returns named handles. None knows which operator it schedules.
 """
 
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
+from tensorir_ladder.schedules.isa import MmaInstruction
 from tensorir_ladder.schedules.loops.layout import flatten_contraction, pad_to_tile
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines, required_ptxas_options, walk_serpentine
 from tensorir_ladder.schedules.loops.tiling import (
-    BlockTile,
-    TileConfig,
     TiledLoops,
     bind_elements,
     bind_grid,
@@ -65,7 +64,6 @@ from tensorir_ladder.schedules.recipes.streaming import (
 from tensorir_ladder.schedules.recipes.warp_tiling import (
     LaneLoops,
     WarpContraction,
-    WarpTile,
     WarpTileLoops,
     interleave_lanes,
     pad_rows,
@@ -76,8 +74,6 @@ from tensorir_ladder.schedules.recipes.warp_tiling import (
 from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT, lower_fragments, registers_of
 from tensorir_ladder.schedules.tensor_cores.mma import (
     FragmentLoad,
-    MmaInstruction,
-    TensorCoreTile,
     TensorizedContraction,
     WarpLoops,
     accumulate_fragment,
@@ -90,7 +86,6 @@ from tensorir_ladder.schedules.tensor_cores.mma import (
 from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     WarpgroupContraction,
     WarpgroupLoops,
-    WarpgroupTile,
     lay_out_accumulators,
     lay_out_panels,
     multiply_by_wgmma,
@@ -101,6 +96,7 @@ from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     tile_for_warpgroups,
 )
 from tensorir_ladder.schedules.tensor_cores.wgmma import Wgmma
+from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import (
     Matmul,
     batched_matmul,
@@ -138,7 +134,7 @@ __all__ = [
     "StreamTile",
     "TensorCoreTile",
     "TensorizedContraction",
-    "TileConfig",
+    "ThreadTile",
     "TiledLoops",
     "WarpContraction",
     "WarpLoops",

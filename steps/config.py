@@ -11,19 +11,16 @@ from tvm.target import Target
 from tensorir_ladder.kernels.blackwell import BlackwellTile
 from tensorir_ladder.kernels.stream import reckoned_cycles
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
-from tensorir_ladder.schedules.loops.tiling import BlockTile, TileConfig
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.recipes.split_reduction import parts_to_fill
-from tensorir_ladder.schedules.recipes.warp_tiling import WarpTile
-from tensorir_ladder.schedules.tensor_cores.mma import TensorCoreTile
-from tensorir_ladder.schedules.tensor_cores.warpgroup import WarpgroupTile
+from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import RING_CHOICES, ROLE_CHOICES
 
 # Chosen after an exploratory sweep of 29 tiles on an H200. Step 4 was within 5 % of its best tile at 1024 with two of
 # them, and pipelining (3 slots, mean of 256, 512 and 1024) gained +87 % with this one, +8 % with the other,
 # 64x64x32/8x4. 64x64x16/4x4, where step 4 reached 0.93 of its best, gained +59 %. That sweep is not kept here.
-DEFAULT_TILE = TileConfig(32, 64, 16, 4, 4)
+DEFAULT_TILE = ThreadTile(block=(32, 64, 16), thread=(4, 4))
 # 3 rather than 4, which is faster at 256 and 512, because with 4 step 6 was 3 % slower than step 5 at 1024.
 DEFAULT_STAGES = 3
 
@@ -31,7 +28,7 @@ DEFAULT_STAGES = 3
 # few, large ones that use each loaded element more often, and several depths of the k tile; and, for the
 # steps that pipeline, the number of ring slots.
 TILE_SET = tuple(
-    TileConfig.parse(text)
+    ThreadTile.parse(text)
     for text in (
         "16x32x32/2x2",
         "16x32x64/2x2",
@@ -62,7 +59,7 @@ STAGE_SET = (2, 3, 4)
 TUNING_TILES = (
     *TILE_SET,
     *(
-        TileConfig.parse(text)
+        ThreadTile.parse(text)
         for text in (
             "32x64x8/4x4",
             "32x64x8/8x4",
@@ -177,7 +174,7 @@ class TileFamily:
         return per_multiprocessor / parts * tile.block_m * tile.block_n * (1 + self.warps_to_hide / warps) * edges
 
 
-THREAD_TILES = TileFamily(TileConfig, DEFAULT_TILE, TILE_SET, TUNING_TILES)
+THREAD_TILES = TileFamily(ThreadTile, DEFAULT_TILE, TILE_SET, TUNING_TILES)
 
 # For warps. In exploratory sweeps on an H200, not kept here, threads with 8x16 outputs that read operands ahead were
 # fastest from 2048 on, with k tiles of 16: those of 32, written out, make warps wait for instructions. Two such blocks
@@ -209,8 +206,8 @@ TENSOR_CORE_TILES = TileFamily.of(
 # least per multiplication; smaller tiles leave room for two blocks to a multiprocessor, or fill more of them.
 WARPGROUP_TILES = TileFamily.of(
     WarpgroupTile,
-    "128x256x64/64x256@4 64x128x64/64x128@6 64x64x64/64x64@6",
-    "256x128x64/128x128 256x128x64/64x128 128x128x64/64x128 128x64x64/64x64 64x256x64/64x256",
+    "128x256x64/2x1@4 64x128x64/1x1@6 64x64x64/1x1@6",
+    "256x128x64/2x1 256x128x64/4x1 128x128x64/2x1 128x64x64/2x1 64x256x64/1x1",
     warps_to_hide=0.5,
     edge=20,
 )

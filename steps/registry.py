@@ -15,7 +15,7 @@ from tvm.target import Target
 
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.schedules.errors import IllegalTile
-from tensorir_ladder.schedules.loops.tiling import BlockTile
+from tensorir_ladder.schedules.tiles import BlockTile
 from tensorir_ladder.schedules.workloads import DTYPES, Matmul
 from tensorir_ladder.steps.config import (
     DEFAULT_STAGES,

@@ -24,13 +24,9 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
+from tensorir_ladder.schedules.isa import TF32
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.tensor_cores.mma import (
-    TF32,
-    TensorizedContraction,
-    tensorize_contraction,
-    use_instruction,
-)
+from tensorir_ladder.schedules.tensor_cores.mma import TensorizedContraction, tensorize_contraction, use_instruction
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.config import TENSOR_CORE_TILES, StepConfig
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, Rows
 from tensorir_ladder.kernels.epilogue import PTX_TYPES
-from tensorir_ladder.kernels.tiles import ROW_BYTES
 from tensorir_ladder.kernels.tma import STRIDE_BYTES
+from tensorir_ladder.schedules.isa import ROW_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.errors import OverlappingOutput, ScatteredRows, UnalignedOperand, WrongDtype, WrongShape

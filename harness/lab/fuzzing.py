@@ -24,7 +24,7 @@ from tensorir_ladder.harness.verify import WrongResult, check_output
 from tensorir_ladder.harness.workers import Tell
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.loops.tiling import BlockTile
+from tensorir_ladder.schedules.tiles import BlockTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.steps.registry import Step, find_steps
 

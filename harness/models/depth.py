@@ -37,8 +37,8 @@ from tensorir_ladder.harness.models import depth_tma
 from tensorir_ladder.harness.models.rate_files import Curve, Rates
 from tensorir_ladder.harness.models.time import compulsory_bytes
 from tensorir_ladder.harness.records import DepthForecast, Resources
-from tensorir_ladder.schedules.loops.tiling import TileConfig
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.tiles import ThreadTile
 
 DEEPEST = 6  # stage counts that are forecast
 NO_SLOWER = 1.01  # the fewest stages within 1 % of the fastest are recommended: fewer leave memory to others
@@ -252,8 +252,8 @@ def covered(case: Case) -> Rates:
 def _check_threads_copy(case: Case) -> None:
     variant = case.variant
     forms = ("async", "one_barrier", "unrolled_ring", "one_barrier_unrolled", "full")
-    if not isinstance(case.tile, TileConfig):
-        form = f"threads have tiles of their own, {TileConfig.FORM}"
+    if not isinstance(case.tile, ThreadTile):
+        form = f"threads have tiles of their own, {ThreadTile.FORM}"
         raise NoForecast(f"{case.step.name}[{variant}]: only step 11, as it is timed, and steps whose {form}")
     if not case.step.pipelined or variant not in forms or not case.machine.has_cp_async:
         raise NoForecast(f"{case.step.name}[{variant}] on {case.machine.arch}: only loops whose loads are cp.async")

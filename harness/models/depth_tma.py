@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.models.rate_files import Rates
 from tensorir_ladder.harness.records import Resources
-from tensorir_ladder.kernels.tiles import ROWS, HopperTile
+from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.schedules.isa import WGMMA_ROWS
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
 NEEDED = (
@@ -66,9 +67,9 @@ def covers(case: Case) -> bool:
 def block_work(case: Case, found: Resources, rates: Rates, barrier_ns: float) -> BlockWork:
     """The work of one block of a case, of which the compiler took ``found``."""
     tile, problem, itemsize = case.tile, case.problem, dtype_bytes(case.problem.dtype)
-    groups = tile.groups_m * tile.groups_n
+    groups = tile.warpgroups[0] * tile.warpgroups[1]
     loaded = (tile.block_m + tile.block_n) * tile.block_k * itemsize
-    read = groups * (tile.group_m // ROWS) * (ROWS + tile.group_n) * tile.block_k * itemsize
+    read = groups * (tile.group_m // WGMMA_ROWS) * (WGMMA_ROWS + tile.group_n) * tile.block_k * itemsize
     return BlockWork(
         slots=case.slots,
         k_tiles=-(-problem.k // tile.block_k),

@@ -13,11 +13,8 @@ from tensorir_ladder.harness.models.rate_files import Rates
 from tensorir_ladder.harness.records import Record
 from tensorir_ladder.harness.verify import IEEE
 from tensorir_ladder.kernels.tiles import HopperTile
-from tensorir_ladder.schedules.loops.tiling import BlockTile, TileConfig
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.recipes.warp_tiling import WarpTile
-from tensorir_ladder.schedules.tensor_cores.mma import TensorCoreTile
-from tensorir_ladder.schedules.tensor_cores.warpgroup import WarpgroupTile
+from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul, accumulator_dtype
 from tensorir_ladder.steps.registry import find_steps
 
@@ -61,7 +58,7 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
     (the form of ALCOP, MLSys 2023, section on its analytical model).
     """
     machine, tile, resources = kernel.case.machine, kernel.case.tile, kernel.resources
-    if resources is None or machine.rates is None or not isinstance(tile, TileConfig):
+    if resources is None or machine.rates is None or not isinstance(tile, ThreadTile):
         return None
     if not kernel.code.cp_async or accumulator_dtype(kernel.case.problem.dtype) != "float32":
         return None
@@ -88,7 +85,7 @@ def instruction_ceiling(rates: Rates, tile: type[BlockTile], math: str) -> float
         return rates.wgmma_f16_gflops
     if issubclass(tile, TensorCoreTile):
         return rates.mma_f16_gflops if math == IEEE else rates.mma_tf32_gflops
-    return rates.fp32_gflops if issubclass(tile, (TileConfig, WarpTile)) else None
+    return rates.fp32_gflops if issubclass(tile, (ThreadTile, WarpTile)) else None
 
 
 def ceiling_share(record: Record) -> float | None:
@@ -121,7 +118,7 @@ def bound(kernel: Kernel, time_ms: float) -> str:
         "compute": case.problem.flops / ceiling / 1e6,
         "memory": compulsory_bytes(case.problem) / machine.bandwidth_gb_s / 1e6,
     }
-    if isinstance(case.tile, (TileConfig, WarpTile)):
+    if isinstance(case.tile, (ThreadTile, WarpTile)):
         tile = case.tile.one_output_per_thread() if case.step.number < 3 else case.tile
         accesses = _wavefronts(case.problem.flops / 2, tile, machine.warp_size, dtype_bytes(case.problem.dtype))
         floors_ms["memory"] = max(floors_ms["memory"], accesses / (machine.sms * rates.sm_clock_mhz * 1e3))
@@ -152,7 +149,7 @@ def _explained(floors_ms: dict[str, float], time_ms: float) -> str:
     return limit if floors_ms[limit] >= time_ms / 2 else "latency"
 
 
-def _wavefronts(multiply_adds: float, tile: TileConfig | WarpTile, warp_size: int, itemsize: int) -> float:
+def _wavefronts(multiply_adds: float, tile: ThreadTile | WarpTile, warp_size: int, itemsize: int) -> float:
     """128-byte accesses to shared memory or first-level cache that a warp's operands need, over the problem.
 
     A warp covers ``lanes_n`` neighbouring columns of threads and the rows that remain; lanes that read

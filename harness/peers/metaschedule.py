@@ -21,7 +21,7 @@ from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, say
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
-from tensorir_ladder.schedules.loops.tiling import STATIC_SHARED_BYTES
+from tensorir_ladder.schedules.tiles import STATIC_SHARED_BYTES
 from tensorir_ladder.schedules.workloads import Matmul
 
 BUDGET_S = 90.0  # of one product; a batch that has begun is ended

@@ -8,8 +8,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.inspection import loop_extent, loops_below
-
-VECTOR_BYTES = 16  # the widest load and store of a thread, and cp.async's widest copy
+from tensorir_ladder.schedules.isa import VECTOR_BYTES
 
 
 def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:

@@ -14,8 +14,6 @@ this (``permuted_layout``) knows float16 and three row lengths, and does not see
 
 from __future__ import annotations
 
-import math
-
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
@@ -24,11 +22,11 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, block_name
-from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes
+from tensorir_ladder.schedules.isa import VECTOR_BYTES, swizzled_piece
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.passes import on_functions
 
 SWIZZLE = "swizzled_rows"
-PIECES = 128 // VECTOR_BYTES  # what the banks deliver at once
 
 
 def swizzle_rows(sch: Schedule, copy: SBlockRV) -> None:
@@ -48,12 +46,6 @@ def swizzle_rows(sch: Schedule, copy: SBlockRV) -> None:
             remedy="pass a block that stage_in_shared made",
         )
     sch.annotate(copy, SWIZZLE, 1)
-
-
-def swizzled_piece(row: ir.Expr | int, piece: ir.Expr | int, pieces: int) -> ir.Expr | int:
-    """Where row ``row`` of ``pieces`` pieces of 16 bytes keeps its piece ``piece``."""
-    width = math.gcd(pieces, PIECES)
-    return piece ^ (row // (PIECES // width) % width)
 
 
 def lower_swizzles() -> tvm.transform.Pass:

@@ -9,7 +9,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tensorir_ladder.schedules.inspection import loops_below
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
-from tensorir_ladder.schedules.loops.tiling import TileConfig, TiledLoops, bind_grid, bind_threads, tile_contraction
+from tensorir_ladder.schedules.loops.tiling import TiledLoops, bind_grid, bind_threads, tile_contraction
 from tensorir_ladder.schedules.loops.vectorization import vectorize_write_back
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
@@ -21,6 +21,7 @@ from tensorir_ladder.schedules.memory.staging import (
     stage_in_shared,
     stage_through_registers,
 )
+from tensorir_ladder.schedules.tiles import ThreadTile
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class StagedContraction:
 def stage_contraction(
     sch: Schedule,
     block: SBlockRV,
-    tile: TileConfig,
+    tile: ThreadTile,
     *,
     vectorize: bool = False,
     scope: str = "shared",
@@ -67,7 +68,7 @@ def stage_contraction(
     ----------
     tile : the tile; its thread tile may be 1×1.
     vectorize : make copies and write-back as wide as alignment allows.
-    scope : "shared" or "shared.dyn" (:meth:`schedules.loops.tiling.TileConfig.shared_scope` chooses).
+    scope : "shared" or "shared.dyn" (:meth:`schedules.loops.tiling.ThreadTile.shared_scope` chooses).
     through_registers : split each copy into a load to registers and a store to shared memory.
     product_per_tile : keep each k tile's product apart and add it as a statement of its own.
     """

@@ -23,7 +23,6 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_extent, loop_extents, loops_below
 from tensorir_ladder.schedules.loops.layout import fused_index
-from tensorir_ladder.schedules.loops.tiling import STATIC_SHARED_BYTES
 from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes, vectorize_inner
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
@@ -32,6 +31,7 @@ from tensorir_ladder.schedules.memory.staging import (
     inline_data_movement,
     stage_in_shared,
 )
+from tensorir_ladder.schedules.tiles import STATIC_SHARED_BYTES
 
 GROUPS = 16  # partial results that are left for every thread to add up by itself
 COMBINING_BYTES = 2 * (1024 + GROUPS) * 4  # of two reductions over the most threads, beside the slots

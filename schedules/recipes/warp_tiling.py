@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
-from typing import ClassVar
 
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -20,16 +19,11 @@ from tensorir_ladder.schedules.inspection import (
     loops_below,
     operand_regions,
 )
+from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import index_map, pad_to_tile
 from tensorir_ladder.schedules.loops.serpentine import walk_serpentine
-from tensorir_ladder.schedules.loops.tiling import (
-    ADDRESSING_REGISTERS,
-    BlockTile,
-    bind_grid,
-    indivisible,
-    raster_blocks,
-)
-from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes, vectorize_write_back
+from tensorir_ladder.schedules.loops.tiling import bind_grid, raster_blocks
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_write_back
 from tensorir_ladder.schedules.memory.staging import (
     ADDS_PARTS,
     CooperativeFetch,
@@ -39,102 +33,7 @@ from tensorir_ladder.schedules.memory.staging import (
     inline_data_movement,
     stage_in_shared,
 )
-
-WARP_SIZE = 32
-# So many outputs of a thread leave registers for 8 warps to a multiprocessor, two to a scheduler: too few to hide the
-# latency of shared memory behind each other, as 16 warps of 64 outputs do.
-OUTPUTS_TO_READ_AHEAD = 128
-ELEMENT_BYTES = 4  # of operands and sums: two of them would share a bank of shared memory, were they smaller
-VECTOR = VECTOR_BYTES // ELEMENT_BYTES  # neighbouring columns of a thread, which it loads and stores at once
-
-
-@dataclass(frozen=True)
-class WarpTile(BlockTile):
-    """The block tile, a warp's part of it, and a thread's part of that.
-
-    ``slices`` groups of warps share the block tile: each sums its own part of every k tile, and their sums are added
-    in the end. Written ``128x128x32/32x64/8x8/1``. A warp's tile is 32 threads' tiles.
-    """
-
-    block_m: int = 128
-    block_n: int = 128
-    block_k: int = 32
-    warp_m: int = 32
-    warp_n: int = 64
-    thread_m: int = 8
-    thread_n: int = 8
-    slices: int = 1
-
-    FORM: ClassVar[str] = "MxNxK/WMxWN/TMxTN/S"
-    EXAMPLE: ClassVar[str] = "128x128x32/32x64/8x8/1"
-
-    @property
-    def lanes(self) -> tuple[int, int]:
-        """A warp's threads along rows and columns."""
-        return self.warp_m // self.thread_m, self.warp_n // self.thread_n
-
-    @property
-    def warps(self) -> tuple[int, int]:
-        """Warps of one slice along rows and columns."""
-        return self.block_m // self.warp_m, self.block_n // self.warp_n
-
-    @property
-    def threads(self) -> tuple[int, int]:
-        """Warps of all slices (threadIdx.y) and their lanes (threadIdx.x)."""
-        rows, columns = self.warps
-        return rows * columns * self.slices, WARP_SIZE
-
-    @property
-    def steps_ahead(self) -> int:
-        """1 for threads with so many outputs that few warps fit; 0 where warps hide each other's loads."""
-        return 1 if self.thread_m * self.thread_n >= OUTPUTS_TO_READ_AHEAD else 0
-
-    @property
-    def registers(self) -> int:
-        """Accumulators, the operands of one step and of those read ahead, addressing."""
-        operands = (self.thread_m + self.thread_n) * (1 + self.steps_ahead)
-        return self.thread_m * self.thread_n + operands + ADDRESSING_REGISTERS
-
-    @property
-    def outputs(self) -> str:
-        """What a thread sums up, as text: its rows and columns, and how many others sum the same."""
-        return f"{self.thread_m} × {self.thread_n}" + (f", in {self.slices} slices" if self.slices > 1 else "")
-
-    def misfits(self) -> list[str]:
-        """What does not divide: blocks into warps, warps into 32 threads, k tiles into slices."""
-        found = indivisible(
-            (
-                ("rows of the block", self.block_m, "rows per warp", self.warp_m),
-                ("columns of the block", self.block_n, "columns per warp", self.warp_n),
-                ("rows of a warp", self.warp_m, "rows per thread", self.thread_m),
-                ("columns of a warp", self.warp_n, "columns per thread", self.thread_n),
-                ("columns of a thread", self.thread_n, "columns of a vector", VECTOR),
-                ("steps of the k tile", self.block_k, "slices", self.slices),
-            )
-        )
-        rows, columns = self.lanes
-        if rows * columns != WARP_SIZE:
-            found.append(f"{rows} x {columns} threads of a warp, which has {WARP_SIZE}")
-        if self.slices > 1:
-            outputs = self.block_m * self.block_n
-            adding = ("outputs of the block", outputs, "threads that add its slices up", self.threads_per_block)
-            found += indivisible([adding]) if not found else []
-        return found
-
-    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
-        """At most so much shared memory: both operands' tiles, rows padded, in ``stages`` ring slots.
-
-        TVM keeps a slot more of what is read ahead. Slices' sums take the place of one operand's slots in the end,
-        which TVM makes the larger.
-        """
-        kept = stages + (self.steps_ahead if stages > 1 else 0)
-        slots = (self.block_k + _padding(self.block_k, itemsize)) * itemsize * kept
-        sums = ELEMENT_BYTES * self.slices * self.block_m * self.block_n if self.slices > 1 else 0
-        return max((self.block_m + self.block_n) * slots, min(self.block_m, self.block_n) * slots + sums)
-
-    def shared_scope(self, itemsize: int, stages: int = 1) -> str:
-        """As for other tiles; but with several slices "shared.dyn", where TVM lets their sums take the ring's place."""
-        return "shared.dyn" if self.slices > 1 else super().shared_scope(itemsize, stages)
+from tensorir_ladder.schedules.tiles import FLOAT_BYTES, FLOATS, WarpTile
 
 
 @dataclass(frozen=True)
@@ -206,7 +105,7 @@ class WarpContraction:
     total: SBlockRV | None
 
 
-def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vector: int = VECTOR) -> LaneLoops:
+def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vector: int = FLOATS) -> LaneLoops:
     """Deal a contraction's rows and columns out to the lanes of a warp in turn, columns ``vector`` at a time.
 
     ::
@@ -413,7 +312,7 @@ def _add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batche
     turns = [*batch, row_group, column_group]
     count = loop_extent(sch, row_group) * loop_extent(sch, column_group)
     if vector and count % warps:  # more warps than vectors per lane: parts of vectors
-        parts = 2 if count * 2 % warps == 0 else VECTOR
+        parts = 2 if count * 2 % warps == 0 else FLOATS
         among_warps, *vector = sch.split(*vector, [parts, None])
         turns.append(among_warps)
     sch.reorder(*turns, lane_row, lane_column, part, *vector)
@@ -444,8 +343,7 @@ def _check_tile(tile: WarpTile) -> None:
     if not isinstance(tile, WarpTile):
         example = f"give for example {WarpTile.EXAMPLE}"
         raise IllegalTile("not a tile of warps and their threads", value=tile, limit=WarpTile.FORM, remedy=example)
-    if misfits := tile.misfits():
-        raise IllegalTile(f"tile {tile} is illegal: " + "; ".join(misfits), remedy="choose multiples")
+    tile.check_sound()
 
 
 def _check_contraction(sch: Schedule, block: SBlockRV) -> None:
@@ -462,9 +360,9 @@ def _check_contraction(sch: Schedule, block: SBlockRV) -> None:
             remedy="call flatten_contraction first, or schedule this block with bind_elements",
         )
     dtypes = [str(region.source.dtype) for region in operand_regions(sch, block)]
-    if len(dtypes) != 2 or any(dtype_bytes(dtype) != ELEMENT_BYTES for dtype in dtypes):
+    if len(dtypes) != 2 or any(dtype_bytes(dtype) != FLOAT_BYTES for dtype in dtypes):
         raise IllegalSchedule(
-            f"a contraction by warps on ordinary cores has two operands of {ELEMENT_BYTES} bytes an element",
+            f"a contraction by warps on ordinary cores has two operands of {FLOAT_BYTES} bytes an element",
             block=name,
             value=" and ".join(dtypes),
             limit="float32",
@@ -484,12 +382,6 @@ def _check_lanes(sch: Schedule, block: SBlockRV, turn: tuple[int, int]) -> None:
             limit=f"multiples of {turn[0]} x {turn[1]}",
             remedy="call pad_to_tile first",
         )
-
-
-def _padding(row: int, itemsize: int) -> int:
-    """Elements by which a row is made longer to be an odd number of 16-byte vectors."""
-    extra = VECTOR_BYTES // itemsize
-    return (extra - row) % (2 * extra)
 
 
 def _put_reduction_first(sch: Schedule, block: SBlockRV) -> None:

@@ -10,11 +10,11 @@ from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.loops.layout import flatten_contraction
-from tensorir_ladder.schedules.loops.tiling import TileConfig
 from tensorir_ladder.schedules.loops.unrolling import unroll_loop
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop
 from tensorir_ladder.schedules.recipes.contraction import stage_contraction
+from tensorir_ladder.schedules.tiles import ThreadTile
 
 
 class PipelinedContraction(ScheduleRule):
@@ -32,8 +32,8 @@ class PipelinedContraction(ScheduleRule):
     result, or beyond the target's limits; nor to ragged reductions that are no sums of products.
     """
 
-    def __init__(self, tile: TileConfig | None = None, stages: int = 3) -> None:
-        self.tile, self.stages = tile or TileConfig(32, 64, 16, 4, 4), stages
+    def __init__(self, tile: ThreadTile | None = None, stages: int = 3) -> None:
+        self.tile, self.stages = tile or ThreadTile(block=(32, 64, 16), thread=(4, 4)), stages
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
         """The scheduled function, or None where the rule is not applicable; ``tunable`` changes nothing."""

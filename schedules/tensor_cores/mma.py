@@ -17,23 +17,21 @@ tiles, fragment layouts and the pipeline are checked where there is no GPU.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule, TensorIntrin
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.script import tirx as T
-from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import block_name, loop_name, loops_below
+from tensorir_ladder.schedules.isa import MMA, WARP, MmaInstruction
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
-from tensorir_ladder.schedules.loops.tiling import BlockTile, bind_grid, indivisible, raster_blocks
-from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
+from tensorir_ladder.schedules.loops.tiling import bind_grid, raster_blocks
+from tensorir_ladder.schedules.loops.vectorization import vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
     accumulate_in_registers,
@@ -45,153 +43,21 @@ from tensorir_ladder.schedules.memory.staging import (
 from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, ONE_BARRIER
 from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT, registers_of
+from tensorir_ladder.schedules.tiles import TensorCoreTile
 
-LANES = 32
-MMA_ARCH = 80  # the first architecture with the instructions below
-PIECE_ROWS = 8  # ldmatrix moves pieces of 8 rows of 16 bytes, each lane one register of each
 RASTER_ROWS = 2048  # as many as 132 blocks of 128 x 128 have columns beside them: about a square
-BASE_REGISTERS = (
-    22  # addresses and counters: a warp tile of 64x96 takes 252 to 255 registers in all, and does not spill
-)
-
-
-@dataclass(frozen=True)
-class MmaInstruction:
-    """One ``mma.sync`` instruction, as two in a row: C[16, 16] += A[16, k] · B[k, 16].
-
-    The PTX instruction is 8 columns wide; two of them use all four pieces of B that one ``ldmatrix`` brings.
-    ``ptx`` is its name, ``k`` the depth of one step, ``dtype`` that of the operands, ``accumulator`` that of C.
-    """
-
-    ptx: str
-    k: int
-    dtype: str
-    accumulator: str = "float32"
-
-    M: ClassVar[int] = 16
-    N: ClassVar[int] = 16
-
-    @property
-    def packed(self) -> int:
-        """Operand elements in one 32-bit register."""
-        return 4 // dtype_bytes(self.dtype)
-
-    @property
-    def transposes(self) -> bool:
-        """Whether ``ldmatrix`` can transpose operands on their way: it moves units of 16 bits."""
-        return self.packed == 2
-
-    @property
-    def operand_registers(self) -> int:
-        """Elements of A, and of B, that a lane holds."""
-        return self.M * self.k // LANES
-
-    @property
-    def function(self) -> str:
-        """The name of the CUDA helper that issues it."""
-        return "tensor_core_" + "_".join(self.ptx.split(".")[3:4] + self.ptx.split(".")[-3:-2])
-
-    def place_in_a(self, row, k):
-        """(lane, register) of A[row, k]: pieces go down first, then to the next 16 bytes of k."""
-        return self._place(row, k, lambda down, right: right * 2 + down)
-
-    def place_in_b(self, column, k):
-        """(lane, register) of B[k, column]: pieces go along k first, then to the next 8 columns."""
-        return self._place(column, k, lambda down, right: down * 2 + right)
-
-    def place_in_c(self, row, column):
-        """(lane, register) of C[row, column]: pairs of columns, rows 8 apart, columns 8 apart."""
-        lane = row % 8 * 4 + column % 8 // 2
-        return lane, column % 16 // 8 * 4 + row % 16 // 8 * 2 + column % 2
-
-    def row_address(self, lane, operand, by_k):
-        """(row, column) of the 16 bytes whose address a lane gives to ``ldmatrix``, in the operand as it is stored.
-
-        Lanes 8·p to 8·p + 7 point at the rows of piece p; ``by_k`` says that k is the stored operand's last dimension.
-        """
-        first, second = lane // 8 % 2, lane // 16
-        down, right = (second, first) if operand else (first, second)  # among A's rows, or B's columns; along k
-        inside, width = lane % PIECE_ROWS, 4 * self.packed
-        return (down * 8 + inside, right * width) if by_k else (right * 8 + inside, down * width)
-
-    def _place(self, row, k, piece):
-        width = 4 * self.packed
-        lane = row % PIECE_ROWS * 4 + k % width // self.packed
-        number = piece(row % self.M // PIECE_ROWS, k % self.k // width)
-        return lane, number * self.packed + k % self.packed
-
-
-INSTRUCTIONS = {
-    "float16": MmaInstruction("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", 16, "float16"),
-    "bfloat16": MmaInstruction("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", 16, "bfloat16"),
-}
-
-
-TF32 = MmaInstruction("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", 8, "float32")
 
 
 def instruction_for(dtype: str) -> MmaInstruction:
     """The instruction for operands of a dtype; IllegalSchedule lists the dtypes that have one."""
-    if dtype not in INSTRUCTIONS:
+    if dtype not in MMA:
         raise IllegalSchedule(
             "no tensor core instruction for operands of this dtype",
             value=dtype,
-            limit=" | ".join(INSTRUCTIONS),
+            limit=" | ".join(MMA),
             remedy="use one of these; for float32 rounded to TF32 (11 bits), ask for it: instruction=TF32",
         )
-    return INSTRUCTIONS[dtype]
-
-
-@dataclass(frozen=True)
-class TensorCoreTile(BlockTile):
-    """The block tile of one thread block, and each warp's part of it. Written ``128x128x32/64x64``."""
-
-    block_m: int = 128
-    block_n: int = 128
-    block_k: int = 32
-    warp_m: int = 64
-    warp_n: int = 64
-
-    FORM: ClassVar[str] = "MxNxK/WMxWN"
-    EXAMPLE: ClassVar[str] = "128x128x32/64x64"
-
-    @property
-    def warps(self) -> tuple[int, int]:
-        """Warps of a block along rows and columns."""
-        return self.block_m // self.warp_m, self.block_n // self.warp_n
-
-    @property
-    def threads(self) -> tuple[int, int]:
-        """Threads of a block as (warps, lanes): extents of threadIdx.y and threadIdx.x."""
-        return self.warps[0] * self.warps[1], LANES
-
-    @property
-    def registers(self) -> int:
-        """Accumulators, operand fragments of one step of 16 (2 bytes an element), addresses: what it takes at least.
-
-        A second set of fragments, where the schedule asks for one, is the compiler's to fit in.
-        """
-        operands = (self.warp_m + self.warp_n) * 16 // 2 // LANES
-        return self.warp_m * self.warp_n // LANES + operands + BASE_REGISTERS
-
-    @classmethod
-    def missing(cls, target: Target) -> str:
-        """A clause for a target that is older than the instructions."""
-        arch = re.fullmatch(r"sm_(\d+)a?", str(target.attrs.get("arch", "")))
-        lacks = arch and int(arch.group(1)) < MMA_ARCH
-        return f"{arch.group()} has no mma of these shapes, which begin with sm_{MMA_ARCH}" if lacks else ""
-
-    def misfits(self) -> list[str]:
-        """Block tiles that warp tiles, and warp tiles that instructions, do not divide."""
-        return indivisible(
-            (
-                ("rows of the block", self.block_m, "rows per warp", self.warp_m),
-                ("columns of the block", self.block_n, "columns per warp", self.warp_n),
-                ("rows per warp", self.warp_m, "rows of an instruction", MmaInstruction.M),
-                ("columns per warp", self.warp_n, "columns of two instructions", MmaInstruction.N),
-                ("steps of a k tile", self.block_k, "steps of an instruction", 16),
-            )
-        )
+    return MMA[dtype]
 
 
 @dataclass(frozen=True)
@@ -241,10 +107,10 @@ def tile_to_warps(
     _check_tile(tile)
     m, n = tile.warps
     block_row, warp_row, fragment_row, element_row = sch.split(
-        rows, [None, m, tile.warp_m // instruction.M, instruction.M]
+        rows, [None, m, tile.warp[0] // instruction.M, instruction.M]
     )
     block_column, warp_column, fragment_column, element_column = sch.split(
-        columns, [None, n, tile.warp_n // instruction.N, instruction.N]
+        columns, [None, n, tile.warp[1] // instruction.N, instruction.N]
     )
     k_outer, k_step, element_k = sch.split(reduction, [None, tile.block_k // instruction.k, instruction.k])
     inner = (k_outer, k_step, fragment_row, fragment_column, element_row, element_column, element_k)
@@ -471,8 +337,7 @@ def _check_tile(tile: TensorCoreTile) -> None:
     if not isinstance(tile, TensorCoreTile):
         example = f"give for example {TensorCoreTile.EXAMPLE}"
         raise IllegalTile("not a tile of warps", value=tile, limit=TensorCoreTile.FORM, remedy=example)
-    if misfits := tile.misfits():
-        raise IllegalTile(f"tile {tile} is illegal: " + "; ".join(misfits), remedy="choose multiples")
+    tile.check_sound()
 
 
 def _ends_with_k(sch: Schedule, block: SBlockRV, operand: int) -> bool:
@@ -574,10 +439,10 @@ def _load_description(instruction: MmaInstruction, operand: int, by_k: bool, sco
     @T.prim_func(s_tir=True)
     def _described(tile_handle: T.handle, fragment_handle: T.handle) -> None:
         tile = T.match_buffer(tile_handle, size, dtype, scope=scope, offset_factor=1)
-        fragment = T.match_buffer(fragment_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        fragment = T.match_buffer(fragment_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
         with T.sblock("root"):
             T.reads(tile[0 : size[0], 0 : size[1]])
-            T.writes(fragment[0:LANES, 0:registers])
+            T.writes(fragment[0:WARP, 0:registers])
             for i, j in T.grid(size[0], size[1]):
                 with T.sblock("load"):
                     vi, vj = T.axis.remap("SS", [i, j])
@@ -610,12 +475,12 @@ def _load_implementation(
     def _implemented(tile_handle: T.handle, fragment_handle: T.handle) -> None:
         stride = T.int32()
         tile = T.match_buffer(tile_handle, size, dtype, scope=scope, offset_factor=1, strides=[stride, 1])
-        fragment = T.match_buffer(fragment_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        fragment = T.match_buffer(fragment_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
         with T.sblock("root"):
             T.reads(tile[0 : size[0], 0 : size[1]])
-            T.writes(fragment[0:LANES, 0:registers])
+            T.writes(fragment[0:WARP, 0:registers])
             T.sblock_attr(marks)
-            for lane in T.thread_binding(LANES, "threadIdx.x"):
+            for lane in T.thread_binding(WARP, "threadIdx.x"):
                 T.evaluate(moved(fragment, tile, lane))
 
     return _implemented
@@ -633,7 +498,7 @@ def _multiply_intrinsic(instruction: MmaInstruction) -> str:
 def _multiply_description(instruction: MmaInstruction) -> tirx.PrimFunc:
     """What both instructions do, as the schedule has it: element by element."""
     m, n, k, dtype, wide = instruction.M, instruction.N, instruction.k, instruction.dtype, instruction.accumulator
-    registers, results = instruction.operand_registers, m * n // LANES
+    registers, results = instruction.operand_registers, m * n // WARP
 
     def widened(fragment, place):
         """An element as the workload reads it."""
@@ -641,12 +506,12 @@ def _multiply_description(instruction: MmaInstruction) -> tirx.PrimFunc:
 
     @T.prim_func(s_tir=True)
     def _described(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
-        a = T.match_buffer(a_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
-        b = T.match_buffer(b_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
-        c = T.match_buffer(c_handle, (LANES, results), wide, scope=FRAGMENT, offset_factor=1)
+        a = T.match_buffer(a_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        b = T.match_buffer(b_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        c = T.match_buffer(c_handle, (WARP, results), wide, scope=FRAGMENT, offset_factor=1)
         with T.sblock("root"):
-            T.reads(c[0:LANES, 0:results], a[0:LANES, 0:registers], b[0:LANES, 0:registers])
-            T.writes(c[0:LANES, 0:results])
+            T.reads(c[0:WARP, 0:results], a[0:WARP, 0:registers], b[0:WARP, 0:registers])
+            T.writes(c[0:WARP, 0:results])
             for i, j, s in T.grid(m, n, k):
                 with T.sblock("multiply"):
                     vi, vj, vk = T.axis.remap("SSR", [i, j, s])
@@ -663,7 +528,7 @@ def _multiply_description(instruction: MmaInstruction) -> tirx.PrimFunc:
 def _multiply_implementation(instruction: MmaInstruction) -> tirx.PrimFunc:
     """What both instructions are: a call for each half of the columns."""
     dtype, wide = instruction.dtype, instruction.accumulator
-    registers, results = instruction.operand_registers, instruction.M * instruction.N // LANES
+    registers, results = instruction.operand_registers, instruction.M * instruction.N // WARP
     source = _MULTIPLY.format(name=instruction.function, ptx=instruction.ptx)
 
     def half(c, a, b, lane, number):
@@ -677,13 +542,13 @@ def _multiply_implementation(instruction: MmaInstruction) -> tirx.PrimFunc:
 
     @T.prim_func(s_tir=True)
     def _implemented(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
-        a = T.match_buffer(a_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
-        b = T.match_buffer(b_handle, (LANES, registers), dtype, scope=FRAGMENT, offset_factor=1)
-        c = T.match_buffer(c_handle, (LANES, results), wide, scope=FRAGMENT, offset_factor=1)
+        a = T.match_buffer(a_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        b = T.match_buffer(b_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
+        c = T.match_buffer(c_handle, (WARP, results), wide, scope=FRAGMENT, offset_factor=1)
         with T.sblock("root"):
-            T.reads(c[0:LANES, 0:results], a[0:LANES, 0:registers], b[0:LANES, 0:registers])
-            T.writes(c[0:LANES, 0:results])
-            for lane in T.thread_binding(LANES, "threadIdx.x"):
+            T.reads(c[0:WARP, 0:results], a[0:WARP, 0:registers], b[0:WARP, 0:registers])
+            T.writes(c[0:WARP, 0:results])
+            for lane in T.thread_binding(WARP, "threadIdx.x"):
                 T.evaluate(half(c, a, b, lane, 0))
                 T.evaluate(half(c, a, b, lane, 1))
 

@@ -24,19 +24,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile
 from tensorir_ladder.schedules.inspection import loop_extent, loop_name, loops_below, statements_under
+from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
-from tensorir_ladder.schedules.loops.tiling import BlockTile, bind_grid, indivisible, raster_blocks
+from tensorir_ladder.schedules.loops.tiling import bind_grid, raster_blocks
 from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes, vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
@@ -46,7 +45,7 @@ from tensorir_ladder.schedules.memory.staging import (
     inline_data_movement,
     stage_in_shared,
 )
-from tensorir_ladder.schedules.memory.swizzling import PIECES, swizzle_rows
+from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
 from tensorir_ladder.schedules.pipeline.one_barrier import (
     HIDES_READS,
     RETIRE,
@@ -56,69 +55,10 @@ from tensorir_ladder.schedules.pipeline.one_barrier import (
 )
 from tensorir_ladder.schedules.pipeline.pipelining import PipelinePlan, pipeline_loop
 from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT
-from tensorir_ladder.schedules.tensor_cores.wgmma import LANES, PANEL, Wgmma, keep_in_registers, misfits
+from tensorir_ladder.schedules.tensor_cores.wgmma import LANES, Wgmma, keep_in_registers
+from tensorir_ladder.schedules.tiles import WarpgroupTile
 
-WGMMA_ARCH = "sm_90a"
-WGMMA_REGISTERS = 40  # what descriptors, copies' addresses and loop counters take beside the accumulators
 SCOPE = "shared.dyn"
-
-
-@dataclass(frozen=True)
-class WarpgroupTile(BlockTile):
-    """The block tile, and the ``group_m`` × ``group_n`` outputs of it that one warpgroup (128 threads) computes.
-
-    Written ``128x256x64/64x256``. ``group_n`` is the instruction's width.
-    """
-
-    block_m: int = 128
-    block_n: int = 256
-    block_k: int = 64
-    group_m: int = 64
-    group_n: int = 256
-
-    FORM: ClassVar[str] = "MxNxK/GMxGN"
-    EXAMPLE: ClassVar[str] = "128x256x64/64x256"
-
-    @property
-    def groups(self) -> tuple[int, int]:
-        """Warpgroups along rows and columns."""
-        return self.block_m // self.group_m, self.block_n // self.group_n
-
-    @property
-    def threads(self) -> tuple[int, int]:
-        """Warpgroups (threadIdx.y) and their threads (threadIdx.x)."""
-        rows, columns = self.groups
-        return rows * columns, LANES
-
-    @property
-    def registers(self) -> int:
-        """Accumulators, and what addresses take."""
-        return self.group_m * self.group_n // LANES + WGMMA_REGISTERS
-
-    def misfits(self) -> list[str]:
-        """Warpgroups that do not divide the block, and shapes the instruction does not have."""
-        parts = (
-            ("rows of the block", self.block_m, "rows per warpgroup", self.group_m),
-            ("columns of the block", self.block_n, "columns per warpgroup", self.group_n),
-        )
-        return indivisible(parts) + misfits(self.group_m, self.group_n, self.block_k)
-
-    def shared_scope(self, itemsize: int, stages: int = 1) -> str:
-        """Always "shared.dyn": the instruction's panels need 1024-byte boundaries, which begin there."""
-        return SCOPE
-
-    @classmethod
-    def missing(cls, target: Target) -> str:
-        """A clause for every target but the one that has the instruction."""
-        arch = str(target.attrs.get("arch", target.kind.name))
-        return "" if arch == WGMMA_ARCH else f"{arch} has no wgmma, which is {WGMMA_ARCH}'s"
-
-    def violations(self, target: Target, itemsize: int = 2, stages: int = 1) -> list[str]:
-        """Every limit of ``target`` that this tile breaks, and operands that are not the instruction's."""
-        found = super().violations(target, itemsize, stages)
-        if itemsize != 2:
-            found.insert(0, f"elements of {itemsize} bytes, where this wgmma multiplies 16-bit ones")
-        return found
 
 
 @dataclass(frozen=True)
@@ -163,7 +103,7 @@ def tile_for_warpgroups(
 
     Extents must divide (:func:`schedules.loops.layout.pad_to_tile`).
     """
-    groups_m, groups_n = tile.groups
+    groups_m, groups_n = tile.warpgroups
     block_row, group_row, row = sch.split(rows, [None, groups_m, tile.group_m])
     block_column, group_column, column = sch.split(columns, [None, groups_n, tile.group_n])
     k_outer, k_inner = sch.split(reduction, [None, tile.block_k])
@@ -266,7 +206,7 @@ def store_by_rows(
     stored = fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
     if stored.width * dtype_bytes(output.dtype) < VECTOR_BYTES:
         # Many rounds of little each: a swizzle's turn of them written out, so that addresses are constants apart.
-        sch.unroll(sch.split(stored.rounds, [None, math.gcd(loop_extent(sch, stored.rounds), PIECES)])[1])
+        sch.unroll(sch.split(stored.rounds, [None, math.gcd(loop_extent(sch, stored.rounds), SWIZZLED_PIECES)])[1])
     return stored
 
 

@@ -21,14 +21,20 @@ from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
 from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.isa import (
+    ADDRESS_MASK,
+    PANEL,
+    PTX_TYPES,
+    STEP,
+    WARPGROUP,
+    WGMMA_ROWS,
+    Panels,
+    wgmma_misfits,
+    wgmma_place,
+)
 from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT
 
-LANES = 128  # threads of a warpgroup
-INSTRUCTION_ROWS = 64
-INSTRUCTION_STEPS = 16
-PANEL = 64  # 16-bit elements in the 128 bytes of a swizzled row
-ATOM_BYTES = 8 * 128  # eight rows: the unit that the swizzle permutes
-PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+LANES = WARPGROUP
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Wgmma:
     b_rows: int
 
     def __post_init__(self) -> None:
-        found = misfits(self.rows, self.columns, self.steps)
+        found = wgmma_misfits(self.rows, self.columns, self.steps)
         if self.dtype not in PTX_TYPES:
             found.append(f"operands of {self.dtype}, where the instruction here takes {' and '.join(PTX_TYPES)}")
         if self.b_major == "n" and self.columns % PANEL:
@@ -73,39 +79,22 @@ class Wgmma:
         return f"wgmma_{shape}_{PTX_TYPES[self.dtype]}_{self.b_major}_{self.a_rows}_{self.b_rows}"
 
     def fragment(self, row: tirx.PrimExpr | int, column: tirx.PrimExpr | int) -> tuple:
-        """The (lane, register) that accumulates an output.
+        """Return the (lane, register) that accumulates an output; see :func:`schedules.isa.wgmma_place`."""
+        return wgmma_place(row, column, self.columns)
 
-        Each warp has 16 of an instruction's 64 rows; a lane has two neighbouring columns of each eight, in two rows
-        eight apart. Registers run over the pair, the two rows, the eights of columns, the instructions.
-        """
-        lane = row % 64 // 16 * 32 + row % 8 * 4 + column % 8 // 2
-        register = row // 64 * (self.columns // 2) + column // 8 * 4 + row % 16 // 8 * 2 + column % 2
-        return lane, register
+    @property
+    def operands(self) -> dict[str, Panels]:
+        """A's and B's panels in shared memory, those of all warpgroups together."""
+        b = Panels(self.b_rows, self.steps, "k") if self.b_major == "k" else Panels(self.columns, self.b_rows, "n")
+        return {"a": Panels(self.a_rows, self.steps, "k"), "b": b}
 
     def panel_shape(self, operand: str) -> tuple[int, int, int]:
-        """Panels, rows and elements of one warpgroup's part of operand "A" or "B"."""
+        """Return panels, rows and elements of one warpgroup's part of operand "A" or "B"."""
         if operand == "A":
             return self.steps // PANEL, self.rows, PANEL
         if self.b_major == "k":
             return self.steps // PANEL, self.columns, PANEL
         return self.columns // PANEL, self.steps, PANEL
-
-    def descriptor_constant(self, operand: str) -> int:
-        """A descriptor's bits beside the address: byte offsets in units of 16, and the 128-byte swizzle.
-
-        Stride offset: from one group of eight rows to the next. Leading offset: from one panel to the next, for an
-        MN-major operand wider than a panel; unused (1) for a K-major one.
-        """
-        spans = operand == "B" and self.b_major == "n"
-        leading = self.b_rows * 128 >> 4 if spans else 1
-        return 1 << 62 | (ATOM_BYTES >> 4) << 32 | leading << 16
-
-    def step_offset(self, operand: str, step: int) -> int:
-        """Bytes from an operand's first element to its part of the ``step``-th instruction along k."""
-        if operand == "B" and self.b_major == "n":
-            return step * INSTRUCTION_STEPS * 128
-        panel, inside = divmod(step * INSTRUCTION_STEPS, PANEL)
-        return panel * (self.a_rows if operand == "A" else self.b_rows) * 128 + inside * 2
 
     def source(self) -> str:
         """CUDA text of the function that issues a k tile's instructions and commits them as one group.
@@ -119,16 +108,16 @@ class Wgmma:
             f"__forceinline__ __device__ void {self.name}(void* accumulators, const void* a, const void* b) {{",
             "  float* c = (float*)accumulators;",
             *(
-                f"  unsigned long long d{x} = {self.descriptor_constant(x.upper())}ull"
-                f" | (((unsigned int)__cvta_generic_to_shared({x}) & 0x3FFFF) >> 4);"
-                for x in "ab"
+                f"  unsigned long long d{name} = {panels.descriptor_bits}ull"
+                f" | (((unsigned int)__cvta_generic_to_shared({name}) & 0x{ADDRESS_MASK:X}) >> 4);"
+                for name, panels in self.operands.items()
             ),
             keep_in_registers(self.registers),
             '  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");',
             '  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");',
         ]
-        for step in range(self.steps // INSTRUCTION_STEPS):
-            lines += [self._instruction(step, tile) for tile in range(self.rows // INSTRUCTION_ROWS)]
+        for step in range(self.steps // STEP):
+            lines += [self._instruction(step, tile) for tile in range(self.rows // WGMMA_ROWS)]
         return "\n".join([*lines, '  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");', "}\n"])
 
     def _instruction(self, step: int, tile: int) -> str:
@@ -136,8 +125,9 @@ class Wgmma:
         count = self.columns // 2
         registers = ", ".join(f"%{i}" for i in range(count))
         outputs = ", ".join(f'"+f"(c[{tile * count + i}])' for i in range(count))
-        a = self.step_offset("A", step) + tile * INSTRUCTION_ROWS * 128 >> 4
-        b = self.step_offset("B", step) >> 4
+        own_a, own_b = self.operands.values()
+        a = own_a.step_offset(step) + own_a.extent_offset(tile * WGMMA_ROWS) >> 4
+        b = own_b.step_offset(step) >> 4
         dtype, transposed = PTX_TYPES[self.dtype], int(self.b_major == "n")
         return (
             f'  asm volatile("wgmma.mma_async.sync.aligned.m64n{self.columns}k16.f32.{dtype}.{dtype} {{{registers}}}, '
@@ -227,15 +217,3 @@ def keep_in_registers(count: int) -> str:
     The compiler then moves no use of them across that place; it knows nothing of instructions that run on.
     """
     return f'#pragma unroll\n  for (int i = 0; i < {count}; ++i) asm volatile("" : "+f"(c[i]) :: "memory");'
-
-
-def misfits(rows: int, columns: int, steps: int) -> list[str]:
-    """What the instruction has no form for in a warpgroup's tile, one clause each."""
-    found = []
-    if rows % INSTRUCTION_ROWS:
-        found.append(f"{rows} rows per warpgroup are not a multiple of {INSTRUCTION_ROWS}")
-    if columns % 8 or columns > 256:
-        found.append(f"{columns} columns per warpgroup are not a multiple of 8 up to 256")
-    if steps % PANEL:
-        found.append(f"{steps} steps of the k tile are not a multiple of {PANEL}")
-    return found

@@ -29,8 +29,7 @@ from tensorir_ladder.kernels.codegen.toolchain import (
     require_compiler,
 )
 from tensorir_ladder.schedules.errors import IllegalTile
-from tensorir_ladder.schedules.loops.tiling import TileConfig
-from tensorir_ladder.schedules.recipes.warp_tiling import WarpTile
+from tensorir_ladder.schedules.tiles import ThreadTile, WarpTile
 from tensorir_ladder.steps.config import DEFAULT_TILE
 
 KERNEL = 'extern "C" __global__ void main_kernel(float* x) { x[threadIdx.x] *= 2.0f; }\n'
@@ -104,7 +103,7 @@ def test_machines_are_consistent_and_unknown_ones_are_refused() -> None:
 )
 def test_illegal_tiles_are_refused_with_value_limit_and_remedy(tile: str, clause: str) -> None:
     with pytest.raises(IllegalTile, match=re.escape(clause)) as caught:
-        lower(make_case(5, (64, 64, 256), tile=TileConfig.parse(tile), stages=4))
+        lower(make_case(5, (64, 64, 256), tile=ThreadTile.parse(tile), stages=4))
     assert tile in str(caught.value)
     assert caught.value.remedy
 

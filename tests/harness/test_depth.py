@@ -23,7 +23,7 @@ from tensorir_ladder.harness.models.depth import (
 from tensorir_ladder.harness.models.rate_files import Curve, Rates
 from tensorir_ladder.harness.records import Resources
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
-from tensorir_ladder.schedules.loops.tiling import TileConfig
+from tensorir_ladder.schedules.tiles import ThreadTile
 
 RATES = Rates(
     gpu="made up",
@@ -157,7 +157,7 @@ def test_a_short_reduction_has_no_more_stages_than_tiles() -> None:
 
 
 def test_a_tile_that_fits_once_gets_one_stage() -> None:
-    assert depth.stage_counts(case(tile=TileConfig(256, 256, 64, 16, 16))) == [1]
+    assert depth.stage_counts(case(tile=ThreadTile(block=(256, 256, 64), thread=(16, 16)))) == [1]
 
 
 def test_no_launch_is_faster_than_its_compulsory_traffic() -> None:

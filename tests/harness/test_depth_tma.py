@@ -88,13 +88,13 @@ def test_what_is_hidden_grows_to_all() -> None:
 
 
 def test_work_is_counted_from_the_tile() -> None:
-    tile = HopperTile(128, 256, 64, 2, 1)
+    tile = HopperTile(block=(128, 256, 64), warpgroups=(2, 1))
     work = depth_tma.block_work(case(tile=tile, stages=3), resources(2, blocks=64), RATES, 20)
     assert work.operations == 2 * 128 * 256 * 64
     assert work.loaded_bytes == (128 + 256) * 64 * 2
     assert work.port_bytes == work.loaded_bytes + 2 * (64 + 256) * 64 * 2  # B is read by each warpgroup
     assert (work.slots, work.k_tiles, work.resident, work.active) == (3, 16, 1, 64)
-    tall = depth_tma.block_work(case(tile=HopperTile(256, 128, 64, 2, 1)), resources(), RATES, 20)
+    tall = depth_tma.block_work(case(tile=HopperTile(block=(256, 128, 64), warpgroups=(2, 1))), resources(), RATES, 20)
     assert tall.port_bytes == tall.loaded_bytes + 4 * (64 + 128) * 64 * 2  # and for each 64 rows
 
 
@@ -115,7 +115,9 @@ def test_a_forecast_is_never_below_the_compulsory_traffic() -> None:
 def test_the_h200s_sweep_of_a_long_product_is_met_within_a_tenth() -> None:
     """Times in ms measured at 1024x1024x14336, one to six stages; the model's form was settled on them."""
     measured = (0.2473, 0.1814, 0.0961, 0.0733, 0.0689, 0.0689)
-    made = make_case(11, (1024, 1024, 14336), "tma_store", dtype="float16", tile=HopperTile(128, 128, 64, 2, 1))
+    made = make_case(
+        11, (1024, 1024, 14336), "tma_store", dtype="float16", tile=HopperTile(block=(128, 128, 64), warpgroups=(2, 1))
+    )
     said = depth.forecast(made, lambda _: resources(1, blocks=64))
     assert said.time_ms == pytest.approx(measured, rel=0.1)
 

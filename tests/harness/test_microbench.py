@@ -44,8 +44,8 @@ from tensorir_ladder.harness.models.rate_files import (
 )
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, NoCompiler, compile_cubin, disassemble, require_compiler
+from tensorir_ladder.schedules.isa import TF32
 from tensorir_ladder.schedules.tensor_cores.mma import INSTRUCTIONS as INSTRUCTIONS_BY_DTYPE
-from tensorir_ladder.schedules.tensor_cores.mma import TF32
 from tensorir_ladder.schedules.tensor_cores.wgmma import Wgmma
 
 Command = Callable[..., Outcome]

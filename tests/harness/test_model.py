@@ -17,10 +17,7 @@ from tensorir_ladder.harness.models import rate_files
 from tensorir_ladder.harness.models.rate_files import NEEDED, Quantity, Rates, RatesFile
 from tensorir_ladder.harness.models.time import bound, ceiling_share, instruction_ceiling
 from tensorir_ladder.kernels.tiles import HopperTile
-from tensorir_ladder.schedules.loops.tiling import BlockTile, TileConfig
-from tensorir_ladder.schedules.recipes.warp_tiling import WarpTile
-from tensorir_ladder.schedules.tensor_cores.mma import TensorCoreTile
-from tensorir_ladder.schedules.tensor_cores.warpgroup import WarpgroupTile
+from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 
 GPU = "NVIDIA Test 1"
 CEILINGS = {"mma_f16_gflops": 600e3, "mma_tf32_gflops": 300e3, "wgmma_f16_gflops": 900e3}
@@ -52,7 +49,7 @@ def case_of(step: int, size: int = 4096, dtype: str = "float16", variant: str | 
 @pytest.mark.parametrize(
     ("tile", "math", "name"),
     [
-        (TileConfig, "ieee", "fp32_gflops"),
+        (ThreadTile, "ieee", "fp32_gflops"),
         (WarpTile, "ieee", "fp32_gflops"),
         (TensorCoreTile, "ieee", "mma_f16_gflops"),
         (TensorCoreTile, "tf32", "mma_tf32_gflops"),

@@ -28,7 +28,7 @@ from tensorir_ladder.harness.session import Journal
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import Cubin
-from tensorir_ladder.schedules.tensor_cores.mma import TensorCoreTile
+from tensorir_ladder.schedules.tiles import TensorCoreTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps import registry
 from tensorir_ladder.steps.config import (

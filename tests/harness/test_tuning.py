@@ -22,9 +22,8 @@ from tensorir_ladder.harness.tuning import candidates, cost, default_case, media
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import CompileError
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.loops.tiling import BlockTile, TileConfig
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.tensor_cores.warpgroup import WarpgroupTile
+from tensorir_ladder.schedules.tiles import BlockTile, ThreadTile, WarpgroupTile
 from tensorir_ladder.steps import registry
 from tensorir_ladder.steps.config import DEFAULT_TILE, THREAD_TILES, WARPGROUP_TILES, TileFamily, TuningSpace
 from tensorir_ladder.steps.registry import Step, UnknownStep
@@ -32,7 +31,7 @@ from tensorir_ladder.steps.registry import Step, UnknownStep
 lowered_once = functools.cache(lower)
 
 Command = Callable[..., Outcome]
-TILES = (DEFAULT_TILE, *(TileConfig.parse(text) for text in ("32x32x16/4x4", "64x64x16/4x4", "64x64x16/8x4")))
+TILES = (DEFAULT_TILE, *(ThreadTile.parse(text) for text in ("32x32x16/4x4", "64x64x16/4x4", "64x64x16/8x4")))
 STAGES = (1, 2, 3, 4, 6)
 FAST, SECOND = "64x64x16/4x4", "64x64x16/8x4"
 LEGAL = len(TILES) * 4  # 1, 2, 3 and 4 slots: there are only 4 k tiles
@@ -131,7 +130,7 @@ def test_what_would_build_the_same_is_tried_once() -> None:
 
 
 def test_a_space_with_nothing_legal_is_refused(made: Session) -> None:
-    space = TuningSpace((TileConfig(512, 512, 8, 1, 1),), (1,), ("default",))
+    space = TuningSpace((ThreadTile(block=(512, 512, 8), thread=(1, 1)),), (1,), ("default",))
     with pytest.raises(IllegalSchedule, match="262144 threads per block, limit 1024"):
         tuning.Search(made, make_case(4, SHAPE), space)
 
@@ -226,7 +225,7 @@ def test_a_candidate_that_does_not_compile_is_listed(
 def test_an_illegal_candidate_is_listed_with_the_reason(
     made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose_among(monkeypatch, (DEFAULT_TILE, TileConfig.parse("128x128x32/8x8")))
+    choose_among(monkeypatch, (DEFAULT_TILE, ThreadTile.parse("128x128x32/8x8")))
     tuned, _ = tuned_again(made, make_case(5, (64, 64, 256), dtype="float64"))
     illegal = {c.name: c.why for c in tuned.candidates if c.status == "illegal"}
     assert "393216 bytes of shared memory in 6 stage(s), limit 232448" in illegal["async 128x128x32/8x8, 6 slots"]
@@ -283,7 +282,7 @@ def test_a_difference_that_a_kernel_has_from_itself_is_a_tie(made: Session, gpu:
 
 
 def test_cheaper_is_fewer_slots_then_less_shared_memory(made: Session) -> None:
-    tiles = TileConfig.parse("32x32x16/4x4"), TileConfig.parse("64x64x16/4x4")
+    tiles = ThreadTile.parse("32x32x16/4x4"), ThreadTile.parse("64x64x16/4x4")
     small_deep, small, large = (
         make_case(5, SHAPE, tile=tile, stages=stages) for tile, stages in ((tiles[0], 3), (tiles[0], 2), (tiles[1], 2))
     )

@@ -28,8 +28,9 @@ from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
-from tensorir_ladder.kernels.wgmma import WarpgroupProduct, fragment
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
+from tensorir_ladder.schedules.isa import wgmma_element
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.config import HOPPER_TILES
 
@@ -134,10 +135,10 @@ def test_boxes_are_where_their_panels_are() -> None:
 
 
 def test_the_fragments_of_a_warpgroup_cover_its_tile_once() -> None:
-    places = {fragment(warp, lane, i) for warp in range(4) for lane in range(32) for i in range(64)}
+    places = {wgmma_element(warp, lane, i) for warp in range(4) for lane in range(32) for i in range(64)}
     assert places == {(row, column) for row in range(64) for column in range(128)}
-    assert [fragment(0, 0, i) for i in range(5)] == [(0, 0), (0, 1), (8, 0), (8, 1), (0, 8)]
-    assert fragment(3, 31, 127) == (63, 255)
+    assert [wgmma_element(0, 0, i) for i in range(5)] == [(0, 0), (0, 1), (8, 0), (8, 1), (0, 8)]
+    assert wgmma_element(3, 31, 127) == (63, 255)
 
 
 @pytest.mark.parametrize(

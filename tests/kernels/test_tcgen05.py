@@ -45,7 +45,7 @@ def test_a_tile_says_what_it_takes_of_both_memories() -> None:
     assert (tile.threads, tile.group_n, tile.tensor_columns, str(tile)) == ((4, 32), 192, 256, "128x192x64")
     assert tile.smem_bytes(2, 3) == 3 * (128 + 192) * 64 * 2 + (2 * 3 + 1) * 8 + 4
     assert tile.smem_bytes(2, 1) == 128 * 192 * 2 + 3 * 8 + 4  # results need more than a single slot has
-    columns = {BlackwellTile(128, n, 64).tensor_columns for n in range(16, 257, 16)}
+    columns = {BlackwellTile(block=(128, n, 64)).tensor_columns for n in range(16, 257, 16)}
     assert columns == {32, 64, 128, 256}
 
 

@@ -17,7 +17,6 @@ from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, ptxas_facts
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.loops.tiling import TileConfig
 from tensorir_ladder.schedules.memory.alignment import (
     align_operands,
     copying_pays,
@@ -27,14 +26,14 @@ from tensorir_ladder.schedules.memory.alignment import (
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces, workspace_bytes, workspaces
 from tensorir_ladder.schedules.recipes.contraction import stage_contraction
 from tensorir_ladder.schedules.recipes.split_reduction import parts_to_fill
-from tensorir_ladder.schedules.tensor_cores.warpgroup import WarpgroupTile
+from tensorir_ladder.schedules.tiles import ThreadTile, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc
 from tensorir_ladder.steps import step10_wgmma
 from tensorir_ladder.steps.config import StepConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*more would stay empty", "ignore:.*by a kernel in front")
 
-SMALL = WarpgroupTile(64, 64, 64, 64, 64)
+SMALL = WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1))
 
 
 def built(shape: tuple[int, int, int], layout: str, variant: str = "rows", dtype: str = "float16") -> Kernel:
@@ -119,7 +118,7 @@ def test_rows_that_straddle_cache_lines_are_copied_in_vectors(shape, layout, ali
 def test_rows_are_loaded_in_the_widest_vectors_that_begin_at_multiples_of_their_size(k: int, loaded: str) -> None:
     sch = Schedule(Matmul(64, 64, k, "float16", "nn").prim_func())
     align_operands(sch, sch.get_sblock("matmul"), (64, 64, 64), row_bytes=128, vector_bytes=16)
-    stage_contraction(sch, sch.get_sblock("matmul"), TileConfig(32, 32, 16, 4, 4))
+    stage_contraction(sch, sch.get_sblock("matmul"), ThreadTile(block=(32, 32, 16), thread=(4, 4)))
     copying = lower_schedule(sch, machine_for("sm_90a"), "copy").text_of("main_kernel")
     assert ("A_ptr[" if loaded == "half" else f"*({loaded}*)(A_ptr") in copying
     assert f"*({'half4' if loaded == 'half' else 'uint4'}*)(A_pad_ptr" in copying
@@ -169,7 +168,7 @@ def test_other_contractions_and_schedules_can_be_aligned() -> None:
     sch = Schedule(batched_matmul(2, problem))
     block = sch.get_sblock("matmul")
     align_operands(sch, block, (1, 32, 32, 16))
-    stage_contraction(sch, block, TileConfig(32, 32, 16, 4, 4), vectorize=True)
+    stage_contraction(sch, block, ThreadTile(block=(32, 32, 16), thread=(4, 4)), vectorize=True)
     text = lower_schedule(sch, machine_for("sm_80"), "batched").body
     assert "(float4*)(A_pad_ptr" in text
     random = np.random.default_rng(1)
@@ -184,7 +183,7 @@ def test_the_copying_kernel_reads_elements_and_stores_vectors(vector_bytes: int)
     sch = Schedule(Matmul(64, 64, 63, "float16", "nn").prim_func())
     block = sch.get_sblock("matmul")
     align_operands(sch, block, (64, 64, 64), vector_bytes=vector_bytes, rounds=2)
-    stage_contraction(sch, block, TileConfig(32, 32, 16, 4, 4))
+    stage_contraction(sch, block, ThreadTile(block=(32, 32, 16), thread=(4, 4)))
     kernel = lower_schedule(sch, machine_for("sm_90a"), "copy")
     copying = kernel.text_of("main_kernel")
     assert copying.count(f"*(half{vector_bytes // 2}*)(A_pad_ptr") == 2

@@ -15,7 +15,7 @@ from tensorir_ladder.emulator import emulated
 from tensorir_ladder.harness.build import lower_schedule
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.schedules import Matmul, TileConfig, gemm, pipeline_loop, stage_contraction
+from tensorir_ladder.schedules import Matmul, ThreadTile, gemm, pipeline_loop, stage_contraction
 
 HOPPER = machine_for("sm_90a")
 ALPHA, BETA = 1.5, -0.5
@@ -24,7 +24,9 @@ ALPHA, BETA = 1.5, -0.5
 def by_threads(problem: Matmul) -> Schedule:
     """Steps 2 to 6."""
     sch = Schedule(gemm(problem, ALPHA, BETA))
-    tiled = stage_contraction(sch, sch.get_sblock("matmul"), TileConfig(16, 32, 8, 2, 4), vectorize=True)
+    tiled = stage_contraction(
+        sch, sch.get_sblock("matmul"), ThreadTile(block=(16, 32, 8), thread=(2, 4)), vectorize=True
+    )
     pipeline_loop(sch, tiled.loops.k_outer, 3)
     return sch
 

@@ -27,7 +27,7 @@ from tensorir_ladder.schedules import (
     Matmul,
     Staging,
     StreamTile,
-    TileConfig,
+    ThreadTile,
     TiledLoops,
     accumulate_in_registers,
     batched_matmul,
@@ -58,7 +58,7 @@ from tensorir_ladder.schedules.pipeline.lowering import UNROLLED_RINGS, required
 from tensorir_ladder.schedules.pipeline.one_barrier import ONE_BARRIER as MARK
 from tensorir_ladder.schedules.pipeline.pipelining import ASYNC, ORDER, STAGE, double_buffer, infer_pipeline
 
-TILE = TileConfig(32, 64, 16, 4, 4)
+TILE = ThreadTile(block=(32, 64, 16), thread=(4, 4))
 M, N, K = 32, 64, 128  # eight k tiles, one block
 TOLERANCE = 1e-4
 

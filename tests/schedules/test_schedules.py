@@ -19,7 +19,7 @@ from tensorir_ladder.schedules import (
     IllegalTile,
     IllegalWorkload,
     Matmul,
-    TileConfig,
+    ThreadTile,
     accumulate_in_registers,
     batched_matmul,
     bind_elements,
@@ -42,7 +42,7 @@ from tensorir_ladder.schedules.inspection import loop_extent, loop_extents
 from tensorir_ladder.schedules.loops.tiling import bind_grid
 from tensorir_ladder.schedules.rules.pipelined_contraction import PipelinedContraction
 
-TILE = TileConfig(32, 64, 16, 4, 4)
+TILE = ThreadTile(block=(32, 64, 16), thread=(4, 4))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
@@ -225,13 +225,13 @@ def test_refusals_name_value_limit_and_remedy():
     with pytest.raises(IllegalWorkload, match=r"'int7'.*float32"):
         Matmul(1, 1, 1, dtype="int7")
     with pytest.raises(IllegalTile, match="not a multiple"):
-        tile_contraction(*_loops(Matmul(64, 64, 64)), TileConfig(30, 64, 16, 4, 4))
+        tile_contraction(*_loops(Matmul(64, 64, 64)), ThreadTile(block=(30, 64, 16), thread=(4, 4)))
     with pytest.raises(IllegalTile, match=r"4096 threads per block, limit 1024.*limit 65536.*limit 232448"):
-        TileConfig(256, 256, 256, 4, 4).validate(TARGET)
+        ThreadTile(block=(256, 256, 256), thread=(4, 4)).validate(TARGET)
     with pytest.raises(IllegalTile, match="registers per thread, limit 255"):
-        TileConfig(128, 128, 16, 16, 16).validate(TARGET)
+        ThreadTile(block=(128, 128, 16), thread=(16, 16)).validate(TARGET)
     with pytest.raises(IllegalTile, match="MxNxK/TMxTN"):
-        TileConfig.parse("64x64")
+        ThreadTile.parse("64x64")
     sch = Schedule(Matmul(64, 64, 64).prim_func())
     with pytest.raises(IllegalSchedule, match="one tile extent per loop"):
         pad_to_tile(sch, sch.get_sblock("matmul"), (32,))
@@ -267,7 +267,7 @@ def test_dlight_rule_leaves_what_it_cannot_do():
     rows, k = te.var("rows"), te.reduce_axis((0, 8))
     a, b = te.placeholder((rows, 8), name="a"), te.placeholder((8, 8), name="b")
     dynamic = te.create_prim_func([a, b, te.compute((rows, 8), lambda i, j: te.sum(a[i, k] * b[k, j], k))])
-    too_large = PipelinedContraction(TileConfig(256, 256, 256, 8, 8))
+    too_large = PipelinedContraction(ThreadTile(block=(256, 256, 256), thread=(8, 8)))
     assert PipelinedContraction().apply(elementwise, TARGET) is None
     assert PipelinedContraction().apply(dynamic, TARGET) is None
     assert too_large.apply(Matmul(256, 256, 256).prim_func(), TARGET) is None
@@ -344,9 +344,11 @@ def test_what_cannot_be_fused_or_split_is_refused_by_name():
     assert PipelinedContraction().apply(function, TARGET) is None
     sch = Schedule(Matmul(96, 96, 96).prim_func())
     with pytest.raises(IllegalSchedule, match="whole rows of the tile"):
-        stage_contraction(sch, sch.get_sblock("matmul"), TileConfig(32, 48, 12, 2, 3), through_registers=True)
+        stage_contraction(
+            sch, sch.get_sblock("matmul"), ThreadTile(block=(32, 48, 12), thread=(2, 3)), through_registers=True
+        )
     with pytest.raises(IllegalTile, match="has an extent below 1"):
-        TileConfig(32, 64, 16, 0, 4)
+        ThreadTile(block=(32, 64, 16), thread=(0, 4))
     with pytest.raises(IllegalWorkload, match=r"4294967296.*below 2147483648"):
         batched_matmul(2**20, Matmul(64, 64, 64))
     with pytest.raises(IllegalWorkload, match="data elements"):
@@ -356,7 +358,9 @@ def test_what_cannot_be_fused_or_split_is_refused_by_name():
 def test_a_product_per_tile_of_one_step():
     a, b = normal(3, 100, 1), normal(3, 1, 52)
     sch = Schedule(batched_matmul(3, Matmul(100, 52, 1)))
-    stage_contraction(sch, sch.get_sblock("matmul"), TileConfig(16, 16, 8, 1, 1), product_per_tile=True)
+    stage_contraction(
+        sch, sch.get_sblock("matmul"), ThreadTile(block=(16, 16, 8), thread=(1, 1)), product_per_tile=True
+    )
     np.testing.assert_allclose(run(sch, a, b, shape=(3, 100, 52)), a.astype(np.float64) @ b, rtol=0, atol=1e-5)
 
 

@@ -25,7 +25,7 @@ from tensorir_ladder.schedules import (
     IllegalTile,
     Matmul,
     TensorCoreTile,
-    TileConfig,
+    ThreadTile,
     batched_matmul,
     check_pipeline,
     conv2d_nhwc,
@@ -38,13 +38,14 @@ from tensorir_ladder.schedules import (
     tensorize_contraction,
     use_instruction,
 )
+from tensorir_ladder.schedules.isa import TF32
 from tensorir_ladder.schedules.memory.swizzling import swizzled_piece
-from tensorir_ladder.schedules.tensor_cores.mma import INSTRUCTIONS, TF32
+from tensorir_ladder.schedules.tensor_cores.mma import INSTRUCTIONS
 from tensorir_ladder.steps import step8_tensor_cores as step8
 from tensorir_ladder.steps import step9_async_ring as step9
 from tensorir_ladder.steps.config import StepConfig
 
-LARGE = TensorCoreTile(128, 256, 32, 64, 64)
+LARGE = TensorCoreTile(block=(128, 256, 32), warp=(64, 64))
 MACHINE = machine_for("sm_90a")
 SHAPES = [
     ((128, 64, 128), "nt"),
@@ -201,7 +202,7 @@ def test_a_thread_keeps_the_registers_of_its_lane_only() -> None:
         (8, TensorCoreTile(), "nt", "sm_90a"),
         (9, LARGE, "nt", "sm_90a"),
         (9, LARGE, "nn", "sm_90a"),
-        (9, TensorCoreTile(128, 128, 64, 64, 64), "nn", "sm_80"),
+        (9, TensorCoreTile(block=(128, 128, 64), warp=(64, 64)), "nn", "sm_80"),
         (9, TILE, "nt", "sm_120"),
     ],
     ids=str,
@@ -294,10 +295,10 @@ def test_operands_without_an_instruction_are_refused(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("tile", "message"),
     [
-        (TensorCoreTile(64, 64, 32, 48, 32), "64 rows of the block are not a multiple of 48"),
-        (TensorCoreTile(64, 64, 32, 32, 8), "8 columns per warp are not a multiple of 16"),
-        (TensorCoreTile(64, 64, 24, 32, 32), "24 steps of a k tile"),
-        (TileConfig(), "not a tile of warps"),
+        (TensorCoreTile(block=(64, 64, 32), warp=(48, 32)), "64 rows of the block are not a multiple of 48"),
+        (TensorCoreTile(block=(64, 64, 32), warp=(32, 8)), "8 columns per warp are not a multiple of 16"),
+        (TensorCoreTile(block=(64, 64, 24), warp=(32, 32)), "24 steps of a k tile"),
+        (ThreadTile(block=(64, 64, 16), thread=(4, 4)), "not a tile of warps"),
     ],
     ids=str,
 )
@@ -316,7 +317,7 @@ def test_too_many_stages_are_refused() -> None:
 
 def test_too_large_warp_tiles_are_refused() -> None:
     with pytest.raises(IllegalTile, match="registers per thread"):
-        build(9, (1024, 1024, 1024), tile=TensorCoreTile(128, 128, 32, 64, 128))
+        build(9, (1024, 1024, 1024), tile=TensorCoreTile(block=(128, 128, 32), warp=(64, 128)))
 
 
 def test_hidden_reads_need_a_gate() -> None:

@@ -26,7 +26,7 @@ from tensorir_ladder.schedules import (
     IllegalSchedule,
     IllegalTile,
     Matmul,
-    TileConfig,
+    ThreadTile,
     WarpTile,
     batched_matmul,
     conv2d_nhwc,
@@ -330,13 +330,28 @@ def test_sums_and_operands_stay_in_registers(tile: WarpTile, layout: str, compil
 @pytest.mark.parametrize(
     ("tile", "message"),
     [
-        (WarpTile(96, 128, 32, 64, 64, 8, 16), "96 rows of the block are not a multiple of 64"),
-        (WarpTile(128, 128, 32, 32, 64, 8, 4), r"4 x 16 threads of a warp, which has 32"),
-        (WarpTile(128, 128, 32, 4, 64, 8, 8), r"4 rows of a warp are not a multiple of 8.*0 x 8 threads"),
-        (WarpTile(32, 64, 32, 32, 32, 16, 2), "2 columns per thread|2 columns of a thread are not a multiple of 4"),
-        (WarpTile(32, 64, 32, 32, 64, 8, 8, 3), "32 steps of the k tile are not a multiple of 3"),
-        (WarpTile(8, 16, 8, 8, 16, 1, 4, 8), r"128 outputs.*256 threads that add its slices up"),
-        (TileConfig(), r"not a tile of warps.*MxNxK/WMxWN/TMxTN/S.*128x128x32/32x64/8x8/1"),
+        (WarpTile(block=(96, 128, 32), warp=(64, 64), thread=(8, 16)), "96 rows of the block are not a multiple of 64"),
+        (WarpTile(block=(128, 128, 32), warp=(32, 64), thread=(8, 4)), r"4 x 16 threads of a warp, which has 32"),
+        (
+            WarpTile(block=(128, 128, 32), warp=(4, 64), thread=(8, 8)),
+            r"4 rows of a warp are not a multiple of 8.*0 x 8 threads",
+        ),
+        (
+            WarpTile(block=(32, 64, 32), warp=(32, 32), thread=(16, 2)),
+            "2 columns per thread|2 columns of a thread are not a multiple of 4",
+        ),
+        (
+            WarpTile(block=(32, 64, 32), warp=(32, 64), thread=(8, 8), slices=3),
+            "32 steps of the k tile are not a multiple of 3",
+        ),
+        (
+            WarpTile(block=(8, 16, 8), warp=(8, 16), thread=(1, 4), slices=8),
+            r"128 outputs.*256 threads that add its slices up",
+        ),
+        (
+            ThreadTile(block=(64, 64, 16), thread=(4, 4)),
+            r"not a tile of warps.*MxNxK/WMxWN/TMxTN/S.*128x128x32/32x64/8x8/1",
+        ),
     ],
     ids=str,
 )
@@ -390,9 +405,9 @@ def test_limits_of_the_machine_are_refused() -> None:
     with pytest.raises(IllegalTile, match=r"bytes of shared memory in 8 stage"):
         build((1024, 1024, 1024), tile=LARGE, stages=8)
     with pytest.raises(IllegalTile, match=r"registers per thread, limit 255"):
-        build((1024, 1024, 1024), tile=WarpTile(128, 128, 16, 64, 128, 16, 16))
+        build((1024, 1024, 1024), tile=WarpTile(block=(128, 128, 16), warp=(64, 128), thread=(16, 16)))
     with pytest.raises(IllegalTile, match=r"2048 threads per block"):
-        build((1024, 1024, 1024), tile=WarpTile(64, 128, 64, 16, 32, 4, 4, 4))
+        build((1024, 1024, 1024), tile=WarpTile(block=(64, 128, 64), warp=(16, 32), thread=(4, 4), slices=4))
 
 
 def test_every_declared_tile_is_legal() -> None:

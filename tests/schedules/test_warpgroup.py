@@ -24,12 +24,12 @@ from tensorir_ladder.schedules.loops.layout import flatten_contraction
 from tensorir_ladder.schedules.memory.swizzling import swizzled_piece
 from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
 from tensorir_ladder.schedules.tensor_cores.warpgroup import (
-    WarpgroupTile,
     multiply_by_wgmma,
     pipeline_warpgroups,
     stage_for_warpgroups,
 )
 from tensorir_ladder.schedules.tensor_cores.wgmma import Wgmma
+from tensorir_ladder.schedules.tiles import WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, gemm, matmul_bias_relu
 from tensorir_ladder.steps import step10_wgmma
 from tensorir_ladder.steps.config import DEFAULT_TILE, StepConfig
@@ -116,7 +116,9 @@ def test_the_cuda_function_issues_every_instruction_once_and_commits() -> None:
 @pytest.mark.parametrize(("in_flight", "ahead"), [(1, 2), (0, 3)])
 @pytest.mark.parametrize("layout", ["nt", "nn"])
 def test_the_loop_has_one_barrier_per_tile_and_everything_in_order(layout: str, in_flight: int, ahead: int) -> None:
-    kernel = lowered(Matmul(128, 128, 1024, "float16", layout), WarpgroupTile(128, 128, 64, 64, 128), 4, in_flight)
+    kernel = lowered(
+        Matmul(128, 128, 1024, "float16", layout), WarpgroupTile(block=(128, 128, 64), warpgroups=(2, 1)), 4, in_flight
+    )
     loop = main_loop(kernel.body)
     events = re.findall(
         r"(?:async_)?wait_group_\d|__syncthreads|arrived|wgmma_m|cp_async_legacy|commit_group\(|retire_\d", loop
@@ -191,7 +193,7 @@ def test_accumulators_stay_in_registers_and_instructions_run_on(
 
 
 def test_results_are_stored_row_by_row_where_rows_are_aligned() -> None:
-    tile, variant = WarpgroupTile(128, 128, 64, 64, 128), "rows"
+    tile, variant = WarpgroupTile(block=(128, 128, 64), warpgroups=(2, 1)), "rows"
     bodies = []
     for n in (256, 250):
         case = make_case(10, (256, n, 512), variant, dtype="float16", layout="nt", tile=tile, stages=4)
@@ -208,9 +210,9 @@ def test_results_are_stored_row_by_row_where_rows_are_aligned() -> None:
 RAGGED = [
     (Matmul(64, 64, 256, "float16", "nt"), SMALL, 3, "in_flight"),
     (Matmul(100, 72, 200, "float16", "nn"), SMALL, 4, "rows"),
-    (Matmul(50, 91, 131, "bfloat16", "nt"), WarpgroupTile(64, 96, 64, 64, 96), 4, "awaited"),
+    (Matmul(50, 91, 131, "bfloat16", "nt"), WarpgroupTile(block=(64, 96, 64), warpgroups=(1, 1)), 4, "awaited"),
     (Matmul(33, 50, 40, "bfloat16", "nn", "float32"), SMALL, 4, "rows"),  # a single k tile
-    (Matmul(130, 128, 160, "float16", "nn"), WarpgroupTile(128, 128, 128, 64, 64), 2, "awaited"),
+    (Matmul(130, 128, 160, "float16", "nn"), WarpgroupTile(block=(128, 128, 128), warpgroups=(2, 2)), 2, "awaited"),
 ]
 
 
@@ -302,14 +304,16 @@ def test_tiles_without_an_instruction_are_refused(tile: str, layout: str, messag
 
 
 def test_a_tile_says_what_a_target_cannot_do() -> None:
-    tile = WarpgroupTile(128, 256, 64, 64, 256)
+    tile = WarpgroupTile(block=(128, 256, 64), warpgroups=(2, 1))
     assert tile.violations(HOPPER.target(), 2, 4) == []
     assert "196608 bytes" not in str(tile.violations(HOPPER.target(), 2, 4))
     assert "5 stage(s), limit 232448" in str(tile.violations(HOPPER.target(), 2, 5))
     assert "sm_80 has no wgmma" in str(tile.violations(machine_for("sm_80").target(), 2, 1))
     assert "elements of 4 bytes" in str(tile.violations(HOPPER.target(), 4, 1))
-    assert "96 rows of the block are not a multiple of 64" in str(WarpgroupTile(96, 64, 64, 64, 64).misfits())
-    assert "registers" in str(WarpgroupTile(128, 256, 64, 128, 256).violations(HOPPER.target(), 2, 1))
+    assert "96 rows of the block are not a multiple of 64" in str(
+        WarpgroupTile(block=(96, 64, 64), warpgroups=(1, 1)).misfits()
+    )
+    assert "registers" in str(WarpgroupTile(block=(128, 256, 64), warpgroups=(1, 1)).violations(HOPPER.target(), 2, 1))
     assert WarpgroupTile.parse(str(tile)) == tile
     assert (tile.threads, tile.groups, tile.threads_per_block) == ((2, 128), (2, 1), 256)
 
@@ -330,7 +334,15 @@ def test_rings_that_are_too_small_are_refused(stages: int, in_flight: int, messa
 
 def test_more_stages_than_shared_memory_holds_are_refused_by_the_case() -> None:
     with pytest.raises(IllegalTile, match="limit 232448"):
-        lower(make_case(10, (512, 512, 1024), dtype="float16", tile=WarpgroupTile(128, 256, 64, 64, 256), stages=5))
+        lower(
+            make_case(
+                10,
+                (512, 512, 1024),
+                dtype="float16",
+                tile=WarpgroupTile(block=(128, 256, 64), warpgroups=(2, 1)),
+                stages=5,
+            )
+        )
 
 
 def test_an_elementwise_block_is_no_contraction() -> None:

@@ -12,7 +12,7 @@ from tensorir_ladder.harness.any_rows import takes_any_rows
 from tensorir_ladder.harness.build import Kernel, compiled, executable, lower
 from tensorir_ladder.harness.execution import GpuBackend, LlvmBackend
 from tensorir_ladder.harness.verify import verify, verify_launch
-from tensorir_ladder.schedules.tensor_cores.mma import TensorCoreTile
+from tensorir_ladder.schedules.tiles import TensorCoreTile
 from tensorir_ladder.schedules.workloads import Matmul
 
 TILE = TensorCoreTile.parse("64x64x64/32x32")

@@ -30,16 +30,14 @@ from tensorir_ladder.harness.execution import LlvmBackend
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile
-from tensorir_ladder.schedules.loops.tiling import TileConfig
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.tensor_cores.mma import TensorCoreTile
-from tensorir_ladder.schedules.tensor_cores.warpgroup import WarpgroupTile
+from tensorir_ladder.schedules.tiles import TensorCoreTile, ThreadTile, WarpgroupTile
 from tensorir_ladder.schedules.workloads import DTYPES, Matmul
 from tensorir_ladder.steps.config import DEFAULT_STAGES, DEFAULT_TILE, StepConfig
 from tensorir_ladder.steps.registry import MalformedStep, Step, UnknownStep, UnsupportedDtype, find_steps, get_step
 
 CPU = LlvmBackend()
-SMALL_TILE = SMALL_TILES[TileConfig]
+SMALL_TILE = SMALL_TILES[ThreadTile]
 SMALL_M, SMALL_N = 8, 16
 RING_VARIANTS = (*STEPS[5].module.RING_FORMS, "sync", "register_staged", "double_buffer_pipelined")
 GOOD_STEP = '''"""A step."""
@@ -207,7 +205,7 @@ def test_each_variant_says_which_operands_it_takes() -> None:
     ],
 )
 def test_a_tile_of_another_family_is_refused_by_name(step: int, own: str, other: str, form: str) -> None:
-    kinds = {5: TensorCoreTile, 7: TileConfig, 8: WarpgroupTile, 10: TensorCoreTile, 11: WarpgroupTile, 14: HopperTile}
+    kinds = {5: TensorCoreTile, 7: ThreadTile, 8: WarpgroupTile, 10: TensorCoreTile, 11: WarpgroupTile, 14: HopperTile}
     tile = kinds[step].parse(other)
     with pytest.raises(IllegalTile) as caught:
         make_case(step, (64, 64, 64), tile=tile).validate()
@@ -363,7 +361,7 @@ def test_half_precision_operands_may_have_a_float32_output() -> None:
 )
 def test_tiles_of_every_form_are_right(tile: str) -> None:
     for step, variant in ((1, None), (2, None), (4, None), (5, "async"), (5, "writeback"), (6, "unroll32")):
-        case = make_case(step, (35, 44, 31), variant, tile=TileConfig.parse(tile), stages=2)
+        case = make_case(step, (35, 44, 31), variant, tile=ThreadTile.parse(tile), stages=2)
         assert verify(lower(case), CPU, seeds=(0,)).passed
 
 
@@ -520,7 +518,7 @@ def test_vector_stores_appear_with_step_4() -> None:
 
 
 def test_shared_memory_beyond_48_kib_becomes_dynamic_and_stays_right() -> None:
-    tile = TileConfig.parse("64x64x32/8x8")
+    tile = ThreadTile.parse("64x64x32/8x8")
     kernel = lower(make_case(5, (64, 64, 160), "async", tile=tile, stages=4))
     assert kernel.smem_bytes == 64 * 1024
     assert "extern __shared__" in kernel.cuda
@@ -528,7 +526,7 @@ def test_shared_memory_beyond_48_kib_becomes_dynamic_and_stays_right() -> None:
 
 
 def test_a_thread_tile_of_one_column_is_stored_as_scalars() -> None:
-    kernel = lower(make_case(4, (64, 64, 32), tile=TileConfig.parse("16x16x8/8x1")))
+    kernel = lower(make_case(4, (64, 64, 32), tile=ThreadTile.parse("16x16x8/8x1")))
     assert "int4 v_" not in kernel.body  # a vector of addresses
 
 

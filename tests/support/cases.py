@@ -10,10 +10,7 @@ from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.kernels.blackwell import BlackwellTile
 from tensorir_ladder.kernels.tiles import HopperTile
-from tensorir_ladder.schedules.loops.tiling import BlockTile, TileConfig
-from tensorir_ladder.schedules.recipes.warp_tiling import WarpTile
-from tensorir_ladder.schedules.tensor_cores.mma import TensorCoreTile
-from tensorir_ladder.schedules.tensor_cores.warpgroup import WarpgroupTile
+from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
 
@@ -26,12 +23,12 @@ STEPS = find_steps()
 EVERY_VARIANT = [(number, variant) for number, step in STEPS.items() for variant in step.variants]
 
 
-THREAD_STEPS = [number for number, step in STEPS.items() if step.tiles.kind is TileConfig]
+THREAD_STEPS = [number for number, step in STEPS.items() if step.tiles.kind is ThreadTile]
 
 
 # The smallest sensible tile of each family, for tests of what kernels compute.
 SMALL_TILES: dict[type[BlockTile], BlockTile] = {
-    TileConfig: TileConfig(8, 16, 16, 4, 4),
+    ThreadTile: ThreadTile(block=(8, 16, 16), thread=(4, 4)),
     WarpTile: WarpTile.parse("16x32x16/16x32/4x4/2"),
     TensorCoreTile: TensorCoreTile.parse("32x32x32/16x32"),
     WarpgroupTile: WarpgroupTile.parse("64x64x64/64x64"),

@@ -17,7 +17,7 @@ from tensorir_ladder.schedules import (
     use_instruction,
 )
 
-TILE = TensorCoreTile(64, 64, 32, 32, 32)
+TILE = TensorCoreTile(block=(64, 64, 32), warp=(32, 32))
 
 
 def stack_bytes(cubin: bytes) -> int | None:

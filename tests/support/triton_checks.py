@@ -20,7 +20,7 @@ from tensorir_ladder.harness.execution import LlvmBackend
 from tensorir_ladder.harness.peers import triton_tma
 from tensorir_ladder.harness.peers.triton import BlockConfig, compile_all, declared_configs, launch, load_kernel
 from tensorir_ladder.harness.verify import verify_launch
-from tensorir_ladder.schedules.tensor_cores.wgmma import PTX_TYPES
+from tensorir_ladder.schedules.isa import PTX_TYPES
 from tensorir_ladder.schedules.workloads import Matmul
 
 # Triton 3.6's interpreter multiplies the bits of bfloat16 as whole numbers: only a GPU checks those.

@@ -8,14 +8,14 @@ from tvm.s_tir import Schedule
 
 from tensorir_ladder.harness.execution import compile_serial, numpy_dtype
 from tensorir_ladder.schedules.tensor_cores.warpgroup import (
-    WarpgroupTile,
     multiply_by_wgmma,
     pipeline_warpgroups,
     stage_for_warpgroups,
 )
+from tensorir_ladder.schedules.tiles import WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul
 
-SMALL = WarpgroupTile(64, 64, 64, 64, 64)
+SMALL = WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1))
 
 
 def scheduled(

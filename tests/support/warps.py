@@ -14,13 +14,15 @@ from tensorir_ladder.schedules import (
     stage_for_warps,
 )
 
-SMALL = WarpTile(16, 32, 16, 16, 32, 4, 4)
+SMALL = WarpTile(block=(16, 32, 16), warp=(16, 32), thread=(4, 4))
 
 
-SLICED = {slices: replace(SMALL, slices=slices) for slices in (1, 2, 4)} | {8: WarpTile(32, 64, 16, 32, 64, 8, 8, 8)}
+SLICED = {slices: replace(SMALL, slices=slices) for slices in (1, 2, 4)} | {
+    8: WarpTile(block=(32, 64, 16), warp=(32, 64), thread=(8, 8), slices=8)
+}
 
 
-AHEAD = WarpTile(32, 128, 8, 32, 128, 8, 16)  # reads a step ahead
+AHEAD = WarpTile(block=(32, 128, 8), warp=(32, 128), thread=(8, 16))  # reads a step ahead
 
 
 def staged(sch: Schedule, tile: WarpTile = SMALL, stages: int = 2, name: str = "matmul", **form) -> WarpContraction:
