@@ -235,7 +235,7 @@ def test_an_illegal_candidate_is_listed_with_the_reason(
 def test_a_step_is_tuned_over_the_tiles_of_its_own_family(
     made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fastest = WarpgroupTile.parse("64x64x64/64x64")
+    fastest = WarpgroupTile.parse("64x64x64/1x1")
     tiles = (WARPGROUP_TILES.default, fastest)
     monkeypatch.setattr(STEPS[10].module, "TILES", TileFamily(WarpgroupTile, tiles[0], tiles[:1], tiles))
     monkeypatch.setattr(STEPS[10].module, "TUNING_STAGES", (2, 3, 5))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensorir_ladder.emulator import find_host_compiler
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.kernels.blackwell import BlackwellTile
@@ -31,7 +31,7 @@ SMALL_TILES: dict[type[BlockTile], BlockTile] = {
     ThreadTile: ThreadTile(block=(8, 16, 16), thread=(4, 4)),
     WarpTile: WarpTile.parse("16x32x16/16x32/4x4/2"),
     TensorCoreTile: TensorCoreTile.parse("32x32x32/16x32"),
-    WarpgroupTile: WarpgroupTile.parse("64x64x64/64x64"),
+    WarpgroupTile: WarpgroupTile.parse("64x64x64/1x1"),
     HopperTile: HopperTile.parse("64x64x64/1x1"),
     BlackwellTile: BlackwellTile.parse("128x64x64"),
 }
@@ -41,22 +41,6 @@ EXPLICIT_STEPS = [number for number, step in STEPS.items() if step.explicit]
 
 
 SCHEDULED_VARIANTS = [(number, variant) for number, variant in EVERY_VARIANT if number not in EXPLICIT_STEPS]
-
-
-NO_GPU_LINE = "verified on the CPU (TensorIR through LLVM); speed not measured: no GPU"
-
-
-EXPLICIT_LINE = "not verified: an explicit kernel runs on a GPU or in the emulator; speed not measured: no GPU"
-
-
-EMULATED_LINE = "verified on the CPU (generated CUDA through the emulator); speed not measured: no GPU"
-
-
-# What LLVM runs only in part, the emulator verifies where there is a C++ compiler.
-TENSORIZED_LINE = EMULATED_LINE if find_host_compiler() else NO_GPU_LINE.replace(";", ", before tensorization;")
-
-
-NEVER_RUN_LINE = "not verified: it has been compiled and never run, for want of an sm_100a; speed not measured: no GPU"
 
 
 UNOPTIMISED = {"kind": "llvm", "opt-level": 0}
@@ -94,3 +78,12 @@ class Outcome(NamedTuple):
     code: int
     out: str
     err: str
+
+
+def verified_on(outcome: Outcome) -> list[str]:
+    """Read where each case was verified from the lines that say so: llvm, emulator or gpu; "" for one that was not."""
+    places = {"LLVM": "llvm", "emulator": "emulator", "on the GPU": "gpu"}
+    said = [line for line in outcome.out.splitlines() if re.match(r"verified\b|.*\bnot verified\b", line)]
+    return [
+        "" if "not verified" in line else next(place for word, place in places.items() if word in line) for line in said
+    ]
