@@ -13,6 +13,7 @@ import pytest
 
 from support.cases import EXPLICIT_STEPS, ROOT, SMALL_TILES, STEPS, Outcome, make_case, verified_on
 from tensorir_ladder import emulator
+from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.harness import cli, execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands.options import CPU_SIZES, cases_of
@@ -429,7 +430,8 @@ def test_an_exception_of_the_projects_own_is_a_line_and_any_other_a_traceback(
         return run
 
     module = import_module("tensorir_ladder.harness.commands.list")
-    for error, code in ((NoTimeline("no stamps"), 2), (WrongResult("off by 1"), 1)):
+    fault = KernelFault.__new__(KernelFault, "a race")
+    for error, code in ((NoTimeline("no stamps"), 2), (WrongResult("off by 1"), 1), (fault, 1)):
         monkeypatch.setattr(module, "run", fail(error))
         outcome = command("list")
         (line,) = outcome.err.splitlines()

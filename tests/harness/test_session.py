@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,6 @@ from support.cases import SMALL_TILES, STEPS, make_case, small_case
 from support.fake_gpu import SHAPE, TIMES, Command, FakeArena, FakeBackend, FakeGpu, interrupted, stop_at
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.cublas import Arena
-from tensorir_ladder.harness.environment import git_state
 from tensorir_ladder.harness.machines import Machine, machine_for
 from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import Entrant, PeerKind, PeerMissing
@@ -581,35 +579,3 @@ def test_a_damaged_journal_is_named(content: bytes, tmp_path: Path) -> None:
     journal.path.write_bytes(content)
     with pytest.raises(RecordError, match=re.escape(str(journal.path))):
         Journal(tmp_path, "command", "abc", cases)
-
-
-# Git
-
-
-def test_git_state_outside_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert git_state(tmp_path) == ("unknown", True)
-    monkeypatch.setenv("PATH", "")
-    assert git_state(tmp_path) == ("unknown", True)
-
-
-def test_git_state_ignores_results_only(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
-        return subprocess.run(
-            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    results = tmp_path / "reports" / "results"
-    results.mkdir(parents=True)
-    (results / "old.json").write_text("{}")
-    (tmp_path / "code.py").write_text("1")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "first")
-    revision = git("rev-parse", "HEAD")
-    assert git_state(tmp_path) == (revision, False)
-    (results / "new.json").write_text("{}")
-    assert git_state(tmp_path) == (revision, False)
-    (tmp_path / "code.py").write_text("2")
-    assert git_state(tmp_path) == (revision, True)
