@@ -1,6 +1,6 @@
 """Choose a step's configuration for one problem by measuring every candidate of a declared space.
 
-The search is successive halving, rung by rung: short rounds over all candidates, longer ones over the fastest quarter,
+The search is successive halving, heat by heat: short rounds over all candidates, longer ones over the fastest quarter,
 and again.
 Candidates meet in batches, each beside cuBLAS; what is compared is their speed relative to cuBLAS in the same
 rounds, so that batches measured minutes apart, or in another process, can stand side by side. Each candidate's
@@ -38,11 +38,11 @@ from tensorir_ladder.kernels.codegen.toolchain import CompileError
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.steps.config import TuningSpace
 
-RUNGS = (Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0), Plan(rounds=11, warmup_ms=100.0))
+HEATS = (Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0), Plan(rounds=11, warmup_ms=100.0))
 CONFIRMATION = Plan(rounds=31, warmup_ms=250.0)
 CONFIRMATION_SEED = 1_000_000  # beyond the operands of any search
 BATCH = 24
-SURVIVING = 4  # one in so many goes on to the next rung
+SURVIVING = 4  # one in so many goes on to the next heat
 FEWEST_SURVIVORS = 4
 CONFIDENCE = 0.95
 # A kernel beside itself differs by up to this much (the committed calibrations: 0.999 to 1.001).
@@ -93,34 +93,34 @@ class Search:
     def run(
         self, enough: Callable[[], bool] = lambda: False, after_batch: Callable[[str], None] = lambda _: None
     ) -> list[Case]:
-        """Time the candidates, rung by rung; return those that were timed, best first.
+        """Time the candidates, heat by heat; return those that were timed, best first.
 
         Stops before the batch at which ``enough`` says so, though not before the first. ``after_batch`` is told, in
         words, how far it is. WrongResult or CompileError where none could be timed.
         """
         field = self.legal
-        for rung, plan in enumerate(RUNGS):
-            waiting = [case for case in field if self._waits_for(case, rung)]
+        for heat, plan in enumerate(HEATS):
+            waiting = [case for case in field if self._waits_for(case, heat)]
             with contextlib.closing(self._built_ahead(waiting)) as batches:
                 for batch in batches:
                     if self.ranked() and enough():
                         return self.ranked()
                     self._time(batch, plan)
-                    done = sum(not self._waits_for(case, rung) for case in field)
-                    after_batch(f"rung {rung + 1} of {len(RUNGS)}: {done} of {len(field)} candidates")
+                    done = sum(not self._waits_for(case, heat) for case in field)
+                    after_batch(f"heat {heat + 1} of {len(HEATS)}: {done} of {len(field)} candidates")
             self._require_timed()
-            timed = self.ranked(rung)
+            timed = self.ranked(heat)
             field = timed[: max(FEWEST_SURVIVORS, -(-len(timed) // SURVIVING))]
         return self.ranked()
 
-    def ranked(self, rung: int | None = None) -> list[Case]:
+    def ranked(self, heat: int | None = None) -> list[Case]:
         """List the cases that were timed, those that came furthest first, then by their last speed over cuBLAS.
 
-        With ``rung``, only cases timed in it, by their speed there.
+        With ``heat``, only cases timed in it, by their speed there.
         """
-        if rung is not None:
-            timed = [case for case, candidate in self.found.items() if len(candidate.ratios) > rung]
-            return sorted(timed, key=lambda case: -self.found[case].ratios[rung])
+        if heat is not None:
+            timed = [case for case, candidate in self.found.items() if len(candidate.ratios) > heat]
+            return sorted(timed, key=lambda case: -self.found[case].ratios[heat])
         timed = [case for case, candidate in self.found.items() if candidate.ratios]
         return sorted(timed, key=lambda case: (-len(self.found[case].ratios), -self.found[case].ratios[-1]))
 
@@ -139,9 +139,9 @@ class Search:
             error = WrongResult if refused.status == "wrong" else CompileError
             raise error(f"no candidate may be timed; {refused.name} is {refused.status}: {refused.why}")
 
-    def _waits_for(self, case: Case, rung: int) -> bool:
+    def _waits_for(self, case: Case, heat: int) -> bool:
         known = self.found.get(case)
-        return known is None or (known.status == "timed" and len(known.ratios) <= rung)
+        return known is None or (known.status == "timed" and len(known.ratios) <= heat)
 
     def _built_ahead(self, cases: list[Case]) -> Iterator[list[Case]]:
         """Batches of cases, each built when its turn comes; the compiler works on the next one meanwhile."""

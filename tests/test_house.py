@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,17 @@ def test_every_public_function_and_class_says_what_it_is(folder: str) -> None:
         and not ast.get_docstring(node)
     ]
     assert not silent
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    files = {
+        ".".join(("tensorir_ladder", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+        for folder in (*FOLDERS, "emulator", "torch_ops")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    imports: dict[str, set[str]] = {}
+    for name, path in files.items():
+        found = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+        named = {(node.module, f"{node.module}.{alias.name}") for node in found for alias in node.names}
+        imports[name] = {whole if whole in files else module for module, whole in named} & set(files)
+    list(TopologicalSorter(imports).static_order())  # CycleError names the modules of one

@@ -15,7 +15,7 @@ from tensorir_ladder.harness.peers import KINDS
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.workloads import DTYPES, LAYOUTS, Matmul
 from tensorir_ladder.steps.config import STAGE_SET
-from tensorir_ladder.steps.registry import Step, UnknownStep, find_steps
+from tensorir_ladder.steps.registry import Step, find_steps, get_step
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
 CHOICES = ("default", "best", "tuned")  # of --tile, in place of a tile
@@ -191,12 +191,7 @@ def numbers(text: str, option: str, minimum: int | None = 1) -> list[int]:
 
 
 def _steps(text: str | None) -> list[Step]:
-    steps = find_steps()
-    chosen = list(steps) if text is None else numbers(text, "--step")
-    for number in chosen:
-        if number not in steps:
-            raise UnknownStep(f"no step {number}; there are {', '.join(map(str, steps))}")
-    return [steps[number] for number in chosen]
+    return list(find_steps().values()) if text is None else [get_step(number) for number in numbers(text, "--step")]
 
 
 def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str, stages: int | None) -> Case:

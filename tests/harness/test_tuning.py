@@ -150,22 +150,22 @@ def test_the_fastest_is_found_and_confirmed_on_other_operands(made: Session, fav
     assert labels == [f"{FAST} 2 stages", f"{SECOND} 2 stages", f"{DEFAULT_TILE} 3 stages", "cublas-nn", "cublas-nt"]
     assert (tuned.time_ms, tuned.ratio_to_cublas) == (0.5, 2.0)
     assert tuned.gain_over_default_pct == pytest.approx(300.0)
-    assert tuned.method.rounds == tuning.CONFIRMATION.rounds > max(plan.rounds for plan in tuning.RUNGS)
+    assert tuned.method.rounds == tuning.CONFIRMATION.rounds > max(plan.rounds for plan in tuning.HEATS)
     assert tuned.winner == tuned.candidates[0]
     assert favoured.seeds == [0, tuning.CONFIRMATION_SEED]
     assert all("cublas-nn" in labels for labels in favoured.races)
     assert load_tuned(made.out) == [tuned]
 
 
-def test_each_rung_times_fewer_and_each_candidate_once(made: Session, favoured: FakeGpu) -> None:
+def test_each_heat_times_fewer_and_each_candidate_once(made: Session, favoured: FakeGpu) -> None:
     tuned, said = tuned_again(made, make_case(5, SHAPE))
     first = [label for labels in favoured.races[:4] for label in labels if "cublas" not in label]
     assert len(first) == len(set(first)) == LEGAL
-    rungs = sorted((len(candidate.ratios) for candidate in tuned.candidates), reverse=True)
-    assert rungs == [3] * 4 + [1] * (LEGAL - 4)
+    heats = sorted((len(candidate.ratios) for candidate in tuned.candidates), reverse=True)
+    assert heats == [3] * 4 + [1] * (LEGAL - 4)
     assert tuned.candidates[0].name == f"async {FAST}, 2 slots"
     assert len(favoured.loaded) == len(set(favoured.loaded)) == LEGAL
-    assert said[0] == "rung 1 of 3: 5 of 16 candidates; best async 64x64x16/4x4, 3 slots, 0.556 of cuBLAS"
+    assert said[0] == "heat 1 of 3: 5 of 16 candidates; best async 64x64x16/4x4, 3 slots, 0.556 of cuBLAS"
 
 
 def test_batches_are_compared_by_their_ratio_to_cublas(made: Session, gpu: FakeGpu) -> None:
@@ -321,20 +321,20 @@ def test_a_killed_search_goes_on_and_measures_nothing_twice(
     outcome = command(*ARGUMENTS, str(tmp_path))
     assert outcome.code == 0
     assert "going on with an unfinished search: 10 of 16 candidates are known" in outcome.out
-    first_rung = [label for labels in (*before, *favoured.races[:2]) for label in labels if "cublas" not in label]
+    first_heat = [label for labels in (*before, *favoured.races[:2]) for label in labels if "cublas" not in label]
     assert len(before) == 2
-    assert len(first_rung) == len(set(first_rung)) == LEGAL
+    assert len(first_heat) == len(set(first_heat)) == LEGAL
     (tuned,) = load_tuned(tmp_path)
     assert (tuned.winner.tile, tuned.seen) == (FAST, LEGAL)
     assert [path.name for path in (tmp_path / "tuned").iterdir()] == ["fake-step5-64x64x64-nn-float32.json"]
 
 
 def test_a_search_killed_in_a_later_rung_keeps_its_field(favoured: FakeGpu, command: Command, tmp_path: Path) -> None:
-    favoured.before_race = stop_at(6)  # four batches, then one race for each rung
+    favoured.before_race = stop_at(6)  # four batches, then one race for each heat
     assert interrupted(command, *ARGUMENTS, str(tmp_path)).code != 0
     favoured.races, favoured.before_race = [], lambda labels: None
     assert command(*ARGUMENTS, str(tmp_path)).code == 0
-    assert len(favoured.races) == 2  # the last rung and the confirmation
+    assert len(favoured.races) == 2  # the last heat and the confirmation
 
 
 def test_what_is_tuned_is_reused_until_it_is_stale(
