@@ -329,7 +329,7 @@ def test_a_killed_search_goes_on_and_measures_nothing_twice(
     assert [path.name for path in (tmp_path / "tuned").iterdir()] == ["fake-step5-64x64x64-nn-float32.json"]
 
 
-def test_a_search_killed_in_a_later_rung_keeps_its_field(favoured: FakeGpu, command: Command, tmp_path: Path) -> None:
+def test_a_search_killed_in_a_later_heat_keeps_its_field(favoured: FakeGpu, command: Command, tmp_path: Path) -> None:
     favoured.before_race = stop_at(6)  # four batches, then one race for each heat
     assert interrupted(command, *ARGUMENTS, str(tmp_path)).code != 0
     favoured.races, favoured.before_race = [], lambda labels: None
