@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 import re
@@ -26,20 +25,19 @@ from tensorir_ladder.kernels.codegen.lowering import cuda_compiler, generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, compile_cubin
 from tensorir_ladder.kernels.roles import OVERLAPS
 from tensorir_ladder.kernels.stamps import Stamps, roles_of
+from tensorir_ladder.schedules.cost import choose
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
-from tensorir_ladder.schedules.inspection import SHARED_SCOPES, annotated_loops, statements_of
+from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING, annotated_loops, statements_of
 from tensorir_ladder.schedules.loops.serpentine import required_ptxas_options
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces, workspaces
-from tensorir_ladder.schedules.pipeline.lowering import UNROLL_RING, required_tir_pipeline
+from tensorir_ladder.schedules.pipeline.lowering import required_tir_pipeline
 from tensorir_ladder.schedules.pipeline.pipelining import ASYNC, ORDER, STAGE, required_pass_config
 from tensorir_ladder.schedules.tiles import BlockTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import DEFAULT_STAGES, StepConfig
-from tensorir_ladder.steps.registry import Step
+from tensorir_ladder.steps.step import Config, Step, Variant
 
 AnyLowered = TypeVar("AnyLowered", bound="Lowered")
-SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100
 ARRAYS = 3  # of a product: A, B and C
 MOST_LOCAL_BYTES = 4096  # four times a thread's registers: room for the gaps between rounds of a copy
 BLOCK_BARRIERS = ("__syncthreads()", "tvm_builtin_cuda_cta_sync()")  # in CUDA text, the latter of explicit kernels
@@ -66,50 +64,61 @@ class Case:
     variant: str
     tile: BlockTile
     machine: Machine
-    stages: int = DEFAULT_STAGES
+    stages: int
     tile_choice: str = "default"
 
     @property
-    def slots(self) -> int:
-        """Ring slots that this case really has: 1 without a pipeline, never more than k tiles."""
-        if not self.step.pipelined or self.variant == "double_buffer":
-            return 1
-        return min(self.stages, -(-self.problem.k // self.tile.block_k))
+    def form(self) -> Variant:
+        """The step's variant."""
+        return self.step.variant(self.variant)
 
     @property
-    def config(self) -> StepConfig:
-        """What the step is asked for."""
-        multiprocessors = self.machine.sms or SMS_UNKNOWN
-        return StepConfig(self.variant, self.tile, self.stages, self.machine.has_cp_async, multiprocessors)
+    def slots(self) -> int:
+        """The stages that this case really has: 1 without a pipeline, never more than k tiles."""
+        return self.config.stages_of(self.problem) if self.step.pipelined and self.form.pipelined else 1
+
+    @property
+    def tile_built(self) -> BlockTile:
+        """The tile that the step makes of the one it was given."""
+        return self.step.tile_built(self.tile)
+
+    @property
+    def config(self) -> Config:
+        """The configuration that the step is asked for."""
+        return Config(self.variant, self.tile, self.stages, self.machine.for_choices())
 
     @property
     def math(self) -> str:
         """How products are computed: "ieee", or "tf32", which rounds float32 operands to 11 bits first."""
-        return self.step.math(self.variant)
+        return self.form.math
 
     @property
     def lacks(self) -> str:
         """What the machine lacks for the step's variant, or why the step refuses the product, as a clause; or empty."""
-        if not self.step.runs(self.variant, self.machine.has_cp_async):
+        if self._needs_cp_async:
             return f"{self.machine.arch} has no cp.async"
         return self.tile.missing(self.machine.target()) or self.step.refuses(self.problem)
+
+    @property
+    def _needs_cp_async(self) -> bool:
+        """Whether the variant needs cp.async, which the machine lacks."""
+        return self.form.needs_async_copy and not self.machine.has_cp_async
 
     def validate(self) -> None:
         """Raise for what cannot work: another family's tile, its limits, a dtype, cp.async where there is none, or
         too few stages.
         """
-        self.step.check_variant(self.variant)
         self.step.check_tile(self.tile)
         self.step.check_dtype(self.variant, self.problem.dtype)
-        if not self.step.runs(self.variant, self.machine.has_cp_async):
+        if self._needs_cp_async:
             without = self.step.default_variant(False)
-            remedy = f"use --variant {without}" if self.step.runs(without, False) else "take step 6"
+            remedy = "take step 6" if self.step.variant(without).needs_async_copy else f"use --variant {without}"
             raise UnsupportedCase(
                 f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
                 f"{remedy}"
             )
         self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
-        fewest = self.step.fewest_stages(self.variant)
+        fewest = self.form.fewest_stages
         if self.stages < min(fewest, self.config.k_tiles(self.problem)):
             raise IllegalPipeline(
                 f"too few stages for {self.step.name}[{self.variant}]",
@@ -128,8 +137,9 @@ class Case:
         cls, step: Step, problem: Matmul, machine: Machine, variant: str = "", stages: int | None = None
     ) -> Case:
         """A step's case where nobody names a tile, nor ring slots unless ``stages`` does; "" is the default variant."""
-        tile, slots = step.default_for(problem, machine.target(), machine.sms or SMS_UNKNOWN, variant)
-        return cls(step, problem, variant or step.default_variant(machine.has_cp_async), tile, machine, stages or slots)
+        variant = variant or step.default_variant(machine.has_cp_async)
+        chosen = choose(step.tiles, problem, machine.for_choices(), split=step.variant(variant).splits_k)
+        return cls(step, problem, variant, chosen.tile, machine, stages or chosen.stages)
 
     def with_tile(self, tile: BlockTile, choice: str) -> Case:
         """The same case with another tile."""
@@ -353,7 +363,7 @@ class Kernel(Lowered):
     def schedule_for_cpu(self) -> Schedule:
         """The schedule before tensorization, where the step has one."""
         case = self.case
-        return case.step.schedule_for_cpu(case.problem, case.config) if case.step.tensorized else self.schedule
+        return case.step.schedule_for_cpu(case.problem, case.config) if case.step.schedule_for_cpu else self.schedule
 
     @property
     def code(self) -> CodeFacts:
@@ -399,8 +409,7 @@ class Kernel(Lowered):
         case = self.case
         if not self.smem_bytes or self.explicit or isinstance(case.tile, WarpTile):
             return case.slots if self.smem_bytes else 0
-        one_slot = case.tile.one_output_per_thread() if case.step.number == 2 else case.tile
-        return round(self.smem_bytes / one_slot.smem_bytes(dtype_bytes(case.problem.dtype)))
+        return round(self.smem_bytes / case.tile_built.smem_bytes(dtype_bytes(case.problem.dtype)))
 
     def _k_tiles_in(self, loop: str) -> int:
         """How many k tiles one iteration of the k loop covers: a turn of the ring where that is written out."""
@@ -449,10 +458,11 @@ def lower(case: Case, stamps: Stamps | None = None) -> Kernel:
     case.validate()
     if stamps:
         case.check_stamped()
-    make = functools.partial(case.step.kernel, stamps=stamps) if case.step.explicit else case.step.schedule
+    make = case.step.kernel or case.step.schedule
+    stamped = {"stamps": stamps} if stamps else {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        source = make(case.problem, case.config)
+        source = make(case.problem, case.config, **stamped)
     lowered = lower_schedule(source, case.machine, str(case))
     shared = {part.name: getattr(lowered, part.name) for part in fields(lowered)}
     if takes_any_rows(lowered.device):

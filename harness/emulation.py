@@ -8,8 +8,9 @@ import numpy as np
 
 from tensorir_ladder.emulator.execution import EmulatedProgram
 from tensorir_ladder.emulator.launches import read_launches
-from tensorir_ladder.harness.build import SMS_UNKNOWN, Lowered
+from tensorir_ladder.harness.build import Lowered
 from tensorir_ladder.harness.execution import NumpyArrays, numpy_dtype
+from tensorir_ladder.harness.machines import SMS_UNKNOWN
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 
 

@@ -43,8 +43,8 @@ def why(kernel: Kernel) -> str:
         sentence = "One slot: loads and arithmetic take turns."
     else:
         sentence = "No shared memory: every operand is loaded by the thread that uses it."
-    if kernel.case.variant == "writeback":
-        sentence += " Every tile's product is then added to the result in a statement of its own."
+    if kernel.case.form.note:
+        sentence += f" {kernel.case.form.note}"
     return f"{sentence} {code.barriers} barrier{'s' * (code.barriers != 1)} {scope}.{_occupancy(kernel)}"
 
 
@@ -53,7 +53,7 @@ def aspects(kernel: Kernel) -> dict[str, str]:
     code, case = kernel.code, kernel.case
     resources = kernel.resources
     rows = {
-        "outputs per thread": "1" if case.step.number < 3 else case.tile.outputs,
+        "outputs per thread": case.tile.outputs if case.tile_built == case.tile else "1",
         "operands come from": "shared memory" if code.shared_versions else "global memory, through the caches",
         "shared memory": f"{kernel.smem_bytes} bytes, {code.shared_versions} slot(s)"
         if code.shared_versions
@@ -63,7 +63,7 @@ def aspects(kernel: Kernel) -> dict[str, str]:
         "barriers per k tile": f"{code.barriers}{' in all, the k loop being written out' * kernel.written_out}",
         "waits": _waits(kernel),
         "k loop": _loop_form(kernel),
-        "parameters": ", ".join(_parameters(case)) or "none",
+        "parameters": ", ".join(_parameters(kernel)) or "none",
         "lines of generated CUDA": str(code.kernel_lines),
     }
     if resources:
@@ -75,7 +75,8 @@ def aspects(kernel: Kernel) -> dict[str, str]:
 def _identical(kernel: Kernel) -> str | None:
     """The step or variant, earlier on the ladder, that has the very same generated kernel."""
     case, steps = kernel.case, find_steps()
-    variants = case.step.variants[: case.step.variants.index(case.variant)]
+    names = case.step.variant_names
+    variants = names[: names.index(case.variant)]
     alike = [step for step in steps.values() if step.number < case.step.number and step.tiles == case.step.tiles]
     earlier = [(step, step.default_variant(case.machine.has_cp_async)) for step in alike]
     for step, variant in (*((case.step, variant) for variant in variants), *reversed(earlier)):
@@ -148,13 +149,14 @@ def _loop_form(kernel: Kernel) -> str:
         return f"first {_counted(max(kernel.case.slots - 1, 1), 'slot')} filled, then turns of the ring written out"
     stages = _stages(kernel)
     form = f"prologue, body, epilogue; stages {stages}" if stages else "one loop"
-    factor = kernel.case.variant if kernel.case.step.number == 6 else ""
-    return f"{form}; k_inner unrolled: {factor}" if factor else form
+    unrolled = {variant.unroll for variant in kernel.case.step.variants} != {1}
+    return f"{form}; k_inner unrolled: {kernel.case.variant}" if unrolled else form
 
 
-def _parameters(case: Case) -> list[str]:
+def _parameters(kernel: Kernel) -> list[str]:
+    case = kernel.case
     names = [f"threads {case.tile.threads[0]} × {case.tile.threads[1]}"]
-    names += [f"block_k {case.tile.block_k}"] if case.step.number > 1 else []
-    names += [f"tile {case.tile}"] if case.step.number > 2 else []
+    names += [f"block_k {case.tile.block_k}"] if kernel.smem_bytes else []
+    names += [f"tile {case.tile}"] if case.tile_built == case.tile else []
     names += [f"stages {case.slots}"] if case.step.pipelined else []
     return names

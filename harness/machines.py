@@ -7,6 +7,10 @@ from dataclasses import dataclass, replace
 from tvm.target import Target
 
 from tensorir_ladder.harness.models.rate_files import Rates, rates_of
+from tensorir_ladder.schedules import cost
+from tensorir_ladder.torch_ops.rates import cost_rates
+
+SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100
 
 
 class UnknownTarget(ValueError):
@@ -67,6 +71,10 @@ class Machine:
                 "registers_per_block": self.registers_per_sm,
             }
         )
+
+    def for_choices(self) -> cost.Machine:
+        """Return the machine as the cost model and the steps see it."""
+        return cost.Machine(self.target(), self.sms or SMS_UNKNOWN, cost_rates(self.gpu), self.has_cp_async)
 
     def of_gpu(self, name: str) -> Machine:
         """Return this machine with the rates of the GPU of that name; without rates where none were measured on it.

@@ -13,11 +13,10 @@ from tensorir_ladder.harness.peers import Entrant, PeerKind, admit, peer_version
 from tensorir_ladder.harness.race import Rounds
 from tensorir_ladder.harness.records import Candidate, DepthForecast, Record, Verification
 from tensorir_ladder.harness.session import Session
-from tensorir_ladder.harness.tuning import Search
+from tensorir_ladder.harness.tuning import STAGE_SET, Search, TuningSpace
 from tensorir_ladder.harness.verify import IEEE, WrongResult, verify
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import DEFAULT_STAGES, STAGE_SET, TuningSpace
 from tensorir_ladder.steps.registry import find_steps
 
 
@@ -84,7 +83,7 @@ class Measurer:
         The search is :mod:`harness.tuning`'s, over this smaller space and without a confirmation, which the
         measurement that follows is. WrongResult where a candidate does not compute the product.
         """
-        stages, tiles = case.step.default_stages if self.tune_stages else case.stages, case.step.tiles.best
+        stages, tiles = case.step.stages if self.tune_stages else case.stages, case.step.tiles.best
         unchosen = replace(case, tile=tiles[0], stages=stages, tile_choice="best")
         if unchosen not in self._best:
             several = STAGE_SET if self.tune_stages and case.step.pipelined else (stages,)
@@ -163,7 +162,7 @@ class Measurer:
             return self.best(replace(before, tile_choice="best"))
         chosen_for_it = case.tile_choice == "default" and step.tiles.choices
         same = step.tiles == case.step.tiles and not chosen_for_it
-        stages = case.stages if step.pipelined else DEFAULT_STAGES
+        stages = case.stages if step.pipelined else step.stages
         return replace(before, tile=case.tile, stages=stages, tile_choice=case.tile_choice) if same else before
 
     def _record(self, case: Case, kernel: Kernel, rounds: Rounds, **measured: Any) -> Record:

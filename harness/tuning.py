@@ -13,6 +13,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import hashlib
+import itertools
 import math
 import statistics
 import time
@@ -36,7 +37,8 @@ from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import CompileError
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.steps.config import TuningSpace
+from tensorir_ladder.schedules.tiles import BlockTile
+from tensorir_ladder.steps.step import Step
 
 HEATS = (Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0), Plan(rounds=11, warmup_ms=100.0))
 CONFIRMATION = Plan(rounds=31, warmup_ms=250.0)
@@ -49,6 +51,43 @@ CONFIDENCE = 0.95
 RESOLUTION = 0.001
 
 
+STAGE_SET = (2, 3, 4)  # what `--tile best` tries
+
+
+@dataclass(frozen=True)
+class TuningSpace:
+    """Every combination of a tile, a number of stages and a variant that a search may choose among.
+
+    The variants must compute the same, in the same order of additions; the first is the step's default.
+    """
+
+    tiles: tuple[BlockTile, ...]
+    stages: tuple[int, ...]
+    variants: tuple[str, ...]
+    default_stages: int
+
+    @classmethod
+    def of(cls, step: Step, async_copy: bool = True) -> TuningSpace:
+        """What a step lets tuning vary; only its default variant on a target without cp.async."""
+        tuned = [variant.name for variant in step.variants if variant.tuned and async_copy]
+        variants = tuple(dict.fromkeys((step.default_variant(async_copy), *tuned)))
+        return cls(step.tiles.tuning, step.tuning_stages, variants, step.stages)
+
+    def combinations(self) -> Iterator[tuple[str, int, BlockTile]]:
+        """Every variant, stage count and tile, likely ones first: an early stop has seen what matters most.
+
+        The default variant before the others, then stages near the default before distant ones, then tiles in order.
+        """
+        near = sorted(self.stages, key=lambda stages: (abs(stages - self.default_stages), stages))
+        return itertools.product(self.variants, near, self.tiles)
+
+    @property
+    def digest(self) -> str:
+        """Tells two spaces apart, whatever the order in which they list the same things."""
+        parts = [sorted(map(str, part)) for part in (self.tiles, self.stages, self.variants)]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
 def candidates(case: Case, space: TuningSpace) -> tuple[list[Case], list[Candidate]]:
     """List the space's legal cases of ``case``'s problem, likely ones first, and the illegal ones with the reason.
 
@@ -57,8 +96,8 @@ def candidates(case: Case, space: TuningSpace) -> tuple[list[Case], list[Candida
     """
     legal: dict[tuple[object, ...], Case] = {}
     illegal: dict[tuple[object, ...], Candidate] = {}
-    for config in space.configurations():
-        candidate = replace(case, variant=config.variant, tile=config.tile, stages=config.stages)
+    for variant, stages, tile in space.combinations():
+        candidate = replace(case, variant=variant, tile=tile, stages=stages)
         if len(space.stages) > 1:
             candidate = replace(candidate, stages=candidate.slots)
         what = (candidate.tile, candidate.slots, candidate.variant if candidate.slots > 1 else "")
@@ -85,7 +124,7 @@ class Search:
                 f"{case.step.name} {case.problem.shape}: no candidate of the tuning space is legal",
                 value=f"{len(self.illegal)} candidates",
                 limit=self.illegal[0].why,
-                remedy="add smaller tiles to the space that the step declares",
+                remedy="add smaller tiles to the step's TileSet",
             )
         earlier = {_identity(candidate): candidate for candidate in known}
         self.found = {case: earlier[key] for case in self.legal if (key := _identity(_described(case))) in earlier}
@@ -271,7 +310,7 @@ def tune(
     interrupted one is gone on with. After ``budget_s`` seconds the search stops, and what it has is confirmed.
     RecordError names a file that is damaged; WrongResult or CompileError where no candidate can be timed.
     """
-    started, space = clock(), case.step.tuning_space(case.machine.has_cp_async)
+    started, space = clock(), TuningSpace.of(case.step, case.machine.has_cp_async)
     database = _Database(session, case, space)
     stored = None if retune else database.stored()
     if stored and (stored.seen == stored.legal or (budget_s or math.inf) <= (stored.budget_s or 0)):
@@ -306,7 +345,7 @@ def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambd
             f"--layout {problem.layout} first"
         )
     tuned = _read_tuned(path, case)
-    if tuned.kernels_digest != kernels_digest(session, case, case.step.tuning_space(case.machine.has_cp_async)):
+    if tuned.kernels_digest != kernels_digest(session, case, TuningSpace.of(case.step, case.machine.has_cp_async)):
         warn(f"{path.name} was tuned with other kernels or versions, on {tuned.environment.recorded_at}")
     winner = tuned.winner
     chosen = replace(case, variant=winner.variant, tile=case.step.tiles.kind.parse(winner.tile), stages=winner.stages)

@@ -190,3 +190,8 @@ def persistent(
 
     made = main if finish.bias else without(main, "bias_ptr")
     return made.with_attr(OVERLAPS, True) if overlapped else made
+
+
+def cluster_blocks(problem: Matmul, tile: RoleTile, wanted: bool) -> int:
+    """Return how many blocks of a cluster share their B tile: 2 where wanted and possible, else 1."""
+    return 2 if wanted and WarpgroupProduct.of(problem, tile).b.shares(2) else 1

@@ -16,7 +16,9 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 
 from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
+from tensorir_ladder.schedules.tiles import Choice
 from tensorir_ladder.schedules.workloads import Matmul
 
 MULTIPLY_ADDS = 2048  # of 16-bit elements, per cycle of a multiprocessor: wgmma's rate
@@ -137,6 +139,16 @@ def reckoned_cycles(problem: Matmul, tile: RoleTile, multiprocessors: int, cuts:
     """What a batch of products takes with a tile, for choosing among tiles: the plan, and the last results' way out."""
     plan = plan_for(problem, tile, multiprocessors, cuts=cuts, batch=batch)
     return cycles(plan, tile.block) + tile.block_m * tile.block_n / STORED_RESULTS
+
+
+def role_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+    """Return what a product costs by warpgroups with roles, for choosing among tiles, in cycles."""
+    return reckoned_cycles(problem, choice.tile, machine.multiprocessors, cuts=False)
+
+
+def cut_role_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+    """Return the same where the last wave may be cut."""
+    return reckoned_cycles(problem, choice.tile, machine.multiprocessors, cuts=True)
 
 
 def cycles(plan: StreamPlan, block: tuple[int, int, int]) -> float:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from tvm.target import Target
 
 from tensorir_ladder.schedules.isa import ROW_BYTES, WARPGROUP, WGMMA_ROWS, WIDEST
-from tensorir_ladder.schedules.tiles import WGMMA_REGISTERS, BlockTile, WarpgroupTile
+from tensorir_ladder.schedules.tiles import WGMMA_REGISTERS, BlockTile, Choice, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul
 
 BARRIER_BYTES = 8
@@ -120,3 +120,18 @@ class RoleTile(HopperTile):
         """Return the shared memory of a block: stages with two barriers each, two boxes of results a consumer."""
         boxes = self.consumers * RESULT_BOXES * WGMMA_ROWS * ROW_BYTES
         return self.pool_bytes(itemsize, stages) + boxes + 2 * stages * BARRIER_BYTES
+
+
+# Tiles with their stages, large ones first: what steps 11 to 13 and torch_ops choose among.
+RING_CHOICES = (
+    Choice(HopperTile(block=(128, 256, 64), warpgroups=(2, 1)), stages=4),
+    Choice(HopperTile(block=(128, 128, 64), warpgroups=(2, 1)), stages=6),
+    Choice(HopperTile(block=(64, 128, 64), warpgroups=(1, 1)), stages=6),
+    Choice(HopperTile(block=(64, 64, 64), warpgroups=(1, 1)), stages=6),
+)
+ROLE_CHOICES = (
+    Choice(RoleTile(block=(128, 256, 64), warpgroups=(2, 1)), stages=4),
+    Choice(RoleTile(block=(128, 128, 64), warpgroups=(2, 1)), stages=6),
+    Choice(RoleTile(block=(64, 128, 64), warpgroups=(1, 1)), stages=8),
+    Choice(RoleTile(block=(64, 64, 64), warpgroups=(1, 1)), stages=8),
+)

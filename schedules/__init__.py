@@ -1,221 +1,39 @@
-"""Reusable TensorIR schedule functions.
+"""Reusable TensorIR schedule functions, in groups.
 
-Each function does one thing to one ``tvm.s_tir.Schedule``, takes the block or loop it works on and
-returns named handles. None knows which operator it schedules.
+Each function does one thing to one ``tvm.s_tir.Schedule``, takes the block or loop it works on and returns named
+handles. None knows which operator it schedules.
+
+loops : cutting, padding, ordering and binding loops
+memory : bringing operands closer, to shared memory and registers, and results back
+pipeline : software pipelining
+tensor_cores : mma.sync, wgmma, fragments
+recipes : compositions that work, for others' loop nests
+rules : the same as rules for dlight
+workloads : functions to schedule
+tiles, cost, isa : tiles, what they cost on a machine, and what the machine's instructions are
+errors : what is raised where something cannot be right
+
+::
+
+    from tensorir_ladder.schedules import memory, pipeline
+    memory.stage_in_shared(sch, block, 0, k_outer);  pipeline.pipeline_loop(sch, k_outer, stages=3)
 """
 
-from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
-from tensorir_ladder.schedules.isa import MmaInstruction
-from tensorir_ladder.schedules.loops.layout import flatten_contraction, pad_to_tile
-from tensorir_ladder.schedules.loops.serpentine import lower_serpentines, required_ptxas_options, walk_serpentine
-from tensorir_ladder.schedules.loops.tiling import (
-    TiledLoops,
-    bind_elements,
-    bind_grid,
-    bind_threads,
-    raster_blocks,
-    tile_contraction,
-)
-from tensorir_ladder.schedules.loops.unrolling import unroll_loop
-from tensorir_ladder.schedules.loops.vectorization import vectorize_inner, vectorize_write_back, widest_vector
-from tensorir_ladder.schedules.memory.alignment import (
-    AlignedOperand,
-    align_operands,
-    copying_pays,
-    unaligned_operands,
-    worthwhile_row_bytes,
-)
-from tensorir_ladder.schedules.memory.staging import (
-    CooperativeFetch,
-    accumulate_in_registers,
-    accumulate_per_tile,
-    fetch_cooperatively,
-    initialize_before,
-    inline_data_movement,
-    stage_in_shared,
-    stage_through_registers,
-)
-from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
-from tensorir_ladder.schedules.memory.workspaces import pass_workspaces, workspace_bytes, workspaces
-from tensorir_ladder.schedules.pipeline.checks import check_pipeline
-from tensorir_ladder.schedules.pipeline.explain import explain_pipeline
-from tensorir_ladder.schedules.pipeline.lowering import required_tir_pipeline
-from tensorir_ladder.schedules.pipeline.pipelining import (
-    PipelinePlan,
-    double_buffer,
-    infer_pipeline,
-    pipeline_loop,
-    pipeline_reads,
-    required_pass_config,
-)
-from tensorir_ladder.schedules.recipes.contraction import StagedContraction, stage_contraction
-from tensorir_ladder.schedules.recipes.split_reduction import SplitReduction, add_parts, parts_to_fill, split_reduction
-from tensorir_ladder.schedules.recipes.streaming import (
-    CombinedReduction,
-    SpreadElements,
-    SpreadReduction,
-    SpreadRows,
-    Staging,
-    StreamTile,
-    spread_elements,
-    spread_reduction,
-    spread_rows,
-)
-from tensorir_ladder.schedules.recipes.warp_tiling import (
-    LaneLoops,
-    WarpContraction,
-    WarpTileLoops,
-    interleave_lanes,
-    pad_rows,
-    read_through_registers,
-    stage_for_warps,
-    tile_for_warps,
-)
-from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT, lower_fragments, registers_of
-from tensorir_ladder.schedules.tensor_cores.mma import (
-    FragmentLoad,
-    TensorizedContraction,
-    WarpLoops,
-    accumulate_fragment,
-    load_fragments,
-    stage_in_swizzled,
-    tensorize_contraction,
-    tile_to_warps,
-    use_instruction,
-)
-from tensorir_ladder.schedules.tensor_cores.warpgroup import (
-    WarpgroupContraction,
-    WarpgroupLoops,
-    lay_out_accumulators,
-    lay_out_panels,
-    multiply_by_wgmma,
-    pipeline_warpgroups,
-    spread_fragment,
-    stage_for_warpgroups,
-    store_by_rows,
-    tile_for_warpgroups,
-)
-from tensorir_ladder.schedules.tensor_cores.wgmma import Wgmma
-from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
-from tensorir_ladder.schedules.workloads import (
-    Matmul,
-    batched_matmul,
-    conv2d_nhwc,
-    depthwise_conv2d_nhwc,
-    gelu,
-    gemm,
-    matmul_bias_relu,
-    row_sum,
-    scale_shift,
-    softmax,
-)
+import lazy_loader
 
-__all__ = [
-    "AlignedOperand",
-    "BlockTile",
-    "CombinedReduction",
-    "CooperativeFetch",
-    "FRAGMENT",
-    "FragmentLoad",
-    "IllegalPipeline",
-    "IllegalSchedule",
-    "IllegalTile",
-    "IllegalWorkload",
-    "LaneLoops",
-    "Matmul",
-    "MmaInstruction",
-    "PipelinePlan",
-    "SplitReduction",
-    "SpreadElements",
-    "SpreadReduction",
-    "SpreadRows",
-    "StagedContraction",
-    "Staging",
-    "StreamTile",
-    "TensorCoreTile",
-    "TensorizedContraction",
-    "ThreadTile",
-    "TiledLoops",
-    "WarpContraction",
-    "WarpLoops",
-    "WarpTile",
-    "WarpTileLoops",
-    "WarpgroupContraction",
-    "WarpgroupLoops",
-    "WarpgroupTile",
-    "Wgmma",
-    "accumulate_fragment",
-    "accumulate_in_registers",
-    "accumulate_per_tile",
-    "add_parts",
-    "align_operands",
-    "batched_matmul",
-    "bind_elements",
-    "bind_grid",
-    "bind_threads",
-    "check_pipeline",
-    "conv2d_nhwc",
-    "depthwise_conv2d_nhwc",
-    "double_buffer",
-    "explain_pipeline",
-    "copying_pays",
-    "fetch_cooperatively",
-    "flatten_contraction",
-    "gelu",
-    "gemm",
-    "infer_pipeline",
-    "initialize_before",
-    "inline_data_movement",
-    "interleave_lanes",
-    "lay_out_accumulators",
-    "lay_out_panels",
-    "load_fragments",
-    "lower_fragments",
-    "lower_serpentines",
-    "matmul_bias_relu",
-    "multiply_by_wgmma",
-    "pad_rows",
-    "pad_to_tile",
-    "parts_to_fill",
-    "pass_workspaces",
-    "pipeline_loop",
-    "pipeline_reads",
-    "pipeline_warpgroups",
-    "raster_blocks",
-    "read_through_registers",
-    "registers_of",
-    "required_pass_config",
-    "required_ptxas_options",
-    "required_tir_pipeline",
-    "row_sum",
-    "scale_shift",
-    "softmax",
-    "split_reduction",
-    "spread_elements",
-    "spread_fragment",
-    "spread_reduction",
-    "spread_rows",
-    "stage_contraction",
-    "stage_for_warpgroups",
-    "stage_for_warps",
-    "stage_in_shared",
-    "stage_in_swizzled",
-    "stage_through_registers",
-    "store_by_rows",
-    "swizzle_rows",
-    "tensorize_contraction",
-    "tile_contraction",
-    "tile_for_warpgroups",
-    "tile_for_warps",
-    "tile_to_warps",
-    "unaligned_operands",
-    "unroll_loop",
-    "use_instruction",
-    "vectorize_inner",
-    "vectorize_write_back",
-    "walk_serpentine",
-    "widest_vector",
-    "workspace_bytes",
-    "workspaces",
-    "worthwhile_row_bytes",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submodules=(
+        "loops",
+        "memory",
+        "pipeline",
+        "tensor_cores",
+        "recipes",
+        "rules",
+        "workloads",
+        "tiles",
+        "cost",
+        "isa",
+        "errors",
+    ),
+)

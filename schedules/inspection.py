@@ -10,6 +10,7 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+UNROLL_RING = "unroll_ring"  # on a pipelined loop: stages of the ring, whose turn is to be written out
 PIPELINE_STAGE = "software_pipeline_stage"
 SHARED_SCOPES = ("shared", "shared.dyn")
 

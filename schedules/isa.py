@@ -1,7 +1,7 @@
 """The instructions that schedules and kernels are made for: their shapes, and where they keep and read elements.
 
-Facts of the machine, once, as numbers and arithmetic: nothing here builds TensorIR. Functions of rows, columns and lanes
-take whole numbers and TVM's expressions alike. Source: NVIDIA's PTX ISA, sections "Data Movement and Conversion
+Facts of the machine, once, as numbers and arithmetic: nothing here builds TensorIR. Functions of rows and lanes take
+whole numbers and TVM's expressions alike. Source: NVIDIA's PTX ISA, sections "Data Movement and Conversion
 Instructions: cp.async", "Warp Level Matrix Multiply-Accumulate Instructions" (fragments of mma.m16n8k16, ldmatrix),
 "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions" (fragments, matrix descriptor, strides, 128-byte
 swizzle), "Tensor Memory Accelerator" and "TensorCore 5th Generation Family Instructions" (descriptors).

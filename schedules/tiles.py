@@ -1,7 +1,7 @@
 """Tiles: which part of a product one thread block computes, and how that is shared out among warps and threads.
 
-One frozen dataclass for each way of sharing out. In code a tile has named fields; on the command line, in records and in
-tables it is one text, the same fields in the same order, ``x`` inside a group and ``/`` between groups:
+One frozen dataclass for each way of sharing out. In code a tile has named fields; on the command line, in records and
+in tables it is one text, the same fields in the same order, ``x`` inside a group and ``/`` between groups:
 
 ==================  ====================================================  ===============================
 tile                in code                                               as text
@@ -22,7 +22,7 @@ of it that one thread or warp computes; ``warpgroups`` how many share it, along 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -345,7 +345,7 @@ class WarpTile(BlockTile):
         return (extra - self.block_k) % (2 * extra)
 
     def shared_scope(self, itemsize: int, stages: int = 1) -> str:
-        """Return "shared.dyn" with several slices, where TVM lets their sums take the operands' place; else as usual."""
+        """Return "shared.dyn" with several slices, whose sums TVM lets take the operands' place; else as usual."""
         return "shared.dyn" if self.slices > 1 else super().shared_scope(itemsize, stages)
 
 
@@ -457,3 +457,38 @@ class WarpgroupTile(BlockTile):
         if itemsize != 2:
             found.insert(0, f"elements of {itemsize} bytes, where this {self.INSTRUCTION} multiplies 16-bit ones")
         return found
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A tile with its stages: how many k tiles of both operands a block keeps in shared memory."""
+
+    tile: BlockTile
+    stages: int
+
+
+@dataclass(frozen=True)
+class TileSet:
+    """The tiles that a step takes, and which of them are chosen among. Steps that are tiled alike share one.
+
+    Without measuring, :func:`schedules.cost.choose` takes one of ``choices`` by ``cost`` (by default
+    :func:`schedules.cost.block_tile_cost`), or the ``default``. ``best`` are those that ``--tile best`` measures, and
+    ``tuning`` those that ``tune`` does, in likely order.
+    """
+
+    default: Choice
+    choices: tuple[Choice, ...]
+    best: tuple[BlockTile, ...]
+    tuning: tuple[BlockTile, ...]
+    cost: Callable[..., float] | None = None
+
+    @classmethod
+    def of(cls, *choices: Choice, more: Iterable[BlockTile] = (), cost: Callable[..., float] | None = None) -> Self:
+        """Make a set of ``choices``, the first of which is the default; ``more`` are for tuning only."""
+        best = tuple(dict.fromkeys(choice.tile for choice in choices))
+        return cls(choices[0], choices, best, (*best, *more), cost)
+
+    @property
+    def kind(self) -> type[BlockTile]:
+        """The family that all its tiles belong to."""
+        return type(self.default.tile)

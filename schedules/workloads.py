@@ -12,6 +12,7 @@ import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import tvm_ffi
 from tvm import te, tirx
 
 from tensorir_ladder.schedules.errors import IllegalWorkload
@@ -64,6 +65,11 @@ class Matmul:
     def flops(self) -> int:
         """Floating-point operations: 2·m·n·k."""
         return 2 * self.m * self.n * self.k
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the operands."""
+        return int(tvm_ffi.dtype(self.dtype).itemsize)
 
     @property
     def shape(self) -> str:

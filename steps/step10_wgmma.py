@@ -24,58 +24,124 @@ What to expect: larger tiles multiply more per element brought; small products h
 from __future__ import annotations
 
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 
-from tensorir_ladder.schedules.memory.alignment import align_operands, worthwhile_row_bytes
-from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
-from tensorir_ladder.schedules.tensor_cores.warpgroup import (
-    WarpgroupContraction,
+from tensorir_ladder.schedules.cost import parts_for
+from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
+from tensorir_ladder.schedules.memory import (
+    accumulate_in_registers,
+    align_operands,
+    initialize_before,
+    worthwhile_row_bytes,
+)
+from tensorir_ladder.schedules.pipeline import hide_reads
+from tensorir_ladder.schedules.recipes import add_parts, split_reduction
+from tensorir_ladder.schedules.tensor_cores import (
+    FRAGMENT,
+    bind_warpgroups,
+    instruction_for,
+    lay_out_accumulators,
     multiply_by_wgmma,
     pipeline_warpgroups,
-    stage_for_warpgroups,
+    spread_fragment,
+    stage_in_panels,
+    store_by_rows,
+    tile_for_warpgroups,
 )
+from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import WARPGROUP_TILES, StepConfig
-
-IN_FLIGHT = {"rows": 1, "whole": 1, "in_flight": 1, "awaited": 0}
-VARIANTS = tuple(IN_FLIGHT)
-FEWEST_STAGES = {variant: tiles + 2 for variant, tiles in IN_FLIGHT.items()}
-SPLIT, BY_ROWS = ("rows",), ("rows", "whole")
-NEEDS_ASYNC_COPY = VARIANTS
-PIPELINED = True
-DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
-TILES = WARPGROUP_TILES
-STAGES, TUNING_STAGES = 4, (4, 6)
+from tensorir_ladder.steps.step import Config, Step, Variant
 
 
-def pipelined(problem: Matmul, config: StepConfig) -> tuple[Schedule, WarpgroupContraction]:
-    """Tiles, panels, ring and epilogue, with the multiplication still as loops."""
-    sch, tile = Schedule(problem.prim_func()), config.tile
-    block = sch.get_sblock("matmul")
-    parts = config.parts(problem) if config.variant in SPLIT else 1
-    rounded, lines = (tile.block_m, tile.block_n, tile.block_k * parts), worthwhile_row_bytes(sch, block)
-    align_operands(sch, block, rounded, row_bytes=lines, vector_bytes=16, rounds=2)
-    if parts > 1:
-        split = split_reduction(sch, block, parts, tile.block_k)
-        add_parts(sch, split)
-        block = split.partial
+def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Schedule:
+    """Multiply by warpgroups, pipelined around wgmma; ``tensorize=False`` leaves the multiplication as loops."""
+    sch = Schedule(problem.prim_func())
+    tile, parts = config.tile, parts_of(problem, config)
+    block = align_and_split(sch, config, parts)
+    instruction = instruction_for(sch, block, tile)
+    *part, _, _, reduction = sch.get_loops(block)
+    k_tiles = 2 if int(sch.get(reduction).extent) <= tile.block_k else 1  # so that there is a loop to pipeline
+    pad_to_tile(sch, block, [*(1 for _ in part), tile.block_m, tile.block_n, tile.block_k * k_tiles])
+    *part, rows, columns, reduction = sch.get_loops(block)
+    loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
+    grid = bind_grid(sch, [*part, *raster_blocks(sch, loops.block_row, loops.block_column, 8)])
+    group = bind_warpgroups(sch, loops)
+    write_back = accumulate_in_registers(sch, block, group, FRAGMENT)
+    lay_out_accumulators(sch, block, instruction)
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
-    by_rows = parts == 1 and config.variant in BY_ROWS and problem.m >= tile.block_m and problem.n >= tile.block_n
-    staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows)
-    in_flight, short = IN_FLIGHT[config.variant], config.k_tiles(problem) <= config.stages
-    pipeline_warpgroups(sch, staged, max(config.stages, in_flight + 2) if short else config.stages, in_flight)
-    return sch, staged
+    whole_tiles = problem.m >= tile.block_m and problem.n >= tile.block_n
+    if config.variant in ("rows", "whole") and parts == 1 and whole_tiles:
+        store_by_rows(sch, write_back, grid, tile.threads)
+    spread_fragment(sch, write_back, group, vectorize=True)
+    for operand in (0, 1):
+        stage_in_panels(sch, block, operand, loops.k_outer, tile.threads)
+    spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
+    hide_reads(sch, block)  # the instruction's, which reads shared memory by itself
 
-
-def schedule_before_tensorization(problem: Matmul, config: StepConfig) -> Schedule:
-    """What can be verified without a GPU: everything but the instruction, as TensorIR."""
-    return pipelined(problem, config)[0]
-
-
-def schedule(problem: Matmul, config: StepConfig) -> Schedule:
-    """A product by warpgroups, pipelined around wgmma."""
-    sch, staged = pipelined(problem, config)
-    multiply_by_wgmma(sch, staged)
+    in_flight = 0 if config.variant == "awaited" else 1  # multiplications that nobody has waited for
+    enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
+    pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
+    if tensorize:
+        multiply_by_wgmma(sch, loops, instruction)
     return sch
+
+
+def schedule_for_cpu(problem: Matmul, config: Config) -> Schedule:
+    """Make everything but the instruction, as TensorIR: what can be verified without a GPU."""
+    return schedule(problem, config, tensorize=False)
+
+
+def parts_of(problem: Matmul, config: Config) -> int:
+    """Return into how many parts the reduction goes: 1, unless the variant splits and tiles are too few for the GPU."""
+    splits = STEP.variant(config.variant).splits_k
+    return parts_for(problem, Choice(config.tile, config.stages), config.machine) if splits else 1
+
+
+def align_and_split(sch: Schedule, config: Config, parts: int) -> SBlockRV:
+    """Copy rows that are unaligned to aligned ones first, and cut the reduction in parts; returns the block to tile."""
+    block, tile = sch.get_sblock("matmul"), config.tile
+    row_bytes = worthwhile_row_bytes(sch, block, config.machine.rates)
+    rounded = (tile.block_m, tile.block_n, tile.block_k * parts)
+    align_operands(sch, block, rounded, row_bytes=row_bytes, vector_bytes=16, rounds=2)
+    if parts == 1:
+        return block
+    split = split_reduction(sch, block, parts, tile.block_k)
+    add_parts(sch, split)
+    return split.partial
+
+
+# The default has the widest instruction, and two warpgroups that share B. Three warpgroups bring the least per
+# multiplication; smaller tiles leave room for two blocks to a multiprocessor, or fill more of them.
+TILES = TileSet.of(
+    Choice(WarpgroupTile(block=(128, 256, 64), warpgroups=(2, 1)), stages=4),
+    Choice(WarpgroupTile(block=(64, 128, 64), warpgroups=(1, 1)), stages=6),
+    Choice(WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1)), stages=6),
+    more=(
+        WarpgroupTile(block=(256, 128, 64), warpgroups=(2, 1)),
+        WarpgroupTile(block=(256, 128, 64), warpgroups=(4, 1)),
+        WarpgroupTile(block=(128, 128, 64), warpgroups=(2, 1)),
+        WarpgroupTile(block=(128, 64, 64), warpgroups=(2, 1)),
+        WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)),
+    ),
+)
+HALVES = ("float16", "bfloat16")
+STEP = Step(
+    number=10,
+    topic="wgmma",
+    text=__doc__,
+    schedule=schedule,
+    schedule_for_cpu=schedule_for_cpu,
+    tiles=TILES,
+    stages=4,
+    tuning_stages=(4, 6),
+    pipelined=True,
+    variants=(
+        Variant("rows", dtypes=HALVES, needs_async_copy=True, fewest_stages=3, splits_k=True),
+        Variant("whole", dtypes=HALVES, needs_async_copy=True, fewest_stages=3),
+        Variant("in_flight", dtypes=HALVES, needs_async_copy=True, fewest_stages=3),
+        Variant("awaited", dtypes=HALVES, needs_async_copy=True, fewest_stages=2),
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -31,24 +31,49 @@ from __future__ import annotations
 from tvm import tirx
 
 from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.tiles import RING_CHOICES, HopperTile
 from tensorir_ladder.kernels.tma import unreadable
 from tensorir_ladder.kernels.tma_ring import tma_ring
+from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import HOPPER_TILES, StepConfig
-
-VARIANTS = ("tma_store", "direct", "bounded")
-DEBUG_VARIANTS = ("bounded",)
-REFUSES = unreadable
-PIPELINED = True
-DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
-TILES = HOPPER_TILES
-STAGES, TUNING_STAGES = 4, (3, 4, 5, 6)
+from tensorir_ladder.steps.step import Config, Step, Variant
 
 
-def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
-    """The product by a ring of ``config.stages`` slots; with time stamps if asked for."""
+def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
+    """Multiply by a ring of ``config.stages`` stages; with time stamps if asked for."""
     choices = {"tma_store": config.variant != "direct", "bounded": config.variant == "bounded"}
     return tma_ring(problem, config.tile, config.stages, **choices, stamps=stamps)
+
+
+# Step 10's block tiles in the same order, and their warpgroups.
+TILES = TileSet.of(
+    *RING_CHOICES,
+    more=(
+        HopperTile(block=(256, 128, 64), warpgroups=(2, 1)),
+        HopperTile(block=(128, 256, 64), warpgroups=(1, 2)),
+        HopperTile(block=(128, 128, 128), warpgroups=(2, 1)),
+        HopperTile(block=(128, 192, 64), warpgroups=(2, 1)),
+        HopperTile(block=(64, 256, 64), warpgroups=(1, 1)),
+    ),
+)
+HALVES = ("float16", "bfloat16")
+STEP = Step(
+    number=11,
+    topic="tma_ring",
+    text=__doc__,
+    kernel=kernel,
+    stamped=True,
+    tiles=TILES,
+    stages=4,
+    tuning_stages=(3, 4, 5, 6),
+    pipelined=True,
+    refuses=unreadable,
+    variants=(
+        Variant("tma_store", dtypes=HALVES, modelled=True),
+        Variant("direct", dtypes=HALVES, modelled=True),
+        Variant("bounded", dtypes=HALVES, debug=True),
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -26,26 +26,45 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from tensorir_ladder.kernels.roles import FEWEST_STAGES as FEWEST
+from tensorir_ladder.kernels.roles import FEWEST_STAGES
 from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.stream import role_cost
+from tensorir_ladder.kernels.tiles import ROLE_CHOICES, RoleTile
 from tensorir_ladder.kernels.tma import unreadable
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
+from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import ROLE_TILES, StepConfig
-
-VARIANTS = ("roles", "bounded")
-FEWEST_STAGES = dict.fromkeys(VARIANTS, FEWEST)
-DEBUG_VARIANTS = ("bounded",)
-REFUSES = unreadable
-PIPELINED = True
-DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
-TILES = ROLE_TILES
-STAGES, TUNING_STAGES = 4, (3, 4, 6, 8)
+from tensorir_ladder.steps.step import Config, Step, Variant
 
 
-def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
-    """The product by warpgroups with roles, and a ring of ``config.stages`` slots; with time stamps if asked for."""
+def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
+    """Multiply by warpgroups with roles, and a ring of ``config.stages`` stages; with time stamps if asked for."""
     return warp_specialized(problem, config.tile, config.stages, bounded=config.variant == "bounded", stamps=stamps)
+
+
+MORE_TILES = (
+    RoleTile(block=(256, 128, 64), warpgroups=(2, 1)),
+    RoleTile(block=(128, 64, 64), warpgroups=(2, 1)),
+    RoleTile(block=(64, 256, 64), warpgroups=(1, 1)),
+    RoleTile(block=(128, 192, 64), warpgroups=(2, 1)),
+)
+HALVES = ("float16", "bfloat16")
+STEP = Step(
+    number=12,
+    topic="warp_specialization",
+    text=__doc__,
+    kernel=kernel,
+    stamped=True,
+    tiles=TileSet.of(*ROLE_CHOICES, more=MORE_TILES, cost=role_cost),
+    stages=4,
+    tuning_stages=(3, 4, 6, 8),
+    pipelined=True,
+    refuses=unreadable,
+    variants=(
+        Variant("roles", dtypes=HALVES, fewest_stages=FEWEST_STAGES),
+        Variant("bounded", dtypes=HALVES, fewest_stages=FEWEST_STAGES, debug=True),
+    ),
+)
 
 
 if __name__ == "__main__":

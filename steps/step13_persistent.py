@@ -31,32 +31,51 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from tensorir_ladder.kernels.persistent import persistent
-from tensorir_ladder.kernels.roles import FEWEST_STAGES as FEWEST
+from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
+from tensorir_ladder.kernels.roles import FEWEST_STAGES
 from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.stream import cut_role_cost
+from tensorir_ladder.kernels.tiles import ROLE_CHOICES
 from tensorir_ladder.kernels.tma import straddles_lines, unreadable
+from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import PERSISTENT_TILES, StepConfig
-from tensorir_ladder.torch_ops.choice import cluster_blocks
-
-VARIANTS = ("stream", "overlapped", "whole", "multicast", "bounded")
-FEWEST_STAGES = dict.fromkeys(VARIANTS, FEWEST)
-DEBUG_VARIANTS = ("bounded",)
-REFUSES = unreadable
-PIPELINED = True
-DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
-TILES = PERSISTENT_TILES
-STAGES, TUNING_STAGES = 4, (3, 4, 6, 8)
+from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step12_warp_specialization import MORE_TILES
 
 
-def kernel(problem: Matmul, config: StepConfig, stamps: Stamps | None = None) -> tirx.PrimFunc:
-    """The product by persistent blocks, and a ring of ``config.stages`` slots; with time stamps if asked for."""
-    variant = config.variant
-    choices = {"stream": variant != "whole", "bounded": variant == "bounded", "overlapped": variant == "overlapped"}
-    blocks = cluster_blocks(problem, config.tile, variant == "multicast" or straddles_lines(problem))
-    tile, multiprocessors = config.tile, config.multiprocessors
-    sharing = {"multiprocessors": multiprocessors, "blocks": blocks, "stamps": stamps}
-    return persistent(problem, tile, config.stages, **sharing, **choices)
+def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
+    """Multiply by persistent blocks, and a ring of ``config.stages`` stages; with time stamps if asked for."""
+    variant, shared = config.variant, config.variant == "multicast" or straddles_lines(problem)
+    return persistent(
+        problem,
+        config.tile,
+        config.stages,
+        multiprocessors=config.machine.multiprocessors,
+        blocks=cluster_blocks(problem, config.tile, shared),
+        stream=variant != "whole",
+        overlapped=variant == "overlapped",
+        bounded=variant == "bounded",
+        stamps=stamps,
+    )
+
+
+HALVES = ("float16", "bfloat16")
+STEP = Step(
+    number=13,
+    topic="persistent",
+    text=__doc__,
+    kernel=kernel,
+    stamped=True,
+    tiles=TileSet.of(*ROLE_CHOICES, more=MORE_TILES, cost=cut_role_cost),
+    stages=4,
+    tuning_stages=(3, 4, 6, 8),
+    pipelined=True,
+    refuses=unreadable,
+    variants=tuple(
+        Variant(name, dtypes=HALVES, fewest_stages=FEWEST_STAGES, debug=name == "bounded")
+        for name in ("stream", "overlapped", "whole", "multicast", "bounded")
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -34,26 +34,46 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from tensorir_ladder.kernels.blackwell import BlackwellTile
 from tensorir_ladder.kernels.tcgen05_ring import tcgen05_ring
 from tensorir_ladder.kernels.tma import unreadable
+from tensorir_ladder.schedules.tiles import Choice, TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import BLACKWELL_TILES, StepConfig
-
-ARCH = BLACKWELL_TILES.kind.ARCH
-VERIFIED_ON = ()  # nothing has run it yet
-VARIANTS = ("ring", "warp_specialized", "bounded")
-DEBUG_VARIANTS = ("bounded",)
-PIPELINED = True
-DTYPES = dict.fromkeys(VARIANTS, ("float16", "bfloat16"))
-TILES = BLACKWELL_TILES
-REFUSES = unreadable
-STAGES, TUNING_STAGES = 4, (3, 4, 5, 6)
+from tensorir_ladder.steps.step import Config, Step, Variant
 
 
-def kernel(problem: Matmul, config: StepConfig) -> tirx.PrimFunc:
-    """The product by a ring of ``config.stages`` slots."""
+def kernel(problem: Matmul, config: Config) -> tirx.PrimFunc:
+    """Multiply by a ring of ``config.stages`` stages."""
     choices = {"specialized": config.variant == "warp_specialized", "bounded": config.variant == "bounded"}
     return tcgen05_ring(problem, config.tile, config.stages, **choices)
+
+
+# Nothing of this family has been measured: the order is Hopper's.
+TILES = TileSet.of(
+    Choice(BlackwellTile(block=(128, 256, 64)), stages=4),
+    Choice(BlackwellTile(block=(128, 128, 64)), stages=6),
+    Choice(BlackwellTile(block=(128, 64, 64)), stages=6),
+    more=(BlackwellTile(block=(128, 192, 64)), BlackwellTile(block=(128, 128, 128))),
+)
+HALVES = ("float16", "bfloat16")
+STEP = Step(
+    number=14,
+    topic="blackwell",
+    text=__doc__,
+    kernel=kernel,
+    tiles=TILES,
+    stages=4,
+    tuning_stages=(3, 4, 5, 6),
+    pipelined=True,
+    arch=BlackwellTile.ARCH,
+    never_run=True,
+    refuses=unreadable,
+    variants=(
+        Variant("ring", dtypes=HALVES),
+        Variant("warp_specialized", dtypes=HALVES),
+        Variant("bounded", dtypes=HALVES, debug=True),
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -16,22 +16,33 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules.loops.tiling import bind_elements
-from tensorir_ladder.schedules.memory.staging import accumulate_in_registers, initialize_before
+from tensorir_ladder.schedules.loops import bind_elements
+from tensorir_ladder.schedules.memory import accumulate_in_registers, initialize_before
+from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import StepConfig
+from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
-VARIANTS = ("default",)
 
-
-def schedule(problem: Matmul, config: StepConfig) -> Schedule:
-    """One output per thread; of the tile only the number of threads matters."""
+def schedule(problem: Matmul, config: Config) -> Schedule:
+    """Give each output a thread of its own; of the tile only the number of threads matters."""
     sch = Schedule(problem.prim_func())
     block = sch.get_sblock("matmul")
     loops = bind_elements(sch, block, config.tile.threads)
     accumulate_in_registers(sch, block, loops.thread_column)
     initialize_before(sch, block, sch.get_loops(block)[-1])
     return sch
+
+
+STEP = Step(
+    number=1,
+    topic="naive",
+    text=__doc__,
+    schedule=schedule,
+    tiles=THREAD_TILES,
+    tile_built=ThreadTile.one_output_per_thread,
+    variants=(Variant("default"),),
+)
 
 
 if __name__ == "__main__":

@@ -20,18 +20,51 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules.recipes.contraction import stage_contraction
+from tensorir_ladder.schedules.loops import (
+    bind_grid,
+    bind_threads,
+    pad_to_tile,
+    tile_contraction,
+    vectorize_write_back,
+)
+from tensorir_ladder.schedules.memory import (
+    accumulate_in_registers,
+    fetch_cooperatively,
+    initialize_before,
+    inline_data_movement,
+    stage_in_shared,
+)
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import StepConfig
+from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
-VARIANTS = ("default",)
 
-
-def schedule(problem: Matmul, config: StepConfig) -> Schedule:
-    """Step 3 with copies and write-back as wide as alignment allows."""
+def schedule(problem: Matmul, config: Config) -> Schedule:
+    """Make step 3's copies and write-back as wide as alignment allows."""
     sch = Schedule(problem.prim_func())
-    stage_contraction(sch, sch.get_sblock("matmul"), config.tile, vectorize=True)
+    block, tile = sch.get_sblock("matmul"), config.tile
+    pad_to_tile(sch, block, tile.block)  # ragged edges are filled up with zeros on the way to shared memory
+    loops = tile_contraction(sch, *sch.get_loops(block), tile)
+    bind_grid(sch, [loops.block_row, loops.block_column])
+    bind_threads(sch, loops.thread_row, loops.thread_column)
+    write_back = accumulate_in_registers(sch, block, loops.thread_column)
+    vectorize_write_back(sch, write_back, loops.thread_column)
+    for operand in (0, 1):
+        copy = stage_in_shared(sch, block, operand, loops.k_outer)
+        inline_data_movement(sch, copy)
+        fetch_cooperatively(sch, copy, loops.k_outer, tile.threads, vectorize=True)
+    initialize_before(sch, block, loops.k_outer)
     return sch
+
+
+STEP = Step(
+    number=4,
+    topic="vectorization",
+    text=__doc__,
+    schedule=schedule,
+    tiles=THREAD_TILES,
+    variants=(Variant("default"),),
+)
 
 
 if __name__ == "__main__":

@@ -16,26 +16,71 @@ tile gets its speed. Factors: none, 4, 8, 16, 32, full; one beyond block_k means
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules.loops.unrolling import unroll_loop
+from tensorir_ladder.schedules.loops import (
+    bind_grid,
+    bind_threads,
+    pad_to_tile,
+    tile_contraction,
+    unroll_loop,
+    vectorize_write_back,
+)
+from tensorir_ladder.schedules.memory import (
+    accumulate_in_registers,
+    fetch_cooperatively,
+    initialize_before,
+    inline_data_movement,
+    stage_in_shared,
+    stage_through_registers,
+)
+from tensorir_ladder.schedules.pipeline import pipeline_loop
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps import step5_pipelining
-from tensorir_ladder.steps.config import StepConfig
-
-FACTORS = {"full": None, "none": 1, "unroll4": 4, "unroll8": 8, "unroll16": 16, "unroll32": 32}
-VARIANTS = tuple(FACTORS)
-PIPELINED = True
+from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.thread_tiles import THREAD_TILES, TUNING_STAGES
 
 
-def schedule(problem: Matmul, config: StepConfig) -> Schedule:
-    """Step 5's default variant with its k_inner loop unrolled by the variant's factor."""
-    before = step5_pipelining.VARIANTS[0] if config.async_copy else step5_pipelining.WITHOUT_ASYNC_COPY
-    sch, staged = step5_pipelining.pipelined(problem, replace(config, variant=before))
-    unroll_loop(sch, staged.loops.k_inner, FACTORS[config.variant])
+def schedule(problem: Matmul, config: Config) -> Schedule:
+    """Unroll the k_inner loop of step 5's default form by the variant's factor."""
+    scope = config.tile.shared_scope(problem.itemsize, config.stages_of(problem))
+    sch = Schedule(problem.prim_func())
+    block, tile = sch.get_sblock("matmul"), config.tile
+    pad_to_tile(sch, block, tile.block)  # ragged edges are filled up with zeros on the way to shared memory
+    loops = tile_contraction(sch, *sch.get_loops(block), tile)
+    bind_grid(sch, [loops.block_row, loops.block_column])
+    bind_threads(sch, loops.thread_row, loops.thread_column)
+    write_back = accumulate_in_registers(sch, block, loops.thread_column)
+    vectorize_write_back(sch, write_back, loops.thread_column)
+    for operand in (0, 1):
+        copy = stage_in_shared(sch, block, operand, loops.k_outer, scope)
+        load = None if config.machine.has_cp_async else stage_through_registers(sch, copy, loops.k_outer)
+        inline_data_movement(sch, load or copy)
+        fetch_cooperatively(sch, copy, loops.k_outer, tile.threads, vectorize=True, load=load)
+    initialize_before(sch, block, loops.k_outer)
+    pipeline_loop(sch, loops.k_outer, config.stages, async_copy=config.machine.has_cp_async)
+
+    unroll_loop(sch, loops.k_inner, STEP.variant(config.variant).unroll)
     return sch
+
+
+STEP = Step(
+    number=6,
+    topic="unrolling",
+    text=__doc__,
+    schedule=schedule,
+    tiles=THREAD_TILES,
+    stages=3,
+    tuning_stages=TUNING_STAGES,
+    pipelined=True,
+    variants=(
+        Variant("full", unroll=None, modelled=True),
+        Variant("none", unroll=1),
+        Variant("unroll4", unroll=4),
+        Variant("unroll8", unroll=8),
+        Variant("unroll16", unroll=16),
+        Variant("unroll32", unroll=32),
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -35,42 +35,102 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules.loops.unrolling import unroll_loop
-from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.memory.alignment import align_operands
-from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipeline_reads
-from tensorir_ladder.schedules.recipes.warp_tiling import stage_for_warps
+from tensorir_ladder.schedules.loops import (
+    add_slices,
+    bind_grid,
+    bind_warps,
+    interleave_lanes,
+    pad_to_tile,
+    raster_blocks,
+    sum_slices,
+    tile_for_warps,
+    unroll_loop,
+    vectorize_write_back,
+    walk_serpentine,
+)
+from tensorir_ladder.schedules.memory import (
+    accumulate_in_registers,
+    align_operands,
+    initialize_before,
+    read_through_registers,
+    stage_in_padded,
+)
+from tensorir_ladder.schedules.pipeline import pipeline_loop, pipeline_reads
+from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import WARP_TILES, StepConfig
-
-FORMS = {
-    "serpentine": {},
-    "row_order": {"serpentine": False},
-    "unpadded": {"pad": False},
-    "no_raster": {"raster": 1},
-    "in_turn": {},
-}
-VARIANTS = tuple(FORMS)
-NEEDS_ASYNC_COPY = VARIANTS
-PIPELINED = True
-TILES = WARP_TILES
-STAGES = 3
-TUNING_STAGES = (2, 3, 4)
-DTYPES = dict.fromkeys(VARIANTS, ("float32",))
+from tensorir_ladder.steps.step import Config, Step, Variant
 
 
-def schedule(problem: Matmul, config: StepConfig) -> Schedule:
-    """A product by warps, its ring filled by cp.async, with one barrier per k tile."""
+def schedule(problem: Matmul, config: Config) -> Schedule:
+    """Give each warp a tile of its own, and its lanes operands in registers; cp.async fills a ring of stages."""
     sch = Schedule(problem.prim_func())
-    align_operands(sch, sch.get_sblock("matmul"), config.tile.block)
-    slots = min(config.stages, config.k_tiles(problem))
-    scope = config.tile.shared_scope(dtype_bytes(problem.dtype), slots)
-    staged = stage_for_warps(sch, sch.get_sblock("matmul"), config.tile, scope=scope, **FORMS[config.variant])
-    wanted = config.tile.steps_ahead > 0 and config.variant != "in_turn"
-    ahead = wanted and pipeline_reads(sch, staged.k_inner, slots)
-    unroll_loop(sch, staged.k_inner)
-    pipeline_loop(sch, staged.k_outer, slots, slots > 1, one_barrier=slots > 1, fill_ahead=ahead)
+    block, tile, variant = sch.get_sblock("matmul"), config.tile, config.variant
+    stages = config.stages_of(problem)
+    scope = tile.shared_scope(problem.itemsize, stages)
+    align_operands(
+        sch, block, tile.block
+    )  # rows that cp.async cannot copy in vectors are brought to aligned ones first
+    pad_to_tile(sch, block, tile.block)
+    loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes), tile)
+    sums, loops = sum_slices(sch, block, loops, scope)
+    rows_together = 1 if variant == "no_raster" else 8
+    grid = bind_grid(sch, raster_blocks(sch, loops.block_row, loops.block_column, rows_together))
+    lane = bind_warps(sch, loops)
+    if variant != "row_order":
+        walk_serpentine(sch, loops.row)
+    write_back = accumulate_in_registers(sch, sums, lane)
+    vectorize_write_back(sch, write_back, lane, unroll_scalars=True)
+    if tile.slices > 1:
+        add_slices(sch, block, grid, warps=tile.threads[0])
+    for operand in (0, 1):
+        stage_in_padded(sch, sums, operand, loops.k_outer, tile.threads, scope, pad=variant != "unpadded")
+    for operand in (0, 1):
+        read_through_registers(sch, sums, operand, loops.k_inner)
+    initialize_before(sch, sums, loops.k_outer)
+    reads_ahead = tile.steps_ahead > 0 and variant != "in_turn" and pipeline_reads(sch, loops.k_inner, stages)
+    unroll_loop(sch, loops.k_inner)
+    pipeline_loop(sch, loops.k_outer, stages, stages > 1, one_barrier=stages > 1, fill_ahead=reads_ahead)
     return sch
+
+
+# In exploratory sweeps on an H200, not kept here, threads with 8x16 outputs that read operands ahead were fastest from
+# 2048 on, with k tiles of 16: those of 32, written out, make warps wait for instructions. Two such blocks fill a
+# multiprocessor's registers, as do four of 64x128 with 8x8. Below that, blocks are too few, and slices put more warps
+# to work on each.
+TILES = TileSet.of(
+    Choice(WarpTile(block=(128, 128, 16), warp=(32, 128), thread=(8, 16)), stages=3),
+    Choice(WarpTile(block=(64, 128, 32), warp=(32, 64), thread=(8, 8)), stages=2),
+    Choice(WarpTile(block=(32, 64, 32), warp=(32, 64), thread=(8, 8), slices=4), stages=4),
+    Choice(WarpTile(block=(32, 64, 64), warp=(32, 64), thread=(8, 8), slices=8), stages=3),
+    Choice(WarpTile(block=(16, 32, 64), warp=(16, 32), thread=(4, 4), slices=4), stages=3),
+    more=(
+        WarpTile(block=(128, 256, 16), warp=(32, 128), thread=(8, 16)),
+        WarpTile(block=(64, 128, 32), warp=(32, 128), thread=(8, 16), slices=2),
+        WarpTile(block=(64, 128, 64), warp=(32, 128), thread=(8, 16), slices=4),
+        WarpTile(block=(128, 128, 32), warp=(32, 64), thread=(8, 8)),
+        WarpTile(block=(64, 128, 32), warp=(32, 64), thread=(8, 8), slices=2),
+        WarpTile(block=(64, 64, 32), warp=(32, 64), thread=(8, 8), slices=4),
+        WarpTile(block=(128, 128, 32), warp=(64, 32), thread=(8, 8)),
+        WarpTile(block=(32, 32, 32), warp=(32, 32), thread=(8, 4), slices=4),
+        WarpTile(block=(32, 32, 64), warp=(32, 32), thread=(8, 4), slices=8),
+        WarpTile(block=(16, 32, 64), warp=(16, 32), thread=(4, 4), slices=8),
+        WarpTile(block=(16, 32, 32), warp=(16, 32), thread=(4, 4), slices=4),
+    ),
+)
+STEP = Step(
+    number=7,
+    topic="warp_tiling",
+    text=__doc__,
+    schedule=schedule,
+    tiles=TILES,
+    stages=3,
+    tuning_stages=(2, 3, 4),
+    pipelined=True,
+    variants=tuple(
+        Variant(name, dtypes=("float32",), needs_async_copy=True)
+        for name in ("serpentine", "row_order", "unpadded", "no_raster", "in_turn")
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -24,36 +24,77 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules.isa import TF32
-from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.tensor_cores.mma import TensorizedContraction, tensorize_contraction, use_instruction
+from tensorir_ladder.schedules.isa import MMA, TF32
+from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
+from tensorir_ladder.schedules.tensor_cores import (
+    accumulate_fragment,
+    load_fragments,
+    stage_in_swizzled,
+    tile_to_warps,
+    use_instruction,
+    zero_fragment,
+)
+from tensorir_ladder.schedules.tiles import Choice, TensorCoreTile, TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import TENSOR_CORE_TILES, StepConfig
+from tensorir_ladder.steps.step import Config, Step, Variant
 
-VARIANTS = ("default", "tf32")
-DTYPES = {"default": ("float16", "bfloat16"), "tf32": ("float32",)}
-MATH = {"tf32": "tf32"}
-TILES = TENSOR_CORE_TILES
+ROWS_TOGETHER = 2048  # of the result, in blocks side by side: 132 blocks of 128 x 128 are about a square then
 
 
-def contraction(problem: Matmul, config: StepConfig) -> tuple[Schedule, TensorizedContraction]:
-    """The schedule, all but the instructions."""
+def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Schedule:
+    """Multiply on tensor cores, without a pipeline; ``tensorize=False`` leaves the instructions' loops as they are."""
     sch = Schedule(problem.prim_func())
-    scope = config.tile.shared_scope(dtype_bytes(problem.dtype))
-    instruction = TF32 if config.variant == "tf32" else None
-    return sch, tensorize_contraction(sch, sch.get_sblock("matmul"), config.tile, scope=scope, instruction=instruction)
-
-
-def schedule_before_tensorization(problem: Matmul, config: StepConfig) -> Schedule:
-    """What can be verified without a GPU: everything but the instructions, as TensorIR."""
-    return contraction(problem, config)[0]
-
-
-def schedule(problem: Matmul, config: StepConfig) -> Schedule:
-    """The product on tensor cores, without a pipeline."""
-    sch, tensorized = contraction(problem, config)
-    use_instruction(sch, tensorized)
+    block, tile = sch.get_sblock("matmul"), config.tile
+    instruction = TF32 if config.variant == "tf32" else MMA[problem.dtype]
+    scope = tile.shared_scope(problem.itemsize)
+    pad_to_tile(sch, block, tile.block)
+    loops = tile_to_warps(sch, *sch.get_loops(block), tile, instruction)
+    bind_grid(sch, raster_blocks(sch, loops.block_row, loops.block_column, max(1, ROWS_TOGETHER // tile.block_m)))
+    accumulate_fragment(sch, block, loops, instruction)
+    for operand in (0, 1):
+        transposed = not instruction.transposes  # on the way to shared memory, since ldmatrix cannot
+        stage_in_swizzled(sch, block, operand, loops.k_outer, tile.threads, scope, k_last=transposed)
+    loads = [load_fragments(sch, block, operand, loops.k_step, instruction) for operand in (0, 1)]
+    for loop in (loops.k_step, loops.fragment_row, loops.fragment_column):
+        sch.unroll(loop)
+    zero_fragment(sch, block, loops)
+    if tensorize:
+        use_instruction(sch, loops, loads, instruction)
     return sch
+
+
+def schedule_for_cpu(problem: Matmul, config: Config) -> Schedule:
+    """Make everything but the instructions, as TensorIR: what can be verified without a GPU."""
+    return schedule(problem, config, tensorize=False)
+
+
+# Warp tiles of 64x64 load least from shared memory for each instruction among those that leave room for a second set of
+# fragments; those of 64x96 fit one set only. Small block tiles fill the GPU where outputs are few.
+TILES = TileSet.of(
+    Choice(TensorCoreTile(block=(128, 128, 64), warp=(64, 64)), stages=3),
+    Choice(TensorCoreTile(block=(128, 64, 64), warp=(64, 32)), stages=4),
+    Choice(TensorCoreTile(block=(64, 128, 64), warp=(32, 64)), stages=4),
+    Choice(TensorCoreTile(block=(64, 64, 64), warp=(32, 32)), stages=4),
+    more=(
+        TensorCoreTile(block=(128, 128, 32), warp=(64, 64)),
+        TensorCoreTile(block=(128, 256, 32), warp=(64, 64)),
+        TensorCoreTile(block=(256, 128, 32), warp=(64, 64)),
+        TensorCoreTile(block=(128, 64, 64), warp=(32, 32)),
+    ),
+)
+STEP = Step(
+    number=8,
+    topic="tensor_cores",
+    text=__doc__,
+    schedule=schedule,
+    schedule_for_cpu=schedule_for_cpu,
+    tiles=TILES,
+    stages=3,
+    variants=(
+        Variant("default", dtypes=("float16", "bfloat16")),
+        Variant("tf32", dtypes=("float32",), math="tf32"),
+    ),
+)
 
 
 if __name__ == "__main__":

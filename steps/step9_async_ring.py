@@ -28,47 +28,73 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules.isa import TF32
-from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipeline_reads
-from tensorir_ladder.schedules.tensor_cores.mma import TensorizedContraction, tensorize_contraction, use_instruction
+from tensorir_ladder.schedules.isa import MMA, TF32
+from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
+from tensorir_ladder.schedules.pipeline import pipeline_loop, pipeline_reads
+from tensorir_ladder.schedules.tensor_cores import (
+    accumulate_fragment,
+    load_fragments,
+    stage_in_swizzled,
+    tile_to_warps,
+    use_instruction,
+    zero_fragment,
+)
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import TENSOR_CORE_TILES, StepConfig
-
-VARIANTS = ("fragments", "shared", "any_m", "tf32")
-DTYPES = {variant: ("float32",) if variant == "tf32" else ("float16", "bfloat16") for variant in VARIANTS}
-PIPELINED = True
-NEEDS_ASYNC_COPY = VARIANTS
-MATH = {"tf32": "tf32"}
-TILES = TENSOR_CORE_TILES
-STAGES = 4
-TUNING_STAGES = (3, 4)
+from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step8_tensor_cores import ROWS_TOGETHER, TILES
 
 
-def contraction(problem: Matmul, config: StepConfig, any_m: bool) -> tuple[Schedule, TensorizedContraction]:
-    """The schedule, all but the instructions."""
-    sch = Schedule(problem.prim_func(any_m))
-    slots = min(config.stages, config.k_tiles(problem))
-    scope = config.tile.shared_scope(dtype_bytes(problem.dtype), slots)
-    form = {"scope": scope, "hide_reads": slots > 1, "instruction": TF32 if config.variant == "tf32" else None}
-    tensorized = tensorize_contraction(sch, sch.get_sblock("matmul"), config.tile, **form)
-    loops = tensorized.loops
-    ahead = config.variant != "shared" and pipeline_reads(sch, loops.k_step, slots)
-    if slots > 1:
-        pipeline_loop(sch, loops.k_outer, slots, True, one_barrier=True, unroll_ring=True, fill_ahead=ahead)
-    return sch, tensorized
-
-
-def schedule_before_tensorization(problem: Matmul, config: StepConfig) -> Schedule:
-    """What LLVM can verify: everything but the instructions; any_m with the rows fixed, as TVM's CPU passes need."""
-    return contraction(problem, config, any_m=False)[0]
-
-
-def schedule(problem: Matmul, config: StepConfig) -> Schedule:
-    """Step 8 with its k loop pipelined."""
-    sch, tensorized = contraction(problem, config, config.variant == "any_m")
-    use_instruction(sch, tensorized)
+def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Schedule:
+    """Pipeline step 8's k loops; ``tensorize=False`` leaves the instructions' loops as they are."""
+    # TVM's passes for the CPU need the rows fixed.
+    sch = Schedule(problem.prim_func(any_m=config.variant == "any_m" and tensorize))
+    block, tile = sch.get_sblock("matmul"), config.tile
+    instruction = TF32 if config.variant == "tf32" else MMA[problem.dtype]
+    stages = config.stages_of(problem)
+    scope = tile.shared_scope(problem.itemsize, stages)
+    pad_to_tile(sch, block, tile.block)
+    loops = tile_to_warps(sch, *sch.get_loops(block), tile, instruction)
+    bind_grid(sch, raster_blocks(sch, loops.block_row, loops.block_column, max(1, ROWS_TOGETHER // tile.block_m)))
+    accumulate_fragment(sch, block, loops, instruction)
+    for operand in (0, 1):
+        transposed = not instruction.transposes  # on the way to shared memory, since ldmatrix cannot
+        stage_in_swizzled(sch, block, operand, loops.k_outer, tile.threads, scope, k_last=transposed)
+    loads = [load_fragments(sch, block, operand, loops.k_step, instruction, stages > 1) for operand in (0, 1)]
+    for loop in (loops.k_step, loops.fragment_row, loops.fragment_column):
+        sch.unroll(loop)
+    zero_fragment(sch, block, loops)
+    # The idea: fragments are read a step ahead, shared memory is filled by cp.async some k tiles ahead.
+    reads_ahead = config.variant != "shared" and pipeline_reads(sch, loops.k_step, stages)
+    if stages > 1:
+        pipeline_loop(sch, loops.k_outer, stages, True, one_barrier=True, unroll_ring=True, fill_ahead=reads_ahead)
+    if tensorize:
+        use_instruction(sch, loops, loads, instruction)
     return sch
+
+
+def schedule_for_cpu(problem: Matmul, config: Config) -> Schedule:
+    """Make everything but the instructions, as TensorIR: what can be verified without a GPU."""
+    return schedule(problem, config, tensorize=False)
+
+
+HALVES = ("float16", "bfloat16")
+STEP = Step(
+    number=9,
+    topic="async_ring",
+    text=__doc__,
+    schedule=schedule,
+    schedule_for_cpu=schedule_for_cpu,
+    tiles=TILES,
+    stages=4,
+    tuning_stages=(3, 4),
+    pipelined=True,
+    variants=(
+        Variant("fragments", dtypes=HALVES, needs_async_copy=True),
+        Variant("shared", dtypes=HALVES, needs_async_copy=True),
+        Variant("any_m", dtypes=HALVES, needs_async_copy=True),
+        Variant("tf32", dtypes=("float32",), math="tf32", needs_async_copy=True),
+    ),
+)
 
 
 if __name__ == "__main__":

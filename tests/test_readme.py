@@ -40,8 +40,12 @@ def test_the_steps_table_says_what_the_steps_take():
         (step.number, step.name.split("_", 1)[1].replace("_", " ")) for step in find_steps().values()
     ]
     for (_, _, operands), step in zip(rows, find_steps().values()):
-        taken = {", ".join(step.dtypes(step.variants[0]))}
-        taken |= {f"variant {v}: {', '.join(step.dtypes(v))}" for v in step.variants if step.math(v) != "ieee"}
+        taken = {", ".join(step.variant(step.variant_names[0]).dtypes)}
+        taken |= {
+            f"variant {v}: {', '.join(step.variant(v).dtypes)}"
+            for v in step.variant_names
+            if step.variant(v).math != "ieee"
+        }
         assert set(operands.split("; ")) == taken, step.name
 
 

@@ -11,34 +11,27 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tvm import tirx
 from tvm.target import Target
 
 from tensorir_ladder.kernels.fused import PLAIN, Epilogue
-from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
 from tensorir_ladder.kernels.stream import plan_for, reckoned_cycles
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.kernels.tiles import RING_CHOICES, ROLE_CHOICES, HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
-from tensorir_ladder.kernels.wgmma import WarpgroupProduct
+from tensorir_ladder.schedules import tiles
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
 ITEMSIZE = 2
-# Tiles with their ring slots, large ones first; the steps choose among the same.
-RING_CHOICES = "128x256x64/2x1@4 128x128x64/2x1@6 64x128x64/1x1@6 64x64x64/1x1@6"
-ROLE_CHOICES = "128x256x64/2x1@4 128x128x64/2x1@6 64x128x64/1x1@8 64x64x64/1x1@8"
 # What a launch costs that begins only when the kernel before it has ended: 0.7 µs, the difference of rung 13's variants
 # from 256³ to 1024³ on an H200.
 LAUNCH_CYCLES = 1200
 BARRIER_CYCLES = 100  # of a k tile: a block barrier that nothing else on the multiprocessor hides
 TUNED = Path(__file__).parent / "tuned"
-
-
-def cluster_blocks(problem: Matmul, tile: RoleTile, wanted: bool) -> int:
-    """Blocks of a cluster that share their B tile: 2 where that is wanted and the tile can be shared, or else 1."""
-    return 2 if wanted and WarpgroupProduct.of(problem, tile).b.shares(2) else 1
 
 
 @dataclass(frozen=True)
@@ -76,8 +69,7 @@ class Rung:
     """
 
     number: int
-    kind: type[HopperTile]
-    choices: str
+    tiles: tuple[tiles.Choice, ...]
     build: Callable[[Matmul, HopperTile, int, Setting], tirx.PrimFunc]
     cuts: bool = False
     launch_cycles: int = LAUNCH_CYCLES
@@ -113,9 +105,9 @@ def _persistent(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) 
 RUNGS = {
     rung.number: rung
     for rung in (
-        Rung(13, RoleTile, ROLE_CHOICES, _persistent, cuts=True, launch_cycles=0),
-        Rung(12, RoleTile, ROLE_CHOICES, _roles, flexible=True),
-        Rung(11, HopperTile, RING_CHOICES, _ring, step_cycles=BARRIER_CYCLES),
+        Rung(13, ROLE_CHOICES, _persistent, cuts=True, launch_cycles=0),
+        Rung(12, ROLE_CHOICES, _roles, flexible=True),
+        Rung(11, RING_CHOICES, _ring, step_cycles=BARRIER_CYCLES),
     )
 }
 
@@ -128,12 +120,6 @@ class Choice:
     tile: HopperTile
     stages: int
 
-    @classmethod
-    def parse(cls, rung: Rung, text: str) -> Choice:
-        """A rung with what ``tile@slots`` says."""
-        tile, slots = text.split("@")
-        return cls(rung, rung.kind.parse(tile), int(slots))
-
     def __str__(self) -> str:
         return f"rung {self.rung.number}, {self.tile}, {self.stages} stages"
 
@@ -145,7 +131,7 @@ class Choice:
 def choices() -> Iterator[Choice]:
     """Every rung with each of its tiles."""
     for rung in RUNGS.values():
-        yield from (Choice.parse(rung, text) for text in rung.choices.split())
+        yield from (Choice(rung, each.tile, each.stages) for each in rung.tiles)
 
 
 def choose(problem: Matmul, machine: Machine, batch: int = 1, any_rows: bool = False) -> Choice:
@@ -189,8 +175,11 @@ def tuned(gpu: str) -> dict[tuple[int, int, int, str, str], Choice]:
     if not path.exists():
         return {}
     return {
-        (line["m"], line["n"], line["k"], line["dtype"], line["layout"]): Choice.parse(
-            RUNGS[line["rung"]], f"{line['tile']}@{line['stages']}"
-        )
+        (line["m"], line["n"], line["k"], line["dtype"], line["layout"]): _measured(line)
         for line in json.loads(path.read_text(encoding="utf-8"))
     }
+
+
+def _measured(line: dict[str, Any]) -> Choice:
+    rung = RUNGS[line["rung"]]
+    return Choice(rung, type(rung.tiles[0].tile).parse(line["tile"]), line["stages"])

@@ -9,7 +9,8 @@ from tensorir_ladder.harness.lab.microbench import BENCHMARKS
 from tensorir_ladder.harness.machines import MACHINES
 from tensorir_ladder.harness.models.rate_files import measured_gpus
 from tensorir_ladder.harness.peers import KINDS
-from tensorir_ladder.steps.registry import Step, find_steps
+from tensorir_ladder.steps.registry import find_steps
+from tensorir_ladder.steps.step import Step
 
 
 def add_options(_parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def run(_options: argparse.Namespace, _command: str) -> int:
     headings = ("step", "what", "variants (the first is the default)")
     table = new_table("Steps", headings, texts=headings)
     for step in find_steps().values():
-        table.add_row(step.name, step.title, ", ".join(step.variants))
+        table.add_row(step.name, step.title, ", ".join(step.variant_names))
     console().print(table)
     _print_tiles(list(find_steps().values()))
     print(f"architectures: {', '.join(MACHINES)}")
@@ -38,8 +39,8 @@ def _print_tiles(steps: list[Step]) -> None:
         own = [step for step in steps if step.tiles == family]
         pipelined = [step for step in own if step.pipelined]
         numbers = ", ".join(str(step.number) for step in own)
-        stages = f", {pipelined[-1].default_stages} stages" if pipelined else ""
-        print(f"steps {numbers}: tiles {family.kind.FORM}, default {family.default}{stages}")
+        stages = f", {pipelined[-1].stages} stages" if pipelined else ""
+        print(f"steps {numbers}: tiles {family.kind.FORM}, default {family.default.tile}{stages}")
         print(f"  --tile best chooses among {len(family.best)}: {', '.join(map(str, family.best))}")
         stages_tried = f", with {', '.join(map(str, pipelined[-1].tuning_stages))} stages" if pipelined else ""
         more = family.tuning[len(family.best) :]

@@ -12,10 +12,11 @@ from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands.show import warn
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, Machine, machine_for
 from tensorir_ladder.harness.peers import KINDS
+from tensorir_ladder.harness.tuning import STAGE_SET
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.workloads import DTYPES, LAYOUTS, Matmul
-from tensorir_ladder.steps.config import STAGE_SET
-from tensorir_ladder.steps.registry import Step, find_steps, get_step
+from tensorir_ladder.steps.registry import find_steps, get_step
+from tensorir_ladder.steps.step import Step
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
 CHOICES = ("default", "best", "tuned")  # of --tile, in place of a tile
@@ -112,7 +113,7 @@ def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False, se
         for shape in shapes_of(options, sizes)
         for step in steps
         for variant in _variants(step, options.variant, options.dtype, alone, machine.has_cp_async)
-        for problem in [problem_of(options, shape, step.dtypes(variant)[0])]
+        for problem in [problem_of(options, shape, step.variant(variant).dtypes[0])]
     ]
     return cases if options.step is not None else _without_lacking(cases)
 
@@ -203,7 +204,7 @@ def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str
         given = step.tiles.kind.parse(tile)
     except IllegalTile as refused:
         raise UsageError(f"--tile {tile!r} for {step.name}: {refused}") from None
-    return replace(case, tile=given, stages=stages or step.default_stages, tile_choice="given")
+    return replace(case, tile=given, stages=stages or step.stages, tile_choice="given")
 
 
 def _variants(step: Step, choice: str | None, dtype: str | None, alone: bool, has_cp_async: bool) -> list[str]:
@@ -213,17 +214,16 @@ def _variants(step: Step, choice: str | None, dtype: str | None, alone: bool, ha
     """
     default = step.default_variant(has_cp_async)
     if choice == "all" or (choice is None and alone):
-        wanted = dtype or step.dtypes(default)[0]
-        fitting = [variant for variant in step.variants if wanted in step.dtypes(variant)]
+        usual = step.variant(default)
+        fitting = [variant for variant in step.variants if (dtype or usual.dtypes[0]) in variant.dtypes]
         if choice is None:
-            alike = [variant for variant in fitting if step.math(variant) == step.math(default)]
-            fitting = [variant for variant in alike if variant not in step.debug_variants]
-        return [variant for variant in fitting if step.runs(variant, has_cp_async)] or [default]
+            fitting = [variant for variant in fitting if variant.math == usual.math and not variant.debug]
+        return [variant.name for variant in fitting if has_cp_async or not variant.needs_async_copy] or [default]
     if choice in (None, "default"):
         return [default]
     chosen = [name.strip() for name in choice.split(",")]
     for name in chosen:
-        step.check_variant(name)
+        step.variant(name)
     return chosen
 
 

@@ -34,7 +34,8 @@ from tensorir_ladder.harness.records import Record, check_writable, shape_text
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.registry import UnknownStep, find_steps
+from tensorir_ladder.steps.registry import find_steps
+from tensorir_ladder.steps.step import UnknownStep
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -47,7 +47,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     depths = numbers(options.stages or STAGES, "--stages")
     cases = list(dict.fromkeys(replace(case, stages=stages) for case in stamped for stages in depths))
     if options.stages is None:
-        cases = [case for case in cases if case.stages >= case.step.fewest_stages(case.variant)]
+        cases = [case for case in cases if case.stages >= case.form.fewest_stages]
     for case in cases:
         case.validate()
     return cases

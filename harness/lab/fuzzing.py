@@ -26,7 +26,8 @@ from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.tiles import BlockTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
-from tensorir_ladder.steps.registry import Step, find_steps
+from tensorir_ladder.steps.registry import find_steps
+from tensorir_ladder.steps.step import Step
 
 Choose = Callable[[Sequence[Any]], Any]
 REFUSALS = (IllegalSchedule, UnsupportedCase)
@@ -128,7 +129,7 @@ class Slot:
     def kind(self) -> tuple[int, str]:
         """The slot's step and variant: slots take all of them in turn, in a drawn order."""
         steps = find_steps()
-        kinds = [(number, variant) for number in self.steps for variant in steps[number].variants]
+        kinds = [(number, variant) for number in self.steps for variant in steps[number].variant_names]
         random.Random(self.seed).shuffle(kinds)
         return kinds[self.number % len(kinds)]
 
@@ -159,14 +160,14 @@ class Outcome:
 
 def draw_case(choose: Choose, step: Step, variant: str, place: Place) -> Case:
     """A case of a step's variant, of which every other part is chosen by ``choose(choices)``."""
-    tiles = (step.tiles.default, *step.tiles.tuning)
+    tiles = (step.tiles.default.tile, *step.tiles.tuning)
     # Of small tiles, more often: products have several of them, and reductions many k tiles.
     tile = choose((*tiles, *[tile for tile in tiles if tile.block_m == 64] * 2) if step.explicit else tiles)
     rows, columns, _ = place.largest(step, tile)
     m, n = choose(range(1, rows + 1)), _multiple(choose, step, columns)
     depth = place.largest(step, tile, m, n)[2]
     k = _multiple(choose, step, depth, depth * 3 // 4 if step.explicit and choose((False, True)) else 0)
-    problem = Matmul(m, n, k, choose(step.dtypes(variant)), choose(LAYOUTS))
+    problem = Matmul(m, n, k, choose(step.variant(variant).dtypes), choose(LAYOUTS))
     return Case(step, problem, variant, tile, place.machine(choose), choose(STAGES), "given")
 
 

@@ -87,14 +87,14 @@ def tile_work(case: Case) -> TileWork:
     threads = tile.threads[0] * tile.threads[1]
     warps = _warps(threads)
     multiply_adds = tile.thread_m * tile.thread_n * tile.block_k
-    written_out = case.variant == "full" or multiply_adds <= UNROLLED_BY_COMPILER
+    written_out = case.form.unroll is None or multiply_adds <= UNROLLED_BY_COMPILER
     # A thread's row of A lies along k: the loads of four steps become one where the steps are written out.
     row_width = 16 // itemsize if written_out else 1
     row_loads = tile.thread_m * tile.block_k / row_width
     column_loads = tile.block_k * math.ceil(tile.thread_n * itemsize / 16)
     lanes_n = min(tile.threads[1], 32)
     copies = math.ceil(tile.smem_bytes(itemsize) / 16 / threads)
-    turn = slots if "unrolled" in case.variant else 1
+    turn = slots if case.form.unrolled_ring else 1
     remainder = turn < slots and slots & (slots - 1) != 0
     return TileWork(
         slots=slots,
@@ -131,7 +131,7 @@ def _accesses(width: int, distinct: int) -> float:
 
 def has_one_barrier(case: Case) -> bool:
     """Whether a case's loop has the form with one barrier."""
-    return case.slots > 1 and case.variant.startswith("one_barrier")
+    return case.slots > 1 and case.form.one_barrier
 
 
 def path_ns(work: TileWork, rates: Rates) -> float:
@@ -251,11 +251,10 @@ def covered(case: Case) -> Rates:
 
 def _check_threads_copy(case: Case) -> None:
     variant = case.variant
-    forms = ("async", "one_barrier", "unrolled_ring", "one_barrier_unrolled", "full")
     if not isinstance(case.tile, ThreadTile):
         form = f"threads have tiles of their own, {ThreadTile.FORM}"
         raise NoForecast(f"{case.step.name}[{variant}]: only step 11, as it is timed, and steps whose {form}")
-    if not case.step.pipelined or variant not in forms or not case.machine.has_cp_async:
+    if not case.step.pipelined or not case.form.modelled or not case.machine.has_cp_async:
         raise NoForecast(f"{case.step.name}[{variant}] on {case.machine.arch}: only loops whose loads are cp.async")
     if case.problem.dtype != "float32":
         raise NoForecast(f"{case.problem.dtype}: only float32 operands")
@@ -270,7 +269,7 @@ def stage_counts(case: Case) -> list[int]:
     or from the fewest that the variant works with.
     """
     k_tiles = -(-case.problem.k // case.tile.block_k)
-    fewest = min(case.step.fewest_stages(case.variant), k_tiles)
+    fewest = min(case.form.fewest_stages, k_tiles)
     return list(range(fewest, max(fewest, min(DEEPEST, most_stages(case), k_tiles)) + 1))
 
 

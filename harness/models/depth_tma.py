@@ -38,7 +38,6 @@ NEEDED = (
 )
 # Of a multiprocessor of sm_90 in a clock: operations on 16-bit operands (a multiply-add is two), bytes from the L2.
 TENSOR_OPERATIONS, WIDTH_BYTES = 4096, 64
-VARIANTS = ("tma_store", "direct")
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class BlockWork:
 
 def covers(case: Case) -> bool:
     """Whether the case is step 11's kernel, without roles, in a form that is timed."""
-    return type(case.tile) is HopperTile and case.variant in VARIANTS
+    return type(case.tile) is HopperTile and case.form.modelled
 
 
 def block_work(case: Case, found: Resources, rates: Rates, barrier_ns: float) -> BlockWork:

@@ -1,4 +1,4 @@
-"""What was measured of one GPU, as data: ``harness/rates/ARCH-GPU.json``, written by ``python -m harness microbench``.
+"""Rates files: all that was measured of one GPU, as data (``torch_ops/rates/ARCH-GPU.json``).
 
 A file holds quantities; a quantity is one number, or several over something that was varied. Units are in the
 quantities' names.
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tensorir_ladder.harness.records import RecordError, read_text, write_atomically
+from tensorir_ladder.torch_ops import rates
 
-RATES = Path(__file__).resolve().parent / "rates"
+RATES = rates.FOLDER
 SCHEMA = 1
 NEEDED = ("copy_gb_s", "dram_latency_ns", "fp32_gflops", "sm_clock_mhz")  # the least that predictions take
 REMEDY = "restore it from git, or delete it and measure on that GPU: python -m harness microbench"

@@ -119,7 +119,7 @@ def bound(kernel: Kernel, time_ms: float) -> str:
         "memory": compulsory_bytes(case.problem) / machine.bandwidth_gb_s / 1e6,
     }
     if isinstance(case.tile, (ThreadTile, WarpTile)):
-        tile = case.tile.one_output_per_thread() if case.step.number < 3 else case.tile
+        tile = case.tile_built
         accesses = _wavefronts(case.problem.flops / 2, tile, machine.warp_size, dtype_bytes(case.problem.dtype))
         floors_ms["memory"] = max(floors_ms["memory"], accesses / (machine.sms * rates.sm_clock_mhz * 1e3))
     return _explained(floors_ms, time_ms)

@@ -1,0 +1,8 @@
+"""Cutting, padding, ordering and binding loops.
+
+``__init__.pyi`` lists the names; each is loaded when it is first used.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

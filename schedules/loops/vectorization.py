@@ -53,16 +53,20 @@ def vectorize_inner(sch: Schedule, loop: LoopRV, width: int) -> LoopRV:
     return outer
 
 
-def vectorize_write_back(sch: Schedule, write_back: SBlockRV, loop: LoopRV) -> int:
+def vectorize_write_back(sch: Schedule, write_back: SBlockRV, loop: LoopRV, unroll_scalars: bool = False) -> int:
     """Store a write-back's innermost loop under ``loop`` in the widest legal vectors; returns their width.
 
     See :func:`widest_vector`; a ragged or unaligned output gets narrower stores, openly. The width is 1
-    where the write-back has no loop of its own under ``loop`` (one element per thread).
+    where the write-back has no loop of its own under ``loop`` (one element per thread). ``unroll_scalars`` writes
+    out stores that are single: nvcc makes many copies of a loop whose stores have two conditions.
     """
     own_loops = loops_below(sch, write_back, loop)
     width = widest_vector(sch, write_back, own_loops[-1]) if own_loops else 1
     if own_loops:
         vectorize_inner(sch, own_loops[-1], width)
+    if unroll_scalars and width == 1:
+        for own in own_loops:
+            sch.unroll(own)
     return width
 
 

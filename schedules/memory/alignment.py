@@ -20,24 +20,19 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.cost import CostRates, copying_pays
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_extents, operand_regions
+from tensorir_ladder.schedules.isa import LINE_BYTES
 from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid
 from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes
 from tensorir_ladder.schedules.memory.staging import KEPT
 
-LINE_BYTES = 128
 # What a thread stores at once. 16 only where the caller passes workspaces in: TVM takes memory that a function
 # allocates itself, and only accesses in vectors of one width, for an array of these, and then fails on cp.async.
 STORED_BYTES = (4, 8, 16)
 MOST_LOADS = 4  # for one store
-
-# What copying to whole cache lines is reckoned with, from one H200: step 10 at 4096³ and, of rows that straddle lines,
-# at 4088³; and a copy's reads and writes together. A kernel in front is reckoned as the shortest that was measured.
-ALIGNED_TFLOPS, STRADDLING_TFLOPS = 731.0, 481.0
-COPY_GB_S = 4300.0
-LAUNCH_US = 3.0
 
 
 @dataclass(frozen=True)
@@ -54,33 +49,20 @@ def unaligned_operands(sch: Schedule, block: SBlockRV, row_bytes: int = VECTOR_B
     return [position for position, operand in enumerate(operands) if _row_bytes(operand) % row_bytes]
 
 
-def copying_pays(operations: float, copied_bytes: float, share: float = 1.0) -> bool:
-    """Whether a product is sooner done if operands whose rows straddle cache lines are copied to whole lines first.
+def worthwhile_row_bytes(sch: Schedule, block: SBlockRV, rates: CostRates) -> int:
+    """Return what :func:`align_operands` should align rows to: 128 bytes where copying pays, else the legal 16.
 
-    ::
-
-        lost    = share · operations · (1 / 481 TFLOPS − 1 / 731 TFLOPS)
-        copying = 2 · copied_bytes / 4300 GB/s + 3 µs
-        4088³, both operands copied:  lost 97 µs, copying 34 µs        1024³:  lost 1.5 µs, copying 5 µs
-
-    ``operations`` are two per multiply-add; ``copied_bytes`` are read once and written once. ``share`` is the part of
-    the operands that straddles: what each of them costs was not measured, so that they count alike.
-    """
-    lost_us = share * operations * (1 / STRADDLING_TFLOPS - 1 / ALIGNED_TFLOPS) / 1e6
-    return lost_us > 2 * copied_bytes / COPY_GB_S / 1e3 + LAUNCH_US
-
-
-def worthwhile_row_bytes(sch: Schedule, block: SBlockRV) -> int:
-    """What :func:`align_operands` should align rows to: 128 bytes where copying pays, 16 where it only has to be legal.
-
-    What is no whole 16-byte vector has to be copied anyway, and does not count.
+    :func:`schedules.cost.copying_pays` decides. What is no whole 16-byte vector has to be copied anyway, and does not
+    count.
     """
     illegal = unaligned_operands(sch, block)
     straddling = [operand for operand in unaligned_operands(sch, block, LINE_BYTES) if operand not in illegal]
     operands = [region.source for region in operand_regions(sch, block)]
     copied_bytes = sum(_bytes(operands[position]) for position in straddling)
     operations = 2 * math.prod(loop_extents(sch, block))
-    return LINE_BYTES if copying_pays(operations, copied_bytes, len(straddling) / len(operands)) else VECTOR_BYTES
+    return (
+        LINE_BYTES if copying_pays(operations, copied_bytes, rates, len(straddling) / len(operands)) else VECTOR_BYTES
+    )
 
 
 def align_operands(

@@ -10,8 +10,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import block_name, loop_extent, loop_name, loops_below
-from tensorir_ladder.schedules.loops.vectorization import vectorize_inner, widest_vector
+from tensorir_ladder.schedules.inspection import block_name, innermost_iterator, loop_extent, loop_name, loops_below
+from tensorir_ladder.schedules.isa import VECTOR_BYTES
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
 
 KEPT = "kept_in_memory"  # on a copy that is a kernel of its own (schedules.memory.alignment), and not inlined
 ADDS_PARTS = "adds_parts"  # on the block that adds up what schedules.recipes.split_reduction has summed in parts
@@ -130,6 +131,61 @@ def stage_through_registers(sch: Schedule, copy: SBlockRV, loop: LoopRV) -> SBlo
     load = sch.cache_read(copy, 0, "local")
     sch.compute_at(load, loop, preserve_unit_loops=True)
     return load
+
+
+def pad_rows(sch: Schedule, copy: SBlockRV) -> None:
+    """Make each row of a tile in shared memory an odd number of 16 bytes long, so that rows begin in other banks.
+
+    ::
+
+        before   A_shared[rows, 32 floats]
+        after    A_shared[rows, 32 floats], a row every 36
+
+    For operands whose innermost index is the reduction: lanes that load 16 bytes each from rows side by side then
+    meet no bank twice.
+    """
+    region = sch.get(copy).writes[0]
+    extra = VECTOR_BYTES // dtype_bytes(region.source.dtype)
+    sch.storage_align(copy, 0, len(region.region) - 2, 2 * extra, extra)
+
+
+def read_through_registers(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV) -> SBlockRV:
+    """Load what one iteration of ``loop`` reads of an operand to registers first, as statements of its own.
+
+    ::
+
+        before   for k:  for row, column:  C[...] += A_shared[row, k] * ...
+        after    for k:
+                   A_local[rows] = A_shared[rows, k]                   # the returned block, written out
+                   for row, column:  C[...] += A_local[row] * ...
+    """
+    cached = sch.cache_read(block, operand, "local")
+    sch.compute_at(cached, loop, preserve_unit_loops=True)
+    for own in loops_below(sch, cached, loop):
+        sch.unroll(own)
+    return cached
+
+
+def stage_in_padded(
+    sch: Schedule,
+    block: SBlockRV,
+    operand: int,
+    loop: LoopRV,
+    threads: tuple[int, int],
+    scope: str = "shared",
+    pad: bool = True,
+) -> CooperativeFetch:
+    """Copy an operand's tile to shared memory by all threads, in the widest vectors, its rows padded where along k.
+
+    :func:`stage_in_shared`, :func:`inline_data_movement`, :func:`pad_rows` (unless ``pad`` is off, or rows run along
+    columns) and :func:`fetch_cooperatively` in one.
+    """
+    along_k = innermost_iterator(sch, block, operand) == len(sch.get(block).iter_vars) - 1
+    copy = stage_in_shared(sch, block, operand, loop, scope)
+    inline_data_movement(sch, copy)
+    if pad and along_k:
+        pad_rows(sch, copy)
+    return fetch_cooperatively(sch, copy, loop, threads, vectorize=True)
 
 
 def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope: str = "local") -> SBlockRV:

@@ -8,14 +8,13 @@ from tvm import ir, tirx
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.inspection import annotated_loops, statements_of
+from tensorir_ladder.schedules.inspection import UNROLL_RING, annotated_loops, statements_of
 from tensorir_ladder.schedules.loops.serpentine import SERPENTINE, lower_serpentines
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
 from tensorir_ladder.schedules.passes import on_functions
 from tensorir_ladder.schedules.pipeline.one_barrier import ONE_BARRIER, drop_hidden_reads, is_gate
 from tensorir_ladder.schedules.tensor_cores.fragments import compact_blocks, has_fragments, lower_fragments
 
-UNROLL_RING = "unroll_ring"
 UNROLLED_RINGS = "tensorir_ladder_unrolled_rings"
 FRAGMENTS = "tensorir_ladder_fragments"
 

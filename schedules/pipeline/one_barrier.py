@@ -39,7 +39,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, Statement, loop_name, statements_of, statements_under
@@ -59,6 +59,14 @@ CUDA_TYPES = {
     "float64": "double",
     "int8": "signed char",
 }
+
+
+def hide_reads(sch: Schedule, block: SBlockRV) -> None:
+    """Mark a block whose instruction will read shared memory by addresses, which TVM's pass for barriers cannot see.
+
+    Such a block is right only in a loop with a gate (:func:`gate_copies`).
+    """
+    sch.annotate(block, HIDES_READS, 1)
 
 
 def gate_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:

@@ -26,6 +26,7 @@ from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import (
     PIPELINE_STAGE,
     SHARED_SCOPES,
+    UNROLL_RING,
     Statement,
     annotated_loops,
     loop_extent,
@@ -34,7 +35,6 @@ from tensorir_ladder.schedules.inspection import (
     statements_under,
 )
 from tensorir_ladder.schedules.pipeline.checks import check_pipeline
-from tensorir_ladder.schedules.pipeline.lowering import FRAGMENTS, UNROLL_RING, UNROLLED_RINGS
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, gate_copies, is_gate, retires
 from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT
 
@@ -85,6 +85,8 @@ class PipelinePlan:
     @property
     def tir_pipeline(self) -> str:
         """The compilation pipeline without which the ring is not written out, and fragments are not lowered."""
+        from tensorir_ladder.schedules.pipeline.lowering import FRAGMENTS, UNROLLED_RINGS  # which makes them known
+
         if self.fragments:
             return FRAGMENTS
         return UNROLLED_RINGS if self.unroll_ring and self.slots > 1 else "s_tir"
@@ -137,12 +139,7 @@ def infer_pipeline(
     names = tuple(statement.name for statement in statements)
     gated = any(is_gate(statement) for statement in statements)
     fragments = any(region.source.scope() == FRAGMENT for statement in statements for region in statement.writes)
-    slots = min(stages, loop_extent(sch, loop))
-    if slots < stages:
-        warnings.warn(
-            f"{stages} pipeline stages on loop {name!r} of {slots} iterations: {slots} used, more would stay empty",
-            stacklevel=3,
-        )
+    slots = fitting_stages(sch, loop, stages, stacklevel=4)
     if slots == 1 and not gated:
         return PipelinePlan(loop, 1, names, (), (), (), (), fragments=fragments)
     roles = _roles(statements, name)
@@ -158,6 +155,17 @@ def infer_pipeline(
     order = _order_of(roles, fill_ahead)
     async_stages = (0,) if asynchronous else ()
     return PipelinePlan(loop, slots, names, roles, stage, order, async_stages, unroll_ring, fragments)
+
+
+def fitting_stages(sch: Schedule, loop: LoopRV, stages: int, *, stacklevel: int = 2) -> int:
+    """Return the stages that a loop can fill: no more than it has iterations, with a warning where fewer."""
+    name, fitting = loop_name(sch, loop), min(stages, loop_extent(sch, loop))
+    if fitting < stages:
+        warnings.warn(
+            f"{stages} pipeline stages on loop {name!r} of {fitting} iterations: {fitting} used, more would stay empty",
+            stacklevel=stacklevel,
+        )
+    return fitting
 
 
 def pipeline_loop(

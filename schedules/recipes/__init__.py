@@ -1,0 +1,8 @@
+"""Compositions that work: whole contractions and memory-bound workloads in one call.
+
+``__init__.pyi`` lists the names; each is loaded when it is first used.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

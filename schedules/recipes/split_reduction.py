@@ -22,17 +22,6 @@ class SplitReduction:
     total: SBlockRV
 
 
-def parts_to_fill(tiles: int, multiprocessors: int, steps: int, least: int = 1) -> int:
-    """Into how many parts a reduction should go, so that the blocks of all ``tiles`` fill the GPU together.
-
-    As many as run at once with one block to a multiprocessor, since a block more would make all wait for a second
-    round; each with ``least`` of the ``steps`` k tiles or more. 1 where the tiles alone fill more than half of it::
-
-        32 tiles, 132 multiprocessors, 224 k tiles    4 parts of 56 k tiles: 128 blocks
-    """
-    return max(1, min(multiprocessors // tiles, steps // least))
-
-
 def split_reduction(sch: Schedule, block: SBlockRV, parts: int, step: int = 1) -> SplitReduction:
     """Sum a contraction's reduction in ``parts`` parts, which another step adds up.
 

@@ -2,90 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-from math import prod
+from dataclasses import dataclass
 
-from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
-from tensorir_ladder.schedules.inspection import (
-    block_name,
-    innermost_iterator,
-    loop_extent,
-    loops_below,
-    operand_regions,
-)
-from tensorir_ladder.schedules.isa import VECTOR_BYTES
-from tensorir_ladder.schedules.loops.layout import index_map, pad_to_tile
+from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.serpentine import walk_serpentine
 from tensorir_ladder.schedules.loops.tiling import bind_grid, raster_blocks
-from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_write_back
+from tensorir_ladder.schedules.loops.vectorization import vectorize_write_back
+from tensorir_ladder.schedules.loops.warps import (
+    add_slices,
+    bind_warps,
+    check_warp_contraction,
+    check_warp_tile,
+    interleave_lanes,
+    sum_slices,
+    tile_for_warps,
+)
 from tensorir_ladder.schedules.memory.staging import (
-    ADDS_PARTS,
     CooperativeFetch,
     accumulate_in_registers,
-    fetch_cooperatively,
     initialize_before,
-    inline_data_movement,
-    stage_in_shared,
+    read_through_registers,
+    stage_in_padded,
 )
-from tensorir_ladder.schedules.tiles import FLOAT_BYTES, FLOATS, WarpTile
-
-
-@dataclass(frozen=True)
-class LaneLoops:
-    """The loops of a contraction whose rows and columns are interleaved among lanes, outermost first.
-
-    ``row_group`` and ``column_group`` count what a thread has of rows and columns, ``lane_row`` and ``lane_column``
-    the threads of a warp, ``vector`` neighbouring columns (none where a thread has every ``lanes``-th column).
-    """
-
-    batch: tuple[LoopRV, ...]
-    row_group: LoopRV
-    lane_row: LoopRV
-    column_group: LoopRV
-    lane_column: LoopRV
-    vector: tuple[LoopRV, ...]
-    reduction: LoopRV
-
-
-@dataclass(frozen=True)
-class WarpTileLoops:
-    """The loops of a contraction in warp tiles, by role, outermost first.
-
-    ``slices`` and ``vector`` are one loop or none: none with one slice, or with columns dealt out one by one.
-    ``row``, ``column`` and ``vector`` walk a thread's own outputs.
-    """
-
-    batch: tuple[LoopRV, ...]
-    block_row: LoopRV
-    block_column: LoopRV
-    slices: tuple[LoopRV, ...]
-    warp_row: LoopRV
-    warp_column: LoopRV
-    lane_row: LoopRV
-    lane_column: LoopRV
-    k_outer: LoopRV
-    k_inner: LoopRV
-    row: LoopRV
-    column: LoopRV
-    vector: tuple[LoopRV, ...]
-
-    def __iter__(self) -> Iterator[LoopRV]:
-        """Every loop, outermost first."""
-        for loops in vars(self).values():
-            yield from loops if isinstance(loops, tuple) else (loops,)
-
-    def of_another(self, loops: Sequence[LoopRV]) -> WarpTileLoops:
-        """The same roles for the loops of another block, which stand in the same order."""
-        own, found = iter(loops), {}
-        for role, ours in vars(self).items():
-            found[role] = tuple(islice(own, len(ours))) if isinstance(ours, tuple) else next(own)
-        return replace(self, **found)
+from tensorir_ladder.schedules.tiles import WarpTile
 
 
 @dataclass(frozen=True)
@@ -103,123 +45,6 @@ class WarpContraction:
     copies: tuple[CooperativeFetch, ...]
     write_back: SBlockRV
     total: SBlockRV | None
-
-
-def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vector: int = FLOATS) -> LaneLoops:
-    """Deal a contraction's rows and columns out to the lanes of a warp in turn, columns ``vector`` at a time.
-
-    ::
-
-        before   for i < M:  for j < N:  for k < K:  C[i, j] += A[i, k] * B[k, j]
-        after    for row_group:  for lane_row < 4:                        # i = row_group · 4 + lane_row
-                   for column_group:  for lane_column < 8:  for v < 4:    # j = (column_group · 8 + lane_column) · 4 + v
-                     for k < K:  C'[...] += A'[row_group, lane_row, k] * B'[k, column_group, lane_column, v]
-
-    What lanes load at once then lies side by side in shared memory: no two in one bank. The primed buffers are new;
-    copies to shared memory and the write-back inline them
-    (:func:`schedules.memory.staging.inline_data_movement`, :func:`schedules.memory.staging.accumulate_in_registers`).
-    Where the
-    second operand's rows run along k (``B[j, k]``) its columns are dealt out one by one, and B' keeps k innermost.
-
-    ``block`` has any number of batch loops, rows, columns and one reduction; ``lanes`` are (rows, columns).
-
-    Raises
-    ------
-    IllegalSchedule : for a block that is no product of two operands, 4 bytes an element, in such loops; for extents
-        that the lanes do not divide (:func:`schedules.loops.layout.pad_to_tile` makes them fit).
-    """
-    _check_contraction(sch, block)
-    rank = len(sch.get_loops(block))
-    by_columns = innermost_iterator(sch, block, 1) == rank - 2
-    width = vector if by_columns else 1
-    _check_lanes(sch, block, (lanes[0], lanes[1] * width))
-    rows, columns = lanes
-
-    def deal(*index: tirx.Var) -> tuple[tirx.PrimExpr, ...]:
-        """Where row i, column j and step k are in the new order."""
-        *batch, i, j, k = index
-        turn = columns * width
-        column = (j // turn, j % turn // width, *([j % width] if width > 1 else []))
-        return (*batch, i // rows, i % rows, *column, k)
-
-    sch.transform_block_layout(block, index_map(rank, deal))
-    for access in (("read", 0), ("read", 1), ("write", 0)):
-        sch.reindex(block, access)
-    if by_columns:
-        _put_reduction_first(sch, block)
-    *outer, reduction = sch.get_loops(block)
-    batch, (row_group, lane_row, column_group, lane_column, *vectors) = outer[: rank - 3], outer[rank - 3 :]
-    return LaneLoops(tuple(batch), row_group, lane_row, column_group, lane_column, tuple(vectors), reduction)
-
-
-def tile_for_warps(sch: Schedule, lanes: LaneLoops, tile: WarpTile) -> WarpTileLoops:
-    """Cut interleaved loops into block tiles, slices of the k tile, warps and a thread's own outputs; reorder them.
-
-    ::
-
-        before   for row_group:  for lane_row:  for column_group:  for lane_column:  for v < 4:  for k < K:  C' += ...
-        after    for block_row:  for block_column:  for slice:  for warp_row:  for warp_column:
-                   for lane_row:  for lane_column:
-                     for k_outer < K / block_k:  for k_inner < block_k / slices:
-                       for row < thread_m:  for column < thread_n / 4:  for v < 4:  C' += ...
-
-    ``lanes`` are those that :func:`interleave_lanes` made for ``tile.lanes``; extents must divide.
-    """
-    block_row, warp_row, row = sch.split(lanes.row_group, [None, tile.warps[0], tile.thread_m])
-    columns = tile.thread_n // prod(loop_extent(sch, loop) for loop in lanes.vector)
-    block_column, warp_column, column = sch.split(lanes.column_group, [None, tile.warps[1], columns])
-    steps = [tile.slices, tile.block_k // tile.slices] if tile.slices > 1 else [tile.block_k]
-    k_outer, *slices, k_inner = sch.split(lanes.reduction, [None, *steps])
-    loops = WarpTileLoops(
-        batch=lanes.batch,
-        block_row=block_row,
-        block_column=block_column,
-        slices=tuple(slices),
-        warp_row=warp_row,
-        warp_column=warp_column,
-        lane_row=lanes.lane_row,
-        lane_column=lanes.lane_column,
-        k_outer=k_outer,
-        k_inner=k_inner,
-        row=row,
-        column=column,
-        vector=lanes.vector,
-    )
-    sch.reorder(*loops)
-    return loops
-
-
-def pad_rows(sch: Schedule, copy: SBlockRV) -> None:
-    """Make each row of a tile in shared memory an odd number of 16 bytes long, so that rows begin in other banks.
-
-    ::
-
-        before   A_shared[rows, 32 floats]
-        after    A_shared[rows, 32 floats], a row every 36
-
-    For operands whose innermost index is the reduction: lanes that load 16 bytes each from rows side by side then
-    meet no bank twice.
-    """
-    region = sch.get(copy).writes[0]
-    extra = VECTOR_BYTES // dtype_bytes(region.source.dtype)
-    sch.storage_align(copy, 0, len(region.region) - 2, 2 * extra, extra)
-
-
-def read_through_registers(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV) -> SBlockRV:
-    """Load what one iteration of ``loop`` reads of an operand to registers first, as statements of its own.
-
-    ::
-
-        before   for k:  for row, column:  C[...] += A_shared[row, k] * ...
-        after    for k:
-                   A_local[rows] = A_shared[rows, k]                   # the returned block, written out
-                   for row, column:  C[...] += A_local[row] * ...
-    """
-    cached = sch.cache_read(block, operand, "local")
-    sch.compute_at(cached, loop, preserve_unit_loops=True)
-    for own in loops_below(sch, cached, loop):
-        sch.unroll(own)
-    return cached
 
 
 def stage_for_warps(
@@ -246,7 +71,6 @@ def stage_for_warps(
                        for rows, columns, in serpentine order:  C_local += A_local * B_local
                    C = C_local                                  # or, with slices: S[slice] = C_local;  C = sum of S
 
-
     Ragged extents are padded on the fly (:func:`schedules.loops.layout.pad_to_tile`); what follows elementwise is
     fused into the write-back.
 
@@ -264,132 +88,24 @@ def stage_for_warps(
     IllegalSchedule : for a block that is no product of two operands in batch, rows, columns and one reduction, or
         whose operands have not 4 bytes an element.
     """
-    _check_tile(tile)
-    _check_contraction(sch, block)
+    check_warp_tile(tile)
+    check_warp_contraction(sch, block)
     pad_to_tile(sch, block, [1] * (len(sch.get_loops(block)) - 3) + list(tile.block))
     loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes), tile)
-    computing, total = block, None
-    if tile.slices > 1:
-        computing, total = _sum_slices(sch, block, loops, scope), block
-        loops = loops.of_another(sch.get_loops(computing))
+    computing, loops = sum_slices(sch, block, loops, scope)
     grid = bind_grid(sch, [*loops.batch, *raster_blocks(sch, loops.block_row, loops.block_column, raster)])
-    warp = sch.fuse(*loops.slices, loops.warp_row, loops.warp_column)
-    lane = sch.fuse(loops.lane_row, loops.lane_column)
-    sch.bind(warp, "threadIdx.y")
-    sch.bind(lane, "threadIdx.x")
+    lane = bind_warps(sch, loops)
     if serpentine:
         walk_serpentine(sch, loops.row)
     write_back = accumulate_in_registers(sch, computing, lane)
-    if vectorize_write_back(sch, write_back, lane) == 1:
-        for loop in loops_below(sch, write_back, lane):
-            sch.unroll(loop)  # nvcc makes many copies of a loop whose single stores have two conditions
+    vectorize_write_back(sch, write_back, lane, unroll_scalars=True)
+    total = block if loops.slices else None
     if total is not None:
-        write_back = _add_slices(sch, total, grid, tile.threads[0], len(loops.batch))
-    copies = tuple(_stage_operand(sch, computing, operand, loops.k_outer, tile, scope, pad) for operand in (0, 1))
+        write_back = add_slices(sch, total, grid, tile.threads[0], len(loops.batch))
+    copies = tuple(
+        stage_in_padded(sch, computing, operand, loops.k_outer, tile.threads, scope, pad) for operand in (0, 1)
+    )
     for operand in (0, 1):
         read_through_registers(sch, computing, operand, loops.k_inner)
     initialize_before(sch, computing, loops.k_outer)
     return WarpContraction(grid, lane, loops.k_outer, loops.k_inner, copies, write_back, total)
-
-
-def _sum_slices(sch: Schedule, block: SBlockRV, loops: WarpTileLoops, scope: str) -> SBlockRV:
-    """Sum each slice by itself, in ``scope``; ``block`` goes on as the one that adds the sums up."""
-    (slices,) = loops.slices
-    partial = sch.rfactor(slices, 0)
-    sch.set_scope(partial, 0, scope)
-    sch.annotate(block, ADDS_PARTS, 1)
-    return partial
-
-
-def _add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batches: int) -> SBlockRV:
-    """Give each thread as many of the tile's outputs, whose slices it adds up; fuses what follows elementwise.
-
-    None may be left without: TVM's predicate for the write-back would let it store to the next block's outputs.
-    """
-    sch.reverse_compute_at(total, grid, preserve_unit_loops=True)
-    part, *outer = loops_below(sch, total, grid)
-    batch, (row_group, lane_row, column_group, lane_column, *vector) = outer[:batches], outer[batches:]
-    turns = [*batch, row_group, column_group]
-    count = loop_extent(sch, row_group) * loop_extent(sch, column_group)
-    if vector and count % warps:  # more warps than vectors per lane: parts of vectors
-        parts = 2 if count * 2 % warps == 0 else FLOATS
-        among_warps, *vector = sch.split(*vector, [parts, None])
-        turns.append(among_warps)
-    sch.reorder(*turns, lane_row, lane_column, part, *vector)
-    _, warp = sch.split(sch.fuse(*turns), [None, warps])
-    lane = sch.fuse(lane_row, lane_column)
-    sch.bind(warp, "threadIdx.y")
-    sch.bind(lane, "threadIdx.x")
-    write_back = accumulate_in_registers(sch, total, lane)
-    vectorize_write_back(sch, write_back, lane)
-    sch.unroll(part)
-    initialize_before(sch, total, part)
-    return write_back
-
-
-def _stage_operand(
-    sch: Schedule, block: SBlockRV, operand: int, k_outer: LoopRV, tile: WarpTile, scope: str, pad: bool
-) -> CooperativeFetch:
-    """Copy an operand's part of a k tile to shared memory, by all threads, padded where its rows run along k."""
-    along_k = innermost_iterator(sch, block, operand) == len(sch.get(block).iter_vars) - 1
-    copy = stage_in_shared(sch, block, operand, k_outer, scope)
-    inline_data_movement(sch, copy)
-    if pad and along_k:
-        pad_rows(sch, copy)
-    return fetch_cooperatively(sch, copy, k_outer, tile.threads, vectorize=True)
-
-
-def _check_tile(tile: WarpTile) -> None:
-    if not isinstance(tile, WarpTile):
-        example = f"give for example {WarpTile.EXAMPLE}"
-        raise IllegalTile("not a tile of warps and their threads", value=tile, limit=WarpTile.FORM, remedy=example)
-    tile.check_sound()
-
-
-def _check_contraction(sch: Schedule, block: SBlockRV) -> None:
-    """A block has outputs' loops, rows and columns last, then one reduction, and two operands of 4-byte elements."""
-    stmt, name = sch.get(block), block_name(sch, block)
-    reduces = [iterator.iter_type == tirx.IterVar.CommReduce for iterator in stmt.iter_vars]
-    expected = [False] * (len(reduces) - 1) + [True]
-    if len(reduces) < 3 or reduces != expected or len(sch.get_loops(block)) != len(reduces):
-        raise IllegalSchedule(
-            "a contraction by warps has rows, columns and then one reduction, each a loop",
-            block=name,
-            value=f"{len(sch.get_loops(block))} loops, {sum(reduces)} of them reductions",
-            limit="at least 3 loops, the last one a reduction",
-            remedy="call flatten_contraction first, or schedule this block with bind_elements",
-        )
-    dtypes = [str(region.source.dtype) for region in operand_regions(sch, block)]
-    if len(dtypes) != 2 or any(dtype_bytes(dtype) != FLOAT_BYTES for dtype in dtypes):
-        raise IllegalSchedule(
-            f"a contraction by warps on ordinary cores has two operands of {FLOAT_BYTES} bytes an element",
-            block=name,
-            value=" and ".join(dtypes),
-            limit="float32",
-            remedy="use stage_contraction for other dtypes, or tensorize_contraction for 16-bit ones",
-        )
-
-
-def _check_lanes(sch: Schedule, block: SBlockRV, turn: tuple[int, int]) -> None:
-    """Rows and columns must be whole turns of all lanes."""
-    *_, rows, columns, _ = sch.get_loops(block)
-    extents = loop_extent(sch, rows), loop_extent(sch, columns)
-    if any(size < 1 or extent % size for extent, size in zip(extents, turn)):
-        raise IllegalSchedule(
-            "rows and columns cannot be dealt out evenly to lanes",
-            block=block_name(sch, block),
-            value=f"{extents[0]} x {extents[1]}",
-            limit=f"multiples of {turn[0]} x {turn[1]}",
-            remedy="call pad_to_tile first",
-        )
-
-
-def _put_reduction_first(sch: Schedule, block: SBlockRV) -> None:
-    """Store the second operand step by step: its dimension along the reduction before those along columns."""
-    region, reduction = operand_regions(sch, block)[1].region, sch.get(block).iter_vars[-1].var
-    rank = len(region)
-    (step,) = [place for place, dimension in enumerate(region) if dimension.min.same_as(reduction)]
-    columns = [iterator.var for iterator in sch.get(block).iter_vars[-4:-1]]
-    first = min(place for place, dimension in enumerate(region) if any(dimension.min.same_as(c) for c in columns))
-    order = [*range(first), step, *(place for place in range(first, rank) if place != step)]
-    sch.transform_layout(block, ("read", 1), index_map(rank, lambda *index: [index[place] for place in order]))

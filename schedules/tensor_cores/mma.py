@@ -17,6 +17,7 @@ tiles, fragment layouts and the pipeline are checked where there is no GPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -220,18 +221,23 @@ def accumulate_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops, instru
     return write_back
 
 
-@dataclass(frozen=True)
-class TensorizedContraction:
-    """A contraction on tensor cores: its loops, its copies to shared memory and to fragments, its write-back."""
+def zero_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops) -> SBlockRV:
+    """Zero a warp's results before the k loop, each lane its own; returns the block that does it.
 
-    loops: WarpLoops
-    copies: tuple[CooperativeFetch, ...]
-    loads: tuple[FragmentLoad, ...]
-    write_back: SBlockRV
-    instruction: MmaInstruction
+    ::
+
+        before   for warp:  for k_outer:  if first: C_frag = 0;  ...
+        after    for warp:  for lane < 32, bound to threadIdx.x:  C_frag[..., lane, registers] = 0
+                   for k_outer:  ...
+    """
+    zeroing = initialize_before(sch, block, loops.k_outer)
+    _spread_over_lanes(sch, zeroing, loops.warp)
+    return zeroing
 
 
-def use_instruction(sch: Schedule, contraction: TensorizedContraction) -> None:
+def use_instruction(
+    sch: Schedule, loops: WarpLoops, loads: Sequence[FragmentLoad], instruction: MmaInstruction
+) -> None:
     """Replace the loops over one instruction's elements by the instruction, and fragment copies by ``ldmatrix``.
 
     ::
@@ -247,8 +253,8 @@ def use_instruction(sch: Schedule, contraction: TensorizedContraction) -> None:
     ------
     IllegalPipeline : for loads that hide their reads, where no loop with one barrier is around them.
     """
-    k_outer = contraction.loops.k_outer
-    hiding = [load.load for load in contraction.loads if HIDES_READS in sch.get(load.load).annotations]
+    k_outer = loops.k_outer
+    hiding = [load.load for load in loads if HIDES_READS in sch.get(load.load).annotations]
     if hiding and ONE_BARRIER not in sch.get(k_outer).annotations:
         raise IllegalPipeline(
             "its reads are hidden from TVM, which would put no barrier between them and the copies",
@@ -256,9 +262,20 @@ def use_instruction(sch: Schedule, contraction: TensorizedContraction) -> None:
             loop=loop_name(sch, k_outer),
             remedy="call pipeline_loop(sch, k_outer, one_barrier=True) first, or leave hide_reads out",
         )
-    for load in contraction.loads:
+    for load in loads:
         sch.tensorize(load.elements, load.intrinsic)
-    sch.tensorize(contraction.loops.element_row, _multiply_intrinsic(contraction.instruction))
+    sch.tensorize(loops.element_row, _multiply_intrinsic(instruction))
+
+
+@dataclass(frozen=True)
+class TensorizedContraction:
+    """A contraction on tensor cores: its loops, its copies to shared memory and to fragments, its write-back."""
+
+    loops: WarpLoops
+    copies: tuple[CooperativeFetch, ...]
+    loads: tuple[FragmentLoad, ...]
+    write_back: SBlockRV
+    instruction: MmaInstruction
 
 
 def tensorize_contraction(
@@ -301,7 +318,7 @@ def tensorize_contraction(
     """
     loops_of_block = contraction_loops(sch, block)
     _check_tile(tile)
-    instruction = _fitting(instruction, str(sch.get(block).reads[0].source.dtype))
+    instruction = fitting_instruction(sch, block, instruction)
     *batch, rows, columns, reduction = loops_of_block
     if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
         *batch, rows, columns, reduction = sch.get_loops(block)
@@ -316,13 +333,18 @@ def tensorize_contraction(
     loads = tuple(load_fragments(sch, block, operand, loops.k_step, instruction, hide_reads) for operand in (0, 1))
     for loop in (loops.k_step, loops.fragment_row, loops.fragment_column):
         sch.unroll(loop)
-    zeroing = initialize_before(sch, block, loops.k_outer)
-    _spread_over_lanes(sch, zeroing, loops.warp)
+    zero_fragment(sch, block, loops)
     return TensorizedContraction(loops, copies, loads, write_back, instruction)
 
 
-def _fitting(instruction: MmaInstruction | None, dtype: str) -> MmaInstruction:
-    """The instruction asked for, or that of the operands' dtype."""
+def fitting_instruction(sch: Schedule, block: SBlockRV, instruction: MmaInstruction | None = None) -> MmaInstruction:
+    """Return the instruction asked for, or that of the dtype of a block's operands.
+
+    Raises
+    ------
+    IllegalSchedule : for operands in a dtype without an instruction, or not the one of the instruction asked for.
+    """
+    dtype = str(sch.get(block).reads[0].source.dtype)
     if instruction and instruction.dtype != dtype:
         raise IllegalSchedule(
             f"the instruction multiplies {instruction.dtype}",

@@ -47,9 +47,9 @@ from tensorir_ladder.schedules.memory.staging import (
 )
 from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
 from tensorir_ladder.schedules.pipeline.one_barrier import (
-    HIDES_READS,
     RETIRE,
     RETIRE_FUNCTION,
+    hide_reads,
     place_behind,
     whole_buffer,
 )
@@ -112,6 +112,13 @@ def tile_for_warpgroups(
     return loops
 
 
+def bind_warpgroups(sch: Schedule, loops: WarpgroupLoops) -> LoopRV:
+    """Run a block's warpgroups as threadIdx.y; returns their loop."""
+    group = sch.fuse(loops.group_row, loops.group_column)
+    sch.bind(group, "threadIdx.y")
+    return group
+
+
 def lay_out_accumulators(sch: Schedule, block: SBlockRV, instruction: Wgmma) -> None:
     """Bring a block's output, the accumulators, to the instruction's order of lanes and registers.
 
@@ -148,6 +155,23 @@ def lay_out_panels(sch: Schedule, copy: SBlockRV) -> None:
 
     sch.transform_layout(copy, ("write", 0), index_map(outer + 2, place))
     swizzle_rows(sch, copy)
+
+
+def stage_in_panels(
+    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, threads: tuple[int, int]
+) -> CooperativeFetch:
+    """Copy an operand's k tile to shared memory by all threads, in panels as the instruction reads them.
+
+    :func:`schedules.memory.staging.stage_in_shared`, :func:`lay_out_panels` and
+    :func:`schedules.memory.staging.fetch_cooperatively` in one. ``operand`` counts from 0.
+    """
+    copy = stage_in_shared(sch, block, operand, loop, SCOPE)
+    lay_out_panels(sch, copy)
+    inline_data_movement(sch, copy)
+    *_, row, element = loops_below(sch, copy, loop)
+    panel, element = sch.split(element, [None, PANEL])
+    sch.reorder(panel, row, element)
+    return fetch_cooperatively(sch, copy, loop, threads, vectorize=True)
 
 
 def spread_fragment(sch: Schedule, block: SBlockRV, loop: LoopRV, vectorize: bool = False) -> int:
@@ -247,16 +271,15 @@ def stage_for_warpgroups(
     loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
     raster_loops = raster_blocks(sch, loops.block_row, loops.block_column, raster)
     grid = bind_grid(sch, [*batch, *raster_loops])
-    group = sch.fuse(loops.group_row, loops.group_column)
-    sch.bind(group, "threadIdx.y")
+    group = bind_warpgroups(sch, loops)
     write_back = accumulate_in_registers(sch, block, group, FRAGMENT)
     lay_out_accumulators(sch, block, instruction)
     if store_rows:
         store_by_rows(sch, write_back, grid, tile.threads)
     spread_fragment(sch, write_back, group, vectorize=True)
-    copies = tuple(_fetch_panels(sch, block, operand, loops.k_outer, tile) for operand in (0, 1))
+    copies = tuple(stage_in_panels(sch, block, operand, loops.k_outer, tile.threads) for operand in (0, 1))
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
-    sch.annotate(block, HIDES_READS, 1)
+    hide_reads(sch, block)
     return WarpgroupContraction(loops, copies, write_back, instruction)
 
 
@@ -281,7 +304,7 @@ def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmm
 
 
 def pipeline_warpgroups(
-    sch: Schedule, staged: WarpgroupContraction, stages: int = 4, in_flight: int = 1, *, unroll_ring: bool = True
+    sch: Schedule, k_outer: LoopRV, stages: int = 4, in_flight: int = 1, *, unroll_ring: bool = True
 ) -> PipelinePlan:
     """Keep ``stages`` k tiles in shared memory, copies ahead of and ``in_flight`` multiplications behind the barrier.
 
@@ -300,18 +323,17 @@ def pipeline_warpgroups(
     if stages < in_flight + 2:
         raise IllegalPipeline(
             "one slot is filled, one is read, and each multiplication in flight needs one more",
-            loop=loop_name(sch, staged.loops.k_outer),
+            loop=loop_name(sch, k_outer),
             value=f"{stages} stages, {in_flight} in flight",
             limit=f"at least {in_flight + 2} stages",
             remedy="give more stages",
         )
-    k_outer = staged.loops.k_outer
     _retire_in(sch, k_outer, min(in_flight, loop_extent(sch, k_outer) - 2))
     slots = min(stages, loop_extent(sch, k_outer))
     return pipeline_loop(sch, k_outer, slots, True, one_barrier=True, unroll_ring=unroll_ring)
 
 
-def multiply_by_wgmma(sch: Schedule, staged: WarpgroupContraction) -> SBlockRV:
+def multiply_by_wgmma(sch: Schedule, loops: WarpgroupLoops, instruction: Wgmma) -> SBlockRV:
     """Put the instruction in the place of a pipelined contraction's inner loops, and retire the last one behind them.
 
     ::
@@ -322,21 +344,11 @@ def multiply_by_wgmma(sch: Schedule, staged: WarpgroupContraction) -> SBlockRV:
 
     Returns the block of the instruction.
     """
-    computing = sch.blockize(staged.loops.row)
-    sch.tensorize(computing, staged.instruction.register())
-    sch.annotate(computing, HIDES_READS, 1)
-    place_behind(sch, staged.loops.k_outer, _retire_all(sch, computing, staged.instruction))
+    computing = sch.blockize(loops.row)
+    sch.tensorize(computing, instruction.register())
+    hide_reads(sch, computing)
+    place_behind(sch, loops.k_outer, _retire_all(sch, computing, instruction))
     return computing
-
-
-def _fetch_panels(sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, tile: WarpgroupTile) -> CooperativeFetch:
-    copy = stage_in_shared(sch, block, operand, loop, SCOPE)
-    lay_out_panels(sch, copy)
-    inline_data_movement(sch, copy)
-    *_, row, element = loops_below(sch, copy, loop)
-    panel, element = sch.split(element, [None, PANEL])
-    sch.reorder(panel, row, element)
-    return fetch_cooperatively(sch, copy, loop, tile.threads, vectorize=True)
 
 
 def _retire_in(sch: Schedule, loop: LoopRV, in_flight: int) -> None:

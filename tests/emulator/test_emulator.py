@@ -41,7 +41,7 @@ CALL = "__forceinline__ __device__"
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("number", "variant"), SCHEDULED_VARIANTS)
 def test_every_variant_is_right_with_one_to_five_stages(number: int, variant: str, layout: str) -> None:
-    fewest = STEPS[number].fewest_stages(variant)
+    fewest = STEPS[number].variant(variant).fewest_stages
     for stages in range(fewest, 6) if STEPS[number].pipelined else (1,):
         kernel = lower(small_case(number, RAGGED, variant, layout=layout, stages=stages))
         assert verify(kernel, EmulatorBackend(10 * stages)).on == "emulator"
@@ -49,7 +49,11 @@ def test_every_variant_is_right_with_one_to_five_stages(number: int, variant: st
 
 @pytest.mark.parametrize(
     ("number", "variant", "dtype"),
-    [(number, variant, dtype) for number, variant in SCHEDULED_VARIANTS for dtype in STEPS[number].dtypes(variant)[1:]],
+    [
+        (number, variant, dtype)
+        for number, variant in SCHEDULED_VARIANTS
+        for dtype in STEPS[number].variant(variant).dtypes[1:]
+    ],
 )
 def test_every_dtype_is_right(number: int, variant: str, dtype: str) -> None:
     verify(lower(small_case(number, (33, 40, 70), variant, dtype=dtype, layout="nt", stages=3)), EmulatorBackend())

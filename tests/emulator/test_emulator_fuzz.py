@@ -36,7 +36,7 @@ def test_what_is_not_refused_is_right(steps: tuple[int, ...], data: st.DataObjec
         return data.draw(st.sampled_from(SMALL.get(type(choices[0]), choices)))
 
     step = choose([STEPS[number] for number in steps])
-    variant = choose(step.variants)
+    variant = choose(step.variant_names)
     place, outcome = OnEmulator(), Outcome(0, step.number, variant)
     run_case(draw_case(choose, step, variant, place), place, [seed, seed + 1], outcome)
     assert not outcome.bad, outcome.bad[0]
@@ -44,7 +44,7 @@ def test_what_is_not_refused_is_right(steps: tuple[int, ...], data: st.DataObjec
 
 
 def test_all_of_a_slot_follows_from_its_number() -> None:
-    all_kinds = sorted([(1, "default"), (4, "default"), *((6, name) for name in STEPS[6].variants)])
+    all_kinds = sorted([(1, "default"), (4, "default"), *((6, name) for name in STEPS[6].variant_names)])
     slots = [Slot(3, number, 2, (1, 4, 6)) for number in range(2 * len(all_kinds))]
     kinds = [slot.kind for slot in slots]
     assert sorted(kinds[: len(all_kinds)]) == all_kinds

@@ -30,7 +30,7 @@ from tensorir_ladder.kernels.codegen.toolchain import (
 )
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.tiles import ThreadTile, WarpTile
-from tensorir_ladder.steps.config import DEFAULT_TILE
+from tensorir_ladder.steps.thread_tiles import DEFAULT
 
 KERNEL = 'extern "C" __global__ void main_kernel(float* x) { x[threadIdx.x] *= 2.0f; }\n'
 
@@ -187,7 +187,9 @@ def test_the_main_loop_is_the_one_over_k_tiles() -> None:
 
 
 def test_why_says_what_the_generated_code_shows() -> None:
-    texts = {v: why(lower(make_case(5, (128, 128, 256), v, stages=4))) for v in make_case(5, (1, 1, 1)).step.variants}
+    texts = {
+        v: why(lower(make_case(5, (128, 128, 256), v, stages=4))) for v in make_case(5, (1, 1, 1)).step.variant_names
+    }
     assert "the same, character for character, as that of step4_vectorization[default]" in texts["double_buffer"]
     assert "as that of step5_pipelining[sync]" in texts["double_buffer_pipelined"]
     assert "4 slots, wait_group 3: up to 3 k tiles stay in flight" in texts["async"]
@@ -213,7 +215,7 @@ def test_aspects_show_what_changes_from_step_to_step() -> None:
     assert (rows[2]["outputs per thread"], rows[3]["outputs per thread"]) == ("1", "4 × 4")
     assert (rows[3]["global loads"], rows[4]["global loads"]) == ("scalars", "vectors")
     assert (rows[4]["waits"], rows[5]["waits"]) == ("none", "wait_group 2")
-    assert rows[5]["shared memory"] == f"{3 * DEFAULT_TILE.smem_bytes(4)} bytes, 3 slot(s)"
+    assert rows[5]["shared memory"] == f"{3 * DEFAULT.tile.smem_bytes(4)} bytes, 3 slot(s)"
     assert rows[6]["k loop"].endswith("k_inner unrolled: full")
 
 
@@ -224,7 +226,7 @@ def test_what_is_said_of_tiles_of_warps_is_read_off_their_code(step: int, varian
     kernel = lower(small_case(step, (512, 512, 1024), variant))
     assert kernel.launches == 1
     code, ring = kernel.code, step != 8
-    assert code.shared_versions == kernel.case.slots == (kernel.case.step.default_stages if ring else 1)
+    assert code.shared_versions == kernel.case.slots == (kernel.case.step.stages if ring else 1)
     assert (code.barriers, code.cp_async, code.cp_async_bytes) == ((1, 2, 16) if ring else (2, 0, 0))
     assert len(code.wait_groups) == code.commit_groups == (1 if ring else 0)
     assert not kernel.written_out
@@ -269,7 +271,7 @@ def test_a_cubin_and_its_resources(arch: str, compiler: Compiler) -> None:
     figures = kernel.resources
     assert 16 <= figures.registers <= 255
     assert figures.spill_bytes == 0
-    assert figures.smem_bytes == 3 * DEFAULT_TILE.smem_bytes(4)
+    assert figures.smem_bytes == 3 * DEFAULT.tile.smem_bytes(4)
     assert kernel.cubin.smem_bytes - figures.smem_bytes in (0, 1024)  # ptxas may count the system's KiB
     assert (figures.threads, figures.blocks) == (128, 8)
     assert figures.occupancy == figures.blocks_per_sm * 128 / kernel.case.machine.threads_per_sm

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cases import EXPLICIT_STEPS, ROOT, SMALL_TILES, STEPS, Outcome, make_case, verified_on
+from support.cases import EXPLICIT_STEPS, ROOT, SMALL_TILES, STEPS, Outcome, make_case, redeclare, verified_on
 from tensorir_ladder import emulator
 from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.harness import cli, execution
@@ -24,7 +24,7 @@ from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.reports.__main__ import _parser as reports_parser
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import TILE_SET
+from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 Command = Callable[..., Outcome]
 CPU_PLACES = ("llvm", *(("emulator",) if emulator.find_host_compiler() else ()))
@@ -124,8 +124,8 @@ def test_an_explicit_step_is_compiled_without_a_gpu(command: Command) -> None:
 def test_one_step_compares_its_variants_by_their_code(command: Command) -> None:
     outcome = command("run", "--step", "5", "--shape", "64x64x128", "--stages", "3")
     assert outcome.code == 0
-    assert verified_on(outcome) == ["llvm"] * len(STEPS[5].variants)
-    for variant in STEPS[5].variants:
+    assert verified_on(outcome) == ["llvm"] * len(STEPS[5].variant_names)
+    for variant in STEPS[5].variant_names:
         assert re.search(rf"^{variant}: \S", outcome.out, re.M), variant
     assert re.search(r"^double_buffer: .*step4_vectorization\[default\]", outcome.out, re.M), "the same code"
     # Of async: stages, cp.async, the wait's count, barriers.
@@ -176,7 +176,7 @@ def test_each_step_has_its_own_default_dtype_tile_and_stages() -> None:
         "step12_warp_specialization[roles] 512x512x512 float16",
         "step13_persistent[stream] 512x512x512 float16",
     ]
-    problems = [Matmul(512, 512, 512, step.dtypes(step.default_variant())[0]) for step in STEPS.values()]
+    problems = [Matmul(512, 512, 512, step.variant(step.default_variant()).dtypes[0]) for step in STEPS.values()]
     defaults = [
         Case.default(step, problem, machine_for(DEFAULT_ARCH)) for step, problem in zip(STEPS.values(), problems)
     ]
@@ -188,7 +188,7 @@ def test_small_and_large_products_get_tiles_of_their_own() -> None:
         (small,), (large,) = (
             cases("verify", "--step", str(number), "--variant", "default", "--size", size) for size in ("128", "8192")
         )
-        assert small.split()[3] != large.split()[3] == str(STEPS[number].tiles.default)
+        assert small.split()[3] != large.split()[3] == str(STEPS[number].tiles.default.tile)
 
 
 def test_without_a_step_all_are_meant() -> None:
@@ -204,7 +204,7 @@ def test_without_a_step_all_are_meant() -> None:
         ("--step 9", ["fragments", "shared", "any_m"]),
         ("--step 8-9 --dtype bfloat16", ["default", "fragments"]),
         ("--step 8-9 --variant tf32", ["tf32", "tf32"]),
-        ("--step 10 --variant all", list(STEPS[10].variants)),
+        ("--step 10 --variant all", list(STEPS[10].variant_names)),
     ],
 )
 def test_variants_that_take_the_dtype_are_meant(options: str, expected: list[str]) -> None:
@@ -230,9 +230,9 @@ def test_variants_with_operands_of_their_own_are_compared_by_their_code(command:
 def test_all_variants_of_a_machine_without_cp_async(command: Command) -> None:
     outcome = command("verify", "--step", "5", "--size", "8", "--arch", "sm_75", "--variant", "all")
     assert outcome.code == 0
-    left_out = STEPS[5].module.NEEDS_ASYNC_COPY
+    left_out = [variant.name for variant in STEPS[5].variants if variant.needs_async_copy]
     assert not any(f"[{variant}]" in outcome.out for variant in left_out)
-    assert outcome.out.count("worst error") == len(STEPS[5].variants) - len(left_out)
+    assert outcome.out.count("worst error") == len(STEPS[5].variant_names) - len(left_out)
 
 
 @pytest.mark.parametrize(
@@ -334,12 +334,12 @@ def test_compile_writes_listings(command: Command, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_step_that_nothing_here_can_verify(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(STEPS[4].module, "VERIFIED_ON", ("gpu",), raising=False)
+    redeclare(monkeypatch, 4, never_run=True)
     verified = command("verify", "--step", "4", "--size", "8")
     assert (verified.code, verified_on(verified)) == (3, [""])
     ran = command("run", "--step", "4", "--size", "8")
     assert (ran.code, verified_on(ran)) == (0, [""])
-    assert "needs gpu" in ran.out
+    assert "never run" in ran.out
     both = command("verify", "--step", "4,3", "--size", "8")
     assert (both.code, verified_on(both)) == (3, ["", "llvm"]), "one that can be verified does not hide one that cannot"
 
@@ -363,7 +363,7 @@ def test_list_shows_what_there_is(command: Command) -> None:
     for step in STEPS.values():
         assert step.name in outcome.out
     flat = re.sub(r"[\s│]+", " ", outcome.out)
-    for name in (*MACHINES, *map(str, TILE_SET), "register_staged", "unroll32", "tf32", "rows"):
+    for name in (*MACHINES, *map(str, THREAD_TILES.best), "register_staged", "unroll32", "tf32", "rows"):
         assert name in flat
     for numbers, number, stages in (
         ("1, 2, 3, 4, 5, 6", 6, 3),

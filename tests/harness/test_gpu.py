@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.cases import ROOT, SCHEDULED_VARIANTS, STEPS, THREAD_STEPS, Outcome, make_case
+from support.cases import ROOT, SCHEDULED_VARIANTS, STEPS, THREAD_STEPS, Outcome, make_case, redeclare
 from tensorir_ladder.harness.bandwidth import WORKLOADS, BandwidthCase, bandwidth_cases, lower_workload, verify_workload
 from tensorir_ladder.harness.build import Kernel, compiled, executable, lower
 from tensorir_ladder.harness.execution import GpuBackend, gpu_arch, gpu_machine, gpu_present
@@ -24,8 +24,7 @@ from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import WrongResult, verify
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps import registry
-from tensorir_ladder.steps.config import DEFAULT_TILE, THREAD_TILES, TUNING_TILES
+from tensorir_ladder.steps.thread_tiles import DEFAULT, THREAD_TILES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_present(), reason="no GPU that torch sees")]
 
@@ -80,14 +79,14 @@ def test_half_precision_is_right(
     assert verify(build(step, shape, variant, dtype=dtype), backend).passed
 
 
-@pytest.mark.parametrize("tile", TUNING_TILES, ids=str)
+@pytest.mark.parametrize("tile", THREAD_TILES.tuning, ids=str)
 def test_every_declared_tile_is_right(tile, backend: GpuBackend) -> None:
     for step in (2, 4, 6):
         assert verify(build(step, (257, 131, 100), tile=tile), backend, seeds=(0,)).passed
 
 
 @pytest.mark.parametrize("stages", range(1, 7))
-@pytest.mark.parametrize("variant", [variant for variant in STEPS[5].variants if variant != "writeback"])
+@pytest.mark.parametrize("variant", [variant for variant in STEPS[5].variant_names if variant != "writeback"])
 def test_pipelined_equals_unpipelined_bit_for_bit(variant: str, stages: int, backend: GpuBackend) -> None:
     for k in sorted({16, 16 * stages, 16 * stages + 3, 400}):
         plain = output(build(4, (96, 132, k)), backend)
@@ -95,7 +94,7 @@ def test_pipelined_equals_unpipelined_bit_for_bit(variant: str, stages: int, bac
         assert backend.torch.equal(plain, pipelined), f"k {k}"
 
 
-@pytest.mark.parametrize("variant", STEPS[6].variants)
+@pytest.mark.parametrize("variant", STEPS[6].variant_names)
 def test_unrolling_changes_little_and_nothing_wrong(variant: str, backend: GpuBackend) -> None:
     for shape in ((96, 132, 400), (33, 17, 50)):
         plain, unrolled = output(build(4, shape), backend), output(build(6, shape, variant), backend)
@@ -163,7 +162,7 @@ def test_a_record_is_whole(backend: GpuBackend, tmp_path: Path) -> None:
     assert record.verification.passed
     assert record.verification.on == "gpu"
     assert record.cubin_sha256 == session.load(make_case(5, (256, 256, 256), arch=gpu_arch()))[0].cubin.sha256
-    assert record.tile == str(DEFAULT_TILE)
+    assert record.tile == str(DEFAULT.tile)
     assert record.environment.gpu
     assert record.environment.before.sm_clock_mhz > 0
     calibration = measurer.calibrate(Matmul(256, 256, 256))
@@ -184,7 +183,7 @@ def test_run_leaves_a_record_per_case(command: Callable[..., Outcome], tmp_path:
 def test_verify_says_that_it_was_on_the_gpu(command: Callable[..., Outcome]) -> None:
     outcome = command("verify", "--step", "5", "--variant", "all", "--shape", "33x17x50", "--on", "gpu")
     assert outcome.code == 0, outcome.err
-    assert outcome.out.splitlines().count("verified on the GPU") == len(STEPS[5].variants)
+    assert outcome.out.splitlines().count("verified on the GPU") == len(STEPS[5].variant_names)
 
 
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
@@ -196,7 +195,9 @@ def test_compute_sanitizer_finds_nothing(tool: str) -> None:
         [*checker, sys.executable, "-m", "harness", *arguments], cwd=ROOT, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
-    assert result.stdout.count("verified on the GPU") == 2 * sum(len(STEPS[number].variants) for number in THREAD_STEPS)
+    assert result.stdout.count("verified on the GPU") == 2 * sum(
+        len(STEPS[number].variant_names) for number in THREAD_STEPS
+    )
 
 
 WORKLOAD_CASES = bandwidth_cases(
@@ -266,8 +267,8 @@ def test_compute_sanitizer_finds_nothing_in_workloads(tool: str) -> None:
 def test_a_small_space_is_tuned_reused_and_measured(
     command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "THREAD_TILES", replace(THREAD_TILES, tuning=TUNING_TILES[4:8]))
-    monkeypatch.setattr(registry, "TUNING_STAGES", (2, 3))
+    few = replace(THREAD_TILES, tuning=THREAD_TILES.tuning[4:8])
+    redeclare(monkeypatch, 5, tiles=few, tuning_stages=(2, 3))
     arguments = ("--step", "5", "--size", "256", "--out", str(tmp_path))
     outcome = command("tune", *arguments)
     assert (outcome.code, outcome.err) == (0, "")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cases import SMALL_TILES, STEPS, make_case, small_case
+from support.cases import SMALL_TILES, STEPS, make_case, redeclare, small_case
 from support.fake_gpu import SHAPE, TIMES, Command, FakeArena, FakeBackend, FakeGpu, interrupted, stop_at
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.cublas import Arena
@@ -23,20 +23,13 @@ from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import Entrant, PeerKind, PeerMissing
 from tensorir_ladder.harness.records import Record, RecordError, load_records
 from tensorir_ladder.harness.session import Journal
+from tensorir_ladder.harness.tuning import STAGE_SET
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import Cubin
 from tensorir_ladder.schedules.tiles import TensorCoreTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps import registry
-from tensorir_ladder.steps.config import (
-    DEFAULT_TILE,
-    STAGE_SET,
-    TENSOR_CORE_TILES,
-    THREAD_TILES,
-    TILE_SET,
-    WARPGROUP_TILES,
-)
+from tensorir_ladder.steps.thread_tiles import DEFAULT, THREAD_TILES
 
 
 def first_labels(gpu: FakeGpu) -> list[str]:
@@ -56,7 +49,7 @@ def test_a_case_is_measured_beside_cublas_and_the_step_before(measurer: Measurer
     assert record.ratio_to_cublas == TIMES["cublas"] / TIMES["step5"]
     assert record.improvement_over_previous_pct == pytest.approx(100 * (TIMES["step4"] / TIMES["step5"] - 1))
     assert (record.step, record.variant, record.default_variant, record.stages) == (5, "async", True, case.stages)
-    assert (record.tile, record.tile_choice, record.candidates) == (str(DEFAULT_TILE), "default", ())
+    assert (record.tile, record.tile_choice, record.candidates) == (str(DEFAULT.tile), "default", ())
     assert (record.verification.passed, record.verification.on) == (True, "gpu")
     assert (record.environment.revision, record.environment.dirty) == ("abc123", False)
     assert record.environment.versions["nvcc"] == "13.0"
@@ -98,7 +91,7 @@ def test_the_step_before_is_its_default_variant(
 @pytest.mark.parametrize(
     ("step", "dtype", "before"),
     [
-        (7, "float32", f"step6_unrolling[full] 64x64x256 float32 {DEFAULT_TILE} 3 stages"),
+        (7, "float32", f"step6_unrolling[full] 64x64x256 float32 {DEFAULT.tile} 3 stages"),
         (8, "float16", None),  # step 7 takes float32 only
         (9, "bfloat16", f"step8_tensor_cores[default] 64x64x256 bfloat16 {SMALL_TILES[TensorCoreTile]}"),
         (9, "float32", None),  # step 8 takes it where TF32 is asked for, not by default
@@ -108,7 +101,7 @@ def test_the_step_before_is_its_default_variant(
 def test_the_step_before_has_its_own_default_tile_where_it_is_tiled_otherwise(
     step: int, dtype: str, before: str | None, measurer: Measurer, gpu: FakeGpu
 ) -> None:
-    variant = next(name for name in STEPS[step].variants if dtype in STEPS[step].dtypes(name))
+    variant = next(name for name in STEPS[step].variant_names if dtype in STEPS[step].variant(name).dtypes)
     case = small_case(step, (64, 64, 256), variant, dtype=dtype, stages=3)
     record = measurer.measure(replace(case, tile_choice="given"))
     assert (record.previous.label if record.previous else None) == before
@@ -121,7 +114,7 @@ def test_the_step_before_is_chosen_for_the_product_as_the_step_itself_is(measure
     problem, machine = Matmul(128, 128, 128, "float16"), machine_for("sm_90a")
     case, before = (Case.default(STEPS[number], problem, machine) for number in (9, 8))
     assert measurer.measure(case).previous.label == str(before)
-    other = TENSOR_CORE_TILES.default
+    other = STEPS[8].tiles.default.tile
     assert other != before.tile
     assert measurer._previous(case.with_tile(other, "given")).tile == other
 
@@ -136,9 +129,9 @@ def test_the_step_before_is_left_out_where_the_machine_cannot_run_it(measurer: M
 def test_the_best_of_another_family_is_compared_with_the_best_before(
     measurer: Measurer, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, other = WARPGROUP_TILES.best[-2:], TENSOR_CORE_TILES.best[-2:]
-    monkeypatch.setattr(STEPS[10].module, "TILES", replace(WARPGROUP_TILES, best=own))
-    monkeypatch.setattr(STEPS[9].module, "TILES", replace(TENSOR_CORE_TILES, best=other))
+    own, other = STEPS[10].tiles.best[-2:], STEPS[9].tiles.best[-2:]
+    redeclare(monkeypatch, 10, tiles=replace(STEPS[10].tiles, best=own))
+    redeclare(monkeypatch, 9, tiles=replace(STEPS[9].tiles, best=other))
     gpu.times |= {f"{own[1]} 3 stages": 0.125, f"{other[1]} 2 stages": 0.375}
     record = measurer.measure(replace(make_case(10, (64, 64, 256)), tile_choice="best"))
     assert (record.tile, record.stages) == (str(own[1]), 3)
@@ -309,13 +302,13 @@ def test_a_calibration_takes_no_peers(gpu: FakeGpu, command: Command, tmp_path: 
 
 
 def test_the_fastest_tile_is_chosen_and_the_others_are_recorded(measurer: Measurer, gpu: FakeGpu) -> None:
-    favourite = next(tile for tile in TILE_SET if tile != DEFAULT_TILE)
+    favourite = next(tile for tile in THREAD_TILES.best if tile != DEFAULT.tile)
     gpu.times[str(favourite)] = 0.5
     record = measurer.measure(replace(make_case(4, SHAPE), tile_choice="best"))
     assert (record.tile, record.tile_choice) == (str(favourite), "best")
-    assert len(gpu.races[0]) == len([*TILE_SET, "cublas-nn", "cublas-nt"])
+    assert len(gpu.races[0]) == len([*THREAD_TILES.best, "cublas-nn", "cublas-nt"])
     assert len(gpu.races[1]) < len(gpu.races[0])
-    assert {candidate["tile"] for candidate in record.candidates} == set(map(str, TILE_SET))
+    assert {candidate["tile"] for candidate in record.candidates} == set(map(str, THREAD_TILES.best))
     assert record.candidates[0]["tile"] == str(favourite)
     times = [candidate["time_ms"] for candidate in record.candidates]
     assert times == sorted(times)
@@ -326,8 +319,8 @@ def test_the_fastest_tile_is_chosen_and_the_others_are_recorded(measurer: Measur
 
 def test_a_tile_that_is_illegal_is_noted_with_the_reason(measurer: Measurer, gpu: FakeGpu) -> None:
     case = make_case(5, (64, 64, 256), dtype="float64", stages=6)
-    illegal = [t for t in TILE_SET if t.violations(case.machine.target(), 8, replace(case, tile=t).slots)]
-    assert 0 < len(illegal) < len(TILE_SET)
+    illegal = [t for t in THREAD_TILES.best if t.violations(case.machine.target(), 8, replace(case, tile=t).slots)]
+    assert 0 < len(illegal) < len(THREAD_TILES.best)
     measurer.tune_stages = False
     chosen = measurer.best(case)
     assert chosen.tile not in illegal
@@ -338,7 +331,7 @@ def test_a_tile_that_is_illegal_is_noted_with_the_reason(measurer: Measurer, gpu
 
 
 def test_a_wrong_tile_cannot_win(measurer: Measurer, gpu: FakeGpu) -> None:
-    wrong = str(TILE_SET[3])
+    wrong = str(THREAD_TILES.best[3])
     gpu.times[wrong] = 0.1
     gpu.corrupt = lambda label, output: output.fill(0) if wrong in label else None
     with pytest.raises(WrongResult, match=re.escape(wrong)):
@@ -347,7 +340,7 @@ def test_a_wrong_tile_cannot_win(measurer: Measurer, gpu: FakeGpu) -> None:
 
 
 def test_stages_are_tuned_unless_asked_for(measurer: Measurer, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "THREAD_TILES", replace(THREAD_TILES, best=TILE_SET[:5]))
+    redeclare(monkeypatch, 5, tiles=replace(THREAD_TILES, best=THREAD_TILES.best[:5]))
     gpu.times[" 2 stages"] = 0.25
     assert measurer.best(make_case(5, (64, 64, 256))).stages == 2
     measurer.tune_stages = False

@@ -11,27 +11,34 @@ from pathlib import Path
 
 import pytest
 
-from support.cases import STEPS, THREAD_STEPS, Outcome, make_case
+from support.cases import STEPS, THREAD_STEPS, Outcome, make_case, redeclare
 from support.fake_gpu import SHAPE, FakeGpu, interrupted, stop_at
 from tensorir_ladder.harness import execution, session, tuning
 from tensorir_ladder.harness.build import Case, Kernel, lower
 from tensorir_ladder.harness.execution import NoGpu
 from tensorir_ladder.harness.records import RecordError, TunedConfig, load_records, load_tuned
 from tensorir_ladder.harness.session import Session
-from tensorir_ladder.harness.tuning import candidates, cost, default_case, median_interval, tune, tuned_case
+from tensorir_ladder.harness.tuning import (
+    TuningSpace,
+    candidates,
+    cost,
+    default_case,
+    median_interval,
+    tune,
+    tuned_case,
+)
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import CompileError
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import BlockTile, ThreadTile, WarpgroupTile
-from tensorir_ladder.steps import registry
-from tensorir_ladder.steps.config import DEFAULT_TILE, THREAD_TILES, WARPGROUP_TILES, TileFamily, TuningSpace
-from tensorir_ladder.steps.registry import Step, UnknownStep
+from tensorir_ladder.steps.step import Step
+from tensorir_ladder.steps.thread_tiles import DEFAULT, THREAD_TILES
 
 lowered_once = functools.cache(lower)
 
 Command = Callable[..., Outcome]
-TILES = (DEFAULT_TILE, *(ThreadTile.parse(text) for text in ("32x32x16/4x4", "64x64x16/4x4", "64x64x16/8x4")))
+TILES = (DEFAULT.tile, *(ThreadTile.parse(text) for text in ("32x32x16/4x4", "64x64x16/4x4", "64x64x16/8x4")))
 STAGES = (1, 2, 3, 4, 6)
 FAST, SECOND = "64x64x16/4x4", "64x64x16/8x4"
 LEGAL = len(TILES) * 4  # 1, 2, 3 and 4 slots: there are only 4 k tiles
@@ -40,20 +47,27 @@ ARGUMENTS = ("tune", "--step", "5", "--size", "64", "--out")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads' tiles are four, stage counts five, whatever is shipped; step 5 has one variant; five candidates a batch.
+    """Let step 5 have four tiles, five stage counts and one variant to tune, whatever is shipped; five are a batch.
 
     Each is lowered once for all tests.
     """
-    monkeypatch.setattr(STEPS[5].module, "TUNED_VARIANTS", ("async",), raising=False)
     monkeypatch.setattr(session, "lower", lowered_once)
     choose_among(monkeypatch, TILES)
-    monkeypatch.setattr(registry, "TUNING_STAGES", STAGES)
+    redeclare(monkeypatch, 5, tuning_stages=STAGES)
+    let_tune(monkeypatch)
     monkeypatch.setattr(tuning, "BATCH", 5)
 
 
 def choose_among(monkeypatch: pytest.MonkeyPatch, tiles: tuple[BlockTile, ...]) -> None:
     """Let tuning choose among these of threads' tiles."""
-    monkeypatch.setattr(registry, "THREAD_TILES", replace(THREAD_TILES, tuning=tiles))
+    chosen = replace(THREAD_TILES, tuning=tiles)
+    for number in THREAD_STEPS:
+        redeclare(monkeypatch, number, tiles=chosen)
+
+
+def let_tune(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let tuning take these variants of step 5 beside its default."""
+    redeclare(monkeypatch, 5, variants=tuple(replace(form, tuned=form.name in names) for form in STEPS[5].variants))
 
 
 @pytest.fixture
@@ -74,50 +88,50 @@ def tuned_again(made: Session, case: Case, **options: object) -> tuple[TunedConf
 
 def test_the_space_of_each_step() -> None:
     for step in STEPS.values():
-        space = step.tuning_space()
+        space = TuningSpace.of(step)
         assert space.tiles == (TILES if step.number in THREAD_STEPS else step.tiles.tuning)
         assert all(isinstance(tile, step.tiles.kind) for tile in space.tiles)
-        assert space.stages == (getattr(step.module, "TUNING_STAGES", STAGES) if step.pipelined else (1,))
-        assert (space.variants[0], space.default_stages) == (step.default_variant(), step.default_stages)
-        assert {step.dtypes(variant) for variant in space.variants} == {step.dtypes(step.default_variant())}
-        assert {step.math(variant) for variant in space.variants} == {"ieee"}
+        assert space.stages == step.tuning_stages
+        assert (len(space.stages) > 1) == step.pipelined
+        assert (space.variants[0], space.default_stages) == (step.default_variant(), step.stages)
+        assert {step.variant(variant).dtypes for variant in space.variants} == {
+            step.variant(step.default_variant()).dtypes
+        }
+        assert {step.variant(variant).math for variant in space.variants} == {"ieee"}
 
 
 def test_a_step_names_the_variants_that_may_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(STEPS[5].module, "TUNED_VARIANTS", ("async", "sync"), raising=False)
-    assert STEPS[5].tuning_space().variants == ("async", "sync")
-    assert STEPS[5].tuning_space(async_copy=False).variants == ("register_staged",)
-    monkeypatch.setattr(STEPS[5].module, "TUNED_VARIANTS", ("async", "magic"))
-    with pytest.raises(UnknownStep, match="no variant 'magic'"):
-        STEPS[5].tuning_space()
+    let_tune(monkeypatch, "sync")
+    assert TuningSpace.of(STEPS[5]).variants == ("async", "sync")
+    assert TuningSpace.of(STEPS[5], async_copy=False).variants == ("register_staged",)
 
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=lambda step: step.name)
 def test_every_declared_tile_is_legal_somewhere(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "THREAD_TILES", THREAD_TILES)
+    choose_among(monkeypatch, THREAD_TILES.tuning)
     family, target = step.tiles, make_case(step.number, SHAPE).machine.target()
-    itemsize = dtype_bytes(step.dtypes(step.default_variant())[0])
+    itemsize = dtype_bytes(step.variant(step.default_variant()).dtypes[0])
     assert set(family.best) < set(family.tuning)
     assert len(set(family.tuning)) == len(family.tuning)
     assert not any(tile.violations(target, itemsize, 2) for tile in family.tuning)
 
 
 def test_likely_configurations_come_first() -> None:
-    configurations = TuningSpace(TILES, STAGES, ("async", "sync")).configurations()
-    assert [config.variant for config in configurations] == ["async"] * 20 + ["sync"] * 20
-    assert [config.stages for config in configurations[:20:4]] == [3, 2, 4, 1, 6]
-    assert [config.tile for config in configurations[:4]] == list(TILES)
+    combinations = list(TuningSpace(TILES, STAGES, ("async", "sync"), 3).combinations())
+    assert [variant for variant, _, _ in combinations] == ["async"] * 20 + ["sync"] * 20
+    assert [stages for _, stages, _ in combinations[:20:4]] == [3, 2, 4, 1, 6]
+    assert [tile for _, _, tile in combinations[:4]] == list(TILES)
 
 
 def test_spaces_differ_by_what_they_hold_not_by_order() -> None:
-    space = TuningSpace(TILES, (1, 2), ("async",))
-    assert TuningSpace(TILES[::-1], (2, 1), ("async",)).digest == space.digest
-    assert TuningSpace(TILES[1:], (1, 2), ("async",)).digest != space.digest
-    assert TuningSpace(TILES, (1, 2), ("sync",)).digest != space.digest
+    space = TuningSpace(TILES, (1, 2), ("async",), 3)
+    assert TuningSpace(TILES[::-1], (2, 1), ("async",), 3).digest == space.digest
+    assert TuningSpace(TILES[1:], (1, 2), ("async",), 3).digest != space.digest
+    assert TuningSpace(TILES, (1, 2), ("sync",), 3).digest != space.digest
 
 
 def test_what_would_build_the_same_is_tried_once() -> None:
-    space = TuningSpace(TILES[:1], STAGES, ("async", "sync"))
+    space = TuningSpace(TILES[:1], STAGES, ("async", "sync"), 3)
     legal, illegal = candidates(make_case(5, (64, 64, 48)), space)  # three k tiles
     assert illegal == []
     assert [(case.variant, case.stages) for case in legal] == [
@@ -130,7 +144,7 @@ def test_what_would_build_the_same_is_tried_once() -> None:
 
 
 def test_a_space_with_nothing_legal_is_refused(made: Session) -> None:
-    space = TuningSpace((ThreadTile(block=(512, 512, 8), thread=(1, 1)),), (1,), ("default",))
+    space = TuningSpace((ThreadTile(block=(512, 512, 8), thread=(1, 1)),), (1,), ("default",), 1)
     with pytest.raises(IllegalSchedule, match="262144 threads per block, limit 1024"):
         tuning.Search(made, make_case(4, SHAPE), space)
 
@@ -147,7 +161,7 @@ def test_the_fastest_is_found_and_confirmed_on_other_operands(made: Session, fav
     assert tuned.margin_interval_pct == pytest.approx((20.0, 20.0))
     assert (tuned.seen, tuned.legal) == (LEGAL, LEGAL)
     labels = [re.sub(r".* float32 ", "", timing.label) for timing in tuned.confirmation]
-    assert labels == [f"{FAST} 2 stages", f"{SECOND} 2 stages", f"{DEFAULT_TILE} 3 stages", "cublas-nn", "cublas-nt"]
+    assert labels == [f"{FAST} 2 stages", f"{SECOND} 2 stages", f"{DEFAULT.tile} 3 stages", "cublas-nn", "cublas-nt"]
     assert (tuned.time_ms, tuned.ratio_to_cublas) == (0.5, 2.0)
     assert tuned.gain_over_default_pct == pytest.approx(300.0)
     assert tuned.method.rounds == tuning.CONFIRMATION.rounds > max(plan.rounds for plan in tuning.HEATS)
@@ -225,7 +239,7 @@ def test_a_candidate_that_does_not_compile_is_listed(
 def test_an_illegal_candidate_is_listed_with_the_reason(
     made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose_among(monkeypatch, (DEFAULT_TILE, ThreadTile.parse("128x128x32/8x8")))
+    choose_among(monkeypatch, (DEFAULT.tile, ThreadTile.parse("128x128x32/8x8")))
     tuned, _ = tuned_again(made, make_case(5, (64, 64, 256), dtype="float64"))
     illegal = {c.name: c.why for c in tuned.candidates if c.status == "illegal"}
     assert "393216 bytes of shared memory in 6 stage(s), limit 232448" in illegal["async 128x128x32/8x8, 6 slots"]
@@ -236,9 +250,8 @@ def test_a_step_is_tuned_over_the_tiles_of_its_own_family(
     made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fastest = WarpgroupTile.parse("64x64x64/1x1")
-    tiles = (WARPGROUP_TILES.default, fastest)
-    monkeypatch.setattr(STEPS[10].module, "TILES", TileFamily(WarpgroupTile, tiles[0], tiles[:1], tiles))
-    monkeypatch.setattr(STEPS[10].module, "TUNING_STAGES", (2, 3, 5))
+    tiles = (STEPS[10].tiles.default.tile, fastest)
+    redeclare(monkeypatch, 10, tiles=replace(STEPS[10].tiles, best=tiles[:1], tuning=tiles), tuning_stages=(2, 3, 5))
     gpu.times[f"{fastest} 3 stages"] = 0.125
     case = make_case(10, (128, 128, 512))
     tuned, _ = tuned_again(made, case)
@@ -301,7 +314,7 @@ def test_a_winner_of_the_search_may_lose_the_confirmation(made: Session, favoure
 
 
 def test_one_candidate_is_alone(made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose_among(monkeypatch, (DEFAULT_TILE,))
+    choose_among(monkeypatch, (DEFAULT.tile,))
     tuned, _ = tuned_again(made, make_case(4, SHAPE))
     assert (tuned.verdict, tuned.runner_up, tuned.margin_pct, tuned.margin_interval_pct) == ("alone", None, None, ())
     assert (tuned.default, tuned.gain_over_default_pct) == (str(default_case(make_case(4, SHAPE))), 0.0)
@@ -350,7 +363,7 @@ def test_what_is_tuned_is_reused_until_it_is_stale(
     assert command(*ARGUMENTS, str(tmp_path), "--retune").code == 0
     assert len(favoured.races) == 7
     favoured.races = []
-    monkeypatch.setattr(registry, "TUNING_STAGES", (1, 2, 3))
+    redeclare(monkeypatch, 5, tuning_stages=(1, 2, 3))
     assert "reused" not in command(*ARGUMENTS, str(tmp_path)).out
     monkeypatch.setattr(tuning, "kernels_digest", lambda *_: "other kernels")
     races = len(favoured.races)

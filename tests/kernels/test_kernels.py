@@ -32,7 +32,6 @@ from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.isa import wgmma_element
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import HOPPER_TILES
 
 TILES = ("64x64x64/1x1", "128x128x64/2x1", "128x256x64/2x1", "128x256x64/1x2", "256x128x64/2x1", "128x128x128/1x2")
 
@@ -345,7 +344,7 @@ def test_swizzled_pieces_are_a_permutation_of_each_row() -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("tile", [*map(str, HOPPER_TILES.tuning)])
+@pytest.mark.parametrize("tile", [*map(str, STEPS[11].tiles.tuning)])
 def test_every_declared_tile_compiles_without_spills(tile: str, compiler: Compiler) -> None:
     stages = 4 if not HopperTile.parse(tile).violations(HOPPER.target(), 2, 4) else 3
     cubin = compiled(ring((4096, 4096, 4096), tile, stages=stages), compiler).cubin
@@ -354,7 +353,7 @@ def test_every_declared_tile_compiles_without_spills(tile: str, compiler: Compil
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("variant", STEPS[11].variants)
+@pytest.mark.parametrize("variant", STEPS[11].variant_names)
 def test_the_machine_code_has_the_instructions(variant: str, compiler: Compiler) -> None:
     sass = disassemble(compiled(ring((256, 256, 1024), "128x128x64/2x1", variant, stages=4), compiler).cubin)
     assert len(re.findall(r"\bHGMMA\.64x128x16", sass)) == 16
@@ -389,7 +388,7 @@ def test_every_depth_is_right_for_every_reduction(k: int, stages: int, compiler:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("variant", STEPS[11].variants)
+@pytest.mark.parametrize("variant", STEPS[11].variant_names)
 @pytest.mark.parametrize(
     ("shape", "layout"), [((1, 8, 8), "nn"), ((1, 1, 8), "nt"), ((129, 131, 72), "nt"), ((300, 264, 200), "nn")]
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.cases import STEPS
 from support.roles import HOPPER, STEPS_WITH_ROLES, roles
 from tensorir_ladder.harness.build import compile_module, compiled
 from tensorir_ladder.harness.execution import GpuBackend
@@ -18,7 +19,6 @@ from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import PERSISTENT_TILES
 
 TILES = ["128x256x64/2x1", "128x128x64/2x1", "64x128x64/1x1", "64x64x64/1x1", "128x64x64/2x1", "256x128x64/2x1"]
 
@@ -92,7 +92,7 @@ def test_overlapped_kernels_are_launched_with_the_flag_and_wait() -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("tile", [*map(str, PERSISTENT_TILES.tuning)])
+@pytest.mark.parametrize("tile", [*map(str, STEPS[13].tiles.tuning)])
 def test_every_declared_tile_compiles_without_spills(tile: str, compiler: Compiler) -> None:
     stages = next(s for s in (6, 5, 4, 3) if not RoleTile.parse(tile).violations(HOPPER.target(), 2, s))
     for number in (12, 13):

@@ -26,7 +26,6 @@ from tensorir_ladder.kernels.tcgen05 import TensorPanels, TensorProduct, columns
 from tensorir_ladder.kernels.tcgen05_ring import tcgen05_ring
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import BLACKWELL_TILES
 
 BLACKWELL = machine_for("sm_100a")
 Command = Callable[..., Outcome]
@@ -200,7 +199,7 @@ def test_a_turn_of_the_ring_is_written_out(variant: str, stages: int, layout: st
     assert kernel.smem_bytes == max(stages * 24576, 16384) + (2 * stages + 1) * 8 + 4
 
 
-@pytest.mark.parametrize("tile", [*map(str, BLACKWELL_TILES.tuning)])
+@pytest.mark.parametrize("tile", [*map(str, STEPS[14].tiles.tuning)])
 def test_every_tile_expects_its_boxes_and_empties_its_columns(tile: str) -> None:
     shape = BlackwellTile.parse(tile)
     kernel = ring((512, 768, 1024), tile, stages=2)
@@ -292,8 +291,8 @@ def test_broken_protocols_are_found(change: tuple[str, str], variant: str) -> No
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("variant", STEPS[14].variants)
-@pytest.mark.parametrize("tile", [*map(str, BLACKWELL_TILES.tuning)])
+@pytest.mark.parametrize("variant", STEPS[14].variant_names)
+@pytest.mark.parametrize("tile", [*map(str, STEPS[14].tiles.tuning)])
 def test_every_declared_tile_compiles_without_spills(tile: str, variant: str, compiler: Compiler) -> None:
     stages = next(
         count for count in (6, 4, 3) if not BlackwellTile.parse(tile).violations(BLACKWELL.target(), 2, count)

@@ -9,7 +9,7 @@ import pytest
 import tvm
 from tvm.s_tir import Schedule
 
-from support.cases import STEPS, make_case
+from support.cases import STEPS, config, make_case
 from support.warpgroups import check_on_cpu
 from tensorir_ladder.harness.build import Case, Kernel, compiled, executable, lower, lower_schedule
 from tensorir_ladder.harness.execution import GpuBackend, compile_serial
@@ -29,7 +29,6 @@ from tensorir_ladder.schedules.recipes.split_reduction import parts_to_fill
 from tensorir_ladder.schedules.tiles import ThreadTile, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc
 from tensorir_ladder.steps import step10_wgmma
-from tensorir_ladder.steps.config import StepConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*more would stay empty", "ignore:.*by a kernel in front")
 
@@ -44,7 +43,7 @@ def built(shape: tuple[int, int, int], layout: str, variant: str = "rows", dtype
 def computes(shape: tuple[int, int, int], layout: str, variant: str, dtype: str = "float16") -> None:
     """Check step 10's product on the CPU, before the instruction takes the place of loops."""
     problem = Matmul(*shape, dtype, layout)
-    check_on_cpu(step10_wgmma.schedule_before_tensorization(problem, StepConfig(variant, SMALL, 3)), problem)
+    check_on_cpu(step10_wgmma.schedule_for_cpu(problem, config(variant, SMALL, 3)), problem)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule
 
-from support.cases import make_case
+from support.cases import config, make_case
 from support.tensor_cores import TILE, stack_bytes, tensorize_pipelined
 from tensorir_ladder.harness.build import Kernel, compiled, executable, lower, lower_schedule, main_loop
 from tensorir_ladder.harness.execution import GpuBackend, compile_serial, gpu_arch, numpy_dtype
@@ -43,7 +43,6 @@ from tensorir_ladder.schedules.memory.swizzling import swizzled_piece
 from tensorir_ladder.schedules.tensor_cores.mma import INSTRUCTIONS
 from tensorir_ladder.steps import step8_tensor_cores as step8
 from tensorir_ladder.steps import step9_async_ring as step9
-from tensorir_ladder.steps.config import StepConfig
 
 LARGE = TensorCoreTile(block=(128, 256, 32), warp=(64, 64))
 MACHINE = machine_for("sm_90a")
@@ -231,7 +230,7 @@ def test_the_schedule_before_its_instructions_is_right(
     step, variant: str, dtype: str, shape: tuple[int, int, int], layout: str
 ) -> None:
     problem = Matmul(*shape, dtype, layout, "float32")
-    sch = step.schedule_before_tensorization(problem, StepConfig(variant, TILE, 3))
+    sch = step.schedule_for_cpu(problem, config(variant, TILE, 3))
     a, b = normal(0, (problem.m, problem.k), dtype), normal(1, problem.b_shape, dtype)
     out = run_serial(sch, a, b, out=np.full((problem.m, problem.n), np.nan, np.float32))
     np.testing.assert_allclose(out, reference(a, b, layout), atol=1e-4)
@@ -289,7 +288,7 @@ def test_fused_and_ragged_kernels_compile(dtype: str, compiler: Compiler) -> Non
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_operands_without_an_instruction_are_refused(dtype: str) -> None:
     with pytest.raises(IllegalSchedule, match=rf"dtype.*{dtype}.*float16"):
-        step8.schedule(Matmul(64, 64, 64, dtype), StepConfig("default", TILE))
+        step8.schedule(Matmul(64, 64, 64, dtype), config("default", TILE))
 
 
 @pytest.mark.parametrize(
@@ -375,9 +374,9 @@ def test_swizzles_and_rasters_check_what_they_get() -> None:
 
 def test_tf32_has_to_be_asked_for() -> None:
     with pytest.raises(IllegalSchedule, match="instruction=TF32"):
-        step9.schedule(Matmul(64, 64, 64), StepConfig("fragments", TILE))
+        step9.schedule(Matmul(64, 64, 64), config("fragments", TILE))
     with pytest.raises(IllegalSchedule, match=r"multiplies float32.*float16 operands"):
-        step9.schedule(Matmul(64, 64, 64, "float16"), StepConfig("tf32", TILE))
+        step9.schedule(Matmul(64, 64, 64, "float16"), config("tf32", TILE))
     text = build(9, (128, 128, 128), "tf32", dtype="float32", layout="nn").cuda
     assert ".m16n8k8.row.col.f32.tf32.tf32.f32" in text
     assert "cvt.rna.tf32.f32" in text

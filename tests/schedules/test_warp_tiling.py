@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from support.cases import make_case
+from support.cases import STEPS, config, make_case
 from support.schedules_on_cpu import convolve, normal, run
 from support.tensor_cores import stack_bytes
 from support.warps import AHEAD, SLICED, SMALL, staged
@@ -43,7 +43,6 @@ from tensorir_ladder.schedules import (
 )
 from tensorir_ladder.schedules.loops.serpentine import SERPENTINE
 from tensorir_ladder.steps import step7_warp_tiling as step7
-from tensorir_ladder.steps.config import WARP_TILES, StepConfig
 
 LARGE, MIDDLE, QUARTERS, NARROW = map(
     WarpTile.parse,
@@ -74,7 +73,7 @@ def operands(shape: tuple[int, int, int], layout: str = "nn", batch: tuple[int, 
 def product(shape: tuple[int, int, int], tile: WarpTile, layout: str = "nn", stages: int = 2, variant="serpentine"):
     """What step 7 computes on the CPU, and what is right."""
     a, b, expected = operands(shape, layout)
-    sch = step7.schedule(Matmul(*shape, layout=layout), StepConfig(variant, tile, stages))
+    sch = step7.schedule(Matmul(*shape, layout=layout), config(variant, tile, stages))
     return run(sch, a, b, shape=shape[:2]), expected
 
 
@@ -108,7 +107,7 @@ def test_a_pipeline_changes_no_bit(tile: WarpTile, layout: str) -> None:
 
 
 @pytest.mark.parametrize("tile", [SLICED[2], AHEAD], ids=str)
-@pytest.mark.parametrize("variant", step7.VARIANTS[1:])
+@pytest.mark.parametrize("variant", STEPS[7].variant_names[1:])
 def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
     default, other = (product((33, 70, 50), tile, "nt", 2, name)[0] for name in ("serpentine", variant))
     assert np.array_equal(default, other)
@@ -116,7 +115,7 @@ def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-@pytest.mark.parametrize("tile", [AHEAD, WARP_TILES.default, SLICED[1]], ids=str)
+@pytest.mark.parametrize("tile", [AHEAD, STEPS[7].tiles.default.tile, SLICED[1]], ids=str)
 def test_no_more_shared_memory_is_taken_than_a_tile_says(tile: WarpTile, stages: int, layout: str) -> None:
     taken = build((256, 256, 240), tile=tile, stages=stages, layout=layout).smem_bytes
     assert taken <= tile.smem_bytes(4, stages)
@@ -280,7 +279,7 @@ def test_each_multiply_add_shares_an_operand_with_the_one_before(tile: WarpTile,
 
 
 def test_only_a_serpentine_order_needs_an_option() -> None:
-    for variant in step7.VARIANTS:
+    for variant in STEPS[7].variant_names:
         expected = () if variant == "row_order" else ("-O1",)
         kernel = build((16, 32, 16), variant)
         assert required_ptxas_options(kernel.schedule.mod) == kernel.ptxas_options == expected
@@ -311,12 +310,14 @@ def test_padded_rows_meet_no_bank_twice(tile: WarpTile, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_default_tile_meets_no_bank_twice(layout: str) -> None:
-    kernel = build((256, 256, 1024), tile=WARP_TILES.default, layout=layout)
+    kernel = build((256, 256, 1024), tile=STEPS[7].tiles.default.tile, layout=layout)
     assert wavefronts(kernel, "A") == wavefronts(kernel, "B") == 1
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(("tile", "layout"), [(WARP_TILES.default, "nn"), (LARGE, "nn"), (QUARTERS, "nt")], ids=str)
+@pytest.mark.parametrize(
+    ("tile", "layout"), [(STEPS[7].tiles.default.tile, "nn"), (LARGE, "nn"), (QUARTERS, "nt")], ids=str
+)
 def test_sums_and_operands_stay_in_registers(tile: WarpTile, layout: str, compiler: Compiler) -> None:
     kernel = compiled(build((1024, 1024, 1024), tile=tile, layout=layout), compiler)
     assert kernel.cubin.spill_bytes == 0
@@ -411,7 +412,7 @@ def test_limits_of_the_machine_are_refused() -> None:
 
 
 def test_every_declared_tile_is_legal() -> None:
-    for tile in WARP_TILES.tuning:
+    for tile in STEPS[7].tiles.tuning:
         assert not tile.violations(machine_for("sm_90a").target(), 4, step7.STAGES), tile
 
 
@@ -447,7 +448,7 @@ def test_a_statement_between_its_loops_does_not_straighten_a_serpentine() -> Non
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tile", WARP_TILES.tuning, ids=str)
+@pytest.mark.parametrize("tile", STEPS[7].tiles.tuning, ids=str)
 def test_every_tile_is_right_on_the_gpu(tile: WarpTile, layout: str) -> None:
     for shape in ((512, 384, 1000), (257, 131, 100), (33, 17, 129), (1, 1, 1)):
         for stages in (2, 3):
@@ -456,7 +457,7 @@ def test_every_tile_is_right_on_the_gpu(tile: WarpTile, layout: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", step7.VARIANTS)
+@pytest.mark.parametrize("variant", STEPS[7].variant_names)
 def test_every_variant_is_right_on_the_gpu(variant: str) -> None:
     for tile in (LARGE, QUARTERS):
         kernel = build((512, 384, 1000), variant, tile, arch=gpu_arch())

@@ -13,7 +13,7 @@ import pytest
 import tvm
 from tvm.s_tir import Schedule
 
-from support.cases import STEPS, make_case
+from support.cases import STEPS, config, make_case
 from support.warpgroups import SMALL, check_on_cpu, scheduled
 from tensorir_ladder.harness.build import Kernel, Lowered, compiled, lower, lower_schedule, main_loop
 from tensorir_ladder.harness.execution import GpuBackend, compile_serial
@@ -32,7 +32,7 @@ from tensorir_ladder.schedules.tensor_cores.wgmma import Wgmma
 from tensorir_ladder.schedules.tiles import WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, gemm, matmul_bias_relu
 from tensorir_ladder.steps import step10_wgmma
-from tensorir_ladder.steps.config import DEFAULT_TILE, StepConfig
+from tensorir_ladder.steps.thread_tiles import DEFAULT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*more would stay empty")  # short reductions are wanted here
 
@@ -217,9 +217,9 @@ RAGGED = [
 
 
 @pytest.mark.parametrize(("problem", "tile", "stages", "variant"), RAGGED, ids=lambda value: str(value))
-def test_the_schedule_before_tensorization_computes_the_product(problem, tile, stages, variant) -> None:
-    config = StepConfig(variant, tile, stages)
-    check_on_cpu(step10_wgmma.schedule_before_tensorization(problem, config), problem)
+def test_the_schedule_for_cpu_computes_the_product(problem, tile, stages, variant) -> None:
+    config = config(variant, tile, stages)
+    check_on_cpu(step10_wgmma.schedule_for_cpu(problem, config), problem)
 
 
 def test_epilogues_and_batches_are_carried_along() -> None:
@@ -285,7 +285,7 @@ def test_parts_of_nothing_are_refused(parts: int) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_other_dtypes_are_refused_by_name(dtype: str) -> None:
     with pytest.raises(IllegalTile, match=f"operands of {dtype}.*float16 and bfloat16"):
-        step10_wgmma.schedule(Matmul(128, 128, 128, dtype), StepConfig("in_flight", SMALL, 4))
+        step10_wgmma.schedule(Matmul(128, 128, 128, dtype), config("in_flight", SMALL, 4))
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_tile_says_what_a_target_cannot_do() -> None:
 
 def test_the_wrong_family_of_tiles_is_refused() -> None:
     with pytest.raises(IllegalTile, match=r"step10_wgmma takes other tiles.*MxNxK/GMxGN"):
-        STEPS[10].schedule(Matmul(128, 128, 128, "float16"), StepConfig("in_flight", DEFAULT_TILE, 4))
+        STEPS[10].schedule(Matmul(128, 128, 128, "float16"), config("in_flight", DEFAULT.tile, 4))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_an_elementwise_block_is_no_contraction() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", step10_wgmma.VARIANTS)
+@pytest.mark.parametrize("variant", STEPS[10].variant_names)
 @pytest.mark.parametrize(
     ("shape", "dtype", "layout", "out", "tile", "stages"),
     [

@@ -48,7 +48,7 @@ def test_columns_run_side_by_side_in_the_place_of_rows() -> None:
 
 
 @pytest.mark.parametrize("m", [1, 200])
-def test_its_schedule_before_tensorization_is_right(m: int) -> None:
+def test_its_schedule_for_cpu_is_right(m: int) -> None:
     verify(lowered(m, n=72, k=136), LlvmBackend(), seeds=(0,))
 
 

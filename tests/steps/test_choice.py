@@ -12,22 +12,16 @@ from support.cases import EVERY_VARIANT, STEPS, THREAD_STEPS
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.machines import MACHINES, Machine, machine_for
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.config import (
-    HOPPER_TILES,
-    TENSOR_CORE_TILES,
-    THREAD_TILES,
-    WARP_TILES,
-    WARPGROUP_TILES,
-    TileFamily,
-)
+from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 H200 = machine_for("sm_90a")
 FAMILIES = {
-    "warps": (WARP_TILES, "float32"),
-    "mma": (TENSOR_CORE_TILES, "float16"),
-    "wgmma": (WARPGROUP_TILES, "float16"),
-    "tma": (HOPPER_TILES, "float16"),
+    "warps": (STEPS[7].tiles, "float32"),
+    "mma": (STEPS[8].tiles, "float16"),
+    "wgmma": (STEPS[10].tiles, "float16"),
+    "tma": (STEPS[11].tiles, "float16"),
 }
 each_family = pytest.mark.parametrize(("family", "dtype"), FAMILIES.values(), ids=FAMILIES)
 SHAPES = [
@@ -42,7 +36,7 @@ SHAPES = [
 CHOOSING = [(step, variant) for step, variant in EVERY_VARIANT if step not in THREAD_STEPS]
 
 
-def outputs(family: TileFamily, size: int, dtype: str, machine: Machine = H200) -> int:
+def outputs(family: TileSet, size: int, dtype: str, machine: Machine = H200) -> int:
     """Outputs of the tile that is chosen for a square product."""
     tile, _ = family.choose(Matmul(size, size, size, dtype), machine.target(), machine.sms)
     return tile.block_m * tile.block_n
@@ -54,13 +48,13 @@ def test_without_choices_there_is_none_and_the_step_says_its_own() -> None:
     assert THREAD_TILES.choose(problem, H200.target(), 132) is None
     for number in THREAD_STEPS:
         assert STEPS[number].default_for(problem, H200.target(), 132) == (
-            THREAD_TILES.default,
-            STEPS[number].default_stages,
+            THREAD_TILES.default.tile,
+            STEPS[number].stages,
         )
 
 
 @each_family
-def test_what_no_target_can_hold_is_not_chosen(family: TileFamily, dtype: str) -> None:
+def test_what_no_target_can_hold_is_not_chosen(family: TileSet, dtype: str) -> None:
     problem = Matmul(4096, 4096, 4096, dtype)
     ample, _ = family.choose(problem, H200.target(), 132)
     assert ample == family.default
@@ -82,7 +76,7 @@ def test_what_no_target_can_hold_is_not_chosen(family: TileFamily, dtype: str) -
 @settings(max_examples=60, deadline=None)
 @given(shape=st.tuples(*[st.integers(1, 20000)] * 3), multiprocessors=st.integers(1, 200), split=st.booleans())
 def test_a_choice_is_legal_and_always_the_same(
-    family: TileFamily, dtype: str, shape: tuple[int, int, int], multiprocessors: int, split: bool
+    family: TileSet, dtype: str, shape: tuple[int, int, int], multiprocessors: int, split: bool
 ) -> None:
     first, again = (family.choose(Matmul(*shape, dtype), H200.target(), multiprocessors, split=split) for _ in range(2))
     assert first == again
@@ -92,7 +86,7 @@ def test_a_choice_is_legal_and_always_the_same(
 
 
 @each_family
-def test_few_outputs_get_a_small_tile_and_many_the_large_one(family: TileFamily, dtype: str) -> None:
+def test_few_outputs_get_a_small_tile_and_many_the_large_one(family: TileSet, dtype: str) -> None:
     areas = [tile.block_m * tile.block_n for tile, _ in family.choices]
     assert outputs(family, 16, dtype) == min(areas)
     assert outputs(family, 16384, dtype) == max(areas)
@@ -102,7 +96,7 @@ def test_few_outputs_get_a_small_tile_and_many_the_large_one(family: TileFamily,
 
 
 @each_family
-def test_fewer_multiprocessors_are_filled_by_larger_tiles(family: TileFamily, dtype: str) -> None:
+def test_fewer_multiprocessors_are_filled_by_larger_tiles(family: TileSet, dtype: str) -> None:
     problem = Matmul(1024, 1024, 1024, dtype)
     few, many = (family.choose(problem, H200.target(), count)[0] for count in (1, 1000))
     assert few.block_m * few.block_n > many.block_m * many.block_n
@@ -111,7 +105,7 @@ def test_fewer_multiprocessors_are_filled_by_larger_tiles(family: TileFamily, dt
 def test_a_reduction_that_is_split_affords_larger_tiles() -> None:
     problem = Matmul(256, 256, 65536, "float16")
     (whole, _), (parts, _) = (
-        WARPGROUP_TILES.choose(problem, H200.target(), 132, split=split) for split in (False, True)
+        STEPS[10].tiles.choose(problem, H200.target(), 132, split=split) for split in (False, True)
     )
     assert parts.block_m * parts.block_n > whole.block_m * whole.block_n
     assert [STEPS[10].default_for(problem, H200.target(), 132, variant)[0] for variant in ("whole", "rows", "")] == [
@@ -128,7 +122,7 @@ def test_what_is_chosen_can_be_built_wherever_the_step_can(step: int, variant: s
         cases = [
             Case.default(STEPS[step], Matmul(*shape, dtype, layout), machine, variant)
             for shape in SHAPES
-            for dtype in STEPS[step].dtypes(variant)
+            for dtype in STEPS[step].variant(variant).dtypes
             for layout in ("nn", "nt")
         ]
         if all(case.lacks for case in cases):

@@ -22,6 +22,7 @@ from support.cases import (
     SMALL_TILES,
     STEPS,
     THREAD_STEPS,
+    config,
     make_case,
     small_case,
 )
@@ -33,8 +34,9 @@ from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import TensorCoreTile, ThreadTile, WarpgroupTile
 from tensorir_ladder.schedules.workloads import DTYPES, Matmul
-from tensorir_ladder.steps.config import DEFAULT_STAGES, DEFAULT_TILE, StepConfig
-from tensorir_ladder.steps.registry import MalformedStep, Step, UnknownStep, UnsupportedDtype, find_steps, get_step
+from tensorir_ladder.steps.registry import MalformedStep, find_steps, get_step
+from tensorir_ladder.steps.step import Step, UnknownStep, UnsupportedDtype
+from tensorir_ladder.steps.thread_tiles import DEFAULT
 
 CPU = LlvmBackend()
 SMALL_TILE = SMALL_TILES[ThreadTile]
@@ -134,7 +136,7 @@ def test_unknown_steps_and_variants_are_named_with_those_there_are() -> None:
     with pytest.raises(UnknownStep, match=f"no step 99; there are {', '.join(map(str, STEPS))}$"):
         get_step(99)
     with pytest.raises(UnknownStep, match="step5_pipelining has no variant 'turbo'; it has: async, one_barrier"):
-        get_step(5).schedule(Matmul(16, 16, 16), StepConfig("turbo", DEFAULT_TILE))
+        get_step(5).schedule(Matmul(16, 16, 16), config("turbo", DEFAULT.tile))
 
 
 # The files
@@ -162,12 +164,12 @@ def test_a_step_is_short_says_what_changes_and_defines_no_primitive(step) -> Non
 @pytest.mark.parametrize("step", STEPS.values(), ids=lambda step: step.name)
 def test_defaults_and_declared_tiles_are_legal(step: Step) -> None:
     family, machine = step.tiles, make_case(step.number, (64, 64, 64)).machine
-    itemsize = dtype_bytes(step.dtypes(step.default_variant())[0])
+    itemsize = dtype_bytes(step.variant(step.default_variant()).dtypes[0])
     assert family.default in family.best
     assert len(set(family.best)) == len(family.best) >= 3
     assert not any(tile.violations(machine.target(), itemsize, 1) for tile in family.best)
     assert not any(tile.violations(machine.target(), itemsize, slots) for tile, slots in family.choices)
-    assert not family.default.violations(machine.target(), itemsize, step.default_stages)
+    assert not family.default.violations(machine.target(), itemsize, step.stages)
     assert all(family.kind.parse(str(tile)) == tile for tile in family.tuning)
 
 
@@ -177,18 +179,18 @@ def test_steps_that_are_tiled_alike_share_their_tiles() -> None:
     assert len(set(map(id, families[:6]))) == 1
     assert len(set(map(id, families))) == 8
     assert STEPS[8].tiles is STEPS[9].tiles
-    assert [STEPS[number].default_stages for number in (5, 6, 7, *range(9, 15))] == [3, 3, 3, 4, 4, 4, 4, 4, 4]
+    assert [STEPS[number].stages for number in (5, 6, 7, *range(9, 15))] == [3, 3, 3, 4, 4, 4, 4, 4, 4]
 
 
 def test_each_variant_says_which_operands_it_takes() -> None:
-    taken = {(number, variant): STEPS[number].dtypes(variant) for number, variant in EVERY_VARIANT}
+    taken = {(number, variant): STEPS[number].variant(variant).dtypes for number, variant in EVERY_VARIANT}
     assert {taken[number, variant] for number, variant in EVERY_VARIANT if number in THREAD_STEPS} == {DTYPES}
-    assert {taken[7, variant] for variant in STEPS[7].variants} == {("float32",)}
+    assert {taken[7, variant] for variant in STEPS[7].variant_names} == {("float32",)}
     halves = ("float16", "bfloat16")
-    assert [taken[8, variant] for variant in STEPS[8].variants] == [halves, ("float32",)]
-    assert [taken[9, variant] for variant in STEPS[9].variants] == [halves, halves, halves, ("float32",)]
-    assert {taken[number, variant] for number in (10, 11, 14) for variant in STEPS[number].variants} == {halves}
-    tf32 = [(number, variant) for number, variant in EVERY_VARIANT if STEPS[number].math(variant) == "tf32"]
+    assert [taken[8, variant] for variant in STEPS[8].variant_names] == [halves, ("float32",)]
+    assert [taken[9, variant] for variant in STEPS[9].variant_names] == [halves, halves, halves, ("float32",)]
+    assert {taken[number, variant] for number in (10, 11, 14) for variant in STEPS[number].variant_names} == {halves}
+    tf32 = [(number, variant) for number, variant in EVERY_VARIANT if STEPS[number].variant(variant).math == "tf32"]
     assert tf32 == [(8, "tf32"), (9, "tf32")]
     assert {number for number, step in STEPS.items() if step.tensorized} == {8, 9, 10}
 
@@ -234,7 +236,7 @@ def test_a_dtype_is_refused_with_the_variant_that_takes_it(step: int, variant: s
     assert str(caught.value) == f"{STEPS[step].name}{message}"
 
 
-@pytest.mark.parametrize("variant", STEPS[10].variants)
+@pytest.mark.parametrize("variant", STEPS[10].variant_names)
 @pytest.mark.parametrize("k", [64, 128, 192, 256])
 def test_a_case_is_refused_for_the_stage_counts_that_its_schedule_refuses(variant: str, k: int) -> None:
     refused, unbuilt = [], []
@@ -298,7 +300,7 @@ def test_every_step_and_variant_is_right(step: int, variant: str, shape: tuple[i
 def test_every_tile_of_warps_is_right_in_every_dtype(
     step: int, variant: str, shape: tuple[int, int, int], layout: str, dtype: int
 ) -> None:
-    taken = STEPS[step].dtypes(variant)  # in turn, shape by shape
+    taken = STEPS[step].variant(variant).dtypes  # in turn, shape by shape
     case = small_case(step, shape, variant, dtype=taken[dtype % len(taken)], layout=layout)
     result = verify(lower(case), CPU, seeds=(0,))
     assert result.passed
@@ -314,7 +316,7 @@ def test_what_the_cpu_runs_of_a_tensorized_step_is_its_schedule_before_that(step
     assert ["tensor_core_m16n8k16" in text or "wgmma_m64n64k64" in text for text in texts] == [True, False]
 
 
-@pytest.mark.parametrize("variant", STEPS[10].variants)
+@pytest.mark.parametrize("variant", STEPS[10].variant_names)
 @pytest.mark.parametrize("k", [64, 128])
 def test_a_short_reduction_may_be_asked_for_by_the_slots_that_it_has(variant: str, k: int) -> None:
     case = small_case(10, (64, 64, k), variant)
@@ -405,7 +407,7 @@ def test_double_buffer_alone_equals_the_plain_loop_bit_for_bit(k: int) -> None:
     assert np.array_equal(output_of(4, "default", k, 1)[0], output_of(5, "double_buffer", k, 4)[0])
 
 
-@pytest.mark.parametrize("variant", STEPS[6].variants)
+@pytest.mark.parametrize("variant", STEPS[6].variant_names)
 def test_unrolling_changes_no_bit(variant: str) -> None:
     assert np.array_equal(output_of(4, "default", 51, 1)[0], output_of(6, variant, 51, 3)[0])
 
@@ -422,7 +424,7 @@ def test_more_stages_than_k_tiles_warns_once_and_uses_as_many_slots_as_tiles() -
     (warning,) = kernel.warnings
     assert "6 pipeline stages" in warning
     assert "2 iterations" in warning
-    assert kernel.smem_bytes == DEFAULT_TILE.smem_bytes(4, 2)
+    assert kernel.smem_bytes == DEFAULT.tile.smem_bytes(4, 2)
     assert verify(kernel, CPU, seeds=(0,)).passed
 
 
@@ -430,13 +432,13 @@ def test_far_more_stages_than_k_tiles_is_not_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         kernel = lower(make_case(5, (64, 64, 64), "async", stages=64))
-    assert kernel.smem_bytes == DEFAULT_TILE.smem_bytes(4, 4)
+    assert kernel.smem_bytes == DEFAULT.tile.smem_bytes(4, 4)
 
 
 @pytest.mark.parametrize("stages", [0, -1])
 def test_a_stage_count_below_one_is_refused(stages: int) -> None:
     with pytest.raises(IllegalPipeline, match="stage count below 1") as caught:
-        STEPS[5].schedule(Matmul(64, 64, 64), StepConfig("async", DEFAULT_TILE, stages))
+        STEPS[5].schedule(Matmul(64, 64, 64), config("async", DEFAULT.tile, stages))
     assert caught.value.value == stages
 
 
@@ -462,7 +464,9 @@ def test_the_annotations_are_those_of_the_variant() -> None:
 
 
 def test_the_pass_configuration_is_what_the_schedule_says() -> None:
-    configurations = {variant: lower(make_case(5, (64, 64, 128), variant)).pass_config for variant in STEPS[5].variants}
+    configurations = {
+        variant: lower(make_case(5, (64, 64, 128), variant)).pass_config for variant in STEPS[5].variant_names
+    }
     asynchronous = {variant for variant, configuration in configurations.items() if configuration}
     assert asynchronous == {"async", "one_barrier", "unrolled_ring", "one_barrier_unrolled", "writeback"}
     assert all(configurations[variant] == {"tirx.use_async_copy": True} for variant in asynchronous)
@@ -482,9 +486,9 @@ def test_double_buffer_scope_changes_nothing(shape: tuple[int, int, int]) -> Non
 
 
 def test_every_other_variant_generates_code_of_its_own() -> None:
-    bodies = {variant: lower(make_case(5, (128, 128, 256), variant)).body for variant in STEPS[5].variants}
+    bodies = {variant: lower(make_case(5, (128, 128, 256), variant)).body for variant in STEPS[5].variant_names}
     assert len(set(bodies.values())) == len(bodies) - 1  # double_buffer_pipelined is sync
-    factors = {variant: lower(make_case(6, (128, 128, 256), variant)).body for variant in STEPS[6].variants}
+    factors = {variant: lower(make_case(6, (128, 128, 256), variant)).body for variant in STEPS[6].variant_names}
     # A k tile of 16 is fully unrolled by 16, by 32 and by "full".
     assert factors["full"] == factors["unroll16"] == factors["unroll32"]
     assert len({factors[name] for name in ("full", "none", "unroll4", "unroll8")}) == 4
@@ -496,9 +500,9 @@ def test_neighbouring_steps_differ() -> None:
     assert len({kernel.body for kernel in kernels.values()}) == len(STEPS)
     shared = [kernels[number].smem_bytes for number in THREAD_STEPS]
     assert shared[0] == 0
-    assert shared[1] == DEFAULT_TILE.one_output_per_thread().smem_bytes(4)
-    assert shared[2:4] == [DEFAULT_TILE.smem_bytes(4)] * 2
-    assert shared[4:] == [DEFAULT_TILE.smem_bytes(4, DEFAULT_STAGES)] * 2
+    assert shared[1] == DEFAULT.tile.one_output_per_thread().smem_bytes(4)
+    assert shared[2:4] == [DEFAULT.tile.smem_bytes(4)] * 2
+    assert shared[4:] == [DEFAULT.tile.smem_bytes(4, DEFAULT.stages)] * 2
     names = ("mma.sync", "wgmma.mma_async", "ldmatrix", "cp.async.c", "cp.async.bulk.tensor", "tcgen05.mma")
     found = {number: {name for name in names if name in kernels[number].cuda} for number in STEPS}
     assert not any(found[number] for number in range(1, 5))

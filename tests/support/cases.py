@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.kernels.blackwell import BlackwellTile
@@ -13,6 +15,7 @@ from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
+from tensorir_ladder.steps.step import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = find_steps()
 
 
-EVERY_VARIANT = [(number, variant) for number, step in STEPS.items() for variant in step.variants]
+EVERY_VARIANT = [(number, variant) for number, step in STEPS.items() for variant in step.variant_names]
 
 
 THREAD_STEPS = [number for number, step in STEPS.items() if step.tiles.kind is ThreadTile]
@@ -62,9 +65,9 @@ def make_case(
     found = STEPS[step]
     machine = machine_for(arch or found.arch or DEFAULT_ARCH)
     variant = variant or found.default_variant(machine.has_cp_async)
-    problem = Matmul(*shape, dtype or found.dtypes(variant)[0], layout, out_dtype)
-    stages = found.default_stages if stages is None else stages
-    return Case(found, problem, variant, tile or found.tiles.default, machine, stages)
+    problem = Matmul(*shape, dtype or found.variant(variant).dtypes[0], layout, out_dtype)
+    stages = found.stages if stages is None else stages
+    return Case(found, problem, variant, tile or found.tiles.default.tile, machine, stages)
 
 
 def small_case(step: int, shape: tuple[int, int, int], variant: str | None = None, **given: Any) -> Case:
@@ -87,3 +90,14 @@ def verified_on(outcome: Outcome) -> list[str]:
     return [
         "" if "not verified" in line else next(place for word, place in places.items() if word in line) for line in said
     ]
+
+
+def redeclare(monkeypatch: pytest.MonkeyPatch, number: int, **fields: Any) -> None:
+    """Give a step other fields for the time of a test; it stays the same object, which frozen fields do not change."""
+    for name, value in fields.items():
+        monkeypatch.setitem(vars(STEPS[number]), name, value)
+
+
+def config(variant: str, tile: BlockTile, stages: int = 3, arch: str = DEFAULT_ARCH) -> Config:
+    """Ask for a step on the default machine, or another."""
+    return Config(variant, tile, stages, machine_for(arch).for_choices())

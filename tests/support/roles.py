@@ -14,13 +14,13 @@ from tensorir_ladder.kernels.tiles import RoleTile
 HOPPER = machine_for("sm_90a")
 
 
-STEPS_WITH_ROLES = [(number, variant) for number in (12, 13) for variant in STEPS[number].variants]
+STEPS_WITH_ROLES = [(number, variant) for number in (12, 13) for variant in STEPS[number].variant_names]
 
 
 def roles(
     number: int, shape: tuple[int, int, int], tile: str = "64x64x64/1x1", variant: str = "", sms: int = 0, **given: Any
 ) -> Kernel:
     """Step 12 or 13, lowered for Hopper, with ``sms`` multiprocessors."""
-    variant = variant or STEPS[number].variants[0]
+    variant = variant or STEPS[number].variant_names[0]
     case = make_case(number, shape, variant, tile=RoleTile.parse(tile), **given)
     return lower(replace(case, machine=SmallMachine.of(HOPPER, sms or 132)))

@@ -1,0 +1,196 @@
+"""What a tile costs on a machine: one model for the steps' default tiles, for torch_ops' choice, and for the search.
+
+It puts candidates into order without measuring them, no more: results never depend on it. What it needs to know of a
+GPU is data (:class:`CostRates`), read from that GPU's rates file by whoever asks.
+
+Three questions, each a function here:
+
+- How long do a product's block tiles take (:func:`block_tile_cost`; of kernels with roles :func:`stream_k_cycles`)?
+- Into how many parts should a long reduction go (:func:`parts_to_fill`, :func:`parts_for`)?
+- Does copying operands to aligned rows first pay (:func:`copying_pays`)?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tvm.target import Target
+
+from tensorir_ladder.schedules.isa import WARP
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.tiles import BlockTile, Choice, ThreadTile, TileSet, WarpTile
+from tensorir_ladder.schedules.workloads import Matmul
+
+
+@dataclass(frozen=True)
+class CostRates:
+    """What the model takes from a GPU's rates file, where each number says how it came about.
+
+    ``*_warps_to_hide`` and ``*_edge`` weigh latency and a tile's edges, for ordinary cores (simt) and tensor cores.
+    Per cycle of a multiprocessor: multiply-adds of wgmma, bytes loaded while all load, bytes of a stream-K helper's
+    sums handed over to device memory and read again by a tile's owner, results stored. ``hand_over_cycles`` until a
+    flag raised by one block has let another read what it left; ``launch_cycles`` of a launch that waits for the end of
+    the kernel before it; ``barrier_cycles`` of a k tile's block barrier that nothing hides. ``aligned_tflops`` and
+    ``straddling_tflops`` of one product with rows that are whole cache lines and with rows that are not;
+    ``copying_gb_s`` reads and writes of a copy, ``copying_us`` the shortest kernel in front. ``shortest_part_k_tiles``:
+    the fewest k tiles that a part of a split reduction was seen to pay with.
+    """
+
+    simt_warps_to_hide: float
+    simt_edge: float
+    tensor_warps_to_hide: float
+    tensor_edge: float
+    wgmma_multiply_adds_per_cycle: float
+    load_bytes_per_cycle: float
+    hand_over_bytes_per_cycle: float
+    hand_over_cycles: float
+    add_bytes_per_cycle: float
+    stored_results_per_cycle: float
+    launch_cycles: float
+    barrier_cycles: float
+    aligned_tflops: float
+    straddling_tflops: float
+    copying_gb_s: float
+    copying_us: float
+    shortest_part_k_tiles: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A GPU as the model sees it: its TVM target with limits, its multiprocessors, cp.async, and its rates."""
+
+    target: Target
+    multiprocessors: int
+    rates: CostRates
+    has_cp_async: bool = True
+
+
+def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, split: bool = False) -> Choice:
+    """Return the tile and stages of ``tiles`` that should be fastest for a product; the default where none is listed.
+
+    Choices that the machine cannot hold are left out, or taken with fewer stages where it can hold none as it is.
+    ``split`` counts each block in the parts that :func:`parts_for` makes of it.
+    """
+
+    def cost(choice: Choice) -> float:
+        parts = parts_for(problem, choice, machine) if split else 1
+        return (
+            tiles.cost(choice, problem, machine, parts)
+            if tiles.cost
+            else block_tile_cost(choice, problem, machine, parts)
+        )
+
+    return min(_fitting(tiles.choices, machine.target, dtype_bytes(problem.dtype)), key=cost, default=tiles.default)
+
+
+def _fitting(choices: Sequence[Choice], target: Target, itemsize: int) -> list[Choice]:
+    """The choices that a target can hold; with fewer stages where it can hold none of them as it is."""
+    for fewer in range(max((choice.stages for choice in choices), default=0)):
+        shorter = [Choice(choice.tile, choice.stages - fewer) for choice in choices if choice.stages > fewer]
+        if legal := [each for each in shorter if not each.tile.violations(target, itemsize, each.stages)]:
+            return legal
+    return []
+
+
+def block_count(problem: Matmul, tile: BlockTile) -> int:
+    """Return how many block tiles the output has."""
+    return -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n)
+
+
+def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+    """Return what a product costs with one block to a block tile, in outputs: good for an order, no time.
+
+    A multiprocessor's time is the outputs that fall to it, dearer where few warps hide each other's latencies
+    and where tiles are small, whose edges load more for each output::
+
+        ceil(blocks / multiprocessors) · block_m · block_n
+          · (1 + warps_to_hide / warps resident) · (1 + edge · (1 / block_m + 1 / block_n))
+
+    A warp that reads one step ahead counts twice: it hides latency as two do. ``python -m reports table`` shows what
+    the choice costs against tuning.
+    """
+    tile, stages = choice.tile, choice.stages
+    ordinary = isinstance(tile, (ThreadTile, WarpTile))
+    rates = machine.rates
+    hide = rates.simt_warps_to_hide if ordinary else rates.tensor_warps_to_hide
+    edge = rates.simt_edge if ordinary else rates.tensor_edge
+    per_multiprocessor = -(-block_count(problem, tile) * parts // machine.multiprocessors)
+    resident = min(
+        int(machine.target.attrs["max_shared_memory_per_block"]) // tile.smem_bytes(dtype_bytes(problem.dtype), stages),
+        int(machine.target.attrs["registers_per_block"]) // (tile.registers * tile.threads_per_block),
+    )
+    warps = min(per_multiprocessor, max(1, resident)) * tile.threads_per_block / WARP * (1 + tile.steps_ahead)
+    edges = 1 + edge * (1 / tile.block_m + 1 / tile.block_n)
+    return per_multiprocessor / parts * tile.block_m * tile.block_n * (1 + hide / warps) * edges
+
+
+def parts_to_fill(tiles: int, multiprocessors: int, steps: int, least: int = 1) -> int:
+    """Return into how many parts a reduction should go, so that the blocks of all ``tiles`` fill the GPU together.
+
+    As many as run at once with one block to a multiprocessor, since a block more would make all wait for a second
+    round; each with ``least`` of the ``steps`` k tiles or more. 1 where the tiles alone fill more than half of it::
+
+        32 tiles, 132 multiprocessors, 224 k tiles    4 parts of 56 k tiles: 128 blocks
+    """
+    return max(1, min(multiprocessors // tiles, steps // least))
+
+
+def parts_for(problem: Matmul, choice: Choice, machine: Machine) -> int:
+    """Return how many parts a split reduction has: each of no fewer k tiles than pay, nor than there are stages."""
+    k_tiles = -(-problem.k // choice.tile.block_k)
+    shortest = max(choice.stages, int(machine.rates.shortest_part_k_tiles))
+    return parts_to_fill(block_count(problem, choice.tile), machine.multiprocessors, k_tiles, shortest)
+
+
+def copying_pays(operations: float, copied_bytes: float, rates: CostRates, share: float = 1.0) -> bool:
+    """Return whether a product is sooner done if operands whose rows straddle cache lines are copied to whole lines.
+
+    ::
+
+        lost    = share · operations · (1 / straddling_tflops − 1 / aligned_tflops)
+        copying = 2 · copied_bytes / copying_gb_s + copying_us
+        on an H200   4088³, both operands copied:  lost 97 µs, copying 34 µs        1024³:  lost 1.5 µs, copying 5 µs
+
+    ``operations`` are two per multiply-add; ``copied_bytes`` are read once and written once. ``share`` is the part of
+    the operands that straddles: what each of them costs was not measured, so that they count alike.
+    """
+    lost_us = share * operations * (1 / rates.straddling_tflops - 1 / rates.aligned_tflops) / 1e6
+    return lost_us > 2 * copied_bytes / rates.copying_gb_s / 1e3 + rates.copying_us
+
+
+class SharedOut(Protocol):
+    """How persistent blocks share tiles out: what :class:`kernels.stream_k.StreamKPlan` says of itself."""
+
+    k_tiles: int
+    helpers: int
+    cut: int
+
+    @property
+    def waves(self) -> int:
+        """Whole waves, in which each worker has a tile."""
+
+    @property
+    def owned(self) -> int:
+        """Tiles of the last wave."""
+
+
+def stream_k_cycles(plan: SharedOut, block: tuple[int, int, int], rates: CostRates) -> float:
+    """Return the cycles that a plan takes with blocks of (m, n, k), without what all plans have in common.
+
+    A k tile takes what multiplying it or loading it takes, whichever is longer. Owners that have had no whole tile
+    before end together with their helpers, and then wait for the sums.
+    """
+    m, n, k = block
+    k_tile = max(m * n * k / rates.wgmma_multiply_adds_per_cycle, (m + n) * k * 2 / rates.load_bytes_per_cycle)
+    waves = plan.waves * plan.k_tiles * k_tile
+    if not plan.helpers:
+        return waves + (plan.k_tiles * k_tile if plan.owned else 0)
+    sums = m * n * 4
+    heard = -(-plan.helpers // plan.owned)
+    given = -(-plan.owned // plan.helpers)
+    helper = plan.owned * plan.cut / plan.helpers * k_tile + given * sums / rates.hand_over_bytes_per_cycle
+    owner = (plan.k_tiles - plan.cut) * k_tile
+    adding = heard * sums / rates.add_bytes_per_cycle + (0 if plan.waves else rates.hand_over_cycles)
+    return waves + (max(helper, owner + adding) if plan.waves else max(helper, owner) + adding)

@@ -1,0 +1,14 @@
+from .checks import buffer_versions as buffer_versions
+from .checks import check_pipeline as check_pipeline
+from .explain import explain_pipeline as explain_pipeline
+from .lowering import required_tir_pipeline as required_tir_pipeline
+from .lowering import unroll_rings as unroll_rings
+from .one_barrier import gate_copies as gate_copies
+from .one_barrier import hide_reads as hide_reads
+from .pipelining import PipelinePlan as PipelinePlan
+from .pipelining import double_buffer as double_buffer
+from .pipelining import fitting_stages as fitting_stages
+from .pipelining import infer_pipeline as infer_pipeline
+from .pipelining import pipeline_loop as pipeline_loop
+from .pipelining import pipeline_reads as pipeline_reads
+from .pipelining import required_pass_config as required_pass_config

@@ -1,0 +1,16 @@
+from .contraction import StagedContraction as StagedContraction
+from .contraction import stage_contraction as stage_contraction
+from .split_reduction import SplitReduction as SplitReduction
+from .split_reduction import add_parts as add_parts
+from .split_reduction import split_reduction as split_reduction
+from .streaming import CombinedReduction as CombinedReduction
+from .streaming import SpreadElements as SpreadElements
+from .streaming import SpreadReduction as SpreadReduction
+from .streaming import SpreadRows as SpreadRows
+from .streaming import Staging as Staging
+from .streaming import StreamTile as StreamTile
+from .streaming import spread_elements as spread_elements
+from .streaming import spread_reduction as spread_reduction
+from .streaming import spread_rows as spread_rows
+from .warp_tiling import WarpContraction as WarpContraction
+from .warp_tiling import stage_for_warps as stage_for_warps

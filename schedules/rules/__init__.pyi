@@ -1,0 +1,1 @@
+from .pipelined_contraction import PipelinedContraction as PipelinedContraction

@@ -1,0 +1,215 @@
+"""What a step is: one declaration, ``STEP = Step(…)``, at the end of its file.
+
+A step makes a schedule, or an explicit kernel, for a product and a configuration. All that others must know of it and
+of its variants is a field here: nobody reads names or compares numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.tiles import BlockTile, TileSet
+from tensorir_ladder.schedules.workloads import DTYPES, Matmul
+
+if TYPE_CHECKING:
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+
+    from tensorir_ladder.schedules.cost import Machine
+
+
+class UnsupportedDtype(ValueError):
+    """Operands in a dtype that a step's variant does not take."""
+
+
+class UnknownStep(ValueError):
+    """A step number or a variant that does not exist."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One form of a step.
+
+    ``dtypes`` are the operands' dtypes that it takes, the first by default; ``math`` is "ieee", or "tf32", which rounds
+    float32 operands to 11 bits first. ``needs_async_copy``: it needs cp.async (sm_80 and newer). ``pipelined``: its k
+    loop has stages. ``fewest_stages``: it works with no fewer, of a reduction that has as many k tiles. ``tuned``:
+    tuning may take it in the default's place, since it computes the same in the same order. ``debug``: a build that
+    says what went wrong, which nobody measures unless asked to. ``splits_k``: it cuts a long reduction in parts.
+    What models of its time ask: ``one_barrier`` per k tile; ``unrolled_ring``, so that stage numbers are constants;
+    ``unroll``, how many steps of a k tile are written out (None: all); ``modelled``: the depth model covers its loop.
+    ``note``: a sentence that its code cannot tell.
+    """
+
+    name: str
+    dtypes: tuple[str, ...] = DTYPES
+    math: str = "ieee"
+    needs_async_copy: bool = False
+    pipelined: bool = True
+    fewest_stages: int = 1
+    tuned: bool = False
+    debug: bool = False
+    splits_k: bool = False
+    one_barrier: bool = False
+    unrolled_ring: bool = False
+    unroll: int | None = 1
+    modelled: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Config:
+    """How to build a step: the variant's name, the tile, and the machine that it is for.
+
+    ``stages`` are k tiles of both operands in shared memory, for the steps that pipeline (others ignore it): n stages
+    keep n − 1 tiles on their way, 1 is no pipeline.
+    """
+
+    variant: str
+    tile: BlockTile
+    stages: int
+    machine: Machine
+
+    def k_tiles(self, problem: Matmul) -> int:
+        """Return how many k tiles a product has."""
+        return -(-problem.k // self.tile.block_k)
+
+    def stages_of(self, problem: Matmul) -> int:
+        """Return the stages that a product can fill: no more than it has k tiles."""
+        return min(self.stages, self.k_tiles(problem))
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of the ladder.
+
+    Either ``schedule(problem, config)`` makes a TVM schedule, or ``kernel(problem, config)`` an explicit TIRx kernel,
+    lowered as it is written. Where instructions replace loops that the CPU cannot run, ``schedule_for_cpu`` makes the
+    same schedule before that. ``text`` is the file's docstring. ``tiles`` are those that it takes; ``tile_built`` is
+    what it makes of one; ``stages`` are taken where nobody names a number, ``tuning_stages`` what tuning tries.
+    ``variants``: the first stands for the step, ``without_async_copy`` on targets that lack cp.async. ``stamped``: its
+    kernel takes ``stamps``, and leaves time stamps. ``arch``: the only architecture with its instructions.
+    ``never_run``: it has been compiled only. ``refuses(problem)`` says why its kernels take no product of a shape, as
+    a clause. Two steps are the same if they are the same object.
+    """
+
+    number: int
+    topic: str
+    text: str
+    tiles: TileSet
+    variants: tuple[Variant, ...]
+    schedule: Callable[[Matmul, Config], Schedule] | None = None
+    schedule_for_cpu: Callable[[Matmul, Config], Schedule] | None = None
+    kernel: Callable[..., tirx.PrimFunc] | None = None
+    stages: int = 1
+    tuning_stages: tuple[int, ...] = (1,)
+    pipelined: bool = False
+    tile_built: Callable[[BlockTile], BlockTile] = lambda tile: tile
+    without_async_copy: str = ""
+    stamped: bool = False
+    arch: str = ""
+    never_run: bool = False
+    refuses: Callable[[Matmul], str] = lambda problem: ""
+
+    def __post_init__(self) -> None:
+        names = self.variant_names
+        if not names or len(set(names)) < len(names):
+            raise TypeError(f"step {self.number} has the variants {names}: at least one, each with a name of its own")
+        if (self.schedule is None) == (self.kernel is None):
+            raise TypeError(
+                f"step {self.number} has schedule {self.schedule} and kernel {self.kernel}: give one of them"
+            )
+        if not self.text.strip():
+            raise TypeError(f"step {self.number} has no text: give its file a docstring and pass text=__doc__")
+
+    @property
+    def name(self) -> str:
+        """``stepN_topic``, as its file is called."""
+        return f"step{self.number}_{self.topic}"
+
+    @property
+    def title(self) -> str:
+        """The first line of the step's text."""
+        return self.text.strip().splitlines()[0].rstrip(".")
+
+    @property
+    def variant_names(self) -> tuple[str, ...]:
+        """The variants' names; the first stands for the step where the target can run it."""
+        return tuple(variant.name for variant in self.variants)
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the step is an explicit kernel rather than a schedule."""
+        return self.kernel is not None
+
+    @property
+    def tensorized(self) -> bool:
+        """Whether instructions replace loops that the CPU cannot run: then it verifies the schedule before that."""
+        return self.schedule_for_cpu is not None
+
+    @property
+    def verified_on(self) -> tuple[str, ...]:
+        """The ways to execute that can verify this step, the one that is taken where nobody names any first.
+
+        LLVM is the quickest way without a GPU and needs no compiler; but it runs a tensorized step only in part, and
+        an explicit kernel not at all. None for a step that has been compiled and never run.
+        """
+        if self.never_run:
+            return ()
+        on_cpu = ("emulator", "llvm") if self.tensorized else ("emulator",) if self.explicit else ("llvm", "emulator")
+        return ("gpu", *on_cpu)
+
+    def __reduce__(self) -> tuple[Callable[[int], Step], tuple[int]]:
+        """Be found again by number in another process."""
+        from tensorir_ladder.steps.registry import get_step
+
+        return get_step, (self.number,)
+
+    def variant(self, name: str) -> Variant:
+        """Return the variant of that name; UnknownStep lists those there are."""
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        raise UnknownStep(f"{self.name} has no variant {name!r}; it has: {', '.join(self.variant_names)}")
+
+    def default_variant(self, async_copy: bool = True) -> str:
+        """Return the variant that stands for the step, given whether the target has cp.async."""
+        return self.variants[0].name if async_copy else self.without_async_copy or self.variants[0].name
+
+    def takes(self, variant: str, dtype: str, async_copy: bool) -> bool:
+        """Return whether a target can run a variant on operands of a dtype."""
+        form = self.variant(variant)
+        return (async_copy or not form.needs_async_copy) and dtype in form.dtypes
+
+    def check_tile(self, tile: BlockTile) -> None:
+        """Raise IllegalTile for a tile of another family than the step's."""
+        kind = self.tiles.kind
+        if not isinstance(tile, kind):
+            raise IllegalTile(
+                f"{self.name} takes other tiles", value=str(tile), limit=kind.FORM, remedy=f"write e.g. {kind.EXAMPLE}"
+            )
+
+    def check_dtype(self, variant: str, dtype: str) -> None:
+        """Raise UnsupportedDtype with the dtypes that a variant takes."""
+        taken = self.variant(variant).dtypes
+        if dtype not in taken:
+            others = [other.name for other in self.variants if dtype in other.dtypes]
+            remedy = f"; --variant {others[0]} takes it" if others else ""
+            raise UnsupportedDtype(
+                f"{self.name}[{variant}] takes operands in {' or '.join(taken)}, not {dtype}{remedy}"
+            )
+
+    def unverified(self, backend: str, arch: str) -> str:
+        """Return why a way to execute cannot verify this step on a machine, as a clause; empty where it can be tried.
+
+        A step that has never run is tried where the GPU is of its architecture.
+        """
+        if backend in self.verified_on or (backend == "gpu" and arch == self.arch):
+            return ""
+        if not self.verified_on:
+            return f"it has been compiled and never run, for want of an {self.arch}"
+        if self.explicit:
+            return "an explicit kernel runs on a GPU or in the emulator"
+        return f"needs {' or '.join(self.verified_on)}"
