@@ -10,7 +10,7 @@ from tensorir_ladder.schedules.workloads import ROWS
 
 
 def takes_any_rows(device: tvm.IRModule) -> bool:
-    """Whether a lowered function's kernels are told the number of rows at each launch."""
+    """Return whether a lowered function's kernels are told the number of rows at each launch."""
     return any(param.name == ROWS for function in device.functions.values() for param in function.params)
 
 
@@ -33,7 +33,6 @@ def _launched(function: tirx.PrimFunc, bound: dict[str, ir.Expr]) -> tirx.PrimFu
     """A function whose launches have numbers in the places of variables that are bound."""
 
     def known_value(var: tirx.Var) -> ir.Expr:
-        """What a variable stands for."""
         return number(bound[var.name]) if var.name in bound else var
 
     def number(value: ir.Expr) -> ir.Expr:

@@ -22,20 +22,11 @@ from tensorir_ladder.harness.race import Contender, Racecourse, sets_needed
 from tensorir_ladder.harness.records import StreamRecord, Verification, shape_text
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import WrongResult, epsilon
-from tensorir_ladder.schedules import (
-    Staging,
-    StreamTile,
-    gelu,
-    pipeline_loop,
-    row_sum,
-    scale_shift,
-    softmax,
-    spread_elements,
-    spread_reduction,
-    spread_rows,
-)
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes
+from tensorir_ladder.schedules.pipeline import pipeline_loop
+from tensorir_ladder.schedules.recipes import Staging, StreamTile, spread_elements, spread_reduction, spread_rows
+from tensorir_ladder.schedules.workloads import gelu, row_sum, scale_shift, softmax
 
 MIB = 2**20
 DTYPES = ("float32", "float16")

@@ -89,19 +89,19 @@ class Case:
 
     @property
     def math(self) -> str:
-        """How products are computed: "ieee", or "tf32", which rounds float32 operands to 11 bits first."""
+        """The arithmetic of products: "ieee", or "tf32", which rounds float32 operands to 11 bits first."""
         return self.form.math
 
     @property
     def lacks(self) -> str:
-        """What the machine lacks for the step's variant, or why the step refuses the product, as a clause; or empty."""
+        """A clause: what the machine lacks for the step's variant, or why the step refuses the product; or empty."""
         if self._needs_cp_async:
             return f"{self.machine.arch} has no cp.async"
         return self.tile.missing(self.machine.target()) or self.step.refuses(self.problem)
 
     @property
     def _needs_cp_async(self) -> bool:
-        """Whether the variant needs cp.async, which the machine lacks."""
+        """True where the variant needs cp.async, which the machine lacks."""
         return self.form.needs_async_copy and not self.machine.has_cp_async
 
     def validate(self) -> None:
@@ -142,7 +142,7 @@ class Case:
         return cls(step, problem, variant, chosen.tile, machine, stages or chosen.stages)
 
     def with_tile(self, tile: BlockTile, choice: str) -> Case:
-        """The same case with another tile."""
+        """Return the case with another tile."""
         return replace(self, tile=tile, tile_choice=choice)
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ class Lowered:
 
     @property
     def explicit(self) -> bool:
-        """Whether an explicit kernel was lowered."""
+        """True where an explicit kernel was lowered."""
         return not isinstance(self.source, Schedule)
 
     @property
@@ -180,7 +180,7 @@ class Lowered:
 
     @property
     def mod(self) -> tvm.IRModule:
-        """What was lowered, as a module: its function is "main"."""
+        """The module that was lowered: its function is "main"."""
         return tvm.IRModule({"main": self.source}) if self.explicit else self.source.mod
 
     @property
@@ -197,12 +197,12 @@ class Lowered:
 
     @property
     def pass_config(self) -> dict[str, bool]:
-        """What the schedule needs to be lowered as written."""
+        """The pass configuration without which the schedule is not lowered as written."""
         return required_pass_config(self.mod)
 
     @property
     def ptxas_options(self) -> tuple[str, ...]:
-        """What CUDA's assembler must be told, so that it keeps the schedule's order."""
+        """Options of CUDA's assembler without which it does not keep the schedule's order."""
         return required_ptxas_options(self.mod)
 
     @property
@@ -212,7 +212,7 @@ class Lowered:
 
     @property
     def launches(self) -> int:
-        """How many kernels one call of the function launches."""
+        """Kernels that one call of the function launches."""
         return len(self.device.functions)
 
     @property
@@ -300,7 +300,7 @@ class Lowered:
 
     @property
     def most_local_bytes(self) -> int:
-        """The same of the kernel where it is most."""
+        """The most that a thread of any of its kernels declares."""
         return max(self._allocated(name.name_hint, "local") for name in self.device.functions)
 
     def _allocated(self, kernel: str, *scopes: str) -> int:
@@ -349,7 +349,7 @@ class Lowered:
 
     @property
     def written_out(self) -> bool:
-        """Whether TVM has written the k loop out, so that counts of its body are counts of the whole kernel."""
+        """True where TVM has written the k loop out, so that counts of its body are counts of the whole kernel."""
         return self.loop_body == self.body
 
 
@@ -387,7 +387,7 @@ class Kernel(Lowered):
 
     @property
     def instructions(self) -> dict[str, int]:
-        """How often an explicit kernel's loop, or all of it where that is written out, has its own instructions.
+        """Counts of an explicit kernel's own instructions in its loop, or in all of it where that is written out.
 
         Per k tile, by their names in INSTRUCTIONS, one of MULTIPLICATIONS; stores are counted in the whole kernel.
         """
@@ -401,7 +401,7 @@ class Kernel(Lowered):
         return found | {"TMA stores": len(re.findall(INSTRUCTIONS["TMA stores"], self.body))}
 
     def _shared_versions(self) -> int:
-        """How many k tiles fit into what the kernel has of shared memory; 0 without any.
+        """Return how many k tiles fit into what the kernel has of shared memory; 0 without any.
 
         As asked for with tiles of warps, whose padding and sums of slices are in the same bytes, and in explicit
         kernels, whose results are.
@@ -412,7 +412,7 @@ class Kernel(Lowered):
         return round(self.smem_bytes / case.tile_built.smem_bytes(dtype_bytes(case.problem.dtype)))
 
     def _k_tiles_in(self, loop: str) -> int:
-        """How many k tiles one iteration of the k loop covers: a turn of the ring where that is written out."""
+        """Return how many k tiles one iteration of the k loop covers: a turn of the ring where that is written out."""
         rings = [int(ring.annotations[UNROLL_RING]) for ring in annotated_loops(self.mod, UNROLL_RING)]
         rings = [self.case.slots] if self.explicit else rings
         return rings[0] if rings and re.match(r"\s*for \(int turn", loop) else 1

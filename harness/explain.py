@@ -49,7 +49,7 @@ def why(kernel: Kernel) -> str:
 
 
 def aspects(kernel: Kernel) -> dict[str, str]:
-    """What a page compares between neighbouring steps, by aspect."""
+    """Return what differs between neighbouring steps, by aspect, as pages compare it."""
     code, case = kernel.code, kernel.case
     resources = kernel.resources
     rows = {
@@ -93,13 +93,13 @@ def _identical(kernel: Kernel) -> str | None:
 
 
 def _waits_first(kernel: Kernel) -> bool:
-    """Whether the k loop waits before it issues its copies (one barrier), which are then in flight as well."""
+    """Return whether the k loop waits before it issues its copies (one barrier), which are then in flight as well."""
     loop = kernel.loop_body
     return -1 < loop.find("wait_group") < loop.find("ptx_cp_async_legacy")
 
 
 def _stores_from_registers(kernel: Kernel) -> bool:
-    """Whether the k loop fills shared memory from a thread's registers."""
+    """Return whether the k loop fills shared memory from a thread's registers."""
     return bool(re.search(r"(?:_shared|shmem)_ptr[^=;]*= [^=;]*_local_ptr", kernel.loop_body))
 
 

@@ -61,7 +61,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Config:
-    """How to build a step: the variant's name, the tile, and the machine that it is for.
+    """A request to build a step: the variant's name, the tile, and the machine that it is for.
 
     ``stages`` are k tiles of both operands in shared memory, for the steps that pipeline (others ignore it): n stages
     keep n − 1 tiles on their way, 1 is no pipeline.
@@ -141,12 +141,12 @@ class Step:
 
     @property
     def explicit(self) -> bool:
-        """Whether the step is an explicit kernel rather than a schedule."""
+        """True for an explicit kernel, False for a schedule."""
         return self.kernel is not None
 
     @property
     def tensorized(self) -> bool:
-        """Whether instructions replace loops that the CPU cannot run: then it verifies the schedule before that."""
+        """True where instructions replace loops that the CPU cannot run: it then verifies the schedule before that."""
         return self.schedule_for_cpu is not None
 
     @property

@@ -130,7 +130,7 @@ def _accesses(width: int, distinct: int) -> float:
 
 
 def has_one_barrier(case: Case) -> bool:
-    """Whether a case's loop has the form with one barrier."""
+    """Return whether a case's loop has the form with one barrier."""
     return case.slots > 1 and case.form.one_barrier
 
 
@@ -198,7 +198,7 @@ def time_ms(case: Case, rates: Rates, blocks: int, blocks_per_sm: int) -> float:
 
 
 def forecast(case: Case, resources_of: Callable[[Case], Resources]) -> DepthForecast:
-    """What the model says of a case at 1, 2, … stages, as far as they fit and the reduction is long.
+    """Predict a case at 1, 2, … stages, as far as they fit and the reduction is long.
 
     ``resources_of`` compiles a case and says what the compiler took.
 
@@ -232,7 +232,7 @@ def _by_threads(case: Case, rates: Rates, found: Resources) -> tuple[float, floa
 
 
 def _by_tma(case: Case, rates: Rates, found: Resources) -> tuple[float, float]:
-    """The same of step 11."""
+    """Predict step 11: time of a launch in ms and the share of a load that is hidden."""
     work = depth_tma.block_work(case, found, rates, at(rates.barrier_ns, case.tile.threads_per_block))
     total = max(depth_tma.total_ns(work, rates, found.blocks), compulsory_bytes(case.problem) / rates.copy_gb_s)
     return total / 1e6, depth_tma.hidden_share(work, rates)

@@ -59,7 +59,7 @@ class BlockWork:
 
 
 def covers(case: Case) -> bool:
-    """Whether the case is step 11's kernel, without roles, in a form that is timed."""
+    """Return whether the case is step 11's kernel, without roles, in a form that is timed."""
     return type(case.tile) is HopperTile and case.form.modelled
 
 

@@ -101,7 +101,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Rates:
-    """What models take from a file. None: not measured on that GPU yet.
+    """Numbers that models take from a file. None: not measured on that GPU yet.
 
     ``fp32_gflops`` counts a multiply-add as two operations; ``copy_gb_s`` counts bytes read and bytes written.
     ``in_flight_gb_s`` is the rate of the whole GPU over the bytes that each multiprocessor keeps under way;
@@ -136,7 +136,7 @@ class Rates:
 
 
 def path_of(arch: str, gpu: str, folder: Path = RATES) -> Path:
-    """Where a GPU's file lies."""
+    """Return the path of a GPU's file."""
     return folder / f"{arch}-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
 
 

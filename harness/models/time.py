@@ -102,7 +102,7 @@ def ceiling_share(record: Record) -> float | None:
 
 
 def bound(kernel: Kernel, time_ms: float) -> str:
-    """What limits a measured kernel: "compute", "memory" or "latency"; "unknown" where its ceiling was not measured.
+    """Name what limits a measured kernel: "compute", "memory", "latency"; "unknown" where no ceiling was measured.
 
     Two times it cannot undercut: its operations at its instruction's ceiling; and its traffic, compulsory bytes at
     device-memory bandwidth or, without tensor cores, the operands its threads ask for at 128 bytes per clock and
@@ -132,7 +132,7 @@ def compulsory_bytes(problem: Matmul) -> int:
 
 
 def stream_bound(machine: Machine, bytes_moved: int, flops: int, time_ms: float) -> str:
-    """What limits a workload that reads and writes each byte once; words and rule as in :func:`bound`.
+    """Name what limits a workload that reads and writes each byte once; words and rule as in :func:`bound`.
 
     Its floors: bytes at device-memory bandwidth, and operations at the float32 peak. A fusable pair counts
     as two operations there, an exponential as one, so that "compute" is said too rarely rather than too often.
