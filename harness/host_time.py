@@ -1,4 +1,4 @@
-"""Host time of a launch: what the CPU spends on a call that puts one kernel into a stream and returns."""
+"""Measure the host time of a launch: the CPU's, for a call that puts one kernel into a stream and returns."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from tensorir_ladder.harness.build import Kernel, compiled, executable
 from tensorir_ladder.harness.execution import GpuBackend
-from tensorir_ladder.kernels import matmul
 from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.torch_ops import matmul
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.launcher import Launcher, compile_kernel, load_kernel
 
@@ -21,7 +21,7 @@ ROUNDS = 9
 
 
 def host_time_us(call: Callable[[], object], synchronize: Callable[[], object]) -> float:
-    """Microseconds that a call takes on the host: the median of rounds, each of LAUNCHES calls on an idle GPU."""
+    """Measure a call on the host, in µs: the median of rounds, each of LAUNCHES calls on an idle GPU."""
     call()
     times = []
     for _ in range(ROUNDS):
@@ -35,9 +35,9 @@ def host_time_us(call: Callable[[], object], synchronize: Callable[[], object]) 
 
 
 def ways_to_launch(kernel: Kernel, compiler: Compiler, backend: GpuBackend) -> dict[str, Callable[[], object]]:
-    """Calls that multiply the same tensors, by name: TVM's executable, the launcher, the whole Python call, torch's.
+    """Name calls that multiply the same tensors: by TVM's executable, the launcher, the whole Python call, torch.
 
-    The first two run this kernel; :func:`kernels.matmul` takes the one that it chooses itself.
+    The first two run this kernel; :func:`torch_ops.matmul` takes the one that it chooses itself.
     """
     problem, torch = kernel.case.problem, backend.torch
     a = backend.normal(0, (problem.m, problem.k), problem.dtype)
@@ -52,8 +52,8 @@ def ways_to_launch(kernel: Kernel, compiler: Compiler, backend: GpuBackend) -> d
     ways: dict[str, Callable[[], Any]] = {
         "TVM's executable": lambda: run(a, b, c),
         "the launcher": lambda: launcher(stream, *addresses),
-        "kernels.matmul": lambda: matmul(a, seen, out=c),
-        "kernels.matmul, new output": lambda: matmul(a, seen, out_dtype=c.dtype),
+        "torch_ops.matmul": lambda: matmul(a, seen, out=c),
+        "torch_ops.matmul, new output": lambda: matmul(a, seen, out_dtype=c.dtype),
     }
     if problem.dtype == problem.out_dtype:
         ways |= {"torch.mm": lambda: torch.mm(a, seen, out=c), "torch.mm, new output": lambda: torch.mm(a, seen)}
@@ -61,7 +61,7 @@ def ways_to_launch(kernel: Kernel, compiler: Compiler, backend: GpuBackend) -> d
 
 
 def own_launcher(kernel: Kernel, compiler: Compiler, device: int) -> Launcher:
-    """The launcher of an explicit kernel, for contiguous matrices."""
+    """Load an explicit kernel into a launcher for contiguous matrices."""
     problem = kernel.case.problem
     loaded = load_kernel(compile_kernel(kernel.source, kernel.machine.target(), compiler), cuda_driver(), device)
     shapes = {"A": (problem.m, problem.k), "B": problem.b_shape, "C": (problem.m, problem.n)}

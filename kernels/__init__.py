@@ -1,21 +1,28 @@
-"""Explicit kernels in TIRx, for what schedules cannot express: TMA, mbarriers, warpgroups' roles.
+"""Explicit kernels in TIRx, for what schedules cannot express: TMA, mbarriers, warpgroups with roles.
 
-A kernel is a function that returns a :class:`tvm.tirx.PrimFunc` (lowered with the pipeline "tirx"). Kernels are put
-together from small building blocks: tiles and their limits (:mod:`.config`, :mod:`.blackwell`), operands as TMA writes
-and instructions read them (:mod:`.panels`), Hopper's instruction (:mod:`.wgmma`), Blackwell's and its tensor memory
-(:mod:`.tcgen05`), tensor maps and copies (:mod:`.tma`), rings of barriers (:mod:`.ring`), the order of blocks
-(:mod:`.raster`), results to memory (:mod:`.epilogue`, :mod:`.boxes`), time stamps (:mod:`.stamps`). Kernels
-are parsed on a call stack of their own, which is faster (:mod:`.short_stack`).
+A kernel is a function that returns a :class:`tvm.tirx.PrimFunc`, which the pipeline "tirx" lowers. Each is one file,
+whose docstring has the main loop in a few lines:
+
+- :mod:`.tma_ring` (step 11): one thread loads by TMA into a ring, all warpgroups multiply by wgmma.
+- :mod:`.warp_specialized` (step 12): a warpgroup that only loads, warpgroups that only multiply.
+- :mod:`.persistent` (step 13): as many blocks as run at once, each with one output tile after the other.
+- :mod:`.tcgen05_ring` (step 14): step 11's ring on Blackwell, sums in tensor memory.
+
+They are put together from public building blocks:
+
+- tiles: :mod:`.tiles` (Hopper's, and every limit they must keep), :mod:`.blackwell`.
+- loading: :mod:`.tma` (tensor maps, copies of boxes), :mod:`.ring` (mbarriers, a role's place in the ring),
+  :mod:`.panels` (operands as TMA writes and instructions read them, descriptors).
+- multiplying: :mod:`.wgmma` (Hopper), :mod:`.tcgen05` (Blackwell, its tensor memory).
+- who does what: :mod:`.roles` (producer and consumer warpgroups), :mod:`.raster` (the order of blocks),
+  :mod:`.stream_k` (k tiles shared out among persistent blocks), :mod:`.partial_sums` (what these hand to each other).
+- results: :mod:`.fused_epilogue` (a factor, a bias, an activation), :mod:`.epilogue` (rounding and storing),
+  :mod:`.boxes` (storing box by box, beside other work).
+- around a kernel: :mod:`.stamps` (time stamps of its roles), :mod:`.short_stack` (parsing it faster), :mod:`.codegen`
+  (its way to CUDA text, a cubin and a launch).
 
 Building blocks are called inside a ``T.prim_func``, whose parser runs them: a plain function emits statements at its
 place, its loops are written out; an ``@T.inline`` function is parsed there, its conditions become the kernel's.
 
-:func:`matmul` is the way to use them on torch tensors (:mod:`.api`), and :func:`describe` says what it takes for them:
-operands as they lie (:mod:`.operands`), which kernel takes them (:mod:`.heuristic`), what else is done to sums
-(:mod:`.fused`), its way to a cubin (:mod:`.codegen`), what launching it takes (:mod:`.host_code`, :mod:`.launch_plan`,
-:mod:`.workspaces`), and the launch (:mod:`.launcher`, :mod:`.driver`).
+Torch tensors are multiplied by :func:`torch_ops.matmul`.
 """
-
-from tensorir_ladder.torch_ops.matmul import describe, matmul
-
-__all__ = ["describe", "matmul"]

@@ -27,7 +27,7 @@ class Boxes:
         self.meets_last = again and product.boxes % count != 0
 
     def place(self, group: Expr, box: int) -> Expr:
-        """The byte at which a warpgroup's ``box``-th results are collected."""
+        """Return the byte at which a warpgroup's ``box``-th results are collected."""
         return (group * self.count + box % self.count) * BOX_BYTES
 
     @T.inline

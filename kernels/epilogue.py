@@ -19,7 +19,7 @@ BOX_BYTES = WGMMA_ROWS * ROW_BYTES
 
 
 def can_store_by_tma(problem: Matmul, tile: TmaTile) -> bool:
-    """Whether results can take TMA's way: 16 bits each, rows it can step over, instructions of whole boxes."""
+    """Tell whether results can leave by TMA: 16 bits each, rows it can step over, instructions of whole boxes."""
     return problem.out_dtype in PTX_TYPES and tma.rows_fit(problem.n, problem.out_dtype) and tile.group_n % PANEL == 0
 
 
@@ -121,7 +121,6 @@ def store_fragments(
     """Emit each thread's stores (:func:`store_sums`) of its fragments to the output's (row, column)."""
 
     def place(register: int) -> tuple[Expr, Expr]:
-        """Where a register's sum belongs."""
         row_tile, inside = divmod(register, product.registers_per_tile)
         own_row, own_column = wgmma_element(warp, lane, inside)
         return row + row_tile * WGMMA_ROWS + own_row, column + own_column

@@ -79,7 +79,7 @@ class PartialSums:
 
     @staticmethod
     def floats(registers: int, groups: int) -> int:
-        """Floats of one piece."""
+        """Count the floats of one piece."""
         return registers * groups * WARPGROUP
 
     @property
@@ -88,7 +88,7 @@ class PartialSums:
         return self.groups * WARPGROUP * VECTOR
 
     def at(self, piece: Expr, index: int, group: Expr, thread: Expr) -> Expr:
-        """The address of a thread's ``index``-th four sums of a piece."""
+        """Address a thread's ``index``-th four sums of a piece."""
         first = piece * self.floats(self.registers, self.groups) + (group * WARPGROUP + thread) * VECTOR
         return self.memory.ptr_to([first + index * self.stride])
 

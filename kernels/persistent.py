@@ -1,4 +1,4 @@
-"""Rung 13's kernel: as many blocks as run at once, each with one output tile after the other."""
+"""Step 13's kernel: as many blocks as run at once, each with one output tile after the other."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from tvm.script import tirx as T
 
 from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.boxes import Boxes, LateResults
-from tensorir_ladder.kernels.fused import PLAIN, Epilogue, without
-from tensorir_ladder.kernels.log import Log
+from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.partial_sums import PartialSums
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import RingState, check_stages
@@ -24,8 +23,8 @@ from tensorir_ladder.kernels.roles import (
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
-from tensorir_ladder.kernels.stamps import Stamps
-from tensorir_ladder.kernels.stream import Pieces, plan_for
+from tensorir_ladder.kernels.stamps import Log, Stamps
+from tensorir_ladder.kernels.stream_k import Pieces, plan_for
 from tensorir_ladder.kernels.tiles import RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
@@ -41,7 +40,7 @@ def persistent(
     *,
     multiprocessors: int,
     blocks: int = 1,
-    stream: bool = True,
+    stream_k: bool = True,
     overlapped: bool = False,
     bounded: bool = False,
     group: int = 16,
@@ -54,7 +53,7 @@ def persistent(
 
         producer, one thread:                     each consumer warpgroup:
           for each piece of my work:                for each piece of my work:
-            fill slots with its k tiles               for the first k tiles, one box of results each:
+            fill stages with its k tiles              for the first k tiles, one box of results each:
                                                         issue wgmma; store a box of the *last* piece's results; retire
                                                       for the other k tiles:  issue wgmma; retire that before
                                                       a helper: hand over the sums
@@ -63,8 +62,8 @@ def persistent(
                                                     store the last results
 
     The ring never runs dry between tiles, and the tensor cores have work while results leave. Which pieces there are
-    says :func:`kernels.stream.plan_for` (``stream`` off: whole tiles only). ``sums`` (float32) and ``flags`` (int32,
-    zeros before the first call and after each) are what helpers leave for owners: an element each where nothing is cut.
+    says :func:`kernels.stream_k.plan_for` (``stream_k`` off: whole tiles only). Helpers leave ``sums`` (float32) and
+    ``flags`` (int32, zeros before the first call and after each) for owners: an element each where nothing is cut.
 
     ``overlapped`` blocks begin while the kernel before in the stream still runs, where it leaves them room: barriers
     are ready when it ends, and all wait for that before they touch memory (programmatic dependent launch; the function
@@ -84,10 +83,10 @@ def persistent(
     product.b.check_shares(blocks)
     by_tma = epilogue.can_store_by_tma(problem, tile)
     rows = (product.a.rows, product.b.box_rows(blocks), WGMMA_ROWS if by_tma else None)
-    plan = plan_for(problem, tile, multiprocessors, blocks, stream)
-    early, tile_columns = plan.shortest, tile.counts(problem)[1]
+    plan = plan_for(problem, tile, multiprocessors, blocks, stream_k)
+    early, tile_columns = plan.shortest, tile.counts(problem)[1]  # k tiles beside which results leave
     tile_rows = plan.tiles // tile_columns
-    slots = max(FEWEST_STAGES, min(stages, plan.k_tiles))
+    stages = max(FEWEST_STAGES, min(stages, plan.k_tiles))
     room, again = plan.pieces * blocks, plan.tiles > plan.workers
     floats = room * PartialSums.floats(product.registers, tile.consumers)
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
@@ -96,7 +95,6 @@ def persistent(
     def main(
         A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, sums_ptr: T.handle, flags_ptr: T.handle, bias_ptr: T.handle
     ):
-        """The kernel."""
         shared_sums = T.match_buffer(sums_ptr, (max(1, floats),), "float32", align=16)
         flags = T.match_buffer(flags_ptr, (max(1, room * tile.consumers),), "int32", align=4)
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), rows)
@@ -106,7 +104,7 @@ def persistent(
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         here = RoleBlock(plan.workers * blocks, tile.consumers, blocks)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, slots, product.slot_bytes, tile.consumers, bounded)
+        shared = SharedRing(pool, stages, product.slot_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:
@@ -114,10 +112,10 @@ def persistent(
             T.ptx.griddepcontrol.launch_dependents()
         work = Pieces(plan, here.number // blocks)
         partial = PartialSums(shared_sums, flags, product.registers, tile.consumers)
-        if here.warpgroup == 0:
+        if here.warpgroup == 0:  # the producer
             give_up_registers()
             if here.warp == 0 and tma.elected():
-                fill = RingState(slots, 1)
+                fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number, counts=True))
                 while work.tile < plan.tiles:
                     place = T.meta_var(grouped(work.tile, tile_rows, tile_columns, max(1, group // blocks)))
@@ -126,12 +124,12 @@ def persistent(
                     for k_tile in T.serial(work.count):
                         loads.wait("empty", shared.empty, fill, k_tile, "producer")
                         corner = T.meta_var((row, column, (work.first + k_tile) * tile.block_k))
-                        product.load(matrices, corner, shared.ring, fill.slot, shared.full, here.member, blocks)
+                        product.load(matrices, corner, shared.ring, fill.stage, shared.full, here.member, blocks)
                         loads.mark("load issued", k_tile)
                         fill.advance()
                     loads.advance(work.count)
                     work.advance()
-        else:
+        else:  # a consumer
             take_registers(tile.consumers)
             mine = Consumer(here, shared, product, tile)
             own: T.let = here.thread % WARPGROUP
@@ -155,37 +153,39 @@ def persistent(
                 place = T.meta_var(grouped(work.tile, tile_rows, tile_columns, max(1, group // blocks)))
                 row: T.let = (place[0] * blocks + here.member) * tile.block_m + mine.row
                 column: T.let = place[1] * tile.block_n + mine.column
-                for k_tile in T.unroll(early):
+                for k_tile in T.unroll(early):  # beside these the piece before stores its results, a box each
+                    marks.wait("full", shared.full, mine.read, k_tile, "consumer")
                     mine.multiply(marks, k_tile, T.bool(k_tile != 0))
                     late.store(marks, k_tile)
                     mine.retire_former(marks, k_tile, k_tile > 0)
                 for box in T.unroll(product.boxes - early):
                     late.store(marks, early + box)
                 for k_tile in T.serial(work.count - early):
+                    marks.wait("full", shared.full, mine.read, early + k_tile, "consumer")
                     mine.multiply(marks, early + k_tile, T.bool(True))
                     mine.retire_former(marks, early + k_tile, True)
                 retire(mine.sums, 0)
                 mine.say_empty(marks, work.count - 1)
                 late.waiting = 1
-                work.each_helper(add)
-                work.if_helping(hand_over)
+                work.each_helper(add)  # an owner of a tile that was cut
+                work.if_helping(hand_over)  # a helper, which then has no results of its own
                 if late.waiting > 0:
                     marks.mark("epilogue begins")
                     finish.apply(bias, mine.sums, product, column, here.lane)
                     if by_tma:
-                        late.keep(row, column, problem.out_dtype)
+                        late.keep(row, column, problem.out_dtype)  # they leave beside the next piece
                     else:
                         epilogue.store_fragments(mine.sums, product, matrices.c, row, column, here.warp, here.lane)
                     marks.mark("sums free")
                     marks.mark("results stored", only=not by_tma)
                 marks.advance(work.count)
                 work.advance()
-            for box in T.unroll(product.boxes):
+            for box in T.unroll(product.boxes):  # the last piece's
                 late.store(marks, box)
             if by_tma:
                 boxes.finish(here.warp)
             marks.mark("results stored", -1, together=True, only=late.waiting > 0)
-        end_together(blocks)
+        end_together(blocks)  # a cluster's other block may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)
 
     made = main if finish.bias else without(main, "bias_ptr")

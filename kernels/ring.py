@@ -1,4 +1,6 @@
-"""A ring of shared-memory slots guarded by mbarriers: who may read a slot, who may fill it, and for how long one waits.
+"""A ring of stages in shared memory guarded by mbarriers: who may read a stage, who may fill it, how long one waits.
+
+A stage holds one k tile of both operands; k tile t is in stage t modulo the number of stages.
 
 An mbarrier counts a phase's arrivals and, for a *full* barrier, the bytes that TMA still has to bring; when both are
 through, the phase is over and the next begins. A wait names the parity of the phase it waits for, so each role keeps
@@ -61,7 +63,7 @@ __forceinline__ __device__ void mbarrier_arrive_at(void* barrier, int rank) {
 
 
 def check_stages(stages: int, fewest: int, most: int) -> None:
-    """Raise IllegalPipeline for a ring of fewer or more slots than a kernel works with."""
+    """Raise IllegalPipeline for a ring of fewer or more stages than a kernel works with."""
     if not fewest <= stages <= most:
         raise IllegalPipeline(
             "stages of a TMA ring", value=stages, limit=f"{fewest} to {most}", remedy="give another stage count"
@@ -70,58 +72,63 @@ def check_stages(stages: int, fewest: int, most: int) -> None:
 
 @T.meta_class
 class Barriers:
-    """One mbarrier per slot of a ring, all completed by as many arrivals.
+    """One mbarrier per stage of a ring, all completed by as many arrivals.
 
     ``bounded`` makes every wait end: after two seconds it prints block, thread, role, barrier and phase, and traps.
     Without it a wait has no such code.
     """
 
-    def __init__(self, pool: T.SMEMPool, slots: int, bounded: bool = False) -> None:
-        self.words: Buffer = pool.alloc((slots,), "uint64", align=BARRIER_BYTES)
-        self.slots, self.bounded = slots, bounded
+    def __init__(self, pool: T.SMEMPool, stages: int, bounded: bool = False) -> None:
+        self.words: Buffer = pool.alloc((stages,), "uint64", align=BARRIER_BYTES)
+        self.stages, self.bounded = stages, bounded
 
     def initialize(self, arrivals: int) -> None:
         """Emit the initialization of all, by the one thread that calls it; a fence and a barrier must follow."""
-        for slot in range(self.slots):
-            T.evaluate(T.ptx.mbarrier.init.shared.b64(self.at(slot), T.uint32(arrivals)))
+        for stage in range(self.stages):
+            T.evaluate(T.ptx.mbarrier.init.shared.b64(self.at(stage), T.uint32(arrivals)))
 
-    def at(self, slot: Expr) -> Expr:
-        """The address of a slot's barrier."""
-        return self.words.ptr_to([slot])
+    def at(self, stage: Expr) -> Expr:
+        """Address a stage's barrier."""
+        return self.words.ptr_to([stage])
 
-    def expect(self, slot: Expr, size: int) -> None:
+    def expect(self, stage: Expr, size: int) -> None:
         """Emit one arrival that also announces ``size`` bytes of TMA's: the phase ends when all have come."""
-        T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self.at(slot), T.uint32(size)))
+        T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self.at(stage), T.uint32(size)))
 
-    def arrive(self, slot: Expr) -> None:
+    def arrive(self, stage: Expr) -> None:
         """Emit one arrival."""
-        T.evaluate(T.ptx.mbarrier.arrive.shared.b64(self.at(slot)))
+        T.evaluate(T.ptx.mbarrier.arrive.shared.b64(self.at(stage)))
 
-    def arrive_at(self, slot: Expr, rank: Expr) -> None:
+    def arrive_at(self, stage: Expr, rank: Expr) -> None:
         """Emit one arrival at the same barrier of another block of the cluster."""
-        T.evaluate(T.cuda.func_call("mbarrier_arrive_at", self.at(slot), rank, source_code=_ARRIVE_AT))
+        T.evaluate(T.cuda.func_call("mbarrier_arrive_at", self.at(stage), rank, source_code=_ARRIVE_AT))
 
-    def wait(self, slot: Expr, phase: Expr, role: str) -> None:
+    def wait(self, stage: Expr, phase: Expr, role: str) -> None:
         """Emit the wait for the end of the phase of parity ``phase``; ``role`` names who waits in a bounded wait."""
         name, limit, text = "mbarrier_wait", (), _WAIT
         if self.bounded:
-            name, limit, text = "mbarrier_wait_bounded", (StringImm(role), slot, SECONDS), _BOUNDED_WAIT
-        T.evaluate(T.cuda.func_call(name, self.at(slot), phase, *limit, source_code=_TRY + text))
+            name, limit, text = "mbarrier_wait_bounded", (StringImm(role), stage, SECONDS), _BOUNDED_WAIT
+        T.evaluate(T.cuda.func_call(name, self.at(stage), phase, *limit, source_code=_TRY + text))
 
 
 @T.meta_class
 class RingState:
-    """One role's place in a ring: a slot, and the parity of the phase that it waits for there.
+    """One role's place in a ring: a stage, and the parity of the phase that it waits for there.
 
-    A role that waits until slots are filled begins with phase 0; one that waits until they are empty with phase 1,
+    A role that waits until stages are filled begins with phase 0; one that waits until they are empty with phase 1,
     which a fresh barrier counts as over.
     """
 
-    def __init__(self, slots: int, phase: int) -> None:
-        self.slots = slots
-        self.slot = T.local_scalar("int32")
+    def __init__(self, stages: int, phase: int) -> None:
+        self.stages = stages
+        self.slot = T.local_scalar("int32")  # the stage, by the name that it has in the CUDA text
         self.phase = T.local_scalar("int32")
         self._begin(phase)
+
+    @property
+    def stage(self) -> Expr:
+        """The stage's index, from 0."""
+        return self.slot
 
     @T.inline
     def _begin(self, phase):
@@ -130,8 +137,8 @@ class RingState:
 
     @T.inline
     def advance(self):
-        """Emit the step to the next slot; the phase flips on wrap-around."""
+        """Emit the way to the next stage; the phase flips on wrap-around."""
         self.slot = self.slot + 1
-        if self.slot == self.slots:
+        if self.slot == self.stages:
             self.slot = 0
             self.phase = self.phase ^ 1

@@ -37,13 +37,13 @@ def take_registers(consumers: int) -> None:
 
 
 @T.inline
-def release(empty: Barriers, slot: Expr, lane: Expr, blocks: int):
-    """Emit a consumer warp's word that it has read a slot: one arrival in each of the blocks that fill it."""
+def release(empty: Barriers, stage: Expr, lane: Expr, blocks: int):
+    """Emit a consumer warp's word that it has read a stage: one arrival in each of the blocks that fill it."""
     if blocks > 1:
         if lane < blocks:
-            empty.arrive_at(slot, lane)
+            empty.arrive_at(stage, lane)
     elif lane == 0:
-        empty.arrive(slot)
+        empty.arrive(stage)
 
 
 @T.inline
@@ -81,15 +81,15 @@ class RoleBlock:
 
 @T.meta_class
 class SharedRing:
-    """A block's shared memory: a ring of slots, each with a full and an empty barrier, and boxes for results."""
+    """A block's shared memory: a ring of stages, each with a full and an empty barrier, and boxes for results."""
 
-    def __init__(self, pool: T.SMEMPool, slots: int, slot_bytes: int, consumers: int, bounded: bool) -> None:
-        self.slots, self.slot_bytes = slots, slot_bytes
-        self.ring = _named("ring", pool.alloc((slots * slot_bytes,), "uint8", align=1024))
+    def __init__(self, pool: T.SMEMPool, stages: int, stage_bytes: int, consumers: int, bounded: bool) -> None:
+        self.stages = stages
+        self.ring = _named("ring", pool.alloc((stages * stage_bytes,), "uint8", align=1024))
         boxes = pool.alloc((consumers * RESULT_BOXES * WGMMA_ROWS * ROW_BYTES,), "uint8", align=1024)
         self.results = _named("results", boxes)
-        self.full = Barriers(pool, slots, bounded)
-        self.empty = Barriers(pool, slots, bounded)
+        self.full = Barriers(pool, stages, bounded)
+        self.empty = Barriers(pool, stages, bounded)
         pool.commit()
 
     @T.inline
@@ -105,7 +105,7 @@ class SharedRing:
 class Consumer:
     """A consumer warpgroup: its part of the block tile, its sums, and its place in the ring.
 
-    It has one k tile's wgmma in flight while it issues the next, and then says that the former's slot is empty.
+    It has one k tile's wgmma in flight while it issues the next, and then says that the former's stage is empty.
     """
 
     def __init__(self, here: RoleBlock, shared: SharedRing, product: WarpgroupProduct, tile: RoleTile) -> None:
@@ -119,7 +119,7 @@ class Consumer:
         b_place = product.a.bytes + product.b.extent_offset(self.column)
         self.a = _bound("a", product.a.descriptor(shared.ring.ptr_to([a_place])))
         self.b = _bound("b", product.b.descriptor(shared.ring.ptr_to([b_place])))
-        self.read = RingState(shared.slots, 0)
+        self.read = RingState(shared.stages, 0)
         self._begin()
 
     @T.inline
@@ -128,22 +128,21 @@ class Consumer:
 
     @T.inline
     def multiply(self, marks, k_tile, accumulate):
-        """Emit the wait for a k tile and its wgmma, which runs on; ``accumulate``: there are sums already."""
-        marks.wait("full", self.shared.full, self.read, k_tile, "consumer")
-        self.product.multiply(self.sums, self.a, self.b, self.read.slot, accumulate)
+        """Emit the wgmma of a k tile that is there, which runs on; ``accumulate``: there are sums already."""
+        self.product.multiply(self.sums, self.a, self.b, self.read.stage, accumulate)
         marks.mark("mma issued", k_tile)
 
     @T.inline
     def retire_former(self, marks, k_tile, is_one):
-        """Emit the wait for the wgmma of the k tile before, where there is one; then nobody needs that one's slot."""
+        """Emit the wait for the wgmma of the k tile before, if that ``is_one``, whose stage is empty then; advance."""
         retire(self.sums, 1)
         if is_one:
             self.say_empty(marks, k_tile - 1)
-        self.last = self.read.slot
+        self.last = self.read.stage
         self.read.advance()
 
     @T.inline
     def say_empty(self, marks, k_tile):
-        """Emit the word that the last slot is read, to each block that fills it."""
+        """Emit the word that the last stage is read, to each block that fills it."""
         marks.mark("mma retired", k_tile)
         release(self.shared.empty, self.last, self.here.lane, self.here.cluster)

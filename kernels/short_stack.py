@@ -1,4 +1,4 @@
-"""A call stack of their own for functions that have TVM parse a kernel."""
+"""Parse kernels faster: give functions that have TVM parse one a call stack of their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def on_a_short_stack(function: Callable[Arguments, Result]) -> Callable[Argument
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        """The function's result, from another thread."""
         context = contextvars.copy_context()
         with concurrent.futures.ThreadPoolExecutor(1, "parse a kernel") as thread:
             return thread.submit(context.run, function, *args, **kwargs).result()

@@ -1,4 +1,4 @@
-"""Time stamps of one block: what each of its roles does when, left in memory beside the result.
+"""Time stamps of one block: when each of its roles does what, left in memory beside the result.
 
 A kernel takes ``stamps: Stamps | None = None``, and names its roles once::
 
@@ -20,9 +20,6 @@ A kernel takes ``stamps: Stamps | None = None``, and names its roles once::
 A role of a persistent block is ``log.role(..., counts=True)``: its marks give numbers within one piece of the block's
 work, and ``own.advance(k_tiles)`` goes on to the next.
 
-A role of a persistent block is ``log.role(..., counts=True)``. Its marks give numbers within a piece of the block's
-work, ``own.advance(k tiles)`` counts on behind each.
-
 Without stamps each of these emits nothing: the CUDA text is that of a kernel that never heard of them. With them a
 mark is one predicated store of the multiprocessor's clock, to a place that role, event and number give:
 nothing is counted or kept in registers, but for pieces. A number is that of the k tile, counted on from one piece to
@@ -39,14 +36,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm import tirx
+from tvm.ir import Expr
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+from tensorir_ladder.kernels.ring import Barriers, RingState
 
 EVENTS = (
     "load issued",  # all of a k tile's copies are asked for
-    "full wait begins",  # for a slot's bytes
+    "full wait begins",  # for a stage's bytes
     "full wait ends",
     "mma issued",  # all of a k tile's instructions
     "mma retired",  # they are done, and known to be
-    "empty wait begins",  # until nobody reads a slot any more, so that it can be filled again
+    "empty wait begins",  # until nobody reads a stage any more, so that it can be filled again
     "empty wait ends",
     "piece begins",  # of what a persistent block has to do
     "epilogue begins",
@@ -58,20 +60,148 @@ EVENTS = (
 OF_PIECES = EVENTS[EVENTS.index("piece begins") :]
 HEADER = ("begin ns", "begin clock", "end ns", "end clock", "multiprocessor")
 ATTRIBUTE = "stamped_roles"
+# The clock is read whether or not it is stored: else the compiler keeps each stamp's last reading in registers.
+_STAMP = """
+__forceinline__ __device__ void stamp(void* words, int role, int event, int number, int room, bool speaks) {
+  asm volatile(
+      "{\\n.reg .pred p;\\n.reg .u64 now, at;\\n.reg .s32 place;\\n"
+      "setp.ne.s32 p, %5, 0;\\n"
+      "setp.lt.and.u32 p, %3, %4, p;\\n"
+      "add.s32 place, %1, %2;\\n"
+      "add.s32 place, place, %3;\\n"
+      "mad.wide.s32 at, place, 8, %0;\\n"
+      "mov.u64 now, %%clock64;\\n"
+      "@p st.global.u64 [at], now;\\n}"
+      :: "l"(words), "r"(role), "r"(event), "r"(number), "r"(room), "r"((int)speaks) : "memory");
+}
+"""
+_CALIBRATE = """
+__forceinline__ __device__ void calibrate(void* pair, void* multiprocessor, bool speaks) {
+  if (speaks) {
+    long long now, clock;
+    unsigned int own;
+    asm volatile("mov.u64 %0, %%globaltimer;\\nmov.u64 %1, %%clock64;" : "=l"(now), "=l"(clock) :: "memory");
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(own));
+    ((long long*)pair)[0] = now;
+    ((long long*)pair)[1] = clock;
+    *(long long*)multiprocessor = own;
+  }
+}
+"""
 
 
 @dataclass(frozen=True)
 class Stamps:
-    """What is stamped: one block, and room for so many numbers of each event."""
+    """The block that is stamped, and room for so many numbers of each event."""
 
     block: int
     room: int = 256
 
     def words(self, roles: int) -> int:
-        """64-bit words that the further output has: a header, then a row per role and event."""
+        """Count the 64-bit words that the further output has: a header, then a row per role and event."""
         return len(HEADER) + roles * len(EVENTS) * self.room
 
 
 def roles_of(function: tirx.PrimFunc) -> tuple[str, ...]:
-    """The roles that a kernel stamps, in the order of their rows; none if it was written without stamps."""
+    """List the roles that a kernel stamps, in the order of their rows; none if it was written without stamps."""
     return tuple(map(str, function.attrs.get(ATTRIBUTE, ())))
+
+
+@T.meta_class
+class Behind:
+    """The k tiles and pieces that a role of a persistent block has behind it."""
+
+    def __init__(self) -> None:
+        self.k_tiles = T.local_scalar("int32")
+        self.pieces = T.local_scalar("int32")
+        self._begin()
+
+    @T.inline
+    def _begin(self):
+        self.k_tiles = 0
+        self.pieces = 0
+
+    @T.inline
+    def advance(self, k_tiles):
+        """Emit the step to the next piece."""
+        self.k_tiles = self.k_tiles + k_tiles
+        self.pieces = self.pieces + 1
+
+
+@dataclass(frozen=True)
+class Role:
+    """One role's marks, by the thread for which ``speaks`` holds."""
+
+    log: Log
+    row: Expr
+    speaks: Expr
+    behind: Behind | None = None
+
+    def mark(
+        self, event: str, number: Expr = 0, together: bool = False, only: Expr = True, boxes: int | None = None
+    ) -> None:
+        """Emit the stamp of an event, where ``only`` holds; ``number`` may lead beyond the room, or below 0.
+
+        ``together``: once all lanes of the warp are there, after what one of them did alone. ``boxes``: of a piece,
+        where the number is a box's.
+        """
+        if self.log.stamps:
+            if together:
+                T.evaluate(T.cuda.warp_sync())
+            if self.behind:
+                number = number + (self.behind.pieces * (boxes or 1) if event in OF_PIECES else self.behind.k_tiles)
+            room = self.log.stamps.room
+            words, speaks = self.log.words.ptr_to([len(HEADER)]), tirx.all(self.speaks, only)
+            place = (self.row * len(EVENTS) * room, EVENTS.index(event) * room, number)
+            T.evaluate(T.cuda.func_call("stamp", words, *place, room, speaks, source_code=_STAMP))
+
+    def wait(self, kind: str, barriers: Barriers, place: RingState, number: Expr, who: str) -> None:
+        """Emit the wait for the stage at ``place`` to be "full" or "empty", between its two stamps."""
+        self.mark(f"{kind} wait begins", number)
+        barriers.wait(place.stage, place.phase, who)
+        self.mark(f"{kind} wait ends", number)
+
+    def advance(self, k_tiles: Expr) -> None:
+        """Emit the counting of a piece of so many k tiles."""
+        if self.behind:
+            self.behind.advance(k_tiles)
+
+
+class Log:
+    """The stamps of a kernel's roles while it is written; with ``stamps`` None all of it emits nothing."""
+
+    def __init__(self, stamps: Stamps | None, roles: tuple[str, ...]) -> None:
+        self.stamps, self.roles = stamps, roles
+
+    def bind(self) -> None:
+        """Emit the further output, behind the last parameter: int64, :meth:`Stamps.words` of them, zeros before."""
+        if self.stamps:
+            handle = T.arg("stamps_ptr", T.handle())
+            self.words = T.match_buffer(handle, (self.stamps.words(len(self.roles)),), "int64")
+            IRBuilder.name("stamps", self.words)
+            T.func_attr({ATTRIBUTE: list(self.roles)})
+
+    def role(self, name: str, block: Expr, offset: Expr = 0, only: Expr = True, counts: bool = False) -> Role:
+        """Make the marks of a role, or of that ``offset`` roles behind it, by the one thread for which ``only`` holds.
+
+        Where one thread runs anyway, ``only`` is left out. ``counts``: pieces, see :meth:`Role.advance`.
+        """
+        stamped = self._in_block(block, only) if self.stamps else only
+        behind = Behind() if self.stamps and counts else None
+        return Role(self, self.roles.index(name) + offset, stamped, behind)
+
+    def clocks(self, end: str, block: Expr, only: Expr, together: bool = False) -> None:
+        """Emit the reading of both clocks at the block's "begin" or "end", by one thread, the same for both.
+
+        ``together``: once the whole block is there.
+        """
+        if self.stamps:
+            if together:
+                T.evaluate(T.cuda.warp_sync())
+                T.evaluate(T.cuda.cta_sync())
+            names = (f"{end} ns", "multiprocessor")
+            places = [self.words.ptr_to([HEADER.index(name)]) for name in names]
+            T.evaluate(T.cuda.func_call("calibrate", *places, self._in_block(block, only), source_code=_CALIBRATE))
+
+    def _in_block(self, block: Expr, only: Expr) -> Expr:
+        return tirx.all(block == self.stamps.block, only)

@@ -1,4 +1,4 @@
-"""Rung 14's kernel: rung 11's ring of slots, read by tcgen05.mma, with the sums in tensor memory."""
+"""Step 14's kernel: step 11's ring of stages, read by tcgen05.mma, with the sums in tensor memory."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ UNALIGNED_ROWS = "take step 9, which copies such rows to aligned ones first"
 def tcgen05_ring(
     problem: Matmul, tile: BlackwellTile, stages: int, *, specialized: bool = False, bounded: bool = False
 ) -> tirx.PrimFunc:
-    """``main(A, B, C)``: each block multiplies one output tile, k tile by k tile, from a ring of ``stages`` slots.
+    """``main(A, B, C)``: each block multiplies one output tile, k tile by k tile, from a ring of ``stages`` stages.
 
     ::
 
         allocate tensor memory for the sums                           # warp 0
-        fill the first stages - 1 slots                               # one thread of warp 0, as all until "done"
+        fill the first stages - 1 stages                              # one thread of warp 0, as all until "done"
         for turn:                                                     # of the ring; its parity is the barriers' phase
-          for slot < stages:                                          # written out: slots are constants
-            wait until the slot is full
-            issue tcgen05.mma of this k tile; commit to "slot free"   # returns at once
-            wait until the slot of the k tile before is free
-            fill that slot                                            # with k tile + stages - 1
+          for stage < stages:                                         # written out: stages are constants
+            wait until the stage is full
+            issue tcgen05.mma of this k tile; commit to "stage free"  # returns at once
+            wait until the stage of the k tile before is free
+            fill that stage                                           # with k tile + stages - 1
         commit to "tile done"
         wait for "tile done"                                          # every thread
         tensor memory -> registers -> shared memory -> TMA store      # each of four warps 32 rows
 
-    ``specialized`` gives loads and multiplications a warp each, 4 and 5: a load waits for its own slot alone. With one
-    stage nothing overlaps in either form. A ring has no more slots than there are k tiles. Ragged edges are TMA's;
+    ``specialized`` gives loads and multiplications a warp each, 4 and 5: a load waits for its own stage alone. With one
+    stage nothing overlaps in either form. A ring has no more stages than there are k tiles. Ragged edges are TMA's;
     results that it cannot store (:func:`kernels.epilogue.can_store_by_tma`) leave from registers. ``bounded`` is the
     debug build of :class:`kernels.ring.Barriers`. Compiled for sm_100a, never run: no GPU or emulator has.
 
@@ -62,14 +62,13 @@ def tcgen05_ring(
     product = TensorProduct.of(problem, tile)
     by_tma = epilogue.can_store_by_tma(problem, tile)
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
-    slots = min(stages, k_tiles)
-    turns, rest = divmod(k_tiles, slots)
-    ahead = max(slots - 1, 1)  # a slot is filled while the k tile after its own is multiplied, if there is another slot
+    stages = min(stages, k_tiles)
+    turns, rest = divmod(k_tiles, stages)
+    ahead = max(stages - 1, 1)  # a stage is filled while the k tile after its own is multiplied, if there is another
     warps, producer, consumer = (READERS + 2, READERS, READERS + 1) if specialized else (READERS, 0, 0)
 
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle):
-        """The kernel."""
         rows = T.meta_var((product.a.rows, product.b.rows, TENSOR_ROWS if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), rows)
         T.device_entry()
@@ -78,9 +77,9 @@ def tcgen05_ring(
         lane = T.lane_id([32])
         thread = T.thread_id([warps * 32])
         pool = T.SMEMPool()
-        ring = pool.alloc((tile.pool_bytes(2, slots),), "uint8", align=1024)
-        full = Barriers(pool, slots, bounded)
-        free = Barriers(pool, slots, bounded)
+        ring = pool.alloc((tile.pool_bytes(2, stages),), "uint8", align=1024)
+        full = Barriers(pool, stages, bounded)
+        free = Barriers(pool, stages, bounded)
         done = Barriers(pool, 1, bounded)
         memory = TensorMemory(pool, tile.tensor_columns)
         pool.commit()
@@ -89,34 +88,34 @@ def tcgen05_ring(
         column: T.let = place[1] * tile.block_n
 
         @T.inline
-        def fill(slot, turn):
-            """Load a k tile once its slot is free."""
-            free.wait(slot, (turn + 1) % 2, "producer")  # over already in the ring's first turn
-            corner = T.meta_var((row, column, (turn * slots + slot) * tile.block_k))
-            product.load(matrices, corner, ring, slot, full)
+        def fill(stage, turn):
+            """Load a k tile once its stage is free."""
+            free.wait(stage, (turn + 1) % 2, "producer")  # over already in the ring's first turn
+            corner = T.meta_var((row, column, (turn * stages + stage) * tile.block_k))
+            product.load(matrices, corner, ring, stage, full)
 
         @T.inline
-        def multiply(slot, turn):
-            """Multiply a k tile; its slot is free when that is through."""
-            full.wait(slot, turn % 2, "consumer")
-            product.multiply(sums, a, b, slot, turn * slots + slot != 0)
-            commit(free.at(slot))
+        def multiply(stage, turn):
+            """Multiply a k tile; its stage is free when that is through."""
+            full.wait(stage, turn % 2, "consumer")
+            product.multiply(sums, a, b, stage, turn * stages + stage != 0)
+            commit(free.at(stage))
 
         @T.inline
-        def multiply_and_fill(slot, turn):
-            """Multiply a k tile, and fill the slot of the one before."""
-            multiply(slot, turn)
-            if turn * slots + slot + ahead < k_tiles:
-                fill((slot + ahead) % slots, turn + (slot + ahead) // slots)
+        def multiply_and_fill(stage, turn):
+            """Multiply a k tile, and fill the stage of the one before."""
+            multiply(stage, turn)
+            if turn * stages + stage + ahead < k_tiles:
+                fill((stage + ahead) % stages, turn + (stage + ahead) // stages)
 
         @T.inline
         def for_every_tile(act):
-            """``act(slot, turn)`` for one k tile after the other."""
+            """Emit ``act(stage, turn)`` for one k tile after the other."""
             for turn in T.serial(turns):
-                for slot in T.unroll(slots):
-                    act(slot, turn)
-            for slot in T.unroll(rest):
-                act(slot, turns)
+                for stage in T.unroll(stages):
+                    act(stage, turn)
+            for stage in T.unroll(rest):
+                act(stage, turns)
 
         if warp == 0:
             memory.allocate()
@@ -134,8 +133,8 @@ def tcgen05_ring(
             if specialized:
                 for_every_tile(multiply)
             else:
-                for slot in T.unroll(ahead):
-                    fill(slot, 0)
+                for stage in T.unroll(ahead):
+                    fill(stage, 0)
                 for_every_tile(multiply_and_fill)
             commit(done.at(0))
         T.cuda.warp_sync()  # an elected lane has left the others of its warp

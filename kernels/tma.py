@@ -31,17 +31,17 @@ STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 
 
 def rows_fit(columns: int, dtype: str) -> bool:
-    """Whether rows of so many elements have a length that TMA takes."""
+    """Tell whether rows of so many elements have a length that TMA takes."""
     return columns * dtype_bytes(dtype) % STRIDE_BYTES == 0
 
 
 def straddles_lines(problem: Matmul) -> bool:
-    """Whether B's rows are no multiples of 128 bytes: pieces of that size are then read from two cache lines each."""
+    """Tell whether B's rows are no multiples of 128 bytes: pieces of that size then come from two cache lines each."""
     return problem.b_shape[1] * dtype_bytes(problem.dtype) % ROW_BYTES != 0
 
 
 def unreadable(problem: Matmul) -> str:
-    """A clause about operands whose rows TMA cannot step over; empty where it can read both."""
+    """Name, in a clause, the operands whose rows TMA cannot step over; empty where it can read both."""
     operands = (("A", problem.k), ("B", problem.b_shape[1]))
     rows = [f"{name}'s of {columns}" for name, columns in operands if not rows_fit(columns, problem.dtype)]
     return f"TMA reads rows of multiples of {STRIDE_BYTES} bytes, not {' and '.join(rows)} elements" if rows else ""
@@ -125,12 +125,12 @@ class Matrices:
         self.c_map = None if rows[2] is None else encode_map("c_map", self.c, rows[2])
 
     def of(self, number: Expr) -> Maps:
-        """The maps of one product of the batch, whose results leave by TMA."""
+        """Return the maps of one product of the batch, whose results leave by TMA."""
         return Maps(*(OneOf(each, number) for each in (self.a_map, self.b_map, self.c_map)))
 
 
 def elected() -> Expr:
-    """Whether this lane is the one that a converged warp elects to issue copies.
+    """Tell whether this lane is the one that a converged warp elects to issue copies.
 
     The compiler knows ``elect.sync``, and that one lane is left; from ``thread == 0`` it makes a loop over lanes
     around every instruction that takes a tensor map.
@@ -139,7 +139,6 @@ def elected() -> Expr:
 
 
 def _place(tensor_map: Var | OneOf, column: Expr, row: Expr) -> tuple[Expr, tuple[Expr, ...]]:
-    """The address of a map, and a box's coordinates there."""
     if isinstance(tensor_map, OneOf):
         return T.address_of(tensor_map.tensor_map), (column, row, tensor_map.number)
     return T.address_of(tensor_map), (column, row)
@@ -166,6 +165,6 @@ def store(tensor_map: Var | OneOf, column: Expr, row: Expr, source: Expr) -> Non
 
 
 def swizzled(row: Expr, column: Expr) -> Expr:
-    """The byte, in a box, of the 16-byte piece that begins at an element: pieces are permuted by the row modulo 8."""
+    """Return the byte of the 16-byte piece of a box that begins at an element: permuted by the row modulo 8."""
     piece = column // (PANEL // 8)
     return row * ROW_BYTES + (piece ^ row % 8) * 16

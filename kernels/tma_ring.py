@@ -1,4 +1,4 @@
-"""Rung 11's kernel: a ring of slots that TMA fills, one mbarrier per slot, and wgmma that reads them."""
+"""Step 11's kernel: a ring of stages that TMA fills, one mbarrier per stage, and wgmma that reads them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tensorir_ladder.kernels import epilogue, tma
-from tensorir_ladder.kernels.fused import PLAIN, Epilogue, without
-from tensorir_ladder.kernels.log import Log
+from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import Barriers, check_stages
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
-from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.stamps import Log, Stamps
 from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
@@ -33,24 +32,24 @@ def tma_ring(
     stamps: Stamps | None = None,
     finish: Epilogue = PLAIN,
 ) -> tirx.PrimFunc:
-    """``main(A, B, C)``: each block multiplies one output tile, k tile by k tile, from a ring of ``stages`` slots.
+    """``main(A, B, C)``: each block multiplies one output tile, k tile by k tile, from a ring of ``stages`` stages.
 
     ::
 
-        fill the first stages - 1 slots                            # one thread; TMA, bytes counted by a slot's mbarrier
+        fill the first stages - 1 stages                           # one thread; TMA, bytes counted by the mbarrier
         for turn:                                                  # of the ring; the phase bit flips after each
-          for slot < stages:                                       # written out: slots are constants
-            wait for the slot's mbarrier
+          for stage < stages:                                      # written out: stages are constants
+            wait for the stage's mbarrier
             issue wgmma of this k tile                             # returns at once
-            wait for wgmma of the k tile before;  block barrier    # so nobody reads that one's slot any more
-            fill that slot                                         # with k tile + stages - 1
+            wait for wgmma of the k tile before;  block barrier    # so nobody reads that one's stage any more
+            fill that stage                                        # with k tile + stages - 1
         results -> shared memory -> TMA store
 
-    With one stage nothing overlaps: the k tile's own wgmma is awaited before its slot is filled. A ring has no more
-    slots than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; what TMA cannot store
+    With one stage nothing overlaps: the k tile's own wgmma is awaited before its stage is filled. A ring has no more
+    stages than there are k tiles. Ragged edges are TMA's: zeros on loads, left out on stores; what TMA cannot store
     (:func:`kernels.epilogue.can_store_by_tma`, or ``tma_store`` off) leaves from registers. ``bounded`` is that of
     :class:`kernels.ring.Barriers`, ``group`` of :func:`kernels.raster.grouped`, ``stamps`` of :mod:`kernels.stamps`,
-    ``finish`` is what is done to sums first; with a bias it is one more parameter, the last.
+    ``finish`` says what is done to sums first; a bias is one more parameter, the last.
 
     Raises
     ------
@@ -63,17 +62,16 @@ def tma_ring(
     product = WarpgroupProduct.of(problem, tile)
     by_tma = tma_store and epilogue.can_store_by_tma(problem, tile)
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
-    slots = min(stages, k_tiles)
-    turns, rest = divmod(k_tiles, slots)
-    # One k tile's wgmma stays in flight while the next is issued, where there is another slot to read from.
-    in_flight, ahead = (1, slots - 1) if slots > 1 else (0, 1)
+    stages = min(stages, k_tiles)
+    turns, rest = divmod(k_tiles, stages)
+    # One k tile's wgmma stays in flight while the next is issued, where there is another stage to read from.
+    in_flight, ahead = (1, stages - 1) if stages > 1 else (0, 1)
     groups_n, group_m, group_n = tile.warpgroups[1], tile.group_m, tile.group_n
     threads = tile.threads_per_block
     log = Log(stamps, ("loads", *(f"warpgroup {number}" for number in range(threads // WARPGROUP))))
 
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
-        """The kernel."""
         matrices = Matrices(
             problem, (A_ptr, B_ptr, C_ptr), (product.a.rows, product.b.rows, WGMMA_ROWS if by_tma else None)
         )
@@ -86,59 +84,59 @@ def tma_ring(
         lane = T.lane_id([32])
         thread = T.thread_id([threads])
         pool = T.SMEMPool()
-        ring = pool.alloc((tile.pool_bytes(2, slots),), "uint8", align=1024)
-        full = Barriers(pool, slots, bounded)
+        ring = pool.alloc((tile.pool_bytes(2, stages),), "uint8", align=1024)
+        full = Barriers(pool, stages, bounded)
         pool.commit()
         sums = T.alloc_local((product.registers,), "float32")
         phase = T.local_scalar("int32")
         place = T.meta_var(grouped(block, tile_rows, tile_columns, group))
         row: T.let = place[0] * tile.block_m
         column: T.let = place[1] * tile.block_n
-        loads: T.let = warpgroup * 4 + warp == 0
+        loads: T.let = warpgroup * 4 + warp == 0  # the warp that elects the loading thread; it multiplies as well
         group_row: T.let = warpgroup // groups_n * group_m
         group_column: T.let = warpgroup % groups_n * group_n
         corner = T.meta_var((row + group_row, column + group_column))
         own = T.meta_var(log.role("warpgroup 0", block, warpgroup, thread % WARPGROUP == 0))
 
         @T.inline
-        def fill(slot, k_tile):
-            """Load a k tile into a slot."""
-            product.load(matrices, (row, column, k_tile * tile.block_k), ring, slot, full)
+        def fill(stage, k_tile):
+            """Ask for a k tile's boxes of A and B; their bytes complete the stage's barrier as they arrive."""
+            product.load(matrices, (row, column, k_tile * tile.block_k), ring, stage, full)
             log.role("loads", block).mark("load issued", k_tile)
 
         @T.inline
-        def multiply(slot, k_tile):
-            """Multiply a k tile, and fill the slot that is free then."""
+        def multiply(stage, k_tile):
+            """Multiply a k tile, and fill the stage that is free then: the one of the k tile before."""
             own.mark("full wait begins", k_tile)
-            full.wait(slot, phase, "consumer")
+            full.wait(stage, phase, "consumer")
             own.mark("full wait ends", k_tile)
-            product.multiply(sums, a, b, slot, k_tile != 0)
+            product.multiply(sums, a, b, stage, k_tile != 0)  # issued; it runs on
             own.mark("mma issued", k_tile)
-            retire(sums, in_flight)
+            retire(sums, in_flight)  # until the k tile before is multiplied
             own.mark("mma retired", k_tile - in_flight)
             own.mark("empty wait begins", k_tile - in_flight)
-            T.cuda.cta_sync()
+            T.cuda.cta_sync()  # by all warpgroups: only then may its stage be overwritten
             own.mark("empty wait ends", k_tile - in_flight)
             if loads and k_tile + ahead < k_tiles and tma.elected():
-                fill((slot + ahead) % slots, k_tile + ahead)
+                fill((stage + ahead) % stages, k_tile + ahead)
 
         log.clocks("begin", block, thread == 0)
         if thread == 0:
-            full.initialize(1)
+            full.initialize(1)  # by the loading thread's announcement of bytes; these complete the phase
         T.ptx.fence.proxy.async_.shared__cta()
         T.cuda.cta_sync()
         if loads and tma.elected():
-            for slot in T.unroll(ahead):
-                fill(slot, slot)
+            for stage in T.unroll(ahead):  # the prologue
+                fill(stage, stage)
         a: T.let = product.a.descriptor(ring.ptr_to([product.a.extent_offset(group_row)]))
         b: T.let = product.b.descriptor(ring.ptr_to([product.a.bytes + product.b.extent_offset(group_column)]))
         phase = 0
         for turn in T.serial(turns):
-            for slot in T.unroll(slots):
-                multiply(slot, turn * slots + slot)
+            for stage in T.unroll(stages):
+                multiply(stage, turn * stages + stage)
             phase = phase ^ 1
-        for slot in T.unroll(rest):
-            multiply(slot, turns * slots + slot)
+        for stage in T.unroll(rest):
+            multiply(stage, turns * stages + stage)
         retire(sums, 0)
         own.mark("mma retired", k_tiles * in_flight - 1)  # -1: it was none
         own.mark("epilogue begins")

@@ -1,4 +1,4 @@
-"""Rung 12's kernel: a producer warpgroup that only loads, consumer warpgroups that only multiply."""
+"""Step 12's kernel: a producer warpgroup that only loads, consumer warpgroups that only multiply."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from tvm.script import tirx as T
 from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.boxes import Boxes
 from tensorir_ladder.kernels.codegen.launch_plan import ROWS_PARAMETER
-from tensorir_ladder.kernels.fused import PLAIN, Epilogue, without
-from tensorir_ladder.kernels.log import Log
+from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.raster import grouped
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
@@ -22,7 +21,7 @@ from tensorir_ladder.kernels.roles import (
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
-from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.stamps import Log, Stamps
 from tensorir_ladder.kernels.tiles import RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
@@ -50,14 +49,14 @@ def warp_specialized(
 
         producer, one thread:                              each consumer warpgroup:
           for each k tile:                                   for each k tile:
-            wait until its slot is empty                       wait until its slot is full
-            load it; the slot's bytes make it full             issue wgmma of it                   # returns at once
+            wait until its stage is empty                      wait until its stage is full
+            load it; its bytes make the stage full             issue wgmma of it                   # returns at once
                                                                wait for wgmma of the k tile before
-                                                               that one's slot is empty, for my part
+                                                               that one's stage is empty, for my part
                                                              results -> shared memory -> TMA store
 
-    Nobody waits for a block barrier: a consumer waits for bytes, the producer for consumers, each on the slot's own two
-    barriers. Registers go where they are needed (``setmaxnreg``). At least two slots, since a consumer keeps one
+    Nobody waits for a block barrier: a consumer waits for bytes, the producer for consumers, each on the stage's own
+    two barriers. Registers go where they are needed (``setmaxnreg``). At least two stages, since a consumer keeps one
     k tile's wgmma in flight. Edges, results, ``bounded``, ``stamps`` and ``finish`` are as in
     :func:`kernels.tma_ring.tma_ring`. A ``batch`` above 1 is as many products, and all buffers have it as their first
     dimension, except the bias, which is that of all; tensor maps of three dimensions keep a tile within its product.
@@ -90,12 +89,11 @@ def warp_specialized(
         )
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
     tiles = tile_rows * tile_columns
-    slots = max(FEWEST_STAGES, min(stages, k_tiles))
+    stages = max(FEWEST_STAGES, min(stages, k_tiles))
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, rows: T.int32, bias_ptr: T.handle):
-        """The kernel."""
         boxes_of = T.meta_var((product.a.rows, product.b.rows, WGMMA_ROWS if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
@@ -104,7 +102,7 @@ def warp_specialized(
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         here = RoleBlock(tiles * batch, tile.consumers)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, slots, product.slot_bytes, tile.consumers, bounded)
+        shared = SharedRing(pool, stages, product.slot_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
@@ -113,24 +111,25 @@ def warp_specialized(
         place = T.meta_var(grouped(within, high, tile_columns, group))
         row: T.let = place[0] * tile.block_m
         column: T.let = place[1] * tile.block_n
-        if here.warpgroup == 0:
+        if here.warpgroup == 0:  # the producer
             give_up_registers()
             if here.warp == 0 and tma.elected():
-                fill = RingState(slots, 1)
+                fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number))
                 for k_tile in T.serial(k_tiles):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
                     corner = T.meta_var((row, column, k_tile * tile.block_k))
-                    product.load(maps, corner, shared.ring, fill.slot, shared.full)
+                    product.load(maps, corner, shared.ring, fill.stage, shared.full)  # returns at once
                     loads.mark("load issued", k_tile)
                     fill.advance()
-        else:
+        else:  # a consumer
             take_registers(tile.consumers)
             mine = Consumer(here, shared, product, tile)
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, here.thread % WARPGROUP == 0))
             for k_tile in T.serial(k_tiles):
-                mine.multiply(marks, k_tile, k_tile != 0)
-                mine.retire_former(marks, k_tile, k_tile > 0)
+                marks.wait("full", shared.full, mine.read, k_tile, "consumer")
+                mine.multiply(marks, k_tile, k_tile != 0)  # issued; it runs on
+                mine.retire_former(marks, k_tile, k_tile > 0)  # the stage of the k tile before is empty
             retire(mine.sums, 0)
             marks.mark("mma retired", k_tiles - 1)
             marks.mark("epilogue begins")

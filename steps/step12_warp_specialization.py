@@ -28,7 +28,7 @@ from tvm import tirx
 
 from tensorir_ladder.kernels.roles import FEWEST_STAGES
 from tensorir_ladder.kernels.stamps import Stamps
-from tensorir_ladder.kernels.stream import role_cost
+from tensorir_ladder.kernels.stream_k import role_cost
 from tensorir_ladder.kernels.tiles import ROLE_CHOICES, RoleTile
 from tensorir_ladder.kernels.tma import unreadable
 from tensorir_ladder.kernels.warp_specialized import warp_specialized

@@ -14,7 +14,7 @@ What changes: one ring for all tiles; results wait as 16-bit pairs in registers 
 Where tiles are no multiple of the blocks, the last wave is cut (stream-K): blocks without a tile multiply the first
 k tiles for those that have one, and leave their sums in device memory.
 Variants:
-- stream (the default): as above; the last wave is cut where that is reckoned to pay (kernels/stream.py).
+- stream (the default): as above; the last wave is cut where that is reckoned to pay (kernels/stream_k.py).
 - overlapped: blocks are launched while the kernel before in the stream still runs, and wait by themselves for its end
   (programmatic dependent launch): a launch's latency is hidden, where another kernel was launched before.
 - whole: tiles are never cut.
@@ -34,7 +34,7 @@ from tvm import tirx
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
 from tensorir_ladder.kernels.roles import FEWEST_STAGES
 from tensorir_ladder.kernels.stamps import Stamps
-from tensorir_ladder.kernels.stream import cut_role_cost
+from tensorir_ladder.kernels.stream_k import cut_role_cost
 from tensorir_ladder.kernels.tiles import ROLE_CHOICES
 from tensorir_ladder.kernels.tma import straddles_lines, unreadable
 from tensorir_ladder.schedules.tiles import TileSet
@@ -52,7 +52,7 @@ def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tir
         config.stages,
         multiprocessors=config.machine.multiprocessors,
         blocks=cluster_blocks(problem, config.tile, shared),
-        stream=variant != "whole",
+        stream_k=variant != "whole",
         overlapped=variant == "overlapped",
         bounded=variant == "bounded",
         stamps=stamps,

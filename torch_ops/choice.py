@@ -16,9 +16,9 @@ from typing import Any
 from tvm import tirx
 from tvm.target import Target
 
-from tensorir_ladder.kernels.fused import PLAIN, Epilogue
+from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
-from tensorir_ladder.kernels.stream import plan_for, reckoned_cycles
+from tensorir_ladder.kernels.stream_k import plan_for, reckoned_cycles
 from tensorir_ladder.kernels.tiles import RING_CHOICES, ROLE_CHOICES, HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
@@ -77,7 +77,7 @@ class Rung:
     flexible: bool = False
 
     def cost(self, problem: Matmul, tile: HopperTile, multiprocessors: int, batch: int = 1) -> float:
-        """Clock cycles of a batch of products: :func:`kernels.stream.reckoned_cycles`, and the rung's own."""
+        """Clock cycles of a batch of products: :func:`kernels.stream_k.reckoned_cycles`, and the rung's own."""
         plan = plan_for(problem, tile, multiprocessors, cuts=self.cuts, batch=batch)
         steps = -(-plan.tiles // plan.workers) * plan.k_tiles
         worked = reckoned_cycles(problem, tile, multiprocessors, self.cuts, batch)

@@ -1,4 +1,4 @@
-"""What :func:`kernels.matmul` says when it cannot multiply what it is given. Each is a ValueError with its parts."""
+"""The errors and the warning of :func:`torch_ops.matmul`. An IllegalSchedule is a ValueError with its parts."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ class OverlappingOutput(IllegalOperand):
 
 class UnsupportedGpu(IllegalSchedule):
     """There is no GPU, or none that has what the kernels are made of."""
+
+
+class FirstCallInCapture(RuntimeError):
+    """A product's first call while a CUDA graph is captured, when nothing can be loaded."""
+
+
+class PaddedCopy(UserWarning):
+    """A matrix is copied at each call, to or from rows that TMA can step over."""

@@ -1,4 +1,4 @@
-"""A launcher for explicit kernels: what a launch needs is made once for each set of addresses, and kept.
+"""Compile, load and launch explicit kernels: what a launch needs is made once for each set of addresses, and kept.
 
 TVM's host function checks its arguments and encodes tensor maps at every call. Here a call finds its launch in a cache
 and hands it to the driver.
@@ -10,7 +10,8 @@ import ctypes
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tvm
 from tvm import tirx
@@ -29,10 +30,13 @@ from tensorir_ladder.kernels.codegen.launch_plan import (
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.torch_ops.driver import Driver, launch_config
-from tensorir_ladder.torch_ops.workspaces import Workspaces
+
+if TYPE_CHECKING:
+    import torch
 
 Parameter = TensorMap | PlainBuffer | RowCount
 TIR_PIPELINE = "tirx"
+FLAGS = "int32"  # the dtype of workspaces that are zeros between launches
 CACHED_LAUNCHES = 512  # of one kernel; one takes less than 1 KiB
 
 
@@ -53,6 +57,51 @@ def compile_kernel(function: tirx.PrimFunc, target: Target, compiler: Compiler) 
     plan = launch_plan(generated)
     cubin = compile_cubin(generated.cuda, str(target.attrs["arch"]), compiler, kernel=plan.kernel)
     return CompiledKernel(plan, cubin.data)
+
+
+class Room(NamedTuple):
+    """Memory for all of a kernel's workspaces, in their order. Who launches keeps it until the launch is recorded."""
+
+    addresses: tuple[int, ...]
+    tensors: tuple[torch.Tensor, ...]
+
+
+class Workspaces:
+    """A kernel's device memory between launches: a set for each stream, whose launches follow each other.
+
+    A kernel whose blocks hand sums to each other (:mod:`kernels.partial_sums`) needs room for these, and flags that are
+    zeros before the first launch and that every launch leaves as zeros. Room is made at a stream's first launch, and
+    kept as long as the kernel.
+
+    What a CUDA graph launches may be replayed in any stream, beside launches of the one where it was captured: each
+    launch captured has memory of the graph's own, whose flags the graph lowers first, a few bytes at each replay.
+    """
+
+    def __init__(self, buffers: tuple[PlainBuffer, ...]) -> None:
+        self._buffers = buffers
+        self._by_stream: dict[int, Room] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._buffers)
+
+    def of(self, stream: int, like: torch.Tensor) -> Room:
+        """Give room to a launch in torch's current stream, whose address is given, on the GPU of a tensor."""
+        import torch
+
+        if torch.cuda.is_current_stream_capturing():
+            return self._made(like)
+        # Of two threads' first launches one makes the room that both take.
+        return self._by_stream.get(stream) or self._by_stream.setdefault(stream, self._made(like))
+
+    def _made(self, like: torch.Tensor) -> Room:
+        """Make new memory; only flags are filled."""
+        import torch
+
+        tensors = []
+        for buffer in self._buffers:
+            make = like.new_zeros if buffer.dtype == FLAGS else like.new_empty
+            tensors.append(make((prod(buffer.shape),), dtype=getattr(torch, buffer.dtype)))
+        return Room(tuple(tensor.data_ptr() for tensor in tensors), tuple(tensors))
 
 
 @dataclass(frozen=True)
@@ -118,7 +167,7 @@ class Launcher:
         return BoundLaunch(ctypes.pointer(launch_config(self._plan, stream)), parameters, values)
 
     def _value(self, parameter: Parameter, addresses: Mapping[str, int]) -> Any:
-        """What the driver is given for a parameter."""
+        """Make the value that the driver is given for a parameter."""
         if isinstance(parameter, RowCount):
             return ctypes.c_int32(self._rows)
         address = addresses[parameter.buffer]
@@ -128,7 +177,7 @@ class Launcher:
 
 
 def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, Rows]) -> list[Parameter]:
-    """A plan's parameters for the matrices at hand; workspaces are as the plan has them."""
+    """Fit a plan's parameters to the matrices at hand; workspaces are as the plan has them."""
     if missing := {parameter.buffer for parameter in plan.parameters} & set(GIVEN) - set(matrices):
         raise UnsupportedLaunch(
             "the kernel takes further buffers", value=", ".join(sorted(missing)), remedy="give matrices for them"

@@ -1,4 +1,4 @@
-"""How the tensors of a product lie in memory, what the kernels need of that, and what must be copied first.
+"""Check how the tensors of a product lie in memory, and find what must be copied before a kernel can read it.
 
 TMA steps over rows that begin multiples of 16 bytes apart, at an address that is one. It takes rows' lengths from the
 tensor maps, which are made of the matrices at hand: a kernel for rows of 4096 elements multiplies rows of 4095 just as
@@ -41,7 +41,7 @@ class Form:
 
     @property
     def has_rows(self) -> bool:
-        """Whether elements of a row are side by side."""
+        """True where elements of a row are side by side."""
         return self.strides[1] == 1 or self.sizes[1] == 1
 
     def check_matrix(self) -> None:
@@ -57,7 +57,7 @@ class Form:
         return Form(self.name, self.sizes[1:], self.strides[1:], self.dtype)
 
     def batch_of(self, one: Rows) -> Rows:
-        """A batch of matrices that lie as one of them does; nothing of a batch is copied.
+        """Describe a batch of matrices that lie as one of them does; nothing of a batch is copied.
 
         Raises UnalignedOperand where rows or matrices do not begin multiples of 16 bytes apart, ScatteredRows where
         matrices lie upon each other.
@@ -80,7 +80,7 @@ class Form:
         return replace(one, batch=self.sizes[0], batch_bytes=apart)
 
     def rows(self) -> Rows:
-        """The matrix as rows in memory; a single row is taken to reach to the next multiple of 16 bytes.
+        """Describe the matrix as rows in memory; a single row is taken to reach to the next multiple of 16 bytes.
 
         Raises
         ------
@@ -107,17 +107,17 @@ class Form:
 
 
 def fits_tma(matrix: Rows) -> bool:
-    """Whether TMA can step over a matrix's rows."""
+    """Tell whether TMA can step over a matrix's rows."""
     return matrix.row_bytes % STRIDE_BYTES == 0
 
 
 def padded(matrix: Rows, itemsize: int) -> Rows:
-    """The matrix with rows that begin at multiples of 128 bytes, as long as a row of a box: each then is one line."""
+    """Lay a matrix out in rows that begin at multiples of 128 bytes, a row of a box each: each then is one line."""
     return Rows(matrix.rows, matrix.columns, _round_up(matrix.columns * itemsize, ROW_BYTES))
 
 
 def readable(matrix: Rows, itemsize: int) -> Rows:
-    """The matrix itself, or the padded rows that it is copied to."""
+    """Return the matrix itself, or the padded rows that it is copied to."""
     return matrix if fits_tma(matrix) else padded(matrix, itemsize)
 
 
@@ -143,11 +143,11 @@ class Operands:
 
     @property
     def straddles(self) -> bool:
-        """Whether the rows of B that a kernel reads begin within cache lines."""
+        """True where rows of B that a kernel reads begin within cache lines."""
         return readable(self.b, dtype_bytes(self.problem.dtype)).row_bytes % ROW_BYTES != 0
 
     def output(self, plan: LaunchPlan, out: Rows) -> Rows:
-        """The rows that a kernel stores: ``out`` itself, or what must be copied to it.
+        """Find the rows that a kernel stores: ``out`` itself, or what must be copied to it.
 
         TMA stores into any rows that it can step over, 16 bytes at least: into a row of one element it stored eight on
         an H200. Without it a kernel stores into the rows that it was made for.
@@ -162,7 +162,7 @@ class Operands:
 
 
 def arrange(a: Form, b: Form, out_dtype: str) -> Operands:
-    """The operands of a product of (m, k) and (k, n); a B whose columns are its rows in memory makes layout "nt".
+    """Pair the operands of a product of (m, k) and (k, n); a B whose columns are its rows in memory is layout "nt".
 
     Or of a batch of them, (b, m, k) and (b, k, n).
 
@@ -194,7 +194,7 @@ def arrange(a: Form, b: Form, out_dtype: str) -> Operands:
 
 
 def output_rows(out: Form, operands: Operands) -> Rows:
-    """An output's rows; raises WrongShape for other sizes than the product's, and what :meth:`Form.rows` raises."""
+    """Describe an output's rows; raises WrongShape for other sizes than the product's, and as :meth:`Form.rows`."""
     if operands.batch is None:
         out.check_matrix()
     if out.sizes != operands.shape:
@@ -205,7 +205,7 @@ def output_rows(out: Form, operands: Operands) -> Rows:
 
 
 def _batch(a: Form, b: Form) -> int | None:
-    """How many products two tensors of three dimensions are; None for others."""
+    """Count the products that two tensors of three dimensions are; None for others."""
     if len(a.sizes) != 3 or len(b.sizes) != 3:
         return None
     if a.sizes[0] != b.sizes[0] or a.sizes[0] < 1:
@@ -237,7 +237,7 @@ def check_bias(bias: Form, operands: Operands) -> None:
 
 
 def overlap(name: str, out: tuple[int, int], operand: tuple[int, int]) -> OverlappingOutput:
-    """What is said of an output that shares addresses with an operand: ranges are first and behind last."""
+    """Make the error for an output that shares addresses with an operand; ranges are first and behind last."""
     return OverlappingOutput(
         f"out and {name} are in the same memory",
         value=f"bytes {out[0]:#x} to {out[1]:#x}, and {operand[0]:#x} to {operand[1]:#x}",
@@ -257,7 +257,7 @@ def check_address(name: str, address: int) -> None:
 
 
 def _layout(b: Form) -> str:
-    """Which of its dimensions are B's rows in memory; where both are, one that need not be copied."""
+    """Name the layout by which of B's dimensions are its rows in memory; of both, one that need not be copied."""
     if b.has_rows and b.transposed.has_rows:
         return "nn" if fits_tma(b.rows()) else "nt"
     return "nt" if b.transposed.has_rows and not b.has_rows else "nn"

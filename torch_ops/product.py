@@ -1,4 +1,4 @@
-"""A product of torch tensors whose forms were checked: copies where rows need them, and the launch."""
+"""Run a product of torch tensors whose forms were checked: copies where rows need them, and the launch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tensorir_ladder.kernels.codegen.launch_plan import BIAS, Rows
 from tensorir_ladder.kernels.tma import STRIDE_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.torch_ops.errors import PaddedCopy
 from tensorir_ladder.torch_ops.launcher import Launcher, LoadedKernel
 from tensorir_ladder.torch_ops.operands import Operands, check_address, overlap, readable
 
@@ -15,12 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 
-class PaddedCopy(UserWarning):
-    """A matrix is copied at each call, to or from rows that TMA can step over."""
-
-
 class Product:
-    """``product(a, b, out, bias)`` for tensors of one form, in the current stream; returns ``out``, or a new tensor.
+    """A product of tensors of one form: ``product(a, b, out, bias)`` runs it in the current stream, returns the output.
 
     Room for copies comes from torch's allocator at each call. It keeps freed memory for the next one, orders its reuse
     by streams and lets a captured graph have its own, all of which memory kept here would not.
@@ -65,13 +62,13 @@ class Product:
         return out
 
     def _new(self, a: torch.Tensor) -> torch.Tensor:
-        """A result, contiguous; from one kept element seen as the whole matrix, which torch is quickest with."""
+        """Make a contiguous result; from one kept element seen as the whole matrix, which torch is quickest with."""
         if self._like is None:
             self._like = a.new_empty(1, dtype=self._dtype).expand(self._operands.shape)
         return self._empty_like(self._like)
 
     def _copied(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The product by way of copies in rows that the kernel can reach."""
+        """Multiply by way of copies in rows that the kernel can reach."""
         left, right, result = a, b, out
         if self._a is not self._operands.a:
             left = _with_rows(a, self._a, self._itemsize)
@@ -114,11 +111,10 @@ class Product:
 
     @property
     def description(self) -> str:
-        """The kernel, and what each call copies."""
+        """Name the kernel, and what each call copies."""
         return "; ".join([self._label, *(f"copies {copied}" for copied in self._copied_matrices())])
 
     def _copied_matrices(self) -> list[str]:
-        """What is copied at each call, with its bytes."""
         lain = (("a", self._operands.a, self._a), ("b", self._operands.b, self._b), ("out", self._out, self._result))
         return [
             f"{name} ({copy.rows} rows of {given.row_bytes} bytes in {copy.rows * copy.row_bytes} bytes)"
@@ -127,7 +123,6 @@ class Product:
         ]
 
     def _warn(self) -> None:
-        """Say once what is copied at each call."""
         if copied := self._copied_matrices():
             problem = self._operands.problem
             warnings.warn(
@@ -140,7 +135,7 @@ class Product:
 
 
 def _as_long_as(bias: torch.Tensor, columns: int) -> torch.Tensor:
-    """A bias as long as a kernel's rows, itself if it is; what is behind it is added to columns that nobody sees."""
+    """Lengthen a bias to a kernel's rows, where it is shorter; what is behind it goes to columns that nobody sees."""
     if bias.shape[0] == columns:
         return bias
     copy = bias.new_empty((columns,))
@@ -149,12 +144,12 @@ def _as_long_as(bias: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def _room(like: torch.Tensor, matrix: Rows, itemsize: int) -> torch.Tensor:
-    """Memory for a matrix with all of its rows' bytes, on the GPU and in the dtype of ``like``."""
+    """Make room for a matrix with all of its rows' bytes, on the GPU and in the dtype of ``like``."""
     return like.new_empty((matrix.rows, matrix.row_bytes // itemsize))
 
 
 def _with_rows(tensor: torch.Tensor, matrix: Rows, itemsize: int) -> torch.Tensor:
-    """A copy of a matrix whose rows lie as ``matrix`` says; what is between them is left as it is."""
+    """Copy a matrix to rows that lie as ``matrix`` says; what is between them is left as it is."""
     copy = _room(tensor, matrix, itemsize)
     copy[:, : matrix.columns].copy_(tensor)
     return copy

@@ -1,4 +1,4 @@
-"""What a user might take instead of our kernels, timed in the same rounds; see :class:`PeerKind`."""
+"""Peers: kernels that a user might take instead of ours, timed in the same rounds; see :class:`PeerKind`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UnknownPeer(ValueError):
 
 
 def find_peers(names: str) -> list[PeerKind]:
-    """The kinds that "none", "all" or a list such as "triton,dlight" names, in the registry's order.
+    """Find the kinds that "none", "all" or a list such as "triton,dlight" names, in the registry's order.
 
     A kind whose peers another one enters as well (triton within triton-stages) is left to that one. "all" is
     each peer once, without Triton's other stage counts and without what takes minutes.

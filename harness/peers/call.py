@@ -1,4 +1,4 @@
-"""The project's own Python call on tensors, :func:`kernels.matmul`: the kernel that it chooses, and its copies.
+"""The project's own Python call on tensors, :func:`torch_ops.matmul`: the kernel that it chooses, and its copies.
 
 Timed like the others, in a CUDA graph: with what each call copies to padded rows where rows are no multiples of 16
 bytes, and without the host's time, which ``python -m harness launch`` measures.
@@ -11,14 +11,15 @@ from typing import Any
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerKind
-from tensorir_ladder.kernels import describe, matmul
 from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.torch_ops import describe, matmul
 
+# In records: as the call was named when the first were measured, so that old and new ones compare.
 NAMES = ("kernels.matmul", "kernels.matmul(any_m=True)")
 
 
 def enter(arena: Arena, _machine: Machine) -> list[Entrant]:
-    """The call on the arena's operands, and with kernels for any m; one that refuses them has failed, and says why."""
+    """Enter the call, and the call with kernels for any m; one that refuses the operands has failed, and says why."""
     return [_entrant(arena, name, name == NAMES[1]) for name in NAMES]
 
 
@@ -26,7 +27,6 @@ def _entrant(arena: Arena, name: str, any_m: bool) -> Entrant:
     transposed = arena.problem.layout == "nt"
 
     def run(a: Any, b: Any, c: Any) -> None:
-        """One product."""
         matmul(a, b.T if transposed else b, out=c, any_m=any_m)
 
     a, b, c = arena.sets[0]
@@ -36,4 +36,4 @@ def _entrant(arena: Arena, name: str, any_m: bool) -> Entrant:
         return Entrant(name, None, "", "failed", str(refused))
 
 
-KIND = PeerKind("call", "our own Python call on tensors, with the rung and tile that it chooses", NAMES, enter)
+KIND = PeerKind("call", "our own Python call on tensors, with the step and tile that it chooses", NAMES, enter)

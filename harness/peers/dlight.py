@@ -17,13 +17,13 @@ from tensorir_ladder.schedules.workloads import Matmul
 
 
 def rules() -> tuple[Any, ...]:
-    """dlight's rules for GPUs, in the order in which its users apply them; the first that fits is taken."""
+    """Return dlight's rules for GPUs, in the order in which its users apply them; the first that fits is taken."""
     gpu = dlight.gpu
     return gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
 
 
 def scheduled(problem: Matmul, target: Target) -> tuple[tvm.IRModule, str]:
-    """The product as dlight schedules it for ``target``, and the name of the rule that did.
+    """Let dlight schedule the product for ``target``; returns it, and the name of the rule that did.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def scheduled(problem: Matmul, target: Target) -> tuple[tvm.IRModule, str]:
 
 
 def enter(arena: Arena, machine: Machine) -> list[Entrant]:
-    """dlight's kernel, compiled by the compiler and with the flags of our own kernels."""
+    """Enter dlight's kernel, compiled by the compiler and with the flags of our own kernels."""
     compiler = require_compiler()
     say(f"dlight: compiling {arena.problem.shape}")
     mod, rule = scheduled(arena.problem, machine.target())

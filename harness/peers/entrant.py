@@ -1,4 +1,4 @@
-"""What a peer is to a measurement: a launch that was checked and can be timed, or the reason why there is none."""
+"""A peer in a measurement: a launch that was checked and can be timed, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Entrant:
     why: str = ""
 
     def peer(self, timing: Timing | None) -> Peer:
-        """What the record keeps of it."""
+        """Make the record's entry."""
         return Peer(self.name, self.status, self.why, self.config, timing)
 
     def without_launch(self, status: str, why: str) -> Entrant:
-        """The same peer, out of the race."""
+        """Take the peer out of the race."""
         return replace(self, run=None, status=status, why=why)
 
 
 @dataclass(frozen=True)
 class PeerKind:
-    """What ``--peers`` knows under a name: the peers it enters, and how.
+    """A name of ``--peers``: the peers it enters, and the function that does.
 
     ``enter(arena, machine)`` returns one Entrant per name of ``peers``, in that order; it raises PeerMissing
     or PeerFailed where none of them can run. ``package`` is what it needs installed, "" for nothing more than we do.
@@ -66,12 +66,12 @@ class PeerKind:
 
     @property
     def in_all(self) -> bool:
-        """Whether "all" means it."""
+        """True where "all" includes it."""
         return self.peers == (self.name,) and not self.takes_minutes
 
 
 def admit(kind: PeerKind, arena: Arena, machine: Machine) -> list[Entrant]:
-    """The peers of a kind, each checked against the float64 reference and captured once as it will be timed.
+    """Enter the peers of a kind, each checked against the float64 reference and captured once as it will be timed.
 
     Never raises for a peer: one that is missing or fails, in whatever way, comes back without a launch and
     with the reason.
@@ -86,7 +86,7 @@ def admit(kind: PeerKind, arena: Arena, machine: Machine) -> list[Entrant]:
 
 
 def installed_version(package: str) -> str:
-    """The version of an installed package, which is not imported; PeerMissing where there is none."""
+    """Look up an installed package's version, without importing it; PeerMissing where there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError as error:
@@ -94,7 +94,7 @@ def installed_version(package: str) -> str:
 
 
 def peer_versions(kinds: Iterable[PeerKind]) -> dict[str, str]:
-    """The versions of the packages that peers need, as far as they are installed."""
+    """Look up the versions of the packages that peers need, as far as they are installed."""
     found = {}
     for package in sorted({kind.package for kind in kinds} - {""}):
         with contextlib.suppress(PeerMissing):  # said where the peer enters
@@ -103,7 +103,7 @@ def peer_versions(kinds: Iterable[PeerKind]) -> dict[str, str]:
 
 
 def reason(error: Exception) -> str:
-    """An exception in one line, with its type where the message is not our own."""
+    """Shorten an exception to one line, with its type where the message is not our own."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # TVM's errors may begin with a traceback; the message is its last line.
     text = lines[-1 if lines[0].startswith("Traceback") else 0] if lines else "no message"
@@ -111,7 +111,7 @@ def reason(error: Exception) -> str:
 
 
 def say(text: str) -> None:
-    """A line of progress, beside the results and not among them."""
+    """Print a line of progress to stderr, beside the results."""
     print(text, file=sys.stderr, flush=True)
 
 

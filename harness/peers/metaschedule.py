@@ -34,7 +34,7 @@ TIMED_MS = 20  # of a trial, at least; three times
 
 
 def search_target(machine: Machine) -> Target:
-    """The machine's target with the shared memory that is declared statically, as MetaSchedule's kernels do."""
+    """Limit the machine's target to the shared memory that is declared statically, as MetaSchedule's kernels do."""
     limits = {name: machine.target().attrs[name] for name in ("max_threads_per_block", "thread_warp_size")}
     limits = {name: int(value) for name, value in limits.items()}
     return Target(
@@ -49,13 +49,13 @@ def search_target(machine: Machine) -> Target:
 
 
 def timed_runner() -> ms.Runner:
-    """Trials one after the other on this machine's GPU, each with the L2 full of something else."""
+    """Run trials one after the other on this machine's GPU, each with the L2 full of something else."""
     config = ms.runner.EvaluatorConfig(number=1, repeat=3, min_repeat_ms=TIMED_MS)
     return ms.runner.LocalRunner(timeout_sec=30, evaluator_config=config)
 
 
 def quick_builder() -> ms.Builder:
-    """Trials built side by side, one to a core, those that take long given up."""
+    """Build trials side by side, one to a core; those that take long are given up."""
     return ms.builder.LocalBuilder(max_workers=os.cpu_count(), timeout_sec=BUILD_S)
 
 
@@ -66,7 +66,7 @@ def search(
     builder: ms.Builder | str = "local",
     runner: ms.Runner | None = None,
 ) -> tuple[Schedule, int]:
-    """The fastest schedule that so many seconds find, and how many trials were timed.
+    """Search for so many seconds; returns the fastest schedule, and how many trials were timed.
 
     Raises
     ------
@@ -90,13 +90,13 @@ def search(
 
 
 def trials_timed(database: ms.Database) -> int:
-    """Trials that ran; those that did not are kept with a time that none can take."""
+    """Count the trials that ran; those that did not are kept with a time that none can take."""
     records = database.get_all_tuning_records()
     return sum(bool(record.run_secs) and float(record.run_secs[0]) < UNTIMED_S for record in records)
 
 
 def enter(arena: Arena, machine: Machine) -> list[Entrant]:
-    """The best schedule of a search, compiled by the compiler and with the flags of our own kernels."""
+    """Enter the best schedule of a search, compiled by the compiler and with the flags of our own kernels."""
     compiler, problem = require_compiler(), arena.problem
     say(f"metaschedule: searching {problem.shape} {problem.dtype} for {BUDGET_S:.0f} s")
     path = os.pathsep.join([str(compiler.nvcc.parent), os.environ.get("PATH", "")])

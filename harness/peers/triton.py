@@ -93,15 +93,15 @@ class BlockConfig:
         return f"{self.block_m}x{self.block_n}x{self.block_k}, {self.warps} warps, {stages}"
 
     def programs(self, problem: Matmul) -> int:
-        """Blocks that C is cut into."""
+        """Count the blocks that C is cut into."""
         return -(-problem.m // self.block_m) * -(-problem.n // self.block_n)
 
     def divides(self, problem: Matmul) -> bool:
-        """Whether nothing of a block lies outside the operands."""
+        """Tell whether nothing of a block lies outside the operands."""
         return not (problem.m % self.block_m or problem.n % self.block_n or problem.k % self.block_k)
 
     def call(self, problem: Matmul, operands: tuple[Any, Any, Any]) -> Call:
-        """One launch on ``operands``, then sizes and strides in elements."""
+        """Describe one launch: ``operands``, then sizes and strides in elements."""
         b_steps = (problem.n, 1) if problem.layout == "nn" else (1, problem.k)
         steps = (problem.k, 1, *b_steps, problem.n, 1)
         constants = {"block_m": self.block_m, "block_n": self.block_n, "block_k": self.block_k}
@@ -119,20 +119,20 @@ class Tuning:
     declared: int
 
     def best(self, stages: int | None = None) -> BlockConfig | None:
-        """The fastest configuration, of one stage count if given; None where none of that count ran."""
+        """Return the fastest configuration, of one stage count if given; None where none of that count ran."""
         rivals = [config for config in self.times_ms if stages in (None, config.stages)]
         return min(rivals, key=lambda config: self.times_ms[config], default=None)
 
     @property
     def summary(self) -> str:
-        """How many configurations were tried, and why the others were not, in a sentence."""
+        """Say in a sentence how many configurations were tried, and why the others were not."""
         ran = f"fastest of {self.declared - len(self.skipped)} of {self.declared} declared configurations"
         reasons = "; ".join(f"{config}: {why}" for config, why in self.skipped.items())
         return f"{ran}; skipped: {reasons}" if reasons else ran
 
 
 def declared_configs(dtype: str, every_stage: bool = False) -> list[BlockConfig]:
-    """Every block of a dtype's list with every stage count; for 16 bits :data:`HALF_SHORTLIST` unless ``every_stage``.
+    """List every block of a dtype with every stage count; for 16 bits :data:`HALF_SHORTLIST` unless ``every_stage``.
 
     Raises
     ------
@@ -146,10 +146,9 @@ def declared_configs(dtype: str, every_stage: bool = False) -> list[BlockConfig]
 
 
 def launch(kernel: Any, problem: Matmul, config: BlockConfig) -> Callable[[Any, Any, Any], None]:
-    """``run(a, b, c)`` with one fixed configuration, on torch's current stream."""
+    """Make ``run(a, b, c)`` for one fixed configuration, on torch's current stream."""
 
     def run(*operands: Any) -> None:
-        """Enqueue one launch."""
         call = config.call(problem, operands)
         kernel[(call.programs,)](*call.arguments, **call.constants)
 
@@ -220,7 +219,7 @@ def _times(kernel: Any, arena: Arena, configs: list[BlockConfig], plan: Plan) ->
 
 
 def load_kernel(module: str = "tensorir_ladder.harness.peers.triton_kernel") -> Any:
-    """The kernel of a module, compiled by Triton at its first launch.
+    """Import the kernel of a module, which Triton compiles at its first launch.
 
     Raises
     ------
@@ -238,12 +237,11 @@ def load_kernel(module: str = "tensorir_ladder.harness.peers.triton_kernel") -> 
 
 
 def enter(arena: Arena, machine: Machine, every_stage: bool = False) -> list[Entrant]:
-    """Triton's best configuration and, with ``every_stage``, the best of each stage count after it."""
+    """Enter Triton's best configuration and, with ``every_stage``, the best of each stage count after it."""
     kernel = load_kernel()
     tuning = tune(kernel, arena, machine, declared_configs(arena.problem.dtype, every_stage))
 
     def entrant(name: str, stages: int | None) -> Entrant:
-        """The best configuration of so many stages, or why there is none."""
         config = tuning.best(stages)
         if config is None:
             why = next((why for skipped, why in tuning.skipped.items() if skipped.stages == stages), "not declared")
@@ -255,7 +253,7 @@ def enter(arena: Arena, machine: Machine, every_stage: bool = False) -> list[Ent
 
 
 def stage_name(stages: int) -> str:
-    """``triton-1stage``, ``triton-2stages``, …: the peer that is Triton's best with so many stages."""
+    """Name, as ``triton-1stage``, ``triton-2stages``, …, the peer that is Triton's best with so many stages."""
     return f"triton-{stages}stage" + ("s" if stages > 1 else "")
 
 

@@ -56,7 +56,7 @@ class TmaConfig(BlockConfig):
         return super().__str__() + more + (", warp specialized" if self.specialized else "")
 
     def call(self, problem: Matmul, operands: tuple[Any, Any, Any]) -> Call:
-        """One launch on ``operands`` and their sizes."""
+        """Describe one launch on ``operands`` and their sizes."""
         programs = min(self.most_programs, self.programs(problem))
         constants = {"block_m": self.block_m, "block_n": self.block_n, "block_k": self.block_k}
         constants |= {"band_height": BAND_HEIGHT, "programs": programs, "transposed": problem.layout == "nt"}
@@ -75,7 +75,7 @@ class TmaConfig(BlockConfig):
 
 
 def declared_configs(problem: Matmul, most_programs: int) -> list[TmaConfig]:
-    """Every configuration that is tuned over.
+    """List every configuration that is tuned over.
 
     Raises
     ------
@@ -93,21 +93,20 @@ def declared_configs(problem: Matmul, most_programs: int) -> list[TmaConfig]:
 
 
 def load_tma_kernel() -> Any:
-    """The kernel, and room in device memory for the descriptors that it makes itself; raises as ``load_kernel``."""
+    """Import the kernel, and give Triton device memory for the descriptors that it makes; raises as ``load_kernel``."""
     kernel = load_kernel("tensorir_ladder.harness.peers.triton_tma_kernel")
     import torch
     import triton
 
     def room(size: int, _alignment: int, _stream: int | None) -> Any:
-        """So many bytes; torch aligns them to 512."""
-        return torch.empty(size, dtype=torch.int8, device="cuda")
+        return torch.empty(size, dtype=torch.int8, device="cuda")  # torch aligns it to 512 bytes
 
     triton.set_allocator(room)
     return kernel
 
 
 def enter(arena: Arena, machine: Machine) -> list[Entrant]:
-    """The fastest configuration of the list, with a program for each multiprocessor."""
+    """Enter the fastest configuration of the list, with a program for each multiprocessor."""
     kernel = load_tma_kernel()
     properties = arena.backend.torch.cuda.get_device_properties(0)
     configs = declared_configs(arena.problem, properties.multi_processor_count)

@@ -1,5 +1,6 @@
-"""From a lowered module to a cubin: CUDA text (:mod:`.lowering`), and the compiler (:mod:`.toolchain`).
+"""From a module to a launch: CUDA text (:mod:`.lowering`), cubin (:mod:`.toolchain`), launch (:mod:`.launch_plan`).
 
-Both who launch a kernel need it: a Python call on tensors (:mod:`torch_ops.matmul`), which only runs one, and the
-harness, which verifies and measures all of them. It imports TVM and nothing else of this project.
+:mod:`.host_code` reads a launch from the host function that TVM makes, :mod:`.overlap` lets kernels begin before the
+one before them has ended. Whoever launches a kernel needs these: :mod:`torch_ops`, which only runs one, and the
+harness, which verifies and measures all of them.
 """

@@ -1,4 +1,4 @@
-"""From a module to its CUDA text: TVM's passes, and its code generator without its compiler."""
+"""Lower a module to its CUDA text: by TVM's passes, and its code generator without its compiler."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _TextOnly(Exception):
 
 
 def _cuda_text(device: tvm.IRModule, target: Target) -> str:
-    """The CUDA text. With a driver present TVM compiles at once: then the text is caught on its way."""
+    """Generate the text. With a driver present TVM compiles at once: then the text is caught on its way."""
     texts: list[str] = []
 
     def catch(source: str) -> bytes:

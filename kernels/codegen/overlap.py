@@ -1,4 +1,4 @@
-"""Kernels that begin before the one before them in the stream has ended: programmatic dependent launch.
+"""Let kernels begin before the one before them in the stream has ended: programmatic dependent launch.
 
 Such a kernel is launched as soon as multiprocessors have room, does what needs no data (barriers, tensor maps), and
 waits by itself, with ``griddepcontrol.wait``, until the kernel before is done and its results can be read. TVM's
@@ -51,7 +51,6 @@ def register() -> str:
     """Make the pipeline known to TVM; returns its name."""
 
     def overlapping() -> tuple:
-        """The passes for TIRx, the flag behind them, and what finishes host and device functions."""
         lower, *finalize = tirx.get_tir_pipeline("tirx")
         return tvm.transform.Sequential([lower, flag_overlap]), *finalize
 

@@ -1,4 +1,4 @@
-"""The CUDA compiler: finding one, and turning CUDA text into a cubin, PTX or SASS, once per content."""
+"""Find a CUDA compiler, and turn CUDA text into a cubin, PTX or SASS, once per content."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ class Cubin:
 
 
 def wheel_folders() -> list[Path]:
-    """The folders ``site-packages/nvidia/cuNN`` that CUDA's pip wheels install into."""
+    """List the folders ``site-packages/nvidia/cuNN`` that CUDA's pip wheels install into, newest first."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     return sorted((folder for root in roots for folder in root.glob("cu[0-9]*")), reverse=True)
 
 
 def find_compiler() -> Compiler | None:
-    """The first usable nvcc of: PATH, $CUDA_HOME, $CUDA_PATH, the pip wheels; None where there is none."""
+    """Find the first usable nvcc of: PATH, $CUDA_HOME, $CUDA_PATH, the pip wheels; None where there is none."""
     try:
         return require_compiler()
     except NoCompiler:
@@ -122,7 +122,7 @@ def compile_cubin(
 
 
 def _read_cached(data: Path, facts: Path) -> Cubin | None:
-    """A cubin from the cache; None where there is none, or a damaged one, which is compiled again."""
+    """Read a cubin from the cache; None where there is none, or a damaged one, which is compiled again."""
     try:
         described = json.loads(facts.read_text(encoding="utf-8"))
         digest = described.pop("sha256")
@@ -133,14 +133,14 @@ def _read_cached(data: Path, facts: Path) -> Cubin | None:
 
 
 def compile_ptx(source: str, arch: str, compiler: Compiler) -> str:
-    """The PTX of CUDA text for ``arch``."""
+    """Compile CUDA text to PTX for ``arch``."""
     with tempfile.TemporaryDirectory() as folder:
         run_nvcc(compiler, source, Path(folder), "kernel.ptx", "-ptx", f"-arch=compute_{arch.removeprefix('sm_')}")
         return (Path(folder) / "kernel.ptx").read_text()
 
 
 def disassemble(cubin: Cubin) -> str:
-    """The SASS of a cubin, by the toolkit's or the wheels' cuobjdump; NoCompiler if there is none."""
+    """Disassemble a cubin to SASS by the toolkit's or the wheels' cuobjdump; NoCompiler if there is none."""
     places = [shutil.which("cuobjdump"), *(str(folder / "bin" / "cuobjdump") for folder in wheel_folders())]
     tool = next((place for place in places if place and os.access(place, os.X_OK)), None)
     if tool is None:
@@ -175,7 +175,7 @@ def run_nvcc(compiler: Compiler, source: str, folder: Path, output: str, *flags:
 
 
 def ptxas_facts(log: str, kernel: str = "") -> dict[str, int]:
-    """Registers, spilled bytes and static shared memory from ``ptxas -v``'s report of one kernel (the first)."""
+    """Read registers, spilled bytes and static shared memory from ``ptxas -v``'s report of one kernel (the first)."""
     reports = re.split(r"(?=Compiling entry function ')", log)
     log = next((report for report in reports if report.startswith(f"Compiling entry function '{kernel}'")), log)
     found = {
@@ -187,5 +187,5 @@ def ptxas_facts(log: str, kernel: str = "") -> dict[str, int]:
 
 
 def cache_folder() -> Path:
-    """Where builds are kept: ``$XDG_CACHE_HOME/tensorir-ladder`` or ``~/.cache/tensorir-ladder``."""
+    """Return the folder of cached builds: ``$XDG_CACHE_HOME/tensorir-ladder`` or ``~/.cache/tensorir-ladder``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensorir-ladder"

@@ -16,7 +16,7 @@ from tensorir_ladder.emulator.source import PREAMBLE_END
 from tensorir_ladder.harness.build import Kernel, lower
 from tensorir_ladder.harness.lab.fuzzing import SmallMachine
 from tensorir_ladder.harness.verify import verify, verify_launch
-from tensorir_ladder.kernels.stream import plan_for
+from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.tiles import RoleTile
 
 pytestmark = pytest.mark.emulator

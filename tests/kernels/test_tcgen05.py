@@ -43,7 +43,7 @@ def test_a_tile_says_what_it_takes_of_both_memories() -> None:
     tile = BlackwellTile.parse("128x192x64")
     assert (tile.threads, tile.group_n, tile.tensor_columns, str(tile)) == ((4, 32), 192, 256, "128x192x64")
     assert tile.smem_bytes(2, 3) == 3 * (128 + 192) * 64 * 2 + (2 * 3 + 1) * 8 + 4
-    assert tile.smem_bytes(2, 1) == 128 * 192 * 2 + 3 * 8 + 4  # results need more than a single slot has
+    assert tile.smem_bytes(2, 1) == 128 * 192 * 2 + 3 * 8 + 4  # results need more than one stage has
     columns = {BlackwellTile(block=(128, n, 64)).tensor_columns for n in range(16, 257, 16)}
     assert columns == {32, 64, 128, 256}
 
@@ -145,7 +145,7 @@ def test_other_inputs_are_refused_with_what_takes_them() -> None:
     assert caught.value.remedy == "take step 9, which copies such rows to aligned ones first"
     for stages in (0, 7):
         with pytest.raises(IllegalPipeline, match="stages of a TMA ring"):
-            tcgen05_ring(Matmul(64, 64, 64, "float16"), BlackwellTile(), stages)
+            tcgen05_ring(Matmul(64, 64, 64, "float16"), BlackwellTile.parse("128x256x64"), stages)
 
 
 # The generated CUDA
@@ -184,7 +184,7 @@ def test_a_turn_of_the_ring_is_written_out(variant: str, stages: int, layout: st
     assert counts(kernel) == {
         **dict.fromkeys(once, 1),
         "mma": 4 * stages,
-        "commit": stages + 1,  # of each slot, and of the tile
+        "commit": stages + 1,  # of each stage, and of the tile
         "init": 2 * stages + 1,
         "expect": fills,
         "load": 2 * fills,

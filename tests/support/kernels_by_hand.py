@@ -61,16 +61,16 @@ def waiting_kernel(bounded: bool, arrives: bool = True) -> tirx.PrimFunc:
             barriers.initialize(1)
             for _i in T.serial(8):
                 if arrives:
-                    barriers.arrive(state.slot)
-                barriers.wait(state.slot, state.phase, "tester")
+                    barriers.arrive(state.stage)
+                barriers.wait(state.stage, state.phase, "tester")
                 state.advance()
-            A[0] = state.slot + 10 * state.phase
+            A[0] = state.stage + 10 * state.phase
 
     return main
 
 
 def run_waiting_kernel(bounded: bool, arrives: bool = True) -> int:
-    """What it leaves in memory: its last slot and ten times its phase."""
+    """Run it; returns what it left in memory: its last stage, and ten times its phase."""
     torch = GpuBackend().torch
     found = torch.zeros(32, dtype=torch.int32, device="cuda")
     kernel = compiled(lower_schedule(waiting_kernel(bounded, arrives), HOPPER, "ring"), require_compiler())

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, RowCount, TensorMap
-from tensorir_ladder.kernels.fused import PLAIN, Epilogue
+from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.schedules.workloads import Matmul
 
 DTYPES = {

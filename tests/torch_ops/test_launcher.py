@@ -29,11 +29,10 @@ from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops import call as api
 from tensorir_ladder.torch_ops import driver, launcher
-from tensorir_ladder.torch_ops import matmul as api
 from tensorir_ladder.torch_ops.driver import Driver, DriverError, LaunchAttribute, LaunchConfig, NoDriver, launch_config
-from tensorir_ladder.torch_ops.launcher import CompiledKernel, Launcher, load_kernel
-from tensorir_ladder.torch_ops.workspaces import Workspaces
+from tensorir_ladder.torch_ops.launcher import CompiledKernel, Launcher, Workspaces, load_kernel
 
 TARGET = machine_for("sm_90a").target()
 TILE = HopperTile.parse("128x256x64/2x1")
@@ -42,7 +41,7 @@ PROBLEM = Matmul(512, 1024, 256, "bfloat16")
 
 
 def plan_of(problem: Matmul, tile: HopperTile = TILE) -> LaunchPlan:
-    """The plan of rung 11's kernel."""
+    """The plan of step 11's kernel."""
     return read(tma_ring(problem, tile, 4))
 
 
@@ -371,5 +370,5 @@ def test_the_command_names_every_way_to_launch(command: Callable[..., Outcome], 
     """Of step 13 a last wave that is cut, with workspaces."""
     outcome = command("launch", "--step", case[0], "--shape", case[1])
     assert outcome.code == 0
-    for way in ("executable", "the launcher", "kernels.matmul", "torch.mm"):
+    for way in ("executable", "the launcher", "torch_ops.matmul", "torch.mm"):
         assert way in outcome.out

@@ -1,4 +1,4 @@
-"""A matrix product of torch tensors by the explicit kernels: checked, compiled once, launched in torch's stream.
+"""Multiply torch tensors by the explicit kernels: checked and compiled once, launched in torch's current stream.
 
 A call first looks up its tensors' forms (sizes, strides, dtypes), for which everything was checked and built before,
 then the launch on their addresses. Torch is imported when it is called.
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from tvm.target import Target
 
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
-from tensorir_ladder.kernels.fused import Epilogue
+from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Machine, Setting, choose, of_any_rows
 from tensorir_ladder.torch_ops.driver import cuda_driver
-from tensorir_ladder.torch_ops.errors import UnsupportedGpu, WrongDevice, WrongDtype
+from tensorir_ladder.torch_ops.errors import FirstCallInCapture, UnsupportedGpu, WrongDevice, WrongDtype
 from tensorir_ladder.torch_ops.launcher import LoadedKernel, compile_kernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, output_rows
 from tensorir_ladder.torch_ops.product import Product
@@ -41,10 +41,6 @@ LIMITS = {
 }
 
 
-class FirstCallInCapture(RuntimeError):
-    """A product's first call while a CUDA graph is captured, when nothing can be loaded."""
-
-
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -56,7 +52,7 @@ def matmul(
     out_dtype: torch.dtype | None = None,
     any_m: bool = False,
 ) -> torch.Tensor:
-    """``activation(alpha · a @ b + bias)`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90.
+    """Compute ``activation(alpha · a @ b + bias)`` of an (m, k) and a (k, n) tensor on the current GPU, an sm_90.
 
     Or of a batch of them, (b, m, k) and (b, k, n), by one launch: rows are then multiples of 16 bytes, results 16 bits.
     Returns the (m, n) or (b, m, n) product. Both operands are float16 or both bfloat16; sums are float32, rounded once
@@ -64,14 +60,14 @@ def matmul(
     are contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies.
     Rows may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous
     matrices whose rows do not are copied to padded rows at each call, as is such an output; a warning,
-    :class:`torch_ops.product.PaddedCopy`, says so once, with the bytes.
+    :class:`torch_ops.errors.PaddedCopy`, says so once, with the bytes.
 
     ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
     "relu", "gelu" (the exact form, by erf) or "silu". All three are done to the float32 sums before they are rounded;
     factor and activation are written into the kernel, so that each pair of them is a kernel of its own.
 
     With ``any_m`` kernels take any m: there is one for each n, k and tile, four at most, instead of one for each m.
-    They are rung 12's, with whole tiles; rows and results as in a batch, which they do not take.
+    They are step 12's, with whole tiles; rows and results as in a batch, which they do not take.
 
     The first call with tensors of some sizes, strides and dtypes compiles a kernel, which takes seconds; cubins are
     kept on disk, loaded kernels for the life of the process. Calls run in torch's current stream, may be captured in
@@ -103,7 +99,7 @@ def matmul(
 
 
 def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, any_m: bool = False) -> str:
-    """What :func:`matmul` takes for tensors that lie like these: rung, tile, stages, and what each call copies.
+    """Say what :func:`matmul` takes for tensors that lie like these: step, tile, stages, and what each call copies.
 
     Builds and loads the kernel where that has not been done; raises what :func:`matmul` raises.
     """
@@ -125,9 +121,9 @@ def _product(
     alpha: float,
     any_m: bool,
 ) -> Product:
-    """The product of tensors of such forms, ready to run: everything but their addresses is checked here.
+    """Make the product of tensors of such forms, ready to run: all but their addresses is checked here.
 
-    What is checked at each call beside these: gradients, and that the GPU is the current one.
+    Each call checks these, that no gradients are recorded, and that the GPU is the current one.
     """
     given = {name: key for name, key in (("a", a), ("b", b), ("out", out), ("bias", bias)) if key}
     device = _device_of(given)
@@ -148,7 +144,6 @@ def _product(
 
 
 def _kernel_for(operands: Operands, finish: Epilogue, any_m: bool, device: int) -> LoadedKernel:
-    """The kernel for operands on a GPU, chosen, compiled and loaded."""
     machine, problem, batch = _gpu(device), operands.problem, operands.batch or 1
     choice = choose(problem, machine, batch, any_m)
     setting = Setting(machine.multiprocessors, operands.straddles, finish, batch, any_m)
@@ -157,7 +152,6 @@ def _kernel_for(operands: Operands, finish: Epilogue, any_m: bool, device: int) 
 
 @functools.cache
 def _loaded(choice: Choice, problem: Matmul, setting: Setting, device: int) -> LoadedKernel:
-    """A chosen kernel on a GPU, compiled and loaded."""
     import torch
 
     if torch.cuda.is_current_stream_capturing():
@@ -171,7 +165,7 @@ def _loaded(choice: Choice, problem: Matmul, setting: Setting, device: int) -> L
 
 @functools.cache
 def _gpu(device: int) -> Machine:
-    """A GPU as a target with its limits, its multiprocessors and name; UnsupportedGpu for any but an sm_90."""
+    """Ask the driver for a GPU's limits, multiprocessors and name; UnsupportedGpu for any but an sm_90."""
     driver = cuda_driver()
     capability = tuple(driver.attribute(device, number) for number in CAPABILITY)
     if capability != HOPPER:
@@ -187,7 +181,6 @@ def _gpu(device: int) -> Machine:
 
 
 def _name(dtype: torch.dtype) -> str:
-    """A dtype's name as TVM has it."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -209,7 +202,7 @@ def _check_no_gradients() -> None:
 
 
 def _device_of(given: dict[str, Key]) -> int:
-    """The number of the current GPU, on which all tensors are; raises WrongDevice, UnsupportedGpu."""
+    """Return the current GPU's number, on which all tensors are; raises WrongDevice, UnsupportedGpu."""
     import torch
 
     for name, (_, _, _, device) in given.items():
@@ -223,7 +216,6 @@ def _device_of(given: dict[str, Key]) -> int:
 
 
 def _elsewhere(name: str, device: int) -> WrongDevice:
-    """What is said of a tensor on another GPU than the current one."""
     import torch
 
     return WrongDevice(

@@ -27,14 +27,15 @@ from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.peers import call as call_peer
 from tensorir_ladder.harness.records import RESULTS, Record
-from tensorir_ladder.kernels import describe, matmul
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
-from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.schedules import cost
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops import matmul as api
+from tensorir_ladder.torch_ops import call as api
+from tensorir_ladder.torch_ops import describe, matmul
 from tensorir_ladder.torch_ops.choice import (
     BARRIER_CYCLES,
     LAUNCH_CYCLES,
@@ -48,7 +49,9 @@ from tensorir_ladder.torch_ops.choice import (
 )
 from tensorir_ladder.torch_ops.driver import Driver
 from tensorir_ladder.torch_ops.errors import (
+    FirstCallInCapture,
     OverlappingOutput,
+    PaddedCopy,
     ScatteredRows,
     UnalignedOperand,
     UnsupportedGpu,
@@ -58,7 +61,6 @@ from tensorir_ladder.torch_ops.errors import (
 )
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE, CompiledKernel
 from tensorir_ladder.torch_ops.operands import Form, arrange
-from tensorir_ladder.torch_ops.product import PaddedCopy
 
 TARGET = machine_for("sm_90a").target()
 
@@ -72,11 +74,12 @@ OTHERS = [(1, 4096, 4096), (129, 264, 8192), (1000, 1000, 1000), (128, 128, 6553
 
 @pytest.mark.parametrize("shape", [*MEASURED, *OTHERS])
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-def test_rung_13_is_taken_with_the_tile_that_its_step_takes(shape: tuple[int, int, int], layout: str) -> None:
+def test_step_13_is_taken_with_the_tile_that_its_step_takes(shape: tuple[int, int, int], layout: str) -> None:
     problem = Matmul(*shape, "float16", layout)
     chosen = choose(problem, H200)
     assert chosen.rung.number == 13
-    assert (chosen.tile, chosen.stages) == STEPS[13].default_for(problem, TARGET, 132)
+    usual = cost.choose(STEPS[13].tiles, problem, machine_for("sm_90a").for_choices())
+    assert (chosen.tile, chosen.stages) == (usual.tile, usual.stages)
 
 
 def test_what_was_measured_is_taken_on_that_gpu_alone() -> None:
@@ -116,12 +119,12 @@ def test_every_choice_fits_and_every_rung_is_a_kernel(layout: str) -> None:
     for choice in choices():
         assert choice.tile.violations(TARGET, 2, choice.stages) == []
     for rung in RUNGS.values():
-        smallest = Choice.parse(rung, rung.choices.split()[-1])
+        smallest = Choice(rung, rung.tiles[-1].tile, rung.tiles[-1].stages)
         assert smallest.build(Matmul(256, 512, 512, "float16", layout), Setting(132)).params
 
 
 def test_a_tile_of_one_box_is_not_taken_for_blocks_that_stay() -> None:
-    """256 tiles for 132 blocks: rung 13 would write the second one's results where TMA reads the first one's."""
+    """256 tiles for 132 blocks: step 13 would write the second one's results where TMA reads the first one's."""
     few, many = (choose(Matmul(1, n, 4096, "float16"), H200) for n in (4096, 16384))
     assert (few.rung.number, str(few.tile)) == (13, "64x64x64/1x1")
     assert (many.rung.number, str(many.tile)) != (13, "64x64x64/1x1")
@@ -129,7 +132,7 @@ def test_a_tile_of_one_box_is_not_taken_for_blocks_that_stay() -> None:
 
 def test_rows_across_cache_lines_make_clusters() -> None:
     problem = Matmul(512, 520, 512, "float16")
-    chosen = Choice.parse(RUNGS[13], "64x128x64/1x1@2")
+    chosen = Choice(RUNGS[13], RoleTile.parse("64x128x64/1x1"), 2)
     built = [chosen.build(problem, Setting(132, straddles)) for straddles in (True, False)]
     assert ["cta_id_in_cluster" in str(function) for function in built] == [True, False]
 
@@ -193,8 +196,8 @@ def _forget() -> None:
 
 
 def _simple(_problem: Matmul, _machine: Machine) -> Choice:
-    """Rung 11's kernel for all: it is built fastest, and is given the same matrices."""
-    return Choice.parse(RUNGS[11], "64x64x64/1x1@4")
+    """Step 11's kernel for all: it is built fastest, and is given the same matrices."""
+    return Choice(RUNGS[11], HopperTile.parse("64x64x64/1x1"), 4)
 
 
 class Noted(Choice):
@@ -438,7 +441,7 @@ def test_aligned_rows_are_not_copied(library: Library) -> None:
 def test_captures_come_after_a_first_call(library: Library, torch: SimpleNamespace) -> None:
     a, b = operand(0, (64, 64)), operand(1, (64, 64))
     torch.cuda.capturing = True
-    with pytest.raises(api.FirstCallInCapture, match=r"the first product 64x64x64 of float16 .* call it once before"):
+    with pytest.raises(FirstCallInCapture, match=r"the first product 64x64x64 of float16 .* call it once before"):
         matmul(a, b)
     torch.cuda.capturing = False
     matmul(a, b)
@@ -623,8 +626,10 @@ def test_a_missing_compiler_is_said(library: Library, monkeypatch: pytest.Monkey
         matmul(dense(8, 8), dense(8, 8))
 
 
-def test_importing_the_kernels_imports_neither_torch_nor_the_harness() -> None:
-    check = "import sys, kernels; print([m for m in ('torch', 'harness', 'steps') if m in sys.modules])"
+@pytest.mark.parametrize("room", ["torch_ops.call", "kernels.persistent"])
+def test_importing_imports_neither_torch_nor_what_is_above(room: str) -> None:
+    above = ["torch", *(f"tensorir_ladder.{name}" for name in ("harness", "steps", "reports", "emulator"))]
+    check = f"import sys, tensorir_ladder.{room}; print([name for name in {above} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
@@ -670,7 +675,7 @@ GPU_SHAPES = [
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::torch_ops.product.PaddedCopy")
+@pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
 @pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("b_lies", ["dense", "transposed", "wide", "both"])
@@ -687,7 +692,7 @@ def test_products_are_right(real: Any, shape: tuple[int, int, int], b_lies: str,
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::torch_ops.product.PaddedCopy")
+@pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
 @pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63), (128, 64, 8192)])
 def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
@@ -707,7 +712,7 @@ def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, s
 @pytest.mark.gpu
 def test_a_first_call_in_a_capture_is_refused(real: Any) -> None:
     a = random(real, 0, (104, 104), "dense", "float16")
-    with pytest.raises(api.FirstCallInCapture), real.cuda.graph(real.cuda.CUDAGraph()):
+    with pytest.raises(FirstCallInCapture), real.cuda.graph(real.cuda.CUDAGraph()):
         matmul(a, a)
     check_real(real, matmul(a, a), a, a)
 
@@ -745,7 +750,7 @@ def test_products_in_a_row_read_what_the_one_before_wrote(real: Any, shape: tupl
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::torch_ops.product.PaddedCopy")
+@pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
 @pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
 @pytest.mark.parametrize("bias_dtype", ["float16", "float32"])
 @pytest.mark.parametrize("shape", [(256, 512, 320), (33, 95, 50), (128, 64, 8192), (1000, 4096, 1024)])

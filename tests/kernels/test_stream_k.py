@@ -1,4 +1,4 @@
-"""How work is shared out among workers: every k tile of every tile once, as the kernel's own arithmetic has it."""
+"""Sharing work out among workers: every k tile of every tile once, by the kernel's own arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorir_ladder.kernels.stream import StreamPlan, cycles, plan_for, plan_stream
+from tensorir_ladder.kernels.stream_k import StreamKPlan, cycles, plan_for, plan_stream_k
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -26,8 +26,8 @@ class Piece:
     count: int
 
 
-def pieces(plan: StreamPlan, worker: int) -> list[Piece]:
-    """A worker's pieces, as :class:`kernels.stream.Pieces` emits them."""
+def pieces(plan: StreamKPlan, worker: int) -> list[Piece]:
+    """A worker's pieces, as :class:`kernels.stream_k.Pieces` emits them."""
     found = []
     if worker < plan.helpers:
         begin, end = plan.begin(worker), plan.begin(worker + 1)
@@ -44,7 +44,7 @@ def pieces(plan: StreamPlan, worker: int) -> list[Piece]:
     return found
 
 
-def helpers_of(plan: StreamPlan, owned: int) -> list[int]:
+def helpers_of(plan: StreamKPlan, owned: int) -> list[int]:
     """The helpers that an owner hears, as the kernel's loop finds them."""
     found, helper = [], plan.first_helper(owned)
     while plan.begin(helper) < (owned + 1) * plan.cut:
@@ -53,7 +53,7 @@ def helpers_of(plan: StreamPlan, owned: int) -> list[int]:
     return found
 
 
-def check(plan: StreamPlan) -> None:
+def check(plan: StreamKPlan) -> None:
     """Each k tile is multiplied once; owners hear exactly who helped them; nobody shares a place for sums."""
     multiplied: Counter[tuple[int, int]] = Counter()
     helped: dict[int, list[int]] = {}
@@ -83,9 +83,9 @@ def check(plan: StreamPlan) -> None:
 def test_every_k_tile_is_multiplied_once(
     tiles: int, k_tiles: int, workers: int, shortest: int, block: tuple[int, int, int]
 ) -> None:
-    plan = plan_stream(tiles, k_tiles, block, workers, min(shortest, k_tiles))
+    plan = plan_stream_k(tiles, k_tiles, block, workers, min(shortest, k_tiles))
     check(plan)
-    whole = plan_stream(tiles, k_tiles, block, workers, min(shortest, k_tiles), cuts=False)
+    whole = plan_stream_k(tiles, k_tiles, block, workers, min(shortest, k_tiles), cuts=False)
     assert cycles(plan, block) <= cycles(whole, block)
     assert whole.helpers == 0
 
@@ -94,7 +94,7 @@ def test_every_k_tile_is_multiplied_once(
 @given(owned=st.integers(1, 100), spare=st.integers(1, 100), cut=st.integers(4, 120), rest=st.integers(4, 40))
 def test_any_even_cut_is_shared_out_once(owned: int, spare: int, cut: int, rest: int) -> None:
     helpers = min(spare, owned)
-    check(StreamPlan(owned, cut + rest, owned + helpers, 4, helpers, cut))
+    check(StreamKPlan(owned, cut + rest, owned + helpers, 4, helpers, cut))
 
 
 def test_a_last_wave_is_cut_where_that_pays() -> None:

@@ -1,4 +1,4 @@
-"""Who multiplies what: all tiles' k tiles shared out among as many workers as the GPU holds at once.
+"""Stream-K: share all tiles' k tiles out among as many workers as the GPU holds at once.
 
 Tiles that are no multiple of the workers leave a last wave in which some have nothing to do. There, the first k tiles
 of each tile are taken over by these *helpers*, evenly; each tile's *owner* multiplies the rest and adds the helpers'
@@ -31,7 +31,7 @@ WORTHWHILE = 0.98  # of the time without: what cutting must save at least
 
 
 @dataclass(frozen=True)
-class StreamPlan:
+class StreamKPlan:
     """Tiles and k tiles, the workers, and how the last wave is cut.
 
     ``helpers`` workers, the first, multiply the first ``cut`` k tiles of the last wave's ``owned`` tiles; the workers
@@ -67,7 +67,7 @@ class StreamPlan:
         return self.helpers + self.owned if self.helpers else 0
 
     def begin(self, helper: int | Expr) -> int | Expr:
-        """Where a helper's k tiles begin, all the last wave's tiles' first ``cut`` in a row; works on expressions too.
+        """Return where a helper's k tiles begin in the row of all last tiles' first ``cut``; takes expressions too.
 
         Near a tile's edge it is moved there.
         """
@@ -77,28 +77,27 @@ class StreamPlan:
         return _choose(left < self.shortest, even - left, moved)
 
     def first_helper(self, tile: int | Expr) -> int | Expr:
-        """The first helper that multiplies for a tile, counted from the last wave's first."""
+        """Find the first helper that multiplies for a tile, counted from the last wave's first."""
         guess = tile * self.helpers // max(self.owned, 1)
         after = _choose(self.begin(guess + 1) > tile * self.cut, guess, guess + 1)
         return _choose(self.begin(guess) > tile * self.cut, guess - 1, after)
 
     @staticmethod
     def piece(helper: int | Expr, tile: int | Expr) -> int | Expr:
-        """A number for a helper's piece of a tile, which no other piece has: both grow along the row of k tiles."""
+        """Number a helper's piece of a tile, as no other piece: both grow along the row of k tiles."""
         return helper + tile
 
 
 def _choose(condition: bool | Expr, yes: int | Expr, no: int | Expr) -> int | Expr:
-    """One of two values, as a value or as an expression."""
     if isinstance(condition, bool):
         return yes if condition else no
     return tirx.Select(condition, yes, no)
 
 
-def plan_stream(
+def plan_stream_k(
     tiles: int, k_tiles: int, block: tuple[int, int, int], workers: int, shortest: int, cuts: bool = True
-) -> StreamPlan:
-    """How ``workers`` share ``tiles`` of ``k_tiles`` each, of blocks (m, n, k); whether they are cut is reckoned.
+) -> StreamKPlan:
+    """Share ``tiles`` of ``k_tiles`` each, of blocks (m, n, k), out among ``workers``; cut them where that is cheaper.
 
     ::
 
@@ -107,7 +106,7 @@ def plan_stream(
 
     With ``cuts`` off, nothing is cut. Needs four times ``shortest`` k tiles.
     """
-    plan = StreamPlan(tiles, k_tiles, min(workers, tiles), shortest)
+    plan = StreamKPlan(tiles, k_tiles, min(workers, tiles), shortest)
     owned = tiles % workers
     if not cuts or not owned or k_tiles < 4 * shortest or workers == owned:
         return plan
@@ -117,22 +116,22 @@ def plan_stream(
         helpers = owned * (parts - 1)
     else:
         cuttings, helpers = range(shortest, k_tiles - shortest + 1), min(workers - owned, owned)
-    candidates = [StreamPlan(tiles, k_tiles, workers, shortest, helpers, cut) for cut in cuttings]
+    candidates = [StreamKPlan(tiles, k_tiles, workers, shortest, helpers, cut) for cut in cuttings]
     best = min(candidates, key=lambda candidate: cycles(candidate, block))
     return best if cycles(best, block) < WORTHWHILE * cycles(plan, block) else plan
 
 
 def plan_for(
     problem: Matmul, tile: RoleTile, multiprocessors: int, blocks: int = 1, cuts: bool = True, batch: int = 1
-) -> StreamPlan:
-    """:func:`plan_stream` for a ``batch`` of products and a tile, with clusters of ``blocks`` along rows as workers.
+) -> StreamKPlan:
+    """Plan a ``batch`` of products with a tile; workers are clusters of ``blocks`` along rows.
 
     Results of a piece leave beside the first k tiles of the next, a box each: no piece has fewer.
     """
     tiles = -(-problem.m // (tile.block_m * blocks)) * -(-problem.n // tile.block_n) * batch
     k_tiles = -(-problem.k // tile.block_k)
     boxes = max(1, tile.group_m * tile.group_n // (WGMMA_ROWS * PANEL))
-    return plan_stream(tiles, k_tiles, tile.block, multiprocessors // blocks, min(boxes, k_tiles), cuts)
+    return plan_stream_k(tiles, k_tiles, tile.block, multiprocessors // blocks, min(boxes, k_tiles), cuts)
 
 
 def reckoned_cycles(problem: Matmul, tile: RoleTile, multiprocessors: int, cuts: bool, batch: int = 1) -> float:
@@ -151,8 +150,8 @@ def cut_role_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int 
     return reckoned_cycles(problem, choice.tile, machine.multiprocessors, cuts=True)
 
 
-def cycles(plan: StreamPlan, block: tuple[int, int, int]) -> float:
-    """The cycles that a plan takes with blocks of (m, n, k), without what all plans have in common.
+def cycles(plan: StreamKPlan, block: tuple[int, int, int]) -> float:
+    """Reckon the cycles of a plan with blocks of (m, n, k), without what all plans have in common.
 
     A k tile takes what multiplying it or loading it takes, whichever is longer. Owners that have had no whole tile
     before end together with their helpers, and then wait for the sums.
@@ -177,7 +176,7 @@ class Pieces:
     the number of tiles.
     """
 
-    def __init__(self, plan: StreamPlan, worker: Expr) -> None:
+    def __init__(self, plan: StreamKPlan, worker: Expr) -> None:
         self.plan, self.worker = plan, worker
         self.tile = T.local_scalar("int32")
         self.first = T.local_scalar("int32")

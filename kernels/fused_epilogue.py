@@ -1,4 +1,4 @@
-"""What else is done to a product's sums while they are in registers: a factor, a bias by columns, an activation."""
+"""Finish a product's sums while they are in registers: by a factor, a bias by columns, an activation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Epilogue:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether sums stay what they are."""
+        """True where sums stay what they are."""
         return self == PLAIN
 
     def bind(self, pointer: Var, columns: int) -> Buffer | None:
@@ -86,14 +86,13 @@ class Epilogue:
                     T.buffer_store(sums, self._value(sums[register], added), [register])
 
     def _added(self, bias: Buffer | None, column: Expr) -> Expr | None:
-        """What is added to the sums of a column; beyond the last nothing is read."""
+        """Read what is added to the sums of a column; beyond the last nothing is read."""
         if bias is None:
             return None
         read = T.Cast("float32", bias[column])
         return T.Bind(T.if_then_else(column < bias.shape[0], read, T.float32(0)))
 
     def _value(self, value: Expr, added: Expr | None) -> Expr:
-        """A sum's new value."""
         if self.alpha != 1:
             value = value * T.float32(self.alpha)
         if added is not None:
@@ -108,6 +107,6 @@ PLAIN = Epilogue()
 
 
 def without(function: tirx.PrimFunc, *unused: str) -> tirx.PrimFunc:
-    """A kernel without its parameters of these names, which it does not use."""
+    """Take parameters that a kernel does not use from its signature, by their names."""
     kept = [parameter for parameter in function.params if parameter.name not in unused]
     return tirx.PrimFunc(kept, function.body, function.ret_type, function.attrs)

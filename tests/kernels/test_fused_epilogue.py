@@ -1,4 +1,4 @@
-"""What is done to sums before they are rounded: factor, bias, activation, in the kernels of rungs 11 to 13."""
+"""Factor, bias and activation, done to sums before they are rounded, in the kernels of steps 11 to 13."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
-from tensorir_ladder.kernels.fused import ACTIVATIONS, PLAIN, Epilogue
+from tensorir_ladder.kernels.fused_epilogue import ACTIVATIONS, PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import persistent
-from tensorir_ladder.kernels.stream import plan_for
+from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
@@ -113,7 +113,7 @@ def test_a_batch_is_as_many_products(shape: tuple[int, int, int, int], layout: s
 @pytest.mark.emulator
 @pytest.mark.parametrize("m", [1, 130, 1100])
 def test_a_kernel_for_any_number_of_rows_takes_this_one(m: int) -> None:
-    """What the launcher does, by hand: maps of the rows at hand, a block for each of their tiles, and their number."""
+    """Do by hand what the launcher does: maps of the rows at hand, a block for each of their tiles, their number."""
     n, k, draw = 72, 40, np.random.default_rng(0)
     function = warp_specialized(Matmul(64 * 100, n, k, "float16"), SMALL, 2, any_rows=True)
     made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
