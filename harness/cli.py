@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from tensorir_ladder.harness.commands import BAD_INPUT, WRONG
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = _join_negative(list(sys.argv[1:] if arguments is None else arguments))
     name = _top().parse_args(arguments[:1]).command
     if name in GROUPS["reports"]:
-        return int(import_module(f"{PACKAGE}.reports.__main__").main(arguments))
+        return _reports().main(arguments)
     try:
         options = parse(arguments)
         return _module(name).run(options, shlex.join(["ladder", *_repeatable(arguments)]))
@@ -126,6 +127,8 @@ def run_step(file: str) -> None:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read a command's options, of which ``command`` is its name; import its module."""
     name = _top().parse_args(arguments[:1]).command
+    if name in GROUPS["reports"]:
+        return _reports().parse(arguments)
     own = [line for line in EXAMPLES.splitlines() if line.startswith(f"  ladder {name} ")]
     parser = argparse.ArgumentParser(
         prog=f"ladder {name}",
@@ -138,8 +141,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments[1:])
 
 
-def _module(name: str):
+def _module(name: str) -> ModuleType:
     return import_module(f"{PACKAGE}.harness.commands.{name}")
+
+
+def _reports() -> ModuleType:
+    return import_module(f"{PACKAGE}.reports.__main__")  # by name: nothing here depends on reports
 
 
 def _top() -> argparse.ArgumentParser:

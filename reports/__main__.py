@@ -44,7 +44,7 @@ PIPED_WIDTH = 180
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    options = parse(arguments)
     paths = Paths.of(options.results, options.readme)
     try:
         return options.command(options, paths)
@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read a command and its options."""
     parser = argparse.ArgumentParser(
         "ladder", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "stages":
             sub.add_argument("--tile", metavar="TILE", help="MxNxK/TMxTN, as records write it (all)")
             sub.add_argument("--size", metavar="SIZES", help="512,1024 or MxNxK (all)")
-    return parser
+    return parser.parse_args(arguments)
 
 
 def _table(options: argparse.Namespace, paths: Paths) -> int:
