@@ -25,7 +25,7 @@ from tensorir_ladder.harness.verify import WrongResult, epsilon
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes
 from tensorir_ladder.schedules.pipeline import pipeline_loop
-from tensorir_ladder.schedules.recipes import Staging, StreamTile, spread_elements, spread_reduction, spread_rows
+from tensorir_ladder.schedules.recipes import BandwidthTile, Staging, spread_elements, spread_reduction, spread_rows
 from tensorir_ladder.schedules.workloads import gelu, row_sum, scale_shift, softmax
 
 MIB = 2**20
@@ -46,15 +46,15 @@ def _rows_of(row_bytes: int, nbytes: int, dtype: str) -> tuple[int, ...]:
     return (max(1, nbytes // row_bytes), row_bytes // dtype_bytes(dtype))
 
 
-def _schedule_elements(name: str, sch: Schedule, tile: StreamTile, staging: Staging | None) -> LoopRV:
+def _schedule_elements(name: str, sch: Schedule, tile: BandwidthTile, staging: Staging | None) -> LoopRV:
     return spread_elements(sch, sch.get_sblock(name), tile, staging).tiles
 
 
-def _schedule_row_sum(sch: Schedule, tile: StreamTile, staging: Staging | None) -> LoopRV:
+def _schedule_row_sum(sch: Schedule, tile: BandwidthTile, staging: Staging | None) -> LoopRV:
     return spread_reduction(sch, sch.get_sblock("row_sum"), tile, staging).chunks
 
 
-def _schedule_softmax(sch: Schedule, tile: StreamTile, staging: Staging | None) -> LoopRV:
+def _schedule_softmax(sch: Schedule, tile: BandwidthTile, staging: Staging | None) -> LoopRV:
     reductions = [sch.get_sblock(name) for name in ("row_max", "exp_sum")]
     return spread_rows(sch, sch.get_sblock("softmax"), reductions, tile, staging).rows
 
@@ -79,7 +79,7 @@ class Workload:
 
     function: Callable[[tuple[int, ...], str], tirx.PrimFunc]
     shape: Callable[[int, str], tuple[int, ...]]
-    schedule: Callable[[Schedule, StreamTile, Staging | None], LoopRV]
+    schedule: Callable[[Schedule, BandwidthTile, Staging | None], LoopRV]
     threads: int
     reference: Callable[[Any, Any], Any]
     operator: Callable[[Any, Any, Any], Any]
@@ -160,14 +160,14 @@ class BandwidthCase:
         return self.kind.flops * math.prod(self.shape)
 
     @property
-    def tile(self) -> StreamTile:
+    def tile(self) -> BandwidthTile:
         """Cut the workload: direct, a tile to a block; staged, as many tiles as leave each multiprocessor WAVES."""
         if self.variant == "direct":
-            return StreamTile(self.kind.threads, 4 if len(self.shape) == 1 else 2, 1)
+            return BandwidthTile(self.kind.threads, 4 if len(self.shape) == 1 else 2, 1)
         one = self.shape[-1] * dtype_bytes(self.dtype) if len(self.shape) > 1 else 2 * VECTOR_BYTES * self.kind.threads
         tiles = math.prod(self.shape) * dtype_bytes(self.dtype) // one
         wanted = tiles // (WAVES * (self.machine.sms or SMS))
-        return StreamTile(self.kind.threads, 2, min(MOST_TILES, max(LEAST_TILES, wanted)))
+        return BandwidthTile(self.kind.threads, 2, min(MOST_TILES, max(LEAST_TILES, wanted)))
 
     def __str__(self) -> str:
         stages = f" {self.stages} stage{'s' if self.stages > 1 else ''}" if self.variant == "staged" else ""

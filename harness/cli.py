@@ -66,9 +66,9 @@ GROUPS = {
         "table": Command("print the records as tables, Markdown or JSON", "nothing; seconds"),
         "stages": Command("print what each stage brings and costs, judge the depth model", "nothing; seconds"),
         "plot": Command("draw speeds, gains, rooflines, stage sweeps and timelines as PNG", "nothing; a minute"),
-        "page": Command("write a Markdown page per step, and one on stages", "nothing; seconds"),
-        "readme": Command("rewrite the README's results between its markers", "nothing; seconds"),
-        "check": Command("check every record, and that plots, pages and README follow", "nothing; a minute"),
+        "page": Command("write a Markdown page per step, one on stages, and their pictures", "nothing; seconds"),
+        "readme": Command("rewrite the README's results, and draw its pictures", "nothing; seconds"),
+        "check": Command("check every record, and that README and pictures follow", "nothing; a minute"),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

@@ -62,21 +62,27 @@ class NumpyArrays:
     """The array operations of a :class:`Backend` on the CPU, by numpy."""
 
     def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> np.ndarray:
+        """See :class:`Backend`."""
         return np.random.default_rng(seed).standard_normal(shape).astype(numpy_dtype(dtype))
 
     def integers(self, seed: int, shape: tuple[int, int], dtype: str) -> np.ndarray:
+        """See :class:`Backend`."""
         return np.random.default_rng(seed).integers(-2, 3, shape).astype(numpy_dtype(dtype))
 
     def poisoned(self, shape: tuple[int, int], dtype: str) -> np.ndarray:
+        """See :class:`Backend`."""
         return np.full(shape, np.nan, numpy_dtype(dtype))
 
     def reference(self, problem: Matmul, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """See :class:`Backend`."""
         return a.astype(np.float64) @ (b if problem.layout == "nn" else b.T).astype(np.float64)
 
     def worst_error(self, output: np.ndarray, reference: np.ndarray) -> float:
+        """See :class:`Backend`."""
         return float(np.max(np.abs(output.astype(np.float64) - reference)))
 
     def scale(self, reference: np.ndarray) -> tuple[float, float]:
+        """See :class:`Backend`."""
         return float(np.sqrt(np.mean(reference**2))), float(np.max(np.abs(reference)))
 
 
@@ -93,6 +99,7 @@ class LlvmBackend(NumpyArrays):
     name = "llvm"
 
     def load(self, kernel: Kernel) -> Any:
+        """See :class:`Backend`."""
         run = compile_serial(kernel.schedule_for_cpu.mod)["main"]
 
         def call(*arrays: np.ndarray) -> None:
@@ -113,26 +120,33 @@ class GpuBackend:
         self.torch = require_gpu()
 
     def load(self, kernel: Kernel) -> Any:
+        """See :class:`Backend`."""
         return executable(kernel)["main"]
 
     def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
+        """See :class:`Backend`."""
         generator = self.torch.Generator("cuda").manual_seed(seed)
         return self.torch.randn(shape, generator=generator, device="cuda").to(getattr(self.torch, dtype))
 
     def integers(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
+        """See :class:`Backend`."""
         generator = self.torch.Generator("cuda").manual_seed(seed)
         return self.torch.randint(-2, 3, shape, generator=generator, device="cuda").to(getattr(self.torch, dtype))
 
     def poisoned(self, shape: tuple[int, int], dtype: str) -> Any:
+        """See :class:`Backend`."""
         return self.torch.full(shape, float("nan"), device="cuda", dtype=getattr(self.torch, dtype))
 
     def reference(self, problem: Matmul, a: Any, b: Any) -> Any:
+        """See :class:`Backend`."""
         return a.double() @ (b if problem.layout == "nn" else b.T).double()
 
     def worst_error(self, output: Any, reference: Any) -> float:
+        """See :class:`Backend`."""
         return float((output.double() - reference).abs().max())
 
     def scale(self, reference: Any) -> tuple[float, float]:
+        """See :class:`Backend`."""
         return float(reference.square().mean().sqrt()), float(reference.abs().max())
 
 

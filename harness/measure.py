@@ -109,6 +109,7 @@ class Measurer:
             step_name="cublas",
             variant="cublas",
             default_variant=True,
+            default_stages=True,
             **asdict(problem),
             math=IEEE,
             stages=1,
@@ -172,6 +173,7 @@ class Measurer:
             step=case.step.number,
             step_name=case.step.name,
             variant=case.variant,
+            default_stages=case.slots == _usual_stages(case),
             default_variant=case.variant == case.step.default_variant(case.machine.has_cp_async),
             **asdict(case.problem),
             math=case.math,
@@ -187,6 +189,11 @@ class Measurer:
             **measured,
             **self.session.provenance(kernel, rounds, peer_versions(self.peers)),
         )
+
+
+def _usual_stages(case: Case) -> int:
+    usual = Case.default(case.step, case.problem, case.machine)
+    return replace(case, stages=usual.stages).slots
 
 
 def _adds_pipeline(case: Case) -> bool:

@@ -19,7 +19,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import tvm
 
@@ -30,7 +29,9 @@ from tensorir_ladder.harness.records import (
     RecordError,
     TunedConfig,
     TuningProgress,
-    tuned_path,
+    gpu_slug,
+    load_tuned,
+    read_text,
     write_atomically,
 )
 from tensorir_ladder.harness.session import Session
@@ -336,56 +337,56 @@ def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambd
     ``warn`` is told where the choice was made among other kernels or with other versions: it can be used, but
     another may be the best by now.
     """
-    problem, path = case.problem, _path(session, case)
-    if not path.is_file():
+    problem, tuned = case.problem, _stored(session, case)
+    if tuned is None:
         output = "" if problem.out_dtype == problem.dtype else f" --out-dtype {problem.out_dtype}"
         raise RecordError(
-            f"{case.step.name} {problem.shape} {problem.dtype} was not tuned on this GPU (no {path}); run "
+            f"{case.step.name} {problem.shape} {problem.dtype} was not tuned on this GPU (not in {session.out}); run "
             f"ladder tune --step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} "
             f"--layout {problem.layout} first"
         )
-    tuned = _read_tuned(path, case)
     if tuned.kernels_digest != kernels_digest(session, case, TuningSpace.of(case.step, case.machine.has_cp_async)):
-        warn(f"{path.name} was tuned with other kernels or versions, on {tuned.environment.recorded_at}")
+        when = tuned.environment.recorded_at
+        warn(f"{case.step.name} {problem.shape} was tuned with other kernels or versions, on {when}")
     winner = tuned.winner
     chosen = replace(case, variant=winner.variant, tile=case.step.tiles.kind.parse(winner.tile), stages=winner.stages)
     chosen.validate()
     return chosen
 
 
-def _read_tuned(path: Path, case: Case) -> TunedConfig:
-    """Read a tuned configuration; RecordError where it is another case's, or its winner none of its candidates."""
-    tuned, problem = TunedConfig.read(path), case.problem
-    own = (case.step.number, problem.m, problem.n, problem.k, problem.layout, problem.dtype, problem.out_dtype)
-    found = (tuned.step, tuned.m, tuned.n, tuned.k, tuned.layout, tuned.dtype, tuned.out_dtype)
-    if found != own or tuned.winner not in tuned.candidates:
+def _stored(session: Session, case: Case) -> TunedConfig | None:
+    """Read the newest tuned configuration of a case; RecordError where its winner is none of its candidates."""
+    problem = case.problem
+    shape = (problem.m, problem.n, problem.k)
+    key = (session.identity["gpu"], case.step.number, *shape, problem.layout, problem.dtype, problem.out_dtype)
+    tuned = next((tuned for tuned in load_tuned(session.out) if tuned.key == key), None)
+    if tuned and tuned.winner not in tuned.candidates:
         raise RecordError(
-            f"{path} is of {found}, winner {tuned.winner.name!r}, and does not fit {case.step.name} "
-            f"{problem.shape} {problem.dtype} {problem.layout}; restore it from git, or delete it and tune again"
+            f"{session.out}: {case.step.name} {problem.shape} was tuned to {tuned.winner.name!r}, which is none of "
+            "its candidates; restore the file from git, or tune again with --retune"
         )
     return tuned
 
 
 class _Database:
-    """One case's file among the tuned configurations, and the file of its unfinished search."""
+    """One case's tuned configuration, and the file of its unfinished search."""
 
     def __init__(self, session: Session, case: Case, space: TuningSpace) -> None:
         self.session, self.case, self.space = session, case, space
-        self.path = _path(session, case)
-        self.unfinished = self.path.with_name(f".unfinished-{self.path.name}")
+        problem = case.problem
+        name = f"{gpu_slug(session.identity['gpu'])}-step{case.step.number}-{problem.shape}-{problem.layout}"
+        self.unfinished = session.out / f".unfinished-{name}-{problem.dtype}-{problem.out_dtype}.json"
         self.kernels = kernels_digest(session, case, space)
 
     def stored(self) -> TunedConfig | None:
         """Read what is on disk, if it was found in the same space among the same kernels."""
-        if not self.path.is_file():
-            return None
-        return self._current(_read_tuned(self.path, self.case))
+        return self._current(_stored(self.session, self.case))
 
     def progress(self) -> tuple[Candidate, ...]:
         """Read what an interrupted search of the same space and kernels had found."""
         if not self.unfinished.is_file():
             return ()
-        found = self._current(TuningProgress.read(self.unfinished))
+        found = self._current(TuningProgress.from_json(read_text(self.unfinished), str(self.unfinished)))
         return found.candidates if found else ()
 
     def keep(self, search: Search) -> None:
@@ -427,8 +428,8 @@ class _Database:
         self.unfinished.unlink(missing_ok=True)
         return tuned
 
-    def _current(self, found: TunedConfig | TuningProgress) -> TunedConfig | TuningProgress | None:
-        same = (found.space_digest, found.kernels_digest) == (self.space.digest, self.kernels)
+    def _current(self, found: TunedConfig | TuningProgress | None) -> TunedConfig | TuningProgress | None:
+        same = found and (found.space_digest, found.kernels_digest) == (self.space.digest, self.kernels)
         return found if same else None
 
 
@@ -442,13 +443,6 @@ def kernels_digest(session: Session, case: Case, space: TuningSpace) -> str:
     texts = [lower(replace(default, variant=variant)).source_sha256 for variant in space.variants]
     parts = [*texts, tvm.__version__, session.compiler.version]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _path(session: Session, case: Case) -> Path:
-    problem = case.problem
-    shape = (problem.m, problem.n, problem.k)
-    gpu = session.identity["gpu"]
-    return tuned_path(session.out, gpu, case.step.number, shape, problem.layout, problem.dtype, problem.out_dtype)
 
 
 def _described(case: Case, status: str = "timed", why: str = "") -> Candidate:

@@ -16,11 +16,11 @@ from tensorir_ladder.harness.cli import COMMANDS
 from tensorir_ladder.harness.records import RESULTS, RecordError
 from tensorir_ladder.reports.check import findings
 from tensorir_ladder.reports.judgement import judgement_tables
+from tensorir_ladder.reports.page import write_pages
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import speed_kind, stage_plots, write_plots
 from tensorir_ladder.reports.readme import ReadmeError, write_readme
 from tensorir_ladder.reports.selection import UsageError, load, parse_steps
-from tensorir_ladder.reports.site import write_pages
 from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table
 from tensorir_ladder.reports.sweeps import chosen_sweeps, stage_sweeps
 from tensorir_ladder.reports.table import Table, all_tables, row
@@ -31,12 +31,13 @@ examples:
   ladder table --step 5 --markdown  step 5 and its variants as Markdown
   ladder table --json | jq '.[0]'   every row for a program, and nothing else on stdout
   ladder stages --step 5 --size 1024  what each stage brings and costs, and the depth model judged
-  ladder plot && ladder page && ladder readme
-                                    after measuring: all that is generated, plots first
+  ladder readme                     after measuring: the README's tables and pictures
+  ladder page                       a page per step; with its code, where `ladder compile --step 1-13 --variant all
+                                    --out reports/results` has left listings
   ladder check                      exit 1 and a line per finding if anything is wrong or stale
 
-Records come from `ladder run`. With --results FOLDER, pages and plots are written into FOLDER;
-without it, into reports/pages and reports/plots.
+Records come from `ladder run`. Pages and their plots are written into reports/pages, which git ignores;
+with --results FOLDER, into that folder.
 exit status: 0 fine, 1 check found something, 2 a results file or an argument cannot be used
 """
 PIPED_WIDTH = 180
@@ -85,7 +86,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def _table(options: argparse.Namespace, paths: Paths) -> int:
     results = load(paths.results, parse_steps(options.step) if options.step else None)
     if options.json:
-        print(json.dumps([row(record) for record in results.records], indent=1))
+        print(json.dumps([row(record, results.places[record.key]) for record in results.records], indent=1))
         return 0
     if not results.records:
         raise UsageError(f"no records{f' of step {options.step}' if options.step else ''} in {paths.results}")
@@ -115,7 +116,7 @@ def _stages(options: argparse.Namespace, paths: Paths) -> int:
         print("drawn, with the model's curve and recommendation:")
     wanted = {speed_kind(sweep) for sweep in chosen}
     drawn = [plot for plot in stage_plots(results) if plot.kind in wanted]
-    files = [paths.plots / p.file_name if p.is_current(paths.plots) else p.write(paths.plots) for p in drawn]
+    files = [plot.path(paths.figures) for plot in drawn]
     return 0 if options.markdown else _report(files)
 
 
@@ -138,7 +139,7 @@ def _print_tables(tables: list[Table], markdown: bool) -> None:
 
 
 def _plot(options: argparse.Namespace, paths: Paths) -> int:
-    return _report(write_plots(load(paths.results), paths.plots))
+    return _report(write_plots(load(paths.results), paths.figures))
 
 
 def _page(options: argparse.Namespace, paths: Paths) -> int:
@@ -148,7 +149,7 @@ def _page(options: argparse.Namespace, paths: Paths) -> int:
 def _readme(options: argparse.Namespace, paths: Paths) -> int:
     if paths.readme is None:
         raise UsageError(f"no README belongs to {paths.results}; give one with --readme FILE")
-    return _report([write_readme(load(paths.results), paths)])
+    return _report(write_readme(load(paths.results), paths))
 
 
 def _check(options: argparse.Namespace, paths: Paths) -> int:
@@ -158,8 +159,8 @@ def _check(options: argparse.Namespace, paths: Paths) -> int:
         return 1
     results = load(paths.results)
     for record in results.calibrations:
-        print(f"cuBLAS against itself: {record.ratio_to_cublas:.3f} ({record.file_name()})")
-    print(f"{len(results.records)} rows are whole; plots, pages and README follow from them")
+        print(f"cuBLAS against itself: {record.ratio_to_cublas:.3f} ({results.places[record.key]})")
+    print(f"{len(results.records)} rows are whole; README and pictures follow from them")
     return 0
 
 

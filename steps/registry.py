@@ -25,7 +25,7 @@ def find_steps(folder: Path = HERE) -> dict[int, Step]:
 @functools.cache
 def _find(folder: Path) -> dict[int, Step]:
     steps: dict[int, Step] = {}
-    for path in sorted(folder.glob("step[0-9]*.py")):
+    for path in sorted(folder.glob("step?*.py")):
         step = _read(path)
         if step.number in steps:
             raise MalformedStep(f"{path.name} and {steps[step.number].name}.py have one number; give it one of its own")
@@ -34,18 +34,21 @@ def _find(folder: Path) -> dict[int, Step]:
 
 
 def _read(path: Path) -> Step:
-    name = f"{__package__}.{path.stem}"
+    if not re.fullmatch(r"step\d+_\w+", path.stem):
+        raise MalformedStep(f"{path.name} is not named stepN_topic.py; rename it")
     try:
         if path.parent == HERE:
-            module = importlib.import_module(name)
+            module = importlib.import_module(f"{__package__}.{path.stem}")
         else:
-            spec = importlib.util.spec_from_file_location(name, path)
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            if spec is None or spec.loader is None:
+                raise ImportError("it is no Python file")
+            module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
             spec.loader.exec_module(module)
-    except (SyntaxError, ImportError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a file may raise, its name has to be said
         raise MalformedStep(f"{path.name} cannot be imported: {error}") from error
     step = getattr(module, "STEP", None)
-    if not isinstance(step, Step) or step.name != path.stem or not re.fullmatch(r"step\d+_\w+", path.stem):
+    if not isinstance(step, Step) or step.name != path.stem:
         found = f"declares {step.name}" if isinstance(step, Step) else f"has {type(step).__name__} for STEP"
         raise MalformedStep(f"{path.name} {found}; it must declare STEP = Step(number, topic, …) as its name says")
     return step

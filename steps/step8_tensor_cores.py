@@ -24,10 +24,11 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules.isa import MMA, TF32
+from tensorir_ladder.schedules.isa import TF32
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.tensor_cores import (
     accumulate_fragment,
+    fitting_instruction,
     load_fragments,
     stage_in_swizzled,
     tile_to_warps,
@@ -45,10 +46,11 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     """Multiply on tensor cores, without a pipeline; ``tensorize=False`` leaves the instructions' loops as they are."""
     sch = Schedule(problem.prim_func())
     block, tile = sch.get_sblock("matmul"), config.tile
-    instruction = TF32 if config.variant == "tf32" else MMA[problem.dtype]
+    instruction = fitting_instruction(sch, block, TF32 if config.variant == "tf32" else None)
     scope = tile.shared_scope(problem.itemsize)
     pad_to_tile(sch, block, tile.block)
-    loops = tile_to_warps(sch, *sch.get_loops(block), tile, instruction)
+    rows, columns, reduction = sch.get_loops(block)
+    loops = tile_to_warps(sch, rows, columns, reduction, tile, instruction)
     bind_grid(sch, raster_blocks(sch, loops.block_row, loops.block_column, max(1, ROWS_TOGETHER // tile.block_m)))
     accumulate_fragment(sch, block, loops, instruction)
     for operand in (0, 1):

@@ -1,13 +1,13 @@
 """Step 9, the asynchronous ring: tensor cores that do not wait for memory.
 
 Before, every k tile was loaded, awaited, and then multiplied. Now step 5's ring is under the tensor cores:
-cp.async fills `stages` slots of shared memory, with one barrier per k tile and slot numbers that are constants::
+cp.async fills `stages` k tiles in shared memory, with one barrier per k tile and stage numbers that are constants::
 
     for k:
-      for k_step but the last:  ldmatrix of step + 1 from slot k % stages;  mma of step
-      wait for tile k + 1;  barrier                         # everybody has read slot k % stages
+      for k_step but the last:  ldmatrix of step + 1 from stage k % stages;  mma of step
+      wait for tile k + 1;  barrier                         # everybody has read stage k % stages
       ldmatrix of the first step of tile k + 1
-      start filling slot k % stages with tile k + stages    # cp.async
+      start filling stage k % stages with tile k + stages   # cp.async
       mma of the last step
 
 Variants, compared by name:
@@ -28,11 +28,12 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules.isa import MMA, TF32
+from tensorir_ladder.schedules.isa import TF32
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.pipeline import pipeline_loop, pipeline_reads
 from tensorir_ladder.schedules.tensor_cores import (
     accumulate_fragment,
+    fitting_instruction,
     load_fragments,
     stage_in_swizzled,
     tile_to_warps,
@@ -49,11 +50,12 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     # TVM's passes for the CPU need the rows fixed.
     sch = Schedule(problem.prim_func(any_m=config.variant == "any_m" and tensorize))
     block, tile = sch.get_sblock("matmul"), config.tile
-    instruction = TF32 if config.variant == "tf32" else MMA[problem.dtype]
+    instruction = fitting_instruction(sch, block, TF32 if config.variant == "tf32" else None)
     stages = config.stages_of(problem)
     scope = tile.shared_scope(problem.itemsize, stages)
     pad_to_tile(sch, block, tile.block)
-    loops = tile_to_warps(sch, *sch.get_loops(block), tile, instruction)
+    rows, columns, reduction = sch.get_loops(block)
+    loops = tile_to_warps(sch, rows, columns, reduction, tile, instruction)
     bind_grid(sch, raster_blocks(sch, loops.block_row, loops.block_column, max(1, ROWS_TOGETHER // tile.block_m)))
     accumulate_fragment(sch, block, loops, instruction)
     for operand in (0, 1):

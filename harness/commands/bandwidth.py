@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_machine_options(parser)
     add_revision(parser)
     parser.add_argument("--verify", action="store_true", help="check outputs only, at the sizes given")
-    parser.add_argument("--out", type=Path, help="folder for records; they go to its streams/")
+    parser.add_argument("--out", type=Path, help="folder for records")
 
 
 def run(options: argparse.Namespace, command: str) -> int:

@@ -45,7 +45,7 @@ def listing(kernel: Kernel) -> Listing:
         tile=str(case.tile),
         stages=case.slots,
         arch=case.machine.arch,
-        tir=kernel.mod["main"].script(),
+        tir=str(kernel.mod["main"].script()),  # msgspec writes no subclass of str, as TVM gives it
         cuda=kernel.body,
         why=why(kernel),
         code=kernel.code,

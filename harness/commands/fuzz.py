@@ -19,12 +19,12 @@ from tensorir_ladder.harness.commands.show import progress
 from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, git_state, sources_digest
 from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Outcome, Slot, run_slot, summed_up
-from tensorir_ladder.harness.records import write_atomically
+from tensorir_ladder.harness.records import append, write_atomically
 from tensorir_ladder.harness.workers import Lost, each_in_a_process
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.steps.registry import find_steps, get_step
 
-SOURCES = (*MEASURING_SOURCES, "emulator/**/*")
+SOURCES = (*MEASURING_SOURCES, "emulator/*.py", "emulator/device/*")
 FIRST_ON_GPU = 10  # the steps before are nothing that the emulator and LLVM could not tell
 
 
@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side (one for each core)")
     parser.add_argument("--limit-s", type=float, default=180, help="seconds that a slot may take (180)")
     parser.add_argument("--only", type=int, metavar="SLOT", help="run this slot alone, as in the run of all")
-    parser.add_argument("--out", type=Path, help="a file for the record, as JSON; beside it, what is finished so far")
+    parser.add_argument("--out", type=Path, help="file of JSON lines that the record is appended to")
     add_revision(parser)
 
 
@@ -107,11 +107,11 @@ def _outcomes(results: Iterator[tuple[Slot, Outcome | Lost]]) -> Iterator[Outcom
 
 
 class Journal:
-    """What is finished, one slot a line, in a file beside the record's, so that the same command goes on from there."""
+    """Keep what is finished, a line each, in a file beside the record's, so that the command can go on from there."""
 
     def __init__(self, out: Path, slot: Slot) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        self.out, self.path = out, out.with_suffix(".jsonl")
+        self.out, self.path = out, out.with_name(f".unfinished-{out.name}")
         # Runs that differ in a slot's length or in the sources are not the same.
         head = json.dumps([slot.seed, slot.runs, slot.steps, slot.on, sources_digest(ROOT, SOURCES)])
         lines = self.path.read_text().splitlines() if self.path.exists() else []
@@ -128,8 +128,8 @@ class Journal:
             file.write(json.dumps(asdict(outcome)) + "\n")
 
     def finish(self, record: dict[str, Any], whole: bool) -> None:
-        """Write the record; the lines stay where the run is not whole, so that it can go on."""
-        write_atomically(self.out, json.dumps(record, indent=1) + "\n")
+        """Append the record; the lines stay where the run is not whole, so that it can go on."""
+        append(self.out, record)
         if whole:
             self.path.unlink()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands import NOT_VERIFIED
@@ -30,7 +29,7 @@ from tensorir_ladder.harness.commands.show import (
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import find_peers
-from tensorir_ladder.harness.records import Record, check_writable, shape_text
+from tensorir_ladder.harness.records import check_writable, read_place, shape_text
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
 from tensorir_ladder.schedules.workloads import Matmul
@@ -43,7 +42,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_case_options(parser)
     add_peers(parser)
     parser.add_argument("--calibrate", action="store_true", help="measure cuBLAS against itself: must give 1.00")
-    parser.add_argument("--again", metavar="RECORD", type=Path, help="measure a record's case again, old beside new")
+    where = "measure a record's case again, old beside new; `ladder table --json` names its place"
+    parser.add_argument("--again", metavar="FILE:LINE", help=where)
 
 
 def run(options: argparse.Namespace, command: str) -> int:
@@ -99,7 +99,7 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
 
 def _run_again(options: argparse.Namespace, command: str) -> int:
     """Measure the case of a record again, and print both."""
-    old = Record.read(options.again)
+    old = read_place(options.again)
     measurer = Measurer(open_session(options, command), peers=tuple(find_peers(options.peers)))
     problem = Matmul(old.m, old.n, old.k, old.dtype, old.layout, old.out_dtype)
     if old.kind == "calibration":

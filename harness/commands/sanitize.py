@@ -27,8 +27,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     module = "module that names the kernels (tests.broken_kernels)"
     parser.add_argument("--kernels", default="tests.broken_kernels", metavar="MODULE", help=module)
     parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes at a time (cores)")
-    parser.add_argument("--out", type=Path, help="file for the record, as JSON")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of a record; needs no GPU")
+    parser.add_argument("--out", type=Path, help="file of JSON lines that the record is appended to")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of a file's newest record")
     add_revision(parser)
 
 

@@ -1,10 +1,12 @@
-from .checks import buffer_versions as buffer_versions
+from .checks import buffer_stages as buffer_stages
 from .checks import check_pipeline as check_pipeline
 from .explain import explain_pipeline as explain_pipeline
 from .lowering import required_tir_pipeline as required_tir_pipeline
 from .lowering import unroll_rings as unroll_rings
+from .one_barrier import drop_hidden_reads as drop_hidden_reads
 from .one_barrier import gate_copies as gate_copies
 from .one_barrier import hide_reads as hide_reads
+from .one_barrier import show_reads as show_reads
 from .pipelining import PipelinePlan as PipelinePlan
 from .pipelining import double_buffer as double_buffer
 from .pipelining import fitting_stages as fitting_stages

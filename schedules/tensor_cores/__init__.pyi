@@ -1,6 +1,7 @@
 from .fragments import FRAGMENT as FRAGMENT
 from .fragments import lower_fragments as lower_fragments
 from .fragments import registers_of as registers_of
+from .fragments import whole_fragments as whole_fragments
 from .mma import FragmentLoad as FragmentLoad
 from .mma import TensorizedContraction as TensorizedContraction
 from .mma import WarpLoops as WarpLoops

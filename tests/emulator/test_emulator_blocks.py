@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from support.cases import make_case
+from support.cases import hopper, make_case
 from support.ring_kernel import edited
 from tensorir_ladder.emulator import EmulatedProgram, EmulatorBackend, KernelFault, Launch, emulated
 from tensorir_ladder.emulator.source import PREAMBLE_END
@@ -120,7 +120,7 @@ def cut_kernel(
     """Step 13 for a machine so small that the last wave is cut."""
     case = make_case(13, shape, variant, tile=RoleTile.parse(tile), stages=stages)
     small = SmallMachine.of(case.machine, multiprocessors)
-    assert plan_for(case.problem, case.tile, multiprocessors, 2 if variant == "multicast" else 1).helpers
+    assert plan_for(case.problem, case.tile, hopper(multiprocessors), 2 if variant == "multicast" else 1).helpers
     return lower(replace(case, machine=small))
 
 

@@ -58,26 +58,31 @@ def test_all_of_a_slot_follows_from_its_number() -> None:
 # The command
 
 
+def newest(out: Path) -> dict[str, Any]:
+    """The last record that was appended to a file."""
+    return json.loads(out.read_text().splitlines()[-1])
+
+
 def arguments(out: Path, *more: str) -> list[str]:
     """A run of four slots in two processes."""
     return ["fuzz", "--step", "1,2", "--kernels", "4", "--runs", "8", "--jobs", "2", "--out", str(out), *more]
 
 
 def test_a_run_is_counted_and_goes_on(command: Callable[..., Printed], tmp_path: Path) -> None:
-    out, lines = tmp_path / "fuzz.json", tmp_path / "fuzz.jsonl"
+    out, lines = tmp_path / "fuzz.jsonl", tmp_path / ".unfinished-fuzz.jsonl"
     assert command(*arguments(out)).code == 0
-    record = json.loads(out.read_text())
+    record = newest(out)
     assert record["executed"] + record["refused"] == 8
     assert record["kernels"] == 4
     assert {step: counts["executed"] for step, counts in record["steps"].items()} == {"1": 4, "2": 4}
     assert not lines.exists()
     # As a run left it that was killed while it wrote its second slot: the first is not run again.
     slot = Slot(0, 0, 2, (1, 2))
-    head = fuzz.Journal(tmp_path / "other.json", slot).path.read_text()
+    head = fuzz.Journal(tmp_path / "other.jsonl", slot).path.read_text()
     kept = {"number": 0, "step": 1, "variant": "default", "case": "kept", "right": 700, "refused": [], "bad": []}
     lines.write_text(f'{head}{json.dumps(kept | {"seconds": 1.0})}\n{{"number": 1, "st')
     assert "fuzzing" not in command(*arguments(out)).out
-    assert json.loads(out.read_text())["executed"] == 706
+    assert newest(out)["executed"] == 706
     lines.write_text("[]\n")
     refused = command(*arguments(out))
     assert refused.code == 2
@@ -92,7 +97,7 @@ def test_a_run_is_counted_and_goes_on(command: Callable[..., Printed], tmp_path:
 def test_what_cannot_be_fuzzed_is_refused(
     given: tuple[str, str], command: Callable[..., Printed], tmp_path: Path
 ) -> None:
-    outcome = command(*arguments(tmp_path / "fuzz.json", *given))
+    outcome = command(*arguments(tmp_path / "fuzz.jsonl", *given))
     assert outcome.code == 2
     assert f"{given[0]} {given[1]}" in outcome.err
 
@@ -109,12 +114,12 @@ def test_bad_runs_are_named_smallest_first(
         yield slots[3], Outcome(3, step, variant, "right", 2)
 
     monkeypatch.setattr(fuzz, "each_in_a_process", results)
-    outcome = command(*arguments(tmp_path / "fuzz.json"))
+    outcome = command(*arguments(tmp_path / "fuzz.jsonl"))
     assert outcome.code == 1
     bad = [line for line in outcome.out.splitlines() if line.startswith(("wrong", "fault", "hung"))]
     assert bad == ["fault: small: race", "wrong: large: error 3", "hung: slow: took more than 9 s"]
     assert "python -m harness fuzz --on emulator --step 1,2 --kernels 4 --runs 8 --seed 0 --only 1" in outcome.out
-    record = json.loads((tmp_path / "fuzz.json").read_text())
+    record = newest(tmp_path / "fuzz.jsonl")
     assert {what: record[what] for what in ("executed", "right", "wrong", "fault", "hung")} == {
         "executed": 6,
         "right": 3,
@@ -139,15 +144,15 @@ def test_a_kernel_that_hangs_on_the_gpu_ends_the_run_which_can_go_on(
     monkeypatch.setattr(fuzz, "each_in_a_process", results)
     monkeypatch.setattr(fuzz, "_check_place", lambda _on: None)
     monkeypatch.setattr(fuzz, "_gpu_name", lambda: "a GPU")
-    out = tmp_path / "fuzz.json"
+    out = tmp_path / "fuzz.jsonl"
     outcome = command(*arguments(out, "--on", "gpu", "--step", "12"))
     assert outcome.code == 1
     assert "hung: slow: took more than 9 s" in outcome.out
     assert "ended after 2 of 4 slots" in outcome.out
-    assert [json.loads(out.read_text())[name] for name in ("slots", "hung", "gpu")] == [2, 1, "a GPU"]
+    assert [newest(out)[name] for name in ("slots", "hung", "gpu")] == [2, 1, "a GPU"]
     again = command(*arguments(out, "--on", "gpu", "--step", "12"))
     assert again.code == 1
-    assert json.loads(out.read_text())["slots_of_earlier_runs"] == 2
+    assert newest(out)["slots_of_earlier_runs"] == 2
 
 
 # Processes

@@ -186,26 +186,29 @@ def test_a_sweep_needs_a_gpu(command: Command) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
-        ("missing.json", None, "missing.json"),
-        ("truncated.json", lambda: record().to_json()[:200], "truncated.json"),
-        ("empty.json", lambda: "", "empty.json"),
-        ("foreign.json", lambda: '{"name": "something else"}', "foreign.json"),
-        ("list.json", lambda: "[1, 2, 3]", "list.json"),
-        ("newer.json", lambda: record().to_json().replace('"schema": 1', '"schema": 2'), "newer.json"),
-        ("lacking.json", lambda: '{"schema": 1, "kind": "step"}', "lacking.json"),
-        ("binary.json", lambda: b"\xff\xfe\x00\x80", "binary.json"),
+        ("missing.jsonl:1", None, "cannot read"),
+        ("truncated.jsonl:1", lambda: record().to_json()[:200], "no whole line 1"),
+        ("empty.jsonl:1", lambda: "", "no whole line 1"),
+        ("short.jsonl:2", lambda: record().to_json(), "no whole line 2"),
+        ("foreign.jsonl:1", lambda: '{"name": "something else"}', "is no Record"),
+        ("list.jsonl:1", lambda: "[1, 2, 3]", "is no Record"),
+        ("newer.jsonl:1", lambda: record().to_json().replace('"schema":1', '"schema":2'), "$.schema"),
+        ("lacking.jsonl:1", lambda: '{"schema": 1, "kind": "step"}', "is no Record"),
+        ("binary.jsonl:1", lambda: b"\xff\xfe\x00\x80", "no whole line 1"),
+        ("whole.jsonl", lambda: record().to_json(), "give FILE.jsonl:LINE"),
+        ("whole.jsonl:one", lambda: record().to_json(), "give FILE.jsonl:LINE"),
     ],
 )
 def test_again_refuses_what_is_no_record(
     name: str, content: Callable[[], str | bytes] | None, named: str, command: Command, tmp_path: Path
 ) -> None:
-    path = tmp_path / name
+    path = tmp_path / name.partition(":")[0]
     if content:
         made = content()
         path.write_bytes(made if isinstance(made, bytes) else made.encode())
-    outcome = command("run", "--again", str(path))
+    outcome = command("run", "--again", str(tmp_path / name))
     check_refused(outcome, named)
-    assert name in outcome.err
+    assert path.name in outcome.err
 
 
 def test_again_refuses_a_folder_and_does_without_a_gpu(command: Command, tmp_path: Path) -> None:
@@ -214,8 +217,8 @@ def test_again_refuses_a_folder_and_does_without_a_gpu(command: Command, tmp_pat
 
 def test_again_names_a_step_that_is_gone(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorir_ladder.harness.commands.run.open_session", lambda *_: None)
-    path = replace(record(), step=42).save(tmp_path)
-    check_refused(command("run", "--again", str(path)), "step 42")
+    place = replace(record(), step=42).save(tmp_path)
+    check_refused(command("run", "--again", place), "step 42")
 
 
 @pytest.mark.compiler
@@ -234,7 +237,7 @@ def test_a_folder_that_cannot_take_listings(command: Command, tmp_path: Path) ->
     ("arguments", "named"),
     [
         (["steps/step5_pipelining.py", "--stages", "0"], "--stages 0"),
-        (["-m", "harness", "run", "--again", "nowhere.json"], "nowhere.json"),
+        (["-m", "harness", "run", "--again", "nowhere.jsonl:1"], "nowhere.jsonl"),
     ],
 )
 def test_a_process_ends_with_one_line_and_no_traceback(arguments: list[str], named: str) -> None:

@@ -211,7 +211,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_gpu")
 def test_counters_are_kept_as_records(command: Callable[..., Outcome], ncu: FakeNcu, tmp_path: Path) -> None:
     arguments = ("--step", "4,5", "--variant", "default", "--size", "64", "--stages", "9", "--out", str(tmp_path))
-    for _ in range(2):  # counting again replaces
+    for _ in range(2):  # the newest counts
         outcome = command("counters", *arguments)
         assert outcome.code == 0, outcome.err
     four, five = load_counters(tmp_path)
@@ -249,14 +249,13 @@ def test_a_machine_without_ncu_is_refused(
     outcome = command("counters", "--step", "5", "--size", "64", "--out", str(tmp_path))
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err == "error: no ncu (Nsight Compute) on PATH; it comes with the CUDA toolkit\n"
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": 1}', "5"])
+@pytest.mark.parametrize("text", ["{}", '{"schema": 1}', "5"])
 def test_what_is_no_set_of_counters_is_refused_by_name(text: str, tmp_path: Path) -> None:
-    (tmp_path / "counters").mkdir()
-    (tmp_path / "counters" / "some.json").write_text(text)
-    with pytest.raises(RecordError, match=r"some\.json"):
+    (tmp_path / "some-counters.jsonl").write_text(text)
+    with pytest.raises(RecordError, match=r"some-counters\.jsonl:1"):
         load_counters(tmp_path)
 
 

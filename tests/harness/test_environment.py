@@ -98,14 +98,14 @@ def test_git_state_ignores_results_only(tmp_path: Path) -> None:
 
     results = tmp_path / "reports" / "results"
     results.mkdir(parents=True)
-    (results / "old.json").write_text("{}")
+    (results / "gpu-steps.jsonl").write_text("{}\n")
     (tmp_path / "code.py").write_text("1")
     git("init", "-q")
     git("add", ".")
     git("commit", "-q", "-m", "first")
     revision = git("rev-parse", "HEAD")
     assert git_state(tmp_path) == (revision, False)
-    (results / "new.json").write_text("{}")
+    (results / "gpu-steps.jsonl").write_text("{}\n{}\n")
     assert git_state(tmp_path) == (revision, False)
     (tmp_path / "code.py").write_text("2")
     assert git_state(tmp_path) == (revision, True)

@@ -356,9 +356,9 @@ def test_the_command_compares(
     monkeypatch.setattr("harness.commands.sanitize.execution.require_gpu", lambda: None)
     monkeypatch.setattr("harness.commands.sanitize.gpu_identity", lambda: {"gpu": "a GPU", "driver": "1.2"})
     arguments = ("sanitize", "--work", str(tmp_path / "work"), "--jobs", "2", "--revision", "abc")
-    outcome = command(*arguments, "--out", str(tmp_path / "record.json"))
+    outcome = command(*arguments, "--out", str(tmp_path / "record.jsonl"))
     assert outcome.code == 0
-    record = json.loads((tmp_path / "record.json").read_text())
+    record = json.loads((tmp_path / "record.jsonl").read_text())
     assert (record["gpu"], record["sanitizer"], record["revision"]) == ("a GPU", "Version 2025.3.1.0", "abc")
     by_name = {kernel["name"]: kernel for kernel in record["kernels"]}
     assert [by_name[name]["verdict"] for name in BROKEN] == [AGREE] * 3
@@ -369,7 +369,7 @@ def test_the_command_compares(
     outcome = command(*arguments)
     assert outcome.code == 1
     assert "beyond: disagree: memcheck does not find it (alone on the GPU: wrong)\n" in outcome.out
-    shown = command("sanitize", "--show", str(tmp_path / "record.json"))
+    shown = command("sanitize", "--show", str(tmp_path / "record.jsonl"))
     assert shown.code == 0
     assert all(word in shown.out for word in ("the emulator finds", "wrong result", "out of bounds", "none"))
 
@@ -385,11 +385,12 @@ def test_what_is_missing_is_named(command: Callable[..., Ran], tmp_path: Path, m
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(tools.NoSanitizer, match="no compute-sanitizer on PATH; it comes with the CUDA toolkit"):
         tools.require_sanitizer()
-    (tmp_path / "other.json").write_text("{}")
-    shown = command("sanitize", "--show", str(tmp_path / "other.json"))
+    (tmp_path / "other.jsonl").write_text("{}")
+    shown = command("sanitize", "--show", str(tmp_path / "other.jsonl"))
     assert (shown.code, shown.err) == (
         2,
-        f"error: {tmp_path}/other.json is no record of sanitize ('kernels'); give what --out wrote\n",
+        f"error: {tmp_path}/other.jsonl is no record of sanitize (Object missing required field `kernels`); "
+        "give what --out wrote\n",
     )
     assert command("sanitize", "--jobs", "0").err == "error: --jobs 0: at least 1\n"
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tvm
 
+from support.cases import hopper
 from tensorir_ladder.emulator import EmulatedProgram, TensorMap, read_launches
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
@@ -35,7 +36,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "ring": lambda problem, finish: tma_ring(problem, SIMPLE, 2, finish=finish),
     "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, finish=finish),
     "two row tiles": lambda problem, finish: warp_specialized(problem, TWO_ROWS, 2, finish=finish),
-    "persistent": lambda problem, finish: persistent(problem, ROLES, 2, multiprocessors=2, finish=finish),
+    "persistent": lambda problem, finish: persistent(problem, ROLES, 2, machine=hopper(2), finish=finish),
 }
 REFERENCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "": lambda x: x,
@@ -88,8 +89,8 @@ def test_results_are_those_of_float64(
 def test_helpers_sums_are_finished_once_by_the_owner() -> None:
     """Three tiles for two blocks: the last one's first k tiles are multiplied by the block that has none."""
     problem, draw = Matmul(180, 128, 512, "float16"), np.random.default_rng(0)
-    function = persistent(problem, ROLES, 2, multiprocessors=2, finish=Epilogue(0.5, "float32", "relu"))
-    assert plan_for(problem, ROLES, 2).helpers == 1
+    function = persistent(problem, ROLES, 2, machine=hopper(2), finish=Epilogue(0.5, "float32", "relu"))
+    assert plan_for(problem, ROLES, hopper(2)).helpers == 1
     a, b = (draw.integers(-2, 3, sizes).astype(np.float16) for sizes in ((180, 512), (512, 128)))
     got, bias = np.full((180, 128), np.nan, np.float16), draw.integers(-9, 9, 128).astype(np.float32)
     emulate(function, {"A": a, "B": b, "C": got, "bias": bias})

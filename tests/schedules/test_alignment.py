@@ -16,22 +16,24 @@ from tensorir_ladder.harness.execution import GpuBackend, compile_serial
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, ptxas_facts
+from tensorir_ladder.schedules.cost import copying_pays, parts_to_fill
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.memory.alignment import (
+from tensorir_ladder.schedules.memory import (
     align_operands,
-    copying_pays,
+    pass_workspaces,
     unaligned_operands,
+    workspace_bytes,
+    workspaces,
     worthwhile_row_bytes,
 )
-from tensorir_ladder.schedules.memory.workspaces import pass_workspaces, workspace_bytes, workspaces
-from tensorir_ladder.schedules.recipes.contraction import stage_contraction
-from tensorir_ladder.schedules.recipes.split_reduction import parts_to_fill
+from tensorir_ladder.schedules.recipes import stage_contraction
 from tensorir_ladder.schedules.tiles import ThreadTile, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc
 from tensorir_ladder.steps import step10_wgmma
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*more would stay empty", "ignore:.*by a kernel in front")
 
+RATES = machine_for("sm_90a").for_choices().rates
 SMALL = WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1))
 
 
@@ -92,7 +94,7 @@ def test_products_of_odd_shapes_are_right_and_copied_in_16_bytes(shape, layout) 
 @pytest.fixture
 def aligned_to_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of any size have their rows aligned to cache lines."""
-    monkeypatch.setattr(step10_wgmma, "worthwhile_row_bytes", lambda sch, block: 128)
+    monkeypatch.setattr(step10_wgmma, "worthwhile_row_bytes", lambda sch, block, rates: 128)
 
 
 STRADDLING = [((72, 136, 200), "nn"), ((72, 136, 200), "nt"), ((200, 8, 72), "nn"), ((63, 72, 131), "nn")]
@@ -126,12 +128,14 @@ def test_rows_are_loaded_in_the_widest_vectors_that_begin_at_multiples_of_their_
 def test_copying_to_cache_lines_pays_for_large_products() -> None:
     def cubes(size: int) -> bool:
         """Whether copying both operands of a square product pays."""
-        return copying_pays(2 * size**3, 2 * size * size * 2)
+        return copying_pays(2 * size**3, 2 * size * size * 2, RATES)
 
     assert [cubes(size) for size in (8, 1000, 1800, 2200, 4088, 8184)] == [False] * 3 + [True] * 3
-    assert not copying_pays(2 * 64 * 8184 * 8184, 2 * (64 + 8184) * 8184), "elements of B are used by one tile only"
-    assert copying_pays(2 * 4088**3, 2 * 4088**2, 0.5)
-    assert not copying_pays(2 * 4088**3, 2 * 4088**2, 0)
+    assert not copying_pays(2 * 64 * 8184 * 8184, 2 * (64 + 8184) * 8184, RATES), (
+        "elements of B are used by one tile only"
+    )
+    assert copying_pays(2 * 4088**3, 2 * 4088**2, RATES, 0.5)
+    assert not copying_pays(2 * 4088**3, 2 * 4088**2, RATES, 0)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +152,7 @@ def test_copying_to_cache_lines_pays_for_large_products() -> None:
 )
 def test_rows_are_aligned_to_what_pays(shape, layout, row_bytes: int) -> None:
     sch = Schedule(Matmul(*shape, "float16", layout).prim_func())
-    assert worthwhile_row_bytes(sch, sch.get_sblock("matmul")) == row_bytes
+    assert worthwhile_row_bytes(sch, sch.get_sblock("matmul"), RATES) == row_bytes
 
 
 SPLIT_SHAPES = [((63, 65, 2099), "nn"), ((64, 64, 2048), "nt")]
@@ -269,7 +273,7 @@ def test_where_tiles_fill_the_gpu_or_the_reduction_is_short_nothing_is_split(sha
     rows, whole = (
         Case.default(STEPS[10], Matmul(*shape, "float16"), machine_for("sm_90a"), v) for v in ("rows", "whole")
     )
-    assert (rows.tile, rows.stages, rows.config.parts(rows.problem)) == (whole.tile, whole.stages, 1)
+    assert (rows.tile, rows.stages, step10_wgmma.parts_of(rows.problem, rows.config)) == (whole.tile, whole.stages, 1)
     assert lower(rows).cuda == lower(whole).cuda
 
 

@@ -15,7 +15,10 @@ from tensorir_ladder.emulator import emulated
 from tensorir_ladder.harness.build import lower_schedule
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.schedules import Matmul, ThreadTile, gemm, pipeline_loop, stage_contraction
+from tensorir_ladder.schedules.pipeline import pipeline_loop
+from tensorir_ladder.schedules.recipes import stage_contraction
+from tensorir_ladder.schedules.tiles import ThreadTile
+from tensorir_ladder.schedules.workloads import Matmul, gemm
 
 HOPPER = machine_for("sm_90a")
 ALPHA, BETA = 1.5, -0.5

@@ -13,34 +13,28 @@ from tvm.s_tir import Schedule, dlight
 
 from support.schedules_on_cpu import TARGET, convolve, cuda_text, normal, run
 from tensorir_ladder.harness.execution import compile_serial
-from tensorir_ladder.schedules import (
-    IllegalPipeline,
-    IllegalSchedule,
-    IllegalTile,
-    IllegalWorkload,
-    Matmul,
-    ThreadTile,
-    accumulate_in_registers,
-    batched_matmul,
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile, IllegalWorkload
+from tensorir_ladder.schedules.inspection import loop_extent, loop_extents
+from tensorir_ladder.schedules.loops import (
     bind_elements,
     bind_threads,
-    conv2d_nhwc,
-    fetch_cooperatively,
     flatten_contraction,
-    gemm,
-    initialize_before,
-    matmul_bias_relu,
     pad_to_tile,
-    pipeline_loop,
-    required_pass_config,
-    stage_contraction,
-    stage_in_shared,
     tile_contraction,
     unroll_loop,
 )
-from tensorir_ladder.schedules.inspection import loop_extent, loop_extents
 from tensorir_ladder.schedules.loops.tiling import bind_grid
+from tensorir_ladder.schedules.memory import (
+    accumulate_in_registers,
+    fetch_cooperatively,
+    initialize_before,
+    stage_in_shared,
+)
+from tensorir_ladder.schedules.pipeline import pipeline_loop, required_pass_config
+from tensorir_ladder.schedules.recipes import stage_contraction
 from tensorir_ladder.schedules.rules.pipelined_contraction import PipelinedContraction
+from tensorir_ladder.schedules.tiles import ThreadTile
+from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, gemm, matmul_bias_relu
 
 TILE = ThreadTile(block=(32, 64, 16), thread=(4, 4))
 
@@ -192,13 +186,13 @@ def test_pipeline_reports_what_it_did():
     assert text.count("ptx_cp_async") > 0
 
 
-def test_slots_are_limited_to_iterations_with_one_warning():
+def test_stages_are_limited_to_iterations_with_one_warning():
     sch = Schedule(Matmul(64, 64, 32).prim_func())
     staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE)
     with pytest.warns(UserWarning, match="6 pipeline stages on loop 'k_0' of 2 iterations") as caught:
         pipeline = pipeline_loop(sch, staged.loops.k_outer, 6)
     assert len(caught) == 1
-    assert pipeline.slots == 2
+    assert pipeline.stages == 2
 
 
 @pytest.mark.parametrize("stages", [0, -1, 2.5])

@@ -11,36 +11,21 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule
 
-from support.cases import config, make_case
+from support.cases import STEPS, config, make_case
 from support.tensor_cores import TILE, stack_bytes, tensorize_pipelined
 from tensorir_ladder.harness.build import Kernel, compiled, executable, lower, lower_schedule, main_loop
 from tensorir_ladder.harness.execution import GpuBackend, compile_serial, gpu_arch, numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, require_compiler
-from tensorir_ladder.schedules import (
-    FRAGMENT,
-    IllegalPipeline,
-    IllegalSchedule,
-    IllegalTile,
-    Matmul,
-    TensorCoreTile,
-    ThreadTile,
-    batched_matmul,
-    check_pipeline,
-    conv2d_nhwc,
-    flatten_contraction,
-    gemm,
-    matmul_bias_relu,
-    pipeline_loop,
-    raster_blocks,
-    swizzle_rows,
-    tensorize_contraction,
-    use_instruction,
-)
-from tensorir_ladder.schedules.isa import TF32
-from tensorir_ladder.schedules.memory.swizzling import swizzled_piece
-from tensorir_ladder.schedules.tensor_cores.mma import INSTRUCTIONS
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.isa import MMA, TF32, swizzled_piece
+from tensorir_ladder.schedules.loops import flatten_contraction, raster_blocks
+from tensorir_ladder.schedules.memory import swizzle_rows
+from tensorir_ladder.schedules.pipeline import check_pipeline, pipeline_loop
+from tensorir_ladder.schedules.tensor_cores import FRAGMENT, tensorize_contraction, use_instruction
+from tensorir_ladder.schedules.tiles import TensorCoreTile, ThreadTile
+from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, gemm, matmul_bias_relu
 from tensorir_ladder.steps import step8_tensor_cores as step8
 from tensorir_ladder.steps import step9_async_ring as step9
 
@@ -96,9 +81,9 @@ def ptx_c(lane: int, i: int) -> tuple[int, int]:
     return group + (8 if i >= 2 else 0), quad * 2 + (i & 1)
 
 
-@pytest.mark.parametrize("dtype", INSTRUCTIONS)
+@pytest.mark.parametrize("dtype", MMA)
 def test_fragments_are_where_the_ptx_isa_has_them(dtype: str) -> None:
-    instruction = INSTRUCTIONS[dtype]
+    instruction = MMA[dtype]
     for lane in range(32):
         for i in range(8):
             assert instruction.place_in_a(*ptx_a(lane, i)) == (lane, i)
@@ -123,7 +108,7 @@ def test_tf32_fragments_are_where_the_ptx_isa_has_them() -> None:
 @pytest.mark.parametrize("operand", [0, 1])
 def test_ldmatrix_brings_each_element_to_its_place(operand: int, by_k: bool) -> None:
     """A model of ldmatrix.x4: lane l gets elements 2·(l % 4), + 1 of row l // 4 of each piece, or of its transpose."""
-    instruction = INSTRUCTIONS["float16"]
+    instruction = MMA["float16"]
     place = instruction.place_in_b if operand else instruction.place_in_a
     addresses = [instruction.row_address(lane, operand, by_k) for lane in range(32)]
     for piece in range(4):
@@ -155,7 +140,7 @@ def test_a_k_tile_of_the_ring_costs_one_barrier(variant: str, stages: int) -> No
     assert loop.count("tensor_core_load_hidden") == stages * steps * (2 + 2)
     assert loop.count("tensor_core_m16n8k16_f16(") == stages * steps * fragments * 2
     assert re.findall(r"wait_group_(\d)\(", loop) == [str(stages - 2)] * stages
-    assert "%" not in loop  # slots are constants
+    assert "%" not in loop  # stages are constants
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
@@ -198,7 +183,7 @@ def test_a_thread_keeps_the_registers_of_its_lane_only() -> None:
 @pytest.mark.parametrize(
     ("step", "tile", "layout", "arch"),
     [
-        (8, TensorCoreTile(), "nt", "sm_90a"),
+        (8, STEPS[8].tiles.default.tile, "nt", "sm_90a"),
         (9, LARGE, "nt", "sm_90a"),
         (9, LARGE, "nn", "sm_90a"),
         (9, TensorCoreTile(block=(128, 128, 64), warp=(64, 64)), "nn", "sm_80"),
@@ -268,7 +253,7 @@ def test_a_convolution_is_an_implicit_product(compiler: Compiler) -> None:
     around = np.pad(data.astype(float), ((0, 0), (1, 1), (1, 1), (0, 0)))
     windows = [(around[:, y : y + 9, x : x + 7], weight[y, x].astype(float)) for y in range(3) for x in range(3)]
     np.testing.assert_allclose(out, sum(window @ part for window, part in windows), atol=0.03)
-    use_instruction(sch, contraction)
+    use_instruction(sch, contraction.loops, contraction.loads, contraction.instruction)
     assert compiled(lower_schedule(sch, MACHINE, "conv2d"), compiler).cubin.spill_bytes == 0
 
 
@@ -297,7 +282,7 @@ def test_operands_without_an_instruction_are_refused(dtype: str) -> None:
         (TensorCoreTile(block=(64, 64, 32), warp=(48, 32)), "64 rows of the block are not a multiple of 48"),
         (TensorCoreTile(block=(64, 64, 32), warp=(32, 8)), "8 columns per warp are not a multiple of 16"),
         (TensorCoreTile(block=(64, 64, 24), warp=(32, 32)), "24 steps of a k tile"),
-        (ThreadTile(block=(64, 64, 16), thread=(4, 4)), "not a tile of warps"),
+        (ThreadTile(block=(64, 64, 16), thread=(4, 4)), "not a TensorCoreTile"),
     ],
     ids=str,
 )
@@ -323,7 +308,7 @@ def test_hidden_reads_need_a_gate() -> None:
     sch = Schedule(Matmul(64, 64, 64, "float16").prim_func())
     contraction = tensorize_contraction(sch, sch.get_sblock("matmul"), TILE, hide_reads=True)
     with pytest.raises(IllegalPipeline, match="hidden"):
-        use_instruction(sch, contraction)
+        use_instruction(sch, contraction.loops, contraction.loads, contraction.instruction)
     with pytest.raises(IllegalPipeline, match="hidden"):
         pipeline_loop(sch, contraction.loops.k_outer, 2)
 
@@ -332,7 +317,7 @@ def test_hidden_reads_need_a_gate() -> None:
     ("order", "right"),
     [
         ([3, 1, 2, 0, 4], True),  # body, gate, fill, copies, epilogue
-        ([0, 2, 3, 1, 4], False),  # copies fill a slot that a slow thread still reads
+        ([0, 2, 3, 1, 4], False),  # copies fill a stage that a slow thread still reads
         ([1, 2, 3, 0, 4], False),
         ([3, 2, 1, 0, 4], False),  # fragments are filled from a tile nobody waited for
     ],
@@ -357,7 +342,7 @@ def test_a_fragment_is_its_own_lanes_only() -> None:
     # The loops over elements are not lanes. TVM hands on what a pass raises as RuntimeError.
     with pytest.raises(RuntimeError, match=r"another lane.*threadIdx.x modulo 32"):
         lower_schedule(sch, MACHINE, "not tensorized")
-    use_instruction(sch, contraction)
+    use_instruction(sch, contraction.loops, contraction.loads, contraction.instruction)
     assert FRAGMENT not in lower_schedule(sch, MACHINE, "tensorized").cuda
 
 

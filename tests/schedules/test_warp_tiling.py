@@ -22,26 +22,26 @@ from tensorir_ladder.harness.execution import GpuBackend, gpu_arch
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, require_compiler
-from tensorir_ladder.schedules import (
-    IllegalSchedule,
-    IllegalTile,
-    Matmul,
-    ThreadTile,
-    WarpTile,
-    batched_matmul,
-    conv2d_nhwc,
+from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.loops import (
     flatten_contraction,
-    gemm,
     interleave_lanes,
     lower_serpentines,
-    matmul_bias_relu,
     required_ptxas_options,
-    row_sum,
-    scale_shift,
-    stage_for_warps,
     walk_serpentine,
 )
 from tensorir_ladder.schedules.loops.serpentine import SERPENTINE
+from tensorir_ladder.schedules.recipes import stage_for_warps
+from tensorir_ladder.schedules.tiles import ThreadTile, WarpTile
+from tensorir_ladder.schedules.workloads import (
+    Matmul,
+    batched_matmul,
+    conv2d_nhwc,
+    gemm,
+    matmul_bias_relu,
+    row_sum,
+    scale_shift,
+)
 from tensorir_ladder.steps import step7_warp_tiling as step7
 
 LARGE, MIDDLE, QUARTERS, NARROW = map(
@@ -123,14 +123,14 @@ def test_no_more_shared_memory_is_taken_than_a_tile_says(tile: WarpTile, stages:
 
 
 def test_reads_are_a_step_ahead_where_few_warps_fit() -> None:
-    """A step's operands have two versions then; not with one slot, nor with an odd number of steps in a k tile."""
-    odd = replace(AHEAD, block_k=5)
+    """A step's operands have two stages then; not with one stage, nor with an odd number of steps in a k tile."""
+    odd = replace(AHEAD, block=(32, 128, 5))
     cases = [(AHEAD, 2, "serpentine"), (AHEAD, 2, "in_turn"), (AHEAD, 1, "serpentine"), (odd, 2, "serpentine")]
-    versions = []
+    kept = []
     for tile, stages, variant in cases:
         text = build((64, 128, 60), variant, tile, stages=stages).cuda
-        versions.append({int(count) // 16 for count in re.findall(r"float B_\w*local_ptr\w*\[(\d+)\];", text)})
-    assert versions == [{2}, {1}, {1}, {1}]
+        kept.append({int(count) // 16 for count in re.findall(r"float B_\w*local_ptr\w*\[(\d+)\];", text)})
+    assert kept == [{2}, {1}, {1}, {1}]
     assert [tile.steps_ahead for tile in (AHEAD, LARGE)] == [1, 0]
 
 
@@ -351,7 +351,7 @@ def test_sums_and_operands_stay_in_registers(tile: WarpTile, layout: str, compil
         ),
         (
             ThreadTile(block=(64, 64, 16), thread=(4, 4)),
-            r"not a tile of warps.*MxNxK/WMxWN/TMxTN/S.*128x128x32/32x64/8x8/1",
+            r"not a WarpTile.*MxNxK/WMxWN/TMxTN/S.*128x128x32/32x64/8x8/1",
         ),
     ],
     ids=str,
@@ -413,7 +413,7 @@ def test_limits_of_the_machine_are_refused() -> None:
 
 def test_every_declared_tile_is_legal() -> None:
     for tile in STEPS[7].tiles.tuning:
-        assert not tile.violations(machine_for("sm_90a").target(), 4, step7.STAGES), tile
+        assert not tile.violations(machine_for("sm_90a").target(), 4, STEPS[7].stages), tile
 
 
 def test_only_independent_outputs_are_walked_in_another_order() -> None:

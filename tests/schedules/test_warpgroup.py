@@ -20,8 +20,8 @@ from tensorir_ladder.harness.execution import GpuBackend, compile_serial
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, arch_flags, run_nvcc
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.isa import swizzled_piece
 from tensorir_ladder.schedules.loops.layout import flatten_contraction
-from tensorir_ladder.schedules.memory.swizzling import swizzled_piece
 from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
 from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     multiply_by_wgmma,
@@ -87,9 +87,9 @@ def isa_address(descriptor: int, outer: int, k: int, transposed: bool) -> int:
 @pytest.mark.parametrize("columns", [64, 128, 192, 256])
 def test_descriptors_find_what_was_copied(columns: int, b_major: str, steps: int) -> None:
     made = instruction(columns, 128, steps, b_major)
+    stored_a, stored_b = made.operands["a"], made.operands["b"]
     for step in range(steps // 16):
-        a = made.descriptor_constant("A") | made.step_offset("A", step) >> 4
-        b = made.descriptor_constant("B") | made.step_offset("B", step) >> 4
+        a, b = (panels.descriptor_bits | panels.step_offset(step) >> 4 for panels in (stored_a, stored_b))
         for k in range(16):
             for row in range(64):
                 assert isa_address(a, row, k, False) == panel_address(step * 16 + k, row, made.a_rows)
@@ -133,7 +133,7 @@ def test_the_loop_has_one_barrier_per_tile_and_everything_in_order(layout: str, 
         "commit_group(",
         f"retire_{in_flight}",
     ]
-    assert events == tile * 4, "four slots, a turn of the ring"
+    assert events == tile * 4, "four stages, a turn of the ring"
     assert kernel.body.count("wgmma_m64n128k64") == 4 + 4  # the loop, and what is peeled off both ends
     assert kernel.body.count("pipeline_retire_all") == 1
     assert kernel.smem_bytes == 4 * (128 + 128) * 64 * 2
@@ -177,10 +177,10 @@ def test_blocks_of_a_band_of_rows_run_together() -> None:
 @pytest.mark.parametrize(
     ("tile", "stages", "layout"),
     [
-        ("128x256x64/64x256", 4, "nt"),
-        ("128x256x64/64x256", 4, "nn"),
-        ("256x128x64/128x128", 4, "nt"),
-        ("128x128x64/64x128", 3, "nn"),
+        ("128x256x64/2x1", 4, "nt"),
+        ("128x256x64/2x1", 4, "nn"),
+        ("256x128x64/2x1", 4, "nt"),
+        ("128x128x64/2x1", 3, "nn"),
     ],
 )
 def test_accumulators_stay_in_registers_and_instructions_run_on(
@@ -218,8 +218,8 @@ RAGGED = [
 
 @pytest.mark.parametrize(("problem", "tile", "stages", "variant"), RAGGED, ids=lambda value: str(value))
 def test_the_schedule_for_cpu_computes_the_product(problem, tile, stages, variant) -> None:
-    config = config(variant, tile, stages)
-    check_on_cpu(step10_wgmma.schedule_for_cpu(problem, config), problem)
+    asked = config(variant, tile, stages)
+    check_on_cpu(step10_wgmma.schedule_for_cpu(problem, asked), problem)
 
 
 def test_epilogues_and_batches_are_carried_along() -> None:
@@ -237,9 +237,9 @@ def test_a_convolution_is_a_product_for_warpgroups_too(wgmma: bool) -> None:
     block = sch.get_sblock("conv2d")
     flatten_contraction(sch, block)
     staged = stage_for_warpgroups(sch, block, SMALL)
-    pipeline_warpgroups(sch, staged, 3)
+    pipeline_warpgroups(sch, staged.loops.k_outer, 3)
     if wgmma:
-        multiply_by_wgmma(sch, staged)
+        multiply_by_wgmma(sch, staged.loops, staged.instruction)
         assert "wgmma_m64n64k64_f16_n" in lower_schedule(sch, HOPPER, "conv2d").body
         return
     random = np.random.default_rng(1)
@@ -270,9 +270,9 @@ def split(problem: Matmul, parts: int, wgmma: bool = True) -> Schedule:
     steps = split_reduction(sch, sch.get_sblock("matmul"), parts, SMALL.block_k)
     add_parts(sch, steps)
     staged = stage_for_warpgroups(sch, steps.partial, SMALL)
-    pipeline_warpgroups(sch, staged, 3)
+    pipeline_warpgroups(sch, staged.loops.k_outer, 3)
     if wgmma:
-        multiply_by_wgmma(sch, staged)
+        multiply_by_wgmma(sch, staged.loops, staged.instruction)
     return sch
 
 
@@ -291,11 +291,11 @@ def test_other_dtypes_are_refused_by_name(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("tile", "layout", "message"),
     [
-        ("128x64x64/32x64", "nt", "32 rows per warpgroup are not a multiple of 64"),
-        ("64x100x64/64x100", "nt", "100 columns per warpgroup are not a multiple of 8 up to 256"),
-        ("64x512x64/64x512", "nt", "512 columns"),
-        ("64x64x32/64x64", "nt", "32 steps of the k tile are not a multiple of 64"),
-        ("64x96x64/64x96", "nn", r"96 columns of a B stored \[k, n\] are not a multiple of 64"),
+        ("128x64x64/4x1", "nt", "32 rows per warpgroup are not a multiple of 64"),
+        ("64x100x64/1x1", "nt", "100 columns per warpgroup are not a multiple of 8 up to 256"),
+        ("64x512x64/1x1", "nt", "512 columns"),
+        ("64x64x32/1x1", "nt", "32 steps of the k tile are not a multiple of 64"),
+        ("64x96x64/1x1", "nn", r"96 columns of a B stored \[k, n\] are not a multiple of 64"),
     ],
 )
 def test_tiles_without_an_instruction_are_refused(tile: str, layout: str, message: str) -> None:
@@ -310,17 +310,18 @@ def test_a_tile_says_what_a_target_cannot_do() -> None:
     assert "5 stage(s), limit 232448" in str(tile.violations(HOPPER.target(), 2, 5))
     assert "sm_80 has no wgmma" in str(tile.violations(machine_for("sm_80").target(), 2, 1))
     assert "elements of 4 bytes" in str(tile.violations(HOPPER.target(), 4, 1))
-    assert "96 rows of the block are not a multiple of 64" in str(
+    assert "96 rows per warpgroup are not a multiple of 64" in str(
         WarpgroupTile(block=(96, 64, 64), warpgroups=(1, 1)).misfits()
     )
     assert "registers" in str(WarpgroupTile(block=(128, 256, 64), warpgroups=(1, 1)).violations(HOPPER.target(), 2, 1))
     assert WarpgroupTile.parse(str(tile)) == tile
-    assert (tile.threads, tile.groups, tile.threads_per_block) == ((2, 128), (2, 1), 256)
+    assert (tile.threads, tile.group_m, tile.group_n, tile.threads_per_block) == ((2, 128), 64, 256, 256)
 
 
 def test_the_wrong_family_of_tiles_is_refused() -> None:
-    with pytest.raises(IllegalTile, match=r"step10_wgmma takes other tiles.*MxNxK/GMxGN"):
+    with pytest.raises(IllegalTile, match="needs a tile of warpgroups") as caught:
         STEPS[10].schedule(Matmul(128, 128, 128, "float16"), config("in_flight", DEFAULT.tile, 4))
+    assert (caught.value.value, caught.value.limit) == (str(DEFAULT.tile), WarpgroupTile.FORM)
 
 
 @pytest.mark.parametrize(
@@ -356,13 +357,13 @@ def test_an_elementwise_block_is_no_contraction() -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "layout", "out", "tile", "stages"),
     [
-        ((512, 512, 1024), "float16", "nt", None, "128x256x64/64x256", 4),
-        ((512, 512, 1024), "float16", "nn", None, "128x256x64/64x256", 4),
-        ((512, 512, 1024), "bfloat16", "nn", "float32", "256x128x64/128x128", 4),
-        ((300, 200, 456), "bfloat16", "nt", None, "128x128x64/64x128", 3),
-        ((300, 192, 40), "float16", "nn", None, "128x192x64/64x192", 5),
-        ((77, 91, 131), "float16", "nt", "float32", "64x96x64/64x96", 6),
-        ((129, 65, 1000), "float16", "nn", None, "128x64x128/64x64", 4),
+        ((512, 512, 1024), "float16", "nt", None, "128x256x64/2x1", 4),
+        ((512, 512, 1024), "float16", "nn", None, "128x256x64/2x1", 4),
+        ((512, 512, 1024), "bfloat16", "nn", "float32", "256x128x64/2x1", 4),
+        ((300, 200, 456), "bfloat16", "nt", None, "128x128x64/2x1", 3),
+        ((300, 192, 40), "float16", "nn", None, "128x192x64/2x1", 5),
+        ((77, 91, 131), "float16", "nt", "float32", "64x96x64/1x1", 6),
+        ((129, 65, 1000), "float16", "nn", None, "128x64x128/2x1", 4),
     ],
 )
 def test_kernels_compute_the_product(shape, dtype, layout, out, tile, stages, variant, compiler: Compiler) -> None:

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from support.cases import EVERY_VARIANT, STEPS, THREAD_STEPS
 from tensorir_ladder.harness.build import Case
-from tensorir_ladder.harness.machines import MACHINES, Machine, machine_for
+from tensorir_ladder.harness.machines import MACHINES, machine_for
+from tensorir_ladder.schedules import cost
+from tensorir_ladder.schedules.cost import choose
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.tiles import TileSet
+from tensorir_ladder.schedules.tiles import Choice, TileSet
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
@@ -36,40 +38,46 @@ SHAPES = [
 CHOOSING = [(step, variant) for step, variant in EVERY_VARIANT if step not in THREAD_STEPS]
 
 
-def outputs(family: TileSet, size: int, dtype: str, machine: Machine = H200) -> int:
+def machine_of(multiprocessors: int = 132, **limits: int) -> cost.Machine:
+    """An H200 with so many multiprocessors, or with other limits."""
+    return replace(replace(H200, **limits).for_choices(), multiprocessors=multiprocessors)
+
+
+def area(choice: Choice) -> int:
+    """Outputs of a choice's block tile."""
+    return choice.tile.block_m * choice.tile.block_n
+
+
+def area_of(family: TileSet, size: int, dtype: str) -> int:
     """Outputs of the tile that is chosen for a square product."""
-    tile, _ = family.choose(Matmul(size, size, size, dtype), machine.target(), machine.sms)
-    return tile.block_m * tile.block_n
+    return area(choose(family, Matmul(size, size, size, dtype), machine_of()))
 
 
-def test_without_choices_there_is_none_and_the_step_says_its_own() -> None:
+def test_without_choices_the_default_is_taken() -> None:
     problem = Matmul(512, 512, 512)
     assert THREAD_TILES.choices == ()
-    assert THREAD_TILES.choose(problem, H200.target(), 132) is None
+    assert choose(THREAD_TILES, problem, machine_of()) == THREAD_TILES.default
     for number in THREAD_STEPS:
-        assert STEPS[number].default_for(problem, H200.target(), 132) == (
-            THREAD_TILES.default.tile,
-            STEPS[number].stages,
-        )
+        case = Case.default(STEPS[number], problem, H200)
+        assert (case.tile, case.stages) == (THREAD_TILES.default.tile, THREAD_TILES.default.stages)
 
 
 @each_family
 def test_what_no_target_can_hold_is_not_chosen(family: TileSet, dtype: str) -> None:
     problem = Matmul(4096, 4096, 4096, dtype)
-    ample, _ = family.choose(problem, H200.target(), 132)
-    assert ample == family.default
+    assert choose(family, problem, machine_of()) == family.default
+    itemsize = dtype_bytes(dtype)
     for kib in range(8, 228, 8):
-        target = replace(H200, smem_per_block_bytes=kib * 1024).target()
-        legal = [choice for choice in family.choices if not choice[0].violations(target, dtype_bytes(dtype), choice[1])]
-        chosen = family.choose(problem, target, 132)
+        machine = machine_of(smem_per_block_bytes=kib * 1024)
+        legal = [each for each in family.choices if not each.tile.violations(machine.target, itemsize, each.stages)]
+        chosen = choose(family, problem, machine)
         if legal:
             assert chosen in legal
-        elif chosen:  # with fewer slots than any has that is declared
-            tile, slots = chosen
-            assert not tile.violations(target, dtype_bytes(dtype), slots)
-            assert slots < max(count for other, count in family.choices if other == tile)
+        elif not chosen.tile.violations(machine.target, itemsize, chosen.stages):  # with fewer stages than declared
+            assert chosen.stages < max(each.stages for each in family.choices if each.tile == chosen.tile)
         else:
-            assert all(tile.violations(target, dtype_bytes(dtype), 1) for tile, _ in family.choices)
+            assert chosen == family.default
+            assert all(each.tile.violations(machine.target, itemsize, 1) for each in family.choices)
 
 
 @each_family
@@ -78,41 +86,36 @@ def test_what_no_target_can_hold_is_not_chosen(family: TileSet, dtype: str) -> N
 def test_a_choice_is_legal_and_always_the_same(
     family: TileSet, dtype: str, shape: tuple[int, int, int], multiprocessors: int, split: bool
 ) -> None:
-    first, again = (family.choose(Matmul(*shape, dtype), H200.target(), multiprocessors, split=split) for _ in range(2))
+    machine = machine_of(multiprocessors)
+    first, again = (choose(family, Matmul(*shape, dtype), machine, split=split) for _ in range(2))
     assert first == again
     assert first in family.choices
-    tile, slots = first
-    assert not tile.violations(H200.target(), dtype_bytes(dtype), slots)
+    assert not first.tile.violations(machine.target, dtype_bytes(dtype), first.stages)
 
 
 @each_family
 def test_few_outputs_get_a_small_tile_and_many_the_large_one(family: TileSet, dtype: str) -> None:
-    areas = [tile.block_m * tile.block_n for tile, _ in family.choices]
-    assert outputs(family, 16, dtype) == min(areas)
-    assert outputs(family, 16384, dtype) == max(areas)
+    areas = list(map(area, family.choices))
+    assert area_of(family, 16, dtype) == min(areas)
+    assert area_of(family, 16384, dtype) == max(areas)
     # Powers of two: no wave of blocks is left half empty by chance.
-    chosen = [outputs(family, 2**power, dtype) for power in range(4, 15)]
+    chosen = [area_of(family, 2**power, dtype) for power in range(4, 15)]
     assert chosen == sorted(chosen)
 
 
 @each_family
 def test_fewer_multiprocessors_are_filled_by_larger_tiles(family: TileSet, dtype: str) -> None:
     problem = Matmul(1024, 1024, 1024, dtype)
-    few, many = (family.choose(problem, H200.target(), count)[0] for count in (1, 1000))
-    assert few.block_m * few.block_n > many.block_m * many.block_n
+    few, many = (choose(family, problem, machine_of(count)) for count in (1, 1000))
+    assert area(few) > area(many)
 
 
 def test_a_reduction_that_is_split_affords_larger_tiles() -> None:
     problem = Matmul(256, 256, 65536, "float16")
-    (whole, _), (parts, _) = (
-        STEPS[10].tiles.choose(problem, H200.target(), 132, split=split) for split in (False, True)
-    )
-    assert parts.block_m * parts.block_n > whole.block_m * whole.block_n
-    assert [STEPS[10].default_for(problem, H200.target(), 132, variant)[0] for variant in ("whole", "rows", "")] == [
-        whole,
-        parts,
-        parts,
-    ]
+    whole, parts = (choose(STEPS[10].tiles, problem, machine_of(), split=split) for split in (False, True))
+    assert area(parts) > area(whole)
+    chosen = [Case.default(STEPS[10], problem, H200, variant).tile for variant in ("whole", "rows", "")]
+    assert chosen == [whole.tile, parts.tile, parts.tile]
 
 
 @pytest.mark.parametrize(("step", "variant"), CHOOSING)
@@ -130,6 +133,6 @@ def test_what_is_chosen_can_be_built_wherever_the_step_can(step: int, variant: s
         able.append(machine.arch)
         for case in cases:
             case.validate()
-            assert any(case.tile == tile and case.stages <= slots for tile, slots in case.step.tiles.choices)
+            assert any(case.tile == each.tile and case.stages <= each.stages for each in case.step.tiles.choices)
     own = STEPS[step].arch or ("sm_90a" if step >= 10 else "")
     assert able == ([own] if own else [arch for arch in MACHINES if arch != "sm_75"])

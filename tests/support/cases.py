@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.kernels.blackwell import BlackwellTile
 from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.schedules.cost import Machine as CostMachine
 from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
@@ -101,3 +103,8 @@ def redeclare(monkeypatch: pytest.MonkeyPatch, number: int, **fields: Any) -> No
 def config(variant: str, tile: BlockTile, stages: int = 3, arch: str = DEFAULT_ARCH) -> Config:
     """Ask for a step on the default machine, or another."""
     return Config(variant, tile, stages, machine_for(arch).for_choices())
+
+
+def hopper(multiprocessors: int = 132, name: str = "") -> CostMachine:
+    """A Hopper GPU of so many multiprocessors, as the steps and the cost model see it."""
+    return replace(machine_for(DEFAULT_ARCH).for_choices(), multiprocessors=multiprocessors, name=name)

@@ -8,9 +8,7 @@ from tvm.s_tir import Schedule
 
 from tensorir_ladder.harness.execution import compile_serial
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.schedules import (
-    required_pass_config,
-)
+from tensorir_ladder.schedules.pipeline import required_pass_config
 
 TARGET = machine_for("sm_90a").target()
 

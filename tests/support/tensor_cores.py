@@ -1,4 +1,4 @@
-"""What several test files need of tensorization."""
+"""Products scheduled for mma.sync, and what a cubin says of a thread's stack."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ import subprocess
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules import (
-    TensorCoreTile,
-    TensorizedContraction,
-    pipeline_loop,
-    required_tir_pipeline,
-    tensorize_contraction,
-    use_instruction,
-)
+from tensorir_ladder.schedules.pipeline import pipeline_loop, required_tir_pipeline
+from tensorir_ladder.schedules.tensor_cores import TensorizedContraction, tensorize_contraction, use_instruction
+from tensorir_ladder.schedules.tiles import TensorCoreTile
 
 TILE = TensorCoreTile(block=(64, 64, 32), warp=(32, 32))
 
@@ -41,5 +36,5 @@ def tensorize_pipelined(
         plan = pipeline_loop(sch, contraction.loops.k_outer, stages, True, **form)
         assert plan.tir_pipeline == required_tir_pipeline(sch.mod)
     if instruct:
-        use_instruction(sch, contraction)
+        use_instruction(sch, contraction.loops, contraction.loads, contraction.instruction)
     return contraction

@@ -1,4 +1,4 @@
-"""What several test files need of warpgroup."""
+"""Products scheduled for warpgroups, and a check of what they compute on the CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from tensorir_ladder.harness.execution import compile_serial, numpy_dtype
-from tensorir_ladder.schedules.tensor_cores.warpgroup import (
+from tensorir_ladder.schedules.tensor_cores import (
     multiply_by_wgmma,
     pipeline_warpgroups,
     stage_for_warpgroups,
@@ -30,9 +30,9 @@ def scheduled(
     """A product scheduled by hand, for functions that are no plain matmul."""
     sch = Schedule(function or problem.prim_func())
     staged = stage_for_warpgroups(sch, sch.get_sblock("matmul"), tile)
-    pipeline_warpgroups(sch, staged, stages, in_flight)
+    pipeline_warpgroups(sch, staged.loops.k_outer, stages, in_flight)
     if wgmma:
-        multiply_by_wgmma(sch, staged)
+        multiply_by_wgmma(sch, staged.loops, staged.instruction)
     return sch
 
 

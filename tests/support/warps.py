@@ -7,12 +7,9 @@ from dataclasses import replace
 
 from tvm.s_tir import Schedule
 
-from tensorir_ladder.schedules import (
-    WarpContraction,
-    WarpTile,
-    pipeline_loop,
-    stage_for_warps,
-)
+from tensorir_ladder.schedules.pipeline import pipeline_loop
+from tensorir_ladder.schedules.recipes import WarpContraction, stage_for_warps
+from tensorir_ladder.schedules.tiles import WarpTile
 
 SMALL = WarpTile(block=(16, 32, 16), warp=(16, 32), thread=(4, 4))
 

@@ -15,7 +15,7 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from support.cases import Outcome
+from support.cases import Outcome, hopper
 from support.torch_stand_in import Library, Tensor, torch_stand_in
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands import BAD_INPUT
@@ -107,7 +107,7 @@ def test_clusters_and_kernels_that_wait_for_the_one_before() -> None:
 
 def test_workspaces_are_what_is_no_matrix() -> None:
     problem = Matmul(256, 512, 2048, "float16")
-    cut, whole = (persistent(problem, ROLES, 4, multiprocessors=count) for count in (3, 2))
+    cut, whole = (persistent(problem, ROLES, 4, machine=hopper(count)) for count in (3, 2))
     plan = read(cut)
     sums = PlainBuffer("shared_sums", "float32", (3 * 128 * 128,))
     assert plan.workspaces == (PlainBuffer("flags", "int32", (6,)), sums)
@@ -116,7 +116,7 @@ def test_workspaces_are_what_is_no_matrix() -> None:
 
 
 def test_a_persistent_kernel_launches_with_its_cluster_and_its_wait() -> None:
-    plan = read(persistent(PROBLEM, ROLES, 4, multiprocessors=132, blocks=2, overlapped=True))
+    plan = read(persistent(PROBLEM, ROLES, 4, machine=hopper(132), blocks=2, overlapped=True))
     assert (plan.grid, plan.block, plan.cluster, plan.overlaps) == ((32, 1, 1), (384, 1, 1), (2, 1, 1), True)
 
 
