@@ -16,15 +16,14 @@ from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision, numbers
 from tensorir_ladder.harness.commands.show import progress
+from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, git_state, sources_digest
 from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, run_draw, summed_up
 from tensorir_ladder.harness.lab.workers import Lost, each_in_a_process
 from tensorir_ladder.harness.records import append, write_atomically
-from tensorir_ladder.harness.session import MEASURING_SOURCES, ROOT, git_state, sources_digest
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.steps.registry import find_steps, get_step
 
-TEXT = "random shapes and configurations of the steps, emulated or on the GPU: each right, or refused with a reason"
 SOURCES = (*MEASURING_SOURCES, "emulator/*.py", "emulator/device/*")
 FIRST_ON_GPU = 10  # the steps before are nothing that the emulator and LLVM could not tell
 

@@ -1,4 +1,4 @@
-"""The kernels of the cases that a command names: lowered with their warnings, compiled, verified."""
+"""Lower the cases that a command names with their warnings, compile and verify them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _warned: set[str] = set()  # a step's variants share their warnings, which are w
 
 
 def lowered(case: Case) -> Kernel:
-    """Lowered; each warning of the schedule is printed once."""
+    """Lower a case; each warning of the schedule is printed once."""
     kernel = lower(case)
     for warning in kernel.warnings:
         if warning not in _warned:
@@ -34,13 +34,13 @@ def lowered(case: Case) -> Kernel:
 
 
 def built(case: Case) -> Kernel:
-    """Lowered, and compiled where there is a compiler."""
+    """Lower a case, and compile it where there is a compiler."""
     compiler, kernel = toolchain.find_compiler(), lowered(case)
     return compiled(kernel, compiler) if compiler else kernel
 
 
 def backend_for(options: argparse.Namespace, verified_on: tuple[str, ...]) -> Backend:
-    """Where a kernel runs: where ``--on`` says, or else the GPU, or else the first of ``verified_on`` that is here.
+    """Choose where a kernel runs: where ``--on`` says, else the GPU, else the first of ``verified_on`` that is here.
 
     The emulator is here where there is a C++ compiler.
     """
@@ -53,7 +53,7 @@ def backend_for(options: argparse.Namespace, verified_on: tuple[str, ...]) -> Ba
 
 
 def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
-    """Verify a kernel and print the one line that says how; returns 0, or 3 where it cannot be verified."""
+    """Verify a kernel and print the one line that says how; return 0, or 3 where it cannot be verified."""
     step = kernel.case.step
     if why_not := step.unverified(backend.name, kernel.machine.arch):
         done = f"compiled for {kernel.machine.arch}, " if kernel.cubin else ""
@@ -67,7 +67,7 @@ def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
 
 
 def why_on_the_cpu(on: str) -> str:
-    """Why kernels run on the CPU: there is no GPU, it is not wanted (``--on``), or it is not of the steps' kind."""
+    """Say why kernels run on the CPU: there is no GPU, ``--on`` does not want it, or it is not of the steps' kind."""
     if not execution.gpu_present():
         return "no GPU"
     return f"--on {on}" if on in ("llvm", "emulator") else f"the GPU here is {execution.gpu_arch()}"

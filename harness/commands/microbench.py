@@ -7,13 +7,11 @@ from pathlib import Path
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands.options import add_revision
+from tensorir_ladder.harness.environment import ROOT, git_state
 from tensorir_ladder.harness.lab.microbench import BENCHMARKS, chosen, measure_rates
 from tensorir_ladder.harness.models.rate_files import RATES
 from tensorir_ladder.harness.records import check_writable
-from tensorir_ladder.harness.session import ROOT, git_state
 from tensorir_ladder.kernels.codegen import toolchain
-
-TEXT = "measure the GPU's own rates and latencies, which predictions need, into torch_ops/rates/"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

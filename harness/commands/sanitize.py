@@ -11,16 +11,13 @@ from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision
 from tensorir_ladder.harness.commands.show import console, new_table, progress
+from tensorir_ladder.harness.environment import ROOT, git_state, gpu_identity
 from tensorir_ladder.harness.lab.sanitizer.agreement import Row, read, row_of, save, tally
 from tensorir_ladder.harness.lab.sanitizer.judgement import AGREE, CANNOT_SEE, DISAGREE
 from tensorir_ladder.harness.lab.sanitizer.preparation import prepare, prepared_kernels, subject_names
 from tensorir_ladder.harness.lab.sanitizer.tools import ALONE, TOOLS, look_at_all, require_sanitizer, version
-from tensorir_ladder.harness.measure import gpu_identity
 from tensorir_ladder.harness.records import now
-from tensorir_ladder.harness.session import ROOT, git_state
 from tensorir_ladder.kernels.codegen import toolchain
-
-TEXT = "kernels broken on purpose, and whole ones, by the emulator and by compute-sanitizer: where they agree"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -23,9 +23,9 @@ import tvm
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.script import tirx as T
 
+from tensorir_ladder.harness.environment import gpu_identity, gpu_state, versions
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.machines import Machine
-from tensorir_ladder.harness.measure import gpu_identity, gpu_state, versions
 from tensorir_ladder.harness.models.rate_files import Quantity, RatesFile, path_of, read_rates_file
 from tensorir_ladder.harness.records import now
 from tensorir_ladder.harness.verify import WrongResult

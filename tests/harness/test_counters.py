@@ -94,7 +94,7 @@ def test_the_second_launch_of_the_very_case_is_profiled_with_free_clocks(ncu: Fa
     assert (named["--page"], named["--print-units"]) == ("raw", "base")
     assert "--csv" in options
     assert named["--metrics"].split(",") == list(ALL.values())
-    assert program[1:4] == ["-m", "harness", "verify"]
+    assert program[1:4] == ["-m", "tensorir_ladder.harness", "verify"]
     asked = dict(zip(program[4::2], program[5::2]))
     assert asked == {
         "--on": "gpu",
@@ -111,7 +111,7 @@ def test_the_second_launch_of_the_very_case_is_profiled_with_free_clocks(ncu: Fa
 def test_what_is_run_parses_as_a_command(ncu: FakeNcu) -> None:
     count(CASE)
     (arguments,) = ncu.calls
-    options = cli._parser().parse_args(arguments[arguments.index("harness") + 1 :])
+    options = cli.parse(arguments[arguments.index("tensorir_ladder.harness") + 1 :])
     assert (options.command, options.on) == ("verify", "gpu")
 
 
@@ -219,7 +219,7 @@ def test_counters_are_kept_as_records(command: Callable[..., Outcome], ncu: Fake
     assert (five.gpu, five.revision, five.dirty) == ("NVIDIA Fake", "abc123", False)
     assert five.values.pop(CEILING) == machine_for("sm_90a").fp32_gflops
     assert five.values == {name: 1.5 + index for index, name in enumerate(ALL)}
-    assert "python -m harness counters" in five.command
+    assert five.command.startswith("ladder counters")
     assert Counters.from_json(five.to_json()) == five
     assert "left out" not in outcome.err
     assert outcome.out.count("wrote") == 2

@@ -31,7 +31,7 @@ from support.roles import STEPS_WITH_ROLES, roles
 from tensorir_ladder.harness import timeline as timeline_module
 from tensorir_ladder.harness.build import Kernel, UnsupportedCase, compile_module, compiled, lower
 from tensorir_ladder.harness.execution import GpuBackend, LlvmBackend
-from tensorir_ladder.harness.measure import Plan
+from tensorir_ladder.harness.race import Plan
 from tensorir_ladder.harness.records import RecordError, Timeline, Track, load_timelines
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.timeline import RUNS, NoTimeline, decode, ns_per_clock, take

@@ -14,11 +14,11 @@ import pytest
 from support.cases import Outcome
 from support.driver_stand_in import emulated_driver
 from tensorir_ladder.emulator import compiler as host_compiler
+from tensorir_ladder.harness.environment import gpu_identity
 from tensorir_ladder.harness.execution import gpu_arch
 from tensorir_ladder.harness.lab.gpu_program import GpuProgram
 from tensorir_ladder.harness.lab.traces import RECORDED, Probe, TraceError, difference, probes, read_trace, record
 from tensorir_ladder.harness.lab.traces.recording import ARCH, digest
-from tensorir_ladder.harness.measure import gpu_identity
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, compile_cubin
 from tensorir_ladder.torch_ops.driver import DriverError, cuda_driver
 

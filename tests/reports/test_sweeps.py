@@ -593,7 +593,7 @@ def test_tables_say_that_there_are_sweeps(tmp_path, capsys):
     for item in swept():
         item.save(tmp_path)
     assert main(["table", "--results", str(tmp_path)]) == 0
-    assert "1 stage sweeps are not among these: python -m reports sweep" in capsys.readouterr().out
+    assert "1 stage sweeps are not among these: ladder stages" in capsys.readouterr().out
 
 
 # Files that cannot be used

@@ -12,9 +12,9 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from support.schedules_on_cpu import cuda_text
+from tensorir_ladder.harness.bandwidth import WORKLOADS, Workload
 from tensorir_ladder.harness.execution import compile_serial
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.harness.streams import WORKLOADS, Workload
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.schedules import workloads
 from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalWorkload

@@ -20,8 +20,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.script import tirx as T
 
 from support.schedules_on_cpu import TARGET, convolve, cuda_text, normal, run
+from tensorir_ladder.harness.bandwidth import WORKLOADS
 from tensorir_ladder.harness.build import main_loop
-from tensorir_ladder.harness.streams import WORKLOADS
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import statements_under
 from tensorir_ladder.schedules.loops import TiledLoops, bind_grid, bind_threads, flatten_contraction, tile_contraction

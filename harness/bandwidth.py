@@ -1,4 +1,4 @@
-"""Workloads bound by memory: built, verified, and measured beside a copy of as many bytes."""
+"""Build workloads bound by memory, verify them, and measure their bandwidth beside a copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tvm.s_tir.schedule import LoopRV
 from tensorir_ladder.harness.build import Lowered, asynchronous_copies, compiled, executable, lower_schedule
 from tensorir_ladder.harness.execution import Backend, GpuBackend
 from tensorir_ladder.harness.machines import Machine
-from tensorir_ladder.harness.measure import Contender, Racecourse, sets_needed
 from tensorir_ladder.harness.models.time import stream_bound
+from tensorir_ladder.harness.race import Contender, Racecourse, sets_needed
 from tensorir_ladder.harness.records import StreamRecord, Verification, shape_text
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import WrongResult, epsilon
@@ -70,7 +70,7 @@ def _softmax_reference(xp: Any, x: Any) -> Any:
 
 @dataclass(frozen=True)
 class Workload:
-    """One workload: what it computes, how it is scheduled, and what it is compared with.
+    """A workload: its function, its schedule, and what its output and its speed are compared with.
 
     ``shape`` gives the input's shape for a number of bytes and a dtype; ``schedule`` returns the loop to
     pipeline; ``reference(xp, x)`` computes in float64 with numpy or torch as ``xp``; ``operator(torch, x, y)``
@@ -129,8 +129,8 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True)
-class StreamCase:
-    """One thing to build: a workload of a shape, direct or staged with so many ring slots, for a machine."""
+class BandwidthCase:
+    """A workload of a shape to build, direct or with so many stages in shared memory, for a machine."""
 
     workload: str
     shape: tuple[int, ...]
@@ -161,7 +161,7 @@ class StreamCase:
 
     @property
     def tile(self) -> BandwidthTile:
-        """How the workload is cut: direct, a tile to a block; staged, as many as leave each multiprocessor WAVES."""
+        """Cut the workload: direct, a tile to a block; staged, as many tiles as leave each multiprocessor WAVES."""
         if self.variant == "direct":
             return BandwidthTile(self.kind.threads, 4 if len(self.shape) == 1 else 2, 1)
         one = self.shape[-1] * dtype_bytes(self.dtype) if len(self.shape) > 1 else 2 * VECTOR_BYTES * self.kind.threads
@@ -174,29 +174,29 @@ class StreamCase:
         return f"{self.workload}[{self.variant}] {shape_text(self.shape)} {self.dtype}{stages}"
 
 
-def stream_cases(
+def bandwidth_cases(
     workloads: Sequence[str],
     sizes_mib: Sequence[float],
     variants: Sequence[str],
     stages: Sequence[int],
     dtype: str,
     machine: Machine,
-) -> list[StreamCase]:
-    """Every case of these lists, by workload and size; ``stages`` are those of staged cases.
+) -> list[BandwidthCase]:
+    """List every case of these lists, by workload and size; ``stages`` are those of staged cases.
 
-    Raises IllegalWorkload for an unknown name and for a size beyond 32-bit indexing.
+    Raise IllegalWorkload for an unknown name and for a size beyond 32-bit indexing.
     """
     for name, known, what in (
         *((workload, tuple(WORKLOADS), "workload") for workload in workloads),
         *((variant, VARIANTS, "variant") for variant in variants),
-        (dtype, DTYPES, "dtype of a stream"),
+        (dtype, DTYPES, "dtype of a workload"),
     ):
         if name not in known:
             raise IllegalWorkload(
                 f"unknown {what}", value=repr(name), limit=" | ".join(known), remedy="choose one of these"
             )
     cases = [
-        StreamCase(workload, WORKLOADS[workload].shape(round(size * MIB), dtype), dtype, variant, count, machine)
+        BandwidthCase(workload, WORKLOADS[workload].shape(round(size * MIB), dtype), dtype, variant, count, machine)
         for workload in workloads
         for size in sizes_mib
         for variant in variants
@@ -207,7 +207,7 @@ def stream_cases(
     return cases
 
 
-def lower_stream(case: StreamCase) -> Lowered:
+def lower_workload(case: BandwidthCase) -> Lowered:
     """Schedule a case, pipelined by ``pipeline_loop`` where it has several stages, and lower it to CUDA text.
 
     Raises what the workloads, the schedule functions and the pipeline raise for illegal sizes.
@@ -217,12 +217,14 @@ def lower_stream(case: StreamCase) -> Lowered:
     loop = case.kind.schedule(sch, case.tile, staging)
     if staging:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # fewer tiles than stages: the record has the slots made
+            warnings.simplefilter("ignore", UserWarning)  # fewer tiles than stages: the record has the stages made
             pipeline_loop(sch, loop, case.stages, "auto" if case.machine.has_cp_async else False)
     return lower_schedule(sch, case.machine, str(case))
 
 
-def verify_stream(case: StreamCase, kernel: Lowered, backend: Backend, run: Callable | None = None) -> Verification:
+def verify_workload(
+    case: BandwidthCase, kernel: Lowered, backend: Backend, run: Callable | None = None
+) -> Verification:
     """Run a case on normal data into an output full of NaN and compare it with a float64 reference.
 
     ``run`` stands in for the kernel where it is loaded already. Raises WrongResult, naming the case.
@@ -239,10 +241,10 @@ def verify_stream(case: StreamCase, kernel: Lowered, backend: Backend, run: Call
     return Verification(True, backend.name, SEEDS, worst, limit, integers_exact=False)
 
 
-def _check(case: StreamCase, backend: Backend, x: Any, y: Any, what: str) -> tuple[float, float]:
+def _check(case: BandwidthCase, backend: Backend, x: Any, y: Any, what: str) -> tuple[float, float]:
     xp = np if isinstance(x, np.ndarray) else backend.torch
     reference = case.kind.reference(xp, _float64(x))
-    error, allowed = backend.worst_error(y, reference), stream_tolerance(case, backend.scale(reference))
+    error, allowed = backend.worst_error(y, reference), workload_tolerance(case, backend.scale(reference))
     if not error <= allowed:
         raise WrongResult(f"{what}: worst error {error:.3g}, limit {allowed:.3g}")
     if case.workload == "softmax":
@@ -256,8 +258,8 @@ def _float64(array: Any) -> Any:
     return array.astype(np.float64) if isinstance(array, np.ndarray) else array.double()
 
 
-def stream_tolerance(case: StreamCase, scale: tuple[float, float]) -> float:
-    """The largest error that rounding explains, from the output's own scale (root mean square, largest).
+def workload_tolerance(case: BandwidthCase, scale: tuple[float, float]) -> float:
+    """Bound the error that rounding explains, from the output's own scale (root mean square, largest).
 
     Rounding to the dtype: one unit in the last place of the largest output. Arithmetic in float32: of sums of n
     terms, 8 eps · √n of the root mean square, as for products (:func:`harness.verify.tolerance`); of functions,
@@ -269,28 +271,28 @@ def stream_tolerance(case: StreamCase, scale: tuple[float, float]) -> float:
     return epsilon(case.dtype) * largest + epsilon("float32") * arithmetic
 
 
-def slots(kernel: Lowered) -> int:
-    """Ring slots of the staged operand as scheduled: 1 without a pipeline."""
+def stages_made(kernel: Lowered) -> int:
+    """Count the staged operand's stages as scheduled: 1 without a pipeline."""
     stage = kernel.pipeline.get("software_pipeline_stage", [0])
     return max(stage) - min(stage) + 1
 
 
-class StreamCourse(Racecourse):
+class BandwidthCourse(Racecourse):
     """Inputs, outputs and a pair of buffers to copy, in as many sets as it takes to find the L2 cold."""
 
-    def __init__(self, case: StreamCase, backend: GpuBackend) -> None:
+    def __init__(self, case: BandwidthCase, backend: GpuBackend) -> None:
         torch, floats = backend.torch, -(-case.bytes_moved // 8)
 
         def operands(seed: int) -> tuple[Any, ...]:
-            """One set: input, poisoned output, source and destination of the copy."""
+            # One set: input, poisoned output, source and destination of the copy.
             x = backend.normal(seed, case.shape, case.dtype)
             y = backend.poisoned(case.output_shape, case.dtype)
             return x, y, *(torch.zeros(floats, dtype=torch.float32, device="cuda") for _ in range(2))
 
         super().__init__(backend, [operands(n) for n in range(sets_needed(case.bytes_moved))], case.bytes_moved)
 
-    def beside(self, case: StreamCase) -> list[Contender]:
-        """A copy in two forms, and torch's own operator.
+    def beside(self, case: BandwidthCase) -> list[Contender]:
+        """Return a copy in two forms, and torch's own operator.
 
         The driver's copy fell to two thirds of a kernel's rate with buffers of 1 GiB, on an H200; a negation moves
         as many bytes by an ordinary kernel.
@@ -302,22 +304,22 @@ class StreamCourse(Racecourse):
         ]
 
 
-def measure_streams(session: Session, cases: Sequence[StreamCase]) -> list[StreamRecord]:
+def measure_workloads(session: Session, cases: Sequence[BandwidthCase]) -> list[StreamRecord]:
     """Verify and time cases of one workload and shape, all in the same rounds, beside a copy and torch.
 
-    A case that has fewer slots than stages, because a block has no more tiles, is left out where another has
+    A case that gets fewer stages than it asks for, because a block has no more tiles, is left out where another has
     that many already.
     """
-    built: dict[tuple[str, int], tuple[StreamCase, Lowered, Callable, Verification]] = {}
+    built: dict[tuple[str, int], tuple[BandwidthCase, Lowered, Callable, Verification]] = {}
     for case in cases:
-        kernel = lower_stream(case)
-        if (case.variant, slots(kernel)) not in built:
+        kernel = lower_workload(case)
+        if (case.variant, stages_made(kernel)) not in built:
             kernel = compiled(kernel, session.compiler)
             run = executable(kernel)["main"]
-            checked = verify_stream(case, kernel, session.backend, run)
-            built[case.variant, slots(kernel)] = case, kernel, run, checked
+            checked = verify_workload(case, kernel, session.backend, run)
+            built[case.variant, stages_made(kernel)] = case, kernel, run, checked
     session.backend.torch.cuda.empty_cache()
-    course = StreamCourse(cases[0], session.backend)
+    course = BandwidthCourse(cases[0], session.backend)
     own = [(kernel.label, partial(_on_own, run)) for _, kernel, run, _ in built.values()]
     rounds = course.race([*own, *course.beside(cases[0])], session.plan)
     *timings, copied, negated, torch = rounds.timings
@@ -338,7 +340,7 @@ def _record(session, case, kernel, checked, rounds, timing, copy, torch) -> Stre
         shape=case.shape,
         dtype=case.dtype,
         variant=case.variant,
-        stages=slots(kernel),
+        stages=stages_made(kernel),
         config=str(case.tile),
         bytes_moved=case.bytes_moved,
         flops=case.flops,
@@ -350,5 +352,5 @@ def _record(session, case, kernel, checked, rounds, timing, copy, torch) -> Stre
         barriers=kernel.loop_body.count("__syncthreads()"),
         cp_async=len(asynchronous_copies(kernel.loop_body)),
         bound=stream_bound(case.machine, case.bytes_moved, case.flops, timing.median_ms),
-        **session.provenance(kernel, case.machine.arch, rounds),
+        **session.provenance(kernel, rounds),
     )

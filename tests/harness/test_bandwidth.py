@@ -1,4 +1,4 @@
-"""Streams from request to record: cases, checks, and measuring on a made-up GPU that computes with numpy."""
+"""Memory-bound workloads from request to record, on a made-up GPU that computes with numpy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ import pytest
 
 from support.cases import Outcome
 from support.fake_gpu import FakeArena, FakeGpu, gpu  # noqa: F401
-from tensorir_ladder.harness import execution, streams
+from tensorir_ladder.harness import bandwidth, execution
+from tensorir_ladder.harness.bandwidth import (
+    WORKLOADS,
+    BandwidthCase,
+    bandwidth_cases,
+    lower_workload,
+    stages_made,
+    verify_workload,
+)
 from tensorir_ladder.harness.commands.measuring import open_session
 from tensorir_ladder.harness.execution import LlvmBackend
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.harness.measure import Plan, sets_needed
 from tensorir_ladder.harness.models.time import stream_bound
+from tensorir_ladder.harness.race import Plan, sets_needed
 from tensorir_ladder.harness.records import load_streams
-from tensorir_ladder.harness.streams import WORKLOADS, StreamCase, lower_stream, slots, stream_cases, verify_stream
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import Cubin
 from tensorir_ladder.schedules.errors import IllegalWorkload
@@ -29,24 +36,24 @@ H200 = machine_for("sm_90a")
 Command = Callable[..., Outcome]
 
 
-def case(workload: str = "softmax", variant: str = "staged", stages: int = 2, kib: int = 32) -> StreamCase:
+def case(workload: str = "softmax", variant: str = "staged", stages: int = 2, kib: int = 32) -> BandwidthCase:
     """A small case."""
-    return stream_cases([workload], [kib / 1024], [variant], [stages], "float32", H200)[0]
+    return bandwidth_cases([workload], [kib / 1024], [variant], [stages], "float32", H200)[0]
 
 
 class FakeCourse(FakeArena):
     """A race without operands, with given times."""
 
-    def __init__(self, _case: StreamCase, _backend: Any) -> None:
+    def __init__(self, _case: BandwidthCase, _backend: Any) -> None:
         pass
 
-    def beside(self, _case: StreamCase) -> list[tuple[str, Any]]:
+    def beside(self, _case: BandwidthCase) -> list[tuple[str, Any]]:
         return [("copy", print), ("copy, negated", print), ("torch", print)]
 
 
 @pytest.fixture
 def made_up(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """The made-up GPU of the sessions, with a course for streams; kernels run through LLVM."""
+    """The made-up GPU of the sessions, with a course for memory-bound workloads; kernels run through LLVM."""
     gpu.times |= {"copy": 3.0, "copy, negated": 1.0, "torch": 1.25, "direct": 1.0, "1 stage": 4.0, "2 stages": 2.0}
 
     def executable(kernel: Any) -> dict[str, Any]:
@@ -59,16 +66,16 @@ def made_up(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         return {"main": corrupted}
 
     cubin = Cubin(b"\x7fELF", 40, 0, 0)
-    monkeypatch.setattr(streams, "executable", executable)
-    monkeypatch.setattr(streams, "compiled", lambda kernel, _compiler: replace(kernel, cubin=cubin))
-    monkeypatch.setattr(streams, "StreamCourse", FakeCourse)
-    monkeypatch.setattr("harness.commands.stream.CPU_STREAM_MIB", 0.03125)
-    monkeypatch.setattr("harness.commands.stream.STREAM_SIZES", "1")
-    monkeypatch.setattr(streams, "MIB", 32 * 1024)  # a "megabyte" that numpy is done with at once
+    monkeypatch.setattr(bandwidth, "executable", executable)
+    monkeypatch.setattr(bandwidth, "compiled", lambda kernel, _compiler: replace(kernel, cubin=cubin))
+    monkeypatch.setattr(bandwidth, "BandwidthCourse", FakeCourse)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.bandwidth.CPU_MIB", 0.03125)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.bandwidth.SIZES_MIB", "1")
+    monkeypatch.setattr(bandwidth, "MIB", 32 * 1024)  # a "megabyte" that numpy is done with at once
     return gpu
 
 
-ARGUMENTS = ("stream", "--workload", "row_sum,scale_shift", "--stages", "1-2", "--mb", "1")
+ARGUMENTS = ("bandwidth", "--workload", "row_sum,scale_shift", "--stages", "1-2", "--mb", "1")
 
 
 def test_all_stages_of_a_size_are_raced_together_and_each_is_a_record(
@@ -122,7 +129,7 @@ def test_a_wrong_result_is_never_timed(command: Command, made_up: FakeGpu, tmp_p
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_wrong_outputs_are_caught(workload: str) -> None:
     wanted = case(workload, "direct", 1)
-    kernel, backend = lower_stream(wanted), LlvmBackend()
+    kernel, backend = lower_workload(wanted), LlvmBackend()
     right = backend.load(kernel)
 
     def untouched(x: np.ndarray, y: np.ndarray) -> None:
@@ -133,18 +140,18 @@ def test_wrong_outputs_are_caught(workload: str) -> None:
         right(x, y)
         y *= 1 + 1e-3
 
-    assert verify_stream(wanted, kernel, backend, right).passed
+    assert verify_workload(wanted, kernel, backend, right).passed
     for wrong in (untouched, scaled, lambda x, y: None):
         with pytest.raises(WrongResult, match=workload):
-            verify_stream(wanted, kernel, backend, wrong)
+            verify_workload(wanted, kernel, backend, wrong)
 
 
-def test_pipelines_have_the_slots_asked_for_as_far_as_there_are_tiles() -> None:
-    assert [slots(lower_stream(case("scale_shift", stages=count, kib=512))) for count in (1, 3, 5)] == [1, 3, 5]
-    assert slots(lower_stream(case("scale_shift", stages=5, kib=16))) == 2
+def test_pipelines_have_the_stages_asked_for_as_far_as_there_are_tiles() -> None:
+    assert [stages_made(lower_workload(case("scale_shift", stages=count, kib=512))) for count in (1, 3, 5)] == [1, 3, 5]
+    assert stages_made(lower_workload(case("scale_shift", stages=5, kib=16))) == 2
 
 
-def test_what_limits_a_stream() -> None:
+def test_what_limits_a_workload() -> None:
     nbytes = 4_300_000_000  # a second's bytes, a thousandth
     assert stream_bound(H200, nbytes, 1, 1.1) == "memory"
     assert stream_bound(H200, nbytes, 1, 2.1) == "latency"
@@ -174,12 +181,12 @@ def test_torchs_operators_compute_the_same() -> None:
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU."""
     monkeypatch.setattr(execution, "gpu_present", lambda: False)
-    monkeypatch.setattr("harness.commands.stream.CPU_STREAM_MIB", 1 / 32)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.bandwidth.CPU_MIB", 1 / 32)
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_streams_are_verified(command: Command, tmp_path: Path) -> None:
-    outcome = command("stream", "--stages", "2", "--out", str(tmp_path))
+def test_without_a_gpu_workloads_are_verified(command: Command, tmp_path: Path) -> None:
+    outcome = command("bandwidth", "--stages", "2", "--out", str(tmp_path))
     assert outcome.code == 0, outcome.err
     lines = outcome.out.splitlines()
     assert sum("worst error" in line for line in lines) == 8
@@ -194,7 +201,7 @@ def test_without_a_gpu_streams_are_verified(command: Command, tmp_path: Path) ->
     [
         ("--workload conv", "unknown workload (got 'conv', limit scale_shift | gelu | row_sum | softmax)"),
         ("--variant fast", "unknown variant (got 'fast', limit direct | staged)"),
-        ("--dtype int8", "unknown dtype of a stream (got 'int8', limit float32 | float16)"),
+        ("--dtype int8", "unknown dtype of a workload (got 'int8', limit float32 | float16)"),
         ("--stages 0", "--stages '0' names numbers below 1"),
         ("--stages x", "--stages 'x' is not a number"),
         ("--mb -1", "--mb '-1' names numbers below 1"),
@@ -204,20 +211,20 @@ def test_without_a_gpu_streams_are_verified(command: Command, tmp_path: Path) ->
     ],
 )
 def test_bad_input_is_refused(arguments: str, message: str, command: Command) -> None:
-    outcome = command("stream", *arguments.split())
+    outcome = command("bandwidth", *arguments.split())
     assert outcome.code == 2
     (line,) = outcome.err.splitlines()
     assert message in line
 
 
-def test_a_stream_beyond_32_bits_is_refused_before_anything_is_built() -> None:
+def test_a_workload_beyond_32_bits_is_refused_before_anything_is_built() -> None:
     with pytest.raises(IllegalWorkload, match="beyond 32-bit"):
-        stream_cases(["gelu"], [1, 8192], ["direct"], [1], "float32", H200)
+        bandwidth_cases(["gelu"], [1, 8192], ["direct"], [1], "float32", H200)
 
 
 def test_plans_are_the_sessions(made_up: FakeGpu, tmp_path: Path) -> None:
     session = open_session(SimpleNamespace(out=tmp_path, stages=None, revision="r"), "a command")
-    record = streams.measure_streams(session, [case("gelu", "direct", 1)])[0]
+    record = bandwidth.measure_workloads(session, [case("gelu", "direct", 1)])[0]
     assert len(record.timing.samples_ms) == Plan().rounds
     assert record.environment.revision == "r"
     assert record.bound in ("memory", "latency")

@@ -1,4 +1,4 @@
-"""``stream``: workloads bound by memory, measured beside a copy and torch, or verified without a GPU."""
+"""``bandwidth``: measure workloads bound by memory beside a copy and torch, or verify them without a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from tensorir_ladder.harness.bandwidth import (
+    DTYPES,
+    MIB,
+    VARIANTS,
+    WORKLOADS,
+    BandwidthCase,
+    bandwidth_cases,
+    lower_workload,
+    measure_workloads,
+    verify_workload,
+)
 from tensorir_ladder.harness.build import compiled
 from tensorir_ladder.harness.commands.kernels import PLACES, backend_for, why_on_the_cpu
 from tensorir_ladder.harness.commands.measuring import open_session, unfinished
@@ -15,30 +26,18 @@ from tensorir_ladder.harness.commands.options import add_machine_options, add_re
 from tensorir_ladder.harness.commands.show import console, new_table, progress
 from tensorir_ladder.harness.records import StreamRecord, check_writable, shape_text
 from tensorir_ladder.harness.session import Journal, Session
-from tensorir_ladder.harness.streams import (
-    DTYPES,
-    MIB,
-    VARIANTS,
-    WORKLOADS,
-    StreamCase,
-    lower_stream,
-    measure_streams,
-    stream_cases,
-    verify_stream,
-)
 from tensorir_ladder.kernels.codegen import toolchain
 
-TEXT = "workloads bound by memory, pipelined alike: GB/s beside a copy and torch; each result is a record"
-STREAM_SIZES, CPU_STREAM_MIB = "1,16,256,1024", 0.25
+SIZES_MIB, CPU_MIB = "1,16,256,1024", 0.25
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Workloads, sizes, variants and stage counts."""
+    """Add workloads, sizes, variants and stage counts."""
     names = ",".join(WORKLOADS)
     parser.add_argument("--workload", default=names, help=f"workloads: {names} (all)")
-    parser.add_argument("--mb", help=f"MiB (2^20 bytes) of the input: 1,256 or a range ({STREAM_SIZES})")
+    parser.add_argument("--mb", help=f"MiB (2^20 bytes) of the input: 1,256 or a range ({SIZES_MIB})")
     parser.add_argument("--variant", default="all", help=f"{' | '.join(VARIANTS)} | all (all)")
-    parser.add_argument("--stages", default="1-5", help="ring slots of staged inputs, 1 unpipelined: 2 | 1-5 (1-5)")
+    parser.add_argument("--stages", default="1-5", help="stages of staged inputs, 1 unpipelined: 2 | 1-5 (1-5)")
     parser.add_argument("--dtype", default="float32", help=f"{' | '.join(DTYPES)} (float32)")
     add_machine_options(parser)
     add_revision(parser)
@@ -47,10 +46,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Measure streams, all cases of a workload and size in the same rounds; or verify them without a GPU."""
+    """Measure all cases of a workload and size in the same rounds; or verify them without a GPU."""
     on_gpu = runs_on_gpu(options)
-    sizes = numbers(options.mb or STREAM_SIZES, "--mb")
-    cases = stream_cases(
+    sizes = numbers(options.mb or SIZES_MIB, "--mb")
+    cases = bandwidth_cases(
         [name.strip() for name in options.workload.split(",")],
         sizes,
         VARIANTS if options.variant == "all" else [options.variant],
@@ -64,20 +63,20 @@ def run(options: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def _measure(cases: list[StreamCase], session: Session, command: str) -> list[StreamRecord]:
-    """Measure streams workload by workload and size by size, each record on disk before the next race."""
+def _measure(cases: list[BandwidthCase], session: Session, command: str) -> list[StreamRecord]:
+    """Measure workload by workload and size by size, each record on disk before the next race."""
     journal = Journal(session.out, command, session.revision, cases)
-    groups: dict[tuple[str, tuple[int, ...]], list[StreamCase]] = {}
+    groups: dict[tuple[str, tuple[int, ...]], list[BandwidthCase]] = {}
     for case in cases:
         groups.setdefault((case.workload, case.shape), []).append(case)
     waiting = unfinished(groups.values(), lambda group: all(map(journal.has, group)), "sizes")
-    session.compile_together(lower_stream(case) for group in waiting for case in group)
+    session.compile_together(lower_workload(case) for group in waiting for case in group)
     records = []
     with progress() as bar:
         task = bar.add_task("measuring", total=len(waiting))
         for group in waiting:
             bar.update(task, description=escape(f"{group[0].workload} {shape_text(group[0].shape)}"))
-            made = measure_streams(session, group)
+            made = measure_workloads(session, group)
             for record in made:
                 record.save(session.out)
             if len(made) < len(group):
@@ -90,21 +89,21 @@ def _measure(cases: list[StreamCase], session: Session, command: str) -> list[St
     return records
 
 
-def _verify(cases: list[StreamCase], options: argparse.Namespace, on_gpu: bool) -> int:
-    """Check streams only: on the GPU at the sizes given, else on the CPU at a small one."""
+def _verify(cases: list[BandwidthCase], options: argparse.Namespace, on_gpu: bool) -> int:
+    """Check outputs only: on the GPU at the sizes given, else on the CPU at a small one."""
     if options.out:
         check_writable(options.out)
         print(f"no record will be written to {options.out}: nothing is measured")
     if not on_gpu:
-        small = [replace(case, shape=case.kind.shape(round(CPU_STREAM_MIB * MIB), case.dtype)) for case in cases]
+        small = [replace(case, shape=case.kind.shape(round(CPU_MIB * MIB), case.dtype)) for case in cases]
         cases = list(dict.fromkeys(small))
     backend = backend_for(options, ("gpu", "llvm", "emulator"))
     for case in cases:
-        kernel = lower_stream(case)
-        result = verify_stream(case, compiled(kernel, toolchain.require_compiler()) if on_gpu else kernel, backend)
+        kernel = lower_workload(case)
+        result = verify_workload(case, compiled(kernel, toolchain.require_compiler()) if on_gpu else kernel, backend)
         print(f"{case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}", flush=True)
     why_not = "--verify" if on_gpu else why_on_the_cpu(options.on)
-    where = PLACES[backend.name] + ("" if on_gpu else f" at {CPU_STREAM_MIB} MiB")
+    where = PLACES[backend.name] + ("" if on_gpu else f" at {CPU_MIB} MiB")
     print(f"verified {where}; speed not measured: {why_not}")
     return 0
 
