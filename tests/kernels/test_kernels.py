@@ -5,6 +5,7 @@ The models here are written from the ISA's tables alone, in Python integers, and
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 TILES = ("64x64x64/1x1", "128x128x64/2x1", "128x256x64/2x1", "128x256x64/1x2", "256x128x64/2x1", "128x128x128/1x2")
 
 
+@functools.cache
 def ring(shape: tuple[int, int, int], tile: str = "64x64x64/1x1", variant: str = "tma_store", **given: Any) -> Kernel:
     """Step 11, lowered."""
     return lower(make_case(11, shape, variant, tile=HopperTile.parse(tile), **given))
@@ -220,8 +222,7 @@ def counts(kernel: Lowered) -> dict[str, int]:
     return {name: len(re.findall(pattern, kernel.body)) for name, pattern in patterns.items()}
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt"])
-@pytest.mark.parametrize("stages", range(1, 7))
+@pytest.mark.parametrize(("stages", "layout"), [(1, "nn"), (2, "nt"), (3, "nn"), (4, "nt"), (5, "nn"), (6, "nt")])
 def test_a_turn_of_the_ring_is_written_out(stages: int, layout: str) -> None:
     kernel = ring((128, 128, 64 * 4 * stages), stages=stages, layout=layout)
     ahead = max(stages - 1, 1)

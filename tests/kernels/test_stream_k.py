@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -58,17 +57,19 @@ def helpers_of(plan: StreamKPlan, owned: int) -> list[int]:
 
 def check(plan: StreamKPlan) -> None:
     """Each k tile is multiplied once; owners hear exactly who helped them; nobody shares a place for sums."""
-    multiplied: Counter[tuple[int, int]] = Counter()
+    multiplied: dict[int, list[tuple[int, int]]] = {}
     helped: dict[int, list[int]] = {}
     places: list[int] = []
     for worker in range(plan.workers):
         for piece in pieces(plan, worker):
             assert piece.count >= min(plan.shortest, plan.k_tiles)
-            multiplied.update((piece.tile, piece.first + k) for k in range(piece.count))
+            multiplied.setdefault(piece.tile, []).append((piece.first, piece.first + piece.count))
             if piece.tile >= plan.first_owned and worker < plan.helpers:
                 helped.setdefault(piece.tile - plan.first_owned, []).append(worker)
                 places.append(plan.piece(worker, piece.tile - plan.first_owned))
-    assert multiplied == Counter((tile, k) for tile in range(plan.tiles) for k in range(plan.k_tiles))
+    assert sorted(multiplied) == list(range(plan.tiles))
+    for parts in map(sorted, multiplied.values()):  # each begins where the one before ended
+        assert [*(first for first, _ in parts), plan.k_tiles] == [0, *(end for _, end in parts)]
     assert len(set(places)) == len(places)
     assert all(0 <= place < plan.pieces for place in places)
     for owned in range(plan.owned if plan.helpers else 0):

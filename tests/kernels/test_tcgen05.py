@@ -6,6 +6,7 @@ generated text and stepped through by a model, with completions as late and as e
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,7 @@ BLACKWELL = machine_for("sm_100a")
 Command = Callable[..., Outcome]
 
 
+@functools.cache
 def ring(shape: tuple[int, int, int], tile: str = "128x64x64", variant: str = "ring", **given: Any) -> Kernel:
     """Step 14, lowered."""
     return lower(make_case(14, shape, variant, tile=BlackwellTile.parse(tile), **given))
@@ -174,8 +176,7 @@ def counts(kernel: Kernel) -> dict[str, int]:
     return {name: len(re.findall(pattern, kernel.body)) for name, pattern in CALLS.items()}
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt"])
-@pytest.mark.parametrize("stages", range(1, 7))
+@pytest.mark.parametrize(("stages", "layout"), [(1, "nn"), (2, "nt"), (3, "nn"), (4, "nt"), (5, "nn"), (6, "nt")])
 @pytest.mark.parametrize("variant", ["ring", "warp_specialized"])
 def test_a_turn_of_the_ring_is_written_out(variant: str, stages: int, layout: str) -> None:
     kernel = ring((128, 64, 64 * 4 * stages), variant=variant, stages=stages, layout=layout)
@@ -251,11 +252,13 @@ def test_only_the_debug_build_bounds_its_waits() -> None:
 
 
 @pytest.mark.parametrize("variant", ["ring", "warp_specialized"])
-@pytest.mark.parametrize("stages", [1, 2, 3, 6])
-@pytest.mark.parametrize(("k", "layout"), [(8, "nt"), (64 * 13, "nt"), (1000, "nn")])
+@pytest.mark.parametrize(
+    ("k", "layout", "stages"),
+    [(8, "nt", 1), (8, "nt", 3), (832, "nt", 1), (832, "nt", 2), (832, "nt", 6), (1000, "nn", 3), (1000, "nn", 6)],
+)
 def test_the_protocol_multiplies_every_k_tile_once_and_in_order(k: int, layout: str, stages: int, variant: str) -> None:
     kernel = ring((128, 64, k), variant=variant, stages=stages, layout=layout)
-    for seed in range(20):
+    for seed in range(12):
         found = step_through(kernel, seed, eager=(0, 0.5, 1)[seed % 3])
         assert found == [(step, step) for step in range(0, -(-k // 64) * 64, 16)]
 

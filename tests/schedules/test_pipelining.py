@@ -347,8 +347,9 @@ def tvm_error(nest: Nest) -> str:
 # What is inferred, and what comes of it
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("name", NESTS)
+@pytest.mark.parametrize(
+    ("name", "stages"), [*((name, stages) for name in NESTS for stages in (2, 4)), ("matmul nn", 3), ("row sums", 3)]
+)
 def test_a_nest_is_pipelined_right(name: str, stages: int) -> None:
     (plain, plain_text), nest = unpipelined(name), NESTS[name]()
     plan = pipeline_loop(nest.sch, nest.loop, stages)
@@ -435,16 +436,21 @@ def test_infer_check_and_explain_change_nothing(name: str) -> None:
     assert nest.sch.mod.script() == script
 
 
-@pytest.mark.parametrize("stages", range(1, 7))
+@functools.cache
+def batched_output(k: int) -> np.ndarray:
+    """What two products compute without a pipeline."""
+    return batched(k).output()
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
 def test_batched_matmul_pipelined_equals_unpipelined_bit_for_bit(stages: int) -> None:
-    tiles = {1, 2, stages - 1, stages, stages + 1} - {0}
-    for k in sorted({16 * count for count in tiles} | {16 * stages + 3, 7}):
-        plain, nest = batched(k), batched(k)
+    for k in [*(16 * count for count in (stages - 1, stages) if count), 16 * stages + 3]:
+        nest = batched(k)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             plan = pipeline_loop(nest.sch, nest.loop, stages)
         assert plan.stages == min(stages, -(-k // 16))
-        assert np.array_equal(nest.output(), plain.output()), f"k {k}"
+        assert np.array_equal(nest.output(), batched_output(k)), f"k {k}"
 
 
 @pytest.mark.parametrize("name", ["matmul nn", "row sums"])
@@ -850,15 +856,15 @@ def test_the_forms_of_a_ring_compute_the_same_bits(name: str, form: str) -> None
         assert np.array_equal(nest.output(), plain)
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
-@pytest.mark.parametrize("k", [1, 16, 17, 32, 48, 64, 90])
-def test_the_forms_of_a_ring_at_short_and_ragged_depths(k: int, form: tuple[bool, bool]) -> None:
+@pytest.mark.filterwarnings("ignore:.*more would stay empty")
+@pytest.mark.parametrize("k", [1, 32, 48, 64, 90])
+def test_the_forms_of_a_ring_at_short_and_ragged_depths(k: int) -> None:
     """1, stages − 1, stages and stages + 1 k tiles, and some that end inside a tile."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plain, nest = matmul(k=k), matmul(k=k)
-        pipeline_loop(nest.sch, nest.loop, 3, one_barrier=form[0], unroll_ring=form[1])
-        assert np.array_equal(nest.output(), plain.output())
+    plain = matmul(k=k).output()
+    for one_barrier, unroll_ring in FORMS.values() if k in (1, 90) else [FORMS["both"]]:
+        nest = matmul(k=k)
+        pipeline_loop(nest.sch, nest.loop, 3, one_barrier=one_barrier, unroll_ring=unroll_ring)
+        assert np.array_equal(nest.output(), plain)
 
 
 @pytest.mark.parametrize("stages", [2, 4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 
 import numpy as np
@@ -41,6 +42,7 @@ SHAPES = [
 ]
 
 
+@functools.cache
 def build(step: int, shape: tuple[int, int, int], variant: str | None = None, **options) -> Kernel:
     """A tensor core kernel, lowered."""
     options = {"dtype": "float16", "tile": TILE, **options}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -58,6 +59,7 @@ SHAPES = [
 ]
 
 
+@functools.cache
 def build(shape: tuple[int, int, int], variant: str | None = None, tile: WarpTile = SMALL, **options) -> Kernel:
     """Step 7, lowered."""
     return lower(make_case(7, shape, variant, tile=tile, **{"stages": 2, **options}))

@@ -5,6 +5,7 @@ The model here is written from the ISA's tables alone, in Python integers, and s
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 
@@ -44,6 +45,7 @@ def instruction(columns: int = 128, rows: int = 64, steps: int = 64, b_major: st
     return Wgmma(rows, columns, steps, "float16", b_major, rows * groups, columns if b_major == "k" else steps)
 
 
+@functools.cache
 def lowered(problem: Matmul, tile: WarpgroupTile = SMALL, stages: int = 4, in_flight: int = 1) -> Lowered:
     """The same, lowered."""
     return lower_schedule(scheduled(problem, tile, stages, in_flight), HOPPER, f"{problem.shape} {tile}")

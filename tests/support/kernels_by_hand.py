@@ -1,4 +1,4 @@
-"""What several test files need of kernels."""
+"""Where TMA puts and wgmma reads elements, worked out by hand; a kernel that only waits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What several test files need of roles."""
+"""Kernels whose warpgroups have roles, lowered once for all tests of a process."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ HOPPER = machine_for("sm_90a")
 STEPS_WITH_ROLES = [(number, variant) for number in (12, 13) for variant in STEPS[number].variant_names]
 
 
+@functools.cache
 def roles(
     number: int, shape: tuple[int, int, int], tile: str = "64x64x64/1x1", variant: str = "", sms: int = 0, **given: Any
 ) -> Kernel:

@@ -1,4 +1,4 @@
-"""What several test files need of schedules."""
+"""Run schedules on the CPU, and show the CUDA text of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several test files need of warp_tiling."""
+"""Products scheduled by warps, and small tiles for them."""
 
 from __future__ import annotations
 
