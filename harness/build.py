@@ -73,7 +73,7 @@ class Case:
         return self.step.variant(self.variant)
 
     @property
-    def slots(self) -> int:
+    def stages_built(self) -> int:
         """The stages that this case really has: 1 without a pipeline, never more than k tiles."""
         return self.config.stages_of(self.problem) if self.step.pipelined and self.form.pipelined else 1
 
@@ -117,7 +117,7 @@ class Case:
                 f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
                 f"{remedy}"
             )
-        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
+        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.stages_built)
         fewest = self.form.fewest_stages
         if self.stages < min(fewest, self.config.k_tiles(self.problem)):
             raise IllegalPipeline(
@@ -136,7 +136,7 @@ class Case:
     def default(
         cls, step: Step, problem: Matmul, machine: Machine, variant: str = "", stages: int | None = None
     ) -> Case:
-        """A step's case where nobody names a tile, nor ring slots unless ``stages`` does; "" is the default variant."""
+        """A step's case where nobody names a tile, nor stages unless ``stages`` does; "" is the default variant."""
         variant = variant or step.default_variant(machine.has_cp_async)
         chosen = choose(step.tiles, problem, machine.for_choices(), split=step.variant(variant).splits_k)
         return cls(step, problem, variant, chosen.tile, machine, stages or chosen.stages)
@@ -146,7 +146,7 @@ class Case:
         return replace(self, tile=tile, tile_choice=choice)
 
     def __str__(self) -> str:
-        stages = f" {self.slots} stages" if self.slots > 1 else ""
+        stages = f" {self.stages_built} stages" if self.stages_built > 1 else ""
         return f"{self.step.name}[{self.variant}] {self.problem.shape} {self.problem.dtype} {self.tile}{stages}"
 
 
@@ -408,13 +408,13 @@ class Kernel(Lowered):
         """
         case = self.case
         if not self.smem_bytes or self.explicit or isinstance(case.tile, WarpTile):
-            return case.slots if self.smem_bytes else 0
+            return case.stages_built if self.smem_bytes else 0
         return round(self.smem_bytes / case.tile_built.smem_bytes(dtype_bytes(case.problem.dtype)))
 
     def _k_tiles_in(self, loop: str) -> int:
         """Return how many k tiles one iteration of the k loop covers: a turn of the ring where that is written out."""
         rings = [int(ring.annotations[UNROLL_RING]) for ring in annotated_loops(self.mod, UNROLL_RING)]
-        rings = [self.case.slots] if self.explicit else rings
+        rings = [self.case.stages_built] if self.explicit else rings
         return rings[0] if rings and re.match(r"\s*for \(int turn", loop) else 1
 
 

@@ -173,11 +173,11 @@ class Measurer:
             step=case.step.number,
             step_name=case.step.name,
             variant=case.variant,
-            default_stages=case.slots == _usual_stages(case),
+            default_stages=case.stages_built == _usual_stages(case),
             default_variant=case.variant == case.step.default_variant(case.machine.has_cp_async),
             **asdict(case.problem),
             math=case.math,
-            stages=case.slots,
+            stages=case.stages_built,
             tile=str(case.tile),
             tile_choice=case.tile_choice,
             resources=kernel.resources,
@@ -193,14 +193,14 @@ class Measurer:
 
 def _usual_stages(case: Case) -> int:
     usual = Case.default(case.step, case.problem, case.machine)
-    return replace(case, stages=usual.stages).slots
+    return replace(case, stages=usual.stages).stages_built
 
 
 def _adds_pipeline(case: Case) -> bool:
     """Tell whether this case adds pipelining to the step before, so that its gain can be predicted."""
     before = find_steps().get(case.step.number - 1)
     threads_own_tiles = isinstance(case.tile, ThreadTile)
-    return case.slots > 1 and threads_own_tiles and before is not None and not before.pipelined
+    return case.stages_built > 1 and threads_own_tiles and before is not None and not before.pipelined
 
 
 def _candidate_row(candidate: Candidate) -> dict[str, Any]:

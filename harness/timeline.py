@@ -118,7 +118,7 @@ def _timeline(
         variant=case.variant,
         **asdict(case.problem),
         tile=str(case.tile),
-        stages=case.slots,
+        stages=case.stages_built,
         block=stamped.stamps.block,
         blocks=kernel.blocks,
         multiprocessor=lives[kept].multiprocessor,

@@ -43,7 +43,7 @@ def listing(kernel: Kernel) -> Listing:
         dtype=case.problem.dtype,
         layout=case.problem.layout,
         tile=str(case.tile),
-        stages=case.slots,
+        stages=case.stages_built,
         arch=case.machine.arch,
         tir=str(kernel.mod["main"].script()),  # msgspec writes no subclass of str, as TVM gives it
         cuda=kernel.body,

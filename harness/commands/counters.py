@@ -22,7 +22,7 @@ def run(options: argparse.Namespace, command: str) -> int:
         print(f"left out, since this ncu does not list them: {', '.join(left_out)}", file=sys.stderr)
     session = open_session(options, command)
     for case in cases_of(options, GPU_SIZES):
-        case = replace(case, stages=case.slots)
+        case = replace(case, stages=case.stages_built)
         problem = case.problem
         counters = Counters(
             step=case.step.number,
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, command: str) -> int:
             layout=problem.layout,
             dtype=problem.dtype,
             tile=str(case.tile),
-            stages=case.slots,
+            stages=case.stages_built,
             gpu=session.identity["gpu"],
             values=count(case) | ceiling(case),
             revision=session.revision,

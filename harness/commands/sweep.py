@@ -55,7 +55,7 @@ def _combinations(options: argparse.Namespace) -> list[Case]:
             tiles = case.step.tiles.best if options.tile == "all" else [case.tile]
             asked = case if stages is None else replace(case, stages=stages)
             cases += [asked.with_tile(tile, "given") for tile in tiles]
-    return list(dict.fromkeys(replace(case, stages=case.slots) for case in cases))
+    return list(dict.fromkeys(replace(case, stages=case.stages_built) for case in cases))
 
 
 def _refusal(case: Case) -> IllegalSchedule | None:

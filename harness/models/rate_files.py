@@ -22,7 +22,7 @@ from tensorir_ladder.torch_ops import rates
 RATES = rates.FOLDER
 SCHEMA = 1
 NEEDED = ("copy_gb_s", "dram_latency_ns", "fp32_gflops", "sm_clock_mhz")  # the least that predictions take
-REMEDY = "restore it from git, or delete it and measure on that GPU: python -m harness microbench"
+REMEDY = "restore it from git, or delete it and measure on that GPU: ladder microbench"
 
 
 class BadRates(ValueError):

@@ -143,7 +143,7 @@ def test_a_spoilt_file_is_refused_by_name(
     with pytest.raises(BadRates, match=expected) as refused:
         rates_of("sm_90a", GPU, tmp_path)
     assert str(path) in str(refused.value)
-    assert "python -m harness microbench" in str(refused.value)
+    assert "ladder microbench" in str(refused.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe"])

@@ -319,7 +319,9 @@ def test_the_fastest_tile_is_chosen_and_the_others_are_recorded(measurer: Measur
 
 def test_a_tile_that_is_illegal_is_noted_with_the_reason(measurer: Measurer, gpu: FakeGpu) -> None:
     case = make_case(5, (64, 64, 256), dtype="float64", stages=6)
-    illegal = [t for t in THREAD_TILES.best if t.violations(case.machine.target(), 8, replace(case, tile=t).slots)]
+    illegal = [
+        t for t in THREAD_TILES.best if t.violations(case.machine.target(), 8, replace(case, tile=t).stages_built)
+    ]
     assert 0 < len(illegal) < len(THREAD_TILES.best)
     measurer.tune_stages = False
     chosen = measurer.best(case)
