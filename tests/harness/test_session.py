@@ -116,7 +116,7 @@ def test_the_step_before_is_chosen_for_the_product_as_the_step_itself_is(measure
     assert measurer.measure(case).previous.label == str(before)
     other = STEPS[8].tiles.default.tile
     assert other != before.tile
-    assert measurer._previous(case.with_tile(other, "given")).tile == other
+    assert measurer._previous(replace(case, tile=other, tile_choice="given")).tile == other
 
 
 def test_the_step_before_is_left_out_where_the_machine_cannot_run_it(measurer: Measurer, gpu: FakeGpu) -> None:
