@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorir_ladder.harness.peers import call, dlight, metaschedule, tilelang, tilus, triton, triton_tma
+from tensorir_ladder.harness.peers import call, dlight, languages, metaschedule, triton, triton_tma
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, admit, peer_versions
 
 __all__ = [
@@ -21,7 +21,7 @@ KINDS: dict[str, PeerKind] = {
     kind.name: kind
     for kind in (
         *(triton.KIND, triton.STAGES_KIND, triton_tma.KIND),
-        *(dlight.KIND, metaschedule.KIND, tilus.KIND, tilelang.KIND, call.KIND),
+        *(dlight.KIND, metaschedule.KIND, languages.TILUS, languages.TILELANG, call.KIND),
     )
 }
 
