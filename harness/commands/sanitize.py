@@ -46,16 +46,12 @@ def run(options: argparse.Namespace, command: str) -> int:
 def _prepare(options: argparse.Namespace) -> int:
     compiler, kinds = toolchain.require_compiler(), Counter()
     with progress() as bar:
-        task = bar.add_task("preparing", total=len(subject_names(options.kernels)))
-        for kernel in prepare(options.kernels, options.work, compiler, options.jobs):
+        kernels = prepare(options.kernels, options.work, compiler, options.jobs)
+        for kernel in bar.track(kernels, len(subject_names(options.kernels)), description="preparing"):
             kinds[kernel.emulator.kind or "nothing"] += 1
-            bar.advance(task)
-    print(f"{kinds.total()} kernels in {options.work}; the emulator finds " + ", ".join(_counted(kinds)))
+    counted = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
+    print(f"{kinds.total()} kernels in {options.work}; the emulator finds {counted}")
     return 0
-
-
-def _counted(kinds: Counter[str]) -> list[str]:
-    return [f"{count} × {kind}" for kind, count in kinds.most_common()]
 
 
 def _look(options: argparse.Namespace, command: str) -> list[Row]:
@@ -63,11 +59,9 @@ def _look(options: argparse.Namespace, command: str) -> list[Row]:
     execution.require_gpu()
     sanitizer, identity = require_sanitizer(), gpu_identity()
     with progress() as bar:
-        runs = len(kernels) * (1 + len(TOOLS))
-        task = bar.add_task("looking", total=runs)
-        for _ in look_at_all(kernels, sanitizer, options.jobs):
-            bar.advance(task)
-        bar.update(task, completed=runs)  # those of kernels that hang are left out
+        runs = len(kernels) * (1 + len(TOOLS))  # those of kernels that hang are left out
+        for _ in bar.track(look_at_all(kernels, sanitizer, options.jobs), runs, description="looking"):
+            pass
     rows = [row_of(kernel) for kernel in kernels]
     if options.out:
         revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
