@@ -1,8 +1,18 @@
 """Generated CUDA, executed and attacked on the CPU: no GPU, no CUDA toolkit, only a C++ compiler on PATH.
 
-The CUDA text that TVM generates is compiled for the host (:mod:`.source`, :mod:`.ptx`, :mod:`.compiler`) and linked
-with a runtime (``device/``) that runs a block's threads as fibers. :mod:`.launches` reads from the host code what is
-launched with what; :mod:`.execution` does it, and raises :class:`KernelFault` with the line of CUDA text at fault.
+CUDA text and launches go in, arrays and faults come out; nothing here knows a step or the harness::
+
+    from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, PlainBuffer
+    launch = LaunchPlan("scale", (PlainBuffer("A"), PlainBuffer("B")), grid=(4, 1, 1), block=(32, 1, 1))
+    program = EmulatedProgram("scale", cuda, (launch,), names=("A", "B"))  # the text as TVM generates it
+    program(a, b, seed=0)  # numpy arrays, written back; KernelFault names the line of CUDA text at fault
+    # Of what TVM lowered: launches = kernels.codegen.host_code.read_launches(generated.host)
+
+The text is compiled for the host (:mod:`.source`, :mod:`.ptx`, :mod:`.compiler`) and linked with a runtime, in which a
+block's threads are fibers; :mod:`.execution` launches it. The runtime is in ``device/``: threads and blocks
+(``machine.h``, ``fibers.h``, ``runtime.cpp``), what they do together (``barriers.h``, ``warps.h``), ``mbarrier.h``,
+``tma.h``, ``cp_async.h``, ``tensor_cores.h``, memories and who accessed them (``shared_memory.h``,
+``global_memory.h``, ``races.h``), and what a kernel's own text calls (``kernel.h``, ``types.h``).
 
 What it models
 - Threads, warps, blocks, clusters. A seed draws who goes on at each barrier, and now and then in between: whole warps
@@ -59,21 +69,18 @@ from tensorir_ladder.emulator.errors import (
     UnknownText,
 )
 from tensorir_ladder.emulator.execution import EmulatedProgram
-from tensorir_ladder.emulator.launches import Launch, TensorMap, read_launches
-from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, TensorMap
 
 __all__ = [
     "EmulatedProgram",
-    "EmulatorBackend",
     "EmulatorError",
     "KernelFault",
-    "Launch",
+    "LaunchPlan",
     "NoHostCompiler",
+    "PlainBuffer",
     "TensorMap",
     "UnknownInstruction",
     "UnknownLaunch",
     "UnknownText",
-    "emulated",
     "find_host_compiler",
-    "read_launches",
 ]

@@ -1,4 +1,4 @@
-"""The host's C++ compiler: finding one, and making kernels' C++ text and the runtime into libraries, once each."""
+"""Compiling kernels' C++ text and the runtime into libraries by the host's C++ compiler, each text once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 from tensorir_ladder.emulator.errors import NoHostCompiler, UnknownText
-from tensorir_ladder.kernels.codegen.toolchain import cache_folder
 
 COMPILERS = ("g++", "clang++", "c++")
 DEVICE = Path(__file__).parent / "device"
@@ -23,18 +22,23 @@ KERNEL_FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-w", "-fno-strict-aliasing
 
 
 def find_host_compiler() -> str | None:
-    """The C++ compiler on PATH; None where there is none."""
+    """Find the C++ compiler on PATH; None where there is none."""
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
 def require_host_compiler() -> str:
-    """The same; NoHostCompiler says what to install."""
+    """Find the C++ compiler; NoHostCompiler says what to install."""
     found = find_host_compiler()
     if found is None:
         raise NoHostCompiler(
             f"the emulator needs a C++ compiler, and none of {', '.join(COMPILERS)} is on PATH; install g++"
         )
     return found
+
+
+def builds() -> Path:
+    """Name the folder where builds are kept: ``emulator`` in the project's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensorir-ladder" / "emulator"
 
 
 @functools.cache
@@ -48,16 +52,16 @@ def _device_digest() -> str:
 
 
 def kernel_library(text: str) -> Path:
-    """The shared library of a kernel's C++ text and the runtime, from the cache or the compiler."""
+    """Build the shared library of a kernel's C++ text and the runtime, or take it from the cache."""
     compiler = require_host_compiler()
     runtime = _cached(compiler, "runtime.o", (DEVICE / "runtime.cpp").read_text(), (*RUNTIME_FLAGS, "-c"))
     return _cached(compiler, "kernel.so", text, KERNEL_FLAGS, str(runtime))
 
 
 def _cached(compiler: str, kind: str, text: str, flags: tuple[str, ...], runtime: str = "") -> Path:
-    """A build of ``text``, kept by the digest of all that it depends on."""
+    """Build ``text``, unless a build is kept under the digest of all that it depends on."""
     recipe = json.dumps([text, flags, _version(compiler), _device_digest(), kind])
-    path = cache_folder() / f"{hashlib.sha256(recipe.encode()).hexdigest()}.{kind}"
+    path = builds() / f"{hashlib.sha256(recipe.encode()).hexdigest()}.{kind}"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +87,7 @@ def _compile(command: list[str]) -> None:
 
 
 def source_lines(library: Path, code: str, places: list[str]) -> dict[str, str]:
-    """Where in the text ``code`` the compiled code at each of ``places`` (hexadecimal) comes from: its outermost line.
+    """Find the line of ``code`` that the compiled code at each of ``places`` (hexadecimal) comes from: the outermost.
 
     Empty where there is no addr2line, which compilers come with.
     """

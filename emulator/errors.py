@@ -1,4 +1,4 @@
-"""What the emulator raises: what it cannot run, and what kernels do wrong."""
+"""Errors of the emulator: launches and text that it cannot run, and faults of kernels."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class UnknownInstruction(UnknownText):
 
 
 class UnknownLaunch(EmulatorError):
-    """Host code that launches in a way the emulator does not know."""
+    """A launch of a kind the emulator does not know."""
 
 
 class KernelFault(RuntimeError):
     """A kernel did what CUDA does not define, or came to a standstill; ``kind`` names it, ``seed`` repeats it."""
 
     def __init__(self, kernel: str, kind: str, text: str, seed: int) -> None:
-        super().__init__(f"{kernel} on emulator, {kind}: {text}\n  (--emulator-seed {seed} repeats it)")
+        super().__init__(f"{kernel} on emulator, {kind}: {text}\n  (seed {seed} repeats it)")
         self.kind, self.seed = kind, seed

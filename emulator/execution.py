@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tensorir_ladder.emulator.compiler import kernel_library, source_lines
-from tensorir_ladder.emulator.errors import KernelFault
-from tensorir_ladder.emulator.launches import Launch, TensorMap, map_words
-from tensorir_ladder.emulator.source import Parameter, host_text, parameters
+from tensorir_ladder.emulator.errors import KernelFault, UnknownLaunch
+from tensorir_ladder.emulator.source import host_text, parameters
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, RowCount, TensorMap
 
 COMPLETIONS = ("early", "late", "drawn")
 ALIGNMENT, GAP = 256, 1 << 16
@@ -45,19 +45,36 @@ class _Launch(ctypes.Structure):
 
 @dataclass(frozen=True)
 class EmulatedProgram:
-    """A function's kernels as a function of this machine.
+    """CUDA text and what is launched of it, as a function of arrays on this machine.
 
-    ``label`` names it in messages; ``cuda`` is their text, ``launches`` what the function launches, ``names`` its
-    parameters in order; behind the arrays of a call stand ``memory``, shapes and dtypes of what the kernels keep
+    ``label`` names it in messages; ``cuda`` is the kernels' text, ``launches`` run one after another, ``names`` are
+    those of the arrays of a call, in order; behind these stand ``memory``, shapes and dtypes of what the kernels keep
     between them, where races are looked for. ``resident`` blocks may be alive together.
+
+    Raises
+    ------
+    UnknownLaunch : for clusters along y or z, and parameters that are not those of the kernel's text or a call.
     """
 
     label: str
     cuda: str
-    launches: tuple[Launch, ...]
+    launches: tuple[LaunchPlan, ...]
     names: tuple[str, ...]
     memory: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
     resident: int = 1
+
+    def __post_init__(self) -> None:
+        taken = parameters(self.cuda)
+        for launch in self.launches:
+            buffers = {given.buffer for given in launch.parameters if not isinstance(given, int)}
+            if launch.cluster[1:] != (1, 1):
+                raise UnknownLaunch(f"{launch.kernel} has clusters along y or z; the emulator knows clusters along x")
+            if RowCount() in launch.parameters:
+                raise UnknownLaunch(f"{launch.kernel} takes any number of rows; launch it with a number of them")
+            if unknown := buffers - set(self.names):
+                raise UnknownLaunch(f"{launch.kernel} is given {', '.join(unknown)}, not among {', '.join(self.names)}")
+            if (count := len(taken.get(launch.kernel, ()))) != len(launch.parameters):
+                raise UnknownLaunch(f"{launch.kernel} takes {count} parameters, and is given {len(launch.parameters)}")
 
     @cached_property
     def library(self) -> Path:
@@ -69,10 +86,6 @@ class EmulatedProgram:
         loaded = ctypes.CDLL(str(self.library))
         loaded.emu_launch.restype = ctypes.c_char_p
         return loaded
-
-    @cached_property
-    def _parameters(self) -> dict[str, tuple[Parameter, ...]]:
-        return parameters(self.cuda)
 
     def __call__(self, *arrays: np.ndarray, seed: int = 0) -> None:
         """Run on copies of the arrays, and write these back.
@@ -88,32 +101,31 @@ class EmulatedProgram:
         self._check_flags(memory, seed)
 
     def _check_flags(self, memory: _Memory, seed: int) -> None:
-        """Whole numbers that kernels keep are flags, which the next call must find as this one did: zeros."""
+        """Raise for flags, the whole numbers that kernels keep, that are not zeros again for the next call."""
         for (_, dtype), view in zip(self.memory, memory.views[len(memory.views) - len(self.memory) :]):
             if np.issubdtype(dtype, np.integer) and view.any():
                 places = np.flatnonzero(view)
                 text = f"{places.size} of {view.size} are not zero after the call, the first of them number {places[0]}"
                 raise KernelFault(self.label, "flag left raised", text, seed)
 
-    def _run(self, launch: Launch, memory: _Memory, seed: int, number: int) -> None:
-        bases = dict(zip(self.names, memory.addresses))
-        kept, pointers = [], (ctypes.c_void_p * max(1, len(launch.arguments)))()
-        for i, (argument, parameter) in enumerate(zip(launch.arguments, self._parameters[launch.kernel])):
-            value = _value(argument, parameter, bases)
-            kept.append(value)
-            pointers[i] = value if isinstance(value, int) else ctypes.addressof(value)
+    def _run(self, launch: LaunchPlan, memory: _Memory, seed: int, number: int) -> None:
+        bases = dict(zip(self.names, memory.addresses, strict=True))
+        values = [_value(given, bases) for given in launch.parameters]
+        pointers = (ctypes.c_void_p * max(1, len(values)))(
+            *(value if isinstance(value, int) else ctypes.addressof(value) for value in values)
+        )
         described = _Launch(
             ctypes.cast(self._loaded[f"launch_{launch.kernel}"], ctypes.c_void_p),
             ctypes.addressof(pointers),
             (ctypes.c_int * 3)(*launch.grid),
             (ctypes.c_int * 3)(*launch.block),
-            launch.cluster,
+            launch.cluster_blocks,
             seed % len(COMPLETIONS),
             seed // len(COMPLETIONS) % 2,
             len(memory.addresses),
             len(self.memory),
             self.resident,
-            launch.dynamic_bytes,
+            launch.shared_bytes,
             seed * 1000 + number,
             ctypes.addressof(memory.bases),
             ctypes.addressof(memory.sizes),
@@ -131,7 +143,7 @@ class EmulatedProgram:
 
 
 def _kept(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Memory between kernels as it is before the first: numbers are poisoned, flags are down."""
+    """Make memory between kernels as it is before the first: numbers are poisoned, flags are down."""
     return np.zeros(shape, dtype) if np.issubdtype(dtype, np.integer) else np.full(shape, np.nan, dtype)
 
 
@@ -156,10 +168,14 @@ class _Memory:
         self.sizes = (ctypes.c_int64 * len(arrays))(*(array.nbytes for array in arrays))
 
 
-def _value(argument: str | TensorMap | int, parameter: Parameter, bases: dict[str, int]) -> Any:
-    """What the launch function finds at an argument's place: an array's address, or where a value lies."""
-    if isinstance(argument, TensorMap):
-        size, rank, swizzle, *extents = map_words(argument)
-        groups = ctypes.c_int64 * 5
-        return _Map(bases[argument.array], size, rank, swizzle, *(groups(*extents[at : at + 5]) for at in (0, 5, 10)))
-    return bases[argument] if isinstance(argument, str) else ctypes.c_int64(argument)
+def _value(given: TensorMap | PlainBuffer | int, bases: dict[str, int]) -> Any:
+    """Make what a launch function finds at a parameter's place: an array's address, or a value in memory."""
+    if isinstance(given, PlainBuffer):
+        return bases[given.buffer]
+    if isinstance(given, int):
+        return ctypes.c_int64(given)
+    size, padding, extents = given.itemsize, [1] * (5 - len(given.sizes)), ctypes.c_int64 * 5
+    groups = (given.sizes, (size, *given.strides), given.box)
+    return _Map(
+        bases[given.buffer], size, len(given.sizes), given.swizzle, *(extents(*group, *padding) for group in groups)
+    )

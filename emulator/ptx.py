@@ -1,4 +1,4 @@
-"""PTX inside ``asm`` statements, as calls of the runtime: a table of instructions, and what surrounds them.
+"""Translating PTX inside ``asm`` statements to calls of the runtime, by a table of instructions.
 
 An ``asm`` statement's text is split into PTX statements. Predicates (``@p``), declared registers and labels become
 C++'s ``if``, variables and labels; an instruction becomes a call of what :data:`INSTRUCTIONS` names for its opcode, its
@@ -113,7 +113,7 @@ class _Asm:
     labels: list[str] = field(default_factory=list)
 
     def operand(self, text: str) -> str:
-        """A PTX operand as C++."""
+        """Translate a PTX operand."""
         text = text.strip()
         if text.startswith("{"):
             items = _split(text[1:-1], ",")
@@ -129,13 +129,13 @@ class _Asm:
         return text.removeprefix("%")
 
     def instruction(self, text: str) -> str:
-        """A PTX instruction as a C++ statement."""
+        """Translate a PTX instruction to a C++ statement."""
         opcode, _, rest = text.partition(" ")
         if opcode.startswith("bra"):
             return f"goto {rest.strip()};"
         called = next((m.expand(name) for p, name in INSTRUCTIONS.items() if (m := re.fullmatch(p, opcode))), None)
         if called is None:
-            raise UnknownInstruction(f"the emulator has no {opcode}; add it to INSTRUCTIONS in harness/emulator/ptx.py")
+            raise UnknownInstruction(f"the emulator has no {opcode}; add it to INSTRUCTIONS in emulator/ptx.py")
         operands = [part.strip().rpartition("_|")[2] for part in _split(rest, ",")] if rest.strip() else []
         # In an accumulating instruction the same registers are written and read: written as d, read as c.
         arguments = [self.operand(part) for part in operands if part != "_"]
@@ -144,7 +144,7 @@ class _Asm:
         return f"{called}({', '.join(arguments)});"
 
     def statements(self) -> Iterator[str]:
-        """The C++ statements; declarations and labels are collected on the way."""
+        """Yield the C++ statements; declarations and labels are collected on the way."""
         for statement in _ptx_statements(self.text):
             label = re.fullmatch(r"(\w+):", statement)
             declaration = re.fullmatch(r"\.reg\s+\.(\w+)\s+(.*)", statement)
@@ -161,14 +161,14 @@ class _Asm:
                 yield self.instruction(statement)
 
     def cpp(self) -> str:
-        """The whole as one C++ block."""
+        """Translate the whole to one C++ block."""
         body = " ".join(self.statements())
         labels = f"__label__ {', '.join(self.labels)}; " if self.labels else ""
         return f"{{ {labels}{' '.join(self.declared)} {body} }}"
 
 
 def translate_asm(text: str) -> str:
-    """CUDA text with every ``asm`` statement replaced by C++ that calls the runtime; lines stay where they are.
+    """Replace every ``asm`` statement of CUDA text by C++ that calls the runtime; lines stay where they are.
 
     Raises UnknownInstruction, which names the opcode.
     """
@@ -192,13 +192,13 @@ def _parse(statement: str) -> _Asm:
 
 
 def _expression(operand: str) -> str:
-    """The C++ expression of ``"r"(expression)``."""
+    """Take the C++ expression out of ``"r"(expression)``."""
     opening = operand.index("(", LITERAL.search(operand).end())
     return operand[opening + 1 : _closing(operand, opening)]
 
 
 def _ptx_statements(text: str) -> Iterator[str]:
-    """Statements and labels, without the braces of scopes."""
+    """Split PTX into statements and labels, without the braces of scopes."""
     for line in re.split(r"[;\n]", re.sub(r"//[^\n]*", "", text)):
         statement = line.strip()
         while match := re.match(r"(?:\{(?!\s*%)|(\w+):(?!:))\s*", statement):
@@ -210,7 +210,7 @@ def _ptx_statements(text: str) -> Iterator[str]:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Where the parenthesis at ``opening`` is closed, strings left out."""
+    """Find where the parenthesis at ``opening`` is closed, strings left out."""
     depth, at = 0, opening
     while True:
         if text[at] == '"':

@@ -1,4 +1,4 @@
-"""Generated CUDA text, made ready for a C++ compiler: what is CUDA's own in its syntax is replaced, line by line.
+"""Making generated CUDA text ready for a C++ compiler: CUDA's own syntax is replaced, line by line.
 
 Lines keep their numbers, so that a place in the compiled code is a line of the CUDA text.
 """
@@ -25,7 +25,7 @@ class Parameter:
 
 
 def parameters(cuda: str) -> dict[str, tuple[Parameter, ...]]:
-    """Each kernel's parameters, by its name."""
+    """List each kernel's parameters, by its name."""
     return {
         match.group(1): tuple(_parameter(text) for text in match.group(2).split(",") if text.strip())
         for match in KERNEL.finditer(cuda)
@@ -33,7 +33,7 @@ def parameters(cuda: str) -> dict[str, tuple[Parameter, ...]]:
 
 
 def host_text(cuda: str) -> str:
-    """C++ text of all kernels, each with a function ``launch_NAME(void** arguments)``.
+    """Make C++ text of all kernels, each with a function ``launch_NAME(void** arguments)``.
 
     Raises UnknownText where the text does not begin as TVM's does, and what :func:`translate_asm` raises.
     """
@@ -57,7 +57,7 @@ def _static_arrays(text: str) -> str:
     count = 0
 
     def number(match: re.Match[str]) -> str:
-        """The declaration, as a reference to the block's array of that number."""
+        """Make the declaration a reference to the block's array of that number."""
         nonlocal count
         count += 1
         align, dtype, name, extent = match.groups()

@@ -1,4 +1,4 @@
-"""``python -m harness``: see :mod:`harness.cli`."""
+"""``python -m harness`` from the root of the tree: the same as ``ladder``."""
 
 import sys
 

@@ -339,7 +339,7 @@ class Lowered:
         for loop in annotated_loops(self.mod, STAGE):
             lists = {key: loop.annotations.get(key) for key in (STAGE, ORDER, ASYNC)}
             found = {key: [int(value) for value in values] for key, values in lists.items() if values is not None}
-            return {"statements": [statement.name for statement in statements_of(loop)], **found}
+            return {"statements": [str(statement.name) for statement in statements_of(loop)], **found}
         return {}
 
     @property

@@ -1,4 +1,4 @@
-"""Hardware counters of one launch, by Nsight Compute: why a kernel takes the time it takes."""
+"""Count what the hardware does in one launch, by Nsight Compute: why a kernel takes the time it takes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class NoProfiler(RuntimeError):
 
 
 def profiler() -> str:
-    """Where ncu is; NoProfiler where it is not on PATH."""
+    """Find ncu; NoProfiler where it is not on PATH."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise NoProfiler("no ncu (Nsight Compute) on PATH; it comes with the CUDA toolkit")
@@ -78,7 +78,7 @@ def profiler() -> str:
 
 @functools.cache
 def offered_metrics(ncu: str) -> dict[str, str]:
-    """Those of MORE_METRICS that this ncu lists for the GPU at hand; asked once. NoProfiler with ncu's last line."""
+    """Ask which of MORE_METRICS this ncu lists for the GPU at hand, once. NoProfiler with ncu's last line."""
     result = subprocess.run([ncu, "--query-metrics"], capture_output=True, text=True)
     known = {line.split()[0] for line in result.stdout.splitlines() if line.strip()}
     if result.returncode or not known:
@@ -88,16 +88,16 @@ def offered_metrics(ncu: str) -> dict[str, str]:
 
 
 def ceiling(case: Case) -> dict[str, float]:
-    """What the case's instruction alone reaches on this GPU, under CEILING; nothing where it was not measured."""
+    """Look up what the case's instruction alone reaches on this GPU, under CEILING; empty where it was not measured."""
     rates = case.machine.rates
     found = rates and instruction_ceiling(rates, type(case.tile), case.math)
     return {CEILING: found} if found else {}
 
 
 def count(case: Case) -> dict[str, float]:
-    """Counters of one launch of a case's kernel, by the names in METRICS and MORE_METRICS.
+    """Count one launch of a case's kernel, by the names in METRICS and MORE_METRICS.
 
-    The launch is the second of ``python -m harness verify`` on the case, profiled by ncu with the GPU's
+    The launch is the second of ``ladder verify`` on the case, profiled by ncu with the GPU's
     clocks left alone. Of MORE_METRICS, those are left out that ncu does not list, or gives no number
     for. Raises NoProfiler with ncu's last line.
     """
@@ -127,7 +127,8 @@ def _profile(ncu: str, case: Case, metrics: list[str]) -> list[str]:
     command = [ncu, "--clock-control", "none", "--kernel-name", "main_kernel", "--launch-skip", "1"]
     command += ["--launch-count", "1", "--csv", "--page", "raw", "--print-units", "base"]
     command += ["--metrics", ",".join(metrics)]
-    command += [sys.executable, "-m", "harness", "verify", "--on", "gpu", "--step", str(case.step.number)]
+    command += [sys.executable, "-m", "tensorir_ladder.harness", "verify", "--on", "gpu"]
+    command += ["--step", str(case.step.number)]
     command += ["--variant", case.variant, "--tile", str(case.tile), "--stages", str(case.stages)]
     return [*command, "--shape", problem.shape, "--dtype", problem.dtype, "--layout", problem.layout]
 

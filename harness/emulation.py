@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensorir_ladder.emulator.execution import EmulatedProgram
-from tensorir_ladder.emulator.launches import read_launches
+from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.build import Lowered
 from tensorir_ladder.harness.execution import NumpyArrays, numpy_dtype
 from tensorir_ladder.harness.machines import SMS_UNKNOWN
+from tensorir_ladder.kernels.codegen.host_code import read_launches
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 
 
 class EmulatorBackend(NumpyArrays):
-    """The generated CUDA on the CPU; see :mod:`emulator`. Each call of a kernel takes the next seed."""
+    """Runs generated CUDA on the CPU; see :mod:`emulator`. Each call of a kernel takes the next seed."""
 
     name = "emulator"
 
@@ -27,7 +27,6 @@ class EmulatorBackend(NumpyArrays):
         program, calls = emulated(kernel), 0
 
         def call(*arrays: np.ndarray) -> None:
-            """Run in the order of the next seed."""
             nonlocal calls
             program(*arrays, seed=self.seed + calls)
             calls += 1
@@ -36,14 +35,15 @@ class EmulatorBackend(NumpyArrays):
 
 
 def emulated(lowered: Lowered) -> EmulatedProgram:
-    """A lowered function as a function of this machine.
+    """Make a lowered function one of this machine.
 
     Raises
     ------
-    UnknownLaunch : for launches that depend on what is known at run time.
+    UnsupportedLaunch : for launches that depend on what is known at run time.
+    UnknownLaunch : for launches of a kind that the emulator does not know.
     """
     function = pass_workspaces(lowered.mod)["main"]
     names = tuple(str(parameter.name) for parameter in function.params)
     memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in lowered.workspaces)
     resident = lowered.machine.sms or SMS_UNKNOWN
-    return EmulatedProgram(lowered.label, lowered.cuda, tuple(read_launches(lowered.host)), names, memory, resident)
+    return EmulatedProgram(lowered.label, lowered.cuda, read_launches(lowered.host), names, memory, resident)

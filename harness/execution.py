@@ -1,6 +1,6 @@
-"""Running a kernel: on the GPU as compiled, or its scheduled TensorIR on the CPU through LLVM.
+"""Run a kernel: on the GPU as compiled, or its scheduled TensorIR on the CPU through LLVM.
 
-A third way, its generated CUDA on the CPU, is :mod:`emulator`. All offer the same few operations, so that
+A third way, its generated CUDA on the CPU, is :mod:`harness.emulation`. All offer the same few operations, so that
 checking is written once: make data, poison an output, run, and compare with a float64 reference.
 """
 
@@ -37,29 +37,29 @@ class Backend(Protocol):
     name: str
 
     def load(self, kernel: Kernel) -> Any:
-        """A callable ``run(a, b, c)`` for the kernel."""
+        """Load the kernel as a callable ``run(a, b, c)``."""
 
     def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
-        """Standard normal values, rounded to ``dtype``."""
+        """Draw standard normal values, rounded to ``dtype``."""
 
     def integers(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
-        """Whole numbers from −2 to 2."""
+        """Draw whole numbers from −2 to 2."""
 
     def poisoned(self, shape: tuple[int, int], dtype: str) -> Any:
-        """An output in which every element is NaN."""
+        """Make an output in which every element is NaN."""
 
     def reference(self, problem: Matmul, a: Any, b: Any) -> Any:
-        """The product in float64."""
+        """Compute the product in float64."""
 
     def worst_error(self, output: Any, reference: Any) -> float:
-        """The largest absolute difference; NaN if any element is NaN."""
+        """Find the largest absolute difference; NaN if any element is NaN."""
 
     def scale(self, reference: Any) -> tuple[float, float]:
-        """Root mean square and largest magnitude of the reference."""
+        """Find the root mean square and the largest magnitude of the reference."""
 
 
 class NumpyArrays:
-    """What a :class:`Backend` on the CPU does with arrays."""
+    """The array operations of a :class:`Backend` on the CPU, by numpy."""
 
     def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> np.ndarray:
         """See :class:`Backend`."""
@@ -103,7 +103,7 @@ class LlvmBackend(NumpyArrays):
         run = compile_serial(kernel.schedule_for_cpu.mod)["main"]
 
         def call(*arrays: np.ndarray) -> None:
-            """Run on copies and write the last array, the output, back."""
+            # On copies; the last array, the output, is written back.
             tensors = [tvm.runtime.tensor(array) for array in arrays]
             run(*tensors)
             np.copyto(arrays[-1], tensors[-1].numpy())
@@ -151,12 +151,12 @@ class GpuBackend:
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """The numpy dtype of a TVM dtype name."""
+    """Return the numpy dtype of a TVM dtype name."""
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 def require_gpu() -> Any:
-    """The torch module, with a CUDA device; NoGpu says what is missing."""
+    """Import torch, with a CUDA device; NoGpu says what is missing."""
     try:
         import torch
     except ImportError as error:
@@ -167,7 +167,7 @@ def require_gpu() -> Any:
 
 
 def gpu_present() -> bool:
-    """Whether kernels can run on a GPU here."""
+    """Tell whether kernels can run on a GPU here."""
     try:
         require_gpu()
     except NoGpu:
@@ -176,13 +176,13 @@ def gpu_present() -> bool:
 
 
 def gpu_arch() -> str:
-    """The architecture of the GPU at hand, with the suffix of its own instructions from sm_90 on."""
+    """Name the architecture of the GPU at hand, with the suffix of its own instructions from sm_90 on."""
     major, minor = require_gpu().cuda.get_device_capability()
     return f"sm_{major}{minor}" + ("a" if major in (9, 10) else "")
 
 
 def gpu_machine() -> Machine:
-    """The machine of the GPU at hand, with measured rates only where they are this GPU's."""
+    """Describe the GPU at hand, with measured rates only where they are this GPU's."""
     return machine_for(gpu_arch()).of_gpu(require_gpu().cuda.get_device_name())
 
 
@@ -256,5 +256,5 @@ def _serial_loop(loop: tirx.For) -> tirx.For:
 
 
 def _without_async(attribute: tirx.AttrStmt) -> tirx.Stmt:
-    """Copies are done when they are issued here: commit and wait attributes order nothing."""
+    """Drop commit and wait attributes: here copies are done when they are issued."""
     return attribute.body if str(attribute.attr_key).startswith("async_") else attribute

@@ -1,4 +1,4 @@
-"""The GPUs this project knows, as data. Nothing else in the project knows a GPU's name."""
+"""The GPUs that this project knows, as data; nothing else in the project knows a GPU's name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UnknownTarget(ValueError):
 
 @dataclass(frozen=True)
 class Machine:
-    """What one architecture offers. Limits are the architecture's (CUDA C++ programming guide, compute
+    """One architecture. Limits are the architecture's (CUDA C++ programming guide, compute
     capabilities); rates are those measured on the GPU named (``harness/rates/``), None where none were.
     """
 
@@ -36,7 +36,7 @@ class Machine:
 
     @property
     def rates(self) -> Rates | None:
-        """What was measured on the GPU named; None where nothing was, BadRates where the file is not whole."""
+        """Rates measured on the GPU named; None where there are none, BadRates where the file is not whole."""
         return rates_of(self.arch, self.gpu)
 
     @property
@@ -60,7 +60,7 @@ class Machine:
         return self.rates and self.rates.dram_latency_ns
 
     def target(self) -> Target:
-        """The TVM target with this machine's limits, so that a schedule can be checked against it."""
+        """Make the TVM target with this machine's limits, so that a schedule can be checked against it."""
         return Target(
             {
                 "kind": "cuda",
@@ -77,14 +77,14 @@ class Machine:
         return cost.Machine(self.target(), self.sms or SMS_UNKNOWN, cost_rates(self.gpu), self.has_cp_async)
 
     def of_gpu(self, name: str) -> Machine:
-        """This machine with the rates of the GPU of that name; without rates where none were measured on it.
+        """Return this machine with the rates of the GPU of that name; without rates where none were measured on it.
 
         Two GPUs of one architecture share its limits, not its multiprocessors, clocks and memory.
         """
         return self if name == self.gpu else replace(self, gpu=name)
 
     def blocks_resident(self, threads: int, registers: int, smem_bytes: int) -> tuple[int, str]:
-        """How many blocks of one kernel an SM holds at once, and what limits it.
+        """Count the blocks of one kernel that an SM holds at once, and name what limits them.
 
         Registers are allocated per warp in units of 256, shared memory in units of 128 bytes with 1 KiB
         a block reserved by the system from sm_80 on (CUDA's occupancy calculator).
@@ -132,7 +132,7 @@ DEFAULT_ARCH = "sm_90a"
 
 
 def machine_for(arch: str) -> Machine:
-    """The machine of an architecture; UnknownTarget lists those known."""
+    """Look up an architecture; UnknownTarget lists those known."""
     if arch not in MACHINES:
         raise UnknownTarget(f"unknown arch {arch!r}; known: {', '.join(MACHINES)}")
     return MACHINES[arch]

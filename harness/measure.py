@@ -1,183 +1,210 @@
-"""Timing kernels beside cuBLAS and the step before, in interleaved rounds on the GPU."""
+"""Measure steps: one case's way from request to record, beside cuBLAS, the step before and peers."""
 
 from __future__ import annotations
 
-import subprocess
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import tvm
-
-from tensorir_ladder.harness.execution import GpuBackend, NoGpu
-from tensorir_ladder.harness.records import GpuState, Method, Timing
+from tensorir_ladder.harness.build import Case, Kernel
+from tensorir_ladder.harness.models import depth
+from tensorir_ladder.harness.models.time import bound, predict_tile
+from tensorir_ladder.harness.peers import Entrant, PeerKind, admit, peer_versions
+from tensorir_ladder.harness.race import Rounds
+from tensorir_ladder.harness.records import Candidate, DepthForecast, Record, Verification
+from tensorir_ladder.harness.session import Session
+from tensorir_ladder.harness.tuning import STAGE_SET, Search, TuningSpace
+from tensorir_ladder.harness.verify import IEEE, WrongResult, verify
+from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
-
-L2_BYTES_FLUSHED = 2 * 60 * 2**20  # operand sets together exceed the H200's L2 twice over
-MOST_SETS = 512  # small problems stay in the L2: their launches take no longer than the launch itself
-DATA = "standard normal"
-IEEE = "ieee"  # float32 products without TF32; half precision multiplies exactly and adds in float32
+from tensorir_ladder.steps.registry import find_steps
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How long to measure: rounds, and how much time to warm up until clocks settle."""
+@dataclass
+class Measurer:
+    """Measures cases of steps; keeps the tiles that it chose, the peers that it admitted and the model's forecasts.
 
-    rounds: int = 15
-    warmup_ms: float = 250.0
-    round_budget_ms: float = 150.0
-
-    def rounds_for(self, round_ms: float) -> int:
-        """Fewer rounds where one takes long, never fewer than 7."""
-        return self.rounds if round_ms <= self.round_budget_ms else max(7, self.rounds // 2)
-
-
-# For choosing among many candidates; then, with more rounds, among the fastest few.
-TUNING, FINAL = Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0)
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """The outcome: one timing per contender, in the order given, and how they were taken."""
-
-    timings: tuple[Timing, ...]
-    method: Method
-    before: GpuState
-    after: GpuState
-
-
-Contender = tuple[str, Callable[..., Any]]
-
-
-def sets_needed(set_bytes: int) -> int:
-    """Operand sets that together exceed the L2 twice over, as far as MOST_SETS go; two at least."""
-    return min(MOST_SETS, max(2, -(-L2_BYTES_FLUSHED // set_bytes)))
-
-
-class Racecourse:
-    """Operand sets on the GPU, over which any callables that take one set's operands can be timed."""
-
-    def __init__(self, backend: GpuBackend, sets: list[tuple[Any, ...]], set_bytes: int) -> None:
-        self.backend, self.torch, self.sets = backend, backend.torch, sets
-        self.cold = MOST_SETS * set_bytes >= L2_BYTES_FLUSHED
-
-    def graph(self, launch: Callable[..., Any]) -> Any:
-        """A CUDA graph with one launch per operand set: nothing of the host is timed."""
-        stream = self.torch.cuda.Stream()
-        with self.torch.cuda.stream(stream):
-            launch(*self.sets[0])
-        self.torch.cuda.synchronize()
-        graph = self.torch.cuda.CUDAGraph()
-        with self.torch.cuda.graph(graph):
-            for operands in self.sets:
-                launch(*operands)
-        return graph
-
-    def race(self, contenders: list[Contender], plan: Plan) -> Rounds:
-        """Time contenders in interleaved rounds, each round in another order, the GPU never idle inside one."""
-        graphs = [self.graph(launch) for _, launch in contenders]
-        started, round_ms = time.perf_counter(), 0.0
-        while (time.perf_counter() - started) * 1e3 < plan.warmup_ms:
-            begun = time.perf_counter()
-            for graph in graphs:
-                graph.replay()
-            self.torch.cuda.synchronize()
-            round_ms = (time.perf_counter() - begun) * 1e3
-        before, rounds = gpu_state(), plan.rounds_for(round_ms)
-        graphs[0].replay()  # fills the gap that reading the state left
-        samples: list[list[float]] = [[] for _ in contenders]
-        for number in range(rounds):
-            order = [(number + place) % len(graphs) for place in range(len(graphs))]
-            events = {index: self._timed(graphs[index]) for index in order}
-            self.torch.cuda.synchronize()
-            for index, (start, end) in events.items():
-                samples[index].append(start.elapsed_time(end) / len(self.sets))
-        timings = tuple(Timing(label, tuple(times)) for (label, _), times in zip(contenders, samples))
-        method = Method(
-            rounds=rounds,
-            launches_per_round=len(self.sets),
-            operand_sets=len(self.sets),
-            data=DATA,
-            cache="cold: operand sets rotate, together over twice the L2" if self.cold else "warm: operands fit the L2",
-            launch="CUDA graph, device events around it",
-            warmup_ms=plan.warmup_ms,
-        )
-        return Rounds(timings, method, before, gpu_state())
-
-    def _timed(self, graph: Any) -> tuple[Any, Any]:
-        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        return start, end
-
-
-class Arena(Racecourse):
-    """Operands of one problem on the GPU, in as many sets as it takes to find the L2 cold at every launch.
-
-    Sets are drawn from ``first_seed`` on.
+    ``tune_stages`` lets a best tile bring its own stage count. ``peers`` are timed in the same rounds as each case.
+    ``forecasts`` puts what the depth model predicts into each record.
     """
 
-    def __init__(self, problem: Matmul, backend: GpuBackend, first_seed: int = 0) -> None:
-        self.problem = problem
-        itemsize = backend.torch.empty(0, dtype=getattr(backend.torch, problem.dtype)).element_size()
-        set_bytes = (problem.m * problem.k + problem.n * problem.k) * itemsize + problem.m * problem.n * itemsize
-        sets = []
-        for seed in range(first_seed, first_seed + sets_needed(set_bytes)):
-            a = backend.normal(2 * seed, (problem.m, problem.k), problem.dtype)
-            b = backend.normal(2 * seed + 1, problem.b_shape, problem.dtype)
-            sets.append((a, b, backend.poisoned((problem.m, problem.n), problem.out_dtype)))
-        super().__init__(backend, sets, set_bytes)
-        # The other storage order of B, for cuBLAS only: the same matrix, transposed in memory.
-        self.transposed_b = [b.T.contiguous() for _, b, _ in self.sets]
+    session: Session
+    tune_stages: bool = True
+    peers: tuple[PeerKind, ...] = ()
+    forecasts: bool = False
 
-    def cublas(self, math: str = IEEE) -> tuple[Contender, Contender]:
-        """cuBLAS through torch with B as stored row by row (NN) and transposed (NT); TF32 only where ``math`` says."""
-        self.torch.backends.cuda.matmul.allow_tf32 = math != IEEE
-        stored, other = ("nn", "nt") if self.problem.layout == "nn" else ("nt", "nn")
-        transposed = {id(b): t for (_, b, _), t in zip(self.sets, self.transposed_b)}
+    def __post_init__(self) -> None:
+        self._best: dict[Case, tuple[Case, tuple[dict[str, Any], ...]]] = {}
+        self._entrants: dict[Matmul, list[Entrant]] = {}
+        self._forecasts: dict[Case, DepthForecast | None] = {}
 
-        def as_stored(a: Any, b: Any, c: Any) -> None:
-            """cuBLAS on B in the problem's own layout."""
-            self.torch.mm(a, b if stored == "nn" else b.T, out=c)
+    def measure(self, case: Case) -> Record:
+        """Build, check and time one case beside cuBLAS, the step before and the peers; write nothing yet."""
+        return self.measure_together([case])[0]
 
-        def as_other(a: Any, b: Any, c: Any) -> None:
-            """cuBLAS on B in the other layout."""
-            self.torch.mm(a, transposed[id(b)].T if stored == "nn" else transposed[id(b)], out=c)
+    def measure_together(self, cases: Sequence[Case]) -> list[Record]:
+        """Measure cases of one problem in the same rounds, so that their times can be compared; one record each.
 
-        return (f"cublas-{stored}", as_stored), (f"cublas-{other}", as_other)
+        cuBLAS, the steps before and the peers are timed once, for all records.
+        """
+        session, problem = self.session, cases[0].problem
+        if problem not in self._entrants:
+            self._entrants.clear()  # they hold operands of the problem before, which leave the GPU first
+        cases = [self.best(case) if case.tile_choice == "best" else case for case in cases]
+        checks = [verify(kernel, session.backend, run=run) for kernel, run in map(session.load, cases)]
+        arena, entrants = session.arena(problem), self._admitted(cases[0])
+        before = {case: self._previous(case) for case in cases}
+        earlier = dict.fromkeys(case for case in before.values() if case is not None and case not in cases)
+        contenders = [(str(case), session.load(case)[1]) for case in cases]
+        contenders += [*arena.cublas(cases[0].math), *((str(case), session.load(case)[1]) for case in earlier)]
+        contenders += [(entrant.name, entrant.run) for entrant in entrants if entrant.run]
+        rounds = arena.race(contenders, session.plan)
+        own, (nn, nt, *others) = rounds.timings[: len(cases)], rounds.timings[len(cases) :]
+        times = dict(zip(cases, own)) | {case: others.pop(0) for case in earlier}
+        peers = tuple(entrant.peer(others.pop(0) if entrant.run else None) for entrant in entrants)
+        return [
+            self._record(
+                case,
+                session.load(case)[0],
+                rounds,
+                timing=times[case],
+                baseline=(nn, nt),
+                previous=times.get(before[case]),
+                verification=checked,
+                peers=peers,
+                depth=self._forecast(case) if self.forecasts else None,
+            )
+            for case, checked in zip(cases, checks)
+        ]
+
+    def best(self, case: Case) -> Case:
+        """Choose the best of the step's tiles by measuring, and of STAGE_SET unless a stage count was asked for.
+
+        The search is :mod:`harness.tuning`'s, over this smaller space and without a confirmation, which the
+        measurement that follows is. WrongResult where a candidate does not compute the product.
+        """
+        stages, tiles = case.step.stages if self.tune_stages else case.stages, case.step.tiles.best
+        unchosen = replace(case, tile=tiles[0], stages=stages, tile_choice="best")
+        if unchosen not in self._best:
+            several = STAGE_SET if self.tune_stages and case.step.pipelined else (stages,)
+            search = Search(self.session, unchosen, TuningSpace(tiles, several, (case.variant,), stages))
+            ranked, outcome = search.run(), search.outcome()
+            if wrong := [candidate for candidate in outcome if candidate.status == "wrong"]:
+                raise WrongResult(wrong[0].why)
+            self._best[unchosen] = ranked[0], tuple(map(_candidate_row, outcome))
+        return self._best[unchosen][0]
+
+    def calibrate(self, problem: Matmul) -> Record:
+        """Measure cuBLAS against itself through the same path; the ratio must be 1."""
+        session = self.session
+        arena = session.arena(problem)
+        stored, _ = arena.cublas()
+        rounds = arena.race([("cublas again", stored[1]), stored, (f"{stored[0]} once more", stored[1])], session.plan)
+        own, first, second = rounds.timings
+        a, b, c = arena.sets[0]
+        error = session.backend.worst_error(c, session.backend.reference(problem, a, b))
+        return Record(
+            kind="calibration",
+            step=0,
+            step_name="cublas",
+            variant="cublas",
+            default_variant=True,
+            default_stages=True,
+            **asdict(problem),
+            math=IEEE,
+            stages=1,
+            tile="",
+            tile_choice="given",
+            timing=own,
+            baseline=(first, second),
+            previous=None,
+            verification=Verification(True, session.backend.name, (), error, error, integers_exact=False),
+            resources=None,
+            code=None,
+            bound="unknown",
+            predicted_gain_pct=None,
+            candidates=(),
+            **session.provenance(None, rounds, peer_versions(self.peers)),
+        )
+
+    def _admitted(self, case: Case) -> list[Entrant]:
+        """Admit the peers to the problem of a case, tuned and checked once; none is refused, see ``admit``."""
+        arena = self.session.arena(case.problem)
+        if case.problem not in self._entrants:
+            admitted = [entrant for kind in self.peers for entrant in admit(kind, arena, case.machine)]
+            self._entrants[case.problem] = admitted
+        return self._entrants[case.problem]
+
+    def _forecast(self, case: Case) -> DepthForecast | None:
+        """Forecast a case's stage counts by the depth model, once; None for what it does not cover."""
+        family = replace(case, stages=0)
+        if family not in self._forecasts:
+            try:
+                self._forecasts[family] = depth.forecast(case, lambda other: self.session.kernel(other).resources)
+            except depth.NoForecast:
+                self._forecasts[family] = None
+        return self._forecasts[family]
+
+    def _previous(self, case: Case) -> Case | None:
+        """Find the step before on the same problem, with its default variant, if that takes the problem.
+
+        With the case's tile and stages where both steps have tiles of one family, else with its own default.
+        """
+        steps = find_steps()
+        earlier = [number for number in steps if number < case.step.number]
+        if not earlier:
+            return None
+        step = steps[max(earlier)]
+        variant = step.default_variant(case.machine.has_cp_async)
+        if not step.takes(variant, case.problem.dtype, case.machine.has_cp_async):
+            return None
+        before = Case.default(step, case.problem, case.machine)
+        if case.tile_choice == "best":
+            return self.best(replace(before, tile_choice="best"))
+        chosen_for_it = case.tile_choice == "default" and step.tiles.choices
+        same = step.tiles == case.step.tiles and not chosen_for_it
+        stages = case.stages if step.pipelined else step.stages
+        return replace(before, tile=case.tile, stages=stages, tile_choice=case.tile_choice) if same else before
+
+    def _record(self, case: Case, kernel: Kernel, rounds: Rounds, **measured: Any) -> Record:
+        prediction = predict_tile(kernel) if _adds_pipeline(case) else None
+        return Record(
+            kind="step",
+            step=case.step.number,
+            step_name=case.step.name,
+            variant=case.variant,
+            default_stages=case.slots == _usual_stages(case),
+            default_variant=case.variant == case.step.default_variant(case.machine.has_cp_async),
+            **asdict(case.problem),
+            math=case.math,
+            stages=case.slots,
+            tile=str(case.tile),
+            tile_choice=case.tile_choice,
+            resources=kernel.resources,
+            code=kernel.code,
+            bound=bound(kernel, measured["timing"].median_ms),
+            predicted_gain_pct=round(prediction.gain_pct, 1) if prediction else None,
+            candidates=next((table for best, table in self._best.values() if best == case), ()),
+            notes=kernel.warnings,
+            **measured,
+            **self.session.provenance(kernel, rounds, peer_versions(self.peers)),
+        )
 
 
-def gpu_state() -> GpuState:
-    """Clocks, power and temperature of the GPU now."""
-    fields = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-    return GpuState(*(float(value) for value in _smi(fields)))
+def _usual_stages(case: Case) -> int:
+    usual = Case.default(case.step, case.problem, case.machine)
+    return replace(case, stages=usual.stages).slots
 
 
-def gpu_identity() -> dict[str, Any]:
-    """Name, UUID, driver and power limit of the GPU, under the names a record's environment uses."""
-    name, uuid, driver, limit = _smi(("name", "uuid", "driver_version", "power.limit"))
-    return {"gpu": name, "gpu_uuid": uuid, "driver": driver, "power_limit_w": float(limit)}
+def _adds_pipeline(case: Case) -> bool:
+    """Tell whether this case adds pipelining to the step before, so that its gain can be predicted."""
+    before = find_steps().get(case.step.number - 1)
+    threads_own_tiles = isinstance(case.tile, ThreadTile)
+    return case.slots > 1 and threads_own_tiles and before is not None and not before.pipelined
 
 
-def versions(backend: GpuBackend, compiler: str) -> dict[str, str]:
-    """Versions of everything that shapes a measurement."""
-    import tvm_ffi
-
-    return {
-        "tvm": tvm.__version__,
-        "tvm_ffi": tvm_ffi.__version__,
-        "torch": backend.torch.__version__,
-        "torch_cuda": str(backend.torch.version.cuda),
-        "nvcc": compiler,
-    }
-
-
-def _smi(fields: tuple[str, ...]) -> list[str]:
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "--id=0"]
-    try:
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise NoGpu(f"nvidia-smi, which gives clocks and power, does not run here ({error})") from error
-    return [value.strip() for value in text.strip().split(",")]
+def _candidate_row(candidate: Candidate) -> dict[str, Any]:
+    """Write a candidate as a record lists it: time_ms is None, with the reason, where it was not timed."""
+    row = {"tile": candidate.tile, "stages": candidate.stages}
+    timed = {"time_ms": candidate.times_ms[-1]} if candidate.times_ms else {"time_ms": None, "why": candidate.why}
+    return row | timed

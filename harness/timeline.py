@@ -1,4 +1,4 @@
-"""One block's life: a kernel built with time stamps, checked, run, and what its roles left made a record."""
+"""Take one block's timeline: build a kernel with time stamps, check it, run it, and read what its roles left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tensorir_ladder.harness.build import Case, compiled, executable, lower
-from tensorir_ladder.harness.measure import Arena, Rounds
+from tensorir_ladder.harness.cublas import Arena
+from tensorir_ladder.harness.race import Rounds
 from tensorir_ladder.harness.records import Timeline, Track, Verification
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import verify
@@ -22,7 +23,7 @@ class NoTimeline(ValueError):
 
 @dataclass(frozen=True)
 class Life:
-    """What the words of one launch tell: the block's duration, its multiprocessor, and each role's events."""
+    """One launch as its stamps tell it: the block's duration, its multiprocessor, and each role's events."""
 
     duration_ns: float
     multiprocessor: int
@@ -30,7 +31,7 @@ class Life:
 
 
 def ns_per_clock(launches: Sequence[Sequence[int]]) -> float:
-    """How long a clock of the multiprocessor lasted, by the words of several launches; NoTimeline for unfinished ones.
+    """Compute how long a clock of the multiprocessor lasted, by several launches; NoTimeline for unfinished ones.
 
     ``%globaltimer`` may tick once a microsecond only: over all launches together that is a small part.
     """
@@ -73,11 +74,11 @@ class StampedKernel:
         self._launch = executable(self.kernel)["main"]
 
     def __call__(self, a: Any, b: Any, c: Any) -> None:
-        """Launch it."""
+        """Launch the kernel."""
         self._launch(a, b, c, self.words)
 
     def launches(self, arena: Arena, before: Callable[..., Any]) -> list[list[int]]:
-        """The words of each of RUNS launches, each right behind one of ``before``: the GPU is not idle then."""
+        """Return the words of RUNS launches, each right behind one of ``before``, so that the GPU is not idle."""
         found = []
         for run in range(RUNS):
             self.words.zero_()
@@ -129,5 +130,5 @@ def _timeline(
         plain=rounds.timings[0],
         stamped=rounds.timings[1],
         verification=checked,
-        **session.provenance(kernel, case.machine.arch, rounds),
+        **session.provenance(kernel, rounds),
     )

@@ -1,6 +1,7 @@
-"""Choosing a step's configuration for one problem by measuring every candidate of a declared space.
+"""Choose a step's configuration for one problem by measuring every candidate of a declared space.
 
-The search is successive halving: short rounds over all candidates, longer ones over the fastest quarter, and again.
+The search is successive halving, heat by heat: short rounds over all candidates, longer ones over the fastest quarter,
+and again.
 Candidates meet in batches, each beside cuBLAS; what is compared is their speed relative to cuBLAS in the same
 rounds, so that batches measured minutes apart, or in another process, can stand side by side. Each candidate's
 output is checked before it is timed. The fastest are then measured once more, longer and on other operands,
@@ -18,35 +19,33 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tvm
 
 from tensorir_ladder.harness.build import Case, lower
-from tensorir_ladder.harness.measure import Plan, Rounds
+from tensorir_ladder.harness.race import Plan, Rounds
 from tensorir_ladder.harness.records import (
     Candidate,
     RecordError,
     TunedConfig,
     TuningProgress,
-    tuned_path,
+    gpu_slug,
+    load_tuned,
+    read_text,
     write_atomically,
 )
+from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import CompileError
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.tiles import BlockTile
 from tensorir_ladder.steps.step import Step
 
-if TYPE_CHECKING:
-    from tensorir_ladder.harness.session import Session
-
-RUNGS = (Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0), Plan(rounds=11, warmup_ms=100.0))
+HEATS = (Plan(rounds=7, warmup_ms=20.0), Plan(rounds=9, warmup_ms=50.0), Plan(rounds=11, warmup_ms=100.0))
 CONFIRMATION = Plan(rounds=31, warmup_ms=250.0)
 CONFIRMATION_SEED = 1_000_000  # beyond the operands of any search
 BATCH = 24
-SURVIVING = 4  # one in so many goes on to the next rung
+SURVIVING = 4  # one in so many goes on to the next heat
 FEWEST_SURVIVORS = 4
 CONFIDENCE = 0.95
 # A kernel beside itself differs by up to this much (the committed calibrations: 0.999 to 1.001).
@@ -91,10 +90,10 @@ class TuningSpace:
 
 
 def candidates(case: Case, space: TuningSpace) -> tuple[list[Case], list[Candidate]]:
-    """The space's legal cases of ``case``'s problem, likely ones first; and the illegal ones, each with the reason.
+    """List the space's legal cases of ``case``'s problem, likely ones first, and the illegal ones with the reason.
 
-    A configuration that builds what an earlier one builds is left out: more slots than there are k tiles, and a
-    variant of the pipeline where there is but one slot.
+    Leave out a configuration that builds what an earlier one builds: more stages than there are k tiles, and a
+    variant of the pipeline where there is but one stage.
     """
     legal: dict[tuple[object, ...], Case] = {}
     illegal: dict[tuple[object, ...], Candidate] = {}
@@ -134,43 +133,43 @@ class Search:
     def run(
         self, enough: Callable[[], bool] = lambda: False, after_batch: Callable[[str], None] = lambda _: None
     ) -> list[Case]:
-        """Time the candidates, rung by rung; returns those that were timed, best first.
+        """Time the candidates, heat by heat; return those that were timed, best first.
 
         Stops before the batch at which ``enough`` says so, though not before the first. ``after_batch`` is told, in
         words, how far it is. WrongResult or CompileError where none could be timed.
         """
         field = self.legal
-        for rung, plan in enumerate(RUNGS):
-            waiting = [case for case in field if self._waits_for(case, rung)]
+        for heat, plan in enumerate(HEATS):
+            waiting = [case for case in field if self._waits_for(case, heat)]
             with contextlib.closing(self._built_ahead(waiting)) as batches:
                 for batch in batches:
                     if self.ranked() and enough():
                         return self.ranked()
                     self._time(batch, plan)
-                    done = sum(not self._waits_for(case, rung) for case in field)
-                    after_batch(f"rung {rung + 1} of {len(RUNGS)}: {done} of {len(field)} candidates")
+                    done = sum(not self._waits_for(case, heat) for case in field)
+                    after_batch(f"heat {heat + 1} of {len(HEATS)}: {done} of {len(field)} candidates")
             self._require_timed()
-            timed = self.ranked(rung)
+            timed = self.ranked(heat)
             field = timed[: max(FEWEST_SURVIVORS, -(-len(timed) // SURVIVING))]
         return self.ranked()
 
-    def ranked(self, rung: int | None = None) -> list[Case]:
-        """Cases that were timed, those that came furthest first, then by their last speed relative to cuBLAS.
+    def ranked(self, heat: int | None = None) -> list[Case]:
+        """List the cases that were timed, those that came furthest first, then by their last speed over cuBLAS.
 
-        With ``rung``, only cases timed in it, by their speed there.
+        With ``heat``, only cases timed in it, by their speed there.
         """
-        if rung is not None:
-            timed = [case for case, candidate in self.found.items() if len(candidate.ratios) > rung]
-            return sorted(timed, key=lambda case: -self.found[case].ratios[rung])
+        if heat is not None:
+            timed = [case for case, candidate in self.found.items() if len(candidate.ratios) > heat]
+            return sorted(timed, key=lambda case: -self.found[case].ratios[heat])
         timed = [case for case, candidate in self.found.items() if candidate.ratios]
         return sorted(timed, key=lambda case: (-len(self.found[case].ratios), -self.found[case].ratios[-1]))
 
     def known(self, case: Case) -> Candidate:
-        """What is known of a case; a bare description where the search did not meet it."""
+        """Return what the search found of a case; a bare description where it did not meet it."""
         return self.found.get(case, _described(case))
 
     def outcome(self) -> tuple[Candidate, ...]:
-        """Every candidate that was seen: timed ones, best first, then refused ones, then illegal ones."""
+        """List every candidate that was seen: timed ones, best first, then refused ones, then illegal ones."""
         refused = [candidate for candidate in self.found.values() if not candidate.ratios]
         return (*(self.found[case] for case in self.ranked()), *refused, *self.illegal)
 
@@ -180,9 +179,9 @@ class Search:
             error = WrongResult if refused.status == "wrong" else CompileError
             raise error(f"no candidate may be timed; {refused.name} is {refused.status}: {refused.why}")
 
-    def _waits_for(self, case: Case, rung: int) -> bool:
+    def _waits_for(self, case: Case, heat: int) -> bool:
         known = self.found.get(case)
-        return known is None or (known.status == "timed" and len(known.ratios) <= rung)
+        return known is None or (known.status == "timed" and len(known.ratios) <= heat)
 
     def _built_ahead(self, cases: list[Case]) -> Iterator[list[Case]]:
         """Batches of cases, each built when its turn comes; the compiler works on the next one meanwhile."""
@@ -213,7 +212,7 @@ class Search:
             self.found[case] = replace(known, times_ms=times, ratios=ratios)
 
     def _passes(self, case: Case) -> bool:
-        """Whether a case is built and its output right; what is not is noted with the reason, and never timed."""
+        """Build a case and check its output; one that is not right is noted with the reason, and never timed."""
         try:
             self.session.check(case)
         except (IllegalSchedule, CompileError) as refused:
@@ -227,7 +226,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The outcome of the second measurement; see :class:`harness.records.TunedConfig` for the figures."""
+    """Winner, runner-up and verdict of the second measurement; :class:`harness.records.TunedConfig` has the figures."""
 
     winner: Case
     runner_up: Case | None
@@ -266,7 +265,7 @@ def confirm(session: Session, ranked: list[Case], default: Case) -> Confirmation
 
 
 def median_interval(values: list[float]) -> tuple[float, float]:
-    """Bounds of the median of what ``values`` are drawn from, at 95 % confidence and for any distribution.
+    """Bound the median of what ``values`` are drawn from, at 95 % confidence and for any distribution.
 
     The k-th smallest and the k-th largest value, with the largest k for which at most k − 1 of n fair coins show
     heads in 2.5 % of cases: the interval that belongs to the sign test. Fewer than 6 values have no such k: then
@@ -282,7 +281,7 @@ def median_interval(values: list[float]) -> tuple[float, float]:
 
 
 def cost(session: Session, case: Case) -> tuple[int, int, int]:
-    """What a configuration takes, to be compared in this order: ring slots, shared bytes of a block, registers."""
+    """Price a configuration, to be compared in this order: stages, shared bytes of a block, registers."""
     kernel = session.load(case)[0]
     return case.slots, kernel.smem_bytes, kernel.cubin.registers if kernel.cubin else 0
 
@@ -292,7 +291,7 @@ def _cheaper_first(session: Session, one: Case, other: Case) -> tuple[Case, Case
 
 
 def default_case(case: Case) -> Case:
-    """The step's default configuration of a case's problem, as :func:`candidates` would write it."""
+    """Return the step's default configuration for a case's problem, as :func:`candidates` would write it."""
     default = replace(Case.default(case.step, case.problem, case.machine), tile_choice=case.tile_choice)
     return replace(default, stages=default.slots)
 
@@ -305,7 +304,7 @@ def tune(
     say: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TunedConfig:
-    """The best configuration of ``case``'s step for its problem: from disk if it is still good, else measured.
+    """Find the best configuration of ``case``'s step for its problem: on disk if that is still good, else by measuring.
 
     What is on disk is good for the same space, kernels and versions, if it saw the whole space or as much as
     ``budget_s`` seconds allow; ``retune`` measures all the same. After each batch the search is on disk, and an
@@ -324,7 +323,6 @@ def tune(
         say(f"going on with an unfinished search: {len(search.found)} of {len(search.legal)} candidates are known")
 
     def after_batch(where: str) -> None:
-        """Put what is known on disk and say how far the search is."""
         database.keep(search)
         best = search.ranked()[:1]
         say(where + "".join(f"; best {search.found[c].name}, {search.found[c].ratios[-1]:.3f} of cuBLAS" for c in best))
@@ -334,61 +332,61 @@ def tune(
 
 
 def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambda line: None) -> Case:
-    """``case`` as it was tuned; RecordError with the command that tunes it where it was not.
+    """Return ``case`` as it was tuned; RecordError with the command that tunes it where it was not.
 
     ``warn`` is told where the choice was made among other kernels or with other versions: it can be used, but
     another may be the best by now.
     """
-    problem, path = case.problem, _path(session, case)
-    if not path.is_file():
+    problem, tuned = case.problem, _stored(session, case)
+    if tuned is None:
         output = "" if problem.out_dtype == problem.dtype else f" --out-dtype {problem.out_dtype}"
         raise RecordError(
-            f"{case.step.name} {problem.shape} {problem.dtype} was not tuned on this GPU (no {path}); run python -m "
-            f"harness tune --step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} "
+            f"{case.step.name} {problem.shape} {problem.dtype} was not tuned on this GPU (not in {session.out}); run "
+            f"ladder tune --step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} "
             f"--layout {problem.layout} first"
         )
-    tuned = _read_tuned(path, case)
     if tuned.kernels_digest != kernels_digest(session, case, TuningSpace.of(case.step, case.machine.has_cp_async)):
-        warn(f"{path.name} was tuned with other kernels or versions, on {tuned.environment.recorded_at}")
+        when = tuned.environment.recorded_at
+        warn(f"{case.step.name} {problem.shape} was tuned with other kernels or versions, on {when}")
     winner = tuned.winner
     chosen = replace(case, variant=winner.variant, tile=case.step.tiles.kind.parse(winner.tile), stages=winner.stages)
     chosen.validate()
     return chosen
 
 
-def _read_tuned(path: Path, case: Case) -> TunedConfig:
-    """A tuned configuration from disk; RecordError where it is another case's, or its winner none of its candidates."""
-    tuned, problem = TunedConfig.read(path), case.problem
-    own = (case.step.number, problem.m, problem.n, problem.k, problem.layout, problem.dtype, problem.out_dtype)
-    found = (tuned.step, tuned.m, tuned.n, tuned.k, tuned.layout, tuned.dtype, tuned.out_dtype)
-    if found != own or tuned.winner not in tuned.candidates:
+def _stored(session: Session, case: Case) -> TunedConfig | None:
+    """Read the newest tuned configuration of a case; RecordError where its winner is none of its candidates."""
+    problem = case.problem
+    shape = (problem.m, problem.n, problem.k)
+    key = (session.identity["gpu"], case.step.number, *shape, problem.layout, problem.dtype, problem.out_dtype)
+    tuned = next((tuned for tuned in load_tuned(session.out) if tuned.key == key), None)
+    if tuned and tuned.winner not in tuned.candidates:
         raise RecordError(
-            f"{path} is of {found}, winner {tuned.winner.name!r}, and does not fit {case.step.name} "
-            f"{problem.shape} {problem.dtype} {problem.layout}; restore it from git, or delete it and tune again"
+            f"{session.out}: {case.step.name} {problem.shape} was tuned to {tuned.winner.name!r}, which is none of "
+            "its candidates; restore the file from git, or tune again with --retune"
         )
     return tuned
 
 
 class _Database:
-    """One case's file among the tuned configurations, and the file of its unfinished search."""
+    """One case's tuned configuration, and the file of its unfinished search."""
 
     def __init__(self, session: Session, case: Case, space: TuningSpace) -> None:
         self.session, self.case, self.space = session, case, space
-        self.path = _path(session, case)
-        self.unfinished = self.path.with_name(f".unfinished-{self.path.name}")
+        problem = case.problem
+        name = f"{gpu_slug(session.identity['gpu'])}-step{case.step.number}-{problem.shape}-{problem.layout}"
+        self.unfinished = session.out / f".unfinished-{name}-{problem.dtype}-{problem.out_dtype}.json"
         self.kernels = kernels_digest(session, case, space)
 
     def stored(self) -> TunedConfig | None:
-        """What is on disk, if it was found in the same space among the same kernels."""
-        if not self.path.is_file():
-            return None
-        return self._current(_read_tuned(self.path, self.case))
+        """Read what is on disk, if it was found in the same space among the same kernels."""
+        return self._current(_stored(self.session, self.case))
 
     def progress(self) -> tuple[Candidate, ...]:
-        """What an interrupted search of the same space and kernels had found."""
+        """Read what an interrupted search of the same space and kernels had found."""
         if not self.unfinished.is_file():
             return ()
-        found = self._current(TuningProgress.read(self.unfinished))
+        found = self._current(TuningProgress.from_json(read_text(self.unfinished), str(self.unfinished)))
         return found.candidates if found else ()
 
     def keep(self, search: Search) -> None:
@@ -430,27 +428,21 @@ class _Database:
         self.unfinished.unlink(missing_ok=True)
         return tuned
 
-    def _current(self, found: TunedConfig | TuningProgress) -> TunedConfig | TuningProgress | None:
-        same = (found.space_digest, found.kernels_digest) == (self.space.digest, self.kernels)
+    def _current(self, found: TunedConfig | TuningProgress | None) -> TunedConfig | TuningProgress | None:
+        same = found and (found.space_digest, found.kernels_digest) == (self.space.digest, self.kernels)
         return found if same else None
 
 
 def kernels_digest(session: Session, case: Case, space: TuningSpace) -> str:
-    """Tells a search's kernels from others: what the default configuration is lowered to, and the versions.
+    """Digest what the default configuration is lowered to in every variant of the space, and the versions.
 
-    In every variant of the space. A change to the schedules shows in these texts; one to their comments does not.
+    It tells a search's kernels from others: a change to the schedules shows in these texts, one to their comments
+    does not.
     """
     default = default_case(case)
     texts = [lower(replace(default, variant=variant)).source_sha256 for variant in space.variants]
     parts = [*texts, tvm.__version__, session.compiler.version]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _path(session: Session, case: Case) -> Path:
-    problem = case.problem
-    shape = (problem.m, problem.n, problem.k)
-    gpu = session.identity["gpu"]
-    return tuned_path(session.out, gpu, case.step.number, shape, problem.layout, problem.dtype, problem.out_dtype)
 
 
 def _described(case: Case, status: str = "timed", why: str = "") -> Candidate:

@@ -1,4 +1,4 @@
-"""Checking a kernel's output before anyone looks at its speed."""
+"""Check a kernel's output before anyone looks at its speed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from tensorir_ladder.harness.build import Kernel
 from tensorir_ladder.harness.execution import Backend, numpy_dtype
-from tensorir_ladder.harness.measure import IEEE
 from tensorir_ladder.harness.records import Verification
 from tensorir_ladder.schedules.workloads import Matmul, accumulator_dtype
 
+IEEE = "ieee"  # float32 products without TF32; half precision multiplies exactly and adds in float32
 SEEDS = (0, 1, 2)
 TF32_ROUNDING = 2.0**-11  # the largest relative error of an operand rounded to 11 bits
 
@@ -23,7 +23,7 @@ class WrongResult(RuntimeError):
 
 
 def tolerance(problem: Matmul, scale: tuple[float, float], math: str = IEEE) -> float:
-    """The largest error that rounding explains, from the output's own scale.
+    """Bound the error that rounding explains, from the output's own scale.
 
     Summing k rounded products one after the other makes an error that grows like a random walk: a few
     times eps · √k of the output's root mean square, eps being the accumulator's. Rounding the result to
@@ -42,10 +42,10 @@ def tolerance(problem: Matmul, scale: tuple[float, float], math: str = IEEE) -> 
 def check_output(
     problem: Matmul, backend: Backend, output: Any, reference: Any, exact: bool, math: str = IEEE
 ) -> tuple[float, float]:
-    """Compare an output with its float64 reference; returns (worst error, tolerance).
+    """Compare an output with its float64 reference; return (worst error, tolerance).
 
     ``exact`` data are small whole numbers, of which every sum is exact: the output must equal the
-    reference rounded to its dtype. Raises WrongResult; NaN anywhere is wrong.
+    reference rounded to its dtype. Raise WrongResult; NaN anywhere is wrong.
     """
     error = backend.worst_error(output, reference)
     scale = backend.scale(reference)
@@ -74,7 +74,7 @@ def verify_launch(
 
     The output is filled with NaN before each run, so that an element that nobody writes is found; ``math`` says how
     much rounding is allowed.
-    Raises WrongResult, which begins with ``name``.
+    Raise WrongResult, which begins with ``name``.
     """
     worst, limit = 0.0, 0.0
     for seed, make, exact in (*((seed, backend.normal, False) for seed in seeds), (seeds[0], backend.integers, True)):
@@ -92,11 +92,11 @@ def verify_launch(
 
 
 def _integer_rounding(problem: Matmul, largest: float) -> float:
-    """Whole numbers are exact up to 2 / eps of the output's dtype; beyond, half a unit in the last place."""
+    """Bound whole numbers' error: 0 up to 2 / eps of the output's dtype; beyond, half a unit in the last place."""
     unit = epsilon(problem.out_dtype)
     return 0.0 if largest <= 2 / unit else unit / 2 * largest
 
 
 def epsilon(dtype: str) -> float:
-    """Distance from 1 to the next number of a dtype."""
+    """Return the distance from 1 to the next number of a dtype."""
     return float(ml_dtypes.finfo(numpy_dtype(dtype)).eps)

@@ -63,5 +63,5 @@ class BlackwellTile(TmaTile):
         return found + self.oversized()
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
-        """Shared memory of a block: the ring, two barriers for each slot, one for the tile, and an address's word."""
+        """Shared memory of a block: the ring, two barriers for each stage, one for the tile, and an address's word."""
         return super().smem_bytes(itemsize, stages) + (stages + 1) * BARRIER_BYTES + ADDRESS_BYTES

@@ -87,7 +87,7 @@ class Panels(isa.Panels):
 
 @dataclass(frozen=True)
 class TileProduct:
-    """What a block multiplies per k tile: both operands' panels in a slot, A's, then B's, and the instruction's shape.
+    """What a block multiplies per k tile: both operands' panels in a stage, A's, then B's, and the instruction's shape.
 
     ``columns`` are those of one instruction, ROWS its rows, of which it has ``row_tiles`` below each other.
     """
@@ -119,7 +119,7 @@ class TileProduct:
         return cls(a, b, tile.group_n, problem.dtype)
 
     @property
-    def slot_bytes(self) -> int:
+    def stage_bytes(self) -> int:
         """Both operands' bytes: A's panels, then B's."""
         return self.a.bytes + self.b.bytes
 
@@ -133,22 +133,22 @@ class TileProduct:
         matrices: tma.Matrices | tma.Maps,
         place: tuple[Expr, Expr, Expr],
         ring: Buffer,
-        slot: Expr,
+        stage: Expr,
         full: Barriers,
         share: Expr = 0,
         blocks: int = 1,
     ) -> None:
-        """Emit one thread's loads of a k tile into a slot, which is full with the bytes of both operands.
+        """Emit one thread's loads of a k tile into a stage, which is full with the bytes of both operands.
 
         ``place`` is the tile's row of A, its column of B, and where it begins along k; of B a cluster's blocks load a
         ``share`` each (:meth:`Panels.load`).
         """
         row, column, step = place
-        first = slot * self.slot_bytes
-        full.expect(slot, self.slot_bytes)
-        self.a.load(matrices.a_map, row, step, ring, first, full.at(slot))
-        self.b.load(matrices.b_map, column, step, ring, first + self.a.bytes, full.at(slot), share, blocks)
+        first = stage * self.stage_bytes
+        full.expect(stage, self.stage_bytes)
+        self.a.load(matrices.a_map, row, step, ring, first, full.at(stage))
+        self.b.load(matrices.b_map, column, step, ring, first + self.a.bytes, full.at(stage), share, blocks)
 
-    def moved(self, descriptor: Expr, slot: Expr, offset: int) -> Expr:
-        """A descriptor of slot 0, moved to an offset in another slot: addresses are in units of 16 bytes."""
-        return descriptor + T.Cast("uint64", (slot * self.slot_bytes + offset) // 16)
+    def moved(self, descriptor: Expr, stage: Expr, offset: int) -> Expr:
+        """A descriptor of stage 0, moved to an offset in another stage: addresses are in units of 16 bytes."""
+        return descriptor + T.Cast("uint64", (stage * self.stage_bytes + offset) // 16)

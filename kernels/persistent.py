@@ -28,6 +28,7 @@ from tensorir_ladder.kernels.stream_k import Pieces, plan_for
 from tensorir_ladder.kernels.tiles import RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
+from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.isa import WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -38,7 +39,7 @@ def persistent(
     tile: RoleTile,
     stages: int,
     *,
-    multiprocessors: int,
+    machine: Machine,
     blocks: int = 1,
     stream_k: bool = True,
     overlapped: bool = False,
@@ -62,7 +63,8 @@ def persistent(
                                                     store the last results
 
     The ring never runs dry between tiles, and the tensor cores have work while results leave. Which pieces there are
-    says :func:`kernels.stream_k.plan_for` (``stream_k`` off: whole tiles only). Helpers leave ``sums`` (float32) and
+    says :func:`kernels.stream_k.plan_for` for as many blocks as ``machine`` runs at once (``stream_k`` off: whole
+    tiles only). Helpers leave ``sums`` (float32) and
     ``flags`` (int32, zeros before the first call and after each) for owners: an element each where nothing is cut.
 
     ``overlapped`` blocks begin while the kernel before in the stream still runs, where it leaves them room: barriers
@@ -70,7 +72,7 @@ def persistent(
     says so in its attribute :data:`kernels.roles.OVERLAPS`).
 
     ``blocks`` of 2 are clusters: two blocks, one above the other, each load half of their common B tile, for both
-    (TMA multicast). ``multiprocessors`` is how many blocks run at once. Stages, edges, results, ``bounded``,
+    (TMA multicast). Stages, edges, results, ``bounded``,
     ``stamps`` and ``finish`` are as in :func:`kernels.warp_specialized.warp_specialized`.
 
     Raises
@@ -83,7 +85,7 @@ def persistent(
     product.b.check_shares(blocks)
     by_tma = epilogue.can_store_by_tma(problem, tile)
     rows = (product.a.rows, product.b.box_rows(blocks), WGMMA_ROWS if by_tma else None)
-    plan = plan_for(problem, tile, multiprocessors, blocks, stream_k)
+    plan = plan_for(problem, tile, machine, blocks, stream_k)
     early, tile_columns = plan.shortest, tile.counts(problem)[1]  # k tiles beside which results leave
     tile_rows = plan.tiles // tile_columns
     stages = max(FEWEST_STAGES, min(stages, plan.k_tiles))
@@ -104,7 +106,7 @@ def persistent(
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         here = RoleBlock(plan.workers * blocks, tile.consumers, blocks)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, stages, product.slot_bytes, tile.consumers, bounded)
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         if overlapped:

@@ -16,17 +16,11 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 
 from tensorir_ladder.kernels.tiles import RoleTile
-from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.cost import CostRates, Machine, stream_k_cycles
 from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.tiles import Choice
 from tensorir_ladder.schedules.workloads import Matmul
 
-MULTIPLY_ADDS = 2048  # of 16-bit elements, per cycle of a multiprocessor: wgmma's rate
-LOAD_BYTES = 60  # per cycle of a multiprocessor while all load; measured with tiles of 128 × 128 on an H200
-HAND_OVER_BYTES = 22  # a helper's sums to device memory, measured: 128 KB in some 6000 cycles
-HAND_OVER_CYCLES = 2000  # until a flag raised by one block has let another read what it left
-ADD_BYTES = 64  # an owner's reading of them
-STORED_RESULTS = 16  # per cycle of a multiprocessor, measured: 128 × 256 in some 2000 cycles
 WORTHWHILE = 0.98  # of the time without: what cutting must save at least
 
 
@@ -95,7 +89,13 @@ def _choose(condition: bool | Expr, yes: int | Expr, no: int | Expr) -> int | Ex
 
 
 def plan_stream_k(
-    tiles: int, k_tiles: int, block: tuple[int, int, int], workers: int, shortest: int, cuts: bool = True
+    tiles: int,
+    k_tiles: int,
+    block: tuple[int, int, int],
+    workers: int,
+    shortest: int,
+    rates: CostRates,
+    cuts: bool = True,
 ) -> StreamKPlan:
     """Share ``tiles`` of ``k_tiles`` each, of blocks (m, n, k), out among ``workers``; cut them where that is cheaper.
 
@@ -117,12 +117,13 @@ def plan_stream_k(
     else:
         cuttings, helpers = range(shortest, k_tiles - shortest + 1), min(workers - owned, owned)
     candidates = [StreamKPlan(tiles, k_tiles, workers, shortest, helpers, cut) for cut in cuttings]
-    best = min(candidates, key=lambda candidate: cycles(candidate, block))
-    return best if cycles(best, block) < WORTHWHILE * cycles(plan, block) else plan
+    best = min(candidates, key=lambda candidate: stream_k_cycles(candidate, block, rates))
+    saves = stream_k_cycles(best, block, rates) < WORTHWHILE * stream_k_cycles(plan, block, rates)
+    return best if saves else plan
 
 
 def plan_for(
-    problem: Matmul, tile: RoleTile, multiprocessors: int, blocks: int = 1, cuts: bool = True, batch: int = 1
+    problem: Matmul, tile: RoleTile, machine: Machine, blocks: int = 1, cuts: bool = True, batch: int = 1
 ) -> StreamKPlan:
     """Plan a ``batch`` of products with a tile; workers are clusters of ``blocks`` along rows.
 
@@ -131,43 +132,23 @@ def plan_for(
     tiles = -(-problem.m // (tile.block_m * blocks)) * -(-problem.n // tile.block_n) * batch
     k_tiles = -(-problem.k // tile.block_k)
     boxes = max(1, tile.group_m * tile.group_n // (WGMMA_ROWS * PANEL))
-    return plan_stream_k(tiles, k_tiles, tile.block, multiprocessors // blocks, min(boxes, k_tiles), cuts)
+    workers, shortest = machine.multiprocessors // blocks, min(boxes, k_tiles)
+    return plan_stream_k(tiles, k_tiles, tile.block, workers, shortest, machine.rates, cuts)
 
 
-def reckoned_cycles(problem: Matmul, tile: RoleTile, multiprocessors: int, cuts: bool, batch: int = 1) -> float:
-    """What a batch of products takes with a tile, for choosing among tiles: the plan, and the last results' way out."""
-    plan = plan_for(problem, tile, multiprocessors, cuts=cuts, batch=batch)
-    return cycles(plan, tile.block) + tile.block_m * tile.block_n / STORED_RESULTS
+def plan_cost(plan: StreamKPlan, tile: RoleTile, rates: CostRates) -> float:
+    """Return the cycles of a plan, and of the last results' way out, for choosing among tiles."""
+    return stream_k_cycles(plan, tile.block, rates) + tile.block_m * tile.block_n / rates.stored_results_per_cycle
 
 
 def role_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
-    """Return what a product costs by warpgroups with roles, for choosing among tiles, in cycles."""
-    return reckoned_cycles(problem, choice.tile, machine.multiprocessors, cuts=False)
+    """Return what a product costs by warpgroups with roles, a tile to a block; a TileSet's ``cost``."""
+    return plan_cost(plan_for(problem, choice.tile, machine, cuts=False), choice.tile, machine.rates)
 
 
 def cut_role_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
-    """Return the same where the last wave may be cut."""
-    return reckoned_cycles(problem, choice.tile, machine.multiprocessors, cuts=True)
-
-
-def cycles(plan: StreamKPlan, block: tuple[int, int, int]) -> float:
-    """Reckon the cycles of a plan with blocks of (m, n, k), without what all plans have in common.
-
-    A k tile takes what multiplying it or loading it takes, whichever is longer. Owners that have had no whole tile
-    before end together with their helpers, and then wait for the sums.
-    """
-    m, n, k = block
-    k_tile = max(m * n * k / MULTIPLY_ADDS, (m + n) * k * 2 / LOAD_BYTES)
-    waves = plan.waves * plan.k_tiles * k_tile
-    if not plan.helpers:
-        return waves + (plan.k_tiles * k_tile if plan.owned else 0)
-    sums = m * n * 4
-    heard = -(-plan.helpers // plan.owned)
-    given = -(-plan.owned // plan.helpers)
-    helper = plan.owned * plan.cut / plan.helpers * k_tile + given * sums / HAND_OVER_BYTES
-    owner = (plan.k_tiles - plan.cut) * k_tile
-    adding = heard * sums / ADD_BYTES + (0 if plan.waves else HAND_OVER_CYCLES)
-    return waves + (max(helper, owner + adding) if plan.waves else max(helper, owner) + adding)
+    """Return what a product costs by persistent blocks, whose last wave may be cut; a TileSet's ``cost``."""
+    return plan_cost(plan_for(problem, choice.tile, machine), choice.tile, machine.rates)
 
 
 @T.meta_class

@@ -57,16 +57,16 @@ class TensorProduct(TileProduct):
         shape = (self.columns >> 3) << COLUMNS | (TENSOR_ROWS >> 4) << ROWS
         return FLOAT32_SUMS | kind << A_FORMAT | kind << B_FORMAT | int(self.b.major == "n") << B_TRANSPOSED | shape
 
-    def multiply(self, sums: Expr, a: Expr, b: Expr, slot: Expr, accumulate: Expr) -> None:
+    def multiply(self, sums: Expr, a: Expr, b: Expr, stage: Expr, accumulate: Expr) -> None:
         """Emit one k tile's instructions, by one thread, which run on.
 
-        ``sums`` is the address of the accumulators in tensor memory, ``a`` and ``b`` descriptors in slot 0;
+        ``sums`` is the address of the accumulators in tensor memory, ``a`` and ``b`` descriptors in stage 0;
         ``accumulate`` says whether there are sums to add to already. The k tile must have been waited for.
         """
         fence_after()  # orders what follows behind that wait
         for step in range(self.a.depth // STEP):
             added = accumulate if step == 0 else T.bool(True)
-            operands = [self.moved(own, slot, panels.step_offset(step)) for own, panels in ((a, self.a), (b, self.b))]
+            operands = [self.moved(own, stage, panels.step_offset(step)) for own, panels in ((a, self.a), (b, self.b))]
             instruction = T.ptx[f"tcgen05.mma.{GROUP}.kind::f16"]
             T.evaluate(instruction(sums, *operands, T.uint32(self.instruction_bits), *map(T.uint32, EVERY_LANE), added))
 

@@ -102,7 +102,7 @@ def warp_specialized(
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         here = RoleBlock(tiles * batch, tile.consumers)
         pool = T.SMEMPool()
-        shared = SharedRing(pool, stages, product.slot_bytes, tile.consumers, bounded)
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))

@@ -66,10 +66,10 @@ class WarpgroupProduct(TileProduct):
         ptx = PTX_TYPES[self.dtype]
         return f"wgmma.mma_async.sync.aligned.m64n{self.columns}k{STEP}.f32.{ptx}.{ptx}"
 
-    def multiply(self, sums: Buffer, a: Expr, b: Expr, slot: Expr, accumulate: Expr) -> None:
+    def multiply(self, sums: Buffer, a: Expr, b: Expr, stage: Expr, accumulate: Expr) -> None:
         """Emit one k tile's instructions, committed as one group, which run on.
 
-        ``a`` and ``b`` are the warpgroup's descriptors in slot 0; ``accumulate`` says whether there are sums to add
+        ``a`` and ``b`` are the warpgroup's descriptors in stage 0; ``accumulate`` says whether there are sums to add
         to already. The sums must not be touched until :func:`retire`.
         """
         keep(sums)
@@ -80,7 +80,7 @@ class WarpgroupProduct(TileProduct):
                 first = row_tile * self.registers_per_tile
                 own = [sums[first + i] for i in range(self.registers_per_tile)]
                 rows = self.a.step_offset(step) + self.a.extent_offset(row_tile * WGMMA_ROWS)
-                operands = (self.moved(a, slot, rows), self.moved(b, slot, self.b.step_offset(step)))
+                operands = (self.moved(a, stage, rows), self.moved(b, stage, self.b.step_offset(step)))
                 T.evaluate(T.ptx[self.instruction](*own, *operands, added, 1, 1, 0, int(self.b.major == "n")))
         T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
         keep(sums)

@@ -1,4 +1,4 @@
-"""``python -m reports``: tables, plots, pages and checks from measured records. Measures nothing itself."""
+"""The report commands of ``ladder``: tables, plots, pages and checks from measured records. Measures nothing itself."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from tensorir_ladder.harness.cli import COMMANDS
 from tensorir_ladder.harness.records import RESULTS, RecordError
 from tensorir_ladder.reports.check import findings
 from tensorir_ladder.reports.judgement import judgement_tables
+from tensorir_ladder.reports.page import write_pages
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import speed_kind, stage_plots, write_plots
 from tensorir_ladder.reports.readme import ReadmeError, write_readme
 from tensorir_ladder.reports.selection import UsageError, load, parse_steps
-from tensorir_ladder.reports.site import write_pages
 from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table
 from tensorir_ladder.reports.sweeps import chosen_sweeps, stage_sweeps
 from tensorir_ladder.reports.table import Table, all_tables, row
 
 EXAMPLES = """
 examples:
-  python -m reports table                      the ladder in the terminal, a table per GPU and tile choice
-  python -m reports table --step 5 --markdown  step 5 and its variants as Markdown
-  python -m reports table --json | jq '.[0]'   every row for a program, and nothing else on stdout
-  python -m reports sweep --step 5 --size 1024 what each stage brings and costs, and the depth model judged
-  python -m reports plot && python -m reports page && python -m reports readme
-                                               after measuring: all that is generated, plots first
-  python -m reports check                      exit 1 and a line per finding if anything is wrong or stale
+  ladder table                      the ladder in the terminal, a table per GPU and tile choice
+  ladder table --step 5 --markdown  step 5 and its variants as Markdown
+  ladder table --json | jq '.[0]'   every row for a program, and nothing else on stdout
+  ladder stages --step 5 --size 1024  what each stage brings and costs, and the depth model judged
+  ladder readme                     after measuring: the README's tables and pictures
+  ladder page                       a page per step; with its code, where `ladder compile --step 1-13 --variant all
+                                    --out reports/results` has left listings
+  ladder check                      exit 1 and a line per finding if anything is wrong or stale
 
-Records come from `python -m harness run`. With --results FOLDER, pages and plots are written into FOLDER;
-without it, into reports/pages and reports/plots.
+Records come from `ladder run`. Pages and their plots are written into reports/pages, which git ignores;
+with --results FOLDER, into that folder.
 exit status: 0 fine, 1 check found something, 2 a results file or an argument cannot be used
 """
 PIPED_WIDTH = 180
@@ -43,7 +45,7 @@ PIPED_WIDTH = 180
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    options = parse(arguments)
     paths = Paths.of(options.results, options.readme)
     try:
         return options.command(options, paths)
@@ -55,56 +57,53 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read a command and its options."""
     parser = argparse.ArgumentParser(
-        "python -m reports", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        "ladder", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="records (reports/results)")
     common.add_argument("--readme", type=Path, metavar="FILE", help="the README with result markers (README.md)")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for name, command, text in (
-        ("table", _table, "print the records as tables, Markdown or JSON"),
-        ("sweep", _sweep, "print what each stage brings and costs, judge the depth model, draw speed over stages"),
-        ("plot", _plot, "draw GFLOPS, ratio to cuBLAS, gains, variants, roofline, stage sweeps and timelines as PNG"),
-        ("page", _page, "write a Markdown page per step, and one on stages"),
-        ("readme", _readme, "rewrite the README's results between its markers"),
-        ("check", _check, "check every record, and that plots, pages and README follow from them"),
-    ):
-        sub = commands.add_parser(name, help=text, description=text.capitalize() + ".", parents=[common])
+    verbs = {"table": _table, "stages": _stages, "plot": _plot, "page": _page, "readme": _readme, "check": _check}
+    for name, command in verbs.items():
+        aliases = ["sweep"] if name == "stages" else []  # `ladder sweep` measures
+        about = {"help": COMMANDS[name].text, "description": COMMANDS[name].sentences}
+        sub = commands.add_parser(name, aliases=aliases, parents=[common], **about)
         sub.set_defaults(command=command)
-        if name in ("table", "sweep"):
+        if name in ("table", "stages"):
             form = sub.add_mutually_exclusive_group()
             form.add_argument("--json", action="store_true", help="one JSON array on stdout, a row per record")
             form.add_argument("--markdown", action="store_true", help="Markdown tables")
             sub.add_argument("--step", metavar="STEPS", help="5, 1-6 or 1,3 (all)")
-        if name == "sweep":
+        if name == "stages":
             sub.add_argument("--tile", metavar="TILE", help="MxNxK/TMxTN, as records write it (all)")
             sub.add_argument("--size", metavar="SIZES", help="512,1024 or MxNxK (all)")
-    return parser
+    return parser.parse_args(arguments)
 
 
 def _table(options: argparse.Namespace, paths: Paths) -> int:
     results = load(paths.results, parse_steps(options.step) if options.step else None)
     if options.json:
-        print(json.dumps([row(record) for record in results.records], indent=1))
+        print(json.dumps([row(record, results.places[record.key]) for record in results.records], indent=1))
         return 0
     if not results.records:
         raise UsageError(f"no records{f' of step {options.step}' if options.step else ''} in {paths.results}")
     _print_tables(all_tables(results), options.markdown)
     if swept := sum(len(stage_sweeps(section)) for section in results.sections()):
-        print(f"{swept} stage sweeps are not among these: python -m reports sweep")
+        print(f"{swept} stage sweeps are not among these: ladder stages")
     return 0
 
 
-def _sweep(options: argparse.Namespace, paths: Paths) -> int:
+def _stages(options: argparse.Namespace, paths: Paths) -> int:
     results = load(paths.results, parse_steps(options.step) if options.step else None)
     sections = [sweeps for section in results.sections() if (sweeps := stage_sweeps(section))]
     everything = [sweep for sweeps in sections for sweep in sweeps]
     if not everything and not options.json:
         raise UsageError(
             f"no stage sweep{f' of step {options.step}' if options.step else ''} in {paths.results}: a tile and shape "
-            "must be measured at two stage counts at least (python -m harness sweep --stages 1-6 --tile TILE)"
+            "must be measured at two stage counts at least (ladder sweep --stages 1-6 --tile TILE)"
         )
     chosen = chosen_sweeps(everything, options.tile, options.size) if everything else []
     if options.json:
@@ -117,7 +116,7 @@ def _sweep(options: argparse.Namespace, paths: Paths) -> int:
         print("drawn, with the model's curve and recommendation:")
     wanted = {speed_kind(sweep) for sweep in chosen}
     drawn = [plot for plot in stage_plots(results) if plot.kind in wanted]
-    files = [paths.plots / p.file_name if p.is_current(paths.plots) else p.write(paths.plots) for p in drawn]
+    files = [plot.path(paths.figures) for plot in drawn]
     return 0 if options.markdown else _report(files)
 
 
@@ -140,7 +139,7 @@ def _print_tables(tables: list[Table], markdown: bool) -> None:
 
 
 def _plot(options: argparse.Namespace, paths: Paths) -> int:
-    return _report(write_plots(load(paths.results), paths.plots))
+    return _report(write_plots(load(paths.results), paths.figures))
 
 
 def _page(options: argparse.Namespace, paths: Paths) -> int:
@@ -150,7 +149,7 @@ def _page(options: argparse.Namespace, paths: Paths) -> int:
 def _readme(options: argparse.Namespace, paths: Paths) -> int:
     if paths.readme is None:
         raise UsageError(f"no README belongs to {paths.results}; give one with --readme FILE")
-    return _report([write_readme(load(paths.results), paths)])
+    return _report(write_readme(load(paths.results), paths))
 
 
 def _check(options: argparse.Namespace, paths: Paths) -> int:
@@ -160,8 +159,8 @@ def _check(options: argparse.Namespace, paths: Paths) -> int:
         return 1
     results = load(paths.results)
     for record in results.calibrations:
-        print(f"cuBLAS against itself: {record.ratio_to_cublas:.3f} ({record.file_name()})")
-    print(f"{len(results.records)} rows are whole; plots, pages and README follow from them")
+        print(f"cuBLAS against itself: {record.ratio_to_cublas:.3f} ({results.places[record.key]})")
+    print(f"{len(results.records)} rows are whole; README and pictures follow from them")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Which workload wants how many stages, and why: a table whose every word follows from records by the rules here."""
+"""Advice on stages by workload, with reasons: a table whose every word follows from records by the rules here."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ SMALL_BYTES, LARGE_BYTES = 16 * 10**6, 256 * 10**6
 HIDDEN = 0.9  # of the copy's rate: a direct form that reaches it is called one whose latency is hidden
 
 BOUNDS = (
-    "**How the bound is told.** Each record says what bounds it, by `bound()` of harness/model.py: two times that a "
-    "kernel cannot undercut are worked out, its operations at the arithmetic peak (compute), and its traffic (memory): "
-    "the larger of compulsory bytes at the bandwidth of device memory and, where operands are asked for again from "
-    "shared memory or the first-level cache, those accesses at 128 bytes a clock and multiprocessor. The larger of the "
-    "two is the bound if it explains at least half of the measured time; if neither does, the kernel waits: latency."
+    "**How the bound is told.** Each record says what bounds it, by `bound()` of harness/models/time.py. Two times "
+    "that a kernel cannot undercut are worked out: its operations at the arithmetic peak (compute), and its traffic "
+    "(memory), which is the larger of compulsory bytes at the bandwidth of device memory and, where operands are asked "
+    "for again from shared memory or the first-level cache, those accesses at 128 bytes a clock and multiprocessor. "
+    "The larger time is the bound if it explains at least half of the measured one; if neither does, the kernel waits: "
+    "latency."
 )
 
 
@@ -66,7 +67,7 @@ def fastest_products(sweeps: Sequence[StageSweep]) -> list[StageSweep]:
 
 
 def copy_rate_sentence(sweeps: Sequence[StreamSweep]) -> str:
-    """How many of the large memory-bound workloads come near the copy's rate, and which do not."""
+    """Count the large memory-bound workloads that come near the copy's rate, and name those that do not."""
     large = [sweep for sweep in sweeps if size_class(sweep) == "large"]
     if not large:
         return ""
@@ -85,7 +86,7 @@ def size_class(sweep: Sweep) -> str:
 
 
 def reasons(group: Sequence[Sweep]) -> str:
-    """What pays for the sweeps of one row; sizes are named where they differ in their reason."""
+    """Say what pays for the sweeps of one row; sizes are named where they differ in their reason."""
     told: dict[int, list[Sweep]] = {}
     for sweep in group:
         told.setdefault(next(place for place, rule in enumerate(RULES) if rule.holds(sweep)), []).append(sweep)
@@ -127,7 +128,6 @@ def _one_is_unknown(sweep: Sweep) -> bool:
 
 def _stages_pay(bound: str, left: str) -> Rule:
     def says(sweeps: Sequence[Sweep]) -> str:
-        """The advice on these sweeps."""
         return f"stages pay, {_range([sweep.gain_over_one_pct for sweep in sweeps])}; {left}"
 
     return Rule(lambda sweep: sweep.bound(sweep.preferred) == bound, says)

@@ -1,4 +1,4 @@
-"""Whether the records deserve trust, and whether everything made from them is up to date."""
+"""Checks that the records deserve trust, and that the README and its pictures follow from them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,17 @@ from tensorir_ladder.harness.records import (
     Record,
     StreamRecord,
     Timeline,
+    Timing,
     TunedConfig,
     Verification,
-    load_records,
-    load_streams,
-    load_timelines,
-    load_tuned,
+    newest,
+    read_places,
+    torn_lines,
 )
 from tensorir_ladder.reports.paths import Paths
-from tensorir_ladder.reports.plot import peaks, plots
-from tensorir_ladder.reports.readme import ReadmeError, read_readme, render_readme
-from tensorir_ladder.reports.selection import (
-    Results,
-    Section,
-    Shape,
-    all_timings,
-    is_size,
-    load,
-    newest,
-    sample_problems,
-    section_key,
-    shape_label,
-)
-from tensorir_ladder.reports.site import render_pages
+from tensorir_ladder.reports.plot import peaks
+from tensorir_ladder.reports.readme import ReadmeError, pictures, read_readme, render_readme
+from tensorir_ladder.reports.selection import Results, Section, Shape, is_size, load, section_key, shape_label
 from tensorir_ladder.reports.timelines import BOX, EMPTY_WAIT, EPILOGUE, FULL_WAIT, ROUNDING, spans
 
 FEWEST_ROUNDS = 7
@@ -41,23 +29,22 @@ CLOCK_SLACK_NS = 2000  # other warps may end after the thread that reads both cl
 
 
 def findings(paths: Paths) -> list[str]:
-    """Everything wrong with a results folder and its pages, plots and README, a line each."""
-    records, streams = list(load_records(paths.results)), load_streams(paths.results)
-    first = first_steps(records)
-    found = [f"{r.file_name()}: {what}" for r in records for what in record_problems(r, first[section_key(r)])]
-    tuned = load_tuned(paths.results)
-    found += [f"{config.path_in(paths.results).name}: {what}" for config in tuned for what in tuned_problems(config)]
-    found += [f"{record.file_name()}: {problem}" for record in streams for problem in stream_problems(record)]
-    timelines = load_timelines(paths.results)
-    found += [f"{timeline.file_name()}: {problem}" for timeline in timelines for problem in timeline_problems(timeline)]
-    if any(sample_problems(record) for record in (*newest(records), *streams, *tuned, *timelines)):
-        return found  # no figure of such a record can be recomputed, so nothing else can be compared
+    """Find everything wrong with the records that count, the README and its pictures, a line each.
+
+    RecordError for a record that cannot be read at all.
+    """
+    records = newest(read_places(paths.results, Record))
+    first = first_steps(records.values())
+    checks = {place: record_problems(record, first[section_key(record)]) for place, record in records.items()}
+    others = {TunedConfig: tuned_problems, StreamRecord: stream_problems, Timeline: timeline_problems}
+    for kind, problems in others.items():
+        checks |= {place: problems(record) for place, record in newest(read_places(paths.results, kind)).items()}
+    found = [f"{Path(place).name}: {what}" for place, problems in checks.items() for what in problems]
+    torn = "not whole, as an interrupted write leaves it; delete the line"
+    found += [f"{Path(place).name}: {torn}" for place in torn_lines(paths.results)]
     results = load(paths.results)
-    gaps = [f"{section.title}: {gap}" for section in results.sections() for gap in ladder_gaps(section)]
-    unlisted = [
-        f"step {step}: measured, but has no listing" for step in results.steps() if results.listing(step) is None
-    ]
-    return [*found, *gaps, *unlisted, *stale(results, paths)]
+    found += [f"{section.title}: {gap}" for section in results.sections() for gap in ladder_gaps(section)]
+    return [*found, *stale(results, paths)]
 
 
 def first_steps(records: Iterable[Record]) -> dict[tuple[str, ...], int]:
@@ -69,31 +56,26 @@ def first_steps(records: Iterable[Record]) -> dict[tuple[str, ...], int]:
 
 
 def record_problems(record: Record, first_step: int = 1) -> Iterator[str]:
-    """What makes one record no evidence; from the step after ``first_step`` on, the one before belongs to it."""
-    broken = sample_problems(record)
-    yield from broken
+    """Find what makes one record no evidence; from the step after ``first_step`` on, the one before belongs to it."""
     yield from _method_problems(record)
     if record.kind == "calibration":
-        ratio = None if broken else record.ratio_to_cublas
-        if ratio is not None and abs(ratio - 1) > CALIBRATION_TOLERANCE:
-            yield f"cuBLAS against itself is {ratio:.3f}, not 1 ± {CALIBRATION_TOLERANCE}"
+        if abs(record.ratio_to_cublas - 1) > CALIBRATION_TOLERANCE:
+            yield f"cuBLAS against itself is {record.ratio_to_cublas:.3f}, not 1 ± {CALIBRATION_TOLERANCE}"
         return
     if record.kind != "step":
         yield f"unknown kind {record.kind!r}"
-    yield from _step_problems(record, first_step, speed_known=not broken)
+    yield from _step_problems(record, first_step)
 
 
 def tuned_problems(tuned: TunedConfig) -> Iterator[str]:
-    """What makes a tuned configuration no evidence."""
-    yield from sample_problems(tuned)
+    """Find what makes a tuned configuration no evidence."""
     yield from _method_problems(tuned)
     for wrong in (candidate for candidate in tuned.candidates if candidate.status == "wrong"):
         yield f"the candidate {wrong.name} is wrong: {wrong.why}"
 
 
 def stream_problems(record: StreamRecord) -> Iterator[str]:
-    """What makes one memory-bound record no evidence."""
-    yield from sample_problems(record)
+    """Find what makes one memory-bound record no evidence."""
     yield from _method_problems(record)
     yield from _check_problems(record.verification, whole_numbers=False)
     if record.variant not in ("staged", "direct"):
@@ -103,8 +85,7 @@ def stream_problems(record: StreamRecord) -> Iterator[str]:
 
 
 def timeline_problems(timeline: Timeline) -> Iterator[str]:
-    """What makes one timeline no evidence."""
-    yield from sample_problems(timeline)
+    """Find what makes one timeline no evidence."""
     yield from _method_problems(timeline)
     yield from _check_problems(timeline.verification)
     for track in timeline.tracks:
@@ -130,23 +111,25 @@ def ladder_gaps(section: Section) -> Iterator[str]:
 
 
 def stale(results: Results, paths: Paths) -> Iterator[str]:
-    """Pages, plots and README that do not follow from the records, or are missing, or left over."""
-    pages = render_pages(results, paths)
-    for path, text in pages.items():
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            yield f"{path.name}: {_state(path)}; run python -m reports page"
-    figures = list(plots(results))
-    for plot in figures:
+    """README and pictures that do not follow from the records, or are missing, or left over."""
+    if paths.readme is None:
+        return
+    try:
+        text = read_readme(paths.readme)
+        if render_readme(text, results, paths) != text:
+            yield f"{paths.readme.name}: results are stale; run ladder readme"
+    except ReadmeError as error:
+        yield str(error)
+    shown = pictures(results)
+    for plot in shown:
         if not plot.is_current(paths.plots):
-            yield f"{plot.file_name}: {_state(paths.plots / plot.file_name)}; run python -m reports plot"
-    expected = {*pages, *(paths.plots / plot.file_name for plot in figures)}
-    for path in sorted({*paths.pages.glob("*.md"), *paths.plots.glob("*.png")} - expected):
-        yield f"{path.name}: left over, no record leads to it; delete it"
-    if paths.readme:
-        yield from _readme_problems(results, paths)
+            state = "stale" if (paths.plots / plot.file_name).exists() else "missing"
+            yield f"{plot.file_name}: {state}; run ladder readme"
+    for path in sorted({*paths.plots.glob("*.png")} - {paths.plots / plot.file_name for plot in shown}):
+        yield f"{path.name}: left over, the README does not show it; delete it"
 
 
-def _step_problems(record: Record, first_step: int, speed_known: bool) -> Iterator[str]:
+def _step_problems(record: Record, first_step: int) -> Iterator[str]:
     yield from _check_problems(record.verification)
     if len({timing.label for timing in record.baseline}) < 2:
         yield "cuBLAS was measured in fewer than two forms"
@@ -157,12 +140,12 @@ def _step_problems(record: Record, first_step: int, speed_known: bool) -> Iterat
     if record.step > first_step and record.math == "ieee" and record.previous is None:
         yield "the step before was not measured in the same rounds"
     peak = peaks().get(record.environment.gpu, {}).get("peak_gflops", {}).get(f"{record.dtype} {record.math}")
-    if speed_known and peak and record.gflops > peak:
+    if peak and record.gflops > peak:
         yield f"{record.gflops:,.0f} GFLOPS is above the GPU's peak of {peak:,.0f}"
 
 
 def _method_problems(record: Record | StreamRecord | TunedConfig | Timeline) -> Iterator[str]:
-    for timing in all_timings(record):
+    for timing in _timings(record):
         if len(timing.samples_ms) != record.method.rounds:
             yield f"{timing.label} has {len(timing.samples_ms)} samples in {record.method.rounds} rounds"
     if record.method.rounds < FEWEST_ROUNDS:
@@ -178,14 +161,14 @@ def _check_problems(check: Verification, whole_numbers: bool = True) -> Iterator
         yield f"not verified (passed {check.passed}, error {check.max_error:g} of {check.tolerance:g} tolerated)"
 
 
-def _readme_problems(results: Results, paths: Paths) -> Iterator[str]:
-    try:
-        text = read_readme(paths.readme)
-        if render_readme(text, results, paths) != text:
-            yield f"{paths.readme.name}: results are stale; run python -m reports readme"
-    except ReadmeError as error:
-        yield str(error)
-
-
-def _state(path: Path) -> str:
-    return "stale" if path.exists() else "missing"
+def _timings(record: Record | StreamRecord | TunedConfig | Timeline) -> list[Timing]:
+    """Every contender's times in a record: its own, and those it was measured beside."""
+    if isinstance(record, TunedConfig):
+        found = list(record.confirmation)
+    elif isinstance(record, Timeline):
+        found = [record.plain, record.stamped]
+    elif isinstance(record, StreamRecord):
+        found = [record.timing, record.copy, record.torch]
+    else:
+        found = [record.timing, *record.baseline, record.previous, *(peer.timing for peer in record.peers)]
+    return [timing for timing in found if timing is not None]

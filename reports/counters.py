@@ -33,7 +33,7 @@ def counted_groups(results: Results, step: int, section: Section) -> list[list[C
     """The step before, then this step's variants, counted on the same case: a group per case, smallest shape first.
 
     The step before is shown with the same tile, or with another where it was counted with that one alone, and by its
-    default variant, as its listing names it, or by the only one counted. A ladder's first step stands alone.
+    default variant, or by the only one counted. A ladder's first step stands alone.
     """
     groups = []
     place = (section.gpu, section.dtype, section.layout)
@@ -43,9 +43,9 @@ def counted_groups(results: Results, step: int, section: Section) -> list[list[C
         shape, tile = case
         earlier = [c for c in counted_here if c.step == step - 1 and shape_of(c) == shape]
         earlier = [c for c in earlier if c.tile == tile] or earlier
-        usual = [c for c in earlier if c.variant == _default_variant(results, step - 1)] or earlier[:1]
+        usual = [c for c in earlier if c.variant == results.default_variant(step - 1)] or earlier[:1]
         variants = [counted for counted in own if _case(counted) == case]
-        default = _default_variant(results, step)
+        default = results.default_variant(step)
         variants.sort(key=lambda counted: (counted.variant != default, natural(counted.variant)))
         first = step - 1 not in section.steps
         groups += [[*usual[:1], *variants]] if usual or first else []
@@ -56,11 +56,6 @@ def counted_name(group: list[Counters], counted: Counters) -> str:
     """``step 5``, or with its variant where a group has several of the step."""
     several = sum(other.step == counted.step for other in group) > 1
     return f"step {counted.step} {counted.variant}" if several else f"step {counted.step}"
-
-
-def _default_variant(results: Results, step: int) -> str:
-    listing = results.listing(step)
-    return listing.variant if listing else ""
 
 
 def stalls(counters: Counters) -> dict[str, float]:
@@ -88,7 +83,7 @@ def _table(before: Counters | None, *own: Counters) -> Table:
 
 
 def _ceiling_table(group: list[Counters]) -> Table:
-    """What separates kernels from what their matrix instruction reaches alone, a column each."""
+    """Compare kernels with what their matrix instruction reaches alone, a column each."""
     columns = [_from_ceiling(counted) for counted in group]
     rows = tuple((name, *(column[name] for column in columns)) for name in columns[0])
     header = ("", *(counted_name(group, counted) for counted in group))
@@ -101,7 +96,7 @@ def _ceiling_table(group: list[Counters]) -> Table:
 
 
 def _from_ceiling(counted: Counters) -> dict[str, str]:
-    """How far a kernel is from its ceiling, and what its warps do beside the matrix instructions."""
+    """Tell how far a kernel is from its ceiling, and what its warps do beside the matrix instructions."""
     values = counted.values
     speed = 2 * counted.m * counted.n * counted.k / values["time, ns"]
     # wgmma is counted under gmma alone, or under both, by the profiler's release.
@@ -152,5 +147,4 @@ def _percent(value: float | None) -> str:
 
 
 def _per(count: float | None, each: float, less: float = 0.0) -> str:
-    """How many for each of the others, ``less`` taken off."""
     return _number(count / each - less) if count is not None and each else "–"

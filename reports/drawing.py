@@ -1,4 +1,4 @@
-"""What every figure shares: colours, panels under one title, and the caption with one legend below them."""
+"""Parts that every figure shares: colours, panels under one title, and the caption with one legend below them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ def gflops_figure(results: Results, section: Section) -> Figure:
     """GFLOPS per step over the matrix size, default configuration beside the fastest, cuBLAS dashed."""
 
     def draw(axes: Axes, choice: str) -> None:
-        """One tile choice's steps, and cuBLAS."""
         lines = [section.line(step, choice) for step in section.steps]
         _draw_steps(axes, results, section, choice, lambda record: record.gflops)
         points = [(shape[0], cublas_gflops(lines, shape)) for shape in section.sizes()]
@@ -40,7 +39,6 @@ def ratio_figure(results: Results, section: Section) -> Figure:
     """Speed relative to cuBLAS over the matrix size; the line at 1 is cuBLAS, and what is past it is shaded."""
 
     def draw(axes: Axes, choice: str) -> None:
-        """One tile choice's steps over the line of cuBLAS."""
         axes.axhline(1.0, color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
         _draw_steps(axes, results, section, choice, lambda record: record.ratio_to_cublas)
 
@@ -57,7 +55,6 @@ def gain_figure(results: Results, section: Section) -> Figure:
     """Speed gained by each step over the one before, a bar per size, one panel per tile choice."""
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
-        """The steps' records with one tile choice, without steps that were not measured beside the one before."""
         found = {step_label(results, step): section.line(step, choice) for step in section.steps}
         return {label: line for label, line in found.items() if _gains(line)}
 
@@ -68,7 +65,6 @@ def variants_figure(results: Results, section: Section, step: int) -> Figure:
     """Speed each variant of a step gains over the step before, a bar per size."""
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
-        """The variants' records with one tile choice, by the name as it stands on the axis."""
         return {name.replace("_", "\n"): line for name, line in section.variant_lines(step, choice).items()}
 
     title = f"Variants of step {step}, {short_name(results.step_name(step))}: gain over step {step - 1}"
@@ -104,7 +100,7 @@ def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
 
 
 def stalls_figure(results: Results, section: Section, step: int) -> Figure:
-    """What warps wait for, before and after a step: stacked reasons, a bar per variant, a group of bars per case."""
+    """Reasons why warps wait, before and after a step: stacked reasons, a bar per variant, a group of bars per case."""
     groups = counted_groups(results, step, section)
     title = f"Why warps wait: {step_label(results, step)}"
     bars = [counters for group in groups for counters in group]
@@ -150,7 +146,7 @@ def intensity(record: Record) -> float:
 
 
 def caption_of(section: Section) -> str:
-    """What was measured, with what, when: one sentence each."""
+    """Say what was measured, with what, when: one sentence each."""
     records = section.drawn()
     tiles = default_tiles(records)
     days = sorted({record.environment.recorded_at[:10] for record in records})

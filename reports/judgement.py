@@ -1,6 +1,6 @@
-"""How good the depth model is: its recommendations and its times against all that was swept.
+"""The depth model judged: its recommendations and its times against all that was swept.
 
-Held-out shapes set no constant of the model; how blind they were, harness/depth.py says.
+Held-out shapes set no constant of the model; how blind they were, harness/models/depth.py says.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorir_ladder.reports.sweeps import CLOSE_PCT, TIE_PCT, StageSweep, speed_lost_pct
+from tensorir_ladder.reports.selection import Section
+from tensorir_ladder.reports.sweeps import CLOSE_PCT, TIE_PCT, StageSweep, speed_lost_pct, stage_sweeps
 from tensorir_ladder.reports.table import NOT_MEASURED, Table, gflops
 
 HELD_OUT_CUBES = (768, 1536, 3072)
 
 
 def is_held_out(sweep: StageSweep) -> bool:
-    """Whether a sweep only judges the model: float32 at 768, 1536 and 3072 cubed, or at a shape that is no cube.
+    """Tell if a sweep only judges the model: float32 at 768, 1536 and 3072 cubed, or at a shape that is no cube.
 
     The model of 16-bit products was settled on all that was swept of them.
     """
@@ -41,12 +42,12 @@ class Verdict:
 
     @property
     def held_out(self) -> bool:
-        """Whether the shape was held out."""
+        """The shape was held out."""
         return is_held_out(self.sweep)
 
     @property
     def right(self) -> bool:
-        """Whether the recommended stages are as good as the best, up to ``CLOSE_PCT``."""
+        """The recommended stages are as good as the best, up to ``CLOSE_PCT``."""
         return self.lost_pct is not None and self.lost_pct <= CLOSE_PCT
 
 
@@ -62,6 +63,16 @@ class Setback:
         """Occupancy with two and with three stages; None where the compiler's figures are missing."""
         used = [self.sweep.resources(stages) for stages in (2, 3)]
         return None if None in used else (used[0].occupancy, used[1].occupancy)
+
+
+def summary(sections: Sequence[Section]) -> str:
+    """Judge the model's recommendations in one sentence; empty without a forecast."""
+    found = verdicts([sweep for section in sections for sweep in stage_sweeps(section)])
+    if not found:
+        return ""
+    held_out = [verdict for verdict in found if verdict.held_out]
+    text = f"The depth model's recommendation is within {CLOSE_PCT:g} % of the best swept depth in "
+    return f"{text}{_right(found)} sweeps" + (f", {_right(held_out)} of them on shapes held out." if held_out else ".")
 
 
 def verdicts(sweeps: Sequence[StageSweep]) -> list[Verdict]:
@@ -96,7 +107,7 @@ def points(sweeps: Sequence[StageSweep]) -> list[tuple[float, float]]:
 
 
 def judgement_tables(sweeps: Sequence[StageSweep]) -> list[Table]:
-    """How well the forecasts did, every miss, and where a third stage hurts; only the tables there is matter for."""
+    """Judge the forecasts, list every miss, and where a third stage hurts; only the tables there is matter for."""
     found = verdicts(sweeps)
     tables = [judgement_table(found) if found else None, misses_table(found), setbacks_table(setbacks(sweeps))]
     return [table for table in tables if table is not None]
@@ -117,7 +128,7 @@ def judgement_table(found: Sequence[Verdict]) -> Table:
     header += ("rank correlation in a sweep, median", "over all points", "error of the time, median")
     cubes = ", ".join(map(str, HELD_OUT_CUBES))
     note = f"A sweep: one step, variant, tile and shape. Held out: {cubes} cubed, and every shape that is no cube; "
-    note += "they set no constant, but were seen before the model's form was final (harness/depth.py). Rank "
+    note += "they set no constant, but were seen before the model's form was final (harness/models/depth.py). Rank "
     note += "correlation (Spearman) of predicted and measured times; over all points it is mostly the sizes' order."
     return Table("The depth model judged", header, tuple(grid), note)
 
@@ -159,7 +170,7 @@ def setbacks_table(found: Sequence[Setback]) -> Table | None:
 
 
 def setbacks_sentence(sweeps: Sequence[StageSweep]) -> str:
-    """How many cases got slower from 2 to 3 stages, and how many of them lost occupancy."""
+    """Count the cases that got slower from 2 to 3 stages, and those of them that lost occupancy."""
     compared = [sweep for sweep in sweeps if 2 in sweep.times_ms and 3 in sweep.times_ms]
     if not compared:
         return "No sweep has both 2 and 3 stages."
@@ -223,6 +234,10 @@ def _setback(setback: Setback) -> tuple[str, ...]:
 
 def _case(sweep: StageSweep) -> tuple[str, str, str]:
     return (f"{sweep.step} {sweep.variant}", sweep.tile, sweep.size)
+
+
+def _right(found: Sequence[Verdict]) -> str:
+    return f"{sum(verdict.right for verdict in found)} of {len(found)}"
 
 
 def _lost(verdict: Verdict) -> str:

@@ -1,4 +1,4 @@
-"""Where records are read, and where pages, plots and the README that follow from them lie."""
+"""Folders of a set of reports: records that are read, the README and its pictures, and pages made on demand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from tensorir_ladder.harness.records import RESULTS
 
 @dataclass(frozen=True)
 class Paths:
-    """The folders of one set of reports; ``readme`` is None where no README belongs to the results."""
+    """The folders of one set of reports; ``readme`` is None where no README belongs to the results.
+
+    ``plots`` holds the pictures that the README shows; ``pages`` all that is drawn and written on demand.
+    """
 
     results: Path
     pages: Path
@@ -19,9 +22,9 @@ class Paths:
     readme: Path | None
 
     @property
-    def stages_page(self) -> Path:
-        """The page on stage sweeps, which exists only where there are some."""
-        return self.pages / "stages.md"
+    def figures(self) -> Path:
+        """The folder of the pages' pictures."""
+        return self.pages / "plots"
 
     @classmethod
     def of(cls, results: Path = RESULTS, readme: Path | None = None) -> Paths:
@@ -38,5 +41,5 @@ class Paths:
 
 
 def link(source: Path, target: Path) -> str:
-    """A relative link to ``target`` as written in the file ``source``."""
+    """Write a relative link to ``target`` as it stands in the file ``source``."""
     return Path(os.path.relpath(target, source.parent)).as_posix()

@@ -1,23 +1,22 @@
-"""Which figures there are, and their files: PNGs that say which rows they were drawn from."""
+"""All figures there are, and their files: PNGs that say which records they were drawn from."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+import msgspec
 from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
 from tensorir_ladder.reports import drawing, figures, stage_figures, timeline_figure, timelines
 from tensorir_ladder.reports.counters import counted_groups
 from tensorir_ladder.reports.judgement import points
-from tensorir_ladder.reports.selection import Results, Section, shape_of
+from tensorir_ladder.reports.selection import Results, Section
 from tensorir_ladder.reports.sweeps import (
     StageSweep,
     StreamSection,
@@ -27,14 +26,13 @@ from tensorir_ladder.reports.sweeps import (
     stage_sweeps,
     stream_sweeps,
 )
-from tensorir_ladder.reports.table import row
 
 PEAKS = Path(__file__).parent / "peaks.json"
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure: its section, what it shows ("gflops", "step5-variants"), what it is drawn from, how.
+    """One figure: its section, its kind ("gflops", "step5-variants"), how it is drawn.
 
     The digest is written into the PNG, so that a stale plot is found without drawing again: two machines'
     fonts need not agree to the byte.
@@ -51,14 +49,18 @@ class Plot:
         return f"{self.section.slug}-{self.kind}.png"
 
     def write(self, folder: Path) -> Path:
-        """Draw the figure into ``folder``; the same rows give the same bytes on the same machine."""
+        """Draw the figure into ``folder``; the same records give the same bytes on the same machine."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / self.file_name
         self.draw().savefig(path, metadata={"Software": None, "Description": self.digest})
         return path
 
+    def path(self, folder: Path) -> Path:
+        """Draw the figure into ``folder`` unless it is there; returns its file."""
+        return folder / self.file_name if self.is_current(folder) else self.write(folder)
+
     def is_current(self, folder: Path) -> bool:
-        """Whether the file in ``folder`` was drawn from these rows by this code."""
+        """Tell if the file in ``folder`` was drawn from these records by this code."""
         try:
             with Image.open(folder / self.file_name) as image:
                 return image.info.get("Description") == self.digest
@@ -79,7 +81,9 @@ def ladder_plots(results: Results) -> Iterator[Plot]:
         if len(section.sizes()) < 2:
             continue  # a line needs two points; the tables say the rest
         peak = peaks().get(section.gpu)
-        digest = _digest(_ladder_inputs(results, section, peak), figures)
+        names = {step: results.step_name(step) for step in section.steps}
+        drawn = [replace(record, peers=()) for record in section.drawn()]  # no figure of the ladder draws peers
+        digest = _digest([drawn, names, peak, results.counters], figures)
         kinds: dict[str, Callable[[], Figure]] = {
             "gflops": lambda s=section: figures.gflops_figure(results, s),
             "ratio": lambda s=section: figures.ratio_figure(results, s),
@@ -116,8 +120,7 @@ def stage_plots(results: Results) -> Iterator[Plot]:
 def timeline_plots(results: Results, step: int | None = None) -> Iterator[Plot]:
     """The figures of timelines, a case each; those of one step if it is given."""
     for group in timelines.lives(results, step):
-        inputs = [dataclasses.asdict(timeline) for timeline in group.timelines]
-        digest = _digest(inputs, timelines, timeline_figure)
+        digest = _digest(group.timelines, timelines, timeline_figure)
         yield Plot(group, group.kind, digest, lambda group=group: timeline_figure.timeline_figure(group))
 
 
@@ -126,20 +129,29 @@ def speed_kind(sweep: StageSweep) -> str:
     return f"step{sweep.step}-stages-{sweep.variant}-{_slug(sweep.tile)}"
 
 
+def stage_curve(results: Results) -> Plot | None:
+    """The figure of speed over stages that stands for all: a default variant's, over the most shapes."""
+    cases = [own for section in results.sections() for own in by_case(stage_sweeps(section)).values()]
+    if not cases:
+        return None
+    own = max(cases, key=lambda own: (own[0].default_variant, len(own)))
+    return _stage_plot(speed_kind(own[0]), own, stage_figures.speed_figure)
+
+
 def write_plots(results: Results, folder: Path) -> list[Path]:
-    """Draw every figure; returns the files."""
-    return [plot.write(folder) for plot in plots(results)]
+    """Draw every figure that is not there; returns the files."""
+    return [plot.path(folder) for plot in plots(results)]
 
 
 def peaks() -> dict[str, dict]:
-    """Peak rates and bandwidth by GPU name, with their origin."""
+    """Read peak rates and bandwidth by GPU name, with their origin."""
     return json.loads(PEAKS.read_text())
 
 
 def _stage_plot(kind: str, sweeps: Sequence[StageSweep] | Sequence[StreamSweep], draw: Callable[..., Figure]) -> Plot:
     """A figure of sweeps, with the digest of all that their records say."""
-    inputs = [dataclasses.asdict(record) for sweep in sweeps for record in sweep.everything]
-    return Plot(sweeps[0].section, kind, _digest(inputs, stage_figures), lambda: draw(sweeps))
+    records = [record for sweep in sweeps for record in sweep.everything]
+    return Plot(sweeps[0].section, kind, _digest(records, stage_figures), lambda: draw(sweeps))
 
 
 def _slug(tile: str) -> str:
@@ -147,22 +159,7 @@ def _slug(tile: str) -> str:
     return tile.replace("/", "_")
 
 
-def _ladder_inputs(results: Results, section: Section, peak: dict | None) -> dict[str, Any]:
-    """All that a section's figures are drawn from: rows, names, peaks."""
-    records = section.drawn()
-    return {
-        # No figure of the ladder draws peers.
-        "rows": [{key: value for key, value in row(record).items() if key != "peers"} for record in records],
-        "cublas_ms": [record.fastest_baseline.median_ms for record in records],
-        "rounds": [record.method.rounds for record in records],
-        "names": {step: results.step_name(step) for step in section.steps},
-        "stages": sorted([*key, stages] for key, stages in section.stages.items()),
-        "peak": peak,
-        "counters": [[counted.step, counted.tile, shape_of(counted), counted.values] for counted in results.counters],
-    }
-
-
 def _digest(inputs: object, *drawers: ModuleType) -> str:
     """sha256 of what a figure is drawn from, and of the code that draws it."""
     code = b"".join(Path(module.__file__).read_bytes() for module in (drawing, *drawers))
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode() + code).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(inputs) + code).hexdigest()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tensorir_ladder.harness.records import Peer, Record, write_atomically
-from tensorir_ladder.reports.page import page_path
+from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.paths import Paths, link
-from tensorir_ladder.reports.plot import ladder_plots, peaks, timeline_plots
-from tensorir_ladder.reports.selection import Results, Section, Shape, by_product, is_size, shape_label
-from tensorir_ladder.reports.stage_page import TITLE, has_sweeps, summary
+from tensorir_ladder.reports.plot import Plot, ladder_plots, stage_curve, timeline_plots
+from tensorir_ladder.reports.selection import Results, Section, Shape, by_product, is_size, shape_label, steps_text
+from tensorir_ladder.reports.sweeps import has_sweeps
 from tensorir_ladder.reports.table import (
     CHOICE_TITLES,
     NOT_MEASURED,
@@ -20,10 +21,12 @@ from tensorir_ladder.reports.table import (
     average_gain,
     cublas_cell,
     is_stage_count,
+    measured_on,
     peers_table,
-    span,
+    step_label,
     tiles_in_words,
 )
+from tensorir_ladder.reports.templating import render
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 MAIN_LADDERS = ("float32 ieee", "float16 ieee")
@@ -34,7 +37,7 @@ class ReadmeError(ValueError):
 
 
 def read_readme(path: Path) -> str:
-    """The README's text, byte for byte; ReadmeError if there is none."""
+    """Read the README, byte for byte; ReadmeError if there is none."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError as error:
@@ -42,7 +45,7 @@ def read_readme(path: Path) -> str:
 
 
 def render_readme(text: str, results: Results, paths: Paths) -> str:
-    """The README with new results between its markers; ReadmeError if it lacks them."""
+    """Put new results between the README's markers; ReadmeError if it lacks them."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end or BEGIN in rest or END in tail:
@@ -50,23 +53,32 @@ def render_readme(text: str, results: Results, paths: Paths) -> str:
     return f"{head}{begin}\n{results_block(results, paths)}\n{end}{tail}"
 
 
-def write_readme(results: Results, paths: Paths) -> Path:
-    """Rewrite the README's results in place."""
+def write_readme(results: Results, paths: Paths) -> list[Path]:
+    """Rewrite the README's results in place, and draw its pictures; returns the files."""
     text = render_readme(read_readme(paths.readme), results, paths)
-    return write_atomically(paths.readme, text)
+    return [write_atomically(paths.readme, text), *(plot.write(paths.plots) for plot in pictures(results))]
+
+
+def pictures(results: Results) -> list[Plot]:
+    """The pictures that the README shows: its main ladders beside cuBLAS, a curve over stages, one block's life."""
+    ratios = [plot for plot in ladder_plots(results) if plot.kind == "ratio" and _is_main(plot.section)]
+    return [*ratios, *filter(None, [stage_curve(results)]), *list(timeline_plots(results))[:1]]
 
 
 def results_block(results: Results, paths: Paths) -> str:
-    """What stands between the markers: where cuBLAS is passed; each ladder; then stages; then one block's life."""
+    """Render what stands between the markers: the leaders, each ladder, stages, one block's life."""
     sections = [section for section in results.sections() if section.all_choices]
-    blocks = [_overview(sections)]
-    for section in sections:
-        blocks += _section_blocks(results, paths, section)
-    if has_sweeps(results):
-        page = link(paths.readme, paths.stages_page)
-        blocks.append(f"[{TITLE}]({page}): stage sweeps, and advice by workload. {summary(results)}".rstrip())
-    blocks += _lives(results, paths)
-    return "\n\n".join(block for block in blocks if block) or "Nothing measured yet."
+    shown = [section for section in sections if section.sizes()]
+    files = {plot.file_name: plot for plot in pictures(results)}
+    text = render(
+        "readme.md.j2",
+        leaders=overview(shown) if shown else None,
+        ladders=[_ladder(results, paths, section, files.get(f"{section.slug}-ratio.png")) for section in sections],
+        stages=summary(results.sections()) or ("Stages were swept." if has_sweeps(results) else ""),
+        curve=_picture(paths, stage_curve(results), "Speed over stages"),
+        life=_life(results, paths),
+    )
+    return text or "Nothing measured yet."
 
 
 def overview(sections: Sequence[Section]) -> Table:
@@ -115,42 +127,37 @@ def other_shapes(section: Section) -> Table | None:
     return Table("Other shapes", header, tuple(rows), note)
 
 
-def _overview(sections: Sequence[Section]) -> str:
-    shown = [section for section in sections if section.sizes()]
-    return f"### {(table := overview(shown)).title}\n\n{table.markdown()}" if shown else ""
+def _is_main(section: Section) -> bool:
+    return section.layout == "nn" and section.arithmetic in MAIN_LADDERS
 
 
-def _section_blocks(results: Results, paths: Paths, section: Section) -> list[str]:
-    """A ladder under its title; other dtypes, arithmetics and layouts than the main ladders' behind one line."""
-    blocks = _ladder_blocks(results, paths, section)
-    if section.layout == "nn" and section.arithmetic in MAIN_LADDERS:
-        return [f"### {section.title}", *blocks]
-    return [f"<details><summary>{section.title}</summary>", *blocks, "</details>"]
+def _ladder(results: Results, paths: Paths, section: Section, picture: Plot | None) -> dict[str, Any]:
+    """Gather a ladder's picture and tables, the machine they were measured on, and how far to trust them."""
+    has_peers = any(is_size(shape) for shape in section.peer_shapes())
+    return {
+        "title": section.title,
+        "main": _is_main(section),
+        "picture": picture and link(paths.readme, paths.plots / picture.file_name),
+        "table": ladder(results, paths, section) if section.sizes() else None,
+        "others": other_shapes(section),
+        "peers": peers_table(section, brief=True) if has_peers else None,
+        "machine": measured_on(section.records),
+        "calibration": _calibration(results, section),
+    }
 
 
-def _ladder_blocks(results: Results, paths: Paths, section: Section) -> list[str]:
-    """A ladder's figure and tables, what they were measured on, and how far to trust them."""
-    others = other_shapes(section)
-    sized = [_figure(results, paths, section), ladder(results, paths, section).markdown()] if section.sizes() else []
-    return [
-        *sized,
-        f"**{others.title}**\n\n{others.markdown()}" if others else "",
-        _peers(section),
-        _more_figures(results, paths, section) if section.sizes() else "",
-        _machine(section),
-        _calibration(results, section),
-    ]
+def _picture(paths: Paths, plot: Plot | None, words: str) -> dict[str, str] | None:
+    if plot is None:
+        return None
+    return {"alt": f"{words}, {plot.section.title}", "file": link(paths.readme, paths.plots / plot.file_name)}
 
 
-def _lives(results: Results, paths: Paths) -> list[str]:
-    """One block's life by time stamps: the first step's picture, and links to what its page and others' say."""
+def _life(results: Results, paths: Paths) -> dict[str, str] | None:
     found = list(timeline_plots(results))
     if not found:
-        return []
-    steps = dict.fromkeys(plot.section.first.step for plot in found)
-    pages = ", ".join(f"[step {step}]({link(paths.readme, page_path(results, paths, step))})" for step in steps)
-    picture = f"![One block's life, {found[0].section.title}]({link(paths.readme, paths.plots / found[0].file_name)})"
-    return ["### One block's life", f"By time stamps that the kernels' roles leave on request: {pages}.", picture]
+        return None
+    steps = steps_text({plot.section.first.step for plot in found})
+    return {"steps": steps, **_picture(paths, found[0], "One block's life")}
 
 
 def _leader_cell(section: Section, size: Shape) -> str:
@@ -183,7 +190,10 @@ def _at(line: dict[Shape, Record], shapes: Sequence[Shape]) -> dict[Shape, Recor
 
 
 def _step_link(results: Results, paths: Paths, step: int) -> str:
-    return f"[{results.step_title(step)}]({link(paths.readme, page_path(results, paths, step))})"
+    """A step's number and short name, with a link to its file where it stands beside the README."""
+    file = paths.readme.parent / "steps" / f"{results.step_name(step)}.py"
+    label = step_label(results, step)
+    return f"[{label}]({link(paths.readme, file)})" if file.is_file() else label
 
 
 def _size_header(shape: Shape) -> str:
@@ -218,44 +228,6 @@ def _peer_ratio(found: tuple[Record, Peer] | None) -> str:
         return NOT_MEASURED
     record, peer = found
     return _ratio(record.ratio_of(peer.timing)) if peer.timing else peer.status
-
-
-def _figures(results: Results, paths: Paths, section: Section) -> dict[str, str]:
-    """Links to the section's figures, by kind."""
-    own = [plot for plot in ladder_plots(results) if plot.section == section]
-    return {plot.kind: link(paths.readme, paths.plots / plot.file_name) for plot in own}
-
-
-def _figure(results: Results, paths: Paths, section: Section) -> str:
-    ratio = _figures(results, paths, section).get("ratio")
-    return f"![Speed relative to cuBLAS, {section.title}]({ratio})" if ratio else ""
-
-
-def _more_figures(results: Results, paths: Paths, section: Section) -> str:
-    files = {kind: path for kind, path in _figures(results, paths, section).items() if kind != "ratio"}
-    others = ", ".join(f"[{kind.replace('-', ' ')}]({path})" for kind, path in files.items())
-    origin = peaks().get(section.gpu, {}).get("origin") if "roofline" in files else None
-    roof = f" The roofline's peak and bandwidth: {origin}." if origin else ""
-    return f"More plots: {others}.{roof}" if others else ""
-
-
-def _peers(section: Section) -> str:
-    """Beside what a user might take instead; nothing where no peer was asked for."""
-    if not any(is_size(shape) for shape in section.peer_shapes()):
-        return ""
-    return f"**Beside peers**\n\n{peers_table(section, brief=True).markdown()}"
-
-
-def _machine(section: Section) -> str:
-    places = [record.environment for record in section.records]
-    days = sorted({place.recorded_at[:10] for place in places})
-    return (
-        f"{section.gpu}, driver {', '.join(sorted({place.driver for place in places}))}; SM clock "
-        f"{span((p.before.sm_clock_mhz for p in places), 'MHz')} before and "
-        f"{span((p.after.sm_clock_mhz for p in places), 'MHz')} after each measurement, power after it "
-        f"{span((p.after.power_w for p in places), 'W')}; measured {' to '.join(dict.fromkeys((days[0], days[-1])))}, "
-        f"revision {', '.join(sorted({place.revision[:12] for place in places}))}."
-    )
 
 
 def _calibration(results: Results, section: Section) -> str:

@@ -1,11 +1,11 @@
-"""Which records count: the newest clean one of each key, in sections that never mix GPUs or workloads."""
+"""Records that count: the newest clean one of each key, in sections that never mix GPUs or workloads."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,23 @@ from tensorir_ladder.harness.records import (
     Listing,
     Peer,
     Record,
-    RecordError,
     StreamRecord,
     Timeline,
-    Timing,
     TunedConfig,
     load_counters,
     load_listings,
-    load_records,
     load_streams,
     load_timelines,
     load_tuned,
+    newest,
+    read_places,
 )
 
 Shape = tuple[int, int, int]
 
 LADDER_CHOICES = ("default", "best")
 TUNED = "tuned"
-FASTEST = "fastest"  # of all that was measured, whatever tile, slots and variant
+FASTEST = "fastest"  # of all that was measured, whatever tile, stages and variant
 SIDE_STEP = 64  # sizes on an axis are squares whose side is a multiple of it; other shapes stand in tables
 ARITHMETICS = (("ieee", "float32"), ("ieee", "float16"), ("ieee", "bfloat16"), ("tf32", "float32"))
 LAYOUTS = {"nn": "B[K,N]", "nt": "B[N,K]ᵀ"}
@@ -43,11 +42,7 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True)
 class Section:
-    """Records that may stand in one table or plot: one GPU, one dtype, one arithmetic, one layout.
-
-    ``stages`` is the stage count that stands for a step's variant, where a listing says it: the same case
-    may have been measured at other counts too.
-    """
+    """Records that may stand in one table or plot: one GPU, one dtype, one arithmetic, one layout."""
 
     gpu: str
     dtype: str
@@ -55,7 +50,6 @@ class Section:
     math: str
     layout: str
     records: tuple[Record, ...]
-    stages: dict[tuple[int, str], int]
 
     @property
     def title(self) -> str:
@@ -90,7 +84,7 @@ class Section:
 
     @property
     def choices(self) -> list[str]:
-        """Which of the ladder's two tile choices were measured."""
+        """The ladder's tile choices that were measured, of two."""
         return [choice for choice in LADDER_CHOICES if any(r.tile_choice == choice for r in self.records)]
 
     @property
@@ -101,7 +95,7 @@ class Section:
 
     @property
     def shown_choices(self) -> list[str]:
-        """What the ladder is shown with: the default configuration, and the fastest where others were measured."""
+        """The configurations a ladder is shown with: the default, and the fastest where others were measured."""
         found = {record.tile_choice == "default" for record in self.records}
         return [name for name, is_default in (("default", True), (FASTEST, False)) if is_default in found]
 
@@ -134,7 +128,7 @@ class Section:
         return {name: line for name, line in at_sizes.items() if line}
 
     def predicts(self, step: int) -> bool:
-        """Whether a step's predicted gain can stand beside its measured one.
+        """Tell if a step's predicted gain can stand beside its measured one.
 
         The prediction compares a pipelined loop with a plain one, so it says nothing of a step whose
         predecessor is pipelined already.
@@ -158,7 +152,7 @@ class Section:
             and shape_of(record) == shape
             and (self._stands_for_step(record) if variant is None else record.variant == variant)
         ]
-        usual = [r for r in found if r.stages == self.stages.get((step, r.variant), r.stages)]
+        usual = [record for record in found if record.default_stages]
         return max(usual or found, key=lambda record: record.environment.recorded_at, default=None)
 
     def fastest(self, step: int, shape: Shape) -> Record | None:
@@ -181,7 +175,7 @@ class Section:
         return {shape: record for shape, record in picked.items() if record is not None}
 
     def gains_at_sizes(self, step: int) -> list[float]:
-        """What a step gained over the one before wherever an axis of sizes shows it; none where that was not timed."""
+        """Gains over the step before wherever an axis of sizes shows them; none where that was not timed."""
         shown = [r for r in self.records if r.step == step and r.tile_choice in self.choices and is_size(shape_of(r))]
         return [gain for record in shown if (gain := shown_gain(record)) is not None]
 
@@ -221,7 +215,6 @@ class Section:
         return min((record.step for record in self.records if record.stages > 1), default=None)
 
     def _stands_for_step(self, record: Record) -> bool:
-        """Whether it is of the default variant, was tuned, or is of a step without a default in this arithmetic."""
         if record.default_variant or record.tile_choice == TUNED:
             return True
         own = [other for other in self.records if other.step == record.step]
@@ -233,8 +226,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Results:
-    """A results folder as reports see it: records that count, calibrations and memory-bound workloads apart,
-    listings, hardware counters, timelines.
+    """A results folder as reports see it: of each case the record that counts, by kind.
+
+    ``listings`` are those that ``compile --out`` has written into the folder; ``places`` says where the records of
+    steps and calibrations stand, by key.
     """
 
     records: tuple[Record, ...]
@@ -244,14 +239,14 @@ class Results:
     streams: tuple[StreamRecord, ...] = ()
     tuned: tuple[TunedConfig, ...] = ()
     timelines: tuple[Timeline, ...] = ()
+    places: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def sections(self) -> list[Section]:
         """The records, by GPU, dtype, arithmetic and layout, in the order of the ladder."""
-        stages = {(listing.step, listing.variant): listing.stages for listing in self.listings}
         groups: dict[tuple[str, ...], list[Record]] = {}
         for record in self.records:
             groups.setdefault(section_key(record), []).append(record)
-        sections = [Section(*key, records=tuple(group), stages=stages) for key, group in groups.items()]
+        sections = [Section(*key, records=tuple(group)) for key, group in groups.items()]
         return sorted(sections, key=lambda section: section.place)
 
     def steps(self) -> list[int]:
@@ -266,10 +261,9 @@ class Results:
         """The listing of a step's default variant, None if there is none."""
         return next((item for item in self.listings if item.step == step and item.default_variant), None)
 
-    def step_title(self, step: int) -> str:
-        """A step's one-line idea, or its name while it has no listing."""
-        listing = self.listing(step)
-        return listing.title.rstrip(".") if listing else self.step_name(step).replace("_", " ").capitalize()
+    def default_variant(self, step: int) -> str | None:
+        """The variant that stands for a step, None where it was not measured."""
+        return next((r.variant for r in self.records if r.step == step and r.default_variant), None)
 
     def calibration(self, section: Section) -> list[Record]:
         """cuBLAS against itself, for a section's GPU, dtype, arithmetic and layout."""
@@ -283,79 +277,30 @@ class Results:
 
 
 def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
-    """The records of a folder that count; RecordError names the first file that cannot be used."""
-    everything, streams, timelines = list(load_records(folder)), load_streams(folder), load_timelines(folder)
-    for record in (*everything, *streams, *timelines):
-        if problems := sample_problems(record):
-            raise RecordError(f"{folder / record.file_name()}: {problems[0]}; delete it or measure again")
-    chosen = newest(everything)
-    listings = sorted(
-        load_listings(folder), key=lambda item: (item.step, not item.default_variant, natural(item.variant))
+    """Read the records of a folder that count, of some steps or all; RecordError names the first that is none."""
+    chosen = newest(read_places(folder, Record))
+    places = {record.key: Path(place).name for place, record in chosen.items()}
+    wanted = None if steps is None else set(steps)
+
+    def kept(found: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(item for item in found if wanted is None or item.step in wanted)
+
+    records = sorted(chosen.values(), key=_row_order)
+    listings = sorted(load_listings(folder), key=lambda o: (o.step, not o.default_variant, natural(o.variant)))
+    return Results(
+        records=kept(record for record in records if record.kind == "step"),
+        calibrations=tuple(record for record in records if record.kind == "calibration"),
+        listings=kept(listings),
+        counters=kept(load_counters(folder)),
+        streams=tuple(load_streams(folder)),
+        tuned=kept(load_tuned(folder)),
+        timelines=kept(load_timelines(folder)),
+        places=places,
     )
-    counters, tuned = load_counters(folder), load_tuned(folder)
-    if steps is not None:
-        wanted = set(steps)
-        counters = [counted for counted in counters if counted.step in wanted]
-        tuned = [found for found in tuned if found.step in wanted]
-        timelines = [timeline for timeline in timelines if timeline.step in wanted]
-        chosen = [record for record in chosen if record.step in wanted or record.kind == "calibration"]
-        listings = [listing for listing in listings if listing.step in wanted]
-    rows = tuple(record for record in chosen if record.kind == "step")
-    calibrations = tuple(record for record in chosen if record.kind == "calibration")
-    lists = (listings, counters, streams, tuned, timelines)
-    return Results(rows, calibrations, *map(tuple, lists))
-
-
-def newest(records: Iterable[Record]) -> list[Record]:
-    """The newest clean record of each key, in a stable order; a dirty one only where no clean one exists."""
-    best: dict[tuple, Record] = {}
-    for record in records:
-        rival = best.get(record.key)
-        if rival is None or _rank(record) >= _rank(rival):
-            best[record.key] = record
-    return sorted(best.values(), key=_row_order)
-
-
-def sample_problems(record: Record | StreamRecord | TunedConfig | Timeline) -> list[str]:
-    """What makes a record's times unusable: no samples, or one that is no positive finite number."""
-    problems = [] if not isinstance(record, Record) or record.baseline else ["no baseline was measured"]
-    for timing in all_timings(record):
-        samples = timing.samples_ms
-        if not samples:
-            problems.append(f"{timing.label} has no samples")
-        elif not all(_is_time(sample) for sample in samples):
-            problems.append(f"{timing.label} has a sample that is no positive finite time")
-    return problems + (forecast_problems(record) if isinstance(record, Record) else [])
-
-
-def forecast_problems(record: Record) -> list[str]:
-    """What makes the depth model's forecast in a record unusable."""
-    forecast = record.depth
-    if forecast is None:
-        return []
-    if not forecast.time_ms or not all(_is_time(time) for time in forecast.time_ms):
-        return ["the forecast has no times, or one that is no positive finite time"]
-    counts = (forecast.fewest, forecast.most, forecast.recommended)
-    if not all(isinstance(count, int) and count >= 1 for count in counts):
-        return [f"the forecast's fewest, most and recommended stages must be at least 1 (got {counts})"]
-    return []
-
-
-def all_timings(record: Record | StreamRecord | TunedConfig | Timeline) -> list[Timing]:
-    """Every contender's times in a record: its own, and those it was measured beside."""
-    if isinstance(record, TunedConfig):
-        found = list(record.confirmation)
-    elif isinstance(record, Timeline):
-        found = [record.plain, record.stamped]
-    elif isinstance(record, StreamRecord):
-        found = [record.timing, record.copy, record.torch]
-    else:
-        found = [record.timing, *record.baseline, record.previous, *(peer.timing for peer in record.peers)]
-    return [timing for timing in found if timing is not None]
 
 
 def section_key(record: Record | TunedConfig) -> tuple[str, ...]:
-    """What two records must share to stand in one table."""
+    """Give what two records must share to stand in one table."""
     return (record.environment.gpu, record.dtype, record.out_dtype, record.math, record.layout)
 
 
@@ -384,7 +329,7 @@ def steps_text(steps: Iterable[int]) -> str:
 
 
 def is_size(shape: Shape) -> bool:
-    """Whether a shape has a place on an axis of sizes: a square whose side is a multiple of ``SIDE_STEP``."""
+    """Tell if a shape has a place on an axis of sizes: a square whose side is a multiple of ``SIDE_STEP``."""
     return len(set(shape)) == 1 and shape[0] % SIDE_STEP == 0
 
 
@@ -409,14 +354,6 @@ def parse_steps(text: str) -> list[int]:
     return sorted(steps)
 
 
-def _rank(record: Record) -> tuple[bool, str]:
-    return not record.environment.dirty, record.environment.recorded_at
-
-
 def _row_order(record: Record) -> tuple:
     case = (*section_key(record), record.step, not record.default_variant, natural(record.variant))
     return (*case, record.tile_choice != "default", record.tile_choice, record.stages, *shape_of(record), record.tile)
-
-
-def _is_time(sample: object) -> bool:
-    return isinstance(sample, (int, float)) and math.isfinite(sample) and sample > 0

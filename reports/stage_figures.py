@@ -29,7 +29,6 @@ def speed_figure(sweeps: Sequence[StageSweep]) -> Figure:
     """Speed over stages, a panel per shape: measured with spread, model, recommendation, cuBLAS, Triton's sweep."""
 
     def draw(axes: Axes, sweep: StageSweep) -> None:
-        """One shape's panel."""
         axes.axhline(gflops(sweep.shape, sweep.cublas_ms), color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
         _draw_triton(axes, sweep)
         _draw_forecast(axes, sweep)
@@ -48,7 +47,6 @@ def stage_variants_figure(sweeps: Sequence[StageSweep]) -> Figure:
     shapes = list(dict.fromkeys(sweep.shape for sweep in sweeps))
 
     def draw(axes: Axes, first: StageSweep) -> None:
-        """The panel of this sweep's shape, a line per variant."""
         axes.axhline(gflops(first.shape, first.cublas_ms), color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
         for sweep in sweeps:
             if sweep.shape == first.shape:
@@ -89,7 +87,6 @@ def streams_figure(sweeps: Sequence[StreamSweep]) -> Figure:
     """Bandwidth over stages of memory-bound workloads, a panel per workload and size; the copy is the line."""
 
     def draw(axes: Axes, sweep: StreamSweep) -> None:
-        """One workload's panel at one size."""
         axes.axhline(sweep.copy_gb_s, color=CUBLAS, linestyle="--", linewidth=1.4, label="copy of as many bytes")
         if sweep.torch_gb_s:
             axes.axhline(sweep.torch_gb_s, color=TRITON, linestyle=":", linewidth=1.8, label="torch's operator")
@@ -194,7 +191,6 @@ def _quartiles(timing: Timing) -> tuple[float, float]:
 
 
 def _when(sweeps: Sequence[StageSweep] | Sequence[StreamSweep]) -> str:
-    """How many rounds a median is of, and when the records were made."""
     records = [record for sweep in sweeps for record in sweep.everything]
     rounds = sorted({record.method.rounds for record in records})
     days = sorted({record.environment.recorded_at[:10] for record in records})

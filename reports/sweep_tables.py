@@ -19,6 +19,8 @@ from tensorir_ladder.reports.sweeps import (
 )
 from tensorir_ladder.reports.table import NOT_MEASURED, NOT_VERIFIED, Table, gflops, percent
 
+USED = ("smem_bytes", "registers", "blocks_per_sm", "occupancy", "occupancy_limit")
+
 
 def rows(sweep: StageSweep) -> list[dict[str, Any]]:
     """A sweep as rows of ``sweep --json``, one per stage count."""
@@ -26,7 +28,7 @@ def rows(sweep: StageSweep) -> list[dict[str, Any]]:
 
 
 def tradeoff_table(sweep: StageSweep) -> Table:
-    """What each stage count of one case brings and what it costs, a row each."""
+    """Tabulate what each stage count of one case brings and what it costs, a row each."""
     header = ("stages", "GFLOPS", "of cuBLAS", "model's GFLOPS", "shared bytes", "registers", "blocks per SM")
     header += ("occupancy", "barriers per k tile", "latency hidden (model)", "one more stage costs", "")
     grid = [
@@ -69,7 +71,7 @@ def overview_table(sweeps: list[StageSweep]) -> Table:
 
 
 def variant_gains_table(sweeps: list[StageSweep]) -> Table | None:
-    """What each variant of a step gains over the default one with the same tile and stages; None without a pair."""
+    """Tabulate each variant's gain over the default one with the same tile and stages; None without a pair."""
     pairs = _variant_pairs(sweeps)
     if not pairs:
         return None
@@ -109,7 +111,7 @@ def variant_sentences(sweeps: list[StageSweep]) -> list[str]:
 
 
 def _identical_gains(pairs: list[tuple[StageSweep, StageSweep]]) -> list[float]:
-    """What two measurements of the same kernel differ by, wherever two variants are one."""
+    """Differences between two measurements of the same kernel, wherever two variants are one."""
     return [
         gain
         for before, own in pairs
@@ -124,7 +126,6 @@ def _same_kernel(before: StageSweep, own: StageSweep, stages: int) -> bool:
 
 
 def _same_rounds(before: StageSweep, own: StageSweep) -> bool:
-    """Whether all records of two sweeps share one measurement of cuBLAS."""
     return len({record.baseline for sweep in (before, own) for record in sweep.records}) == 1
 
 
@@ -163,26 +164,13 @@ def _row(sweep: StageSweep, record: Record) -> dict[str, Any]:
     after = next((r.resources for r in sweep.records if r.stages == stages + 1), None) if used else None
     predicted, forecast = sweep.predicted_ms(stages), sweep.forecast
     return {
-        "step": record.step,
-        "variant": record.variant,
-        "tile": record.tile,
-        "m": record.m,
-        "n": record.n,
-        "k": record.k,
+        **{name: getattr(record, name) for name in ("step", "variant", "tile", "m", "n", "k", "dtype", "layout")},
         "gpu": record.environment.gpu,
-        "dtype": record.dtype,
-        "layout": record.layout,
         "stages": stages,
         "verified": passed,
-        "time_ms": record.time_ms if passed else None,
-        "gflops": record.gflops if passed else None,
-        "ratio_to_cublas": record.ratio_to_cublas if passed else None,
+        **{name: getattr(record, name) if passed else None for name in ("time_ms", "gflops", "ratio_to_cublas")},
         "predicted_gflops": gflops(sweep.shape, predicted) if predicted else None,
-        "smem_bytes": used.smem_bytes if used else None,
-        "registers": used.registers if used else None,
-        "blocks_per_sm": used.blocks_per_sm if used else None,
-        "occupancy": used.occupancy if used else None,
-        "occupancy_limit": used.occupancy_limit if used else None,
+        **{name: getattr(used, name) if used else None for name in USED},
         "barriers": record.code.barriers if record.code else None,
         "latency_hidden": sweep.latency_hidden(stages),
         "next_stage_smem_bytes": after.smem_bytes - used.smem_bytes if after else None,

@@ -39,7 +39,7 @@ class StreamSection:
 
 
 class StagedRecords:
-    """What both kinds of sweep share. ``records`` are those of one case, a stage count each, fewest first."""
+    """Answers that both kinds of sweep give. ``records`` are those of one case, a stage count each, fewest first."""
 
     records: tuple[Record, ...] | tuple[StreamRecord, ...]
 
@@ -79,11 +79,11 @@ class StagedRecords:
         return speed_gain_pct(self.direct_ms, self.times_ms[self.preferred])
 
     def resources(self, stages: int) -> Resources | None:
-        """What the kernel with that many stages uses; None if unknown or not measured."""
+        """Resources of the kernel with that many stages; None if unknown or not measured."""
         return next((record.resources for record in self.records if record.stages == stages), None)
 
     def bound(self, stages: int) -> str:
-        """What the record with that many stages says it is bound by."""
+        """The bound that the record with that many stages names."""
         return next(record.bound for record in self.records if record.stages == stages)
 
 
@@ -106,7 +106,7 @@ class StageSweep(StagedRecords):
 
     @property
     def default_variant(self) -> bool:
-        """Whether that is the variant which stands for the step."""
+        """That is the variant which stands for the step."""
         return self.records[0].default_variant
 
     @property
@@ -131,7 +131,7 @@ class StageSweep(StagedRecords):
 
     @property
     def forecast(self) -> DepthForecast | None:
-        """What the depth model said, by the newest record that carries a forecast."""
+        """The depth model's forecast, from the newest record that carries one."""
         carrying = [record for record in self.records if record.depth is not None]
         newest = max(carrying, key=lambda record: record.environment.recorded_at, default=None)
         return newest.depth if newest else None
@@ -143,7 +143,7 @@ class StageSweep(StagedRecords):
 
     @property
     def drift_pct(self) -> float:
-        """How far cuBLAS's time moved between these records: what a comparison of two of them cannot see."""
+        """The drift of cuBLAS's time between these records: a comparison of two of them cannot see less."""
         times = [record.fastest_baseline.median_ms for record in self.records]
         return 100 * (max(times) / min(times) - 1)
 
@@ -207,6 +207,11 @@ class StreamSweep(StagedRecords):
     def direct_ms(self) -> float | None:
         """The direct form's time; None where it was not measured."""
         return self.direct.timing.median_ms if self.direct else None
+
+
+def has_sweeps(results: Results) -> bool:
+    """Tell if anything was swept over stages."""
+    return bool(stream_sweeps(results)) or any(stage_sweeps(section) for section in results.sections())
 
 
 def stage_sweeps(section: Section) -> list[StageSweep]:
@@ -282,7 +287,7 @@ def fewest_within_tie(times_ms: Mapping[int, float]) -> int:
 
 
 def speed_lost_pct(time_ms: float, fastest_ms: float) -> float:
-    """How much slower a time is than the fastest, in percent of the fastest's speed."""
+    """Speed lost by a time to the fastest, in percent of the fastest's speed."""
     return 100 * (1 - fastest_ms / time_ms)
 
 

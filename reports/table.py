@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorir_ladder.harness.records import Peer, Record, TunedConfig
+from tensorir_ladder.harness.records import Peer, Record, StreamRecord, Timeline, TunedConfig
 from tensorir_ladder.reports.selection import (
     FASTEST,
     TUNED,
@@ -26,6 +26,7 @@ from tensorir_ladder.reports.sweeps import unswept
 
 NOT_MEASURED = "–"
 NOT_VERIFIED = "failed its check"
+COMMANDS_SHOWN = 3
 CHOICE_TITLES = {
     "default": "default tile",
     "best": "best tile",
@@ -54,43 +55,29 @@ class Table:
         return f"{text}\n\n{self.note}" if self.note else text
 
 
-def row(record: Record) -> dict[str, Any]:
-    """A record as one row of ``table --json``. A record that failed its check has no speed."""
-    resources, passed = record.resources, record.verification.passed
+CASE = ("step", "variant", "default_variant", "m", "n", "k", "layout", "dtype", "out_dtype", "math", "stages", "tile")
+SPEED = ("time_ms", "gflops", "ratio_to_cublas", "improvement_over_previous_pct")
+
+
+def row(record: Record, place: str) -> dict[str, Any]:
+    """Make one row of ``table --json`` of a record at a place. A record that failed its check has no speed."""
+    used, passed, made = record.resources, record.verification.passed, record.environment
     return {
-        "step": record.step,
-        "variant": record.variant,
-        "default_variant": record.default_variant,
-        "m": record.m,
-        "n": record.n,
-        "k": record.k,
-        "layout": record.layout,
-        "dtype": record.dtype,
-        "out_dtype": record.out_dtype,
-        "math": record.math,
-        "stages": record.stages,
-        "tile": record.tile,
-        "tile_choice": record.tile_choice,
-        "gpu": record.environment.gpu,
-        "time_ms": record.time_ms if passed else None,
-        "gflops": record.gflops if passed else None,
-        "ratio_to_cublas": record.ratio_to_cublas if passed else None,
-        "improvement_over_previous_pct": record.improvement_over_previous_pct if passed else None,
+        **{name: getattr(record, name) for name in (*CASE, "tile_choice")},
+        "gpu": made.gpu,
+        **{name: getattr(record, name) if passed else None for name in SPEED},
         "verified": passed,
         "verified_on": record.verification.on,
-        "registers": resources.registers if resources else None,
-        "smem_bytes": resources.smem_bytes if resources else None,
-        "occupancy": resources.occupancy if resources else None,
+        **{name: getattr(used, name) if used else None for name in ("registers", "smem_bytes", "occupancy")},
         "bound": record.bound,
         "peers": [peer_row(record, peer) for peer in record.peers],
-        "recorded_at": record.environment.recorded_at,
-        "revision": record.environment.revision,
-        "dirty": record.environment.dirty,
+        **{name: getattr(made, name) for name in ("recorded_at", "revision", "dirty")},
+        "record": place,
     }
 
 
 def peer_row(record: Record, peer: Peer) -> dict[str, Any]:
-    """A record's peer as a part of its row; without a speed where it has none, or where the record has none."""
+    """Make a record's peer a part of its row; without a speed where it has none, or where the record has none."""
     timing = peer.timing if record.verification.passed else None
     speed = {
         "time_ms": timing.median_ms if timing else None,
@@ -184,7 +171,7 @@ def peers_table(section: Section, brief: bool = False) -> Table:
 
 
 def is_stage_count(peer: str) -> bool:
-    """Whether a peer is Triton at one stage count, which only stage sweeps show."""
+    """Tell if a peer is Triton at one stage count, which only stage sweeps show."""
     return peer.startswith("triton-")
 
 
@@ -222,7 +209,7 @@ def margin(config: TunedConfig) -> str:
 
 
 def all_tables(results: Results) -> list[Table]:
-    """What ``table`` prints: per section the ladder by tile choice, variants, the rest, and beside peers."""
+    """Make all that ``table`` prints: per section the ladder by tile choice, variants, the rest, and beside peers."""
     tables = []
     for section in results.sections():
         tables += [ladder_table(results, section, choice) for choice in section.all_choices]
@@ -293,6 +280,36 @@ def span(values: Iterable[float], unit: str, digits: int = 0) -> str:
     return f"{low} {unit}" if low == high else f"{low}–{high} {unit}"
 
 
+def measured_on(records: Collection[Record | StreamRecord | Timeline]) -> str:
+    """Name the machine of some records, its clocks and power, the days and the revisions."""
+    places = [record.environment for record in records]
+    days = sorted({place.recorded_at[:10] for place in places})
+    gpus, drivers = (", ".join(sorted(set(names))) for names in ([p.gpu for p in places], [p.driver for p in places]))
+    return (
+        f"{gpus}, driver {drivers}; SM clock "
+        f"{span((p.before.sm_clock_mhz for p in places), 'MHz')} before and "
+        f"{span((p.after.sm_clock_mhz for p in places), 'MHz')} after each measurement, power after it "
+        f"{span((p.after.power_w for p in places), 'W')}; measured {' to '.join(dict.fromkeys((days[0], days[-1])))}, "
+        f"revision {', '.join(sorted({p.revision[:12] for p in places}))}."
+    )
+
+
+def how_measured(records: Collection[Record | StreamRecord | Timeline]) -> str:
+    """Say how some records were made: machine, rounds, data, cache, launch, check and commands."""
+    methods, checks = [record.method for record in records], [record.verification for record in records]
+    commands = list(dict.fromkeys(f"`{record.command}`" for record in records))
+    others = {StreamRecord: "the copy and torch's operator", Timeline: "the same kernel without stamps"}
+    beside = others.get(type(next(iter(records))), "cuBLAS and the step before")
+    more = f" and {len(commands) - COMMANDS_SHOWN} more" if len(commands) > COMMANDS_SHOWN else ""
+    return (
+        f"{measured_on(records)} {span((m.rounds for m in methods), 'rounds')}, interleaved with {beside}, "
+        f"{span((m.launches_per_round for m in methods), 'launches')} each; data {_distinct(m.data for m in methods)}; "
+        f"cache: {_distinct(m.cache for m in methods)}; launch: {_distinct(m.launch for m in methods)}; checked "
+        f"before, on {_distinct(c.on for c in checks)}, largest error {max(c.max_error for c in checks):.2g}, least "
+        f"tolerance {min(c.tolerance for c in checks):.2g}. Commands: {', '.join(commands[:COMMANDS_SHOWN])}{more}."
+    )
+
+
 def average_gain(records: Collection[Record], expected: int) -> str:
     """Mean gain over the step before; says so where it is over fewer than the ``expected`` sizes."""
     gains = [gain for record in records if (gain := shown_gain(record)) is not None]
@@ -323,15 +340,15 @@ def cublas_cell(lines: Collection[dict[Shape, Record]], shape: Shape) -> str:
 
 
 def tiles_in_words(lines: Collection[dict[Shape, Record]], choice: str) -> str:
-    """Which tiles were used, as a sentence."""
+    """Name the tiles that were used, as a sentence."""
     records = [record for line in lines for record in line.values()]
     if choice == "best":
         count = max((len({item["tile"] for item in record.candidates}) for record in records), default=0)
         return f"best tile: the fastest of {count} for each step and size." if count else "best tile of each size."
     if choice == TUNED:
-        return "tile, slots and variant of each step and size as tuned; the step before with that tile if it takes it."
+        return "tile, stages and variant of each step and size as tuned; the step before with that tile if it takes it."
     if choice == FASTEST:
-        return "fastest configuration: of all that was measured of a step and size, whatever tile, slots and variant."
+        return "fastest configuration: of all that was measured of a step and size, whatever tile, stages and variant."
     return f"tile {default_tiles(records)}."
 
 
@@ -347,3 +364,7 @@ def default_tiles(records: Iterable[Record]) -> str:
 
 def _partial(count: int, expected: int) -> str:
     return "" if count == expected else f" ({count} of {expected} sizes)"
+
+
+def _distinct(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(values))

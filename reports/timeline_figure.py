@@ -1,4 +1,4 @@
-"""Drawing one block's life: a panel per stage count, a row per ring slot and per role, time from left to right.
+"""Drawing one block's life: a panel per stage count, a row per stage and per role, time from left to right.
 
 A role's row shows above what the tensor cores do for it, below what its threads do.
 """
@@ -75,8 +75,9 @@ def _finished(figure: Figure, axes: list[Axes], group: Lives) -> Figure:
 
 
 def _windows(timelines: Iterable[Timeline]) -> tuple[float, float]:
-    """How much of the begin and of the end is shown, in ns: 16 k tiles of the fastest; the first epilogue and 3 k tiles
-    before it of all.
+    """Lengths of the begin and of the end that are shown, in ns.
+
+    16 k tiles of the fastest; the first epilogue and the 3 k tiles before it of all.
     """
     begins, ends = [], []
     for timeline in timelines:
@@ -102,8 +103,8 @@ def _products(timeline: Timeline) -> list[list[Span]]:
 
 
 def _rows(timeline: Timeline) -> list[str]:
-    """The rows of a panel: ring slots, then roles."""
-    return [*(f"slot {slot}" for slot in range(timeline.stages)), *waiting_roles(timeline)]
+    """The rows of a panel: stages, then roles."""
+    return [*(f"stage {stage}" for stage in range(timeline.stages)), *waiting_roles(timeline)]
 
 
 def _draw(axes: Axes, timeline: Timeline, origin: float) -> None:
@@ -122,8 +123,8 @@ def _draw(axes: Axes, timeline: Timeline, origin: float) -> None:
             own = [span for span in products if span.seen == seen]
             _bars(axes, own, upper, color, label, origin, numbered=True)
         _epilogue_bars(axes, timeline, role, lower, origin)
-        _bars(axes, spans(timeline, role, FULL_WAIT), lower, FULL_COLOR, "wait for a full slot", origin)
-        _bars(axes, spans(timeline, role, EMPTY_WAIT), lower, EMPTY_COLOR, "wait for an empty slot", origin)
+        _bars(axes, spans(timeline, role, FULL_WAIT), lower, FULL_COLOR, "wait for a full stage", origin)
+        _bars(axes, spans(timeline, role, EMPTY_WAIT), lower, EMPTY_COLOR, "wait for an empty stage", origin)
         begins = [(moment - origin) * US for moment in timeline.moments(role, "piece begins").values()]
         low, high = axes.get_xlim()
         if begins := [begin for begin in begins if low <= begin <= high]:

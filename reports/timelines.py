@@ -62,7 +62,7 @@ class Lives:
 
     @property
     def kind(self) -> str:
-        """What its picture is, as part of a file name."""
+        """The kind of its picture, as part of a file name."""
         own = self.first
         return f"step{own.step}-timeline-{own.variant}-{own.tile.replace('/', '_')}-{shape_label(own.shape)}"
 
@@ -126,7 +126,7 @@ def lives_table(group: Lives) -> Table:
 
 
 def which_runs(group: Lives) -> str:
-    """Which blocks of which runs are shown."""
+    """Name the blocks and runs that are shown."""
     own = group.first
     blocks = dict.fromkeys(f"block {t.block} of {t.blocks}" for t in group.timelines)
     return f"{', '.join(blocks).capitalize()}; of {len(own.durations_ns)} runs the one with the median duration."

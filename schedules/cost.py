@@ -1,4 +1,4 @@
-"""What a tile costs on a machine: one model for the steps' default tiles, for torch_ops' choice, and for the search.
+"""Cost of a tile on a machine: one model for the steps' default tiles, for torch_ops' choice, and for the search.
 
 It puts candidates into order without measuring them, no more: results never depend on it. What it needs to know of a
 GPU is data (:class:`CostRates`), read from that GPU's rates file by whoever asks.
@@ -26,7 +26,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 
 @dataclass(frozen=True)
 class CostRates:
-    """What the model takes from a GPU's rates file, where each number says how it came about.
+    """Numbers that the model takes from a GPU's rates file, where each says how it came about.
 
     ``*_warps_to_hide`` and ``*_edge`` weigh latency and a tile's edges, for ordinary cores (simt) and tensor cores.
     Per cycle of a multiprocessor: multiply-adds of wgmma, bytes loaded while all load, bytes of a stream-K helper's
@@ -59,12 +59,13 @@ class CostRates:
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU as the model sees it: its TVM target with limits, its multiprocessors, cp.async, and its rates."""
+    """A GPU as the model sees it: TVM target with limits, multiprocessors, rates, cp.async, and its name, if known."""
 
     target: Target
     multiprocessors: int
     rates: CostRates
     has_cp_async: bool = True
+    name: str = ""
 
 
 def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, split: bool = False) -> Choice:
@@ -86,7 +87,7 @@ def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, split: bool = F
 
 
 def _fitting(choices: Sequence[Choice], target: Target, itemsize: int) -> list[Choice]:
-    """The choices that a target can hold; with fewer stages where it can hold none of them as it is."""
+    """Return the choices that a target can hold; with fewer stages where it can hold none of them as it is."""
     for fewer in range(max((choice.stages for choice in choices), default=0)):
         shorter = [Choice(choice.tile, choice.stages - fewer) for choice in choices if choice.stages > fewer]
         if legal := [each for each in shorter if not each.tile.violations(target, itemsize, each.stages)]:
@@ -161,7 +162,7 @@ def copying_pays(operations: float, copied_bytes: float, rates: CostRates, share
 
 
 class SharedOut(Protocol):
-    """How persistent blocks share tiles out: what :class:`kernels.stream_k.StreamKPlan` says of itself."""
+    """Tiles shared out among persistent blocks: the part of :class:`kernels.stream_k.StreamKPlan` that cost needs."""
 
     k_tiles: int
     helpers: int

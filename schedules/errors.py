@@ -1,4 +1,4 @@
-"""What a schedule function says when it is asked for something illegal."""
+"""Errors of schedule functions that are asked for something illegal."""
 
 from __future__ import annotations
 

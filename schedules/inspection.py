@@ -13,35 +13,36 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 UNROLL_RING = "unroll_ring"  # on a pipelined loop: stages of the ring, whose turn is to be written out
 PIPELINE_STAGE = "software_pipeline_stage"
 SHARED_SCOPES = ("shared", "shared.dyn")
+DEVICE_SCOPES = ("global", "")
 
 
 def block_name(sch: Schedule, block: SBlockRV) -> str:
-    """The block's name, for messages."""
+    """Return the block's name, for messages."""
     return str(sch.get(block).name_hint)
 
 
 def loop_name(sch: Schedule, loop: LoopRV) -> str:
-    """The name of the loop's variable, for messages."""
+    """Return the name of the loop's variable, for messages."""
     return str(sch.get(loop).loop_var.name)
 
 
 def loop_extent(sch: Schedule, loop: LoopRV) -> int:
-    """The loop's trip count."""
+    """Return the loop's trip count."""
     return int(sch.get(loop).extent)
 
 
 def is_constant(extent: tirx.Expr) -> bool:
-    """Whether an extent is a number, and not known at run time only."""
+    """Return whether an extent is a number, and not known at run time only."""
     return isinstance(extent, tirx.IntImm)
 
 
 def loop_extents(sch: Schedule, block: SBlockRV) -> list[int]:
-    """Trip counts of the loops around a block, outermost first."""
+    """Return the trip counts of the loops around a block, outermost first."""
     return [loop_extent(sch, loop) for loop in sch.get_loops(block)]
 
 
 def loops_below(sch: Schedule, block: SBlockRV, loop: LoopRV) -> list[LoopRV]:
-    """The loops around ``block`` that are inside ``loop``, outermost first."""
+    """Return the loops around ``block`` that are inside ``loop``, outermost first."""
     loops = sch.get_loops(block)
     target = sch.get(loop)
     depths = [depth for depth, candidate in enumerate(loops) if sch.get(candidate).same_as(target)]
@@ -49,13 +50,13 @@ def loops_below(sch: Schedule, block: SBlockRV, loop: LoopRV) -> list[LoopRV]:
 
 
 def operand_regions(sch: Schedule, block: SBlockRV) -> list[ir.TensorRegion]:
-    """What a reduction reads beside its own sums, in order."""
+    """Return the regions that a reduction reads beside its own sums, in order."""
     stmt = sch.get(block)
     return [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
 
 
 def innermost_iterator(sch: Schedule, block: SBlockRV, operand: int) -> int:
-    """The position among a block's iterators of the last one that an operand's innermost index uses."""
+    """Return the position among a block's iterators of the last one that an operand's innermost index uses."""
     index, used = operand_regions(sch, block)[operand].region[-1].min, []
     tvm_ffi.structural_walk(index, (tirx.Var, lambda var: used.append(var)))
     iterators = [iterator.var for iterator in sch.get(block).iter_vars]
@@ -100,37 +101,37 @@ class Statement:
         return [block for block in self.blocks if not any(block.same_as(other) for other in self.idle)]
 
     def reads_buffer(self, buffer: tirx.Var) -> bool:
-        """Whether one of its blocks reads ``buffer``."""
+        """Return whether one of its blocks reads ``buffer``."""
         return any(region.source.same_as(buffer) for region in self.reads)
 
     def writes_buffer(self, buffer: tirx.Var) -> bool:
-        """Whether one of its blocks writes ``buffer``."""
+        """Return whether one of its blocks writes ``buffer``."""
         return any(region.source.same_as(buffer) for region in self.writes)
 
     @property
     def accumulates(self) -> bool:
-        """Whether it keeps a running sum: a reduction, or reads what it writes."""
+        """True where it keeps a running sum: a reduction, or reads what it writes."""
         reduces = any(i.iter_type == tirx.IterVar.CommReduce for block in self._running for i in block.iter_vars)
         return reduces or any(self.reads_buffer(region.source) for region in self.writes)
 
     @property
     def is_pure_copy(self) -> bool:
-        """Whether it only moves elements (zero outside a predicate), of one dtype: what cp.async can do."""
+        """True where it only moves elements (zero outside a predicate), of one dtype: what cp.async can do."""
         return all(_moves_elements(block.body) for block in self.blocks)
 
     @property
     def fills_shared(self) -> bool:
-        """Whether it only writes shared memory, from somewhere else."""
+        """True where it only writes shared memory, from somewhere else."""
         return bool(self.writes) and all(region.source.scope() in SHARED_SCOPES for region in self.writes)
 
 
 def statements_under(sch: Schedule, loop: LoopRV) -> list[Statement]:
-    """The statements of a loop's body, in program order."""
+    """Return the statements of a loop's body, in program order."""
     return statements_of(sch.get(loop))
 
 
 def statements_of(loop: tirx.For) -> list[Statement]:
-    """The statements of a loop's body, in program order; of the loop itself where there is no schedule at hand."""
+    """Return the same of the loop itself, where there is no schedule at hand."""
     body = loop.body
     while isinstance(body, s_tir.SBlockRealize) and _blocks(body.block.body):
         body = body.block.body
@@ -139,19 +140,19 @@ def statements_of(loop: tirx.For) -> list[Statement]:
 
 
 def scheduled_function(sch: Schedule) -> tirx.PrimFunc:
-    """The function a schedule works on (``sch.work_on``; "main" by default)."""
+    """Return the function a schedule works on (``sch.work_on``; "main" by default)."""
     return sch.mod[sch.func_working_on]
 
 
 def blocks_outside(sch: Schedule, loop: LoopRV) -> list[s_tir.SBlock]:
-    """The leaf blocks of the scheduled function that are not under ``loop``."""
+    """Return the leaf blocks of the scheduled function that are not under ``loop``."""
     inside = [block for statement in statements_under(sch, loop) for block in statement.blocks]
     every = _leaf_blocks(scheduled_function(sch).body)
     return [block for block in every if not any(block.same_as(other) for other in inside)]
 
 
 def pipelined_loop_around(sch: Schedule, loop: LoopRV) -> str | None:
-    """The name of a pipelined loop around ``loop``, None if there is none."""
+    """Return the name of a pipelined loop around ``loop``, None if there is none."""
     parent = sch.get_sref(loop).parent
     while parent is not None:
         if isinstance(parent.stmt, tirx.For) and PIPELINE_STAGE in parent.stmt.annotations:
@@ -161,7 +162,7 @@ def pipelined_loop_around(sch: Schedule, loop: LoopRV) -> str | None:
 
 
 def annotated_loops(mod: ir.IRModule | tirx.PrimFunc, key: str) -> Iterator[tirx.For]:
-    """Every loop of a module or function that carries the annotation ``key``, outermost first."""
+    """Return every loop of a module or function that carries the annotation ``key``, outermost first."""
     functions = [mod] if isinstance(mod, tirx.PrimFunc) else list(mod.functions.values())
     found: list[tirx.For] = []
     for function in functions:
@@ -175,7 +176,7 @@ def annotated_loops(mod: ir.IRModule | tirx.PrimFunc, key: str) -> Iterator[tirx
 
 
 def _statements(stmt: tirx.Stmt) -> list[Statement]:
-    """One statement; or three for a loop that is pipelined itself, which TVM rewrites before the one around it."""
+    """Return one statement; three for a loop that is pipelined itself, which TVM rewrites before the one around it."""
     statement = _statement(stmt)
     if isinstance(stmt, tirx.For) and PIPELINE_STAGE in stmt.annotations:
         stages = [int(stage) for stage in stmt.annotations[PIPELINE_STAGE]]
@@ -186,7 +187,7 @@ def _statements(stmt: tirx.Stmt) -> list[Statement]:
 
 
 def _blocks_in_stage(loop: tirx.For, stages: list[int], stage: int) -> tuple[s_tir.SBlock, ...]:
-    """The leaf blocks of a pipelined loop's statements that are in one stage."""
+    """Return the leaf blocks of a pipelined loop's statements that are in one pipeline stage."""
     return tuple(block for s, at in zip(statements_of(loop), stages) if at == stage for block in s.blocks)
 
 
@@ -194,7 +195,6 @@ def _statement(stmt: tirx.Stmt) -> Statement:
     vectors = [1]
 
     def note(loop: tirx.For) -> None:
-        """Take down the width of a vectorized loop."""
         if loop.kind == tirx.ForKind.VECTORIZED:
             vectors.append(int(loop.extent))
 
@@ -205,7 +205,6 @@ def _statement(stmt: tirx.Stmt) -> Statement:
 
 
 def _executions(stmt: tirx.Stmt) -> int:
-    """How often the leaf blocks of a statement run."""
     if isinstance(stmt, tirx.For):
         return int(stmt.extent) * _executions(stmt.body)
     if isinstance(stmt, tirx.SeqStmt):
@@ -216,7 +215,7 @@ def _executions(stmt: tirx.Stmt) -> int:
 
 
 def _moves_elements(body: tirx.Stmt) -> bool:
-    """``target[...] = source[...]``, or the same with ``source[...] if inside else 0``."""
+    """Recognise ``target[...] = source[...]``, or the same with ``source[...] if inside else 0``."""
     if not isinstance(body, tirx.BufferStore):
         return False
     value = body.value

@@ -10,6 +10,7 @@ swizzle), "Tensor Memory Accelerator" and "TensorCore 5th Generation Family Inst
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -103,7 +104,7 @@ class MmaInstruction:
         inside, width = lane % PIECE_ROWS, 4 * self.packed
         return (down * 8 + inside, right * width) if by_k else (right * 8 + inside, down * width)
 
-    def _place(self, row, k, piece):
+    def _place(self, row: Any, k: Any, piece: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
         width = 4 * self.packed
         lane = row % PIECE_ROWS * 4 + k % width // self.packed
         number = piece(row % self.M // PIECE_ROWS, k % self.k // width)

@@ -1,4 +1,4 @@
-"""Tiles: which part of a product one thread block computes, and how that is shared out among warps and threads.
+"""Tiles: the part of a product that one thread block computes, and its shares of warps and threads.
 
 One frozen dataclass for each way of sharing out. In code a tile has named fields; on the command line, in records and
 in tables it is one text, the same fields in the same order, ``x`` inside a group and ``/`` between groups:
@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tvm.target import Target
 
@@ -88,7 +88,8 @@ class BlockTile:
             )
         numbers = iter(map(int, match.groups()))
         groups = [tuple(next(numbers) for _ in range(length)) for length in cls._lengths()]
-        return cls(*(group if len(group) > 1 else group[0] for group in groups))
+        fields: list[Any] = [group if len(group) > 1 else group[0] for group in groups]
+        return cls(*fields)
 
     def __str__(self) -> str:
         return "/".join(
@@ -97,7 +98,7 @@ class BlockTile:
 
     @classmethod
     def _lengths(cls) -> list[int]:
-        """Numbers of each field."""
+        """Return how many numbers each field has."""
         return [group.count("x") + 1 for group in cls.FORM.split("/")]
 
     @property
@@ -138,12 +139,19 @@ class BlockTile:
 
     @property
     def outputs(self) -> str:
-        """What a thread sums up, as text: how many outputs."""
+        """Sums of a thread, as text: how many outputs."""
         return str(self.block_m * self.block_n // self.threads_per_block)
 
     def misfits(self) -> list[str]:
-        """Return what does not divide into what, one clause each; empty if the tile is sound."""
+        """Return what does not divide, one clause each; empty if the tile is sound."""
         raise NotImplementedError
+
+    @classmethod
+    def check_family(cls, tile: BlockTile) -> None:
+        """Raise IllegalTile for a tile of another family than this one."""
+        if not isinstance(tile, cls):
+            remedy = f"give for example {cls.EXAMPLE}"
+            raise IllegalTile(f"not a {cls.__name__}", value=str(tile), limit=cls.FORM, remedy=remedy)
 
     def check_sound(self) -> None:
         """Raise IllegalTile with everything that does not divide."""
@@ -201,14 +209,10 @@ def _is_whole(size: object) -> bool:
     return isinstance(size, int) and not isinstance(size, bool)
 
 
-@dataclass(frozen=True)
-class ThreadTile(BlockTile):
-    """Threads that each compute ``thread`` = (rows, columns) of the block tile. Written ``64x64x16/4x4``."""
+class _ByThread(BlockTile):
+    """Block tiles whose threads have ``thread`` = (rows, columns) of outputs each."""
 
     thread: tuple[int, int]
-
-    FORM: ClassVar[str] = "MxNxK/TMxTN"
-    EXAMPLE: ClassVar[str] = "64x64x16/4x4"
 
     @property
     def thread_m(self) -> int:
@@ -221,6 +225,21 @@ class ThreadTile(BlockTile):
         return self.thread[1]
 
     @property
+    def outputs(self) -> str:
+        """Sums of a thread, as text: its rows and columns."""
+        return f"{self.thread_m} × {self.thread_n}"
+
+
+@dataclass(frozen=True)
+class ThreadTile(_ByThread):
+    """Threads that each compute ``thread`` = (rows, columns) of the block tile. Written ``64x64x16/4x4``."""
+
+    thread: tuple[int, int]
+
+    FORM: ClassVar[str] = "MxNxK/TMxTN"
+    EXAMPLE: ClassVar[str] = "64x64x16/4x4"
+
+    @property
     def threads(self) -> tuple[int, int]:
         """Threads of a block along rows and columns."""
         return self.block_m // self.thread_m, self.block_n // self.thread_n
@@ -229,11 +248,6 @@ class ThreadTile(BlockTile):
     def registers(self) -> int:
         """Accumulators, one step's operands, addressing."""
         return self.thread_m * self.thread_n + self.thread_m + self.thread_n + ADDRESSING_REGISTERS
-
-    @property
-    def outputs(self) -> str:
-        """What a thread sums up, as text: its rows and columns."""
-        return f"{self.thread_m} × {self.thread_n}"
 
     def misfits(self) -> list[str]:
         """Return block tiles that thread tiles do not divide."""
@@ -251,7 +265,7 @@ class ThreadTile(BlockTile):
 
 
 @dataclass(frozen=True)
-class WarpTile(BlockTile):
+class WarpTile(_ByThread):
     """Warps that each compute ``warp`` of the block tile, whose lanes have ``thread`` outputs each.
 
     ``slices`` groups of warps share the block tile: each sums its own part of every k tile, and their sums are added
@@ -264,16 +278,6 @@ class WarpTile(BlockTile):
 
     FORM: ClassVar[str] = "MxNxK/WMxWN/TMxTN/S"
     EXAMPLE: ClassVar[str] = "128x128x32/32x64/8x8/1"
-
-    @property
-    def thread_m(self) -> int:
-        """Rows of a thread."""
-        return self.thread[0]
-
-    @property
-    def thread_n(self) -> int:
-        """Columns of a thread."""
-        return self.thread[1]
 
     @property
     def lanes(self) -> tuple[int, int]:
@@ -304,8 +308,8 @@ class WarpTile(BlockTile):
 
     @property
     def outputs(self) -> str:
-        """What a thread sums up, as text: its rows and columns, and how many others sum the same."""
-        return f"{self.thread_m} × {self.thread_n}" + (f", in {self.slices} slices" if self.slices > 1 else "")
+        """Sums of a thread, as text: its rows and columns, and how many others sum the same."""
+        return super().outputs + (f", in {self.slices} slices" if self.slices > 1 else "")
 
     def misfits(self) -> list[str]:
         """Return what does not divide: blocks into warps, warps into 32 threads, k tiles into slices."""
@@ -381,8 +385,9 @@ class TensorCoreTile(BlockTile):
     def missing(cls, target: Target) -> str:
         """Return a clause for a target that is older than the instructions."""
         arch = re.fullmatch(r"sm_(\d+)a?", str(target.attrs.get("arch", "")))
-        lacks = arch and int(arch.group(1)) < isa.MMA_ARCH
-        return f"{arch.group()} has no mma of these shapes, which begin with sm_{isa.MMA_ARCH}" if lacks else ""
+        if not arch or int(arch.group(1)) >= isa.MMA_ARCH:
+            return ""
+        return f"{arch.group()} has no mma of these shapes, which begin with sm_{isa.MMA_ARCH}"
 
     def misfits(self) -> list[str]:
         """Return block tiles that warp tiles, and warp tiles that instructions, do not divide."""

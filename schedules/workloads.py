@@ -1,4 +1,4 @@
-"""What is computed: workloads as TensorIR functions, without any schedule.
+"""Workloads as TensorIR functions, without any schedule.
 
 Every contraction accumulates in float32 (float64 for float64 inputs) and rounds once, at the end,
 to its output dtype; elementwise workloads compute in that dtype too. Block names say what a block computes
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import tvm_ffi
-from tvm import te, tirx
+from tvm import ir, te, tirx
 
 from tensorir_ladder.schedules.errors import IllegalWorkload
 
@@ -24,7 +24,7 @@ ROWS = "m"  # the variable that is the number of rows where it is known at run t
 
 
 def accumulator_dtype(dtype: str) -> str:
-    """The dtype in which products of ``dtype`` are summed: float32, or float64 for float64."""
+    """Return the dtype in which products of ``dtype`` are summed: float32, or float64 for float64."""
     return "float64" if dtype == "float64" else "float32"
 
 
@@ -33,7 +33,7 @@ class Matmul:
     """``C[m, n] = A[m, k] · B[k, n]`` (layout "nn") or ``A[m, k] · B[n, k]ᵀ`` (layout "nt").
 
     Sizes are numbers of elements, each at least 1; every one of m·n, m·k, n·k stays below 2³¹, because
-    the kernels index with 32 bits. ``out_dtype`` defaults to ``dtype``.
+    the kernels index with 32 bits. ``out_dtype`` is ``dtype`` where none is given.
 
     Raises
     ------
@@ -45,10 +45,10 @@ class Matmul:
     k: int
     dtype: str = "float32"
     layout: str = "nn"
-    out_dtype: str | None = None
+    out_dtype: str = ""
 
     def __post_init__(self) -> None:
-        if self.out_dtype is None:
+        if not self.out_dtype:
             object.__setattr__(self, "out_dtype", self.dtype)
         for role in ("m", "n", "k"):
             _check_size(role, getattr(self, role))
@@ -82,7 +82,7 @@ class Matmul:
         return (self.k, self.n) if self.layout == "nn" else (self.n, self.k)
 
     def prim_func(self, any_m: bool = False) -> tirx.PrimFunc:
-        """The unscheduled TensorIR function ``(A, B, C)``; its contraction is the block "matmul".
+        """Return the unscheduled TensorIR function ``(A, B, C)``; its contraction is the block "matmul".
 
         With ``any_m`` it takes A and C of any number of rows, which its calls bring; m·n and m·k have to stay below
         2³¹ then, too.
@@ -91,12 +91,12 @@ class Matmul:
         return te.create_prim_func([a, b, _rounded(sums, self.out_dtype)])
 
     def transposed(self) -> Matmul:
-        """The same product with B stored in the other layout."""
+        """Return this product with B stored in the other layout."""
         return replace(self, layout="nt" if self.layout == "nn" else "nn")
 
 
 def matmul_bias_relu(problem: Matmul) -> tirx.PrimFunc:
-    """``C = max(A·B + bias[n], 0)`` as ``(A, B, bias, C)``: the block "matmul" with a two-block epilogue.
+    """Make ``C = max(A·B + bias[n], 0)`` as ``(A, B, bias, C)``: the block "matmul" with a two-block epilogue.
 
     ``bias`` has C's dtype; sums are rounded to it after the epilogue.
     """
@@ -108,7 +108,7 @@ def matmul_bias_relu(problem: Matmul) -> tirx.PrimFunc:
 
 
 def gemm(problem: Matmul, alpha: float = 1.0, beta: float = 0.0) -> tirx.PrimFunc:
-    """``D = alpha·A·B + beta·C`` as ``(A, B, C, D)``, or ``(A, B, D)`` with beta 0: "matmul" and the block "scale".
+    """Make ``D = alpha·A·B + beta·C``: ``(A, B, C, D)``, or ``(A, B, D)`` with beta 0; blocks "matmul" and "scale".
 
     C and D have ``problem.out_dtype``; sums are scaled before they are rounded to it. Both factors are constants in the
     code. D may not be C.
@@ -127,8 +127,7 @@ def gemm(problem: Matmul, alpha: float = 1.0, beta: float = 0.0) -> tirx.PrimFun
     c = te.placeholder(sums.shape, problem.out_dtype, name="C")
     factor, other = (tirx.const(float(value), sums.dtype) for value in (alpha, beta))
 
-    def element(i, j):
-        """One output, not yet rounded."""
+    def element(i: tirx.Var, j: tirx.Var) -> ir.Expr:
         scaled = factor * sums[i, j]
         return scaled + other * c[i, j].astype(sums.dtype) if beta else scaled
 
@@ -137,7 +136,7 @@ def gemm(problem: Matmul, alpha: float = 1.0, beta: float = 0.0) -> tirx.PrimFun
 
 
 def batched_matmul(batch: int, problem: Matmul) -> tirx.PrimFunc:
-    """``C[b] = A[b] · B[b]`` for ``batch`` products of one shape, as ``(A, B, C)``; block "matmul"."""
+    """Make ``C[b] = A[b] · B[b]`` for ``batch`` products of one shape, as ``(A, B, C)``; block "matmul"."""
     _check_size("batch", batch)
     for role, rows, columns in (("m·n", "m", "n"), ("m·k", "m", "k"), ("n·k", "n", "k")):
         _check_elements(f"batch·{role}", batch, getattr(problem, rows), getattr(problem, columns))
@@ -146,8 +145,7 @@ def batched_matmul(batch: int, problem: Matmul) -> tirx.PrimFunc:
     k = te.reduce_axis((0, problem.k), name="k")
     wide = accumulator_dtype(problem.dtype)
 
-    def element(p, i, j):
-        """One output of product p."""
+    def element(p: tirx.Var, i: tirx.Var, j: tirx.Var) -> ir.Expr:
         other = b[p, k, j] if problem.layout == "nn" else b[p, j, k]
         return te.sum(a[p, i, k].astype(wide) * other.astype(wide), axis=k)
 
@@ -156,7 +154,7 @@ def batched_matmul(batch: int, problem: Matmul) -> tirx.PrimFunc:
 
 
 def scale_shift(shape: Sequence[int], scale: float = 1.5, shift: float = 0.25, dtype: str = "float32") -> tirx.PrimFunc:
-    """``y = scale·x + shift`` of every element, any rank, constants in the code, as ``(x, y)``; block "scale_shift"."""
+    """Make ``y = scale·x + shift``, any rank, constants in the code, as ``(x, y)``; block "scale_shift"."""
     x, wide = _elements(shape, dtype), accumulator_dtype(dtype)
     a, b = tirx.const(scale, wide), tirx.const(shift, wide)
     y = te.compute(x.shape, lambda *i: (a * x(*i).astype(wide) + b).astype(dtype), name="scale_shift")
@@ -164,12 +162,11 @@ def scale_shift(shape: Sequence[int], scale: float = 1.5, shift: float = 0.25, d
 
 
 def gelu(shape: Sequence[int], dtype: str = "float32") -> tirx.PrimFunc:
-    """``y = x/2 · (1 + erf(x/√2))``, the exact (erf) form, element by element, as ``(x, y)``; block "gelu"."""
+    """Make ``y = x/2 · (1 + erf(x/√2))``, the exact (erf) form, element by element, as ``(x, y)``; block "gelu"."""
     x, wide = _elements(shape, dtype), accumulator_dtype(dtype)
     half, one, root = (tirx.const(value, wide) for value in (0.5, 1.0, math.sqrt(0.5)))
 
-    def element(*index):
-        """The function of one element."""
+    def element(*index: tirx.Var) -> ir.Expr:
         value = x(*index).astype(wide)
         return (half * value * (one + te.erf(value * root))).astype(dtype)
 
@@ -177,7 +174,7 @@ def gelu(shape: Sequence[int], dtype: str = "float32") -> tirx.PrimFunc:
 
 
 def row_sum(rows: int, columns: int, dtype: str = "float32") -> tirx.PrimFunc:
-    """``y[i] = sum over j of x[i, j]``, as ``(x, y)``; block "row_sum". The sums are of ``dtype``, rounded once."""
+    """Make ``y[i] = sum over j of x[i, j]`` as ``(x, y)``; block "row_sum". The sums are of ``dtype``, rounded once."""
     x, wide = _elements((rows, columns), dtype), accumulator_dtype(dtype)
     j = te.reduce_axis((0, columns), name="j")
     sums = te.compute((rows,), lambda i: te.sum(x[i, j].astype(wide), axis=j), name="row_sum")
@@ -185,7 +182,7 @@ def row_sum(rows: int, columns: int, dtype: str = "float32") -> tirx.PrimFunc:
 
 
 def softmax(rows: int, columns: int, dtype: str = "float32") -> tirx.PrimFunc:
-    """``y[i, j] = exp(x[i, j] − m[i]) / sum over j of exp(x[i, j] − m[i])``, m the row's maximum, as ``(x, y)``.
+    """Make ``y[i, j] = exp(x[i, j] − m[i]) / sum over j of exp(x[i, j] − m[i])``, m the row's maximum, as ``(x, y)``.
 
     Subtracting the maximum keeps every exponential at most 1, so that none overflows. Blocks "row_max",
     "exp_sum" and "softmax", in this order, each of which reads x.
@@ -194,8 +191,7 @@ def softmax(rows: int, columns: int, dtype: str = "float32") -> tirx.PrimFunc:
     j, k = (te.reduce_axis((0, columns), name=name) for name in ("j", "k"))
     largest = te.compute((rows,), lambda i: te.max(x[i, j].astype(wide), axis=j), name="row_max")
 
-    def power(i, column):
-        """One exponential, at most 1."""
+    def power(i: tirx.Var, column: tirx.Var) -> ir.Expr:
         return te.exp(x[i, column].astype(wide) - largest[i])
 
     total = te.compute((rows,), lambda i: te.sum(power(i, k), axis=k), name="exp_sum")
@@ -213,7 +209,7 @@ def depthwise_conv2d_nhwc(
     padding: int = 1,
     dtype: str = "float32",
 ) -> tirx.PrimFunc:
-    """A convolution of each channel by itself, data NHWC, weights HWC, as ``(data, weight, out)``; block "depthwise".
+    """Make a convolution by channel, data NHWC, weights HWC, as ``(data, weight, out)``; block "depthwise".
 
     Sizes and padding as in :func:`conv2d_nhwc`.
     """
@@ -245,7 +241,7 @@ def conv2d_nhwc(
     padding: int = 1,
     dtype: str = "float32",
 ) -> tirx.PrimFunc:
-    """A 2-D convolution, data NHWC, weights HWIO, as ``(data, weight, out)``; block "conv2d".
+    """Make a 2-D convolution, data NHWC, weights HWIO, as ``(data, weight, out)``; block "conv2d".
 
     ``padding`` zeros are added on each side, so that the output has
     ``(height + 2·padding − kernel) // stride + 1`` rows, and columns likewise.
@@ -271,7 +267,7 @@ def conv2d_nhwc(
 
 
 def _convolved(sizes: dict[str, int], padding: int, dtype: str) -> tuple[int, int]:
-    """Height and width of a convolution's output, once its sizes (by role), padding and dtype are checked."""
+    """Return height and width of a convolution's output, once its sizes (by role), padding and dtype are checked."""
     for role, size in sizes.items():
         _check_size(role, size)
     _check_size("padding + 1", padding + 1)
@@ -286,13 +282,12 @@ def _convolved(sizes: dict[str, int], padding: int, dtype: str) -> tuple[int, in
 def _padded(
     batch: int, height: int, width: int, channels: int, padding: int, dtype: str
 ) -> tuple[te.Tensor, te.Tensor]:
-    """The placeholder "data" and the same with ``padding`` zeros around height and width."""
+    """Return the placeholder "data", and what it is with ``padding`` zeros around height and width."""
     shape = (batch, height + 2 * padding, width + 2 * padding, channels)
     _check_elements("data", *shape)
     data = te.placeholder((batch, height, width, channels), dtype, name="data")
 
-    def element(p, y, x, c):
-        """One element of the image, or 0 around it."""
+    def element(p: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> ir.Expr:
         inside = tirx.all(y >= padding, y < height + padding, x >= padding, x < width + padding)
         return tirx.if_then_else(inside, data[p, y - padding, x - padding, c], tirx.const(0, dtype))
 
@@ -300,7 +295,7 @@ def _padded(
 
 
 def _elements(shape: Sequence[int], dtype: str) -> te.Tensor:
-    """The input "x" of a workload that reads one tensor, once its extents and dtype are checked."""
+    """Return the input "x" of a workload that reads one tensor, once its extents and dtype are checked."""
     if not shape:
         raise IllegalWorkload("a tensor without extents", value="()", limit="at least one", remedy="give its shape")
     for position, size in enumerate(shape):
@@ -311,15 +306,14 @@ def _elements(shape: Sequence[int], dtype: str) -> te.Tensor:
 
 
 def _sums(problem: Matmul, rows: tirx.Var | None = None) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    """A, B and sums not yet rounded; ``rows`` in the place of m where it is known at run time only."""
+    """Return A, B and sums not yet rounded; ``rows`` in the place of m where it is known at run time only."""
     m = problem.m if rows is None else rows
     a = te.placeholder((m, problem.k), problem.dtype, name="A")
     b = te.placeholder(problem.b_shape, problem.dtype, name="B")
     k = te.reduce_axis((0, problem.k), name="k")
     wide = accumulator_dtype(problem.dtype)
 
-    def element(i, j):
-        """One output."""
+    def element(i: tirx.Var, j: tirx.Var) -> ir.Expr:
         other = b[k, j] if problem.layout == "nn" else b[j, k]
         return te.sum(a[i, k].astype(wide) * other.astype(wide), axis=k)
 

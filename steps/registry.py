@@ -41,6 +41,8 @@ def _read(path: Path) -> Step:
             module = importlib.import_module(f"{__package__}.{path.stem}")
         else:
             spec = importlib.util.spec_from_file_location(path.stem, path)
+            if spec is None or spec.loader is None:
+                raise ImportError("it is no Python file")
             module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
             spec.loader.exec_module(module)
     except Exception as error:  # whatever a file may raise, its name has to be said

@@ -1,4 +1,4 @@
-"""What a step is: one declaration, ``STEP = Step(…)``, at the end of its file.
+"""A step of the ladder: one declaration, ``STEP = Step(…)``, at the end of its file.
 
 A step makes a schedule, or an explicit kernel, for a product and a configuration. All that others must know of it and
 of its variants is a field here: nobody reads names or compares numbers.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.tiles import BlockTile, TileSet
@@ -68,7 +68,7 @@ class Config:
     """
 
     variant: str
-    tile: BlockTile
+    tile: Any  # of the family that the step takes
     stages: int
     machine: Machine
 
@@ -106,7 +106,7 @@ class Step:
     stages: int = 1
     tuning_stages: tuple[int, ...] = (1,)
     pipelined: bool = False
-    tile_built: Callable[[BlockTile], BlockTile] = lambda tile: tile
+    tile_built: Callable[[Any], BlockTile] = lambda tile: tile
     without_async_copy: str = ""
     stamped: bool = False
     arch: str = ""

@@ -7,16 +7,16 @@ shared memory by itself, keeps only its sums in registers, and runs on while the
     for k:
       wait until tile k has landed;  barrier
       issue wgmma of tile k                              # returns at once
-      start filling the slot of tile k − 2               # cp.async, while the tensor cores multiply
+      start filling the stage of tile k − 2              # cp.async, while the tensor cores multiply
       wait until wgmma of tile k − 1 is done
 
 What changes: no ldmatrix, no operand fragments, larger tiles, and tensor cores that have the next tile's work queued
-when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/warpgroup.py says why the loop is right.
+when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/tensor_cores/warpgroup.py proves it.
 Variants:
 - rows (the default): as above; results are stored row by row through shared memory. Where tiles are too few to fill the
   GPU, a long reduction is cut in parts, each summed by blocks of its own and added up by a second kernel.
 - whole: the same, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
-  awaited in its own iteration; one tile more is on its way in as many slots.
+  awaited in its own iteration; one tile more is on its way in as many stages.
 A kernel in front copies operands to aligned rows: theirs are no multiples of 16 bytes, or of 128 where that pays.
 What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
 """

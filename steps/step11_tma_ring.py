@@ -6,13 +6,13 @@ of one thread for a box of up to 256 × 64 elements, swizzles it as wgmma reads 
 with zeros, and reports the bytes to an *mbarrier*. A schedule has no words for that: this is an explicit kernel in
 TIRx (kernels/tma_ring.py)::
 
-    fill the first stages − 1 slots                    # one thread; each slot's mbarrier expects their bytes
+    fill all stages but the last                       # one thread; each stage's mbarrier expects their bytes
     for turn:                                          # of the ring; one phase bit, which flips with it
-      for slot < stages:                               # written out: slot numbers are constants
-        wait for the slot's mbarrier
+      for stage < stages:                              # written out: stage numbers are constants
+        wait for the stage's mbarrier
         issue wgmma of tile k                          # returns at once
         wait until wgmma of tile k − 1 is done;  barrier
-        fill the slot of tile k − 1 with tile k + stages − 1
+        fill the stage of tile k − 1 with tile k + stages − 1
     results → swizzled shared memory, where the ring was → TMA store
 
 What changes: no copy loop, no predicates at ragged edges, registers for sums alone. One stage runs too, as the same
@@ -23,7 +23,7 @@ Variants:
 - bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
 Operands' rows must be multiples of 16 bytes, or they are refused: step 10 takes them.
 What to expect: the multiplying threads spend nothing on loads; all of them still meet once per k tile.
-It runs on an sm_90a only: without one its generated CUDA is verified by the emulator (harness/emulator).
+It runs on an sm_90a only: without one its generated CUDA is verified by the emulator (emulator/).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from tensorir_ladder.steps.step import Config, Step, Variant
 
 def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
     """Multiply by a ring of ``config.stages`` stages; with time stamps if asked for."""
-    choices = {"tma_store": config.variant != "direct", "bounded": config.variant == "bounded"}
-    return tma_ring(problem, config.tile, config.stages, **choices, stamps=stamps)
+    tma_store, bounded = config.variant != "direct", config.variant == "bounded"
+    return tma_ring(problem, config.tile, config.stages, tma_store=tma_store, bounded=bounded, stamps=stamps)
 
 
 # Step 10's block tiles in the same order, and their warpgroups.

@@ -1,25 +1,25 @@
 """Step 12, warp specialization: one warpgroup loads, the others multiply, and nobody waits for a block barrier.
 
-Before, a thread that multiplies also loaded, and all threads met once per k tile, so that none would fill a slot that
+Before, a thread that multiplies also loaded, and all threads met once per k tile, so that none would fill a stage that
 another still read. Now a *producer* warpgroup does nothing but ask for tiles, and *consumer* warpgroups nothing but
-multiply. Each slot has two mbarriers: *full* counts bytes, *empty* the consumers' warps (kernels/warp_specialized.py)::
+multiply. Each stage has two mbarriers: *full* counts bytes, *empty* consumers' warps (kernels/warp_specialized.py)::
 
     producer, one thread:                      each consumer warpgroup:
       for each k tile:                           for each k tile:
-        wait until its slot is empty               wait until its slot is full
+        wait until its stage is empty              wait until its stage is full
         load it                                    issue wgmma of it                    # returns at once
                                                    wait until wgmma of the k tile before is done
-                                                   say that one's slot is empty
+                                                   say that one's stage is empty
 
-What changes: the producer runs ahead as far as there are slots, whatever the consumers do; it gives its registers back
+What changes: the producer runs ahead as far as there are stages, whatever the consumers do; it gives its registers back
 to the block (setmaxnreg), and the consumers take them.
 Variants:
 - roles (the default).
 - bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
-At least two slots, since a consumer keeps one k tile's wgmma in flight. Rows that are no multiples of 16 bytes are
+At least two stages, since a consumer keeps one k tile's wgmma in flight. Rows that are no multiples of 16 bytes are
 refused, as in step 11.
 What to expect: the tensor cores hardly ever wait in the loop; what is left is before it and behind it.
-It runs on an sm_90a only: without one its generated CUDA is verified by the emulator (harness/emulator).
+It runs on an sm_90a only: without one its generated CUDA is verified by the emulator (emulator/).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Before, each block had one tile: it began with an empty ring, and the tensor cor
 stored. Now there are as many blocks as run at once, and each goes through its share of the work
 (kernels/persistent.py)::
 
-    producer:  fill slots with the k tiles of all pieces, one after the other   # runs on into the next piece
+    producer:  fill stages with the k tiles of all pieces, one after the other   # runs on into the next piece
     consumer:  for each piece:
                  for its first k tiles:  issue wgmma;  store a box of the last piece's results;  retire
                  for the others:         issue wgmma;  retire the one before
@@ -24,7 +24,7 @@ Variants:
 - bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
 Sums that helpers add are rounded differently from one sum. Rows that are no multiples of 16 bytes are refused.
 What to expect: large products gain what the last wave and the epilogues took, small ones little.
-It runs on an sm_90a only: without one its generated CUDA is verified by the emulator (harness/emulator).
+It runs on an sm_90a only: without one its generated CUDA is verified by the emulator (emulator/).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tir
         problem,
         config.tile,
         config.stages,
-        multiprocessors=config.machine.multiprocessors,
+        machine=config.machine,
         blocks=cluster_blocks(problem, config.tile, shared),
         stream_k=variant != "whole",
         overlapped=variant == "overlapped",

@@ -6,15 +6,15 @@ descriptors and resources are checked, and a test's model steps through its barr
 Before (step 11), the sums of a tile filled the registers of the warps that multiply, each of which issued its part and
 met the others once per k tile. Blackwell's *tcgen05.mma* is one thread's instruction, for all 128 rows of the block; it
 adds to tensor memory, 512 columns of 128 lanes that a block allocates, and tells an mbarrier when it is through. So
-the loop needs no block barrier: one thread keeps loads and multiplications going, and each slot of the ring has two
+the loop needs no block barrier: one thread keeps loads and multiplications going, and each stage of the ring has two
 mbarriers, full and free (kernels/tcgen05_ring.py)::
 
-    allocate tensor memory;  fill the first stages − 1 slots
+    allocate tensor memory;  fill all stages but the last
     for turn:                                          # of the ring; one phase bit, which flips with it
-      for slot < stages:                               # one thread, written out: slot numbers are constants
-        wait until the slot is full
-        issue tcgen05.mma of tile k; commit to the slot's "free"
-        wait until the slot of tile k − 1 is free
+      for stage < stages:                              # one thread, written out: stage numbers are constants
+        wait until the stage is full
+        issue tcgen05.mma of tile k; commit to the stage's "free"
+        wait until the stage of tile k − 1 is free
         fill it with tile k + stages − 1
     commit to "done";  all wait for it
     tensor memory → registers → swizzled shared memory, where the ring was → TMA store

@@ -61,7 +61,8 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
     sch = Schedule(problem.prim_func())
     block, tile = sch.get_sblock("matmul"), config.tile
     pad_to_tile(sch, block, tile.block)  # ragged edges are filled up with zeros on the way to shared memory
-    loops = tile_contraction(sch, *sch.get_loops(block), tile)
+    rows, columns, reduction = sch.get_loops(block)
+    loops = tile_contraction(sch, rows, columns, reduction, tile)
     bind_grid(sch, [loops.block_row, loops.block_column])
     bind_threads(sch, loops.thread_row, loops.thread_column)
     write_back = accumulate_in_registers(sch, block, loops.thread_column)

@@ -49,7 +49,8 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     instruction = fitting_instruction(sch, block, TF32 if config.variant == "tf32" else None)
     scope = tile.shared_scope(problem.itemsize)
     pad_to_tile(sch, block, tile.block)
-    loops = tile_to_warps(sch, *sch.get_loops(block), tile, instruction)
+    rows, columns, reduction = sch.get_loops(block)
+    loops = tile_to_warps(sch, rows, columns, reduction, tile, instruction)
     bind_grid(sch, raster_blocks(sch, loops.block_row, loops.block_column, max(1, ROWS_TOGETHER // tile.block_m)))
     accumulate_fragment(sch, block, loops, instruction)
     for operand in (0, 1):

@@ -1,13 +1,13 @@
 """Step 9, the asynchronous ring: tensor cores that do not wait for memory.
 
 Before, every k tile was loaded, awaited, and then multiplied. Now step 5's ring is under the tensor cores:
-cp.async fills `stages` slots of shared memory, with one barrier per k tile and slot numbers that are constants::
+cp.async fills `stages` k tiles in shared memory, with one barrier per k tile and stage numbers that are constants::
 
     for k:
-      for k_step but the last:  ldmatrix of step + 1 from slot k % stages;  mma of step
-      wait for tile k + 1;  barrier                         # everybody has read slot k % stages
+      for k_step but the last:  ldmatrix of step + 1 from stage k % stages;  mma of step
+      wait for tile k + 1;  barrier                         # everybody has read stage k % stages
       ldmatrix of the first step of tile k + 1
-      start filling slot k % stages with tile k + stages    # cp.async
+      start filling stage k % stages with tile k + stages   # cp.async
       mma of the last step
 
 Variants, compared by name:
@@ -54,7 +54,8 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     stages = config.stages_of(problem)
     scope = tile.shared_scope(problem.itemsize, stages)
     pad_to_tile(sch, block, tile.block)
-    loops = tile_to_warps(sch, *sch.get_loops(block), tile, instruction)
+    rows, columns, reduction = sch.get_loops(block)
+    loops = tile_to_warps(sch, rows, columns, reduction, tile, instruction)
     bind_grid(sch, raster_blocks(sch, loops.block_row, loops.block_column, max(1, ROWS_TOGETHER // tile.block_m)))
     accumulate_fragment(sch, block, loops, instruction)
     for operand in (0, 1):

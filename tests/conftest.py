@@ -29,7 +29,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def unoptimised_cpu_code() -> Iterator[None]:
-    """What runs on the CPU is what TVM lowered, and LLVM leaves it so: optimising it took half of the tests' time."""
+    """Have LLVM leave what TVM lowered as it is: optimising it took half of the tests' time."""
     compile_module = tvm.compile
 
     def compile_quickly(mod: tvm.IRModule, target: Any = None, **options: Any) -> tvm.runtime.Executable:
@@ -42,7 +42,7 @@ def unoptimised_cpu_code() -> Iterator[None]:
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Run ``python -m harness ARGUMENTS`` in this process."""
+    """Run ``ladder ARGUMENTS`` in this process."""
 
     def run(*arguments: str) -> Outcome:
         capsys.readouterr()

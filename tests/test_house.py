@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,17 @@ def test_public_functions_and_classes_say_what_they_are(folder: str) -> None:
         if not ast.get_docstring(node)
     ]
     assert not silent
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    files = {
+        ".".join(("tensorir_ladder", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    imports: dict[str, set[str]] = {}
+    for name, path in files.items():
+        found = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+        named = {(node.module, f"{node.module}.{alias.name}") for node in found for alias in node.names}
+        imports[name] = {whole if whole in files else module for module, whole in named} & set(files)
+    list(TopologicalSorter(imports).static_order())  # CycleError names the modules of one

@@ -27,11 +27,11 @@ def test_quick_start_is_two_lines():
 
 
 def test_commands_name_real_subcommands_and_options():
-    from tensorir_ladder.harness.cli import _parser
+    from tensorir_ladder.harness.cli import parse
 
-    for command in re.findall(r"`python -m harness ([^`]*)`", README):
+    for command in re.findall(r"`(?:python -m harness|ladder) ([^`]*)`", README):
         if "RECORD" not in command and "…" not in command:
-            _parser().parse_args(command.split())
+            parse(command.split())
 
 
 def test_the_steps_table_says_what_the_steps_take():

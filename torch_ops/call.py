@@ -16,13 +16,15 @@ from tvm.target import Target
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import Choice, Machine, Setting, choose, of_any_rows
+from tensorir_ladder.torch_ops.choice import Choice, Setting, choose, of_any_rows
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.errors import FirstCallInCapture, UnsupportedGpu, WrongDevice, WrongDtype
 from tensorir_ladder.torch_ops.launcher import LoadedKernel, compile_kernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, output_rows
 from tensorir_ladder.torch_ops.product import Product
+from tensorir_ladder.torch_ops.rates import cost_rates
 
 if TYPE_CHECKING:
     import torch
@@ -146,7 +148,7 @@ def _product(
 def _kernel_for(operands: Operands, finish: Epilogue, any_m: bool, device: int) -> LoadedKernel:
     machine, problem, batch = _gpu(device), operands.problem, operands.batch or 1
     choice = choose(problem, machine, batch, any_m)
-    setting = Setting(machine.multiprocessors, operands.straddles, finish, batch, any_m)
+    setting = Setting(machine, operands.straddles, finish, batch, any_m)
     return _loaded(choice, of_any_rows(problem, choice.tile) if any_m else problem, setting, device)
 
 
@@ -177,7 +179,8 @@ def _gpu(device: int) -> Machine:
         )
     limits = {name: driver.attribute(device, number) for name, number in LIMITS.items()}
     target = Target({"kind": "cuda", "arch": HopperTile.ARCH, **limits})
-    return Machine(target, driver.attribute(device, MULTIPROCESSORS), driver.name(device))
+    name = driver.name(device)
+    return Machine(target, driver.attribute(device, MULTIPROCESSORS), cost_rates(name), name=name)
 
 
 def _name(dtype: torch.dtype) -> str:

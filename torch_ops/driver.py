@@ -151,11 +151,11 @@ class Driver:
             (ctypes.c_uint64 * rank)(*tensor_map.sizes),
             (ctypes.c_uint64 * max(1, rank - 1))(*tensor_map.strides),
             (ctypes.c_uint32 * rank)(*tensor_map.box),
-            (ctypes.c_uint32 * rank)(*tensor_map.element_strides),
-            tensor_map.interleave,
+            (ctypes.c_uint32 * rank)(*[1] * rank),  # no elements left out
+            0,  # not interleaved
             tensor_map.swizzle,
             tensor_map.l2_promotion,
-            tensor_map.oob_fill,
+            0,  # zeros beyond the edges
         )
         return encoded
 

@@ -184,11 +184,10 @@ def _with_matrices(plan: LaunchPlan, matrices: Mapping[str, Rows]) -> list[Param
         )
     made: list[Parameter] = []
     for parameter in plan.parameters:
-        matrix = matrices.get(parameter.buffer)
         if isinstance(parameter, TensorMap):
-            made.append(parameter.of(matrix))
+            made.append(parameter.of(matrices[parameter.buffer]))
             continue
-        if matrix is not None:
-            parameter.check(matrix)
+        if isinstance(parameter, PlainBuffer) and parameter.buffer in matrices:
+            parameter.check(matrices[parameter.buffer])
         made.append(parameter)
     return made

@@ -96,7 +96,23 @@ inline void resume(Thread& t) {
 }
 
 constexpr const char* AT_A_FLAG = "a flag in global memory";
-std::string waiting_list(const Cluster& cluster);
+std::string waiting_list(const Cluster& cluster) {
+  std::string list;
+  std::map<std::string, std::vector<int>> by_place;
+  for (const Thread& t : cluster.threads)
+    if (t.status == BLOCKED) {
+      std::string at = place(t.place), detail = t.detail.empty() ? "" : " (" + t.detail + ")";
+      by_place[text("of block (%d, %d, %d) waits at %s%s at %s", block_of(t).index.x, block_of(t).index.y,
+                    block_of(t).index.z, t.waits, detail.c_str(), at.c_str())].push_back(t.linear);
+    }
+  for (auto& [where, threads] : by_place) {
+    list += "\n  ";
+    list += threads.size() == 1 ? text("thread %d ", threads[0])
+                                : text("%zu threads, %d to %d, each ", threads.size(), threads.front(), threads.back());
+    list += where;
+  }
+  return list;
+}
 
 // What runs beside the threads gets on, one thing drawn; false where there is nothing.
 inline bool complete_one(Cluster& cluster) {

@@ -216,6 +216,7 @@ std::string name(int cluster, int thread);
 std::string name(const Thread& t);
 std::string place(const void* address);
 std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
+inline std::string at(const Thread& t) { return ", by " + name(t) + " at " + place(t.place); }
 
 inline Block& block_of(const Thread& t) { return t.cluster->blocks[t.rank]; }
 inline Clock clock_of(const Thread& t) { return t.clocks.known[t.id]; }

@@ -1,7 +1,8 @@
 // The emulated machine: launching a kernel, and saying what went wrong.
 #include <cstdarg>
 
-#include "transfers.h"
+#include "tensor_cores.h"
+#include "tma.h"
 
 emu::Index blockDim, gridDim;
 
@@ -87,6 +88,15 @@ static Cluster& new_cluster() {
   cluster.blocks.resize(machine.blocks);
   cluster.threads.resize(size_t(machine.threads) * machine.blocks);
   return cluster;
+}
+
+// A thread has ended: what it began must be done, since the block's shared memory ends with it.
+void finish(Thread& t) {
+  if (!t.in_flight.empty()) fail("unawaited", "a wgmma is not awaited at the end of " + name(t));
+  if (t.store_agent && (Knowledge::of(t.clocks.known, t.store_agent) < t.stored || !t.open_stores.empty()))
+    fail("unawaited", "a bulk store's reads are not awaited at the end of " + name(t));
+  retire_stores(t, 0);
+  leave_barriers(t);
 }
 
 static void check_at_the_end(const Cluster& cluster) {

@@ -16,6 +16,12 @@ uint shared_address(const void* pointer) {
 inline int rank_of(const Thread& t, uint address) { return address >> 24 ? int(address >> 24) - 1 : t.rank; }
 inline uint inside(uint address) { return address & 0xffffff; }
 
+void mapa(uint& to, uint address, uint rank) {
+  Thread& t = EMU_THREAD;
+  if (rank >= uint(machine.blocks)) fail("cluster", text("mapa names block %u of %d", rank, machine.blocks) + at(t));
+  to = (rank + 1) << 24 | inside(address);
+}
+
 inline void check_bounds(const Block& block, uint address, size_t bytes, const char* what) {
   for (const Range& array : block.arrays)
     if (address >= array.low && address + bytes <= array.high) return;

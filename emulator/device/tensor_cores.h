@@ -1,7 +1,7 @@
 // Matrix instructions of a warp and of a warpgroup. Layouts: PTX ISA, "Matrix fragments for mma.m16n8k16", "Matrix
 // fragments for mma.m16n8k8", "Asynchronous warpgroup level matrix instructions".
 #pragma once
-#include "copies.h"
+#include "warps.h"
 
 namespace emu {
 

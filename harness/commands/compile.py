@@ -12,7 +12,6 @@ from tensorir_ladder.harness.explain import aspects, why
 from tensorir_ladder.harness.records import Listing
 from tensorir_ladder.kernels.codegen import toolchain
 
-TEXT = "generate and compile the code, and say what came out; needs no GPU"
 add_options = add_case_options
 
 
@@ -31,7 +30,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
 
 
 def listing(kernel: Kernel) -> Listing:
-    """A compiled kernel's listing, for the pages."""
+    """Make a compiled kernel's listing, for the pages."""
     case = kernel.case
     return Listing(
         step=case.step.number,
@@ -46,7 +45,7 @@ def listing(kernel: Kernel) -> Listing:
         tile=str(case.tile),
         stages=case.slots,
         arch=case.machine.arch,
-        tir=kernel.mod["main"].script(),
+        tir=str(kernel.mod["main"].script()),  # msgspec writes no subclass of str, as TVM gives it
         cuda=kernel.body,
         why=why(kernel),
         code=kernel.code,

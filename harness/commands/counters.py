@@ -11,13 +11,12 @@ from tensorir_ladder.harness.commands.options import GPU_SIZES, add_case_options
 from tensorir_ladder.harness.counters import MORE_METRICS, ceiling, count, offered_metrics, profiler
 from tensorir_ladder.harness.records import Counters, now
 
-TEXT = "hardware counters by Nsight Compute: pipes, conflicts, stalls; each result is on disk"
 add_options = add_case_options
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Count for each case, whose counters are on disk before the next begins."""
-    runs_on_gpu(argparse.Namespace(**{**vars(options), "on": "gpu"}))  # refuses where it does not
+    """Count for each case; its counters are on disk before the next begins."""
+    runs_on_gpu(options, insist=True)
     offered = offered_metrics(profiler())
     if left_out := [metric for name, metric in MORE_METRICS.items() if name not in offered]:
         print(f"left out, since this ncu does not list them: {', '.join(left_out)}", file=sys.stderr)

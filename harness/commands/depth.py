@@ -1,4 +1,4 @@
-"""``depth``: what the depth model says of each stage count; needs no GPU."""
+"""``depth``: predict each stage count's time by the depth model; needs no GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tensorir_ladder.harness.models import depth
 from tensorir_ladder.harness.records import DepthForecast
 from tensorir_ladder.kernels.codegen import toolchain
 
-TEXT = "what the depth model says of each stage count: time, memory, occupancy, latency hidden; needs no GPU"
 add_options = add_case_options
 
 
@@ -25,7 +24,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
     covered = 0
     cases = [case for case in cases_of(options, LISTING_SIZES) if case.step.pipelined]
     if not cases:
-        raise depth.NoForecast(f"--step {options.step}: no pipeline, so no stages; see python -m harness list")
+        raise depth.NoForecast(f"--step {options.step}: no pipeline, so no stages; see ladder list")
     for case in cases:
         kernels = {n: compiled(lowered(replace(case, stages=n)), compiler) for n in depth.stage_counts(case)}
         try:
@@ -41,7 +40,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
 
 
 def _print_depth(case: Case, kernels: dict[int, Kernel], said: DepthForecast | None) -> None:
-    """A row for each stage count: what is predicted, where anything is, and what the kernel occupies."""
+    """Print a row for each stage count: what is predicted, where anything is, and what the kernel occupies."""
     title = escape(f"{replace(case, stages=1)}, {case.machine.gpu or case.machine.arch}")
     predicted = ("stages", "predicted ms", "GFLOPS", "latency hidden")
     occupied = ("shared bytes", "registers", "blocks per SM", "occupancy", "limited by")

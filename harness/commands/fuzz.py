@@ -16,45 +16,44 @@ from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision, numbers
 from tensorir_ladder.harness.commands.show import progress
+from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, git_state, sources_digest
 from tensorir_ladder.harness.execution import require_gpu
-from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Outcome, Slot, run_slot, summed_up
-from tensorir_ladder.harness.records import write_atomically
-from tensorir_ladder.harness.session import MEASURING_SOURCES, ROOT, git_state, sources_digest
-from tensorir_ladder.harness.workers import Lost, each_in_a_process
+from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, run_draw, summed_up
+from tensorir_ladder.harness.lab.workers import Lost, each_in_a_process
+from tensorir_ladder.harness.records import append, write_atomically
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.steps.registry import find_steps, get_step
 
-TEXT = "random shapes and configurations of the steps, emulated or on the GPU: each right, or refused with a reason"
-SOURCES = (*MEASURING_SOURCES, "emulator/**/*")
+SOURCES = (*MEASURING_SOURCES, "emulator/*.py", "emulator/device/*")
 FIRST_ON_GPU = 10  # the steps before are nothing that the emulator and LLVM could not tell
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How many, of which steps, where, and from which seed."""
+    """Add how many are drawn, of which steps, from which seed, and where they run."""
     parser.add_argument("--step", help="steps: 5 | 1-6 | 1,3 (all that can be verified there; on the GPU from 10 on)")
     parser.add_argument("--on", choices=tuple(PLACES), default="emulator", help="where they run (emulator)")
-    parser.add_argument("--kernels", type=int, default=50, help="slots, each with a kernel of its own (50)")
+    parser.add_argument("--kernels", type=int, default=50, help="cases drawn, each with a kernel of its own (50)")
     parser.add_argument("--runs", type=int, default=300, help="runs of all of them together (300)")
     parser.add_argument("--seed", type=int, default=0, help="what cases, data and orders are drawn from (0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side (one for each core)")
-    parser.add_argument("--limit-s", type=float, default=180, help="seconds that a slot may take (180)")
-    parser.add_argument("--only", type=int, metavar="SLOT", help="run this slot alone, as in the run of all")
-    parser.add_argument("--out", type=Path, help="a file for the record, as JSON; beside it, what is finished so far")
+    parser.add_argument("--limit-s", type=float, default=180, help="seconds that a draw may take (180)")
+    parser.add_argument("--only", type=int, metavar="DRAW", help="run this draw alone, as in the run of all")
+    parser.add_argument("--out", type=Path, help="file of JSON lines that the record is appended to")
     add_revision(parser)
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Run slots side by side; exit status 1 where one is bad.
+    """Run draws side by side; exit status 1 where one is bad.
 
     On the GPU the first kernel that hangs ends the run: what shares the GPU with it tells nothing.
     """
-    slots, started = _slots(options), time.monotonic()
-    journal = Journal(options.out, slots[0]) if options.out else None
+    draws, started = _draws(options), time.monotonic()
+    journal = Journal(options.out, draws[0]) if options.out else None
     outcomes = list(journal.outcomes.values()) if journal else []
     done = {outcome.number for outcome in outcomes}
-    left = [slot for slot in slots if slot.number not in done]
-    with progress() as bar, closing(each_in_a_process(run_slot, left, options.jobs, options.limit_s)) as results:
-        task = bar.add_task("fuzzing", total=len(slots), completed=len(done))
+    left = [draw for draw in draws if draw.number not in done]
+    with progress() as bar, closing(each_in_a_process(run_draw, left, options.jobs, options.limit_s)) as results:
+        task = bar.add_task("fuzzing", total=len(draws), completed=len(done))
         for outcome in _outcomes(results):
             outcomes.append(outcome)
             if journal:
@@ -65,18 +64,18 @@ def run(options: argparse.Namespace, command: str) -> int:
     found = summed_up(outcomes)
     if journal:
         record = _record(options, command, found, outcomes, time.monotonic() - started)
-        journal.finish(record | {"slots_of_earlier_runs": len(done)}, whole=len(outcomes) == len(slots))
-    _print(options, found, outcomes, len(slots))
+        journal.finish(record | {"slots_of_earlier_runs": len(done)}, whole=len(outcomes) == len(draws))
+    _print(options, found, outcomes, len(draws))
     return WRONG if any(outcome.bad for outcome in outcomes) else 0
 
 
-def _slots(options: argparse.Namespace) -> list[Slot]:
+def _draws(options: argparse.Namespace) -> list[Draw]:
     if not 1 <= options.kernels <= options.runs:
         raise UsageError(f"--kernels {options.kernels} --runs {options.runs}: 1 to as many kernels as runs")
     if options.jobs < 1 or options.limit_s <= 0:
         raise UsageError(f"--jobs {options.jobs} --limit-s {options.limit_s}: at least 1 process, and more than 0 s")
     if options.only is not None and not (0 <= options.only < options.kernels and options.out is None):
-        raise UsageError(f"--only {options.only}: a slot from 0 to {options.kernels - 1}, and without --out")
+        raise UsageError(f"--only {options.only}: a draw from 0 to {options.kernels - 1}, and without --out")
     _check_place(options.on)
     given = numbers(options.step, "--step") if options.step else None
     first = FIRST_ON_GPU if options.on == "gpu" else 1
@@ -85,8 +84,8 @@ def _slots(options: argparse.Namespace) -> list[Slot]:
     if not able or (given and len(able) < len(given)):
         raise UsageError(f"--step {options.step}: not all of them can be verified on the {options.on}; name others")
     share, more = divmod(options.runs, options.kernels)
-    slots = [Slot(options.seed, number, share + (number < more), able, options.on) for number in range(options.kernels)]
-    return slots if options.only is None else [slots[options.only]]
+    draws = [Draw(options.seed, number, share + (number < more), able, options.on) for number in range(options.kernels)]
+    return draws if options.only is None else [draws[options.only]]
 
 
 def _check_place(on: str) -> None:
@@ -98,23 +97,23 @@ def _check_place(on: str) -> None:
         require_host_compiler()
 
 
-def _outcomes(results: Iterator[tuple[Slot, Outcome | Lost]]) -> Iterator[Outcome]:
-    """What became of each slot; a process that is gone is a bad run."""
-    for slot, result in results:
+def _outcomes(results: Iterator[tuple[Draw, Outcome | Lost]]) -> Iterator[Outcome]:
+    """Yield what became of each draw; a process that is gone is a bad run."""
+    for draw, result in results:
         if isinstance(result, Lost):
             bad = Bad("hung" if result.hung else "crashed", result.doing, result.reason)
-            result = Outcome(slot.number, *slot.kind, result.doing, bad=[bad])
+            result = Outcome(draw.number, *draw.kind, result.doing, bad=[bad])
         yield result
 
 
 class Journal:
-    """What is finished, one slot a line, in a file beside the record's, so that the same command goes on from there."""
+    """Keeps what is finished, a draw a line, in a file beside the record's: the same command goes on from there."""
 
-    def __init__(self, out: Path, slot: Slot) -> None:
+    def __init__(self, out: Path, draw: Draw) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        self.out, self.path = out, out.with_suffix(".jsonl")
-        # Runs that differ in a slot's length or in the sources are not the same.
-        head = json.dumps([slot.seed, slot.runs, slot.steps, slot.on, sources_digest(ROOT, SOURCES)])
+        self.out, self.path = out, out.with_name(f".unfinished-{out.name}")
+        # Runs that differ in a draw's length or in the sources are not the same.
+        head = json.dumps([draw.seed, draw.runs, draw.steps, draw.on, sources_digest(ROOT, SOURCES)])
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         if lines and lines[0] != head:
             raise UsageError(f"{self.path} is of another run or other sources; move it away, or repeat that command")
@@ -124,13 +123,13 @@ class Journal:
         write_atomically(self.path, "".join(f"{line}\n" for line in kept))
 
     def add(self, outcome: Outcome) -> None:
-        """Append a slot that is finished."""
+        """Append a draw that is finished."""
         with self.path.open("a") as file:
             file.write(json.dumps(asdict(outcome)) + "\n")
 
     def finish(self, record: dict[str, Any], whole: bool) -> None:
-        """Write the record; the lines stay where the run is not whole, so that it can go on."""
-        write_atomically(self.out, json.dumps(record, indent=1) + "\n")
+        """Append the record; the lines stay where the run is not whole, so that it can go on."""
+        append(self.out, record)
         if whole:
             self.path.unlink()
 
@@ -158,6 +157,7 @@ def _record(
         "jobs": options.jobs,
         "seed": options.seed,
         "seconds": round(seconds, 1),
+        # A draw is a "slot" in records.
         "slot_seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
         "slowest_slot_seconds": max(outcome.seconds for outcome in outcomes),
         "slots_asked_for": options.kernels,
@@ -172,7 +172,7 @@ def _gpu_name() -> str:
 
 
 def _host_cpu() -> str:
-    """The CPU's name as Linux gives it."""
+    """Ask Linux for the CPU's name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
@@ -185,15 +185,15 @@ def _smallest_first(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Bad]]:
 def _repeat(options: argparse.Namespace, outcome: Outcome) -> str:
     steps = f" --step {options.step}" if options.step else ""
     counts = f"--kernels {options.kernels} --runs {options.runs} --seed {options.seed} --only {outcome.number}"
-    return f"python -m harness fuzz --on {options.on}{steps} {counts}"
+    return f"ladder fuzz --on {options.on}{steps} {counts}"
 
 
 def _print(options: argparse.Namespace, found: dict[str, Any], outcomes: Sequence[Outcome], asked: int) -> None:
-    """Bad runs, the smallest product first, each with the command that repeats it, and the counts."""
+    """Print bad runs, the smallest product first, each with the command that repeats it, and the counts."""
     for outcome, bad in _smallest_first(outcomes):
         print(f"{bad.what}: {bad.case}: {bad.text}\n  {_repeat(options, outcome)}")
     if len(outcomes) < asked:
-        print(f"ended after {len(outcomes)} of {asked} slots, since a kernel hangs on the GPU")
+        print(f"ended after {len(outcomes)} of {asked} draws, since a kernel hangs on the GPU")
     print(
         f"{found['executed'] + found['refused']} runs on the {options.on}, {found['kernels']} kernels: "
         f"{found['right']} right, {found['refused']} refused, {found['wrong']} wrong, {found['fault']} at fault, "

@@ -1,11 +1,11 @@
-"""The kernels of the cases that a command names: lowered with their warnings, compiled, verified."""
+"""Lower the cases that a command names with their warnings, compile and verify them."""
 
 from __future__ import annotations
 
 import argparse
 
 from tensorir_ladder import emulator
-from tensorir_ladder.harness import execution
+from tensorir_ladder.harness import emulation, execution
 from tensorir_ladder.harness.build import Case, Kernel, compiled, lower
 from tensorir_ladder.harness.commands import NOT_VERIFIED
 from tensorir_ladder.harness.commands.options import runs_on_gpu
@@ -24,7 +24,7 @@ _warned: set[str] = set()  # a step's variants share their warnings, which are w
 
 
 def lowered(case: Case) -> Kernel:
-    """Lowered; each warning of the schedule is printed once."""
+    """Lower a case; each warning of the schedule is printed once."""
     kernel = lower(case)
     for warning in kernel.warnings:
         if warning not in _warned:
@@ -34,13 +34,13 @@ def lowered(case: Case) -> Kernel:
 
 
 def built(case: Case) -> Kernel:
-    """Lowered, and compiled where there is a compiler."""
+    """Lower a case, and compile it where there is a compiler."""
     compiler, kernel = toolchain.find_compiler(), lowered(case)
     return compiled(kernel, compiler) if compiler else kernel
 
 
 def backend_for(options: argparse.Namespace, verified_on: tuple[str, ...]) -> Backend:
-    """Where a kernel runs: where ``--on`` says, or else the GPU, or else the first of ``verified_on`` that is here.
+    """Choose where a kernel runs: where ``--on`` says, else the GPU, else the first of ``verified_on`` that is here.
 
     The emulator is here where there is a C++ compiler.
     """
@@ -49,11 +49,11 @@ def backend_for(options: argparse.Namespace, verified_on: tuple[str, ...]) -> Ba
     lacking = {"gpu"} if emulator.find_host_compiler() else {"gpu", "emulator"}
     here = [name for name in verified_on if name not in lacking]
     name = options.on if options.on != "auto" else next(iter(here), "llvm")
-    return emulator.EmulatorBackend(options.emulator_seed) if name == "emulator" else execution.LlvmBackend()
+    return emulation.EmulatorBackend(options.emulator_seed) if name == "emulator" else execution.LlvmBackend()
 
 
 def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
-    """Verify a kernel and print the one line that says how; returns 0, or 3 where it cannot be verified."""
+    """Verify a kernel and print the one line that says how; return 0, or 3 where it cannot be verified."""
     step = kernel.case.step
     if why_not := step.unverified(backend.name, kernel.machine.arch):
         done = f"compiled for {kernel.machine.arch}, " if kernel.cubin else ""
@@ -67,7 +67,7 @@ def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
 
 
 def why_on_the_cpu(on: str) -> str:
-    """Why kernels run on the CPU: there is no GPU, it is not wanted (``--on``), or it is not of the steps' kind."""
+    """Say why kernels run on the CPU: there is no GPU, ``--on`` does not want it, or it is not of the steps' kind."""
     if not execution.gpu_present():
         return "no GPU"
     return f"--on {on}" if on in ("llvm", "emulator") else f"the GPU here is {execution.gpu_arch()}"

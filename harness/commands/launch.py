@@ -11,7 +11,6 @@ from tensorir_ladder.harness.commands.show import console, new_table
 from tensorir_ladder.harness.host_time import LAUNCHES, host_time_us, ways_to_launch
 from tensorir_ladder.kernels.codegen import toolchain
 
-TEXT = "host time of one launch of an explicit kernel, by TVM's executable, our launcher and Python calls; no record"
 SIZES = "512"  # small, so that the GPU keeps up
 add_options = add_case_options
 
@@ -21,7 +20,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
     cases = [case for case in cases_of(options, SIZES) if case.step.explicit]
     if not cases:
         raise UsageError(f"--step {options.step}: no explicit kernel, which the launcher is for; take step 11")
-    runs_on_gpu(argparse.Namespace(**{**vars(options), "on": "gpu"}))  # refuses where it does not
+    runs_on_gpu(options, insist=True)
     backend, compiler = execution.GpuBackend(), toolchain.require_compiler()
     for case in cases:
         ways = ways_to_launch(lowered(case), compiler, backend)

@@ -1,4 +1,4 @@
-"""``list``: what there is to choose from."""
+"""``list``: show what there is to choose from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from tensorir_ladder.harness.peers import KINDS
 from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.steps.step import Step
 
-TEXT = "steps, variants, tiles and architectures"
-
 
 def add_options(_parser: argparse.ArgumentParser) -> None:
-    """It takes none."""
+    """Add nothing: it takes no options."""
 
 
 def run(_options: argparse.Namespace, _command: str) -> int:
@@ -36,7 +34,7 @@ def run(_options: argparse.Namespace, _command: str) -> int:
 
 
 def _print_tiles(steps: list[Step]) -> None:
-    """What tiles the steps take, steps that are tiled alike together."""
+    """Print what tiles the steps take, steps that are tiled alike together."""
     for family in dict.fromkeys(step.tiles for step in steps):
         own = [step for step in steps if step.tiles == family]
         pipelined = [step for step in own if step.pipelined]
@@ -44,6 +42,6 @@ def _print_tiles(steps: list[Step]) -> None:
         stages = f", {pipelined[-1].stages} stages" if pipelined else ""
         print(f"steps {numbers}: tiles {family.kind.FORM}, default {family.default.tile}{stages}")
         print(f"  --tile best chooses among {len(family.best)}: {', '.join(map(str, family.best))}")
-        slots = f", with {', '.join(map(str, pipelined[-1].tuning_stages))} stages" if pipelined else ""
+        stages_tried = f", with {', '.join(map(str, pipelined[-1].tuning_stages))} stages" if pipelined else ""
         more = family.tuning[len(family.best) :]
-        print(f"  tune chooses among these and {len(more)} more{slots}: {', '.join(map(str, more))}")
+        print(f"  tune chooses among these and {len(more)} more{stages_tried}: {', '.join(map(str, more))}")

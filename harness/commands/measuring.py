@@ -1,4 +1,4 @@
-"""Measuring cases so that what is measured is on disk, and an interrupted command goes on."""
+"""Measure cases so that what is measured is on disk, and an interrupted command goes on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.markup import escape
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands.show import print_code, progress, record_line, warn
+from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import find_peers
 from tensorir_ladder.harness.records import RESULTS, Record, check_writable
 from tensorir_ladder.harness.session import Journal, Session
@@ -22,7 +23,7 @@ Item = TypeVar("Item")
 
 
 def open_session(options: argparse.Namespace, command: str) -> Session:
-    """A session whose output folder is known to take records."""
+    """Open a session whose output folder is known to take records."""
     out = options.out or RESULTS
     check_writable(out)
     return Session(
@@ -30,9 +31,7 @@ def open_session(options: argparse.Namespace, command: str) -> Session:
         execution.GpuBackend(),
         out,
         command,
-        tune_stages=options.stages is None,
         revision=options.revision or "",
-        peers=tuple(find_peers(getattr(options, "peers", "none"))),  # counters has no peers
     )
 
 
@@ -43,7 +42,7 @@ def measure_cases(cases: list[Case], options: argparse.Namespace, command: str, 
     that an interrupted run had only begun to write down is timed anew, as a whole.
     """
     session = open_session(options, command)
-    session.forecasts = sweep
+    measurer = Measurer(session, options.stages is None, tuple(find_peers(options.peers)), forecasts=sweep)
     cases = [tuned_case(session, case, warn) if case.tile_choice == "tuned" else case for case in cases]
     journal = Journal(session.out, command, session.revision, cases)
     groups = _groups(cases, together=sweep)
@@ -55,7 +54,7 @@ def measure_cases(cases: list[Case], options: argparse.Namespace, command: str, 
         task = bar.add_task("measuring", total=len(waiting))
         for group in begun:
             bar.update(task, description=escape(str(group[0])))
-            for case, record in zip(group, session.measure_together(group)):
+            for case, record in zip(group, measurer.measure_together(group)):
                 for warning in record.notes:
                     warn(warning)
                 record.save(session.out)
@@ -70,7 +69,7 @@ def measure_cases(cases: list[Case], options: argparse.Namespace, command: str, 
 
 
 def unfinished(items: Iterable[Item], done: Callable[[Item], bool], what: str) -> list[Item]:
-    """The items that an interrupted run of the same command left to do; says how many are done, if any are."""
+    """List the items that an interrupted run of the same command left to do; say how many are done, if any are."""
     items = list(items)
     waiting = [item for item in items if not done(item)]
     if len(waiting) < len(items):
@@ -79,7 +78,7 @@ def unfinished(items: Iterable[Item], done: Callable[[Item], bool], what: str) -
 
 
 def _groups(cases: list[Case], together: bool) -> list[list[Case]]:
-    """Cases that are timed in the same rounds: those that differ in stage count and variant only, or each alone."""
+    """Group the cases to time in the same rounds: those that differ in stage count and variant only, or each alone."""
     groups: dict[Case, list[Case]] = {}
     for case in cases:
         groups.setdefault(replace(case, stages=0, variant="") if together else case, []).append(case)

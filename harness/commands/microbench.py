@@ -7,20 +7,18 @@ from pathlib import Path
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands.options import add_revision
+from tensorir_ladder.harness.environment import ROOT, git_state
 from tensorir_ladder.harness.lab.microbench import BENCHMARKS, chosen, measure_rates
 from tensorir_ladder.harness.models.rate_files import RATES
 from tensorir_ladder.harness.records import check_writable
-from tensorir_ladder.harness.session import ROOT, git_state
 from tensorir_ladder.kernels.codegen import toolchain
-
-TEXT = "measure the GPU's own rates and latencies, which predictions need, into harness/rates/"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which quantities to measure, and where their file lies."""
+    """Add which quantities to measure, and where their file lies."""
     parser.add_argument("--only", metavar="NAME,…", help=f"quantities (all): {', '.join(BENCHMARKS)}")
     add_revision(parser)
-    parser.add_argument("--out", type=Path, default=RATES, help="folder for the GPU's file (harness/rates)")
+    parser.add_argument("--out", type=Path, default=RATES, help="folder for the GPU's file (torch_ops/rates)")
 
 
 def run(options: argparse.Namespace, command: str) -> int:

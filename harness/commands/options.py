@@ -1,4 +1,4 @@
-"""Options that several commands share: how they are added, and what they say."""
+"""Add and read the options that several commands share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from tensorir_ladder.harness.peers import KINDS
 from tensorir_ladder.harness.tuning import STAGE_SET
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.workloads import DTYPES, LAYOUTS, Matmul
-from tensorir_ladder.steps.registry import find_steps
-from tensorir_ladder.steps.step import Step, UnknownStep
+from tensorir_ladder.steps.registry import find_steps, get_step
+from tensorir_ladder.steps.step import Step
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
+CHOICES = ("default", "best", "tuned")  # of --tile, in place of a tile
 MOST_NUMBERS = 10_000
 
 
@@ -27,12 +28,12 @@ class UsageError(ValueError):
 
 
 def add_case_options(parser: argparse.ArgumentParser, sweep: bool = False) -> None:
-    """Options that name cases; a sweep takes several of what the other commands take one of."""
+    """Add options that name cases; a sweep takes several of what the other commands take one of."""
     add_problem_options(parser)
     several = " (lists and ranges: 1-6, 2,4)" if sweep else ""
     parser.add_argument("--variant", help="variants' names, default or all (one step: all; several: default)")
-    slots = f"the step's own; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
-    parser.add_argument("--stages", help=f"ring slots of each shared operand{several} ({slots})")
+    own = f"the step's own; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
+    parser.add_argument("--stages", help=f"stages of each shared operand{several} ({own})")
     tiles = "a tile as `list` writes the step's, default" + (", all" if sweep else ", best, tuned")
     tile = "all" if sweep else "default"
     parser.add_argument("--tile", "--tiles", default=tile, help=f"{tiles} ({tile})")
@@ -42,7 +43,7 @@ def add_case_options(parser: argparse.ArgumentParser, sweep: bool = False) -> No
 
 
 def add_problem_options(parser: argparse.ArgumentParser) -> None:
-    """Options that name steps and products."""
+    """Add options that name steps and products."""
     parser.add_argument("--step", help="steps: 5 | 1-6 | 1,3 (all)")
     parser.add_argument("--size", help=f"square sizes: 256,512 ({GPU_SIZES} on a GPU, {CPU_SIZES} without)")
     parser.add_argument("--shape", help="shapes MxNxK[,MxNxK]; instead of --size")
@@ -52,7 +53,7 @@ def add_problem_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
-    """Options that say which machine code is for, and where it runs."""
+    """Add options that say which machine code is for, and where it runs."""
     parser.add_argument("--arch", help=f"one of {', '.join(MACHINES)} (the GPU's, else {DEFAULT_ARCH})")
     places = ("auto", "gpu", "llvm", "emulator")
     parser.add_argument("--on", default="auto", choices=places, help="where to run kernels (auto)")
@@ -61,50 +62,54 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_peers(parser: argparse.ArgumentParser) -> None:
-    """The option that names peers to time in the same rounds."""
+    """Add the option that names peers to time in the same rounds."""
     kinds = "; ".join(f"{kind.name}: {kind.what}" for kind in KINDS.values())
     text = f"also time peers in the same rounds: a list, all or none (none). {kinds}"
     parser.add_argument("--peers", default="none", metavar="NAMES", help=text)
 
 
 def add_places(parser: argparse.ArgumentParser) -> None:
-    """Options that say where results and tree lie."""
+    """Add options that say where results and tree lie."""
     add_revision(parser)
     parser.add_argument("--out", type=Path, help="folder for records, or for listings with compile")
 
 
 def add_revision(parser: argparse.ArgumentParser) -> None:
-    """The option that names the tree's revision."""
+    """Add the option that names the tree's revision."""
     parser.add_argument("--revision", help="what to note as the revision where the tree is a clean copy without git")
 
 
 def cases_of(options: argparse.Namespace, sizes: str, tunes: bool = False) -> list[Case]:
-    """The cases that the options name, each of which can be built; see :func:`cases_named`."""
+    """List the cases that the options name, each of which can be built; see :func:`cases_named`."""
     cases = cases_named(options, sizes, tunes)
     for case in cases:
         case.validate()
     return cases
 
 
-def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False) -> list[Case]:
-    """The cases that the options name, in the order in which they share most: by problem, then by step.
+def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False, several: bool = False) -> list[Case]:
+    """List the cases that the options name, in the order in which they share most: by problem, then by step.
 
     Where no ``--step`` is named, steps that the machine cannot run are left out, with a warning. ``sizes`` are taken
-    where the options name none; ``tunes`` says that the command can find a tile by measuring.
+    where the options name none; ``tunes`` says that the command can find a tile by measuring. With ``several``,
+    ``--stages`` and ``--tile all`` may name many, which the caller goes through: the cases have the defaults.
     """
     machine = machine_of(options)
     steps = _steps(options.step)
-    asked, *more = numbers(options.stages, "--stages", minimum=None) if options.stages is not None else [None]
+    stages, tile = (None if several else options.stages), options.tile
+    if several and tile == "all":
+        tile = "default"
+    asked, *more = numbers(stages, "--stages", minimum=None) if stages is not None else [None]
     if more or (asked is not None and asked < 1):
-        raise UsageError(f"--stages {options.stages}: one number, at least 1 (1 is unpipelined); sweep takes several")
-    choice = options.tile if options.tile in ("default", "best", "tuned") else "given"
+        raise UsageError(f"--stages {stages}: one number, at least 1 (1 is unpipelined); sweep takes several")
+    choice = tile if tile in CHOICES else "given"
     if choice in ("best", "tuned") and not tunes:
         raise UsageError(f"--tile {choice} is found by measuring, so only run takes it, and only on a GPU; name a tile")
-    if choice == "tuned" and (options.stages is not None or options.variant not in (None, "default")):
+    if choice == "tuned" and (stages is not None or options.variant not in (None, "default")):
         raise UsageError("--tile tuned brings its own --stages and --variant; leave them out, or name a tile")
     alone = len(steps) == 1 and choice != "tuned"
     cases = [
-        _case(step, problem, variant, machine, options.tile, asked)
+        _case(step, problem, variant, machine, tile, asked)
         for shape in shapes_of(options, sizes)
         for step in steps
         for variant in _variants(step, options.variant, options.dtype, alone, machine.has_cp_async)
@@ -114,7 +119,7 @@ def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False) ->
 
 
 def _without_lacking(cases: list[Case]) -> list[Case]:
-    """The cases for which the machine has all instructions; a warning names the steps of the others."""
+    """Keep the cases for which the machine has all instructions; a warning names the steps of the others."""
     lacking = {case.step.name: case.lacks for case in cases if case.lacks}
     if lacking:
         warn("left out: " + "; ".join(f"{name}, since {lacks}" for name, lacks in lacking.items()))
@@ -122,12 +127,12 @@ def _without_lacking(cases: list[Case]) -> list[Case]:
 
 
 def problem_of(options: argparse.Namespace, shape: tuple[int, int, int], dtype: str = "float32") -> Matmul:
-    """The product of a shape that the options ask for; ``dtype`` is taken where they name none."""
+    """Make the product of a shape that the options ask for; ``dtype`` is taken where they name none."""
     return Matmul(*shape, options.dtype or dtype, options.layout, options.out_dtype)
 
 
 def shapes_of(options: argparse.Namespace, sizes: str) -> list[tuple[int, int, int]]:
-    """The shapes that ``--shape`` or ``--size`` name, or else ``sizes``."""
+    """Read the shapes that ``--shape`` or ``--size`` name, or else ``sizes``."""
     if options.size is not None and options.shape is not None:
         raise UsageError("--size and --shape exclude each other")
     if options.shape is not None:
@@ -137,14 +142,14 @@ def shapes_of(options: argparse.Namespace, sizes: str) -> list[tuple[int, int, i
 
 
 def machine_of(options: argparse.Namespace) -> Machine:
-    """The machine of ``--arch``, or of the steps' own architecture, or else the GPU here, or else the default."""
-    arch = arch_asked_for(options)
+    """Find the machine: that of ``--arch``, or of the steps' own architecture, else the GPU here, else the default."""
+    arch = _arch_asked_for(options)
     here = options.arch is None and execution.gpu_present() and arch in ("", execution.gpu_arch())
     return execution.gpu_machine() if here else machine_for(arch or DEFAULT_ARCH)
 
 
-def arch_asked_for(options: argparse.Namespace) -> str:
-    """The architecture that ``--arch`` names, or else the one that all steps named with ``--step`` need; or none."""
+def _arch_asked_for(options: argparse.Namespace) -> str:
+    """Name ``--arch``'s architecture, or else the one that all steps named with ``--step`` need; or none."""
     named = getattr(options, "step", None)
     if options.arch is not None or named is None:
         return options.arch or ""
@@ -152,18 +157,19 @@ def arch_asked_for(options: argparse.Namespace) -> str:
     return needed.pop() if len(needed) == 1 else ""
 
 
-def runs_on_gpu(options: argparse.Namespace) -> bool:
-    """Whether kernels run on the GPU; NoGpu where one is asked for in vain, UsageError for another's ``--arch``.
+def runs_on_gpu(options: argparse.Namespace, insist: bool = False) -> bool:
+    """Tell whether kernels run on the GPU; NoGpu where one is asked for in vain, UsageError for another's ``--arch``.
 
-    Steps of another architecture than the GPU's do not, and are refused where ``--on gpu`` insists.
+    Steps of another architecture than the GPU's do not, and are refused where ``--on gpu`` or ``insist`` insists.
     """
-    if options.on == "gpu":
+    insist = insist or options.on == "gpu"
+    if insist:
         execution.require_gpu()
-    on_gpu = options.on == "gpu" or (options.on == "auto" and execution.gpu_present())
-    arch = arch_asked_for(options)
+    on_gpu = insist or (options.on == "auto" and execution.gpu_present())
+    arch = _arch_asked_for(options)
     if not on_gpu or arch in ("", execution.gpu_arch()):
         return on_gpu
-    if options.arch is None and options.on == "auto":
+    if options.arch is None and not insist:
         return False
     asked = f"--step {options.step} needs an {arch}" if options.arch is None else f"--arch {arch}"
     raise UsageError(f"{asked}: the GPU here is {execution.gpu_arch()}; compile works for any architecture")
@@ -186,18 +192,13 @@ def numbers(text: str, option: str, minimum: int | None = 1) -> list[int]:
 
 
 def _steps(text: str | None) -> list[Step]:
-    steps = find_steps()
-    chosen = list(steps) if text is None else numbers(text, "--step")
-    for number in chosen:
-        if number not in steps:
-            raise UnknownStep(f"no step {number}; there are {', '.join(map(str, steps))}")
-    return [steps[number] for number in chosen]
+    return list(find_steps().values()) if text is None else [get_step(number) for number in numbers(text, "--step")]
 
 
 def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str, stages: int | None) -> Case:
-    """A case with the tile that ``--tile`` names, or the default one until a command finds another."""
+    """Make a case with the tile that ``--tile`` names, or the default one until a command finds another."""
     case = Case.default(step, problem, machine, variant, stages)
-    if tile in ("default", "best", "tuned"):
+    if tile in CHOICES:
         return replace(case, tile_choice=tile)
     try:
         given = step.tiles.kind.parse(tile)
@@ -207,7 +208,7 @@ def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str
 
 
 def _variants(step: Step, choice: str | None, dtype: str | None, alone: bool, has_cp_async: bool) -> list[str]:
-    """The variants that ``--variant`` names; those that take ``dtype``, or the default's, where it means several.
+    """List the variants that ``--variant`` names; those that take ``dtype``, or the default's, where it means several.
 
     Another arithmetic than the default's, and a debug build, are meant only where asked for, by name or by "all".
     """

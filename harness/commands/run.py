@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands import NOT_VERIFIED
@@ -28,23 +27,23 @@ from tensorir_ladder.harness.commands.show import (
     record_line,
 )
 from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import find_peers
-from tensorir_ladder.harness.records import Record, check_writable, shape_text
+from tensorir_ladder.harness.records import check_writable, read_place, shape_text
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.steps.step import UnknownStep
 
-TEXT = "verify, then measure where there is a GPU, beside cuBLAS and the step before"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Cases, peers, and what to measure instead."""
+    """Add cases, peers, and what to measure instead."""
     add_case_options(parser)
     add_peers(parser)
     parser.add_argument("--calibrate", action="store_true", help="measure cuBLAS against itself: must give 1.00")
-    parser.add_argument("--again", metavar="RECORD", type=Path, help="measure a record's case again, old beside new")
+    where = "measure a record's case again, old beside new; `ladder table --json` names its place"
+    parser.add_argument("--again", metavar="FILE:LINE", help=where)
 
 
 def run(options: argparse.Namespace, command: str) -> int:
@@ -100,18 +99,18 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
 
 def _run_again(options: argparse.Namespace, command: str) -> int:
     """Measure the case of a record again, and print both."""
-    old = Record.read(options.again)
-    session = open_session(options, command)
+    old = read_place(options.again)
+    measurer = Measurer(open_session(options, command), peers=tuple(find_peers(options.peers)))
     problem = Matmul(old.m, old.n, old.k, old.dtype, old.layout, old.out_dtype)
     if old.kind == "calibration":
-        new = session.calibrate(problem)
+        new = measurer.calibrate(problem)
     else:
         steps = find_steps()
         if old.step not in steps:
             raise UnknownStep(f"{options.again} measured step {old.step}, which is not in steps/")
         tile, machine = steps[old.step].tiles.kind.parse(old.tile), machine_for(old.arch)
-        new = session.measure(Case(steps[old.step], problem, old.variant, tile, machine, old.stages, "given"))
-    new.save(session.out)
+        new = measurer.measure(Case(steps[old.step], problem, old.variant, tile, machine, old.stages, "given"))
+    new.save(measurer.session.out)
     for label, record in (("old", old), ("new", new)):
         print(f"{label} {record.environment.recorded_at} {record.environment.gpu}: {record_line(record)}")
     return 0
@@ -121,14 +120,14 @@ def _calibrate(options: argparse.Namespace, command: str) -> int:
     """Measure cuBLAS against itself at each size."""
     session = open_session(options, command)
     for shape in shapes_of(options, GPU_SIZES):
-        record = session.calibrate(problem_of(options, shape))
+        record = Measurer(session).calibrate(problem_of(options, shape))
         record.save(session.out)
         print(record_line(record), flush=True)
     return 0
 
 
 def _per_variant(cases: list[Case]) -> list[Case]:
-    """The first case of every step and variant."""
+    """Pick the first case of every step and variant."""
     first: dict[tuple[int, str], Case] = {}
     for case in cases:
         first.setdefault((case.step.number, case.variant), case)

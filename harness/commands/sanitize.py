@@ -11,27 +11,24 @@ from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision
 from tensorir_ladder.harness.commands.show import console, new_table, progress
+from tensorir_ladder.harness.environment import ROOT, git_state, gpu_identity
 from tensorir_ladder.harness.lab.sanitizer.agreement import Row, read, row_of, save, tally
 from tensorir_ladder.harness.lab.sanitizer.judgement import AGREE, CANNOT_SEE, DISAGREE
 from tensorir_ladder.harness.lab.sanitizer.preparation import prepare, prepared_kernels, subject_names
 from tensorir_ladder.harness.lab.sanitizer.tools import ALONE, TOOLS, look_at_all, require_sanitizer, version
-from tensorir_ladder.harness.measure import gpu_identity
 from tensorir_ladder.harness.records import now
-from tensorir_ladder.harness.session import ROOT, git_state
 from tensorir_ladder.kernels.codegen import toolchain
-
-TEXT = "kernels broken on purpose, and whole ones, by the emulator and by compute-sanitizer: where they agree"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which half of the work, and where its parts lie."""
+    """Add which half of the work to do, and where its parts lie."""
     parser.add_argument("--prepare", action="store_true", help="compile, and ask the emulator; needs no GPU")
     parser.add_argument("--work", type=Path, default=Path("build/sanitize"), help="folder of parts (build/sanitize)")
-    module = "module that names the kernels (tests.broken_kernels)"
-    parser.add_argument("--kernels", default="tests.broken_kernels", metavar="MODULE", help=module)
+    module = "module that names the kernels (support.broken_kernels: with PYTHONPATH=tests in the project's root)"
+    parser.add_argument("--kernels", default="support.broken_kernels", metavar="MODULE", help=module)
     parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes at a time (cores)")
-    parser.add_argument("--out", type=Path, help="file for the record, as JSON")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of a record; needs no GPU")
+    parser.add_argument("--out", type=Path, help="file of JSON lines that the record is appended to")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of a file's newest record")
     add_revision(parser)
 
 
@@ -81,7 +78,7 @@ def _look(options: argparse.Namespace, command: str) -> list[Row]:
 
 
 def _print(rows: list[Row]) -> None:
-    """Counts by kind of fault, then every kernel on which they do not agree."""
+    """Print counts by kind of fault, then every kernel on which they do not agree."""
     verdicts = (AGREE, CANNOT_SEE, DISAGREE)
     table = new_table("Emulator and compute-sanitizer", ("the emulator finds", *verdicts), texts={"the emulator finds"})
     for kind, counts in sorted(tally(rows).items()):

@@ -1,4 +1,4 @@
-"""What the commands print: tables of records and kernels, code, warnings and progress."""
+"""Print tables of records and kernels, code, warnings and progress."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def warn(text: str) -> None:
 
 
 def console() -> Console:
-    """Standard output, wide enough for the tables where it is not a terminal."""
+    """Open standard output, wide enough for the tables where it is not a terminal."""
     wide = Console()
     wide.width = max(wide.width, 120)
     return wide
 
 
 def progress() -> Progress:
-    """A bar on standard error that says how much is measured and how long the rest takes."""
+    """Make a bar on standard error that says how much is done and how long the rest takes."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True))
 
 
 def new_table(title: str, headings: Sequence[str], texts: Collection[str], no_wrap: bool = False) -> Table:
-    """A table without rows; ``texts`` are the headings of columns of words, all others hold numbers."""
+    """Make a table without rows; ``texts`` are the headings of columns of words, all others hold numbers."""
     table = Table(title=title)
     for heading in headings:
         table.add_column(heading, no_wrap=no_wrap, justify="left" if heading in texts else "right")
@@ -58,7 +58,7 @@ def print_code(kernel: Kernel, what: str | None) -> None:
 
 
 def record_line(record: Record) -> str:
-    """A record in a line, and one more for each peer."""
+    """Put a record in a line, and each peer in one more."""
     gain = record.improvement_over_previous_pct
     over = "" if gain is None else f", {gain:+.0f} % over the step before"
     share = ceiling_share(record)
@@ -72,7 +72,7 @@ def record_line(record: Record) -> str:
 
 
 def _peer_line(record: Record, peer: Peer) -> str:
-    """A peer in percent of cuBLAS with its configuration, or why it has no time."""
+    """Put a peer in percent of cuBLAS with its configuration, or say why it has no time."""
     if peer.timing is None:
         return f"{peer.name}: {peer.status}, {peer.why}"
     return f"{peer.name}: {peer.timing.median_ms:.4f} ms, {record.ratio_of(peer.timing):.0%} of cuBLAS, {peer.config}"
@@ -111,7 +111,7 @@ def print_resources(kernels: list[Kernel]) -> None:
 
 def print_variants(kernels: list[Kernel]) -> None:
     """Compare variants by their generated code, and say why each is faster or not."""
-    headings = ("variant", "slots", "cp.async", "waits", "barriers", "registers", "bytes", "occupancy")
+    headings = ("variant", "stages", "cp.async", "waits", "barriers", "registers", "bytes", "occupancy")
     table = new_table("The generated code, per k tile", headings, texts=("variant",), no_wrap=True)
     several = len({kernel.case.step.number for kernel in kernels}) > 1
     names = [f"{k.case.step.number} {k.case.variant}" if several else k.case.variant for k in kernels]
@@ -136,5 +136,5 @@ def _print_prediction(kernel: Kernel) -> None:
             f"predicted for {kernel.case}, per k tile and multiprocessor: load {prediction.load_ns:.0f} ns, "
             f"compute {prediction.compute_ns:.0f} ns, {prediction.resident_blocks} resident block(s); "
             f"N·(load + compute) = N·{prediction.sequential_ns:.0f} ns, N·max(load, compute) = "
-            f"N·{prediction.pipelined_ns:.0f} ns with {prediction.slots} slots: gain {prediction.gain_pct:+.0f} %"
+            f"N·{prediction.pipelined_ns:.0f} ns with {prediction.slots} stages: gain {prediction.gain_pct:+.0f} %"
         )

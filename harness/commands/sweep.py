@@ -20,11 +20,9 @@ from tensorir_ladder.harness.execution import NoGpu
 from tensorir_ladder.harness.peers import find_peers
 from tensorir_ladder.schedules.errors import IllegalSchedule
 
-TEXT = "run over tiles, stage counts and variants; each result is a record"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Cases, lists of stage counts and all tiles among them, and peers."""
+    """Add cases, lists of stage counts and all tiles among them, and peers."""
     add_case_options(parser, sweep=True)
     add_peers(parser)
 
@@ -46,24 +44,22 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _combinations(options: argparse.Namespace) -> list[Case]:
-    """Every case of the stage counts, problems, steps, variants and tiles that the options name, once.
+    """List every case of the stage counts, problems, steps, variants and tiles that the options name, once.
 
-    With the slots that it really has: more stages than k tiles are the same kernel again.
+    A case has the stages that are really made: more than k tiles are the same kernel again.
     """
-    all_tiles = options.tile == "all"
-    one_tile = "default" if all_tiles else options.tile
     cases: list[Case] = []
-    named = cases_named(argparse.Namespace(**{**vars(options), "stages": None, "tile": one_tile}), GPU_SIZES)
+    named = cases_named(options, GPU_SIZES, several=True)
     for stages in [None] if options.stages is None else numbers(options.stages, "--stages"):
         for case in named:
-            tiles = case.step.tiles.best if all_tiles else [case.tile]
+            tiles = case.step.tiles.best if options.tile == "all" else [case.tile]
             asked = case if stages is None else replace(case, stages=stages)
             cases += [asked.with_tile(tile, "given") for tile in tiles]
     return list(dict.fromkeys(replace(case, stages=case.slots) for case in cases))
 
 
 def _refusal(case: Case) -> IllegalSchedule | None:
-    """Why a case's tile or stage count is illegal, None if it is legal; raises what no other would mend."""
+    """Return why a case's tile or stage count is illegal, None if it is legal; raise what no other would mend."""
     try:
         case.validate()
     except IllegalSchedule as refused:

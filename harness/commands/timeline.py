@@ -1,4 +1,4 @@
-"""``timeline``: what each role of one block does when, by time stamps in the kernel."""
+"""``timeline``: record what each role of one block does when, by time stamps in the kernel."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from tensorir_ladder.harness.commands.options import add_places, add_problem_opt
 from tensorir_ladder.harness.records import Timeline
 from tensorir_ladder.harness.timeline import take
 
-TEXT = "one block's life by time stamps in the kernel: loads, waits, multiplications; each result is on disk"
 SIZES, STAGES = "4096", "1,2,4"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Steps, products, stage counts, and the block."""
+    """Add steps, products, stage counts, and the block."""
     add_problem_options(parser)
-    parser.add_argument("--stages", help=f"ring slots: 4 | 1-4 | 1,2,4 ({STAGES}, where the step takes them)")
+    parser.add_argument("--stages", help=f"stage counts: 4 | 1-4 | 1,2,4 ({STAGES}, where the step takes them)")
     parser.add_argument("--variant", default="default", help="variants' names, default or all (default)")
     parser.add_argument("--tile", default="default", help="a tile as `list` writes the step's, or default (default)")
     parser.add_argument("--block", type=int, help="which block of the grid (its middle one)")
@@ -28,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Take each case's timeline, which is on disk before the next begins."""
+    """Take each case's timeline; it is on disk before the next begins."""
     cases = _cases(options)
     execution.require_gpu()
     session = open_session(options, command)
@@ -39,8 +38,8 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
-    """The cases that can be stamped, at each stage count, every one of which is known to be legal."""
-    named = cases_named(argparse.Namespace(**{**vars(options), "stages": None}), SIZES)
+    """List the cases that can be stamped, at each stage count; all of them are legal."""
+    named = cases_named(options, SIZES, several=True)
     if options.step is not None:
         for case in named:
             case.check_stamped()
@@ -55,7 +54,6 @@ def _cases(options: argparse.Namespace) -> list[Case]:
 
 
 def _in_words(timeline: Timeline) -> str:
-    """Where and how long the block ran, and what stamping cost the launch."""
     cost = 100 * (timeline.stamped.median_ms / timeline.plain.median_ms - 1)
     return (
         f"block {timeline.block} of {timeline.blocks} on multiprocessor {timeline.multiprocessor}, "

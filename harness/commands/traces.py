@@ -10,17 +10,15 @@ from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError
 from tensorir_ladder.harness.commands.show import progress
+from tensorir_ladder.harness.environment import gpu_identity
 from tensorir_ladder.harness.lab.traces import RECORDED, difference, probes, record
 from tensorir_ladder.harness.lab.traces.recording import ARCH
-from tensorir_ladder.harness.measure import gpu_identity
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.torch_ops.driver import cuda_driver
 
-TEXT = "record on the GPU where instructions put and find each element (fragments, swizzles, descriptors, TMA boxes)"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which probes, and where their traces go."""
+    """Add which probes to record, and where their traces go."""
     parser.add_argument("--only", default="", metavar="WORD", help="probes whose names have this in them (all)")
     parser.add_argument("--out", type=Path, default=RECORDED, help="folder of the traces, one file each (the tests')")
 

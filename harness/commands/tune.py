@@ -1,4 +1,4 @@
-"""``tune``: the best configuration of a step's declared space for each shape, confirmed and kept."""
+"""``tune``: find the best configuration of a step's declared space for each shape, confirm and keep it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from tensorir_ladder.harness.commands.options import (
 from tensorir_ladder.harness.records import TunedConfig
 from tensorir_ladder.harness.tuning import tune
 
-TEXT = "measure a step's whole tuning space for each shape, confirm the best, keep it for --tile tuned"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Steps, products and how long to search; what is searched is not for choice."""
+    """Add steps, products and how long to search; what is searched is not for choice."""
     add_problem_options(parser)
     budget = "stop searching a step's shape after so many seconds, and confirm the best so far (no limit)"
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=budget)
@@ -50,7 +48,7 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _print_tuned(tuned: TunedConfig) -> None:
-    """How much of the space was seen, its five fastest, and the verdict of the confirmation."""
+    """Print how much of the space was seen, its five fastest, and the verdict of the confirmation."""
     untimed = [candidate for candidate in tuned.candidates if candidate.status != "timed"]
     counts = {status: sum(c.status == status for c in untimed) for status in ("illegal", "not built", "wrong")}
     others = "".join(f", {count} {status}" for status, count in counts.items() if count)

@@ -10,7 +10,6 @@ from tensorir_ladder.harness.commands.options import CPU_SIZES, GPU_SIZES, add_c
 from tensorir_ladder.harness.commands.show import print_code
 from tensorir_ladder.kernels.codegen import toolchain
 
-TEXT = "check outputs only"
 add_options = add_case_options
 
 

@@ -1,8 +1,8 @@
 """Fuzzing: products, steps and configurations drawn at random, each right or refused with a reason.
 
-A *slot* has a step's variant, and a number of runs. Cases are drawn until one is not refused, each refusal taking one
-run; that case has what is left, each run on other data and in another order of threads. All of a slot follows from the
-seed and its number, so that slots can be run in any order, and one of them again.
+A *draw* has a step's variant, and a number of runs. Cases are drawn until one is not refused, each refusal taking one
+run; that case has what is left, each run on other data and in another order of threads. All of a draw follows from the
+seed and its number, so that draws can be run in any order, and one of them again.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from tensorir_ladder.emulator import EmulatorBackend, KernelFault
+from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.harness.build import Case, Kernel, UnsupportedCase, compiled, lower
+from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import Backend, GpuBackend, gpu_machine
+from tensorir_ladder.harness.lab.workers import Tell
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
 from tensorir_ladder.harness.verify import WrongResult, check_output
-from tensorir_ladder.harness.workers import Tell
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.tiles import BlockTile
@@ -51,24 +52,24 @@ class SmallMachine(Machine):
 
     @classmethod
     def of(cls, machine: Machine, multiprocessors: int) -> SmallMachine:
-        """Another machine with so many."""
+        """Make another machine with so many."""
         limits = {part.name: getattr(machine, part.name) for part in fields(Machine)}
         return cls(**limits, multiprocessors=multiprocessors)
 
 
 class Place(Protocol):
-    """Where drawn cases are run, and so how large they are."""
+    """A place to run drawn cases, which decides how large they are."""
 
     name: str
 
     def machine(self, choose: Choose) -> Machine:
-        """The machine that a case is built for."""
+        """Choose the machine that a case is built for."""
 
     def largest(self, step: Step, tile: BlockTile, m: int = 1, n: int = 1) -> tuple[int, int, int]:
-        """The largest m, n and k; k of a product of that m and n."""
+        """Give the largest m, n and k; k of a product of that m and n."""
 
     def load(self, kernel: Kernel, seed: int) -> tuple[Backend, Callable[..., Any]]:
-        """Where a kernel's arrays are made, and the kernel as a function of them."""
+        """Load a kernel: the backend that makes its arrays, and the kernel as a function of them."""
 
 
 class OnEmulator:
@@ -116,7 +117,7 @@ PLACES = {place.name: place for place in (OnEmulator(), OnGpu())}
 
 
 @dataclass(frozen=True)
-class Slot:
+class Draw:
     """Runs of one case of a step's variant: ``number`` of those that ``seed`` draws from ``steps``."""
 
     seed: int
@@ -127,7 +128,7 @@ class Slot:
 
     @property
     def kind(self) -> tuple[int, str]:
-        """The slot's step and variant: slots take all of them in turn, in a drawn order."""
+        """The draw's step and variant: draws take all of them in turn, in a drawn order."""
         steps = find_steps()
         kinds = [(number, variant) for number in self.steps for variant in steps[number].variant_names]
         random.Random(self.seed).shuffle(kinds)
@@ -146,7 +147,7 @@ class Bad:
 
 @dataclass
 class Outcome:
-    """What became of a slot: runs that were right, refusals' reasons, and at most one bad run, which is its last."""
+    """The end of a draw: runs that were right, refusals' reasons, and at most one bad run, which is its last."""
 
     number: int
     step: int
@@ -159,7 +160,7 @@ class Outcome:
 
 
 def draw_case(choose: Choose, step: Step, variant: str, place: Place) -> Case:
-    """A case of a step's variant, of which every other part is chosen by ``choose(choices)``."""
+    """Draw a case of a step's variant: every other part is chosen by ``choose(choices)``."""
     tiles = (step.tiles.default.tile, *step.tiles.tuning)
     # Of small tiles, more often: products have several of them, and reductions many k tiles.
     tile = choose((*tiles, *[tile for tile in tiles if tile.block_m == 64] * 2) if step.explicit else tiles)
@@ -209,37 +210,36 @@ def _run_once(case: Case, backend: Backend, run: Callable[..., Any], seed: int) 
 
 
 def _reason(refusal: Exception) -> str:
-    """What all refusals for one reason have in common."""
+    """Cut a refusal to what all for one reason have in common."""
     return re.sub(r"\d+(x\d+)*", "N", getattr(refusal, "problem", str(refusal)).split(";")[0])
 
 
 def describe(case: Case) -> str:
-    """A case in words, with all that was drawn."""
+    """Put a case into words, with all that was drawn."""
     return f"{case} {case.problem.layout}, {case.stages} stages asked for, {case.machine.sms} multiprocessors"
 
 
-def run_slot(slot: Slot, tell: Tell) -> Outcome:
-    """Draw a slot's case and run it; ``tell`` is given each case in words before it is built."""
-    started, (number, variant) = time.monotonic(), slot.kind
-    outcome, place, step = Outcome(slot.number, number, variant), PLACES[slot.on], find_steps()[number]
-    while not outcome.right and not outcome.bad and len(outcome.refused) < slot.runs:
-        generator = random.Random(f"{slot.seed} {slot.number} {len(outcome.refused)}")
+def run_draw(draw: Draw, tell: Tell) -> Outcome:
+    """Draw a draw's case and run it; ``tell`` is given each case in words before it is built."""
+    started, (number, variant) = time.monotonic(), draw.kind
+    outcome, place, step = Outcome(draw.number, number, variant), PLACES[draw.on], find_steps()[number]
+    while not outcome.right and not outcome.bad and len(outcome.refused) < draw.runs:
+        generator = random.Random(f"{draw.seed} {draw.number} {len(outcome.refused)}")
         case = draw_case(generator.choice, step, variant, place)
         outcome.case = describe(case)
         tell(outcome.case)
         first = generator.randrange(1 << 20) * 1000
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # more stages than k tiles, rows copied in front: not what is looked for
-            run_case(case, place, range(first, first + slot.runs - len(outcome.refused)), outcome)
+            run_case(case, place, range(first, first + draw.runs - len(outcome.refused)), outcome)
     outcome.seconds = round(time.monotonic() - started, 3)
     return outcome
 
 
 def summed_up(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Counts of all slots and of each step's: runs executed and refused, with the reasons', and what was bad."""
+    """Count, over all draws and over each step's: runs executed and refused, with the reasons, and what was bad."""
 
     def counts(some: Sequence[Outcome]) -> dict[str, Any]:
-        """Of these slots."""
         bad = [found.what for outcome in some for found in outcome.bad]
         reasons = Counter(reason for outcome in some for reason in outcome.refused)
         return {

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorir_ladder.emulator import EmulatedProgram, Launch, TensorMap
-from tensorir_ladder.kernels.codegen import launch_plan
+from tensorir_ladder.emulator import EmulatedProgram
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, TensorMap
 from tensorir_ladder.torch_ops.driver import Driver, cuda_driver, launch_config
-
-L2_PROMOTION_128B = 2  # as the steps' tensor maps have it; it changes no byte
 
 
 @dataclass(frozen=True)
@@ -51,26 +49,17 @@ class GpuProgram:
         self.driver.call("cuMemcpyHtoD_v2", address, ctypes.c_void_p(array.ctypes.data), _size(array))
         return address
 
-    def _launch(self, launch: Launch, bases: Mapping[str, ctypes.c_uint64]) -> None:
-        cluster = (launch.cluster, 1, 1)
-        plan = launch_plan.LaunchPlan(launch.kernel, (), launch.grid, launch.block, cluster, launch.dynamic_bytes)
-        values = [self._value(argument, bases) for argument in launch.arguments]
+    def _launch(self, launch: LaunchPlan, bases: Mapping[str, ctypes.c_uint64]) -> None:
+        values = [self._value(given, bases) for given in launch.parameters]
         parameters = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
-        function = self.driver.load(self.cubin, plan)
-        self.driver.call("cuLaunchKernelEx", ctypes.byref(launch_config(plan, 0)), function, parameters, None)
+        function = self.driver.load(self.cubin, launch)
+        self.driver.call("cuLaunchKernelEx", ctypes.byref(launch_config(launch, 0)), function, parameters, None)
 
-    def _value(self, argument: str | TensorMap | int, bases: Mapping[str, ctypes.c_uint64]) -> Any:
-        """What lies at a parameter's place: an address, a number, or an encoded tensor map."""
-        if isinstance(argument, TensorMap):
-            return self.driver.encode(driver_map(argument), bases[argument.array].value)
-        return bases[argument] if isinstance(argument, str) else ctypes.c_int64(argument)
-
-
-def driver_map(described: TensorMap) -> launch_plan.TensorMap:
-    """A tensor map of the emulator's, as the driver takes it."""
-    steps = (1,) * len(described.sizes)
-    layout = (described.array, described.dtype, described.sizes, described.strides, described.box, steps)
-    return launch_plan.TensorMap(*layout, 0, described.swizzle, L2_PROMOTION_128B, 0)
+    def _value(self, given: TensorMap | PlainBuffer | int, bases: Mapping[str, ctypes.c_uint64]) -> Any:
+        """Make what lies at a parameter's place: an address, a number, or an encoded tensor map."""
+        if isinstance(given, TensorMap):
+            return self.driver.encode(given, bases[given.buffer].value)
+        return bases[given.buffer] if isinstance(given, PlainBuffer) else ctypes.c_int64(given)
 
 
 def _size(array: np.ndarray) -> ctypes.c_size_t:

@@ -1,6 +1,6 @@
 """Microbenchmarks of the GPU at hand: the constants of the models, each by a small kernel of its own.
 
-The kernels are ``harness/probes.cu``; TVM launches each through a PrimFunc that does nothing but call it, so that
+The kernels are ``harness/lab/probes.cu``; TVM launches each through a PrimFunc that does nothing but call it, so that
 there is one way to compile and to launch in this project. Every quantity is the median of :data:`ROUNDS` rounds
 after warming up, each between device events; the raw values are kept. A kernel's output is compared with what its
 loop must leave, and its rate with what is physically plausible: what the compiler threw away is refused.
@@ -23,9 +23,9 @@ import tvm
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.script import tirx as T
 
+from tensorir_ladder.harness.environment import gpu_identity, gpu_state, versions
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.machines import Machine
-from tensorir_ladder.harness.measure import gpu_identity, gpu_state, versions
 from tensorir_ladder.harness.models.rate_files import Quantity, RatesFile, path_of, read_rates_file
 from tensorir_ladder.harness.records import now
 from tensorir_ladder.harness.verify import WrongResult
@@ -75,20 +75,20 @@ class UnknownQuantity(ValueError):
 
 
 class UnsuitableGpu(RuntimeError):
-    """A GPU that the probes cannot run on, or that is not as ``harness/targets.py`` has it."""
+    """A GPU that the probes cannot run on, or that is not as ``harness/machines.py`` has it."""
 
 
 def probes_for(arch: str) -> tuple[str, ...]:
-    """The probes whose instructions an architecture has."""
+    """List the probes whose instructions an architecture has."""
     return PROBES + (WGMMA_PROBES if arch == WGMMA_ARCH else ())
 
 
 def probe_module(arch: str) -> tvm.IRModule:
-    """One PrimFunc per probe that an architecture can run.
+    """Make one PrimFunc per probe that an architecture can run.
 
     Each is ``probe(source, sink, marks, grid, threads, first, steps, width, count)``. ``source`` and ``sink`` are int32
     arrays, ``marks`` two int64 (cycles, nanoseconds); ``grid`` blocks of ``threads``; the last four are the probe's own
-    numbers (``harness/probes.cu``).
+    numbers (``harness/lab/probes.cu``).
     """
     text = SOURCE.read_text(encoding="utf-8")
     return tvm.IRModule({name: _probe(name, text) for name in probes_for(arch)})
@@ -124,7 +124,7 @@ def _probe(name: str, text: str) -> tvm.tirx.PrimFunc:
 
 
 def build_probes(machine: Machine, compiler: Compiler) -> tvm.runtime.Executable:
-    """All probes as one executable; where a GPU is present, of the cubin that the project's own nvcc made."""
+    """Build all probes as one executable; where a GPU is present, of the cubin that the project's own nvcc made."""
     if not machine.has_cp_async:
         raise UnsuitableGpu(f"the microbenchmarks need cp.async, which {machine.arch} lacks; run on sm_80 or newer")
     with cuda_compiler(lambda source: compile_cubin(source, machine.arch, compiler).data):
@@ -155,7 +155,7 @@ class Bench:
     def sample(
         self, run: Callable[[int], None], check: Callable[[int], None] | None = None, cold: bool = False
     ) -> list[float]:
-        """Nanoseconds of ``run(round)``, per round; round 0 warms up and is not among them.
+        """Time ``run(round)`` in nanoseconds, per round; round 0 warms up and is not among them.
 
         ``check(round)`` follows each run; with ``cold`` the L2 is filled with other, clean data before each.
         """
@@ -175,7 +175,7 @@ class Bench:
         return times[1:]
 
     def expect(self, what: str, words: int, expected: Any) -> None:
-        """WrongResult unless the first ``words`` of the sink, or their sum modulo 2³², are as expected."""
+        """Raise WrongResult unless the first ``words`` of the sink, or their sum modulo 2³², are as expected."""
         found = self.sink[:words]
         if isinstance(expected, int):
             right = (int(found.sum(dtype=self.torch.int64)) - expected) % 2**32 == 0
@@ -185,14 +185,14 @@ class Bench:
             raise WrongResult(f"probe {what} left {found[:4].tolist()} …, expected {str(expected)[:80]}: not recorded")
 
     def expect_near(self, what: str, expected: Any) -> None:
-        """WrongResult unless the sink begins with float32 sums that differ by less than SUMS_WITHIN of their RMS."""
+        """Raise WrongResult unless the sink begins with these float32 sums, within SUMS_WITHIN of their RMS."""
         found = self.sink.view(self.torch.float32)[: len(expected)]
         error, rms = float((found - expected).abs().max()), float(expected.square().mean().sqrt())
         if not error <= SUMS_WITHIN * rms:
             raise WrongResult(f"probe {what} is off by {error:.4g}, where sums are about {rms:.4g}: not recorded")
 
     def total(self, words: int) -> int:
-        """The sum of the first words of the source."""
+        """Sum the first words of the source."""
         return int(self.source[:words].sum(dtype=self.torch.int64))
 
     def settle(self) -> None:
@@ -219,7 +219,7 @@ class Bench:
 
 
 def chase_ring(torch: Any, size_bytes: int) -> tuple[Any, Any]:
-    """Links through all lines of an array in one random cycle, and the places in the order of the visits."""
+    """Link all lines of an array in one random cycle; also the places in the order of the visits."""
     order = torch.randperm(size_bytes // (4 * LINE_WORDS), device="cuda").to(torch.int32) * LINE_WORDS
     links = torch.zeros(size_bytes // 4, dtype=torch.int32, device="cuda")
     links[order.long()] = order.roll(-1)
@@ -227,7 +227,7 @@ def chase_ring(torch: Any, size_bytes: int) -> tuple[Any, Any]:
 
 
 def device_facts(torch: Any, machine: Machine) -> dict[str, int]:
-    """What the driver reports; UnsuitableGpu where it contradicts the limits in ``harness/targets.py``."""
+    """Ask the driver for its limits; UnsuitableGpu where they contradict the limits in ``harness/machines.py``."""
     properties = torch.cuda.get_device_properties(0)
     limits = {
         "smem_per_block_bytes": properties.shared_memory_per_block_optin,
@@ -239,14 +239,14 @@ def device_facts(torch: Any, machine: Machine) -> dict[str, int]:
     for name, value in limits.items():
         if value != getattr(machine, name):
             raise UnsuitableGpu(
-                f"the driver reports {name} = {value}, harness/targets.py has {getattr(machine, name)} for "
+                f"the driver reports {name} = {value}, harness/machines.py has {getattr(machine, name)} for "
                 f"{machine.arch}; correct the table first"
             )
     return {"sms": properties.multi_processor_count, "l2_bytes": properties.L2_cache_size, **limits}
 
 
 def require_memory(torch: Any) -> None:
-    """UnsuitableGpu where the arrays and what checks them would not fit."""
+    """Raise UnsuitableGpu where the arrays and what checks them would not fit."""
     free, _ = torch.cuda.mem_get_info()
     if free < 4 * ARRAY_BYTES:
         raise UnsuitableGpu(
@@ -274,7 +274,7 @@ class Benchmark:
     arch: str = ""
 
     def runs_on(self, arch: str) -> bool:
-        """Whether an architecture has what is measured."""
+        """Tell if an architecture has what is measured."""
         return self.arch in ("", arch)
 
 
@@ -309,7 +309,7 @@ def fp32_gflops(bench: Bench) -> Points:
 
 @quantity(1000, 1e6)
 def fp32_gflops_one_warp_per_scheduler(bench: Bench) -> Points:
-    """The same with 4 warps per multiprocessor"""
+    """Independent multiply-adds as those of fp32_gflops, 4 warps per multiprocessor"""
     yield None, _fma_gflops(bench, bench.sms, 128, 2**18)
 
 
@@ -356,7 +356,7 @@ def dram_latency_ns(bench: Bench) -> Points:
 
 @quantity(50, 1000)
 def l2_latency_ns(bench: Bench) -> Points:
-    """The same over 16 MiB, all of it visited before"""
+    """One thread's chain of dependent loads as that of dram_latency_ns, over 16 MiB, all of it visited before"""
     links, order = chase_ring(bench.torch, L2_CHASE_BYTES)
     bench.launch("chase", steps=len(order), source=links)
     yield None, _chase(bench, links, order, steps=2**14, cold=False)
@@ -397,7 +397,7 @@ def read_gb_s(bench: Bench) -> Points:
 
 @quantity(100, 100000)
 def l2_read_gb_s(bench: Bench) -> Points:
-    """The same over 24 MiB, 64 times in one launch, past the first-level cache"""
+    """Sums as those of read_gb_s, of 24 MiB, 64 times in one launch, past the first-level cache"""
     yield None, _read(bench, L2_READ_BYTES, passes=64)
 
 
@@ -428,7 +428,7 @@ def shared_bytes_per_clock(bench: Bench) -> Points:
 
 
 def _shared_sums(bench: Bench, steps: int, threads: int) -> Any:
-    """What each thread's sum in ``read_shared`` must be."""
+    """Reckon each thread's sum in ``read_shared``."""
     words = bench.source[:2048] & 7
     starts = bench.torch.arange(1024, device="cuda")
     eight = sum(words[starts + 128 * part] for part in range(8))
@@ -457,7 +457,7 @@ def cp_async_latency_ns(bench: Bench) -> Points:
 
 @quantity(100, 20000, over="bytes per multiprocessor and round trip")
 def cp_async_loaded_latency_ns(bench: Bench) -> Points:
-    """The same by one block on every multiprocessor at once, 1 to 8 times 16 bytes a thread"""
+    """As cp_async_latency_ns, by one block on every multiprocessor at once, 1 to 8 times 16 bytes a thread"""
     for width in (1, 2, 4, 8):
         yield 16 * STREAM_THREADS * width, _round_trips(bench, bench.sms, width)
 
@@ -541,7 +541,7 @@ def mma_f16_gflops(bench: Bench) -> Points:
 
 @quantity(2000, 1e7)
 def mma_tf32_gflops(bench: Bench) -> Points:
-    """The same of mma.sync.m16n8k8, float32 cut to TF32"""
+    """mma.sync.m16n8k8 as for mma_f16_gflops, float32 cut to TF32"""
     values = _normal((max(WARPS), FRAGMENTS * 32 * 6), "float32")
     yield _fastest(bench, "mma_tf32", _mma_setups, (values.view("int32") & TF32_BITS).view("float32"))
 
@@ -565,12 +565,12 @@ class TensorCoreSetup:
 
 
 def _normal(shape: tuple[int, int], dtype: str) -> np.ndarray:
-    """Standard normal values."""
+    """Draw standard normal values."""
     return np.random.default_rng(1).standard_normal(shape).astype(dtype)
 
 
 def _mma_setups(values: np.ndarray, sms: int) -> Iterator[TensorCoreSetup]:
-    """Every number of warps with every number of independent accumulators."""
+    """Yield every number of warps with every number of independent accumulators."""
     depth = 32 // values.itemsize
     for warps, columns in itertools.product(WARPS, COLUMNS):
         accumulators = FRAGMENTS * columns
@@ -584,7 +584,7 @@ def _mma_setups(values: np.ndarray, sms: int) -> Iterator[TensorCoreSetup]:
 
 
 def mma_sums(values: np.ndarray, columns: int) -> np.ndarray:
-    """Each lane's sum of one step of ``mma_f16`` or ``mma_tf32``; a row of ``values`` is what one warp loads.
+    """Reckon each lane's sum of one step of ``mma_f16`` or ``mma_tf32``; a row of ``values`` is what one warp loads.
 
     By the fragments of the PTX ISA: lane 4·g + t has rows g and g + 8 of A and column g of B, of each the places t in
     both halves of k; and of C rows g and g + 8, columns 2·t and 2·t + 1.
@@ -597,7 +597,7 @@ def mma_sums(values: np.ndarray, columns: int) -> np.ndarray:
 
 
 def _wgmma_setups(values: np.ndarray, sms: int) -> Iterator[TensorCoreSetup]:
-    """Every number of warpgroups and blocks."""
+    """Yield every number of warpgroups and blocks."""
     for groups, blocks in WARPGROUPS:
         steps = WGMMA_PRODUCTS // (4 * groups * blocks)
         yield TensorCoreSetup(
@@ -609,7 +609,7 @@ def _wgmma_setups(values: np.ndarray, sms: int) -> Iterator[TensorCoreSetup]:
 
 
 def wgmma_sums(values: np.ndarray) -> np.ndarray:
-    """Each thread's sum of one step of ``wgmma_f16``: a warp has 16 rows of C, its lanes those of ``mma_sums``."""
+    """Reckon each thread's sum of one step of ``wgmma_f16``: a warp has 16 rows of C, lanes as in ``mma_sums``."""
     a, b = np.split(values.astype("float64"), [128])
     return (a.reshape(8, 2, 8, 64).sum(1) @ b.reshape(32, 4, 2, 64).sum((0, 2)).T).reshape(-1)
 
@@ -620,7 +620,7 @@ def _fastest(
     setups_of: Callable[[np.ndarray, int], Iterator[TensorCoreSetup]],
     values: np.ndarray,
 ) -> tuple[None, list[float], str]:
-    """GFLOPS of the fastest setup for these operands, and which it was."""
+    """Find the fastest setup for these operands, and its GFLOPS."""
     setups, operands = list(setups_of(values, bench.sms)), words_on_gpu(bench.torch, values)
     rates = [_burst_gflops(bench, probe, setup, operands) for setup in setups]
     best = max(range(len(setups)), key=lambda number: statistics.median(rates[number]))
@@ -628,7 +628,7 @@ def _fastest(
 
 
 def words_on_gpu(torch: Any, values: np.ndarray) -> Any:
-    """Values as the int32 words that probes take."""
+    """Put values on the GPU as the int32 words that probes take."""
     return torch.from_numpy(values.view("int32").reshape(-1)).cuda()
 
 
@@ -645,7 +645,7 @@ def _burst_gflops(bench: Bench, probe: str, setup: TensorCoreSetup, operands: An
 
 
 def chosen(only: str | None) -> list[Benchmark]:
-    """The benchmarks named, comma between them, in their order; all without names."""
+    """Choose the benchmarks named, comma between them, in their order; all without names."""
     names = list(BENCHMARKS) if only is None else [name.strip() for name in only.split(",")]
     for name in names:
         if name not in BENCHMARKS:
@@ -694,7 +694,7 @@ def measure_rates(
 
 
 def _surroundings(compiler: Compiler) -> dict[str, Any]:
-    """What else shapes the measurement, as far as it is known before it."""
+    """Take down what else shapes the measurement, as far as it is known before it."""
     return {
         "before": vars(gpu_state()),
         "versions": versions(GpuBackend(), compiler.version),

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from tensorir_ladder.harness.build import Kernel
 from tensorir_ladder.harness.machines import Machine, machine_for
-from tensorir_ladder.harness.measure import IEEE
 from tensorir_ladder.harness.models.rate_files import Rates
 from tensorir_ladder.harness.records import Record
+from tensorir_ladder.harness.verify import IEEE
 from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
-from tensorir_ladder.harness.measure import Arena
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerKind
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.torch_ops import describe, matmul

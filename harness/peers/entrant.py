@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
+from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
-from tensorir_ladder.harness.measure import Arena
 from tensorir_ladder.harness.records import Peer, Timing
 from tensorir_ladder.harness.verify import verify_launch
 

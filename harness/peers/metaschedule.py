@@ -17,8 +17,8 @@ from tvm.s_tir.schedule import Schedule
 from tvm.target import Target
 
 from tensorir_ladder.harness.build import compile_module
+from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
-from tensorir_ladder.harness.measure import Arena
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, say
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
 from tensorir_ladder.schedules.tiles import STATIC_SHARED_BYTES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tvm
 
+from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
-from tensorir_ladder.harness.measure import Arena
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, installed_version
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
-from tensorir_ladder.harness.measure import Arena
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, installed_version
 
 # Found by running its matmul examples on the H200: 0.2.0 works with this release of tvm_ffi, in an environment

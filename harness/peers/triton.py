@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
-from tensorir_ladder.harness.measure import FINAL, TUNING, Arena, Plan
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, reason, say
+from tensorir_ladder.harness.race import FINAL, TUNING, Plan
 from tensorir_ladder.harness.verify import WrongResult, verify_launch
 from tensorir_ladder.schedules.workloads import Matmul
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
-from tensorir_ladder.harness.measure import Arena
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind
 from tensorir_ladder.harness.peers.triton import BAND_HEIGHT, BlockConfig, Call, launch, load_kernel, tune
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes

@@ -1,20 +1,30 @@
-"""What it takes to launch an explicit kernel, as data: its parameters, and how many threads in how many blocks."""
+"""A kernel's launch as data: its parameters, and how many threads in how many blocks.
+
+:mod:`.host_code` reads it from a lowered function; the launcher puts it into a stream, the emulator runs it on the CPU.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
 
+import ml_dtypes
+import numpy as np
+
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.isa import TMA_L2_PROMOTION_128B, TMA_STRIDE_BYTES, WIDEST
 
 BIAS = "bias"
 ROWS_PARAMETER = "rows"  # of a kernel that takes any number of rows
 GIVEN = ("A", "B", "C", BIAS)  # buffers of a kernel that a caller gives; all others are its workspaces
 
 
+def _bytes_of(dtype: str) -> int:
+    return np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
+
+
 class UnsupportedLaunch(IllegalSchedule):
-    """A host function that does something else than launching one kernel with tensor maps and plain pointers."""
+    """A host function that launches in a way that is not known here, or a launch that no GPU could make."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,8 @@ class Rows:
 class TensorMap:
     """A kernel's tensor map of a buffer, as cuTensorMapEncodeTiled takes it: sizes from the innermost, in elements.
 
-    ``strides`` are bytes, of every dimension but the innermost. The last four are the driver's enumerators.
+    ``strides`` are bytes, of every dimension but the innermost; ``swizzle`` (0 none, 1 to 3 of 32, 64 and 128 bytes)
+    and ``l2_promotion`` are the driver's numbers. Maps leave no elements out, are not interleaved, and fill with zeros.
     """
 
     buffer: str
@@ -53,16 +64,30 @@ class TensorMap:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
-    element_strides: tuple[int, ...]
-    interleave: int
-    swizzle: int
-    l2_promotion: int
-    oob_fill: int
+    swizzle: int = 0
+    l2_promotion: int = TMA_L2_PROMOTION_128B
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return _bytes_of(self.dtype)
+
+    def __post_init__(self) -> None:
+        row, unit = self.box[0] * self.itemsize, TMA_STRIDE_BYTES
+        found = [f"a stride of {stride} bytes, no multiple of {unit}" for stride in self.strides if stride % unit]
+        found += [f"a box of {extent} elements, not 1 to {WIDEST}" for extent in self.box if not 1 <= extent <= WIDEST]
+        found += [f"rows of a box of {row} bytes, no multiple of {unit}"] if row % unit else []
+        if self.swizzle and row > 16 << self.swizzle:
+            found.append(f"rows of a box of {row} bytes, with a swizzle of {16 << self.swizzle}")
+        if found:
+            raise UnsupportedLaunch(
+                f"no tensor map of {self.buffer} can be so", value="; ".join(found), remedy="choose what TMA takes"
+            )
 
     def of(self, matrix: Rows) -> TensorMap:
-        """The same map of a matrix at hand, whose rows may be shorter or further apart than those it was made for.
+        """Map a matrix at hand instead, whose rows may be shorter or further apart than those this was made for.
 
-        What a kernel loads beyond the matrix's edges are zeros still. UnsupportedLaunch for a map of other rank.
+        A kernel still loads zeros beyond the matrix's edges. UnsupportedLaunch for a map of other rank.
         """
         rank = 2 if matrix.batch == 1 else 3
         if len(self.sizes) != rank:
@@ -78,16 +103,19 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class PlainBuffer:
-    """A kernel's pointer to a buffer whose shape is written into the kernel; ``dtype`` is that of its host code."""
+    """A kernel's pointer to a buffer whose shape is written into the kernel; ``dtype`` is that of its host code.
+
+    An extent is None where it is known at run time only. Neither is needed to emulate a launch written by hand.
+    """
 
     buffer: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str = ""
+    shape: tuple[int | None, ...] = ()
 
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return dtype_bytes(self.dtype)
+        return _bytes_of(self.dtype)
 
     def check(self, matrix: Rows) -> None:
         """Raise UnsupportedLaunch for a matrix that lies otherwise than the kernel was written for."""
@@ -104,7 +132,7 @@ class PlainBuffer:
 
 @dataclass(frozen=True)
 class RowCount:
-    """A kernel's whole number that says how many rows A and C have."""
+    """A kernel's whole number that says how many rows A and C have, which who launches fills in."""
 
     buffer: str = ROWS_PARAMETER
 
@@ -113,19 +141,20 @@ class RowCount:
 class LaunchPlan:
     """One kernel's launch: its parameters in order, and extents along x, y, z; blocks are counted, not clusters.
 
+    Parameters are tensor maps, pointers, and whole numbers, known or not. ``shared_bytes`` is dynamic shared memory.
     ``overlaps``: the kernel waits itself for the one before it in the stream, so that it may begin earlier.
     """
 
     kernel: str
-    parameters: tuple[TensorMap | PlainBuffer | RowCount, ...]
+    parameters: tuple[TensorMap | PlainBuffer | RowCount | int, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    cluster: tuple[int, int, int]
-    shared_bytes: int
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
     overlaps: bool = False
 
     def of_rows(self, rows: int) -> LaunchPlan:
-        """The launch for an A of so many rows, where the kernel takes any number: a block for each of their tiles.
+        """Launch for an A of so many rows, where the kernel takes any number: a block for each of their tiles.
 
         UnsupportedLaunch beyond the number that the kernel was made for.
         """
@@ -141,17 +170,20 @@ class LaunchPlan:
 
     @property
     def workspaces(self) -> tuple[PlainBuffer, ...]:
-        """What the kernel keeps in device memory between launches, beside what it is given.
+        """Buffers that the kernel keeps in device memory between launches, beside those it is given.
 
         Whole numbers there are flags: zeros before the first launch, and after each.
         """
-        plain = (parameter for parameter in self.parameters if isinstance(parameter, PlainBuffer))
-        return tuple(buffer for buffer in plain if buffer.buffer not in GIVEN)
+        return tuple(plain for plain in self._plain if plain.buffer not in GIVEN)
+
+    @property
+    def _plain(self) -> list[PlainBuffer]:
+        return [parameter for parameter in self.parameters if isinstance(parameter, PlainBuffer)]
 
     @property
     def bias_itemsize(self) -> int:
         """Bytes of an element of the kernel's bias; 0 where it takes none."""
-        return next((parameter.itemsize for parameter in self.parameters if parameter.buffer == BIAS), 0)
+        return next((plain.itemsize for plain in self._plain if plain.buffer == BIAS), 0)
 
     @property
     def cluster_blocks(self) -> int:
@@ -159,5 +191,5 @@ class LaunchPlan:
         return prod(self.cluster)
 
     def maps(self, buffer: str) -> bool:
-        """Whether the kernel reaches a buffer by tensor maps alone, so that its rows may lie anyhow."""
-        return all(isinstance(parameter, TensorMap) for parameter in self.parameters if parameter.buffer == buffer)
+        """Tell if the kernel reaches a buffer by tensor maps alone, so that its rows may lie anyhow."""
+        return all(plain.buffer != buffer for plain in self._plain)

@@ -25,8 +25,8 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
         after    for row, column, k:         out'[row, column] += data'[row, k] * weight'[k, column]
 
     with row = (n, y, x), column = o, k = (ry, rx, c). The primed buffers are new, produced and consumed
-    by blocks that only re-index; :func:`schedules.memory.staging.inline_data_movement` (of a copy to shared
-    memory) and :func:`schedules.memory.staging.accumulate_in_registers` inline these, which makes a convolution
+    by blocks that only re-index; :func:`schedules.memory.inline_data_movement` (of a copy to shared
+    memory) and :func:`schedules.memory.accumulate_in_registers` inline these, which makes a convolution
     an implicit GEMM. ``block`` stays valid; its loops are new (``sch.get_loops(block)``).
 
     Raises
@@ -36,7 +36,7 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
     """
     stmt, groups = sch.get(block), _group_iterators(sch, block)
     accesses = [("read", 0), ("read", 1), ("write", 0)]
-    regions = [*(r for r in stmt.reads if not r.source.same_as(stmt.writes[0].source)), stmt.writes[0]]
+    regions = [*operand_regions(sch, block), stmt.writes[0]]
     for access, region in zip(accesses, regions):
         contiguous = _vars_of(region.region[-1].min)
         sch.reindex(block, access)
@@ -48,7 +48,7 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
 
 
 def contraction_loops(sch: Schedule, block: SBlockRV) -> list[LoopRV]:
-    """The loops of a contraction: any number of batch loops, rows, columns, reduction.
+    """Return the loops of a contraction: any number of batch loops, rows, columns, reduction.
 
     Raises
     ------
@@ -71,10 +71,10 @@ def _extent(stmt: s_tir.SBlock, positions: list[int]) -> int:
 
 
 def _group_iterators(sch: Schedule, block: SBlockRV) -> dict[str, list[int]]:
-    """Positions of a contraction's iterators by role: batch, rows, columns, reduction."""
+    """Return the positions of a contraction's iterators by role: batch, rows, columns, reduction."""
     stmt = sch.get(block)
     outputs = _index_vars(stmt.writes[0])
-    operands = [_index_vars(region) for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
+    operands = [_index_vars(region) for region in operand_regions(sch, block)]
     if len(operands) != 2:
         raise IllegalSchedule(
             "a contraction reads two operands",
@@ -134,7 +134,7 @@ def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
                  C = C' inside
 
     Costs no memory once the three extra blocks are inlined, which
-    :func:`schedules.memory.staging.inline_data_movement` and :func:`schedules.memory.staging.accumulate_in_registers`
+    :func:`schedules.memory.inline_data_movement` and :func:`schedules.memory.accumulate_in_registers`
     do: loads become predicated with zero fill, the write-back becomes predicated, and the inner loops carry
     no predicate at all. Returns whether anything was padded; where all extents divide, nothing changes. An extent known
     at run time only is always padded.
@@ -173,7 +173,7 @@ def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
 
 
 def _sums_products(stmt: s_tir.SBlock) -> bool:
-    """Whether a block computes ``out = 0`` and ``out += a * b``, operands possibly cast."""
+    """Recognise a block that computes ``out = 0`` and ``out += a * b``, operands possibly cast."""
     store, start = stmt.body, stmt.init
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
         return False
@@ -191,7 +191,6 @@ def _is_load(value: tirx.PrimExpr) -> bool:
 
 
 def _index_vars(region: ir.TensorRegion) -> set[tirx.Var]:
-    """The variables that a region's indices use."""
     return set().union(*(_vars_of(dimension.min) for dimension in region.region))
 
 
@@ -202,7 +201,7 @@ def _vars_of(index: tirx.PrimExpr) -> set[tirx.Var]:
 
 
 def fused_index(groups: list[list[int]], extents: list[int]) -> tirx.IndexMap:
-    """An index map that fuses each group of positions, row-major, into one index."""
+    """Return an index map that fuses each group of positions, row-major, into one index."""
     variables = [tirx.Var(f"i{position}", "int32") for position in range(len(extents))]
     fused = []
     for group in groups:
@@ -221,7 +220,7 @@ def reindex_along_rows(sch: Schedule, block: SBlockRV, operand: int) -> None:
         before   C[part, j] += B[part * 64 + k, j]
         after    C[part, j] += B'[part, k, j]                # sch.reindex alone: B'[part, j, k], with scattered rows
 
-    B' is a new buffer, for copies to inline (:func:`schedules.memory.staging.inline_data_movement`).
+    B' is a new buffer, for copies to inline (:func:`schedules.memory.inline_data_movement`).
     """
     last = innermost_iterator(sch, block, operand)
     sch.reindex(block, ("read", operand))
@@ -234,7 +233,7 @@ def reindex_along_rows(sch: Schedule, block: SBlockRV, operand: int) -> None:
 
 
 def index_map(rank: int, place: Callable[..., Sequence[tirx.PrimExpr]]) -> tirx.IndexMap:
-    """The index map that takes ``rank`` indices to what ``place`` makes of them, simplified."""
+    """Return the index map that takes ``rank`` indices to what ``place`` makes of them, simplified."""
     variables = [tirx.Var(f"i{position}", "int32") for position in range(rank)]
     analyzer = sym.Analyzer()
     return tirx.IndexMap(variables, [analyzer.simplify(index) for index in place(*variables)], None)

@@ -58,7 +58,7 @@ def lower_serpentines(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def required_ptxas_options(mod: ir.IRModule | tirx.PrimFunc) -> tuple[str, ...]:
-    """Options of ptxas, CUDA's assembler, without which a schedule's order of instructions is lost; often none.
+    """Return the options of CUDA's assembler without which a schedule's order of instructions is lost; often none.
 
     For loops walked serpentine ``-O1``: at its other levels ptxas moves multiply-adds across rows.
     """
@@ -66,7 +66,7 @@ def required_ptxas_options(mod: ir.IRModule | tirx.PrimFunc) -> tuple[str, ...]:
 
 
 def _nest(loop: tirx.For) -> list[tirx.For]:
-    """The loops inside a loop, as far as each is all that the one around it does."""
+    """Return the loops inside a loop, as far as each is all that the one around it does."""
     found, body = [], loop.body
     while isinstance(body, tirx.For):
         found.append(body)
@@ -75,7 +75,7 @@ def _nest(loop: tirx.For) -> list[tirx.For]:
 
 
 def _sums_over(realize: s_tir.SBlockRealize, loop: tirx.For) -> bool:
-    """Whether a block sums over a loop: by what its reductions are bound to, or in loops of its own."""
+    """Look for a loop in what a block's reductions are bound to, and among its own loops."""
     found: list[bool] = []
     tvm_ffi.structural_walk(realize.block.body, (tirx.For, lambda own: found.append(True)))
     for iterator, value in zip(realize.block.iter_vars, realize.iter_values):
@@ -85,13 +85,12 @@ def _sums_over(realize: s_tir.SBlockRealize, loop: tirx.For) -> bool:
 
 
 def _reversed_when_odd(loop: tirx.For) -> tirx.For:
-    """A marked loop with every loop inside it running backwards in its odd iterations."""
+    """Let every loop inside a marked loop run backwards in its odd iterations."""
     if SERPENTINE not in loop.annotations:
         return loop
     odd = tirx.floormod(loop.loop_var, 2)
 
     def reverse(inner: tirx.For) -> tirx.For:
-        """A loop whose body counts from its other end in odd iterations."""
         place = inner.loop_var + odd * (inner.extent - 1 - 2 * inner.loop_var)
         index = (tirx.Var, lambda var: place if var.same_as(inner.loop_var) else var)
         return _with_body(inner, tvm_ffi.structural_map(inner.body, index))

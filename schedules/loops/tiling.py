@@ -48,7 +48,7 @@ def tile_contraction(sch: Schedule, rows: LoopRV, columns: LoopRV, reduction: Lo
                          for register_row < thread_m:  for register_column < thread_n:  C[...] += ...
 
     Counts round up where they do not divide; TVM then guards the block with predicates
-    (:func:`schedules.loops.layout.pad_to_tile` avoids these). Loops around ``rows`` (a batch) stay outside.
+    (:func:`schedules.loops.pad_to_tile` avoids these). Loops around ``rows`` (a batch) stay outside.
 
     Raises
     ------

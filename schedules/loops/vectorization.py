@@ -12,7 +12,7 @@ from tensorir_ladder.schedules.isa import VECTOR_BYTES
 
 
 def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
-    """Elements in the widest legal vector along a block's innermost loop, over all it reads and writes.
+    """Return the elements in the widest legal vector along a block's innermost loop, over all it reads and writes.
 
     At most 16 bytes; dividing the loop's extent and the last dimension of every buffer (so that each
     vector is aligned and stays in its row); and contiguous in every buffer, which is proven from the
@@ -71,12 +71,12 @@ def vectorize_write_back(sch: Schedule, write_back: SBlockRV, loop: LoopRV, unro
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element of a dtype such as "float16"."""
+    """Return the bytes of one element of a dtype such as "float16"."""
     return int(tvm_ffi.dtype(str(dtype)).itemsize)
 
 
 def _walks_last_iterator(sch: Schedule, innermost: LoopRV) -> bool:
-    """Whether the innermost loop steps through its block's last iterator, which indexes the last dimensions."""
+    """Return whether the innermost loop steps through its block's last iterator, which indexes the last dimensions."""
     loop, found = sch.get(innermost), []
     binding = loop.body.iter_values[-1]
     tvm_ffi.structural_walk(binding, (tirx.Var, lambda var: found.append(var.same_as(loop.loop_var))))
@@ -84,12 +84,11 @@ def _walks_last_iterator(sch: Schedule, innermost: LoopRV) -> bool:
 
 
 def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> bool:
-    """Whether ``width`` values of ``variable``, from a multiple of it on, index consecutive elements."""
+    """Prove that ``width`` values of ``variable``, from a multiple of it on, index consecutive elements."""
     group = tirx.Var("group", "int32")
     analyzer = sym.Analyzer()
 
     def index_at(lane: int, index: tirx.PrimExpr) -> tirx.PrimExpr:
-        """An index where the variable is ``lane`` places into a group."""
         value = group * width + lane
         return tvm_ffi.structural_map(index, (tirx.Var, lambda var: value if var.same_as(variable) else var))
 

@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import (
     block_name,
     innermost_iterator,
@@ -65,12 +65,12 @@ class WarpTileLoops:
     vector: tuple[LoopRV, ...]
 
     def __iter__(self) -> Iterator[LoopRV]:
-        """Every loop, outermost first."""
+        """Iterate over the loops, outermost first."""
         for loops in vars(self).values():
             yield from loops if isinstance(loops, tuple) else (loops,)
 
     def of_another(self, loops: Sequence[LoopRV]) -> WarpTileLoops:
-        """The same roles for the loops of another block, which stand in the same order."""
+        """Give the same roles to the loops of another block, which stand in the same order."""
         own, found = iter(loops), {}
         for role, ours in vars(self).items():
             found[role] = tuple(islice(own, len(ours))) if isinstance(ours, tuple) else next(own)
@@ -88,17 +88,16 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
                      for k < K:  C'[...] += A'[row_group, lane_row, k] * B'[k, column_group, lane_column, v]
 
     What lanes load at once then lies side by side in shared memory: no two in one bank. The primed buffers are new;
-    copies to shared memory and the write-back inline them
-    (:func:`schedules.memory.staging.inline_data_movement`, :func:`schedules.memory.staging.accumulate_in_registers`).
-    Where the
-    second operand's rows run along k (``B[j, k]``) its columns are dealt out one by one, and B' keeps k innermost.
+    copies to shared memory and the write-back inline them (:func:`schedules.memory.inline_data_movement`,
+    :func:`schedules.memory.accumulate_in_registers`). Where the second operand's rows run along k (``B[j, k]``) its
+    columns are dealt out one by one, and B' keeps k innermost.
 
     ``block`` has any number of batch loops, rows, columns and one reduction; ``lanes`` are (rows, columns).
 
     Raises
     ------
     IllegalSchedule : for a block that is no product of two operands, 4 bytes an element, in such loops; for extents
-        that the lanes do not divide (:func:`schedules.loops.layout.pad_to_tile` makes them fit).
+        that the lanes do not divide (:func:`schedules.loops.pad_to_tile` makes them fit).
     """
     check_warp_contraction(sch, block)
     rank = len(sch.get_loops(block))
@@ -108,7 +107,6 @@ def interleave_lanes(sch: Schedule, block: SBlockRV, lanes: tuple[int, int], vec
     rows, columns = lanes
 
     def deal(*index: tirx.Var) -> tuple[tirx.PrimExpr, ...]:
-        """Where row i, column j and step k are in the new order."""
         *batch, i, j, k = index
         turn = columns * width
         column = (j // turn, j % turn // width, *([j % width] if width > 1 else []))
@@ -141,7 +139,8 @@ def tile_for_warps(sch: Schedule, lanes: LaneLoops, tile: WarpTile) -> WarpTileL
     ------
     IllegalTile : for another kind of tile, or one that does not divide (:meth:`schedules.tiles.WarpTile.misfits`).
     """
-    check_warp_tile(tile)
+    WarpTile.check_family(tile)
+    tile.check_sound()
     block_row, warp_row, row = sch.split(lanes.row_group, [None, tile.warps[0], tile.thread_m])
     columns = tile.thread_n // prod(loop_extent(sch, loop) for loop in lanes.vector)
     block_column, warp_column, column = sch.split(lanes.column_group, [None, tile.warps[1], columns])
@@ -227,14 +226,6 @@ def add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batches
     return write_back
 
 
-def check_warp_tile(tile: WarpTile) -> None:
-    """Raise IllegalTile for another kind of tile, and for one that does not divide."""
-    if not isinstance(tile, WarpTile):
-        example = f"give for example {WarpTile.EXAMPLE}"
-        raise IllegalTile("not a tile of warps and their threads", value=tile, limit=WarpTile.FORM, remedy=example)
-    tile.check_sound()
-
-
 def check_warp_contraction(sch: Schedule, block: SBlockRV) -> None:
     """Raise IllegalSchedule for a block that is no product of 4-byte elements with rows, columns and one reduction."""
     stmt, name = sch.get(block), block_name(sch, block)
@@ -260,7 +251,6 @@ def check_warp_contraction(sch: Schedule, block: SBlockRV) -> None:
 
 
 def _check_lanes(sch: Schedule, block: SBlockRV, turn: tuple[int, int]) -> None:
-    """Rows and columns must be whole turns of all lanes."""
     *_, rows, columns, _ = sch.get_loops(block)
     extents = loop_extent(sch, rows), loop_extent(sch, columns)
     if any(size < 1 or extent % size for extent, size in zip(extents, turn)):

@@ -23,10 +23,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tensorir_ladder.schedules.cost import CostRates, copying_pays
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_extents, operand_regions
-from tensorir_ladder.schedules.isa import LINE_BYTES
+from tensorir_ladder.schedules.isa import LINE_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid
-from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.staging import KEPT
 
 # What a thread stores at once. 16 only where the caller passes workspaces in: TVM takes memory that a function
@@ -44,7 +44,7 @@ class AlignedOperand:
 
 
 def unaligned_operands(sch: Schedule, block: SBlockRV, row_bytes: int = VECTOR_BYTES) -> list[int]:
-    """Which of a contraction's operands (0, 1) have rows that are no multiple of ``row_bytes``."""
+    """Return which of a contraction's operands (0, 1) have rows that are no multiple of ``row_bytes``."""
     operands = [region.source for region in operand_regions(sch, block)]
     return [position for position, operand in enumerate(operands) if _row_bytes(operand) % row_bytes]
 
@@ -101,13 +101,13 @@ def align_operands(
         so that each begins with a cache line.
     threads : threads of a block of the copying kernel.
     vector_bytes : what a thread stores at once, an element at least. With 16, lower the module as
-        :func:`schedules.memory.workspaces.pass_workspaces` returns it: TVM fails on cp.async otherwise.
+        :func:`schedules.memory.pass_workspaces` returns it: TVM fails on cp.async otherwise.
     rounds : how many vectors of the largest operand each thread copies; all its loads are on their way together.
 
     Raises
     ------
     IllegalSchedule : for a tile whose rows are unaligned, too; for vectors of no legal size; and what
-        :func:`schedules.loops.layout.pad_to_tile` raises.
+        :func:`schedules.loops.pad_to_tile` raises.
     """
     unaligned = unaligned_operands(sch, block, row_bytes)
     if not unaligned:
@@ -134,7 +134,7 @@ def _bytes(operand: tirx.Var) -> int:
 
 
 def _widths(operand: tirx.Var, vector_bytes: int) -> tuple[int, int]:
-    """How many elements a thread may load at once from an operand's rows, and how many it stores at once."""
+    """Return how many elements a thread may load at once from an operand's rows, and how many it stores at once."""
     itemsize = dtype_bytes(operand.dtype)
     loaded = max(itemsize, math.gcd(_row_bytes(operand), vector_bytes))
     return loaded // itemsize, max(1, min(vector_bytes, MOST_LOADS * loaded) // itemsize)

@@ -57,7 +57,7 @@ def inline_data_movement(sch: Schedule, block: SBlockRV) -> int:
 
 @dataclass(frozen=True)
 class CooperativeFetch:
-    """How a block's threads share one copy: vectors of ``width`` elements, and the loops by role."""
+    """A copy that a block's threads share: vectors of ``width`` elements, and its loops by role."""
 
     copy: SBlockRV
     rounds: LoopRV
@@ -83,7 +83,7 @@ def fetch_cooperatively(
                    for row < 16, bound to threadIdx.y:  for column < 16, bound to threadIdx.x:
                      A_shared[vector] = A[vector]      # 4 floats, where rows are multiples of 4
 
-    ``vectorize`` makes each access as wide as is legal (:func:`schedules.loops.vectorization.widest_vector`);
+    ``vectorize`` makes each access as wide as is legal (:func:`schedules.loops.widest_vector`);
     the width is in the result, 1 where only scalars are legal. Where the elements do not divide evenly
     among the threads the last round is predicated. ``load`` is the register load in front of the copy
     (:func:`stage_through_registers`): it is spread alike, with the same width, because a thread can store
@@ -300,13 +300,13 @@ def _rounds_and_threads(sch: Schedule, loops: list[LoopRV], threads: tuple[int, 
 
 
 def _rows_fit(sch: Schedule, loops: list[LoopRV], threads: tuple[int, int], width: int) -> bool:
-    """Whether a round of all threads is a number of whole rows, or a row a number of whole rounds."""
+    """Return whether a round of all threads is a number of whole rows, or a row a number of whole rounds."""
     vectors, all_threads = -(-loop_extent(sch, loops[-1]) // width), threads[0] * threads[1]
     return len(loops) > 1 and max(vectors, all_threads) % min(vectors, all_threads) == 0
 
 
 def _adds_parts(sch: Schedule, block: SBlockRV) -> bool:
-    """Whether a block is the second step of a split reduction, which is a kernel of its own."""
+    """Return whether a block is the second step of a split reduction, which is a kernel of its own."""
     return ADDS_PARTS in sch.get(block).annotations
 
 

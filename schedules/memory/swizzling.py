@@ -57,21 +57,17 @@ def _swizzled(function: tirx.PrimFunc) -> tirx.PrimFunc:
     marked, analyzer = {}, sym.Analyzer()
 
     def has_pieces(tile: tirx.Var) -> bool:
-        """Whether a tile's rows are whole pieces."""
         return int(tile.shape[-1]) * dtype_bytes(tile.dtype) % VECTOR_BYTES == 0
 
     def note_block(block: s_tir.SBlock) -> None:
-        """Take down what a marked copy writes."""
         if SWIZZLE in block.annotations:
             # Of a tile narrower than it was meant, with rows that are no whole pieces, nothing can be shifted.
             marked.update({region.source: True for region in block.writes if has_pieces(region.source)})
 
     def note_loop(loop: tirx.For) -> None:
-        """Take down a loop's range, which index arithmetic needs."""
         analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
 
     def indices_of(buffer: tirx.Var, indices: list[ir.Expr]) -> list[ir.Expr]:
-        """The indices with the column swizzled by the row."""
         vector = VECTOR_BYTES // dtype_bytes(buffer.dtype)
         *outer, row, column = indices
         pieces = int(buffer.shape[-1]) // vector
@@ -81,11 +77,9 @@ def _swizzled(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return [*outer, row, swizzled_piece(row, piece, pieces) * vector + element]
 
     def load(access: ir.TensorLoad) -> ir.Expr:
-        """A read."""
         return access.source[tuple(indices_of(access.source, access.indices))] if access.source in marked else access
 
     def store(access: tirx.BufferStore) -> tirx.Stmt:
-        """A write."""
         if access.buffer not in marked:
             return access
         return tirx.BufferStore(access.buffer, access.value, indices_of(access.buffer, access.indices))
@@ -97,10 +91,9 @@ def _swizzled(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _divided_by_pieces(row: ir.Expr, vector: int, analyzer: sym.Analyzer) -> ir.Expr:
-    """``x // 192`` as ``x // 8 // 24``: the same, and TVM can tell that the last 3 bits of x do not matter."""
+    """Write ``x // 192`` as ``x // 8 // 24``, where TVM can tell that the last 3 bits of x do not matter."""
 
     def divide_twice(quotient: tirx.FloorDiv) -> ir.Expr:
-        """A quotient by a whole number of pieces, first by a piece."""
         divisor = quotient.b
         if not isinstance(divisor, tirx.IntImm) or int(divisor) % vector:
             return quotient

@@ -11,20 +11,19 @@ import math
 
 from tvm import ir, s_tir, tirx
 
+from tensorir_ladder.schedules.inspection import DEVICE_SCOPES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.pipeline.one_barrier import with_body
 
-DEVICE_MEMORY = ("global", "")
-
 
 def workspaces(mod: ir.IRModule) -> list[tirx.Var]:
-    """The buffers in device memory that a scheduled module's function "main" allocates, in the order it does."""
+    """Return the buffers in device memory that a scheduled module's function "main" allocates, in the order it does."""
     root = _root(mod["main"])
-    return [buffer for buffer in root.alloc_buffers if buffer.scope() in DEVICE_MEMORY] if root else []
+    return [buffer for buffer in root.alloc_buffers if buffer.scope() in DEVICE_SCOPES] if root else []
 
 
 def workspace_bytes(mod: ir.IRModule) -> int:
-    """The bytes of all of them together."""
+    """Return the bytes of all of them together."""
     return sum(math.prod(map(int, buffer.shape)) * dtype_bytes(buffer.dtype) for buffer in workspaces(mod))
 
 
@@ -38,11 +37,10 @@ def pass_workspaces(mod: ir.IRModule) -> ir.IRModule:
 
     A module whose function keeps nothing is returned as it is.
     """
-    passed = workspaces(mod)
-    if not passed:
-        return mod
-    function = mod["main"]
+    function, passed = mod["main"], workspaces(mod)
     root = _root(function)
+    if root is None or not passed:
+        return mod
     kept = [buffer for buffer in root.alloc_buffers if buffer not in passed]
     body = s_tir.SBlockRealize([], True, with_body(root, root.body, alloc_buffers=kept))
     changed = tirx.PrimFunc([*function.params, *passed], body, function.ret_type, function.attrs)
@@ -50,5 +48,5 @@ def pass_workspaces(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _root(function: tirx.PrimFunc) -> s_tir.SBlock | None:
-    """The outermost block of a function that is not lowered yet."""
+    """Return the outermost block of a function that is not lowered yet."""
     return function.body.block if isinstance(function.body, s_tir.SBlockRealize) else None

@@ -1,4 +1,4 @@
-from .checks import buffer_versions as buffer_versions
+from .checks import buffer_stages as buffer_stages
 from .checks import check_pipeline as check_pipeline
 from .explain import explain_pipeline as explain_pipeline
 from .lowering import required_tir_pipeline as required_tir_pipeline

@@ -31,7 +31,7 @@ from tensorir_ladder.schedules.pipeline.one_barrier import (
 def check_pipeline(
     sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequence[int], async_stages: Sequence[int] = ()
 ) -> None:
-    """Raise for stage and order lists that cannot be right on this loop; nothing is changed.
+    """Raise for pipeline stage and order lists that cannot be right on this loop; nothing is changed.
 
     ``stage[i]`` and ``order[i]`` belong to the loop's i-th statement, as for TVM's annotations
     ``software_pipeline_stage`` and ``software_pipeline_order``.
@@ -47,14 +47,14 @@ def check_pipeline(
         what TVM compiles to wrong results:
             negative stages; a computation ordered before two or more asynchronous copies (TVM waits for
             too few of them); reads hidden from TVM (:mod:`schedules.pipeline.one_barrier`) without their gate ordered
-            first, with copies that nobody waits for, or of a single slot; a value read in a later stage than
-            it is written, in a buffer that outlives the loop and so has one version only; blocks whose reads
+            first, with copies that nobody waits for, or of a single stage; a value read in a later pipeline stage
+            than it is written, in a buffer that outlives the loop and so has one stage only; blocks whose reads
             and writes are left empty (by ``loop_partition``), for which TVM inserts neither waits nor barriers.
         what TVM ignores:
             an asynchronous stage that no statement has.
 
     Warns (UserWarning) about what is legal and useless: more stages than iterations; a
-    ``double_buffer_scope`` that changes nothing because the buffer has two versions already.
+    ``double_buffer_scope`` that changes nothing because the buffer has two stages already.
     """
     name, statements = loop_name(sch, loop), statements_under(sch, loop)
     stage, order = [int(value) for value in stage], [int(value) for value in order]
@@ -62,29 +62,29 @@ def check_pipeline(
     _check_lists(name, statements, stage, order)
     for producer, consumer, buffer in _dependences(statements):
         _check_dependence(name, statements, stage, order, producer, consumer, buffer)
-    _check_single_version(sch, loop, name, statements, stage, order)
+    _check_single_stage(sch, loop, name, statements, stage, order)
     _check_async(name, statements, stage, order, list(async_stages))
-    _check_gate(name, statements, stage, order, list(async_stages), buffer_versions(sch, loop, stage, order))
+    _check_gate(name, statements, stage, order, list(async_stages), buffer_stages(sch, loop, stage, order))
     _warn_useless(sch, loop, name, statements, stage, order)
 
 
-def buffer_versions(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequence[int]) -> dict[str, int]:
-    """Versions that TVM gives each buffer written under the loop, by name.
+def buffer_stages(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequence[int]) -> dict[str, int]:
+    """Return how many stages TVM gives each buffer written under the loop, by name.
 
-    Use stage − definition stage + 1 for buffers that live inside the loop; 1 for the others; and 1 where
-    two would do but no writer stands before a reader of a later stage in the body, unless the writer asks
+    The reader's pipeline stage − the writer's + 1 for buffers that live inside the loop; 1 for the others; and 1 where
+    two would do but no writer stands before a reader of a later pipeline stage in the body, unless the writer asks
     for two (``double_buffer_scope``).
     """
-    versions = _needed_versions(sch, loop, stage, order)
+    kept = _needed_stages(sch, loop, stage, order)
     for statement in statements_under(sch, loop):
         for region in statement.writes if _asks_for_two(statement) else []:
             name = str(region.source.name)
-            versions[name] = max(versions[name], 1 if _outlives(sch, loop, region.source) else 2)
-    return versions
+            kept[name] = max(kept[name], 1 if _outlives(sch, loop, region.source) else 2)
+    return kept
 
 
-def _needed_versions(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequence[int]) -> dict[str, int]:
-    statements, versions = statements_under(sch, loop), {}
+def _needed_stages(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequence[int]) -> dict[str, int]:
+    statements, kept = statements_under(sch, loop), {}
     for buffer in _written(statements):
         writers = [index for index, statement in enumerate(statements) if statement.writes_buffer(buffer)]
         readers = [index for index, statement in enumerate(statements) if declares_read(statement, buffer)]
@@ -92,8 +92,8 @@ def _needed_versions(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: S
         crossing = any(order[w] < order[r] and stage[w] < stage[r] for w in writers for r in readers)
         if not readers or _outlives(sch, loop, buffer) or (count == 2 and not crossing):
             count = 1
-        versions[str(buffer.name)] = count
-    return versions
+        kept[str(buffer.name)] = count
+    return kept
 
 
 def _check_lists(name: str, statements: list[Statement], stage: list[int], order: list[int]) -> None:
@@ -180,16 +180,16 @@ def _check_dependence(
         )
 
 
-def _check_single_version(
+def _check_single_stage(
     sch: Schedule, loop: LoopRV, name: str, statements: list[Statement], stage: list[int], order: list[int]
 ) -> None:
-    """A buffer that outlives the loop has one version: a later stage reads it before it is written again, or never."""
+    """Refuse reads of a buffer with one stage, since it outlives the loop, that come after it is written again."""
     for producer, consumer, buffer in _dependences(statements):
         behind = stage[consumer] - stage[producer]
         in_time = behind == 0 or (behind == 1 and order[consumer] < order[producer])
         if not in_time and _outlives(sch, loop, buffer):
             raise IllegalPipeline(
-                f"{buffer.name} outlives the loop and has one version: {statements[consumer].name!r} would read what a "
+                f"{buffer.name} outlives the loop and has one stage: {statements[consumer].name!r} would read what a "
                 f"later iteration of {statements[producer].name!r} wrote",
                 loop=name,
                 block=statements[consumer].name,
@@ -238,12 +238,13 @@ def _check_gate(
     stage: list[int],
     order: list[int],
     async_stages: list[int],
-    versions: dict[str, int],
+    kept: dict[str, int],
 ) -> None:
-    """Between a gate and reads that TVM cannot see, and between these and the copies over what they read, is a barrier.
+    """Refuse reads that TVM cannot see without a gate before them, and before the copies over what they read.
 
-    A statement of stage s and order o runs, for tile i, at time (i + s, o). A reader must run after the gate of its own
-    tile; and between it and the copy that fills its slot again, ``versions`` tiles later, must be some tile's gate.
+    A statement of pipeline stage s and order o runs, for tile i, at time (i + s, o). A reader must run after the gate
+    of its own tile; and between it and the copy that fills its stage again, ``kept`` tiles later, must be some tile's
+    gate.
     """
     gates = [index for index, statement in enumerate(statements) if is_gate(statement)]
     for reader in (index for index, statement in enumerate(statements) if hides_reads(statement)):
@@ -251,47 +252,47 @@ def _check_gate(
         copies = [producer for producer in producers if statements[producer].fills_shared]
         if HIDES_READS in _annotations(statements[reader]) and not copies:
             continue  # nothing of this loop's: the copies are an outer loop's
-        slots = [versions[str(region.source.name)] for copy in copies for region in statements[copy].writes]
+        stages = [kept[str(region.source.name)] for copy in copies for region in statements[copy].writes]
         first = [
             gate
             for gate in gates
             if (stage[gate], order[gate]) < (stage[reader], order[reader])
-            and all(_gate_between(stage, order, reader, gate, copy, min(slots)) for copy in copies)
+            and all(_gate_between(stage, order, reader, gate, copy, min(stages)) for copy in copies)
         ]
         awaited = all(stage[copy] in async_stages and stage[copy] < stage[reader] for copy in copies)
-        several = all(count > 1 for count in slots)
+        several = all(count > 1 for count in stages)
         if not first or not awaited or not several:
             raise IllegalPipeline(
                 "its reads are hidden from TVM, which would put no barrier between them and the next copies",
                 loop=name,
                 block=statements[reader].name,
                 value=f"order {order}, stages {stage}, asynchronous {async_stages}",
-                limit="asynchronous copies in two slots at least, and the gate ordered before copies and readers",
+                limit="asynchronous copies in two stages at least, and the gate ordered before copies and readers",
                 remedy="use pipeline_loop(..., one_barrier=True), which makes the lists",
             )
 
 
-def _gate_between(stage: list[int], order: list[int], reader: int, gate: int, copy: int, slots: int) -> bool:
-    """Whether a gate, of whichever tile, stands between a reader and the copy that fills the reader's slot again."""
+def _gate_between(stage: list[int], order: list[int], reader: int, gate: int, copy: int, stages: int) -> bool:
+    """Look for a gate, of whichever tile, between a reader and the copy that fills the reader's stage again."""
     next_gate = (stage[reader] + (order[gate] < order[reader]), order[gate])
-    return next_gate < (stage[copy] + slots, order[copy])
+    return next_gate < (stage[copy] + stages, order[copy])
 
 
 def _warn_useless(
     sch: Schedule, loop: LoopRV, name: str, statements: list[Statement], stage: list[int], order: list[int]
 ) -> None:
-    extent, versions = loop_extent(sch, loop), buffer_versions(sch, loop, stage, order)
-    for buffer, count in versions.items():
+    extent, kept = loop_extent(sch, loop), buffer_stages(sch, loop, stage, order)
+    for buffer, count in kept.items():
         if count > extent:
             warnings.warn(
-                f"{count} versions of {buffer} for loop {name!r} of {extent} iterations: some are never filled",
+                f"{count} stages of {buffer} for loop {name!r} of {extent} iterations: some are never filled",
                 stacklevel=3,
             )
     for statement in statements:
-        needed = [_needed_versions(sch, loop, stage, order)[str(region.source.name)] for region in statement.writes]
+        needed = [_needed_stages(sch, loop, stage, order)[str(region.source.name)] for region in statement.writes]
         if _asks_for_two(statement) and min(needed) > 1:
             warnings.warn(
-                f"double_buffer_scope on {statement.name!r} has no effect: the pipeline on {name!r} has its versions",
+                f"double_buffer_scope on {statement.name!r} has no effect: the pipeline on {name!r} has its stages",
                 stacklevel=3,
             )
 
@@ -301,12 +302,11 @@ def _asks_for_two(statement: Statement) -> bool:
 
 
 def _annotations(statement: Statement) -> set[str]:
-    """The keys of a statement's annotations."""
     return {str(key) for block in statement.blocks for key in block.annotations}
 
 
 def _dependences(statements: list[Statement]) -> Iterator[tuple[int, int, tirx.Var]]:
-    """Every (writer, reader, buffer) in program order: positions of two statements of one iteration."""
+    """Yield every (writer, reader, buffer) in program order: positions of two statements of one iteration."""
     for producer, writing in enumerate(statements):
         for consumer in range(producer + 1, len(statements)):
             for region in writing.writes:
@@ -324,7 +324,7 @@ def _written(statements: list[Statement]) -> list[tirx.Var]:
 
 
 def _outlives(sch: Schedule, loop: LoopRV, buffer: tirx.Var) -> bool:
-    """Whether a block outside the loop touches the buffer, or it is one of the function's own."""
+    """Return whether a block outside the loop touches the buffer, or it is one of the function's own."""
     regions = [r for block in blocks_outside(sch, loop) for r in (*block.reads, *block.writes)]
     parameters = scheduled_function(sch).params
     return any(r.source.same_as(buffer) for r in regions) or any(p.same_as(buffer) for p in parameters)

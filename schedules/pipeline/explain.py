@@ -1,4 +1,4 @@
-"""A pipeline as text: what runs when, in how many versions, and whether cp.async will really be emitted."""
+"""A pipeline as text: what runs when, in how many stages, and whether cp.async will really be emitted."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from tensorir_ladder.schedules.inspection import SHARED_SCOPES, Statement, loop_extent, loop_name, statements_under
+from tensorir_ladder.schedules.inspection import (
+    DEVICE_SCOPES,
+    SHARED_SCOPES,
+    Statement,
+    loop_extent,
+    loop_name,
+    statements_under,
+)
+from tensorir_ladder.schedules.isa import CP_ASYNC_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.pipeline.checks import buffer_versions
+from tensorir_ladder.schedules.pipeline.checks import buffer_stages
 from tensorir_ladder.schedules.pipeline.one_barrier import declares_read, hides_reads, is_gate
-
-CP_ASYNC_BYTES = (4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -32,13 +38,13 @@ class _Lists:
 def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
     """Explain the pipeline annotated on a loop: a table of statements, a time table, the code's shape.
 
-    Four parts: statement | stage | order | async | versions | bytes per iteration; which iteration each
+    Four parts: statement | pipeline stage | order | async | writes | stages | bytes per iteration; which iteration each
     statement works on at T1, T2, …; prologue, body and epilogue as pseudo-code with waits and barriers;
     and, for every copy in an asynchronous stage, why cp.async will or will not be emitted (width, scope,
     predicate, dtype, configuration). A loop without annotations says so. Changes nothing, needs no target.
 
     Barriers inside a statement (threads that add up each other's sums) are not shown; and where the ring has as
-    many slots as the loop has iterations, TVM needs one barrier less than is shown.
+    many stages as the loop has iterations, TVM needs one barrier less than is shown.
     """
     statements, name = statements_under(sch, loop), loop_name(sch, loop)
     annotations = sch.get(loop).annotations
@@ -50,11 +56,11 @@ def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
             for key in ("stage", "order", "async_stages")
         )
     )
-    versions = buffer_versions(sch, loop, lists.stage, lists.order)
+    kept = buffer_stages(sch, loop, lists.stage, lists.order)
     extent = loop_extent(sch, loop)
     parts = [
-        f"pipeline on loop {name!r}, {extent} iterations, stages 0 to {max(lists.stage)}",
-        _statement_table(statements, lists, versions),
+        f"pipeline on loop {name!r}, {extent} iterations, pipeline stages 0 to {max(lists.stage)}",
+        _statement_table(statements, lists, kept),
         _time_table(statements, lists, extent),
         _pseudo_code(statements, lists, name, extent),
     ]
@@ -64,8 +70,10 @@ def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
     return "\n\n".join(parts)
 
 
-def _statement_table(statements: list[Statement], lists: _Lists, versions: dict[str, int]) -> str:
-    rows = [("statement", "stage", "order", "async", "writes", "versions", "bytes per iteration")]
+def _statement_table(statements: list[Statement], lists: _Lists, kept: dict[str, int]) -> str:
+    rows: list[tuple[str, ...]] = [
+        ("statement", "pipeline stage", "order", "async", "writes", "stages", "bytes per iteration")
+    ]
     for index, statement in enumerate(statements):
         buffers = [region.source for region in statement.writes]
         near = any(buffer.scope() in (*SHARED_SCOPES, "local") for buffer in buffers) and not statement.accumulates
@@ -76,7 +84,7 @@ def _statement_table(statements: list[Statement], lists: _Lists, versions: dict[
                 str(lists.order[index]),
                 "yes" if lists.stage[index] in lists.asynchronous else "no",
                 ", ".join(f"{buffer.name} ({buffer.scope()})" for buffer in buffers),
-                ", ".join(str(versions[str(buffer.name)]) for buffer in buffers),
+                ", ".join(str(kept[str(buffer.name)]) for buffer in buffers),
                 str(statement.elements * dtype_bytes(buffers[0].dtype)) if near and buffers else "–",
             )
         )
@@ -84,7 +92,7 @@ def _statement_table(statements: list[Statement], lists: _Lists, versions: dict[
 
 
 def _time_table(statements: list[Statement], lists: _Lists, extent: int) -> str:
-    """Which iteration each statement works on, time step by time step."""
+    """Tell which iteration each statement works on, time step by time step."""
     steps = max(lists.stage) + min(extent, 3)
     rows = [("time", *(f"T{step + 1}" for step in range(steps)), "")]
     for index, statement in enumerate(statements):
@@ -95,36 +103,38 @@ def _time_table(statements: list[Statement], lists: _Lists, extent: int) -> str:
 
 
 def _pseudo_code(statements: list[Statement], lists: _Lists, name: str, extent: int) -> str:
-    """Prologue, body and epilogue; ``statement[i]`` is a statement's iteration i."""
-    deepest, slots = max(lists.stage), _Slots()
+    """Write out prologue, body and epilogue; ``statement[i]`` is a statement's iteration i."""
+    deepest, memory = max(lists.stage), _SharedMemory()
     lines = ["prologue:"]
     for step in range(min(deepest, extent)):
-        lines += _time_step(statements, lists, step, extent, slots)
+        lines += _time_step(statements, lists, step, extent, memory)
     lines.append(f"body: for {name} in {deepest} .. {extent - 1}:" if extent > deepest else "body: none")
     if extent > deepest:
-        slots.filled = slots.read = True  # by the iteration before
-        body = _time_step(statements, lists, None, extent, slots)
+        memory.filled = memory.read = True  # by the iteration before
+        body = _time_step(statements, lists, None, extent, memory)
         lines += [line.replace("[now", f"[{name}") for line in body]
     lines.append("epilogue:")
     for step in range(extent, extent + deepest):
-        lines += _time_step(statements, lists, step, extent, slots)
+        lines += _time_step(statements, lists, step, extent, memory)
     return "\n".join(lines)
 
 
 @dataclass
-class _Slots:
-    """What happened to shared memory since the last barrier."""
+class _SharedMemory:
+    """Shared memory since the last barrier: has it been filled, has it been read?"""
 
     filled: bool = False
     read: bool = False
 
     def barrier(self) -> None:
-        """All threads meet: what was filled can be read, what was read can be filled."""
+        """Let all threads meet: what was filled can be read, what was read can be filled."""
         self.filled = self.read = False
 
 
-def _time_step(statements: list[Statement], lists: _Lists, step: int | None, extent: int, slots: _Slots) -> list[str]:
-    """One time step's statements in the body's order, each after what it waits for; ``None`` is the body's."""
+def _time_step(
+    statements: list[Statement], lists: _Lists, step: int | None, extent: int, memory: _SharedMemory
+) -> list[str]:
+    """Write out a time step's statements in the body's order, each after what it waits for; ``None`` is the body's."""
     due = [index for index in lists.body if step is None or 0 <= step - lists.stage[index] < extent]
     lines: list[str] = []
     fills = [index for index in due if statements[index].fills_shared]
@@ -137,25 +147,25 @@ def _time_step(statements: list[Statement], lists: _Lists, step: int | None, ext
         producers = _producers(statements, index)
         if waits and index == min(waits, key=due.index):  # one wait, for all that follows
             lines.append(f"wait_group {min(waits.values())}; barrier")
-            slots.barrier()
-        elif (producers and slots.filled) or (index in fills and slots.read):
+            memory.barrier()
+        elif (producers and memory.filled) or (index in fills and memory.read):
             lines.append("barrier")
-            slots.barrier()
-        slots.filled |= index in fills and stage not in lists.asynchronous
-        slots.read |= bool(producers) and not (is_gate(statements[index]) or hides_reads(statements[index]))
+            memory.barrier()
+        memory.filled |= index in fills and stage not in lists.asynchronous
+        memory.read |= bool(producers) and not (is_gate(statements[index]) or hides_reads(statements[index]))
         commit = "; commit_group" if index in committed[-1:] else ""
         lines.append(f"{statements[index].name}[{shown}]{commit}")
     return [f"  {line}" for line in lines]
 
 
 def _awaited(statements: list[Statement], lists: _Lists, due: list[int]) -> list[tuple[int, int]]:
-    """The statements of a time step that read asynchronous copies, each with the first of these copies."""
+    """Return the statements of a time step that read asynchronous copies, each with the first of these copies."""
     readers = [(i, [c for c in _producers(statements, i) if lists.stage[c] in lists.asynchronous]) for i in due]
     return [(reader, copies[0]) for reader, copies in readers if copies]
 
 
 def _in_flight(lists: _Lists, copy: int, reader: int, step: int | None, extent: int) -> int:
-    """Groups committed after the one that a reader needs: what it may leave in flight."""
+    """Count the groups committed after the one that a reader needs: what it may leave in flight."""
     issued_this_step = lists.order[copy] < lists.order[reader]
     behind = lists.stage[reader] - lists.stage[copy]
     if step is None:
@@ -167,7 +177,7 @@ def _in_flight(lists: _Lists, copy: int, reader: int, step: int | None, extent: 
 
 
 def _producers(statements: list[Statement], reader: int) -> list[int]:
-    """The copies to shared memory that a statement reads from, as far as TVM knows."""
+    """Return the copies to shared memory that a statement reads from, as far as TVM knows."""
     return [
         index
         for index, producer in enumerate(statements)
@@ -178,13 +188,13 @@ def _producers(statements: list[Statement], reader: int) -> list[int]:
 
 
 def _preflight(statement: Statement) -> str:
-    """Whether TVM will lower this copy to cp.async, and if not, why."""
+    """Say why TVM will lower this copy to cp.async, or why not."""
     itemsize = dtype_bytes(statement.writes[0].source.dtype)
     width = statement.vector * itemsize
     obstacles = []
     if not statement.fills_shared:
         obstacles.append("it does not write shared memory")
-    if not all(region.source.scope() in ("global", "") for region in statement.reads):
+    if not all(region.source.scope() in DEVICE_SCOPES for region in statement.reads):
         obstacles.append("it does not read global memory")
     if not statement.is_pure_copy:
         obstacles.append("it computes or converts on the way, or pads with something else than zero")

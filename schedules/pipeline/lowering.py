@@ -1,10 +1,10 @@
-"""What pipelined loops need after TVM's own lowering passes: a compilation pipeline to name in ``tvm.compile``."""
+"""Lowering of pipelined loops after TVM's own passes: a compilation pipeline to name in ``tvm.compile``."""
 
 from __future__ import annotations
 
-import tvm
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir.transform import Pass, Sequential
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
@@ -19,8 +19,8 @@ UNROLLED_RINGS = "tensorir_ladder_unrolled_rings"
 FRAGMENTS = "tensorir_ladder_fragments"
 
 
-def unroll_rings() -> tvm.transform.Pass:
-    """Write out as many iterations of a pipelined loop as its ring has slots, so that slot indices are constants.
+def unroll_rings() -> Pass:
+    """Write out as many iterations of a pipelined loop as its ring has stages, so that stage numbers are constants.
 
     ::
 
@@ -34,16 +34,15 @@ def unroll_rings() -> tvm.transform.Pass:
     """
 
     passes = [on_functions(_in_turns), tirx.transform.UnrollLoop(), tirx.transform.StmtSimplify()]
-    return tvm.ir.transform.Sequential(passes)
+    return Sequential(passes)
 
 
 def _in_turns(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function with the loops of its rings as turns."""
     return tvm_ffi.structural_map(function, (tirx.For, _turns))
 
 
 def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
-    """The name for ``tvm.compile(..., tir_pipeline=name)`` that lowers a scheduled module as it was scheduled.
+    """Return the name for ``tvm.compile(..., tir_pipeline=name)`` that lowers a scheduled module as it was scheduled.
 
     Raises IllegalPipeline for a loop that is marked as one with a single barrier and has no gate: a replayed trace
     brings the mark and the lists, and not what they belong to.
@@ -62,40 +61,42 @@ def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
 
 
 def _turns(loop: tirx.For) -> tirx.Stmt:
-    """A loop with the annotation as whole turns of its ring, and the rest."""
+    """Write a loop with the annotation as whole turns of its ring, and the rest."""
     if UNROLL_RING not in loop.annotations:
         return loop
-    slots, extent = int(loop.annotations[UNROLL_RING]), int(loop.extent)
+    stages, extent = int(loop.annotations[UNROLL_RING]), int(loop.extent)
     parts = []
-    if extent >= slots:
+    if extent >= stages:
         turn = tirx.Var("turn", loop.loop_var.ty)
-        parts.append(tirx.For(turn, 0, extent // slots, tirx.ForKind.SERIAL, _written_out(loop, turn * slots, slots)))
-    if extent % slots:
-        parts.append(_written_out(loop, extent - extent % slots, extent % slots))
+        parts.append(
+            tirx.For(turn, 0, extent // stages, tirx.ForKind.SERIAL, _written_out(loop, turn * stages, stages))
+        )
+    if extent % stages:
+        parts.append(_written_out(loop, extent - extent % stages, extent % stages))
     return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
 
 
 def _written_out(loop: tirx.For, first: ir.Expr | int, count: int) -> tirx.For:
-    """``count`` iterations of a loop from ``first`` on, to be written out."""
-    place = tirx.Var("slot", loop.loop_var.ty)
+    """Return ``count`` iterations of a loop from ``first`` on, to be written out."""
+    place = tirx.Var("stage", loop.loop_var.ty)
     iteration = loop.min + first + place
     replaced = (tirx.Var, lambda var: iteration if var.same_as(loop.loop_var) else var)
     body = tvm_ffi.structural_map(loop.body, replaced)
     return tirx.For(place, 0, count, tirx.ForKind.UNROLLED, body)
 
 
-def _unrolled_rings():
-    """TVM's own pipeline for scheduled functions; at its end serpentine loops, and rings written out."""
+def _unrolled_rings() -> tuple[Pass, Pass, Pass]:
+    """Extend TVM's own pipeline for scheduled functions by serpentine loops, and rings written out."""
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
     after = [on_functions(lower_serpentines), unroll_rings()]
-    return tvm.ir.transform.Sequential([lower, *after]), finalize_host, finalize_device
+    return Sequential([lower, *after]), finalize_host, finalize_device
 
 
-def _fragments():
-    """Fragments and swizzles lowered as soon as buffers are compact, then the pipeline above."""
+def _fragments() -> tuple[Pass, Pass, Pass]:
+    """Lower fragments and swizzles as soon as buffers are compact, then go on as above."""
     lower, finalize_host, finalize_device = _unrolled_rings()
     before = [on_functions(drop_hidden_reads), compact_blocks(), lower_fragments(), lower_swizzles()]
-    return tvm.ir.transform.Sequential([*before, lower]), finalize_host, finalize_device
+    return Sequential([*before, lower]), finalize_host, finalize_device
 
 
 register_tir_pipeline(UNROLLED_RINGS, _unrolled_rings)

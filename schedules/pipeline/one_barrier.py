@@ -1,6 +1,6 @@
 """One barrier per iteration of a pipelined loop, where TVM's lowering makes two.
 
-TVM's pass for barriers does not know that a ring's slots are different memory: between the reads of one slot
+TVM's pass for barriers does not know that a ring's stages are different memory: between the reads of one stage
 and the copies into another it puts a second barrier, which protects nothing. This module gives a loop the form
 that needs one only (the multistage loop of NVIDIA's CUTLASS has it)::
 
@@ -13,24 +13,24 @@ that needs one only (the multistage loop of NVIDIA's CUTLASS has it)::
 and pipelined, in the order gate, copies, computation::
 
     for k:  wait until tile k has landed;  barrier             # before the gate, which is all that waits
-            start filling slot (k - 1) % slots                  # last read before this barrier, by everybody
-            C += slot k % slots
+            start filling stage (k - 1) % stages                # last read before this barrier, by everybody
+            C += stage k % stages
 
-Why that is right: a slot is filled in the iteration after the one that read it last, and all threads meet at the
+Why that is right: a stage is filled in the iteration after the one that read it last, and all threads meet at the
 barrier in between; it is read in the iteration whose gate waited for it. The barrier behind the loop keeps whatever
 comes next (another turn of a loop around this one, other data in the same memory) from what is still being read: TVM
 puts none there, since it cannot see those reads. What goes wrong without the gate: with hidden reads and copies
 ordered first, a fast thread overwrites what a slow one still reads
-(:func:`schedules.pipeline.checks.check_pipeline` refuses it).
+(:func:`schedules.pipeline.check_pipeline` refuses it).
 
 A block marked :data:`HIDES_READS` will hide its reads by itself, with the instruction that replaces it, and is left as
 it is (:mod:`schedules.tensor_cores.mma`); what its loop waits for, the gate alone says (:func:`drop_hidden_reads`).
 
 A trace does not hold any of this. Replayed, its lists fall on the copies that are there; lowering such a loop
-through :func:`schedules.pipeline.lowering.required_tir_pipeline` is refused.
+through :func:`schedules.pipeline.required_tir_pipeline` is refused.
 
-What it costs: copies are issued after the wait instead of before it, so that with n slots n − 1 tiles are under way
-while threads wait, not n. Where latency is what a kernel waits for, give it one slot more.
+What it costs: copies are issued after the wait instead of before it, so that with n stages n − 1 tiles are under way
+while threads wait, not n. Where latency is what a kernel waits for, give it one stage more.
 """
 
 from __future__ import annotations
@@ -105,18 +105,18 @@ def gate_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:
 
 
 def is_gate(statement: Statement) -> bool:
-    """Whether a statement is the gate that :func:`gate_copies` made."""
+    """Return whether a statement is the gate that :func:`gate_copies` made."""
     return any(GATE in block.annotations for block in statement.blocks)
 
 
 def retires(statement: Statement) -> int | None:
-    """How many computations a statement leaves in flight; None if it waits for none."""
+    """Return how many computations a statement leaves in flight; None if it waits for none."""
     left = [int(block.annotations[RETIRE]) for block in statement.blocks if RETIRE in block.annotations]
     return left[0] if left else None
 
 
 def hides_reads(statement: Statement) -> bool:
-    """Whether a statement reads shared memory in a way that ThreadSync cannot see."""
+    """Return whether a statement reads shared memory in a way that ThreadSync cannot see."""
     found: list[ir.Call] = []
     for block in statement.blocks:
         tvm_ffi.structural_walk(
@@ -126,7 +126,7 @@ def hides_reads(statement: Statement) -> bool:
 
 
 def is_hidden_read(call: ir.Call) -> bool:
-    """Whether a call is a read that :func:`gate_copies` hid; its second argument is the read's address."""
+    """Return whether a call is a read that :func:`gate_copies` hid; its second argument is the read's address."""
     return _called(call).startswith(READ_FUNCTION)
 
 
@@ -156,7 +156,6 @@ def drop_hidden_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """
 
     def drop(block: s_tir.SBlock) -> s_tir.SBlock:
-        """A block without the reads it hides."""
         if HIDES_READS not in block.annotations:
             return block
         return with_body(block, block.body, _visible_reads(block))
@@ -165,19 +164,19 @@ def drop_hidden_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def declares_read(statement: Statement, buffer: tirx.Var) -> bool:
-    """Whether a statement reads a buffer and TVM gets to know it."""
+    """Return whether a statement reads a buffer and TVM gets to know it."""
     declared = [region for block in statement.blocks for region in _visible_reads(block)]
     return statement.reads_buffer(buffer) and any(region.source.same_as(buffer) for region in declared)
 
 
 def _visible_reads(block: s_tir.SBlock) -> list[ir.TensorRegion]:
-    """What TVM gets to know about a block's reads: of a block that hides its reads, not those of shared memory."""
+    """Return the reads of a block that TVM gets to know: of one that hides its reads, not those of shared memory."""
     hiding = HIDES_READS in block.annotations
     return [region for region in block.reads if not hiding or region.source.scope() not in SHARED_SCOPES]
 
 
 def whole_buffer(region: ir.TensorRegion) -> ir.TensorRegion:
-    """The region that is all of a region's buffer."""
+    """Return the region that is all of a region's buffer."""
     return ir.TensorRegion(region.source, [ir.Range(0, extent) for extent in region.source.shape], region.ty)
 
 
@@ -187,13 +186,13 @@ def _only_waits(value: ir.Expr) -> bool:
 
 
 def _called(value: ir.Expr) -> str:
-    """The name of the CUDA function or of the barrier that an expression calls, "" if it calls none."""
+    """Return the name of the CUDA function or of the barrier that an expression calls, "" if it calls none."""
     operator = str(getattr(value.op, "name", "")) if isinstance(value, ir.Call) else ""
     return str(value.args[0].value) if operator == "tirx.cuda.func_call" else operator if operator == SYNC else ""
 
 
 def _gate(statements: list[Statement], copies: list[int]) -> s_tir.SBlockRealize:
-    """A statement that reads every copied operand as a whole, and does nothing."""
+    """Make a statement that reads every copied operand as a whole, and does nothing."""
     regions = [whole_buffer(region) for index in copies for region in statements[index].writes]
     # An empty function, because TVM removes a statement that does nothing, together with its wait.
     nothing = cuda_func_call(GATE_FUNCTION, source_code=f"__forceinline__ __device__ void {GATE_FUNCTION}() {{}}\n")
@@ -225,10 +224,9 @@ def _meet_behind(sch: Schedule, loop: LoopRV) -> None:
 
 
 def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:
-    """The block with its reads of ``buffers`` as calls on their addresses, which ThreadSync skips."""
+    """Turn a block's reads of ``buffers`` into calls on their addresses, which ThreadSync skips."""
 
     def hide(load: ir.TensorLoad) -> ir.Expr:
-        """A read of one of the buffers as a call, any other as it is."""
         if not any(load.source.same_as(buffer) for buffer in buffers):
             return load
         dtype = str(load.source.dtype)
@@ -245,7 +243,7 @@ def with_body(
     reads: list[ir.TensorRegion] | None = None,
     alloc_buffers: list[tirx.Var] | None = None,
 ) -> s_tir.SBlock:
-    """A block with another body and, where given, other reads and allocations."""
+    """Return a block with another body and, where given, other reads and allocations."""
     return s_tir.SBlock(
         block.iter_vars,
         block.reads if reads is None else reads,
@@ -282,6 +280,6 @@ def _check_can_hide(loop: str, statement: Statement, buffers: list[tirx.Var]) ->
 
 
 def _is_part(statement: Statement, part: tirx.Stmt) -> bool:
-    """Whether a statement of the loop is this part of its body."""
+    """Return whether a statement of the loop is this part of its body."""
     single = tirx.For(tirx.Var("_", "int32"), 0, 1, tirx.ForKind.SERIAL, part)
     return any(block.same_as(other) for s in statements_of(single) for block in s.blocks for other in statement.blocks)

@@ -1,16 +1,16 @@
 """Software pipelining: overlapping the loads of coming iterations with the arithmetic of this one.
 
-A pipelined loop's statements get a *stage* (how many iterations a statement runs behind the first) and
-an *order* (its place in the body of the pipelined loop). Shared memory then holds several versions of
-each operand, the *ring slots*; a prologue fills them, an epilogue drains them::
+TVM gives each statement of a pipelined loop a *pipeline stage* (how many iterations it runs behind the first) and an
+*order* (its place in the body of the pipelined loop). Shared memory then holds a ring of several *stages* of each
+operand, tile k in stage k % stages; a prologue fills them, an epilogue drains them::
 
     time        T1          T2          T3          T4        ...
-    load        tile 0      tile 1      tile 2      tile 3           stage 0
-    compute                             tile 0      tile 1           stage 2: three slots, two tiles ahead
+    load        tile 0      tile 1      tile 2      tile 3           pipeline stage 0
+    compute                             tile 0      tile 1           pipeline stage 2: three stages, two tiles ahead
 
 TVM does the rewriting when it lowers the annotations that :func:`pipeline_loop` makes, and TVM's checks
-come then, with empty block names; :func:`schedules.pipeline.checks.check_pipeline` makes them at once,
-and those TVM leaves out. :func:`schedules.pipeline.explain.explain_pipeline` shows what was made.
+come then, with empty block names; :func:`schedules.pipeline.check_pipeline` makes them at once,
+and those TVM leaves out. :func:`schedules.pipeline.explain_pipeline` shows what was made.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import (
+    DEVICE_SCOPES,
     PIPELINE_STAGE,
     SHARED_SCOPES,
     UNROLL_RING,
@@ -43,32 +44,31 @@ DOUBLE_BUFFER = "double_buffer_scope"
 
 # Where a statement stands in the body of the pipelined loop. Registers are stored to shared memory before
 # the next loads are issued into them, and a result is consumed before the next one overwrites it: then
-# one version of either is enough, and no index changes with the iteration, which registers cannot have.
+# one stage of either is enough, and no index changes with the iteration, which registers cannot have.
 PLACE_IN_BODY = {"gate": -1, "copy": 0, "load": 1, "epilogue": 2, "transform": 3, "compute": 4}
 # A computation that runs on by itself is issued first, and retired last: copies are issued while it runs.
 PLACE_IF_RETIRED = {**PLACE_IN_BODY, "compute": 0, "copy": 1, "load": 2, "epilogue": 3, "retire": 4}
-# With an inner pipeline that is filled ahead: its body reads the last of this slot, then the gate admits the next
-# tile, of which the first fragments are filled, and the copies may fill this slot again.
+# With an inner pipeline that is filled ahead: its body reads the last of this stage, then the gate admits the next
+# tile, of which the first fragments are filled, and the copies may fill this stage again.
 PLACE_AHEAD = {"body": 0, "gate": 1, "fill": 2, "copy": 3, "compute": 4}
 
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """How a loop is pipelined: TVM's lists, statement by statement, and what their lowering needs.
+    """A loop's pipeline: TVM's lists, statement by statement, and what their lowering needs.
 
     ``statements`` and ``roles`` name the loop's statements and what they are to the pipeline: "load"
     (global memory to registers, on the way to shared memory), "copy" (an operand to shared memory or
     registers), "transform" (a cast or the like of a copied operand, or a reset), "compute" (uses operands),
     "epilogue" (uses what compute made, and no copy), "gate" (waits, in the form with one barrier), "retire" (waits for
     a computation that runs on by itself, :mod:`schedules.tensor_cores.warpgroup`), "fill" and "body" (of an inner
-    pipeline that is
-    filled ahead; its end computes). ``stage``, ``order`` and ``async_stages`` are TVM's lists (see the module's text),
-    empty without a pipeline; ``slots`` counts the versions of each copied operand; ``fragments`` says that registers of
-    whole warps are among what is written.
+    pipeline that is filled ahead; its end computes). ``stage``, ``order`` and ``async_stages`` are TVM's lists (see the
+    module's text), empty without a pipeline; ``stages`` counts those of each copied operand; ``fragments`` says that
+    registers of whole warps are among what is written.
     """
 
     loop: LoopRV
-    slots: int
+    stages: int
     statements: tuple[str, ...]
     roles: tuple[str, ...]
     stage: tuple[int, ...]
@@ -79,17 +79,17 @@ class PipelinePlan:
 
     @property
     def pass_config(self) -> dict[str, bool]:
-        """The pass configuration without which asynchronous copies are lowered to ordinary ones."""
+        """Pass configuration without which asynchronous copies are lowered to ordinary ones."""
         return {"tirx.use_async_copy": True} if self.async_stages else {}
 
     @property
     def tir_pipeline(self) -> str:
-        """The compilation pipeline without which the ring is not written out, and fragments are not lowered."""
+        """Compilation pipeline without which the ring is not written out, and fragments are not lowered."""
         from tensorir_ladder.schedules.pipeline.lowering import FRAGMENTS, UNROLLED_RINGS  # which makes them known
 
         if self.fragments:
             return FRAGMENTS
-        return UNROLLED_RINGS if self.unroll_ring and self.slots > 1 else "s_tir"
+        return UNROLLED_RINGS if self.unroll_ring and self.stages > 1 else "s_tir"
 
 
 def infer_pipeline(
@@ -107,24 +107,24 @@ def infer_pipeline(
     Nothing is changed. A *copy* fills shared memory or registers, keeps no running sum, reads nothing
     that the loop computes, and is consumed by a later statement of the same loop; copies of copies run
     through registers on their way to shared memory. What uses copies computes; what lies between a copy
-    and its use (a cast, a dequantisation) runs with the computation, and what uses results runs one stage
-    after it, unless it, or something that it feeds, needs a copy as well (softmax: the maximum, then the row
+    and its use (a cast, a dequantisation) runs with the computation, and what uses results runs one pipeline
+    stage after it, unless it, or something that it feeds, needs a copy as well (softmax: the maximum, then the row
     again): that runs with the computation, in program order. Works on any number of statements and copies,
     and on an inner loop over registers (:func:`pipeline_loop` of ``k_inner``, whose copies go from shared
     memory to registers).
 
     Parameters
     ----------
-    stages : ring slots of each copied operand; 1 for no pipeline. More than the loop has iterations
-        warns, and as many as it has are planned.
+    stages : how many tiles of each copied operand the ring holds; 1 for no pipeline. More than the loop has
+        iterations warns, and as many as it has are planned.
     async_copy : "auto" makes copies asynchronous where all of them only move elements from global to
         shared memory (cp.async; sm_80 and newer); True demands it; False forbids it.
     one_barrier : the form of :mod:`schedules.pipeline.one_barrier`: all copies as one statement, a gate, one barrier
         per iteration. Needs asynchronous copies, and nothing else that writes shared memory.
-    unroll_ring : write out one turn of the ring, so that slot indices are constants
-        (:func:`schedules.pipeline.lowering.unroll_rings`).
+    unroll_ring : write out one turn of the ring, so that stage numbers are constants
+        (:func:`schedules.pipeline.unroll_rings`).
     fill_ahead : fill the registers of an inner pipeline for the next iteration at the end of this one, instead of
-        at the start of the next. Needs ``one_barrier``, and an inner pipeline of two slots with an even number of
+        at the start of the next. Needs ``one_barrier``, and an inner pipeline of two stages with an even number of
         iterations, so that the registers filled ahead are not those still in use.
 
     Raises
@@ -139,22 +139,22 @@ def infer_pipeline(
     names = tuple(statement.name for statement in statements)
     gated = any(is_gate(statement) for statement in statements)
     fragments = any(region.source.scope() == FRAGMENT for statement in statements for region in statement.writes)
-    slots = fitting_stages(sch, loop, stages, stacklevel=4)
-    if slots == 1 and not gated:
+    stages = fitting_stages(sch, loop, stages, stacklevel=4)
+    if stages == 1 and not gated:
         return PipelinePlan(loop, 1, names, (), (), (), (), fragments=fragments)
     roles = _roles(statements, name)
     asynchronous = _asynchronous(statements, roles, async_copy, name)
     if one_barrier or gated:
-        _check_one_barrier(statements, roles, asynchronous and slots > 1, name)
+        _check_one_barrier(statements, roles, asynchronous and stages > 1, name)
     if one_barrier and not gated:
         names, roles = _with_gate(names, roles)
     if fill_ahead:
         roles = _ahead_roles(sch, loop, name, statements, roles)
     in_flight = next((left for left in map(retires, statements) if left is not None), 0)
-    stage = _stages_of(roles, slots, in_flight, fill_ahead, name)
+    stage = _pipeline_stages(roles, stages, in_flight, fill_ahead, name)
     order = _order_of(roles, fill_ahead)
     async_stages = (0,) if asynchronous else ()
-    return PipelinePlan(loop, slots, names, roles, stage, order, async_stages, unroll_ring, fragments)
+    return PipelinePlan(loop, stages, names, roles, stage, order, async_stages, unroll_ring, fragments)
 
 
 def fitting_stages(sch: Schedule, loop: LoopRV, stages: int, *, stacklevel: int = 2) -> int:
@@ -192,31 +192,30 @@ def pipeline_loop(
     unroll_ring: bool = False,
     fill_ahead: bool = False,
 ) -> PipelinePlan:
-    """Overlap a loop's copies with what uses them, ``stages`` ring slots per operand; infer, check, apply.
+    """Overlap a loop's copies with what uses them, ``stages`` stages per operand; infer, check, apply.
 
     ::
 
         before   for k:
                    A_shared = A[k];  B_shared = B[k]
                    C += A_shared * B_shared
-        after    slots 0 .. stages-2 filled from A[0 ..], B[0 ..]            # prologue
+        after    stages 0 .. stages-2 filled from A[0 ..], B[0 ..]            # prologue
                  for k < K - stages + 1:
-                   slot (k + stages-1) % stages  filled from A, B at k + stages-1
-                   C += slot k % stages
-                 C += the remaining stages-1 slots                          # epilogue
+                   stage (k + stages-1) % stages  filled from A, B at k + stages-1
+                   C += stage k % stages
+                 C += the remaining stages-1 stages                         # epilogue
 
-    ``stages`` counts slots: 1 leaves the loop alone, n keeps n − 1 tiles ahead. Asynchronous copies
+    ``stages`` counts those of the ring: 1 leaves the loop alone, n keeps n − 1 tiles ahead. Asynchronous copies
     (cp.async: sm_80 and newer; 4, 8 or 16 bytes each) need the pass configuration in the result::
 
         with tvm.transform.PassContext(config=plan.pass_config):
             tvm.compile(sch.mod, target, tir_pipeline=plan.tir_pipeline)
 
     ``one_barrier``, ``unroll_ring`` and ``fill_ahead`` give the loop a form that costs less and does the same
-    (see :func:`infer_pipeline`). Copies staged through registers
-    (:func:`schedules.memory.staging.stage_through_registers`) run one stage deeper: global loads are issued one
-    iteration before their registers are stored to shared memory. The loop stays valid; called again, the last
-    call counts (but a gate, once made, stays). Parameters and errors are those of :func:`infer_pipeline` and of
-    :func:`schedules.pipeline.checks.check_pipeline`.
+    (see :func:`infer_pipeline`). Copies staged through registers (:func:`schedules.memory.stage_through_registers`)
+    run one pipeline stage deeper: global loads are issued one iteration before their registers are stored to shared
+    memory. The loop stays valid; called again, the last call counts (but a gate, once made, stays). Parameters and
+    errors are those of :func:`infer_pipeline` and of :func:`check_pipeline`.
     """
     plan = infer_pipeline(
         sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead
@@ -228,7 +227,7 @@ def pipeline_loop(
     return plan
 
 
-def pipeline_reads(sch: Schedule, loop: LoopRV, slots: int) -> bool:
+def pipeline_reads(sch: Schedule, loop: LoopRV, stages: int) -> bool:
     """Read the operands of an inner loop a step ahead, where the loop around it can then be filled ahead: if it did.
 
     ::
@@ -238,11 +237,11 @@ def pipeline_reads(sch: Schedule, loop: LoopRV, slots: int) -> bool:
                  for k < K - 1:  a[(k + 1) % 2] = A_shared[k + 1];  C += a[k % 2] * ...
                  C += a[(K - 1) % 2] * ...
 
-    ``slots`` are those of the loop around it, to whose :func:`pipeline_loop` the result is given as ``fill_ahead``.
-    Nothing is changed with one slot, which holds no next tile to read from, or with an odd number of steps, after
-    which the two versions would have changed places.
+    ``stages`` are those of the loop around it, to whose :func:`pipeline_loop` the result is given as ``fill_ahead``.
+    Nothing is changed with one stage, which holds no next tile to read from, or with an odd number of steps, after
+    which the two stages of registers would have changed places.
     """
-    possible = slots > 1 and loop_extent(sch, loop) % 2 == 0
+    possible = stages > 1 and loop_extent(sch, loop) % 2 == 0
     if possible:
         pipeline_loop(sch, loop, 2, False)
     return possible
@@ -257,8 +256,8 @@ def _apply(plan: PipelinePlan, sch: Schedule) -> None:
     if "gate" in plan.roles and not any(is_gate(statement) for statement in statements):
         roles = _roles(statements, loop_name(sch, loop))
         gate_copies(sch, loop, [index for index, role in enumerate(roles) if role == "copy"])
-    if plan.slots == 2 and "retire" not in plan.roles:
-        _keep_two_versions(sch, loop)
+    if plan.stages == 2 and "retire" not in plan.roles:
+        _keep_two_stages(sch, loop)
     if plan.stage:
         check_pipeline(sch, loop, plan.stage, plan.order, plan.async_stages)
         sch.annotate(loop, STAGE, list(plan.stage))
@@ -266,11 +265,11 @@ def _apply(plan: PipelinePlan, sch: Schedule) -> None:
     if plan.async_stages:
         sch.annotate(loop, ASYNC, list(plan.async_stages))
     if plan.stage and plan.unroll_ring:
-        sch.annotate(loop, UNROLL_RING, plan.slots)
+        sch.annotate(loop, UNROLL_RING, plan.stages)
 
 
-def _keep_two_versions(sch: Schedule, loop: LoopRV) -> None:
-    """Ask for the second slot, which TVM would leave out where all it sees of the reads is a gate before the copies."""
+def _keep_two_stages(sch: Schedule, loop: LoopRV) -> None:
+    """Ask for the second stage, which TVM leaves out where all it sees of the reads is a gate before the copies."""
     statements = statements_under(sch, loop)
     if any(HIDES_READS in block.annotations for statement in statements for block in statement.blocks):
         copies = [block for statement in statements if statement.fills_shared for block in statement.blocks]
@@ -279,16 +278,16 @@ def _keep_two_versions(sch: Schedule, loop: LoopRV) -> None:
 
 
 def double_buffer(sch: Schedule, copy: SBlockRV) -> None:
-    """Ask TVM for at least two versions of the buffer a copy block writes (``double_buffer_scope``).
+    """Ask TVM for at least two stages of the buffer a copy block writes (``double_buffer_scope``).
 
     Read by the software pipeline only: without a pipeline the generated code does not change at all, and
-    a pipeline of two or more slots has its versions already.
+    a pipeline of two or more stages has them already.
     """
     sch.annotate(copy, DOUBLE_BUFFER, 0)
 
 
 def required_pass_config(mod: ir.IRModule | tirx.PrimFunc) -> dict[str, bool]:
-    """The pass configuration a scheduled module needs to be lowered as it was scheduled.
+    """Return the pass configuration that a scheduled module needs to be lowered as it was scheduled.
 
     Read off the annotations: ``tirx.use_async_copy`` if any loop has asynchronous stages, else nothing.
     """
@@ -306,15 +305,17 @@ def _check_not_inside(sch: Schedule, loop: LoopRV) -> None:
         )
 
 
-def _stages_of(roles: tuple[str, ...], slots: int, in_flight: int, fill_ahead: bool, loop: str) -> tuple[int, ...]:
-    """Each statement's stage: how many iterations it runs behind the first."""
+def _pipeline_stages(
+    roles: tuple[str, ...], stages: int, in_flight: int, fill_ahead: bool, loop: str
+) -> tuple[int, ...]:
+    """Return each statement's pipeline stage: how many iterations it runs behind the first."""
     first_copy = 1 if "load" in roles else 0
-    compute = first_copy + slots - 1 - in_flight
+    compute = first_copy + stages - 1 - in_flight
     if in_flight and compute <= first_copy:
         raise IllegalPipeline(
-            "computations in flight across the barrier need a slot each, beside those of copies and computation",
+            "computations in flight across the barrier need a stage each, beside those of copies and computation",
             loop=loop,
-            value=f"{slots} stages",
+            value=f"{stages} stages",
             limit=f"at least {in_flight + 2}",
             remedy="give more stages, or leave none in flight",
         )
@@ -324,7 +325,7 @@ def _stages_of(roles: tuple[str, ...], slots: int, in_flight: int, fill_ahead: b
         "gate": compute,
         "transform": compute,
         "fill": compute,
-        "body": compute + 1,  # one stage more, and no slot more, since the gate is between reads and copies
+        "body": compute + 1,  # one later, and the ring no longer, since the gate is between reads and copies
         "compute": compute + fill_ahead,
         "epilogue": compute + 1,
         "retire": compute + in_flight,
@@ -333,14 +334,14 @@ def _stages_of(roles: tuple[str, ...], slots: int, in_flight: int, fill_ahead: b
 
 
 def _order_of(roles: tuple[str, ...], fill_ahead: bool) -> tuple[int, ...]:
-    """Each statement's place in the body of the pipelined loop."""
+    """Return each statement's place in the body of the pipelined loop."""
     places = PLACE_IF_RETIRED if "retire" in roles else PLACE_AHEAD if fill_ahead else PLACE_IN_BODY
     body = sorted(range(len(roles)), key=lambda index: places[roles[index]])
     return tuple(body.index(index) for index in range(len(roles)))
 
 
 def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
-    """Each statement's role in the pipeline; see :class:`PipelinePlan`."""
+    """Return each statement's role in the pipeline; see :class:`PipelinePlan`."""
     copies = [statement for index, statement in enumerate(statements) if _is_copy(index, statements)]
     roles: list[str] = []
     for statement in statements:
@@ -384,7 +385,7 @@ def _is_copy(index: int, statements: list[Statement]) -> bool:
 
 
 def _holds_copies(statement: Statement, statements: list[Statement], copies: list[Statement]) -> bool:
-    """Whether a statement, or one that it feeds, still reads a copy: a later stage would keep each slot for longer.
+    """Return whether a statement, or one that it feeds, reads a copy, so that it has to run while the copy is kept.
 
     In softmax the row's maximum is a result, but the sum of exponentials needs the row once more.
     """
@@ -398,7 +399,7 @@ def _is_used(statement: Statement, statements: list[Statement]) -> bool:
 
 
 def _feeds(producer: Statement, consumer: Statement) -> bool:
-    """Whether one statement writes what another reads; parts of one inner pipeline are one statement here."""
+    """Return whether one statement writes what another reads; parts of one inner pipeline are one statement here."""
     same = producer.blocks[0].same_as(consumer.blocks[0])
     return not same and any(consumer.reads_buffer(region.source) for region in producer.writes)
 
@@ -433,10 +434,10 @@ def _asynchronous(statements: list[Statement], roles: tuple[str, ...], wanted: b
 
 
 def _check_one_barrier(statements: list[Statement], roles: tuple[str, ...], asynchronous: bool, loop: str) -> None:
-    """One barrier is enough where a wait stands at it, and where the threads share nothing but the copies."""
+    """Refuse one barrier where no wait stands at it, or where the threads share something else than the copies."""
     if not asynchronous:
         raise IllegalPipeline(
-            "one barrier per iteration needs asynchronous copies in at least two slots, which are awaited at it",
+            "one barrier per iteration needs asynchronous copies in at least two stages, which are awaited at it",
             loop=loop,
             block=next(statement.name for statement, role in zip(statements, roles) if role in ("load", "copy")),
             remedy="leave one_barrier out, or make the copies plain moves from global to shared memory",
@@ -452,7 +453,7 @@ def _check_one_barrier(statements: list[Statement], roles: tuple[str, ...], asyn
 
 
 def _with_gate(names: tuple[str, ...], roles: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names and roles once the copies are one statement with a gate behind it."""
+    """Return names and roles once the copies are one statement with a gate behind it."""
     others = [(name, role) for name, role in zip(names, roles) if role != "copy"]
     copies = "+".join(name for name, role in zip(names, roles) if role == "copy")
     return (copies, "arrived", *(name for name, _ in others)), ("copy", "gate", *(role for _, role in others))
@@ -461,7 +462,7 @@ def _with_gate(names: tuple[str, ...], roles: tuple[str, ...]) -> tuple[tuple[st
 def _ahead_roles(
     sch: Schedule, loop: LoopRV, name: str, statements: list[Statement], roles: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Roles with those of an inner pipeline's parts told apart; IllegalPipeline where it cannot be filled ahead."""
+    """Tell the roles of an inner pipeline's parts apart; IllegalPipeline where it cannot be filled ahead."""
     parts = [statement.part for statement in statements if statement.part]
     inner = annotated_loops(tirx.PrimFunc([], sch.get(loop).body), STAGE)
     even = all(int(part.extent) % 2 == 0 and max(map(int, part.annotations[STAGE])) == 1 for part in inner)
@@ -477,5 +478,5 @@ def _ahead_roles(
 
 
 def _can_be_asynchronous(statement: Statement) -> bool:
-    from_global = all(region.source.scope() in ("global", "") for region in statement.reads)
+    from_global = all(region.source.scope() in DEVICE_SCOPES for region in statement.reads)
     return statement.fills_shared and from_global and statement.is_pure_copy

@@ -60,15 +60,15 @@ def stage_contraction(
                    C = C_local
 
     The block's loops are, outermost first: any number of batch loops, rows, columns, one reduction loop
-    (:func:`schedules.loops.layout.flatten_contraction` brings other contractions to this form). Ragged extents
-    are padded on the fly (:func:`schedules.loops.layout.pad_to_tile`). Every part is a function of its own in
+    (:func:`schedules.loops.flatten_contraction` brings other contractions to this form). Ragged extents
+    are padded on the fly (:func:`schedules.loops.pad_to_tile`). Every part is a function of its own in
     this package; this one only calls them in the order that works.
 
     Parameters
     ----------
     tile : the tile; its thread tile may be 1×1.
     vectorize : make copies and write-back as wide as alignment allows.
-    scope : "shared" or "shared.dyn" (:meth:`schedules.loops.tiling.ThreadTile.shared_scope` chooses).
+    scope : "shared" or "shared.dyn" (:meth:`schedules.tiles.ThreadTile.shared_scope` chooses).
     through_registers : split each copy into a load to registers and a store to shared memory.
     product_per_tile : keep each k tile's product apart and add it as a statement of its own.
     """

@@ -15,7 +15,6 @@ from tensorir_ladder.schedules.loops.warps import (
     add_slices,
     bind_warps,
     check_warp_contraction,
-    check_warp_tile,
     interleave_lanes,
     sum_slices,
     tile_for_warps,
@@ -71,7 +70,7 @@ def stage_for_warps(
                        for rows, columns, in serpentine order:  C_local += A_local * B_local
                    C = C_local                                  # or, with slices: S[slice] = C_local;  C = sum of S
 
-    Ragged extents are padded on the fly (:func:`schedules.loops.layout.pad_to_tile`); what follows elementwise is
+    Ragged extents are padded on the fly (:func:`schedules.loops.pad_to_tile`); what follows elementwise is
     fused into the write-back.
 
     Parameters
@@ -80,7 +79,7 @@ def stage_for_warps(
     serpentine : order a thread's multiply-adds so that each shares an operand with the one before
         (:mod:`schedules.loops.serpentine`).
     pad : pad rows that run along k (:func:`pad_rows`).
-    raster : rows of blocks that run side by side (:func:`schedules.loops.tiling.raster_blocks`).
+    raster : rows of blocks that run side by side (:func:`schedules.loops.raster_blocks`).
 
     Raises
     ------
@@ -88,7 +87,8 @@ def stage_for_warps(
     IllegalSchedule : for a block that is no product of two operands in batch, rows, columns and one reduction, or
         whose operands have not 4 bytes an element.
     """
-    check_warp_tile(tile)
+    WarpTile.check_family(tile)
+    tile.check_sound()
     check_warp_contraction(sch, block)
     pad_to_tile(sch, block, [1] * (len(sch.get_loops(block)) - 3) + list(tile.block))
     loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes), tile)

@@ -1,4 +1,4 @@
-"""The same schedules as rules for dlight, TVM's library of default schedules.
+"""Rules for dlight, TVM's library of default schedules, made of the same schedule functions.
 
 ``__init__.pyi`` lists the names; each is loaded when it is first used.
 """

@@ -1,4 +1,4 @@
-"""The same schedules as a rule for dlight, TVM's library of default schedules."""
+"""A rule for dlight, TVM's library of default schedules, made of the same schedule functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PipelinedContraction(ScheduleRule):
         self.tile, self.stages = tile or ThreadTile(block=(32, 64, 16), thread=(4, 4)), stages
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
-        """The scheduled function, or None where the rule is not applicable; ``tunable`` changes nothing."""
+        """Return the scheduled function, or None where the rule is not applicable; ``tunable`` changes nothing."""
         sch = Schedule(func)
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
         reducing = [block for block in blocks if _reduces(sch.get(block))]

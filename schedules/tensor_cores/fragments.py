@@ -40,7 +40,7 @@ def lower_fragments() -> tvm.transform.Pass:
 
 
 def registers_of(fragment: tirx.Var, lane: tirx.Var, first: int, count: int) -> tuple[ir.Expr, ir.Expr]:
-    """Addresses of the first and the last of a lane's registers that an intrinsic uses, to be passed to it.
+    """Return the addresses of the first and the last of a lane's registers that an intrinsic uses, to be passed to it.
 
     The function called needs the first only. But TVM shrinks buffers to what it sees of their use, and would leave
     one register of a fragment whose others are reached through the first one's address.
@@ -49,7 +49,7 @@ def registers_of(fragment: tirx.Var, lane: tirx.Var, first: int, count: int) -> 
 
 
 def compact_blocks() -> tvm.transform.Pass:
-    """TVM's own lowering up to compact buffers without aliases; run again by the whole pipeline, it changes nothing."""
+    """Return TVM's own lowering up to compact buffers without aliases; what is lowered so far, it leaves as it is."""
     blocks = s_tir.transform
     return tvm.ir.transform.Sequential(
         [
@@ -79,17 +79,16 @@ def whole_fragments(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def has_fragments(mod: ir.IRModule | tirx.PrimFunc) -> bool:
-    """Whether a scheduled module or function keeps fragments, and so needs :func:`lower_fragments`."""
+    """Return whether a scheduled module or function keeps fragments, and so needs :func:`lower_fragments`."""
     functions = [mod] if isinstance(mod, tirx.PrimFunc) else list(mod.functions.values())
     return any(_fragments(function) for function in functions if isinstance(function, tirx.PrimFunc))
 
 
 def _fragments(function: tirx.PrimFunc) -> list[tirx.Var]:
-    """The buffers in scope FRAGMENT that a function allocates."""
+    """Return the buffers in scope FRAGMENT that a function allocates."""
     found: list[tirx.Var] = []
 
     def note(block: s_tir.SBlock) -> None:
-        """Take down a block's fragments."""
         found.extend(buffer for buffer in block.alloc_buffers if buffer.scope() == FRAGMENT)
 
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, note))
@@ -105,7 +104,7 @@ def _without_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     analyzer, threads = _threads(function)
 
     def check(buffer: tirx.Var, indices: list[ir.Expr]) -> list[ir.Expr]:
-        """The indices with the thread's own lane, which is the only one it may name."""
+        """Refuse any lane but the thread's own."""
         own_lanes = [tirx.floormod(thread, lanes[buffer]) for thread in threads]
         if not any(analyzer.can_prove_equal(indices[-2], lane) for lane in own_lanes):
             raise IllegalSchedule(
@@ -117,17 +116,14 @@ def _without_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return [*indices[:-2], tirx.const(0, "int32"), indices[-1]]
 
     def load(access: ir.TensorLoad) -> ir.Expr:
-        """A read of the lane's own registers."""
         return access.source[tuple(check(access.source, list(access.indices)))] if access.source in lanes else access
 
     def store(access: tirx.BufferStore) -> tirx.Stmt:
-        """A write to the lane's own registers."""
         if access.buffer not in lanes:
             return access
         return tirx.BufferStore(access.buffer, access.value, check(access.buffer, list(access.indices)))
 
     def region(access: ir.TensorRegion) -> ir.TensorRegion:
-        """What a block declares to read or write."""
         if access.source not in lanes:
             return access
         *outer, _, registers = access.region
@@ -146,11 +142,10 @@ def _of_one_lane(fragment: tirx.Var) -> tirx.Var:
 
 
 def _threads(function: tirx.PrimFunc) -> tuple[sym.Analyzer, list[tirx.Var]]:
-    """threadIdx.x of each of a function's kernels, and an analyzer that knows the loops' ranges."""
+    """Return an analyzer that knows the loops' ranges, and threadIdx.x of each of a function's kernels."""
     analyzer, threads = sym.Analyzer(), []
 
     def note(loop: tirx.For) -> None:
-        """Take down a loop's range, and threadIdx.x."""
         analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
         if loop.kind == tirx.ForKind.THREAD_BINDING and str(loop.thread_binding.thread_tag) == "threadIdx.x":
             threads.append(loop.loop_var)

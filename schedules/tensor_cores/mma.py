@@ -17,17 +17,17 @@ tiles, fragment layouts and the pipeline are checked where there is no GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule, TensorIntrin
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.script import tirx as T
 
-from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_name, loops_below
 from tensorir_ladder.schedules.isa import MMA, WARP, MmaInstruction
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
@@ -50,7 +50,7 @@ RASTER_ROWS = 2048  # as many as 132 blocks of 128 x 128 have columns beside the
 
 
 def instruction_for(dtype: str) -> MmaInstruction:
-    """The instruction for operands of a dtype; IllegalSchedule lists the dtypes that have one."""
+    """Return the instruction for operands of a dtype; IllegalSchedule lists the dtypes that have one."""
     if dtype not in MMA:
         raise IllegalSchedule(
             "no tensor core instruction for operands of this dtype",
@@ -99,13 +99,14 @@ def tile_to_warps(
                      for fragment_row < warp_m / 16:  for fragment_column < warp_n / 16:
                        for element_row < 16:  for element_column < 16:  for element_k < 16:  C[...] += ...
 
-    Extents must be multiples of the tile's (:func:`schedules.loops.layout.pad_to_tile`).
+    Extents must be multiples of the tile's (:func:`schedules.loops.pad_to_tile`).
 
     Raises
     ------
     IllegalTile : for a tile of another family; if warp tiles do not divide the block tile, or instructions these.
     """
-    _check_tile(tile)
+    TensorCoreTile.check_family(tile)
+    tile.check_sound()
     m, n = tile.warps
     block_row, warp_row, fragment_row, element_row = sch.split(
         rows, [None, m, tile.warp[0] // instruction.M, instruction.M]
@@ -132,8 +133,8 @@ def stage_in_swizzled(
 ) -> CooperativeFetch:
     """Copy an operand's tile to shared memory by all threads, in the widest vectors, its rows swizzled.
 
-    :func:`schedules.memory.staging.stage_in_shared`, :func:`schedules.memory.staging.fetch_cooperatively` and
-    :func:`schedules.memory.swizzling.swizzle_rows` in one; errors are theirs. ``k_last`` transposes a tile on its way
+    :func:`schedules.memory.stage_in_shared`, :func:`schedules.memory.fetch_cooperatively` and
+    :func:`schedules.memory.swizzle_rows` in one; errors are theirs. ``k_last`` transposes a tile on its way
     that has not k as its last dimension, element by element, for instructions that cannot.
     """
     copy = stage_in_shared(sch, block, operand, loop, scope)
@@ -179,10 +180,9 @@ def load_fragments(
     load = sch.cache_read(block, operand, FRAGMENT)
     sch.compute_at(load, loop)
     place = instruction.place_in_b if operand else instruction.place_in_a
-    size = (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
+    size = _load_size(instruction, by_k)
 
-    def layout(*index):
-        """The buffer as fragments of (lane, register)."""
+    def layout(*index: tirx.Var) -> list[ir.Expr]:
         *outer, down, right = index
         return [*outer, down // size[0], right // size[1], *place(*((down, right) if by_k else (right, down)))]
 
@@ -211,7 +211,7 @@ def accumulate_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops, instru
                      for lane < 32, bound to threadIdx.x:  D[2 columns] = f(C_frag[fragment, lane, 2 registers])
 
     The write-back is an ordinary block: predicated where the result is ragged, with what follows elementwise fused
-    (:func:`schedules.memory.staging.accumulate_in_registers`), two columns a store where their alignment allows.
+    (:func:`schedules.memory.accumulate_in_registers`), two columns a store where their alignment allows.
     Returns it.
     """
     write_back = accumulate_in_registers(sch, block, loops.warp, FRAGMENT)
@@ -303,11 +303,10 @@ def tensorize_contraction(
                    C = C_frag
 
     ``block`` has the loops rows, columns, reduction, and maybe more outside, which join the grid. Ragged extents are
-    padded with zeros on their way (:func:`schedules.loops.layout.pad_to_tile`). ``scope`` holds the shared
-    tiles, ``raster_rows`` are the rows of the result whose blocks run together
-    (:func:`schedules.loops.tiling.raster_blocks`; 1
-    for row order), ``hide_reads`` is for loops with one barrier. ``instruction`` is that of the operands' dtype where
-    none is given; float32 operands have none of their own, because :data:`TF32` rounds them to 11 bits. Instructions
+    padded with zeros on their way (:func:`schedules.loops.pad_to_tile`). ``scope`` holds the shared tiles;
+    ``raster_rows`` are the rows of the result whose blocks run together (:func:`schedules.loops.raster_blocks`; 1 for
+    row order); ``hide_reads`` is for loops with one barrier. ``instruction`` is that of the operands' dtype where none
+    is given; float32 operands have none of their own, because :data:`TF32` rounds them to 11 bits. Instructions
     come last, after the loops were pipelined: :func:`use_instruction`.
 
     Raises
@@ -317,7 +316,8 @@ def tensorize_contraction(
     IllegalTile : for tiles that do not divide.
     """
     loops_of_block = contraction_loops(sch, block)
-    _check_tile(tile)
+    TensorCoreTile.check_family(tile)
+    tile.check_sound()
     instruction = fitting_instruction(sch, block, instruction)
     *batch, rows, columns, reduction = loops_of_block
     if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
@@ -355,22 +355,14 @@ def fitting_instruction(sch: Schedule, block: SBlockRV, instruction: MmaInstruct
     return instruction or instruction_for(dtype)
 
 
-def _check_tile(tile: TensorCoreTile) -> None:
-    if not isinstance(tile, TensorCoreTile):
-        example = f"give for example {TensorCoreTile.EXAMPLE}"
-        raise IllegalTile("not a tile of warps", value=tile, limit=TensorCoreTile.FORM, remedy=example)
-    tile.check_sound()
-
-
 def _ends_with_k(sch: Schedule, block: SBlockRV, operand: int) -> bool:
-    """Whether the last index of an operand is the reduction's."""
+    """Return whether the last index of an operand is the reduction's."""
     stmt = sch.get(block)
     return bool(stmt.reads[operand].region[-1].min.same_as(stmt.iter_vars[-1].var))
 
 
-def _accumulator_layout(instruction: MmaInstruction):
-    def layout(*index):
-        """The results as fragments of (lane, register)."""
+def _accumulator_layout(instruction: MmaInstruction) -> Callable[..., list[ir.Expr]]:
+    def layout(*index: tirx.Var) -> list[ir.Expr]:
         *outer, row, column = index
         return [*outer, row // instruction.M, column // instruction.N, *instruction.place_in_c(row, column)]
 
@@ -398,7 +390,7 @@ def _spread_over_lanes(sch: Schedule, block: SBlockRV, warp: LoopRV) -> LoopRV:
 
 
 def _fused_sides(sch: Schedule, loops: list[LoopRV]) -> tuple[LoopRV, LoopRV]:
-    """Loops (rows 16, columns 16, row, column) of a zeroed tile as rows and columns."""
+    """Fuse the loops (rows 16, columns 16, row, column) of a zeroed tile to rows and columns."""
     rows_outer, columns_outer, row, column = loops
     sch.reorder(rows_outer, row, columns_outer, column)
     return sch.fuse(rows_outer, row), sch.fuse(columns_outer, column)
@@ -445,17 +437,16 @@ def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope
 
 
 def _load_size(instruction: MmaInstruction, by_k: bool) -> tuple[int, int]:
-    """Rows and columns of a tile as it lies in shared memory."""
+    """Return rows and columns of a tile as it lies in shared memory."""
     return (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
 
 
 def _load_description(instruction: MmaInstruction, operand: int, by_k: bool, scope: str) -> tirx.PrimFunc:
-    """What a load does, as the schedule has it: element by element."""
+    """Describe what a load does, as the schedule has it: element by element."""
     place = instruction.place_in_b if operand else instruction.place_in_a
     size, dtype, registers = _load_size(instruction, by_k), instruction.dtype, instruction.operand_registers
 
-    def held(i, j):
-        """(lane, register) of the tile's element."""
+    def held(i: tirx.Var, j: tirx.Var) -> tuple[ir.Expr, ir.Expr]:
         return place(i, j) if by_k else place(j, i)
 
     @T.prim_func(s_tir=True)
@@ -479,15 +470,14 @@ def _load_description(instruction: MmaInstruction, operand: int, by_k: bool, sco
 def _load_implementation(
     instruction: MmaInstruction, operand: int, by_k: bool, scope: str, hide_reads: bool
 ) -> tirx.PrimFunc:
-    """What a load is: each lane's part of ``ldmatrix``."""
+    """Implement a load: each lane's part of ``ldmatrix``."""
     size, dtype, registers = _load_size(instruction, by_k), instruction.dtype, instruction.operand_registers
     marks, rounding = {HIDES_READS: 1} if hide_reads else {}, "" if instruction.transposes else _ROUND_TO_TF32
     function = "tensor_core_load" + "_hidden" * hide_reads + "_transposed" * (not by_k) + "_rounded" * bool(rounding)
     seen = "" if hide_reads else f", {_ctype(dtype)} seen"
     source = _LOAD.format(name=function, trans="" if by_k else ".trans", seen=seen, rounding=rounding)
 
-    def moved(fragment, tile, lane):
-        """The call that moves a tile to its fragment."""
+    def moved(fragment: tirx.Var, tile: tirx.Var, lane: tirx.Var) -> ir.Expr:
         at = tile[instruction.row_address(lane, operand, by_k)]
         read = [] if hide_reads else [at]  # a value nobody uses: the read that ThreadSync has to see
         parts = *registers_of(fragment, lane, 0, registers), tirx.address_of(at)
@@ -518,12 +508,11 @@ def _multiply_intrinsic(instruction: MmaInstruction) -> str:
 
 
 def _multiply_description(instruction: MmaInstruction) -> tirx.PrimFunc:
-    """What both instructions do, as the schedule has it: element by element."""
+    """Describe what both instructions do, as the schedule has it: element by element."""
     m, n, k, dtype, wide = instruction.M, instruction.N, instruction.k, instruction.dtype, instruction.accumulator
     registers, results = instruction.operand_registers, m * n // WARP
 
-    def widened(fragment, place):
-        """An element as the workload reads it."""
+    def widened(fragment: tirx.Var, place: tuple[ir.Expr, ir.Expr]) -> ir.Expr:
         return fragment[place] if dtype == wide else tirx.Cast(wide, fragment[place])
 
     @T.prim_func(s_tir=True)
@@ -548,13 +537,12 @@ def _multiply_description(instruction: MmaInstruction) -> tirx.PrimFunc:
 
 
 def _multiply_implementation(instruction: MmaInstruction) -> tirx.PrimFunc:
-    """What both instructions are: a call for each half of the columns."""
+    """Implement both instructions: a call for each half of the columns."""
     dtype, wide = instruction.dtype, instruction.accumulator
     registers, results = instruction.operand_registers, instruction.M * instruction.N // WARP
     source = _MULTIPLY.format(name=instruction.function, ptx=instruction.ptx)
 
-    def half(c, a, b, lane, number):
-        """The call for 8 of the 16 columns."""
+    def half(c: tirx.Var, a: tirx.Var, b: tirx.Var, lane: tirx.Var, number: int) -> ir.Expr:
         parts = (
             *registers_of(c, lane, number * results // 2, results // 2),
             *registers_of(a, lane, 0, registers),

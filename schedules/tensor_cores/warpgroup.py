@@ -4,20 +4,20 @@ A warpgroup's multiplication is asynchronous, as the copies are: it is *issued*,
 results are used or its operands overwritten. :func:`pipeline_warpgroups` gives the k loop this form::
 
     for k:  wait until tile k has landed;  barrier            # the gate (schedules/one_barrier.py)
-            issue the multiplication of slot k % slots        # returns at once
-            start filling slot (k + slots - 2) % slots        # while the tensor cores are busy
+            issue the multiplication of stage k % stages      # returns at once
+            start filling stage (k + stages - 2) % stages     # while the tensor cores are busy
             retire tile k - 1                                 # at most one multiplication stays in flight
     retire the last tile
 
-Why that is right: the slot filled in iteration k held tile k - 2, which every warpgroup retired in its iteration
+Why that is right: the stage filled in iteration k held tile k - 2, which every warpgroup retired in its iteration
 k - 1, and all threads met at the barrier of iteration k in between. Tile k, which it is read as, has landed for
 every thread that waited at the gate, and the barrier makes that all of them; ``fence.proxy.async`` behind the barrier
 brings what they copied before the instruction's eyes. With nothing left in flight (``in_flight=0``) tile k is retired
-at the end of its own iteration, and slot (k + slots - 1) % slots is filled, which held tile k - 1: one tile more is on
-its way with the same slots, and the tensor cores wait at each barrier.
+at the end of its own iteration, and stage (k + stages - 1) % stages is filled, which held tile k - 1: one tile more is
+on its way with as many stages, and the tensor cores wait at each barrier.
 
-As stages: copies 0; gate and issue slots - 1 - in_flight; retire slots - 1. The retiring statement declares reads of
-both operands, so that TVM gives them one slot per tile from the first copy to the last retirement.
+As pipeline stages: copies 0; gate and issue stages - 1 - in_flight; retire stages - 1. The retiring statement declares
+reads of both operands, so that TVM gives them one stage per tile from the first copy to the last retirement.
 """
 
 from __future__ import annotations
@@ -31,12 +31,18 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile
-from tensorir_ladder.schedules.inspection import loop_extent, loop_name, loops_below, statements_under
-from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES
+from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.inspection import (
+    loop_extent,
+    loop_name,
+    loops_below,
+    operand_regions,
+    statements_under,
+)
+from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid, raster_blocks
-from tensorir_ladder.schedules.loops.vectorization import VECTOR_BYTES, dtype_bytes, vectorize_inner, widest_vector
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
     accumulate_in_registers,
@@ -101,7 +107,7 @@ def tile_for_warpgroups(
                    for k_outer < K / block_k:
                      for row < group_m:  for column < group_n:  for k_inner < block_k:  C[...] += ...
 
-    Extents must divide (:func:`schedules.loops.layout.pad_to_tile`).
+    Extents must divide (:func:`schedules.loops.pad_to_tile`).
     """
     groups_m, groups_n = tile.warpgroups
     block_row, group_row, row = sch.split(rows, [None, groups_m, tile.group_m])
@@ -131,7 +137,6 @@ def lay_out_accumulators(sch: Schedule, block: SBlockRV, instruction: Wgmma) -> 
     outer = len(sch.get(block).writes[0].region) - 2
 
     def place(*index: tirx.Var) -> tuple:
-        """Where the sum of row i and column j is kept."""
         *batch, i, j = index
         return (*batch, i // m, j // n, *instruction.fragment(i % m, j % n))
 
@@ -149,7 +154,6 @@ def lay_out_panels(sch: Schedule, copy: SBlockRV) -> None:
     outer = len(sch.get(copy).writes[0].region) - 2
 
     def place(*index: tirx.Var) -> tuple:
-        """The panel, row and element of a tile's element."""
         *batch, row, element = index
         return (*batch, element // PANEL, row, element % PANEL)
 
@@ -162,8 +166,8 @@ def stage_in_panels(
 ) -> CooperativeFetch:
     """Copy an operand's k tile to shared memory by all threads, in panels as the instruction reads them.
 
-    :func:`schedules.memory.staging.stage_in_shared`, :func:`lay_out_panels` and
-    :func:`schedules.memory.staging.fetch_cooperatively` in one. ``operand`` counts from 0.
+    :func:`schedules.memory.stage_in_shared`, :func:`lay_out_panels` and
+    :func:`schedules.memory.fetch_cooperatively` in one. ``operand`` counts from 0.
     """
     copy = stage_in_shared(sch, block, operand, loop, SCOPE)
     lay_out_panels(sch, copy)
@@ -254,7 +258,7 @@ def stage_for_warpgroups(
 
     Parameters
     ----------
-    raster : rows of blocks that run before the next column does (:func:`schedules.loops.tiling.raster_blocks`).
+    raster : rows of blocks that run before the next column does (:func:`schedules.loops.raster_blocks`).
     store_rows : bring results into rows in shared memory before they are stored (:func:`store_by_rows`).
 
     Raises
@@ -284,17 +288,9 @@ def stage_for_warpgroups(
 
 
 def instruction_for(sch: Schedule, block: SBlockRV, tile: WarpgroupTile) -> Wgmma:
-    """The instruction with which a tile multiplies a block's operands; raises IllegalTile where there is none."""
-    if not isinstance(tile, WarpgroupTile):
-        raise IllegalTile(
-            "wgmma needs a tile of warpgroups",
-            value=str(tile),
-            limit=WarpgroupTile.FORM,
-            remedy=f"write for example {WarpgroupTile.EXAMPLE}",
-        )
-    stmt = sch.get(block)
-    operands = [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
-    reduction = stmt.iter_vars[-1].var
+    """Return the instruction by which a tile multiplies a block's operands; IllegalTile where there is none."""
+    WarpgroupTile.check_family(tile)
+    operands, reduction = operand_regions(sch, block), sch.get(block).iter_vars[-1].var
     used: list[bool] = []
     tvm_ffi.structural_walk(operands[1].region[-1].min, (tirx.Var, lambda var: used.append(var.same_as(reduction))))
     b_major = "k" if any(used) else "n"
@@ -309,7 +305,7 @@ def pipeline_warpgroups(
     """Keep ``stages`` k tiles in shared memory, copies ahead of and ``in_flight`` multiplications behind the barrier.
 
     The module's text shows the loop and says why it is right. With two k tiles in all nothing is left in flight, since
-    that takes three slots. ``unroll_ring`` writes out a turn of the ring, so that slots are constant addresses; left
+    that takes three stages. ``unroll_ring`` writes out a turn of the ring, so that stages are constant addresses; left
     out, addresses take fewer registers, which tiles of three warpgroups need.
 
     Raises
@@ -322,15 +318,16 @@ def pipeline_warpgroups(
         )
     if stages < in_flight + 2:
         raise IllegalPipeline(
-            "one slot is filled, one is read, and each multiplication in flight needs one more",
+            "one stage is filled, one is read, and each multiplication in flight needs one more",
             loop=loop_name(sch, k_outer),
             value=f"{stages} stages, {in_flight} in flight",
             limit=f"at least {in_flight + 2} stages",
             remedy="give more stages",
         )
     _retire_in(sch, k_outer, min(in_flight, loop_extent(sch, k_outer) - 2))
-    slots = min(stages, loop_extent(sch, k_outer))
-    return pipeline_loop(sch, k_outer, slots, True, one_barrier=True, unroll_ring=unroll_ring)
+    return pipeline_loop(
+        sch, k_outer, min(stages, loop_extent(sch, k_outer)), True, one_barrier=True, unroll_ring=unroll_ring
+    )
 
 
 def multiply_by_wgmma(sch: Schedule, loops: WarpgroupLoops, instruction: Wgmma) -> SBlockRV:
@@ -370,7 +367,7 @@ def _retire_in(sch: Schedule, loop: LoopRV, in_flight: int) -> None:
 
 
 def _retire_all(sch: Schedule, computing: SBlockRV, instruction: Wgmma) -> s_tir.SBlockRealize:
-    """A statement that waits for every multiplication, and after which the compiler may use the accumulators.
+    """Make a statement that waits for every multiplication, and after which the compiler may use the accumulators.
 
     Each accumulator is an operand of it, or the compiler could move their uses to before the wait.
     """
@@ -391,11 +388,10 @@ def _retire_all(sch: Schedule, computing: SBlockRV, instruction: Wgmma) -> s_tir
 
 
 def _region_of(sch: Schedule, block: SBlockRV) -> ir.TensorRegion:
-    """What a block writes, in terms of the loops around it."""
+    """Return the region that a block writes, in terms of the loops around it."""
     stmt, found = sch.get(block), []
 
     def note(realize: s_tir.SBlockRealize) -> None:
-        """Take down how the block is realized."""
         if realize.block.same_as(stmt):
             found.append(realize)
 

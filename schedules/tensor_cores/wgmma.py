@@ -7,16 +7,15 @@ fragments, matrix descriptor, strides, 128-byte swizzle).
 
 Operands lie in shared memory as *panels*, ``[contiguous / 64][other][64]`` 16-bit elements: rows of 128 bytes, whose
 eight 16-byte pieces are permuted by the row's number modulo 8 (:mod:`schedules.memory.swizzling`, the instruction's
-128-byte
-swizzle). The contiguous dimension is k for A and for a B stored [n, k] ("K-major"), and n for a B stored [k, n]
-("MN-major", which the instruction transposes on its way, for 16-bit types).
+128-byte swizzle). The contiguous dimension is k for A and for a B stored [n, k] ("K-major"), and n for a B stored
+[k, n] ("MN-major", which the instruction transposes on its way, for 16-bit types).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
@@ -39,7 +38,7 @@ LANES = WARPGROUP
 
 @dataclass(frozen=True)
 class Wgmma:
-    """What one warpgroup multiplies per k tile: ``rows`` × ``columns`` outputs, ``steps`` deep.
+    """A warpgroup's multiplication of one k tile: ``rows`` × ``columns`` outputs, ``steps`` deep.
 
     ``dtype`` is the operands' ("float16" or "bfloat16"); sums are float32. ``b_major`` is "k" for a B stored [n, k],
     "n" for one stored [k, n]. ``a_rows`` and ``b_rows`` are the rows of one panel in shared memory, all warpgroups'
@@ -74,7 +73,7 @@ class Wgmma:
 
     @property
     def name(self) -> str:
-        """What its intrinsics and its CUDA function are called."""
+        """Name of its intrinsics and of its CUDA function."""
         shape = f"m{self.rows}n{self.columns}k{self.steps}"
         return f"wgmma_{shape}_{PTX_TYPES[self.dtype]}_{self.b_major}_{self.a_rows}_{self.b_rows}"
 
@@ -97,7 +96,7 @@ class Wgmma:
         return self.columns // PANEL, self.steps, PANEL
 
     def source(self) -> str:
-        """CUDA text of the function that issues a k tile's instructions and commits them as one group.
+        """Return the CUDA text of the function that issues a k tile's instructions and commits them as one group.
 
         ``fence.proxy.async`` makes what other threads' cp.async has put into shared memory visible to the
         instruction: it stands between the barrier and the instruction, on the way from every copy to it.
@@ -121,7 +120,7 @@ class Wgmma:
         return "\n".join([*lines, '  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");', "}\n"])
 
     def _instruction(self, step: int, tile: int) -> str:
-        """One instruction: step ``step`` along k, rows 64·tile on."""
+        """Return one instruction's text: step ``step`` along k, rows 64·tile on."""
         count = self.columns // 2
         registers = ", ".join(f"%{i}" for i in range(count))
         outputs = ", ".join(f'"+f"(c[{tile * count + i}])' for i in range(count))
@@ -142,7 +141,7 @@ class Wgmma:
             description   C[lane(i, j), register(i, j)] += A[k / 64, i, k % 64] * B[...]    for i, j, k
             replaced by   for lane < 128, bound to threadIdx.x:  wgmma_...(&C[lane, 0], &A[0, 0, 0], &B[0, 0, 0])
 
-        Addresses of elements, because the software pipeline gives these the ring slot's index.
+        Addresses of elements, because the software pipeline gives these the number of the ring's stage.
         """
         description, replacement = self._description(), self._replacement()
         TensorIntrin.register(self.name, description, replacement, override=True)
@@ -155,8 +154,7 @@ class Wgmma:
         k_major = self.b_major == "k"
         fragment = self.fragment
 
-        def other(k, j):
-            """Indices of B's element (k, j) in its panels."""
+        def other(k: tirx.Var, j: tirx.Var) -> tuple[ir.Expr, ir.Expr, ir.Expr]:
             contiguous, row = (k, j) if k_major else (j, k)
             return contiguous // PANEL, row, contiguous % PANEL
 
@@ -212,7 +210,7 @@ class Wgmma:
 
 
 def keep_in_registers(count: int) -> str:
-    """CUDA text that makes each of ``count`` accumulators ``c[i]`` an operand of an empty instruction.
+    """Return the CUDA text that makes each of ``count`` accumulators ``c[i]`` an operand of an empty instruction.
 
     The compiler then moves no use of them across that place; it knows nothing of instructions that run on.
     """

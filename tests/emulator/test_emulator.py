@@ -1,8 +1,10 @@
-"""The emulator runs every rung, and does what each instruction's manual says."""
+"""The emulator runs every step, and does what each instruction's manual says."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import product
 
@@ -13,10 +15,10 @@ from support.cases import EVERY_VARIANT, EXPLICIT_STEPS, SCHEDULED_VARIANTS, STE
 from support.ring_kernel import ring_program, run_ring
 from tensorir_ladder.emulator import (
     EmulatedProgram,
-    EmulatorBackend,
     KernelFault,
-    Launch,
+    LaunchPlan,
     NoHostCompiler,
+    PlainBuffer,
     TensorMap,
     UnknownInstruction,
     UnknownLaunch,
@@ -27,7 +29,9 @@ from tensorir_ladder.emulator import (
 from tensorir_ladder.emulator.ptx import INSTRUCTIONS, translate_asm
 from tensorir_ladder.emulator.source import PREAMBLE_END, host_text
 from tensorir_ladder.harness.build import lower
+from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.kernels.codegen.launch_plan import RowCount, UnsupportedLaunch
 
 pytestmark = pytest.mark.emulator
 RAGGED = (45, 75, 90)
@@ -35,7 +39,7 @@ LAYOUTS = ("nn", "nt")
 CALL = "__forceinline__ __device__"
 
 
-# Every rung
+# Every step
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -91,6 +95,53 @@ def test_the_ring_is_right(stages: int, cluster: int) -> None:
         assert [run_ring(program, shape, seed) for seed in range(6)] == [0] * 6
 
 
+# Alone
+
+ALONE = """
+import sys
+import numpy as np
+from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, PlainBuffer
+launch = LaunchPlan("scale", (PlainBuffer("A"), PlainBuffer("B"), 3), grid=(4, 1, 1), block=(32, 1, 1))
+program = EmulatedProgram("scale", sys.argv[1], (launch,), names=("A", "B"))
+a, b = np.arange(128, dtype=np.float32), np.empty(128, np.float32)
+program(a, b, seed=0)
+assert (b == 3 * a).all()
+rooms = {name.split(".")[1] for name in sys.modules if name.startswith("tensorir_ladder.")}
+assert not rooms & {"harness", "steps", "reports", "torch_ops"}, rooms
+assert "tvm" not in sys.modules
+"""
+SCALE = f"""{PREAMBLE_END}
+extern "C" __global__ void __launch_bounds__(32) scale(float* __restrict__ A, float* __restrict__ B, int by) {{
+  int at = ((int)blockIdx.x) * 32 + ((int)threadIdx.x);
+  B[at] = A[at] * by;
+}}
+"""
+
+
+def test_it_runs_without_steps_harness_and_tvm() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE, SCALE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+A, B = PlainBuffer("A"), PlainBuffer("B")
+
+
+@pytest.mark.parametrize(
+    ("launch", "said"),
+    [
+        (LaunchPlan("scale", (A, B, 3), (4, 1, 1), (32, 1, 1), (1, 2, 1)), "clusters along y or z"),
+        (LaunchPlan("scale", (A, B, RowCount()), (4, 1, 1), (32, 1, 1)), "any number of rows"),
+        (LaunchPlan("scale", (A, PlainBuffer("D"), 3), (4, 1, 1), (32, 1, 1)), "given D, not among A, B"),
+        (LaunchPlan("scale", (A, B), (4, 1, 1), (32, 1, 1)), "takes 3 parameters, and is given 2"),
+        (LaunchPlan("other", (A, B, 3), (4, 1, 1), (32, 1, 1)), "other takes 0 parameters"),
+    ],
+    ids=["clusters", "rows", "names", "parameters", "kernel"],
+)
+def test_launches_that_it_cannot_run_are_refused(launch: LaunchPlan, said: str) -> None:
+    with pytest.raises(UnknownLaunch, match=said):
+        EmulatedProgram("scale", SCALE, (launch,), ("A", "B"))
+
+
 # The command line
 
 
@@ -114,7 +165,7 @@ def test_a_fault_is_one_error_and_exit_1(command: Callable[..., Outcome], monkey
     arguments = ("--step", "4", "--size", "8", "--on", "emulator", "--emulator-seed", "4")
     outcome = command("verify", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
-    assert outcome.err == "error: step on emulator, race: both\n  (--emulator-seed 4 repeats it)\n"
+    assert re.fullmatch(r"error: step on emulator, race: both\n.*seed 4.*\n", outcome.err)
 
 
 def test_without_a_compiler_it_says_what_to_install(
@@ -135,12 +186,12 @@ def test_without_a_compiler_it_says_what_to_install(
 def run_text(
     body: str, output: np.ndarray, *inputs: np.ndarray, threads: int = 32, helpers: str = "", dynamic: int = 0, **launch
 ) -> np.ndarray:
-    """The output of a kernel ``(uint* out, uint* in...)`` with this body."""
+    """Run a kernel ``(uint* out, uint* in...)`` with this body; returns the output."""
     parameters = ", ".join(["uint* __restrict__ out", *(f"uint* __restrict__ in{i}" for i in range(len(inputs)))])
     kernel = f'extern "C" __global__ void __launch_bounds__({threads}) probe({parameters}) {{\n{body}\n}}\n'
     names = ("out", *(f"in{i}" for i in range(len(inputs))))
-    grid = (launch.get("cluster", 1), 1, 1)
-    made = Launch("probe", names, grid, (threads, 1, 1), launch.get("cluster", 1), dynamic)
+    blocks = (launch.get("cluster", 1), 1, 1)
+    made = LaunchPlan("probe", tuple(map(PlainBuffer, names)), blocks, (threads, 1, 1), blocks, dynamic)
     EmulatedProgram("probe", PREAMBLE_END + helpers + kernel, (made,), names)(
         output, *inputs, seed=launch.get("seed", 0)
     )
@@ -431,8 +482,8 @@ def test_tma_adds_and_clips() -> None:
   asm volatile("cp.async.bulk.wait_group 0;");
 }
 """
-    mapped = TensorMap("out", "float32", (7, 2), (32,), (8, 2), 0)
-    launch = Launch("probe", (mapped,), (1, 1, 1), (1, 1, 1), 1, 1024)
+    mapped = TensorMap("out", "float32", (7, 2), (32,), (8, 2))
+    launch = LaunchPlan("probe", (mapped,), (1, 1, 1), (1, 1, 1), shared_bytes=1024)
     out = np.ones((2, 8), np.float32)
     EmulatedProgram("probe", PREAMBLE_END + helpers + kernel, (launch,), ("out",))(out)
     np.testing.assert_array_equal(out, [[1] * 8, [1, 1, 1, 1, 1, 2, 3, 1]])
@@ -446,8 +497,8 @@ def test_tma_refuses_places_that_hardware_does(place: str, found: str) -> None:
                :: "l"(&map), "r"({place.split(",")[0]}), "r"(0), "r"((uint)__cvta_generic_to_shared(pool)) : "memory");
 }}
 """
-    mapped = TensorMap("out", "float32", (8, 2), (32,), (8, 2), 0)
-    launch = Launch("probe", (mapped,), (1, 1, 1), (1, 1, 1), 1, 1024)
+    mapped = TensorMap("out", "float32", (8, 2), (32,), (8, 2))
+    launch = LaunchPlan("probe", (mapped,), (1, 1, 1), (1, 1, 1), shared_bytes=1024)
     with pytest.raises(KernelFault, match=found):
         EmulatedProgram("probe", PREAMBLE_END + kernel, (launch,), ("out",))(np.ones((2, 8), np.float32))
 
@@ -483,14 +534,12 @@ def test_ptx_becomes_calls(ptx: str) -> None:
 
 
 def test_what_it_does_not_know_is_refused_by_name() -> None:
-    with pytest.raises(
-        UnknownInstruction, match=r"no tcgen05\.mma; add it to INSTRUCTIONS in harness/emulator/ptx\.py"
-    ):
+    with pytest.raises(UnknownInstruction, match=r"no tcgen05\.mma; add it to INSTRUCTIONS in emulator/ptx\.py"):
         translate_asm('asm volatile("tcgen05.mma [%0];" :: "r"(a));')
     with pytest.raises(UnknownText, match="does not begin with TVM's preamble"):
         host_text("__global__ void kernel() {}")
     with pytest.raises(UnknownText, match=r"refused the kernel's text.*surf2Dread"):
         run_text("out[0] = surf2Dread(1);", words(1))
-    with pytest.raises(UnknownLaunch, match=r"a stride of 140 bytes.*a box of 512 elements.*swizzle of 128"):
+    with pytest.raises(UnsupportedLaunch, match=r"a stride of 140 bytes.*a box of 512 elements.*swizzle of 128"):
         TensorMap("C", "float16", (70, 70), (140,), (80, 512), 3)
     assert all(name.startswith("emu::") for name in INSTRUCTIONS.values())

@@ -9,11 +9,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from support.cases import make_case
+from support.cases import hopper, make_case
 from support.ring_kernel import edited
-from tensorir_ladder.emulator import EmulatedProgram, EmulatorBackend, KernelFault, Launch, emulated
+from tensorir_ladder.emulator import EmulatedProgram, KernelFault, LaunchPlan, PlainBuffer
 from tensorir_ladder.emulator.source import PREAMBLE_END
 from tensorir_ladder.harness.build import Kernel, lower
+from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
 from tensorir_ladder.harness.lab.fuzzing import SmallMachine
 from tensorir_ladder.harness.verify import verify, verify_launch
 from tensorir_ladder.kernels.stream_k import plan_for
@@ -58,9 +59,9 @@ float* __restrict__ sums, int* __restrict__ flag) {
 
 
 def hand_over(text: str = PREAMBLE_END + HAND_OVER, blocks: int = 3, resident: int = 3) -> list[np.ndarray]:
-    """What the kernel of that text puts out, for each of some seeds."""
+    """Run the kernel of that text with each of some seeds; returns the outputs."""
     names = ("out", "in0", "sums", "flag")
-    launch = Launch("hand_over", names, (blocks, 1, 1), (32, 1, 1), 1, 0)
+    launch = LaunchPlan("hand_over", tuple(map(PlainBuffer, names)), (blocks, 1, 1), (32, 1, 1))
     memory = (((64,), np.dtype(np.float32)), ((1,), np.dtype(np.int32)))
     program = EmulatedProgram("hand_over", text, (launch,), names, memory, resident)
     outputs = []
@@ -117,10 +118,10 @@ def test_blocks_that_find_no_room_are_named() -> None:
 def cut_kernel(
     shape: tuple[int, int, int], tile: str, stages: int, multiprocessors: int, variant: str = "stream"
 ) -> Kernel:
-    """Step 13 for a machine so small that the last wave is cut."""
+    """Lower step 13 for a machine so small that the last wave is cut."""
     case = make_case(13, shape, variant, tile=RoleTile.parse(tile), stages=stages)
     small = SmallMachine.of(case.machine, multiprocessors)
-    assert plan_for(case.problem, case.tile, multiprocessors, 2 if variant == "multicast" else 1).helpers
+    assert plan_for(case.problem, case.tile, hopper(multiprocessors), 2 if variant == "multicast" else 1).helpers
     return lower(replace(case, machine=small))
 
 

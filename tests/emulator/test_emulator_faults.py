@@ -1,4 +1,4 @@
-"""What is broken on purpose is found, and called by its name: kernels of every kind, one change each."""
+"""Kernels broken on purpose, one change each, are found, and the fault is called by its name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from support.broken_kernels import (
     kernel_of,
 )
 from support.ring_kernel import edited, ring_program, ring_text, run_ring
-from tensorir_ladder.emulator import EmulatedProgram, EmulatorBackend, KernelFault, emulated
+from tensorir_ladder.emulator import EmulatedProgram, KernelFault
 from tensorir_ladder.harness.build import Kernel
+from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
 from tensorir_ladder.harness.execution import Backend
 from tensorir_ladder.harness.verify import WrongResult, verify_launch
 
@@ -67,7 +68,7 @@ def test_a_fault_is_repeated_by_its_seed() -> None:
     assert re.search(
         r"nothing orders\n  a read by thread \(.*\) of block \(.*\) at line \d+: .*\n  after a write", texts[0]
     )
-    assert texts[0].endswith("(--emulator-seed 7 repeats it)")
+    assert texts[0].endswith("(seed 7 repeats it)")
 
 
 @pytest.mark.parametrize("name", BROKEN_RING)
@@ -81,7 +82,7 @@ def test_a_broken_cluster_is_found(name: str) -> None:
 
 
 def expect(program: EmulatedProgram, kind: str | None) -> None:
-    """A wrong output, or a fault of that kind (None: of any)."""
+    """Expect a wrong output, or a fault of that kind (None: of any)."""
     error, found = found_in(program)
     if kind == WRONG:
         assert found is None
@@ -92,7 +93,7 @@ def expect(program: EmulatedProgram, kind: str | None) -> None:
 
 
 def found_in(program: EmulatedProgram) -> tuple[float, KernelFault | None]:
-    """The error of the first wrong output, or the first fault, of some seeds."""
+    """Find the error of the first wrong output, or the first fault, of some seeds."""
     error = 0.0
     for seed in SEEDS:
         try:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.cases import SMALL_TILES, STEPS
 from support.cases import Outcome as Printed
 from tensorir_ladder.harness.commands import fuzz
-from tensorir_ladder.harness.lab.fuzzing import Bad, OnEmulator, Outcome, Slot, draw_case, run_case, run_slot
-from tensorir_ladder.harness.workers import Lost, Tell, each_in_a_process
+from tensorir_ladder.harness.lab.fuzzing import Bad, Draw, OnEmulator, Outcome, draw_case, run_case, run_draw
+from tensorir_ladder.harness.lab.workers import Lost, Tell, each_in_a_process
 from tensorir_ladder.kernels.tiles import RoleTile
 
 pytestmark = pytest.mark.emulator
@@ -32,7 +32,7 @@ SMALL = {kind: [tile] for kind, tile in SMALL_TILES.items()} | {
 @given(data=st.data(), seed=st.integers(0, 1 << 20))
 def test_what_is_not_refused_is_right(steps: tuple[int, ...], data: st.DataObject, seed: int) -> None:
     def choose(choices: Sequence[Any]) -> Any:
-        """One of the choices; of tiles the small ones, quick to compile (``harness fuzz`` takes them all)."""
+        """Choose; of tiles the small ones, quick to compile (``ladder fuzz`` takes them all)."""
         return data.draw(st.sampled_from(SMALL.get(type(choices[0]), choices)))
 
     step = choose([STEPS[number] for number in steps])
@@ -43,14 +43,14 @@ def test_what_is_not_refused_is_right(steps: tuple[int, ...], data: st.DataObjec
     assert outcome.right == 2 or len(outcome.refused) == 1
 
 
-def test_all_of_a_slot_follows_from_its_number() -> None:
+def test_all_of_a_draw_follows_from_its_number() -> None:
     all_kinds = sorted([(1, "default"), (4, "default"), *((6, name) for name in STEPS[6].variant_names)])
-    slots = [Slot(3, number, 2, (1, 4, 6)) for number in range(2 * len(all_kinds))]
-    kinds = [slot.kind for slot in slots]
+    draws = [Draw(3, number, 2, (1, 4, 6)) for number in range(2 * len(all_kinds))]
+    kinds = [draw.kind for draw in draws]
     assert sorted(kinds[: len(all_kinds)]) == all_kinds
     assert kinds[len(all_kinds) :] == kinds[: len(all_kinds)]
     told: list[str] = []
-    first, again = (run_slot(slots[5], told.append) for _ in range(2))
+    first, again = (run_draw(draws[5], told.append) for _ in range(2))
     assert first.case == again.case == told[-1]
     assert (first.right + len(first.refused), first.bad) == (2, [])
 
@@ -58,26 +58,31 @@ def test_all_of_a_slot_follows_from_its_number() -> None:
 # The command
 
 
+def newest(out: Path) -> dict[str, Any]:
+    """The last record that was appended to a file."""
+    return json.loads(out.read_text().splitlines()[-1])
+
+
 def arguments(out: Path, *more: str) -> list[str]:
-    """A run of four slots in two processes."""
+    """Ask for a run of four draws in two processes."""
     return ["fuzz", "--step", "1,2", "--kernels", "4", "--runs", "8", "--jobs", "2", "--out", str(out), *more]
 
 
 def test_a_run_is_counted_and_goes_on(command: Callable[..., Printed], tmp_path: Path) -> None:
-    out, lines = tmp_path / "fuzz.json", tmp_path / "fuzz.jsonl"
+    out, lines = tmp_path / "fuzz.jsonl", tmp_path / ".unfinished-fuzz.jsonl"
     assert command(*arguments(out)).code == 0
-    record = json.loads(out.read_text())
+    record = newest(out)
     assert record["executed"] + record["refused"] == 8
     assert record["kernels"] == 4
     assert {step: counts["executed"] for step, counts in record["steps"].items()} == {"1": 4, "2": 4}
     assert not lines.exists()
-    # As a run left it that was killed while it wrote its second slot: the first is not run again.
-    slot = Slot(0, 0, 2, (1, 2))
-    head = fuzz.Journal(tmp_path / "other.json", slot).path.read_text()
+    # As a run left it that was killed while it wrote its second draw: the first is not run again.
+    draw = Draw(0, 0, 2, (1, 2))
+    head = fuzz.Journal(tmp_path / "other.jsonl", draw).path.read_text()
     kept = {"number": 0, "step": 1, "variant": "default", "case": "kept", "right": 700, "refused": [], "bad": []}
     lines.write_text(f'{head}{json.dumps(kept | {"seconds": 1.0})}\n{{"number": 1, "st')
     assert "fuzzing" not in command(*arguments(out)).out
-    assert json.loads(out.read_text())["executed"] == 706
+    assert newest(out)["executed"] == 706
     lines.write_text("[]\n")
     refused = command(*arguments(out))
     assert refused.code == 2
@@ -92,7 +97,7 @@ def test_a_run_is_counted_and_goes_on(command: Callable[..., Printed], tmp_path:
 def test_what_cannot_be_fuzzed_is_refused(
     given: tuple[str, str], command: Callable[..., Printed], tmp_path: Path
 ) -> None:
-    outcome = command(*arguments(tmp_path / "fuzz.json", *given))
+    outcome = command(*arguments(tmp_path / "fuzz.jsonl", *given))
     assert outcome.code == 2
     assert f"{given[0]} {given[1]}" in outcome.err
 
@@ -100,21 +105,20 @@ def test_what_cannot_be_fuzzed_is_refused(
 def test_bad_runs_are_named_smallest_first(
     command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def results(_work: Any, slots: Sequence[Slot], _jobs: int, _limit: float) -> Any:
-        """What became of four slots."""
-        step, variant = slots[0].kind
-        yield slots[0], Outcome(0, step, variant, "large", 1, bad=[Bad("wrong", "large", "error 3", 900)])
-        yield slots[1], Outcome(1, step, variant, "small", 0, bad=[Bad("fault", "small", "race", 30)])
-        yield slots[2], Lost("took more than 9 s", "slow", hung=True)
-        yield slots[3], Outcome(3, step, variant, "right", 2)
+    def results(_work: Any, draws: Sequence[Draw], _jobs: int, _limit: float) -> Any:
+        step, variant = draws[0].kind
+        yield draws[0], Outcome(0, step, variant, "large", 1, bad=[Bad("wrong", "large", "error 3", 900)])
+        yield draws[1], Outcome(1, step, variant, "small", 0, bad=[Bad("fault", "small", "race", 30)])
+        yield draws[2], Lost("took more than 9 s", "slow", hung=True)
+        yield draws[3], Outcome(3, step, variant, "right", 2)
 
     monkeypatch.setattr(fuzz, "each_in_a_process", results)
-    outcome = command(*arguments(tmp_path / "fuzz.json"))
+    outcome = command(*arguments(tmp_path / "fuzz.jsonl"))
     assert outcome.code == 1
     bad = [line for line in outcome.out.splitlines() if line.startswith(("wrong", "fault", "hung"))]
     assert bad == ["fault: small: race", "wrong: large: error 3", "hung: slow: took more than 9 s"]
-    assert "python -m harness fuzz --on emulator --step 1,2 --kernels 4 --runs 8 --seed 0 --only 1" in outcome.out
-    record = json.loads((tmp_path / "fuzz.json").read_text())
+    assert "ladder fuzz --on emulator --step 1,2 --kernels 4 --runs 8 --seed 0 --only 1" in outcome.out
+    record = newest(tmp_path / "fuzz.jsonl")
     assert {what: record[what] for what in ("executed", "right", "wrong", "fault", "hung")} == {
         "executed": 6,
         "right": 3,
@@ -127,34 +131,33 @@ def test_bad_runs_are_named_smallest_first(
 def test_a_kernel_that_hangs_on_the_gpu_ends_the_run_which_can_go_on(
     command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def results(_work: Any, slots: Sequence[Slot], _jobs: int, _limit: float) -> Any:
-        """The second slot hangs."""
-        for slot in slots:
-            assert slot.on == "gpu"
+    def results(_work: Any, draws: Sequence[Draw], _jobs: int, _limit: float) -> Any:
+        for draw in draws:
+            assert draw.on == "gpu"
             yield (
-                slot,
-                Lost("took more than 9 s", "slow", hung=True) if slot.number == 1 else Outcome(0, 12, "roles", right=2),
+                draw,
+                Lost("took more than 9 s", "slow", hung=True) if draw.number == 1 else Outcome(0, 12, "roles", right=2),
             )
 
     monkeypatch.setattr(fuzz, "each_in_a_process", results)
     monkeypatch.setattr(fuzz, "_check_place", lambda _on: None)
     monkeypatch.setattr(fuzz, "_gpu_name", lambda: "a GPU")
-    out = tmp_path / "fuzz.json"
+    out = tmp_path / "fuzz.jsonl"
     outcome = command(*arguments(out, "--on", "gpu", "--step", "12"))
     assert outcome.code == 1
     assert "hung: slow: took more than 9 s" in outcome.out
-    assert "ended after 2 of 4 slots" in outcome.out
-    assert [json.loads(out.read_text())[name] for name in ("slots", "hung", "gpu")] == [2, 1, "a GPU"]
+    assert "ended after 2 of 4 draws" in outcome.out
+    assert [newest(out)[name] for name in ("slots", "hung", "gpu")] == [2, 1, "a GPU"]
     again = command(*arguments(out, "--on", "gpu", "--step", "12"))
     assert again.code == 1
-    assert json.loads(out.read_text())["slots_of_earlier_runs"] == 2
+    assert newest(out)["slots_of_earlier_runs"] == 2
 
 
 # Processes
 
 
 def misbehave(what: str, tell: Tell) -> str:
-    """Work that ends as its name says."""
+    """End as the name of the work says."""
     tell(f"about to {what}")
     if what == "hang":
         time.sleep(600)

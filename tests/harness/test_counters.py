@@ -94,7 +94,7 @@ def test_the_second_launch_of_the_very_case_is_profiled_with_free_clocks(ncu: Fa
     assert (named["--page"], named["--print-units"]) == ("raw", "base")
     assert "--csv" in options
     assert named["--metrics"].split(",") == list(ALL.values())
-    assert program[1:4] == ["-m", "harness", "verify"]
+    assert program[1:4] == ["-m", "tensorir_ladder.harness", "verify"]
     asked = dict(zip(program[4::2], program[5::2]))
     assert asked == {
         "--on": "gpu",
@@ -111,7 +111,7 @@ def test_the_second_launch_of_the_very_case_is_profiled_with_free_clocks(ncu: Fa
 def test_what_is_run_parses_as_a_command(ncu: FakeNcu) -> None:
     count(CASE)
     (arguments,) = ncu.calls
-    options = cli._parser().parse_args(arguments[arguments.index("harness") + 1 :])
+    options = cli.parse(arguments[arguments.index("tensorir_ladder.harness") + 1 :])
     assert (options.command, options.on) == ("verify", "gpu")
 
 
@@ -205,13 +205,13 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "gpu_present", lambda: True)
     monkeypatch.setattr(execution, "gpu_arch", lambda: "sm_90a")
     monkeypatch.setattr(execution, "gpu_machine", lambda: machine_for("sm_90a"))
-    monkeypatch.setattr("harness.commands.counters.open_session", made_up)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.counters.open_session", made_up)
 
 
 @pytest.mark.usefixtures("on_gpu")
 def test_counters_are_kept_as_records(command: Callable[..., Outcome], ncu: FakeNcu, tmp_path: Path) -> None:
     arguments = ("--step", "4,5", "--variant", "default", "--size", "64", "--stages", "9", "--out", str(tmp_path))
-    for _ in range(2):  # counting again replaces
+    for _ in range(2):  # the newest counts
         outcome = command("counters", *arguments)
         assert outcome.code == 0, outcome.err
     four, five = load_counters(tmp_path)
@@ -219,7 +219,7 @@ def test_counters_are_kept_as_records(command: Callable[..., Outcome], ncu: Fake
     assert (five.gpu, five.revision, five.dirty) == ("NVIDIA Fake", "abc123", False)
     assert five.values.pop(CEILING) == machine_for("sm_90a").fp32_gflops
     assert five.values == {name: 1.5 + index for index, name in enumerate(ALL)}
-    assert "python -m harness counters" in five.command
+    assert five.command.startswith("ladder counters")
     assert Counters.from_json(five.to_json()) == five
     assert "left out" not in outcome.err
     assert outcome.out.count("wrote") == 2
@@ -249,14 +249,13 @@ def test_a_machine_without_ncu_is_refused(
     outcome = command("counters", "--step", "5", "--size", "64", "--out", str(tmp_path))
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err == "error: no ncu (Nsight Compute) on PATH; it comes with the CUDA toolkit\n"
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": 1}', "5"])
+@pytest.mark.parametrize("text", ["{}", '{"schema": 1}', "5"])
 def test_what_is_no_set_of_counters_is_refused_by_name(text: str, tmp_path: Path) -> None:
-    (tmp_path / "counters").mkdir()
-    (tmp_path / "counters" / "some.json").write_text(text)
-    with pytest.raises(RecordError, match=r"some\.json"):
+    (tmp_path / "some-counters.jsonl").write_text(text)
+    with pytest.raises(RecordError, match=r"some-counters\.jsonl:1"):
         load_counters(tmp_path)
 
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.compiler]
 
 
 def test_drawn_cases_are_right_on_the_gpu(command: Callable[..., Outcome], tmp_path: Path) -> None:
-    out = tmp_path / "fuzz.json"
+    out = tmp_path / "fuzz.jsonl"
     outcome = command(
         "fuzz", "--on", "gpu", "--step", "11-13", "--kernels", "12", "--runs", "60", "--jobs", "4", "--out", str(out)
     )

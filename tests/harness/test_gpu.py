@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from support.cases import ROOT, SCHEDULED_VARIANTS, STEPS, THREAD_STEPS, Outcome, make_case
+from support.cases import ROOT, SCHEDULED_VARIANTS, STEPS, THREAD_STEPS, Outcome, make_case, redeclare
+from tensorir_ladder.harness.bandwidth import WORKLOADS, BandwidthCase, bandwidth_cases, lower_workload, verify_workload
 from tensorir_ladder.harness.build import Kernel, compiled, executable, lower
 from tensorir_ladder.harness.execution import GpuBackend, gpu_arch, gpu_machine, gpu_present
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.harness.measure import Plan
-from tensorir_ladder.harness.records import Record, load_records, load_streams, load_tuned
+from tensorir_ladder.harness.measure import Measurer
+from tensorir_ladder.harness.race import Plan
+from tensorir_ladder.harness.records import Record, load_records, load_streams, load_tuned, read_place
 from tensorir_ladder.harness.session import Session
-from tensorir_ladder.harness.streams import WORKLOADS, StreamCase, lower_stream, stream_cases, verify_stream
 from tensorir_ladder.harness.verify import WrongResult, verify
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps import registry
 from tensorir_ladder.steps.thread_tiles import DEFAULT, THREAD_TILES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_present(), reason="no GPU that torch sees")]
@@ -152,9 +152,9 @@ def test_wrong_outputs_are_caught_on_the_gpu(backend: GpuBackend) -> None:
 def test_a_record_is_whole(backend: GpuBackend, tmp_path: Path) -> None:
     plan = Plan(rounds=7, warmup_ms=5.0)
     session = Session(require_compiler(), backend, tmp_path, "test", plan)
-    record = session.measure(make_case(5, (256, 256, 256), arch=gpu_arch()))
-    path = record.save(tmp_path)
-    assert Record.from_json(path.read_text()) == record
+    measurer = Measurer(session)
+    record = measurer.measure(make_case(5, (256, 256, 256), arch=gpu_arch()))
+    assert read_place(record.save(tmp_path)) == record
     assert len(record.timing.samples_ms) == record.method.rounds >= 7
     assert [len(timing.samples_ms) for timing in (*record.baseline, record.previous)] == [record.method.rounds] * 3
     assert min(record.timing.samples_ms) > 0
@@ -164,7 +164,7 @@ def test_a_record_is_whole(backend: GpuBackend, tmp_path: Path) -> None:
     assert record.tile == str(DEFAULT.tile)
     assert record.environment.gpu
     assert record.environment.before.sm_clock_mhz > 0
-    calibration = session.calibrate(Matmul(256, 256, 256))
+    calibration = measurer.calibrate(Matmul(256, 256, 256))
     assert calibration.kind == "calibration"
     assert Record.from_json(calibration.to_json()) == calibration
 
@@ -176,7 +176,7 @@ def test_run_leaves_a_record_per_case(command: Callable[..., Outcome], tmp_path:
     assert [record.step for record in records] == [4, 5]
     assert all(record.verification.passed and record.ratio_to_cublas > 0 for record in records)
     assert records[1].previous.label.startswith("step4_vectorization")
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_verify_says_that_it_was_on_the_gpu(command: Callable[..., Outcome]) -> None:
@@ -199,35 +199,37 @@ def test_compute_sanitizer_finds_nothing(tool: str) -> None:
     )
 
 
-STREAMS = stream_cases(list(WORKLOADS), [1], ["direct", "staged"], [1, 2, 3, 4, 5], "float32", machine_for("sm_90a"))
+WORKLOAD_CASES = bandwidth_cases(
+    list(WORKLOADS), [1], ["direct", "staged"], [1, 2, 3, 4, 5], "float32", machine_for("sm_90a")
+)
 
 
-@pytest.mark.parametrize("case", STREAMS, ids=str)
-def test_every_stream_is_right(case: StreamCase, backend: GpuBackend) -> None:
+@pytest.mark.parametrize("case", WORKLOAD_CASES, ids=str)
+def test_every_stream_is_right(case: BandwidthCase, backend: GpuBackend) -> None:
     ragged = (case.shape[0] + 12,) if len(case.shape) == 1 else (13, case.shape[1] - 36)
     short = (5,) if len(case.shape) == 1 else (3, 5)
     for shape, dtype in ((case.shape, "float32"), (ragged, "float32"), (ragged, "float16"), (short, "float32")):
         here = replace(case, shape=shape, dtype=dtype, machine=gpu_machine())
-        kernel = compiled(lower_stream(here), require_compiler())
-        assert verify_stream(here, kernel, backend).passed
+        kernel = compiled(lower_workload(here), require_compiler())
+        assert verify_workload(here, kernel, backend).passed
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_streams_give_the_same_bits_at_every_depth_and_launch(workload: str, backend: GpuBackend) -> None:
-    cases = [replace(case, machine=gpu_machine()) for case in STREAMS if case.workload == workload]
+def test_workloads_give_the_same_bits_at_every_depth_and_launch(workload: str, backend: GpuBackend) -> None:
+    cases = [replace(case, machine=gpu_machine()) for case in WORKLOAD_CASES if case.workload == workload]
     staged = [case for case in cases if case.variant == "staged"]
     x = backend.normal(0, staged[0].shape, "float32")
     outputs = []
     for case in staged:
-        run = executable(compiled(lower_stream(case), require_compiler()))["main"]
+        run = executable(compiled(lower_workload(case), require_compiler()))["main"]
         for _ in range(50):
             outputs.append(backend.poisoned(case.output_shape, "float32"))
             run(x, outputs[-1])
     assert all(backend.torch.equal(outputs[0], other) for other in outputs[1:])
 
 
-def test_stream_leaves_a_record_per_case(command: Callable[..., Outcome], tmp_path: Path) -> None:
-    outcome = command("stream", "--mb", "1", "--stages", "1-2", "--out", str(tmp_path))
+def test_bandwidth_leaves_a_record_per_case(command: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = command("bandwidth", "--mb", "1", "--stages", "1-2", "--out", str(tmp_path))
     assert outcome.code == 0, outcome.err
     records = load_streams(tmp_path)
     assert {record.workload for record in records} == set(WORKLOADS)
@@ -241,9 +243,21 @@ def test_stream_leaves_a_record_per_case(command: Callable[..., Outcome], tmp_pa
 
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_compute_sanitizer_finds_nothing_in_streams(tool: str) -> None:
+def test_compute_sanitizer_finds_nothing_in_workloads(tool: str) -> None:
     checker = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
-    verifying = [sys.executable, "-m", "harness", "stream", "--verify", "--mb", "1", "--stages", "1-3", "--on", "gpu"]
+    verifying = [
+        sys.executable,
+        "-m",
+        "harness",
+        "bandwidth",
+        "--verify",
+        "--mb",
+        "1",
+        "--stages",
+        "1-3",
+        "--on",
+        "gpu",
+    ]
     result = subprocess.run([*checker, *verifying], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
     assert result.stdout.count("worst error") == 4 * len(WORKLOADS)
@@ -252,8 +266,8 @@ def test_compute_sanitizer_finds_nothing_in_streams(tool: str) -> None:
 def test_a_small_space_is_tuned_reused_and_measured(
     command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "THREAD_TILES", replace(THREAD_TILES, tuning=THREAD_TILES.tuning[4:8]))
-    monkeypatch.setattr(registry, "TUNING_STAGES", (2, 3))
+    few = replace(THREAD_TILES, tuning=THREAD_TILES.tuning[4:8])
+    redeclare(monkeypatch, 5, tiles=few, tuning_stages=(2, 3))
     arguments = ("--step", "5", "--size", "256", "--out", str(tmp_path))
     outcome = command("tune", *arguments)
     assert (outcome.code, outcome.err) == (0, "")

@@ -44,8 +44,8 @@ from tensorir_ladder.harness.models.rate_files import (
 )
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, NoCompiler, compile_cubin, disassemble, require_compiler
-from tensorir_ladder.schedules.isa import TF32
-from tensorir_ladder.schedules.tensor_cores.mma import INSTRUCTIONS as INSTRUCTIONS_BY_DTYPE
+from tensorir_ladder.schedules.cost import CostRates
+from tensorir_ladder.schedules.isa import MMA, TF32
 from tensorir_ladder.schedules.tensor_cores.wgmma import Wgmma
 
 Command = Callable[..., Outcome]
@@ -166,7 +166,8 @@ def test_the_committed_files_are_whole() -> None:
     for found in files:
         assert path_of(found.arch, found.gpu) == RATES / path_of(found.arch, found.gpu).name
         assert isinstance(rates_of(found.arch, found.gpu), Rates)
-        assert set(found.quantities) <= set(BENCHMARKS)
+        assert {name for name, quantity in found.quantities.items() if quantity.samples} <= set(BENCHMARKS)
+        assert set(found.quantities) <= {*BENCHMARKS, *CostRates.__dataclass_fields__}
     for machine in MACHINES.values():
         assert (machine.rates is None) == (machine.gpu is None)
 
@@ -231,7 +232,7 @@ def test_wgmma_waits_only_for_the_group_before(compiler: Compiler) -> None:
 @pytest.mark.parametrize(("dtype", "k"), [("float16", 16), ("float32", 8)])
 @pytest.mark.parametrize("columns", [1, 2, 4])
 def test_sums_of_mma_are_those_of_its_fragments(dtype: str, k: int, columns: int) -> None:
-    instruction = {"float16": INSTRUCTIONS_BY_DTYPE["float16"], "float32": TF32}[dtype]
+    instruction = {"float16": MMA["float16"], "float32": TF32}[dtype]
     packed = k // 8
     rng = np.random.default_rng(0)
     values = rng.standard_normal((2, 4 * 32 * 6 * packed)).astype(dtype)
@@ -301,7 +302,7 @@ def fake_torch(**changes: int) -> SimpleNamespace:
 
 def test_the_driver_must_agree_with_the_table() -> None:
     assert device_facts(fake_torch(), machine_for("sm_90a"))["sms"] == 132
-    with pytest.raises(UnsuitableGpu, match=r"smem_per_sm_bytes = 1024, harness/targets.py has 233472 for sm_90a"):
+    with pytest.raises(UnsuitableGpu, match=r"smem_per_sm_bytes = 1024, harness/machines.py has 233472 for sm_90a"):
         device_facts(fake_torch(shared_memory_per_multiprocessor=1024), machine_for("sm_90a"))
 
 
@@ -374,10 +375,11 @@ def test_what_another_architecture_has_is_left_out_and_said(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     measured = []
-    monkeypatch.setattr("harness.execution.gpu_machine", lambda: machine_for("sm_120").of_gpu(GPU))
-    monkeypatch.setattr("kernels.codegen.toolchain.require_compiler", lambda: None)
+    monkeypatch.setattr("tensorir_ladder.harness.execution.gpu_machine", lambda: machine_for("sm_120").of_gpu(GPU))
+    monkeypatch.setattr("tensorir_ladder.kernels.codegen.toolchain.require_compiler", lambda: None)
     monkeypatch.setattr(
-        "harness.commands.microbench.measure_rates", lambda _machine, _compiler, plan, *_: measured.extend(plan) or ()
+        "tensorir_ladder.harness.commands.microbench.measure_rates",
+        lambda _machine, _compiler, plan, *_: measured.extend(plan) or (),
     )
     outcome = command("microbench", "--only", "wgmma_f16_gflops,mma_f16_gflops", "--out", str(tmp_path))
     assert (outcome.code, [benchmark.name for benchmark in measured]) == (0, ["mma_f16_gflops"])

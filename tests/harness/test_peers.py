@@ -17,9 +17,9 @@ import pytest
 
 from support.cases import ROOT, Outcome
 from tensorir_ladder.harness.build import compile_module
+from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.execution import GpuBackend, LlvmBackend, gpu_machine
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.harness.measure import Arena
 from tensorir_ladder.harness.peers import (
     KINDS,
     Entrant,

@@ -1,11 +1,15 @@
-"""Records: whole on disk or not there, read back equal, refused by name where they are none."""
+"""Records: a line each, whole on disk or not there, read back equal, refused by place where they are none."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import json
+import math
+import multiprocessing
 import os
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +21,6 @@ from hypothesis import strategies as st
 from support.reports_fixtures import calibration, environment, listing, record
 from tensorir_ladder.harness.records import (
     DepthForecast,
-    Listing,
     Peer,
     Record,
     RecordError,
@@ -27,12 +30,16 @@ from tensorir_ladder.harness.records import (
     load_listings,
     load_records,
     load_streams,
+    newest,
+    read_place,
+    read_places,
+    torn_lines,
     write_atomically,
 )
 
 
 def full_disk(*_arguments: object, **_named: object) -> None:
-    """What a system call does where no space is left."""
+    """Fail as a system call does where no space is left."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -54,9 +61,9 @@ def edited(**changes: object) -> str:
 )
 def test_a_record_is_read_back_equal(made: Record, tmp_path: Path) -> None:
     assert Record.from_json(made.to_json()) == made
-    path = made.save(tmp_path)
-    assert Record.from_json(path.read_text()) == made
-    assert list(load_records(tmp_path)) == [made]
+    place = made.save(tmp_path)
+    assert read_place(place) == made
+    assert read_places(tmp_path, Record) == {place: made}
 
 
 def test_a_listing_is_read_back_equal(tmp_path: Path) -> None:
@@ -94,16 +101,73 @@ def test_ratios_use_the_faster_baseline_and_the_same_rounds() -> None:
     assert Timing("four", (1.0, 2.0, 3.0, 4.0)).spread_pct == pytest.approx(100 * 2.5 / 2.5)
 
 
-def test_names_never_collide_and_sort_by_time(tmp_path: Path) -> None:
+def test_records_are_appended_and_read_by_time(tmp_path: Path) -> None:
     times = [f"2026-11-20T10:00:00.00{n}+00:00" for n in (3, 1, 2)]
     made = [replace(record(step), environment=environment(at=at)) for step, at in zip((1, 5, 3), times)]
-    made += [replace(made[0], tile_choice="given", tile=tile) for tile in ("32x32x16/4x4", "64x64x16/4x4")]
-    made += [replace(made[0], layout="nt"), replace(made[0], dtype="float16"), replace(made[0], stages=7)]
-    paths = [one.save(tmp_path) for one in made]
-    assert len(set(paths)) == len(made)
-    assert all(set(path.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_.T") for path in paths)
-    read = list(load_records(tmp_path))
-    assert [one.environment.recorded_at for one in read] == sorted(one.environment.recorded_at for one in made)
+    file = tmp_path / "h200-steps.jsonl"
+    assert [one.save(tmp_path) for one in made] == [f"{file}:{number}" for number in (1, 2, 3)]
+    assert list(load_records(tmp_path)) == [made[1], made[2], made[0]]
+    assert [read_place(f"{file}:{number}") for number in (1, 2, 3)] == made
+    other = replace(made[0], environment=environment(gpu="NVIDIA A100-SXM4 80GB"))
+    assert Path(other.save(tmp_path)).name == "a100-sxm4-80gb-steps.jsonl:1"
+
+
+def test_the_newest_clean_record_of_a_key_counts() -> None:
+    times = [f"2026-11-2{day}T10:00:00.000+00:00" for day in range(3)]
+    old, new = (replace(record(), environment=environment(at=at)) for at in times[:2])
+    dirty = replace(record(), environment=environment(at=times[2], dirty=True))
+    other = record(5)
+    assert newest({"a": new, "b": old, "c": dirty, "d": other}) == {"a": new, "d": other}
+    assert newest({"a": dirty}) == {"a": dirty}
+    assert list(newest({"a": old, "b": old})) == ["b"]
+
+
+TORN = record(5).to_json()[:-30].encode()
+
+
+@pytest.mark.parametrize("torn", [TORN, TORN + b"\n", b"\0" * 40, b"\xff\xfe\x00\x80", b"<<<<<<< HEAD\n"])
+def test_a_torn_line_is_passed_over_and_said_and_the_next_record_is_whole(
+    torn: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = record(1), record(4)
+    path = Path(first.save(tmp_path).rpartition(":")[0])
+    path.write_bytes(path.read_bytes() + torn)
+    assert list(load_records(tmp_path)) == [first]
+    assert f"{path}:2" in caplog.text
+    assert torn_lines(tmp_path) == [f"{path}:2"]
+    with pytest.raises(RecordError, match="no whole line 2"):
+        read_place(f"{path}:2")
+    assert second.save(tmp_path) == f"{path}:3"
+    assert list(load_records(tmp_path)) == [first, second]
+
+
+def test_a_last_line_that_lacks_its_end_only_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "h200-steps.jsonl"
+    path.write_text(record(1).to_json())
+    assert record(4).save(tmp_path) == f"{path}:2"
+    assert list(load_records(tmp_path)) == [record(1), record(4)]
+    assert torn_lines(tmp_path) == []
+
+
+def test_processes_that_write_at_once_do_not_mix_their_lines(tmp_path: Path) -> None:
+    with concurrent.futures.ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in [pool.submit(save_many, tmp_path, step, 40) for step in (1, 2, 3, 4)]:
+            done.result()
+    assert torn_lines(tmp_path) == []
+    assert Counter(one.step for one in load_records(tmp_path)) == dict.fromkeys((1, 2, 3, 4), 40)
+
+
+def save_many(folder: Path, step: int, count: int) -> None:
+    """Append a record many times."""
+    for _ in range(count):
+        record(step).save(folder)
+
+
+@pytest.mark.parametrize("samples", [(), (math.nan,), (math.inf,), ("fast",)])
+def test_what_could_not_be_read_back_is_not_written(samples: tuple, tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="samples_ms"):
+        replace(record(), timing=Timing("x", samples)).save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_key_tells_cases_apart_and_repetitions_not() -> None:
@@ -130,43 +194,39 @@ def test_the_key_tells_cases_apart_and_repetitions_not() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (record().to_json()[:-30], "not whole JSON"),
-        ("", "not whole JSON"),
-        ("null", "not of schema 1 (got NoneType)"),
-        ('"text"', "not of schema 1 (got str)"),
-        ("{}", "not of schema 1 (got None)"),
-        (edited(schema=2), "not of schema 1 (got 2)"),
-        (edited(timing={"label": "x"}), "lacks or garbles"),
-        (edited(timing=5), "lacks or garbles"),
-        (edited(m="many"), "lacks or garbles"),
-        (edited(m=True), "lacks or garbles"),
-        (edited(environment={}), "lacks or garbles"),
-        (edited(environment=[]), "lacks or garbles"),
-        (edited(verification=None, method=3), "lacks or garbles"),
+        ("null", "Expected"),
+        ('"text"', "Expected"),
+        ("{}", "missing required field"),
+        (edited(schema=2), "$.schema"),
+        (edited(timing={"label": "x"}), "$.timing"),
+        (edited(timing=5), "$.timing"),
+        (edited(m="many"), "$.m"),
+        (edited(m=True), "$.m"),
+        (edited(environment={}), "$.environment"),
+        (edited(environment=[]), "$.environment"),
+        (edited(verification=None), "$.verification"),
+        (edited(method=3), "$.method"),
         (json.dumps({k: v for k, v in json.loads(record().to_json()).items() if k != "baseline"}), "baseline"),
-        (listing().to_json(), "lacks or garbles"),
-        (edited(timing=None), "lacks or garbles"),
-        (edited(timing={"label": "x", "samples_ms": []}), "lacks or garbles"),
-        (edited(timing={"label": "x", "samples_ms": ["fast"]}), "lacks or garbles"),
-        (edited(baseline=[]), "lacks or garbles"),
+        (listing().to_json().strip(), "missing required field"),
+        (edited(timing=None), "$.timing"),
+        (edited(timing={"label": "x", "samples_ms": []}), "$.timing.samples_ms"),
+        (edited(timing={"label": "x", "samples_ms": ["fast"]}), "$.timing.samples_ms"),
+        (edited(baseline=[]), "$.baseline"),
     ],
 )
-def test_what_is_no_record_is_refused_by_name(text: str, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "some-record.json"
-    path.write_text(text)
-    with pytest.raises(RecordError, match=r"some-record\.json") as caught:
+def test_what_is_no_record_is_refused_by_its_place(text: str, says: str, tmp_path: Path) -> None:
+    place = record(1).save(tmp_path)
+    with Path(place.rpartition(":")[0]).open("a") as file:
+        file.write(text + "\n")
+    with pytest.raises(RecordError, match=r"h200-steps\.jsonl:2 is no Record") as caught:
         list(load_records(tmp_path))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(RecordError, match=r"binary\.json"):
-        list(load_records(tmp_path))
-    (tmp_path / "binary.json").unlink()
-    (tmp_path / "folder.json").mkdir()
-    with pytest.raises(RecordError, match=r"folder\.json"):
+    (tmp_path / "folder-steps.jsonl").mkdir()
+    with pytest.raises(RecordError, match=r"folder-steps\.jsonl"):
         list(load_records(tmp_path))
     with pytest.raises(RecordError, match="no results folder"):
         list(load_records(tmp_path / "nowhere"))
@@ -174,23 +234,20 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "listings" / "step1-default.json").write_text("{")
     with pytest.raises(RecordError, match=r"step1-default\.json"):
         load_listings(tmp_path)
-    assert isinstance(listing(), Listing)
 
 
-@pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_full_disk_leaves_no_partial_file_and_what_was_there(
-    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    older = record(1).save(tmp_path)
-    monkeypatch.setattr(os, failing, full_disk)
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(record(1).save(tmp_path).rpartition(":")[0])
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(RecordError, match="No space left on device") as caught:
         record(5).save(tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert "--out" in str(caught.value)
     with pytest.raises(RecordError):
         check_writable(tmp_path)
-    assert list(tmp_path.iterdir()) == [older]
-    assert list(load_records(tmp_path)) == [record(1)]
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before
 
 
 def test_a_failed_replacement_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

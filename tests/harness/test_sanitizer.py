@@ -15,7 +15,7 @@ import pytest
 from support import broken_kernels
 from support.cases import Outcome as Ran
 from support.driver_stand_in import emulated_driver
-from tensorir_ladder.emulator import EmulatedProgram, Launch
+from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, PlainBuffer
 from tensorir_ladder.harness.execution import gpu_arch
 from tensorir_ladder.harness.lab.gpu_program import GpuProgram
 from tensorir_ladder.harness.lab.sanitizer import agreement, launch, preparation, tools
@@ -57,13 +57,13 @@ NVCC = Compiler(Path("nvcc"), "none")
 
 
 def subject_names() -> list[str]:
-    """The kernels of this module, as ``--kernels tests.test_sanitizer`` finds them."""
+    """The kernels of this module, as ``--kernels MODULE`` finds them."""
     return list(BROKEN)
 
 
 def subject(name: str) -> Subject:
     """A naive product, or a broken one."""
-    made = Launch("product", ("A", "B", "C"), (1, 1, 1), (4, 4, 1), 1, 0)
+    made = LaunchPlan("product", tuple(map(PlainBuffer, "ABC")), (1, 1, 1), (4, 4, 1))
     program = EmulatedProgram(name, PREAMBLE + NAIVE.replace(*BROKEN[name]), (made,), ("A", "B", "C"))
     return Subject(name, program, Matmul(4, 4, 4), whole=name == "whole")
 
@@ -217,6 +217,30 @@ def test_what_is_prepared_is_kept(kernels: list[Prepared], tmp_path: Path, monke
     assert asked == ["short", "whole"]
 
 
+@pytest.mark.parametrize("name", ["ring, whole", "step 13, bounded, whole", "step 9, tf32, no barrier"])
+def test_a_kernel_is_read_as_it_was_saved(name: str, tmp_path: Path) -> None:
+    saved = broken_kernels.subject(name)
+    saved.save(tmp_path)
+    assert Prepared(tmp_path).subject == saved
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("subject.json", "{}"),
+        ("subject.json", "[1, 2"),
+        ("subject.json", None),
+        ("kernel.cu", None),
+        ("kernel.cu", "int no_kernel;"),
+    ],
+)
+def test_what_was_not_saved_is_refused(file: str, text: str | None, tmp_path: Path) -> None:
+    subject("whole").save(tmp_path)
+    (tmp_path / file).unlink() if text is None else (tmp_path / file).write_text(text)
+    with pytest.raises(NotPrepared, match="holds no prepared kernel"):
+        _ = Prepared(tmp_path).subject
+
+
 @pytest.mark.emulator
 def test_a_launch_says_how_it_went(kernels: list[Prepared], monkeypatch: pytest.MonkeyPatch) -> None:
     failing: dict[str, int] = {}
@@ -284,7 +308,7 @@ def sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def alone_says(monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, Outcome]) -> list[str]:
-    """What runs without a tool end with, by the kernel's name; returns the names of those run."""
+    """Have runs without a tool end so, by the kernel's name; returns the names of those run."""
     run_tool, asked = tools.run_tool, []
 
     def run(kernel: Prepared, tool: str, sanitizer: str, limit_s: float) -> Outcome:
@@ -353,12 +377,14 @@ def test_the_command_compares(
     alone_says(
         monkeypatch, {"whole": Outcome(RIGHT), "short": Outcome(tools.WRONG, 5), "beyond": Outcome(tools.WRONG, 9)}
     )
-    monkeypatch.setattr("harness.commands.sanitize.execution.require_gpu", lambda: None)
-    monkeypatch.setattr("harness.commands.sanitize.gpu_identity", lambda: {"gpu": "a GPU", "driver": "1.2"})
+    monkeypatch.setattr("tensorir_ladder.harness.commands.sanitize.execution.require_gpu", lambda: None)
+    monkeypatch.setattr(
+        "tensorir_ladder.harness.commands.sanitize.gpu_identity", lambda: {"gpu": "a GPU", "driver": "1.2"}
+    )
     arguments = ("sanitize", "--work", str(tmp_path / "work"), "--jobs", "2", "--revision", "abc")
-    outcome = command(*arguments, "--out", str(tmp_path / "record.json"))
+    outcome = command(*arguments, "--out", str(tmp_path / "record.jsonl"))
     assert outcome.code == 0
-    record = json.loads((tmp_path / "record.json").read_text())
+    record = json.loads((tmp_path / "record.jsonl").read_text())
     assert (record["gpu"], record["sanitizer"], record["revision"]) == ("a GPU", "Version 2025.3.1.0", "abc")
     by_name = {kernel["name"]: kernel for kernel in record["kernels"]}
     assert [by_name[name]["verdict"] for name in BROKEN] == [AGREE] * 3
@@ -369,7 +395,7 @@ def test_the_command_compares(
     outcome = command(*arguments)
     assert outcome.code == 1
     assert "beyond: disagree: memcheck does not find it (alone on the GPU: wrong)\n" in outcome.out
-    shown = command("sanitize", "--show", str(tmp_path / "record.json"))
+    shown = command("sanitize", "--show", str(tmp_path / "record.jsonl"))
     assert shown.code == 0
     assert all(word in shown.out for word in ("the emulator finds", "wrong result", "out of bounds", "none"))
 
@@ -378,18 +404,19 @@ def test_what_is_missing_is_named(command: Callable[..., Ran], tmp_path: Path, m
     outcome = command("sanitize", "--work", str(tmp_path))
     assert (outcome.code, outcome.err) == (
         2,
-        f"error: {tmp_path} holds no prepared kernels; python -m harness sanitize --prepare first\n",
+        f"error: {tmp_path} holds no prepared kernels; ladder sanitize --prepare first\n",
     )
     with pytest.raises(NotPrepared, match=r"tests\.nothing names no kernels"):
         preparation.subject_names("tests.nothing")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(tools.NoSanitizer, match="no compute-sanitizer on PATH; it comes with the CUDA toolkit"):
         tools.require_sanitizer()
-    (tmp_path / "other.json").write_text("{}")
-    shown = command("sanitize", "--show", str(tmp_path / "other.json"))
+    (tmp_path / "other.jsonl").write_text("{}")
+    shown = command("sanitize", "--show", str(tmp_path / "other.jsonl"))
     assert (shown.code, shown.err) == (
         2,
-        f"error: {tmp_path}/other.json is no record of sanitize ('kernels'); give what --out wrote\n",
+        f"error: {tmp_path}/other.jsonl is no record of sanitize (Object missing required field `kernels`); "
+        "give what --out wrote\n",
     )
     assert command("sanitize", "--jobs", "0").err == "error: --jobs 0: at least 1\n"
 

@@ -14,11 +14,11 @@ import pytest
 from support.cases import Outcome
 from support.driver_stand_in import emulated_driver
 from tensorir_ladder.emulator import compiler as host_compiler
+from tensorir_ladder.harness.environment import gpu_identity
 from tensorir_ladder.harness.execution import gpu_arch
 from tensorir_ladder.harness.lab.gpu_program import GpuProgram
 from tensorir_ladder.harness.lab.traces import RECORDED, Probe, TraceError, difference, probes, read_trace, record
 from tensorir_ladder.harness.lab.traces.recording import ARCH, digest
-from tensorir_ladder.harness.measure import gpu_identity
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, compile_cubin
 from tensorir_ladder.torch_ops.driver import DriverError, cuda_driver
 
@@ -28,7 +28,7 @@ NVCC = Compiler(Path("nvcc"), "none")
 
 
 def emulated_lines(probe: Probe, seed: int = 0) -> list[str]:
-    """What the emulator makes of a probe."""
+    """Run a probe in the emulator."""
     return probe.lines(lambda *arrays: probe.program(*arrays, seed=seed))
 
 
@@ -37,9 +37,9 @@ def emulated_lines(probe: Probe, seed: int = 0) -> list[str]:
 def test_the_emulator_does_what_the_gpu_did(name: str) -> None:
     trace = read_trace(RECORDED, name)
     if trace is None:
-        pytest.skip("not recorded; on an H100 or H200: python -m harness traces")
+        pytest.skip("not recorded; on an H100 or H200: ladder traces")
     probe = PROBES[name]
-    assert trace.text_sha256 == digest(probe), "recorded of another probe; on an H100 or H200: python -m harness traces"
+    assert trace.text_sha256 == digest(probe), "recorded of another probe; on an H100 or H200: ladder traces"
     for seed in range(3):  # asynchronous work early, late and drawn
         assert not difference(emulated_lines(probe, seed), trace.lines)
 
@@ -60,7 +60,7 @@ def test_the_gpu_does_what_it_did(tmp_path: Path, compiler: Compiler) -> None:
             assert not difference(trace.lines, recorded.lines), probe.name
             done += 1
     if not done:
-        pytest.skip("nothing is recorded; python -m harness traces")
+        pytest.skip("nothing is recorded; ladder traces")
 
 
 @pytest.mark.compiler
@@ -135,7 +135,7 @@ def without_nvcc(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(text)
         return Cubin(b"cubin", 0, 0, 0)
 
-    monkeypatch.setattr("harness.lab.traces.recording.compile_cubin", compile_text)
+    monkeypatch.setattr("tensorir_ladder.harness.lab.traces.recording.compile_cubin", compile_text)
     monkeypatch.setattr(Compiler, "version", "13.0")
     return texts
 
@@ -163,7 +163,7 @@ def test_recording_goes_on_where_it_stopped(tmp_path: Path, without_nvcc: list[s
     probe = PROBES["cp_async_zeros"]
 
     def recorded(wanted: Probe, identity: dict[str, str] = IDENTITY) -> list[str]:
-        """The texts that were compiled to record it."""
+        """Record it; returns the texts that were compiled for that."""
         without_nvcc.clear()
         ((_, trace),) = record([wanted], NVCC, identity, emulated_driver(wanted.program), tmp_path)
         assert trace == read_trace(tmp_path, wanted.name)
@@ -187,7 +187,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
 def test_the_command_compares_what_it_records(
     command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_nvcc: list[str]
 ) -> None:
-    commands = "harness.commands.traces"
+    commands = "tensorir_ladder.harness.commands.traces"
     monkeypatch.setattr(f"{commands}.execution.require_gpu", lambda: None)
     monkeypatch.setattr(f"{commands}.execution.gpu_arch", lambda: ARCH)
     monkeypatch.setattr(f"{commands}.gpu_identity", lambda: IDENTITY)
@@ -208,8 +208,8 @@ def test_the_command_refuses_what_it_cannot_do(
     assert command("traces", "--only", "nothing").err == (
         "error: --only nothing: no probe has that in its name; leave it out for all\n"
     )
-    monkeypatch.setattr("harness.commands.traces.execution.require_gpu", lambda: None)
-    monkeypatch.setattr("harness.commands.traces.execution.gpu_arch", lambda: "sm_80")
+    monkeypatch.setattr("tensorir_ladder.harness.commands.traces.execution.require_gpu", lambda: None)
+    monkeypatch.setattr("tensorir_ladder.harness.commands.traces.execution.gpu_arch", lambda: "sm_80")
     outcome = command("traces")
     assert outcome.code == 2
     assert "the GPU here is sm_80, and the probes have sm_90a's instructions" in outcome.err

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import tvm
 
-from tensorir_ladder.emulator import EmulatedProgram, TensorMap, read_launches
+from support.cases import hopper
+from tensorir_ladder.emulator import EmulatedProgram, TensorMap
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import ACTIVATIONS, PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import persistent
@@ -35,7 +37,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "ring": lambda problem, finish: tma_ring(problem, SIMPLE, 2, finish=finish),
     "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, finish=finish),
     "two row tiles": lambda problem, finish: warp_specialized(problem, TWO_ROWS, 2, finish=finish),
-    "persistent": lambda problem, finish: persistent(problem, ROLES, 2, multiprocessors=2, finish=finish),
+    "persistent": lambda problem, finish: persistent(problem, ROLES, 2, machine=hopper(2), finish=finish),
 }
 REFERENCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "": lambda x: x,
@@ -55,10 +57,10 @@ def emulate(function: tvm.tirx.PrimFunc, given: dict[str, np.ndarray]) -> None:
     """Run a kernel in the emulator on arrays by name; workspaces are its own."""
     made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
     names = tuple(str(parameter.name) for parameter in function.params)
-    kept = {each.buffer: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in launch_plan(made).workspaces}
+    launch = launch_plan(made)
+    kept = {each.buffer: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in launch.workspaces}
     arrays = [given[name] if name in given else kept.get(name, np.zeros(1, np.float32)) for name in names]
-    launches = tuple(read_launches(made.host))
-    EmulatedProgram("fused", made.cuda, launches, names, resident=prod(launches[0].grid))(*arrays)
+    EmulatedProgram("fused", made.cuda, (launch,), names, resident=prod(launch.grid))(*arrays)
 
 
 @pytest.mark.emulator
@@ -88,8 +90,8 @@ def test_results_are_those_of_float64(
 def test_helpers_sums_are_finished_once_by_the_owner() -> None:
     """Three tiles for two blocks: the last one's first k tiles are multiplied by the block that has none."""
     problem, draw = Matmul(180, 128, 512, "float16"), np.random.default_rng(0)
-    function = persistent(problem, ROLES, 2, multiprocessors=2, finish=Epilogue(0.5, "float32", "relu"))
-    assert plan_for(problem, ROLES, 2).helpers == 1
+    function = persistent(problem, ROLES, 2, machine=hopper(2), finish=Epilogue(0.5, "float32", "relu"))
+    assert plan_for(problem, ROLES, hopper(2)).helpers == 1
     a, b = (draw.integers(-2, 3, sizes).astype(np.float16) for sizes in ((180, 512), (512, 128)))
     got, bias = np.full((180, 128), np.nan, np.float16), draw.integers(-9, 9, 128).astype(np.float32)
     emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
@@ -117,13 +119,10 @@ def test_a_kernel_for_any_number_of_rows_takes_this_one(m: int) -> None:
     n, k, draw = 72, 40, np.random.default_rng(0)
     function = warp_specialized(Matmul(64 * 100, n, k, "float16"), SMALL, 2, any_rows=True)
     made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
-    (launch,) = read_launches(made.host)
-    sizes = {"A": (k, m), "B": (n, k), "C": (n, m), "rows": m}
-    arguments = tuple(
-        replace(each, sizes=sizes[each.array]) if isinstance(each, TensorMap) else sizes[each]
-        for each in launch.arguments
-    )
-    launch = replace(launch, arguments=arguments, grid=launch_plan(made).of_rows(m).grid)
+    launch = launch_plan(made).of_rows(m)
+    rows = {"A": Rows(m, k, 2 * k), "B": Rows(k, n, 2 * n), "C": Rows(m, n, 2 * n)}
+    parameters = (each.of(rows[each.buffer]) if isinstance(each, TensorMap) else m for each in launch.parameters)
+    launch = replace(launch, parameters=tuple(parameters))
     a, b = (draw.integers(-2, 3, size).astype(np.float16) for size in ((m, k), (k, n)))
     got = np.full((m, n), np.nan, np.float16)
     EmulatedProgram("any rows", made.cuda, (launch,), ("A", "B", "C"))(a, b, got)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.cases import STEPS
+from support.cases import STEPS, hopper
 from support.roles import HOPPER, STEPS_WITH_ROLES, roles
 from tensorir_ladder.harness.build import compile_module, compiled
 from tensorir_ladder.harness.execution import GpuBackend
@@ -45,7 +45,7 @@ def test_bad_input_is_refused(kernel: Any) -> None:
 
 def test_a_cluster_must_be_able_to_share_b() -> None:
     with pytest.raises(IllegalTile, match="a cluster cannot share"):
-        persistent(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x64x64/1x1"), 4, multiprocessors=4, blocks=2)
+        persistent(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x64x64/1x1"), 4, machine=hopper(4), blocks=2)
 
 
 def test_roles_have_their_own_instructions() -> None:

@@ -14,7 +14,7 @@ SETTING = contextvars.ContextVar("SETTING", default="nobody's")
 
 @on_a_short_stack
 def depth(*, more: int = 0) -> tuple[int, str]:
-    """How deep the call stack is, and the caller's setting."""
+    """Return the depth of the call stack, and the caller's setting."""
     if more < 0:
         raise ValueError(f"{more} is below 0")
     return len(inspect.stack(0)) + more, SETTING.get()
@@ -37,4 +37,4 @@ def test_context_and_errors_are_the_callers() -> None:
 
 def test_the_function_keeps_its_name_and_text() -> None:
     assert depth.__name__ == "depth"
-    assert depth.__doc__ == "How deep the call stack is, and the caller's setting."
+    assert depth.__doc__ == depth.__wrapped__.__doc__

@@ -8,17 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorir_ladder.kernels.stream_k import StreamKPlan, cycles, plan_for, plan_stream_k
+from support.cases import hopper
+from tensorir_ladder.kernels.stream_k import StreamKPlan, plan_for, plan_stream_k
 from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.schedules.cost import stream_k_cycles
 from tensorir_ladder.schedules.workloads import Matmul
 
 BLOCK = (128, 256, 64)
 H200 = 132  # multiprocessors
+RATES = hopper().rates
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a worker multiplies at once."""
+    """The k tiles that a worker multiplies at once."""
 
     tile: int
     first: int
@@ -84,10 +87,10 @@ def check(plan: StreamKPlan) -> None:
 def test_every_k_tile_is_multiplied_once(
     tiles: int, k_tiles: int, workers: int, shortest: int, block: tuple[int, int, int]
 ) -> None:
-    plan = plan_stream_k(tiles, k_tiles, block, workers, min(shortest, k_tiles))
+    plan = plan_stream_k(tiles, k_tiles, block, workers, min(shortest, k_tiles), RATES)
     check(plan)
-    whole = plan_stream_k(tiles, k_tiles, block, workers, min(shortest, k_tiles), cuts=False)
-    assert cycles(plan, block) <= cycles(whole, block)
+    whole = plan_stream_k(tiles, k_tiles, block, workers, min(shortest, k_tiles), RATES, cuts=False)
+    assert stream_k_cycles(plan, block, RATES) <= stream_k_cycles(whole, block, RATES)
     assert whole.helpers == 0
 
 
@@ -100,17 +103,17 @@ def test_any_even_cut_is_shared_out_once(owned: int, spare: int, cut: int, rest:
 
 def test_a_last_wave_is_cut_where_that_pays() -> None:
     tile = RoleTile.parse("128x256x64/2x1")
-    cut = plan_for(Matmul(8192, 8192, 8192, "float16"), tile, H200)
+    cut = plan_for(Matmul(8192, 8192, 8192, "float16"), tile, hopper(H200))
     assert (cut.waves, cut.owned, cut.helpers) == (15, 68, 64)
     assert 50 < cut.cut < 66
-    few = plan_for(Matmul(1024, 1024, 14336, "float16"), RoleTile.parse("128x128x64/2x1"), H200)
+    few = plan_for(Matmul(1024, 1024, 14336, "float16"), RoleTile.parse("128x128x64/2x1"), hopper(H200))
     assert (few.waves, few.owned, few.helpers, few.cut) == (0, 64, 64, 112)
     # 16 helpers would have to hand over the sums of 116 tiles: that takes longer than it saves.
-    assert plan_for(Matmul(4096, 4096, 4096, "float16"), tile, H200).helpers == 0
-    assert plan_for(Matmul(1024, 1024, 1024, "float16"), RoleTile.parse("64x128x64/1x1"), H200).helpers == 0
+    assert plan_for(Matmul(4096, 4096, 4096, "float16"), tile, hopper(H200)).helpers == 0
+    assert plan_for(Matmul(1024, 1024, 1024, "float16"), RoleTile.parse("64x128x64/1x1"), hopper(H200)).helpers == 0
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_clusters_are_workers(blocks: int) -> None:
-    plan = plan_for(Matmul(4096, 4096, 4096, "float16"), RoleTile.parse("128x256x64/2x1"), H200, blocks)
+    plan = plan_for(Matmul(4096, 4096, 4096, "float16"), RoleTile.parse("128x256x64/2x1"), hopper(H200), blocks)
     assert (plan.tiles, plan.workers) == (512 // blocks, H200 // blocks)

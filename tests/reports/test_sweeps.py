@@ -77,7 +77,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     write_sweeps(folder)
     readme = folder / "README.md"
     readme.write_text(f"{BEGIN}\n{END}\n")
-    for command in ("plot", "page", "readme"):
+    for command in ("page", "readme"):
         assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
     return Paths.of(folder, readme)
 
@@ -471,7 +471,7 @@ def test_a_single_round_has_no_spread_to_draw():
 
 
 def test_the_page_holds_everything(site):
-    text = site.stages_page.read_text()
+    text = (site.pages / "stages.md").read_text()
     for heading in (
         "# How many stages?",
         "## Which workload wants how many stages, and why: NVIDIA H200",
@@ -483,23 +483,21 @@ def test_the_page_holds_everything(site):
         "## Memory-bound workloads: NVIDIA H200, float32",
     ):
         assert f"\n{heading}\n" in f"\n{text}"
-    assert text.count("**How it was measured**") == 2
-    assert "interleaved with the copy and torch's operator" in text
     images = [part.split(")")[0] for part in text.split("](")[1:] if ".png" in part.split(")")[0]]
     assert sorted(Path(image).name for image in images) == sorted(p.file_name for p in stage_plots(load(site.results)))
     assert all((site.pages / image).is_file() for image in images)
 
 
-def test_step_pages_and_readme_lead_to_the_page(site):
+def test_step_pages_lead_to_the_page_and_the_readme_sums_it_up(site):
     assert "[how many stages?](stages.md)" in (site.pages / "step5_pipelining.md").read_text()
     assert "stages.md" not in (site.pages / "step4_vectorization.md").read_text()
     readme = site.readme.read_text()
-    assert "[How many stages?](pages/stages.md): stage sweeps, and advice by workload." in readme
     assert "in 8 of 8 sweeps, 4 of 4 of them on shapes held out." in readme
-    assert "-stages-" not in readme  # the ladder's own pictures only
+    assert readme.count("-stages-") == 1  # one curve stands for all
+    assert f"-step5-stages-async-{TILE.replace('/', '_')}.png" in readme
 
 
-def test_a_complete_site_is_clean_and_a_new_sweep_makes_it_stale(site, tmp_path):
+def test_a_new_sweep_makes_the_readme_and_its_curve_stale(site, tmp_path):
     assert findings(site) == []
     folder = tmp_path / "copy"
     shutil.copytree(site.results, folder)
@@ -507,31 +505,22 @@ def test_a_complete_site_is_clean_and_a_new_sweep_makes_it_stale(site, tmp_path)
     for item in (*swept(recommended=6), stream(mib=512)):
         replace(item, environment=environment(at="2026-11-23T10:00:00.000+00:00")).save(folder)
     text = "\n".join(findings(paths))
-    for expected in (
-        "stages.md: stale; run python -m reports page",
-        f"step5-stages-async-{TILE.replace('/', '_')}.png: stale",
-        f"step5-stages-variants-{TILE.replace('/', '_')}.png: stale",
-        "stages-predicted.png: stale",
-        "stages-streams.png: stale",
-        "README.md: results are stale",
-    ):
-        assert expected in text
-    assert "gflops.png" not in text, "a sweep must not make the ladder's pictures stale"
-    paths.stages_page.unlink()
-    assert any("stages.md: missing" in finding for finding in findings(paths))
+    slug = TILE.replace("/", "_")
+    assert f"step5-stages-async-{slug}.png: stale" in text
+    assert "README.md: results are stale" in text
+    assert "ratio.png" not in text, "a sweep must not make the ladder's pictures stale"
+    figures = {plot.kind: plot.is_current(paths.figures) for plot in stage_plots(load(folder))}
+    assert [kind for kind, current in figures.items() if current] == [f"step5-stages-one_barrier-{slug}"]
 
 
-def test_without_sweeps_there_is_no_page_and_no_link(tmp_path):
-    listing(4).save(tmp_path)
+def test_without_sweeps_there_is_no_page_and_no_curve(tmp_path):
     record(4).save(tmp_path)
     readme = tmp_path / "README.md"
     readme.write_text(f"{BEGIN}\n{END}\n")
-    for command in ("plot", "page", "readme", "check"):
+    for command in ("page", "readme", "check"):
         assert main([command, "--results", str(tmp_path), "--readme", str(readme)]) == 0
-    assert not Paths.of(tmp_path).stages_page.exists()
-    assert "stages.md" not in readme.read_text()
-    Paths.of(tmp_path).stages_page.write_text("old")
-    assert "stages.md: left over, no record leads to it; delete it" in findings(Paths.of(tmp_path, readme))
+    assert not (Paths.of(tmp_path).pages / "stages.md").exists()
+    assert "stages" not in readme.read_text()
 
 
 @pytest.mark.parametrize("part", ["products", "streams", "without a forecast"])
@@ -541,13 +530,13 @@ def test_either_kind_alone_makes_a_page(tmp_path, part):
         item.save(tmp_path)
     readme = tmp_path / "README.md"
     readme.write_text(f"{BEGIN}\n{END}\n")
-    for command in ("plot", "page", "readme", "table") if part != "streams" else ("plot", "page", "readme"):
+    for command in ("page", "readme", "table") if part != "streams" else ("page", "readme"):
         more = [] if command == "table" else ["--readme", str(readme)]
         assert main([command, "--results", str(tmp_path), *more]) == 0
-    text = Paths.of(tmp_path).stages_page.read_text()
+    text = (Paths.of(tmp_path).pages / "stages.md").read_text()
     assert ("No swept record carries a forecast." in text) == (part == "without a forecast")
     assert ("Memory-bound" in text) == (part == "streams")
-    assert "stages.md" in readme.read_text()
+    assert "How many stages?" in readme.read_text()
 
 
 def test_an_empty_folder_gives_nothing_and_says_so(tmp_path, capsys):
@@ -556,7 +545,7 @@ def test_an_empty_folder_gives_nothing_and_says_so(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == []
     assert main(["sweep", "--results", str(tmp_path)]) == 2
     assert "no stage sweep" in capsys.readouterr().err
-    assert not Paths.of(tmp_path).stages_page.exists()
+    assert not Paths.of(tmp_path).pages.exists()
 
 
 # The command
@@ -604,49 +593,49 @@ def test_tables_say_that_there_are_sweeps(tmp_path, capsys):
     for item in swept():
         item.save(tmp_path)
     assert main(["table", "--results", str(tmp_path)]) == 0
-    assert "1 stage sweeps are not among these: python -m reports sweep" in capsys.readouterr().out
+    assert "1 stage sweeps are not among these: ladder stages" in capsys.readouterr().out
 
 
 # Files that cannot be used
 
 
 @pytest.mark.parametrize("command", ["sweep", "page", "plot", "check"])
-@pytest.mark.parametrize("text", ["", "{", '{"schema": 1}', "[]"])
-def test_a_corrupt_stream_file_is_named(tmp_path, capsys, command, text):
+@pytest.mark.parametrize("text", ["{}", '{"schema": 1}', "[]"])
+def test_a_corrupt_stream_line_is_named(tmp_path, capsys, command, text):
     for item in swept():
         item.save(tmp_path)
-    (tmp_path / "streams").mkdir()
-    (tmp_path / "streams" / "stranger.json").write_text(text)
+    (tmp_path / "h200-streams.jsonl").write_text(text)
     assert main([command, "--results", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "stranger.json" in err
+    assert "h200-streams.jsonl:1" in err
     assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("forecast", "what"),
     [
-        (DepthForecast((), (), (), 1, 1, 1), "no times"),
-        (DepthForecast((1.0, float("nan")), (0.5, 0.5), (0.0, 1.0), 1, 2, 1), "no positive finite time"),
-        (DepthForecast((1.0,), (0.5,), (1.0,), 0, 1, 1), "at least 1"),
-        (DepthForecast((1.0,), (0.5,), (1.0,), 1, 1, 0), "at least 1"),
+        (DepthForecast((), (), (), 1, 1, 1), "$.depth.time_ms"),
+        (DepthForecast((1.0, float("nan")), (0.5, 0.5), (0.0, 1.0), 1, 2, 1), "$.depth.time_ms"),
+        (DepthForecast((1.0,), (0.5,), (1.0,), 0, 1, 1), "$.depth.fewest"),
+        (DepthForecast((1.0,), (0.5,), (1.0,), 1, 1, 0), "$.depth.recommended"),
     ],
 )
 def test_a_forecast_that_is_none_is_refused(tmp_path, capsys, forecast, what):
-    paths = [item.save(tmp_path) for item in swept(depth=forecast)]
-    assert main(["sweep", "--results", str(tmp_path)]) == 2
-    err = capsys.readouterr().err
-    assert what in err
-    assert any(path.name in err for path in paths)
-    assert any(what in finding for finding in findings(Paths.of(tmp_path)))
+    (tmp_path / "h200-steps.jsonl").write_text("".join(f"{item.to_json()}\n" for item in swept(depth=forecast)))
+    for command in ("sweep", "check"):
+        assert main([command, "--results", str(tmp_path)]) == 2
+        err = capsys.readouterr().err
+        assert what in err
+        assert "h200-steps.jsonl:1" in err
 
 
 def test_times_of_streams_that_are_none_are_refused(tmp_path, capsys):
-    path = stream(copy=replace(timing("copy", 1.0), samples_ms=(0.0,) * 9)).save(tmp_path)
-    assert main(["page", "--results", str(tmp_path)]) == 2
-    assert path.name in capsys.readouterr().err
-    assert any("copy has a sample" in finding for finding in findings(Paths.of(tmp_path)))
+    made = stream(copy=replace(timing("copy", 1.0), samples_ms=(0.0,) * 9))
+    (tmp_path / "h200-streams.jsonl").write_text(made.to_json())
+    for command in ("page", "check"):
+        assert main([command, "--results", str(tmp_path)]) == 2
+        assert "$.copy.samples_ms" in capsys.readouterr().err
 
 
 def test_a_stream_record_that_is_no_evidence_is_found():

@@ -11,8 +11,8 @@ from tvm.s_tir import Schedule
 from support.tensor_cores import tensorize_pipelined
 from support.warpgroups import scheduled
 from support.warps import AHEAD, SLICED, staged
-from tensorir_ladder.emulator import emulated
 from tensorir_ladder.harness.build import lower_schedule
+from tensorir_ladder.harness.emulation import emulated
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.schedules.pipeline import pipeline_loop

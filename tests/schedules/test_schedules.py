@@ -186,13 +186,13 @@ def test_pipeline_reports_what_it_did():
     assert text.count("ptx_cp_async") > 0
 
 
-def test_slots_are_limited_to_iterations_with_one_warning():
+def test_stages_are_limited_to_iterations_with_one_warning():
     sch = Schedule(Matmul(64, 64, 32).prim_func())
     staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE)
     with pytest.warns(UserWarning, match="6 pipeline stages on loop 'k_0' of 2 iterations") as caught:
         pipeline = pipeline_loop(sch, staged.loops.k_outer, 6)
     assert len(caught) == 1
-    assert pipeline.slots == 2
+    assert pipeline.stages == 2
 
 
 @pytest.mark.parametrize("stages", [0, -1, 2.5])

@@ -143,7 +143,7 @@ def test_a_k_tile_of_the_ring_costs_one_barrier(variant: str, stages: int) -> No
     assert loop.count("tensor_core_load_hidden") == stages * steps * (2 + 2)
     assert loop.count("tensor_core_m16n8k16_f16(") == stages * steps * fragments * 2
     assert re.findall(r"wait_group_(\d)\(", loop) == [str(stages - 2)] * stages
-    assert "%" not in loop  # slots are constants
+    assert "%" not in loop  # stages are constants
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_operands_without_an_instruction_are_refused(dtype: str) -> None:
         (TensorCoreTile(block=(64, 64, 32), warp=(48, 32)), "64 rows of the block are not a multiple of 48"),
         (TensorCoreTile(block=(64, 64, 32), warp=(32, 8)), "8 columns per warp are not a multiple of 16"),
         (TensorCoreTile(block=(64, 64, 24), warp=(32, 32)), "24 steps of a k tile"),
-        (ThreadTile(block=(64, 64, 16), thread=(4, 4)), "not a tile of warps"),
+        (ThreadTile(block=(64, 64, 16), thread=(4, 4)), "not a TensorCoreTile"),
     ],
     ids=str,
 )
@@ -328,7 +328,7 @@ def test_hidden_reads_need_a_gate() -> None:
     ("order", "right"),
     [
         ([3, 1, 2, 0, 4], True),  # body, gate, fill, copies, epilogue
-        ([0, 2, 3, 1, 4], False),  # copies fill a slot that a slow thread still reads
+        ([0, 2, 3, 1, 4], False),  # copies fill a stage that a slow thread still reads
         ([1, 2, 3, 0, 4], False),
         ([3, 2, 1, 0, 4], False),  # fragments are filled from a tile nobody waited for
     ],

@@ -17,8 +17,8 @@ from support.cases import STEPS, config, make_case
 from support.schedules_on_cpu import convolve, normal, run
 from support.tensor_cores import stack_bytes
 from support.warps import AHEAD, SLICED, SMALL, staged
-from tensorir_ladder.emulator import emulated
 from tensorir_ladder.harness.build import Kernel, Lowered, compiled, lower, lower_schedule, main_loop
+from tensorir_ladder.harness.emulation import emulated
 from tensorir_ladder.harness.execution import GpuBackend, gpu_arch
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
@@ -124,14 +124,14 @@ def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
 
 
 def test_reads_are_a_step_ahead_where_few_warps_fit() -> None:
-    """A step's operands have two versions then; not with one slot, nor with an odd number of steps in a k tile."""
+    """A step's operands have two stages then; not with one stage, nor with an odd number of steps in a k tile."""
     odd = replace(AHEAD, block=(32, 128, 5))
     cases = [(AHEAD, 2, "serpentine"), (AHEAD, 2, "in_turn"), (AHEAD, 1, "serpentine"), (odd, 2, "serpentine")]
-    versions = []
+    kept = []
     for tile, stages, variant in cases:
         text = build((64, 128, 60), variant, tile, stages=stages).cuda
-        versions.append({int(count) // 16 for count in re.findall(r"float B_\w*local_ptr\w*\[(\d+)\];", text)})
-    assert versions == [{2}, {1}, {1}, {1}]
+        kept.append({int(count) // 16 for count in re.findall(r"float B_\w*local_ptr\w*\[(\d+)\];", text)})
+    assert kept == [{2}, {1}, {1}, {1}]
     assert [tile.steps_ahead for tile in (AHEAD, LARGE)] == [1, 0]
 
 
@@ -357,7 +357,7 @@ def test_sums_and_operands_stay_in_registers(tile: WarpTile, layout: str, compil
         ),
         (
             ThreadTile(block=(64, 64, 16), thread=(4, 4)),
-            r"not a tile of warps.*MxNxK/WMxWN/TMxTN/S.*128x128x32/32x64/8x8/1",
+            r"not a WarpTile.*MxNxK/WMxWN/TMxTN/S.*128x128x32/32x64/8x8/1",
         ),
     ],
     ids=str,

@@ -135,7 +135,7 @@ def test_the_loop_has_one_barrier_per_tile_and_everything_in_order(layout: str, 
         "commit_group(",
         f"retire_{in_flight}",
     ]
-    assert events == tile * 4, "four slots, a turn of the ring"
+    assert events == tile * 4, "four stages, a turn of the ring"
     assert kernel.body.count("wgmma_m64n128k64") == 4 + 4  # the loop, and what is peeled off both ends
     assert kernel.body.count("pipeline_retire_all") == 1
     assert kernel.smem_bytes == 4 * (128 + 128) * 64 * 2

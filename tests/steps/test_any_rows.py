@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from support.cases import make_case
-from tensorir_ladder.emulator import EmulatorBackend
 from tensorir_ladder.harness.any_rows import takes_any_rows
 from tensorir_ladder.harness.build import Kernel, compiled, executable, lower
+from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import GpuBackend, LlvmBackend
 from tensorir_ladder.harness.verify import verify, verify_launch
 from tensorir_ladder.schedules.tiles import TensorCoreTile

@@ -1,7 +1,7 @@
 """Kernels that are broken on purpose, one change each, and how the emulator finds them.
 
-Steps' kernels and the ring kernel (:mod:`tests.ring_kernel`), as tables of what is replaced by what. With whole kernels
-beside them they are what ``python -m harness sanitize`` looks at.
+Steps' kernels and the ring kernel (:mod:`support.ring_kernel`), as tables of what is replaced by what. With whole
+kernels beside them they are what ``ladder sanitize`` looks at.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from support.cases import SMALL_TILES, STEPS, make_case, small_case
 from support.ring_kernel import edited, ring_program, ring_text
-from tensorir_ladder.emulator import EmulatedProgram, emulated
+from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.emulator.source import PREAMBLE_END
 from tensorir_ladder.harness.build import Kernel, lower
+from tensorir_ladder.harness.emulation import emulated
 from tensorir_ladder.harness.lab.sanitizer.subjects import Subject
 from tensorir_ladder.harness.lab.traces.probe import PREAMBLE
 from tensorir_ladder.schedules.workloads import Matmul
@@ -39,7 +40,7 @@ class Broken(NamedTuple):
 
 
 def changed(match: re.Match[str], replacement: str) -> str:
-    """What stands for a match: "+1" is a wait that leaves one group more in flight, "off" a descriptor's other bits."""
+    """Replace a match: "+1" is a wait that leaves one group more in flight, "off" a descriptor's other bits."""
     if replacement == "+1":
         return f'asm volatile("cp.async.wait_group {int(match.group(1)) + 1};");'
     if replacement == "off":
@@ -68,14 +69,14 @@ BROKEN = {
     "step 5, no barrier before the next copies": Broken(5, "async", SYNC, "", 1, "race"),
     "step 5, one barrier, none": Broken(5, "one_barrier", SYNC, "", 0, "race"),
     "step 5, sync, no barrier": Broken(5, "sync", SYNC, "", 1, "race"),
-    "step 5, the ring one slot short": Broken(5, "async", r"\(k_0 \+ 2\) % 3", "(k_0 + 2) % 2", 1, "race"),
+    "step 5, the ring one stage short": Broken(5, "async", r"\(k_0 \+ 2\) % 3", "(k_0 + 2) % 2", 1, "race"),
     "step 5, registers stored before the barrier": Broken(5, "register_staged", SYNC, "", 0, "race"),
     "step 5, the mask of a row forgotten": Broken(5, "async", r"< 33\)", "< 99)", 0, "out of bounds"),
     "step 6, no barrier": Broken(6, "full", SYNC, "", 2, "race"),
     "step 7, no barrier": Broken(7, None, SYNC, "", 1, "race"),
     "step 7, a slice left out": Broken(7, None, r"^.*local_ptr\[\w+\] \+ \(\(float\*\)buf_dyn.*$", "", -1, WRONG),
     "step 7, a wait left out": Broken(7, None, COPY_WAIT, "", 1, "race"),
-    "step 7, copies into the slot that is read": Broken(7, None, r"\(ax5_0 \+ 2\) % 3", "ax5_0 % 3", 1, "race"),
+    "step 7, copies into the stage that is read": Broken(7, None, r"\(ax5_0 \+ 2\) % 3", "ax5_0 % 3", 1, "race"),
     "step 7, wait count + 1": Broken(7, None, COPY_WAIT, "+1", 0, "race"),
     "step 8, no barrier": Broken(8, None, SYNC, "", 1, "race"),
     "step 8, swizzle off by one": Broken(8, None, r"(tensor_core_load\(.*?)>> 1\)", r"\1>> 2)", 0, WRONG),
@@ -103,7 +104,7 @@ BROKEN = {
 
 @cache
 def kernel_of(step: int, variant: str | None) -> Kernel:
-    """A step's kernel of many k tiles, and of ragged rows and columns."""
+    """Lower a step's kernel of many k tiles, and of ragged rows and columns."""
     depth = 200 if step > 7 else 100
     return lower(
         small_case(step, (64, 64, 512) if step == 10 else (33, 35, depth), variant, stages=4 if step == 10 else 3)
@@ -111,7 +112,7 @@ def kernel_of(step: int, variant: str | None) -> Kernel:
 
 
 def broken_step(name: str) -> tuple[EmulatedProgram, Kernel]:
-    """The broken kernel of that name in BROKEN, and the whole one; AssertionError where it has no such place."""
+    """Break the kernel of that name in BROKEN; also the whole one. AssertionError where it has no such place."""
     broken = BROKEN[name]
     kernel = kernel_of(broken.step, broken.variant)
     start = kernel.cuda.index("#define ushort unsigned short")
@@ -139,7 +140,7 @@ BROKEN_RING = {
         "missing proxy fence",
     ),
     "no wgmma.fence": (r'asm volatile\("wgmma\.fence[^;]*;" ::: "memory"\);', "", "missing wgmma.fence"),
-    "slots are given back while wgmma reads": (
+    "stages are given back while wgmma reads": (
         r"wgmma\.wait_group\.sync\.aligned 1",
         "wgmma.wait_group.sync.aligned 2",
         None,
@@ -176,7 +177,7 @@ BROKEN_RING = {
 
 
 def broken_ring(name: str) -> EmulatedProgram:
-    """The broken kernel of that name in BROKEN_RING, for a product of shape DEEP."""
+    """Break the ring kernel as BROKEN_RING says of that name, for a product of shape DEEP."""
     pattern, replacement, _ = BROKEN_RING[name]
     count = 2 if name == "both drop the last k tile" else 1
     return ring_program(DEEP, text=edited(ring_text(), pattern, replacement, count=count))
@@ -184,7 +185,7 @@ def broken_ring(name: str) -> EmulatedProgram:
 
 BROKEN_CLUSTER = {
     "a block is left out of the multicast": (r"\(1 << 2\) - 1", "1 << rank", "deadlock"),
-    "slots are given back to one block only": (
+    "stages are given back to one block only": (
         r"for \(int r = 0; r < 2; \+\+r\)",
         "for (int r = 0; r < 1; ++r)",
         "deadlock",
@@ -196,7 +197,7 @@ BROKEN_CLUSTER = {
 
 
 def broken_cluster(name: str) -> EmulatedProgram:
-    """The same of BROKEN_CLUSTER, in clusters of two blocks."""
+    """Break the ring kernel as BROKEN_CLUSTER says of that name, in clusters of two blocks."""
     pattern, replacement, _ = BROKEN_CLUSTER[name]
     return ring_program(DEEP, 3, 2, edited(ring_text(3, 2), pattern, replacement))
 
@@ -206,12 +207,12 @@ WHOLE = [
     (number, variant)
     for number, step in STEPS.items()
     if 5 <= number <= 13
-    for variant in (step.default_variant(True), *step.debug_variants)
+    for variant in (step.default_variant(), *(each.name for each in step.variants if each.debug))
 ]
 
 
 def whole_step(number: int, variant: str) -> Subject:
-    """A step's kernel as it is, of a small ragged product."""
+    """Take a step's kernel as it is, of a small ragged product."""
     step = STEPS[number]
     tile = step.tiles.kind.parse("64x64x64/1x1") if step.explicit else SMALL_TILES[step.tiles.kind]
     lowered = lower(make_case(number, RAGGED, variant, tile=tile))
@@ -219,14 +220,14 @@ def whole_step(number: int, variant: str) -> Subject:
 
 
 def subject_names() -> list[str]:
-    """The names of all broken kernels, and of whole ones."""
+    """Name all broken kernels, and whole ones."""
     rings = [f"ring, {name}" for name in BROKEN_RING] + [f"cluster, {name}" for name in BROKEN_CLUSTER]
     whole = [f"step {number}, {variant}, whole" for number, variant in WHOLE]
     return [*BROKEN, *rings, *whole, "ring, whole", "cluster, whole"]
 
 
 def subject(name: str) -> Subject:
-    """The kernel of one of these names; KeyError for another."""
+    """Make the kernel of one of these names; KeyError for another."""
     if name in BROKEN:
         program, kernel = broken_step(name)
         return Subject(name, program, kernel.case.problem)

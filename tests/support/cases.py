@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensorir_ladder.emulator import find_host_compiler
+import pytest
+
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.kernels.blackwell import BlackwellTile
 from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.schedules.cost import Machine as CostMachine
 from tensorir_ladder.schedules.tiles import BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
@@ -42,22 +46,6 @@ EXPLICIT_STEPS = [number for number, step in STEPS.items() if step.explicit]
 
 
 SCHEDULED_VARIANTS = [(number, variant) for number, variant in EVERY_VARIANT if number not in EXPLICIT_STEPS]
-
-
-NO_GPU_LINE = "verified on the CPU (TensorIR through LLVM); speed not measured: no GPU"
-
-
-EXPLICIT_LINE = "not verified: an explicit kernel runs on a GPU or in the emulator; speed not measured: no GPU"
-
-
-EMULATED_LINE = "verified on the CPU (generated CUDA through the emulator); speed not measured: no GPU"
-
-
-# What LLVM runs only in part, the emulator verifies where there is a C++ compiler.
-TENSORIZED_LINE = EMULATED_LINE if find_host_compiler() else NO_GPU_LINE.replace(";", ", before tensorization;")
-
-
-NEVER_RUN_LINE = "not verified: it has been compiled and never run, for want of an sm_100a; speed not measured: no GPU"
 
 
 UNOPTIMISED = {"kind": "llvm", "opt-level": 0}
@@ -97,6 +85,26 @@ class Outcome(NamedTuple):
     err: str
 
 
+def verified_on(outcome: Outcome) -> list[str]:
+    """Read where each case was verified from the lines that say so: llvm, emulator or gpu; "" for one that was not."""
+    places = {"LLVM": "llvm", "emulator": "emulator", "on the GPU": "gpu"}
+    said = [line for line in outcome.out.splitlines() if re.match(r"verified\b|.*\bnot verified\b", line)]
+    return [
+        "" if "not verified" in line else next(place for word, place in places.items() if word in line) for line in said
+    ]
+
+
+def redeclare(monkeypatch: pytest.MonkeyPatch, number: int, **fields: Any) -> None:
+    """Give a step other fields for the time of a test; it stays the same object, which frozen fields do not change."""
+    for name, value in fields.items():
+        monkeypatch.setitem(vars(STEPS[number]), name, value)
+
+
 def config(variant: str, tile: BlockTile, stages: int = 3, arch: str = DEFAULT_ARCH) -> Config:
-    """What a step is asked for, for the default machine."""
+    """Ask for a step on the default machine, or another."""
     return Config(variant, tile, stages, machine_for(arch).for_choices())
+
+
+def hopper(multiprocessors: int = 132, name: str = "") -> CostMachine:
+    """A Hopper GPU of so many multiprocessors, as the steps and the cost model see it."""
+    return replace(machine_for(DEFAULT_ARCH).for_choices(), multiprocessors=multiprocessors, name=name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorir_ladder.emulator import EmulatedProgram, TensorMap
+from tensorir_ladder.emulator import EmulatedProgram, PlainBuffer, TensorMap
 from tensorir_ladder.torch_ops.driver import Driver
 
 
@@ -28,7 +28,6 @@ class EmulatedDriver:
             raise AttributeError(name)
 
         def function(*arguments: Any) -> int:
-            """Fail as told, or do what is needed of it."""
             if name not in self.failing:
                 getattr(self, f"_{name}", lambda *_: None)(*arguments)
             return self.failing.get(name, 0)
@@ -65,20 +64,20 @@ class EmulatedDriver:
     def _cuLaunchKernelEx(self, config: Any, _function: Any, parameters: Any, _extra: Any) -> None:
         (launch,) = self.program.launches
         assert (tuple(config._obj.grid), tuple(config._obj.block)) == (launch.grid, launch.block)
-        assert config._obj.attribute_count == (launch.cluster > 1)
+        assert config._obj.attribute_count == (launch.cluster_blocks > 1)
         arrays = {}
-        for argument, value in zip(launch.arguments, parameters):
-            if isinstance(argument, TensorMap):
+        for given, value in zip(launch.parameters, parameters):
+            if isinstance(given, TensorMap):
                 address, _, *layout = self.maps[value]
-                arrays[argument.array] = self.memory[address]
-                assert tuple(layout) == (argument.sizes, argument.strides, argument.box, argument.swizzle)
-            elif isinstance(argument, str):
-                arrays[argument] = self.memory[ctypes.c_uint64.from_address(value).value]
+                arrays[given.buffer] = self.memory[address]
+                assert tuple(layout) == (given.sizes, given.strides, given.box, given.swizzle)
+            elif isinstance(given, PlainBuffer):
+                arrays[given.buffer] = self.memory[ctypes.c_uint64.from_address(value).value]
             else:
-                assert ctypes.c_int.from_address(value).value == argument
+                assert ctypes.c_int.from_address(value).value == given
         self.program(*(arrays[name] for name in self.program.names))
 
 
 def emulated_driver(program: EmulatedProgram) -> Driver:
-    """A driver on which that program can be launched."""
+    """Make a driver on which that program can be launched."""
     return Driver(EmulatedDriver(program))

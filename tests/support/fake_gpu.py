@@ -1,4 +1,4 @@
-"""What several test files need of session."""
+"""A made-up GPU: kernels that numpy computes, races with given times, and sessions on it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from tensorir_ladder.harness import execution, session
 from tensorir_ladder.harness.build import Kernel
 from tensorir_ladder.harness.execution import LlvmBackend, numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.harness.measure import IEEE, Plan, Rounds
+from tensorir_ladder.harness.measure import Measurer
+from tensorir_ladder.harness.race import Plan, Rounds
 from tensorir_ladder.harness.records import GpuState, Method, Timing
 from tensorir_ladder.harness.session import Session
+from tensorir_ladder.harness.verify import IEEE
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import Cubin
 from tensorir_ladder.schedules.workloads import Matmul
@@ -46,7 +48,7 @@ TIMES = {
 
 
 class FakeGpu:
-    """What the tests steer and look at: times by label, what was raced, what goes wrong and when."""
+    """Times by label, for tests to set; and what was raced, loaded and drawn, for them to look at."""
 
     def __init__(self) -> None:
         self.times: dict[str, float] = dict(TIMES)
@@ -168,3 +170,9 @@ def interrupted(command: Command, *arguments: str) -> Outcome:
 def made(gpu: FakeGpu, tmp_path: Path) -> Session:
     """A session on the made-up GPU."""
     return Session(SimpleNamespace(version="13.0"), FakeBackend(), tmp_path, "a command")
+
+
+@pytest.fixture
+def measurer(made: Session) -> Measurer:
+    """Measures steps on the made-up GPU."""
+    return Measurer(made)

@@ -60,7 +60,7 @@ RESOURCES = Resources(64, 0, 12288, 128, 256, 8, 0.5, "registers")
 
 
 def product(step: int, size: int, dtype: str = "float32") -> dict[str, object]:
-    """What every record of a step and a square product says of both."""
+    """Name a step and a square product as every record does."""
     sizes = dict.fromkeys("mnk", size)
     return {"step": step, "step_name": NAMES[step - 1], **sizes, "layout": "nn", "dtype": dtype}
 
@@ -404,7 +404,7 @@ LOAD_NS, MMA_NS, ISSUE_NS, STAMP_NS, EPILOGUE_NS = 1100.0, 620.0, 60.0, 8.0, 300
 
 
 def tracks(stages: int, k_tiles: int, groups: int = 2) -> tuple[Track, ...]:
-    """What step 11's roles would stamp: thread 0 loads, all warpgroups wait, multiply, and meet once per k tile."""
+    """Make up step 11's stamps: thread 0 loads, all warpgroups wait, multiply, and meet once per k tile."""
     in_flight, ahead = (1, stages - 1) if stages > 1 else (0, 1)
     issued = [700.0 + 100 * k for k in range(min(ahead, k_tiles))]
     seen: dict[tuple[str, int], list[float]] = {}
@@ -441,7 +441,7 @@ def tracks(stages: int, k_tiles: int, groups: int = 2) -> tuple[Track, ...]:
 
 
 def role_tracks(stages: int, k_tiles: int, pieces: int = 1, consumers: int = 2, boxes: int = 4) -> tuple[Track, ...]:
-    """What the roles of step 12 would stamp, or of step 13 with ``pieces`` of its work."""
+    """Make up the stamps of step 12's roles, or of step 13's with ``pieces`` of its work."""
     seen: dict[tuple[str, str], list[float]] = {}
     last = pieces * k_tiles
     issued, released = [], [0.0] * stages
@@ -546,11 +546,10 @@ def timeline(stages: int = 4, size: int = 4096, **changes: object) -> Timeline:
 
 
 def published(folder: Path) -> Paths:
-    """Plots, pages and a README of a folder's records, beside them."""
+    """The README of a folder's records, and its pictures, beside them."""
     readme = folder / "README.md"
     readme.write_text(f"{BEGIN}{END}")
-    for command in ("plot", "page", "readme"):
-        assert main([command, "--results", str(folder), "--readme", str(readme)]) == 0
+    assert main(["readme", "--results", str(folder), "--readme", str(readme)]) == 0
     return Paths.of(folder, readme)
 
 

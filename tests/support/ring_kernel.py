@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from tensorir_ladder.emulator import EmulatedProgram, Launch, TensorMap
+from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, TensorMap
 from tensorir_ladder.emulator.source import PREAMBLE_END
 
 REGISTERS = ", ".join(f"%{i}" for i in range(32))
@@ -115,7 +115,7 @@ const __grid_constant__ CUtensorMap B_map, const __grid_constant__ CUtensorMap C
 
 
 def ring_text(stages: int = 3, cluster: int = 1) -> str:
-    """The kernel's text with so many ring slots, for clusters of so many blocks."""
+    """Write the kernel's text with a ring of so many stages, for clusters of so many blocks."""
     text = KERNEL.replace("STAGES", str(stages)).replace("CLUSTER", str(cluster))
     return PREAMBLE_END + HELPERS + text
 
@@ -123,21 +123,21 @@ def ring_text(stages: int = 3, cluster: int = 1) -> str:
 def ring_program(
     shape: tuple[int, int, int] = (128, 64, 320), stages: int = 3, cluster: int = 1, text: str = ""
 ) -> EmulatedProgram:
-    """The kernel, or another text of it, for a product of one shape."""
+    """Make the kernel, or another text of it, a program for products of one shape."""
     m, n, k = shape
-    arguments = (
+    parameters = (
         TensorMap("A", "float16", (k, m), (2 * k,), (64, 64), 3),
         TensorMap("B", "float16", (k, n), (2 * k,), (64, 64 // cluster), 3),
         TensorMap("C", "float16", (n, m), (2 * n,), (64, 64), 3),
         -(-k // 64),
     )
     grid = (-(-m // 64 // cluster) * cluster, -(-n // 64), 1)
-    launch = Launch("ring", arguments, grid, (160, 1, 1), cluster, stages * 16384 + 1024 + 8192)
+    launch = LaunchPlan("ring", parameters, grid, (160, 1, 1), (cluster, 1, 1), stages * 16384 + 1024 + 8192)
     return EmulatedProgram("ring", text or ring_text(stages, cluster), (launch,), ("A", "B", "C"))
 
 
 def run_ring(program: EmulatedProgram, shape: tuple[int, int, int], seed: int = 0) -> float:
-    """The largest error of a product of small whole numbers, which is 0 where the kernel is right."""
+    """Multiply small whole numbers; returns the largest error, which is 0 where the kernel is right."""
     m, n, k = shape
     generator = np.random.default_rng(seed)
     a, b = (generator.integers(-2, 3, (rows, k)).astype(np.float16) for rows in (m, n))
@@ -147,7 +147,7 @@ def run_ring(program: EmulatedProgram, shape: tuple[int, int, int], seed: int = 
 
 
 def edited(text: str, pattern: str, replacement: str, count: int = 1) -> str:
-    """The text with the first matches of a pattern in the kernel, not the helpers, replaced."""
+    """Replace the first matches of a pattern in the kernel, not in the helpers."""
     at = text.index('extern "C"')
     changed, found = re.subn(pattern, replacement, text[at:], count=count)
     assert found, pattern

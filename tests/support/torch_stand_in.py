@@ -159,7 +159,7 @@ class Library:
         return function
 
     def count(self, name: str) -> int:
-        """How often a function was called."""
+        """Count the calls of a function."""
         return sum(called == name for called, _ in self.calls)
 
     def _cuGetErrorName(self, status: int, text: Any) -> None:

@@ -21,27 +21,25 @@ import numpy as np
 import pytest
 import tvm
 
-from support.cases import STEPS
+from support.cases import STEPS, hopper
 from support.torch_stand_in import Library, Tensor, torch_stand_in
 from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.peers import call as call_peer
-from tensorir_ladder.harness.records import RESULTS, Record
+from tensorir_ladder.harness.records import load_records
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.schedules import cost
+from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import call as api
 from tensorir_ladder.torch_ops import describe, matmul
 from tensorir_ladder.torch_ops.choice import (
-    BARRIER_CYCLES,
-    LAUNCH_CYCLES,
-    RUNGS,
+    KERNELS,
     Choice,
-    Machine,
     Setting,
     choices,
     choose,
@@ -67,7 +65,7 @@ TARGET = machine_for("sm_90a").target()
 
 # The heuristic
 
-H200 = Machine(TARGET, 132, "NVIDIA H200")
+H200 = hopper(name="NVIDIA H200")
 MEASURED = [(size, size, size) for size in (256, 512, 1024, 2048, 4096, 8192)] + [(4096, 4096, 14336)]
 OTHERS = [(1, 4096, 4096), (129, 264, 8192), (1000, 1000, 1000), (128, 128, 65536)]
 
@@ -77,7 +75,7 @@ OTHERS = [(1, 4096, 4096), (129, 264, 8192), (1000, 1000, 1000), (128, 128, 6553
 def test_step_13_is_taken_with_the_tile_that_its_step_takes(shape: tuple[int, int, int], layout: str) -> None:
     problem = Matmul(*shape, "float16", layout)
     chosen = choose(problem, H200)
-    assert chosen.rung.number == 13
+    assert chosen.kernel.step == 13
     usual = cost.choose(STEPS[13].tiles, problem, machine_for("sm_90a").for_choices())
     assert (chosen.tile, chosen.stages) == (usual.tile, usual.stages)
 
@@ -85,8 +83,8 @@ def test_step_13_is_taken_with_the_tile_that_its_step_takes(shape: tuple[int, in
 def test_what_was_measured_is_taken_on_that_gpu_alone() -> None:
     problem = Matmul(1024, 1024, 14336, "float16")
     chosen = choose(problem, H200)
-    assert (chosen.rung.number, str(chosen.tile), chosen.stages) == (12, "64x128x64/1x1", 8)
-    assert choose(problem, replace(H200, name="NVIDIA H100 80GB HBM3")).rung.number == 13
+    assert (chosen.kernel.step, str(chosen.tile), chosen.stages) == (12, "64x128x64/1x1", 8)
+    assert choose(problem, replace(H200, name="NVIDIA H100 80GB HBM3")).kernel.step == 13
 
 
 def test_every_tuned_choice_was_faster_in_the_same_rounds_than_what_costs_least() -> None:
@@ -95,51 +93,52 @@ def test_every_tuned_choice_was_faster_in_the_same_rounds_than_what_costs_least(
         problem = Matmul(m, n, k, dtype, layout)
         usual = choose(problem, replace(H200, name=""))
         label = f" {problem.shape} {dtype} {chosen.tile} {chosen.stages} stages"
+        case = (usual.kernel.step, (m, n, k), layout, dtype, str(usual.tile))
         compared = [
             record
-            for path in RESULTS.glob(f"h200-step{usual.rung.number}-*-{problem.shape}-{layout}-{dtype}-*.json")
-            for record in [Record.read(path)]
-            if record.tile == str(usual.tile) and record.previous.label.endswith(label)
+            for record in load_records()
+            if (record.step, record.shape, record.layout, record.dtype, record.tile) == case
+            and record.previous.label.endswith(label)
         ]
         assert compared
         for record in compared:
-            assert record.previous.label.startswith(f"step{chosen.rung.number}_")
+            assert record.previous.label.startswith(f"step{chosen.kernel.step}_")
             assert median(record.previous.samples_ms) < median(record.timing.samples_ms)
 
 
-def test_rungs_cost_what_they_do_beside_their_tiles_work() -> None:
+def test_kernels_cost_what_they_do_beside_their_tiles_work() -> None:
     problem, tile = Matmul(2048, 2048, 2048, "float16"), RoleTile.parse("128x256x64/2x1")
-    overlapped, roles, ring = (rung.cost(problem, tile, 132) for rung in RUNGS.values())
-    assert roles - overlapped == LAUNCH_CYCLES
-    assert ring - roles == 32 * BARRIER_CYCLES
+    overlapped, roles, ring = (kernel.cost(problem, tile, H200) for kernel in KERNELS.values())
+    assert roles - overlapped == H200.rates.launch_cycles
+    assert ring - roles == 32 * H200.rates.barrier_cycles
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-def test_every_choice_fits_and_every_rung_is_a_kernel(layout: str) -> None:
+def test_every_choice_fits_and_every_step_is_a_kernel(layout: str) -> None:
     for choice in choices():
         assert choice.tile.violations(TARGET, 2, choice.stages) == []
-    for rung in RUNGS.values():
-        smallest = Choice(rung, rung.tiles[-1].tile, rung.tiles[-1].stages)
-        assert smallest.build(Matmul(256, 512, 512, "float16", layout), Setting(132)).params
+    for kernel in KERNELS.values():
+        smallest = Choice(kernel, kernel.tiles[-1].tile, kernel.tiles[-1].stages)
+        assert smallest.build(Matmul(256, 512, 512, "float16", layout), Setting(H200)).params
 
 
 def test_a_tile_of_one_box_is_not_taken_for_blocks_that_stay() -> None:
     """256 tiles for 132 blocks: step 13 would write the second one's results where TMA reads the first one's."""
     few, many = (choose(Matmul(1, n, 4096, "float16"), H200) for n in (4096, 16384))
-    assert (few.rung.number, str(few.tile)) == (13, "64x64x64/1x1")
-    assert (many.rung.number, str(many.tile)) != (13, "64x64x64/1x1")
+    assert (few.kernel.step, str(few.tile)) == (13, "64x64x64/1x1")
+    assert (many.kernel.step, str(many.tile)) != (13, "64x64x64/1x1")
 
 
 def test_rows_across_cache_lines_make_clusters() -> None:
     problem = Matmul(512, 520, 512, "float16")
-    chosen = Choice(RUNGS[13], RoleTile.parse("64x128x64/1x1"), 2)
-    built = [chosen.build(problem, Setting(132, straddles)) for straddles in (True, False)]
+    chosen = Choice(KERNELS[13], RoleTile.parse("64x128x64/1x1"), 2)
+    built = [chosen.build(problem, Setting(H200, straddles)) for straddles in (True, False)]
     assert ["cta_id_in_cluster" in str(function) for function in built] == [True, False]
 
 
 def test_no_choice_for_another_target() -> None:
     with pytest.raises(IllegalTile, match="sm_80 has no wgmma fed by TMA"):
-        choose(Matmul(64, 64, 64, "float16"), Machine(machine_for("sm_80").target(), 108))
+        choose(Matmul(64, 64, 64, "float16"), replace(H200, target=machine_for("sm_80").target()))
 
 
 # How operands lie
@@ -197,7 +196,7 @@ def _forget() -> None:
 
 def _simple(_problem: Matmul, _machine: Machine) -> Choice:
     """Step 11's kernel for all: it is built fastest, and is given the same matrices."""
-    return Choice(RUNGS[11], HopperTile.parse("64x64x64/1x1"), 4)
+    return Choice(KERNELS[11], HopperTile.parse("64x64x64/1x1"), 4)
 
 
 class Noted(Choice):
@@ -210,7 +209,7 @@ class Noted(Choice):
 def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
     def chosen(problem: Matmul, machine: Machine, *flexible: Any) -> Choice:
         choice = choosing(problem, machine) if flexible == (1, False) else choose(problem, machine, *flexible)
-        return Noted(choice.rung, choice.tile, choice.stages)
+        return Noted(choice.kernel, choice.tile, choice.stages)
 
     def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
         function, problem, finish = built
@@ -343,7 +342,7 @@ def test_any_number_of_rows_has_few_tiles() -> None:
 def test_a_batch_takes_the_tile_that_fills_the_gpu() -> None:
     problem = Matmul(256, 256, 1024, "float16")
     one, many = (choose(problem, H200, batch) for batch in (2, 64))
-    assert (one.rung.number, many.rung.number) == (12, 12)
+    assert (one.kernel.step, many.kernel.step) == (12, 12)
     assert one.tile.block_m * one.tile.block_n < many.tile.block_m * many.tile.block_n
 
 
@@ -406,7 +405,7 @@ def test_a_call_is_described(library: Library) -> None:
         "copies out (40 rows of 190 bytes in 10240 bytes)",
     ]
     assert "copies" not in describe(operand(0, (64, 64)), operand(1, (64, 64)))
-    assert str(_simple(Matmul(64, 64, 64), H200)) == "rung 11, 64x64x64/1x1, 4 stages"
+    assert str(_simple(Matmul(64, 64, 64), H200)) == "step 11, 64x64x64/1x1, 4 stages"
     assert library.count("cuLaunchKernelEx") == 0
 
 

@@ -15,7 +15,7 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from support.cases import Outcome
+from support.cases import Outcome, hopper
 from support.torch_stand_in import Library, Tensor, torch_stand_in
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands import BAD_INPUT
@@ -60,7 +60,7 @@ def plan() -> LaunchPlan:
 
 
 def test_a_plan_has_maps_and_extents_as_the_host_code_has_them(plan: LaunchPlan) -> None:
-    common = {"element_strides": (1, 1), "interleave": 0, "swizzle": 3, "l2_promotion": 2, "oob_fill": 0}
+    common = {"swizzle": 3, "l2_promotion": 2}
     assert plan == LaunchPlan(
         "main_kernel",
         (
@@ -107,7 +107,7 @@ def test_clusters_and_kernels_that_wait_for_the_one_before() -> None:
 
 def test_workspaces_are_what_is_no_matrix() -> None:
     problem = Matmul(256, 512, 2048, "float16")
-    cut, whole = (persistent(problem, ROLES, 4, multiprocessors=count) for count in (3, 2))
+    cut, whole = (persistent(problem, ROLES, 4, machine=hopper(count)) for count in (3, 2))
     plan = read(cut)
     sums = PlainBuffer("shared_sums", "float32", (3 * 128 * 128,))
     assert plan.workspaces == (PlainBuffer("flags", "int32", (6,)), sums)
@@ -116,7 +116,7 @@ def test_workspaces_are_what_is_no_matrix() -> None:
 
 
 def test_a_persistent_kernel_launches_with_its_cluster_and_its_wait() -> None:
-    plan = read(persistent(PROBLEM, ROLES, 4, multiprocessors=132, blocks=2, overlapped=True))
+    plan = read(persistent(PROBLEM, ROLES, 4, machine=hopper(132), blocks=2, overlapped=True))
     assert (plan.grid, plan.block, plan.cluster, plan.overlaps) == ((32, 1, 1), (384, 1, 1), (2, 1, 1), True)
 
 
@@ -133,10 +133,23 @@ def test_what_is_no_single_launch_of_matrices_is_refused() -> None:
         read(scaled)
 
 
+def test_what_is_known_at_run_time_only_is_refused() -> None:
+    @T.prim_func
+    def main(A_ptr: T.handle, count: T.int32):
+        A = T.match_buffer(A_ptr, (1024,), "float32", align=16)
+        T.device_entry()
+        block = T.cta_id([count])
+        thread = T.thread_id([128])
+        A[block * 128 + thread] = T.float32(1)
+
+    with pytest.raises(UnsupportedLaunch, match=r"known only at run time \(got count"):
+        read(main)
+
+
 def test_a_map_takes_the_rows_at_hand(plan: LaunchPlan) -> None:
     made = plan.parameters[0].of(Rows(500, 255, 1024))
     assert (made.sizes, made.strides, made.box) == ((255, 500), (1024,), (64, 128))
-    deep = TensorMap("A", "float16", (64, 512, 4), (512, 128), (64, 128, 1), (1, 1, 1), 0, 3, 2, 0)
+    deep = TensorMap("A", "float16", (64, 512, 4), (512, 128), (64, 128, 1), 3)
     with pytest.raises(UnsupportedLaunch, match="rank 3, limit rank 2"):
         deep.of(Rows(500, 255, 1024))
     batch = deep.of(Rows(500, 255, 1024, 3, 512000))

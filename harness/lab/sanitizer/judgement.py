@@ -1,4 +1,4 @@
-"""Where the emulator and compute-sanitizer agree, and what the tools cannot see."""
+"""Judging if the emulator and compute-sanitizer agree, and naming what the tools cannot see."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNSEEN = (
 
 
 def judge(finding: Finding, whole: bool, outcomes: Mapping[str, Outcome]) -> tuple[str, str]:
-    """A verdict, and why, of what the emulator and the tools say of one kernel."""
+    """Give a verdict, and why, on what the emulator and the tools say of one kernel."""
     if whole:
         return _judge_whole(finding, outcomes)
     if not finding.kind:
@@ -65,7 +65,7 @@ def _judge_whole(finding: Finding, outcomes: Mapping[str, Outcome]) -> tuple[str
 
 
 def _judge_alone(finding: Finding, alone: Outcome) -> tuple[str, str]:
-    """A deadlock, or a wrong output, which a run without a tool shows. The GPU has one order of events of many."""
+    """Judge a deadlock or wrong output by the run without a tool. The GPU has one order of events of many."""
     if alone.status in SHOWN_ALONE[finding.kind]:
         return AGREE, f"alone on the GPU: {alone.status}"
     if finding.kind == "deadlock" and alone.status == RIGHT and not finding.always:
@@ -74,7 +74,7 @@ def _judge_alone(finding: Finding, alone: Outcome) -> tuple[str, str]:
 
 
 def unseen(finding: Finding) -> str:
-    """Why no tool can see a fault; empty where one should."""
+    """Say why no tool can see a fault; empty where one should."""
     fitting = (why for kind, pattern, why in UNSEEN if re.fullmatch(kind, finding.kind) and _says(finding, pattern))
     return next(fitting, "")
 

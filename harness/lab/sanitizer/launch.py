@@ -1,4 +1,4 @@
-"""``python -m harness.lab.sanitizer.launch FOLDER``: run one prepared kernel on the GPU, once, and say what came out.
+"""Runs the kernel prepared in a folder on the GPU, once, and says what came out: ``python -m ….launch FOLDER``.
 
 A process of its own: a kernel that faults spoils its process for others, and one that hangs has to be killed.
 """

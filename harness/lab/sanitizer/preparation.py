@@ -1,11 +1,10 @@
-"""What needs no GPU: cubins, and what the emulator says, each kernel in a folder of its own."""
+"""Preparing what needs no GPU: cubins, and what the emulator says, each kernel in a folder of its own."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
-import pickle
 import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tensorir_ladder import emulator
+from tensorir_ladder.emulator import EmulatorError
 from tensorir_ladder.harness.lab.gpu_program import GpuProgram
 from tensorir_ladder.harness.lab.sanitizer.subjects import Finding, Subject, emulated_finding
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
@@ -36,17 +36,20 @@ class Prepared:
 
     @cached_property
     def subject(self) -> Subject:
-        """The kernel and its data."""
-        return pickle.loads((self.folder / "subject.pickle").read_bytes())
+        """The kernel and its data; NotPrepared where the folder holds none."""
+        try:
+            return Subject.read(self.folder)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, EmulatorError) as error:
+            raise NotPrepared(f"{self.folder} holds no prepared kernel ({error!r}); prepare it again") from error
 
     @cached_property
     def emulator(self) -> Finding:
-        """What the emulator says."""
+        """The emulator's finding."""
         return Finding(**json.loads((self.folder / "emulator.json").read_text(encoding="utf-8"))["finding"])
 
     @property
     def digest(self) -> str:
-        """Of the kernel's cubin, which what tools said is of."""
+        """The cubin's SHA-256, by which what tools said is kept."""
         return hashlib.sha256(self._cubin.read_bytes()).hexdigest()
 
     @property
@@ -54,11 +57,11 @@ class Prepared:
         return self.folder / "kernel.cubin"
 
     def on_gpu(self) -> GpuProgram:
-        """The kernel as a function of the GPU."""
+        """Make the kernel a function of the GPU."""
         return GpuProgram(self.subject.program, self._cubin.read_bytes())
 
     def is_of(self, subject: Subject, cubin: bytes) -> bool:
-        """Whether all is there, of this kernel and this emulator."""
+        """Tell if all is there, of this kernel and this emulator."""
         said = self.folder / "emulator.json"
         if not said.exists() or not self._cubin.exists() or self._cubin.read_bytes() != cubin:
             return False
@@ -68,15 +71,15 @@ class Prepared:
         """Ask the emulator, and keep everything; what it says comes last, for what is interrupted is not done."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "emulator.json").unlink(missing_ok=True)
-        (self.folder / "subject.pickle").write_bytes(pickle.dumps(subject))
+        subject.save(self.folder)
         self._cubin.write_bytes(cubin)
         found = {"name": subject.name, "of": digest_of(subject), "finding": asdict(emulated_finding(subject))}
         (self.folder / "emulator.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def digest_of(subject: Subject) -> str:
-    """Of a kernel and of the emulator: what the emulator says depends on both."""
-    return hashlib.sha256(repr(subject).encode() + _emulator_sources()).hexdigest()
+    """Digest a kernel and the emulator: what the emulator says depends on both."""
+    return hashlib.sha256((subject.described + subject.program.cuda).encode() + _emulator_sources()).hexdigest()
 
 
 @functools.cache
@@ -86,7 +89,7 @@ def _emulator_sources() -> bytes:
 
 
 def folder_name(name: str) -> str:
-    """A kernel's name as a folder's."""
+    """Make a kernel's name a folder's."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -101,11 +104,11 @@ def prepare_one(source: str, name: str, folder: Path, compiler: Compiler) -> Pre
 
 
 def subject_names(source: str) -> list[str]:
-    """The kernels that a module names; NotPrepared for a module that does not."""
+    """List the kernels that a module names; NotPrepared for a module that does not."""
     try:
         return import_module(source).subject_names()
     except (ModuleNotFoundError, AttributeError) as error:
-        raise NotPrepared(f"{source} names no kernels ({error}); run in the project's root, where tests/ is") from error
+        raise NotPrepared(f"{source} names no kernels ({error}); those of the tests need PYTHONPATH=tests") from error
 
 
 def prepare(source: str, folder: Path, compiler: Compiler, jobs: int) -> Iterator[Prepared]:
@@ -121,9 +124,9 @@ def prepare(source: str, folder: Path, compiler: Compiler, jobs: int) -> Iterato
 
 
 def prepared_kernels(folder: Path) -> list[Prepared]:
-    """The kernels of a folder that is prepared; NotPrepared for another."""
+    """List the kernels of a folder that is prepared; NotPrepared for another."""
     try:
         names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise NotPrepared(f"{folder} holds no prepared kernels; python -m harness sanitize --prepare first") from error
+        raise NotPrepared(f"{folder} holds no prepared kernels; ladder sanitize --prepare first") from error
     return [Prepared(folder / name) for name in names]

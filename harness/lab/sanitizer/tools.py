@@ -33,7 +33,7 @@ class NoSanitizer(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run.
+    """The end of one run.
 
     ``status`` is RIGHT, WRONG, STOPPED or HANG of a run alone; of one under a tool CLEAN, HANG or FOUND, with the
     ``count`` of its ``summary`` line and the first line that it says. FAILED is a run that says none of these.
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def require_sanitizer() -> str:
-    """compute-sanitizer's path; NoSanitizer says where it comes from."""
+    """Find compute-sanitizer; NoSanitizer says where it comes from."""
     found = shutil.which(COMMAND)
     if found is None:
         raise NoSanitizer(f"no {COMMAND} on PATH; it comes with the CUDA toolkit")
@@ -54,21 +54,21 @@ def require_sanitizer() -> str:
 
 
 def version(sanitizer: str) -> str:
-    """The line that names its version."""
+    """Ask for the line that names its version."""
     text = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=True).stdout
     return next((line for line in text.splitlines() if line.startswith("Version")), text.strip())
 
 
 @functools.cache
 def shared_options(sanitizer: str) -> tuple[str, ...]:
-    """Options of every tool; many run side by side, each on a port of its own, where the sanitizer has such a limit."""
+    """List every tool's options; side by side each has a port of its own, where the sanitizer has such a limit."""
     text = subprocess.run([sanitizer, "--help"], capture_output=True, text=True, check=True).stdout
     ports = ("--max-connections", str(PORTS)) if "--max-connections" in text else ()
     return ("--print-limit", str(PRINTED), *ports)
 
 
 def read_outcome(tool: str, text: str) -> Outcome:
-    """What a run that ended by itself printed."""
+    """Read what a run that ended by itself printed."""
     if tool == ALONE:
         return _read_alone(text)
     summaries = SUMMARY.findall(text)
@@ -113,7 +113,7 @@ def run_tool(prepared: Prepared, tool: str, sanitizer: str, limit_s: float) -> O
 
 
 def kept_outcome(prepared: Prepared, tool: str) -> Outcome | None:
-    """What a tool said of this cubin before; None where it was not asked."""
+    """Read what a tool said of this cubin before; None where it was not asked."""
     path = prepared.folder / f"{tool}.json"
     if not path.exists():
         return None
@@ -122,7 +122,7 @@ def kept_outcome(prepared: Prepared, tool: str) -> Outcome | None:
 
 
 def look(prepared: Prepared, tool: str, sanitizer: str) -> Outcome:
-    """:func:`run_tool`, kept on disk."""
+    """Run a tool, and keep what it says on disk."""
     outcome = run_tool(prepared, tool, sanitizer, LIMITS_S[tool])
     kept = {"cubin": prepared.digest, "outcome": asdict(outcome)}
     partial = prepared.folder / f"{tool}.tmp"

@@ -1,4 +1,4 @@
-"""What a probe is: a small kernel, what it is given, and how its output reads as places.
+"""Probes: small kernels, what they are given, and how their output reads as places.
 
 Each element of a probe's data is a number of its own, so that the output says where every one of them went. The same
 CUDA text runs on the GPU, which is recorded, and in the emulator, which is compared with the record.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorir_ladder.emulator import EmulatedProgram, Launch, TensorMap
+from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, PlainBuffer, TensorMap
 from tensorir_ladder.emulator.source import PREAMBLE_END
 
 PREAMBLE = f"""#include <cstdint>
@@ -49,32 +49,33 @@ class Probe:
     @property
     def program(self) -> EmulatedProgram:
         """The probe as a function of the output and the inputs, in their order."""
-        grid, block = (self.cluster, 1, 1), (self.threads, 1, 1)
-        launch = Launch(self.kernel, self.arguments, grid, block, self.cluster, self.dynamic_bytes)
+        blocks, block = (self.cluster, 1, 1), (self.threads, 1, 1)
+        parameters = tuple(PlainBuffer(given) if isinstance(given, str) else given for given in self.arguments)
+        launch = LaunchPlan(self.kernel, parameters, blocks, block, blocks, self.dynamic_bytes)
         return EmulatedProgram(self.name, PREAMBLE + self.text, (launch,), (OUT, *self.inputs))
 
     def lines(self, run: Callable[..., None]) -> list[str]:
-        """What the probe shows when ``run(output, *inputs)`` launches it."""
+        """Launch it by ``run(output, *inputs)``, and read the output."""
         output = self.output.copy()
         run(output, *(array.copy() for array in self.inputs.values()))
         return self.show(output)
 
 
 def table(values: np.ndarray, form: str = "d") -> list[str]:
-    """A line for each row, its numbers in a format, divided by blanks."""
+    """Write a line for each row, its numbers in a format, divided by blanks."""
     return [" ".join(format(value, form) for value in row) for row in values.tolist()]
 
 
 def halves(words: np.ndarray, width: int) -> np.ndarray:
-    """32-bit words as rows of so many 16-bit numbers, the lower one of a word first."""
+    """Cut 32-bit words into rows of so many 16-bit numbers, the lower one of a word first."""
     return np.ascontiguousarray(words).view(np.uint16).reshape(-1, width)
 
 
 def registers(count: int, first: int = 0) -> str:
-    """PTX operands ``%first, ...``, so many."""
+    """Name so many PTX operands, ``%first, ...``."""
     return ", ".join(f"%{first + i}" for i in range(count))
 
 
 def operands(constraint: str, names: Iterable[str]) -> str:
-    """An asm statement's operands of one constraint."""
+    """Write an asm statement's operands of one constraint."""
     return ", ".join(f'"{constraint}"({name})' for name in names)

@@ -56,18 +56,18 @@ class Trace:
 
 
 def probes() -> list[Probe]:
-    """All probes."""
     return [probe for family in FAMILIES for probe in family()]
 
 
 def digest(probe: Probe) -> str:
-    """Of the CUDA text and of all that the kernel is given."""
-    parts = (probe.program.cuda, str(probe.program.launches), *(array.tobytes() for array in probe.inputs.values()))
-    return hashlib.sha256(b"".join(part if isinstance(part, bytes) else part.encode() for part in parts)).hexdigest()
+    """Digest the CUDA text and all that the kernel is given."""
+    (launch,) = probe.program.launches
+    described = json.dumps([probe.program.cuda, asdict(launch)]).encode()
+    return hashlib.sha256(b"".join([described, *(array.tobytes() for array in probe.inputs.values())])).hexdigest()
 
 
 def read_trace(folder: Path, name: str) -> Trace | None:
-    """The trace of the probe of that name; None where it is not recorded. TraceError for a file that is none."""
+    """Read the trace of the probe of that name; None where it is not recorded, TraceError for a file that is none."""
     path = folder / f"{name}.json"
     if not path.exists():
         return None
@@ -107,7 +107,7 @@ def _is_recorded(probe: Probe, identity: dict[str, Any], folder: Path) -> bool:
 
 
 def difference(found: list[str], expected: list[str]) -> str:
-    """Where two outputs differ first, in words: line, word, what is found and what is expected; "" where nowhere."""
+    """Say where two outputs differ first: line, word, found and expected; "" where nowhere."""
     if len(found) != len(expected):
         return f"{len(found)} lines, expected {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected)):

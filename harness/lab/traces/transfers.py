@@ -135,7 +135,7 @@ def _load(
     end = (shift + size + 15) // 16 * 16 + 16  # and what must stay as it was
 
     def show(out: np.ndarray) -> list[str]:
-        """Pieces of 16 bytes, up to behind the box; "-" for what nobody wrote."""
+        """Show pieces of 16 bytes, up to behind the box; "-" for what nobody wrote."""
         pieces = [block.view(kind)[: end // kind().itemsize] for block in out.reshape(cluster, -1)]
         untouched = np.full(1, 0xAAAAAAAA, np.uint32).view(kind)[0]
         lines = table(np.concatenate(pieces).reshape(-1, 16 // kind().itemsize))
@@ -207,7 +207,7 @@ def _addresses() -> Probe:
 
 
 def loads() -> list[Probe]:
-    """Loads with each swizzle: inside and over the edges, even and ragged, shifted, in 32 bits, and into two blocks."""
+    """Probe loads with each swizzle: inside and over even and ragged edges, shifted, in 32 bits, into two blocks."""
     each = [_load(swizzle, where) for swizzle in WIDTHS for where in CORNERS]
     shifted = [_load(swizzle, "inside", SHIFT) for swizzle in WIDTHS]
     ragged = [_load(swizzle, "beyond_the_end", columns=RAGGED) for swizzle in ("none", "128")]
@@ -216,6 +216,6 @@ def loads() -> list[Probe]:
 
 
 def stores() -> list[Probe]:
-    """Stores with each swizzle: inside and over the edges; one that adds; and addresses in a cluster."""
+    """Probe stores with each swizzle: inside and over the edges; one that adds; and addresses in a cluster."""
     ragged = [_store(swizzle, "beyond_the_end", RAGGED) for swizzle in ("none", "128")]
     return [*(_store(swizzle, where) for swizzle in WIDTHS for where in STORED), *ragged, _add(), _addresses()]

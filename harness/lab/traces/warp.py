@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(32) {_matrix_name("stmatrix", count
 
 
 def matrices() -> list[Probe]:
-    """ldmatrix and stmatrix of one, two and four matrices, transposed or not."""
+    """Probe ldmatrix and stmatrix of one, two and four matrices, transposed or not."""
     forms = list(product(COUNTS, ORDERS))
     text = "".join(_ldmatrix(*form) + _stmatrix(*form) for form in forms)
     probes = []
@@ -136,7 +136,7 @@ def _one_hot(text: str, dtype: str) -> Probe:
     c = np.zeros((count_a, LANES, D_REGISTERS), np.float32)
 
     def show(out: np.ndarray) -> list[str]:
-        """What is not 0, with its place."""
+        """Show what is not 0, with its place."""
         sums = out.view(np.float32).reshape(count_a, -1).astype(int)
         return [" ".join(f"{d}={row[d] - 1}" for d in row.nonzero()[0]) for row in sums]
 
@@ -174,7 +174,7 @@ def _cut(text: str) -> Probe:
     c = np.zeros((2 * len(odd), LANES, D_REGISTERS), np.float32)
 
     def show(out: np.ndarray) -> list[str]:
-        """Both operands and the first lane's first sum."""
+        """Show both operands and the first lane's first sum."""
         return table(np.stack([a[:, 0, 0], b[:, 0, 0], out[:, 0, 0]], axis=1), "08x")
 
     meaning = "products; bits of the operand from A, of the one from B, and of the sum"
@@ -182,7 +182,7 @@ def _cut(text: str) -> Probe:
 
 
 def multiplications() -> list[Probe]:
-    """mma.sync: which elements of A and B meet in which sum, and which bits of TF32 operands count."""
+    """Probe mma.sync: which elements of A and B meet in which sum, and which bits of TF32 operands count."""
     text = "".join(map(_mma, MMA))
     return [made(text, dtype) for dtype in MMA for made in (_one_hot, _added)] + [_cut(text)]
 
@@ -223,12 +223,12 @@ extern "C" __global__ void __launch_bounds__(32) copies(uint* __restrict__ out, 
 
 
 def others() -> list[Probe]:
-    """Conversions' rounding, and what cp.async fills up with zeros."""
+    """Probe conversions' rounding, and what cp.async fills up with zeros."""
     values = np.array(CONVERTED, np.float32).view(np.uint32)
     bytes_ = np.arange(1, 513, dtype=np.uint16).astype(np.uint8).view(np.uint32)
 
     def show(out: np.ndarray) -> list[str]:
-        """The operand before its three results."""
+        """Show the operand before its three results."""
         return table(np.concatenate([values[:, None], out.reshape(-1, 3)], axis=1), "08x")
 
     return [

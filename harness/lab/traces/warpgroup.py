@@ -20,7 +20,7 @@ MODES = {"none": 0, "128": 1, "64": 2, "32": 3}  # as wgmma's descriptor has the
 
 @dataclass(frozen=True)
 class Place:
-    """What a descriptor says, in bytes: where an operand begins, both offsets, and how it is swizzled."""
+    """A descriptor's fields, in bytes: an operand's beginning, both offsets, and its swizzle."""
 
     swizzle: str
     start: int
@@ -114,7 +114,7 @@ def _sums(dtype: str, columns: int) -> Probe:
     threads = range(THREADS) if columns <= WHOLE else SOME_THREADS
 
     def show(out: np.ndarray) -> list[str]:
-        """Row and column of each sum of these threads."""
+        """Show row and column of each sum of these threads."""
         rows = out.view(np.float32).reshape(THREADS, -1).astype(int)
         return [f"{thread}: " + " ".join(f"{sum_ >> 8},{sum_ & 255}" for sum_ in rows[thread]) for thread in threads]
 
@@ -160,7 +160,7 @@ def _operand(which: str, major: str, place: Place) -> Probe:
     threads = THREADS if which == "a" else 32  # the identity's rows are the first warp's
 
     def show(out: np.ndarray) -> list[str]:
-        """The number of the element that each sum is."""
+        """Show the number of the element that each sum is."""
         sums = out.view(np.float32).reshape(THREADS, -1)[:threads]
         return table(sums.astype(np.float16).view(np.uint16).astype(int) - FIRST_BITS)
 
@@ -181,11 +181,11 @@ TEXT = "".join(_kernel(*form) for form in SUM_FORMS + OPERAND_FORMS)
 
 
 def sums() -> list[Probe]:
-    """Where each sum of a 64 × n product is: which thread, which register."""
+    """Probe which thread and register has each sum of a 64 × n product."""
     return [_sums(dtype, columns) for dtype, columns, _ in SUM_FORMS]
 
 
 def descriptors() -> list[Probe]:
-    """Which element each address of an operand is, by swizzle and by what runs along its rows."""
+    """Probe which element each address of an operand is, by swizzle and by what runs along its rows."""
     places = [("k", place) for place in K_MAJOR] + [("mn", place) for place in MN_MAJOR]
     return [_operand(which, *place) for which, place in product("ab", places)]

@@ -1,0 +1,160 @@
+// TMA: boxes of tensors to shared memory and back, swizzled and clipped; and bulk loads of bytes in a row.
+#pragma once
+#include "mbarrier.h"
+
+namespace emu {
+
+// An H200 calls an illegal instruction what begins between pieces of 16 bytes, and a store that begins before the tensor.
+inline void check_map(Thread& t, const CUtensorMap& map, const int* corner, int rank, uint address, const char* what) {
+  if (map.rank != rank) fail("TMA", text("%s of %d dimensions with a map of %d", what, rank, map.rank) + at(t));
+  check_aligned(t, inside(address), 128, what);
+  if (int64_t(corner[0]) * map.element_bytes % 16)
+    fail("TMA", text("%s from column %d on, elements of %d bytes: no multiple of 16 bytes", what, corner[0], map.element_bytes) + at(t));
+}
+
+inline size_t bytes_of(const CUtensorMap& map) {
+  size_t bytes = map.element_bytes;
+  for (int d = 0; d < map.rank; ++d) bytes *= map.box[d];
+  return bytes;
+}
+
+// Each 16-byte piece of a box, with its address in shared memory (swizzled by the address itself), the tensor's bytes
+// or none where it is outside of the tensor, whose rows end after `columns`.
+template <class Move> void for_each_piece(const Box& box, uint address, int64_t columns, Move move) {
+  const CUtensorMap& map = box.map;
+  int64_t width = map.box[0] * map.element_bytes, rows = int64_t(bytes_of(map)) / width;
+  uint swizzle = map.swizzle ? (16u << map.swizzle) - 16 : 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    uchar* line = map.base;
+    bool inside_tensor = true;
+    for (int64_t d = 1, rest = row; d < map.rank; rest /= map.box[d], ++d) {
+      int64_t position = box.corner[d] + rest % map.box[d];
+      inside_tensor = inside_tensor && position >= 0 && position < map.dims[d];
+      line += position * map.strides[d];
+    }
+    for (int64_t byte = 0; byte < width; byte += 16) {
+      uint to = address + uint(row * width + byte);
+      to ^= to >> 3 & swizzle;
+      for (int64_t e = byte; e < std::min(byte + 16, width); e += map.element_bytes) {
+        int64_t column = box.corner[0] + e / map.element_bytes;
+        bool there = inside_tensor && column >= 0 && column < columns;
+        move(to + uint(e - byte), there ? line + column * map.element_bytes : nullptr);
+      }
+    }
+  }
+}
+
+// A transfer of `bytes` to shared memory of the cluster's block of that rank, counted by an mbarrier there; `move` does
+// it, given the block's memory. Returns what it writes as.
+template <class Move>
+inline Access begin_transfer(Thread& t, int rank, uint to, size_t bytes, uint mbarrier, Move move) {
+  uint remote = uint(rank + 1) << 24;
+  Block& block = t.cluster->blocks[rank];
+  MBarrier& m = mbarrier_at(t, remote | mbarrier);
+  if (Knowledge::of(t.clocks.proxied, m.thread) < m.initialised)
+    fail("missing proxy fence", text("mbarrier 0x%x counts a TMA load without a fence since its initialisation", mbarrier) + at(t));
+  check_bounds(block, to, bytes, "a TMA load");
+  Clock number = ++m.transfers;
+  m.under_way.push_back(number);
+  Access me = access_by(t, TRANSFER, m.agent, number);
+  note_access(t, block, to, bytes, true, me);
+  uchar* window = block.window;
+  auto complete = [move, window, &m, number, bytes] {
+    move(window);
+    m.under_way.erase(std::find(m.under_way.begin(), m.under_way.end(), number));
+    m.bytes -= int64_t(bytes);
+    perhaps_complete(m);
+  };
+  if (now(EARLY)) complete();
+  else t.cluster->pending.push_back({complete});
+  return me;
+}
+
+inline void begin_load(Thread& t, const Box& box, int rank, uint to, uint mbarrier) {
+  begin_transfer(t, rank, to, bytes_of(box.map), mbarrier, [box, to](uchar* window) {
+    int size = box.map.element_bytes;
+    for_each_piece(box, to, box.map.dims[0], [&](uint at, const uchar* from) {
+      if (from) std::memcpy(window + at, from, size);
+      else std::memset(window + at, 0, size);
+    });
+  });
+}
+
+// Bytes that lie in a row, to the block's own shared memory, or another block's of the cluster.
+void load_bytes(uint to, const void* from, int bytes, uint mbarrier) {
+  Thread& t = EMU_THREAD;
+  check_aligned(t, inside(to), 16, "the destination of cp.async.bulk");
+  check_aligned(t, uintptr_t(from), 16, "the source of cp.async.bulk");
+  if (bytes <= 0 || bytes % 16) fail("TMA", text("a bulk load of %d bytes, no multiple of 16", bytes) + at(t));
+  if (rank_of(t, to) != rank_of(t, mbarrier)) fail("cluster", "a bulk load and its mbarrier are of two blocks" + at(t));
+  Access me = begin_transfer(t, rank_of(t, to), inside(to), size_t(bytes), inside(mbarrier),
+                             [to, from, bytes](uchar* window) { std::memcpy(window + inside(to), from, size_t(bytes)); });
+  access_global(t, from, size_t(bytes), false, me, "a bulk load");
+}
+
+inline Box box_of(const CUtensorMap& map, const int* corner, const uchar* from, bool add) {
+  Box box = {map, {}, from, add};
+  std::copy(corner, corner + map.rank, box.corner);
+  return box;
+}
+
+// Mask 0 is the thread's own block; otherwise each block of the mask gets the box, and its own mbarrier the bytes.
+void load_box(uint to, const CUtensorMap& map, const int* corner, int rank, uint mbarrier, uint mask) {
+  Thread& t = EMU_THREAD;
+  check_map(t, map, corner, rank, to, "a TMA load");
+  if (mask >> machine.blocks) fail("cluster", text("a multicast to 0x%x of %d blocks", mask, machine.blocks) + at(t));
+  Box box = box_of(map, corner, nullptr, false);
+  if (!mask) mask = 1u << rank_of(t, to);
+  for (int r = 0; r < machine.blocks; ++r)
+    if (mask >> r & 1) begin_load(t, box, r, inside(to), inside(mbarrier));
+}
+
+// Pieces of 16 bytes are stored whole where they begin inside the tensor, as an H200 does; additions are cut exactly.
+inline void finish_store(const Box& box) {
+  uint start = uint((box.from - machine.here->windows) % WINDOW);
+  const uchar* window = box.from - start;
+  int size = box.map.element_bytes;
+  int64_t columns = box.map.dims[0], whole = 16 / size;
+  if (!box.add) columns = (columns + whole - 1) / whole * whole;
+  for_each_piece(box, start, columns, [&](uint at, uchar* to) {
+    if (!to) return;
+    if (!box.add) {
+      std::memcpy(to, window + at, size);
+    } else if (size == 4) {
+      *(float*)to += *(const float*)(window + at);
+    } else {
+      *(half*)to = half(float(*(half*)to) + float(*(const half*)(window + at)));
+    }
+  });
+}
+
+void store_box(const CUtensorMap& map, const int* corner, int rank, uint from, bool add) {
+  Thread& t = EMU_THREAD;
+  check_map(t, map, corner, rank, from, "a TMA store");
+  if (*std::min_element(corner, corner + rank) < 0) fail("TMA", "a store that begins before the tensor" + at(t));
+  check_bounds(block_of(t), from, bytes_of(map), "a TMA store");
+  note_access(t, block_of(t), from, bytes_of(map), false, access_by(t, STORE, numbered(t.store_agent), t.stored + 1));
+  t.open_stores.push_back(box_of(map, corner, shared_pointer(t, from), add));
+}
+
+inline void retire_stores(Thread& t, size_t left) {
+  for (; t.stores.size() > left; t.stores.pop_front())
+    for (const Box& box : t.stores.front()) finish_store(box);
+}
+
+void bulk_commit() {
+  Thread& t = EMU_THREAD;
+  t.stores.push_back(std::move(t.open_stores));
+  t.open_stores.clear();
+  ++t.stored;
+  if (now(EARLY)) retire_stores(t, 0);
+}
+
+// Retires all but the latest groups; awaiting only their reads makes no difference to shared memory.
+void wait_for_stores(int left) {
+  Thread& t = EMU_THREAD;
+  retire_stores(t, left);
+  if (t.store_agent && t.stored >= Clock(left)) t.clocks.set(t.store_agent, t.stored - left);
+}
+
+}  // namespace emu

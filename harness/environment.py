@@ -1,0 +1,86 @@
+"""Read what a measurement depends on: the GPU's clocks, power and name, versions, and the sources' revision."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import tvm
+import tvm_ffi
+
+from tensorir_ladder.harness.execution import GpuBackend, NoGpu, require_gpu
+from tensorir_ladder.harness.records import GpuState
+
+ROOT = Path(__file__).resolve().parent.parent
+MEASURING_SOURCES = ("harness/**/*.py", "schedules/**/*.py", "kernels/**/*.py", "steps/*.py")
+
+
+def gpu_state() -> GpuState:
+    """Read clocks (MHz), power (W) and temperature (°C) of torch's current GPU."""
+    gpu = _nvml_handle()
+    return GpuState(
+        float(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)),
+        float(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_MEM)),
+        pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+        float(pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)),
+    )
+
+
+def gpu_identity() -> dict[str, Any]:
+    """Read name, UUID, driver and power limit of torch's current GPU, under the names of a record's environment."""
+    gpu = _nvml_handle()
+    return {
+        "gpu": pynvml.nvmlDeviceGetName(gpu),
+        "gpu_uuid": pynvml.nvmlDeviceGetUUID(gpu),
+        "driver": pynvml.nvmlSystemGetDriverVersion(),
+        "power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(gpu) / 1e3,
+    }
+
+
+def _nvml_handle() -> Any:
+    # By UUID: NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES leaves, in its order.
+    cuda = require_gpu().cuda
+    uuid = str(cuda.get_device_properties(cuda.current_device()).uuid).removeprefix("GPU-")
+    try:
+        pynvml.nvmlInit()  # counts its calls; the library stays loaded until the process ends
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError as error:
+        raise NoGpu(f"NVML, which gives clocks and power, does not know the GPU {uuid} ({error})") from error
+
+
+def versions(backend: GpuBackend, compiler: str) -> dict[str, str]:
+    """Name the version of everything that shapes a measurement."""
+    return {
+        "tvm": tvm.__version__,
+        "tvm_ffi": tvm_ffi.__version__,
+        "torch": backend.torch.__version__,
+        "torch_cuda": str(backend.torch.version.cuda),
+        "nvcc": compiler,
+    }
+
+
+def git_state(root: Path) -> tuple[str, bool]:
+    """Return the revision a tree is at and whether it differs from it; ("unknown", True) outside git."""
+    commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"])
+    try:
+        revision, status = (
+            subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout for command in commands
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown", True
+    # Results that this very run writes do not make the code dirty.
+    changed = [line for line in status.splitlines() if "reports/results/" not in line]
+    return revision.strip(), bool(changed)
+
+
+def sources_digest(root: Path, patterns: Iterable[str] = MEASURING_SOURCES) -> str:
+    """Digest the sources that shape a measurement, to tell trees apart where git is absent."""
+    digest = hashlib.sha256()
+    for pattern in patterns:
+        for path in sorted(root.glob(pattern)):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]

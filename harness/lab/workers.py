@@ -1,0 +1,85 @@
+"""Doing work in processes that may crash or hang: each piece has a time limit, and costs itself alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, TimeoutError, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Tell = Callable[[str], object]
+# A fresh interpreter: a process that has used CUDA, or has threads, cannot be copied.
+CONTEXT = multiprocessing.get_context("spawn")
+FAILED = 1
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A piece of work whose process is gone: why, and what it said last that it was doing.
+
+    ``hung``: it was killed for its time.
+    """
+
+    reason: str
+    doing: str
+    hung: bool = False
+
+
+def each_in_a_process(
+    work: Callable[[Item, Tell], Result], items: Iterable[Item], jobs: int, limit_s: float
+) -> Iterator[tuple[Item, Result | Lost]]:
+    """Do ``work(item, tell)`` of each item, in ``jobs`` processes side by side, in the order in which they are done.
+
+    ``work`` is a module's function; items and results can be pickled; ``tell(text)`` says what it does next. A piece
+    that takes more than ``limit_s`` seconds is killed; that, and a process that ends by itself or by an exception, is
+    a :class:`Lost`. Closing the iterator ends all processes.
+    """
+    with tempfile.TemporaryDirectory() as notes:
+        pool = ProcessPool(jobs, context=CONTEXT)
+        try:
+            pieces = {}
+            for number, item in enumerate(items):
+                note = Path(notes, str(number))
+                pieces[pool.schedule(_do, (work, item, note), timeout=limit_s)] = item, note
+            for done in as_completed(pieces):
+                item, note = pieces[done]
+                yield item, _outcome(done, note, limit_s)
+        finally:
+            pool.stop()
+            pool.join()
+
+
+def _outcome(done: Future[Result], note: Path, limit_s: float) -> Result | Lost:
+    try:
+        return done.result()
+    except TimeoutError:
+        return Lost(f"took more than {limit_s:.0f} s", _read(note), hung=True)
+    except ProcessExpired as gone:
+        return Lost(_read(_failure(note)) or f"its process ended with status {gone.exitcode}", _read(note))
+
+
+def _do(work: Callable[[Item, Tell], Result], item: Item, note: Path) -> Result:
+    try:
+        return work(item, note.write_text)
+    except Exception as error:  # noqa: BLE001 - its process ends with it, and the caller is told
+        # What failed may have spoiled its process for others, as a fault on a GPU does.
+        traceback.print_exc()
+        _failure(note).write_text(f"{type(error).__name__}: {error}")
+        os._exit(FAILED)
+
+
+def _failure(note: Path) -> Path:
+    return note.with_suffix(".failure")
+
+
+def _read(note: Path) -> str:
+    return note.read_text() if note.exists() else ""

@@ -1,0 +1,471 @@
+"""The kinds of record: what each says, and what follows from it.
+
+Records are the only source of every table, plot and page. Units are in the field names; ``*_samples_ms``
+hold one time per round, of one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from tensorir_ladder.harness.records.parts import (
+    Candidate,
+    CodeFacts,
+    DepthForecast,
+    Environment,
+    Method,
+    Peer,
+    Resources,
+    Some,
+    Timing,
+    Track,
+    Verification,
+)
+from tensorir_ladder.harness.records.writing import RecordError, append, write_atomically
+
+# A timeline without these tells nothing.
+TOLD = (("load issued",), ("full wait ends", "mma retired"), ("epilogue begins", "results stored"))
+
+
+class _Stored:
+    """A dataclass that is written as JSON, and read back whole or not at all."""
+
+    def to_json(self) -> str:
+        """Write the fields as JSON text."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes, origin: str = "record") -> Any:
+        """Read one; RecordError names ``origin`` and what is wrong with it."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.ValidationError as error:
+            raise RecordError(f"{origin} is no {cls.__name__} of schema 1 ({error}); delete or restore it") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RecordError(f"{origin} is not whole JSON ({error}); delete it or restore it from git") from error
+
+
+class _Line(_Stored):
+    """A record that is a line of ``<GPU>-<FILE>.jsonl``; of each ``key`` the one of the highest ``rank`` counts."""
+
+    FILE: ClassVar[str]
+
+    @property
+    def gpu_name(self) -> str:
+        """The GPU that was measured."""
+        return self.environment.gpu
+
+    @property
+    def rank(self) -> tuple[bool, str]:
+        """Put records of one key in order: clean ones above those of a changed tree, then by time."""
+        return not self.environment.dirty, self.environment.recorded_at
+
+    def save(self, folder: Path) -> str:
+        """Append it to its file in ``folder``; returns its place, ``FILE:LINE``.
+
+        RecordError for what could not be read back, such as a time that is no number.
+        """
+        self.from_json(self.to_json(), "what was measured")
+        return append(folder / f"{gpu_slug(self.gpu_name)}-{self.FILE}.jsonl", self)
+
+
+@dataclass(frozen=True)
+class _OfProduct(_Stored):
+    """Name a step and one product."""
+
+    step: int
+    step_name: str
+    m: int
+    n: int
+    k: int
+    layout: str
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, columns and depth of the product."""
+        return (self.m, self.n, self.k)
+
+
+@dataclass(frozen=True)
+class _OfKernel(_OfProduct):
+    """Name one kernel of a step."""
+
+    variant: str
+    tile: str
+    stages: int
+
+
+@dataclass(frozen=True)
+class _Measured(_Line):
+    """Say what was compiled, how it was timed, and where."""
+
+    source_sha256: str
+    cubin_sha256: str
+    arch: str
+    method: Method
+    environment: Environment
+    command: str
+
+
+@dataclass(frozen=True)
+class Record(_OfKernel, _Measured):
+    """One measured case: what ran, how fast, beside what, on what, checked how.
+
+    ``kind`` is "step", or "calibration" for cuBLAS against itself. ``previous`` is the step before with
+    the same tile choice, ``baseline`` cuBLAS in both forms (B as stored, B transposed), all in the same
+    rounds; ratios use the faster form. ``candidates`` are the tiles that a best tile was chosen from,
+    with their times in milliseconds (None where a tile is illegal for the case, with the reason).
+    ``default_stages`` says that the stage count is the one the step takes by itself. Records made before a field with
+    a default was known are read with that.
+    """
+
+    FILE: ClassVar[str] = "steps"
+
+    kind: str
+    default_variant: bool
+    out_dtype: str
+    math: str
+    tile_choice: str
+    timing: Timing
+    baseline: Some[Timing]
+    previous: Timing | None
+    verification: Verification
+    resources: Resources | None
+    code: CodeFacts | None
+    bound: str
+    predicted_gain_pct: float | None
+    candidates: tuple[dict[str, Any], ...]
+    schema: Literal[1] = 1
+    notes: tuple[str, ...] = ()
+    peers: tuple[Peer, ...] = ()
+    depth: DepthForecast | None = None
+    default_stages: bool = True
+
+    @property
+    def time_ms(self) -> float:
+        """Median time of one launch."""
+        return self.timing.median_ms
+
+    @property
+    def gflops(self) -> float:
+        """2·m·n·k operations over the median time, in 10⁹ per second."""
+        return 2 * self.m * self.n * self.k / (self.time_ms * 1e6)
+
+    @property
+    def fastest_baseline(self) -> Timing:
+        """The faster of cuBLAS's forms in these rounds."""
+        return min(self.baseline, key=lambda timing: timing.median_ms)
+
+    @property
+    def ratio_to_cublas(self) -> float:
+        """Speed relative to the faster cuBLAS form of the same rounds; above 1 is faster than cuBLAS."""
+        return self.ratio_of(self.timing)
+
+    def ratio_of(self, contender: Timing) -> float:
+        """A contender's speed relative to the faster cuBLAS form of the same rounds."""
+        return self.fastest_baseline.median_ms / contender.median_ms
+
+    @property
+    def improvement_over_previous_pct(self) -> float | None:
+        """Speed gained over the step before, in the same rounds; None for the first step."""
+        return None if self.previous is None else 100 * (self.previous.median_ms / self.time_ms - 1)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tell a row from others: of a key, the newest clean record is the one that counts.
+
+        A best tile brings its own stages, a tuned configuration its own stages and variant.
+        """
+        variant = "" if self.tile_choice == "tuned" else self.variant
+        case = (self.kind, self.environment.gpu, self.step, variant, self.tile_choice, self.math)
+        chosen = {"default": (self.stages, ""), "best": (0, ""), "tuned": (0, "")}
+        config = chosen.get(self.tile_choice, (self.stages, self.tile))
+        return (*case, *config, self.dtype, self.out_dtype, self.layout, self.m, self.n, self.k)
+
+
+@dataclass(frozen=True)
+class StreamRecord(_Measured):
+    """A workload that is bound by memory, measured beside a copy of as many bytes in the same rounds.
+
+    ``variant`` is "staged" (through shared memory, ``stages`` of a ring, 1 unpipelined) or "direct" (from
+    global memory to registers). ``bytes_moved`` counts every input read once and every output written once;
+    ``copy`` moves as many bytes between two buffers: torch's copy or its negation, whichever is faster (its
+    label says which); ``torch`` is torch's own operator for the workload, None where it has none.
+    """
+
+    FILE: ClassVar[str] = "streams"
+
+    workload: str
+    shape: tuple[int, ...]
+    dtype: str
+    variant: str
+    stages: int
+    config: str
+    bytes_moved: int
+    flops: int
+    timing: Timing
+    copy: Timing
+    torch: Timing | None
+    verification: Verification
+    resources: Resources
+    barriers: int
+    cp_async: int
+    bound: str
+    schema: Literal[1] = 1
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gb_s(self) -> float:
+        """Bytes moved over the median time, in 10⁹ per second."""
+        return self.bytes_moved / (self.timing.median_ms * 1e6)
+
+    @property
+    def ratio_to_copy(self) -> float:
+        """Bandwidth relative to the copy of the same rounds."""
+        return self.copy.median_ms / self.timing.median_ms
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tell a row from others: of a key, the newest clean record is the one that counts."""
+        return (self.environment.gpu, self.workload, self.shape, self.dtype, self.variant, self.stages)
+
+
+@dataclass(frozen=True)
+class Timeline(_OfKernel, _Measured):
+    """One block's life in one launch, by time stamps that its roles left (:mod:`kernels.stamps`).
+
+    ``block`` of ``blocks`` ran on ``multiprocessor``; ``durations_ns`` are its durations in all runs, of which number
+    ``kept`` is told by ``tracks``. ``clock_mhz`` is the multiprocessor's clock by ``%globaltimer``, over all
+    runs. ``plain`` and ``stamped`` time launches without and with stamps in the same rounds: what
+    stamping costs.
+    """
+
+    FILE: ClassVar[str] = "timelines"
+
+    out_dtype: str
+    block: int
+    blocks: int
+    multiprocessor: int
+    room: int
+    clock_mhz: float
+    durations_ns: tuple[float, ...]
+    kept: int
+    tracks: tuple[Track, ...]
+    plain: Timing
+    stamped: Timing
+    verification: Verification
+    schema: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kept < len(self.durations_ns):
+            raise ValueError(f"run {self.kept} is kept of {len(self.durations_ns)}")
+        for events in TOLD:
+            if not any(all(self.moments(role, event) for event in events) for role in self.roles):
+                raise ValueError(f"no role saw {' and '.join(events)}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that left stamps, in the kernel's order."""
+        return tuple(dict.fromkeys(track.role for track in self.tracks))
+
+    @property
+    def duration_ns(self) -> float:
+        """The block's duration in the run that was kept."""
+        return self.durations_ns[self.kept]
+
+    def moments(self, role: str, event: str) -> dict[int, float]:
+        """Find when a role saw an event, by number; empty where it never did."""
+        own = (track for track in self.tracks if (track.role, track.event) == (role, event))
+        return next((track.moments for track in own), {})
+
+    @property
+    def family(self) -> tuple[Any, ...]:
+        """Tell a case from others that differ in more than their stage count."""
+        case = (self.environment.gpu, self.step, self.variant, self.tile)
+        return (*case, self.dtype, self.out_dtype, self.layout, self.m, self.n, self.k)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tell a case from others: of a key, the newest clean timeline is the one that counts."""
+        return (*self.family, self.stages)
+
+
+@dataclass(frozen=True)
+class Listing(_Stored):
+    """One step's schedule and generated code at a fixed shape, for the pages; made without a GPU.
+
+    ``text`` is the step's docstring, ``tir`` the scheduled TensorIR, ``cuda`` the generated kernel,
+    ``why`` one sentence on what the generated code says about the variant's speed, ``pipeline`` the
+    lists annotated on the k loop (statement names, stage, order, asynchronous stages), ``aspects`` what
+    a page's "what changed" table compares, by name ("shared memory", "barriers per k tile", ...).
+    """
+
+    step: int
+    step_name: str
+    title: str
+    text: str
+    variant: str
+    default_variant: bool
+    shape: str
+    dtype: str
+    layout: str
+    tile: str
+    stages: int
+    arch: str
+    tir: str
+    cuda: str
+    why: str
+    code: CodeFacts
+    resources: Resources | None
+    pipeline: dict[str, Any]
+    aspects: dict[str, str]
+    schema: Literal[1] = 1
+
+    def save(self, folder: Path) -> Path:
+        """Write the listing as ``stepN-variant.json`` under ``folder``/listings."""
+        return write_atomically(folder / "listings" / f"step{self.step}-{self.variant}.json", self.to_json())
+
+
+@dataclass(frozen=True)
+class Counters(_OfKernel, _Line):
+    """Hardware counters of one launch of a case, by name; see :mod:`harness.counters`."""
+
+    FILE: ClassVar[str] = "counters"
+
+    gpu: str
+    values: dict[str, float]
+    revision: str
+    dirty: bool
+    recorded_at: str
+    command: str
+    schema: Literal[1] = 1
+
+    @property
+    def gpu_name(self) -> str:
+        """The GPU that counted."""
+        return self.gpu
+
+    @property
+    def rank(self) -> tuple[bool, str]:
+        """Put counts of one key in order: by time alone."""
+        return True, self.recorded_at
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tell a case from others: of a key, the newest counts are those that count."""
+        case = (self.gpu, self.step, self.variant, self.tile, self.stages)
+        return (*case, self.dtype, self.layout, self.m, self.n, self.k)
+
+
+@dataclass(frozen=True)
+class TuningProgress(_Stored):
+    """Keep what an unfinished search has found so far; it counts for the same space and kernels only."""
+
+    space_digest: str
+    kernels_digest: str
+    candidates: tuple[Candidate, ...]
+    schema: Literal[1] = 1
+
+
+@dataclass(frozen=True)
+class TunedConfig(_OfProduct, _Line):
+    """The configuration that tuning found for one step, shape, dtype and layout on one GPU.
+
+    ``candidates`` are those that were timed, fastest first, and then those that were not, with the reason; ``legal``
+    is how many of the space may be timed. The fastest were measured again, longer and on other operands:
+    ``confirmation`` holds these rounds of the winner, the runner-up, the ``default`` configuration where it is
+    neither, and both cuBLAS forms, in this order. ``margin_pct`` is how much faster the winner is than the
+    runner-up, the median of the rounds' ratios, ``margin_interval_pct`` that median's interval (harness.tuning says
+    which). ``verdict`` is "confirmed"; or "tie" where the interval does not lie clear of 0: then the winner is the
+    cheaper of the two, and the margin may be negative; or "alone" where nothing else was timed: there is no margin.
+
+    TVM's MetaSchedule database keeps traces and their run times: neither what is illegal and why, nor a verdict,
+    nor the state of GPU and tree. Hence a record, as for all that is measured here.
+    """
+
+    FILE: ClassVar[str] = "tuned"
+
+    out_dtype: str
+    math: str
+    arch: str
+    winner: Candidate
+    runner_up: Candidate | None
+    verdict: str
+    margin_pct: float | None
+    margin_interval_pct: tuple[float, ...]
+    default: str
+    confirmation: Some[Timing]
+    legal: int
+    candidates: tuple[Candidate, ...]
+    space: dict[str, Any]
+    space_digest: str
+    kernels_digest: str
+    budget_s: float | None
+    method: Method
+    environment: Environment
+    command: str
+    schema: Literal[1] = 1
+
+    @property
+    def seen(self) -> int:
+        """Count the legal candidates that were built; fewer than ``legal`` where a budget stopped the search."""
+        return sum(candidate.status != "illegal" for candidate in self.candidates)
+
+    @property
+    def fastest_baseline(self) -> Timing:
+        """The faster of cuBLAS's forms in the confirmation."""
+        return min(self.confirmation[-2:], key=lambda timing: timing.median_ms)
+
+    @property
+    def time_ms(self) -> float:
+        """The winner's median time of one launch in the confirmation."""
+        return self.confirmation[0].median_ms
+
+    @property
+    def gflops(self) -> float:
+        """The winner's speed in the confirmation: 2·m·n·k operations over the time, in 10⁹ per second."""
+        return 2 * self.m * self.n * self.k / (self.time_ms * 1e6)
+
+    @property
+    def ratio_to_cublas(self) -> float:
+        """The winner's speed relative to the faster cuBLAS form of the same rounds."""
+        return self.fastest_baseline.median_ms / self.time_ms
+
+    @property
+    def gain_over_default_pct(self) -> float:
+        """Compare the winner's speed with that of the step's default configuration; 0 where that is the winner."""
+        default = next(timing for timing in self.confirmation if timing.label == self.default)
+        return 100 * (default.median_ms / self.time_ms - 1)
+
+    @property
+    def rank(self) -> tuple[bool, str]:
+        """Put searches of one key in order: by time alone, as a search in a changed tree is what that tree uses."""
+        return True, self.environment.recorded_at
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tell a case from others: of a key, the newest search counts."""
+        case = (self.environment.gpu, self.step, self.m, self.n, self.k)
+        return (*case, self.layout, self.dtype, self.out_dtype)
+
+
+def gpu_slug(gpu: str) -> str:
+    """A GPU's name as file names have it."""
+    return gpu.lower().replace("nvidia ", "").replace(" ", "-")
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """A shape as options, file names and tables write it: ``1024x512x256``."""
+    return "x".join(map(str, shape))
+
+
+def now() -> str:
+    """The current time as records write it: UTC, ISO 8601, to the millisecond."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
