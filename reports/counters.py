@@ -89,7 +89,7 @@ def _ceiling_table(group: list[Counters]) -> Table:
     header = ("", *(counted_name(group, counted) for counted in group))
     note = (
         "The ceiling is that of the instruction alone, operands in registers (mma.sync) or in shared memory (wgmma), "
-        "as `python -m harness microbench` measured it. A warp's instruction of the tensor pipe is one mma.sync, or "
+        "as `ladder microbench` measured it. A warp's instruction of the tensor pipe is one mma.sync, or "
         f"a warp's part of one wgmma. {_note(group)}"
     )
     return Table(f"{_title(group)}: from the ceiling of its instruction", header, rows, note)

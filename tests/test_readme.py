@@ -29,7 +29,7 @@ def test_quick_start_is_two_lines():
 def test_commands_name_real_subcommands_and_options():
     from tensorir_ladder.harness.cli import parse
 
-    for command in re.findall(r"`(?:python -m harness|ladder) ([^`]*)`", README):
+    for command in re.findall(r"`ladder ([^`]*)`", README):
         if "RECORD" not in command and "…" not in command:
             parse(command.split())
 

@@ -28,7 +28,7 @@ RATES = Rates(
     wgmma_f16_gflops=409600.0,  # a clock of 1 GHz on all 100 multiprocessors
 )
 WORK = BlockWork(
-    slots=3,
+    stages=3,
     k_tiles=100,
     operations=4096 * 500,
     loaded_bytes=32000,
@@ -63,13 +63,13 @@ def test_the_port_or_the_tensor_cores_take_longer() -> None:
     assert depth_tma.multiply_ns(replace(WORK, port_bytes=10000), RATES) == pytest.approx(500)
 
 
-def test_a_load_has_the_time_of_all_slots_but_one() -> None:
+def test_a_load_has_the_time_of_all_stages_but_one() -> None:
     load = 600 + 32000 / 64
     assert depth_tma.load_ns(WORK, RATES) == pytest.approx(load)
-    assert depth_tma.wait_ns(replace(WORK, slots=1), RATES) == pytest.approx(load + 20 + 625)
-    assert depth_tma.wait_ns(replace(WORK, slots=2), RATES) == pytest.approx(load + 20)
+    assert depth_tma.wait_ns(replace(WORK, stages=1), RATES) == pytest.approx(load + 20 + 625)
+    assert depth_tma.wait_ns(replace(WORK, stages=2), RATES) == pytest.approx(load + 20)
     assert depth_tma.wait_ns(WORK, RATES) == pytest.approx((load + 20) / 2)
-    assert depth_tma.wait_ns(replace(WORK, slots=6), RATES) == pytest.approx(500)  # the width is left
+    assert depth_tma.wait_ns(replace(WORK, stages=6), RATES) == pytest.approx(500)  # the width is left
 
 
 def test_a_launch_is_blocks_one_after_the_other() -> None:
@@ -81,7 +81,7 @@ def test_a_launch_is_blocks_one_after_the_other() -> None:
 
 
 def test_what_is_hidden_grows_to_all() -> None:
-    shares = [depth_tma.hidden_share(replace(WORK, slots=slots), RATES) for slots in range(1, 7)]
+    shares = [depth_tma.hidden_share(replace(WORK, stages=stages), RATES) for stages in range(1, 7)]
     assert shares[0] == 0
     assert shares == sorted(shares)
     assert 0 < shares[1] < 1 == shares[2]
@@ -93,7 +93,7 @@ def test_work_is_counted_from_the_tile() -> None:
     assert work.operations == 2 * 128 * 256 * 64
     assert work.loaded_bytes == (128 + 256) * 64 * 2
     assert work.port_bytes == work.loaded_bytes + 2 * (64 + 256) * 64 * 2  # B is read by each warpgroup
-    assert (work.slots, work.k_tiles, work.resident, work.active) == (3, 16, 1, 64)
+    assert (work.stages, work.k_tiles, work.resident, work.active) == (3, 16, 1, 64)
     tall = depth_tma.block_work(case(tile=HopperTile(block=(256, 128, 64), warpgroups=(2, 1))), resources(), RATES, 20)
     assert tall.port_bytes == tall.loaded_bytes + 4 * (64 + 128) * 64 * 2  # and for each 64 rows
 

@@ -102,7 +102,7 @@ def test_every_declared_tile_compiles_without_spills(tile: str, compiler: Compil
 
 
 @pytest.mark.compiler
-def test_slots_are_released_one_k_tile_late(compiler: Compiler) -> None:
+def test_stages_are_released_one_k_tile_late(compiler: Compiler) -> None:
     """A variable without a first value was merged with another by the compiler: the stage just read was released."""
     sass = disassemble(compiled(roles(12, (128, 256, 4096), "128x256x64/2x1"), compiler).cubin)
     loop = sass[sass.index("HGMMA") : sass.rindex("HGMMA") + 800]

@@ -126,8 +126,8 @@ def test_what_the_cpu_runs_of_a_tensorized_step_is_its_schedule_before_that(step
 @pytest.mark.parametrize("k", [64, 128])
 def test_a_short_reduction_may_be_asked_for_by_the_stages_that_it_fills(variant: str, k: int) -> None:
     case = small_case(10, (64, 64, k), variant)
-    assert case.slots == k // 64
-    assert lower(replace(case, stages=case.slots)).body == lower(case).body
+    assert case.stages_built == k // 64
+    assert lower(replace(case, stages=case.stages_built)).body == lower(case).body
 
 
 @pytest.mark.parametrize("step", [8, 9, 10])
