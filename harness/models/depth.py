@@ -268,7 +268,7 @@ def stage_counts(case: Case) -> list[int]:
     """The stage counts that are forecast for a case: up to DEEPEST, no more than fit, no more than k tiles; from 1,
     or from the fewest that the variant works with.
     """
-    k_tiles = -(-case.problem.k // case.tile.block_k)
+    k_tiles = case.k_tiles
     fewest = min(case.form.fewest_stages, k_tiles)
     return list(range(fewest, max(fewest, min(DEEPEST, most_stages(case), k_tiles)) + 1))
 
