@@ -73,9 +73,14 @@ class Case:
         return self.step.variant(self.variant)
 
     @property
+    def k_tiles(self) -> int:
+        """K tiles of the problem."""
+        return -(-self.problem.k // self.tile.block_k)
+
+    @property
     def stages_built(self) -> int:
         """The stages that this case really has: 1 without a pipeline, never more than k tiles."""
-        return self.config.stages_of(self.problem) if self.step.pipelined and self.form.pipelined else 1
+        return min(self.stages, self.k_tiles) if self.step.pipelined and self.form.pipelined else 1
 
     @property
     def tile_built(self) -> BlockTile:
@@ -118,7 +123,7 @@ class Case:
             )
         self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.stages_built)
         fewest = self.form.fewest_stages
-        if self.stages < min(fewest, self.config.k_tiles(self.problem)):
+        if self.stages < min(fewest, self.k_tiles):
             raise IllegalPipeline(
                 f"too few stages for {self.step.name}[{self.variant}]",
                 value=self.stages,

@@ -180,12 +180,11 @@ def hidden_share(work: TileWork, rates: Rates, resident: int) -> float:
 
 def time_ms(case: Case, rates: Rates, blocks: int, blocks_per_sm: int) -> float:
     """Predict a launch's time: waves of resident blocks, each with its fill; never below the compulsory traffic."""
-    work, problem = tile_work(case), case.problem
-    k_tiles = -(-problem.k // case.tile.block_k)
+    work = tile_work(case)
     per_sm = -(-blocks // rates.sms)
     resident = min(blocks_per_sm, per_sm)
-    total = per_sm / resident * (k_tiles * step_ns(work, rates, resident) + rates.cp_async_latency_ns)
-    return (max(total, compulsory_bytes(problem) / rates.copy_gb_s) + rates.launch_ns) / 1e6
+    total = per_sm / resident * (case.k_tiles * step_ns(work, rates, resident) + rates.cp_async_latency_ns)
+    return (max(total, compulsory_bytes(case.problem) / rates.copy_gb_s) + rates.launch_ns) / 1e6
 
 
 def forecast(case: Case, resources_of: Callable[[Case], Resources]) -> DepthForecast:
@@ -256,9 +255,8 @@ def _check_threads_copy(case: Case) -> None:
 
 def stage_counts(case: Case) -> list[int]:
     """List a case's stage counts to forecast: from the variant's fewest to DEEPEST, what fits, or the k tiles."""
-    k_tiles = -(-case.problem.k // case.tile.block_k)
-    fewest = min(case.form.fewest_stages, k_tiles)
-    return list(range(fewest, max(fewest, min(DEEPEST, most_stages(case), k_tiles)) + 1))
+    fewest = min(case.form.fewest_stages, case.k_tiles)
+    return list(range(fewest, max(fewest, min(DEEPEST, most_stages(case), case.k_tiles)) + 1))
 
 
 def most_stages(case: Case) -> int:

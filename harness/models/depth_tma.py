@@ -68,7 +68,7 @@ def block_work(case: Case, found: Resources, rates: Rates, barrier_ns: float) ->
     read = groups * (tile.group_m // WGMMA_ROWS) * (WGMMA_ROWS + tile.group_n) * tile.block_k * itemsize
     return BlockWork(
         stages=case.stages_built,
-        k_tiles=-(-problem.k // tile.block_k),
+        k_tiles=case.k_tiles,
         operations=2 * tile.block_m * tile.block_n * tile.block_k,
         loaded_bytes=loaded,
         port_bytes=loaded + read,

@@ -417,7 +417,7 @@ def test_an_exception_of_the_projects_own_is_a_line_and_any_other_a_traceback(
         return run
 
     module = import_module("tensorir_ladder.harness.commands.list")
-    fault = KernelFault.__new__(KernelFault, "a race")
+    fault = KernelFault("a kernel", "race", "two threads at once", 7)
     for error, code in ((NoTimeline("no stamps"), 2), (WrongResult("off by 1"), 1), (fault, 1)):
         monkeypatch.setattr(module, "run", fail(error))
         outcome = command("list")

@@ -169,7 +169,7 @@ def test_a_wait_is_bounded_only_on_request() -> None:
 
 @pytest.mark.gpu
 def test_a_bounded_wait_names_who_waits_and_traps() -> None:
-    text = "from kernels.test_kernels import run_waiting_kernel as run; run(bounded=True, arrives=False)"
+    text = "from support.kernels_by_hand import run_waiting_kernel as run; run(bounded=True, arrives=False)"
     # In a process of its own: a trap leaves its process without a GPU.
     result = subprocess.run(
         [sys.executable, "-c", text], cwd=ROOT / "tests", capture_output=True, text=True, timeout=120

@@ -33,7 +33,7 @@ def test_limits_name_registers_and_consumers() -> None:
 
 @pytest.mark.parametrize("kernel", [warp_specialized, persistent])
 def test_bad_input_is_refused(kernel: Any) -> None:
-    given = {"multiprocessors": 132} if kernel is persistent else {}
+    given = {"machine": hopper()} if kernel is persistent else {}
     tile = RoleTile.parse("64x64x64/1x1")
     with pytest.raises(IllegalPipeline, match="2 to 8"):
         kernel(Matmul(64, 64, 64, "float16"), tile, 1, **given)
