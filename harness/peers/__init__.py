@@ -5,18 +5,6 @@ from __future__ import annotations
 from tensorir_ladder.harness.peers import call, dlight, languages, metaschedule, triton, triton_tma
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, admit, peer_versions
 
-__all__ = [
-    "KINDS",
-    "Entrant",
-    "PeerFailed",
-    "PeerKind",
-    "PeerMissing",
-    "UnknownPeer",
-    "admit",
-    "find_peers",
-    "peer_versions",
-]
-
 KINDS: dict[str, PeerKind] = {
     kind.name: kind
     for kind in (

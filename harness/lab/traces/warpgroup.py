@@ -114,22 +114,14 @@ def _sums(dtype: str, columns: int) -> Probe:
     threads = range(THREADS) if columns <= WHOLE else SOME_THREADS
 
     def show(out: np.ndarray) -> list[str]:
-        """Show row and column of each sum of these threads."""
         rows = out.view(np.float32).reshape(THREADS, -1).astype(int)
         return [f"{thread}: " + " ".join(f"{sum_ >> 8},{sum_ & 255}" for sum_ in rows[thread]) for thread in threads]
 
-    return _probe(
-        f"wgmma_{dtype}_n{columns}_sums",
-        (dtype, columns, (0, 0)),
-        memory,
-        at,
-        show,
-        "thread: row,column of the sum in each register",
-    )
+    name, meaning = f"wgmma_{dtype}_n{columns}_sums", "thread: row,column of the sum in each register"
+    return _probe(name, (dtype, columns, (0, 0)), memory, at, show, meaning)
 
 
 def _probe(name: str, form: tuple, memory: np.ndarray, at: tuple[Place, Place], show, meaning: str) -> Probe:
-    """A probe of one form of the instruction, whose descriptors point into ``memory``."""
     columns = form[1]
     return Probe(
         name,
@@ -160,19 +152,12 @@ def _operand(which: str, major: str, place: Place) -> Probe:
     threads = THREADS if which == "a" else 32  # the identity's rows are the first warp's
 
     def show(out: np.ndarray) -> list[str]:
-        """Show the number of the element that each sum is."""
         sums = out.view(np.float32).reshape(THREADS, -1)[:threads]
         return table(sums.astype(np.float16).view(np.uint16).astype(int) - FIRST_BITS)
 
-    offsets = f"start {place.start}, leading {place.leading}, stride {place.stride}"
-    return _probe(
-        f"wgmma_{which}_{major}_{place.swizzle}_{place.start}",
-        form,
-        memory,
-        at,
-        show,
-        f"threads; the place in shared memory, in 16-bit elements, that each sum's operand was read from; {offsets}",
-    )
+    meaning = "threads; the place in shared memory, in 16-bit elements, that each sum's operand was read from; "
+    meaning += f"start {place.start}, leading {place.leading}, stride {place.stride}"
+    return _probe(f"wgmma_{which}_{major}_{place.swizzle}_{place.start}", form, memory, at, show, meaning)
 
 
 SUM_FORMS = [("f16", columns, (0, 0)) for columns in COLUMNS] + [("bf16", 64, (0, 0))]
