@@ -103,15 +103,12 @@ class Session:
 
     def environment(self, rounds: Rounds, more_versions: Mapping[str, str] | None = None) -> Environment:
         """Say where, when and with what the rounds were taken."""
+        known = versions(self.backend, self.compiler.version) | dict(more_versions or {})
         return Environment(
             **self.identity,
             before=rounds.before,
             after=rounds.after,
-            versions={
-                **versions(self.backend, self.compiler.version),
-                **(more_versions or {}),
-                "sources": sources_digest(ROOT),
-            },
+            versions=known | {"sources": sources_digest(ROOT)},
             revision=self.revision,
             dirty=self.dirty,
             recorded_at=now(),
@@ -169,7 +166,7 @@ class Journal:
 
     @staticmethod
     def _name(case: Any) -> str:
-        """Name a case apart from the others of a command: its text, and how its tile was chosen where that differs."""
+        # How a tile was chosen tells apart cases whose text is the same.
         return str(case) + getattr(case, "tile_choice", "")
 
     def finish(self) -> None:

@@ -98,7 +98,7 @@ def _check_place(on: str) -> None:
 
 
 def _outcomes(results: Iterator[tuple[Draw, Outcome | Lost]]) -> Iterator[Outcome]:
-    """Yield what became of each draw; a process that is gone is a bad run."""
+    # A process that is gone is a bad run.
     for draw, result in results:
         if isinstance(result, Lost):
             bad = Bad("hung" if result.hung else "crashed", result.doing, result.reason)
@@ -185,7 +185,6 @@ def _repeat(options: argparse.Namespace, outcome: Outcome) -> str:
 
 
 def _print(options: argparse.Namespace, found: dict[str, Any], outcomes: Sequence[Outcome], asked: int) -> None:
-    """Print bad runs, the smallest product first, each with the command that repeats it, and the counts."""
     for outcome, bad in _smallest_first(outcomes):
         print(f"{bad.what}: {bad.case}: {bad.text}\n  {_repeat(options, outcome)}")
     if len(outcomes) < asked:

@@ -72,7 +72,6 @@ def _look(options: argparse.Namespace, command: str) -> list[Row]:
 
 
 def _print(rows: list[Row]) -> None:
-    """Print counts by kind of fault, then every kernel on which they do not agree."""
     verdicts = (AGREE, CANNOT_SEE, DISAGREE)
     table = new_table("Emulator and compute-sanitizer", ("the emulator finds", *verdicts), texts={"the emulator finds"})
     for kind, counts in sorted(tally(rows).items()):

@@ -192,11 +192,8 @@ def forecast(case: Case, resources_of: Callable[[Case], Resources]) -> DepthFore
 
     ``resources_of`` compiles a case and says what the compiler took.
 
-    Raises
-    ------
-    NoForecast : for a step without a pipeline, a variant whose loads are neither cp.async nor step 11's, operands that
-        are not float32 or not copied in 16-byte vectors (but for step 11's), or a machine whose rates were not
-        measured.
+    NoForecast for a step without a pipeline, a variant whose loads are neither cp.async nor step 11's, operands that
+    are not float32 or not copied in 16-byte vectors (but for step 11's), or a machine whose rates were not measured.
     """
     rates = covered(case)
     predict = _by_tma if depth_tma.covers(case) else _by_threads

@@ -22,11 +22,7 @@ def find_peers(names: str) -> list[PeerKind]:
     """Find the kinds that "none", "all" or a list such as "triton,dlight" names, in the registry's order.
 
     A kind whose peers another one enters as well (triton within triton-stages) is left to that one. "all" is
-    each peer once, without Triton's other stage counts and without what takes minutes.
-
-    Raises
-    ------
-    UnknownPeer : for a name that is not in the registry.
+    each peer once, without Triton's other stage counts and without what takes minutes. UnknownPeer for other names.
     """
     asked = {name.strip() for name in names.split(",")} - {"none"}
     if "all" in asked:

@@ -52,12 +52,7 @@ def search(
     builder: ms.Builder | str = "local",
     runner: ms.Runner | None = None,
 ) -> tuple[Schedule, int]:
-    """Search for so many seconds; returns the fastest schedule, and how many trials were timed.
-
-    Raises
-    ------
-    PeerFailed : if none of the trials could be built and timed.
-    """
+    """Search for so many seconds; return the fastest schedule, and how many trials were timed; or raise PeerFailed."""
     mod = tvm.IRModule({"main": problem.prim_func()})
     database, deadline = ms.database.MemoryDatabase(), time.perf_counter() + budget_s
     runner, seed, timed = runner or timed_runner(), 0, 0

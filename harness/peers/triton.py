@@ -138,9 +138,7 @@ class Tuning:
 def declared_configs(dtype: str, every_stage: bool = False) -> list[BlockConfig]:
     """List every block of a dtype with every stage count; for 16 bits :data:`HALF_SHORTLIST` unless ``every_stage``.
 
-    Raises
-    ------
-    PeerFailed : for a dtype that the kernel does not multiply as our steps do.
+    PeerFailed for a dtype that the kernel does not multiply as our steps do.
     """
     if dtype not in BLOCKS:
         raise PeerFailed(f"the Triton kernel accumulates in float32, which {dtype} does not allow")
@@ -221,9 +219,7 @@ def _times(kernel: Any, arena: Arena, configs: list[BlockConfig], plan: Plan) ->
 def load_kernel(module: str = "tensorir_ladder.harness.peers.triton_kernel") -> Any:
     """Import the kernel of a module, which Triton compiles at its first launch.
 
-    Raises
-    ------
-    PeerMissing : without Triton, or with one that is too old to compile side by side.
+    PeerMissing without Triton, or with one that is too old to compile side by side.
     """
     try:
         import triton

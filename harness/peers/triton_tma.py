@@ -74,9 +74,7 @@ class TmaConfig(BlockConfig):
 def declared_configs(problem: Matmul, most_programs: int) -> list[TmaConfig]:
     """List every configuration that is tuned over.
 
-    Raises
-    ------
-    PeerFailed : for operands that are not half precision, or whose rows TMA cannot step over.
+    PeerFailed for operands that are not half precision, or whose rows TMA cannot step over.
     """
     if problem.dtype not in DTYPES:
         raise PeerFailed(f"the persistent Triton kernel multiplies {' and '.join(DTYPES)}, not {problem.dtype}")
