@@ -18,7 +18,7 @@ from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision, numbers
 from tensorir_ladder.harness.commands.show import progress
-from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, git_state, sources_digest
+from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, sources_digest, tree_state
 from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, run_draw, summed_up
 from tensorir_ladder.harness.lab.workers import Lost, each_in_a_process
@@ -143,11 +143,9 @@ def _line(outcome: Outcome) -> str:
 def _record(
     options: argparse.Namespace, command: str, found: dict[str, Any], outcomes: Sequence[Outcome], seconds: float
 ) -> dict[str, Any]:
-    revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
     return {
         "command": command,
-        "revision": revision,
-        "dirty": dirty,
+        **tree_state(options.revision),
         "on": options.on,
         "host_cpu": _host_cpu(),
         **({"gpu": _gpu_name()} if options.on == "gpu" else {}),

@@ -11,7 +11,7 @@ from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision
 from tensorir_ladder.harness.commands.show import console, new_table, progress
-from tensorir_ladder.harness.environment import ROOT, git_state, gpu_identity
+from tensorir_ladder.harness.environment import gpu_identity, tree_state
 from tensorir_ladder.harness.lab.sanitizer.agreement import Row, read, row_of, save, tally
 from tensorir_ladder.harness.lab.sanitizer.judgement import AGREE, CANNOT_SEE, DISAGREE
 from tensorir_ladder.harness.lab.sanitizer.preparation import prepare, prepared_kernels, subject_names
@@ -64,9 +64,8 @@ def _look(options: argparse.Namespace, command: str) -> list[Row]:
             pass
     rows = [row_of(kernel) for kernel in kernels]
     if options.out:
-        revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
         provenance = {"gpu": identity["gpu"], "driver": identity["driver"], "sanitizer": version(sanitizer)}
-        provenance |= {"recorded_at": now(), "revision": revision, "dirty": dirty, "command": command}
+        provenance |= {"recorded_at": now(), **tree_state(options.revision), "command": command}
         save(rows, provenance, options.out)
     return rows
 

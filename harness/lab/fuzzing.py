@@ -22,7 +22,7 @@ from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import Backend, GpuBackend, gpu_machine
 from tensorir_ladder.harness.lab.workers import Tell
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
-from tensorir_ladder.harness.verify import WrongResult, check_output
+from tensorir_ladder.harness.verify import WrongResult, check_run
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.tiles import BlockTile
@@ -172,23 +172,13 @@ def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: Outcome) -
     backend, run = place.load(kernel, seeds[0])
     for seed in seeds:
         try:
-            _run_once(case, backend, run, seed)
+            check_run(run, case.problem, backend, seed, exact=bool(seed % 2), math=case.math)
         except (KernelFault, WrongResult) as found:
             what = "fault" if isinstance(found, KernelFault) else "wrong"
             size = case.problem.m * case.problem.n * case.problem.k
             outcome.bad.append(Bad(what, describe(case), f"seed {seed}: {found}", size))
             return
         outcome.right += 1
-
-
-def _run_once(case: Case, backend: Backend, run: Callable[..., Any], seed: int) -> None:
-    problem, exact = case.problem, bool(seed % 2)
-    make = backend.integers if exact else backend.normal
-    a = make(seed, (problem.m, problem.k), problem.dtype)
-    b = make(seed + 1000, problem.b_shape, problem.dtype)
-    output = backend.poisoned((problem.m, problem.n), problem.out_dtype)
-    run(a, b, output)
-    check_output(problem, backend, output, backend.reference(problem, a, b), exact=exact, math=case.math)
 
 
 def _reason(refusal: Exception) -> str:
