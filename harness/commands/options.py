@@ -48,7 +48,7 @@ def tile_forms() -> str:
     for step in find_steps().values():
         kind = step.tiles.kind
         families.setdefault(f"{kind.FORM}, e.g. {kind.EXAMPLE}", []).append(step.number)
-    return "; ".join(f"steps {numbers[0]}-{numbers[-1]} {form}" for form, numbers in families.items())
+    return "; ".join(f"step {numbers[0]} on {form}" for form, numbers in families.items())
 
 
 def add_problem_options(parser: argparse.ArgumentParser) -> None:
