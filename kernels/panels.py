@@ -87,7 +87,7 @@ class Panels(isa.Panels):
 
 @dataclass(frozen=True)
 class TileProduct:
-    """One k tile of a block, ready to multiply: both operands' panels in a stage, A's, then B's, and the instruction's shape.
+    """One k tile of a block: both operands' panels in a stage, A's, then B's, and the instruction's shape.
 
     ``columns`` are those of one instruction, ROWS its rows, of which it has ``row_tiles`` below each other.
     """
