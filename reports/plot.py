@@ -16,16 +16,8 @@ from PIL import Image, UnidentifiedImageError
 from tensorir_ladder.reports import drawing, figures, stage_figures, timeline_figure, timelines
 from tensorir_ladder.reports.counters import counted_groups
 from tensorir_ladder.reports.judgement import points
-from tensorir_ladder.reports.selection import Results, Section
-from tensorir_ladder.reports.sweeps import (
-    StageSweep,
-    StreamSection,
-    StreamSweep,
-    by_case,
-    several_variants,
-    stage_sweeps,
-    stream_sweeps,
-)
+from tensorir_ladder.reports.selection import Results, Section, grouped
+from tensorir_ladder.reports.sweeps import StageSweep, StreamSection, StreamSweep, stage_sweeps, stream_sweeps
 
 PEAKS = Path(__file__).parent / "peaks.json"
 
@@ -104,16 +96,15 @@ def stage_plots(results: Results) -> Iterator[Plot]:
     """The figures of stage sweeps: products section by section, then memory-bound workloads."""
     for section in results.sections():
         sweeps = stage_sweeps(section)
-        for own in by_case(sweeps).values():
+        for own in grouped(sweeps, lambda sweep: sweep.case).values():
             yield _stage_plot(speed_kind(own[0]), own, stage_figures.speed_figure)
-        if any(points([sweep]) for sweep in sweeps):
+        if points(sweeps):
             yield _stage_plot("stages-predicted", sweeps, stage_figures.prediction_figure)
-        for own in several_variants(sweeps):
-            kind = f"step{own[0].step}-stages-variants-{_slug(own[0].tile)}"
-            yield _stage_plot(kind, own, stage_figures.stage_variants_figure)
-    streams = stream_sweeps(results)
-    for section in dict.fromkeys(sweep.section for sweep in streams):
-        own = [sweep for sweep in streams if sweep.section == section]
+        for (step, tile), own in grouped(sweeps, lambda sweep: (sweep.step, sweep.tile)).items():
+            if len({sweep.variant for sweep in own}) > 1:
+                kind = f"step{step}-stages-variants-{_slug(tile)}"
+                yield _stage_plot(kind, own, stage_figures.stage_variants_figure)
+    for own in grouped(stream_sweeps(results), lambda sweep: sweep.section).values():
         yield _stage_plot("stages-streams", own, stage_figures.streams_figure)
 
 
@@ -131,7 +122,7 @@ def speed_kind(sweep: StageSweep) -> str:
 
 def stage_curve(results: Results) -> Plot | None:
     """The figure of speed over stages that stands for all: a default variant's, over the most shapes."""
-    cases = [own for section in results.sections() for own in by_case(stage_sweeps(section)).values()]
+    cases = [own for section in results.sections() for own in grouped(stage_sweeps(section), lambda s: s.case).values()]
     if not cases:
         return None
     own = max(cases, key=lambda own: (own[0].default_variant, len(own)))

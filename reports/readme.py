@@ -12,16 +12,17 @@ from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.paths import Paths, link
 from tensorir_ladder.reports.plot import Plot, ladder_plots, stage_curve, timeline_plots
 from tensorir_ladder.reports.selection import Results, Section, Shape, by_product, is_size, shape_label, steps_text
-from tensorir_ladder.reports.sweeps import has_sweeps
+from tensorir_ladder.reports.sweeps import has_sweeps, stage_sweeps
 from tensorir_ladder.reports.table import (
     CHOICE_TITLES,
     NOT_MEASURED,
     NOT_VERIFIED,
     Table,
     average_gain,
-    cublas_cell,
+    cublas_gflops,
     is_stage_count,
     measured_on,
+    number,
     peers_table,
     step_label,
     tiles_in_words,
@@ -74,7 +75,8 @@ def results_block(results: Results, paths: Paths) -> str:
         "readme.md.j2",
         leaders=overview(shown) if shown else None,
         ladders=[_ladder(results, paths, section, files.get(f"{section.slug}-ratio.png")) for section in sections],
-        stages=summary(results.sections()) or ("Stages were swept." if has_sweeps(results) else ""),
+        stages=summary([sweep for section in sections for sweep in stage_sweeps(section)])
+        or ("Stages were swept." if has_sweeps(results) else ""),
         curve=_picture(paths, stage_curve(results), "Speed over stages"),
         life=_life(results, paths),
     )
@@ -100,7 +102,7 @@ def ladder(results: Results, paths: Paths, section: Section) -> Table:
         cells = [_cell([line.get(size) for line in own]) for size in sizes]
         rows.append((_step_link(results, paths, step), *cells, average_gain(own[0].values(), len(sizes))))
     first = lines[choices[0]]
-    rows.append(("cuBLAS", *(cublas_cell(first.values(), size) for size in sizes), ""))
+    rows.append(("cuBLAS", *(number(cublas_gflops(first.values(), size)) for size in sizes), ""))
     return Table(section.title, ("step", *map(_size_header, sizes), "gain"), tuple(rows), _ladder_note(lines))
 
 
@@ -117,7 +119,7 @@ def other_shapes(section: Section) -> Table | None:
     for shape in shapes:
         cells = [_ratios([line.get(shape) for line in own]) for own in lines.values()]
         cells += [_peer_ratio(section.peer(shape, name)) for name in peers]
-        speed = cublas_cell([line for own in lines.values() for line in own], shape)
+        speed = number(cublas_gflops([line for own in lines.values() for line in own], shape))
         rows.append((_size_header(shape), *cells, speed))
     header = ("m × n × k", *(f"step {step}" for step in lines), *peers, "cuBLAS, GFLOPS")
     note = (

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorir_ladder.harness.records import (
     Counters,
-    Listing,
     Peer,
     Record,
     StreamRecord,
     Timeline,
     TunedConfig,
     load_counters,
-    load_listings,
     load_streams,
     load_timelines,
     load_tuned,
@@ -27,6 +25,7 @@ from tensorir_ladder.harness.records import (
 )
 
 Shape = tuple[int, int, int]
+Item, Key = TypeVar("Item"), TypeVar("Key")
 
 LADDER_CHOICES = ("default", "best")
 TUNED = "tuned"
@@ -52,6 +51,11 @@ class Section:
     records: tuple[Record, ...]
 
     @property
+    def key(self) -> tuple[str, ...]:
+        """All that its records share, as :func:`section_key` gives it."""
+        return self.gpu, self.dtype, self.out_dtype, self.math, self.layout
+
+    @property
     def title(self) -> str:
         """The section in words, GPU first."""
         output = "" if self.out_dtype == self.dtype else f" to {self.out_dtype}"
@@ -60,10 +64,8 @@ class Section:
     @property
     def slug(self) -> str:
         """The section as part of a file name."""
-        parts = [self.gpu.replace("NVIDIA ", ""), self.dtype]
-        parts += [self.out_dtype] if self.out_dtype != self.dtype else []
-        parts += [self.math] if self.math != "ieee" else []
-        return re.sub(r"[^a-z0-9]+", "-", "-".join([*parts, self.layout]).lower())
+        special = [self.out_dtype] * (self.out_dtype != self.dtype) + [self.math] * (self.math != "ieee")
+        return slug(self.gpu, self.dtype, *special, self.layout)
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -85,13 +87,13 @@ class Section:
     @property
     def choices(self) -> list[str]:
         """The ladder's tile choices that were measured, of two."""
-        return [choice for choice in LADDER_CHOICES if any(r.tile_choice == choice for r in self.records)]
+        return [choice for choice in self.all_choices if choice != TUNED]
 
     @property
     def all_choices(self) -> list[str]:
         """The ladder's tile choices that were measured, and "tuned" where a tuned configuration was."""
-        tuned = any(record.tile_choice == TUNED for record in self.records)
-        return [*self.choices, *([TUNED] if tuned else [])]
+        measured = {record.tile_choice for record in self.records}
+        return [choice for choice in (*LADDER_CHOICES, TUNED) if choice in measured]
 
     @property
     def shown_choices(self) -> list[str]:
@@ -99,10 +101,9 @@ class Section:
         found = {record.tile_choice == "default" for record in self.records}
         return [name for name, is_default in (("default", True), (FASTEST, False)) if is_default in found]
 
-    def shapes(self, choices: Iterable[str] = LADDER_CHOICES) -> list[Shape]:
-        """The shapes measured with one of the tile choices (the ladder's), smallest product first."""
-        found = {shape_of(record) for record in self.records if record.tile_choice in choices}
-        return by_product(found)
+    def shapes(self, choices: Iterable[str]) -> list[Shape]:
+        """The shapes measured with one of the tile choices, smallest product first."""
+        return by_product({shape_of(record) for record in self.records if record.tile_choice in choices})
 
     def sizes(self) -> list[Shape]:
         """The shapes of the ladder that have a place on an axis of sizes, smallest first."""
@@ -187,8 +188,7 @@ class Section:
 
     def peer_shapes(self) -> list[Shape]:
         """The shapes at which peers were asked for, smallest product first."""
-        found = {shape_of(record) for record in self._with_peers()}
-        return sorted(found, key=lambda shape: (math.prod(shape), shape))
+        return by_product({shape_of(record) for record in self._with_peers()})
 
     def peer_names(self) -> list[str]:
         """The peers asked for, in the order of their records."""
@@ -228,13 +228,11 @@ class Section:
 class Results:
     """A results folder as reports see it: of each case the record that counts, by kind.
 
-    ``listings`` are those that ``compile --out`` has written into the folder; ``places`` says where the records of
-    steps and calibrations stand, by key.
+    ``places`` says where the records of steps and calibrations stand, by key.
     """
 
-    records: tuple[Record, ...]
-    calibrations: tuple[Record, ...]
-    listings: tuple[Listing, ...]
+    records: tuple[Record, ...] = ()
+    calibrations: tuple[Record, ...] = ()
     counters: tuple[Counters, ...] = ()
     streams: tuple[StreamRecord, ...] = ()
     tuned: tuple[TunedConfig, ...] = ()
@@ -243,23 +241,17 @@ class Results:
 
     def sections(self) -> list[Section]:
         """The records, by GPU, dtype, arithmetic and layout, in the order of the ladder."""
-        groups: dict[tuple[str, ...], list[Record]] = {}
-        for record in self.records:
-            groups.setdefault(section_key(record), []).append(record)
+        groups = grouped(self.records, section_key)
         sections = [Section(*key, records=tuple(group)) for key, group in groups.items()]
         return sorted(sections, key=lambda section: section.place)
 
     def steps(self) -> list[int]:
-        """Every step with a record, a timeline or a listing."""
-        return sorted({item.step for item in (*self.listings, *self.records, *self.timelines)})
+        """Every step with a record or a timeline."""
+        return sorted({item.step for item in (*self.records, *self.timelines)})
 
     def step_name(self, step: int) -> str:
         """The name of a step's file, without its ending."""
-        return next(item.step_name for item in (*self.listings, *self.records, *self.timelines) if item.step == step)
-
-    def listing(self, step: int) -> Listing | None:
-        """The listing of a step's default variant, None if there is none."""
-        return next((item for item in self.listings if item.step == step and item.default_variant), None)
+        return next(item.step_name for item in (*self.records, *self.timelines) if item.step == step)
 
     def default_variant(self, step: int) -> str | None:
         """The variant that stands for a step, None where it was not measured."""
@@ -267,13 +259,11 @@ class Results:
 
     def calibration(self, section: Section) -> list[Record]:
         """cuBLAS against itself, for a section's GPU, dtype, arithmetic and layout."""
-        own = (section.gpu, section.dtype, section.out_dtype, section.math, section.layout)
-        return [record for record in self.calibrations if section_key(record) == own]
+        return [record for record in self.calibrations if section_key(record) == section.key]
 
     def tuned_in(self, section: Section, steps: Iterable[int]) -> list[TunedConfig]:
         """The tuned configurations of some steps, for a section's GPU, dtype, arithmetic and layout."""
-        own = (section.gpu, section.dtype, section.out_dtype, section.math, section.layout)
-        return [tuned for tuned in self.tuned if section_key(tuned) == own and tuned.step in steps]
+        return [tuned for tuned in self.tuned if section_key(tuned) == section.key and tuned.step in steps]
 
 
 def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
@@ -286,11 +276,9 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
         return tuple(item for item in found if wanted is None or item.step in wanted)
 
     records = sorted(chosen.values(), key=_row_order)
-    listings = sorted(load_listings(folder), key=lambda o: (o.step, not o.default_variant, natural(o.variant)))
     return Results(
         records=kept(record for record in records if record.kind == "step"),
         calibrations=tuple(record for record in records if record.kind == "calibration"),
-        listings=kept(listings),
         counters=kept(load_counters(folder)),
         streams=tuple(load_streams(folder)),
         tuned=kept(load_tuned(folder)),
@@ -302,6 +290,19 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
 def section_key(record: Record | TunedConfig) -> tuple[str, ...]:
     """Give what two records must share to stand in one table."""
     return (record.environment.gpu, record.dtype, record.out_dtype, record.math, record.layout)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by a key of theirs, keys and items in the order in which they come."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def slug(*parts: str) -> str:
+    """Parts as one part of a file name; a GPU without its maker."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).replace("NVIDIA ", "").lower())
 
 
 def shape_of(record: Record | Counters | TunedConfig) -> Shape:

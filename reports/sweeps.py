@@ -7,13 +7,22 @@ records, with its direct form (nothing staged at all) beside them. Both answer t
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensorir_ladder.harness.records import DepthForecast, Record, Resources, StreamRecord
-from tensorir_ladder.reports.selection import Results, Section, Shape, UsageError, natural, shape_label, shape_of
+from tensorir_ladder.reports.selection import (
+    Results,
+    Section,
+    Shape,
+    UsageError,
+    grouped,
+    natural,
+    shape_label,
+    shape_of,
+    slug,
+)
 
 TIE_PCT = 1.0  # speeds closer than this are a tie, which the fewer stages win
 CLOSE_PCT = 2.0  # how much speed a recommended depth may lose to the best one and still be called right
@@ -35,7 +44,7 @@ class StreamSection:
     @property
     def slug(self) -> str:
         """The section as part of a file name."""
-        return re.sub(r"[^a-z0-9]+", "-", f"{self.gpu.replace('NVIDIA ', '')}-{self.dtype}".lower())
+        return slug(self.gpu, self.dtype)
 
 
 class StagedRecords:
@@ -92,32 +101,12 @@ class StageSweep(StagedRecords):
     """One step's variant on one shape with one tile, at several stage counts."""
 
     section: Section
+    step: int
+    variant: str
+    default_variant: bool
+    tile: str
+    shape: Shape
     records: tuple[Record, ...]
-
-    @property
-    def step(self) -> int:
-        """The step's number."""
-        return self.records[0].step
-
-    @property
-    def variant(self) -> str:
-        """The step's variant."""
-        return self.records[0].variant
-
-    @property
-    def default_variant(self) -> bool:
-        """That is the variant which stands for the step."""
-        return self.records[0].default_variant
-
-    @property
-    def tile(self) -> str:
-        """The tile, as records write it."""
-        return self.records[0].tile
-
-    @property
-    def shape(self) -> Shape:
-        """m, n and k."""
-        return shape_of(self.records[0])
 
     @property
     def size(self) -> str:
@@ -132,9 +121,8 @@ class StageSweep(StagedRecords):
     @property
     def forecast(self) -> DepthForecast | None:
         """The depth model's forecast, from the newest record that carries one."""
-        carrying = [record for record in self.records if record.depth is not None]
-        newest = max(carrying, key=lambda record: record.environment.recorded_at, default=None)
-        return newest.depth if newest else None
+        by_age = sorted(self.records, key=lambda record: record.environment.recorded_at, reverse=True)
+        return next((record.depth for record in by_age if record.depth is not None), None)
 
     @property
     def cublas_ms(self) -> float:
@@ -146,10 +134,6 @@ class StageSweep(StagedRecords):
         """The drift of cuBLAS's time between these records: a comparison of two of them cannot see less."""
         times = [record.fastest_baseline.median_ms for record in self.records]
         return 100 * (max(times) / min(times) - 1)
-
-    def record(self, stages: int) -> Record:
-        """The record with that many stages."""
-        return next(record for record in self.records if record.stages == stages)
 
     def predicted_ms(self, stages: int) -> float | None:
         """The model's time for a stage count; None without a forecast, or where it does not fit."""
@@ -211,31 +195,32 @@ class StreamSweep(StagedRecords):
 
 def has_sweeps(results: Results) -> bool:
     """Tell if anything was swept over stages."""
-    return bool(stream_sweeps(results)) or any(stage_sweeps(section) for section in results.sections())
+    return bool(stream_sweeps(results) or product_sweeps(results))
+
+
+def product_sweeps(results: Results) -> list[StageSweep]:
+    """All sweeps of products, section by section."""
+    return [sweep for section in results.sections() for sweep in stage_sweeps(section)]
 
 
 def stage_sweeps(section: Section) -> list[StageSweep]:
     """The section's sweeps: given tiles with at least two stage counts, one of them verified."""
-    groups: dict[tuple, list[Record]] = {}
-    for record in section.records:
-        if record.tile_choice == "given":
-            case = (record.step, not record.default_variant, natural(record.variant), natural(record.tile))
-            groups.setdefault((*case, math.prod(shape_of(record)), shape_of(record)), []).append(record)
-    found = [
-        StageSweep(section, tuple(sorted(group, key=lambda record: record.stages)))
-        for _, group in sorted(groups.items())
-    ]
+
+    def order(record: Record) -> tuple:
+        case = (record.step, not record.default_variant, natural(record.variant), natural(record.tile))
+        return (*case, math.prod(shape_of(record)), shape_of(record), record.stages)
+
+    given = sorted((record for record in section.records if record.tile_choice == "given"), key=order)
+    cases = grouped(given, lambda r: (r.step, r.variant, r.default_variant, r.tile, shape_of(r)))
+    found = [StageSweep(section, *case, tuple(records)) for case, records in cases.items()]
     return [sweep for sweep in found if len(sweep.records) > 1 and sweep.times_ms]
 
 
 def stream_sweeps(results: Results) -> list[StreamSweep]:
     """The memory-bound workloads measured staged, by section, workload and bytes."""
-    groups: dict[tuple, list[StreamRecord]] = {}
-    for record in results.streams:
-        case = (record.environment.gpu, record.dtype, record.workload, record.bytes_moved, record.shape)
-        groups.setdefault(case, []).append(record)
+    cases = grouped(results.streams, lambda r: (r.environment.gpu, r.dtype, r.workload, r.bytes_moved, r.shape))
     found = []
-    for (gpu, dtype, workload, bytes_moved, shape), group in sorted(groups.items()):
+    for (gpu, dtype, workload, bytes_moved, shape), group in sorted(cases.items()):
         staged = tuple(sorted((r for r in group if r.variant == "staged"), key=lambda record: record.stages))
         direct = next((r for r in group if r.variant == "direct" and r.verification.passed), None)
         found.append(StreamSweep(StreamSection(gpu, dtype), workload, shape, bytes_moved, staged, direct))
@@ -262,22 +247,6 @@ def chosen_sweeps(sweeps: list[StageSweep], tile: str | None, size: str | None) 
         known = ", ".join(sweep.size for sweep in sweeps if sweep.tile == tile)
         raise UsageError(f"--tile {tile} --size {size}: no stage sweep of both; that tile was swept at {known}")
     return chosen
-
-
-def by_case(sweeps: list[StageSweep]) -> dict[str, list[StageSweep]]:
-    """Sweeps by step, variant and tile; each list holds one sweep per shape."""
-    groups: dict[str, list[StageSweep]] = {}
-    for sweep in sweeps:
-        groups.setdefault(sweep.case, []).append(sweep)
-    return groups
-
-
-def several_variants(sweeps: list[StageSweep]) -> list[list[StageSweep]]:
-    """The sweeps of each step and tile of which more than one variant was swept."""
-    groups: dict[tuple[int, str], list[StageSweep]] = {}
-    for sweep in sweeps:
-        groups.setdefault((sweep.step, sweep.tile), []).append(sweep)
-    return [group for group in groups.values() if len({sweep.variant for sweep in group}) > 1]
 
 
 def fewest_within_tie(times_ms: Mapping[int, float]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorir_ladder.harness.records import Peer, Record, StreamRecord, Timeline, TunedConfig
+from tensorir_ladder.harness.records import Peer, Record, Resources, StreamRecord, Timeline, TunedConfig
 from tensorir_ladder.reports.selection import (
     FASTEST,
     TUNED,
@@ -26,7 +26,6 @@ from tensorir_ladder.reports.sweeps import unswept
 
 NOT_MEASURED = "–"
 NOT_VERIFIED = "failed its check"
-COMMANDS_SHOWN = 3
 CHOICE_TITLES = {
     "default": "default tile",
     "best": "best tile",
@@ -99,7 +98,7 @@ def ladder_table(results: Results, section: Section, choice: str) -> Table:
         )
         for step, line in lines.items()
     ]
-    rows.append(("cuBLAS", *(cublas_cell(lines.values(), shape) for shape in shapes), "", "1.00"))
+    rows.append(("cuBLAS", *(number(cublas_gflops(lines.values(), shape)) for shape in shapes), "", "1.00"))
     header = ("step", *map(shape_label, shapes), "average gain", "average ratio")
     note = (
         f"GFLOPS (ratio to the faster cuBLAS form of the same rounds); {tiles_in_words(lines.values(), choice)} "
@@ -131,18 +130,10 @@ def variants_table(results: Results, section: Section, step: int, choice: str) -
 def others_table(section: Section, records: Collection[Record]) -> Table:
     """A row per record that the ladder does not show: tiles given by hand, other stage counts."""
     header = ("step", "variant", "tile", "size", "stages", "GFLOPS (ratio)", "gain")
-    rows = [
-        (
-            str(record.step),
-            record.variant,
-            f"{record.tile} ({record.tile_choice})",
-            shape_label(shape_of(record)),
-            str(record.stages),
-            speed_cell(record),
-            percent(shown_gain(record)),
-        )
-        for record in records
-    ]
+    rows = []
+    for r in records:
+        case = (str(r.step), r.variant, f"{r.tile} ({r.tile_choice})", shape_label(shape_of(r)), str(r.stages))
+        rows.append((*case, speed_cell(r), percent(shown_gain(r))))
     return Table(f"{section.title}: other configurations", header, tuple(rows), left=4)
 
 
@@ -187,7 +178,7 @@ def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
             f"{config.gflops:,.0f} ({config.ratio_to_cublas:.2f}){'*' if config.environment.dirty else ''}",
             percent(config.gain_over_default_pct),
             config.runner_up.name if config.runner_up else NOT_MEASURED,
-            margin(config),
+            _margin(config),
             config.verdict,
             f"{config.seen} of {config.legal}",
         )
@@ -198,14 +189,6 @@ def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
     note += "interval. Tie: the interval does not lie clear of what a kernel differs from itself; the cheaper of the "
     note += "two is taken. Seen: candidates built and checked, of those that are legal."
     return Table(title, header, tuple(rows), note, left=3)
-
-
-def margin(config: TunedConfig) -> str:
-    """``+1.20 % (+0.90 to +1.50)``: how much faster than the runner-up, and the interval."""
-    if config.margin_pct is None:
-        return NOT_MEASURED
-    low, high = config.margin_interval_pct
-    return f"{config.margin_pct:+.2f} % ({low:+.2f} to {high:+.2f})"
 
 
 def all_tables(results: Results) -> list[Table]:
@@ -268,9 +251,19 @@ def peer_cell(found: tuple[Record, Peer] | None) -> str:
     return f"{100 * record.ratio_of(peer.timing):.0f} % ({peer.config})" if peer.timing else peer.status
 
 
-def percent(value: float | None) -> str:
-    """A gain with its sign, to a tenth of a percent."""
-    return NOT_MEASURED if value is None else f"{value:+.1f} %"
+def number(value: float | None, form: str = ",.0f") -> str:
+    """A value in a format, or the sign that it was not measured."""
+    return NOT_MEASURED if value is None else f"{value:{form}}"
+
+
+def percent(value: float | None, form: str = "+.1f") -> str:
+    """A gain with its sign, to a tenth of a percent; other percentages by their format."""
+    return NOT_MEASURED if value is None else f"{value:{form}} %"
+
+
+def occupancy_text(used: Resources | None) -> str:
+    """``38% (registers)``: a kernel's occupancy and what limits it."""
+    return NOT_MEASURED if used is None else f"{used.occupancy:.0%} ({used.occupancy_limit})"
 
 
 def span(values: Iterable[float], unit: str, digits: int = 0) -> str:
@@ -291,22 +284,6 @@ def measured_on(records: Collection[Record | StreamRecord | Timeline]) -> str:
         f"{span((p.after.sm_clock_mhz for p in places), 'MHz')} after each measurement, power after it "
         f"{span((p.after.power_w for p in places), 'W')}; measured {' to '.join(dict.fromkeys((days[0], days[-1])))}, "
         f"revision {', '.join(sorted({p.revision[:12] for p in places}))}."
-    )
-
-
-def how_measured(records: Collection[Record | StreamRecord | Timeline]) -> str:
-    """Say how some records were made: machine, rounds, data, cache, launch, check and commands."""
-    methods, checks = [record.method for record in records], [record.verification for record in records]
-    commands = list(dict.fromkeys(f"`{record.command}`" for record in records))
-    others = {StreamRecord: "the copy and torch's operator", Timeline: "the same kernel without stamps"}
-    beside = others.get(type(next(iter(records))), "cuBLAS and the step before")
-    more = f" and {len(commands) - COMMANDS_SHOWN} more" if len(commands) > COMMANDS_SHOWN else ""
-    return (
-        f"{measured_on(records)} {span((m.rounds for m in methods), 'rounds')}, interleaved with {beside}, "
-        f"{span((m.launches_per_round for m in methods), 'launches')} each; data {_distinct(m.data for m in methods)}; "
-        f"cache: {_distinct(m.cache for m in methods)}; launch: {_distinct(m.launch for m in methods)}; checked "
-        f"before, on {_distinct(c.on for c in checks)}, largest error {max(c.max_error for c in checks):.2g}, least "
-        f"tolerance {min(c.tolerance for c in checks):.2g}. Commands: {', '.join(commands[:COMMANDS_SHOWN])}{more}."
     )
 
 
@@ -333,12 +310,6 @@ def gflops(shape: Shape, milliseconds: float) -> float:
     return 2 * math.prod(shape) / (milliseconds * 1e6)
 
 
-def cublas_cell(lines: Collection[dict[Shape, Record]], shape: Shape) -> str:
-    """cuBLAS's GFLOPS as text."""
-    speed = cublas_gflops(lines, shape)
-    return NOT_MEASURED if speed is None else f"{speed:,.0f}"
-
-
 def tiles_in_words(lines: Collection[dict[Shape, Record]], choice: str) -> str:
     """Name the tiles that were used, as a sentence."""
     records = [record for line in lines for record in line.values()]
@@ -362,9 +333,13 @@ def default_tiles(records: Iterable[Record]) -> str:
     return tiles[0] if len(tiles) == 1 else ", ".join(f"{tile} ({steps_text(steps[tile])})" for tile in tiles)
 
 
+def _margin(config: TunedConfig) -> str:
+    """``+1.20 % (+0.90 to +1.50)``: how much faster than the runner-up, and the interval."""
+    if config.margin_pct is None:
+        return NOT_MEASURED
+    low, high = config.margin_interval_pct
+    return f"{config.margin_pct:+.2f} % ({low:+.2f} to {high:+.2f})"
+
+
 def _partial(count: int, expected: int) -> str:
     return "" if count == expected else f" ({count} of {expected} sizes)"
-
-
-def _distinct(values: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(values))
