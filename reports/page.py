@@ -14,7 +14,7 @@ from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import ladder_plots, plots, stage_plots, timeline_plots
 from tensorir_ladder.reports.selection import TUNED, Results, Section, grouped, shape_label, shape_of
 from tensorir_ladder.reports.sweep_tables import streams_table
-from tensorir_ladder.reports.sweeps import has_sweeps, stage_sweeps, stream_sweeps
+from tensorir_ladder.reports.sweeps import has_sweeps, product_sweeps, stage_sweeps, stream_sweeps
 from tensorir_ladder.reports.table import (
     NOT_MEASURED,
     NOT_VERIFIED,
@@ -62,16 +62,14 @@ def step_page(results: Results, step: int) -> str:
 
 def stages_page(results: Results) -> str:
     """Render the page "How many stages?": advice by workload, and every sweep's picture."""
-    swept = [(section, own) for section in results.sections() if (own := stage_sweeps(section))]
-    sweeps, streams = [sweep for _, own in swept for sweep in own], stream_sweeps(results)
-    pictures = list(stage_plots(results))
+    sweeps, streams, pictures = product_sweeps(results), stream_sweeps(results), list(stage_plots(results))
     gpus = dict.fromkeys(sweep.section.gpu for sweep in (*sweeps, *streams))
     return render(
         "stages.md.j2",
         generated=GENERATED,
         summary=summary(sweeps),
         advice={gpu: advice_table([s for s in (*sweeps, *streams) if s.section.gpu == gpu]) for gpu in gpus},
-        products=[(section, [p for p in pictures if p.section == section]) for section, _ in swept],
+        products=[(section, [p for p in pictures if p.section == section]) for section in results.sections()],
         streams=grouped(streams, lambda sweep: sweep.section),
         streams_table=streams_table,
         measured_on=measured_on,

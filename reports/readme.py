@@ -12,7 +12,7 @@ from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.paths import Paths, link
 from tensorir_ladder.reports.plot import Plot, ladder_plots, stage_curve, timeline_plots
 from tensorir_ladder.reports.selection import Results, Section, Shape, by_product, is_size, shape_label, steps_text
-from tensorir_ladder.reports.sweeps import has_sweeps, stage_sweeps
+from tensorir_ladder.reports.sweeps import has_sweeps, product_sweeps
 from tensorir_ladder.reports.table import (
     CHOICE_TITLES,
     NOT_MEASURED,
@@ -75,8 +75,7 @@ def results_block(results: Results, paths: Paths) -> str:
         "readme.md.j2",
         leaders=overview(shown) if shown else None,
         ladders=[_ladder(results, paths, section, files.get(f"{section.slug}-ratio.png")) for section in sections],
-        stages=summary([sweep for section in sections for sweep in stage_sweeps(section)])
-        or ("Stages were swept." if has_sweeps(results) else ""),
+        stages=summary(product_sweeps(results)) or ("Stages were swept." if has_sweeps(results) else ""),
         curve=_picture(paths, stage_curve(results), "Speed over stages"),
         life=_life(results, paths),
     )
