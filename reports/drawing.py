@@ -5,10 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from tensorir_ladder.harness.records import Record, StreamRecord
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; black is kept for cuBLAS, and a brown darker than
 # all others stands in for yellow, which is weak on white.
@@ -29,6 +34,26 @@ def canvas(
     axes = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
     figure.suptitle(f"{title}\n{subtitle}", fontsize=12)
     return figure, list(axes.flat)
+
+
+def mark(axis: Axis, places: Sequence[float], form: str) -> None:
+    """Mark an axis at these places and nowhere between, numbers in a format."""
+    axis.set_major_locator(FixedLocator(places))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(f"{{x:{form}}}")
+
+
+def note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], align: str = "left") -> None:
+    """Write a text beside a place; the offset is in points."""
+    axes.annotate(text, place, xytext=offset, textcoords="offset points", ha=align, fontsize=9)
+
+
+def rounds_and_days(records: Sequence[Record | StreamRecord]) -> str:
+    """Say how many rounds the records are medians of, and when they were measured."""
+    rounds = sorted({record.method.rounds for record in records})
+    days = sorted({record.environment.recorded_at[:10] for record in records})
+    count = "–".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
+    return f"Median of {count} rounds. Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}."
 
 
 def finish(figure: Figure, panels: list[Axes], caption: str) -> Figure:

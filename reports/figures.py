@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import re
 from collections.abc import Callable
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from tensorir_ladder.harness.records import Record
 from tensorir_ladder.reports.counters import counted_groups, counted_name, stalls
-from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, PAST_CUBLAS, STYLE, canvas, finish
+from tensorir_ladder.reports.drawing import (
+    CUBLAS,
+    MARKERS,
+    PALETTE,
+    PAST_CUBLAS,
+    STYLE,
+    canvas,
+    finish,
+    mark,
+    note,
+    rounds_and_days,
+)
 from tensorir_ladder.reports.selection import Results, Section, Shape, is_size, shape_of, shown_gain
 from tensorir_ladder.reports.table import CHOICE_TITLES, cublas_gflops, default_tiles, short_name, step_label
 
@@ -27,9 +37,9 @@ def gflops_figure(results: Results, section: Section) -> Figure:
     def draw(axes: Axes, choice: str) -> None:
         lines = [section.line(step, choice) for step in section.steps]
         _draw_steps(axes, results, section, choice, lambda record: record.gflops)
-        points = [(shape[0], cublas_gflops(lines, shape)) for shape in section.sizes()]
-        points = [(size, speed) for size, speed in points if speed is not None]
-        axes.plot(*_columns(points), color=CUBLAS, linestyle="--", marker="x", label="cuBLAS", **STYLE)
+        speeds = {shape[0]: cublas_gflops(lines, shape) for shape in section.sizes()}
+        speeds = {size: speed for size, speed in speeds.items() if speed is not None}
+        axes.plot([*speeds], [*speeds.values()], color=CUBLAS, linestyle="--", marker="x", label="cuBLAS", **STYLE)
         _mark_speeds(axes)
 
     return _size_panels(section, "Speed of each step", "GFLOPS (logarithmic)", draw)
@@ -78,21 +88,15 @@ def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
         for choice in section.shown_choices:
             records = _of_sizes(section.line(step, choice))
             style = {} if choice == "default" else {"markerfacecolor": "none"}
-            axes.plot(
-                [intensity(record) for record in records],
-                [record.gflops for record in records],
-                linestyle="none",
-                label=step_label(results, step) if choice == section.shown_choices[0] else "_",
-                markersize=6.5,
-                **step_look(step),
-                **style,
-            )
+            label = step_label(results, step) if choice == section.shown_choices[0] else "_"
+            places = [intensity(record) for record in records], [record.gflops for record in records]
+            axes.plot(*places, linestyle="none", label=label, markersize=6.5, **step_look(step), **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     _draw_roof(axes, section, peak)
     _label_sizes(axes, section)
     _mark_speeds(axes)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("arithmetic intensity, FLOP per compulsory byte (A and B read once, C written once)")
     axes.set_ylabel("GFLOPS")
     marks = "Filled: default tile; hollow: fastest. " if len(section.shown_choices) > 1 else ""
@@ -126,12 +130,10 @@ def stalls_figure(results: Results, section: Section, step: int) -> Figure:
 
 
 def _mark_speeds(axes: Axes) -> None:
-    """A logarithmic axis of GFLOPS, marked at 1, 2 and 5 of each power of ten; two marks at least are in sight."""
+    """Mark a logarithmic axis of GFLOPS at 1, 2 and 5 of each power of ten; two marks at least are in sight."""
     marks = [step * 10**power for power in range(1, 7) for step in (1, 2, 5)]
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(FixedLocator(marks))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    mark(axes.yaxis, marks, ",.0f")
     low, high = axes.get_ylim()
     if sum(low <= mark <= high for mark in marks) < 2:
         below, above = [mark for mark in marks if mark < low], [mark for mark in marks if mark > high]
@@ -149,11 +151,7 @@ def caption_of(section: Section) -> str:
     """Say what was measured, with what, when: one sentence each."""
     records = section.drawn()
     tiles = default_tiles(records)
-    days = sorted({record.environment.recorded_at[:10] for record in records})
-    rounds = sorted({record.method.rounds for record in records})
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    tile = f"Default tile {tiles}. " if tiles else ""
-    return f"{tile}Median of {'–'.join(map(str, rounds[:: max(1, len(rounds) - 1)]))} rounds. Measured {when}."
+    return (f"Default tile {tiles}. " if tiles else "") + rounds_and_days(records)
 
 
 def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes, str], None]) -> Figure:
@@ -164,10 +162,8 @@ def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes
         draw(axes, choice)
         axes.set_title(CHOICE_TITLES[choice], fontsize=10)
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(sizes))
-        axes.xaxis.set_minor_locator(NullLocator())
+        mark(axes.xaxis, sizes, ".0f")
         axes.set_xlim(sizes[0] / 2**0.25, sizes[-1] * 2**0.25)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
         axes.set_xlabel("m = n = k (logarithmic)")
     panels[0].set_ylabel(ylabel)
     return finish(figure, panels, caption_of(section))
@@ -186,11 +182,14 @@ def _bar_panels(
     for axes, choice in zip(panels, choices):
         groups = found[choice]
         for index, shape in enumerate(shapes):
-            gains = [(place, _gains(line).get(shape)) for place, line in enumerate(groups.values())]
-            offset = (index - (len(shapes) - 1) / 2) * width
-            points = [(place + offset, gain) for place, gain in gains if gain is not None]
-            if points:
-                _draw_bars(axes, points, width, _shade(index, len(shapes)), str(shape[0]))
+            offset, color = (index - (len(shapes) - 1) / 2) * width, _shade(index, len(shapes))
+            gains = {place + offset: _gains(line).get(shape) for place, line in enumerate(groups.values())}
+            gains = {place: gain for place, gain in gains.items() if gain is not None}
+            if gains:
+                look = {"color": color, "edgecolor": "#333333", "linewidth": 0.4, "label": str(shape[0])}
+                bars = axes.bar([*gains], [*gains.values()], width * 0.92, **look)
+                labels = [f"{gain:+.0f}" if round(gain) else "0" for gain in gains.values()]
+                axes.bar_label(bars, labels, rotation=90, fontsize=7, padding=2)
         axes.axhline(0, color=CUBLAS, linewidth=0.8)
         axes.set_xticks(range(len(groups)), groups, fontsize=9)
         axes.set_xlim(-0.5, len(groups) - 0.5)
@@ -199,13 +198,6 @@ def _bar_panels(
     _scale_gains(panels[0])
     scale = "A bar per m = n = k, linear to ±50 %, logarithmic beyond."
     return finish(figure, panels, f"{scale} {caption_of(section)}")
-
-
-def _draw_bars(axes: Axes, points: list[tuple[float, float]], width: float, color: str, label: str) -> None:
-    places, gains = _columns(points)
-    bars = axes.bar(places, gains, width * 0.92, color=color, edgecolor="#333333", linewidth=0.4, label=label)
-    labels = [f"{gain:+.0f}" if round(gain) else "0" for gain in gains]
-    axes.bar_label(bars, labels, rotation=90, fontsize=7, padding=2)
 
 
 def _scale_gains(axes: Axes) -> None:
@@ -217,9 +209,9 @@ def _scale_gains(axes: Axes) -> None:
     axes.set_ylim(*scale.inverted().transform([low - room if low < 0 else 0, high + room]))
     largest = max(abs(axes.dataLim.y0), abs(axes.dataLim.y1))
     marks = [2, 5, 10, 20] if largest < 25 else [25, 50, 100, 200, 400, 800, 1600]
-    axes.yaxis.set_major_locator(FixedLocator([*(-mark for mark in marks if mark < 100), -90, 0, *marks]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.0f}" if value else "0"))
+    marks = [*(-place for place in marks if place < 100), -90, 0, *marks]
+    mark(axes.yaxis, marks, "+.0f")
+    axes.yaxis.set_ticklabels([f"{place:+}" if place else "0" for place in marks])
 
 
 def _draw_steps(axes: Axes, results: Results, section: Section, choice: str, value: Callable[[Record], float]) -> None:
@@ -243,21 +235,8 @@ def _draw_roof(axes: Axes, section: Section, peak: dict) -> None:
     left = ridge / 4
     axes.plot([left, ridge, right], [left * bandwidth, compute, compute], color=ROOF, linewidth=1.6)
     axes.set_xlim(left, right)
-    axes.annotate(
-        f"peak {compute:,.0f} GFLOPS",
-        (right, compute),
-        xytext=(-4, 4),
-        textcoords="offset points",
-        ha="right",
-        fontsize=9,
-    )
-    axes.annotate(
-        f"{bandwidth:,.0f} GB/s",
-        (left * 1.5, left * 1.5 * bandwidth),
-        xytext=(8, -10),
-        textcoords="offset points",
-        fontsize=9,
-    )
+    note(axes, f"peak {compute:,.0f} GFLOPS", (right, compute), (-4, 4), "right")
+    note(axes, f"{bandwidth:,.0f} GB/s", (left * 1.5, left * 1.5 * bandwidth), (8, -10))
 
 
 def _label_sizes(axes: Axes, section: Section) -> None:
@@ -266,14 +245,7 @@ def _label_sizes(axes: Axes, section: Section) -> None:
     axes.set_ylim(low / 1.6, high * 1.3)
     for shape in section.sizes():
         sample = next(r for r in section.records if (r.m, r.n, r.k) == shape)
-        axes.annotate(
-            f"{shape[0]}³",
-            (intensity(sample), low / 1.6),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-        )
+        note(axes, f"{shape[0]}³", (intensity(sample), low / 1.6), (0, 4), "center")
 
 
 def _of_sizes(line: dict[Shape, Record]) -> list[Record]:
@@ -285,10 +257,6 @@ def _gains(line: dict[Shape, Record]) -> dict[Shape, float]:
     return {shape: gain for shape, record in line.items() if (gain := shown_gain(record)) is not None}
 
 
-def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
 def _shade(index: int, count: int) -> str:
     """Light to dark blue as sizes grow: an order, readable in grey too."""
     position = index / max(1, count - 1)
@@ -297,6 +265,5 @@ def _shade(index: int, count: int) -> str:
 
 
 def _itemsize(dtype: str) -> int:
-    """Bytes of one element, from the bits in the numpy name."""
-    digits = "".join(itertools.takewhile(str.isdigit, dtype.lstrip("abcdefghijklmnopqrstuvwxyz_")))
-    return math.ceil(int(digits) / 8)
+    """Bytes of one element, from the bits in its type's name."""
+    return math.ceil(int(re.search(r"\d+", dtype)[0]) / 8)

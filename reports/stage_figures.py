@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from tensorir_ladder.harness.records import Timing
-from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish
+from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish, mark, rounds_and_days
 from tensorir_ladder.reports.judgement import is_held_out
 from tensorir_ladder.reports.selection import natural
 from tensorir_ladder.reports.sweeps import StageSweep, StreamSweep
@@ -160,11 +159,11 @@ def _panels(
         held_out = isinstance(sweep, StageSweep) and is_held_out(sweep)
         axes.set_title(name + (" (held out)" if held_out else ""), fontsize=10)
         axes.set_ylim(bottom=0, top=1.12 * axes.dataLim.y1)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
     deepest = round(max(axes.dataLim.x1 for axes in panels[: len(sweeps)]))  # Triton's sweep may go deeper than ours
     for place, axes in enumerate(panels):
         axes.set_xlim(0.6, deepest + 0.4)
-        axes.xaxis.set_major_locator(FixedLocator(range(1, deepest + 1)))
+        axes.set_xticks(range(1, deepest + 1))
         if place >= len(sweeps):
             axes.set_visible(False)
         if place % columns == 0:
@@ -178,9 +177,7 @@ def _equal_logarithms(axes: Axes, span: list[float]) -> None:
     """Both axes logarithmic over the same span, marked 1, 3, 10, 30, …"""
     axes.set(xscale="log", yscale="log", xlim=span, ylim=span, aspect="equal")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(FixedLocator([step * 10**power for power in range(-1, 7) for step in (1, 3)]))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        mark(axis, [step * 10**power for power in range(-1, 7) for step in (1, 3)], ",g")
 
 
 def _quartiles(timing: Timing) -> tuple[float, float]:
@@ -191,8 +188,4 @@ def _quartiles(timing: Timing) -> tuple[float, float]:
 
 
 def _when(sweeps: Sequence[StageSweep] | Sequence[StreamSweep]) -> str:
-    records = [record for sweep in sweeps for record in sweep.everything]
-    rounds = sorted({record.method.rounds for record in records})
-    days = sorted({record.environment.recorded_at[:10] for record in records})
-    count = "–".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
-    return f"Median of {count} rounds. Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}."
+    return rounds_and_days([record for sweep in sweeps for record in sweep.everything])
