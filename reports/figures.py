@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Callable
 
+import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -93,8 +95,18 @@ def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
             axes.plot(*places, linestyle="none", label=label, markersize=6.5, **step_look(step), **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    _draw_roof(axes, section, peak)
-    _label_sizes(axes, section)
+    compute, bandwidth = peak["peak_gflops"][section.arithmetic], peak["bandwidth_gb_s"]
+    ridge, right = compute / bandwidth, 1.2 * axes.get_xlim()[1]
+    left = ridge / 4
+    axes.plot([left, ridge, right], [left * bandwidth, compute, compute], color=ROOF, linewidth=1.6)
+    axes.set_xlim(left, right)
+    note(axes, f"peak {compute:,.0f} GFLOPS", (right, compute), (-4, 4), "right")
+    note(axes, f"{bandwidth:,.0f} GB/s", (left * 1.5, left * 1.5 * bandwidth), (8, -10))
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.6, high * 1.3)
+    for shape in section.sizes():  # named at the foot of its column of points
+        sample = next(record for record in section.records if shape_of(record) == shape)
+        note(axes, f"{shape[0]}³", (intensity(sample), low / 1.6), (0, 4), "center")
     _mark_speeds(axes)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("arithmetic intensity, FLOP per compulsory byte (A and B read once, C written once)")
@@ -178,15 +190,15 @@ def _bar_panels(
     found = {choice: lines(choice) for choice in choices}
     measured = {shape for groups in found.values() for line in groups.values() for shape in line}
     shapes = [shape for shape in section.sizes() if shape in measured]
-    width = 0.84 / max(1, len(shapes))
+    width, shades = 0.84 / max(1, len(shapes)), matplotlib.colormaps["Blues"](np.linspace(0.15, 1, len(shapes)))
     for axes, choice in zip(panels, choices):
         groups = found[choice]
         for index, shape in enumerate(shapes):
-            offset, color = (index - (len(shapes) - 1) / 2) * width, _shade(index, len(shapes))
+            offset = (index - (len(shapes) - 1) / 2) * width
             gains = {place + offset: _gains(line).get(shape) for place, line in enumerate(groups.values())}
             gains = {place: gain for place, gain in gains.items() if gain is not None}
             if gains:
-                look = {"color": color, "edgecolor": "#333333", "linewidth": 0.4, "label": str(shape[0])}
+                look = {"color": shades[index], "edgecolor": "#333333", "linewidth": 0.4, "label": str(shape[0])}
                 bars = axes.bar([*gains], [*gains.values()], width * 0.92, **look)
                 labels = [f"{gain:+.0f}" if round(gain) else "0" for gain in gains.values()]
                 axes.bar_label(bars, labels, rotation=90, fontsize=7, padding=2)
@@ -226,28 +238,6 @@ def step_look(step: int) -> dict[str, str]:
     return {"color": PALETTE[(step - 1) % len(PALETTE)], "marker": MARKERS[(step - 1) % len(MARKERS)]}
 
 
-def _draw_roof(axes: Axes, section: Section, peak: dict) -> None:
-    """The two roof lines, named along them."""
-    compute = peak["peak_gflops"][section.arithmetic]
-    bandwidth = peak["bandwidth_gb_s"]
-    ridge = compute / bandwidth
-    right = 1.2 * axes.get_xlim()[1]
-    left = ridge / 4
-    axes.plot([left, ridge, right], [left * bandwidth, compute, compute], color=ROOF, linewidth=1.6)
-    axes.set_xlim(left, right)
-    note(axes, f"peak {compute:,.0f} GFLOPS", (right, compute), (-4, 4), "right")
-    note(axes, f"{bandwidth:,.0f} GB/s", (left * 1.5, left * 1.5 * bandwidth), (8, -10))
-
-
-def _label_sizes(axes: Axes, section: Section) -> None:
-    """Name each size at the foot of its column of points."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(low / 1.6, high * 1.3)
-    for shape in section.sizes():
-        sample = next(r for r in section.records if (r.m, r.n, r.k) == shape)
-        note(axes, f"{shape[0]}³", (intensity(sample), low / 1.6), (0, 4), "center")
-
-
 def _of_sizes(line: dict[Shape, Record]) -> list[Record]:
     """The records that have a place on an axis of sizes and passed their check."""
     return [record for shape, record in line.items() if is_size(shape) and record.verification.passed]
@@ -255,13 +245,6 @@ def _of_sizes(line: dict[Shape, Record]) -> list[Record]:
 
 def _gains(line: dict[Shape, Record]) -> dict[Shape, float]:
     return {shape: gain for shape, record in line.items() if (gain := shown_gain(record)) is not None}
-
-
-def _shade(index: int, count: int) -> str:
-    """Light to dark blue as sizes grow: an order, readable in grey too."""
-    position = index / max(1, count - 1)
-    light, dark = (222, 235, 247), (8, 48, 107)
-    return "#" + "".join(f"{round(a + (b - a) * position):02x}" for a, b in zip(light, dark))
 
 
 def _itemsize(dtype: str) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +16,7 @@ from matplotlib.figure import Figure
 from tensorir_ladder.harness.records import Timing
 from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish, mark, rounds_and_days
 from tensorir_ladder.reports.judgement import is_held_out
-from tensorir_ladder.reports.selection import natural
+from tensorir_ladder.reports.selection import grouped
 from tensorir_ladder.reports.sweeps import StageSweep, StreamSweep
 from tensorir_ladder.reports.table import gflops
 
@@ -28,11 +30,10 @@ def speed_figure(sweeps: Sequence[StageSweep]) -> Figure:
     """Speed over stages, a panel per shape: measured with spread, model, recommendation, cuBLAS, Triton's sweep."""
 
     def draw(axes: Axes, sweep: StageSweep) -> None:
-        axes.axhline(gflops(sweep.shape, sweep.cublas_ms), color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
+        _draw_cublas(axes, sweep)
         _draw_triton(axes, sweep)
         _draw_forecast(axes, sweep)
-        timings = {r.stages: r.timing for r in sweep.records if r.verification.passed}
-        _draw_measured(axes, timings, lambda time: gflops(sweep.shape, time), MEASURED, "o", "measured")
+        _draw_measured(axes, sweep, partial(gflops, sweep.shape), MEASURED, "o", "measured")
 
     case = sweeps[0].case
     caption = f"{case[0].upper()}{case[1:]}. Bars: quartiles of the rounds. {_when(sweeps)}"
@@ -41,20 +42,16 @@ def speed_figure(sweeps: Sequence[StageSweep]) -> Figure:
 
 def stage_variants_figure(sweeps: Sequence[StageSweep]) -> Figure:
     """Speed over stages of one step's variants with one tile, a panel per shape."""
-    names = sorted({(not sweep.default_variant, natural(sweep.variant), sweep.variant) for sweep in sweeps})
-    looks = {name: (PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]) for i, (_, _, name) in enumerate(names)}
-    shapes = list(dict.fromkeys(sweep.shape for sweep in sweeps))
+    names = dict.fromkeys(sweep.variant for sweep in sweeps)  # in order, the default first
+    looks = dict(zip(names, zip(itertools.cycle(PALETTE), itertools.cycle(MARKERS))))
+    shapes = grouped(sorted(sweeps, key=lambda sweep: math.prod(sweep.shape)), lambda sweep: sweep.shape)
 
     def draw(axes: Axes, first: StageSweep) -> None:
-        axes.axhline(gflops(first.shape, first.cublas_ms), color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
-        for sweep in sweeps:
-            if sweep.shape == first.shape:
-                timings = {r.stages: r.timing for r in sweep.records if r.verification.passed}
-                _draw_measured(
-                    axes, timings, lambda time: gflops(first.shape, time), *looks[sweep.variant], sweep.variant
-                )
+        _draw_cublas(axes, first)
+        for sweep in shapes[first.shape]:
+            _draw_measured(axes, sweep, partial(gflops, sweep.shape), *looks[sweep.variant], sweep.variant)
 
-    firsts = [next(sweep for sweep in sweeps if sweep.shape == shape) for shape in sorted(shapes, key=math.prod)]
+    firsts = [own[0] for own in shapes.values()]
     caption = f"Step {sweeps[0].step}, tile {sweeps[0].tile}. Bars: quartiles of the rounds. {_when(sweeps)}"
     return _panels("Variants over stages", firsts, "GFLOPS", draw, caption)
 
@@ -74,7 +71,9 @@ def prediction_figure(sweeps: Sequence[StageSweep]) -> Figure:
                 ends += [*predicted, *measured]
     span = [0.8 * min(ends), 1.25 * max(ends)]
     axes.plot(span, span, color=CUBLAS, linewidth=1.0, label="equal")
-    _equal_logarithms(axes, span)
+    axes.set(xscale="log", yscale="log", xlim=span, ylim=span, aspect="equal")
+    for axis in (axes.xaxis, axes.yaxis):
+        mark(axis, [step * 10**power for power in range(-1, 7) for step in (1, 3)], ",g")
     axes.set_xlabel("predicted time of one launch, µs (logarithmic)")
     axes.set_ylabel("measured time of one launch, µs (logarithmic)")
     cases = ", ".join(dict.fromkeys(f"step {sweep.step} {sweep.variant}" for sweep in sweeps if sweep.forecast))
@@ -91,8 +90,7 @@ def streams_figure(sweeps: Sequence[StreamSweep]) -> Figure:
             axes.axhline(sweep.torch_gb_s, color=TRITON, linestyle=":", linewidth=1.8, label="torch's operator")
         if sweep.direct:
             axes.axhline(sweep.direct.gb_s, color=CHOSEN, linestyle="-.", linewidth=1.4, label="direct, nothing staged")
-        timings = {r.stages: r.timing for r in sweep.records if r.verification.passed}
-        _draw_measured(axes, timings, sweep.bandwidth_gb_s, MEASURED, "o", "staged")
+        _draw_measured(axes, sweep, sweep.bandwidth_gb_s, MEASURED, "o", "staged")
 
     caption = f"Bytes: every input read once, every output written once. Bars: quartiles of the rounds. {_when(sweeps)}"
     return _panels("Memory-bound workloads over stages", sweeps, "GB/s", draw, caption)
@@ -100,13 +98,14 @@ def streams_figure(sweeps: Sequence[StreamSweep]) -> Figure:
 
 def triton_sweep(sweep: StageSweep) -> dict[int, float]:
     """Triton's time by its num_stages: the median over the records whose rounds it shared."""
-    times: dict[int, list[float]] = {}
-    for record in sweep.records:
-        for peer in record.peers:
-            match = re.fullmatch(r"triton-(\d+)stages?", peer.name)
-            if match and peer.timing is not None:
-                times.setdefault(int(match[1]), []).append(peer.timing.median_ms)
-    return {stages: statistics.median(found) for stages, found in sorted(times.items())}
+    peers = [peer for record in sweep.records for peer in record.peers if peer.timing is not None]
+    found = [(match, peer) for peer in peers if (match := re.fullmatch(r"triton-(\d+)stages?", peer.name))]
+    counts = grouped(found, lambda pair: int(pair[0][1]))
+    return {n: statistics.median(peer.timing.median_ms for _, peer in pairs) for n, pairs in sorted(counts.items())}
+
+
+def _draw_cublas(axes: Axes, sweep: StageSweep) -> None:
+    axes.axhline(gflops(sweep.shape, sweep.cublas_ms), color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
 
 
 def _draw_triton(axes: Axes, sweep: StageSweep) -> None:
@@ -130,9 +129,10 @@ def _draw_forecast(axes: Axes, sweep: StageSweep) -> None:
 
 
 def _draw_measured(
-    axes: Axes, timings: dict[int, Timing], rate: Callable[[float], float], color: str, marker: str, label: str
+    axes: Axes, sweep: StageSweep | StreamSweep, rate: Callable[[float], float], color: str, marker: str, label: str
 ) -> None:
     """Medians as points, quartiles as bars; ``rate`` turns milliseconds into the axis's unit."""
+    timings = {record.stages: record.timing for record in sweep.records if record.verification.passed}
     middle = [rate(timing.median_ms) for timing in timings.values()]
     quartiles = [_quartiles(timing) for timing in timings.values()]
     below = [max(0.0, value - rate(high)) for value, (_, high) in zip(middle, quartiles)]
@@ -171,13 +171,6 @@ def _panels(
         if place + columns >= len(sweeps):
             axes.set_xlabel("stages")
     return finish(figure, panels[: len(sweeps)], caption)
-
-
-def _equal_logarithms(axes: Axes, span: list[float]) -> None:
-    """Both axes logarithmic over the same span, marked 1, 3, 10, 30, …"""
-    axes.set(xscale="log", yscale="log", xlim=span, ylim=span, aspect="equal")
-    for axis in (axes.xaxis, axes.yaxis):
-        mark(axis, [step * 10**power for power in range(-1, 7) for step in (1, 3)], ",g")
 
 
 def _quartiles(timing: Timing) -> tuple[float, float]:
