@@ -18,7 +18,7 @@ from tensorir_ladder.reports.check import findings
 from tensorir_ladder.reports.judgement import judgement_tables
 from tensorir_ladder.reports.page import write_pages
 from tensorir_ladder.reports.paths import Paths
-from tensorir_ladder.reports.plot import speed_kind, stage_plots, write_plots
+from tensorir_ladder.reports.plot import plots, speed_kind, stage_plots
 from tensorir_ladder.reports.readme import ReadmeError, write_readme
 from tensorir_ladder.reports.selection import UsageError, grouped, load, parse_steps
 from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table
@@ -136,7 +136,7 @@ def _print_tables(tables: list[Table], markdown: bool) -> None:
 
 
 def _plot(options: argparse.Namespace, paths: Paths) -> int:
-    return _report(write_plots(load(paths.results), paths.figures))
+    return _report([plot.path(paths.figures) for plot in plots(load(paths.results))])
 
 
 def _page(options: argparse.Namespace, paths: Paths) -> int:

@@ -25,7 +25,7 @@ from tensorir_ladder.reports.drawing import (
     note,
     rounds_and_days,
 )
-from tensorir_ladder.reports.selection import Results, Section, Shape, is_size, shape_of, shown_gain
+from tensorir_ladder.reports.selection import Results, Section, Shape, shape_of, shown_gain
 from tensorir_ladder.reports.table import CHOICE_TITLES, cublas_gflops, default_tiles, short_name, step_label
 
 ROOF = "#555555"
@@ -88,7 +88,7 @@ def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
     figure, (axes,) = canvas("Roofline", section.title, height=5.2)
     for step in section.steps:
         for choice in section.shown_choices:
-            records = _of_sizes(section.line(step, choice))
+            records = _verified(section, step, choice)
             style = {} if choice == "default" else {"markerfacecolor": "none"}
             label = step_label(results, step) if choice == section.shown_choices[0] else "_"
             places = [intensity(record) for record in records], [record.gflops for record in records]
@@ -228,7 +228,7 @@ def _scale_gains(axes: Axes) -> None:
 
 def _draw_steps(axes: Axes, results: Results, section: Section, choice: str, value: Callable[[Record], float]) -> None:
     for step in section.steps:
-        records = _of_sizes(section.line(step, choice))
+        records = _verified(section, step, choice)
         speeds = [value(record) for record in records]
         axes.plot([record.m for record in records], speeds, label=step_label(results, step), **step_look(step), **STYLE)
 
@@ -238,9 +238,9 @@ def step_look(step: int) -> dict[str, str]:
     return {"color": PALETTE[(step - 1) % len(PALETTE)], "marker": MARKERS[(step - 1) % len(MARKERS)]}
 
 
-def _of_sizes(line: dict[Shape, Record]) -> list[Record]:
-    """The records that have a place on an axis of sizes and passed their check."""
-    return [record for shape, record in line.items() if is_size(shape) and record.verification.passed]
+def _verified(section: Section, step: int, choice: str) -> list[Record]:
+    """The records of a line that have a place on an axis of sizes and passed their check."""
+    return [record for record in section.line(step, choice, at=section.sizes()).values() if record.verification.passed]
 
 
 def _gains(line: dict[Shape, Record]) -> dict[Shape, float]:

@@ -110,7 +110,7 @@ def _measured(results: Results, section: Section, step: int) -> dict[str, Any]:
         "tables": tables,
         "swept": sum(sweep.step == step for sweep in stage_sweeps(section)),
         "pictures": [own[kind] for kind in kinds if kind in own],
-        "machine": measured_on([record for record in section.records if record.step == step]),
+        "machine": measured_on(section.of(step)),
     }
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -77,18 +78,18 @@ def ladder_plots(results: Results) -> Iterator[Plot]:
         drawn = [replace(record, peers=()) for record in section.drawn()]  # no figure of the ladder draws peers
         digest = _digest([drawn, names, peak, results.counters], figures)
         kinds: dict[str, Callable[[], Figure]] = {
-            "gflops": lambda s=section: figures.gflops_figure(results, s),
-            "ratio": lambda s=section: figures.ratio_figure(results, s),
+            "gflops": partial(figures.gflops_figure, results, section),
+            "ratio": partial(figures.ratio_figure, results, section),
         }
         if peak and section.arithmetic in peak["peak_gflops"]:
-            kinds["roofline"] = lambda s=section, p=peak: figures.roofline_figure(results, s, p)
+            kinds["roofline"] = partial(figures.roofline_figure, results, section, peak)
         if any(section.gains_at_sizes(step) for step in section.steps):
-            kinds["gain"] = lambda s=section: figures.gain_figure(results, s)
+            kinds["gain"] = partial(figures.gain_figure, results, section)
         for step in section.steps:
             if counted_groups(results, step, section):
-                kinds[f"step{step}-stalls"] = lambda s=section, n=step: figures.stalls_figure(results, s, n)
+                kinds[f"step{step}-stalls"] = partial(figures.stalls_figure, results, section, step)
             if section.variant_choices(step) and section.gains_at_sizes(step):
-                kinds[f"step{step}-variants"] = lambda s=section, n=step: figures.variants_figure(results, s, n)
+                kinds[f"step{step}-variants"] = partial(figures.variants_figure, results, section, step)
         yield from (Plot(section, kind, digest, draw) for kind, draw in kinds.items())
 
 
@@ -112,7 +113,7 @@ def timeline_plots(results: Results, step: int | None = None) -> Iterator[Plot]:
     """The figures of timelines, a case each; those of one step if it is given."""
     for group in timelines.lives(results, step):
         digest = _digest(group.timelines, timelines, timeline_figure)
-        yield Plot(group, group.kind, digest, lambda group=group: timeline_figure.timeline_figure(group))
+        yield Plot(group, group.kind, digest, partial(timeline_figure.timeline_figure, group))
 
 
 def speed_kind(sweep: StageSweep) -> str:
@@ -129,11 +130,6 @@ def stage_curve(results: Results) -> Plot | None:
     return _stage_plot(speed_kind(own[0]), own, stage_figures.speed_figure)
 
 
-def write_plots(results: Results, folder: Path) -> list[Path]:
-    """Draw every figure that is not there; returns the files."""
-    return [plot.path(folder) for plot in plots(results)]
-
-
 def peaks() -> dict[str, dict]:
     """Read peak rates and bandwidth by GPU name, with their origin."""
     return json.loads(PEAKS.read_text())
@@ -142,7 +138,7 @@ def peaks() -> dict[str, dict]:
 def _stage_plot(kind: str, sweeps: Sequence[StageSweep] | Sequence[StreamSweep], draw: Callable[..., Figure]) -> Plot:
     """A figure of sweeps, with the digest of all that their records say."""
     records = [record for sweep in sweeps for record in sweep.everything]
-    return Plot(sweeps[0].section, kind, _digest(records, stage_figures), lambda: draw(sweeps))
+    return Plot(sweeps[0].section, kind, _digest(records, stage_figures), partial(draw, sweeps))
 
 
 def _slug(tile: str) -> str:

@@ -70,14 +70,17 @@ def results_block(results: Results, paths: Paths) -> str:
     """Render what stands between the markers: the leaders, each ladder, stages, one block's life."""
     sections = [section for section in results.sections() if section.all_choices]
     shown = [section for section in sections if section.sizes()]
-    files = {plot.file_name: plot for plot in pictures(results)}
+    ratios = {plot.section.slug: plot for plot in pictures(results) if plot.kind == "ratio"}
+    lives = list(timeline_plots(results))
     text = render(
         "readme.md.j2",
         leaders=overview(shown) if shown else None,
-        ladders=[_ladder(results, paths, section, files.get(f"{section.slug}-ratio.png")) for section in sections],
+        ladders=[_ladder(results, paths, section, ratios.get(section.slug)) for section in sections],
         stages=summary(product_sweeps(results)) or ("Stages were swept." if has_sweeps(results) else ""),
-        curve=_picture(paths, stage_curve(results), "Speed over stages"),
-        life=_life(results, paths),
+        curve=stage_curve(results),
+        life=lives[0] if lives else None,
+        timed=steps_text({plot.section.first.step for plot in lives}) if lives else "",
+        file=lambda plot: link(paths.readme, paths.plots / plot.file_name),
     )
     return text or "Nothing measured yet."
 
@@ -94,7 +97,7 @@ def overview(sections: Sequence[Section]) -> Table:
 def ladder(results: Results, paths: Paths, section: Section) -> Table:
     """A row per step with its idea; a column per size: GFLOPS, then ratios of the default and the fastest."""
     sizes, choices = section.sizes(), section.shown_choices
-    lines = {choice: {step: _at(section.line(step, choice), sizes) for step in section.steps} for choice in choices}
+    lines = {choice: {step: section.line(step, choice, at=sizes) for step in section.steps} for choice in choices}
     rows = []
     for step in section.steps:
         own = [lines[choice][step] for choice in choices]
@@ -121,10 +124,8 @@ def other_shapes(section: Section) -> Table | None:
         speed = number(cublas_gflops([line for own in lines.values() for line in own], shape))
         rows.append((_size_header(shape), *cells, speed))
     header = ("m × n × k", *(f"step {step}" for step in lines), *peers, "cuBLAS, GFLOPS")
-    note = (
-        f"Ratio to the faster cuBLAS form of the same rounds, {_choice_titles(section.shown_choices)}; **bold** where "
-    )
-    note += "it is faster than cuBLAS."
+    note = "Ratio to the faster cuBLAS form of the same rounds, "
+    note += f"{_choice_titles(section.shown_choices)}; **bold** where it is faster than cuBLAS."
     return Table("Other shapes", header, tuple(rows), note)
 
 
@@ -138,27 +139,13 @@ def _ladder(results: Results, paths: Paths, section: Section, picture: Plot | No
     return {
         "title": section.title,
         "main": _is_main(section),
-        "picture": picture and link(paths.readme, paths.plots / picture.file_name),
+        "picture": picture,
         "table": ladder(results, paths, section) if section.sizes() else None,
         "others": other_shapes(section),
         "peers": peers_table(section, brief=True) if has_peers else None,
         "machine": measured_on(section.records),
         "calibration": _calibration(results, section),
     }
-
-
-def _picture(paths: Paths, plot: Plot | None, words: str) -> dict[str, str] | None:
-    if plot is None:
-        return None
-    return {"alt": f"{words}, {plot.section.title}", "file": link(paths.readme, paths.plots / plot.file_name)}
-
-
-def _life(results: Results, paths: Paths) -> dict[str, str] | None:
-    found = list(timeline_plots(results))
-    if not found:
-        return None
-    steps = steps_text({plot.section.first.step for plot in found})
-    return {"steps": steps, **_picture(paths, found[0], "One block's life")}
 
 
 def _leader_cell(section: Section, size: Shape) -> str:
@@ -174,20 +161,14 @@ def _leader_cell(section: Section, size: Shape) -> str:
 def _ladder_note(lines: dict[str, dict[int, dict[Shape, Record]]]) -> str:
     words = [tiles_in_words(own.values(), choice) for choice, own in lines.items()]
     first = CHOICE_TITLES[next(iter(lines))]
-    note = (
-        f"GFLOPS, {first}; below it the ratio to the faster cuBLAS form of the same rounds, {_choice_titles(lines)}, "
-    )
-    note += "**bold** where it is faster than cuBLAS. "
+    note = f"GFLOPS, {first}; below it the ratio to the faster cuBLAS form of the same rounds, "
+    note += f"{_choice_titles(lines)}, **bold** where it is faster than cuBLAS. "
     note += " ".join(sentence[0].upper() + sentence[1:] for sentence in words)
     return f"{note} Gain: mean speed gained over the step before, {first}."
 
 
 def _choice_titles(choices: Iterable[str]) -> str:
     return " · ".join(CHOICE_TITLES[choice] for choice in choices)
-
-
-def _at(line: dict[Shape, Record], shapes: Sequence[Shape]) -> dict[Shape, Record]:
-    return {shape: record for shape, record in line.items() if shape in shapes}
 
 
 def _step_link(results: Results, paths: Paths, step: int) -> str:

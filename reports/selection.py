@@ -101,6 +101,10 @@ class Section:
         found = {record.tile_choice == "default" for record in self.records}
         return [name for name, is_default in (("default", True), (FASTEST, False)) if is_default in found]
 
+    def of(self, step: int, shape: Shape | None = None) -> list[Record]:
+        """The records of a step, at one shape if it is given."""
+        return [r for r in self.records if r.step == step and shape in (None, shape_of(r))]
+
     def shapes(self, choices: Iterable[str]) -> list[Shape]:
         """The shapes measured with one of the tile choices, smallest product first."""
         return by_product({shape_of(record) for record in self.records if record.tile_choice in choices})
@@ -115,7 +119,7 @@ class Section:
 
     def variants(self, step: int) -> list[str]:
         """The variants of a step, the default first, then by name with numbers in order."""
-        found = {(not r.default_variant, natural(r.variant), r.variant) for r in self.records if r.step == step}
+        found = {(not r.default_variant, natural(r.variant), r.variant) for r in self.of(step)}
         return list(dict.fromkeys(name for _, _, name in sorted(found)))
 
     def variant_choices(self, step: int) -> list[str]:
@@ -124,9 +128,8 @@ class Section:
 
     def variant_lines(self, step: int, choice: str) -> dict[str, dict[Shape, Record]]:
         """The line of each variant of a step, at sizes, those that have none left out."""
-        lines = {name: self.line(step, choice, name) for name in self.variants(step)}
-        at_sizes = {name: {shape: r for shape, r in line.items() if is_size(shape)} for name, line in lines.items()}
-        return {name: line for name, line in at_sizes.items() if line}
+        lines = {name: self.line(step, choice, name, at=self.sizes()) for name in self.variants(step)}
+        return {name: line for name, line in lines.items() if line}
 
     def predicts(self, step: int) -> bool:
         """Tell if a step's predicted gain can stand beside its measured one.
@@ -134,8 +137,8 @@ class Section:
         The prediction compares a pipelined loop with a plain one, so it says nothing of a step whose
         predecessor is pipelined already.
         """
-        predicted = any(record.step == step and record.predicted_gain_pct is not None for record in self.records)
-        before = [record for record in self.records if record.step == step - 1 and record.default_variant]
+        before = [record for record in self.of(step - 1) if record.default_variant]
+        predicted = any(record.predicted_gain_pct is not None for record in self.of(step))
         return predicted and all(record.stages == 1 for record in before)
 
     def pick(self, step: int, choice: str, shape: Shape, variant: str | None = None) -> Record | None:
@@ -145,21 +148,14 @@ class Section:
         """
         if choice == FASTEST:
             return self.fastest(step, shape)
-        found = [
-            record
-            for record in self.records
-            if record.step == step
-            and record.tile_choice == choice
-            and shape_of(record) == shape
-            and (self._stands_for_step(record) if variant is None else record.variant == variant)
-        ]
+        found = [r for r in self.of(step, shape) if r.tile_choice == choice]
+        found = [r for r in found if (self._stands_for_step(r) if variant is None else r.variant == variant)]
         usual = [record for record in found if record.default_stages]
         return max(usual or found, key=lambda record: record.environment.recorded_at, default=None)
 
     def fastest(self, step: int, shape: Shape) -> Record | None:
         """The record of a step at a shape that comes closest to cuBLAS or passes it; verified ones go first."""
-        found = [record for record in self.records if record.step == step and shape_of(record) == shape]
-        return max(found, key=lambda record: (record.verification.passed, record.ratio_to_cublas), default=None)
+        return max(self.of(step, shape), key=lambda r: (r.verification.passed, r.ratio_to_cublas), default=None)
 
     def drawn(self) -> list[Record]:
         """The records that the ladder's figures are drawn from: of a choice of the ladder, or the fastest of a case."""
@@ -169,22 +165,25 @@ class Section:
         shown = [record for record in self.records if record.tile_choice in self.choices or record.key in keys]
         return [record for record in shown if shape_of(record) in sizes]
 
-    def line(self, step: int, choice: str, variant: str | None = None) -> dict[Shape, Record]:
-        """The records of one line of the ladder by shape, without shapes that were not measured."""
+    def line(
+        self, step: int, choice: str, variant: str | None = None, at: Iterable[Shape] | None = None
+    ) -> dict[Shape, Record]:
+        """The records of one line of the ladder by shape (of some shapes, if given), without those not measured."""
         shapes = self.shapes(self.all_choices if choice == FASTEST else (choice,))
-        picked = {shape: self.pick(step, choice, shape, variant) for shape in shapes}
+        wanted = shapes if at is None else [shape for shape in shapes if shape in at]
+        picked = {shape: self.pick(step, choice, shape, variant) for shape in wanted}
         return {shape: record for shape, record in picked.items() if record is not None}
 
     def gains_at_sizes(self, step: int) -> list[float]:
         """Gains over the step before wherever an axis of sizes shows them; none where that was not timed."""
-        shown = [r for r in self.records if r.step == step and r.tile_choice in self.choices and is_size(shape_of(r))]
+        shown = [r for r in self.of(step) if r.tile_choice in self.choices and is_size(shape_of(r))]
         return [gain for record in shown if (gain := shown_gain(record)) is not None]
 
     def others(self, step: int) -> list[Record]:
         """A step's records that no line of the ladder shows: given tiles and other stage counts."""
         lines = [self.line(step, choice, name) for choice in self.all_choices for name in self.variants(step)]
         shown = {record.key for line in lines for record in line.values()}
-        return [record for record in self.records if record.step == step and record.key not in shown]
+        return [record for record in self.of(step) if record.key not in shown]
 
     def peer_shapes(self) -> list[Shape]:
         """The shapes at which peers were asked for, smallest product first."""
@@ -202,11 +201,8 @@ class Section:
     def peer(self, shape: Shape, name: str) -> tuple[Record, Peer] | None:
         """A peer at a shape, with the record it is part of: that of our fastest, else the newest that has its time."""
         fastest = self.fastest_beside_peers(shape)
-        records = sorted(
-            (record for record in self._with_peers() if shape_of(record) == shape),
-            key=lambda record: (record is fastest, record.environment.recorded_at),
-            reverse=True,
-        )
+        records = [record for record in self._with_peers() if shape_of(record) == shape]
+        records.sort(key=lambda record: (record is fastest, record.environment.recorded_at), reverse=True)
         found = [(record, peer) for record in records for peer in record.peers if peer.name == name]
         return next((pair for pair in found if pair[1].timing), found[0] if found else None)
 
@@ -217,8 +213,9 @@ class Section:
     def _stands_for_step(self, record: Record) -> bool:
         if record.default_variant or record.tile_choice == TUNED:
             return True
-        own = [other for other in self.records if other.step == record.step]
-        return not any(other.default_variant for other in own) and record.variant == self.variants(record.step)[0]
+        if any(other.default_variant for other in self.of(record.step)):
+            return False
+        return record.variant == self.variants(record.step)[0]
 
     def _with_peers(self) -> list[Record]:
         return [record for record in self.records if record.peers and record.verification.passed]
