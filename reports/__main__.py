@@ -19,7 +19,7 @@ from tensorir_ladder.reports.judgement import judgement_tables
 from tensorir_ladder.reports.page import write_pages
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import plots, speed_kind, stage_plots
-from tensorir_ladder.reports.readme import ReadmeError, write_readme
+from tensorir_ladder.reports.readme import write_readme
 from tensorir_ladder.reports.selection import UsageError, grouped, load, parse_steps
 from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table
 from tensorir_ladder.reports.sweeps import chosen_sweeps, product_sweeps
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (RecordError, ReadmeError, UsageError) as error:
+    except (RecordError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

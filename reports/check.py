@@ -19,8 +19,18 @@ from tensorir_ladder.harness.records import (
 )
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import peaks
-from tensorir_ladder.reports.readme import ReadmeError, pictures, read_readme, render_readme
-from tensorir_ladder.reports.selection import Results, Section, Shape, is_size, load, section_key, shape_label
+from tensorir_ladder.reports.readme import pictures, read_readme, render_readme
+from tensorir_ladder.reports.selection import (
+    Results,
+    Section,
+    Shape,
+    UsageError,
+    grouped,
+    is_size,
+    load,
+    section_key,
+    shape_label,
+)
 from tensorir_ladder.reports.timelines import BOX, EMPTY_WAIT, EPILOGUE, FULL_WAIT, ROUNDING, spans
 
 FEWEST_ROUNDS = 7
@@ -35,7 +45,7 @@ def findings(paths: Paths) -> list[str]:
     """
     records = newest(read_places(paths.results, Record))
     first = first_steps(records.values())
-    checks = {place: record_problems(record, first[section_key(record)]) for place, record in records.items()}
+    checks = {place: record_problems(record, first.get(section_key(record), 1)) for place, record in records.items()}
     others = {TunedConfig: tuned_problems, StreamRecord: stream_problems, Timeline: timeline_problems}
     for kind, problems in others.items():
         checks |= {place: problems(record) for place, record in newest(read_places(paths.results, kind)).items()}
@@ -49,10 +59,8 @@ def findings(paths: Paths) -> list[str]:
 
 def first_steps(records: Iterable[Record]) -> dict[tuple[str, ...], int]:
     """The lowest step of each section: on a ladder that begins with it, nothing comes before."""
-    steps: dict[tuple[str, ...], set[int]] = {}
-    for record in records:
-        steps.setdefault(section_key(record), set()).update({record.step} if record.kind == "step" else ())
-    return {section: min(own, default=1) for section, own in steps.items()}
+    groups = grouped((record for record in records if record.kind == "step"), section_key)
+    return {section: min(record.step for record in own) for section, own in groups.items()}
 
 
 def record_problems(record: Record, first_step: int = 1) -> Iterator[str]:
@@ -118,7 +126,7 @@ def stale(results: Results, paths: Paths) -> Iterator[str]:
         text = read_readme(paths.readme)
         if render_readme(text, results, paths) != text:
             yield f"{paths.readme.name}: results are stale; run ladder readme"
-    except ReadmeError as error:
+    except UsageError as error:
         yield str(error)
     shown = pictures(results)
     for plot in shown:

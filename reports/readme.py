@@ -11,7 +11,16 @@ from tensorir_ladder.harness.records import Peer, Record, write_atomically
 from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.paths import Paths, link
 from tensorir_ladder.reports.plot import Plot, ladder_plots, stage_curve, timeline_plots
-from tensorir_ladder.reports.selection import Results, Section, Shape, by_product, is_size, shape_label, steps_text
+from tensorir_ladder.reports.selection import (
+    Results,
+    Section,
+    Shape,
+    UsageError,
+    by_product,
+    is_size,
+    shape_label,
+    steps_text,
+)
 from tensorir_ladder.reports.sweeps import has_sweeps, product_sweeps
 from tensorir_ladder.reports.table import (
     CHOICE_TITLES,
@@ -33,24 +42,20 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 MAIN_LADDERS = ("float32 ieee", "float16 ieee")
 
 
-class ReadmeError(ValueError):
-    """A README that cannot take results: it is missing, or its markers are."""
-
-
 def read_readme(path: Path) -> str:
-    """Read the README, byte for byte; ReadmeError if there is none."""
+    """Read the README, byte for byte; UsageError if there is none."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError as error:
-        raise ReadmeError(f"no {path}; write one with {BEGIN} and {END} in it") from error
+        raise UsageError(f"no {path}; write one with {BEGIN} and {END} in it") from error
 
 
 def render_readme(text: str, results: Results, paths: Paths) -> str:
-    """Put new results between the README's markers; ReadmeError if it lacks them."""
+    """Put new results between the README's markers; UsageError if it lacks them."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end or BEGIN in rest or END in tail:
-        raise ReadmeError(f"{paths.readme} must have {BEGIN} and after it {END}, each once")
+        raise UsageError(f"{paths.readme} must have {BEGIN} and after it {END}, each once")
     return f"{head}{begin}\n{results_block(results, paths)}\n{end}{tail}"
 
 

@@ -31,7 +31,9 @@ def speed_figure(sweeps: Sequence[StageSweep]) -> Figure:
 
     def draw(axes: Axes, sweep: StageSweep) -> None:
         _draw_cublas(axes, sweep)
-        _draw_triton(axes, sweep)
+        if times := triton_sweep(sweep):
+            speeds = [gflops(sweep.shape, time) for time in times.values()]
+            axes.plot([*times], speeds, color=TRITON, marker="s", linestyle=":", label="Triton by num_stages", **STYLE)
         _draw_forecast(axes, sweep)
         _draw_measured(axes, sweep, partial(gflops, sweep.shape), MEASURED, "o", "measured")
 
@@ -106,12 +108,6 @@ def triton_sweep(sweep: StageSweep) -> dict[int, float]:
 
 def _draw_cublas(axes: Axes, sweep: StageSweep) -> None:
     axes.axhline(gflops(sweep.shape, sweep.cublas_ms), color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
-
-
-def _draw_triton(axes: Axes, sweep: StageSweep) -> None:
-    if times := triton_sweep(sweep):
-        speeds = [gflops(sweep.shape, time) for time in times.values()]
-        axes.plot([*times], speeds, color=TRITON, marker="s", linestyle=":", label="Triton by num_stages", **STYLE)
 
 
 def _draw_forecast(axes: Axes, sweep: StageSweep) -> None:

@@ -51,11 +51,12 @@ class StagedRecords:
     """Answers that both kinds of sweep give. ``records`` are those of one case, a stage count each, fewest first."""
 
     records: tuple[Record, ...] | tuple[StreamRecord, ...]
+    direct: StreamRecord | None = None
 
     @property
     def everything(self) -> tuple[Record, ...] | tuple[StreamRecord, ...]:
-        """All records of the case, not only the staged ones."""
-        return self.records
+        """The staged records, then the direct one if it was measured."""
+        return (*self.records, *([self.direct] if self.direct else []))
 
     @property
     def times_ms(self) -> dict[int, float]:
@@ -79,8 +80,8 @@ class StagedRecords:
 
     @property
     def direct_ms(self) -> float | None:
-        """The time of a form that stages nothing; None: there is none."""
-        return None
+        """The time of the form that stages nothing; None where there is none."""
+        return self.direct.timing.median_ms if self.direct else None
 
     @property
     def gain_over_direct_pct(self) -> float | None:
@@ -129,12 +130,6 @@ class StageSweep(StagedRecords):
         """cuBLAS's time: the median over the records, each with its faster form."""
         return statistics.median(record.fastest_baseline.median_ms for record in self.records)
 
-    @property
-    def drift_pct(self) -> float:
-        """The drift of cuBLAS's time between these records: a comparison of two of them cannot see less."""
-        times = [record.fastest_baseline.median_ms for record in self.records]
-        return 100 * (max(times) / min(times) - 1)
-
     def predicted_ms(self, stages: int) -> float | None:
         """The model's time for a stage count; None without a forecast, or where it does not fit."""
         times = self.forecast.time_ms if self.forecast else ()
@@ -162,11 +157,6 @@ class StreamSweep(StagedRecords):
         """Shape and bytes in words."""
         return f"{'x'.join(map(str, self.shape))} ({bytes_label(self.bytes_moved)})"
 
-    @property
-    def everything(self) -> tuple[StreamRecord, ...]:
-        """The staged records, then the direct one if it was measured."""
-        return (*self.records, *([self.direct] if self.direct else []))
-
     def bandwidth_gb_s(self, time_ms: float) -> float:
         """The rate at which a time moves the workload's bytes."""
         return self.bytes_moved / (time_ms * 1e6)
@@ -174,23 +164,13 @@ class StreamSweep(StagedRecords):
     @property
     def copy_gb_s(self) -> float:
         """The copy's rate over as many bytes: the median over the records, same rounds as each."""
-        return statistics.median(self.bandwidth_gb_s(r.copy.median_ms) for r in self.everything)
-
-    @property
-    def best_ratio_to_copy(self) -> float:
-        """The fastest verified form's rate, staged or direct, over the copy's in the same rounds."""
-        return max(record.ratio_to_copy for record in self.everything if record.verification.passed)
+        return statistics.median(self.bandwidth_gb_s(record.copy.median_ms) for record in self.everything)
 
     @property
     def torch_gb_s(self) -> float | None:
         """The rate of torch's own operator, as :attr:`copy_gb_s`; None where it has none."""
         rates = [self.bandwidth_gb_s(r.torch.median_ms) for r in self.everything if r.torch]
         return statistics.median(rates) if rates else None
-
-    @property
-    def direct_ms(self) -> float | None:
-        """The direct form's time; None where it was not measured."""
-        return self.direct.timing.median_ms if self.direct else None
 
 
 def has_sweeps(results: Results) -> bool:

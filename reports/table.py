@@ -17,6 +17,7 @@ from tensorir_ladder.reports.selection import (
     Section,
     Shape,
     by_product,
+    grouped,
     shape_label,
     shape_of,
     shown_gain,
@@ -59,8 +60,16 @@ SPEED = ("time_ms", "gflops", "ratio_to_cublas", "improvement_over_previous_pct"
 
 
 def row(record: Record, place: str) -> dict[str, Any]:
-    """Make one row of ``table --json`` of a record at a place. A record that failed its check has no speed."""
+    """Make one row of ``table --json`` of a record at a place; without speeds, peers' too, where its check failed."""
     used, passed, made = record.resources, record.verification.passed, record.environment
+    peers = []
+    for peer in record.peers:
+        timing = peer.timing if passed else None
+        speed = {
+            "time_ms": timing.median_ms if timing else None,
+            "ratio_to_cublas": record.ratio_of(timing) if timing else None,
+        }
+        peers.append({"name": peer.name, "status": peer.status, "why": peer.why, "config": peer.config, **speed})
     return {
         **{name: getattr(record, name) for name in (*CASE, "tile_choice")},
         "gpu": made.gpu,
@@ -69,20 +78,10 @@ def row(record: Record, place: str) -> dict[str, Any]:
         "verified_on": record.verification.on,
         **{name: getattr(used, name) if used else None for name in ("registers", "smem_bytes", "occupancy")},
         "bound": record.bound,
-        "peers": [peer_row(record, peer) for peer in record.peers],
+        "peers": peers,
         **{name: getattr(made, name) for name in ("recorded_at", "revision", "dirty")},
         "record": place,
     }
-
-
-def peer_row(record: Record, peer: Peer) -> dict[str, Any]:
-    """Make a record's peer a part of its row; without a speed where it has none, or where the record has none."""
-    timing = peer.timing if record.verification.passed else None
-    speed = {
-        "time_ms": timing.median_ms if timing else None,
-        "ratio_to_cublas": record.ratio_of(timing) if timing else None,
-    }
-    return {"name": peer.name, "status": peer.status, "why": peer.why, "config": peer.config, **speed}
 
 
 def ladder_table(results: Results, section: Section, choice: str) -> Table:
@@ -325,12 +324,10 @@ def tiles_in_words(lines: Collection[dict[Shape, Record]], choice: str) -> str:
 
 def default_tiles(records: Iterable[Record]) -> str:
     """The default tiles, with their steps where they are several: ``32x64x16/4x4 (steps 1–6), …``."""
-    steps: dict[str, set[int]] = {}
-    for record in records:
-        if record.tile_choice == "default":
-            steps.setdefault(record.tile, set()).add(record.step)
-    tiles = sorted(steps, key=lambda tile: min(steps[tile]))
-    return tiles[0] if len(tiles) == 1 else ", ".join(f"{tile} ({steps_text(steps[tile])})" for tile in tiles)
+    tiles = grouped((record for record in records if record.tile_choice == "default"), lambda record: record.tile)
+    steps = {tile: {record.step for record in own} for tile, own in tiles.items()}
+    named = sorted(steps, key=lambda tile: min(steps[tile]))
+    return named[0] if len(named) == 1 else ", ".join(f"{tile} ({steps_text(steps[tile])})" for tile in named)
 
 
 def _margin(config: TunedConfig) -> str:

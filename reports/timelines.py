@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import bisect
-import re
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from tensorir_ladder.harness.records import Timeline
-from tensorir_ladder.reports.selection import LAYOUTS, Results, shape_label
-from tensorir_ladder.reports.table import NOT_MEASURED, Table
+from tensorir_ladder.reports.selection import LAYOUTS, Results, grouped, shape_label, slug
+from tensorir_ladder.reports.table import NOT_MEASURED, Table, number
 
 AT_ONCE_NS = 50  # a wait that is over at once takes less: some instructions, and the stamp itself
 EPILOGUE = ("epilogue begins", "results stored")
@@ -56,9 +55,7 @@ class Lives:
     @property
     def slug(self) -> str:
         """The case as part of a file name."""
-        own = self.first
-        parts = (own.environment.gpu.replace("NVIDIA ", ""), own.dtype, own.layout)
-        return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower())
+        return slug(self.first.environment.gpu, self.first.dtype, self.first.layout)
 
     @property
     def kind(self) -> str:
@@ -69,10 +66,7 @@ class Lives:
 
 def lives(results: Results, step: int | None = None) -> list[Lives]:
     """The timelines by case, those of one step if it is given."""
-    groups: dict[tuple, list[Timeline]] = {}
-    for timeline in results.timelines:
-        if step in (None, timeline.step):
-            groups.setdefault(timeline.family, []).append(timeline)
+    groups = grouped((t for t in results.timelines if step in (None, t.step)), lambda timeline: timeline.family)
     return [Lives(tuple(sorted(group, key=lambda timeline: timeline.stages))) for group in groups.values()]
 
 
@@ -141,12 +135,12 @@ def _row(timeline: Timeline) -> tuple[str, ...]:
     return (
         str(timeline.stages),
         f"{timeline.duration_ns / 1e3:.1f}",
-        _number((own[0].begin / 1e3 for own in products if own), 2),
-        _number(periods, 0),
-        _number(_lengths(loads(timeline)), 0),
-        _number(_lengths(span for own in products for span in own if span.seen), 0),
+        _median((own[0].begin / 1e3 for own in products if own), 2),
+        _median(periods, 0),
+        _median(_lengths(loads(timeline)), 0),
+        _median(_lengths(span for own in products for span in own if span.seen), 0),
         _share(products),
-        _number((length / 1e3 for length in _lengths(epilogues)), 2),
+        _median((length / 1e3 for length in _lengths(epilogues)), 2),
         f"{cost:+.1f} %",
     )
 
@@ -157,9 +151,9 @@ def _share(products: list[list[Span]]) -> str:
     return f"{least}{statistics.mean(shares):.0%}" if shares else NOT_MEASURED
 
 
-def _number(values: Iterable[float], digits: int) -> str:
+def _median(values: Iterable[float], digits: int) -> str:
     found = list(values)
-    return f"{statistics.median(found):,.{digits}f}" if found else NOT_MEASURED
+    return number(statistics.median(found) if found else None, f",.{digits}f")
 
 
 def _lengths(found: Iterable[Span]) -> Iterator[float]:
@@ -170,6 +164,6 @@ def _first_of(timeline: Timeline, roles: Iterable[str], event: str) -> dict[int,
     """When the first of some roles saw an event, by number."""
     found: dict[int, float] = {}
     for role in roles:
-        for number, moment in timeline.moments(role, event).items():
-            found[number] = min(moment, found.get(number, moment))
+        for k_tile, moment in timeline.moments(role, event).items():
+            found[k_tile] = min(moment, found.get(k_tile, moment))
     return found
