@@ -14,16 +14,18 @@ from rich.table import Table as RichTable
 
 from tensorir_ladder.harness.cli import COMMANDS
 from tensorir_ladder.harness.records import RESULTS, RecordError
+from tensorir_ladder.reports.cases import grouped
+from tensorir_ladder.reports.cells import Table
 from tensorir_ladder.reports.check import findings
 from tensorir_ladder.reports.judgement import judgement_tables
 from tensorir_ladder.reports.page import write_pages
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import plots, speed_kind, stage_plots
 from tensorir_ladder.reports.readme import write_readme
-from tensorir_ladder.reports.selection import UsageError, grouped, load, parse_steps
+from tensorir_ladder.reports.selection import UsageError, load, parse_steps
 from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table
 from tensorir_ladder.reports.sweeps import chosen_sweeps, product_sweeps
-from tensorir_ladder.reports.table import Table, all_tables, row
+from tensorir_ladder.reports.table import all_tables, row
 
 EXAMPLES = """
 examples:
@@ -57,7 +59,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Read a command and its options."""
     parser = argparse.ArgumentParser(
         "ladder", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from tensorir_ladder.harness.records import Resources
-from tensorir_ladder.reports.selection import grouped
+from tensorir_ladder.reports.cases import grouped
+from tensorir_ladder.reports.cells import Table, percent, span
 from tensorir_ladder.reports.sweeps import TIE_PCT, StageSweep, StreamSweep, speed_gain_pct, speed_lost_pct
-from tensorir_ladder.reports.table import Table, percent, span
 
 Sweep = StageSweep | StreamSweep
 Says = Callable[[Sequence[Sweep]], str]

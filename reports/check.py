@@ -17,20 +17,11 @@ from tensorir_ladder.harness.records import (
     read_places,
     torn_lines,
 )
+from tensorir_ladder.reports.cases import Shape, grouped, is_size, shape_label
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import peaks
 from tensorir_ladder.reports.readme import pictures, read_readme, render_readme
-from tensorir_ladder.reports.selection import (
-    Results,
-    Section,
-    Shape,
-    UsageError,
-    grouped,
-    is_size,
-    load,
-    section_key,
-    shape_label,
-)
+from tensorir_ladder.reports.selection import Results, Section, UsageError, load, section_key
 from tensorir_ladder.reports.timelines import BOX, EMPTY_WAIT, EPILOGUE, FULL_WAIT, ROUNDING, spans
 
 FEWEST_ROUNDS = 7

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tensorir_ladder.harness.records import Counters
-from tensorir_ladder.reports.selection import Results, Section, grouped, natural, shape_label, shape_of
-from tensorir_ladder.reports.table import Table, number, percent
+from tensorir_ladder.reports.cases import grouped, natural, shape_label, shape_of
+from tensorir_ladder.reports.cells import Table, number, percent
+from tensorir_ladder.reports.selection import Results, Section
 
 STALLED = "stalled, warps per issue: "
 

@@ -21,7 +21,6 @@ PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#6
 MARKERS = "os^Dvph"
 CUBLAS = "#000000"
 STYLE = {"linewidth": 1.8, "markersize": 5.5}
-PAST_CUBLAS = "#E6EEF5"
 CAPTION_COLUMNS = 125
 
 

@@ -12,23 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tensorir_ladder.harness.records import Record
+from tensorir_ladder.reports.cases import Shape, shape_of
 from tensorir_ladder.reports.counters import counted_groups, counted_name, stalls
-from tensorir_ladder.reports.drawing import (
-    CUBLAS,
-    MARKERS,
-    PALETTE,
-    PAST_CUBLAS,
-    STYLE,
-    canvas,
-    finish,
-    mark,
-    note,
-    rounds_and_days,
-)
-from tensorir_ladder.reports.selection import Results, Section, Shape, shape_of, shown_gain
+from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish, mark, note, rounds_and_days
+from tensorir_ladder.reports.selection import Results, Section, shown_gain
 from tensorir_ladder.reports.table import CHOICE_TITLES, cublas_gflops, default_tiles, short_name, step_label
 
-ROOF = "#555555"
+ROOF, PAST_CUBLAS = "#555555", "#E6EEF5"
 # The reasons that these kernels' warps wait for most, in the same colours in every figure.
 STALLS = ("long scoreboard", "short scoreboard", "barrier", "dispatch stall", "wait", "mio throttle")
 
@@ -248,5 +238,4 @@ def _gains(line: dict[Shape, Record]) -> dict[Shape, float]:
 
 
 def _itemsize(dtype: str) -> int:
-    """Bytes of one element, from the bits in its type's name."""
     return math.ceil(int(re.search(r"\d+", dtype)[0]) / 8)

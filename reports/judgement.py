@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorir_ladder.reports.selection import grouped
+from tensorir_ladder.reports.cases import grouped
+from tensorir_ladder.reports.cells import NOT_MEASURED, Table, number, occupancy_text, percent
 from tensorir_ladder.reports.sweeps import CLOSE_PCT, TIE_PCT, StageSweep, speed_lost_pct
-from tensorir_ladder.reports.table import NOT_MEASURED, Table, gflops, number, occupancy_text, percent
+from tensorir_ladder.reports.table import gflops
 
 HELD_OUT_CUBES = (768, 1536, 3072)
 

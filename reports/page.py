@@ -8,23 +8,16 @@ from typing import Any
 
 from tensorir_ladder.harness.records import Record, write_atomically
 from tensorir_ladder.reports.advice import advice_table
+from tensorir_ladder.reports.cases import grouped, shape_label, shape_of
+from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, occupancy_text, percent
 from tensorir_ladder.reports.counters import counters_tables
 from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import ladder_plots, plots, stage_plots, timeline_plots
-from tensorir_ladder.reports.selection import TUNED, Results, Section, grouped, shape_label, shape_of
+from tensorir_ladder.reports.selection import TUNED, Results, Section
 from tensorir_ladder.reports.sweep_tables import streams_table
 from tensorir_ladder.reports.sweeps import has_sweeps, product_sweeps, stage_sweeps, stream_sweeps
-from tensorir_ladder.reports.table import (
-    NOT_MEASURED,
-    NOT_VERIFIED,
-    Table,
-    measured_on,
-    occupancy_text,
-    percent,
-    tuned_table,
-    variants_table,
-)
+from tensorir_ladder.reports.table import measured_on, tuned_table, variants_table
 from tensorir_ladder.reports.templating import render
 from tensorir_ladder.reports.timelines import lives_table
 

@@ -23,7 +23,6 @@ class Paths:
 
     @property
     def figures(self) -> Path:
-        """The folder of the pages' pictures."""
         return self.pages / "plots"
 
     @classmethod

@@ -15,9 +15,10 @@ from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
 from tensorir_ladder.reports import drawing, figures, stage_figures, timeline_figure, timelines
+from tensorir_ladder.reports.cases import grouped
 from tensorir_ladder.reports.counters import counted_groups
 from tensorir_ladder.reports.judgement import points
-from tensorir_ladder.reports.selection import Results, Section, grouped
+from tensorir_ladder.reports.selection import Results, Section
 from tensorir_ladder.reports.sweeps import StageSweep, StreamSection, StreamSweep, stage_sweeps, stream_sweeps
 
 PEAKS = Path(__file__).parent / "peaks.json"
@@ -38,7 +39,6 @@ class Plot:
 
     @property
     def file_name(self) -> str:
-        """The PNG's name."""
         return f"{self.section.slug}-{self.kind}.png"
 
     def write(self, folder: Path) -> Path:
@@ -142,7 +142,6 @@ def _stage_plot(kind: str, sweeps: Sequence[StageSweep] | Sequence[StreamSweep],
 
 
 def _slug(tile: str) -> str:
-    """A tile as part of a file name."""
     return tile.replace("/", "_")
 
 

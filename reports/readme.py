@@ -8,30 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from tensorir_ladder.harness.records import Peer, Record, write_atomically
+from tensorir_ladder.reports.cases import Shape, by_product, is_size, shape_label, steps_text
+from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, number
 from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.paths import Paths, link
 from tensorir_ladder.reports.plot import Plot, ladder_plots, stage_curve, timeline_plots
-from tensorir_ladder.reports.selection import (
-    Results,
-    Section,
-    Shape,
-    UsageError,
-    by_product,
-    is_size,
-    shape_label,
-    steps_text,
-)
+from tensorir_ladder.reports.selection import Results, Section, UsageError
 from tensorir_ladder.reports.sweeps import has_sweeps, product_sweeps
 from tensorir_ladder.reports.table import (
     CHOICE_TITLES,
-    NOT_MEASURED,
-    NOT_VERIFIED,
-    Table,
     average_gain,
     cublas_gflops,
     is_stage_count,
     measured_on,
-    number,
     peers_table,
     step_label,
     tiles_in_words,

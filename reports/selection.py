@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tensorir_ladder.harness.records import (
     Counters,
@@ -23,14 +22,11 @@ from tensorir_ladder.harness.records import (
     newest,
     read_places,
 )
-
-Shape = tuple[int, int, int]
-Item, Key = TypeVar("Item"), TypeVar("Key")
+from tensorir_ladder.reports.cases import Shape, by_product, grouped, is_size, natural, shape_of, slug
 
 LADDER_CHOICES = ("default", "best")
 TUNED = "tuned"
 FASTEST = "fastest"  # of all that was measured, whatever tile, stages and variant
-SIDE_STEP = 64  # sizes on an axis are squares whose side is a multiple of it; other shapes stand in tables
 ARITHMETICS = (("ieee", "float32"), ("ieee", "float16"), ("ieee", "bfloat16"), ("tf32", "float32"))
 LAYOUTS = {"nn": "B[K,N]", "nt": "B[N,K]ᵀ"}
 
@@ -63,7 +59,6 @@ class Section:
 
     @property
     def slug(self) -> str:
-        """The section as part of a file name."""
         special = [self.out_dtype] * (self.out_dtype != self.dtype) + [self.math] * (self.math != "ieee")
         return slug(self.gpu, self.dtype, *special, self.layout)
 
@@ -81,7 +76,6 @@ class Section:
 
     @property
     def steps(self) -> list[int]:
-        """The steps measured, in order."""
         return sorted({record.step for record in self.records})
 
     @property
@@ -190,7 +184,6 @@ class Section:
         return by_product({shape_of(record) for record in self._with_peers()})
 
     def peer_names(self) -> list[str]:
-        """The peers asked for, in the order of their records."""
         return list(dict.fromkeys(peer.name for record in self._with_peers() for peer in record.peers))
 
     def fastest_beside_peers(self, shape: Shape, step: int | None = None) -> Record | None:
@@ -243,7 +236,6 @@ class Results:
         return sorted(sections, key=lambda section: section.place)
 
     def steps(self) -> list[int]:
-        """Every step with a record or a timeline."""
         return sorted({item.step for item in (*self.records, *self.timelines)})
 
     def step_name(self, step: int) -> str:
@@ -289,56 +281,9 @@ def section_key(record: Record | TunedConfig) -> tuple[str, ...]:
     return (record.environment.gpu, record.dtype, record.out_dtype, record.math, record.layout)
 
 
-def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by a key of theirs, keys and items in the order in which they come."""
-    groups: dict[Key, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
-
-
-def slug(*parts: str) -> str:
-    """Parts as one part of a file name; a GPU without its maker."""
-    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).replace("NVIDIA ", "").lower())
-
-
-def shape_of(record: Record | Counters | TunedConfig) -> Shape:
-    """The m, n and k of a record, of counters, or of a tuned configuration."""
-    return record.m, record.n, record.k
-
-
-def shape_label(shape: Shape) -> str:
-    """``1024`` for a square product, ``MxNxK`` otherwise."""
-    return str(shape[0]) if len(set(shape)) == 1 else "x".join(map(str, shape))
-
-
 def shown_gain(record: Record) -> float | None:
     """The gain over the step before, None for the first step and for a record that failed its check."""
     return record.improvement_over_previous_pct if record.verification.passed else None
-
-
-def steps_text(steps: Iterable[int]) -> str:
-    """``step 7``, ``steps 1–6``, ``steps 1, 3``."""
-    found = sorted(set(steps))
-    if len(found) == 1:
-        return f"step {found[0]}"
-    whole = found == list(range(found[0], found[-1] + 1))
-    return f"steps {found[0]}–{found[-1]}" if whole else f"steps {', '.join(map(str, found))}"
-
-
-def is_size(shape: Shape) -> bool:
-    """Tell if a shape has a place on an axis of sizes: a square whose side is a multiple of ``SIDE_STEP``."""
-    return len(set(shape)) == 1 and shape[0] % SIDE_STEP == 0
-
-
-def by_product(shapes: Iterable[Shape]) -> list[Shape]:
-    """Shapes by the product of their extents, smallest first."""
-    return sorted(shapes, key=lambda shape: (math.prod(shape), shape))
-
-
-def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """A sorting key in which unroll4 comes before unroll16."""
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))
 
 
 def parse_steps(text: str) -> list[int]:

@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tensorir_ladder.harness.records import Timing
+from tensorir_ladder.reports.cases import grouped
 from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish, mark, rounds_and_days
 from tensorir_ladder.reports.judgement import is_held_out
-from tensorir_ladder.reports.selection import grouped
 from tensorir_ladder.reports.sweeps import StageSweep, StreamSweep
 from tensorir_ladder.reports.table import gflops
 

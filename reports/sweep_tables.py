@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tensorir_ladder.harness.records import Record
+from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, number, occupancy_text
 from tensorir_ladder.reports.judgement import is_held_out
 from tensorir_ladder.reports.sweeps import CLOSE_PCT, StageSweep, StreamSweep, speed_lost_pct
-from tensorir_ladder.reports.table import NOT_MEASURED, NOT_VERIFIED, Table, gflops, number, occupancy_text
+from tensorir_ladder.reports.table import gflops
 
 USED = ("smem_bytes", "registers", "blocks_per_sm", "occupancy", "occupancy_limit")
 

@@ -12,17 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensorir_ladder.harness.records import DepthForecast, Record, Resources, StreamRecord
-from tensorir_ladder.reports.selection import (
-    Results,
-    Section,
-    Shape,
-    UsageError,
-    grouped,
-    natural,
-    shape_label,
-    shape_of,
-    slug,
-)
+from tensorir_ladder.reports.cases import Shape, grouped, natural, shape_label, shape_of, slug
+from tensorir_ladder.reports.selection import Results, Section, UsageError
 
 TIE_PCT = 1.0  # speeds closer than this are a tie, which the fewer stages win
 CLOSE_PCT = 2.0  # how much speed a recommended depth may lose to the best one and still be called right
@@ -38,12 +29,10 @@ class StreamSection:
 
     @property
     def title(self) -> str:
-        """The section in words, GPU first."""
         return f"{self.gpu}, {self.dtype}"
 
     @property
     def slug(self) -> str:
-        """The section as part of a file name."""
         return slug(self.gpu, self.dtype)
 
 
@@ -111,7 +100,6 @@ class StageSweep(StagedRecords):
 
     @property
     def size(self) -> str:
-        """The shape in words."""
         return shape_label(self.shape)
 
     @property
@@ -154,7 +142,6 @@ class StreamSweep(StagedRecords):
 
     @property
     def size(self) -> str:
-        """Shape and bytes in words."""
         return f"{'x'.join(map(str, self.shape))} ({bytes_label(self.bytes_moved)})"
 
     def bandwidth_gb_s(self, time_ms: float) -> float:
@@ -174,7 +161,6 @@ class StreamSweep(StagedRecords):
 
 
 def has_sweeps(results: Results) -> bool:
-    """Tell if anything was swept over stages."""
     return bool(stream_sweeps(results) or product_sweeps(results))
 
 

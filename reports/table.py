@@ -6,53 +6,20 @@ import math
 import re
 import statistics
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from tensorir_ladder.harness.records import Peer, Record, Resources, StreamRecord, Timeline, TunedConfig
-from tensorir_ladder.reports.selection import (
-    FASTEST,
-    TUNED,
-    Results,
-    Section,
-    Shape,
-    by_product,
-    grouped,
-    shape_label,
-    shape_of,
-    shown_gain,
-    steps_text,
-)
+from tensorir_ladder.harness.records import Peer, Record, StreamRecord, Timeline, TunedConfig
+from tensorir_ladder.reports.cases import Shape, by_product, grouped, shape_label, shape_of, steps_text
+from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, number, percent, span
+from tensorir_ladder.reports.selection import FASTEST, TUNED, Results, Section, shown_gain
 from tensorir_ladder.reports.sweeps import unswept
 
-NOT_MEASURED = "–"
-NOT_VERIFIED = "failed its check"
 CHOICE_TITLES = {
     "default": "default tile",
     "best": "best tile",
     TUNED: "tuned",
     FASTEST: "fastest configuration",
 }
-
-
-@dataclass(frozen=True)
-class Table:
-    """A titled grid of text; the first ``left`` columns are text, the others numbers."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-    left: int = 1
-
-    def markdown(self) -> str:
-        """The grid as a Markdown table, its note below; the title is left to the caller."""
-        rule = [":--" if column < self.left else "--:" for column in range(len(self.header))]
-        lines = [
-            "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (self.header, *self.rows)
-        ]
-        text = "\n".join([lines[0], "|" + "|".join(rule) + "|", *lines[1:]])
-        return f"{text}\n\n{self.note}" if self.note else text
 
 
 CASE = ("step", "variant", "default_variant", "m", "n", "k", "layout", "dtype", "out_dtype", "math", "stages", "tile")
@@ -248,28 +215,6 @@ def peer_cell(found: tuple[Record, Peer] | None) -> str:
         return NOT_MEASURED
     record, peer = found
     return f"{100 * record.ratio_of(peer.timing):.0f} % ({peer.config})" if peer.timing else peer.status
-
-
-def number(value: float | None, form: str = ",.0f") -> str:
-    """A value in a format, or the sign that it was not measured."""
-    return NOT_MEASURED if value is None else f"{value:{form}}"
-
-
-def percent(value: float | None, form: str = "+.1f") -> str:
-    """A gain with its sign, to a tenth of a percent; other percentages by their format."""
-    return NOT_MEASURED if value is None else f"{value:{form}} %"
-
-
-def occupancy_text(used: Resources | None) -> str:
-    """``38% (registers)``: a kernel's occupancy and what limits it."""
-    return NOT_MEASURED if used is None else f"{used.occupancy:.0%} ({used.occupancy_limit})"
-
-
-def span(values: Iterable[float], unit: str, digits: int = 0) -> str:
-    """``1965–1980 MHz``, or one value where all are equal."""
-    found = sorted(values)
-    low, high = f"{found[0]:,.{digits}f}", f"{found[-1]:,.{digits}f}"
-    return f"{low} {unit}" if low == high else f"{low}–{high} {unit}"
 
 
 def measured_on(records: Collection[Record | StreamRecord | Timeline]) -> str:

@@ -100,7 +100,6 @@ def _products(timeline: Timeline) -> list[list[Span]]:
 
 
 def _rows(timeline: Timeline) -> list[str]:
-    """The rows of a panel: stages, then roles."""
     return [*(f"stage {stage}" for stage in range(timeline.stages)), *waiting_roles(timeline)]
 
 

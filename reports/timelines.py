@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tensorir_ladder.harness.records import Timeline
-from tensorir_ladder.reports.selection import LAYOUTS, Results, grouped, shape_label, slug
-from tensorir_ladder.reports.table import NOT_MEASURED, Table, number
+from tensorir_ladder.reports.cases import grouped, shape_label, slug
+from tensorir_ladder.reports.cells import NOT_MEASURED, Table, number
+from tensorir_ladder.reports.selection import LAYOUTS, Results
 
 AT_ONCE_NS = 50  # a wait that is over at once takes less: some instructions, and the stamp itself
 EPILOGUE = ("epilogue begins", "results stored")
@@ -46,7 +47,6 @@ class Lives:
 
     @property
     def title(self) -> str:
-        """The case in words, GPU first."""
         own = self.first
         layout = LAYOUTS.get(own.layout, own.layout)
         size = shape_label(own.shape) + "³" * (len(set(own.shape)) == 1)
@@ -54,7 +54,6 @@ class Lives:
 
     @property
     def slug(self) -> str:
-        """The case as part of a file name."""
         return slug(self.first.environment.gpu, self.first.dtype, self.first.layout)
 
     @property

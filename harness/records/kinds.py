@@ -299,7 +299,7 @@ class Timeline(_OfKernel, _Measured):
 
 @dataclass(frozen=True)
 class Listing(_Stored):
-    """One step's schedule and generated code at a fixed shape, for the pages; made without a GPU.
+    """One step's schedule and generated code at a fixed shape; made without a GPU.
 
     ``text`` is the step's docstring, ``tir`` the scheduled TensorIR, ``cuda`` the generated kernel,
     ``why`` one sentence on what the generated code says about the variant's speed, ``pipeline`` the

@@ -29,6 +29,7 @@ from tensorir_ladder.harness.machines import MACHINES
 from tensorir_ladder.harness.records import RESULTS, Counters, Timing
 from tensorir_ladder.reports import plot
 from tensorir_ladder.reports.__main__ import main
+from tensorir_ladder.reports.cases import natural, steps_text
 from tensorir_ladder.reports.check import findings, record_problems, tuned_problems
 from tensorir_ladder.reports.counters import counted_groups, counters_tables
 from tensorir_ladder.reports.figures import intensity, step_look
@@ -36,7 +37,7 @@ from tensorir_ladder.reports.page import step_page
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import peaks, plots
 from tensorir_ladder.reports.readme import BEGIN, END, other_shapes, overview, pictures
-from tensorir_ladder.reports.selection import UsageError, load, natural, parse_steps, steps_text
+from tensorir_ladder.reports.selection import UsageError, load, parse_steps
 from tensorir_ladder.reports.table import all_tables, ladder_table, variants_table
 
 ROOT = Path(__file__).resolve().parents[2]
