@@ -136,11 +136,11 @@ def _print_tables(tables: list[Table], markdown: bool) -> None:
         console.print()
 
 
-def _plot(options: argparse.Namespace, paths: Paths) -> int:
+def _plot(_: argparse.Namespace, paths: Paths) -> int:
     return _report([plot.path(paths.figures) for plot in plots(load(paths.results))])
 
 
-def _page(options: argparse.Namespace, paths: Paths) -> int:
+def _page(_: argparse.Namespace, paths: Paths) -> int:
     return _report(write_pages(load(paths.results), paths))
 
 

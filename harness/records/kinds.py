@@ -304,7 +304,7 @@ class Listing(_Stored):
     ``text`` is the step's docstring, ``tir`` the scheduled TensorIR, ``cuda`` the generated kernel,
     ``why`` one sentence on what the generated code says about the variant's speed, ``pipeline`` the
     lists annotated on the k loop (statement names, stage, order, asynchronous stages), ``aspects`` what
-    a page's "what changed" table compares, by name ("shared memory", "barriers per k tile", ...).
+    differs from step to step, by name ("shared memory", "barriers per k tile", ...).
     """
 
     step: int

@@ -296,36 +296,21 @@ def staged(shares: dict[int, float], **changes: object) -> list[StreamRecord]:
     [
         (
             [*staged({1: 0.8, 3: 0.93}), stream(variant="direct", share=0.955)],
-            "no staging at all: the direct form, at 96 % of the copy's rate, is +2.7 % against the fastest staged one; "
-            "its occupancy: 75 %",
+            ("no staging at all", "96 % of the copy's rate, is +2.7 %", "occupancy: 75 %"),
         ),
-        (
-            [*staged({1: 0.5, 3: 0.6}), stream(variant="direct", share=0.6)],
-            "no staging at all: the direct form, at 60 % of the copy's rate, is +0.0 % against the fastest staged one",
-        ),
-        (
-            [*staged({1: 0.895, 3: 0.9}), stream(variant="direct", share=0.5)],
-            "no pipeline: 1 stage is within 0.6 % of the fastest, with room for 8 blocks per multiprocessor, "
-            "occupancy 75 %",
-        ),
-        (staged({2: 0.8, 3: 0.9}), "not known: 1 stage was not measured"),
-        (
-            staged({1: 0.6, 3: 0.9}),
-            "stages pay, +50.0 %; then traffic explains at least half of the time",
-        ),
-        (
-            staged({1: 0.2, 3: 0.3}, bound="latency"),
-            "stages pay, +50.0 %; even so neither traffic nor arithmetic explains half of the time",
-        ),
-        (
-            staged({1: 0.2, 3: 0.3}, bound="compute"),
-            "stages pay, +50.0 %; then arithmetic at its peak explains at least half of the time",
-        ),
-        (staged({1: 0.2, 3: 0.3}, bound="unknown"), "stages pay, +50.0 %"),
+        ([*staged({1: 0.5, 3: 0.6}), stream(variant="direct", share=0.6)], ("no staging at all", "60 %", "+0.0 %")),
+        ([*staged({1: 0.895, 3: 0.9}), stream(variant="direct", share=0.5)], ("no pipeline", "0.6 %", "8 blocks")),
+        (staged({2: 0.8, 3: 0.9}), ("not known",)),
+        (staged({1: 0.6, 3: 0.9}), ("stages pay, +50.0 %", "then traffic")),
+        (staged({1: 0.2, 3: 0.3}, bound="latency"), ("stages pay, +50.0 %", "neither traffic nor arithmetic")),
+        (staged({1: 0.2, 3: 0.3}, bound="compute"), ("stages pay, +50.0 %", "then arithmetic")),
+        (staged({1: 0.2, 3: 0.3}, bound="unknown"), ("stages pay, +50.0 %",)),
     ],
 )
 def test_each_reason_follows_from_figures(records, expected):
-    assert reasons(streams_of(*records)) == expected
+    told = reasons(streams_of(*records))
+    assert told.startswith(expected[0])
+    assert all(words in told for words in expected)
 
 
 def test_a_direct_form_that_failed_its_check_is_no_reason():
