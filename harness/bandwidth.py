@@ -271,7 +271,7 @@ def workload_tolerance(case: BandwidthCase, scale: tuple[float, float]) -> float
     return epsilon(case.dtype) * largest + epsilon("float32") * arithmetic
 
 
-def stages_made(kernel: Lowered) -> int:
+def stages_built(kernel: Lowered) -> int:
     """Count the staged operand's stages as scheduled: 1 without a pipeline."""
     stage = kernel.pipeline.get("software_pipeline_stage", [0])
     return max(stage) - min(stage) + 1
@@ -313,11 +313,11 @@ def measure_workloads(session: Session, cases: Sequence[BandwidthCase]) -> list[
     built: dict[tuple[str, int], tuple[BandwidthCase, Lowered, Callable, Verification]] = {}
     for case in cases:
         kernel = lower_workload(case)
-        if (case.variant, stages_made(kernel)) not in built:
+        if (case.variant, stages_built(kernel)) not in built:
             kernel = compiled(kernel, session.compiler)
             run = executable(kernel)["main"]
             checked = verify_workload(case, kernel, session.backend, run)
-            built[case.variant, stages_made(kernel)] = case, kernel, run, checked
+            built[case.variant, stages_built(kernel)] = case, kernel, run, checked
     session.backend.torch.cuda.empty_cache()
     course = BandwidthCourse(cases[0], session.backend)
     own = [(kernel.label, partial(_on_own, run)) for _, kernel, run, _ in built.values()]
@@ -340,7 +340,7 @@ def _record(session, case, kernel, checked, rounds, timing, copy, torch) -> Stre
         shape=case.shape,
         dtype=case.dtype,
         variant=case.variant,
-        stages=stages_made(kernel),
+        stages=stages_built(kernel),
         config=str(case.tile),
         bytes_moved=case.bytes_moved,
         flops=case.flops,

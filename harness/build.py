@@ -73,9 +73,14 @@ class Case:
         return self.step.variant(self.variant)
 
     @property
-    def slots(self) -> int:
+    def k_tiles(self) -> int:
+        """K tiles of the problem."""
+        return -(-self.problem.k // self.tile.block_k)
+
+    @property
+    def stages_built(self) -> int:
         """The stages that this case really has: 1 without a pipeline, never more than k tiles."""
-        return self.config.stages_of(self.problem) if self.step.pipelined and self.form.pipelined else 1
+        return min(self.stages, self.k_tiles) if self.step.pipelined and self.form.pipelined else 1
 
     @property
     def tile_built(self) -> BlockTile:
@@ -95,13 +100,12 @@ class Case:
     @property
     def lacks(self) -> str:
         """A clause: what the machine lacks for the step's variant, or why the step refuses the product; or empty."""
-        if self._needs_cp_async:
+        if self._lacks_cp_async:
             return f"{self.machine.arch} has no cp.async"
         return self.tile.missing(self.machine.target()) or self.step.refuses(self.problem)
 
     @property
-    def _needs_cp_async(self) -> bool:
-        """True where the variant needs cp.async, which the machine lacks."""
+    def _lacks_cp_async(self) -> bool:
         return self.form.needs_async_copy and not self.machine.has_cp_async
 
     def validate(self) -> None:
@@ -110,16 +114,16 @@ class Case:
         """
         self.step.check_tile(self.tile)
         self.step.check_dtype(self.variant, self.problem.dtype)
-        if self._needs_cp_async:
+        if self._lacks_cp_async:
             without = self.step.default_variant(False)
             remedy = "take step 6" if self.step.variant(without).needs_async_copy else f"use --variant {without}"
             raise UnsupportedCase(
                 f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
                 f"{remedy}"
             )
-        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.slots)
+        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.stages_built)
         fewest = self.form.fewest_stages
-        if self.stages < min(fewest, self.config.k_tiles(self.problem)):
+        if self.stages < min(fewest, self.k_tiles):
             raise IllegalPipeline(
                 f"too few stages for {self.step.name}[{self.variant}]",
                 value=self.stages,
@@ -136,17 +140,24 @@ class Case:
     def default(
         cls, step: Step, problem: Matmul, machine: Machine, variant: str = "", stages: int | None = None
     ) -> Case:
-        """A step's case where nobody names a tile, nor ring slots unless ``stages`` does; "" is the default variant."""
+        """Make a step's case with the tile chosen for it, and its stages if None; "" is the default variant."""
         variant = variant or step.default_variant(machine.has_cp_async)
         chosen = choose(step.tiles, problem, machine.for_choices(), split=step.variant(variant).splits_k)
         return cls(step, problem, variant, chosen.tile, machine, stages or chosen.stages)
 
-    def with_tile(self, tile: BlockTile, choice: str) -> Case:
-        """Return the case with another tile."""
-        return replace(self, tile=tile, tile_choice=choice)
+    @property
+    def usual(self) -> bool:
+        """True of the step's default variant."""
+        return self.variant == self.step.default_variant(self.machine.has_cp_async)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The fields by which every record names a case's kernel."""
+        names = {"step": self.step.number, "step_name": self.step.name, "variant": self.variant}
+        return names | {"tile": str(self.tile), "stages": self.stages_built}
 
     def __str__(self) -> str:
-        stages = f" {self.slots} stages" if self.slots > 1 else ""
+        stages = f" {self.stages_built} stages" if self.stages_built > 1 else ""
         return f"{self.step.name}[{self.variant}] {self.problem.shape} {self.problem.dtype} {self.tile}{stages}"
 
 
@@ -218,7 +229,7 @@ class Lowered:
     @property
     def workspace_bytes(self) -> int:
         """Device memory that its kernels leave results in for each other."""
-        return sum(math.prod(map(int, buffer.shape)) * dtype_bytes(buffer.dtype) for buffer in self.workspaces)
+        return sum(map(_bytes_of, self.workspaces))
 
     @property
     def workspaces(self) -> list[tirx.Var]:
@@ -250,15 +261,8 @@ class Lowered:
     @cached_property
     def launch(self) -> dict[str, int]:
         """Extents of the main kernel's blockIdx and threadIdx, by name."""
-        extents: dict[str, int] = {}
-
-        def note(attribute: tirx.AttrStmt) -> None:
-            """Take down an axis of the launch."""
-            if attribute.attr_key == "thread_extent":
-                extents[str(attribute.node.thread_tag)] = int(attribute.value)
-
-        tvm_ffi.structural_walk(self.device[self.main_kernel].body, (tirx.AttrStmt, note))
-        return extents
+        found = _nodes(self.device[self.main_kernel].body, tirx.AttrStmt)
+        return {str(a.node.thread_tag): int(a.value) for a in found if a.attr_key == "thread_extent"}
 
     @property
     def threads(self) -> int:
@@ -271,27 +275,14 @@ class Lowered:
         return self._extent("blockIdx")
 
     def _extent(self, prefix: str) -> int:
-        product = 1
-        for tag, extent in self.launch.items():
-            product *= extent if tag.startswith(prefix) else 1
-        return product
+        return math.prod(extent for tag, extent in self.launch.items() if tag.startswith(prefix))
 
     @cached_property
     def smem_bytes(self) -> int:
         """Shared memory of a block, static and dynamic, as declared in the lowered kernel and by an explicit one."""
-        return self._allocated(self.main_kernel, *SHARED_SCOPES) + (self._pool_bytes() if self.explicit else 0)
-
-    def _pool_bytes(self) -> int:
-        """Dynamic shared memory that an explicit kernel asks for when it is launched."""
-        found: list[int] = []
-
-        def note(attribute: tirx.AttrStmt) -> None:
-            """Take down the size that a pool was committed with."""
-            if attribute.attr_key == "tirx.dyn_smem_bytes":
-                found.append(int(attribute.value))
-
-        tvm_ffi.structural_walk(self.source.body, (tirx.AttrStmt, note))
-        return sum(found)
+        pools = _nodes(self.source.body, tirx.AttrStmt) if self.explicit else []
+        asked = sum(int(pool.value) for pool in pools if pool.attr_key == "tirx.dyn_smem_bytes")
+        return self._allocated(self.main_kernel, *SHARED_SCOPES) + asked
 
     @cached_property
     def local_bytes(self) -> int:
@@ -304,16 +295,8 @@ class Lowered:
         return max(self._allocated(name.name_hint, "local") for name in self.device.functions)
 
     def _allocated(self, kernel: str, *scopes: str) -> int:
-        total = 0
-
-        def note(alloc: tirx.AllocBuffer) -> None:
-            """Add the bytes of a buffer of these scopes."""
-            nonlocal total
-            if alloc.buffer.scope() in scopes:
-                total += math.prod(int(extent) for extent in alloc.buffer.shape) * dtype_bytes(alloc.buffer.dtype)
-
-        tvm_ffi.structural_walk(self.device[kernel].body, (tirx.AllocBuffer, note))
-        return total
+        buffers = [alloc.buffer for alloc in _nodes(self.device[kernel].body, tirx.AllocBuffer)]
+        return sum(_bytes_of(buffer) for buffer in buffers if buffer.scope() in scopes)
 
     @property
     def resources(self) -> Resources | None:
@@ -368,8 +351,7 @@ class Kernel(Lowered):
     @property
     def code(self) -> CodeFacts:
         """Counts in the generated CUDA; an explicit kernel has no cp.async, and its waits are for mbarriers."""
-        body = self.body
-        loop = self.loop_body
+        body, loop = self.body, self.loop_body
         tiles = self._k_tiles_in(loop)
         copies = asynchronous_copies(loop)
         waits = [] if self.explicit else re.findall(r"wait_group_(\d+)\(\)", loop)
@@ -401,30 +383,40 @@ class Kernel(Lowered):
         return found | {"TMA stores": len(re.findall(INSTRUCTIONS["TMA stores"], self.body))}
 
     def _shared_versions(self) -> int:
-        """Return how many k tiles fit into what the kernel has of shared memory; 0 without any.
+        """Count the k tiles that fit into the kernel's shared memory; 0 without any.
 
         As asked for with tiles of warps, whose padding and sums of slices are in the same bytes, and in explicit
         kernels, whose results are.
         """
         case = self.case
         if not self.smem_bytes or self.explicit or isinstance(case.tile, WarpTile):
-            return case.slots if self.smem_bytes else 0
+            return case.stages_built if self.smem_bytes else 0
         return round(self.smem_bytes / case.tile_built.smem_bytes(dtype_bytes(case.problem.dtype)))
 
     def _k_tiles_in(self, loop: str) -> int:
-        """Return how many k tiles one iteration of the k loop covers: a turn of the ring where that is written out."""
+        """Count the k tiles of one iteration of the k loop: a turn of the ring where that is written out."""
         rings = [int(ring.annotations[UNROLL_RING]) for ring in annotated_loops(self.mod, UNROLL_RING)]
-        rings = [self.case.slots] if self.explicit else rings
+        rings = [self.case.stages_built] if self.explicit else rings
         return rings[0] if rings and re.match(r"\s*for \(int turn", loop) else 1
 
 
+def _nodes(body: tirx.Stmt, kind: type) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(body, (kind, found.append))
+    return found
+
+
+def _bytes_of(buffer: tirx.Buffer) -> int:
+    return math.prod(map(int, buffer.shape)) * dtype_bytes(buffer.dtype)
+
+
 def asynchronous_copies(text: str) -> list[int]:
-    """The bytes of each cp.async in a text of generated CUDA."""
+    """List the bytes of each cp.async in a text of generated CUDA."""
     return [int(size) for size in re.findall(r"ptx_cp_async_legacy(?:_pred)?_c[ag]_(\d+)", text)]
 
 
 def main_loop(body: str) -> str:
-    """The loop over k tiles in a kernel's text: the longest outermost ``for`` in which threads meet.
+    """Find the loop over k tiles in a kernel's text: the longest outermost ``for`` in which threads meet.
 
     Where TVM has written the k loop out (few k tiles, many stages) there is none: then the whole text.
     """
@@ -444,7 +436,7 @@ def main_loop(body: str) -> str:
 
 
 def ring_loops(body: str) -> str:
-    """The loops over turns of a ring in an explicit kernel's text, one after the other, whichever warps run them."""
+    """Find the loops over turns of a ring in an explicit kernel's text, in turn, whichever warps run them."""
     loops = re.findall(r"^( *)(for \(int turn\w* = .*?^\1\})$", body, re.M | re.S)
     return "\n".join(indent + loop for indent, loop in loops)
 
@@ -490,7 +482,7 @@ def lower_schedule(source: Schedule | tirx.PrimFunc, machine: Machine, label: st
 
 
 def compiled(kernel: AnyLowered, compiler: Compiler) -> AnyLowered:
-    """The kernel with its cubin, from the cache or the compiler."""
+    """Give a kernel its cubin, from the cache or the compiler."""
     options = kernel.ptxas_options
     return replace(kernel, cubin=compile_cubin(kernel.cuda, kernel.machine.arch, compiler, options, kernel.main_kernel))
 
@@ -507,7 +499,6 @@ class Program:
     memory: tuple[Any, ...] = ()
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        """The function of that name, which takes the problem's arrays."""
         function = self.executable[name]
         if not self.memory:
             return function
@@ -515,21 +506,21 @@ class Program:
 
 
 def executable(kernel: Lowered) -> Program:
-    """The program for the GPU at hand that runs exactly ``kernel.cubin``; call ``executable(kernel)["main"]``."""
+    """Make the program for the GPU at hand that runs exactly ``kernel.cubin``; call ``executable(kernel)["main"]``."""
     if kernel.cubin is None:
         raise ValueError(f"{kernel.label} is not compiled; call compiled(kernel, compiler) first")
 
     def deliver(source: str) -> bytes:
-        """The compiled cubin, if the text is the one it was compiled from."""
         if source != kernel.cuda:
             raise RuntimeError(f"TVM generated other CUDA text for {kernel.label} than the text that was compiled")
         return kernel.cubin.data
 
-    mod = kernel.mod
     # Zeros, which flags begin as.
-    empty = [np.zeros([int(extent) for extent in buffer.shape], str(buffer.dtype)) for buffer in kernel.workspaces]
+    empty = [np.zeros(list(map(int, buffer.shape)), str(buffer.dtype)) for buffer in kernel.workspaces]
     memory = [tvm.runtime.tensor(array, tvm.cuda()) for array in empty]
-    program = compile_module(pass_workspaces(mod), kernel.machine, deliver, kernel.pass_config, kernel.tir_pipeline)
+    program = compile_module(
+        pass_workspaces(kernel.mod), kernel.machine, deliver, kernel.pass_config, kernel.tir_pipeline
+    )
     return Program(program, tuple(memory))
 
 
@@ -540,7 +531,7 @@ def compile_module(
     pass_config: dict[str, bool] | None = None,
     tir_pipeline: str = "",
 ) -> tvm.runtime.Executable:
-    """TVM's executable of a module; ``deliver(cuda text)`` gives the cubin that it runs.
+    """Build TVM's executable of a module; ``deliver(cuda text)`` gives the cubin that it runs.
 
     ``tir_pipeline`` names the passes that lower it, those of a scheduled module where none is named.
     """

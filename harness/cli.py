@@ -171,7 +171,10 @@ def _refuse(error: Exception) -> int:
     from tensorir_ladder.emulator.errors import KernelFault
     from tensorir_ladder.harness.verify import WrongResult
 
-    print(f"error: {'wrong result: ' if isinstance(error, WrongResult) else ''}{error}", file=sys.stderr)
+    text = f"{'wrong result: ' if isinstance(error, WrongResult) else ''}{error}"
+    if isinstance(error, KernelFault):
+        text = text.replace(f"(seed {error.seed} repeats it)", f"(--emulator-seed {error.seed} repeats it)")
+    print(f"error: {text}", file=sys.stderr)
     return WRONG if isinstance(error, WrongResult | KernelFault) else BAD_INPUT
 
 

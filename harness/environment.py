@@ -57,7 +57,7 @@ def versions(backend: GpuBackend, compiler: str) -> dict[str, str]:
     return {
         "tvm": tvm.__version__,
         "tvm_ffi": tvm_ffi.__version__,
-        "torch": backend.torch.__version__,
+        "torch": str(backend.torch.__version__),  # a subclass of str, which JSON does not know
         "torch_cuda": str(backend.torch.version.cuda),
         "nvcc": compiler,
     }

@@ -87,11 +87,11 @@ class NumpyArrays:
 
 
 class LlvmBackend(NumpyArrays):
-    """The scheduled module on the CPU: prologue, body, epilogue and buffer versions are really executed.
+    """The scheduled module on the CPU: prologue, body, epilogue and the stages of buffers are really executed.
 
     The lowering passes are those of the GPU, in their order, less the ones about threads: thread-bound
     loops run as ordinary loops, one thread after the other, each doing the whole of a cooperative copy.
-    Tiling, indices, predicates, vectors, stage and order lists and buffer versions are checked that way;
+    Tiling, indices, predicates, vectors, stage and order lists and the stages of buffers are checked that way;
     barriers, waits for cp.async and opaque instructions are not: a tensorized step runs as it was scheduled before
     tensorization.
     """

@@ -10,37 +10,37 @@ from tensorir_ladder.steps.registry import find_steps
 
 
 def why(kernel: Kernel) -> str:
-    """One or two sentences from the generated CUDA: slots, copies, waits, barriers; identical code first."""
+    """One or two sentences from the generated CUDA: stages, copies, waits, barriers; identical code first."""
     twin = _identical(kernel)
     if twin:
         return f"The generated kernel is the same, character for character, as that of {twin}: no gain is possible."
-    code, slots = kernel.code, kernel.code.shared_versions
+    code, stages = kernel.code, kernel.code.shared_versions
     scope = "in all, the k loop being written out" if kernel.written_out else "per k tile"
     if kernel.explicit:
         counts = kernel.instructions
         multiplies = next(name for name in MULTIPLICATIONS if name in counts)
         sentence = (
             f"{_counted(counts['TMA loads'], 'TMA load')} and {counts[multiplies]} {multiplies} {scope}; "
-            f"{_counted(slots, 'slot')}, each with an mbarrier that counts its bytes."
+            f"{_counted(stages, 'stage')}, each with an mbarrier that counts its bytes."
         )
     elif code.cp_async:
         waits = ", ".join(f"wait_group {count}" for count in code.wait_groups) or "no wait"
         copies = f"{code.cp_async} cp.async statements of {code.cp_async_bytes} bytes a thread"
         flight = max(code.wait_groups, default=0) + _waits_first(kernel)
         tiles = f"up to {flight} k tile{'s' * (flight != 1)} stay in flight while one is multiplied"
-        sentence = f"{copies} {scope}, {slots} slots, {waits}{'' if kernel.written_out else f': {tiles}'}."
-    elif slots > 1 and _stores_from_registers(kernel):
+        sentence = f"{copies} {scope}, {stages} stages, {waits}{'' if kernel.written_out else f': {tiles}'}."
+    elif stages > 1 and _stores_from_registers(kernel):
         sentence = (
-            f"{slots} slots; a tile's loads go to registers one iteration before their store to shared memory, "
+            f"{stages} stages; a tile's loads go to registers one iteration before their store to shared memory, "
             f"so that they are in flight across the arithmetic."
         )
-    elif slots > 1:
+    elif stages > 1:
         sentence = (
-            f"{slots} slots, but each load is stored to shared memory by the same statement: the thread waits for "
+            f"{stages} stages, but each load is stored to shared memory by the same statement: the thread waits for "
             f"it before it computes, and nothing is in flight."
         )
-    elif slots == 1:
-        sentence = "One slot: loads and arithmetic take turns."
+    elif stages == 1:
+        sentence = "One stage: loads and arithmetic take turns."
     else:
         sentence = "No shared memory: every operand is loaded by the thread that uses it."
     if kernel.case.form.note:
@@ -55,7 +55,7 @@ def aspects(kernel: Kernel) -> dict[str, str]:
     rows = {
         "outputs per thread": case.tile.outputs if case.tile_built == case.tile else "1",
         "operands come from": "shared memory" if code.shared_versions else "global memory, through the caches",
-        "shared memory": f"{kernel.smem_bytes} bytes, {code.shared_versions} slot(s)"
+        "shared memory": f"{kernel.smem_bytes} bytes, {code.shared_versions} stage(s)"
         if code.shared_versions
         else "none",
         "global loads": _loads(kernel),
@@ -85,7 +85,7 @@ def _identical(kernel: Kernel) -> str | None:
             continue
         try:
             body = lower(other).body
-        except IllegalSchedule:  # e.g. a variant that needs more slots
+        except IllegalSchedule:  # e.g. a variant that needs more stages
             continue
         if body == kernel.body:
             return f"{step.name}[{variant}]"
@@ -101,10 +101,6 @@ def _waits_first(kernel: Kernel) -> bool:
 def _stores_from_registers(kernel: Kernel) -> bool:
     """Return whether the k loop fills shared memory from a thread's registers."""
     return bool(re.search(r"(?:_shared|shmem)_ptr[^=;]*= [^=;]*_local_ptr", kernel.loop_body))
-
-
-def _stages(kernel: Kernel) -> list[int]:
-    return kernel.pipeline.get("software_pipeline_stage", [])
 
 
 def _occupancy(kernel: Kernel) -> str:
@@ -146,8 +142,9 @@ def _loads(kernel: Kernel) -> str:
 
 def _loop_form(kernel: Kernel) -> str:
     if kernel.explicit:
-        return f"first {_counted(max(kernel.case.slots - 1, 1), 'slot')} filled, then turns of the ring written out"
-    stages = _stages(kernel)
+        filled = _counted(max(kernel.case.stages_built - 1, 1), "stage")
+        return f"first {filled} filled, then turns of the ring written out"
+    stages = kernel.pipeline.get("software_pipeline_stage", [])
     form = f"prologue, body, epilogue; stages {stages}" if stages else "one loop"
     unrolled = {variant.unroll for variant in kernel.case.step.variants} != {1}
     return f"{form}; k_inner unrolled: {kernel.case.variant}" if unrolled else form
@@ -158,5 +155,5 @@ def _parameters(kernel: Kernel) -> list[str]:
     names = [f"threads {case.tile.threads[0]} × {case.tile.threads[1]}"]
     names += [f"block_k {case.tile.block_k}"] if kernel.smem_bytes else []
     names += [f"tile {case.tile}"] if case.tile_built == case.tile else []
-    names += [f"stages {case.slots}"] if case.step.pipelined else []
+    names += [f"stages {case.stages_built}"] if case.step.pipelined else []
     return names

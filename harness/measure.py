@@ -128,7 +128,6 @@ class Measurer:
         )
 
     def _admitted(self, case: Case) -> list[Entrant]:
-        """Admit the peers to the problem of a case, tuned and checked once; none is refused, see ``admit``."""
         arena = self.session.arena(case.problem)
         if case.problem not in self._entrants:
             admitted = [entrant for kind in self.peers for entrant in admit(kind, arena, case.machine)]
@@ -136,7 +135,6 @@ class Measurer:
         return self._entrants[case.problem]
 
     def _forecast(self, case: Case) -> DepthForecast | None:
-        """Forecast a case's stage counts by the depth model, once; None for what it does not cover."""
         family = replace(case, stages=0)
         if family not in self._forecasts:
             try:
@@ -168,17 +166,14 @@ class Measurer:
 
     def _record(self, case: Case, kernel: Kernel, rounds: Rounds, **measured: Any) -> Record:
         prediction = predict_tile(kernel) if _adds_pipeline(case) else None
+        usual = Case.default(case.step, case.problem, case.machine)
         return Record(
             kind="step",
-            step=case.step.number,
-            step_name=case.step.name,
-            variant=case.variant,
-            default_stages=case.slots == _usual_stages(case),
-            default_variant=case.variant == case.step.default_variant(case.machine.has_cp_async),
+            **case.named,
+            default_stages=case.stages_built == replace(case, stages=usual.stages).stages_built,
+            default_variant=case.usual,
             **asdict(case.problem),
             math=case.math,
-            stages=case.slots,
-            tile=str(case.tile),
             tile_choice=case.tile_choice,
             resources=kernel.resources,
             code=kernel.code,
@@ -191,20 +186,13 @@ class Measurer:
         )
 
 
-def _usual_stages(case: Case) -> int:
-    usual = Case.default(case.step, case.problem, case.machine)
-    return replace(case, stages=usual.stages).slots
-
-
 def _adds_pipeline(case: Case) -> bool:
-    """Tell whether this case adds pipelining to the step before, so that its gain can be predicted."""
     before = find_steps().get(case.step.number - 1)
     threads_own_tiles = isinstance(case.tile, ThreadTile)
-    return case.slots > 1 and threads_own_tiles and before is not None and not before.pipelined
+    return case.stages_built > 1 and threads_own_tiles and before is not None and not before.pipelined
 
 
 def _candidate_row(candidate: Candidate) -> dict[str, Any]:
-    """Write a candidate as a record lists it: time_ms is None, with the reason, where it was not timed."""
     row = {"tile": candidate.tile, "stages": candidate.stages}
     timed = {"time_ms": candidate.times_ms[-1]} if candidate.times_ms else {"time_ms": None, "why": candidate.why}
     return row | timed

@@ -74,7 +74,6 @@ class StampedKernel:
         self._launch = executable(self.kernel)["main"]
 
     def __call__(self, a: Any, b: Any, c: Any) -> None:
-        """Launch the kernel."""
         self._launch(a, b, c, self.words)
 
     def launches(self, arena: Arena, before: Callable[..., Any]) -> list[list[int]]:
@@ -113,12 +112,8 @@ def _timeline(
     lives = [decode(words, stamped.roles, stamped.stamps.room, clock_ns) for words in launches]
     kept = sorted(range(RUNS), key=lambda run: lives[run].duration_ns)[RUNS // 2]
     return Timeline(
-        step=case.step.number,
-        step_name=case.step.name,
-        variant=case.variant,
+        **case.named,
         **asdict(case.problem),
-        tile=str(case.tile),
-        stages=case.slots,
         block=stamped.stamps.block,
         blocks=kernel.blocks,
         multiprocessor=lives[kept].multiprocessor,

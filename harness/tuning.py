@@ -69,7 +69,7 @@ class TuningSpace:
 
     @classmethod
     def of(cls, step: Step, async_copy: bool = True) -> TuningSpace:
-        """What a step lets tuning vary; only its default variant on a target without cp.async."""
+        """Take what a step lets tuning vary; only its default variant on a target without cp.async."""
         tuned = [variant.name for variant in step.variants if variant.tuned and async_copy]
         variants = tuple(dict.fromkeys((step.default_variant(async_copy), *tuned)))
         return cls(step.tiles.tuning, step.tuning_stages, variants, step.stages)
@@ -100,8 +100,8 @@ def candidates(case: Case, space: TuningSpace) -> tuple[list[Case], list[Candida
     for variant, stages, tile in space.combinations():
         candidate = replace(case, variant=variant, tile=tile, stages=stages)
         if len(space.stages) > 1:
-            candidate = replace(candidate, stages=candidate.slots)
-        what = (candidate.tile, candidate.slots, candidate.variant if candidate.slots > 1 else "")
+            candidate = replace(candidate, stages=candidate.stages_built)
+        what = (candidate.tile, candidate.stages_built, candidate.variant if candidate.stages_built > 1 else "")
         try:
             candidate.validate()
             legal.setdefault(what, candidate)
@@ -283,7 +283,7 @@ def median_interval(values: list[float]) -> tuple[float, float]:
 def cost(session: Session, case: Case) -> tuple[int, int, int]:
     """Price a configuration, to be compared in this order: stages, shared bytes of a block, registers."""
     kernel = session.load(case)[0]
-    return case.slots, kernel.smem_bytes, kernel.cubin.registers if kernel.cubin else 0
+    return case.stages_built, kernel.smem_bytes, kernel.cubin.registers if kernel.cubin else 0
 
 
 def _cheaper_first(session: Session, one: Case, other: Case) -> tuple[Case, Case]:
@@ -293,7 +293,7 @@ def _cheaper_first(session: Session, one: Case, other: Case) -> tuple[Case, Case
 def default_case(case: Case) -> Case:
     """Return the step's default configuration for a case's problem, as :func:`candidates` would write it."""
     default = replace(Case.default(case.step, case.problem, case.machine), tile_choice=case.tile_choice)
-    return replace(default, stages=default.slots)
+    return replace(default, stages=default.stages_built)
 
 
 def tune(
@@ -446,7 +446,7 @@ def kernels_digest(session: Session, case: Case, space: TuningSpace) -> str:
 
 
 def _described(case: Case, status: str = "timed", why: str = "") -> Candidate:
-    return Candidate(case.variant, str(case.tile), case.slots, status, why=why)
+    return Candidate(case.variant, str(case.tile), case.stages_built, status, why=why)
 
 
 def _identity(candidate: Candidate) -> tuple[str, str, int]:

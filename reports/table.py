@@ -150,7 +150,7 @@ def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
         )
         for config in tuned
     ]
-    note = "Found by `python -m harness tune`; all numbers from its confirmation, a second, longer measurement on "
+    note = "Found by `ladder tune`; all numbers from its confirmation, a second, longer measurement on "
     note += "other operands. Margin: how much faster than the runner-up, the median of the rounds' ratios and its 95 % "
     note += "interval. Tie: the interval does not lie clear of what a kernel differs from itself; the cheaper of the "
     note += "two is taken. Seen: candidates built and checked, of those that are legal."

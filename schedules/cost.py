@@ -109,7 +109,7 @@ def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: in
         ceil(blocks / multiprocessors) · block_m · block_n
           · (1 + warps_to_hide / warps resident) · (1 + edge · (1 / block_m + 1 / block_n))
 
-    A warp that reads one step ahead counts twice: it hides latency as two do. ``python -m reports table`` shows what
+    A warp that reads one step ahead counts twice: it hides latency as two do. ``ladder table`` shows what
     the choice costs against tuning.
     """
     tile, stages = choice.tile, choice.stages

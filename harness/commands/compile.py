@@ -33,17 +33,13 @@ def listing(kernel: Kernel) -> Listing:
     """Make a compiled kernel's listing."""
     case = kernel.case
     return Listing(
-        step=case.step.number,
-        step_name=case.step.name,
+        **case.named,
         title=case.step.title,
         text=case.step.text,
-        variant=case.variant,
-        default_variant=case.variant == case.step.default_variant(case.machine.has_cp_async),
+        default_variant=case.usual,
         shape=case.problem.shape,
         dtype=case.problem.dtype,
         layout=case.problem.layout,
-        tile=str(case.tile),
-        stages=case.slots,
         arch=case.machine.arch,
         tir=str(kernel.mod["main"].script()),  # msgspec writes no subclass of str, as TVM gives it
         cuda=kernel.body,

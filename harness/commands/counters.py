@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from tensorir_ladder.harness.commands.measuring import open_session
 from tensorir_ladder.harness.commands.options import GPU_SIZES, add_case_options, cases_of, runs_on_gpu
@@ -22,19 +22,12 @@ def run(options: argparse.Namespace, command: str) -> int:
         print(f"left out, since this ncu does not list them: {', '.join(left_out)}", file=sys.stderr)
     session = open_session(options, command)
     for case in cases_of(options, GPU_SIZES):
-        case = replace(case, stages=case.slots)
-        problem = case.problem
+        case = replace(case, stages=case.stages_built)
+        product = asdict(case.problem)
+        del product["out_dtype"]  # which counts do not depend on
         counters = Counters(
-            step=case.step.number,
-            step_name=case.step.name,
-            variant=case.variant,
-            m=problem.m,
-            n=problem.n,
-            k=problem.k,
-            layout=problem.layout,
-            dtype=problem.dtype,
-            tile=str(case.tile),
-            stages=case.slots,
+            **case.named,
+            **product,
             gpu=session.identity["gpu"],
             values=count(case) | ceiling(case),
             revision=session.revision,

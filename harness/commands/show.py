@@ -136,5 +136,5 @@ def _print_prediction(kernel: Kernel) -> None:
             f"predicted for {kernel.case}, per k tile and multiprocessor: load {prediction.load_ns:.0f} ns, "
             f"compute {prediction.compute_ns:.0f} ns, {prediction.resident_blocks} resident block(s); "
             f"N·(load + compute) = N·{prediction.sequential_ns:.0f} ns, N·max(load, compute) = "
-            f"N·{prediction.pipelined_ns:.0f} ns with {prediction.slots} stages: gain {prediction.gain_pct:+.0f} %"
+            f"N·{prediction.pipelined_ns:.0f} ns with {prediction.stages} stages: gain {prediction.gain_pct:+.0f} %"
         )

@@ -54,12 +54,12 @@ def _combinations(options: argparse.Namespace) -> list[Case]:
         for case in named:
             tiles = case.step.tiles.best if options.tile == "all" else [case.tile]
             asked = case if stages is None else replace(case, stages=stages)
-            cases += [asked.with_tile(tile, "given") for tile in tiles]
-    return list(dict.fromkeys(replace(case, stages=case.slots) for case in cases))
+            cases += [replace(asked, tile=tile, tile_choice="given") for tile in tiles]
+    return list(dict.fromkeys(replace(case, stages=case.stages_built) for case in cases))
 
 
 def _refusal(case: Case) -> IllegalSchedule | None:
-    """Return why a case's tile or stage count is illegal, None if it is legal; raise what no other would mend."""
+    # What no other tile or stage count would mend is raised.
     try:
         case.validate()
     except IllegalSchedule as refused:

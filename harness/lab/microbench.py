@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import tvm
 from tvm.backend.cuda.op import cuda_func_call
@@ -34,19 +35,8 @@ from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 
 SOURCE = Path(__file__).resolve().parent / "probes.cu"
 PROBES = (
-    "chase",
-    "chase_shared",
-    "fma_chain",
-    "fma_many",
-    "read_shared",
-    "meet",
-    "nothing",
-    "copy",
-    "read",
-    "round_trip",
-    "stream_async",
-    "mma_f16",
-    "mma_tf32",
+    *("chase", "chase_shared", "fma_chain", "fma_many", "read_shared", "meet", "nothing", "copy", "read"),
+    *("round_trip", "stream_async", "mma_f16", "mma_tf32"),
 )
 WGMMA_PROBES, WGMMA_ARCH = ("wgmma_f16",), "sm_90a"
 ROUNDS = 9
@@ -107,7 +97,6 @@ def _probe(name: str, text: str) -> tvm.tirx.PrimFunc:
         width: T.int32,
         count: T.int32,
     ):
-        """One launch of the CUDA function of this name."""
         source_words, sink_words = T.int32(), T.int32()
         source = T.match_buffer(source_handle, (source_words,), "int32")
         sink = T.match_buffer(sink_handle, (sink_words,), "int32")
@@ -173,6 +162,11 @@ class Bench:
             if check:
                 check(number)
         return times[1:]
+
+    def times(self, probe: str, expected: Any, cold: bool = False, **launch: int) -> list[float]:
+        """Time a probe as :meth:`sample` does; each of its threads leaves a word, of which ``expect`` is asked."""
+        words = launch.get("grid", 1) * launch.get("threads", 1)
+        return self.sample(lambda _: self.launch(probe, **launch), lambda _: self.expect(probe, words, expected), cold)
 
     def expect(self, what: str, words: int, expected: Any) -> None:
         """Raise WrongResult unless the first ``words`` of the sink, or their sum modulo 2³², are as expected."""
@@ -274,7 +268,7 @@ class Benchmark:
     arch: str = ""
 
     def runs_on(self, arch: str) -> bool:
-        """Tell if an architecture has what is measured."""
+        """Return whether an architecture has what is measured."""
         return self.arch in ("", arch)
 
 
@@ -285,7 +279,6 @@ def quantity(low: float, high: float, over: str = "", arch: str = "") -> Callabl
     """Declare a function as the measurement of the quantity of its name; its docstring says how."""
 
     def declare(measure: Callable[[Bench], Points]) -> Callable[[Bench], Points]:
-        """Enter the function in BENCHMARKS."""
         how = " ".join(measure.__doc__.split())
         BENCHMARKS[measure.__name__] = Benchmark(measure.__name__, how, over, (low, high), measure, arch)
         return measure
@@ -297,7 +290,8 @@ def quantity(low: float, high: float, over: str = "", arch: str = "") -> Callabl
 def sm_clock_mhz(bench: Bench) -> Points:
     """Cycles over nanoseconds of one block, all multiprocessors busy with multiply-adds"""
     clocks: list[float] = []
-    bench.sample(lambda _: _fma(bench, 2 * bench.sms, 1024, 2**15), lambda _: clocks.append(bench.clock_mhz()))
+    busy = {"grid": 2 * bench.sms, "threads": 1024, "steps": 2**15}
+    bench.sample(lambda _: bench.launch("fma_many", **busy), lambda _: clocks.append(bench.clock_mhz()))
     yield None, clocks[1:]
 
 
@@ -313,16 +307,10 @@ def fp32_gflops_one_warp_per_scheduler(bench: Bench) -> Points:
     yield None, _fma_gflops(bench, bench.sms, 128, 2**18)
 
 
-def _fma(bench: Bench, grid: int, threads: int, steps: int) -> None:
-    bench.launch("fma_many", grid=grid, threads=threads, steps=steps)
-
-
 def _fma_gflops(bench: Bench, grid: int, threads: int, steps: int) -> list[float]:
     lanes = bench.torch.arange(threads, device="cuda", dtype=bench.torch.int32).repeat(grid)
     expected = CHAINS * (lanes + steps) + sum(range(CHAINS))
-    times = bench.sample(
-        lambda _: _fma(bench, grid, threads, steps), lambda _: bench.expect("fma_many", grid * threads, expected)
-    )
+    times = bench.times("fma_many", expected, grid=grid, threads=threads, steps=steps)
     return [2 * CHAINS * steps * grid * threads / ns for ns in times]
 
 
@@ -330,21 +318,14 @@ def _fma_gflops(bench: Bench, grid: int, threads: int, steps: int) -> list[float
 def fma_latency_ns(bench: Bench) -> Points:
     """One thread's chain of dependent multiply-adds"""
     steps = 2**21
-    times = bench.sample(
-        lambda _: bench.launch("fma_chain", steps=steps), lambda _: bench.expect("fma_chain", 1, steps)
-    )
-    yield None, [ns / steps for ns in times]
+    yield None, [ns / steps for ns in bench.times("fma_chain", steps, steps=steps)]
 
 
 @quantity(3, 100)
 def shared_latency_ns(bench: Bench) -> Points:
     """One thread's chain of dependent 4-byte loads from shared memory"""
     steps = 2**18
-    times = bench.sample(
-        lambda _: bench.launch("chase_shared", steps=steps),
-        lambda _: bench.expect("chase_shared", 1, 33 * steps % 1024),
-    )
-    yield None, [ns / steps for ns in times]
+    yield None, [ns / steps for ns in bench.times("chase_shared", 33 * steps % 1024, steps=steps)]
 
 
 @quantity(100, 3000)
@@ -379,7 +360,6 @@ def copy_gb_s(bench: Bench) -> Points:
     whichever is faster"""
 
     def check(_number: int) -> None:
-        """Refuse a copy that is not its source, and clear it for the next round."""
         if not bench.torch.equal(bench.sink, bench.source):
             raise WrongResult("probe copy left another content than its source's: not recorded")
         bench.sink.zero_()
@@ -402,12 +382,8 @@ def l2_read_gb_s(bench: Bench) -> Points:
 
 
 def _read(bench: Bench, size_bytes: int, passes: int) -> list[float]:
-    grid, threads = 8 * bench.sms, 256
-    expected = passes * bench.total(size_bytes // 4)
-    times = bench.sample(
-        lambda _: bench.launch("read", grid=grid, threads=threads, steps=passes, count=size_bytes // 16),
-        lambda _: bench.expect("read", grid * threads, expected),
-    )
+    expected, launch = passes * bench.total(size_bytes // 4), {"grid": 8 * bench.sms, "threads": 256}
+    times = bench.times("read", expected, **launch, steps=passes, count=size_bytes // 16)
     return [passes * size_bytes / ns for ns in times]
 
 
@@ -419,7 +395,6 @@ def shared_bytes_per_clock(bench: Bench) -> Points:
     expected = _shared_sums(bench, steps, threads)
 
     def check(_number: int) -> None:
-        """Refuse wrong sums; take down bytes per cycle of an SM."""
         bench.expect("read_shared", threads * bench.sms, expected)
         rates.append(8 * 16 * threads * steps / int(bench.marks[0]))
 
@@ -428,7 +403,6 @@ def shared_bytes_per_clock(bench: Bench) -> Points:
 
 
 def _shared_sums(bench: Bench, steps: int, threads: int) -> Any:
-    """Reckon each thread's sum in ``read_shared``."""
     words = bench.source[:2048] & 7
     starts = bench.torch.arange(1024, device="cuda")
     eight = sum(words[starts + 128 * part] for part in range(8))
@@ -441,10 +415,7 @@ def barrier_ns(bench: Bench) -> Points:
     """__syncthreads in a loop, one block per multiprocessor"""
     steps = 2**15
     for threads in BARRIER_THREADS:
-        times = bench.sample(
-            lambda _, threads=threads: bench.launch("meet", grid=bench.sms, threads=threads, steps=steps),
-            lambda _, threads=threads: bench.expect("meet", bench.sms * threads, bench.sink.new_tensor(steps)),
-        )
+        times = bench.times("meet", bench.sink.new_tensor(steps), grid=bench.sms, threads=threads, steps=steps)
         yield threads, [ns / steps for ns in times]
 
 
@@ -470,23 +441,13 @@ def _round_trips(bench: Bench, grid: int, width: int) -> list[float]:
     steps = min(2**11, tiles // grid)
 
     def check(number: int) -> None:
-        """Refuse sums that are not those of this round's tiles."""
         visits = torch.arange(number * grid * steps, (number + 1) * grid * steps, device="cuda")
         # The kernel's index wraps at 2³²; the number of tiles is a power of two, so that this changes nothing.
         bench.expect("round_trip", grid * STREAM_THREADS, int(heads[visits * 40503 % tiles].sum()))
 
+    launch = {"grid": grid, "threads": STREAM_THREADS, "steps": steps, "width": width, "count": ARRAY_BYTES // 16}
     times = bench.sample(
-        lambda number: bench.launch(
-            "round_trip",
-            grid=grid,
-            threads=STREAM_THREADS,
-            first=number * grid * steps,
-            steps=steps,
-            width=width,
-            count=ARRAY_BYTES // 16,
-        ),
-        check,
-        cold=True,
+        lambda number: bench.launch("round_trip", first=number * grid * steps, **launch), check, cold=True
     )
     return [ns / steps for ns in times]
 
@@ -499,14 +460,8 @@ def in_flight_gb_s(bench: Bench) -> Points:
         grid = blocks * bench.sms
         steps = ARRAY_BYTES // (16 * STREAM_THREADS * grid)
         words = 4 * STREAM_THREADS * grid * steps
-        expected = bench.total(words)
-        times = bench.sample(
-            lambda _, grid=grid, steps=steps, copies=copies: bench.launch(
-                "stream_async", grid=grid, threads=STREAM_THREADS, steps=steps, width=copies
-            ),
-            lambda _, grid=grid, expected=expected: bench.expect("stream_async", grid * STREAM_THREADS, expected),
-            cold=True,
-        )
+        launch = {"grid": grid, "threads": STREAM_THREADS, "steps": steps, "width": copies}
+        times = bench.times("stream_async", bench.total(words), cold=True, **launch)
         yield 16 * STREAM_THREADS * copies * blocks, [4 * words / ns for ns in times]
 
 
@@ -565,12 +520,10 @@ class TensorCoreSetup:
 
 
 def _normal(shape: tuple[int, int], dtype: str) -> np.ndarray:
-    """Draw standard normal values."""
     return np.random.default_rng(1).standard_normal(shape).astype(dtype)
 
 
 def _mma_setups(values: np.ndarray, sms: int) -> Iterator[TensorCoreSetup]:
-    """Yield every number of warps with every number of independent accumulators."""
     depth = 32 // values.itemsize
     for warps, columns in itertools.product(WARPS, COLUMNS):
         accumulators = FRAGMENTS * columns
@@ -597,7 +550,6 @@ def mma_sums(values: np.ndarray, columns: int) -> np.ndarray:
 
 
 def _wgmma_setups(values: np.ndarray, sms: int) -> Iterator[TensorCoreSetup]:
-    """Yield every number of warpgroups and blocks."""
     for groups, blocks in WARPGROUPS:
         steps = WGMMA_PRODUCTS // (4 * groups * blocks)
         yield TensorCoreSetup(
@@ -620,7 +572,6 @@ def _fastest(
     setups_of: Callable[[np.ndarray, int], Iterator[TensorCoreSetup]],
     values: np.ndarray,
 ) -> tuple[None, list[float], str]:
-    """Find the fastest setup for these operands, and its GFLOPS."""
     setups, operands = list(setups_of(values, bench.sms)), words_on_gpu(bench.torch, values)
     rates = [_burst_gflops(bench, probe, setup, operands) for setup in setups]
     best = max(range(len(setups)), key=lambda number: statistics.median(rates[number]))
@@ -636,7 +587,7 @@ def _burst_gflops(bench: Bench, probe: str, setup: TensorCoreSetup, operands: An
     expected = bench.torch.from_numpy(setup.sums).float().cuda().repeat(setup.launch["grid"])
 
     def burst(_number: int) -> None:
-        """Launch again and again, so that the clock of a busy GPU is what counts."""
+        # Again and again, so that the clock of a busy GPU is what counts.
         for _ in range(BURST):
             bench.launch(probe, source=operands, **setup.launch)
 
@@ -684,20 +635,12 @@ def measure_rates(
     kept = read_rates_file(path).quantities if path.exists() else {}
     bench = Bench(machine, compiler)
     bench.settle()
-    environment = provenance | gpu_identity() | _surroundings(compiler)
+    environment = provenance | gpu_identity()
+    environment |= {"before": vars(gpu_state()), "versions": versions(GpuBackend(), compiler.version)}
+    environment |= {"probes_sha256": hashlib.sha256(SOURCE.read_bytes()).hexdigest(), "recorded_at": now()}
     file = RatesFile(machine.arch, machine.gpu, bench.device, kept, environment)
     for benchmark in benchmarks:
         found = measure_quantity(bench, benchmark, provenance["revision"])
         environment["after"] = vars(gpu_state())
-        file = file.with_quantity(benchmark.name, found)
+        file = msgspec.structs.replace(file, quantities={**file.quantities, benchmark.name: found})
         yield benchmark.name, found, file.save(out)
-
-
-def _surroundings(compiler: Compiler) -> dict[str, Any]:
-    """Take down what else shapes the measurement, as far as it is known before it."""
-    return {
-        "before": vars(gpu_state()),
-        "versions": versions(GpuBackend(), compiler.version),
-        "probes_sha256": hashlib.sha256(SOURCE.read_bytes()).hexdigest(),
-        "recorded_at": now(),
-    }

@@ -2,7 +2,7 @@
 
 First-order physics from rates measured by microbenchmarks (:mod:`harness.lab.microbench`), from counts in the machine
 code and from the registers that the compiler took; no constant is fitted to a kernel's time. Per k tile of one block,
-with n ring slots:
+with n stages:
 
 - the block's own way through the tile, ``path``: its instructions, issued by the warps of one scheduler in turn,
   the latency of shared memory that each k step's loads expose, the barriers, and without a pipeline the load;
@@ -49,8 +49,8 @@ NEEDED = (
 SCHEDULERS = 4  # of a multiprocessor, one instruction a clock each
 # Counted in the machine code that nvcc 13.0 makes of these loops for sm_90a, beside multiply-adds and shared loads.
 COPY_INSTRUCTIONS = 3  # two addresses and the copy
-LOOP_INSTRUCTIONS = 24  # of one turn of the loop: slot addresses, counter, branch, commit, wait, barriers
-REMAINDER_INSTRUCTIONS, REMAINDER_CHAIN = 13, 4  # both slots' index % n, n no power of two; of these in a chain
+LOOP_INSTRUCTIONS = 24  # of one turn of the loop: addresses of a stage, counter, branch, commit, wait, barriers
+REMAINDER_INSTRUCTIONS, REMAINDER_CHAIN = 13, 4  # both stages' index % n, n no power of two; of these in a chain
 UNROLLED_BY_COMPILER = 256  # multiply-adds of a thread in a k tile up to which nvcc 13.0 writes them out by itself
 
 
@@ -66,7 +66,7 @@ class TileWork:
     wait for each other before the tile's first load, ``steps`` the k steps whose loads expose their latency.
     """
 
-    slots: int
+    stages: int
     threads: int
     bytes: int
     instructions: float
@@ -83,7 +83,7 @@ class TileWork:
 
 def tile_work(case: Case) -> TileWork:
     """The work of one k tile of a case's kernel."""
-    tile, slots, itemsize = case.tile, case.slots, dtype_bytes(case.problem.dtype)
+    tile, stages, itemsize = case.tile, case.stages_built, dtype_bytes(case.problem.dtype)
     threads = tile.threads[0] * tile.threads[1]
     warps = _warps(threads)
     multiply_adds = tile.thread_m * tile.thread_n * tile.block_k
@@ -94,10 +94,10 @@ def tile_work(case: Case) -> TileWork:
     column_loads = tile.block_k * math.ceil(tile.thread_n * itemsize / 16)
     lanes_n = min(tile.threads[1], 32)
     copies = math.ceil(tile.smem_bytes(itemsize) / 16 / threads)
-    turn = slots if case.form.unrolled_ring else 1
-    remainder = turn < slots and slots & (slots - 1) != 0
+    turn = stages if case.form.unrolled_ring else 1
+    remainder = turn < stages and stages & (stages - 1) != 0
     return TileWork(
-        slots=slots,
+        stages=stages,
         threads=threads,
         bytes=tile.smem_bytes(itemsize),
         instructions=multiply_adds
@@ -106,7 +106,7 @@ def tile_work(case: Case) -> TileWork:
         + copies * COPY_INSTRUCTIONS
         + LOOP_INSTRUCTIONS / turn
         + REMAINDER_INSTRUCTIONS * remainder,
-        accesses=(tile.smem_bytes(itemsize) / 128 if slots == 1 else 0)  # cp.async needs no store
+        accesses=(tile.smem_bytes(itemsize) / 128 if stages == 1 else 0)  # cp.async needs no store
         + warps * row_loads * _accesses(min(16, row_width * itemsize), 32 // lanes_n)
         + warps * column_loads * _accesses(min(16, tile.thread_n * itemsize), lanes_n),
         chain=REMAINDER_CHAIN * remainder,
@@ -131,14 +131,14 @@ def _accesses(width: int, distinct: int) -> float:
 
 def has_one_barrier(case: Case) -> bool:
     """Return whether a case's loop has the form with one barrier."""
-    return case.slots > 1 and case.form.one_barrier
+    return case.stages_built > 1 and case.form.one_barrier
 
 
 def path_ns(work: TileWork, rates: Rates) -> float:
     """One block's own way through one k tile, alone on its multiprocessor; without a pipeline load and all."""
     issue = work.instructions * max(1.0, work.warps / SCHEDULERS) / clock_ghz(rates)
     waiting = work.steps * rates.shared_latency_ns + work.chain * rates.fma_latency_ns
-    load = rates.dram_latency_ns if work.slots == 1 else 0.0
+    load = rates.dram_latency_ns if work.stages == 1 else 0.0
     return load + issue + waiting + work.barriers * at(rates.barrier_ns, work.threads)
 
 
@@ -162,11 +162,11 @@ def wait_ns(work: TileWork, rates: Rates, resident: int) -> float:
     """The shortest time from tile to tile that leaves a tile the time of its round trip."""
     asked = resident * work.bytes
     transfer = asked / (rates.l2_read_gb_s / rates.sms)
-    if work.slots == 1:
+    if work.stages == 1:
         return transfer
     if work.barriers == 1:
-        return max(latency_ns(asked, rates) / (work.slots - 1), transfer)
-    return max((latency_ns(asked, rates) + path_ns(work, rates)) / work.slots, transfer)
+        return max(latency_ns(asked, rates) / (work.stages - 1), transfer)
+    return max((latency_ns(asked, rates) + path_ns(work, rates)) / work.stages, transfer)
 
 
 def latency_ns(asked: float, rates: Rates) -> float:
@@ -180,10 +180,10 @@ def latency_ns(asked: float, rates: Rates) -> float:
 
 def hidden_share(work: TileWork, rates: Rates, resident: int) -> float:
     """The part of a tile's round trip during which the multiprocessor has other work: 1 is all of it."""
-    if work.slots == 1:
+    if work.stages == 1:
         return 0.0
     exposed = max(0.0, wait_ns(work, rates, resident) - busy_ns(work, rates, resident))
-    return max(0.0, 1 - exposed * (work.slots - 1) / latency_ns(resident * work.bytes, rates))
+    return max(0.0, 1 - exposed * (work.stages - 1) / latency_ns(resident * work.bytes, rates))
 
 
 def time_ms(case: Case, rates: Rates, blocks: int, blocks_per_sm: int) -> float:
@@ -245,7 +245,7 @@ def covered(case: Case) -> Rates:
         _check_threads_copy(case)
     rates = case.machine.rates
     if rates is None or any(getattr(rates, name) is None for name in needed):
-        raise NoForecast(f"{case.machine.arch}: its rates were not measured; run python -m harness microbench there")
+        raise NoForecast(f"{case.machine.arch}: its rates were not measured; run ladder microbench there")
     return rates
 
 
@@ -268,25 +268,25 @@ def stage_counts(case: Case) -> list[int]:
     """The stage counts that are forecast for a case: up to DEEPEST, no more than fit, no more than k tiles; from 1,
     or from the fewest that the variant works with.
     """
-    k_tiles = -(-case.problem.k // case.tile.block_k)
+    k_tiles = case.k_tiles
     fewest = min(case.form.fewest_stages, k_tiles)
     return list(range(fewest, max(fewest, min(DEEPEST, most_stages(case), k_tiles)) + 1))
 
 
 def most_stages(case: Case) -> int:
-    """Ring slots that fit a block's shared memory."""
+    """Stages that fit a block's shared memory."""
     needed, room = _smem_bytes(case), case.machine.smem_per_block_bytes
     return next(stages for stages in itertools.count() if needed(stages + 1) > room)
 
 
 def stage_bytes(case: Case) -> int:
-    """Bytes of shared memory that one more slot costs, in a ring so deep that nothing else takes the same bytes."""
+    """Bytes of shared memory that one more stage costs, in a ring so deep that nothing else takes the same bytes."""
     needed = _smem_bytes(case)
     return needed(DEEPEST + 1) - needed(DEEPEST)
 
 
 def _smem_bytes(case: Case) -> Callable[[int], int]:
-    """Bytes of shared memory of a case's block, by its ring slots."""
+    """Bytes of shared memory of a case's block, by its stages."""
     return functools.partial(case.tile.smem_bytes, dtype_bytes(case.problem.dtype))
 
 

@@ -1,6 +1,6 @@
 """The depth model of step 11: a ring that TMA fills and wgmma reads. :mod:`harness.models.depth` asks it and forecasts.
 
-Per k tile of one block, with n slots, from measured rates and the widths of the architecture:
+Per k tile of one block, with n stages, from measured rates and the widths of the architecture:
 
 - ``multiply``: its operations at wgmma's rate, or its bytes through shared memory's port where that takes longer: TMA
   writes a tile once, and each wgmma reads its 64 rows of A and all its columns of B. Both go by the clock that the
@@ -8,8 +8,8 @@ Per k tile of one block, with n slots, from measured rates and the widths of the
   of other work;
 - ``load``: one thread's request to device memory, and the tile's bytes into the multiprocessor at its width. Measured
   rates of the L2 do not bound it: they are of reads that nobody shares, and blocks that ask for the same lines at the
-  same time get more. A slot is filled once the multiplication before is done and a barrier is passed, beside the one
-  that runs: a load has (n − 1) tiles' time, so that (n − 1) · step ≥ load + barrier. With one slot they take turns:
+  same time get more. A stage is filled once the multiplication before is done and a barrier is passed, beside the one
+  that runs: a load has (n − 1) tiles' time, so that (n − 1) · step ≥ load + barrier. With one stage they take turns:
   step = load + barrier + multiply;
 - blocks that share a multiprocessor share its tensor cores, its port and its width.
 
@@ -47,7 +47,7 @@ class BlockWork:
     ``resident`` blocks share a multiprocessor of ``active`` ones.
     """
 
-    slots: int
+    stages: int
     k_tiles: int
     operations: float
     loaded_bytes: float
@@ -70,7 +70,7 @@ def block_work(case: Case, found: Resources, rates: Rates, barrier_ns: float) ->
     loaded = (tile.block_m + tile.block_n) * tile.block_k * itemsize
     read = groups * (tile.group_m // WGMMA_ROWS) * (WGMMA_ROWS + tile.group_n) * tile.block_k * itemsize
     return BlockWork(
-        slots=case.slots,
+        stages=case.stages_built,
         k_tiles=-(-problem.k // tile.block_k),
         operations=2 * tile.block_m * tile.block_n * tile.block_k,
         loaded_bytes=loaded,
@@ -111,16 +111,16 @@ def busy_ns(work: BlockWork, rates: Rates) -> float:
 def wait_ns(work: BlockWork, rates: Rates) -> float:
     """The shortest time from tile to tile that leaves a load its time."""
     turn = load_ns(work, rates) + work.barrier_ns
-    waited = turn + multiply_ns(work, rates) if work.slots == 1 else turn / (work.slots - 1)
+    waited = turn + multiply_ns(work, rates) if work.stages == 1 else turn / (work.stages - 1)
     return max(waited, transfer_ns(work, rates, work.resident * work.loaded_bytes))
 
 
 def hidden_share(work: BlockWork, rates: Rates) -> float:
     """The part of a load during which tensor cores have other work: 1 is all of it."""
-    if work.slots == 1:
+    if work.stages == 1:
         return 0.0
     exposed = max(0.0, wait_ns(work, rates) - busy_ns(work, rates))
-    return max(0.0, 1 - exposed * (work.slots - 1) / load_ns(work, rates))
+    return max(0.0, 1 - exposed * (work.stages - 1) / load_ns(work, rates))
 
 
 def total_ns(work: BlockWork, rates: Rates, blocks: int) -> float:

@@ -8,53 +8,44 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from tensorir_ladder.harness.records import RecordError, read_text, write_atomically
 from tensorir_ladder.torch_ops import rates
 
 RATES = rates.FOLDER
-SCHEMA = 1
 NEEDED = ("copy_gb_s", "dram_latency_ns", "fp32_gflops", "sm_clock_mhz")  # the least that predictions take
-REMEDY = "restore it from git, or delete it and measure on that GPU: python -m harness microbench"
+REMEDY = "restore it from git, or delete it and measure on that GPU: ladder microbench"
 
 
 class BadRates(ValueError):
     """A rates file that cannot be used; the message names the file and the remedy."""
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Medians over rounds, one per value of ``at`` (a single one, and no ``at``, where nothing was varied).
 
     ``over`` says what was varied, ``origin`` how the medians came about. ``samples`` holds each median's raw
     values; none for a number that was not measured by this project's program.
     """
 
-    medians: tuple[float, ...]
+    medians: tuple[Annotated[float, msgspec.Meta(gt=0)], ...]
     over: str
     at: tuple[float, ...]
-    origin: str
+    origin: Annotated[str, msgspec.Meta(min_length=1)]
     samples: tuple[tuple[float, ...], ...]
     revision: str
     recorded_at: str
 
     def __post_init__(self) -> None:
-        numbers = (*self.medians, *self.at, *(value for values in self.samples for value in values))
-        if not all(isinstance(n, float | int) and not isinstance(n, bool) and math.isfinite(n) for n in numbers):
-            raise ValueError(f"not all finite numbers: {numbers!r:.200}")
-        if not self.medians or min(self.medians) <= 0:
-            raise ValueError(f"medians {self.medians!r:.200}, expected numbers above 0")
         if len(self.medians) != (len(self.at) or 1) or len(self.samples) not in (0, len(self.medians)):
             raise ValueError(f"{len(self.medians)} medians, {len(self.at)} at, {len(self.samples)} samples")
-        if not self.origin:
-            raise ValueError("a number without origin")
 
     @property
     def spread_pct(self) -> float:
@@ -62,15 +53,8 @@ class Quantity:
         pairs = zip(self.samples, self.medians)
         return max((100 * (max(values) - min(values)) / median for values, median in pairs), default=0.0)
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Quantity:
-        """A quantity from its JSON form; ValueError or TypeError if it is none."""
-        lists = {"medians": tuple(data["medians"]), "at": tuple(data["at"])}
-        return cls(**{**data, **lists, "samples": tuple(map(tuple, data["samples"]))})
 
-
-@dataclass(frozen=True)
-class RatesFile:
+class RatesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One GPU's file. ``device`` is what its driver reports; ``environment`` the last run's command, GPU, versions."""
 
     arch: str
@@ -78,17 +62,13 @@ class RatesFile:
     device: dict[str, int]
     quantities: dict[str, Quantity]
     environment: dict[str, Any]
-    schema: int = SCHEMA
+    schema: Literal[1] = 1
 
     def save(self, folder: Path = RATES) -> Path:
-        """Write it whole or not at all, over the file of the same GPU."""
-        return write_atomically(
-            path_of(self.arch, self.gpu, folder), json.dumps(dataclasses.asdict(self), indent=1) + "\n"
-        )
-
-    def with_quantity(self, name: str, quantity: Quantity) -> RatesFile:
-        """The file with one quantity new or replaced."""
-        return dataclasses.replace(self, quantities={**self.quantities, name: quantity})
+        """Write it whole or not at all, over the file of the same GPU; ValidationError if it could not be read back."""
+        text = msgspec.json.format(msgspec.json.encode(self), indent=1).decode() + "\n"
+        msgspec.json.decode(text, type=RatesFile)
+        return write_atomically(path_of(self.arch, self.gpu, folder), text)
 
 
 @dataclass(frozen=True)
@@ -141,22 +121,18 @@ def path_of(arch: str, gpu: str, folder: Path = RATES) -> Path:
 
 
 def read_rates_file(path: Path) -> RatesFile:
-    """A file as written; BadRates names it, what is wrong and the remedy."""
+    """Read a file as written; BadRates names it, what is wrong and the remedy."""
     try:
-        data = json.loads(read_text(path))
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']!r}, expected {SCHEMA}")
-        quantities = {name: Quantity.from_dict(quantity) for name, quantity in data["quantities"].items()}
-        file = RatesFile(**{**data, "quantities": quantities})
+        file = msgspec.json.decode(read_text(path), type=RatesFile)
         if path.name != path_of(file.arch, file.gpu).name:
             raise ValueError(f"it is of {file.gpu}, {file.arch}")
-    except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (RecordError, msgspec.MsgspecError, ValueError) as error:
         raise BadRates(f"{path} is no whole rates file ({error!r:.300}); {REMEDY}") from error
     return file
 
 
 def rates_of(arch: str, gpu: str | None, folder: Path | None = None) -> Rates | None:
-    """The rates of a GPU; None where none were measured, BadRates for a file that lacks what predictions need."""
+    """Look up a GPU's rates; None where none were measured, BadRates for a file that lacks what predictions need."""
     path = path_of(arch, gpu or "", folder or RATES)
     return _rates(path) if gpu and path.exists() else None
 
@@ -168,15 +144,15 @@ def _rates(path: Path) -> Rates:
     if missing or "sms" not in file.device:
         raise BadRates(f"{path} lacks {', '.join(missing or ['sms'])}; {REMEDY}")
     known = {field.name for field in dataclasses.fields(Rates)}
-    values = {name: _plain(quantity) for name, quantity in file.quantities.items() if name in known}
+    values = {
+        name: Curve(quantity.at, quantity.medians) if quantity.at else quantity.medians[0]
+        for name, quantity in file.quantities.items()
+        if name in known
+    }
     return Rates(gpu=file.gpu, sms=file.device["sms"], l2_bytes=file.device.get("l2_bytes"), **values)
 
 
-def _plain(quantity: Quantity) -> float | Curve:
-    return Curve(quantity.at, quantity.medians) if quantity.at else quantity.medians[0]
-
-
 def measured_gpus(folder: Path | None = None) -> Iterator[RatesFile]:
-    """Every GPU's file, by name."""
+    """Read every GPU's file, by name."""
     for path in sorted((folder or RATES).glob("*.json")):
         yield read_rates_file(path)

@@ -26,7 +26,7 @@ class TilePrediction:
     load_ns: float
     compute_ns: float
     resident_blocks: int
-    slots: int
+    stages: int
 
     @property
     def sequential_ns(self) -> float:
@@ -35,13 +35,13 @@ class TilePrediction:
 
     @property
     def pipelined_ns(self) -> float:
-        """max(load, compute): with n slots a load has n − 1 iterations' time."""
-        return max(self.load_ns / max(self.slots - 1, 1), self.resident_blocks * self.compute_ns)
+        """max(load, compute): with n stages a load has n − 1 iterations' time."""
+        return max(self.load_ns / max(self.stages - 1, 1), self.resident_blocks * self.compute_ns)
 
     @property
     def gain_pct(self) -> float:
         """Speed gained by the pipeline, in percent."""
-        return 0.0 if self.slots == 1 else 100 * (self.sequential_ns / self.pipelined_ns - 1)
+        return 0.0 if self.stages == 1 else 100 * (self.sequential_ns / self.pipelined_ns - 1)
 
 
 def predict_tile(kernel: Kernel) -> TilePrediction | None:
@@ -70,7 +70,7 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
         load_ns=machine.dram_latency_ns + tile_bytes / bytes_per_ns,
         compute_ns=2 * tile.block_m * tile.block_n * tile.block_k / flops_per_ns,
         resident_blocks=resident,
-        slots=min(kernel.case.slots, kernel.code.shared_versions),
+        stages=min(kernel.case.stages_built, kernel.code.shared_versions),
     )
 
 

@@ -1,7 +1,7 @@
 """The project's own Python call on tensors, :func:`torch_ops.matmul`: the kernel that it chooses, and its copies.
 
 Timed like the others, in a CUDA graph: with what each call copies to padded rows where rows are no multiples of 16
-bytes, and without the host's time, which ``python -m harness launch`` measures.
+bytes, and without the host's time, which ``ladder launch`` measures.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tensorir_ladder.harness.bandwidth import (
     BandwidthCase,
     bandwidth_cases,
     lower_workload,
-    stages_made,
+    stages_built,
     verify_workload,
 )
 from tensorir_ladder.harness.commands.measuring import open_session
@@ -147,8 +147,12 @@ def test_wrong_outputs_are_caught(workload: str) -> None:
 
 
 def test_pipelines_have_the_stages_asked_for_as_far_as_there_are_tiles() -> None:
-    assert [stages_made(lower_workload(case("scale_shift", stages=count, kib=512))) for count in (1, 3, 5)] == [1, 3, 5]
-    assert stages_made(lower_workload(case("scale_shift", stages=5, kib=16))) == 2
+    assert [stages_built(lower_workload(case("scale_shift", stages=count, kib=512))) for count in (1, 3, 5)] == [
+        1,
+        3,
+        5,
+    ]
+    assert stages_built(lower_workload(case("scale_shift", stages=5, kib=16))) == 2
 
 
 def test_what_limits_a_workload() -> None:

@@ -117,11 +117,13 @@ def test_async_is_refused_where_there_is_no_cp_async() -> None:
     assert "cp_async" not in lower(make_case(6, (64, 64, 64), arch="sm_75")).body
 
 
-def test_slots_are_those_that_the_case_really_has() -> None:
-    slots = {variant: make_case(5, (64, 64, 64), variant, stages=4).slots for variant in ("async", "double_buffer")}
-    assert slots == {"async": 4, "double_buffer": 1}
-    assert make_case(4, (64, 64, 64), stages=4).slots == 1
-    assert make_case(6, (64, 64, 64), stages=4).slots == 4
+def test_stages_are_those_that_the_case_really_has() -> None:
+    built = {
+        variant: make_case(5, (64, 64, 64), variant, stages=4).stages_built for variant in ("async", "double_buffer")
+    }
+    assert built == {"async": 4, "double_buffer": 1}
+    assert make_case(4, (64, 64, 64), stages=4).stages_built == 1
+    assert make_case(6, (64, 64, 64), stages=4).stages_built == 4
     assert "4 stages" in str(make_case(5, (64, 64, 64), stages=4))
     assert "stages" not in str(make_case(5, (64, 64, 64), "double_buffer", stages=4))
 
@@ -192,12 +194,12 @@ def test_why_says_what_the_generated_code_shows() -> None:
     }
     assert "the same, character for character, as that of step4_vectorization[default]" in texts["double_buffer"]
     assert "as that of step5_pipelining[sync]" in texts["double_buffer_pipelined"]
-    assert "4 slots, wait_group 3: up to 3 k tiles stay in flight" in texts["async"]
+    assert "4 stages, wait_group 3: up to 3 k tiles stay in flight" in texts["async"]
     assert "nothing is in flight" in texts["sync"]
     assert "loads go to registers" in texts["register_staged"]
     assert "a statement of its own" in texts["writeback"]
     assert why(lower(make_case(1, (64, 64, 64)))).startswith("No shared memory")
-    assert why(lower(make_case(4, (64, 64, 64)))).startswith("One slot")
+    assert why(lower(make_case(4, (64, 64, 64)))).startswith("One stage")
 
 
 @pytest.mark.parametrize("variant", ["async", "register_staged"])
@@ -215,7 +217,7 @@ def test_aspects_show_what_changes_from_step_to_step() -> None:
     assert (rows[2]["outputs per thread"], rows[3]["outputs per thread"]) == ("1", "4 × 4")
     assert (rows[3]["global loads"], rows[4]["global loads"]) == ("scalars", "vectors")
     assert (rows[4]["waits"], rows[5]["waits"]) == ("none", "wait_group 2")
-    assert rows[5]["shared memory"] == f"{3 * DEFAULT.tile.smem_bytes(4)} bytes, 3 slot(s)"
+    assert rows[5]["shared memory"] == f"{3 * DEFAULT.tile.smem_bytes(4)} bytes, 3 stage(s)"
     assert rows[6]["k loop"].endswith("k_inner unrolled: full")
 
 
@@ -226,7 +228,7 @@ def test_what_is_said_of_tiles_of_warps_is_read_off_their_code(step: int, varian
     kernel = lower(small_case(step, (512, 512, 1024), variant))
     assert kernel.launches == 1
     code, ring = kernel.code, step != 8
-    assert code.shared_versions == kernel.case.slots == (kernel.case.step.stages if ring else 1)
+    assert code.shared_versions == kernel.case.stages_built == (kernel.case.step.stages if ring else 1)
     assert (code.barriers, code.cp_async, code.cp_async_bytes) == ((1, 2, 16) if ring else (2, 0, 0))
     assert len(code.wait_groups) == code.commit_groups == (1 if ring else 0)
     assert not kernel.written_out
@@ -239,7 +241,7 @@ def test_what_is_said_of_tiles_of_warps_is_read_off_their_code(step: int, varian
 
 @pytest.mark.parametrize("tile", ["16x32x64/16x32/4x4/4", "16x32x16/16x32/4x4/1"])
 @pytest.mark.parametrize("stages", [2, 5])
-def test_slots_of_padded_and_sliced_tiles_are_told_apart_from_their_sums(tile: str, stages: int) -> None:
+def test_stages_of_padded_and_sliced_tiles_are_told_apart_from_their_sums(tile: str, stages: int) -> None:
     case = make_case(7, (32, 32, 1024), tile=WarpTile.parse(tile), stages=stages)
     assert lower(case).code.shared_versions == stages
 
@@ -254,7 +256,7 @@ def test_counts_of_a_loop_that_is_written_out_are_said_to_be_of_all_of_it() -> N
 
 def test_a_twin_is_sought_among_what_takes_the_case() -> None:
     assert "tf32" not in why(lower(small_case(8, (64, 64, 128), "tf32")))  # the default takes no float32
-    few = small_case(10, (64, 64, 1024), "awaited", stages=2)  # the default needs 3 slots
+    few = small_case(10, (64, 64, 1024), "awaited", stages=2)  # the default needs 3 stages
     assert why(lower(few)).startswith("2 cp.async statements")
     short = small_case(10, (64, 64, 64), "awaited")
     assert "as that of step10_wgmma[in_flight]" in why(lower(short))
@@ -284,7 +286,7 @@ def test_the_model_needs_a_measured_machine(compiler: Compiler) -> None:
     case = make_case(5, (128, 128, 256), stages=3)
     assert predict_tile(lower(case)) is None
     prediction = predict_tile(compiled(lower(case), compiler))
-    assert prediction.slots == 3
+    assert prediction.stages == 3
     assert prediction.gain_pct == pytest.approx(100 * (prediction.sequential_ns / prediction.pipelined_ns - 1))
     assert prediction.gain_pct > 0
     unmeasured = compiled(lower(make_case(5, (128, 128, 256), arch="sm_80")), compiler)

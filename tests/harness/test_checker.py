@@ -76,7 +76,7 @@ def drop_last_k(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
 
 
 def repeat_first_k_tile(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
-    """A ring slot used one tile too late: the first tile stands in for the second."""
+    """A stage used one tile too late: the first tile stands in for the second."""
     a, b = a.copy(), b.copy()
     a[:, 16:32], b[16:32] = a[:, :16], b[:16]
     right(a, b, c)
@@ -111,7 +111,7 @@ WRONG = {
     "transposed tile": altered(transpose_tile),
     "last k tile dropped": drop_last_k_tile,
     "last k dropped": drop_last_k,
-    "slot used too late": repeat_first_k_tile,
+    "stage used too late": repeat_first_k_tile,
     "unwritten row": altered(leave_row_unwritten),
     "shifted columns": altered(lambda c: c.__setitem__(slice(None), np.roll(c, 1, axis=1))),
     "sign": altered(lambda c: np.negative(c, out=c)),

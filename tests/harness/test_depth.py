@@ -8,6 +8,7 @@ import pytest
 
 from support.cases import Outcome, make_case
 from tensorir_ladder.harness.build import Case, compiled, lower
+from tensorir_ladder.harness.machines import Machine, machine_for
 from tensorir_ladder.harness.models import depth
 from tensorir_ladder.harness.models.depth import (
     NoForecast,
@@ -40,20 +41,19 @@ RATES = Rates(
     launch_ns=500.0,
     barrier_ns=Curve((128.0, 256.0), (10.0, 20.0)),
 )
-WORK = TileWork(slots=3, threads=128, bytes=6000, instructions=300, accesses=400, chain=0, steps=10, barriers=2)
+WORK = TileWork(stages=3, threads=128, bytes=6000, instructions=300, accesses=400, chain=0, steps=10, barriers=2)
 
 
-class FakeMachine:
+class FakeMachine(Machine):
     """A machine whose rates are made up."""
 
-    arch, has_cp_async, smem_per_block_bytes = "sm_90a", True, 232448
     rates = RATES
 
 
 def case(variant: str = "async", stages: int = 3, size: int = 512, **changes: object) -> Case:
     """Step 5 on the made-up machine."""
     made = make_case(5, (size, size, size), variant, stages=stages, **changes)
-    return replace(made, machine=FakeMachine())
+    return replace(made, machine=FakeMachine(**vars(machine_for("sm_90a"))))
 
 
 def resources(blocks_per_sm: int = 8, blocks: int = 128) -> Resources:
@@ -65,12 +65,12 @@ def test_the_terms_of_a_step_are_those_of_the_text() -> None:
     """300 instructions of four warps on four schedulers, 10 exposed loads, two barriers; at 1 GHz."""
     path, busy = 300 + 10 * 20 + 2 * 10, 400  # accesses to shared memory take longer than 300 instructions
     assert path_ns(WORK, RATES) == pytest.approx(path)
-    assert path_ns(replace(WORK, slots=1), RATES) == pytest.approx(path + 400), "the load is on the way"
+    assert path_ns(replace(WORK, stages=1), RATES) == pytest.approx(path + 400), "the load is on the way"
     assert depth.throughput_ns(WORK, RATES) == pytest.approx(busy)
     latency = 600 + 100 * (6000 - 2000) / 8000
     assert wait_ns(WORK, RATES, 1) == pytest.approx((latency + path) / 3)
     assert wait_ns(replace(WORK, barriers=1), RATES, 1) == pytest.approx(latency / 2)
-    assert wait_ns(replace(WORK, slots=1), RATES, 2) == pytest.approx(2 * 6000 / 50), "bandwidth only"
+    assert wait_ns(replace(WORK, stages=1), RATES, 2) == pytest.approx(2 * 6000 / 50), "bandwidth only"
     assert step_ns(WORK, RATES, 1) == pytest.approx(path)  # alone: its own way through the tile
     assert step_ns(WORK, RATES, 4) == pytest.approx(path + 3 * busy)  # three others in its way
 
@@ -79,17 +79,17 @@ def test_the_loaded_latency_goes_on_beyond_the_curve() -> None:
     assert [depth.latency_ns(asked, RATES) for asked in (1000, 2000, 6000, 10000, 18000)] == [600, 600, 650, 700, 800]
 
 
-def test_more_slots_hide_more_until_nothing_is_left() -> None:
-    shares = [hidden_share(replace(WORK, slots=slots), RATES, 1) for slots in range(1, 7)]
+def test_more_stages_hide_more_until_nothing_is_left() -> None:
+    shares = [hidden_share(replace(WORK, stages=stages), RATES, 1) for stages in range(1, 7)]
     assert shares == sorted(shares)
     assert shares[0] == 0
     assert shares[-1] == 1
-    one_barrier = [hidden_share(replace(WORK, slots=slots, barriers=1), RATES, 1) for slots in range(2, 7)]
+    one_barrier = [hidden_share(replace(WORK, stages=stages, barriers=1), RATES, 1) for stages in range(2, 7)]
     assert all(one <= two for one, two in zip(one_barrier, shares[1:])), "a copy issued after the wait has less time"
 
 
 def test_a_rolled_ring_of_three_costs_a_remainder() -> None:
-    counts = {slots: tile_work(case(stages=slots)).instructions for slots in (1, 2, 3, 4)}
+    counts = {stages: tile_work(case(stages=stages)).instructions for stages in (1, 2, 3, 4)}
     assert counts[2] == counts[4] == counts[1]
     assert counts[3] == counts[1] + depth.REMAINDER_INSTRUCTIONS
     assert tile_work(case(stages=3)).chain > tile_work(case(stages=4)).chain == 0
@@ -97,7 +97,7 @@ def test_a_rolled_ring_of_three_costs_a_remainder() -> None:
 
 def test_a_ring_written_out_pays_for_its_loop_once_a_turn() -> None:
     rolled = tile_work(case(stages=4)).instructions
-    unrolled = {slots: tile_work(case("unrolled_ring", stages=slots)).instructions for slots in (3, 4)}
+    unrolled = {stages: tile_work(case("unrolled_ring", stages=stages)).instructions for stages in (3, 4)}
     assert unrolled[4] == rolled - depth.LOOP_INSTRUCTIONS * 3 / 4
     assert unrolled[3] == rolled - depth.LOOP_INSTRUCTIONS * 2 / 3
     assert tile_work(case("unrolled_ring", stages=3)).chain == 0
@@ -182,7 +182,7 @@ def test_what_the_model_does_not_cover_is_said(changes: dict[str, str], message:
 
 
 def test_a_machine_without_rates_has_no_forecast() -> None:
-    with pytest.raises(NoForecast, match=r"sm_80: its rates were not measured; run python -m harness microbench"):
+    with pytest.raises(NoForecast, match=r"sm_80: its rates were not measured; run ladder microbench"):
         forecast(make_case(5, (512, 512, 512), "async", arch="sm_80"), lambda _: resources())
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from support.cases import make_case
 from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.machines import Machine, machine_for
 from tensorir_ladder.harness.models import depth, depth_tma
 from tensorir_ladder.harness.models.depth_tma import BlockWork
 from tensorir_ladder.harness.models.rate_files import Curve, Rates
@@ -28,7 +29,7 @@ RATES = Rates(
     wgmma_f16_gflops=409600.0,  # a clock of 1 GHz on all 100 multiprocessors
 )
 WORK = BlockWork(
-    slots=3,
+    stages=3,
     k_tiles=100,
     operations=4096 * 500,
     loaded_bytes=32000,
@@ -48,8 +49,8 @@ def resources(blocks_per_sm: int = 1, blocks: int = 64) -> Resources:
 def case(stages: int = 4, size: int = 1024, **changes: object) -> Case:
     """Step 11 on the made-up machine."""
     made = make_case(11, (size, size, size), "tma_store", stages=stages, dtype="float16")
-    machine = type("Made", (), {"arch": "sm_90a", "smem_per_block_bytes": 232448, "has_cp_async": True, "rates": RATES})
-    return replace(made, machine=machine(), **changes)
+    machine = type("FakeMachine", (Machine,), {"rates": RATES})
+    return replace(made, machine=machine(**vars(machine_for("sm_90a"))), **changes)
 
 
 def test_power_lowers_the_clock_where_all_multiply() -> None:
@@ -63,13 +64,13 @@ def test_the_port_or_the_tensor_cores_take_longer() -> None:
     assert depth_tma.multiply_ns(replace(WORK, port_bytes=10000), RATES) == pytest.approx(500)
 
 
-def test_a_load_has_the_time_of_all_slots_but_one() -> None:
+def test_a_load_has_the_time_of_all_stages_but_one() -> None:
     load = 600 + 32000 / 64
     assert depth_tma.load_ns(WORK, RATES) == pytest.approx(load)
-    assert depth_tma.wait_ns(replace(WORK, slots=1), RATES) == pytest.approx(load + 20 + 625)
-    assert depth_tma.wait_ns(replace(WORK, slots=2), RATES) == pytest.approx(load + 20)
+    assert depth_tma.wait_ns(replace(WORK, stages=1), RATES) == pytest.approx(load + 20 + 625)
+    assert depth_tma.wait_ns(replace(WORK, stages=2), RATES) == pytest.approx(load + 20)
     assert depth_tma.wait_ns(WORK, RATES) == pytest.approx((load + 20) / 2)
-    assert depth_tma.wait_ns(replace(WORK, slots=6), RATES) == pytest.approx(500)  # the width is left
+    assert depth_tma.wait_ns(replace(WORK, stages=6), RATES) == pytest.approx(500)  # the width is left
 
 
 def test_a_launch_is_blocks_one_after_the_other() -> None:
@@ -81,7 +82,7 @@ def test_a_launch_is_blocks_one_after_the_other() -> None:
 
 
 def test_what_is_hidden_grows_to_all() -> None:
-    shares = [depth_tma.hidden_share(replace(WORK, slots=slots), RATES) for slots in range(1, 7)]
+    shares = [depth_tma.hidden_share(replace(WORK, stages=stages), RATES) for stages in range(1, 7)]
     assert shares[0] == 0
     assert shares == sorted(shares)
     assert 0 < shares[1] < 1 == shares[2]
@@ -93,7 +94,7 @@ def test_work_is_counted_from_the_tile() -> None:
     assert work.operations == 2 * 128 * 256 * 64
     assert work.loaded_bytes == (128 + 256) * 64 * 2
     assert work.port_bytes == work.loaded_bytes + 2 * (64 + 256) * 64 * 2  # B is read by each warpgroup
-    assert (work.slots, work.k_tiles, work.resident, work.active) == (3, 16, 1, 64)
+    assert (work.stages, work.k_tiles, work.resident, work.active) == (3, 16, 1, 64)
     tall = depth_tma.block_work(case(tile=HopperTile(block=(256, 128, 64), warpgroups=(2, 1))), resources(), RATES, 20)
     assert tall.port_bytes == tall.loaded_bytes + 4 * (64 + 128) * 64 * 2  # and for each 64 rows
 
@@ -122,7 +123,7 @@ def test_the_h200s_sweep_of_a_long_product_is_met_within_a_tenth() -> None:
     assert said.time_ms == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.parametrize("changes", [{"variant": "bounded"}, {"tile": RoleTile()}], ids=str)
+@pytest.mark.parametrize("changes", [{"variant": "bounded"}, {"tile": RoleTile.parse(RoleTile.EXAMPLE)}], ids=str)
 def test_other_kernels_are_not_covered(changes: dict) -> None:
     with pytest.raises(depth.NoForecast, match="only step 11, as it is timed, and steps whose threads"):
         depth.forecast(case(**changes), lambda _: resources())

@@ -116,7 +116,7 @@ def test_the_step_before_is_chosen_for_the_product_as_the_step_itself_is(measure
     assert measurer.measure(case).previous.label == str(before)
     other = STEPS[8].tiles.default.tile
     assert other != before.tile
-    assert measurer._previous(case.with_tile(other, "given")).tile == other
+    assert measurer._previous(replace(case, tile=other, tile_choice="given")).tile == other
 
 
 def test_the_step_before_is_left_out_where_the_machine_cannot_run_it(measurer: Measurer, gpu: FakeGpu) -> None:
@@ -319,7 +319,9 @@ def test_the_fastest_tile_is_chosen_and_the_others_are_recorded(measurer: Measur
 
 def test_a_tile_that_is_illegal_is_noted_with_the_reason(measurer: Measurer, gpu: FakeGpu) -> None:
     case = make_case(5, (64, 64, 256), dtype="float64", stages=6)
-    illegal = [t for t in THREAD_TILES.best if t.violations(case.machine.target(), 8, replace(case, tile=t).slots)]
+    illegal = [
+        t for t in THREAD_TILES.best if t.violations(case.machine.target(), 8, replace(case, tile=t).stages_built)
+    ]
     assert 0 < len(illegal) < len(THREAD_TILES.best)
     measurer.tune_stages = False
     chosen = measurer.best(case)

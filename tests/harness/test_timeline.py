@@ -142,7 +142,7 @@ def test_every_event_is_stamped_where_it_happens(stages: int) -> None:
     body = ring(stages, Stamps(3, room=20), k=64 * 4 * stages).body
     marks = re.findall(rf"stamp\(\(&\(stamps_ptr\[{len(HEADER)}\]\)\), .*, (\d+), (.*), 20, \((.*)\)\);", body)
     in_flight, ahead = (1, stages - 1) if stages > 1 else (0, 1)
-    # Loads before the loop and in it; six of each turn's slot; the end of the last; the epilogue's two.
+    # Loads before the loop and in it; six of each turn's stage; the end of the last; the epilogue's two.
     assert len(marks) == ahead + stages + 6 * stages + 3
     assert len(re.findall(r"\bcalibrate\(", body)) == 2
     assert all("blockIdx.x) == 3" in speaks for _, _, speaks in marks)
@@ -247,9 +247,9 @@ def stamping(made: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
     launches: list[int] = []
 
     def executable(kernel: Kernel) -> dict[str, Any]:
-        problem, names, slots = kernel.case.problem, roles_of(kernel.source), kernel.case.slots
+        problem, names, stages = kernel.case.problem, roles_of(kernel.source), kernel.case.stages_built
         of_step = tracks if names[0] == "loads" else role_tracks
-        found = of_step(slots, -(-problem.k // 64), **{"groups" if of_step is tracks else "consumers": len(names) - 1})
+        found = of_step(stages, -(-problem.k // 64), **{"groups" if of_step is tracks else "consumers": len(names) - 1})
 
         def run(a: np.ndarray, b: np.ndarray, c: np.ndarray, words: FakeWords) -> None:
             c[...] = LlvmBackend().reference(problem, a, b).astype(c.dtype)

@@ -40,7 +40,7 @@ Command = Callable[..., Outcome]
 TILES = (DEFAULT.tile, *(ThreadTile.parse(text) for text in ("32x32x16/4x4", "64x64x16/4x4", "64x64x16/8x4")))
 STAGES = (1, 2, 3, 4, 6)
 FAST, SECOND = "64x64x16/4x4", "64x64x16/8x4"
-LEGAL = len(TILES) * 4  # 1, 2, 3 and 4 slots: there are only 4 k tiles
+LEGAL = len(TILES) * 4  # 1, 2, 3 and 4 stages: there are only 4 k tiles
 ARGUMENTS = ("tune", "--step", "5", "--size", "64", "--out")
 
 
@@ -71,7 +71,7 @@ def let_tune(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 @pytest.fixture
 def favoured(gpu: FakeGpu) -> FakeGpu:
-    """One tile is the fastest, with 2 slots; a second one comes close."""
+    """One tile is the fastest, with 2 stages; a second one comes close."""
     gpu.times |= {FAST: 1.8, f"{FAST} 2 stages": 0.5, f"{SECOND} 2 stages": 0.6}
     return gpu
 
@@ -294,7 +294,7 @@ def test_a_difference_that_a_kernel_has_from_itself_is_a_tie(made: Session, gpu:
     assert tuned_again(made, make_case(5, SHAPE), retune=True)[0].verdict == "confirmed"
 
 
-def test_cheaper_is_fewer_slots_then_less_shared_memory(made: Session) -> None:
+def test_cheaper_is_fewer_stages_then_less_shared_memory(made: Session) -> None:
     tiles = ThreadTile.parse("32x32x16/4x4"), ThreadTile.parse("64x64x16/4x4")
     small_deep, small, large = (
         make_case(5, SHAPE, tile=tile, stages=stages) for tile, stages in ((tiles[0], 3), (tiles[0], 2), (tiles[1], 2))

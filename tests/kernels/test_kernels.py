@@ -169,7 +169,7 @@ def test_a_wait_is_bounded_only_on_request() -> None:
 
 @pytest.mark.gpu
 def test_a_bounded_wait_names_who_waits_and_traps() -> None:
-    text = "from kernels.test_kernels import run_waiting_kernel as run; run(bounded=True, arrives=False)"
+    text = "from support.kernels_by_hand import run_waiting_kernel as run; run(bounded=True, arrives=False)"
     # In a process of its own: a trap leaves its process without a GPU.
     result = subprocess.run(
         [sys.executable, "-c", text], cwd=ROOT / "tests", capture_output=True, text=True, timeout=120
@@ -254,7 +254,7 @@ def test_k_tiles_that_make_no_whole_turn_follow_it() -> None:
     assert counts(kernel)["wait"] == 4 + 3
     short = ring((64, 64, 104), stages=6)
     assert counts(short)["init"] == 2
-    assert short.case.slots == 2
+    assert short.case.stages_built == 2
 
 
 @pytest.mark.parametrize("tile", TILES)
@@ -317,7 +317,7 @@ def test_rows_that_tma_cannot_step_over_are_refused(
 
 
 @pytest.mark.parametrize("stages", [0, 7])
-def test_a_ring_of_no_or_too_many_slots_is_refused(stages: int) -> None:
+def test_a_ring_of_no_or_too_many_stages_is_refused(stages: int) -> None:
     with pytest.raises(IllegalPipeline, match="stages of a TMA ring"):
         tma_ring(Matmul(64, 64, 64, "float16"), HopperTile.parse("64x64x64/1x1"), stages)
 

@@ -33,7 +33,7 @@ def test_limits_name_registers_and_consumers() -> None:
 
 @pytest.mark.parametrize("kernel", [warp_specialized, persistent])
 def test_bad_input_is_refused(kernel: Any) -> None:
-    given = {"multiprocessors": 132} if kernel is persistent else {}
+    given = {"machine": hopper()} if kernel is persistent else {}
     tile = RoleTile.parse("64x64x64/1x1")
     with pytest.raises(IllegalPipeline, match="2 to 8"):
         kernel(Matmul(64, 64, 64, "float16"), tile, 1, **given)
@@ -102,7 +102,7 @@ def test_every_declared_tile_compiles_without_spills(tile: str, compiler: Compil
 
 
 @pytest.mark.compiler
-def test_slots_are_released_one_k_tile_late(compiler: Compiler) -> None:
+def test_stages_are_released_one_k_tile_late(compiler: Compiler) -> None:
     """A variable without a first value was merged with another by the compiler: the stage just read was released."""
     sass = disassemble(compiled(roles(12, (128, 256, 4096), "128x256x64/2x1"), compiler).cubin)
     loop = sass[sass.index("HGMMA") : sass.rindex("HGMMA") + 800]

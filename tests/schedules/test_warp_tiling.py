@@ -72,6 +72,7 @@ def operands(shape: tuple[int, int, int], layout: str = "nn", batch: tuple[int, 
     return [a, b if layout == "nn" else np.ascontiguousarray(np.swapaxes(b, -1, -2)), a.astype(np.float64) @ b]
 
 
+@functools.cache
 def product(shape: tuple[int, int, int], tile: WarpTile, layout: str = "nn", stages: int = 2, variant="serpentine"):
     """What step 7 computes on the CPU, and what is right."""
     a, b, expected = operands(shape, layout)
@@ -88,14 +89,21 @@ def close(output: np.ndarray, expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("shape", "layout"), SHAPES, ids=str)
-@pytest.mark.parametrize("tile", [*SLICED.values(), AHEAD], ids=str)
+@pytest.mark.parametrize("tile", [SLICED[1], SLICED[4], AHEAD], ids=str)
 def test_products_are_right(tile: WarpTile, shape: tuple[int, int, int], layout: str) -> None:
     close(*product(shape, tile, layout))
 
 
 @pytest.mark.parametrize(
     "tile",
-    ["4x128x8/4x128/4x4/1", "64x4x8/64x4/2x4/1", "64x8x8/32x8/1x8/1", "32x64x6/16x32/4x4/2", "24x16x8/8x16/1x4/2"],
+    [
+        *map(str, (SLICED[2], SLICED[8])),
+        "4x128x8/4x128/4x4/1",
+        "64x4x8/64x4/2x4/1",
+        "64x8x8/32x8/1x8/1",
+        "32x64x6/16x32/4x4/2",
+        "24x16x8/8x16/1x4/2",
+    ],
 )
 def test_lanes_in_one_row_or_column_and_odd_depths(tile: str) -> None:
     for layout in LAYOUTS:
@@ -104,7 +112,7 @@ def test_lanes_in_one_row_or_column_and_odd_depths(tile: str) -> None:
 
 @pytest.mark.parametrize(("tile", "layout"), [(SLICED[1], "nt"), (SLICED[4], "nn"), (AHEAD, "nn")], ids=str)
 def test_a_pipeline_changes_no_bit(tile: WarpTile, layout: str) -> None:
-    outputs = [product((33, 35, 70), tile, layout, stages)[0] for stages in (1, 2, 3, 4)]
+    outputs = [product((33, 35, 70), tile, layout, stages)[0] for stages in (1, 2, 4)]
     assert all(np.array_equal(outputs[0], other) for other in outputs[1:])
 
 
@@ -113,15 +121,6 @@ def test_a_pipeline_changes_no_bit(tile: WarpTile, layout: str) -> None:
 def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
     default, other = (product((33, 70, 50), tile, "nt", 2, name)[0] for name in ("serpentine", variant))
     assert np.array_equal(default, other)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-@pytest.mark.parametrize("tile", [AHEAD, STEPS[7].tiles.default.tile, SLICED[1]], ids=str)
-def test_no_more_shared_memory_is_taken_than_a_tile_says(tile: WarpTile, stages: int, layout: str) -> None:
-    taken = build((256, 256, 240), tile=tile, stages=stages, layout=layout).smem_bytes
-    assert taken <= tile.smem_bytes(4, stages)
-    assert taken == tile.smem_bytes(4, stages) or layout == "nn"  # whose B has no padding
 
 
 def test_reads_are_a_step_ahead_where_few_warps_fit() -> None:
@@ -227,15 +226,20 @@ def test_a_k_tile_costs_one_barrier_and_copies_of_sixteen_bytes(tile: WarpTile, 
     assert sum(map(int, rounds)) * 16 * tile.threads_per_block == copied
 
 
-@pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize("tile", [SLICED[1], SLICED[2], QUARTERS, NARROW], ids=str)
-def test_shared_memory_is_what_the_tile_says(tile: WarpTile, stages: int) -> None:
-    for layout in LAYOUTS:
-        kernel = build((64, 64, 256), tile=tile, layout=layout, stages=stages)
-        assert kernel.smem_bytes <= tile.smem_bytes(4, stages)
-        assert kernel.smem_bytes == tile.smem_bytes(4, stages) or layout == "nn"  # B's rows are not padded then
-        assert kernel.launch["threadIdx.x"] == 32
-        assert kernel.launch["threadIdx.y"] == tile.threads[0]
+@pytest.mark.parametrize(
+    ("tile", "stages", "layout"),
+    [
+        *((tile, stages, "nt") for tile in (AHEAD, STEPS[7].tiles.default.tile) for stages in (1, 2, 4)),
+        *((tile, 3, "nt") for tile in (SLICED[1], SLICED[2], QUARTERS, NARROW)),
+        *((tile, stages, "nn") for tile in (SLICED[1], QUARTERS, AHEAD) for stages in (1, 3)),
+    ],
+    ids=str,
+)
+def test_shared_memory_is_what_the_tile_says(tile: WarpTile, stages: int, layout: str) -> None:
+    kernel = build((256, 256, 240), tile=tile, layout=layout, stages=stages)
+    assert kernel.smem_bytes <= tile.smem_bytes(4, stages)
+    assert kernel.smem_bytes == tile.smem_bytes(4, stages) or layout == "nn"  # whose B has no padding
+    assert (kernel.launch["threadIdx.y"], kernel.launch["threadIdx.x"]) == tile.threads
 
 
 def c_value(expression: str, names: dict[str, int]) -> int:

@@ -321,7 +321,7 @@ def test_a_tile_says_what_a_target_cannot_do() -> None:
 
 
 def test_the_wrong_family_of_tiles_is_refused() -> None:
-    with pytest.raises(IllegalTile, match="needs a tile of warpgroups") as caught:
+    with pytest.raises(IllegalTile) as caught:
         STEPS[10].schedule(Matmul(128, 128, 128, "float16"), config("in_flight", DEFAULT.tile, 4))
     assert (caught.value.value, caught.value.limit) == (str(DEFAULT.tile), WarpgroupTile.FORM)
 

@@ -1,4 +1,4 @@
-"""Measurements of each GPU, a file for each (``ARCH-GPU.json``, written by ``python -m harness microbench``).
+"""Measurements of each GPU, a file for each (``ARCH-GPU.json``, written by ``ladder microbench``).
 
 This reads what the cost model takes; :mod:`harness.models.rate_files` reads all, with where it comes from.
 """

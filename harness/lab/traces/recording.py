@@ -56,6 +56,7 @@ class Trace:
 
 
 def probes() -> list[Probe]:
+    """List every probe of every family."""
     return [probe for family in FAMILIES for probe in family()]
 
 
