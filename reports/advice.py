@@ -20,7 +20,7 @@ HIDDEN = 0.9  # of the copy's rate: a direct form that reaches it is called one 
 
 
 def advice_table(sweeps: Sequence[Sweep]) -> Table:
-    """A row per workload and size class; within a row, a line per size."""
+    """Make a row per workload and size class; within a row, a line per size."""
     header = ("workload", "size", "measured on", "stages", "gain over 1 stage", "gain over direct", "bound by")
     products = fastest_products([sweep for sweep in sweeps if isinstance(sweep, StageSweep)])
     streams = [sweep for sweep in sweeps if isinstance(sweep, StreamSweep)]
@@ -40,13 +40,13 @@ def advice_table(sweeps: Sequence[Sweep]) -> Table:
 
 
 def fastest_products(sweeps: Sequence[StageSweep]) -> list[StageSweep]:
-    """Per step and shape the sweep that reached the highest speed, smallest product first."""
+    """Pick per step and shape the sweep that reached the highest speed, smallest product first."""
     cases = grouped(sweeps, lambda sweep: (sweep.step, math.prod(sweep.shape), sweep.shape))
     return [min(own, key=lambda sweep: sweep.times_ms[sweep.best]) for _, own in sorted(cases.items())]
 
 
 def size_class(sweep: Sweep) -> str:
-    """``small``, ``medium`` or ``large``."""
+    """Write ``small``, ``medium`` or ``large``."""
     if isinstance(sweep, StageSweep):
         work = math.prod(sweep.shape)
         return "small" if work <= SMALL_PRODUCT else "medium" if work <= MEDIUM_PRODUCT else "large"
@@ -109,7 +109,7 @@ RULES: tuple[tuple[Callable[[Sweep], bool], Says], ...] = (
 
 
 def _figures(group: Sequence[Sweep]) -> tuple[str, ...]:
-    """Sizes, stages, gains and bounds of a row, a line per size."""
+    """Write sizes, stages, gains and bounds of a row, a line per size."""
     lines = [
         (
             f"{sweep.size}, {sweep.variant}, {sweep.tile}" if isinstance(sweep, StageSweep) else sweep.size,
@@ -136,6 +136,6 @@ def _size(sweep: Sweep) -> str:
 
 
 def _range(gains: Sequence[float]) -> str:
-    """``+3.0 % to +9.1 %``, or one gain where all read alike."""
+    """Write ``+3.0 % to +9.1 %``, or one gain where all read alike."""
     low, high = percent(min(gains)), percent(max(gains))
     return low if low == high else f"{low} to {high}"

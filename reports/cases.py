@@ -15,7 +15,7 @@ SIDE_STEP = 64  # sizes on an axis are squares whose side is a multiple of it; o
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by a key of theirs, keys and items in the order in which they come."""
+    """Group items by a key of theirs, keys and items in the order in which they come."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -23,22 +23,22 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 
 def slug(*parts: str) -> str:
-    """Parts as one part of a file name; a GPU without its maker."""
+    """Join parts to one part of a file name; a GPU without its maker."""
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).replace("NVIDIA ", "").lower())
 
 
 def shape_of(record: Record | Counters | TunedConfig) -> Shape:
-    """The m, n and k of a record, of counters, or of a tuned configuration."""
+    """Return the m, n and k of a record, of counters, or of a tuned configuration."""
     return record.m, record.n, record.k
 
 
 def shape_label(shape: Shape) -> str:
-    """``1024`` for a square product, ``MxNxK`` otherwise."""
+    """Write ``1024`` for a square product, ``MxNxK`` otherwise."""
     return str(shape[0]) if len(set(shape)) == 1 else "x".join(map(str, shape))
 
 
 def steps_text(steps: Iterable[int]) -> str:
-    """``step 7``, ``steps 1–6``, ``steps 1, 3``."""
+    """Write ``step 7``, ``steps 1–6``, ``steps 1, 3``."""
     found = sorted(set(steps))
     if len(found) == 1:
         return f"step {found[0]}"
@@ -52,10 +52,10 @@ def is_size(shape: Shape) -> bool:
 
 
 def by_product(shapes: Iterable[Shape]) -> list[Shape]:
-    """Shapes by the product of their extents, smallest first."""
+    """Sort shapes by the product of their extents, smallest first."""
     return sorted(shapes, key=lambda shape: (math.prod(shape), shape))
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """A sorting key in which unroll4 comes before unroll16."""
+    """Return a sorting key in which unroll4 comes before unroll16."""
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))

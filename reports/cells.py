@@ -22,7 +22,7 @@ class Table:
     left: int = 1
 
     def markdown(self) -> str:
-        """The grid as a Markdown table, its note below; the title is left to the caller."""
+        """Write the grid as a Markdown table, its note below; the title is left to the caller."""
         rule = [":--" if column < self.left else "--:" for column in range(len(self.header))]
         lines = [
             "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (self.header, *self.rows)
@@ -32,22 +32,22 @@ class Table:
 
 
 def number(value: float | None, form: str = ",.0f") -> str:
-    """A value in a format, or the sign that it was not measured."""
+    """Write a value in a format, or the sign that it was not measured."""
     return NOT_MEASURED if value is None else f"{value:{form}}"
 
 
 def percent(value: float | None, form: str = "+.1f") -> str:
-    """A gain with its sign, to a tenth of a percent; other percentages by their format."""
+    """Write a gain with its sign, to a tenth of a percent; other percentages by their format."""
     return NOT_MEASURED if value is None else f"{value:{form}} %"
 
 
 def occupancy_text(used: Resources | None) -> str:
-    """``38% (registers)``: a kernel's occupancy and what limits it."""
+    """Write ``38% (registers)``: a kernel's occupancy and what limits it."""
     return NOT_MEASURED if used is None else f"{used.occupancy:.0%} ({used.occupancy_limit})"
 
 
 def span(values: Iterable[float], unit: str, digits: int = 0) -> str:
-    """``1965–1980 MHz``, or one value where all are equal."""
+    """Write ``1965–1980 MHz``, or one value where all are equal."""
     found = sorted(values)
     low, high = f"{found[0]:,.{digits}f}", f"{found[-1]:,.{digits}f}"
     return f"{low} {unit}" if low == high else f"{low}–{high} {unit}"

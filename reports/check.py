@@ -49,7 +49,7 @@ def findings(paths: Paths) -> list[str]:
 
 
 def first_steps(records: Iterable[Record]) -> dict[tuple[str, ...], int]:
-    """The lowest step of each section: on a ladder that begins with it, nothing comes before."""
+    """Return the lowest step of each section: on a ladder that begins with it, nothing comes before."""
     groups = grouped((record for record in records if record.kind == "step"), section_key)
     return {section: min(record.step for record in own) for section, own in groups.items()}
 
@@ -98,7 +98,7 @@ def timeline_problems(timeline: Timeline) -> Iterator[str]:
 
 
 def ladder_gaps(section: Section) -> Iterator[str]:
-    """Sizes at which a step was measured and a later one was not, of steps measured with the same tile choice."""
+    """Yield sizes at which a step was measured and a later one was not, of steps measured with the same tile choice."""
     for choice in section.choices:
         wanted: dict[Shape, None] = {}
         for step in section.steps:
@@ -110,7 +110,7 @@ def ladder_gaps(section: Section) -> Iterator[str]:
 
 
 def stale(results: Results, paths: Paths) -> Iterator[str]:
-    """README and pictures that do not follow from the records, or are missing, or left over."""
+    """Name README and pictures that do not follow from the records, or are missing, or left over."""
     if paths.readme is None:
         return
     try:
@@ -154,14 +154,14 @@ def _method_problems(record: Record | StreamRecord | TunedConfig | Timeline) -> 
 
 
 def _check_problems(check: Verification, whole_numbers: bool = True) -> Iterator[str]:
-    """Not passed; or not exact on whole numbers, of which only products and sums make whole numbers again."""
+    """Refuse what failed, or is not exact on whole numbers, which only products and sums keep whole."""
     inexact = whole_numbers and not check.integers_exact
     if not check.passed or inexact or not check.max_error <= check.tolerance:
         yield f"not verified (passed {check.passed}, error {check.max_error:g} of {check.tolerance:g} tolerated)"
 
 
 def _timings(record: Record | StreamRecord | TunedConfig | Timeline) -> list[Timing]:
-    """Every contender's times in a record: its own, and those it was measured beside."""
+    """Return every contender's times in a record: its own, and those it was measured beside."""
     if isinstance(record, TunedConfig):
         found = list(record.confirmation)
     elif isinstance(record, Timeline):

@@ -11,7 +11,7 @@ STALLED = "stalled, warps per issue: "
 
 
 def counters_tables(results: Results, step: int, section: Section) -> list[Table]:
-    """A table per case of a section that was counted for this step and the step before, side by side.
+    """Make a table per case of a section that was counted for this step and the step before, side by side.
 
     Counters that only one of them has stand beside a dash.
     """
@@ -19,7 +19,7 @@ def counters_tables(results: Results, step: int, section: Section) -> list[Table
 
 
 def counted_groups(results: Results, step: int, section: Section) -> list[list[Counters]]:
-    """The step before, then this step's variants, counted on the same case: a group per case, smallest shape first.
+    """Group the step before and this step's variants, counted on the same case, smallest shape first.
 
     The step before is shown with the same tile, or with another where it was counted with that one alone, and by its
     default variant, or by the only one counted. A ladder's first step stands alone.
@@ -40,13 +40,13 @@ def counted_groups(results: Results, step: int, section: Section) -> list[list[C
 
 
 def counted_name(group: list[Counters], counted: Counters) -> str:
-    """``step 5``, or with its variant where a group has several of the step."""
+    """Write ``step 5``, or with its variant where a group has several of the step."""
     several = sum(other.step == counted.step for other in group) > 1
     return f"step {counted.step} {counted.variant}" if several else f"step {counted.step}"
 
 
 def stalls(counters: Counters) -> dict[str, float]:
-    """Stall reasons by name, in warps per issued instruction; without those of a warp that could issue."""
+    """Return the stall reasons by name, in warps per issued instruction; without those of a warp that could issue."""
     found = {name.removeprefix(STALLED): v for name, v in counters.values.items() if name.startswith(STALLED)}
     return {name: value for name, value in found.items() if name not in ("selected", "not selected")}
 

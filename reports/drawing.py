@@ -27,7 +27,7 @@ CAPTION_COLUMNS = 125
 def canvas(
     title: str, subtitle: str, height: float, rows: int = 1, columns: int = 1, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure, 9 inches wide, and its panels row by row."""
+    """Make an empty figure, 9 inches wide, and its panels row by row."""
     figure = Figure(figsize=(9, height), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
@@ -56,7 +56,7 @@ def rounds_and_days(records: Sequence[Record | StreamRecord]) -> str:
 
 
 def finish(figure: Figure, panels: list[Axes], caption: str) -> Figure:
-    """The caption and one legend below the panels, a quiet grid."""
+    """Add the caption and one legend below the panels, and a quiet grid."""
     labelled = dict(itertools.chain.from_iterable(zip(*reversed(axes.get_legend_handles_labels())) for axes in panels))
     count = len(labelled)
     figure.legend(

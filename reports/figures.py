@@ -24,7 +24,7 @@ STALLS = ("long scoreboard", "short scoreboard", "barrier", "dispatch stall", "w
 
 
 def gflops_figure(results: Results, section: Section) -> Figure:
-    """GFLOPS per step over the matrix size, default configuration beside the fastest, cuBLAS dashed."""
+    """Draw GFLOPS per step over the matrix size, default configuration beside the fastest, cuBLAS dashed."""
 
     def draw(axes: Axes, choice: str) -> None:
         lines = [section.line(step, choice) for step in section.steps]
@@ -38,7 +38,7 @@ def gflops_figure(results: Results, section: Section) -> Figure:
 
 
 def ratio_figure(results: Results, section: Section) -> Figure:
-    """Speed relative to cuBLAS over the matrix size; the line at 1 is cuBLAS, and what is past it is shaded."""
+    """Draw speed relative to cuBLAS over the matrix size; the line at 1 is cuBLAS, what is past it is shaded."""
 
     def draw(axes: Axes, choice: str) -> None:
         axes.axhline(1.0, color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
@@ -54,7 +54,7 @@ def ratio_figure(results: Results, section: Section) -> Figure:
 
 
 def gain_figure(results: Results, section: Section) -> Figure:
-    """Speed gained by each step over the one before, a bar per size, one panel per tile choice."""
+    """Draw the speed gained by each step over the one before, a bar per size, one panel per tile choice."""
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
         found = {step_label(results, step): section.line(step, choice) for step in section.steps}
@@ -64,7 +64,7 @@ def gain_figure(results: Results, section: Section) -> Figure:
 
 
 def variants_figure(results: Results, section: Section, step: int) -> Figure:
-    """Speed each variant of a step gains over the step before, a bar per size."""
+    """Draw the speed each variant of a step gains over the step before, a bar per size."""
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
         return {name.replace("_", "\n"): line for name, line in section.variant_lines(step, choice).items()}
@@ -74,7 +74,7 @@ def variants_figure(results: Results, section: Section, step: int) -> Figure:
 
 
 def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
-    """GFLOPS over arithmetic intensity from compulsory bytes: filled for the default tile, hollow for the fastest."""
+    """Draw GFLOPS over arithmetic intensity: filled for the default tile, hollow for the fastest."""
     figure, (axes,) = canvas("Roofline", section.title, height=5.2)
     for step in section.steps:
         for choice in section.shown_choices:
@@ -106,7 +106,7 @@ def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
 
 
 def stalls_figure(results: Results, section: Section, step: int) -> Figure:
-    """Reasons why warps wait, before and after a step: stacked reasons, a bar per variant, a group of bars per case."""
+    """Draw why warps wait, before and after a step: stacked reasons, a bar per variant, a group per case."""
     groups = counted_groups(results, step, section)
     title = f"Why warps wait: {step_label(results, step)}"
     bars = [counters for group in groups for counters in group]
@@ -143,7 +143,7 @@ def _mark_speeds(axes: Axes) -> None:
 
 
 def intensity(record: Record) -> float:
-    """Operations per byte that must move at least: A and B read once, C written once."""
+    """Count operations per byte that must move at least: A and B read once, C written once."""
     m, n, k = record.m, record.n, record.k
     moved = (m * k + k * n) * _itemsize(record.dtype) + m * n * _itemsize(record.out_dtype)
     return 2 * m * n * k / moved
@@ -157,7 +157,7 @@ def caption_of(section: Section) -> str:
 
 
 def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes, str], None]) -> Figure:
-    """Panels side by side, the default configuration and the fastest, the matrix size on a logarithmic axis."""
+    """Draw panels side by side, the default configuration and the fastest, the matrix size on a logarithmic axis."""
     figure, panels = canvas(title, section.title, height=4.9, columns=len(section.shown_choices), sharey=True)
     sizes = [shape[0] for shape in section.sizes()]
     for axes, choice in zip(panels, section.shown_choices):
@@ -174,7 +174,7 @@ def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes
 def _bar_panels(
     section: Section, title: str, choices: list[str], lines: Callable[[str], dict[str, dict[Shape, Record]]]
 ) -> Figure:
-    """Panels one above the other, a group of bars per line, a bar per size, each with its number."""
+    """Draw panels one above the other, a group of bars per line, a bar per size, each with its number."""
     height = 1.4 + 2.6 * len(choices)
     figure, panels = canvas(title, section.title, height, rows=len(choices), sharey=True)
     found = {choice: lines(choice) for choice in choices}
@@ -203,7 +203,7 @@ def _bar_panels(
 
 
 def _scale_gains(axes: Axes) -> None:
-    """Linear to ±50 %, logarithmic beyond: a step that triples the speed must not flatten the others."""
+    """Make the axis linear to ±50 %, logarithmic beyond: a step that triples the speed must not flatten the others."""
     axes.set_yscale("symlog", linthresh=50, linscale=1.0)
     scale = axes.yaxis.get_transform()
     low, high = scale.transform([min(axes.dataLim.y0, 0), max(axes.dataLim.y1, 10)])
@@ -224,12 +224,12 @@ def _draw_steps(axes: Axes, results: Results, section: Section, choice: str, val
 
 
 def step_look(step: int) -> dict[str, str]:
-    """A step's colour and marker, the same in every figure."""
+    """Return a step's colour and marker, the same in every figure."""
     return {"color": PALETTE[(step - 1) % len(PALETTE)], "marker": MARKERS[(step - 1) % len(MARKERS)]}
 
 
 def _verified(section: Section, step: int, choice: str) -> list[Record]:
-    """The records of a line that have a place on an axis of sizes and passed their check."""
+    """Return the records of a line that have a place on an axis of sizes and passed their check."""
     return [record for record in section.line(step, choice, at=section.sizes()).values() if record.verification.passed]
 
 

@@ -28,7 +28,7 @@ def is_held_out(sweep: StageSweep) -> bool:
 
 
 def lost_pct(sweep: StageSweep) -> float | None:
-    """Speed lost by the recommended stages to the best measured; None where the recommended were not measured."""
+    """Compare the recommended stages with the best measured: speed lost; None where they were not measured."""
     recommended = sweep.times_ms.get(sweep.forecast.recommended)
     return None if recommended is None else speed_lost_pct(recommended, sweep.times_ms[sweep.best])
 
@@ -40,13 +40,13 @@ def is_right(sweep: StageSweep) -> bool:
 
 
 def points(sweeps: Sequence[StageSweep]) -> list[tuple[float, float]]:
-    """(predicted, measured) times in milliseconds, wherever both are known."""
+    """Return (predicted, measured) times in milliseconds, wherever both are known."""
     pairs = [(sweep.predicted_ms(stages), time) for sweep in sweeps for stages, time in sweep.times_ms.items()]
     return [(predicted, measured) for predicted, measured in pairs if predicted is not None]
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Spearman's rank correlation, ties sharing their mean rank; None for fewer than 2 values or all equal.
+    """Compute Spearman's rank correlation, ties sharing their mean rank; None for fewer than 2 values or all equal.
 
     Pearson's correlation of the ranks, a few lines of numpy: scipy would be a heavy dependency for them.
     """
@@ -57,7 +57,7 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def setbacks(sweeps: Sequence[StageSweep]) -> list[StageSweep]:
-    """Every sweep in which 3 stages were slower than 2 by more than a tie."""
+    """Return every sweep in which 3 stages were slower than 2 by more than a tie."""
     both = [sweep for sweep in sweeps if {2, 3} <= set(sweep.times_ms)]
     return [sweep for sweep in both if speed_lost_pct(sweep.times_ms[3], sweep.times_ms[2]) > TIE_PCT]
 
@@ -82,7 +82,7 @@ def judgement_tables(sweeps: Sequence[StageSweep]) -> list[Table]:
 
 
 def judgement_table(found: Sequence[StageSweep]) -> Table:
-    """Shares of right recommendations and rank correlations: by shapes, of the steps as they are, and by case."""
+    """Judge recommendations and times: by shapes, of the steps as they are, and by case."""
     groups = {
         "development shapes": [sweep for sweep in found if not is_held_out(sweep)],
         "held-out shapes": [sweep for sweep in found if is_held_out(sweep)],
@@ -101,7 +101,7 @@ def judgement_table(found: Sequence[StageSweep]) -> Table:
 
 
 def misses_table(missed: Sequence[StageSweep]) -> Table:
-    """A row per sweep whose recommended stages lose more than ``CLOSE_PCT``, or were not measured."""
+    """Make a row per sweep whose recommended stages lose more than ``CLOSE_PCT``, or were not measured."""
     header = ("step, variant", "tile", "size", "recommended", "GFLOPS", "best measured", "GFLOPS", "lost", "held out")
     grid = []
     for sweep in missed:
@@ -114,7 +114,7 @@ def misses_table(missed: Sequence[StageSweep]) -> Table:
 
 
 def setbacks_table(found: Sequence[StageSweep]) -> Table:
-    """Cases where 3 stages are slower than 2, with the occupancy that goes with it."""
+    """Make a row per case where 3 stages are slower than 2, with the occupancy that goes with it."""
     header = ("step, variant", "tile", "size", "2 stages", "3 stages", "lost", "shared bytes", "blocks per SM")
     grid = []
     for sweep in found:
@@ -129,7 +129,7 @@ def setbacks_table(found: Sequence[StageSweep]) -> Table:
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
-    """1-based ranks; equal values share the mean of theirs."""
+    """Rank values from 1; equal values share the mean of theirs."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[places.reshape(len(values))]

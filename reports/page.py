@@ -70,7 +70,7 @@ def stages_page(results: Results) -> str:
 
 
 def records_table(section: Section, step: int) -> Table:
-    """A row per size and tile choice of a step's default variant, with all that explains its speed."""
+    """Make a row per size and tile choice of a step's default variant, with all that explains its speed."""
     header = ("size", "tile", "stages", "time ms", "spread", "GFLOPS", "ratio", "gain")
     header += ("registers", "shared bytes", "occupancy", "bound by")
     lines = [section.line(step, choice) for choice in section.all_choices]
@@ -85,7 +85,7 @@ def records_table(section: Section, step: int) -> Table:
 
 
 def _docstring(file: Path) -> tuple[str, str]:
-    """A step's idea in a line, and the text below it, as Markdown; empty for a step that is not among ours."""
+    """Return a step's idea in a line, and the text below it, as Markdown; empty for a step that is not among ours."""
     text = ast.get_docstring(ast.parse(file.read_text())) if file.is_file() else ""
     title, _, body = text.partition("\n")
     return title.rstrip("."), body.strip("\n").replace("::\n", ":\n")

@@ -27,7 +27,7 @@ class Paths:
 
     @classmethod
     def of(cls, results: Path = RESULTS, readme: Path | None = None) -> Paths:
-        """The committed layout for the committed results; for any other folder, everything inside it.
+        """Take the committed layout for the committed results; for any other folder, everything inside it.
 
         So a report on somebody's own measurements never overwrites the committed ones.
         """

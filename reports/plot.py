@@ -62,14 +62,14 @@ class Plot:
 
 
 def plots(results: Results) -> Iterator[Plot]:
-    """Every figure the results give: the ladder's section by section, then those of stage sweeps, then timelines."""
+    """Yield every figure: the ladder's, section by section, then those of stage sweeps, then timelines."""
     yield from ladder_plots(results)
     yield from stage_plots(results)
     yield from timeline_plots(results)
 
 
 def ladder_plots(results: Results) -> Iterator[Plot]:
-    """The figures of the ladder, section by section."""
+    """Yield the figures of the ladder, section by section."""
     for section in results.sections():
         if len(section.sizes()) < 2:
             continue  # a line needs two points; the tables say the rest
@@ -94,7 +94,7 @@ def ladder_plots(results: Results) -> Iterator[Plot]:
 
 
 def stage_plots(results: Results) -> Iterator[Plot]:
-    """The figures of stage sweeps: products section by section, then memory-bound workloads."""
+    """Yield the figures of stage sweeps: products section by section, then memory-bound workloads."""
     for section in results.sections():
         sweeps = stage_sweeps(section)
         for own in grouped(sweeps, lambda sweep: sweep.case).values():
@@ -110,19 +110,19 @@ def stage_plots(results: Results) -> Iterator[Plot]:
 
 
 def timeline_plots(results: Results, step: int | None = None) -> Iterator[Plot]:
-    """The figures of timelines, a case each; those of one step if it is given."""
+    """Yield the figures of timelines, a case each; those of one step if it is given."""
     for group in timelines.lives(results, step):
         digest = _digest(group.timelines, timelines, timeline_figure)
         yield Plot(group, group.kind, digest, partial(timeline_figure.timeline_figure, group))
 
 
 def speed_kind(sweep: StageSweep) -> str:
-    """The kind of the figure that shows a case's speed over stages."""
+    """Name the kind of the figure that shows a case's speed over stages."""
     return f"step{sweep.step}-stages-{sweep.variant}-{_slug(sweep.tile)}"
 
 
 def stage_curve(results: Results) -> Plot | None:
-    """The figure of speed over stages that stands for all: a default variant's, over the most shapes."""
+    """Return the figure of speed over stages that stands for all: a default variant's, over the most shapes."""
     cases = [own for section in results.sections() for own in grouped(stage_sweeps(section), lambda s: s.case).values()]
     if not cases:
         return None
@@ -136,7 +136,7 @@ def peaks() -> dict[str, dict]:
 
 
 def _stage_plot(kind: str, sweeps: Sequence[StageSweep] | Sequence[StreamSweep], draw: Callable[..., Figure]) -> Plot:
-    """A figure of sweeps, with the digest of all that their records say."""
+    """Make a figure of sweeps, with the digest of all that their records say."""
     records = [record for sweep in sweeps for record in sweep.everything]
     return Plot(sweeps[0].section, kind, _digest(records, stage_figures), partial(draw, sweeps))
 
@@ -146,6 +146,6 @@ def _slug(tile: str) -> str:
 
 
 def _digest(inputs: object, *drawers: ModuleType) -> str:
-    """sha256 of what a figure is drawn from, and of the code that draws it."""
+    """Compute the sha256 of what a figure is drawn from, and of the code that draws it."""
     code = b"".join(Path(module.__file__).read_bytes() for module in (drawing, *drawers))
     return hashlib.sha256(msgspec.json.encode(inputs) + code).hexdigest()

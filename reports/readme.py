@@ -55,7 +55,7 @@ def write_readme(results: Results, paths: Paths) -> list[Path]:
 
 
 def pictures(results: Results) -> list[Plot]:
-    """The pictures that the README shows: its main ladders beside cuBLAS, a curve over stages, one block's life."""
+    """List the README's pictures: its main ladders beside cuBLAS, a curve over stages, one block's life."""
     ratios = [plot for plot in ladder_plots(results) if plot.kind == "ratio" and _is_main(plot.section)]
     return [*ratios, *filter(None, [stage_curve(results)]), *list(timeline_plots(results))[:1]]
 
@@ -80,7 +80,7 @@ def results_block(results: Results, paths: Paths) -> str:
 
 
 def overview(sections: Sequence[Section]) -> Table:
-    """A row per ladder, a column per size: the step that is fastest there, and its ratio to cuBLAS."""
+    """Make a row per ladder, a column per size: the step that is fastest there, and its ratio to cuBLAS."""
     sizes = by_product({shape for section in sections for shape in section.sizes()})
     rows = [(section.title, *(_leader_cell(section, size) for size in sizes)) for section in sections]
     note = "The fastest step of each ladder and size, and its speed over that of the faster cuBLAS form (B as stored, "
@@ -89,7 +89,7 @@ def overview(sections: Sequence[Section]) -> Table:
 
 
 def ladder(results: Results, paths: Paths, section: Section) -> Table:
-    """A row per step with its idea; a column per size: GFLOPS, then ratios of the default and the fastest."""
+    """Make a row per step with its idea; a column per size: GFLOPS, then ratios of the default and the fastest."""
     sizes, choices = section.sizes(), section.shown_choices
     lines = {choice: {step: section.line(step, choice, at=sizes) for step in section.steps} for choice in choices}
     rows = []
@@ -103,7 +103,7 @@ def ladder(results: Results, paths: Paths, section: Section) -> Table:
 
 
 def other_shapes(section: Section) -> Table | None:
-    """A row per shape that has no place on an axis of sizes, a column per step and peer; None without any."""
+    """Make a row per shape that has no place on an axis of sizes, a column per step and peer; None without any."""
     shapes = section.other_shapes()
     if not shapes:
         return None
@@ -143,7 +143,7 @@ def _ladder(results: Results, paths: Paths, section: Section, picture: Plot | No
 
 
 def _leader_cell(section: Section, size: Shape) -> str:
-    """``**1.17** step 6``: the fastest step at a size."""
+    """Write ``**1.17** step 6``: the fastest step at a size."""
     found = [record for step in section.steps if (record := section.line(step, section.shown_choices[-1]).get(size))]
     passed = [record for record in found if record.verification.passed]
     if not passed:
@@ -166,7 +166,7 @@ def _choice_titles(choices: Iterable[str]) -> str:
 
 
 def _step_link(results: Results, paths: Paths, step: int) -> str:
-    """A step's number and short name, with a link to its file where it stands beside the README."""
+    """Write a step's number and short name, with a link to its file where it stands beside the README."""
     file = paths.readme.parent / "steps" / f"{results.step_name(step)}.py"
     label = step_label(results, step)
     return f"[{label}]({link(paths.readme, file)})" if file.is_file() else label
@@ -177,7 +177,7 @@ def _size_header(shape: Shape) -> str:
 
 
 def _cell(records: list[Record | None]) -> str:
-    """GFLOPS of the first tile choice above the ratios of all of them."""
+    """Write the GFLOPS of the first tile choice above the ratios of all of them."""
     ratios = _ratios(records)
     if ratios in (NOT_MEASURED, NOT_VERIFIED):
         return ratios
@@ -185,7 +185,7 @@ def _cell(records: list[Record | None]) -> str:
 
 
 def _ratios(records: list[Record | None]) -> str:
-    """``0.96 · **1.17**``: the ratios to cuBLAS of each tile choice."""
+    """Write ``0.96 · **1.17**``: the ratios to cuBLAS of each tile choice."""
     if all(record is None for record in records):
         return NOT_MEASURED
     if any(record is not None and not record.verification.passed for record in records):
@@ -194,7 +194,7 @@ def _ratios(records: list[Record | None]) -> str:
 
 
 def _ratio(value: float) -> str:
-    """A ratio to cuBLAS, bold where cuBLAS is passed even after rounding."""
+    """Write a ratio to cuBLAS, bold where cuBLAS is passed even after rounding."""
     text = f"{value:.2f}"
     return f"**{text}**" if float(text) > 1 else text
 
@@ -207,7 +207,7 @@ def _peer_ratio(found: tuple[Record, Peer] | None) -> str:
 
 
 def _calibration(results: Results, section: Section) -> str:
-    """cuBLAS against itself through the same path: how far to trust a ratio."""
+    """Compare cuBLAS with itself through the same path: how far to trust a ratio."""
     ratios = [record.ratio_to_cublas for record in results.calibration(section)]
     if not ratios:
         return ""

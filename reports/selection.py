@@ -96,32 +96,32 @@ class Section:
         return [name for name, is_default in (("default", True), (FASTEST, False)) if is_default in found]
 
     def of(self, step: int, shape: Shape | None = None) -> list[Record]:
-        """The records of a step, at one shape if it is given."""
+        """Return the records of a step, at one shape if it is given."""
         return [r for r in self.records if r.step == step and shape in (None, shape_of(r))]
 
     def shapes(self, choices: Iterable[str]) -> list[Shape]:
-        """The shapes measured with one of the tile choices, smallest product first."""
+        """Return the shapes measured with one of the tile choices, smallest product first."""
         return by_product({shape_of(record) for record in self.records if record.tile_choice in choices})
 
     def sizes(self) -> list[Shape]:
-        """The shapes of the ladder that have a place on an axis of sizes, smallest first."""
+        """Return the shapes of the ladder that have a place on an axis of sizes, smallest first."""
         return [shape for shape in self.shapes(self.all_choices) if is_size(shape)]
 
     def other_shapes(self) -> list[Shape]:
-        """The other shapes of the ladder, which stand in a table of their own."""
+        """Return the other shapes of the ladder, which stand in a table of their own."""
         return [shape for shape in self.shapes(self.all_choices) if not is_size(shape)]
 
     def variants(self, step: int) -> list[str]:
-        """The variants of a step, the default first, then by name with numbers in order."""
+        """Return the variants of a step, the default first, then by name with numbers in order."""
         found = {(not r.default_variant, natural(r.variant), r.variant) for r in self.of(step)}
         return list(dict.fromkeys(name for _, _, name in sorted(found)))
 
     def variant_choices(self, step: int) -> list[str]:
-        """The tile choices with which at least two variants of a step were measured at some size."""
+        """Return the tile choices with which at least two variants of a step were measured at some size."""
         return [choice for choice in self.choices if len(self.variant_lines(step, choice)) > 1]
 
     def variant_lines(self, step: int, choice: str) -> dict[str, dict[Shape, Record]]:
-        """The line of each variant of a step, at sizes, those that have none left out."""
+        """Return the line of each variant of a step, at sizes, those that have none left out."""
         lines = {name: self.line(step, choice, name, at=self.sizes()) for name in self.variants(step)}
         return {name: line for name, line in lines.items() if line}
 
@@ -136,7 +136,7 @@ class Section:
         return predicted and all(record.stages == 1 for record in before)
 
     def pick(self, step: int, choice: str, shape: Shape, variant: str | None = None) -> Record | None:
-        """The record that stands for a step (or one variant of it) in the ladder, None if not measured.
+        """Return the record that stands for a step (or one variant of it) in the ladder, None if not measured.
 
         A tuned configuration brings its own variant, which then stands for the step; so does the fastest.
         """
@@ -148,11 +148,11 @@ class Section:
         return max(usual or found, key=lambda record: record.environment.recorded_at, default=None)
 
     def fastest(self, step: int, shape: Shape) -> Record | None:
-        """The record of a step at a shape that comes closest to cuBLAS or passes it; verified ones go first."""
+        """Return the record of a step at a shape that comes closest to cuBLAS or passes it; verified ones go first."""
         return max(self.of(step, shape), key=lambda r: (r.verification.passed, r.ratio_to_cublas), default=None)
 
     def drawn(self) -> list[Record]:
-        """The records that the ladder's figures are drawn from: of a choice of the ladder, or the fastest of a case."""
+        """List what the ladder's figures are drawn from: records of its tile choices, or the fastest of a case."""
         sizes = self.sizes()
         fastest = [self.fastest(step, size) for step in self.steps for size in sizes]
         keys = {record.key for record in fastest if record is not None}
@@ -162,37 +162,37 @@ class Section:
     def line(
         self, step: int, choice: str, variant: str | None = None, at: Iterable[Shape] | None = None
     ) -> dict[Shape, Record]:
-        """The records of one line of the ladder by shape (of some shapes, if given), without those not measured."""
+        """Map the shapes of one line of the ladder, or some of them, to records, where measured."""
         shapes = self.shapes(self.all_choices if choice == FASTEST else (choice,))
         wanted = shapes if at is None else [shape for shape in shapes if shape in at]
         picked = {shape: self.pick(step, choice, shape, variant) for shape in wanted}
         return {shape: record for shape, record in picked.items() if record is not None}
 
     def gains_at_sizes(self, step: int) -> list[float]:
-        """Gains over the step before wherever an axis of sizes shows them; none where that was not timed."""
+        """List the gains over the step before wherever an axis of sizes shows them; none where that was not timed."""
         shown = [r for r in self.of(step) if r.tile_choice in self.choices and is_size(shape_of(r))]
         return [gain for record in shown if (gain := shown_gain(record)) is not None]
 
     def others(self, step: int) -> list[Record]:
-        """A step's records that no line of the ladder shows: given tiles and other stage counts."""
+        """Return a step's records that no line of the ladder shows: given tiles and other stage counts."""
         lines = [self.line(step, choice, name) for choice in self.all_choices for name in self.variants(step)]
         shown = {record.key for line in lines for record in line.values()}
         return [record for record in self.of(step) if record.key not in shown]
 
     def peer_shapes(self) -> list[Shape]:
-        """The shapes at which peers were asked for, smallest product first."""
+        """Return the shapes at which peers were asked for, smallest product first."""
         return by_product({shape_of(record) for record in self._with_peers()})
 
     def peer_names(self) -> list[str]:
         return list(dict.fromkeys(peer.name for record in self._with_peers() for peer in record.peers))
 
     def fastest_beside_peers(self, shape: Shape, step: int | None = None) -> Record | None:
-        """Our fastest record at a shape (of one step, if given) that was measured in the same rounds as peers."""
+        """Find our fastest record at a shape (of one step, if given) measured in the same rounds as peers."""
         ours = [r for r in self._with_peers() if shape_of(r) == shape and step in (None, r.step)]
         return max(ours, key=lambda record: record.ratio_to_cublas, default=None)
 
     def peer(self, shape: Shape, name: str) -> tuple[Record, Peer] | None:
-        """A peer at a shape, with the record it is part of: that of our fastest, else the newest that has its time."""
+        """Find a peer at a shape with its record: that of our fastest, else the newest that has its time."""
         fastest = self.fastest_beside_peers(shape)
         records = [record for record in self._with_peers() if shape_of(record) == shape]
         records.sort(key=lambda record: (record is fastest, record.environment.recorded_at), reverse=True)
@@ -200,7 +200,7 @@ class Section:
         return next((pair for pair in found if pair[1].timing), found[0] if found else None)
 
     def pipelined_step(self) -> int | None:
-        """The first step of the ladder that has more than one stage."""
+        """Return the first step of the ladder that has more than one stage."""
         return min((record.step for record in self.records if record.stages > 1), default=None)
 
     def _stands_for_step(self, record: Record) -> bool:
@@ -230,7 +230,7 @@ class Results:
     places: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def sections(self) -> list[Section]:
-        """The records, by GPU, dtype, arithmetic and layout, in the order of the ladder."""
+        """Return the records, by GPU, dtype, arithmetic and layout, in the order of the ladder."""
         groups = grouped(self.records, section_key)
         sections = [Section(*key, records=tuple(group)) for key, group in groups.items()]
         return sorted(sections, key=lambda section: section.place)
@@ -239,19 +239,19 @@ class Results:
         return sorted({item.step for item in (*self.records, *self.timelines)})
 
     def step_name(self, step: int) -> str:
-        """The name of a step's file, without its ending."""
+        """Return the name of a step's file, without its ending."""
         return next(item.step_name for item in (*self.records, *self.timelines) if item.step == step)
 
     def default_variant(self, step: int) -> str | None:
-        """The variant that stands for a step, None where it was not measured."""
+        """Return the variant that stands for a step, None where it was not measured."""
         return next((r.variant for r in self.records if r.step == step and r.default_variant), None)
 
     def calibration(self, section: Section) -> list[Record]:
-        """cuBLAS against itself, for a section's GPU, dtype, arithmetic and layout."""
+        """List cuBLAS against itself, for a section's GPU, dtype, arithmetic and layout."""
         return [record for record in self.calibrations if section_key(record) == section.key]
 
     def tuned_in(self, section: Section, steps: Iterable[int]) -> list[TunedConfig]:
-        """The tuned configurations of some steps, for a section's GPU, dtype, arithmetic and layout."""
+        """Return the tuned configurations of some steps, for a section's GPU, dtype, arithmetic and layout."""
         return [tuned for tuned in self.tuned if section_key(tuned) == section.key and tuned.step in steps]
 
 
@@ -282,12 +282,12 @@ def section_key(record: Record | TunedConfig) -> tuple[str, ...]:
 
 
 def shown_gain(record: Record) -> float | None:
-    """The gain over the step before, None for the first step and for a record that failed its check."""
+    """Return the gain over the step before, None for the first step and for a record that failed its check."""
     return record.improvement_over_previous_pct if record.verification.passed else None
 
 
 def parse_steps(text: str) -> list[int]:
-    """Steps from ``5``, ``1-6`` or ``1,3``; UsageError names a part that is neither."""
+    """Parse steps from ``5``, ``1-6`` or ``1,3``; UsageError names a part that is neither."""
     steps: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)

@@ -27,7 +27,7 @@ LOOKS = {True: {"marker": "^", "markerfacecolor": "none", "markeredgewidth": 1.4
 
 
 def speed_figure(sweeps: Sequence[StageSweep]) -> Figure:
-    """Speed over stages, a panel per shape: measured with spread, model, recommendation, cuBLAS, Triton's sweep."""
+    """Draw speed over stages, a panel per shape: measured with spread, model, cuBLAS, Triton's sweep."""
 
     def draw(axes: Axes, sweep: StageSweep) -> None:
         _draw_cublas(axes, sweep)
@@ -43,7 +43,7 @@ def speed_figure(sweeps: Sequence[StageSweep]) -> Figure:
 
 
 def stage_variants_figure(sweeps: Sequence[StageSweep]) -> Figure:
-    """Speed over stages of one step's variants with one tile, a panel per shape."""
+    """Draw speed over stages of one step's variants with one tile, a panel per shape."""
     names = dict.fromkeys(sweep.variant for sweep in sweeps)  # in order, the default first
     looks = dict(zip(names, zip(itertools.cycle(PALETTE), itertools.cycle(MARKERS))))
     shapes = grouped(sorted(sweeps, key=lambda sweep: math.prod(sweep.shape)), lambda sweep: sweep.shape)
@@ -59,7 +59,7 @@ def stage_variants_figure(sweeps: Sequence[StageSweep]) -> Figure:
 
 
 def prediction_figure(sweeps: Sequence[StageSweep]) -> Figure:
-    """Predicted against measured time of every swept point, held-out shapes marked apart; the line is equality."""
+    """Draw predicted against measured time of every swept point, held-out shapes marked apart."""
     figure, (axes,) = canvas("Predicted against measured time", sweeps[0].section.title, height=6.2)
     ends: list[float] = []
     for place, stages in enumerate(sorted({stages for sweep in sweeps for stages in sweep.times_ms})):
@@ -84,7 +84,7 @@ def prediction_figure(sweeps: Sequence[StageSweep]) -> Figure:
 
 
 def streams_figure(sweeps: Sequence[StreamSweep]) -> Figure:
-    """Bandwidth over stages of memory-bound workloads, a panel per workload and size; the copy is the line."""
+    """Draw bandwidth over stages of memory-bound workloads, a panel per workload and size; the copy is the line."""
 
     def draw(axes: Axes, sweep: StreamSweep) -> None:
         axes.axhline(sweep.copy_gb_s, color=CUBLAS, linestyle="--", linewidth=1.4, label="copy of as many bytes")
@@ -99,7 +99,7 @@ def streams_figure(sweeps: Sequence[StreamSweep]) -> Figure:
 
 
 def triton_sweep(sweep: StageSweep) -> dict[int, float]:
-    """Triton's time by its num_stages: the median over the records whose rounds it shared."""
+    """Return Triton's time by its num_stages: the median over the records whose rounds it shared."""
     peers = [peer for record in sweep.records for peer in record.peers if peer.timing is not None]
     found = [(match, peer) for peer in peers if (match := re.fullmatch(r"triton-(\d+)stages?", peer.name))]
     counts = grouped(found, lambda pair: int(pair[0][1]))
@@ -111,7 +111,7 @@ def _draw_cublas(axes: Axes, sweep: StageSweep) -> None:
 
 
 def _draw_forecast(axes: Axes, sweep: StageSweep) -> None:
-    """The model's curve up to the deepest stage count measured, and a ring where it recommends to stop."""
+    """Draw the model's curve up to the deepest stage count measured, and a ring where it recommends to stop."""
     forecast = sweep.forecast
     if forecast is None:
         return
@@ -127,7 +127,7 @@ def _draw_forecast(axes: Axes, sweep: StageSweep) -> None:
 def _draw_measured(
     axes: Axes, sweep: StageSweep | StreamSweep, rate: Callable[[float], float], color: str, marker: str, label: str
 ) -> None:
-    """Medians as points, quartiles as bars; ``rate`` turns milliseconds into the axis's unit."""
+    """Draw medians as points, quartiles as bars; ``rate`` turns milliseconds into the axis's unit."""
     timings = {record.stages: record.timing for record in sweep.records if record.verification.passed}
     middle = [rate(timing.median_ms) for timing in timings.values()]
     quartiles = [_quartiles(timing) for timing in timings.values()]
@@ -144,7 +144,7 @@ def _panels(
     draw: Callable[[Axes, StageSweep | StreamSweep], None],
     caption: str,
 ) -> Figure:
-    """A panel per sweep, stages from left to right, speed from zero: a small gain must look small."""
+    """Draw a panel per sweep, stages from left to right, speed from zero: a small gain must look small."""
     workloads = Counter(sweep.workload for sweep in sweeps if isinstance(sweep, StreamSweep))
     columns = max(workloads.values()) if workloads else min(COLUMNS, len(sweeps))
     rows = math.ceil(len(sweeps) / columns)

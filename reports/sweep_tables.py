@@ -14,7 +14,7 @@ USED = ("smem_bytes", "registers", "blocks_per_sm", "occupancy", "occupancy_limi
 
 
 def rows(sweep: StageSweep) -> list[dict[str, Any]]:
-    """A sweep as rows of ``sweep --json``, one per stage count."""
+    """Return a sweep as rows of ``sweep --json``, one per stage count."""
     return [_row(sweep, record) for record in sweep.records]
 
 
@@ -43,7 +43,7 @@ def tradeoff_table(sweep: StageSweep) -> Table:
 
 
 def streams_table(sweeps: list[StreamSweep]) -> Table:
-    """Memory-bound workloads by size: GB/s by stage count, the best in bold, the direct form and torch beside."""
+    """Make a row per memory-bound workload and size: GB/s by stage count, the direct form and torch beside."""
     counts = sorted({record.stages for sweep in sweeps for record in sweep.records})
     grid = [
         (

@@ -78,11 +78,11 @@ class StagedRecords:
         return speed_gain_pct(self.direct_ms, self.times_ms[self.preferred])
 
     def resources(self, stages: int) -> Resources | None:
-        """Resources of the kernel with that many stages; None if unknown or not measured."""
+        """Return the resources of the kernel with that many stages; None if unknown or not measured."""
         return next((record.resources for record in self.records if record.stages == stages), None)
 
     def bound(self, stages: int) -> str:
-        """The bound that the record with that many stages names."""
+        """Return the bound that the record with that many stages names."""
         return next(record.bound for record in self.records if record.stages == stages)
 
 
@@ -119,12 +119,12 @@ class StageSweep(StagedRecords):
         return statistics.median(record.fastest_baseline.median_ms for record in self.records)
 
     def predicted_ms(self, stages: int) -> float | None:
-        """The model's time for a stage count; None without a forecast, or where it does not fit."""
+        """Return the model's time for a stage count; None without a forecast, or where it does not fit."""
         times = self.forecast.time_ms if self.forecast else ()
         return times[stages - 1] if stages <= len(times) else None
 
     def latency_hidden(self, stages: int) -> float | None:
-        """The share of the load's latency that the model calls hidden, None where it says nothing."""
+        """Return the share of the load's latency that the model calls hidden, None where it says nothing."""
         shares = self.forecast.hidden if self.forecast else ()
         return shares[stages - 1] if stages <= len(shares) else None
 
@@ -145,7 +145,7 @@ class StreamSweep(StagedRecords):
         return f"{'x'.join(map(str, self.shape))} ({bytes_label(self.bytes_moved)})"
 
     def bandwidth_gb_s(self, time_ms: float) -> float:
-        """The rate at which a time moves the workload's bytes."""
+        """Compute the rate at which a time moves the workload's bytes."""
         return self.bytes_moved / (time_ms * 1e6)
 
     @property
@@ -165,12 +165,12 @@ def has_sweeps(results: Results) -> bool:
 
 
 def product_sweeps(results: Results) -> list[StageSweep]:
-    """All sweeps of products, section by section."""
+    """Return all sweeps of products, section by section."""
     return [sweep for section in results.sections() for sweep in stage_sweeps(section)]
 
 
 def stage_sweeps(section: Section) -> list[StageSweep]:
-    """The section's sweeps: given tiles with at least two stage counts, one of them verified."""
+    """Return the section's sweeps: given tiles with at least two stage counts, one of them verified."""
 
     def order(record: Record) -> tuple:
         case = (record.step, not record.default_variant, natural(record.variant), natural(record.tile))
@@ -183,7 +183,7 @@ def stage_sweeps(section: Section) -> list[StageSweep]:
 
 
 def stream_sweeps(results: Results) -> list[StreamSweep]:
-    """The memory-bound workloads measured staged, by section, workload and bytes."""
+    """Return the memory-bound workloads measured staged, by section, workload and bytes."""
     cases = grouped(results.streams, lambda r: (r.environment.gpu, r.dtype, r.workload, r.bytes_moved, r.shape))
     found = []
     for (gpu, dtype, workload, bytes_moved, shape), group in sorted(cases.items()):
@@ -194,13 +194,13 @@ def stream_sweeps(results: Results) -> list[StreamSweep]:
 
 
 def unswept(section: Section, step: int) -> list[Record]:
-    """A step's records that neither the ladder nor a stage sweep shows."""
+    """Return a step's records that neither the ladder nor a stage sweep shows."""
     swept = {record.key for sweep in stage_sweeps(section) for record in sweep.records}
     return [record for record in section.others(step) if record.key not in swept]
 
 
 def chosen_sweeps(sweeps: list[StageSweep], tile: str | None, size: str | None) -> list[StageSweep]:
-    """The sweeps with a tile and of some sizes (``512,1024`` or ``MxNxK``); UsageError says which there are."""
+    """Return the sweeps with a tile and of some sizes (``512,1024`` or ``MxNxK``); UsageError says which there are."""
     for option, wanted, known in (
         ("--tile", [tile] if tile else [], list(dict.fromkeys(sweep.tile for sweep in sweeps))),
         ("--size", size.split(",") if size else [], list(dict.fromkeys(sweep.size for sweep in sweeps))),
@@ -216,21 +216,21 @@ def chosen_sweeps(sweeps: list[StageSweep], tile: str | None, size: str | None) 
 
 
 def fewest_within_tie(times_ms: Mapping[int, float]) -> int:
-    """The fewest stages whose speed is within ``TIE_PCT`` of the fastest."""
+    """Return the fewest stages whose speed is within ``TIE_PCT`` of the fastest."""
     fastest = min(times_ms.values())
     return min(stages for stages, time in times_ms.items() if speed_lost_pct(time, fastest) <= TIE_PCT)
 
 
 def speed_lost_pct(time_ms: float, fastest_ms: float) -> float:
-    """Speed lost by a time to the fastest, in percent of the fastest's speed."""
+    """Compute the speed lost by a time to the fastest, in percent of the fastest's speed."""
     return 100 * (1 - fastest_ms / time_ms)
 
 
 def speed_gain_pct(before_ms: float | None, after_ms: float) -> float | None:
-    """Speed gained from one time to another in percent; None where the first was not measured."""
+    """Compute the speed gained from one time to another in percent; None where the first was not measured."""
     return None if before_ms is None else 100 * (before_ms / after_ms - 1)
 
 
 def bytes_label(count: int) -> str:
-    """``256 MiB``, or KiB below one MiB."""
+    """Write ``256 MiB``, or KiB below one MiB."""
     return f"{count / MIB:,.0f} MiB" if count >= MIB else f"{count / 1024:,.0f} KiB"

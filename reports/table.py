@@ -52,7 +52,7 @@ def row(record: Record, place: str) -> dict[str, Any]:
 
 
 def ladder_table(results: Results, section: Section, choice: str) -> Table:
-    """A row per step (its default variant), a column per size: GFLOPS, the ratio to cuBLAS in brackets."""
+    """Make a row per step (its default variant), a column per size: GFLOPS, the ratio to cuBLAS in brackets."""
     shapes = section.shapes((choice,))
     lines = {step: line for step in section.steps if (line := section.line(step, choice))}
     rows = [
@@ -76,7 +76,7 @@ def ladder_table(results: Results, section: Section, choice: str) -> Table:
 
 
 def variants_table(results: Results, section: Section, step: int, choice: str) -> Table:
-    """A row per variant of a step: GFLOPS, and the speed gained over the step before."""
+    """Make a row per variant of a step: GFLOPS, and the speed gained over the step before."""
     lines = {variant: section.line(step, choice, variant) for variant in section.variants(step)}
     shapes, predicted = by_product(set().union(*lines.values())), section.predicts(step)
     rows = []
@@ -94,7 +94,7 @@ def variants_table(results: Results, section: Section, step: int, choice: str) -
 
 
 def others_table(section: Section, records: Collection[Record]) -> Table:
-    """A row per record that the ladder does not show: tiles given by hand, other stage counts."""
+    """Make a row per record that the ladder does not show: tiles given by hand, other stage counts."""
     header = ("step", "variant", "tile", "size", "stages", "GFLOPS (ratio)", "gain")
     rows = []
     for r in records:
@@ -104,7 +104,7 @@ def others_table(section: Section, records: Collection[Record]) -> Table:
 
 
 def peers_table(section: Section, brief: bool = False) -> Table:
-    """Our fastest and each peer in percent of cuBLAS, a column per shape; why a peer is missing stands below.
+    """Compare our fastest and each peer, in percent of cuBLAS, a column per shape; why a peer is missing stands below.
 
     ``brief`` leaves out shapes that have no place on an axis of sizes, what a peer does at single stage counts,
     and our first pipelined step.
@@ -133,7 +133,7 @@ def is_stage_count(peer: str) -> bool:
 
 
 def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
-    """A row per tuned configuration: what was chosen, by how much it leads, and out of how many."""
+    """Make a row per tuned configuration: what was chosen, by how much it leads, and out of how many."""
     header = ("step", "size", "configuration", "GFLOPS (ratio)", "over default")
     header += ("runner-up", "margin", "verdict", "seen")
     rows = [
@@ -173,24 +173,24 @@ def all_tables(results: Results) -> list[Table]:
 
 
 def step_label(results: Results, step: int) -> str:
-    """``2 shared tiling``: a step's number and short name."""
+    """Write ``2 shared tiling``: a step's number and short name."""
     return f"{step} {short_name(results.step_name(step))}"
 
 
 def short_name(step_name: str) -> str:
-    """``shared tiling`` from ``step2_shared_tiling``."""
+    """Write ``shared tiling`` from ``step2_shared_tiling``."""
     return re.sub(r"^step\d+_", "", step_name).replace("_", " ")
 
 
 def speed_cell(record: Record | None) -> str:
-    """``32,202 (0.64)``: GFLOPS and the ratio to cuBLAS; never a speed that was not verified."""
+    """Write ``32,202 (0.64)``: GFLOPS and the ratio to cuBLAS; never a speed that was not verified."""
     if record is None or not record.verification.passed:
         return NOT_MEASURED if record is None else NOT_VERIFIED
     return f"{record.gflops:,.0f} ({record.ratio_to_cublas:.2f}){'*' if record.environment.dirty else ''}"
 
 
 def gain_cell(record: Record | None, with_prediction: bool) -> str:
-    """``32,202, +21.5 % (+30)``: GFLOPS, measured gain over the step before, predicted gain in brackets."""
+    """Write ``32,202, +21.5 % (+30)``: GFLOPS, measured gain over the step before, predicted gain in brackets."""
     if record is None or not record.verification.passed:
         return speed_cell(record)
     # The prediction is for loads that run ahead: a variant without cp.async is not what it speaks of.
@@ -201,7 +201,7 @@ def gain_cell(record: Record | None, with_prediction: bool) -> str:
 
 
 def own_cell(record: Record | None) -> str:
-    """``73 % (step 6, 64x64x16/4x4, 3 stages)``: percent of cuBLAS, and what reached it."""
+    """Write ``73 % (step 6, 64x64x16/4x4, 3 stages)``: percent of cuBLAS, and what reached it."""
     if record is None:
         return NOT_MEASURED
     stages = f", {record.stages} stages" if record.stages > 1 else ""
@@ -210,7 +210,7 @@ def own_cell(record: Record | None) -> str:
 
 
 def peer_cell(found: tuple[Record, Peer] | None) -> str:
-    """``61 % (64x64x16, 4 warps, 3 stages)``: percent of cuBLAS and the peer's configuration, or its status."""
+    """Write ``61 % (64x64x16, 4 warps, 3 stages)``: percent of cuBLAS and the peer's configuration, or its status."""
     if found is None:
         return NOT_MEASURED
     record, peer = found
@@ -232,25 +232,25 @@ def measured_on(records: Collection[Record | StreamRecord | Timeline]) -> str:
 
 
 def average_gain(records: Collection[Record], expected: int) -> str:
-    """Mean gain over the step before; says so where it is over fewer than the ``expected`` sizes."""
+    """Write the mean gain over the step before; says so where it is over fewer than the ``expected`` sizes."""
     gains = [gain for record in records if (gain := shown_gain(record)) is not None]
-    return percent(statistics.mean(gains)) + _partial(len(gains), expected) if gains else NOT_MEASURED
+    return percent(statistics.mean(gains)) + _partial(gains, expected) if gains else NOT_MEASURED
 
 
 def average_ratio(records: Collection[Record], expected: int) -> str:
-    """Geometric mean of the ratio to cuBLAS, marked as :func:`average_gain` is."""
+    """Write the geometric mean of the ratio to cuBLAS, marked as :func:`average_gain` is."""
     ratios = [record.ratio_to_cublas for record in records if record.verification.passed]
-    return f"{statistics.geometric_mean(ratios):.2f}" + _partial(len(ratios), expected) if ratios else NOT_MEASURED
+    return f"{statistics.geometric_mean(ratios):.2f}" + _partial(ratios, expected) if ratios else NOT_MEASURED
 
 
 def cublas_gflops(lines: Collection[dict[Shape, Record]], shape: Shape) -> float | None:
-    """cuBLAS's speed at a shape: the median over the records shown, each with its faster form."""
+    """Compute cuBLAS's speed at a shape: the median over the records shown, each with its faster form."""
     times = [line[shape].fastest_baseline.median_ms for line in lines if shape in line]
     return gflops(shape, statistics.median(times)) if times else None
 
 
 def gflops(shape: Shape, milliseconds: float) -> float:
-    """2·m·n·k operations over a time, in 10⁹ per second."""
+    """Compute the rate of 2·m·n·k operations over a time, in 10⁹ per second."""
     return 2 * math.prod(shape) / (milliseconds * 1e6)
 
 
@@ -268,7 +268,7 @@ def tiles_in_words(lines: Collection[dict[Shape, Record]], choice: str) -> str:
 
 
 def default_tiles(records: Iterable[Record]) -> str:
-    """The default tiles, with their steps where they are several: ``32x64x16/4x4 (steps 1–6), …``."""
+    """Write the default tiles, with their steps where they are several: ``32x64x16/4x4 (steps 1–6), …``."""
     tiles = grouped((record for record in records if record.tile_choice == "default"), lambda record: record.tile)
     steps = {tile: {record.step for record in own} for tile, own in tiles.items()}
     named = sorted(steps, key=lambda tile: min(steps[tile]))
@@ -276,12 +276,12 @@ def default_tiles(records: Iterable[Record]) -> str:
 
 
 def _margin(config: TunedConfig) -> str:
-    """``+1.20 % (+0.90 to +1.50)``: how much faster than the runner-up, and the interval."""
+    """Write ``+1.20 % (+0.90 to +1.50)``: how much faster than the runner-up, and the interval."""
     if config.margin_pct is None:
         return NOT_MEASURED
     low, high = config.margin_interval_pct
     return f"{config.margin_pct:+.2f} % ({low:+.2f} to {high:+.2f})"
 
 
-def _partial(count: int, expected: int) -> str:
-    return "" if count == expected else f" ({count} of {expected} sizes)"
+def _partial(found: list[float], expected: int) -> str:
+    return "" if len(found) == expected else f" ({len(found)} of {expected} sizes)"

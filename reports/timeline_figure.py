@@ -42,7 +42,7 @@ Place = tuple[float, float]  # bottom and height, in rows
 
 
 def timeline_figure(group: Lives) -> Figure:
-    """Panels one above the other, on the same scales: the block's begin on the left, an epilogue on the right."""
+    """Draw panels one above the other, on the same scales: the block's begin on the left, an epilogue on the right."""
     step, timelines = group.first.step, group.timelines
     heights = [PANEL_INCHES + ROW_INCHES * len(_rows(timeline)) for timeline in timelines]
     title = f"One block's life: step {step}, {short_name(group.first.step_name)}"
@@ -72,7 +72,7 @@ def timeline_figure(group: Lives) -> Figure:
 
 
 def _windows(timelines: Iterable[Timeline]) -> tuple[float, float]:
-    """Lengths of the begin and of the end that are shown, in ns.
+    """Return the lengths of the begin and of the end that are shown, in ns.
 
     16 k tiles of the fastest; the first epilogue and the 3 k tiles before it of all.
     """
@@ -87,7 +87,7 @@ def _windows(timelines: Iterable[Timeline]) -> tuple[float, float]:
 
 
 def _first_epilogues(timeline: Timeline) -> list[Span]:
-    """Each role's first epilogue; a persistent block has several."""
+    """Return each role's first epilogue; a persistent block has several."""
     return [own[0] for role in timeline.roles if (own := spans(timeline, role, EPILOGUE))]
 
 
@@ -104,7 +104,7 @@ def _rows(timeline: Timeline) -> list[str]:
 
 
 def _draw(axes: Axes, timeline: Timeline, origin: float) -> None:
-    """One panel; times are shown since ``origin``, in ns."""
+    """Draw one panel; times are shown since ``origin``, in ns."""
     rows = _rows(timeline)
     axes.set_ylim(len(rows), 0)
     axes.set_yticks([row + 0.5 for row in range(len(rows))], rows if origin == 0 else [""] * len(rows), fontsize=8)
@@ -133,7 +133,7 @@ def _draw(axes: Axes, timeline: Timeline, origin: float) -> None:
 def _bars(
     axes: Axes, origin: float, found: Iterable[Span], place: Place, color: str, label: str, numbered: bool = False
 ) -> None:
-    """Spans as bars of one row that lie in the panel, with their numbers where these fit."""
+    """Draw spans as bars of one row that lie in the panel, with their numbers where these fit."""
     low, high = axes.get_xlim()
     shown = [((s.begin - origin) * US, (s.end - s.begin) * US, s.number) for s in found]
     shown = [(begin, length, number) for begin, length, number in shown if begin < high and begin + length > low]

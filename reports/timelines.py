@@ -64,37 +64,37 @@ class Lives:
 
 
 def lives(results: Results, step: int | None = None) -> list[Lives]:
-    """The timelines by case, those of one step if it is given."""
+    """Return the timelines by case, those of one step if it is given."""
     groups = grouped((t for t in results.timelines if step in (None, t.step)), lambda timeline: timeline.family)
     return [Lives(tuple(sorted(group, key=lambda timeline: timeline.stages))) for group in groups.values()]
 
 
 def spans(timeline: Timeline, role: str, events: tuple[str, str]) -> list[Span]:
-    """From one event of a role to another, for every number that saw both."""
+    """Take the time from one event of a role to another, for every number that saw both."""
     begins, ends = (timeline.moments(role, event) for event in events)
     return [Span(number, begins[number], ends[number]) for number in begins if number in ends]
 
 
 def consumers(timeline: Timeline) -> list[str]:
-    """The roles that multiply."""
+    """Return the roles that multiply."""
     return [role for role in timeline.roles if timeline.moments(role, "mma issued")]
 
 
 def waiting_roles(timeline: Timeline) -> list[str]:
-    """The roles that a picture has a row for: those that wait or multiply, rather than only issue."""
+    """Return the roles that a picture has a row for: those that wait or multiply, rather than only issue."""
     kinds = (FULL_WAIT, EMPTY_WAIT, EPILOGUE)
     return [role for role in timeline.roles if any(spans(timeline, role, kind) for kind in kinds)]
 
 
 def loads(timeline: Timeline) -> list[Span]:
-    """Each k tile from its load's issue until the first role sees it complete."""
+    """Return each k tile from its load's issue until the first role sees it complete."""
     issued = _first_of(timeline, timeline.roles, "load issued")
     seen = _first_of(timeline, consumers(timeline), "full wait ends")
     return [Span(number, begin, seen[number]) for number, begin in issued.items() if number in seen]
 
 
 def multiplications(timeline: Timeline, role: str) -> list[Span]:
-    """Each k tile's wgmma, from when its operands are there and the one before is done until it is done itself.
+    """Return each k tile's wgmma, from when its operands are there and the one before is done until it is done itself.
 
     Instructions of several k tiles are in flight, and run one after the other. A role that did not have to wait for
     one came late: then its end was not seen.
@@ -109,7 +109,7 @@ def multiplications(timeline: Timeline, role: str) -> list[Span]:
 
 
 def lives_table(group: Lives) -> Table:
-    """A row per stage count: where the block's time goes."""
+    """Make a row per stage count: where the block's time goes."""
     header = ("stages", "block µs", "until the first k tile µs", "k tile ns", "load ns", "wgmma ns", "wgmma under way")
     header += ("epilogue µs", "launch with stamps")
     note = "One block. Load: from issue until a warpgroup sees it, median; k tile: from one to the next, median; wgmma "
@@ -160,7 +160,7 @@ def _lengths(found: Iterable[Span]) -> Iterator[float]:
 
 
 def _first_of(timeline: Timeline, roles: Iterable[str], event: str) -> dict[int, float]:
-    """When the first of some roles saw an event, by number."""
+    """Find when the first of some roles saw an event, by number."""
     found: dict[int, float] = {}
     for role in roles:
         for k_tile, moment in timeline.moments(role, event).items():
