@@ -13,7 +13,7 @@ from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, num
 from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.paths import Paths, link
 from tensorir_ladder.reports.plot import Plot, ladder_plots, stage_curve, timeline_plots
-from tensorir_ladder.reports.selection import Results, Section, UsageError
+from tensorir_ladder.reports.selection import Results, Section, UsageError, section_key
 from tensorir_ladder.reports.sweeps import has_sweeps, product_sweeps
 from tensorir_ladder.reports.table import (
     CHOICE_TITLES,
@@ -208,7 +208,7 @@ def _peer_ratio(found: tuple[Record, Peer] | None) -> str:
 
 def _calibration(results: Results, section: Section) -> str:
     """Compare cuBLAS with itself through the same path: how far to trust a ratio."""
-    ratios = [record.ratio_to_cublas for record in results.calibration(section)]
+    ratios = [record.ratio_to_cublas for record in results.calibrations if section_key(record) == section.key]
     if not ratios:
         return ""
     spread = f" ({min(ratios):.3f} to {max(ratios):.3f} over {len(ratios)} records)" if len(ratios) > 1 else ""

@@ -199,10 +199,6 @@ class Section:
         found = [(record, peer) for record in records for peer in record.peers if peer.name == name]
         return next((pair for pair in found if pair[1].timing), found[0] if found else None)
 
-    def pipelined_step(self) -> int | None:
-        """Return the first step of the ladder that has more than one stage."""
-        return min((record.step for record in self.records if record.stages > 1), default=None)
-
     def _stands_for_step(self, record: Record) -> bool:
         if record.default_variant or record.tile_choice == TUNED:
             return True
@@ -245,10 +241,6 @@ class Results:
     def default_variant(self, step: int) -> str | None:
         """Return the variant that stands for a step, None where it was not measured."""
         return next((r.variant for r in self.records if r.step == step and r.default_variant), None)
-
-    def calibration(self, section: Section) -> list[Record]:
-        """List cuBLAS against itself, for a section's GPU, dtype, arithmetic and layout."""
-        return [record for record in self.calibrations if section_key(record) == section.key]
 
     def tuned_in(self, section: Section, steps: Iterable[int]) -> list[TunedConfig]:
         """Return the tuned configurations of some steps, for a section's GPU, dtype, arithmetic and layout."""

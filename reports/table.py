@@ -111,7 +111,7 @@ def peers_table(section: Section, brief: bool = False) -> Table:
     """
     shapes = [s for s in section.peer_shapes() if s in section.sizes() or not brief]
     names = [name for name in section.peer_names() if not (brief and is_stage_count(name))]
-    pipelined = None if brief else section.pipelined_step()
+    pipelined = None if brief else min((r.step for r in section.records if r.stages > 1), default=None)
     ours = {"our fastest": [section.fastest_beside_peers(shape) for shape in shapes]}
     if pipelined is not None:
         fastest = [section.fastest_beside_peers(shape, pipelined) for shape in shapes]

@@ -26,7 +26,6 @@ from tensorir_ladder.reports.timelines import (
     multiplications,
     spans,
     waiting_roles,
-    which_runs,
 )
 
 EPILOGUE_COLOR, LOAD_COLOR, PRODUCT_COLOR, FULL_COLOR, BOX_COLOR, EMPTY_COLOR = PALETTE[:6]
@@ -61,7 +60,9 @@ def timeline_figure(group: Lives) -> Figure:
         _draw(right, timeline, _epilogue_end(timeline))
     axes[-2].set_xlabel("µs since the block began")
     axes[-1].set_xlabel("µs to the epilogue's end")
-    caption = f"{which_runs(group)} Numbers: k tiles. A load lasts until a warpgroup sees its bytes, a wgmma from when "
+    blocks = ", ".join(dict.fromkeys(f"block {t.block} of {t.blocks}" for t in timelines)).capitalize()
+    caption = f"{blocks}; of {len(group.first.durations_ns)} runs the one with the median duration. "
+    caption += "Numbers: k tiles. A load lasts until a warpgroup sees its bytes, a wgmma from when "
     caption += "its operands are there and the one before is done. In rows of roles that multiply: tensor cores above, "
     caption += "threads below."
     finish(figure, axes, caption)

@@ -118,13 +118,6 @@ def lives_table(group: Lives) -> Table:
     return Table(f"Where the time goes: {group.title}", header, tuple(map(_row, group.timelines)), note)
 
 
-def which_runs(group: Lives) -> str:
-    """Name the blocks and runs that are shown."""
-    own = group.first
-    blocks = dict.fromkeys(f"block {t.block} of {t.blocks}" for t in group.timelines)
-    return f"{', '.join(blocks).capitalize()}; of {len(own.durations_ns)} runs the one with the median duration."
-
-
 def _row(timeline: Timeline) -> tuple[str, ...]:
     roles = consumers(timeline)
     products = [multiplications(timeline, role) for role in roles]
