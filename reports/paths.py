@@ -23,6 +23,7 @@ class Paths:
 
     @property
     def figures(self) -> Path:
+        """Name the folder of the pages' pictures."""
         return self.pages / "plots"
 
     @classmethod

@@ -39,6 +39,7 @@ class Plot:
 
     @property
     def file_name(self) -> str:
+        """Name the PNG."""
         return f"{self.section.slug}-{self.kind}.png"
 
     def write(self, folder: Path) -> Path:

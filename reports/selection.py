@@ -59,6 +59,7 @@ class Section:
 
     @property
     def slug(self) -> str:
+        """Write what is drawn as part of a file name."""
         special = [self.out_dtype] * (self.out_dtype != self.dtype) + [self.math] * (self.math != "ieee")
         return slug(self.gpu, self.dtype, *special, self.layout)
 
@@ -76,6 +77,7 @@ class Section:
 
     @property
     def steps(self) -> list[int]:
+        """List the steps measured, in order."""
         return sorted({record.step for record in self.records})
 
     @property
@@ -184,6 +186,7 @@ class Section:
         return by_product({shape_of(record) for record in self._with_peers()})
 
     def peer_names(self) -> list[str]:
+        """List the peers asked for, in the order of their records."""
         return list(dict.fromkeys(peer.name for record in self._with_peers() for peer in record.peers))
 
     def fastest_beside_peers(self, shape: Shape, step: int | None = None) -> Record | None:
@@ -232,6 +235,7 @@ class Results:
         return sorted(sections, key=lambda section: section.place)
 
     def steps(self) -> list[int]:
+        """List the steps measured, in order."""
         return sorted({item.step for item in (*self.records, *self.timelines)})
 
     def step_name(self, step: int) -> str:

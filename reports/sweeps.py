@@ -29,10 +29,12 @@ class StreamSection:
 
     @property
     def title(self) -> str:
+        """Say in words what is shown, GPU first."""
         return f"{self.gpu}, {self.dtype}"
 
     @property
     def slug(self) -> str:
+        """Write what is drawn as part of a file name."""
         return slug(self.gpu, self.dtype)
 
 
@@ -100,6 +102,7 @@ class StageSweep(StagedRecords):
 
     @property
     def size(self) -> str:
+        """Write the shape in words."""
         return shape_label(self.shape)
 
     @property
@@ -142,6 +145,7 @@ class StreamSweep(StagedRecords):
 
     @property
     def size(self) -> str:
+        """Write the shape in words."""
         return f"{'x'.join(map(str, self.shape))} ({bytes_label(self.bytes_moved)})"
 
     def bandwidth_gb_s(self, time_ms: float) -> float:
@@ -161,6 +165,7 @@ class StreamSweep(StagedRecords):
 
 
 def has_sweeps(results: Results) -> bool:
+    """Tell if anything was swept over stages."""
     return bool(stream_sweeps(results) or product_sweeps(results))
 
 

@@ -47,6 +47,7 @@ class Lives:
 
     @property
     def title(self) -> str:
+        """Say in words what is shown, GPU first."""
         own = self.first
         layout = LAYOUTS.get(own.layout, own.layout)
         size = shape_label(own.shape) + "³" * (len(set(own.shape)) == 1)
@@ -54,6 +55,7 @@ class Lives:
 
     @property
     def slug(self) -> str:
+        """Write what is drawn as part of a file name."""
         return slug(self.first.environment.gpu, self.first.dtype, self.first.layout)
 
     @property
