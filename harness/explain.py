@@ -49,7 +49,7 @@ def why(kernel: Kernel) -> str:
 
 
 def aspects(kernel: Kernel) -> dict[str, str]:
-    """Return what differs between neighbouring steps, by aspect, as pages compare it."""
+    """Return what differs between neighbouring steps, by aspect."""
     code, case = kernel.code, kernel.case
     resources = kernel.resources
     rows = {

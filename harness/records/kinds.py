@@ -303,12 +303,12 @@ class Timeline(_OfKernel, _Measured):
 
 @dataclass(frozen=True)
 class Listing(_Stored):
-    """One step's schedule and generated code at a fixed shape, for the pages; made without a GPU.
+    """One step's schedule and generated code at a fixed shape; made without a GPU.
 
     ``text`` is the step's docstring, ``tir`` the scheduled TensorIR, ``cuda`` the generated kernel,
     ``why`` one sentence on what the generated code says about the variant's speed, ``pipeline`` the
     lists annotated on the k loop (statement names, stage, order, asynchronous stages), ``aspects`` what
-    a page's "what changed" table compares, by name ("shared memory", "barriers per k tile", ...).
+    differs from step to step, by name ("shared memory", "barriers per k tile", ...).
     """
 
     step: int
