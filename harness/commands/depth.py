@@ -20,8 +20,7 @@ add_options = add_case_options
 
 def run(options: argparse.Namespace, _command: str) -> int:
     """Print the depth model's table for each case; where it predicts times for none of them, that is refused."""
-    compiler, reason = toolchain.require_compiler(), ""
-    covered = 0
+    compiler, covered, reason = toolchain.require_compiler(), 0, ""
     cases = [case for case in cases_of(options, LISTING_SIZES) if case.step.pipelined]
     if not cases:
         raise depth.NoForecast(f"--step {options.step}: no pipeline, so no stages; see ladder list")
@@ -40,7 +39,6 @@ def run(options: argparse.Namespace, _command: str) -> int:
 
 
 def _print_depth(case: Case, kernels: dict[int, Kernel], said: DepthForecast | None) -> None:
-    """Print a row for each stage count: what is predicted, where anything is, and what the kernel occupies."""
     title = escape(f"{replace(case, stages=1)}, {case.machine.gpu or case.machine.arch}")
     predicted = ("stages", "predicted ms", "GFLOPS", "latency hidden")
     occupied = ("shared bytes", "registers", "blocks per SM", "occupancy", "limited by")

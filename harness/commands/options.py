@@ -34,12 +34,21 @@ def add_case_options(parser: argparse.ArgumentParser, sweep: bool = False) -> No
     parser.add_argument("--variant", help="variants' names, default or all (one step: all; several: default)")
     own = f"the step's own; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
     parser.add_argument("--stages", help=f"stages of each shared operand{several} ({own})")
-    tiles = "a tile as `list` writes the step's, default" + (", all" if sweep else ", best, tuned")
     tile = "all" if sweep else "default"
-    parser.add_argument("--tile", "--tiles", default=tile, help=f"{tiles} ({tile})")
+    named = "default" + (", all" if sweep else ", best, tuned")
+    parser.add_argument("--tile", "--tiles", default=tile, help=f"{named} ({tile}), or a tile as text: {tile_forms()}")
     add_machine_options(parser)
     parser.add_argument("--show", choices=("tir", "lowered", "cuda", "ptx", "sass"), help="print code")
     add_places(parser)
+
+
+def tile_forms() -> str:
+    """Return how tiles are written, family by family, with the steps that take them; docs/glossary.md explains."""
+    families: dict[str, list[int]] = {}
+    for step in find_steps().values():
+        kind = step.tiles.kind
+        families.setdefault(f"{kind.FORM}, e.g. {kind.EXAMPLE}", []).append(step.number)
+    return "; ".join(f"step {numbers[0]} on {form}" for form, numbers in families.items())
 
 
 def add_problem_options(parser: argparse.ArgumentParser) -> None:
@@ -96,9 +105,8 @@ def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False, se
     """
     machine = machine_of(options)
     steps = _steps(options.step)
-    stages, tile = (None if several else options.stages), options.tile
-    if several and tile == "all":
-        tile = "default"
+    stages = None if several else options.stages
+    tile = "default" if several and options.tile == "all" else options.tile
     asked, *more = numbers(stages, "--stages", minimum=None) if stages is not None else [None]
     if more or (asked is not None and asked < 1):
         raise UsageError(f"--stages {stages}: one number, at least 1 (1 is unpipelined); sweep takes several")
@@ -119,7 +127,6 @@ def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False, se
 
 
 def _without_lacking(cases: list[Case]) -> list[Case]:
-    """Keep the cases for which the machine has all instructions; a warning names the steps of the others."""
     lacking = {case.step.name: case.lacks for case in cases if case.lacks}
     if lacking:
         warn("left out: " + "; ".join(f"{name}, since {lacks}" for name, lacks in lacking.items()))
@@ -196,7 +203,7 @@ def _steps(text: str | None) -> list[Step]:
 
 
 def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str, stages: int | None) -> Case:
-    """Make a case with the tile that ``--tile`` names, or the default one until a command finds another."""
+    # With the default tile until a command finds another.
     case = Case.default(step, problem, machine, variant, stages)
     if tile in CHOICES:
         return replace(case, tile_choice=tile)

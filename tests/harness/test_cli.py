@@ -417,14 +417,17 @@ def test_an_exception_of_the_projects_own_is_a_line_and_any_other_a_traceback(
         return run
 
     module = import_module("tensorir_ladder.harness.commands.list")
-    fault = KernelFault.__new__(KernelFault, "a race")
-    for error, code in ((NoTimeline("no stamps"), 2), (WrongResult("off by 1"), 1), (fault, 1)):
+    for error, code in ((NoTimeline("no stamps"), 2), (WrongResult("off by 1"), 1)):
         monkeypatch.setattr(module, "run", fail(error))
         outcome = command("list")
         (line,) = outcome.err.splitlines()
         assert (outcome.code, outcome.out) == (code, "")
         assert line.startswith("error: ")
         assert str(error) in line
+    monkeypatch.setattr(module, "run", fail(KernelFault("a kernel", "race", "two threads at once", 7)))
+    outcome = command("list")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert all(said in outcome.err for said in ("two threads at once", "--emulator-seed 7"))
     monkeypatch.setattr(module, "run", fail(ZeroDivisionError("a bug")))
     with pytest.raises(ZeroDivisionError):
         command("list")
