@@ -35,7 +35,7 @@ from tensorir_ladder.harness.race import Plan
 from tensorir_ladder.harness.records import RecordError, Timeline, Track, load_timelines
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.timeline import RUNS, NoTimeline, decode, ns_per_clock, take
-from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, disassemble, require_compiler
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, require_compiler
 from tensorir_ladder.kernels.stamps import EVENTS, HEADER, Stamps, roles_of
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
 from tensorir_ladder.reports.check import findings, timeline_problems
@@ -166,15 +166,17 @@ def test_a_stamped_kernel_runs_as_it_was_compiled() -> None:
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_stamps_cost_no_spills_and_leave_wgmma_in_flight(stages: int, compiler: Compiler) -> None:
+def test_stamps_cost_no_spills_and_leave_wgmma_in_flight(
+    stages: int, compiler: Compiler, sass: Callable[[Cubin], str]
+) -> None:
     case = make_case(11, (4096, 4096, 4096), tile=HopperTile.parse("128x256x64/2x1"), stages=stages)
     kernel = compiled(lower(case, Stamps(256)), compiler)
-    sass = disassemble(kernel.cubin)
     assert kernel.cubin.spill_bytes == 0
+    text = sass(kernel.cubin)
     stamps = len(re.findall(r"\bstamp\(\(", kernel.body)) - (stages == 1)  # less the one of number -1
-    assert len(re.findall(r"CS2R \w+, SR_CLOCKLO", sass)) == stamps + 2
-    assert len(re.findall(r"\bHGMMA\b", sass)) == 4 * stages
-    assert len(re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1", sass)) == (stages if stages > 1 else 0)
+    assert len(re.findall(r"CS2R \w+, SR_CLOCKLO", text)) == stamps + 2
+    assert len(re.findall(r"\bHGMMA\b", text)) == 4 * stages
+    assert len(re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1", text)) == (stages if stages > 1 else 0)
 
 
 def test_a_step_without_stamps_says_so(command: Command) -> None:

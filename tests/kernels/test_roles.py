@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tensorir_ladder.harness.build import compile_module, compiled
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen import overlap
-from tensorir_ladder.kernels.codegen.toolchain import Compiler, disassemble
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
@@ -102,10 +103,10 @@ def test_every_declared_tile_compiles_without_spills(tile: str, compiler: Compil
 
 
 @pytest.mark.compiler
-def test_stages_are_released_one_k_tile_late(compiler: Compiler) -> None:
+def test_stages_are_released_one_k_tile_late(compiler: Compiler, sass: Callable[[Cubin], str]) -> None:
     """A variable without a first value was merged with another by the compiler: the stage just read was released."""
-    sass = disassemble(compiled(roles(12, (128, 256, 4096), "128x256x64/2x1"), compiler).cubin)
-    loop = sass[sass.index("HGMMA") : sass.rindex("HGMMA") + 800]
+    code = sass(compiled(roles(12, (128, 256, 4096), "128x256x64/2x1"), compiler).cubin)
+    loop = code[code.index("HGMMA") : code.rindex("HGMMA") + 800]
     assert re.search(r"SYNCS\.ARRIVE\.TRANS64\.A1T0 RZ, \[R\d+\+URZ", loop)
 
 
