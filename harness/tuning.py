@@ -69,7 +69,7 @@ class TuningSpace:
 
     @classmethod
     def of(cls, step: Step, async_copy: bool = True) -> TuningSpace:
-        """What a step lets tuning vary; only its default variant on a target without cp.async."""
+        """Take what a step lets tuning vary; only its default variant on a target without cp.async."""
         tuned = [variant.name for variant in step.variants if variant.tuned and async_copy]
         variants = tuple(dict.fromkeys((step.default_variant(async_copy), *tuned)))
         return cls(step.tiles.tuning, step.tuning_stages, variants, step.stages)

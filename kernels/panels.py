@@ -34,7 +34,7 @@ class Panels(isa.Panels):
         return (step + panel * PANEL, first) if self.major == "k" else (first + panel * PANEL, step)
 
     def shares(self, blocks: int) -> bool:
-        """Whether so many blocks of a cluster can load a share of the tile each, for all of them."""
+        """Return whether so many blocks of a cluster can load a share of the tile each, for all of them."""
         return (self.rows // 8 if self.major == "k" else self.count) % blocks == 0
 
     def check_shares(self, blocks: int) -> None:
@@ -87,7 +87,7 @@ class Panels(isa.Panels):
 
 @dataclass(frozen=True)
 class TileProduct:
-    """What a block multiplies per k tile: both operands' panels in a stage, A's, then B's, and the instruction's shape.
+    """One k tile of a block: both operands' panels in a stage, A's, then B's, and the instruction's shape.
 
     ``columns`` are those of one instruction, ROWS its rows, of which it has ``row_tiles`` below each other.
     """

@@ -67,7 +67,7 @@ def end_together(blocks: int):
 
 @T.meta_class
 class RoleBlock:
-    """Who a thread is: its block, in clusters of ``cluster``, and its place among 1 + ``consumers`` warpgroups."""
+    """A thread's place: its block, in clusters of ``cluster``, and its place among 1 + ``consumers`` warpgroups."""
 
     def __init__(self, blocks: int, consumers: int, cluster: int = 1) -> None:
         self.number = _named("block", T.cta_id([blocks]))

@@ -122,7 +122,7 @@ class TensorMemory:
 
 
 def columns_at_once(columns: int) -> int:
-    """How many of a row's sums a thread loads with one instruction: a power of two that divides them, at most 64."""
+    """Return how many of a row's sums one instruction of a thread loads: a power of two that divides them, up to 64."""
     return min(columns & -columns, LOADED_COLUMNS)
 
 

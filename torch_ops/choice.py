@@ -33,7 +33,7 @@ TUNED = Path(__file__).parent / "tuned"
 
 @dataclass(frozen=True)
 class Setting:
-    """What a kernel is made for beside its product.
+    """Circumstances that a kernel is made for, beside its product.
 
     ``straddles``: rows of B lie across cache lines; ``finish``: what is done to sums before they are rounded;
     ``batch``: so many such products; ``any_rows``: the kernel takes any number of rows up to the product's. Both only

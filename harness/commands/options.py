@@ -34,12 +34,21 @@ def add_case_options(parser: argparse.ArgumentParser, sweep: bool = False) -> No
     parser.add_argument("--variant", help="variants' names, default or all (one step: all; several: default)")
     own = f"the step's own; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
     parser.add_argument("--stages", help=f"stages of each shared operand{several} ({own})")
-    tiles = "a tile as `list` writes the step's, default" + (", all" if sweep else ", best, tuned")
     tile = "all" if sweep else "default"
-    parser.add_argument("--tile", "--tiles", default=tile, help=f"{tiles} ({tile})")
+    named = "default" + (", all" if sweep else ", best, tuned")
+    parser.add_argument("--tile", "--tiles", default=tile, help=f"{named} ({tile}), or a tile as text: {tile_forms()}")
     add_machine_options(parser)
     parser.add_argument("--show", choices=("tir", "lowered", "cuda", "ptx", "sass"), help="print code")
     add_places(parser)
+
+
+def tile_forms() -> str:
+    """Return how tiles are written, family by family, with the steps that take them; docs/glossary.md explains."""
+    families: dict[str, list[int]] = {}
+    for step in find_steps().values():
+        kind = step.tiles.kind
+        families.setdefault(f"{kind.FORM}, e.g. {kind.EXAMPLE}", []).append(step.number)
+    return "; ".join(f"step {numbers[0]} on {form}" for form, numbers in families.items())
 
 
 def add_problem_options(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from support.cases import Outcome, make_case
 from tensorir_ladder.harness.build import Case, compiled, lower
+from tensorir_ladder.harness.machines import Machine, machine_for
 from tensorir_ladder.harness.models import depth
 from tensorir_ladder.harness.models.depth import (
     NoForecast,
@@ -43,17 +44,16 @@ RATES = Rates(
 WORK = TileWork(stages=3, threads=128, bytes=6000, instructions=300, accesses=400, chain=0, steps=10, barriers=2)
 
 
-class FakeMachine:
+class FakeMachine(Machine):
     """A machine whose rates are made up."""
 
-    arch, has_cp_async, smem_per_block_bytes = "sm_90a", True, 232448
     rates = RATES
 
 
 def case(variant: str = "async", stages: int = 3, size: int = 512, **changes: object) -> Case:
     """Step 5 on the made-up machine."""
     made = make_case(5, (size, size, size), variant, stages=stages, **changes)
-    return replace(made, machine=FakeMachine())
+    return replace(made, machine=FakeMachine(**vars(machine_for("sm_90a"))))
 
 
 def resources(blocks_per_sm: int = 8, blocks: int = 128) -> Resources:
