@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,25 @@ import tvm
 
 from support.cases import UNOPTIMISED, Outcome
 from tensorir_ladder.emulator import find_host_compiler
+from tensorir_ladder.harness import build
 from tensorir_ladder.harness.cli import main
 from tensorir_ladder.harness.execution import gpu_present
 from tensorir_ladder.kernels.codegen import toolchain
-from tensorir_ladder.kernels.codegen.toolchain import Compiler, find_compiler
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, NoCompiler, disassemble, find_compiler
+
+# Lowering is pure and is most of what tests spend, so each case is lowered once a process. Here, before any module has
+# taken the function by name. A test that replaces what a schedule calls must clear it: build.lower.cache_clear().
+build.lower = functools.lru_cache(maxsize=512)(build.lower)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Iterator[Any]:
+    """Let the processes of one run share a cache of builds that is the run's own."""
+    if hasattr(config, "workerinput"):  # of pytest-xdist, which has the environment of who started it
+        return (yield)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", folder)
+        return (yield)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -75,3 +92,16 @@ def compiler() -> Compiler:
     if found is None:
         pytest.skip(f"no CUDA compiler; {toolchain.INSTALL_HINT}")
     return found
+
+
+@pytest.fixture
+def sass() -> Callable[[Cubin], str]:
+    """Disassemble a cubin; skip, with the tool's name, where the tool is missing."""
+
+    def text(cubin: Cubin) -> str:
+        try:
+            return disassemble(cubin)
+        except NoCompiler as missing:
+            pytest.skip(str(missing))
+
+    return text

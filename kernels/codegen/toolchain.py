@@ -140,13 +140,15 @@ def compile_ptx(source: str, arch: str, compiler: Compiler) -> str:
 
 
 def disassemble(cubin: Cubin) -> str:
-    """Disassemble a cubin to SASS by the toolkit's or the wheels' cuobjdump; NoCompiler if there is none."""
+    """Disassemble a cubin to SASS by the toolkit's or the wheels' cuobjdump; NoCompiler where it or nvdisasm lacks."""
     places = [shutil.which("cuobjdump"), *(str(folder / "bin" / "cuobjdump") for folder in wheel_folders())]
     tool = next((place for place in places if place and os.access(place, os.X_OK)), None)
     if tool is None:
         raise NoCompiler(f"no cuobjdump found to disassemble with; {INSTALL_HINT}")
     # cuobjdump calls nvdisasm, which lies beside it.
     environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    if not shutil.which("nvdisasm", path=environment["PATH"]):
+        raise NoCompiler(f"no nvdisasm found, which {tool} disassembles with; {INSTALL_HINT}")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin.data)
         file.flush()

@@ -26,7 +26,6 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 Command = Callable[..., Outcome]
-CPU_PLACES = ("llvm", *(("emulator",) if emulator.find_host_compiler() else ()))
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +36,14 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the compiler, which most tests do not need."""
+    """Without compilers, which most tests do not need: what LLVM can run, it does."""
 
     def missing() -> None:
         raise toolchain.NoCompiler("no CUDA compiler found; pip install one")
 
     monkeypatch.setattr(toolchain, "require_compiler", missing)
     monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
+    monkeypatch.setattr(emulator, "find_host_compiler", lambda: None)
 
 
 def process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -83,19 +83,23 @@ def test_every_step_is_verified_and_says_so_on_a_line_of_its_own(number: int, co
     small = str(SMALL_TILES[STEPS[number].tiles.kind])
     outcome = command("run", "--step", str(number), "--size", "32", "--variant", "default", "--tile", small)
     assert outcome.code == 0
-    here = [place for place in STEPS[number].verified_on if place in CPU_PLACES]
-    assert verified_on(outcome) == here[:1]
+    assert verified_on(outcome) == ["llvm"]
     assert re.search(rf"^step{number}_\w+\[\w+\] 32x32x32 .*worst error .*tolerance", outcome.out, re.M)
     assert "GFLOPS" not in outcome.out
     assert " ms" not in outcome.out
 
 
+@pytest.mark.emulator
+@pytest.mark.parametrize("number", [number for number, step in STEPS.items() if step.tensorized])
+def test_the_emulator_comes_before_llvm_for_tensorized_steps(number: int, command: Command) -> None:
+    small = str(SMALL_TILES[STEPS[number].tiles.kind])
+    outcome = command("verify", "--step", str(number), "--size", "32", "--variant", "default", "--tile", small)
+    assert (outcome.code, verified_on(outcome)) == (0, ["emulator"])
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("number", EXPLICIT_STEPS)
-def test_an_explicit_step_is_verified_by_the_emulator_only(
-    number: int, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(emulator, "find_host_compiler", lambda: None)
+def test_an_explicit_step_is_verified_by_the_emulator_only(number: int, command: Command) -> None:
     arguments = ("--step", str(number), "--size", "64", "--variant", "default")
     ran, verified = command("run", *arguments), command("verify", *arguments)
     assert (ran.code, verified.code) == (0, 3)
@@ -220,7 +224,7 @@ def test_variants_with_operands_of_their_own_are_compared_by_their_code(command:
     tile = str(SMALL_TILES[STEPS[9].tiles.kind])
     outcome = command("run", "--step", "9", "--variant", "fragments,tf32", "--size", "64", "--tile", tile)
     assert outcome.code == 0
-    assert verified_on(outcome) == [CPU_PLACES[-1]] * 2
+    assert verified_on(outcome) == ["llvm"] * 2
     assert re.search(r"^tf32: 4 cp\.async .*16 bytes", outcome.out, re.M)
     assert "predicted" not in outcome.out, "no prediction for tiles of warps"
 
@@ -417,17 +421,14 @@ def test_an_exception_of_the_projects_own_is_a_line_and_any_other_a_traceback(
         return run
 
     module = import_module("tensorir_ladder.harness.commands.list")
-    for error, code in ((NoTimeline("no stamps"), 2), (WrongResult("off by 1"), 1)):
+    fault = KernelFault("a kernel", "a race", "in shared memory", seed=7)
+    for error, code in ((NoTimeline("no stamps"), 2), (WrongResult("off by 1"), 1), (fault, 1)):
         monkeypatch.setattr(module, "run", fail(error))
         outcome = command("list")
-        (line,) = outcome.err.splitlines()
         assert (outcome.code, outcome.out) == (code, "")
-        assert line.startswith("error: ")
-        assert str(error) in line
-    monkeypatch.setattr(module, "run", fail(KernelFault("a kernel", "race", "two threads at once", 7)))
-    outcome = command("list")
-    assert (outcome.code, outcome.out) == (1, "")
-    assert all(said in outcome.err for said in ("two threads at once", "--emulator-seed 7"))
+        assert outcome.err.startswith("error: ")
+        assert str(error).splitlines()[0] in outcome.err.splitlines()[0]
+        assert ("--emulator-seed 7" in outcome.err) == (error is fault)
     monkeypatch.setattr(module, "run", fail(ZeroDivisionError("a bug")))
     with pytest.raises(ZeroDivisionError):
         command("list")

@@ -193,11 +193,11 @@ def test_a_curve_is_straight_between_its_points() -> None:
 
 @pytest.mark.compiler
 def test_the_command_says_what_each_stage_brings(command, compiler: Compiler) -> None:
-    outcome: Outcome = command("depth", "--step", "5", "--variant", "one_barrier", "--size", "256")
+    outcome: Outcome = command("depth", "--step", "5", "--variant", "one_barrier", "--shape", "256x256x80")
     assert outcome.code == 0, outcome.err
-    assert "step5_pipelining[one_barrier] 256x256x256" in outcome.out
+    assert "step5_pipelining[one_barrier] 256x256x80" in outcome.out
     assert "one more stage costs a block 6144 bytes of shared memory; 37 fit" in outcome.out
-    found = compiled(lower(make_case(5, (256, 256, 256), "one_barrier", stages=4)), compiler).resources
+    found = compiled(lower(make_case(5, (256, 256, 80), "one_barrier", stages=4)), compiler).resources
     row = next(line for line in outcome.out.splitlines() if line.startswith("│") and line.split("│")[1].strip() == "4")
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells[4:7] == [str(found.smem_bytes), str(found.registers), str(found.blocks_per_sm)]
@@ -205,7 +205,7 @@ def test_the_command_says_what_each_stage_brings(command, compiler: Compiler) ->
 
 @pytest.mark.compiler
 def test_the_command_says_where_no_rates_are_known(command) -> None:
-    outcome = command("depth", "--step", "5", "--variant", "async", "--size", "256", "--arch", "sm_80")
+    outcome = command("depth", "--step", "5", "--variant", "async", "--shape", "256x256x64", "--arch", "sm_80")
     assert outcome.code == 2
     assert outcome.err.startswith("error: no times predicted: sm_80: its rates were not measured")
     assert "24576" in outcome.out, "what fits is known without rates"

@@ -150,11 +150,11 @@ def test_a_last_line_that_lacks_its_end_only_is_whole(tmp_path: Path) -> None:
 
 
 def test_processes_that_write_at_once_do_not_mix_their_lines(tmp_path: Path) -> None:
-    with concurrent.futures.ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for done in [pool.submit(save_many, tmp_path, step, 40) for step in (1, 2, 3, 4)]:
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in [pool.submit(save_many, tmp_path, step, 40) for step in (1, 2)]:
             done.result()
     assert torn_lines(tmp_path) == []
-    assert Counter(one.step for one in load_records(tmp_path)) == dict.fromkeys((1, 2, 3, 4), 40)
+    assert Counter(one.step for one in load_records(tmp_path)) == {1: 40, 2: 40}
 
 
 def save_many(folder: Path, step: int, count: int) -> None:

@@ -156,8 +156,10 @@ def test_tf32_is_measured_against_cublas_with_tf32(gpu: FakeGpu, command: Comman
 
 
 def test_an_explicit_kernel_is_measured_and_tuned_like_any_other(
-    gpu: FakeGpu, measurer: Measurer, tmp_path: Path
+    gpu: FakeGpu, measurer: Measurer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for number in (10, 11):
+        redeclare(monkeypatch, number, tiles=replace(STEPS[number].tiles, best=STEPS[number].tiles.best[-2:]))
     case = small_case(11, (64, 64, 1024), stages=3)
     record = measurer.measure(case)
     assert Record.from_json(record.to_json()) == record

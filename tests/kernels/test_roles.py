@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tensorir_ladder.harness.build import compile_module, compiled
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen import overlap
-from tensorir_ladder.kernels.codegen.toolchain import Compiler, disassemble
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
@@ -92,20 +93,21 @@ def test_overlapped_kernels_are_launched_with_the_flag_and_wait() -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("tile", [*map(str, STEPS[13].tiles.tuning)])
-def test_every_declared_tile_compiles_without_spills(tile: str, compiler: Compiler) -> None:
-    stages = next(s for s in (6, 5, 4, 3) if not RoleTile.parse(tile).violations(HOPPER.target(), 2, s))
-    for number in (12, 13):
-        cubin = compiled(roles(number, (4096, 4096, 4096), tile, stages=stages), compiler).cubin
-        assert cubin.spill_bytes == 0
-        assert cubin.smem_bytes == 0  # static shared memory would move the ring off its 1024-byte boundary
+@pytest.mark.parametrize(
+    ("number", "tile"), [(12, STEPS[12].tiles.default.tile), *((13, tile) for tile in STEPS[13].tiles.tuning)], ids=str
+)
+def test_every_declared_tile_compiles_without_spills(number: int, tile: RoleTile, compiler: Compiler) -> None:
+    stages = next(s for s in (6, 5, 4, 3) if not tile.violations(HOPPER.target(), 2, s))
+    cubin = compiled(roles(number, (4096, 4096, 4096), str(tile), stages=stages), compiler).cubin
+    assert cubin.spill_bytes == 0
+    assert cubin.smem_bytes == 0  # static shared memory would move the ring off its 1024-byte boundary
 
 
 @pytest.mark.compiler
-def test_stages_are_released_one_k_tile_late(compiler: Compiler) -> None:
+def test_stages_are_released_one_k_tile_late(compiler: Compiler, sass: Callable[[Cubin], str]) -> None:
     """A variable without a first value was merged with another by the compiler: the stage just read was released."""
-    sass = disassemble(compiled(roles(12, (128, 256, 4096), "128x256x64/2x1"), compiler).cubin)
-    loop = sass[sass.index("HGMMA") : sass.rindex("HGMMA") + 800]
+    code = sass(compiled(roles(12, (128, 256, 4096), "128x256x64/2x1"), compiler).cubin)
+    loop = code[code.index("HGMMA") : code.rindex("HGMMA") + 800]
     assert re.search(r"SYNCS\.ARRIVE\.TRANS64\.A1T0 RZ, \[R\d+\+URZ", loop)
 
 

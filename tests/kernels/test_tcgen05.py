@@ -21,7 +21,7 @@ from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Kernel, compiled, lower
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.blackwell import BlackwellTile
-from tensorir_ladder.kernels.codegen.toolchain import Compiler, disassemble
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
 from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.tcgen05 import TensorPanels, TensorProduct, columns_at_once
 from tensorir_ladder.kernels.tcgen05_ring import tcgen05_ring
@@ -294,13 +294,15 @@ def test_broken_protocols_are_found(change: tuple[str, str], variant: str) -> No
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("variant", STEPS[14].variant_names)
-@pytest.mark.parametrize("tile", [*map(str, STEPS[14].tiles.tuning)])
-def test_every_declared_tile_compiles_without_spills(tile: str, variant: str, compiler: Compiler) -> None:
-    stages = next(
-        count for count in (6, 4, 3) if not BlackwellTile.parse(tile).violations(BLACKWELL.target(), 2, count)
-    )
-    kernel = compiled(ring((4096, 4096, 4096), tile, variant, stages=stages), compiler)
+@pytest.mark.parametrize(
+    ("variant", "tile"),
+    [("ring", tile) for tile in STEPS[14].tiles.tuning]
+    + [(variant, STEPS[14].tiles.default.tile) for variant in STEPS[14].variant_names[1:]],
+    ids=str,
+)
+def test_every_declared_tile_compiles_without_spills(variant: str, tile: BlackwellTile, compiler: Compiler) -> None:
+    stages = next(count for count in (6, 4, 3) if not tile.violations(BLACKWELL.target(), 2, count))
+    kernel = compiled(ring((4096, 4096, 4096), str(tile), variant, stages=stages), compiler)
     assert kernel.cubin.spill_bytes == 0
     assert kernel.cubin.smem_bytes == 0  # static shared memory would move the ring off its 1024-byte boundary
     assert 64 <= kernel.resources.registers <= 168
@@ -318,19 +320,25 @@ def test_every_declared_tile_compiles_without_spills(tile: str, variant: str, co
     ],
 )
 def test_the_machine_code_has_the_instructions(
-    variant: str, dtype: str, layout: str, out_dtype: str, tile: str, compiler: Compiler
+    variant: str,
+    dtype: str,
+    layout: str,
+    out_dtype: str,
+    tile: str,
+    compiler: Compiler,
+    sass: Callable[[Cubin], str],
 ) -> None:
     shape, given = BlackwellTile.parse(tile), {"dtype": dtype, "layout": layout, "out_dtype": out_dtype}
     kernel = compiled(ring((256, 480, 512), tile, variant, stages=2, **given), compiler)
-    sass, steps = disassemble(kernel.cubin), 512 // shape.block_k
     assert kernel.cubin.spill_bytes == 0
-    assert len(re.findall(r"\bUTCHMMA\b", sass)) == 512 // 16
-    assert len(re.findall(r"\bUTCBAR\b", sass)) == steps + 1
-    assert len(re.findall(r"\bLDTM\.x\d+", sass)) == shape.block_n // columns_at_once(shape.block_n)
-    assert "UTCATOMSWS.FIND_AND_SET" in sass  # allocation
-    assert "UTMALDG.2D" in sass
-    assert ("UTMASTG.2D" in sass) == (out_dtype == dtype)
-    assert ("SR_GLOBALTIMER" in sass) == (variant == "bounded")
+    code, steps = sass(kernel.cubin), 512 // shape.block_k
+    assert len(re.findall(r"\bUTCHMMA\b", code)) == 512 // 16
+    assert len(re.findall(r"\bUTCBAR\b", code)) == steps + 1
+    assert len(re.findall(r"\bLDTM\.x\d+", code)) == shape.block_n // columns_at_once(shape.block_n)
+    assert "UTCATOMSWS.FIND_AND_SET" in code  # allocation
+    assert "UTMALDG.2D" in code
+    assert ("UTMASTG.2D" in code) == (out_dtype == dtype)
+    assert ("SR_GLOBALTIMER" in code) == (variant == "bounded")
 
 
 # The step's commands

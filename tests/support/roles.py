@@ -1,13 +1,12 @@
-"""Kernels whose warpgroups have roles, lowered once for all tests of a process."""
+"""Kernels whose warpgroups have roles."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
 from support.cases import STEPS, make_case
-from tensorir_ladder.harness.build import Kernel, lower
+from tensorir_ladder.harness.build import Case, Kernel, lower
 from tensorir_ladder.harness.lab.fuzzing import SmallMachine
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.tiles import RoleTile
@@ -18,11 +17,15 @@ HOPPER = machine_for("sm_90a")
 STEPS_WITH_ROLES = [(number, variant) for number in (12, 13) for variant in STEPS[number].variant_names]
 
 
-@functools.cache
-def roles(
+def roles_case(
     number: int, shape: tuple[int, int, int], tile: str = "64x64x64/1x1", variant: str = "", sms: int = 0, **given: Any
-) -> Kernel:
-    """Step 12 or 13, lowered for Hopper, with ``sms`` multiprocessors."""
+) -> Case:
+    """Ask for step 12 or 13 on Hopper, with ``sms`` multiprocessors."""
     variant = variant or STEPS[number].variant_names[0]
     case = make_case(number, shape, variant, tile=RoleTile.parse(tile), **given)
-    return lower(replace(case, machine=SmallMachine.of(HOPPER, sms or 132)))
+    return replace(case, machine=SmallMachine.of(HOPPER, sms or 132))
+
+
+def roles(*arguments: Any, **given: Any) -> Kernel:
+    """Lower such a case."""
+    return lower(roles_case(*arguments, **given))

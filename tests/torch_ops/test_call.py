@@ -28,6 +28,7 @@ from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.peers import call as call_peer
 from tensorir_ladder.harness.records import load_records
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
@@ -200,10 +201,13 @@ def _simple(_problem: Matmul, _machine: Machine) -> Choice:
 
 
 class Noted(Choice):
-    """A choice whose kernel comes with what it is for."""
+    """A choice whose kernel is not made, but comes with what it is for."""
 
     def build(self, problem: Matmul, setting: Setting) -> Any:
-        return super().build(problem, setting), problem, setting.finish
+        return Choice(self.kernel, self.tile, self.stages), problem, setting
+
+
+PLANS: dict[Any, LaunchPlan] = {}  # of kernels for the stand-in's GPU, each lowered once a process
 
 
 def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
@@ -212,9 +216,12 @@ def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[.
         return Noted(choice.kernel, choice.tile, choice.stages)
 
     def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
-        function, problem, finish = built
-        plan = launch_plan(generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE))
-        return CompiledKernel(plan, library.add(plan, problem, finish))
+        choice, problem, setting = built
+        key = (str(choice), problem, replace(setting, machine=None))
+        if key not in PLANS:
+            function = choice.build(problem, setting)
+            PLANS[key] = launch_plan(generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE))
+        return CompiledKernel(PLANS[key], library.add(PLANS[key], problem, setting.finish))
 
     found = Driver(library)
     monkeypatch.setattr(api, "cuda_driver", lambda: found)
