@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from tensorir_ladder.schedules.cost import Machine
 
+HALVES = ("float16", "bfloat16")  # what tensor cores take without rounding
+
 
 class UnsupportedDtype(ValueError):
     """Operands in a dtype that a step's variant does not take."""

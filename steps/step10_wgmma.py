@@ -50,7 +50,7 @@ from tensorir_ladder.schedules.tensor_cores import (
 )
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
 
 
 def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Schedule:
@@ -124,7 +124,6 @@ TILES = TileSet.of(
         WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)),
     ),
 )
-HALVES = ("float16", "bfloat16")
 STEP = Step(
     number=10,
     topic="wgmma",

@@ -36,7 +36,7 @@ from tensorir_ladder.kernels.tma import unreadable
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
 
 
 def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
@@ -56,7 +56,6 @@ TILES = TileSet.of(
         HopperTile(block=(64, 256, 64), warpgroups=(1, 1)),
     ),
 )
-HALVES = ("float16", "bfloat16")
 STEP = Step(
     number=11,
     topic="tma_ring",

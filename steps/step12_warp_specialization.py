@@ -34,7 +34,7 @@ from tensorir_ladder.kernels.tma import unreadable
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
 
 
 def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
@@ -48,7 +48,6 @@ MORE_TILES = (
     RoleTile(block=(64, 256, 64), warpgroups=(1, 1)),
     RoleTile(block=(128, 192, 64), warpgroups=(2, 1)),
 )
-HALVES = ("float16", "bfloat16")
 STEP = Step(
     number=12,
     topic="warp_specialization",

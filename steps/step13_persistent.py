@@ -39,7 +39,7 @@ from tensorir_ladder.kernels.tiles import ROLE_CHOICES
 from tensorir_ladder.kernels.tma import straddles_lines, unreadable
 from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
 from tensorir_ladder.steps.step12_warp_specialization import MORE_TILES
 
 
@@ -59,7 +59,6 @@ def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tir
     )
 
 
-HALVES = ("float16", "bfloat16")
 STEP = Step(
     number=13,
     topic="persistent",

@@ -39,7 +39,7 @@ from tensorir_ladder.kernels.tcgen05_ring import tcgen05_ring
 from tensorir_ladder.kernels.tma import unreadable
 from tensorir_ladder.schedules.tiles import Choice, TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
 
 
 def kernel(problem: Matmul, config: Config) -> tirx.PrimFunc:
@@ -55,7 +55,6 @@ TILES = TileSet.of(
     Choice(BlackwellTile(block=(128, 64, 64)), stages=6),
     more=(BlackwellTile(block=(128, 192, 64)), BlackwellTile(block=(128, 128, 128))),
 )
-HALVES = ("float16", "bfloat16")
 STEP = Step(
     number=14,
     topic="blackwell",

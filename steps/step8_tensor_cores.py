@@ -37,7 +37,7 @@ from tensorir_ladder.schedules.tensor_cores import (
 )
 from tensorir_ladder.schedules.tiles import Choice, TensorCoreTile, TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
 
 ROWS_TOGETHER = 2048  # of the result, in blocks side by side: 132 blocks of 128 x 128 are about a square then
 
@@ -93,7 +93,7 @@ STEP = Step(
     tiles=TILES,
     stages=3,
     variants=(
-        Variant("default", dtypes=("float16", "bfloat16")),
+        Variant("default", dtypes=HALVES),
         Variant("tf32", dtypes=("float32",), math="tf32"),
     ),
 )

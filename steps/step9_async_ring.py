@@ -41,7 +41,7 @@ from tensorir_ladder.schedules.tensor_cores import (
     zero_fragment,
 )
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
 from tensorir_ladder.steps.step8_tensor_cores import ROWS_TOGETHER, TILES
 
 
@@ -79,7 +79,6 @@ def schedule_for_cpu(problem: Matmul, config: Config) -> Schedule:
     return schedule(problem, config, tensorize=False)
 
 
-HALVES = ("float16", "bfloat16")
 STEP = Step(
     number=9,
     topic="async_ring",
