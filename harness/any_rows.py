@@ -1,4 +1,4 @@
-"""Kernels whose number of rows is known at run time only: what one call of them launches."""
+"""Kernels whose number of rows is known at run time only, bound to the number of one call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def takes_any_rows(device: tvm.IRModule) -> bool:
 
 
 def launched_with_rows(host: tvm.IRModule, device: tvm.IRModule, rows: int) -> dict[str, tvm.IRModule]:
-    """A lowered function's "host" and "device" with the launches of a call with so many rows.
+    """Make a lowered function's "host" and "device" with the launches of a call with so many rows.
 
     For those who read what is launched: figures, the emulator. The text and the cubin are the same for every number.
     """
@@ -30,27 +30,22 @@ def launched_with_rows(host: tvm.IRModule, device: tvm.IRModule, rows: int) -> d
 
 
 def _launched(function: tirx.PrimFunc, bound: dict[str, ir.Expr]) -> tirx.PrimFunc:
-    """A function whose launches have numbers in the places of variables that are bound."""
-
+    # Launches get numbers in the places of variables that are bound.
     def known_value(var: tirx.Var) -> ir.Expr:
         return number(bound[var.name]) if var.name in bound else var
 
     def number(value: ir.Expr) -> ir.Expr:
-        """A whole number, what its variables stand for in their places; anything else as it is."""
         if str(value.ty) != "int32":
             return value
-        known = tvm_ffi.structural_map(value, (tirx.Var, known_value))
-        return sym.Analyzer().simplify(known)
+        return sym.Analyzer().simplify(tvm_ffi.structural_map(value, (tirx.Var, known_value)))
 
     def launch(call: ir.Call) -> ir.Call:
-        """A launch with numbers for its extents, and for the argument that is the number of rows."""
         if getattr(call.op, "name", "") != "tirx.call_ffi_kernel":
             return call
         kernel, *values = call.args
         return ir.Call(call.op, [kernel, *map(number, values)], call.attrs, call.ty_args, ret_ty=call.ty)
 
     def extent(attribute: tirx.AttrStmt) -> tirx.AttrStmt:
-        """An axis of a launch with a number for its extent."""
         if attribute.attr_key != "thread_extent":
             return attribute
         return tirx.AttrStmt(attribute.node, attribute.attr_key, number(attribute.value), attribute.body)

@@ -243,19 +243,15 @@ def verify_workload(
 
 def _check(case: BandwidthCase, backend: Backend, x: Any, y: Any, what: str) -> tuple[float, float]:
     xp = np if isinstance(x, np.ndarray) else backend.torch
-    reference = case.kind.reference(xp, _float64(x))
+    reference = case.kind.reference(xp, backend.float64(x))
     error, allowed = backend.worst_error(y, reference), workload_tolerance(case, backend.scale(reference))
     if not error <= allowed:
         raise WrongResult(f"{what}: worst error {error:.3g}, limit {allowed:.3g}")
     if case.workload == "softmax":
-        off, most = float(abs(xp.sum(_float64(y), 1) - 1).max()), epsilon(case.dtype) + 32 * epsilon("float32")
+        off, most = float(abs(xp.sum(backend.float64(y), 1) - 1).max()), epsilon(case.dtype) + 32 * epsilon("float32")
         if not off <= most:
             raise WrongResult(f"{what}: a row's sum is {off:.3g} from 1, limit {most:.3g}")
     return error, allowed
-
-
-def _float64(array: Any) -> Any:
-    return array.astype(np.float64) if isinstance(array, np.ndarray) else array.double()
 
 
 def workload_tolerance(case: BandwidthCase, scale: tuple[float, float]) -> float:

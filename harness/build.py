@@ -249,7 +249,7 @@ class Lowered:
         return max(names, key=lambda name: (self._allocated(name, *SHARED_SCOPES), len(self.text_of(name))))
 
     def text_of(self, kernel: str) -> str:
-        """A kernel's own CUDA text, without the helper functions before it and the other kernels."""
+        """Cut out a kernel's own CUDA text, without the helper functions before it and the other kernels."""
         definition = rf'^extern "C" __global__ [^{{;]*\b{kernel}\([^{{;]*\{{.*?^}}$'
         return re.search(definition, self.cuda, re.M | re.S).group(0) + "\n"
 

@@ -11,17 +11,10 @@ import sys
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.models.time import instruction_ceiling
 
+STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 STALLS = (
-    "barrier",
-    "dispatch_stall",
-    "lg_throttle",
-    "long_scoreboard",
-    "math_pipe_throttle",
-    "mio_throttle",
-    "not_selected",
-    "selected",
-    "short_scoreboard",
-    "wait",
+    *("barrier", "dispatch_stall", "lg_throttle", "long_scoreboard", "math_pipe_throttle", "mio_throttle"),
+    *("not_selected", "selected", "short_scoreboard", "wait"),
 )
 METRICS = {
     "time, ns": "gpu__time_duration.sum",
@@ -35,12 +28,7 @@ METRICS = {
     "shared memory: bank conflicts of stores": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
     "local memory: accesses by loads": "l1tex__t_output_wavefronts_pipe_lsu_mem_local_op_ld.sum",
     "device memory: bytes read": "dram__bytes_read.sum",
-} | {
-    f"stalled, warps per issue: {name.replace('_', ' ')}": (
-        f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio"
-    )
-    for name in STALLS
-}
+} | {f"stalled, warps per issue: {name.replace('_', ' ')}": STALL.format(name) for name in STALLS}
 # Asked for where ncu lists them: what tensor cores and their loads do, and reasons to wait that not every GPU has.
 # Of sm_90 in ncu 2025; other releases and GPUs name some of them otherwise.
 MORE_STALLS = ("branch_resolving", "drain", "gmma", "imc_miss", "membar", "no_instruction", "sleeping", "tex_throttle")
@@ -55,12 +43,7 @@ MORE_METRICS = {
     "L2: hit rate, %": "lts__t_sector_hit_rate.pct",
     "L2: busy, %": "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
     "device memory: busy, %": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-} | {
-    f"stalled, warps per issue: {name.replace('_', ' ')}": (
-        f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio"
-    )
-    for name in MORE_STALLS
-}
+} | {f"stalled, warps per issue: {name.replace('_', ' ')}": STALL.format(name) for name in MORE_STALLS}
 CEILING = "its instruction's ceiling, GFLOPS"
 
 

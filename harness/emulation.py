@@ -37,10 +37,8 @@ class EmulatorBackend(NumpyArrays):
 def emulated(lowered: Lowered) -> EmulatedProgram:
     """Make a lowered function one of this machine.
 
-    Raises
-    ------
-    UnsupportedLaunch : for launches that depend on what is known at run time.
-    UnknownLaunch : for launches of a kind that the emulator does not know.
+    UnsupportedLaunch for launches that depend on what is known at run time; UnknownLaunch for those of a kind that the
+    emulator does not know.
     """
     function = pass_workspaces(lowered.mod)["main"]
     names = tuple(str(parameter.name) for parameter in function.params)

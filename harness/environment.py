@@ -77,6 +77,12 @@ def git_state(root: Path) -> tuple[str, bool]:
     return revision.strip(), bool(changed)
 
 
+def tree_state(revision: str | None) -> dict[str, Any]:
+    """Fill a record's ``revision`` and ``dirty``: of a clean tree at the revision named, else as git has them."""
+    found, dirty = (revision, False) if revision else git_state(ROOT)
+    return {"revision": found, "dirty": dirty}
+
+
 def sources_digest(root: Path, patterns: Iterable[str] = MEASURING_SOURCES) -> str:
     """Digest the sources that shape a measurement, to tell trees apart where git is absent."""
     digest = hashlib.sha256()

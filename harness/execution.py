@@ -6,6 +6,7 @@ checking is written once: make data, poison an output, run, and compare with a f
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -48,17 +49,23 @@ class Backend(Protocol):
     def poisoned(self, shape: tuple[int, int], dtype: str) -> Any:
         """Make an output in which every element is NaN."""
 
+    def float64(self, array: Any) -> Any:
+        """Convert an array to float64."""
+
     def reference(self, problem: Matmul, a: Any, b: Any) -> Any:
         """Compute the product in float64."""
+        return self.float64(a) @ self.float64(b if problem.layout == "nn" else b.T)
 
     def worst_error(self, output: Any, reference: Any) -> float:
         """Find the largest absolute difference; NaN if any element is NaN."""
+        return float(abs(self.float64(output) - reference).max())
 
     def scale(self, reference: Any) -> tuple[float, float]:
         """Find the root mean square and the largest magnitude of the reference."""
+        return math.sqrt((reference**2).mean()), float(abs(reference).max())
 
 
-class NumpyArrays:
+class NumpyArrays(Backend):
     """The array operations of a :class:`Backend` on the CPU, by numpy."""
 
     def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> np.ndarray:
@@ -73,17 +80,9 @@ class NumpyArrays:
         """See :class:`Backend`."""
         return np.full(shape, np.nan, numpy_dtype(dtype))
 
-    def reference(self, problem: Matmul, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def float64(self, array: np.ndarray) -> np.ndarray:
         """See :class:`Backend`."""
-        return a.astype(np.float64) @ (b if problem.layout == "nn" else b.T).astype(np.float64)
-
-    def worst_error(self, output: np.ndarray, reference: np.ndarray) -> float:
-        """See :class:`Backend`."""
-        return float(np.max(np.abs(output.astype(np.float64) - reference)))
-
-    def scale(self, reference: np.ndarray) -> tuple[float, float]:
-        """See :class:`Backend`."""
-        return float(np.sqrt(np.mean(reference**2))), float(np.max(np.abs(reference)))
+        return array.astype(np.float64)
 
 
 class LlvmBackend(NumpyArrays):
@@ -111,7 +110,7 @@ class LlvmBackend(NumpyArrays):
         return call
 
 
-class GpuBackend:
+class GpuBackend(Backend):
     """The compiled kernel on the GPU that torch sees."""
 
     name = "gpu"
@@ -137,17 +136,9 @@ class GpuBackend:
         """See :class:`Backend`."""
         return self.torch.full(shape, float("nan"), device="cuda", dtype=getattr(self.torch, dtype))
 
-    def reference(self, problem: Matmul, a: Any, b: Any) -> Any:
+    def float64(self, array: Any) -> Any:
         """See :class:`Backend`."""
-        return a.double() @ (b if problem.layout == "nn" else b.T).double()
-
-    def worst_error(self, output: Any, reference: Any) -> float:
-        """See :class:`Backend`."""
-        return float((output.double() - reference).abs().max())
-
-    def scale(self, reference: Any) -> tuple[float, float]:
-        """See :class:`Backend`."""
-        return float(reference.square().mean().sqrt()), float(reference.abs().max())
+        return array.double()
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
@@ -256,5 +247,5 @@ def _serial_loop(loop: tirx.For) -> tirx.For:
 
 
 def _without_async(attribute: tirx.AttrStmt) -> tirx.Stmt:
-    """Drop commit and wait attributes: here copies are done when they are issued."""
+    # Commits and waits: here copies are done when they are issued.
     return attribute.body if str(attribute.attr_key).startswith("async_") else attribute

@@ -1,4 +1,4 @@
-"""Why a variant is fast or not, read off its generated code."""
+"""Explain why a variant is fast or not, by its generated code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorir_ladder.steps.registry import find_steps
 
 
 def why(kernel: Kernel) -> str:
-    """One or two sentences from the generated CUDA: stages, copies, waits, barriers; identical code first."""
+    """Say in one or two sentences, from the generated CUDA: stages, copies, waits, barriers; identical code first."""
     twin = _identical(kernel)
     if twin:
         return f"The generated kernel is the same, character for character, as that of {twin}: no gain is possible."
@@ -49,7 +49,7 @@ def why(kernel: Kernel) -> str:
 
 
 def aspects(kernel: Kernel) -> dict[str, str]:
-    """Return what differs between neighbouring steps, by aspect, as pages compare it."""
+    """Return what differs between neighbouring steps, by aspect."""
     code, case = kernel.code, kernel.case
     resources = kernel.resources
     rows = {
@@ -73,7 +73,6 @@ def aspects(kernel: Kernel) -> dict[str, str]:
 
 
 def _identical(kernel: Kernel) -> str | None:
-    """The step or variant, earlier on the ladder, that has the very same generated kernel."""
     case, steps = kernel.case, find_steps()
     names = case.step.variant_names
     variants = names[: names.index(case.variant)]
@@ -93,13 +92,12 @@ def _identical(kernel: Kernel) -> str | None:
 
 
 def _waits_first(kernel: Kernel) -> bool:
-    """Return whether the k loop waits before it issues its copies (one barrier), which are then in flight as well."""
+    # With one barrier the k loop waits before it issues its copies, which are then in flight as well.
     loop = kernel.loop_body
     return -1 < loop.find("wait_group") < loop.find("ptx_cp_async_legacy")
 
 
 def _stores_from_registers(kernel: Kernel) -> bool:
-    """Return whether the k loop fills shared memory from a thread's registers."""
     return bool(re.search(r"(?:_shared|shmem)_ptr[^=;]*= [^=;]*_local_ptr", kernel.loop_body))
 
 

@@ -19,9 +19,7 @@ class UnknownTarget(ValueError):
 
 @dataclass(frozen=True)
 class Machine:
-    """One architecture. Limits are the architecture's (CUDA C++ programming guide, compute
-    capabilities); rates are those measured on the GPU named (``harness/rates/``), None where none were.
-    """
+    """One architecture. Limits are the architecture's (CUDA C++ programming guide, compute capabilities)."""
 
     arch: str
     gpu: str | None
@@ -43,21 +41,6 @@ class Machine:
     def sms(self) -> int | None:
         """Multiprocessors."""
         return self.rates and self.rates.sms
-
-    @property
-    def fp32_gflops(self) -> float | None:
-        """float32 peak, a multiply-add counted as two operations."""
-        return self.rates and self.rates.fp32_gflops
-
-    @property
-    def bandwidth_gb_s(self) -> float | None:
-        """Device memory: bytes read and written by a copy."""
-        return self.rates and self.rates.copy_gb_s
-
-    @property
-    def dram_latency_ns(self) -> float | None:
-        """Device memory: one load that waits for the one before."""
-        return self.rates and self.rates.dram_latency_ns
 
     def target(self) -> Target:
         """Make the TVM target with this machine's limits, so that a schedule can be checked against it."""

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tensorir_ladder.harness.build import Case, Kernel, Lowered, compiled, executable, lower
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.environment import ROOT, git_state, gpu_identity, sources_digest, versions
@@ -103,15 +105,12 @@ class Session:
 
     def environment(self, rounds: Rounds, more_versions: Mapping[str, str] | None = None) -> Environment:
         """Say where, when and with what the rounds were taken."""
+        known = versions(self.backend, self.compiler.version) | dict(more_versions or {})
         return Environment(
             **self.identity,
             before=rounds.before,
             after=rounds.after,
-            versions={
-                **versions(self.backend, self.compiler.version),
-                **(more_versions or {}),
-                "sources": sources_digest(ROOT),
-            },
+            versions=known | {"sources": sources_digest(ROOT)},
             revision=self.revision,
             dirty=self.dirty,
             recorded_at=now(),
@@ -151,12 +150,9 @@ class Journal:
         self.done: set[str] = set()
         if self.path.is_file():
             try:
-                done = json.loads(read_text(self.path))
-            except json.JSONDecodeError:
-                done = None
-            if not isinstance(done, list) or not all(isinstance(case, str) for case in done):
-                raise RecordError(f"{self.path} is not whole; delete it to start the command anew")
-            self.done = set(done)
+                self.done = msgspec.json.decode(read_text(self.path), type=set[str])
+            except msgspec.DecodeError as error:
+                raise RecordError(f"{self.path} is not whole; delete it to start the command anew") from error
 
     def has(self, case: Any) -> bool:
         """Tell whether an earlier, interrupted run of this command measured the case."""
@@ -169,7 +165,7 @@ class Journal:
 
     @staticmethod
     def _name(case: Any) -> str:
-        """Name a case apart from the others of a command: its text, and how its tile was chosen where that differs."""
+        # How a tile was chosen tells apart cases whose text is the same.
         return str(case) + getattr(case, "tile_choice", "")
 
     def finish(self) -> None:

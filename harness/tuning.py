@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import tvm
 
@@ -50,8 +51,6 @@ FEWEST_SURVIVORS = 4
 CONFIDENCE = 0.95
 # A kernel beside itself differs by up to this much (the committed calibrations: 0.999 to 1.001).
 RESOLUTION = 0.001
-
-
 STAGE_SET = (2, 3, 4)  # what `--tile best` tries
 
 
@@ -75,7 +74,7 @@ class TuningSpace:
         return cls(step.tiles.tuning, step.tuning_stages, variants, step.stages)
 
     def combinations(self) -> Iterator[tuple[str, int, BlockTile]]:
-        """Every variant, stage count and tile, likely ones first: an early stop has seen what matters most.
+        """List every variant, stage count and tile, likely ones first: an early stop has seen what matters most.
 
         The default variant before the others, then stages near the default before distant ones, then tiles in order.
         """
@@ -184,7 +183,7 @@ class Search:
         return known is None or (known.status == "timed" and len(known.ratios) <= heat)
 
     def _built_ahead(self, cases: list[Case]) -> Iterator[list[Case]]:
-        """Batches of cases, each built when its turn comes; the compiler works on the next one meanwhile."""
+        # Each batch is built when its turn comes; the compiler works on the next one meanwhile.
         batches = [cases[start : start + BATCH] for start in range(0, len(cases), BATCH)]
         building = self.session.start_builds(batches[0]) if batches else []
         try:
@@ -198,7 +197,6 @@ class Search:
             concurrent.futures.wait(building)
 
     def _time(self, batch: list[Case], plan: Plan) -> None:
-        """One race of a batch and cuBLAS; what each candidate did is added to what is known of it."""
         running = [case for case in batch if self._passes(case)]
         if not running:
             return
@@ -212,7 +210,7 @@ class Search:
             self.found[case] = replace(known, times_ms=times, ratios=ratios)
 
     def _passes(self, case: Case) -> bool:
-        """Build a case and check its output; one that is not right is noted with the reason, and never timed."""
+        # One that is not right is noted with the reason, and never timed.
         try:
             self.session.check(case)
         except (IllegalSchedule, CompileError) as refused:
@@ -256,7 +254,7 @@ def confirm(session: Session, ranked: list[Case], default: Case) -> Confirmation
     fastest, second = by_speed[:2]
     ratios = [slow / fast for fast, slow in zip(times[fastest].samples_ms, times[second].samples_ms)]
     verdict = "confirmed" if median_interval(ratios)[0] > 1 + RESOLUTION else "tie"
-    winner, runner_up = (fastest, second) if verdict == "confirmed" else _cheaper_first(session, fastest, second)
+    winner, runner_up = by_speed[:2] if verdict == "confirmed" else sorted(by_speed[:2], key=partial(cost, session))
     ratios = [other / own for own, other in zip(times[winner].samples_ms, times[runner_up].samples_ms)]
     margins = tuple(100 * (bound - 1) for bound in (statistics.median(ratios), *median_interval(ratios)))
     order = [winner, runner_up, *(case for case in contenders if case not in (winner, runner_up))]
@@ -284,10 +282,6 @@ def cost(session: Session, case: Case) -> tuple[int, int, int]:
     """Price a configuration, to be compared in this order: stages, shared bytes of a block, registers."""
     kernel = session.load(case)[0]
     return case.stages_built, kernel.smem_bytes, kernel.cubin.registers if kernel.cubin else 0
-
-
-def _cheaper_first(session: Session, one: Case, other: Case) -> tuple[Case, Case]:
-    return (one, other) if cost(session, one) <= cost(session, other) else (other, one)
 
 
 def default_case(case: Case) -> Case:

@@ -56,6 +56,18 @@ def check_output(
     return error, limit
 
 
+def check_run(
+    run: Callable[[Any, Any, Any], Any], problem: Matmul, backend: Backend, seed: int, exact: bool, math: str = IEEE
+) -> tuple[float, float]:
+    """Run ``run(a, b, c)`` on data drawn from a seed, into NaN, and check its output; see :func:`check_output`."""
+    make = backend.integers if exact else backend.normal
+    a = make(seed, (problem.m, problem.k), problem.dtype)
+    b = make(seed + 1000, problem.b_shape, problem.dtype)
+    output = backend.poisoned((problem.m, problem.n), problem.out_dtype)
+    run(a, b, output)
+    return check_output(problem, backend, output, backend.reference(problem, a, b), exact, math)
+
+
 def verify(kernel: Kernel, backend: Backend, seeds: tuple[int, ...] = SEEDS, run: Any = None) -> Verification:
     """:func:`verify_launch` of a kernel; ``run`` stands in for it where it is loaded already."""
     case = kernel.case
@@ -77,13 +89,9 @@ def verify_launch(
     Raise WrongResult, which begins with ``name``.
     """
     worst, limit = 0.0, 0.0
-    for seed, make, exact in (*((seed, backend.normal, False) for seed in seeds), (seeds[0], backend.integers, True)):
-        a = make(seed, (problem.m, problem.k), problem.dtype)
-        b = make(seed + 1000, problem.b_shape, problem.dtype)
-        output = backend.poisoned((problem.m, problem.n), problem.out_dtype)
-        run(a, b, output)
+    for seed, exact in (*((seed, False) for seed in seeds), (seeds[0], True)):
         try:
-            error, allowed = check_output(problem, backend, output, backend.reference(problem, a, b), exact, math)
+            error, allowed = check_run(run, problem, backend, seed, exact, math)
         except WrongResult as wrong:
             raise WrongResult(f"{name} on {backend.name}, seed {seed}: {wrong}") from None
         if not exact and error / max(allowed, 1e-300) >= worst / max(limit, 1e-300):

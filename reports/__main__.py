@@ -14,16 +14,18 @@ from rich.table import Table as RichTable
 
 from tensorir_ladder.harness.cli import COMMANDS
 from tensorir_ladder.harness.records import RESULTS, RecordError
+from tensorir_ladder.reports.cases import grouped
+from tensorir_ladder.reports.cells import Table
 from tensorir_ladder.reports.check import findings
 from tensorir_ladder.reports.judgement import judgement_tables
 from tensorir_ladder.reports.page import write_pages
 from tensorir_ladder.reports.paths import Paths
-from tensorir_ladder.reports.plot import speed_kind, stage_plots, write_plots
-from tensorir_ladder.reports.readme import ReadmeError, write_readme
+from tensorir_ladder.reports.plot import plots, speed_kind, stage_plots
+from tensorir_ladder.reports.readme import write_readme
 from tensorir_ladder.reports.selection import UsageError, load, parse_steps
 from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table
-from tensorir_ladder.reports.sweeps import chosen_sweeps, stage_sweeps
-from tensorir_ladder.reports.table import Table, all_tables, row
+from tensorir_ladder.reports.sweeps import chosen_sweeps, product_sweeps
+from tensorir_ladder.reports.table import all_tables, row
 
 EXAMPLES = """
 examples:
@@ -32,8 +34,7 @@ examples:
   ladder table --json | jq '.[0]'   every row for a program, and nothing else on stdout
   ladder stages --step 5 --size 1024  what each stage brings and costs, and the depth model judged
   ladder readme                     after measuring: the README's tables and pictures
-  ladder page                       a page per step; with its code, where `ladder compile --step 1-13 --variant all
-                                    --out reports/results` has left listings
+  ladder page                       a short page per step, and one on stages with advice by workload
   ladder check                      exit 1 and a line per finding if anything is wrong or stale
 
 Records come from `ladder run`. Pages and their plots are written into reports/pages, which git ignores;
@@ -52,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (RecordError, ReadmeError, UsageError) as error:
+    except (RecordError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -91,15 +92,14 @@ def _table(options: argparse.Namespace, paths: Paths) -> int:
     if not results.records:
         raise UsageError(f"no records{f' of step {options.step}' if options.step else ''} in {paths.results}")
     _print_tables(all_tables(results), options.markdown)
-    if swept := sum(len(stage_sweeps(section)) for section in results.sections()):
+    if swept := len(product_sweeps(results)):
         print(f"{swept} stage sweeps are not among these: ladder stages")
     return 0
 
 
 def _stages(options: argparse.Namespace, paths: Paths) -> int:
     results = load(paths.results, parse_steps(options.step) if options.step else None)
-    sections = [sweeps for section in results.sections() if (sweeps := stage_sweeps(section))]
-    everything = [sweep for sweeps in sections for sweep in sweeps]
+    everything = product_sweeps(results)
     if not everything and not options.json:
         raise UsageError(
             f"no stage sweep{f' of step {options.step}' if options.step else ''} in {paths.results}: a tile and shape "
@@ -109,15 +109,14 @@ def _stages(options: argparse.Namespace, paths: Paths) -> int:
     if options.json:
         print(json.dumps([line for sweep in chosen for line in rows(sweep)], indent=1))
         return 0
-    groups = [[sweep for sweep in sweeps if sweep in chosen] for sweeps in sections]
+    groups = grouped(chosen, lambda sweep: sweep.section.slug).values()
     tables = [table for own in groups for table in (*map(tradeoff_table, own), *judgement_tables(own))]
     _print_tables(tables, options.markdown)
-    if not options.markdown:
-        print("drawn, with the model's curve and recommendation:")
+    if options.markdown:
+        return 0
+    print("drawn, with the model's curve and recommendation:")
     wanted = {speed_kind(sweep) for sweep in chosen}
-    drawn = [plot for plot in stage_plots(results) if plot.kind in wanted]
-    files = [plot.path(paths.figures) for plot in drawn]
-    return 0 if options.markdown else _report(files)
+    return _report([plot.path(paths.figures) for plot in stage_plots(results) if plot.kind in wanted])
 
 
 def _print_tables(tables: list[Table], markdown: bool) -> None:
@@ -138,11 +137,11 @@ def _print_tables(tables: list[Table], markdown: bool) -> None:
         console.print()
 
 
-def _plot(options: argparse.Namespace, paths: Paths) -> int:
-    return _report(write_plots(load(paths.results), paths.figures))
+def _plot(_: argparse.Namespace, paths: Paths) -> int:
+    return _report([plot.path(paths.figures) for plot in plots(load(paths.results))])
 
 
-def _page(options: argparse.Namespace, paths: Paths) -> int:
+def _page(_: argparse.Namespace, paths: Paths) -> int:
     return _report(write_pages(load(paths.results), paths))
 
 

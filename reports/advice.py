@@ -4,43 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tensorir_ladder.harness.records import Resources
+from tensorir_ladder.reports.cases import grouped
+from tensorir_ladder.reports.cells import Table, percent, span
 from tensorir_ladder.reports.sweeps import TIE_PCT, StageSweep, StreamSweep, speed_gain_pct, speed_lost_pct
-from tensorir_ladder.reports.table import Table, percent, span
 
 Sweep = StageSweep | StreamSweep
+Says = Callable[[Sequence[Sweep]], str]
 
 # A product's class by m·n·k, a memory-bound workload's by the bytes that it moves.
 SMALL_PRODUCT, MEDIUM_PRODUCT = 512**3, 1536**3
 SMALL_BYTES, LARGE_BYTES = 16 * 10**6, 256 * 10**6
 HIDDEN = 0.9  # of the copy's rate: a direct form that reaches it is called one whose latency is hidden
 
-BOUNDS = (
-    "**How the bound is told.** Each record says what bounds it, by `bound()` of harness/models/time.py. Two times "
-    "that a kernel cannot undercut are worked out: its operations at the arithmetic peak (compute), and its traffic "
-    "(memory), which is the larger of compulsory bytes at the bandwidth of device memory and, where operands are asked "
-    "for again from shared memory or the first-level cache, those accesses at 128 bytes a clock and multiprocessor. "
-    "The larger time is the bound if it explains at least half of the measured one; if neither does, the kernel waits: "
-    "latency."
-)
 
-
-@dataclass(frozen=True)
-class Rule:
-    """One reason: when it holds for a sweep, and what it says of all sweeps it holds for, in their figures."""
-
-    holds: Callable[[Sweep], bool]
-    says: Callable[[Sequence[Sweep]], str]
-
-
-def advice_table(products: Sequence[StageSweep], streams: Sequence[StreamSweep]) -> Table:
-    """A row per workload and size class; within a row, a line per size."""
+def advice_table(sweeps: Sequence[Sweep]) -> Table:
+    """Make a row per workload and size class; within a row, a line per size."""
     header = ("workload", "size", "measured on", "stages", "gain over 1 stage", "gain over direct", "bound by")
-    groups: dict[tuple[str, str], list[Sweep]] = {}
-    for sweep in (*fastest_products(products), *streams):
-        groups.setdefault((_workload(sweep), size_class(sweep)), []).append(sweep)
+    products = fastest_products([sweep for sweep in sweeps if isinstance(sweep, StageSweep)])
+    streams = [sweep for sweep in sweeps if isinstance(sweep, StreamSweep)]
+    groups = grouped((*products, *streams), lambda sweep: (_workload(sweep), size_class(sweep)))
     grid = [(*names, *_figures(group), reasons(group)) for names, group in groups.items()]
     note = (
         f"Stages: the fewest within {TIE_PCT:g} % of the fastest measured; gains are theirs. A product is shown with "
@@ -56,29 +40,13 @@ def advice_table(products: Sequence[StageSweep], streams: Sequence[StreamSweep])
 
 
 def fastest_products(sweeps: Sequence[StageSweep]) -> list[StageSweep]:
-    """Per step and shape the sweep that reached the highest speed, smallest product first."""
-    found: dict[tuple, StageSweep] = {}
-    for sweep in sweeps:
-        case = (sweep.step, math.prod(sweep.shape), sweep.shape)
-        rival = found.get(case)
-        if rival is None or sweep.times_ms[sweep.best] < rival.times_ms[rival.best]:
-            found[case] = sweep
-    return [sweep for _, sweep in sorted(found.items(), key=lambda item: item[0])]
-
-
-def copy_rate_sentence(sweeps: Sequence[StreamSweep]) -> str:
-    """Count the large memory-bound workloads that come near the copy's rate, and name those that do not."""
-    large = [sweep for sweep in sweeps if size_class(sweep) == "large"]
-    if not large:
-        return ""
-    missed = [sweep for sweep in large if sweep.best_ratio_to_copy < HIDDEN]
-    names = "; ".join(f"{sweep.workload} {_size(sweep)}: {sweep.best_ratio_to_copy:.1%}" for sweep in missed)
-    text = f"Of {len(large)} cases that move {LARGE_BYTES // 10**6} MB or more, {len(large) - len(missed)} reach "
-    return f"{text}{HIDDEN:.0%} of the copy's rate{'; the others: ' + names if missed else ''}."
+    """Pick per step and shape the sweep that reached the highest speed, smallest product first."""
+    cases = grouped(sweeps, lambda sweep: (sweep.step, math.prod(sweep.shape), sweep.shape))
+    return [min(own, key=lambda sweep: sweep.times_ms[sweep.best]) for _, own in sorted(cases.items())]
 
 
 def size_class(sweep: Sweep) -> str:
-    """``small``, ``medium`` or ``large``."""
+    """Write ``small``, ``medium`` or ``large``."""
     if isinstance(sweep, StageSweep):
         work = math.prod(sweep.shape)
         return "small" if work <= SMALL_PRODUCT else "medium" if work <= MEDIUM_PRODUCT else "large"
@@ -87,13 +55,11 @@ def size_class(sweep: Sweep) -> str:
 
 def reasons(group: Sequence[Sweep]) -> str:
     """Say what pays for the sweeps of one row; sizes are named where they differ in their reason."""
-    told: dict[int, list[Sweep]] = {}
-    for sweep in group:
-        told.setdefault(next(place for place, rule in enumerate(RULES) if rule.holds(sweep)), []).append(sweep)
+    told = grouped(group, lambda sweep: next(says for holds, says in RULES if holds(sweep)))
     sentences = []
-    for place, sweeps in told.items():
+    for says, sweeps in told.items():
         named = f"{', '.join(_size(sweep) for sweep in sweeps)}: " if len(told) > 1 else ""
-        sentences.append(named + RULES[place].says(sweeps))
+        sentences.append(named + says(sweeps))
     return "<br>".join(sentences)
 
 
@@ -113,39 +79,37 @@ def _direct_says(sweeps: Sequence[StreamSweep]) -> str:
     return f"{text}; its occupancy: {_occupancy([s.direct.resources for s in sweeps])}"
 
 
-def _one_is_enough(sweep: Sweep) -> bool:
-    return sweep.preferred == 1
-
-
 def _one_says(sweeps: Sequence[Sweep]) -> str:
     best = span((speed_lost_pct(sweep.times_ms[1], sweep.times_ms[sweep.best]) for sweep in sweeps), "%", digits=1)
-    return f"no pipeline: 1 stage is within {best} of the fastest{_residency(sweeps, 1)}"
+    used, room = [sweep.resources(1) for sweep in sweeps], ""
+    if None not in used:
+        blocks = span((item.blocks_per_sm for item in used), "blocks")
+        room = f", with room for {blocks} per multiprocessor, occupancy {_occupancy(used)}"
+    return f"no pipeline: 1 stage is within {best} of the fastest{room}"
 
 
-def _one_is_unknown(sweep: Sweep) -> bool:
-    return sweep.gain_over_one_pct is None
+def _bound_by(bound: str) -> Callable[[Sweep], bool]:
+    return lambda sweep: sweep.bound(sweep.preferred) == bound
 
 
-def _stages_pay(bound: str, left: str) -> Rule:
-    def says(sweeps: Sequence[Sweep]) -> str:
-        return f"stages pay, {_range([sweep.gain_over_one_pct for sweep in sweeps])}; {left}"
-
-    return Rule(lambda sweep: sweep.bound(sweep.preferred) == bound, says)
+def _stages_pay(why: str = "") -> Says:
+    return lambda sweeps: f"stages pay, {_range([sweep.gain_over_one_pct for sweep in sweeps])}{why}"
 
 
-RULES = (
-    Rule(_direct_is_as_fast, _direct_says),
-    Rule(_one_is_enough, _one_says),
-    Rule(_one_is_unknown, lambda _: "not known: 1 stage was not measured"),
-    _stages_pay("memory", "then traffic explains at least half of the time"),
-    _stages_pay("compute", "then arithmetic at its peak explains at least half of the time"),
-    _stages_pay("latency", "even so neither traffic nor arithmetic explains half of the time"),
-    Rule(lambda _: True, lambda sweeps: f"stages pay, {_range([sweep.gain_over_one_pct for sweep in sweeps])}"),
+# Reasons, the first that holds: when it holds for a sweep, and what it says of all sweeps that it holds for.
+RULES: tuple[tuple[Callable[[Sweep], bool], Says], ...] = (
+    (_direct_is_as_fast, _direct_says),
+    (lambda sweep: sweep.preferred == 1, _one_says),
+    (lambda sweep: sweep.gain_over_one_pct is None, lambda _: "not known: 1 stage was not measured"),
+    (_bound_by("memory"), _stages_pay("; then traffic explains at least half of the time")),
+    (_bound_by("compute"), _stages_pay("; then arithmetic at its peak explains at least half of the time")),
+    (_bound_by("latency"), _stages_pay("; even so neither traffic nor arithmetic explains half of the time")),
+    (lambda _: True, _stages_pay()),
 )
 
 
 def _figures(group: Sequence[Sweep]) -> tuple[str, ...]:
-    """Sizes, stages, gains and bounds of a row, a line per size."""
+    """Write sizes, stages, gains and bounds of a row, a line per size."""
     lines = [
         (
             f"{sweep.size}, {sweep.variant}, {sweep.tile}" if isinstance(sweep, StageSweep) else sweep.size,
@@ -157,15 +121,6 @@ def _figures(group: Sequence[Sweep]) -> tuple[str, ...]:
         for sweep in group
     ]
     return tuple("<br>".join(column) for column in zip(*lines))
-
-
-def _residency(sweeps: Sequence[Sweep], stages: int) -> str:
-    """Blocks per multiprocessor and occupancy of sweeps, where all of them are known."""
-    used = [sweep.resources(stages) for sweep in sweeps]
-    if None in used:
-        return ""
-    blocks = span((item.blocks_per_sm for item in used), "blocks")
-    return f", with room for {blocks} per multiprocessor, occupancy {_occupancy(used)}"
 
 
 def _occupancy(used: Sequence[Resources]) -> str:
@@ -181,6 +136,6 @@ def _size(sweep: Sweep) -> str:
 
 
 def _range(gains: Sequence[float]) -> str:
-    """``+3.0 % to +9.1 %``, or one gain where all read alike."""
+    """Write ``+3.0 % to +9.1 %``, or one gain where all read alike."""
     low, high = percent(min(gains)), percent(max(gains))
     return low if low == high else f"{low} to {high}"

@@ -17,10 +17,11 @@ from tensorir_ladder.harness.records import (
     read_places,
     torn_lines,
 )
+from tensorir_ladder.reports.cases import Shape, grouped, is_size, shape_label
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import peaks
-from tensorir_ladder.reports.readme import ReadmeError, pictures, read_readme, render_readme
-from tensorir_ladder.reports.selection import Results, Section, Shape, is_size, load, section_key, shape_label
+from tensorir_ladder.reports.readme import pictures, read_readme, render_readme
+from tensorir_ladder.reports.selection import Results, Section, UsageError, load, section_key
 from tensorir_ladder.reports.timelines import BOX, EMPTY_WAIT, EPILOGUE, FULL_WAIT, ROUNDING, spans
 
 FEWEST_ROUNDS = 7
@@ -35,7 +36,7 @@ def findings(paths: Paths) -> list[str]:
     """
     records = newest(read_places(paths.results, Record))
     first = first_steps(records.values())
-    checks = {place: record_problems(record, first[section_key(record)]) for place, record in records.items()}
+    checks = {place: record_problems(record, first.get(section_key(record), 1)) for place, record in records.items()}
     others = {TunedConfig: tuned_problems, StreamRecord: stream_problems, Timeline: timeline_problems}
     for kind, problems in others.items():
         checks |= {place: problems(record) for place, record in newest(read_places(paths.results, kind)).items()}
@@ -48,11 +49,9 @@ def findings(paths: Paths) -> list[str]:
 
 
 def first_steps(records: Iterable[Record]) -> dict[tuple[str, ...], int]:
-    """The lowest step of each section: on a ladder that begins with it, nothing comes before."""
-    steps: dict[tuple[str, ...], set[int]] = {}
-    for record in records:
-        steps.setdefault(section_key(record), set()).update({record.step} if record.kind == "step" else ())
-    return {section: min(own, default=1) for section, own in steps.items()}
+    """Return the lowest step of each section: on a ladder that begins with it, nothing comes before."""
+    groups = grouped((record for record in records if record.kind == "step"), section_key)
+    return {section: min(record.step for record in own) for section, own in groups.items()}
 
 
 def record_problems(record: Record, first_step: int = 1) -> Iterator[str]:
@@ -99,7 +98,7 @@ def timeline_problems(timeline: Timeline) -> Iterator[str]:
 
 
 def ladder_gaps(section: Section) -> Iterator[str]:
-    """Sizes at which a step was measured and a later one was not, of steps measured with the same tile choice."""
+    """Yield sizes at which a step was measured and a later one was not, of steps measured with the same tile choice."""
     for choice in section.choices:
         wanted: dict[Shape, None] = {}
         for step in section.steps:
@@ -111,14 +110,14 @@ def ladder_gaps(section: Section) -> Iterator[str]:
 
 
 def stale(results: Results, paths: Paths) -> Iterator[str]:
-    """README and pictures that do not follow from the records, or are missing, or left over."""
+    """Name README and pictures that do not follow from the records, or are missing, or left over."""
     if paths.readme is None:
         return
     try:
         text = read_readme(paths.readme)
         if render_readme(text, results, paths) != text:
             yield f"{paths.readme.name}: results are stale; run ladder readme"
-    except ReadmeError as error:
+    except UsageError as error:
         yield str(error)
     shown = pictures(results)
     for plot in shown:
@@ -155,14 +154,14 @@ def _method_problems(record: Record | StreamRecord | TunedConfig | Timeline) -> 
 
 
 def _check_problems(check: Verification, whole_numbers: bool = True) -> Iterator[str]:
-    """Not passed; or not exact on whole numbers, of which only products and sums make whole numbers again."""
+    """Refuse what failed, or is not exact on whole numbers, which only products and sums keep whole."""
     inexact = whole_numbers and not check.integers_exact
     if not check.passed or inexact or not check.max_error <= check.tolerance:
         yield f"not verified (passed {check.passed}, error {check.max_error:g} of {check.tolerance:g} tolerated)"
 
 
 def _timings(record: Record | StreamRecord | TunedConfig | Timeline) -> list[Timing]:
-    """Every contender's times in a record: its own, and those it was measured beside."""
+    """Return every contender's times in a record: its own, and those it was measured beside."""
     if isinstance(record, TunedConfig):
         found = list(record.confirmation)
     elif isinstance(record, Timeline):

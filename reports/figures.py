@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import re
 from collections.abc import Callable
 
+import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from tensorir_ladder.harness.records import Record
+from tensorir_ladder.reports.cases import Shape, shape_of
 from tensorir_ladder.reports.counters import counted_groups, counted_name, stalls
-from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, PAST_CUBLAS, STYLE, canvas, finish
-from tensorir_ladder.reports.selection import Results, Section, Shape, is_size, shape_of, shown_gain
+from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish, mark, note, rounds_and_days
+from tensorir_ladder.reports.selection import Results, Section, shown_gain
 from tensorir_ladder.reports.table import CHOICE_TITLES, cublas_gflops, default_tiles, short_name, step_label
 
-ROOF = "#555555"
+ROOF, PAST_CUBLAS = "#555555", "#E6EEF5"
 # The reasons that these kernels' warps wait for most, in the same colours in every figure.
 STALLS = ("long scoreboard", "short scoreboard", "barrier", "dispatch stall", "wait", "mio throttle")
 
 
 def gflops_figure(results: Results, section: Section) -> Figure:
-    """GFLOPS per step over the matrix size, default configuration beside the fastest, cuBLAS dashed."""
+    """Draw GFLOPS per step over the matrix size, default configuration beside the fastest, cuBLAS dashed."""
 
     def draw(axes: Axes, choice: str) -> None:
         lines = [section.line(step, choice) for step in section.steps]
         _draw_steps(axes, results, section, choice, lambda record: record.gflops)
-        points = [(shape[0], cublas_gflops(lines, shape)) for shape in section.sizes()]
-        points = [(size, speed) for size, speed in points if speed is not None]
-        axes.plot(*_columns(points), color=CUBLAS, linestyle="--", marker="x", label="cuBLAS", **STYLE)
+        speeds = {shape[0]: cublas_gflops(lines, shape) for shape in section.sizes()}
+        speeds = {size: speed for size, speed in speeds.items() if speed is not None}
+        axes.plot([*speeds], [*speeds.values()], color=CUBLAS, linestyle="--", marker="x", label="cuBLAS", **STYLE)
         _mark_speeds(axes)
 
     return _size_panels(section, "Speed of each step", "GFLOPS (logarithmic)", draw)
 
 
 def ratio_figure(results: Results, section: Section) -> Figure:
-    """Speed relative to cuBLAS over the matrix size; the line at 1 is cuBLAS, and what is past it is shaded."""
+    """Draw speed relative to cuBLAS over the matrix size; the line at 1 is cuBLAS, what is past it is shaded."""
 
     def draw(axes: Axes, choice: str) -> None:
         axes.axhline(1.0, color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
@@ -52,7 +54,7 @@ def ratio_figure(results: Results, section: Section) -> Figure:
 
 
 def gain_figure(results: Results, section: Section) -> Figure:
-    """Speed gained by each step over the one before, a bar per size, one panel per tile choice."""
+    """Draw the speed gained by each step over the one before, a bar per size, one panel per tile choice."""
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
         found = {step_label(results, step): section.line(step, choice) for step in section.steps}
@@ -62,7 +64,7 @@ def gain_figure(results: Results, section: Section) -> Figure:
 
 
 def variants_figure(results: Results, section: Section, step: int) -> Figure:
-    """Speed each variant of a step gains over the step before, a bar per size."""
+    """Draw the speed each variant of a step gains over the step before, a bar per size."""
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
         return {name.replace("_", "\n"): line for name, line in section.variant_lines(step, choice).items()}
@@ -72,27 +74,31 @@ def variants_figure(results: Results, section: Section, step: int) -> Figure:
 
 
 def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
-    """GFLOPS over arithmetic intensity from compulsory bytes: filled for the default tile, hollow for the fastest."""
+    """Draw GFLOPS over arithmetic intensity: filled for the default tile, hollow for the fastest."""
     figure, (axes,) = canvas("Roofline", section.title, height=5.2)
     for step in section.steps:
         for choice in section.shown_choices:
-            records = _of_sizes(section.line(step, choice))
+            records = _verified(section, step, choice)
             style = {} if choice == "default" else {"markerfacecolor": "none"}
-            axes.plot(
-                [intensity(record) for record in records],
-                [record.gflops for record in records],
-                linestyle="none",
-                label=step_label(results, step) if choice == section.shown_choices[0] else "_",
-                markersize=6.5,
-                **step_look(step),
-                **style,
-            )
+            label = step_label(results, step) if choice == section.shown_choices[0] else "_"
+            places = [intensity(record) for record in records], [record.gflops for record in records]
+            axes.plot(*places, linestyle="none", label=label, markersize=6.5, **step_look(step), **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    _draw_roof(axes, section, peak)
-    _label_sizes(axes, section)
+    compute, bandwidth = peak["peak_gflops"][section.arithmetic], peak["bandwidth_gb_s"]
+    ridge, right = compute / bandwidth, 1.2 * axes.get_xlim()[1]
+    left = ridge / 4
+    axes.plot([left, ridge, right], [left * bandwidth, compute, compute], color=ROOF, linewidth=1.6)
+    axes.set_xlim(left, right)
+    note(axes, f"peak {compute:,.0f} GFLOPS", (right, compute), (-4, 4), "right")
+    note(axes, f"{bandwidth:,.0f} GB/s", (left * 1.5, left * 1.5 * bandwidth), (8, -10))
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.6, high * 1.3)
+    for shape in section.sizes():  # named at the foot of its column of points
+        sample = next(record for record in section.records if shape_of(record) == shape)
+        note(axes, f"{shape[0]}³", (intensity(sample), low / 1.6), (0, 4), "center")
     _mark_speeds(axes)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("arithmetic intensity, FLOP per compulsory byte (A and B read once, C written once)")
     axes.set_ylabel("GFLOPS")
     marks = "Filled: default tile; hollow: fastest. " if len(section.shown_choices) > 1 else ""
@@ -100,7 +106,7 @@ def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
 
 
 def stalls_figure(results: Results, section: Section, step: int) -> Figure:
-    """Reasons why warps wait, before and after a step: stacked reasons, a bar per variant, a group of bars per case."""
+    """Draw why warps wait, before and after a step: stacked reasons, a bar per variant, a group per case."""
     groups = counted_groups(results, step, section)
     title = f"Why warps wait: {step_label(results, step)}"
     bars = [counters for group in groups for counters in group]
@@ -126,12 +132,10 @@ def stalls_figure(results: Results, section: Section, step: int) -> Figure:
 
 
 def _mark_speeds(axes: Axes) -> None:
-    """A logarithmic axis of GFLOPS, marked at 1, 2 and 5 of each power of ten; two marks at least are in sight."""
+    """Mark a logarithmic axis of GFLOPS at 1, 2 and 5 of each power of ten; two marks at least are in sight."""
     marks = [step * 10**power for power in range(1, 7) for step in (1, 2, 5)]
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(FixedLocator(marks))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    mark(axes.yaxis, marks, ",.0f")
     low, high = axes.get_ylim()
     if sum(low <= mark <= high for mark in marks) < 2:
         below, above = [mark for mark in marks if mark < low], [mark for mark in marks if mark > high]
@@ -139,7 +143,7 @@ def _mark_speeds(axes: Axes) -> None:
 
 
 def intensity(record: Record) -> float:
-    """Operations per byte that must move at least: A and B read once, C written once."""
+    """Count operations per byte that must move at least: A and B read once, C written once."""
     m, n, k = record.m, record.n, record.k
     moved = (m * k + k * n) * _itemsize(record.dtype) + m * n * _itemsize(record.out_dtype)
     return 2 * m * n * k / moved
@@ -149,25 +153,19 @@ def caption_of(section: Section) -> str:
     """Say what was measured, with what, when: one sentence each."""
     records = section.drawn()
     tiles = default_tiles(records)
-    days = sorted({record.environment.recorded_at[:10] for record in records})
-    rounds = sorted({record.method.rounds for record in records})
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    tile = f"Default tile {tiles}. " if tiles else ""
-    return f"{tile}Median of {'–'.join(map(str, rounds[:: max(1, len(rounds) - 1)]))} rounds. Measured {when}."
+    return (f"Default tile {tiles}. " if tiles else "") + rounds_and_days(records)
 
 
 def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes, str], None]) -> Figure:
-    """Panels side by side, the default configuration and the fastest, the matrix size on a logarithmic axis."""
+    """Draw panels side by side, the default configuration and the fastest, the matrix size on a logarithmic axis."""
     figure, panels = canvas(title, section.title, height=4.9, columns=len(section.shown_choices), sharey=True)
     sizes = [shape[0] for shape in section.sizes()]
     for axes, choice in zip(panels, section.shown_choices):
         draw(axes, choice)
         axes.set_title(CHOICE_TITLES[choice], fontsize=10)
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(sizes))
-        axes.xaxis.set_minor_locator(NullLocator())
+        mark(axes.xaxis, sizes, ".0f")
         axes.set_xlim(sizes[0] / 2**0.25, sizes[-1] * 2**0.25)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
         axes.set_xlabel("m = n = k (logarithmic)")
     panels[0].set_ylabel(ylabel)
     return finish(figure, panels, caption_of(section))
@@ -176,21 +174,24 @@ def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes
 def _bar_panels(
     section: Section, title: str, choices: list[str], lines: Callable[[str], dict[str, dict[Shape, Record]]]
 ) -> Figure:
-    """Panels one above the other, a group of bars per line, a bar per size, each with its number."""
+    """Draw panels one above the other, a group of bars per line, a bar per size, each with its number."""
     height = 1.4 + 2.6 * len(choices)
     figure, panels = canvas(title, section.title, height, rows=len(choices), sharey=True)
     found = {choice: lines(choice) for choice in choices}
     measured = {shape for groups in found.values() for line in groups.values() for shape in line}
     shapes = [shape for shape in section.sizes() if shape in measured]
-    width = 0.84 / max(1, len(shapes))
+    width, shades = 0.84 / max(1, len(shapes)), matplotlib.colormaps["Blues"](np.linspace(0.15, 1, len(shapes)))
     for axes, choice in zip(panels, choices):
         groups = found[choice]
         for index, shape in enumerate(shapes):
-            gains = [(place, _gains(line).get(shape)) for place, line in enumerate(groups.values())]
             offset = (index - (len(shapes) - 1) / 2) * width
-            points = [(place + offset, gain) for place, gain in gains if gain is not None]
-            if points:
-                _draw_bars(axes, points, width, _shade(index, len(shapes)), str(shape[0]))
+            gains = {place + offset: _gains(line).get(shape) for place, line in enumerate(groups.values())}
+            gains = {place: gain for place, gain in gains.items() if gain is not None}
+            if gains:
+                look = {"color": shades[index], "edgecolor": "#333333", "linewidth": 0.4, "label": str(shape[0])}
+                bars = axes.bar([*gains], [*gains.values()], width * 0.92, **look)
+                labels = [f"{gain:+.0f}" if round(gain) else "0" for gain in gains.values()]
+                axes.bar_label(bars, labels, rotation=90, fontsize=7, padding=2)
         axes.axhline(0, color=CUBLAS, linewidth=0.8)
         axes.set_xticks(range(len(groups)), groups, fontsize=9)
         axes.set_xlim(-0.5, len(groups) - 0.5)
@@ -201,15 +202,8 @@ def _bar_panels(
     return finish(figure, panels, f"{scale} {caption_of(section)}")
 
 
-def _draw_bars(axes: Axes, points: list[tuple[float, float]], width: float, color: str, label: str) -> None:
-    places, gains = _columns(points)
-    bars = axes.bar(places, gains, width * 0.92, color=color, edgecolor="#333333", linewidth=0.4, label=label)
-    labels = [f"{gain:+.0f}" if round(gain) else "0" for gain in gains]
-    axes.bar_label(bars, labels, rotation=90, fontsize=7, padding=2)
-
-
 def _scale_gains(axes: Axes) -> None:
-    """Linear to ±50 %, logarithmic beyond: a step that triples the speed must not flatten the others."""
+    """Make the axis linear to ±50 %, logarithmic beyond: a step that triples the speed must not flatten the others."""
     axes.set_yscale("symlog", linthresh=50, linscale=1.0)
     scale = axes.yaxis.get_transform()
     low, high = scale.transform([min(axes.dataLim.y0, 0), max(axes.dataLim.y1, 10)])
@@ -217,86 +211,31 @@ def _scale_gains(axes: Axes) -> None:
     axes.set_ylim(*scale.inverted().transform([low - room if low < 0 else 0, high + room]))
     largest = max(abs(axes.dataLim.y0), abs(axes.dataLim.y1))
     marks = [2, 5, 10, 20] if largest < 25 else [25, 50, 100, 200, 400, 800, 1600]
-    axes.yaxis.set_major_locator(FixedLocator([*(-mark for mark in marks if mark < 100), -90, 0, *marks]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.0f}" if value else "0"))
+    marks = [*(-place for place in marks if place < 100), -90, 0, *marks]
+    mark(axes.yaxis, marks, "+.0f")
+    axes.yaxis.set_ticklabels([f"{place:+}" if place else "0" for place in marks])
 
 
 def _draw_steps(axes: Axes, results: Results, section: Section, choice: str, value: Callable[[Record], float]) -> None:
     for step in section.steps:
-        records = _of_sizes(section.line(step, choice))
+        records = _verified(section, step, choice)
         speeds = [value(record) for record in records]
         axes.plot([record.m for record in records], speeds, label=step_label(results, step), **step_look(step), **STYLE)
 
 
 def step_look(step: int) -> dict[str, str]:
-    """A step's colour and marker, the same in every figure."""
+    """Return a step's colour and marker, the same in every figure."""
     return {"color": PALETTE[(step - 1) % len(PALETTE)], "marker": MARKERS[(step - 1) % len(MARKERS)]}
 
 
-def _draw_roof(axes: Axes, section: Section, peak: dict) -> None:
-    """The two roof lines, named along them."""
-    compute = peak["peak_gflops"][section.arithmetic]
-    bandwidth = peak["bandwidth_gb_s"]
-    ridge = compute / bandwidth
-    right = 1.2 * axes.get_xlim()[1]
-    left = ridge / 4
-    axes.plot([left, ridge, right], [left * bandwidth, compute, compute], color=ROOF, linewidth=1.6)
-    axes.set_xlim(left, right)
-    axes.annotate(
-        f"peak {compute:,.0f} GFLOPS",
-        (right, compute),
-        xytext=(-4, 4),
-        textcoords="offset points",
-        ha="right",
-        fontsize=9,
-    )
-    axes.annotate(
-        f"{bandwidth:,.0f} GB/s",
-        (left * 1.5, left * 1.5 * bandwidth),
-        xytext=(8, -10),
-        textcoords="offset points",
-        fontsize=9,
-    )
-
-
-def _label_sizes(axes: Axes, section: Section) -> None:
-    """Name each size at the foot of its column of points."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(low / 1.6, high * 1.3)
-    for shape in section.sizes():
-        sample = next(r for r in section.records if (r.m, r.n, r.k) == shape)
-        axes.annotate(
-            f"{shape[0]}³",
-            (intensity(sample), low / 1.6),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-        )
-
-
-def _of_sizes(line: dict[Shape, Record]) -> list[Record]:
-    """The records that have a place on an axis of sizes and passed their check."""
-    return [record for shape, record in line.items() if is_size(shape) and record.verification.passed]
+def _verified(section: Section, step: int, choice: str) -> list[Record]:
+    """Return the records of a line that have a place on an axis of sizes and passed their check."""
+    return [record for record in section.line(step, choice, at=section.sizes()).values() if record.verification.passed]
 
 
 def _gains(line: dict[Shape, Record]) -> dict[Shape, float]:
     return {shape: gain for shape, record in line.items() if (gain := shown_gain(record)) is not None}
 
 
-def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
-def _shade(index: int, count: int) -> str:
-    """Light to dark blue as sizes grow: an order, readable in grey too."""
-    position = index / max(1, count - 1)
-    light, dark = (222, 235, 247), (8, 48, 107)
-    return "#" + "".join(f"{round(a + (b - a) * position):02x}" for a, b in zip(light, dark))
-
-
 def _itemsize(dtype: str) -> int:
-    """Bytes of one element, from the bits in the numpy name."""
-    digits = "".join(itertools.takewhile(str.isdigit, dtype.lstrip("abcdefghijklmnopqrstuvwxyz_")))
-    return math.ceil(int(digits) / 8)
+    return math.ceil(int(re.search(r"\d+", dtype)[0]) / 8)

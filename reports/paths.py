@@ -23,12 +23,12 @@ class Paths:
 
     @property
     def figures(self) -> Path:
-        """The folder of the pages' pictures."""
+        """Name the folder of the pages' pictures."""
         return self.pages / "plots"
 
     @classmethod
     def of(cls, results: Path = RESULTS, readme: Path | None = None) -> Paths:
-        """The committed layout for the committed results; for any other folder, everything inside it.
+        """Take the committed layout for the committed results; for any other folder, everything inside it.
 
         So a report on somebody's own measurements never overwrites the committed ones.
         """

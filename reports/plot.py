@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -14,18 +15,11 @@ from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
 from tensorir_ladder.reports import drawing, figures, stage_figures, timeline_figure, timelines
+from tensorir_ladder.reports.cases import grouped
 from tensorir_ladder.reports.counters import counted_groups
 from tensorir_ladder.reports.judgement import points
 from tensorir_ladder.reports.selection import Results, Section
-from tensorir_ladder.reports.sweeps import (
-    StageSweep,
-    StreamSection,
-    StreamSweep,
-    by_case,
-    several_variants,
-    stage_sweeps,
-    stream_sweeps,
-)
+from tensorir_ladder.reports.sweeps import StageSweep, StreamSection, StreamSweep, stage_sweeps, stream_sweeps
 
 PEAKS = Path(__file__).parent / "peaks.json"
 
@@ -45,7 +39,7 @@ class Plot:
 
     @property
     def file_name(self) -> str:
-        """The PNG's name."""
+        """Name the PNG."""
         return f"{self.section.slug}-{self.kind}.png"
 
     def write(self, folder: Path) -> Path:
@@ -69,14 +63,14 @@ class Plot:
 
 
 def plots(results: Results) -> Iterator[Plot]:
-    """Every figure the results give: the ladder's section by section, then those of stage sweeps, then timelines."""
+    """Yield every figure: the ladder's, section by section, then those of stage sweeps, then timelines."""
     yield from ladder_plots(results)
     yield from stage_plots(results)
     yield from timeline_plots(results)
 
 
 def ladder_plots(results: Results) -> Iterator[Plot]:
-    """The figures of the ladder, section by section."""
+    """Yield the figures of the ladder, section by section."""
     for section in results.sections():
         if len(section.sizes()) < 2:
             continue  # a line needs two points; the tables say the rest
@@ -85,62 +79,56 @@ def ladder_plots(results: Results) -> Iterator[Plot]:
         drawn = [replace(record, peers=()) for record in section.drawn()]  # no figure of the ladder draws peers
         digest = _digest([drawn, names, peak, results.counters], figures)
         kinds: dict[str, Callable[[], Figure]] = {
-            "gflops": lambda s=section: figures.gflops_figure(results, s),
-            "ratio": lambda s=section: figures.ratio_figure(results, s),
+            "gflops": partial(figures.gflops_figure, results, section),
+            "ratio": partial(figures.ratio_figure, results, section),
         }
         if peak and section.arithmetic in peak["peak_gflops"]:
-            kinds["roofline"] = lambda s=section, p=peak: figures.roofline_figure(results, s, p)
+            kinds["roofline"] = partial(figures.roofline_figure, results, section, peak)
         if any(section.gains_at_sizes(step) for step in section.steps):
-            kinds["gain"] = lambda s=section: figures.gain_figure(results, s)
+            kinds["gain"] = partial(figures.gain_figure, results, section)
         for step in section.steps:
             if counted_groups(results, step, section):
-                kinds[f"step{step}-stalls"] = lambda s=section, n=step: figures.stalls_figure(results, s, n)
+                kinds[f"step{step}-stalls"] = partial(figures.stalls_figure, results, section, step)
             if section.variant_choices(step) and section.gains_at_sizes(step):
-                kinds[f"step{step}-variants"] = lambda s=section, n=step: figures.variants_figure(results, s, n)
+                kinds[f"step{step}-variants"] = partial(figures.variants_figure, results, section, step)
         yield from (Plot(section, kind, digest, draw) for kind, draw in kinds.items())
 
 
 def stage_plots(results: Results) -> Iterator[Plot]:
-    """The figures of stage sweeps: products section by section, then memory-bound workloads."""
+    """Yield the figures of stage sweeps: products section by section, then memory-bound workloads."""
     for section in results.sections():
         sweeps = stage_sweeps(section)
-        for own in by_case(sweeps).values():
+        for own in grouped(sweeps, lambda sweep: sweep.case).values():
             yield _stage_plot(speed_kind(own[0]), own, stage_figures.speed_figure)
-        if any(points([sweep]) for sweep in sweeps):
+        if points(sweeps):
             yield _stage_plot("stages-predicted", sweeps, stage_figures.prediction_figure)
-        for own in several_variants(sweeps):
-            kind = f"step{own[0].step}-stages-variants-{_slug(own[0].tile)}"
-            yield _stage_plot(kind, own, stage_figures.stage_variants_figure)
-    streams = stream_sweeps(results)
-    for section in dict.fromkeys(sweep.section for sweep in streams):
-        own = [sweep for sweep in streams if sweep.section == section]
+        for (step, tile), own in grouped(sweeps, lambda sweep: (sweep.step, sweep.tile)).items():
+            if len({sweep.variant for sweep in own}) > 1:
+                kind = f"step{step}-stages-variants-{_slug(tile)}"
+                yield _stage_plot(kind, own, stage_figures.stage_variants_figure)
+    for own in grouped(stream_sweeps(results), lambda sweep: sweep.section).values():
         yield _stage_plot("stages-streams", own, stage_figures.streams_figure)
 
 
 def timeline_plots(results: Results, step: int | None = None) -> Iterator[Plot]:
-    """The figures of timelines, a case each; those of one step if it is given."""
+    """Yield the figures of timelines, a case each; those of one step if it is given."""
     for group in timelines.lives(results, step):
         digest = _digest(group.timelines, timelines, timeline_figure)
-        yield Plot(group, group.kind, digest, lambda group=group: timeline_figure.timeline_figure(group))
+        yield Plot(group, group.kind, digest, partial(timeline_figure.timeline_figure, group))
 
 
 def speed_kind(sweep: StageSweep) -> str:
-    """The kind of the figure that shows a case's speed over stages."""
+    """Name the kind of the figure that shows a case's speed over stages."""
     return f"step{sweep.step}-stages-{sweep.variant}-{_slug(sweep.tile)}"
 
 
 def stage_curve(results: Results) -> Plot | None:
-    """The figure of speed over stages that stands for all: a default variant's, over the most shapes."""
-    cases = [own for section in results.sections() for own in by_case(stage_sweeps(section)).values()]
+    """Return the figure of speed over stages that stands for all: a default variant's, over the most shapes."""
+    cases = [own for section in results.sections() for own in grouped(stage_sweeps(section), lambda s: s.case).values()]
     if not cases:
         return None
     own = max(cases, key=lambda own: (own[0].default_variant, len(own)))
     return _stage_plot(speed_kind(own[0]), own, stage_figures.speed_figure)
-
-
-def write_plots(results: Results, folder: Path) -> list[Path]:
-    """Draw every figure that is not there; returns the files."""
-    return [plot.path(folder) for plot in plots(results)]
 
 
 def peaks() -> dict[str, dict]:
@@ -149,17 +137,16 @@ def peaks() -> dict[str, dict]:
 
 
 def _stage_plot(kind: str, sweeps: Sequence[StageSweep] | Sequence[StreamSweep], draw: Callable[..., Figure]) -> Plot:
-    """A figure of sweeps, with the digest of all that their records say."""
+    """Make a figure of sweeps, with the digest of all that their records say."""
     records = [record for sweep in sweeps for record in sweep.everything]
-    return Plot(sweeps[0].section, kind, _digest(records, stage_figures), lambda: draw(sweeps))
+    return Plot(sweeps[0].section, kind, _digest(records, stage_figures), partial(draw, sweeps))
 
 
 def _slug(tile: str) -> str:
-    """A tile as part of a file name."""
     return tile.replace("/", "_")
 
 
 def _digest(inputs: object, *drawers: ModuleType) -> str:
-    """sha256 of what a figure is drawn from, and of the code that draws it."""
+    """Compute the sha256 of what a figure is drawn from, and of the code that draws it."""
     code = b"".join(Path(module.__file__).read_bytes() for module in (drawing, *drawers))
     return hashlib.sha256(msgspec.json.encode(inputs) + code).hexdigest()

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from tensorir_ladder.harness.records import Peer, Record, write_atomically
+from tensorir_ladder.reports.cases import Shape, by_product, is_size, shape_label, steps_text
+from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, number
 from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.paths import Paths, link
 from tensorir_ladder.reports.plot import Plot, ladder_plots, stage_curve, timeline_plots
-from tensorir_ladder.reports.selection import Results, Section, Shape, by_product, is_size, shape_label, steps_text
-from tensorir_ladder.reports.sweeps import has_sweeps
+from tensorir_ladder.reports.selection import Results, Section, UsageError, section_key
+from tensorir_ladder.reports.sweeps import has_sweeps, product_sweeps
 from tensorir_ladder.reports.table import (
     CHOICE_TITLES,
-    NOT_MEASURED,
-    NOT_VERIFIED,
-    Table,
     average_gain,
-    cublas_cell,
+    cublas_gflops,
     is_stage_count,
     measured_on,
     peers_table,
@@ -32,24 +31,20 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 MAIN_LADDERS = ("float32 ieee", "float16 ieee")
 
 
-class ReadmeError(ValueError):
-    """A README that cannot take results: it is missing, or its markers are."""
-
-
 def read_readme(path: Path) -> str:
-    """Read the README, byte for byte; ReadmeError if there is none."""
+    """Read the README, byte for byte; UsageError if there is none."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError as error:
-        raise ReadmeError(f"no {path}; write one with {BEGIN} and {END} in it") from error
+        raise UsageError(f"no {path}; write one with {BEGIN} and {END} in it") from error
 
 
 def render_readme(text: str, results: Results, paths: Paths) -> str:
-    """Put new results between the README's markers; ReadmeError if it lacks them."""
+    """Put new results between the README's markers; UsageError if it lacks them."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end or BEGIN in rest or END in tail:
-        raise ReadmeError(f"{paths.readme} must have {BEGIN} and after it {END}, each once")
+        raise UsageError(f"{paths.readme} must have {BEGIN} and after it {END}, each once")
     return f"{head}{begin}\n{results_block(results, paths)}\n{end}{tail}"
 
 
@@ -60,7 +55,7 @@ def write_readme(results: Results, paths: Paths) -> list[Path]:
 
 
 def pictures(results: Results) -> list[Plot]:
-    """The pictures that the README shows: its main ladders beside cuBLAS, a curve over stages, one block's life."""
+    """List the README's pictures: its main ladders beside cuBLAS, a curve over stages, one block's life."""
     ratios = [plot for plot in ladder_plots(results) if plot.kind == "ratio" and _is_main(plot.section)]
     return [*ratios, *filter(None, [stage_curve(results)]), *list(timeline_plots(results))[:1]]
 
@@ -69,20 +64,23 @@ def results_block(results: Results, paths: Paths) -> str:
     """Render what stands between the markers: the leaders, each ladder, stages, one block's life."""
     sections = [section for section in results.sections() if section.all_choices]
     shown = [section for section in sections if section.sizes()]
-    files = {plot.file_name: plot for plot in pictures(results)}
+    ratios = {plot.section.slug: plot for plot in pictures(results) if plot.kind == "ratio"}
+    lives = list(timeline_plots(results))
     text = render(
         "readme.md.j2",
         leaders=overview(shown) if shown else None,
-        ladders=[_ladder(results, paths, section, files.get(f"{section.slug}-ratio.png")) for section in sections],
-        stages=summary(results.sections()) or ("Stages were swept." if has_sweeps(results) else ""),
-        curve=_picture(paths, stage_curve(results), "Speed over stages"),
-        life=_life(results, paths),
+        ladders=[_ladder(results, paths, section, ratios.get(section.slug)) for section in sections],
+        stages=summary(product_sweeps(results)) or ("Stages were swept." if has_sweeps(results) else ""),
+        curve=stage_curve(results),
+        life=lives[0] if lives else None,
+        timed=steps_text({plot.section.first.step for plot in lives}) if lives else "",
+        file=lambda plot: link(paths.readme, paths.plots / plot.file_name),
     )
     return text or "Nothing measured yet."
 
 
 def overview(sections: Sequence[Section]) -> Table:
-    """A row per ladder, a column per size: the step that is fastest there, and its ratio to cuBLAS."""
+    """Make a row per ladder, a column per size: the step that is fastest there, and its ratio to cuBLAS."""
     sizes = by_product({shape for section in sections for shape in section.sizes()})
     rows = [(section.title, *(_leader_cell(section, size) for size in sizes)) for section in sections]
     note = "The fastest step of each ladder and size, and its speed over that of the faster cuBLAS form (B as stored, "
@@ -91,21 +89,21 @@ def overview(sections: Sequence[Section]) -> Table:
 
 
 def ladder(results: Results, paths: Paths, section: Section) -> Table:
-    """A row per step with its idea; a column per size: GFLOPS, then ratios of the default and the fastest."""
+    """Make a row per step with its idea; a column per size: GFLOPS, then ratios of the default and the fastest."""
     sizes, choices = section.sizes(), section.shown_choices
-    lines = {choice: {step: _at(section.line(step, choice), sizes) for step in section.steps} for choice in choices}
+    lines = {choice: {step: section.line(step, choice, at=sizes) for step in section.steps} for choice in choices}
     rows = []
     for step in section.steps:
         own = [lines[choice][step] for choice in choices]
         cells = [_cell([line.get(size) for line in own]) for size in sizes]
         rows.append((_step_link(results, paths, step), *cells, average_gain(own[0].values(), len(sizes))))
     first = lines[choices[0]]
-    rows.append(("cuBLAS", *(cublas_cell(first.values(), size) for size in sizes), ""))
+    rows.append(("cuBLAS", *(number(cublas_gflops(first.values(), size)) for size in sizes), ""))
     return Table(section.title, ("step", *map(_size_header, sizes), "gain"), tuple(rows), _ladder_note(lines))
 
 
 def other_shapes(section: Section) -> Table | None:
-    """A row per shape that has no place on an axis of sizes, a column per step and peer; None without any."""
+    """Make a row per shape that has no place on an axis of sizes, a column per step and peer; None without any."""
     shapes = section.other_shapes()
     if not shapes:
         return None
@@ -117,13 +115,11 @@ def other_shapes(section: Section) -> Table | None:
     for shape in shapes:
         cells = [_ratios([line.get(shape) for line in own]) for own in lines.values()]
         cells += [_peer_ratio(section.peer(shape, name)) for name in peers]
-        speed = cublas_cell([line for own in lines.values() for line in own], shape)
+        speed = number(cublas_gflops([line for own in lines.values() for line in own], shape))
         rows.append((_size_header(shape), *cells, speed))
     header = ("m × n × k", *(f"step {step}" for step in lines), *peers, "cuBLAS, GFLOPS")
-    note = (
-        f"Ratio to the faster cuBLAS form of the same rounds, {_choice_titles(section.shown_choices)}; **bold** where "
-    )
-    note += "it is faster than cuBLAS."
+    note = "Ratio to the faster cuBLAS form of the same rounds, "
+    note += f"{_choice_titles(section.shown_choices)}; **bold** where it is faster than cuBLAS."
     return Table("Other shapes", header, tuple(rows), note)
 
 
@@ -137,7 +133,7 @@ def _ladder(results: Results, paths: Paths, section: Section, picture: Plot | No
     return {
         "title": section.title,
         "main": _is_main(section),
-        "picture": picture and link(paths.readme, paths.plots / picture.file_name),
+        "picture": picture,
         "table": ladder(results, paths, section) if section.sizes() else None,
         "others": other_shapes(section),
         "peers": peers_table(section, brief=True) if has_peers else None,
@@ -146,22 +142,8 @@ def _ladder(results: Results, paths: Paths, section: Section, picture: Plot | No
     }
 
 
-def _picture(paths: Paths, plot: Plot | None, words: str) -> dict[str, str] | None:
-    if plot is None:
-        return None
-    return {"alt": f"{words}, {plot.section.title}", "file": link(paths.readme, paths.plots / plot.file_name)}
-
-
-def _life(results: Results, paths: Paths) -> dict[str, str] | None:
-    found = list(timeline_plots(results))
-    if not found:
-        return None
-    steps = steps_text({plot.section.first.step for plot in found})
-    return {"steps": steps, **_picture(paths, found[0], "One block's life")}
-
-
 def _leader_cell(section: Section, size: Shape) -> str:
-    """``**1.17** step 6``: the fastest step at a size."""
+    """Write ``**1.17** step 6``: the fastest step at a size."""
     found = [record for step in section.steps if (record := section.line(step, section.shown_choices[-1]).get(size))]
     passed = [record for record in found if record.verification.passed]
     if not passed:
@@ -173,10 +155,8 @@ def _leader_cell(section: Section, size: Shape) -> str:
 def _ladder_note(lines: dict[str, dict[int, dict[Shape, Record]]]) -> str:
     words = [tiles_in_words(own.values(), choice) for choice, own in lines.items()]
     first = CHOICE_TITLES[next(iter(lines))]
-    note = (
-        f"GFLOPS, {first}; below it the ratio to the faster cuBLAS form of the same rounds, {_choice_titles(lines)}, "
-    )
-    note += "**bold** where it is faster than cuBLAS. "
+    note = f"GFLOPS, {first}; below it the ratio to the faster cuBLAS form of the same rounds, "
+    note += f"{_choice_titles(lines)}, **bold** where it is faster than cuBLAS. "
     note += " ".join(sentence[0].upper() + sentence[1:] for sentence in words)
     return f"{note} Gain: mean speed gained over the step before, {first}."
 
@@ -185,12 +165,8 @@ def _choice_titles(choices: Iterable[str]) -> str:
     return " · ".join(CHOICE_TITLES[choice] for choice in choices)
 
 
-def _at(line: dict[Shape, Record], shapes: Sequence[Shape]) -> dict[Shape, Record]:
-    return {shape: record for shape, record in line.items() if shape in shapes}
-
-
 def _step_link(results: Results, paths: Paths, step: int) -> str:
-    """A step's number and short name, with a link to its file where it stands beside the README."""
+    """Write a step's number and short name, with a link to its file where it stands beside the README."""
     file = paths.readme.parent / "steps" / f"{results.step_name(step)}.py"
     label = step_label(results, step)
     return f"[{label}]({link(paths.readme, file)})" if file.is_file() else label
@@ -201,7 +177,7 @@ def _size_header(shape: Shape) -> str:
 
 
 def _cell(records: list[Record | None]) -> str:
-    """GFLOPS of the first tile choice above the ratios of all of them."""
+    """Write the GFLOPS of the first tile choice above the ratios of all of them."""
     ratios = _ratios(records)
     if ratios in (NOT_MEASURED, NOT_VERIFIED):
         return ratios
@@ -209,7 +185,7 @@ def _cell(records: list[Record | None]) -> str:
 
 
 def _ratios(records: list[Record | None]) -> str:
-    """``0.96 · **1.17**``: the ratios to cuBLAS of each tile choice."""
+    """Write ``0.96 · **1.17**``: the ratios to cuBLAS of each tile choice."""
     if all(record is None for record in records):
         return NOT_MEASURED
     if any(record is not None and not record.verification.passed for record in records):
@@ -218,7 +194,7 @@ def _ratios(records: list[Record | None]) -> str:
 
 
 def _ratio(value: float) -> str:
-    """A ratio to cuBLAS, bold where cuBLAS is passed even after rounding."""
+    """Write a ratio to cuBLAS, bold where cuBLAS is passed even after rounding."""
     text = f"{value:.2f}"
     return f"**{text}**" if float(text) > 1 else text
 
@@ -231,8 +207,8 @@ def _peer_ratio(found: tuple[Record, Peer] | None) -> str:
 
 
 def _calibration(results: Results, section: Section) -> str:
-    """cuBLAS against itself through the same path: how far to trust a ratio."""
-    ratios = [record.ratio_to_cublas for record in results.calibration(section)]
+    """Compare cuBLAS with itself through the same path: how far to trust a ratio."""
+    ratios = [record.ratio_to_cublas for record in results.calibrations if section_key(record) == section.key]
     if not ratios:
         return ""
     spread = f" ({min(ratios):.3f} to {max(ratios):.3f} over {len(ratios)} records)" if len(ratios) > 1 else ""

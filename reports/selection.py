@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,27 +10,23 @@ from typing import Any
 
 from tensorir_ladder.harness.records import (
     Counters,
-    Listing,
     Peer,
     Record,
     StreamRecord,
     Timeline,
     TunedConfig,
     load_counters,
-    load_listings,
     load_streams,
     load_timelines,
     load_tuned,
     newest,
     read_places,
 )
-
-Shape = tuple[int, int, int]
+from tensorir_ladder.reports.cases import Shape, by_product, grouped, is_size, natural, shape_of, slug
 
 LADDER_CHOICES = ("default", "best")
 TUNED = "tuned"
 FASTEST = "fastest"  # of all that was measured, whatever tile, stages and variant
-SIDE_STEP = 64  # sizes on an axis are squares whose side is a multiple of it; other shapes stand in tables
 ARITHMETICS = (("ieee", "float32"), ("ieee", "float16"), ("ieee", "bfloat16"), ("tf32", "float32"))
 LAYOUTS = {"nn": "B[K,N]", "nt": "B[N,K]ᵀ"}
 
@@ -52,6 +47,11 @@ class Section:
     records: tuple[Record, ...]
 
     @property
+    def key(self) -> tuple[str, ...]:
+        """All that its records share, as :func:`section_key` gives it."""
+        return self.gpu, self.dtype, self.out_dtype, self.math, self.layout
+
+    @property
     def title(self) -> str:
         """The section in words, GPU first."""
         output = "" if self.out_dtype == self.dtype else f" to {self.out_dtype}"
@@ -59,11 +59,9 @@ class Section:
 
     @property
     def slug(self) -> str:
-        """The section as part of a file name."""
-        parts = [self.gpu.replace("NVIDIA ", ""), self.dtype]
-        parts += [self.out_dtype] if self.out_dtype != self.dtype else []
-        parts += [self.math] if self.math != "ieee" else []
-        return re.sub(r"[^a-z0-9]+", "-", "-".join([*parts, self.layout]).lower())
+        """Write what is drawn as part of a file name."""
+        special = [self.out_dtype] * (self.out_dtype != self.dtype) + [self.math] * (self.math != "ieee")
+        return slug(self.gpu, self.dtype, *special, self.layout)
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -79,19 +77,19 @@ class Section:
 
     @property
     def steps(self) -> list[int]:
-        """The steps measured, in order."""
+        """List the steps measured, in order."""
         return sorted({record.step for record in self.records})
 
     @property
     def choices(self) -> list[str]:
         """The ladder's tile choices that were measured, of two."""
-        return [choice for choice in LADDER_CHOICES if any(r.tile_choice == choice for r in self.records)]
+        return [choice for choice in self.all_choices if choice != TUNED]
 
     @property
     def all_choices(self) -> list[str]:
         """The ladder's tile choices that were measured, and "tuned" where a tuned configuration was."""
-        tuned = any(record.tile_choice == TUNED for record in self.records)
-        return [*self.choices, *([TUNED] if tuned else [])]
+        measured = {record.tile_choice for record in self.records}
+        return [choice for choice in (*LADDER_CHOICES, TUNED) if choice in measured]
 
     @property
     def shown_choices(self) -> list[str]:
@@ -99,33 +97,35 @@ class Section:
         found = {record.tile_choice == "default" for record in self.records}
         return [name for name, is_default in (("default", True), (FASTEST, False)) if is_default in found]
 
-    def shapes(self, choices: Iterable[str] = LADDER_CHOICES) -> list[Shape]:
-        """The shapes measured with one of the tile choices (the ladder's), smallest product first."""
-        found = {shape_of(record) for record in self.records if record.tile_choice in choices}
-        return by_product(found)
+    def of(self, step: int, shape: Shape | None = None) -> list[Record]:
+        """Return the records of a step, at one shape if it is given."""
+        return [r for r in self.records if r.step == step and shape in (None, shape_of(r))]
+
+    def shapes(self, choices: Iterable[str]) -> list[Shape]:
+        """Return the shapes measured with one of the tile choices, smallest product first."""
+        return by_product({shape_of(record) for record in self.records if record.tile_choice in choices})
 
     def sizes(self) -> list[Shape]:
-        """The shapes of the ladder that have a place on an axis of sizes, smallest first."""
+        """Return the shapes of the ladder that have a place on an axis of sizes, smallest first."""
         return [shape for shape in self.shapes(self.all_choices) if is_size(shape)]
 
     def other_shapes(self) -> list[Shape]:
-        """The other shapes of the ladder, which stand in a table of their own."""
+        """Return the other shapes of the ladder, which stand in a table of their own."""
         return [shape for shape in self.shapes(self.all_choices) if not is_size(shape)]
 
     def variants(self, step: int) -> list[str]:
-        """The variants of a step, the default first, then by name with numbers in order."""
-        found = {(not r.default_variant, natural(r.variant), r.variant) for r in self.records if r.step == step}
+        """Return the variants of a step, the default first, then by name with numbers in order."""
+        found = {(not r.default_variant, natural(r.variant), r.variant) for r in self.of(step)}
         return list(dict.fromkeys(name for _, _, name in sorted(found)))
 
     def variant_choices(self, step: int) -> list[str]:
-        """The tile choices with which at least two variants of a step were measured at some size."""
+        """Return the tile choices with which at least two variants of a step were measured at some size."""
         return [choice for choice in self.choices if len(self.variant_lines(step, choice)) > 1]
 
     def variant_lines(self, step: int, choice: str) -> dict[str, dict[Shape, Record]]:
-        """The line of each variant of a step, at sizes, those that have none left out."""
-        lines = {name: self.line(step, choice, name) for name in self.variants(step)}
-        at_sizes = {name: {shape: r for shape, r in line.items() if is_size(shape)} for name, line in lines.items()}
-        return {name: line for name, line in at_sizes.items() if line}
+        """Return the line of each variant of a step, at sizes, those that have none left out."""
+        lines = {name: self.line(step, choice, name, at=self.sizes()) for name in self.variants(step)}
+        return {name: line for name, line in lines.items() if line}
 
     def predicts(self, step: int) -> bool:
         """Tell if a step's predicted gain can stand beside its measured one.
@@ -133,92 +133,81 @@ class Section:
         The prediction compares a pipelined loop with a plain one, so it says nothing of a step whose
         predecessor is pipelined already.
         """
-        predicted = any(record.step == step and record.predicted_gain_pct is not None for record in self.records)
-        before = [record for record in self.records if record.step == step - 1 and record.default_variant]
+        before = [record for record in self.of(step - 1) if record.default_variant]
+        predicted = any(record.predicted_gain_pct is not None for record in self.of(step))
         return predicted and all(record.stages == 1 for record in before)
 
     def pick(self, step: int, choice: str, shape: Shape, variant: str | None = None) -> Record | None:
-        """The record that stands for a step (or one variant of it) in the ladder, None if not measured.
+        """Return the record that stands for a step (or one variant of it) in the ladder, None if not measured.
 
         A tuned configuration brings its own variant, which then stands for the step; so does the fastest.
         """
         if choice == FASTEST:
             return self.fastest(step, shape)
-        found = [
-            record
-            for record in self.records
-            if record.step == step
-            and record.tile_choice == choice
-            and shape_of(record) == shape
-            and (self._stands_for_step(record) if variant is None else record.variant == variant)
-        ]
+        found = [r for r in self.of(step, shape) if r.tile_choice == choice]
+        found = [r for r in found if (self._stands_for_step(r) if variant is None else r.variant == variant)]
         usual = [record for record in found if record.default_stages]
         return max(usual or found, key=lambda record: record.environment.recorded_at, default=None)
 
     def fastest(self, step: int, shape: Shape) -> Record | None:
-        """The record of a step at a shape that comes closest to cuBLAS or passes it; verified ones go first."""
-        found = [record for record in self.records if record.step == step and shape_of(record) == shape]
-        return max(found, key=lambda record: (record.verification.passed, record.ratio_to_cublas), default=None)
+        """Return the record of a step at a shape that comes closest to cuBLAS or passes it; verified ones go first."""
+        return max(self.of(step, shape), key=lambda r: (r.verification.passed, r.ratio_to_cublas), default=None)
 
     def drawn(self) -> list[Record]:
-        """The records that the ladder's figures are drawn from: of a choice of the ladder, or the fastest of a case."""
+        """List what the ladder's figures are drawn from: records of its tile choices, or the fastest of a case."""
         sizes = self.sizes()
         fastest = [self.fastest(step, size) for step in self.steps for size in sizes]
         keys = {record.key for record in fastest if record is not None}
         shown = [record for record in self.records if record.tile_choice in self.choices or record.key in keys]
         return [record for record in shown if shape_of(record) in sizes]
 
-    def line(self, step: int, choice: str, variant: str | None = None) -> dict[Shape, Record]:
-        """The records of one line of the ladder by shape, without shapes that were not measured."""
+    def line(
+        self, step: int, choice: str, variant: str | None = None, at: Iterable[Shape] | None = None
+    ) -> dict[Shape, Record]:
+        """Map the shapes of one line of the ladder, or some of them, to records, where measured."""
         shapes = self.shapes(self.all_choices if choice == FASTEST else (choice,))
-        picked = {shape: self.pick(step, choice, shape, variant) for shape in shapes}
+        wanted = shapes if at is None else [shape for shape in shapes if shape in at]
+        picked = {shape: self.pick(step, choice, shape, variant) for shape in wanted}
         return {shape: record for shape, record in picked.items() if record is not None}
 
     def gains_at_sizes(self, step: int) -> list[float]:
-        """Gains over the step before wherever an axis of sizes shows them; none where that was not timed."""
-        shown = [r for r in self.records if r.step == step and r.tile_choice in self.choices and is_size(shape_of(r))]
+        """List the gains over the step before wherever an axis of sizes shows them; none where that was not timed."""
+        shown = [r for r in self.of(step) if r.tile_choice in self.choices and is_size(shape_of(r))]
         return [gain for record in shown if (gain := shown_gain(record)) is not None]
 
     def others(self, step: int) -> list[Record]:
-        """A step's records that no line of the ladder shows: given tiles and other stage counts."""
+        """Return a step's records that no line of the ladder shows: given tiles and other stage counts."""
         lines = [self.line(step, choice, name) for choice in self.all_choices for name in self.variants(step)]
         shown = {record.key for line in lines for record in line.values()}
-        return [record for record in self.records if record.step == step and record.key not in shown]
+        return [record for record in self.of(step) if record.key not in shown]
 
     def peer_shapes(self) -> list[Shape]:
-        """The shapes at which peers were asked for, smallest product first."""
-        found = {shape_of(record) for record in self._with_peers()}
-        return sorted(found, key=lambda shape: (math.prod(shape), shape))
+        """Return the shapes at which peers were asked for, smallest product first."""
+        return by_product({shape_of(record) for record in self._with_peers()})
 
     def peer_names(self) -> list[str]:
-        """The peers asked for, in the order of their records."""
+        """List the peers asked for, in the order of their records."""
         return list(dict.fromkeys(peer.name for record in self._with_peers() for peer in record.peers))
 
     def fastest_beside_peers(self, shape: Shape, step: int | None = None) -> Record | None:
-        """Our fastest record at a shape (of one step, if given) that was measured in the same rounds as peers."""
+        """Find our fastest record at a shape (of one step, if given) measured in the same rounds as peers."""
         ours = [r for r in self._with_peers() if shape_of(r) == shape and step in (None, r.step)]
         return max(ours, key=lambda record: record.ratio_to_cublas, default=None)
 
     def peer(self, shape: Shape, name: str) -> tuple[Record, Peer] | None:
-        """A peer at a shape, with the record it is part of: that of our fastest, else the newest that has its time."""
+        """Find a peer at a shape with its record: that of our fastest, else the newest that has its time."""
         fastest = self.fastest_beside_peers(shape)
-        records = sorted(
-            (record for record in self._with_peers() if shape_of(record) == shape),
-            key=lambda record: (record is fastest, record.environment.recorded_at),
-            reverse=True,
-        )
+        records = [record for record in self._with_peers() if shape_of(record) == shape]
+        records.sort(key=lambda record: (record is fastest, record.environment.recorded_at), reverse=True)
         found = [(record, peer) for record in records for peer in record.peers if peer.name == name]
         return next((pair for pair in found if pair[1].timing), found[0] if found else None)
-
-    def pipelined_step(self) -> int | None:
-        """The first step of the ladder that has more than one stage."""
-        return min((record.step for record in self.records if record.stages > 1), default=None)
 
     def _stands_for_step(self, record: Record) -> bool:
         if record.default_variant or record.tile_choice == TUNED:
             return True
-        own = [other for other in self.records if other.step == record.step]
-        return not any(other.default_variant for other in own) and record.variant == self.variants(record.step)[0]
+        if any(other.default_variant for other in self.of(record.step)):
+            return False
+        return record.variant == self.variants(record.step)[0]
 
     def _with_peers(self) -> list[Record]:
         return [record for record in self.records if record.peers and record.verification.passed]
@@ -228,13 +217,11 @@ class Section:
 class Results:
     """A results folder as reports see it: of each case the record that counts, by kind.
 
-    ``listings`` are those that ``compile --out`` has written into the folder; ``places`` says where the records of
-    steps and calibrations stand, by key.
+    ``places`` says where the records of steps and calibrations stand, by key.
     """
 
-    records: tuple[Record, ...]
-    calibrations: tuple[Record, ...]
-    listings: tuple[Listing, ...]
+    records: tuple[Record, ...] = ()
+    calibrations: tuple[Record, ...] = ()
     counters: tuple[Counters, ...] = ()
     streams: tuple[StreamRecord, ...] = ()
     tuned: tuple[TunedConfig, ...] = ()
@@ -242,38 +229,26 @@ class Results:
     places: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def sections(self) -> list[Section]:
-        """The records, by GPU, dtype, arithmetic and layout, in the order of the ladder."""
-        groups: dict[tuple[str, ...], list[Record]] = {}
-        for record in self.records:
-            groups.setdefault(section_key(record), []).append(record)
+        """Return the records, by GPU, dtype, arithmetic and layout, in the order of the ladder."""
+        groups = grouped(self.records, section_key)
         sections = [Section(*key, records=tuple(group)) for key, group in groups.items()]
         return sorted(sections, key=lambda section: section.place)
 
     def steps(self) -> list[int]:
-        """Every step with a record, a timeline or a listing."""
-        return sorted({item.step for item in (*self.listings, *self.records, *self.timelines)})
+        """List the steps measured, in order."""
+        return sorted({item.step for item in (*self.records, *self.timelines)})
 
     def step_name(self, step: int) -> str:
-        """The name of a step's file, without its ending."""
-        return next(item.step_name for item in (*self.listings, *self.records, *self.timelines) if item.step == step)
-
-    def listing(self, step: int) -> Listing | None:
-        """The listing of a step's default variant, None if there is none."""
-        return next((item for item in self.listings if item.step == step and item.default_variant), None)
+        """Return the name of a step's file, without its ending."""
+        return next(item.step_name for item in (*self.records, *self.timelines) if item.step == step)
 
     def default_variant(self, step: int) -> str | None:
-        """The variant that stands for a step, None where it was not measured."""
+        """Return the variant that stands for a step, None where it was not measured."""
         return next((r.variant for r in self.records if r.step == step and r.default_variant), None)
 
-    def calibration(self, section: Section) -> list[Record]:
-        """cuBLAS against itself, for a section's GPU, dtype, arithmetic and layout."""
-        own = (section.gpu, section.dtype, section.out_dtype, section.math, section.layout)
-        return [record for record in self.calibrations if section_key(record) == own]
-
     def tuned_in(self, section: Section, steps: Iterable[int]) -> list[TunedConfig]:
-        """The tuned configurations of some steps, for a section's GPU, dtype, arithmetic and layout."""
-        own = (section.gpu, section.dtype, section.out_dtype, section.math, section.layout)
-        return [tuned for tuned in self.tuned if section_key(tuned) == own and tuned.step in steps]
+        """Return the tuned configurations of some steps, for a section's GPU, dtype, arithmetic and layout."""
+        return [tuned for tuned in self.tuned if section_key(tuned) == section.key and tuned.step in steps]
 
 
 def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
@@ -286,11 +261,9 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
         return tuple(item for item in found if wanted is None or item.step in wanted)
 
     records = sorted(chosen.values(), key=_row_order)
-    listings = sorted(load_listings(folder), key=lambda o: (o.step, not o.default_variant, natural(o.variant)))
     return Results(
         records=kept(record for record in records if record.kind == "step"),
         calibrations=tuple(record for record in records if record.kind == "calibration"),
-        listings=kept(listings),
         counters=kept(load_counters(folder)),
         streams=tuple(load_streams(folder)),
         tuned=kept(load_tuned(folder)),
@@ -304,47 +277,13 @@ def section_key(record: Record | TunedConfig) -> tuple[str, ...]:
     return (record.environment.gpu, record.dtype, record.out_dtype, record.math, record.layout)
 
 
-def shape_of(record: Record | Counters | TunedConfig) -> Shape:
-    """The m, n and k of a record, of counters, or of a tuned configuration."""
-    return record.m, record.n, record.k
-
-
-def shape_label(shape: Shape) -> str:
-    """``1024`` for a square product, ``MxNxK`` otherwise."""
-    return str(shape[0]) if len(set(shape)) == 1 else "x".join(map(str, shape))
-
-
 def shown_gain(record: Record) -> float | None:
-    """The gain over the step before, None for the first step and for a record that failed its check."""
+    """Return the gain over the step before, None for the first step and for a record that failed its check."""
     return record.improvement_over_previous_pct if record.verification.passed else None
 
 
-def steps_text(steps: Iterable[int]) -> str:
-    """``step 7``, ``steps 1–6``, ``steps 1, 3``."""
-    found = sorted(set(steps))
-    if len(found) == 1:
-        return f"step {found[0]}"
-    whole = found == list(range(found[0], found[-1] + 1))
-    return f"steps {found[0]}–{found[-1]}" if whole else f"steps {', '.join(map(str, found))}"
-
-
-def is_size(shape: Shape) -> bool:
-    """Tell if a shape has a place on an axis of sizes: a square whose side is a multiple of ``SIDE_STEP``."""
-    return len(set(shape)) == 1 and shape[0] % SIDE_STEP == 0
-
-
-def by_product(shapes: Iterable[Shape]) -> list[Shape]:
-    """Shapes by the product of their extents, smallest first."""
-    return sorted(shapes, key=lambda shape: (math.prod(shape), shape))
-
-
-def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """A sorting key in which unroll4 comes before unroll16."""
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))
-
-
 def parse_steps(text: str) -> list[int]:
-    """Steps from ``5``, ``1-6`` or ``1,3``; UsageError names a part that is neither."""
+    """Parse steps from ``5``, ``1-6`` or ``1,3``; UsageError names a part that is neither."""
     steps: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from tensorir_ladder.harness.records import Timing
-from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish
+from tensorir_ladder.reports.cases import grouped
+from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish, mark, rounds_and_days
 from tensorir_ladder.reports.judgement import is_held_out
-from tensorir_ladder.reports.selection import natural
 from tensorir_ladder.reports.sweeps import StageSweep, StreamSweep
 from tensorir_ladder.reports.table import gflops
 
@@ -26,14 +27,15 @@ LOOKS = {True: {"marker": "^", "markerfacecolor": "none", "markeredgewidth": 1.4
 
 
 def speed_figure(sweeps: Sequence[StageSweep]) -> Figure:
-    """Speed over stages, a panel per shape: measured with spread, model, recommendation, cuBLAS, Triton's sweep."""
+    """Draw speed over stages, a panel per shape: measured with spread, model, cuBLAS, Triton's sweep."""
 
     def draw(axes: Axes, sweep: StageSweep) -> None:
-        axes.axhline(gflops(sweep.shape, sweep.cublas_ms), color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
-        _draw_triton(axes, sweep)
+        _draw_cublas(axes, sweep)
+        if times := triton_sweep(sweep):
+            speeds = [gflops(sweep.shape, time) for time in times.values()]
+            axes.plot([*times], speeds, color=TRITON, marker="s", linestyle=":", label="Triton by num_stages", **STYLE)
         _draw_forecast(axes, sweep)
-        timings = {r.stages: r.timing for r in sweep.records if r.verification.passed}
-        _draw_measured(axes, timings, lambda time: gflops(sweep.shape, time), MEASURED, "o", "measured")
+        _draw_measured(axes, sweep, partial(gflops, sweep.shape), MEASURED, "o", "measured")
 
     case = sweeps[0].case
     caption = f"{case[0].upper()}{case[1:]}. Bars: quartiles of the rounds. {_when(sweeps)}"
@@ -41,27 +43,23 @@ def speed_figure(sweeps: Sequence[StageSweep]) -> Figure:
 
 
 def stage_variants_figure(sweeps: Sequence[StageSweep]) -> Figure:
-    """Speed over stages of one step's variants with one tile, a panel per shape."""
-    names = sorted({(not sweep.default_variant, natural(sweep.variant), sweep.variant) for sweep in sweeps})
-    looks = {name: (PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]) for i, (_, _, name) in enumerate(names)}
-    shapes = list(dict.fromkeys(sweep.shape for sweep in sweeps))
+    """Draw speed over stages of one step's variants with one tile, a panel per shape."""
+    names = dict.fromkeys(sweep.variant for sweep in sweeps)  # in order, the default first
+    looks = dict(zip(names, zip(itertools.cycle(PALETTE), itertools.cycle(MARKERS))))
+    shapes = grouped(sorted(sweeps, key=lambda sweep: math.prod(sweep.shape)), lambda sweep: sweep.shape)
 
     def draw(axes: Axes, first: StageSweep) -> None:
-        axes.axhline(gflops(first.shape, first.cublas_ms), color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
-        for sweep in sweeps:
-            if sweep.shape == first.shape:
-                timings = {r.stages: r.timing for r in sweep.records if r.verification.passed}
-                _draw_measured(
-                    axes, timings, lambda time: gflops(first.shape, time), *looks[sweep.variant], sweep.variant
-                )
+        _draw_cublas(axes, first)
+        for sweep in shapes[first.shape]:
+            _draw_measured(axes, sweep, partial(gflops, sweep.shape), *looks[sweep.variant], sweep.variant)
 
-    firsts = [next(sweep for sweep in sweeps if sweep.shape == shape) for shape in sorted(shapes, key=math.prod)]
+    firsts = [own[0] for own in shapes.values()]
     caption = f"Step {sweeps[0].step}, tile {sweeps[0].tile}. Bars: quartiles of the rounds. {_when(sweeps)}"
     return _panels("Variants over stages", firsts, "GFLOPS", draw, caption)
 
 
 def prediction_figure(sweeps: Sequence[StageSweep]) -> Figure:
-    """Predicted against measured time of every swept point, held-out shapes marked apart; the line is equality."""
+    """Draw predicted against measured time of every swept point, held-out shapes marked apart."""
     figure, (axes,) = canvas("Predicted against measured time", sweeps[0].section.title, height=6.2)
     ends: list[float] = []
     for place, stages in enumerate(sorted({stages for sweep in sweeps for stages in sweep.times_ms})):
@@ -75,7 +73,9 @@ def prediction_figure(sweeps: Sequence[StageSweep]) -> Figure:
                 ends += [*predicted, *measured]
     span = [0.8 * min(ends), 1.25 * max(ends)]
     axes.plot(span, span, color=CUBLAS, linewidth=1.0, label="equal")
-    _equal_logarithms(axes, span)
+    axes.set(xscale="log", yscale="log", xlim=span, ylim=span, aspect="equal")
+    for axis in (axes.xaxis, axes.yaxis):
+        mark(axis, [step * 10**power for power in range(-1, 7) for step in (1, 3)], ",g")
     axes.set_xlabel("predicted time of one launch, µs (logarithmic)")
     axes.set_ylabel("measured time of one launch, µs (logarithmic)")
     cases = ", ".join(dict.fromkeys(f"step {sweep.step} {sweep.variant}" for sweep in sweeps if sweep.forecast))
@@ -84,7 +84,7 @@ def prediction_figure(sweeps: Sequence[StageSweep]) -> Figure:
 
 
 def streams_figure(sweeps: Sequence[StreamSweep]) -> Figure:
-    """Bandwidth over stages of memory-bound workloads, a panel per workload and size; the copy is the line."""
+    """Draw bandwidth over stages of memory-bound workloads, a panel per workload and size; the copy is the line."""
 
     def draw(axes: Axes, sweep: StreamSweep) -> None:
         axes.axhline(sweep.copy_gb_s, color=CUBLAS, linestyle="--", linewidth=1.4, label="copy of as many bytes")
@@ -92,32 +92,26 @@ def streams_figure(sweeps: Sequence[StreamSweep]) -> Figure:
             axes.axhline(sweep.torch_gb_s, color=TRITON, linestyle=":", linewidth=1.8, label="torch's operator")
         if sweep.direct:
             axes.axhline(sweep.direct.gb_s, color=CHOSEN, linestyle="-.", linewidth=1.4, label="direct, nothing staged")
-        timings = {r.stages: r.timing for r in sweep.records if r.verification.passed}
-        _draw_measured(axes, timings, sweep.bandwidth_gb_s, MEASURED, "o", "staged")
+        _draw_measured(axes, sweep, sweep.bandwidth_gb_s, MEASURED, "o", "staged")
 
     caption = f"Bytes: every input read once, every output written once. Bars: quartiles of the rounds. {_when(sweeps)}"
     return _panels("Memory-bound workloads over stages", sweeps, "GB/s", draw, caption)
 
 
 def triton_sweep(sweep: StageSweep) -> dict[int, float]:
-    """Triton's time by its num_stages: the median over the records whose rounds it shared."""
-    times: dict[int, list[float]] = {}
-    for record in sweep.records:
-        for peer in record.peers:
-            match = re.fullmatch(r"triton-(\d+)stages?", peer.name)
-            if match and peer.timing is not None:
-                times.setdefault(int(match[1]), []).append(peer.timing.median_ms)
-    return {stages: statistics.median(found) for stages, found in sorted(times.items())}
+    """Return Triton's time by its num_stages: the median over the records whose rounds it shared."""
+    peers = [peer for record in sweep.records for peer in record.peers if peer.timing is not None]
+    found = [(match, peer) for peer in peers if (match := re.fullmatch(r"triton-(\d+)stages?", peer.name))]
+    counts = grouped(found, lambda pair: int(pair[0][1]))
+    return {n: statistics.median(peer.timing.median_ms for _, peer in pairs) for n, pairs in sorted(counts.items())}
 
 
-def _draw_triton(axes: Axes, sweep: StageSweep) -> None:
-    if times := triton_sweep(sweep):
-        speeds = [gflops(sweep.shape, time) for time in times.values()]
-        axes.plot([*times], speeds, color=TRITON, marker="s", linestyle=":", label="Triton by num_stages", **STYLE)
+def _draw_cublas(axes: Axes, sweep: StageSweep) -> None:
+    axes.axhline(gflops(sweep.shape, sweep.cublas_ms), color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
 
 
 def _draw_forecast(axes: Axes, sweep: StageSweep) -> None:
-    """The model's curve up to the deepest stage count measured, and a ring where it recommends to stop."""
+    """Draw the model's curve up to the deepest stage count measured, and a ring where it recommends to stop."""
     forecast = sweep.forecast
     if forecast is None:
         return
@@ -131,9 +125,10 @@ def _draw_forecast(axes: Axes, sweep: StageSweep) -> None:
 
 
 def _draw_measured(
-    axes: Axes, timings: dict[int, Timing], rate: Callable[[float], float], color: str, marker: str, label: str
+    axes: Axes, sweep: StageSweep | StreamSweep, rate: Callable[[float], float], color: str, marker: str, label: str
 ) -> None:
-    """Medians as points, quartiles as bars; ``rate`` turns milliseconds into the axis's unit."""
+    """Draw medians as points, quartiles as bars; ``rate`` turns milliseconds into the axis's unit."""
+    timings = {record.stages: record.timing for record in sweep.records if record.verification.passed}
     middle = [rate(timing.median_ms) for timing in timings.values()]
     quartiles = [_quartiles(timing) for timing in timings.values()]
     below = [max(0.0, value - rate(high)) for value, (_, high) in zip(middle, quartiles)]
@@ -149,7 +144,7 @@ def _panels(
     draw: Callable[[Axes, StageSweep | StreamSweep], None],
     caption: str,
 ) -> Figure:
-    """A panel per sweep, stages from left to right, speed from zero: a small gain must look small."""
+    """Draw a panel per sweep, stages from left to right, speed from zero: a small gain must look small."""
     workloads = Counter(sweep.workload for sweep in sweeps if isinstance(sweep, StreamSweep))
     columns = max(workloads.values()) if workloads else min(COLUMNS, len(sweeps))
     rows = math.ceil(len(sweeps) / columns)
@@ -160,11 +155,11 @@ def _panels(
         held_out = isinstance(sweep, StageSweep) and is_held_out(sweep)
         axes.set_title(name + (" (held out)" if held_out else ""), fontsize=10)
         axes.set_ylim(bottom=0, top=1.12 * axes.dataLim.y1)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
     deepest = round(max(axes.dataLim.x1 for axes in panels[: len(sweeps)]))  # Triton's sweep may go deeper than ours
     for place, axes in enumerate(panels):
         axes.set_xlim(0.6, deepest + 0.4)
-        axes.xaxis.set_major_locator(FixedLocator(range(1, deepest + 1)))
+        axes.set_xticks(range(1, deepest + 1))
         if place >= len(sweeps):
             axes.set_visible(False)
         if place % columns == 0:
@@ -172,15 +167,6 @@ def _panels(
         if place + columns >= len(sweeps):
             axes.set_xlabel("stages")
     return finish(figure, panels[: len(sweeps)], caption)
-
-
-def _equal_logarithms(axes: Axes, span: list[float]) -> None:
-    """Both axes logarithmic over the same span, marked 1, 3, 10, 30, …"""
-    axes.set(xscale="log", yscale="log", xlim=span, ylim=span, aspect="equal")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(FixedLocator([step * 10**power for power in range(-1, 7) for step in (1, 3)]))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
 def _quartiles(timing: Timing) -> tuple[float, float]:
@@ -191,8 +177,4 @@ def _quartiles(timing: Timing) -> tuple[float, float]:
 
 
 def _when(sweeps: Sequence[StageSweep] | Sequence[StreamSweep]) -> str:
-    records = [record for sweep in sweeps for record in sweep.everything]
-    rounds = sorted({record.method.rounds for record in records})
-    days = sorted({record.environment.recorded_at[:10] for record in records})
-    count = "–".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
-    return f"Median of {count} rounds. Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}."
+    return rounds_and_days([record for sweep in sweeps for record in sweep.everything])

@@ -7,13 +7,13 @@ records, with its direct form (nothing staged at all) beside them. Both answer t
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensorir_ladder.harness.records import DepthForecast, Record, Resources, StreamRecord
-from tensorir_ladder.reports.selection import Results, Section, Shape, UsageError, natural, shape_label, shape_of
+from tensorir_ladder.reports.cases import Shape, grouped, natural, shape_label, shape_of, slug
+from tensorir_ladder.reports.selection import Results, Section, UsageError
 
 TIE_PCT = 1.0  # speeds closer than this are a tie, which the fewer stages win
 CLOSE_PCT = 2.0  # how much speed a recommended depth may lose to the best one and still be called right
@@ -29,24 +29,25 @@ class StreamSection:
 
     @property
     def title(self) -> str:
-        """The section in words, GPU first."""
+        """Say in words what is shown, GPU first."""
         return f"{self.gpu}, {self.dtype}"
 
     @property
     def slug(self) -> str:
-        """The section as part of a file name."""
-        return re.sub(r"[^a-z0-9]+", "-", f"{self.gpu.replace('NVIDIA ', '')}-{self.dtype}".lower())
+        """Write what is drawn as part of a file name."""
+        return slug(self.gpu, self.dtype)
 
 
 class StagedRecords:
     """Answers that both kinds of sweep give. ``records`` are those of one case, a stage count each, fewest first."""
 
     records: tuple[Record, ...] | tuple[StreamRecord, ...]
+    direct: StreamRecord | None = None
 
     @property
     def everything(self) -> tuple[Record, ...] | tuple[StreamRecord, ...]:
-        """All records of the case, not only the staged ones."""
-        return self.records
+        """The staged records, then the direct one if it was measured."""
+        return (*self.records, *([self.direct] if self.direct else []))
 
     @property
     def times_ms(self) -> dict[int, float]:
@@ -70,8 +71,8 @@ class StagedRecords:
 
     @property
     def direct_ms(self) -> float | None:
-        """The time of a form that stages nothing; None: there is none."""
-        return None
+        """The time of the form that stages nothing; None where there is none."""
+        return self.direct.timing.median_ms if self.direct else None
 
     @property
     def gain_over_direct_pct(self) -> float | None:
@@ -79,11 +80,11 @@ class StagedRecords:
         return speed_gain_pct(self.direct_ms, self.times_ms[self.preferred])
 
     def resources(self, stages: int) -> Resources | None:
-        """Resources of the kernel with that many stages; None if unknown or not measured."""
+        """Return the resources of the kernel with that many stages; None if unknown or not measured."""
         return next((record.resources for record in self.records if record.stages == stages), None)
 
     def bound(self, stages: int) -> str:
-        """The bound that the record with that many stages names."""
+        """Return the bound that the record with that many stages names."""
         return next(record.bound for record in self.records if record.stages == stages)
 
 
@@ -92,36 +93,16 @@ class StageSweep(StagedRecords):
     """One step's variant on one shape with one tile, at several stage counts."""
 
     section: Section
+    step: int
+    variant: str
+    default_variant: bool
+    tile: str
+    shape: Shape
     records: tuple[Record, ...]
 
     @property
-    def step(self) -> int:
-        """The step's number."""
-        return self.records[0].step
-
-    @property
-    def variant(self) -> str:
-        """The step's variant."""
-        return self.records[0].variant
-
-    @property
-    def default_variant(self) -> bool:
-        """That is the variant which stands for the step."""
-        return self.records[0].default_variant
-
-    @property
-    def tile(self) -> str:
-        """The tile, as records write it."""
-        return self.records[0].tile
-
-    @property
-    def shape(self) -> Shape:
-        """m, n and k."""
-        return shape_of(self.records[0])
-
-    @property
     def size(self) -> str:
-        """The shape in words."""
+        """Write the shape in words."""
         return shape_label(self.shape)
 
     @property
@@ -132,32 +113,21 @@ class StageSweep(StagedRecords):
     @property
     def forecast(self) -> DepthForecast | None:
         """The depth model's forecast, from the newest record that carries one."""
-        carrying = [record for record in self.records if record.depth is not None]
-        newest = max(carrying, key=lambda record: record.environment.recorded_at, default=None)
-        return newest.depth if newest else None
+        by_age = sorted(self.records, key=lambda record: record.environment.recorded_at, reverse=True)
+        return next((record.depth for record in by_age if record.depth is not None), None)
 
     @property
     def cublas_ms(self) -> float:
         """cuBLAS's time: the median over the records, each with its faster form."""
         return statistics.median(record.fastest_baseline.median_ms for record in self.records)
 
-    @property
-    def drift_pct(self) -> float:
-        """The drift of cuBLAS's time between these records: a comparison of two of them cannot see less."""
-        times = [record.fastest_baseline.median_ms for record in self.records]
-        return 100 * (max(times) / min(times) - 1)
-
-    def record(self, stages: int) -> Record:
-        """The record with that many stages."""
-        return next(record for record in self.records if record.stages == stages)
-
     def predicted_ms(self, stages: int) -> float | None:
-        """The model's time for a stage count; None without a forecast, or where it does not fit."""
+        """Return the model's time for a stage count; None without a forecast, or where it does not fit."""
         times = self.forecast.time_ms if self.forecast else ()
         return times[stages - 1] if stages <= len(times) else None
 
     def latency_hidden(self, stages: int) -> float | None:
-        """The share of the load's latency that the model calls hidden, None where it says nothing."""
+        """Return the share of the load's latency that the model calls hidden, None where it says nothing."""
         shares = self.forecast.hidden if self.forecast else ()
         return shares[stages - 1] if stages <= len(shares) else None
 
@@ -175,27 +145,17 @@ class StreamSweep(StagedRecords):
 
     @property
     def size(self) -> str:
-        """Shape and bytes in words."""
+        """Write the shape in words."""
         return f"{'x'.join(map(str, self.shape))} ({bytes_label(self.bytes_moved)})"
 
-    @property
-    def everything(self) -> tuple[StreamRecord, ...]:
-        """The staged records, then the direct one if it was measured."""
-        return (*self.records, *([self.direct] if self.direct else []))
-
     def bandwidth_gb_s(self, time_ms: float) -> float:
-        """The rate at which a time moves the workload's bytes."""
+        """Compute the rate at which a time moves the workload's bytes."""
         return self.bytes_moved / (time_ms * 1e6)
 
     @property
     def copy_gb_s(self) -> float:
         """The copy's rate over as many bytes: the median over the records, same rounds as each."""
-        return statistics.median(self.bandwidth_gb_s(r.copy.median_ms) for r in self.everything)
-
-    @property
-    def best_ratio_to_copy(self) -> float:
-        """The fastest verified form's rate, staged or direct, over the copy's in the same rounds."""
-        return max(record.ratio_to_copy for record in self.everything if record.verification.passed)
+        return statistics.median(self.bandwidth_gb_s(record.copy.median_ms) for record in self.everything)
 
     @property
     def torch_gb_s(self) -> float | None:
@@ -203,39 +163,35 @@ class StreamSweep(StagedRecords):
         rates = [self.bandwidth_gb_s(r.torch.median_ms) for r in self.everything if r.torch]
         return statistics.median(rates) if rates else None
 
-    @property
-    def direct_ms(self) -> float | None:
-        """The direct form's time; None where it was not measured."""
-        return self.direct.timing.median_ms if self.direct else None
-
 
 def has_sweeps(results: Results) -> bool:
     """Tell if anything was swept over stages."""
-    return bool(stream_sweeps(results)) or any(stage_sweeps(section) for section in results.sections())
+    return bool(stream_sweeps(results) or product_sweeps(results))
+
+
+def product_sweeps(results: Results) -> list[StageSweep]:
+    """Return all sweeps of products, section by section."""
+    return [sweep for section in results.sections() for sweep in stage_sweeps(section)]
 
 
 def stage_sweeps(section: Section) -> list[StageSweep]:
-    """The section's sweeps: given tiles with at least two stage counts, one of them verified."""
-    groups: dict[tuple, list[Record]] = {}
-    for record in section.records:
-        if record.tile_choice == "given":
-            case = (record.step, not record.default_variant, natural(record.variant), natural(record.tile))
-            groups.setdefault((*case, math.prod(shape_of(record)), shape_of(record)), []).append(record)
-    found = [
-        StageSweep(section, tuple(sorted(group, key=lambda record: record.stages)))
-        for _, group in sorted(groups.items())
-    ]
+    """Return the section's sweeps: given tiles with at least two stage counts, one of them verified."""
+
+    def order(record: Record) -> tuple:
+        case = (record.step, not record.default_variant, natural(record.variant), natural(record.tile))
+        return (*case, math.prod(shape_of(record)), shape_of(record), record.stages)
+
+    given = sorted((record for record in section.records if record.tile_choice == "given"), key=order)
+    cases = grouped(given, lambda r: (r.step, r.variant, r.default_variant, r.tile, shape_of(r)))
+    found = [StageSweep(section, *case, tuple(records)) for case, records in cases.items()]
     return [sweep for sweep in found if len(sweep.records) > 1 and sweep.times_ms]
 
 
 def stream_sweeps(results: Results) -> list[StreamSweep]:
-    """The memory-bound workloads measured staged, by section, workload and bytes."""
-    groups: dict[tuple, list[StreamRecord]] = {}
-    for record in results.streams:
-        case = (record.environment.gpu, record.dtype, record.workload, record.bytes_moved, record.shape)
-        groups.setdefault(case, []).append(record)
+    """Return the memory-bound workloads measured staged, by section, workload and bytes."""
+    cases = grouped(results.streams, lambda r: (r.environment.gpu, r.dtype, r.workload, r.bytes_moved, r.shape))
     found = []
-    for (gpu, dtype, workload, bytes_moved, shape), group in sorted(groups.items()):
+    for (gpu, dtype, workload, bytes_moved, shape), group in sorted(cases.items()):
         staged = tuple(sorted((r for r in group if r.variant == "staged"), key=lambda record: record.stages))
         direct = next((r for r in group if r.variant == "direct" and r.verification.passed), None)
         found.append(StreamSweep(StreamSection(gpu, dtype), workload, shape, bytes_moved, staged, direct))
@@ -243,13 +199,13 @@ def stream_sweeps(results: Results) -> list[StreamSweep]:
 
 
 def unswept(section: Section, step: int) -> list[Record]:
-    """A step's records that neither the ladder nor a stage sweep shows."""
+    """Return a step's records that neither the ladder nor a stage sweep shows."""
     swept = {record.key for sweep in stage_sweeps(section) for record in sweep.records}
     return [record for record in section.others(step) if record.key not in swept]
 
 
 def chosen_sweeps(sweeps: list[StageSweep], tile: str | None, size: str | None) -> list[StageSweep]:
-    """The sweeps with a tile and of some sizes (``512,1024`` or ``MxNxK``); UsageError says which there are."""
+    """Return the sweeps with a tile and of some sizes (``512,1024`` or ``MxNxK``); UsageError says which there are."""
     for option, wanted, known in (
         ("--tile", [tile] if tile else [], list(dict.fromkeys(sweep.tile for sweep in sweeps))),
         ("--size", size.split(",") if size else [], list(dict.fromkeys(sweep.size for sweep in sweeps))),
@@ -264,38 +220,22 @@ def chosen_sweeps(sweeps: list[StageSweep], tile: str | None, size: str | None) 
     return chosen
 
 
-def by_case(sweeps: list[StageSweep]) -> dict[str, list[StageSweep]]:
-    """Sweeps by step, variant and tile; each list holds one sweep per shape."""
-    groups: dict[str, list[StageSweep]] = {}
-    for sweep in sweeps:
-        groups.setdefault(sweep.case, []).append(sweep)
-    return groups
-
-
-def several_variants(sweeps: list[StageSweep]) -> list[list[StageSweep]]:
-    """The sweeps of each step and tile of which more than one variant was swept."""
-    groups: dict[tuple[int, str], list[StageSweep]] = {}
-    for sweep in sweeps:
-        groups.setdefault((sweep.step, sweep.tile), []).append(sweep)
-    return [group for group in groups.values() if len({sweep.variant for sweep in group}) > 1]
-
-
 def fewest_within_tie(times_ms: Mapping[int, float]) -> int:
-    """The fewest stages whose speed is within ``TIE_PCT`` of the fastest."""
+    """Return the fewest stages whose speed is within ``TIE_PCT`` of the fastest."""
     fastest = min(times_ms.values())
     return min(stages for stages, time in times_ms.items() if speed_lost_pct(time, fastest) <= TIE_PCT)
 
 
 def speed_lost_pct(time_ms: float, fastest_ms: float) -> float:
-    """Speed lost by a time to the fastest, in percent of the fastest's speed."""
+    """Compute the speed lost by a time to the fastest, in percent of the fastest's speed."""
     return 100 * (1 - fastest_ms / time_ms)
 
 
 def speed_gain_pct(before_ms: float | None, after_ms: float) -> float | None:
-    """Speed gained from one time to another in percent; None where the first was not measured."""
+    """Compute the speed gained from one time to another in percent; None where the first was not measured."""
     return None if before_ms is None else 100 * (before_ms / after_ms - 1)
 
 
 def bytes_label(count: int) -> str:
-    """``256 MiB``, or KiB below one MiB."""
+    """Write ``256 MiB``, or KiB below one MiB."""
     return f"{count / MIB:,.0f} MiB" if count >= MIB else f"{count / 1024:,.0f} KiB"

@@ -6,27 +6,14 @@ import math
 import re
 import statistics
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from tensorir_ladder.harness.records import Peer, Record, StreamRecord, Timeline, TunedConfig
-from tensorir_ladder.reports.selection import (
-    FASTEST,
-    TUNED,
-    Results,
-    Section,
-    Shape,
-    by_product,
-    shape_label,
-    shape_of,
-    shown_gain,
-    steps_text,
-)
+from tensorir_ladder.reports.cases import Shape, by_product, grouped, shape_label, shape_of, steps_text
+from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, number, percent, span
+from tensorir_ladder.reports.selection import FASTEST, TUNED, Results, Section, shown_gain
 from tensorir_ladder.reports.sweeps import unswept
 
-NOT_MEASURED = "–"
-NOT_VERIFIED = "failed its check"
-COMMANDS_SHOWN = 3
 CHOICE_TITLES = {
     "default": "default tile",
     "best": "best tile",
@@ -35,33 +22,21 @@ CHOICE_TITLES = {
 }
 
 
-@dataclass(frozen=True)
-class Table:
-    """A titled grid of text; the first ``left`` columns are text, the others numbers."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-    left: int = 1
-
-    def markdown(self) -> str:
-        """The grid as a Markdown table, its note below; the title is left to the caller."""
-        rule = [":--" if column < self.left else "--:" for column in range(len(self.header))]
-        lines = [
-            "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (self.header, *self.rows)
-        ]
-        text = "\n".join([lines[0], "|" + "|".join(rule) + "|", *lines[1:]])
-        return f"{text}\n\n{self.note}" if self.note else text
-
-
 CASE = ("step", "variant", "default_variant", "m", "n", "k", "layout", "dtype", "out_dtype", "math", "stages", "tile")
 SPEED = ("time_ms", "gflops", "ratio_to_cublas", "improvement_over_previous_pct")
 
 
 def row(record: Record, place: str) -> dict[str, Any]:
-    """Make one row of ``table --json`` of a record at a place. A record that failed its check has no speed."""
+    """Make one row of ``table --json`` of a record at a place; without speeds, peers' too, where its check failed."""
     used, passed, made = record.resources, record.verification.passed, record.environment
+    peers = []
+    for peer in record.peers:
+        timing = peer.timing if passed else None
+        speed = {
+            "time_ms": timing.median_ms if timing else None,
+            "ratio_to_cublas": record.ratio_of(timing) if timing else None,
+        }
+        peers.append({"name": peer.name, "status": peer.status, "why": peer.why, "config": peer.config, **speed})
     return {
         **{name: getattr(record, name) for name in (*CASE, "tile_choice")},
         "gpu": made.gpu,
@@ -70,24 +45,14 @@ def row(record: Record, place: str) -> dict[str, Any]:
         "verified_on": record.verification.on,
         **{name: getattr(used, name) if used else None for name in ("registers", "smem_bytes", "occupancy")},
         "bound": record.bound,
-        "peers": [peer_row(record, peer) for peer in record.peers],
+        "peers": peers,
         **{name: getattr(made, name) for name in ("recorded_at", "revision", "dirty")},
         "record": place,
     }
 
 
-def peer_row(record: Record, peer: Peer) -> dict[str, Any]:
-    """Make a record's peer a part of its row; without a speed where it has none, or where the record has none."""
-    timing = peer.timing if record.verification.passed else None
-    speed = {
-        "time_ms": timing.median_ms if timing else None,
-        "ratio_to_cublas": record.ratio_of(timing) if timing else None,
-    }
-    return {"name": peer.name, "status": peer.status, "why": peer.why, "config": peer.config, **speed}
-
-
 def ladder_table(results: Results, section: Section, choice: str) -> Table:
-    """A row per step (its default variant), a column per size: GFLOPS, the ratio to cuBLAS in brackets."""
+    """Make a row per step (its default variant), a column per size: GFLOPS, the ratio to cuBLAS in brackets."""
     shapes = section.shapes((choice,))
     lines = {step: line for step in section.steps if (line := section.line(step, choice))}
     rows = [
@@ -99,7 +64,7 @@ def ladder_table(results: Results, section: Section, choice: str) -> Table:
         )
         for step, line in lines.items()
     ]
-    rows.append(("cuBLAS", *(cublas_cell(lines.values(), shape) for shape in shapes), "", "1.00"))
+    rows.append(("cuBLAS", *(number(cublas_gflops(lines.values(), shape)) for shape in shapes), "", "1.00"))
     header = ("step", *map(shape_label, shapes), "average gain", "average ratio")
     note = (
         f"GFLOPS (ratio to the faster cuBLAS form of the same rounds); {tiles_in_words(lines.values(), choice)} "
@@ -111,7 +76,7 @@ def ladder_table(results: Results, section: Section, choice: str) -> Table:
 
 
 def variants_table(results: Results, section: Section, step: int, choice: str) -> Table:
-    """A row per variant of a step: GFLOPS, and the speed gained over the step before."""
+    """Make a row per variant of a step: GFLOPS, and the speed gained over the step before."""
     lines = {variant: section.line(step, choice, variant) for variant in section.variants(step)}
     shapes, predicted = by_product(set().union(*lines.values())), section.predicts(step)
     rows = []
@@ -129,32 +94,24 @@ def variants_table(results: Results, section: Section, step: int, choice: str) -
 
 
 def others_table(section: Section, records: Collection[Record]) -> Table:
-    """A row per record that the ladder does not show: tiles given by hand, other stage counts."""
+    """Make a row per record that the ladder does not show: tiles given by hand, other stage counts."""
     header = ("step", "variant", "tile", "size", "stages", "GFLOPS (ratio)", "gain")
-    rows = [
-        (
-            str(record.step),
-            record.variant,
-            f"{record.tile} ({record.tile_choice})",
-            shape_label(shape_of(record)),
-            str(record.stages),
-            speed_cell(record),
-            percent(shown_gain(record)),
-        )
-        for record in records
-    ]
+    rows = []
+    for r in records:
+        case = (str(r.step), r.variant, f"{r.tile} ({r.tile_choice})", shape_label(shape_of(r)), str(r.stages))
+        rows.append((*case, speed_cell(r), percent(shown_gain(r))))
     return Table(f"{section.title}: other configurations", header, tuple(rows), left=4)
 
 
 def peers_table(section: Section, brief: bool = False) -> Table:
-    """Our fastest and each peer in percent of cuBLAS, a column per shape; why a peer is missing stands below.
+    """Compare our fastest and each peer, in percent of cuBLAS, a column per shape; why a peer is missing stands below.
 
     ``brief`` leaves out shapes that have no place on an axis of sizes, what a peer does at single stage counts,
     and our first pipelined step.
     """
     shapes = [s for s in section.peer_shapes() if s in section.sizes() or not brief]
     names = [name for name in section.peer_names() if not (brief and is_stage_count(name))]
-    pipelined = None if brief else section.pipelined_step()
+    pipelined = None if brief else min((r.step for r in section.records if r.stages > 1), default=None)
     ours = {"our fastest": [section.fastest_beside_peers(shape) for shape in shapes]}
     if pipelined is not None:
         fastest = [section.fastest_beside_peers(shape, pipelined) for shape in shapes]
@@ -176,7 +133,7 @@ def is_stage_count(peer: str) -> bool:
 
 
 def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
-    """A row per tuned configuration: what was chosen, by how much it leads, and out of how many."""
+    """Make a row per tuned configuration: what was chosen, by how much it leads, and out of how many."""
     header = ("step", "size", "configuration", "GFLOPS (ratio)", "over default")
     header += ("runner-up", "margin", "verdict", "seen")
     rows = [
@@ -187,7 +144,7 @@ def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
             f"{config.gflops:,.0f} ({config.ratio_to_cublas:.2f}){'*' if config.environment.dirty else ''}",
             percent(config.gain_over_default_pct),
             config.runner_up.name if config.runner_up else NOT_MEASURED,
-            margin(config),
+            _margin(config),
             config.verdict,
             f"{config.seen} of {config.legal}",
         )
@@ -198,14 +155,6 @@ def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
     note += "interval. Tie: the interval does not lie clear of what a kernel differs from itself; the cheaper of the "
     note += "two is taken. Seen: candidates built and checked, of those that are legal."
     return Table(title, header, tuple(rows), note, left=3)
-
-
-def margin(config: TunedConfig) -> str:
-    """``+1.20 % (+0.90 to +1.50)``: how much faster than the runner-up, and the interval."""
-    if config.margin_pct is None:
-        return NOT_MEASURED
-    low, high = config.margin_interval_pct
-    return f"{config.margin_pct:+.2f} % ({low:+.2f} to {high:+.2f})"
 
 
 def all_tables(results: Results) -> list[Table]:
@@ -224,24 +173,24 @@ def all_tables(results: Results) -> list[Table]:
 
 
 def step_label(results: Results, step: int) -> str:
-    """``2 shared tiling``: a step's number and short name."""
+    """Write ``2 shared tiling``: a step's number and short name."""
     return f"{step} {short_name(results.step_name(step))}"
 
 
 def short_name(step_name: str) -> str:
-    """``shared tiling`` from ``step2_shared_tiling``."""
+    """Write ``shared tiling`` from ``step2_shared_tiling``."""
     return re.sub(r"^step\d+_", "", step_name).replace("_", " ")
 
 
 def speed_cell(record: Record | None) -> str:
-    """``32,202 (0.64)``: GFLOPS and the ratio to cuBLAS; never a speed that was not verified."""
+    """Write ``32,202 (0.64)``: GFLOPS and the ratio to cuBLAS; never a speed that was not verified."""
     if record is None or not record.verification.passed:
         return NOT_MEASURED if record is None else NOT_VERIFIED
     return f"{record.gflops:,.0f} ({record.ratio_to_cublas:.2f}){'*' if record.environment.dirty else ''}"
 
 
 def gain_cell(record: Record | None, with_prediction: bool) -> str:
-    """``32,202, +21.5 % (+30)``: GFLOPS, measured gain over the step before, predicted gain in brackets."""
+    """Write ``32,202, +21.5 % (+30)``: GFLOPS, measured gain over the step before, predicted gain in brackets."""
     if record is None or not record.verification.passed:
         return speed_cell(record)
     # The prediction is for loads that run ahead: a variant without cp.async is not what it speaks of.
@@ -252,7 +201,7 @@ def gain_cell(record: Record | None, with_prediction: bool) -> str:
 
 
 def own_cell(record: Record | None) -> str:
-    """``73 % (step 6, 64x64x16/4x4, 3 stages)``: percent of cuBLAS, and what reached it."""
+    """Write ``73 % (step 6, 64x64x16/4x4, 3 stages)``: percent of cuBLAS, and what reached it."""
     if record is None:
         return NOT_MEASURED
     stages = f", {record.stages} stages" if record.stages > 1 else ""
@@ -261,23 +210,11 @@ def own_cell(record: Record | None) -> str:
 
 
 def peer_cell(found: tuple[Record, Peer] | None) -> str:
-    """``61 % (64x64x16, 4 warps, 3 stages)``: percent of cuBLAS and the peer's configuration, or its status."""
+    """Write ``61 % (64x64x16, 4 warps, 3 stages)``: percent of cuBLAS and the peer's configuration, or its status."""
     if found is None:
         return NOT_MEASURED
     record, peer = found
     return f"{100 * record.ratio_of(peer.timing):.0f} % ({peer.config})" if peer.timing else peer.status
-
-
-def percent(value: float | None) -> str:
-    """A gain with its sign, to a tenth of a percent."""
-    return NOT_MEASURED if value is None else f"{value:+.1f} %"
-
-
-def span(values: Iterable[float], unit: str, digits: int = 0) -> str:
-    """``1965–1980 MHz``, or one value where all are equal."""
-    found = sorted(values)
-    low, high = f"{found[0]:,.{digits}f}", f"{found[-1]:,.{digits}f}"
-    return f"{low} {unit}" if low == high else f"{low}–{high} {unit}"
 
 
 def measured_on(records: Collection[Record | StreamRecord | Timeline]) -> str:
@@ -294,49 +231,27 @@ def measured_on(records: Collection[Record | StreamRecord | Timeline]) -> str:
     )
 
 
-def how_measured(records: Collection[Record | StreamRecord | Timeline]) -> str:
-    """Say how some records were made: machine, rounds, data, cache, launch, check and commands."""
-    methods, checks = [record.method for record in records], [record.verification for record in records]
-    commands = list(dict.fromkeys(f"`{record.command}`" for record in records))
-    others = {StreamRecord: "the copy and torch's operator", Timeline: "the same kernel without stamps"}
-    beside = others.get(type(next(iter(records))), "cuBLAS and the step before")
-    more = f" and {len(commands) - COMMANDS_SHOWN} more" if len(commands) > COMMANDS_SHOWN else ""
-    return (
-        f"{measured_on(records)} {span((m.rounds for m in methods), 'rounds')}, interleaved with {beside}, "
-        f"{span((m.launches_per_round for m in methods), 'launches')} each; data {_distinct(m.data for m in methods)}; "
-        f"cache: {_distinct(m.cache for m in methods)}; launch: {_distinct(m.launch for m in methods)}; checked "
-        f"before, on {_distinct(c.on for c in checks)}, largest error {max(c.max_error for c in checks):.2g}, least "
-        f"tolerance {min(c.tolerance for c in checks):.2g}. Commands: {', '.join(commands[:COMMANDS_SHOWN])}{more}."
-    )
-
-
 def average_gain(records: Collection[Record], expected: int) -> str:
-    """Mean gain over the step before; says so where it is over fewer than the ``expected`` sizes."""
+    """Write the mean gain over the step before; says so where it is over fewer than the ``expected`` sizes."""
     gains = [gain for record in records if (gain := shown_gain(record)) is not None]
-    return percent(statistics.mean(gains)) + _partial(len(gains), expected) if gains else NOT_MEASURED
+    return percent(statistics.mean(gains)) + _partial(gains, expected) if gains else NOT_MEASURED
 
 
 def average_ratio(records: Collection[Record], expected: int) -> str:
-    """Geometric mean of the ratio to cuBLAS, marked as :func:`average_gain` is."""
+    """Write the geometric mean of the ratio to cuBLAS, marked as :func:`average_gain` is."""
     ratios = [record.ratio_to_cublas for record in records if record.verification.passed]
-    return f"{statistics.geometric_mean(ratios):.2f}" + _partial(len(ratios), expected) if ratios else NOT_MEASURED
+    return f"{statistics.geometric_mean(ratios):.2f}" + _partial(ratios, expected) if ratios else NOT_MEASURED
 
 
 def cublas_gflops(lines: Collection[dict[Shape, Record]], shape: Shape) -> float | None:
-    """cuBLAS's speed at a shape: the median over the records shown, each with its faster form."""
+    """Compute cuBLAS's speed at a shape: the median over the records shown, each with its faster form."""
     times = [line[shape].fastest_baseline.median_ms for line in lines if shape in line]
     return gflops(shape, statistics.median(times)) if times else None
 
 
 def gflops(shape: Shape, milliseconds: float) -> float:
-    """2·m·n·k operations over a time, in 10⁹ per second."""
+    """Compute the rate of 2·m·n·k operations over a time, in 10⁹ per second."""
     return 2 * math.prod(shape) / (milliseconds * 1e6)
-
-
-def cublas_cell(lines: Collection[dict[Shape, Record]], shape: Shape) -> str:
-    """cuBLAS's GFLOPS as text."""
-    speed = cublas_gflops(lines, shape)
-    return NOT_MEASURED if speed is None else f"{speed:,.0f}"
 
 
 def tiles_in_words(lines: Collection[dict[Shape, Record]], choice: str) -> str:
@@ -353,18 +268,20 @@ def tiles_in_words(lines: Collection[dict[Shape, Record]], choice: str) -> str:
 
 
 def default_tiles(records: Iterable[Record]) -> str:
-    """The default tiles, with their steps where they are several: ``32x64x16/4x4 (steps 1–6), …``."""
-    steps: dict[str, set[int]] = {}
-    for record in records:
-        if record.tile_choice == "default":
-            steps.setdefault(record.tile, set()).add(record.step)
-    tiles = sorted(steps, key=lambda tile: min(steps[tile]))
-    return tiles[0] if len(tiles) == 1 else ", ".join(f"{tile} ({steps_text(steps[tile])})" for tile in tiles)
+    """Write the default tiles, with their steps where they are several: ``32x64x16/4x4 (steps 1–6), …``."""
+    tiles = grouped((record for record in records if record.tile_choice == "default"), lambda record: record.tile)
+    steps = {tile: {record.step for record in own} for tile, own in tiles.items()}
+    named = sorted(steps, key=lambda tile: min(steps[tile]))
+    return named[0] if len(named) == 1 else ", ".join(f"{tile} ({steps_text(steps[tile])})" for tile in named)
 
 
-def _partial(count: int, expected: int) -> str:
-    return "" if count == expected else f" ({count} of {expected} sizes)"
+def _margin(config: TunedConfig) -> str:
+    """Write ``+1.20 % (+0.90 to +1.50)``: how much faster than the runner-up, and the interval."""
+    if config.margin_pct is None:
+        return NOT_MEASURED
+    low, high = config.margin_interval_pct
+    return f"{config.margin_pct:+.2f} % ({low:+.2f} to {high:+.2f})"
 
 
-def _distinct(values: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(values))
+def _partial(found: list[float], expected: int) -> str:
+    return "" if len(found) == expected else f" ({len(found)} of {expected} sizes)"

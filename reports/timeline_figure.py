@@ -6,6 +6,7 @@ A role's row shows above what the tensor cores do for it, below what its threads
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,7 +26,6 @@ from tensorir_ladder.reports.timelines import (
     multiplications,
     spans,
     waiting_roles,
-    which_runs,
 )
 
 EPILOGUE_COLOR, LOAD_COLOR, PRODUCT_COLOR, FULL_COLOR, BOX_COLOR, EMPTY_COLOR = PALETTE[:6]
@@ -41,7 +41,7 @@ Place = tuple[float, float]  # bottom and height, in rows
 
 
 def timeline_figure(group: Lives) -> Figure:
-    """Panels one above the other, on the same scales: the block's begin on the left, an epilogue on the right."""
+    """Draw panels one above the other, on the same scales: the block's begin on the left, an epilogue on the right."""
     step, timelines = group.first.step, group.timelines
     heights = [PANEL_INCHES + ROW_INCHES * len(_rows(timeline)) for timeline in timelines]
     title = f"One block's life: step {step}, {short_name(group.first.step_name)}"
@@ -60,11 +60,9 @@ def timeline_figure(group: Lives) -> Figure:
         _draw(right, timeline, _epilogue_end(timeline))
     axes[-2].set_xlabel("µs since the block began")
     axes[-1].set_xlabel("µs to the epilogue's end")
-    return _finished(figure, axes, group)
-
-
-def _finished(figure: Figure, axes: list[Axes], group: Lives) -> Figure:
-    caption = f"{which_runs(group)} Numbers: k tiles. A load lasts until a warpgroup sees its bytes, a wgmma from when "
+    blocks = ", ".join(dict.fromkeys(f"block {t.block} of {t.blocks}" for t in timelines)).capitalize()
+    caption = f"{blocks}; of {len(group.first.durations_ns)} runs the one with the median duration. "
+    caption += "Numbers: k tiles. A load lasts until a warpgroup sees its bytes, a wgmma from when "
     caption += "its operands are there and the one before is done. In rows of roles that multiply: tensor cores above, "
     caption += "threads below."
     finish(figure, axes, caption)
@@ -75,7 +73,7 @@ def _finished(figure: Figure, axes: list[Axes], group: Lives) -> Figure:
 
 
 def _windows(timelines: Iterable[Timeline]) -> tuple[float, float]:
-    """Lengths of the begin and of the end that are shown, in ns.
+    """Return the lengths of the begin and of the end that are shown, in ns.
 
     16 k tiles of the fastest; the first epilogue and the 3 k tiles before it of all.
     """
@@ -90,7 +88,7 @@ def _windows(timelines: Iterable[Timeline]) -> tuple[float, float]:
 
 
 def _first_epilogues(timeline: Timeline) -> list[Span]:
-    """Each role's first epilogue; a persistent block has several."""
+    """Return each role's first epilogue; a persistent block has several."""
     return [own[0] for role in timeline.roles if (own := spans(timeline, role, EPILOGUE))]
 
 
@@ -103,62 +101,47 @@ def _products(timeline: Timeline) -> list[list[Span]]:
 
 
 def _rows(timeline: Timeline) -> list[str]:
-    """The rows of a panel: stages, then roles."""
     return [*(f"stage {stage}" for stage in range(timeline.stages)), *waiting_roles(timeline)]
 
 
 def _draw(axes: Axes, timeline: Timeline, origin: float) -> None:
-    """One panel; times are shown since ``origin``, in ns."""
+    """Draw one panel; times are shown since ``origin``, in ns."""
     rows = _rows(timeline)
     axes.set_ylim(len(rows), 0)
     axes.set_yticks([row + 0.5 for row in range(len(rows))], rows if origin == 0 else [""] * len(rows), fontsize=8)
     axes.tick_params(axis="y", length=0)
+    draw = partial(_bars, axes, origin)
     for span in loads(timeline):
-        place = (span.number % timeline.stages + 0.15, 0.7)
-        _bars(axes, [span], place, LOAD_COLOR, "load, until seen", origin, numbered=True)
+        draw([span], (span.number % timeline.stages + 0.15, 0.7), LOAD_COLOR, "load, until seen", numbered=True)
     for row, role in enumerate(waiting_roles(timeline), timeline.stages):
-        products = multiplications(timeline, role)
+        products, rounding = multiplications(timeline, role), spans(timeline, role, ROUNDING)
         upper, lower = (row + 0.08, 0.44), (row + 0.56, 0.3) if products else (row + 0.15, 0.7)
-        for seen, (color, label) in PRODUCTS.items():
-            own = [span for span in products if span.seen == seen]
-            _bars(axes, own, upper, color, label, origin, numbered=True)
-        _epilogue_bars(axes, timeline, role, lower, origin)
-        _bars(axes, spans(timeline, role, FULL_WAIT), lower, FULL_COLOR, "wait for a full stage", origin)
-        _bars(axes, spans(timeline, role, EMPTY_WAIT), lower, EMPTY_COLOR, "wait for an empty stage", origin)
+        for seen, look in PRODUCTS.items():
+            draw([span for span in products if span.seen == seen], upper, *look, numbered=True)
+        # Where results leave in boxes, the epilogue as a whole is the time until they are stored.
+        leaving = (ON_THEIR_WAY_COLOR, "results leaving") if rounding else (EPILOGUE_COLOR, "epilogue")
+        draw(spans(timeline, role, EPILOGUE), lower, *leaving)
+        draw(rounding, lower, EPILOGUE_COLOR, "rounded")
+        draw(spans(timeline, role, BOX), lower, BOX_COLOR, "a box stored")
+        draw(spans(timeline, role, FULL_WAIT), lower, FULL_COLOR, "wait for a full stage")
+        draw(spans(timeline, role, EMPTY_WAIT), lower, EMPTY_COLOR, "wait for an empty stage")
         begins = [(moment - origin) * US for moment in timeline.moments(role, "piece begins").values()]
         low, high = axes.get_xlim()
         if begins := [begin for begin in begins if low <= begin <= high]:
             axes.vlines(begins, row + 0.02, row + 0.98, color="black", linewidth=1.2, label="a tile begins")
 
 
-def _epilogue_bars(axes: Axes, timeline: Timeline, role: str, place: Place, origin: float) -> None:
-    """The epilogue as a whole; where results leave in boxes, what the role does for them."""
-    whole, rounding = spans(timeline, role, EPILOGUE), spans(timeline, role, ROUNDING)
-    if not rounding:
-        _bars(axes, whole, place, EPILOGUE_COLOR, "epilogue", origin)
-        return
-    _bars(axes, whole, place, ON_THEIR_WAY_COLOR, "results leaving", origin)
-    _bars(axes, rounding, place, EPILOGUE_COLOR, "rounded", origin)
-    _bars(axes, spans(timeline, role, BOX), place, BOX_COLOR, "a box stored", origin)
-
-
 def _bars(
-    axes: Axes, found: Iterable[Span], place: Place, color: str, label: str, origin: float, numbered: bool = False
+    axes: Axes, origin: float, found: Iterable[Span], place: Place, color: str, label: str, numbered: bool = False
 ) -> None:
-    """Spans as bars of one row that lie in the panel, with their numbers where these fit."""
+    """Draw spans as bars of one row that lie in the panel, with their numbers where these fit."""
     low, high = axes.get_xlim()
     shown = [((s.begin - origin) * US, (s.end - s.begin) * US, s.number) for s in found]
     shown = [(begin, length, number) for begin, length, number in shown if begin < high and begin + length > low]
     if not shown:
         return
-    axes.broken_barh(
-        [(begin, length) for begin, length, _ in shown],
-        place,
-        facecolor=color,
-        edgecolor="white",
-        linewidth=0.4,
-        label=label,
-    )
+    bars = [(begin, length) for begin, length, _ in shown]
+    axes.broken_barh(bars, place, facecolor=color, edgecolor="white", linewidth=0.4, label=label)
     width_inches = axes.get_subplotspec().get_position(axes.figure).width * axes.figure.get_figwidth()
     for begin, length, number in shown if numbered else ():
         left, right = max(begin, low), min(begin + length, high)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import bisect
-import re
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from tensorir_ladder.harness.records import Timeline
-from tensorir_ladder.reports.selection import LAYOUTS, Results, shape_label
-from tensorir_ladder.reports.table import NOT_MEASURED, Table
+from tensorir_ladder.reports.cases import grouped, shape_label, slug
+from tensorir_ladder.reports.cells import NOT_MEASURED, Table, number
+from tensorir_ladder.reports.selection import LAYOUTS, Results
 
 AT_ONCE_NS = 50  # a wait that is over at once takes less: some instructions, and the stamp itself
 EPILOGUE = ("epilogue begins", "results stored")
@@ -47,7 +47,7 @@ class Lives:
 
     @property
     def title(self) -> str:
-        """The case in words, GPU first."""
+        """Say in words what is shown, GPU first."""
         own = self.first
         layout = LAYOUTS.get(own.layout, own.layout)
         size = shape_label(own.shape) + "³" * (len(set(own.shape)) == 1)
@@ -55,10 +55,8 @@ class Lives:
 
     @property
     def slug(self) -> str:
-        """The case as part of a file name."""
-        own = self.first
-        parts = (own.environment.gpu.replace("NVIDIA ", ""), own.dtype, own.layout)
-        return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower())
+        """Write what is drawn as part of a file name."""
+        return slug(self.first.environment.gpu, self.first.dtype, self.first.layout)
 
     @property
     def kind(self) -> str:
@@ -68,40 +66,37 @@ class Lives:
 
 
 def lives(results: Results, step: int | None = None) -> list[Lives]:
-    """The timelines by case, those of one step if it is given."""
-    groups: dict[tuple, list[Timeline]] = {}
-    for timeline in results.timelines:
-        if step in (None, timeline.step):
-            groups.setdefault(timeline.family, []).append(timeline)
+    """Return the timelines by case, those of one step if it is given."""
+    groups = grouped((t for t in results.timelines if step in (None, t.step)), lambda timeline: timeline.family)
     return [Lives(tuple(sorted(group, key=lambda timeline: timeline.stages))) for group in groups.values()]
 
 
 def spans(timeline: Timeline, role: str, events: tuple[str, str]) -> list[Span]:
-    """From one event of a role to another, for every number that saw both."""
+    """Take the time from one event of a role to another, for every number that saw both."""
     begins, ends = (timeline.moments(role, event) for event in events)
     return [Span(number, begins[number], ends[number]) for number in begins if number in ends]
 
 
 def consumers(timeline: Timeline) -> list[str]:
-    """The roles that multiply."""
+    """Return the roles that multiply."""
     return [role for role in timeline.roles if timeline.moments(role, "mma issued")]
 
 
 def waiting_roles(timeline: Timeline) -> list[str]:
-    """The roles that a picture has a row for: those that wait or multiply, rather than only issue."""
+    """Return the roles that a picture has a row for: those that wait or multiply, rather than only issue."""
     kinds = (FULL_WAIT, EMPTY_WAIT, EPILOGUE)
     return [role for role in timeline.roles if any(spans(timeline, role, kind) for kind in kinds)]
 
 
 def loads(timeline: Timeline) -> list[Span]:
-    """Each k tile from its load's issue until the first role sees it complete."""
+    """Return each k tile from its load's issue until the first role sees it complete."""
     issued = _first_of(timeline, timeline.roles, "load issued")
     seen = _first_of(timeline, consumers(timeline), "full wait ends")
     return [Span(number, begin, seen[number]) for number, begin in issued.items() if number in seen]
 
 
 def multiplications(timeline: Timeline, role: str) -> list[Span]:
-    """Each k tile's wgmma, from when its operands are there and the one before is done until it is done itself.
+    """Return each k tile's wgmma, from when its operands are there and the one before is done until it is done itself.
 
     Instructions of several k tiles are in flight, and run one after the other. A role that did not have to wait for
     one came late: then its end was not seen.
@@ -116,20 +111,13 @@ def multiplications(timeline: Timeline, role: str) -> list[Span]:
 
 
 def lives_table(group: Lives) -> Table:
-    """A row per stage count: where the block's time goes."""
+    """Make a row per stage count: where the block's time goes."""
     header = ("stages", "block µs", "until the first k tile µs", "k tile ns", "load ns", "wgmma ns", "wgmma under way")
     header += ("epilogue µs", "launch with stamps")
     note = "One block. Load: from issue until a warpgroup sees it, median; k tile: from one to the next, median; wgmma "
     note += "under way: share of the time from the first k tile's arrival to the last one's end, mean of the roles "
     note += "that multiply, at most (≤) where a role asked for the end of one too late to see it."
     return Table(f"Where the time goes: {group.title}", header, tuple(map(_row, group.timelines)), note)
-
-
-def which_runs(group: Lives) -> str:
-    """Name the blocks and runs that are shown."""
-    own = group.first
-    blocks = dict.fromkeys(f"block {t.block} of {t.blocks}" for t in group.timelines)
-    return f"{', '.join(blocks).capitalize()}; of {len(own.durations_ns)} runs the one with the median duration."
 
 
 def _row(timeline: Timeline) -> tuple[str, ...]:
@@ -141,12 +129,12 @@ def _row(timeline: Timeline) -> tuple[str, ...]:
     return (
         str(timeline.stages),
         f"{timeline.duration_ns / 1e3:.1f}",
-        _number((own[0].begin / 1e3 for own in products if own), 2),
-        _number(periods, 0),
-        _number(_lengths(loads(timeline)), 0),
-        _number(_lengths(span for own in products for span in own if span.seen), 0),
+        _median((own[0].begin / 1e3 for own in products if own), 2),
+        _median(periods, 0),
+        _median(_lengths(loads(timeline)), 0),
+        _median(_lengths(span for own in products for span in own if span.seen), 0),
         _share(products),
-        _number((length / 1e3 for length in _lengths(epilogues)), 2),
+        _median((length / 1e3 for length in _lengths(epilogues)), 2),
         f"{cost:+.1f} %",
     )
 
@@ -157,9 +145,9 @@ def _share(products: list[list[Span]]) -> str:
     return f"{least}{statistics.mean(shares):.0%}" if shares else NOT_MEASURED
 
 
-def _number(values: Iterable[float], digits: int) -> str:
+def _median(values: Iterable[float], digits: int) -> str:
     found = list(values)
-    return f"{statistics.median(found):,.{digits}f}" if found else NOT_MEASURED
+    return number(statistics.median(found) if found else None, f",.{digits}f")
 
 
 def _lengths(found: Iterable[Span]) -> Iterator[float]:
@@ -167,9 +155,9 @@ def _lengths(found: Iterable[Span]) -> Iterator[float]:
 
 
 def _first_of(timeline: Timeline, roles: Iterable[str], event: str) -> dict[int, float]:
-    """When the first of some roles saw an event, by number."""
+    """Find when the first of some roles saw an event, by number."""
     found: dict[int, float] = {}
     for role in roles:
-        for number, moment in timeline.moments(role, event).items():
-            found[number] = min(moment, found.get(number, moment))
+        for k_tile, moment in timeline.moments(role, event).items():
+            found[k_tile] = min(moment, found.get(k_tile, moment))
     return found

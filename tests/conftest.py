@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+# Before numpy is loaded: its products of small matrices are few, and its threads wait for more of them at full speed.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import tvm

@@ -15,7 +15,6 @@
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 #define __align__(bytes) alignas(bytes)
-#define EMU_INLINE inline __attribute__((always_inline))
 
 namespace emu {
 
@@ -181,7 +180,7 @@ EMU_COMPARISON(ge, >=)
 
 // For helper functions; kernels have indices of their own, which are known not to change.
 template <emu::Index (*get)(), int emu::Index::*member> struct EmuComponent {
-  operator int() const { return get().*member; }
+  EMU_INLINE operator int() const { return get().*member; }
 };
 template <emu::Index (*get)()> struct EmuIndex {
   EmuComponent<get, &emu::Index::x> x;
@@ -197,8 +196,8 @@ extern "C" int printf(const char*, ...);
 #define __threadfence() ((void)0)  // releases and acquires order all that is known
 template <class T> EMU_INLINE void __stcg(T* to, T value) { *to = value; }
 template <class T> EMU_INLINE T __ldcg(const T* from) { return *from; }
-inline void __syncwarp(uint mask = 0xffffffffu) { emu::sync_warp(mask); }
-inline size_t __cvta_generic_to_shared(const void* pointer) { return emu::shared_address(pointer); }
+EMU_INLINE void __syncwarp(uint mask = 0xffffffffu) { emu::sync_warp(mask); }
+EMU_INLINE size_t __cvta_generic_to_shared(const void* pointer) { return emu::shared_address(pointer); }
 template <class T> EMU_INLINE T __shfl_sync(uint mask, T value, int from, int width = 32) {
   static_assert(sizeof(T) == 4, "shuffles move 32-bit values");
   uint bits;

@@ -9,6 +9,9 @@
 #include <math.h>
 #undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 
+// What a kernel calls is compiled into it, so that a place in the code is a line of the kernel at any optimisation.
+#define EMU_INLINE inline __attribute__((always_inline))
+
 typedef unsigned char uchar;
 typedef unsigned short ushort;
 typedef unsigned int uint;
@@ -62,15 +65,15 @@ inline uint32_t round_to_tf32(uint32_t bits) {
 struct __half {
   uint16_t bits;
   __half() = default;
-  __half(float x) : bits(emu::float_to_half(x)) {}
-  operator float() const { return emu::half_to_float(bits); }
+  EMU_INLINE __half(float x) : bits(emu::float_to_half(x)) {}
+  EMU_INLINE operator float() const { return emu::half_to_float(bits); }
 };
 
 struct nv_bfloat16 {
   uint16_t bits;
   nv_bfloat16() = default;
-  nv_bfloat16(float x) : bits(emu::float_to_bfloat16(x)) {}
-  operator float() const { return emu::bfloat16_to_float(bits); }
+  EMU_INLINE nv_bfloat16(float x) : bits(emu::float_to_bfloat16(x)) {}
+  EMU_INLINE operator float() const { return emu::bfloat16_to_float(bits); }
 };
 
 typedef __half half;
@@ -83,7 +86,7 @@ template <size_t bytes> struct Whole;
 template <> struct Whole<4> { typedef uint32_t type __attribute__((may_alias)); };
 template <> struct Whole<8> { typedef uint64_t type __attribute__((may_alias)); };
 template <> struct Whole<16> { typedef uint32_t type __attribute__((may_alias, vector_size(16))); };
-template <size_t bytes> inline __attribute__((always_inline)) void copy_whole(void* to, const void* from) {
+template <size_t bytes> EMU_INLINE void copy_whole(void* to, const void* from) {
   constexpr size_t step = bytes < 16 ? bytes : 16;
   typedef typename Whole<step>::type Type;
   for (size_t i = 0; i < bytes / step; ++i) ((Type*)to)[i] = ((const Type*)from)[i];
@@ -91,23 +94,23 @@ template <size_t bytes> inline __attribute__((always_inline)) void copy_whole(vo
 
 }  // namespace emu
 
-#define EMU_VECTOR(T, name, align, members, parameters, values)                     \
-  struct alignas(align) name {                                                      \
-    T members;                                                                      \
-    name() = default;                                                               \
-    name parameters : values {}                                                     \
-    name(const name& other) { emu::copy_whole<sizeof(name)>(this, &other); }        \
-    name& operator=(const name& other) {                                            \
-      emu::copy_whole<sizeof(name)>(this, &other);                                  \
-      return *this;                                                                 \
-    }                                                                               \
+#define EMU_VECTOR(T, name, align, members, parameters, values)                        \
+  struct alignas(align) name {                                                         \
+    T members;                                                                         \
+    name() = default;                                                                  \
+    EMU_INLINE name parameters : values {}                                             \
+    EMU_INLINE name(const name& other) { emu::copy_whole<sizeof(name)>(this, &other); }\
+    EMU_INLINE name& operator=(const name& other) {                                    \
+      emu::copy_whole<sizeof(name)>(this, &other);                                     \
+      return *this;                                                                    \
+    }                                                                                  \
   };
-#define EMU_VECTORS(T, name, align2, align4)                                        \
-  EMU_VECTOR(T, name##2, align2, EMU_LIST(x, y), (T x, T y), EMU_LIST(x(x), y(y)))  \
-  EMU_VECTOR(T, name##4, align4, EMU_LIST(x, y, z, w), (T x, T y, T z, T w),        \
-             EMU_LIST(x(x), y(y), z(z), w(w)))                                      \
-  inline name##2 make_##name##2(T x, T y) { return {x, y}; }                        \
-  inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+#define EMU_VECTORS(T, name, align2, align4)                                           \
+  EMU_VECTOR(T, name##2, align2, EMU_LIST(x, y), (T x, T y), EMU_LIST(x(x), y(y)))     \
+  EMU_VECTOR(T, name##4, align4, EMU_LIST(x, y, z, w), (T x, T y, T z, T w),           \
+             EMU_LIST(x(x), y(y), z(z), w(w)))                                         \
+  EMU_INLINE name##2 make_##name##2(T x, T y) { return {x, y}; }                       \
+  EMU_INLINE name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 #define EMU_LIST(...) __VA_ARGS__
 EMU_VECTORS(float, float, 8, 16)
 EMU_VECTORS(double, double, 16, 16)
@@ -119,16 +122,16 @@ EMU_VECTORS(nv_bfloat16, nv_bfloat16, 4, 8)
 #undef EMU_VECTOR
 #undef EMU_LIST
 
-inline half __float2half(float x) { return half(x); }
-inline half __float2half_rn(float x) { return half(x); }
-inline float __half2float(half x) { return x; }
-inline nv_bfloat16 __float2bfloat16(float x) { return nv_bfloat16(x); }
-inline nv_bfloat16 __float2bfloat16_rn(float x) { return nv_bfloat16(x); }
-inline float __bfloat162float(nv_bfloat16 x) { return x; }
-inline uint __pack_half2(half x, half y) { return uint(y.bits) << 16 | x.bits; }
-inline uint __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return uint(y.bits) << 16 | x.bits; }
-template <class T> inline T max(T a, T b) { return a > b ? a : b; }
-template <class T> inline T min(T a, T b) { return a < b ? a : b; }
+EMU_INLINE half __float2half(float x) { return half(x); }
+EMU_INLINE half __float2half_rn(float x) { return half(x); }
+EMU_INLINE float __half2float(half x) { return x; }
+EMU_INLINE nv_bfloat16 __float2bfloat16(float x) { return nv_bfloat16(x); }
+EMU_INLINE nv_bfloat16 __float2bfloat16_rn(float x) { return nv_bfloat16(x); }
+EMU_INLINE float __bfloat162float(nv_bfloat16 x) { return x; }
+EMU_INLINE uint __pack_half2(half x, half y) { return uint(y.bits) << 16 | x.bits; }
+EMU_INLINE uint __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return uint(y.bits) << 16 | x.bits; }
+template <class T> EMU_INLINE T max(T a, T b) { return a > b ? a : b; }
+template <class T> EMU_INLINE T min(T a, T b) { return a < b ? a : b; }
 
 // What cuTensorMapEncodeTiled encodes: element i of dimension d lies strides[d] bytes from element i - 1.
 struct CUtensorMap {

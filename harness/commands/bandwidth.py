@@ -64,7 +64,6 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _measure(cases: list[BandwidthCase], session: Session, command: str) -> list[StreamRecord]:
-    """Measure workload by workload and size by size, each record on disk before the next race."""
     journal = Journal(session.out, command, session.revision, cases)
     groups: dict[tuple[str, tuple[int, ...]], list[BandwidthCase]] = {}
     for case in cases:
@@ -90,7 +89,6 @@ def _measure(cases: list[BandwidthCase], session: Session, command: str) -> list
 
 
 def _verify(cases: list[BandwidthCase], options: argparse.Namespace, on_gpu: bool) -> int:
-    """Check outputs only: on the GPU at the sizes given, else on the CPU at a small one."""
     if options.out:
         check_writable(options.out)
         print(f"no record will be written to {options.out}: nothing is measured")

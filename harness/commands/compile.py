@@ -1,4 +1,4 @@
-"""``compile``: generate and compile code, and write listings of it for the pages; needs no GPU."""
+"""``compile``: generate and compile code, and write listings of it; needs no GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
 
 
 def listing(kernel: Kernel) -> Listing:
-    """Make a compiled kernel's listing, for the pages."""
+    """Make a compiled kernel's listing."""
     case = kernel.case
     return Listing(
         **case.named,

@@ -39,7 +39,6 @@ def run(options: argparse.Namespace, _command: str) -> int:
 
 
 def _print_depth(case: Case, kernels: dict[int, Kernel], said: DepthForecast | None) -> None:
-    """Print a row for each stage count: what is predicted, where anything is, and what the kernel occupies."""
     title = escape(f"{replace(case, stages=1)}, {case.machine.gpu or case.machine.arch}")
     predicted = ("stages", "predicted ms", "GFLOPS", "latency hidden")
     occupied = ("shared bytes", "registers", "blocks per SM", "occupancy", "limited by")

@@ -7,16 +7,18 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision, numbers
 from tensorir_ladder.harness.commands.show import progress
-from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, git_state, sources_digest
+from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, sources_digest, tree_state
 from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, run_draw, summed_up
 from tensorir_ladder.harness.lab.workers import Lost, each_in_a_process
@@ -53,12 +55,10 @@ def run(options: argparse.Namespace, command: str) -> int:
     done = {outcome.number for outcome in outcomes}
     left = [draw for draw in draws if draw.number not in done]
     with progress() as bar, closing(each_in_a_process(run_draw, left, options.jobs, options.limit_s)) as results:
-        task = bar.add_task("fuzzing", total=len(draws), completed=len(done))
-        for outcome in _outcomes(results):
+        for outcome in bar.track(_outcomes(results), len(draws), len(done), description="fuzzing"):
             outcomes.append(outcome)
             if journal:
                 journal.add(outcome)
-            bar.update(task, advance=1)
             if options.on == "gpu" and any(bad.what == "hung" for bad in outcome.bad):
                 break
     found = summed_up(outcomes)
@@ -89,7 +89,7 @@ def _draws(options: argparse.Namespace) -> list[Draw]:
 
 
 def _check_place(on: str) -> None:
-    """Raise, before processes are started, NoGpu, NoCompiler or NoHostCompiler for what is missing."""
+    # Before processes are started.
     if on == "gpu":
         require_gpu()
         toolchain.require_compiler()
@@ -98,7 +98,7 @@ def _check_place(on: str) -> None:
 
 
 def _outcomes(results: Iterator[tuple[Draw, Outcome | Lost]]) -> Iterator[Outcome]:
-    """Yield what became of each draw; a process that is gone is a bad run."""
+    # A process that is gone is a bad run.
     for draw, result in results:
         if isinstance(result, Lost):
             bad = Bad("hung" if result.hung else "crashed", result.doing, result.reason)
@@ -117,15 +117,17 @@ class Journal:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         if lines and lines[0] != head:
             raise UsageError(f"{self.path} is of another run or other sources; move it away, or repeat that command")
-        # A line that was being written when the run was killed has no end.
-        self.outcomes = {found.number: found for found in map(_outcome, lines[1:]) if found}
-        kept = [head, *(json.dumps(asdict(outcome)) for outcome in self.outcomes.values())]
-        write_atomically(self.path, "".join(f"{line}\n" for line in kept))
+        self.outcomes: dict[int, Outcome] = {}
+        for line in lines[1:]:
+            with suppress(msgspec.DecodeError):  # a line that was being written when the run was killed has no end
+                found = msgspec.json.decode(line, type=Outcome)
+                self.outcomes[found.number] = found
+        write_atomically(self.path, "".join(f"{line}\n" for line in (head, *map(_line, self.outcomes.values()))))
 
     def add(self, outcome: Outcome) -> None:
         """Append a draw that is finished."""
         with self.path.open("a") as file:
-            file.write(json.dumps(asdict(outcome)) + "\n")
+            file.write(_line(outcome) + "\n")
 
     def finish(self, record: dict[str, Any], whole: bool) -> None:
         """Append the record; the lines stay where the run is not whole, so that it can go on."""
@@ -134,26 +136,19 @@ class Journal:
             self.path.unlink()
 
 
-def _outcome(line: str) -> Outcome | None:
-    try:
-        found = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return Outcome(**found | {"bad": [Bad(**bad) for bad in found["bad"]]})
+def _line(outcome: Outcome) -> str:
+    return msgspec.json.encode(outcome).decode()
 
 
 def _record(
     options: argparse.Namespace, command: str, found: dict[str, Any], outcomes: Sequence[Outcome], seconds: float
 ) -> dict[str, Any]:
-    revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
-    gpu = {"gpu": _gpu_name()} if options.on == "gpu" else {}
     return {
         "command": command,
-        "revision": revision,
-        "dirty": dirty,
+        **tree_state(options.revision),
         "on": options.on,
         "host_cpu": _host_cpu(),
-        **gpu,
+        **({"gpu": _gpu_name()} if options.on == "gpu" else {}),
         "jobs": options.jobs,
         "seed": options.seed,
         "seconds": round(seconds, 1),
@@ -172,7 +167,6 @@ def _gpu_name() -> str:
 
 
 def _host_cpu() -> str:
-    """Ask Linux for the CPU's name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
@@ -189,7 +183,6 @@ def _repeat(options: argparse.Namespace, outcome: Outcome) -> str:
 
 
 def _print(options: argparse.Namespace, found: dict[str, Any], outcomes: Sequence[Outcome], asked: int) -> None:
-    """Print bad runs, the smallest product first, each with the command that repeats it, and the counts."""
     for outcome, bad in _smallest_first(outcomes):
         print(f"{bad.what}: {bad.case}: {bad.text}\n  {_repeat(options, outcome)}")
     if len(outcomes) < asked:

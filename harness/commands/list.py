@@ -34,7 +34,6 @@ def run(_options: argparse.Namespace, _command: str) -> int:
 
 
 def _print_tiles(steps: list[Step]) -> None:
-    """Print what tiles the steps take, steps that are tiled alike together."""
     for family in dict.fromkeys(step.tiles for step in steps):
         own = [step for step in steps if step.tiles == family]
         pipelined = [step for step in own if step.pipelined]

@@ -26,13 +26,8 @@ def open_session(options: argparse.Namespace, command: str) -> Session:
     """Open a session whose output folder is known to take records."""
     out = options.out or RESULTS
     check_writable(out)
-    return Session(
-        toolchain.require_compiler(),
-        execution.GpuBackend(),
-        out,
-        command,
-        revision=options.revision or "",
-    )
+    compiler, gpu = toolchain.require_compiler(), execution.GpuBackend()
+    return Session(compiler, gpu, out, command, revision=options.revision or "")
 
 
 def measure_cases(cases: list[Case], options: argparse.Namespace, command: str, sweep: bool = False) -> list[Record]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands.options import add_revision
-from tensorir_ladder.harness.environment import ROOT, git_state
+from tensorir_ladder.harness.environment import tree_state
 from tensorir_ladder.harness.lab.microbench import BENCHMARKS, chosen, measure_rates
 from tensorir_ladder.harness.models.rate_files import RATES
 from tensorir_ladder.harness.records import check_writable
@@ -30,8 +30,7 @@ def run(options: argparse.Namespace, command: str) -> int:
         if not benchmark.runs_on(machine.arch):
             print(f"{benchmark.name}: not measured, only {benchmark.arch} has the instruction; this is {machine.arch}")
     benchmarks = [benchmark for benchmark in benchmarks if benchmark.runs_on(machine.arch)]
-    revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
-    provenance = {"command": command, "revision": revision, "dirty": dirty}
+    provenance = {"command": command, **tree_state(options.revision)}
     for name, found, path in measure_rates(machine, compiler, benchmarks, options.out, provenance):
         at = [f"{value:g}: " for value in found.at] or [""]
         shown = ", ".join(f"{place}{median:.4g}" for place, median in zip(at, found.medians))

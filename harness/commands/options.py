@@ -105,9 +105,8 @@ def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False, se
     """
     machine = machine_of(options)
     steps = _steps(options.step)
-    stages, tile = (None if several else options.stages), options.tile
-    if several and tile == "all":
-        tile = "default"
+    stages = None if several else options.stages
+    tile = "default" if several and options.tile == "all" else options.tile
     asked, *more = numbers(stages, "--stages", minimum=None) if stages is not None else [None]
     if more or (asked is not None and asked < 1):
         raise UsageError(f"--stages {stages}: one number, at least 1 (1 is unpipelined); sweep takes several")
@@ -128,7 +127,6 @@ def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False, se
 
 
 def _without_lacking(cases: list[Case]) -> list[Case]:
-    """Keep the cases for which the machine has all instructions; a warning names the steps of the others."""
     lacking = {case.step.name: case.lacks for case in cases if case.lacks}
     if lacking:
         warn("left out: " + "; ".join(f"{name}, since {lacks}" for name, lacks in lacking.items()))
@@ -205,7 +203,7 @@ def _steps(text: str | None) -> list[Step]:
 
 
 def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str, stages: int | None) -> Case:
-    """Make a case with the tile that ``--tile`` names, or the default one until a command finds another."""
+    # With the default tile until a command finds another.
     case = Case.default(step, problem, machine, variant, stages)
     if tile in CHOICES:
         return replace(case, tile_choice=tile)

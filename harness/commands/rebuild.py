@@ -59,12 +59,10 @@ def run(options: argparse.Namespace, _command: str) -> int:
     pool = ProcessPoolExecutor(min(options.jobs, len(chosen)), CONTEXT)
     try:
         with progress() as bar:
-            task = bar.add_task("lowering", total=len(chosen))
             work = {pool.submit(difference, record): record for record in chosen}
-            for done in as_completed(work):
+            for done in bar.track(as_completed(work), len(work), description="lowering"):
                 if why := done.result():
                     differing.append(f"{_name(work[done])}: {why}")
-                bar.advance(task)
     finally:
         pool.shutdown(cancel_futures=True)
     print("\n".join([*sorted(differing), f"{len(chosen) - len(differing)} of {len(chosen)} give the recorded CUDA"]))
@@ -84,8 +82,8 @@ def lowered_again(record: Recorded) -> Lowered:
     """Lower the case of a record for the machine that it was measured on."""
     machine = machine_for(record.arch).of_gpu(record.environment.gpu)
     if isinstance(record, StreamRecord):
-        variant, stages = record.variant, record.stages
-        return lower_workload(BandwidthCase(record.workload, record.shape, record.dtype, variant, stages, machine))
+        case = (record.workload, record.shape, record.dtype, record.variant, record.stages)
+        return lower_workload(BandwidthCase(*case, machine))
     step, problem = get_step(record.step), Matmul(*record.shape, record.dtype, record.layout, record.out_dtype)
     case = Case(step, problem, record.variant, step.tiles.kind.parse(record.tile), machine, record.stages)
     return lower(case, Stamps(record.block, record.room) if isinstance(record, Timeline) else None)
@@ -107,9 +105,7 @@ def _identity(record: Recorded) -> tuple[Any, ...]:
 
 
 def _name(record: Recorded) -> str:
-    if isinstance(record, StreamRecord):
-        what = f"{record.workload}[{record.variant}] {shape_text(record.shape)} {record.dtype}"
-    else:
-        what = f"{record.step_name}[{record.variant}] {shape_text(record.shape)} {record.dtype} {record.tile}"
+    name, tile = (record.workload, "") if isinstance(record, StreamRecord) else (record.step_name, f" {record.tile}")
+    what = f"{name}[{record.variant}] {shape_text(record.shape)} {record.dtype}{tile}"
     kind = " with stamps" if isinstance(record, Timeline) else ""
     return f"{what} {record.stages} stages{kind}, recorded {record.environment.recorded_at}"

@@ -64,15 +64,13 @@ def run(options: argparse.Namespace, command: str) -> int:
         print_variants([built(case) for case in _per_variant(cases)])
     for record in records:
         if record.predicted_gain_pct is not None and record.default_variant:
-            gains = (
-                f"predicted {record.predicted_gain_pct:+.0f} %, measured {record.improvement_over_previous_pct:+.0f} %"
-            )
-            print(f"gain over the step before at {shape_text(record.shape)}, tile {record.tile}: {gains}")
+            predicted, measured = record.predicted_gain_pct, record.improvement_over_previous_pct
+            where = f"{shape_text(record.shape)}, tile {record.tile}"
+            print(f"gain over the step before at {where}: predicted {predicted:+.0f} %, measured {measured:+.0f} %")
     return 0
 
 
 def _run_without_gpu(options: argparse.Namespace) -> int:
-    """Verify on the CPU, say what was and was not done, compare variants by their code."""
     cases = cases_of(options, CPU_SIZES)
     kernels, code = [], 0
     if options.out:
@@ -98,7 +96,6 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
 
 
 def _run_again(options: argparse.Namespace, command: str) -> int:
-    """Measure the case of a record again, and print both."""
     old = read_place(options.again)
     measurer = Measurer(open_session(options, command), peers=tuple(find_peers(options.peers)))
     problem = Matmul(old.m, old.n, old.k, old.dtype, old.layout, old.out_dtype)
@@ -117,7 +114,6 @@ def _run_again(options: argparse.Namespace, command: str) -> int:
 
 
 def _calibrate(options: argparse.Namespace, command: str) -> int:
-    """Measure cuBLAS against itself at each size."""
     session = open_session(options, command)
     for shape in shapes_of(options, GPU_SIZES):
         record = Measurer(session).calibrate(problem_of(options, shape))

@@ -11,7 +11,7 @@ from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision
 from tensorir_ladder.harness.commands.show import console, new_table, progress
-from tensorir_ladder.harness.environment import ROOT, git_state, gpu_identity
+from tensorir_ladder.harness.environment import gpu_identity, tree_state
 from tensorir_ladder.harness.lab.sanitizer.agreement import Row, read, row_of, save, tally
 from tensorir_ladder.harness.lab.sanitizer.judgement import AGREE, CANNOT_SEE, DISAGREE
 from tensorir_ladder.harness.lab.sanitizer.preparation import prepare, prepared_kernels, subject_names
@@ -46,16 +46,12 @@ def run(options: argparse.Namespace, command: str) -> int:
 def _prepare(options: argparse.Namespace) -> int:
     compiler, kinds = toolchain.require_compiler(), Counter()
     with progress() as bar:
-        task = bar.add_task("preparing", total=len(subject_names(options.kernels)))
-        for kernel in prepare(options.kernels, options.work, compiler, options.jobs):
+        kernels = prepare(options.kernels, options.work, compiler, options.jobs)
+        for kernel in bar.track(kernels, len(subject_names(options.kernels)), description="preparing"):
             kinds[kernel.emulator.kind or "nothing"] += 1
-            bar.advance(task)
-    print(f"{kinds.total()} kernels in {options.work}; the emulator finds " + ", ".join(_counted(kinds)))
+    counted = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
+    print(f"{kinds.total()} kernels in {options.work}; the emulator finds {counted}")
     return 0
-
-
-def _counted(kinds: Counter[str]) -> list[str]:
-    return [f"{count} × {kind}" for kind, count in kinds.most_common()]
 
 
 def _look(options: argparse.Namespace, command: str) -> list[Row]:
@@ -63,22 +59,18 @@ def _look(options: argparse.Namespace, command: str) -> list[Row]:
     execution.require_gpu()
     sanitizer, identity = require_sanitizer(), gpu_identity()
     with progress() as bar:
-        runs = len(kernels) * (1 + len(TOOLS))
-        task = bar.add_task("looking", total=runs)
-        for _ in look_at_all(kernels, sanitizer, options.jobs):
-            bar.advance(task)
-        bar.update(task, completed=runs)  # those of kernels that hang are left out
+        runs = len(kernels) * (1 + len(TOOLS))  # those of kernels that hang are left out
+        for _ in bar.track(look_at_all(kernels, sanitizer, options.jobs), runs, description="looking"):
+            pass
     rows = [row_of(kernel) for kernel in kernels]
     if options.out:
-        revision, dirty = (options.revision, False) if options.revision else git_state(ROOT)
         provenance = {"gpu": identity["gpu"], "driver": identity["driver"], "sanitizer": version(sanitizer)}
-        provenance |= {"recorded_at": now(), "revision": revision, "dirty": dirty, "command": command}
+        provenance |= {"recorded_at": now(), **tree_state(options.revision), "command": command}
         save(rows, provenance, options.out)
     return rows
 
 
 def _print(rows: list[Row]) -> None:
-    """Print counts by kind of fault, then every kernel on which they do not agree."""
     verdicts = (AGREE, CANNOT_SEE, DISAGREE)
     table = new_table("Emulator and compute-sanitizer", ("the emulator finds", *verdicts), texts={"the emulator finds"})
     for kind, counts in sorted(tally(rows).items()):

@@ -72,7 +72,6 @@ def record_line(record: Record) -> str:
 
 
 def _peer_line(record: Record, peer: Peer) -> str:
-    """Put a peer in percent of cuBLAS with its configuration, or say why it has no time."""
     if peer.timing is None:
         return f"{peer.name}: {peer.status}, {peer.why}"
     return f"{peer.name}: {peer.timing.median_ms:.4f} ms, {record.ratio_of(peer.timing):.0%} of cuBLAS, {peer.config}"
@@ -129,12 +128,10 @@ def print_variants(kernels: list[Kernel]) -> None:
 
 
 def _print_prediction(kernel: Kernel) -> None:
-    """Print what the model says of a k tile, where it covers the kernel."""
-    prediction = predict_tile(kernel)
-    if prediction:
+    if tile := predict_tile(kernel):
         print(
-            f"predicted for {kernel.case}, per k tile and multiprocessor: load {prediction.load_ns:.0f} ns, "
-            f"compute {prediction.compute_ns:.0f} ns, {prediction.resident_blocks} resident block(s); "
-            f"N·(load + compute) = N·{prediction.sequential_ns:.0f} ns, N·max(load, compute) = "
-            f"N·{prediction.pipelined_ns:.0f} ns with {prediction.stages} stages: gain {prediction.gain_pct:+.0f} %"
+            f"predicted for {kernel.case}, per k tile and multiprocessor: load {tile.load_ns:.0f} ns, "
+            f"compute {tile.compute_ns:.0f} ns, {tile.resident_blocks} resident block(s); "
+            f"N·(load + compute) = N·{tile.sequential_ns:.0f} ns, N·max(load, compute) = "
+            f"N·{tile.pipelined_ns:.0f} ns with {tile.stages} stages: gain {tile.gain_pct:+.0f} %"
         )

@@ -38,7 +38,6 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
-    """List the cases that can be stamped, at each stage count; all of them are legal."""
     named = cases_named(options, SIZES, several=True)
     if options.step is not None:
         for case in named:

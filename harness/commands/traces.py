@@ -33,11 +33,10 @@ def run(options: argparse.Namespace, _command: str) -> int:
         raise UsageError(f"the GPU here is {arch}, and the probes have {ARCH}'s instructions; run on an H100 or H200")
     compares, differing = emulator.find_host_compiler() is not None, []
     with progress() as bar:
-        task = bar.add_task("recording", total=len(wanted))
-        for probe, trace in record(wanted, toolchain.require_compiler(), gpu_identity(), cuda_driver(), options.out):
+        traces = record(wanted, toolchain.require_compiler(), gpu_identity(), cuda_driver(), options.out)
+        for probe, trace in bar.track(traces, len(wanted), description="recording"):
             if compares and (unlike := difference(probe.lines(probe.program), trace.lines)):
                 differing.append(f"{probe.name}: the emulator differs at {unlike}")
-            bar.advance(task)
     print("\n".join([*differing, f"{len(wanted)} traces in {options.out}"]))
     if compares:
         print(f"the emulator does the same in {len(wanted) - len(differing)} of {len(wanted)}")

@@ -48,7 +48,6 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _print_tuned(tuned: TunedConfig) -> None:
-    """Print how much of the space was seen, its five fastest, and the verdict of the confirmation."""
     untimed = [candidate for candidate in tuned.candidates if candidate.status != "timed"]
     counts = {status: sum(c.status == status for c in untimed) for status in ("illegal", "not built", "wrong")}
     others = "".join(f", {count} {status}" for status, count in counts.items() if count)

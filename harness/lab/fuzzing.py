@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.harness.build import Case, Kernel, UnsupportedCase, compiled, lower
@@ -22,7 +22,7 @@ from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import Backend, GpuBackend, gpu_machine
 from tensorir_ladder.harness.lab.workers import Tell
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
-from tensorir_ladder.harness.verify import WrongResult, check_output
+from tensorir_ladder.harness.verify import WrongResult, check_run
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.tiles import BlockTile
@@ -57,63 +57,45 @@ class SmallMachine(Machine):
         return cls(**limits, multiprocessors=multiprocessors)
 
 
-class Place(Protocol):
-    """A place to run drawn cases, which decides how large they are."""
+@dataclass(frozen=True)
+class Place:
+    """A place to run drawn cases, which decides how large they are.
 
-    name: str
+    ``machine(choose)`` is the machine that a case is built for; ``largest(step, tile, m, n)`` the largest m, n and k,
+    k of a product of that m and n; ``load(kernel, seed)`` the backend that makes a kernel's arrays, and the kernel as a
+    function of them.
+    """
 
-    def machine(self, choose: Choose) -> Machine:
-        """Choose the machine that a case is built for."""
-
-    def largest(self, step: Step, tile: BlockTile, m: int = 1, n: int = 1) -> tuple[int, int, int]:
-        """Give the largest m, n and k; k of a product of that m and n."""
-
-    def load(self, kernel: Kernel, seed: int) -> tuple[Backend, Callable[..., Any]]:
-        """Load a kernel: the backend that makes its arrays, and the kernel as a function of them."""
-
-
-class OnEmulator:
-    """See :class:`Place`. Products of a few tiles, for machines of a few multiprocessors."""
-
-    name = "emulator"
-
-    def machine(self, choose: Choose) -> Machine:
-        """See :class:`Place`."""
-        return SmallMachine.of(machine_for(DEFAULT_ARCH), choose(MULTIPROCESSORS))
-
-    def largest(self, step: Step, tile: BlockTile, m: int = 1, n: int = 1) -> tuple[int, int, int]:
-        """See :class:`Place`."""
-        if not step.explicit:
-            return 96, 96, 128
-        outputs = -(-m // tile.block_m) * -(-n // tile.block_n) * tile.block_m * tile.block_n
-        return 3 * tile.block_m, 2 * tile.block_n, max(tile.block_k, min(EMULATED_DEPTH, EMULATED_WORK // outputs))
-
-    def load(self, kernel: Kernel, seed: int) -> tuple[Backend, Callable[..., Any]]:
-        """See :class:`Place`."""
-        backend = EmulatorBackend(seed)
-        return backend, backend.load(kernel)
+    machine: Callable[[Choose], Machine]
+    largest: Callable[[Step, BlockTile, int, int], tuple[int, int, int]]
+    load: Callable[[Kernel, int], tuple[Backend, Callable[..., Any]]]
 
 
-class OnGpu:
-    """See :class:`Place`. Products up to 2000 rows and columns, and reductions up to 8000."""
-
-    name = "gpu"
-
-    def machine(self, _choose: Choose) -> Machine:
-        """See :class:`Place`."""
-        return gpu_machine()
-
-    def largest(self, _step: Step, _tile: BlockTile, m: int = 1, n: int = 1) -> tuple[int, int, int]:
-        """See :class:`Place`."""
-        return 2000, 2000, 8000
-
-    def load(self, kernel: Kernel, _seed: int) -> tuple[Backend, Callable[..., Any]]:
-        """See :class:`Place`."""
-        backend = GpuBackend()
-        return backend, backend.load(compiled(kernel, toolchain.require_compiler()))
+def _largest_emulated(step: Step, tile: BlockTile, m: int, n: int) -> tuple[int, int, int]:
+    if not step.explicit:
+        return 96, 96, 128
+    outputs = -(-m // tile.block_m) * -(-n // tile.block_n) * tile.block_m * tile.block_n
+    return 3 * tile.block_m, 2 * tile.block_n, max(tile.block_k, min(EMULATED_DEPTH, EMULATED_WORK // outputs))
 
 
-PLACES = {place.name: place for place in (OnEmulator(), OnGpu())}
+def _load_emulated(kernel: Kernel, seed: int) -> tuple[Backend, Callable[..., Any]]:
+    backend = EmulatorBackend(seed)
+    return backend, backend.load(kernel)
+
+
+def _load_on_gpu(kernel: Kernel, _seed: int) -> tuple[Backend, Callable[..., Any]]:
+    backend = GpuBackend()
+    return backend, backend.load(compiled(kernel, toolchain.require_compiler()))
+
+
+def _small_machine(choose: Choose) -> Machine:
+    return SmallMachine.of(machine_for(DEFAULT_ARCH), choose(MULTIPROCESSORS))
+
+
+PLACES = {
+    "emulator": Place(_small_machine, _largest_emulated, _load_emulated),
+    "gpu": Place(lambda _: gpu_machine(), lambda *_: (2000, 2000, 8000), _load_on_gpu),
+}
 
 
 @dataclass(frozen=True)
@@ -164,7 +146,7 @@ def draw_case(choose: Choose, step: Step, variant: str, place: Place) -> Case:
     tiles = (step.tiles.default.tile, *step.tiles.tuning)
     # Of small tiles, more often: products have several of them, and reductions many k tiles.
     tile = choose((*tiles, *[tile for tile in tiles if tile.block_m == 64] * 2) if step.explicit else tiles)
-    rows, columns, _ = place.largest(step, tile)
+    rows, columns, _ = place.largest(step, tile, 1, 1)
     m, n = choose(range(1, rows + 1)), _multiple(choose, step, columns)
     depth = place.largest(step, tile, m, n)[2]
     k = _multiple(choose, step, depth, depth * 3 // 4 if step.explicit and choose((False, True)) else 0)
@@ -190,7 +172,7 @@ def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: Outcome) -
     backend, run = place.load(kernel, seeds[0])
     for seed in seeds:
         try:
-            _run_once(case, backend, run, seed)
+            check_run(run, case.problem, backend, seed, exact=bool(seed % 2), math=case.math)
         except (KernelFault, WrongResult) as found:
             what = "fault" if isinstance(found, KernelFault) else "wrong"
             size = case.problem.m * case.problem.n * case.problem.k
@@ -199,18 +181,8 @@ def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: Outcome) -
         outcome.right += 1
 
 
-def _run_once(case: Case, backend: Backend, run: Callable[..., Any], seed: int) -> None:
-    problem, exact = case.problem, bool(seed % 2)
-    make = backend.integers if exact else backend.normal
-    a = make(seed, (problem.m, problem.k), problem.dtype)
-    b = make(seed + 1000, problem.b_shape, problem.dtype)
-    output = backend.poisoned((problem.m, problem.n), problem.out_dtype)
-    run(a, b, output)
-    check_output(problem, backend, output, backend.reference(problem, a, b), exact=exact, math=case.math)
-
-
 def _reason(refusal: Exception) -> str:
-    """Cut a refusal to what all for one reason have in common."""
+    # What all for one reason have in common.
     return re.sub(r"\d+(x\d+)*", "N", getattr(refusal, "problem", str(refusal)).split(";")[0])
 
 
@@ -251,9 +223,6 @@ def summed_up(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "reasons": dict(reasons.most_common()),
         }
 
-    by_step = {step: [outcome for outcome in outcomes if outcome.step == step] for step in _steps_of(outcomes)}
-    return counts(outcomes) | {"steps": {str(step): counts(some) for step, some in by_step.items()}}
-
-
-def _steps_of(outcomes: Sequence[Outcome]) -> list[int]:
-    return sorted({outcome.step for outcome in outcomes})
+    steps = sorted({outcome.step for outcome in outcomes})
+    by_step = {str(step): counts([outcome for outcome in outcomes if outcome.step == step]) for step in steps}
+    return counts(outcomes) | {"steps": by_step}

@@ -231,22 +231,18 @@ def device_facts(torch: Any, machine: Machine) -> dict[str, int]:
         "warp_size": properties.warp_size,
     }
     for name, value in limits.items():
-        if value != getattr(machine, name):
-            raise UnsuitableGpu(
-                f"the driver reports {name} = {value}, harness/machines.py has {getattr(machine, name)} for "
-                f"{machine.arch}; correct the table first"
-            )
+        if value != (known := getattr(machine, name)):
+            table = f"harness/machines.py has {known} for {machine.arch}; correct the table first"
+            raise UnsuitableGpu(f"the driver reports {name} = {value}, {table}")
     return {"sms": properties.multi_processor_count, "l2_bytes": properties.L2_cache_size, **limits}
 
 
 def require_memory(torch: Any) -> None:
     """Raise UnsuitableGpu where the arrays and what checks them would not fit."""
-    free, _ = torch.cuda.mem_get_info()
-    if free < 4 * ARRAY_BYTES:
-        raise UnsuitableGpu(
-            f"{free / 2**30:.1f} GiB of device memory are free, the microbenchmarks need "
-            f"{4 * ARRAY_BYTES / 2**30:.0f}; end what else runs on the GPU"
-        )
+    free, needed = torch.cuda.mem_get_info()[0] / 2**30, 4 * ARRAY_BYTES / 2**30
+    if free < needed:
+        what = f"{free:.1f} GiB of device memory are free, the microbenchmarks need {needed:.0f}"
+        raise UnsuitableGpu(f"{what}; end what else runs on the GPU")
 
 
 Points = Iterator[tuple[float | None, list[float]] | tuple[float | None, list[float], str]]
@@ -344,7 +340,7 @@ def l2_latency_ns(bench: Bench) -> Points:
 
 
 def _chase(bench: Bench, links: Any, order: Any, steps: int, cold: bool) -> list[float]:
-    """Nanoseconds a link; each round goes on from where the one before ended, so that no line is met twice."""
+    # Each round goes on from where the one before ended, so that no line is met twice.
     firsts = [int(order[number * steps % len(order)]) for number in range(ROUNDS + 2)]
     times = bench.sample(
         lambda number: bench.launch("chase", first=firsts[number], steps=steps, source=links),
@@ -434,7 +430,7 @@ def cp_async_loaded_latency_ns(bench: Bench) -> Points:
 
 
 def _round_trips(bench: Bench, grid: int, width: int) -> list[float]:
-    """Nanoseconds a round trip of ``width`` vectors a thread; no tile is visited twice in a launch."""
+    # Of ``width`` vectors a thread; no tile is visited twice in a launch.
     torch = bench.torch
     heads = bench.source.view(-1, width * STREAM_THREADS, 4)[:, :STREAM_THREADS, 0].sum(1, dtype=torch.int64)
     tiles = len(heads)
@@ -567,10 +563,7 @@ def wgmma_sums(values: np.ndarray) -> np.ndarray:
 
 
 def _fastest(
-    bench: Bench,
-    probe: str,
-    setups_of: Callable[[np.ndarray, int], Iterator[TensorCoreSetup]],
-    values: np.ndarray,
+    bench: Bench, probe: str, setups_of: Callable[[np.ndarray, int], Iterator[TensorCoreSetup]], values: np.ndarray
 ) -> tuple[None, list[float], str]:
     setups, operands = list(setups_of(values, bench.sms)), words_on_gpu(bench.torch, values)
     rates = [_burst_gflops(bench, probe, setup, operands) for setup in setups]

@@ -26,11 +26,12 @@ been seen, and 768 was among the sizes at which ``busy`` was held against measur
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.models import depth_tma
@@ -78,14 +79,14 @@ class TileWork:
     @property
     def warps(self) -> int:
         """Warps of the block."""
-        return _warps(self.threads)
+        return -(-self.threads // 32)
 
 
 def tile_work(case: Case) -> TileWork:
-    """The work of one k tile of a case's kernel."""
+    """Count the work of one k tile of a case's kernel."""
     tile, stages, itemsize = case.tile, case.stages_built, dtype_bytes(case.problem.dtype)
     threads = tile.threads[0] * tile.threads[1]
-    warps = _warps(threads)
+    warps = -(-threads // 32)
     multiply_adds = tile.thread_m * tile.thread_n * tile.block_k
     written_out = case.form.unroll is None or multiply_adds <= UNROLLED_BY_COMPILER
     # A thread's row of A lies along k: the loads of four steps become one where the steps are written out.
@@ -111,16 +112,12 @@ def tile_work(case: Case) -> TileWork:
         + warps * column_loads * _accesses(min(16, tile.thread_n * itemsize), lanes_n),
         chain=REMAINDER_CHAIN * remainder,
         steps=tile.block_k,
-        barriers=1 if has_one_barrier(case) else 2,
+        barriers=1 if stages > 1 and case.form.one_barrier else 2,
     )
 
 
-def _warps(threads: int) -> int:
-    return -(-threads // 32)
-
-
 def _accesses(width: int, distinct: int) -> float:
-    """Accesses to shared memory by one load of a warp, whose 32 lanes ask for ``distinct`` neighbouring vectors.
+    """Count accesses to shared memory by one load of a warp, whose 32 lanes ask for ``distinct`` neighbouring vectors.
 
     An access moves 128 bytes. Loads of 16 bytes are served half a warp at a time, the halves apart even where
     both want the same (as the hardware counters of these kernels show).
@@ -129,13 +126,8 @@ def _accesses(width: int, distinct: int) -> float:
     return halves * max(1.0, min(distinct, 32 // halves) * width / 128)
 
 
-def has_one_barrier(case: Case) -> bool:
-    """Return whether a case's loop has the form with one barrier."""
-    return case.stages_built > 1 and case.form.one_barrier
-
-
 def path_ns(work: TileWork, rates: Rates) -> float:
-    """One block's own way through one k tile, alone on its multiprocessor; without a pipeline load and all."""
+    """Time one block's own way through one k tile, alone on its multiprocessor; without a pipeline load and all."""
     issue = work.instructions * max(1.0, work.warps / SCHEDULERS) / clock_ghz(rates)
     waiting = work.steps * rates.shared_latency_ns + work.chain * rates.fma_latency_ns
     load = rates.dram_latency_ns if work.stages == 1 else 0.0
@@ -143,23 +135,23 @@ def path_ns(work: TileWork, rates: Rates) -> float:
 
 
 def throughput_ns(work: TileWork, rates: Rates) -> float:
-    """The multiprocessor's time for one k tile of one block, everything overlapped."""
+    """Time one k tile of one block on its multiprocessor, everything overlapped."""
     issue = work.instructions * work.warps / SCHEDULERS
     return max(issue, work.accesses) / clock_ghz(rates)
 
 
 def step_ns(work: TileWork, rates: Rates, resident: int) -> float:
-    """Time from one k tile to the next, for each of ``resident`` blocks of a multiprocessor."""
+    """Time the way from one k tile to the next, for each of ``resident`` blocks of a multiprocessor."""
     return max(busy_ns(work, rates, resident), wait_ns(work, rates, resident))
 
 
 def busy_ns(work: TileWork, rates: Rates, resident: int) -> float:
-    """The same, were every tile there when it is needed: a block's own way, and the work of the others."""
+    """Time a block's own way, and the work of the others, were every tile there when it is needed."""
     return path_ns(work, rates) + (resident - 1) * throughput_ns(work, rates)
 
 
 def wait_ns(work: TileWork, rates: Rates, resident: int) -> float:
-    """The shortest time from tile to tile that leaves a tile the time of its round trip."""
+    """Find the shortest time from tile to tile that leaves a tile the time of its round trip."""
     asked = resident * work.bytes
     transfer = asked / (rates.l2_read_gb_s / rates.sms)
     if work.stages == 1:
@@ -170,7 +162,7 @@ def wait_ns(work: TileWork, rates: Rates, resident: int) -> float:
 
 
 def latency_ns(asked: float, rates: Rates) -> float:
-    """A tile's round trip while every multiprocessor asks for ``asked`` bytes at once; as measured, and on beyond."""
+    """Time a tile's round trip, all multiprocessors asking for ``asked`` bytes at once; as measured, and on beyond."""
     curve = rates.cp_async_loaded_latency_ns
     if asked <= curve.at[-1]:
         return at(curve, asked)
@@ -179,7 +171,7 @@ def latency_ns(asked: float, rates: Rates) -> float:
 
 
 def hidden_share(work: TileWork, rates: Rates, resident: int) -> float:
-    """The part of a tile's round trip during which the multiprocessor has other work: 1 is all of it."""
+    """Find the part of a tile's round trip during which the multiprocessor has other work: 1 is all of it."""
     if work.stages == 1:
         return 0.0
     exposed = max(0.0, wait_ns(work, rates, resident) - busy_ns(work, rates, resident))
@@ -187,14 +179,12 @@ def hidden_share(work: TileWork, rates: Rates, resident: int) -> float:
 
 
 def time_ms(case: Case, rates: Rates, blocks: int, blocks_per_sm: int) -> float:
-    """Predicted time of a launch: waves of resident blocks, each with its fill; never below the compulsory traffic."""
-    work, problem = tile_work(case), case.problem
-    k_tiles = -(-problem.k // case.tile.block_k)
+    """Predict a launch's time: waves of resident blocks, each with its fill; never below the compulsory traffic."""
+    work = tile_work(case)
     per_sm = -(-blocks // rates.sms)
     resident = min(blocks_per_sm, per_sm)
-    fill = rates.cp_async_latency_ns
-    total = per_sm / resident * (k_tiles * step_ns(work, rates, resident) + fill)
-    return (max(total, compulsory_bytes(problem) / rates.copy_gb_s) + rates.launch_ns) / 1e6
+    total = per_sm / resident * (case.k_tiles * step_ns(work, rates, resident) + rates.cp_async_latency_ns)
+    return (max(total, compulsory_bytes(case.problem) / rates.copy_gb_s) + rates.launch_ns) / 1e6
 
 
 def forecast(case: Case, resources_of: Callable[[Case], Resources]) -> DepthForecast:
@@ -202,11 +192,8 @@ def forecast(case: Case, resources_of: Callable[[Case], Resources]) -> DepthFore
 
     ``resources_of`` compiles a case and says what the compiler took.
 
-    Raises
-    ------
-    NoForecast : for a step without a pipeline, a variant whose loads are neither cp.async nor step 11's, operands that
-        are not float32 or not copied in 16-byte vectors (but for step 11's), or a machine whose rates were not
-        measured.
+    NoForecast for a step without a pipeline, a variant whose loads are neither cp.async nor step 11's, operands that
+    are not float32 or not copied in 16-byte vectors (but for step 11's), or a machine whose rates were not measured.
     """
     rates = covered(case)
     predict = _by_tma if depth_tma.covers(case) else _by_threads
@@ -226,20 +213,19 @@ def forecast(case: Case, resources_of: Callable[[Case], Resources]) -> DepthFore
 
 
 def _by_threads(case: Case, rates: Rates, found: Resources) -> tuple[float, float]:
-    """Time of a launch in ms and the share of a load that is hidden, where threads copy by cp.async."""
-    share = hidden_share(tile_work(case), rates, _resident(found, rates))
+    resident = min(found.blocks_per_sm, -(-found.blocks // rates.sms))
+    share = hidden_share(tile_work(case), rates, resident)
     return time_ms(case, rates, found.blocks, found.blocks_per_sm), share
 
 
 def _by_tma(case: Case, rates: Rates, found: Resources) -> tuple[float, float]:
-    """Predict step 11: time of a launch in ms and the share of a load that is hidden."""
     work = depth_tma.block_work(case, found, rates, at(rates.barrier_ns, case.tile.threads_per_block))
     total = max(depth_tma.total_ns(work, rates, found.blocks), compulsory_bytes(case.problem) / rates.copy_gb_s)
     return total / 1e6, depth_tma.hidden_share(work, rates)
 
 
 def covered(case: Case) -> Rates:
-    """The rates for a case that the model covers; NoForecast says why it does not."""
+    """Return the rates for a case that the model covers; NoForecast says why it does not."""
     needed = depth_tma.NEEDED if depth_tma.covers(case) else NEEDED
     if not depth_tma.covers(case):
         _check_threads_copy(case)
@@ -265,44 +251,28 @@ def _check_threads_copy(case: Case) -> None:
 
 
 def stage_counts(case: Case) -> list[int]:
-    """The stage counts that are forecast for a case: up to DEEPEST, no more than fit, no more than k tiles; from 1,
-    or from the fewest that the variant works with.
-    """
-    k_tiles = case.k_tiles
-    fewest = min(case.form.fewest_stages, k_tiles)
-    return list(range(fewest, max(fewest, min(DEEPEST, most_stages(case), k_tiles)) + 1))
+    """List a case's stage counts to forecast: from the variant's fewest to DEEPEST, what fits, or the k tiles."""
+    fewest = min(case.form.fewest_stages, case.k_tiles)
+    return list(range(fewest, max(fewest, min(DEEPEST, most_stages(case), case.k_tiles)) + 1))
 
 
 def most_stages(case: Case) -> int:
-    """Stages that fit a block's shared memory."""
-    needed, room = _smem_bytes(case), case.machine.smem_per_block_bytes
-    return next(stages for stages in itertools.count() if needed(stages + 1) > room)
+    """Count the stages that fit a block's shared memory."""
+    itemsize, room = dtype_bytes(case.problem.dtype), case.machine.smem_per_block_bytes
+    return next(stages for stages in itertools.count() if case.tile.smem_bytes(itemsize, stages + 1) > room)
 
 
 def stage_bytes(case: Case) -> int:
-    """Bytes of shared memory that one more stage costs, in a ring so deep that nothing else takes the same bytes."""
-    needed = _smem_bytes(case)
-    return needed(DEEPEST + 1) - needed(DEEPEST)
-
-
-def _smem_bytes(case: Case) -> Callable[[int], int]:
-    """Bytes of shared memory of a case's block, by its stages."""
-    return functools.partial(case.tile.smem_bytes, dtype_bytes(case.problem.dtype))
+    """Count the shared bytes that one more stage costs, in a ring so deep that nothing else takes the same bytes."""
+    itemsize = dtype_bytes(case.problem.dtype)
+    return case.tile.smem_bytes(itemsize, DEEPEST + 1) - case.tile.smem_bytes(itemsize, DEEPEST)
 
 
 def clock_ghz(rates: Rates) -> float:
-    """Clocks of a multiprocessor in a nanosecond."""
+    """Count a multiprocessor's clocks in a nanosecond."""
     return rates.sm_clock_mhz / 1000
 
 
 def at(curve: Curve, place: float) -> float:
-    """A curve's value at a place, between its points on the straight line, beyond them the nearest one's."""
-    points = list(zip(curve.at, curve.values))
-    for (left, low), (right, high) in itertools.pairwise(points):
-        if left <= place <= right:
-            return low + (high - low) * (place - left) / (right - left)
-    return points[0][1] if place < points[0][0] else points[-1][1]
-
-
-def _resident(found: Resources, rates: Rates) -> int:
-    return min(found.blocks_per_sm, -(-found.blocks // rates.sms))
+    """Read a curve at a place, between its points on the straight line, beyond them as the nearest one."""
+    return float(np.interp(place, curve.at, curve.values))

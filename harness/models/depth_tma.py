@@ -32,10 +32,7 @@ from tensorir_ladder.kernels.tiles import HopperTile
 from tensorir_ladder.schedules.isa import WGMMA_ROWS
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
-NEEDED = (
-    *("cp_async_latency_ns", "barrier_ns", "launch_ns"),
-    *("wgmma_f16_gflops", "shared_bytes_per_clock"),
-)
+NEEDED = ("cp_async_latency_ns", "barrier_ns", "launch_ns", "wgmma_f16_gflops", "shared_bytes_per_clock")
 # Of a multiprocessor of sm_90 in a clock: operations on 16-bit operands (a multiply-add is two), bytes from the L2.
 TENSOR_OPERATIONS, WIDTH_BYTES = 4096, 64
 
@@ -64,14 +61,14 @@ def covers(case: Case) -> bool:
 
 
 def block_work(case: Case, found: Resources, rates: Rates, barrier_ns: float) -> BlockWork:
-    """The work of one block of a case, of which the compiler took ``found``."""
+    """Count the work of one block of a case, of which the compiler took ``found``."""
     tile, problem, itemsize = case.tile, case.problem, dtype_bytes(case.problem.dtype)
     groups = tile.warpgroups[0] * tile.warpgroups[1]
     loaded = (tile.block_m + tile.block_n) * tile.block_k * itemsize
     read = groups * (tile.group_m // WGMMA_ROWS) * (WGMMA_ROWS + tile.group_n) * tile.block_k * itemsize
     return BlockWork(
         stages=case.stages_built,
-        k_tiles=-(-problem.k // tile.block_k),
+        k_tiles=case.k_tiles,
         operations=2 * tile.block_m * tile.block_n * tile.block_k,
         loaded_bytes=loaded,
         port_bytes=loaded + read,
@@ -83,40 +80,40 @@ def block_work(case: Case, found: Resources, rates: Rates, barrier_ns: float) ->
 
 
 def clock_ghz(work: BlockWork, rates: Rates) -> float:
-    """Clocks in a nanosecond while the active multiprocessors multiply."""
+    """Count clocks in a nanosecond while the active multiprocessors multiply."""
     return min(rates.sm_clock_mhz / 1e3, rates.wgmma_f16_gflops / (work.active * TENSOR_OPERATIONS))
 
 
 def multiply_ns(work: BlockWork, rates: Rates) -> float:
-    """A k tile's multiplication, alone on its multiprocessor."""
+    """Time a k tile's multiplication, alone on its multiprocessor."""
     clocks = max(work.operations / TENSOR_OPERATIONS, work.port_bytes / rates.shared_bytes_per_clock)
     return clocks / clock_ghz(work, rates)
 
 
 def transfer_ns(work: BlockWork, rates: Rates, bytes_moved: float) -> float:
-    """So many bytes between the L2 and one multiprocessor."""
+    """Time so many bytes between the L2 and one multiprocessor."""
     return bytes_moved / WIDTH_BYTES / clock_ghz(work, rates)
 
 
 def load_ns(work: BlockWork, rates: Rates) -> float:
-    """From the request for a k tile until it is there."""
+    """Time a k tile from its request until it is there."""
     return rates.cp_async_latency_ns + transfer_ns(work, rates, work.loaded_bytes)
 
 
 def busy_ns(work: BlockWork, rates: Rates) -> float:
-    """From one k tile to the next of each resident block, were every tile there when it is needed."""
+    """Time the way from one k tile to the next of each resident block, were every tile there when it is needed."""
     return work.resident * multiply_ns(work, rates)
 
 
 def wait_ns(work: BlockWork, rates: Rates) -> float:
-    """The shortest time from tile to tile that leaves a load its time."""
+    """Find the shortest time from tile to tile that leaves a load its time."""
     turn = load_ns(work, rates) + work.barrier_ns
     waited = turn + multiply_ns(work, rates) if work.stages == 1 else turn / (work.stages - 1)
     return max(waited, transfer_ns(work, rates, work.resident * work.loaded_bytes))
 
 
 def hidden_share(work: BlockWork, rates: Rates) -> float:
-    """The part of a load during which tensor cores have other work: 1 is all of it."""
+    """Find the part of a load during which tensor cores have other work: 1 is all of it."""
     if work.stages == 1:
         return 0.0
     exposed = max(0.0, wait_ns(work, rates) - busy_ns(work, rates))
@@ -124,7 +121,7 @@ def hidden_share(work: BlockWork, rates: Rates) -> float:
 
 
 def total_ns(work: BlockWork, rates: Rates, blocks: int) -> float:
-    """A launch: blocks one after the other on each multiprocessor, each with its first load and its results."""
+    """Time a launch: blocks one after the other on each multiprocessor, each with its first load and its results."""
     step = max(busy_ns(work, rates), wait_ns(work, rates))
     block = work.k_tiles * step + load_ns(work, rates) + transfer_ns(work, rates, work.result_bytes)
     return -(-blocks // rates.sms) / work.resident * block + rates.launch_ns

@@ -1,4 +1,4 @@
-"""What a kernel's time could be: lower bounds by resource, and what a pipeline can gain.
+"""Bound a kernel's time from below by resource, and predict what a pipeline can gain.
 
 First-order physics from a machine's measured rates; no constant is fitted to the kernels.
 """
@@ -45,7 +45,7 @@ class TilePrediction:
 
 
 def predict_tile(kernel: Kernel) -> TilePrediction | None:
-    """N·(load + compute) against N·max(load, compute), per k tile.
+    """Set N·(load + compute) against N·max(load, compute), per k tile.
 
     None where the machine was not measured, where no load runs ahead (no cp.async), where the arithmetic
     is not float32, and for tiles of warps. Barriers and the latency of shared memory are left out: they cost the
@@ -57,17 +57,17 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
     multiprocessor hide each other's loads, so their arithmetic adds up while their loads overlap
     (the form of ALCOP, MLSys 2023, section on its analytical model).
     """
-    machine, tile, resources = kernel.case.machine, kernel.case.tile, kernel.resources
-    if resources is None or machine.rates is None or not isinstance(tile, ThreadTile):
+    rates, tile, resources = kernel.case.machine.rates, kernel.case.tile, kernel.resources
+    if resources is None or rates is None or not isinstance(tile, ThreadTile):
         return None
     if not kernel.code.cp_async or accumulator_dtype(kernel.case.problem.dtype) != "float32":
         return None
-    bytes_per_ns = machine.bandwidth_gb_s / machine.sms
-    flops_per_ns = machine.fp32_gflops / machine.sms
+    bytes_per_ns = rates.copy_gb_s / rates.sms
+    flops_per_ns = rates.fp32_gflops / rates.sms
     tile_bytes = tile.smem_bytes(dtype_bytes(kernel.case.problem.dtype))
-    resident = min(resources.blocks_per_sm, -(-resources.blocks // machine.sms))
+    resident = min(resources.blocks_per_sm, -(-resources.blocks // rates.sms))
     return TilePrediction(
-        load_ns=machine.dram_latency_ns + tile_bytes / bytes_per_ns,
+        load_ns=rates.dram_latency_ns + tile_bytes / bytes_per_ns,
         compute_ns=2 * tile.block_m * tile.block_n * tile.block_k / flops_per_ns,
         resident_blocks=resident,
         stages=min(kernel.case.stages_built, kernel.code.shared_versions),
@@ -75,7 +75,7 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
 
 
 def instruction_ceiling(rates: Rates, tile: type[BlockTile], math: str) -> float | None:
-    """GFLOPS of the instruction alone that a family of tiles multiplies with; None where it was not measured.
+    """Look up the GFLOPS of the instruction alone that a family of tiles multiplies with; None where not measured.
 
     ``wgmma`` for tiles of warpgroups, scheduled or explicit; ``mma.sync`` for other tensor core tiles; multiply-adds
     for all others.
@@ -89,7 +89,7 @@ def instruction_ceiling(rates: Rates, tile: type[BlockTile], math: str) -> float
 
 
 def ceiling_share(record: Record) -> float | None:
-    """A measured step's speed over :func:`instruction_ceiling` of the GPU that it ran on, as measured there.
+    """Relate a measured step's speed to :func:`instruction_ceiling` of the GPU that it ran on, as measured there.
 
     None for what is no step, for sums in float64, and where no ceiling was measured.
     """
@@ -110,23 +110,23 @@ def bound(kernel: Kernel, time_ms: float) -> str:
     bound; else the kernel waits: latency.
     """
     case = kernel.case
-    machine, rates = case.machine, case.machine.rates
+    rates = case.machine.rates
     ceiling = rates and instruction_ceiling(rates, type(case.tile), case.math)
     if not ceiling:
         return "unknown"
     floors_ms = {
         "compute": case.problem.flops / ceiling / 1e6,
-        "memory": compulsory_bytes(case.problem) / machine.bandwidth_gb_s / 1e6,
+        "memory": compulsory_bytes(case.problem) / rates.copy_gb_s / 1e6,
     }
     if isinstance(case.tile, (ThreadTile, WarpTile)):
         tile = case.tile_built
-        accesses = _wavefronts(case.problem.flops / 2, tile, machine.warp_size, dtype_bytes(case.problem.dtype))
-        floors_ms["memory"] = max(floors_ms["memory"], accesses / (machine.sms * rates.sm_clock_mhz * 1e3))
+        accesses = _wavefronts(case.problem.flops / 2, tile, case.machine.warp_size, dtype_bytes(case.problem.dtype))
+        floors_ms["memory"] = max(floors_ms["memory"], accesses / (rates.sms * rates.sm_clock_mhz * 1e3))
     return _explained(floors_ms, time_ms)
 
 
 def compulsory_bytes(problem: Matmul) -> int:
-    """Both operands once, and the result once."""
+    """Count the bytes of both operands once, and of the result once."""
     operands = (problem.m * problem.k + problem.k * problem.n) * dtype_bytes(problem.dtype)
     return operands + problem.m * problem.n * dtype_bytes(problem.out_dtype)
 
@@ -137,20 +137,19 @@ def stream_bound(machine: Machine, bytes_moved: int, flops: int, time_ms: float)
     Its floors: bytes at device-memory bandwidth, and operations at the float32 peak. A fusable pair counts
     as two operations there, an exponential as one, so that "compute" is said too rarely rather than too often.
     """
-    if not (machine.fp32_gflops and machine.bandwidth_gb_s):
+    if (rates := machine.rates) is None:
         return "unknown"
-    floors_ms = {"compute": flops / machine.fp32_gflops / 1e6, "memory": bytes_moved / machine.bandwidth_gb_s / 1e6}
+    floors_ms = {"compute": flops / rates.fp32_gflops / 1e6, "memory": bytes_moved / rates.copy_gb_s / 1e6}
     return _explained(floors_ms, time_ms)
 
 
 def _explained(floors_ms: dict[str, float], time_ms: float) -> str:
-    """The largest floor's name where it explains at least half of the time; else "latency"."""
     limit = max(floors_ms, key=lambda name: floors_ms[name])
     return limit if floors_ms[limit] >= time_ms / 2 else "latency"
 
 
 def _wavefronts(multiply_adds: float, tile: ThreadTile | WarpTile, warp_size: int, itemsize: int) -> float:
-    """128-byte accesses to shared memory or first-level cache that a warp's operands need, over the problem.
+    """Count 128-byte accesses to shared memory or first-level cache that a warp's operands need, over the problem.
 
     A warp covers ``lanes_n`` neighbouring columns of threads and the rows that remain; lanes that read
     the same element share one access.

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from tensorir_ladder.harness.peers import call, dlight, metaschedule, tilelang, tilus, triton, triton_tma
+from tensorir_ladder.harness.peers import call, dlight, languages, metaschedule, triton, triton_tma
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, admit, peer_versions
-
-__all__ = [
-    "KINDS",
-    "Entrant",
-    "PeerFailed",
-    "PeerKind",
-    "PeerMissing",
-    "UnknownPeer",
-    "admit",
-    "find_peers",
-    "peer_versions",
-]
 
 KINDS: dict[str, PeerKind] = {
     kind.name: kind
     for kind in (
         *(triton.KIND, triton.STAGES_KIND, triton_tma.KIND),
-        *(dlight.KIND, metaschedule.KIND, tilus.KIND, tilelang.KIND, call.KIND),
+        *(dlight.KIND, metaschedule.KIND, languages.TILUS, languages.TILELANG, call.KIND),
     )
 }
 
@@ -34,11 +22,7 @@ def find_peers(names: str) -> list[PeerKind]:
     """Find the kinds that "none", "all" or a list such as "triton,dlight" names, in the registry's order.
 
     A kind whose peers another one enters as well (triton within triton-stages) is left to that one. "all" is
-    each peer once, without Triton's other stage counts and without what takes minutes.
-
-    Raises
-    ------
-    UnknownPeer : for a name that is not in the registry.
+    each peer once, without Triton's other stage counts and without what takes minutes. UnknownPeer for other names.
     """
     asked = {name.strip() for name in names.split(",")} - {"none"}
     if "all" in asked:

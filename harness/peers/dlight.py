@@ -23,12 +23,7 @@ def rules() -> tuple[Any, ...]:
 
 
 def scheduled(problem: Matmul, target: Target) -> tuple[tvm.IRModule, str]:
-    """Let dlight schedule the product for ``target``; returns it, and the name of the rule that did.
-
-    Raises
-    ------
-    PeerFailed : if no rule takes the product.
-    """
+    """Let dlight schedule the product for ``target``; returns it, and the name of the rule that did, or PeerFailed."""
     function = problem.prim_func()
     with target:
         rule = next((rule for rule in rules() if rule.apply(function, target, False) is not None), None)

@@ -43,10 +43,6 @@ class Entrant:
         """Make the record's entry."""
         return Peer(self.name, self.status, self.why, self.config, timing)
 
-    def without_launch(self, status: str, why: str) -> Entrant:
-        """Take the peer out of the race."""
-        return replace(self, run=None, status=status, why=why)
-
 
 @dataclass(frozen=True)
 class PeerKind:
@@ -120,5 +116,5 @@ def _checked(entrant: Entrant, arena: Arena) -> Entrant:
         verify_launch(entrant.run, arena.problem, arena.backend, entrant.name)
         arena.graph(entrant.run)
     except Exception as error:  # noqa: BLE001 - as in admit
-        return entrant.without_launch("failed", reason(error))
+        return replace(entrant, run=None, status="failed", why=reason(error))
     return entrant

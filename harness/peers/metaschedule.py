@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from dataclasses import replace
 from unittest import mock
 
 import tvm
@@ -35,28 +36,13 @@ TIMED_MS = 20  # of a trial, at least; three times
 
 def search_target(machine: Machine) -> Target:
     """Limit the machine's target to the shared memory that is declared statically, as MetaSchedule's kernels do."""
-    limits = {name: machine.target().attrs[name] for name in ("max_threads_per_block", "thread_warp_size")}
-    limits = {name: int(value) for name, value in limits.items()}
-    return Target(
-        {
-            "kind": "cuda",
-            "arch": machine.arch,
-            **limits,
-            "max_shared_memory_per_block": STATIC_SHARED_BYTES,
-            "registers_per_block": machine.registers_per_sm,
-        }
-    )
+    return replace(machine, smem_per_block_bytes=STATIC_SHARED_BYTES).target()
 
 
 def timed_runner() -> ms.Runner:
     """Run trials one after the other on this machine's GPU, each with the L2 full of something else."""
     config = ms.runner.EvaluatorConfig(number=1, repeat=3, min_repeat_ms=TIMED_MS)
     return ms.runner.LocalRunner(timeout_sec=30, evaluator_config=config)
-
-
-def quick_builder() -> ms.Builder:
-    """Build trials side by side, one to a core; those that take long are given up."""
-    return ms.builder.LocalBuilder(max_workers=os.cpu_count(), timeout_sec=BUILD_S)
 
 
 def search(
@@ -66,12 +52,7 @@ def search(
     builder: ms.Builder | str = "local",
     runner: ms.Runner | None = None,
 ) -> tuple[Schedule, int]:
-    """Search for so many seconds; returns the fastest schedule, and how many trials were timed.
-
-    Raises
-    ------
-    PeerFailed : if none of the trials could be built and timed.
-    """
+    """Search for so many seconds; return the fastest schedule, and how many trials were timed; or raise PeerFailed."""
     mod = tvm.IRModule({"main": problem.prim_func()})
     database, deadline = ms.database.MemoryDatabase(), time.perf_counter() + budget_s
     runner, seed, timed = runner or timed_runner(), 0, 0
@@ -99,9 +80,11 @@ def enter(arena: Arena, machine: Machine) -> list[Entrant]:
     """Enter the best schedule of a search, compiled by the compiler and with the flags of our own kernels."""
     compiler, problem = require_compiler(), arena.problem
     say(f"metaschedule: searching {problem.shape} {problem.dtype} for {BUDGET_S:.0f} s")
+    # Side by side, one to a core; what takes long is given up.
+    builder = ms.builder.LocalBuilder(max_workers=os.cpu_count(), timeout_sec=BUILD_S)
     path = os.pathsep.join([str(compiler.nvcc.parent), os.environ.get("PATH", "")])
     with mock.patch.dict(os.environ, {"TVM_CUDA_COMPILE_MODE": "nvcc", "PATH": path}):  # of the builders' processes
-        found, trials = search(problem, search_target(machine), BUDGET_S, quick_builder())
+        found, trials = search(problem, search_target(machine), BUDGET_S, builder)
     program = compile_module(found.mod, machine, lambda source: compile_cubin(source, machine.arch, compiler).data)
     return [Entrant(KIND.name, program["main"], f"{trials} trials in {BUDGET_S:.0f} s, random cost model")]
 

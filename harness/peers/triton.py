@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import importlib
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -100,14 +101,17 @@ class BlockConfig:
         """Tell whether nothing of a block lies outside the operands."""
         return not (problem.m % self.block_m or problem.n % self.block_n or problem.k % self.block_k)
 
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The constants and options that both kernels take."""
+        block = {"block_m": self.block_m, "block_n": self.block_n, "block_k": self.block_k}
+        return block | {"band_height": BAND_HEIGHT, "num_warps": self.warps, "num_stages": self.stages}
+
     def call(self, problem: Matmul, operands: tuple[Any, Any, Any]) -> Call:
         """Describe one launch: ``operands``, then sizes and strides in elements."""
         b_steps = (problem.n, 1) if problem.layout == "nn" else (1, problem.k)
-        steps = (problem.k, 1, *b_steps, problem.n, 1)
-        constants = {"block_m": self.block_m, "block_n": self.block_n, "block_k": self.block_k}
-        constants |= {"band_height": BAND_HEIGHT, "whole": self.divides(problem)}
-        constants |= {"num_warps": self.warps, "num_stages": self.stages}
-        return Call(self.programs(problem), (*operands, problem.m, problem.n, problem.k, *steps), constants)
+        arguments = (*operands, problem.m, problem.n, problem.k, problem.k, 1, *b_steps, problem.n, 1)
+        return Call(self.programs(problem), arguments, self.constants | {"whole": self.divides(problem)})
 
 
 @dataclass(frozen=True)
@@ -134,9 +138,7 @@ class Tuning:
 def declared_configs(dtype: str, every_stage: bool = False) -> list[BlockConfig]:
     """List every block of a dtype with every stage count; for 16 bits :data:`HALF_SHORTLIST` unless ``every_stage``.
 
-    Raises
-    ------
-    PeerFailed : for a dtype that the kernel does not multiply as our steps do.
+    PeerFailed for a dtype that the kernel does not multiply as our steps do.
     """
     if dtype not in BLOCKS:
         raise PeerFailed(f"the Triton kernel accumulates in float32, which {dtype} does not allow")
@@ -171,11 +173,10 @@ def compile_all(
     for config, compiled in waiting.items():
         try:
             built = compiled.result() if isinstance(compiled, triton.FutureKernel) else compiled
+            if built.metadata.shared > smem_limit:
+                skipped[config] = f"needs {built.metadata.shared} bytes of shared memory, limit {smem_limit}"
         except (triton.TritonError, RuntimeError) as error:
             skipped[config] = reason(error)
-            continue
-        if built.metadata.shared > smem_limit:
-            skipped[config] = f"needs {built.metadata.shared} bytes of shared memory, limit {smem_limit}"
     return skipped
 
 
@@ -187,14 +188,12 @@ def tune(kernel: Any, arena: Arena, machine: Machine, configs: list[BlockConfig]
     say(f"triton: compiling {len(configs)} configurations for {problem.shape} {problem.dtype}")
     skipped = compile_all(kernel, problem, configs, arena.sets[0], machine.smem_per_block_bytes)
     say(f"triton: compiled after {time.perf_counter() - started:.1f} s; checking and timing")
-    right = []
-    for config in configs:
-        if config not in skipped:
-            try:
-                verify_launch(launch(kernel, problem, config), problem, arena.backend, str(config), seeds=(0,))
-                right.append(config)
-            except (triton.TritonError, WrongResult) as error:
-                skipped[config] = reason(error)
+    for config in [config for config in configs if config not in skipped]:
+        try:
+            verify_launch(launch(kernel, problem, config), problem, arena.backend, str(config), seeds=(0,))
+        except (triton.TritonError, WrongResult) as error:
+            skipped[config] = reason(error)
+    right = [config for config in configs if config not in skipped]
     for config, why in skipped.items():
         say(f"triton: skipped {config}: {why}")
     if not right:
@@ -206,10 +205,9 @@ def tune(kernel: Any, arena: Arena, machine: Machine, configs: list[BlockConfig]
 
 def _finals(kernel: Any, arena: Arena, configs: list[BlockConfig]) -> dict[BlockConfig, float]:
     first = _times(kernel, arena, configs, TUNING)
-    finalists = []
-    for stages in STAGE_COUNTS:
-        rivals = sorted((config for config in configs if config.stages == stages), key=lambda config: first[config])
-        finalists += rivals[:FINALISTS_PER_STAGE]
+    ranked = sorted(configs, key=lambda config: (config.stages, first[config]))
+    alike = itertools.groupby(ranked, key=lambda config: config.stages)
+    finalists = [config for _, rivals in alike for config in itertools.islice(rivals, FINALISTS_PER_STAGE)]
     return _times(kernel, arena, finalists, FINAL)
 
 
@@ -221,9 +219,7 @@ def _times(kernel: Any, arena: Arena, configs: list[BlockConfig], plan: Plan) ->
 def load_kernel(module: str = "tensorir_ladder.harness.peers.triton_kernel") -> Any:
     """Import the kernel of a module, which Triton compiles at its first launch.
 
-    Raises
-    ------
-    PeerMissing : without Triton, or with one that is too old to compile side by side.
+    PeerMissing without Triton, or with one that is too old to compile side by side.
     """
     try:
         import triton

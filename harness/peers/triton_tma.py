@@ -13,7 +13,7 @@ from typing import Any
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind
-from tensorir_ladder.harness.peers.triton import BAND_HEIGHT, BlockConfig, Call, launch, load_kernel, tune
+from tensorir_ladder.harness.peers.triton import BlockConfig, Call, launch, load_kernel, tune
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -58,13 +58,10 @@ class TmaConfig(BlockConfig):
     def call(self, problem: Matmul, operands: tuple[Any, Any, Any]) -> Call:
         """Describe one launch on ``operands`` and their sizes."""
         programs = min(self.most_programs, self.programs(problem))
-        constants = {"block_m": self.block_m, "block_n": self.block_n, "block_k": self.block_k}
-        constants |= {"band_height": BAND_HEIGHT, "programs": programs, "transposed": problem.layout == "nt"}
+        constants = self.constants | {"programs": programs, "transposed": problem.layout == "nt"}
         constants |= {"parts": self.parts, "specialized": self.specialized}
-        constants |= {"num_warps": self.warps, "num_stages": self.stages}
-        sizes = (problem.m, problem.n, problem.k)
         given = operands if self.specialized else self._described(problem, operands)
-        return Call(programs, (*given, *sizes), constants)
+        return Call(programs, (*given, problem.m, problem.n, problem.k), constants)
 
     def _described(self, problem: Matmul, operands: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         from triton.tools.tensor_descriptor import TensorDescriptor
@@ -77,9 +74,7 @@ class TmaConfig(BlockConfig):
 def declared_configs(problem: Matmul, most_programs: int) -> list[TmaConfig]:
     """List every configuration that is tuned over.
 
-    Raises
-    ------
-    PeerFailed : for operands that are not half precision, or whose rows TMA cannot step over.
+    PeerFailed for operands that are not half precision, or whose rows TMA cannot step over.
     """
     if problem.dtype not in DTYPES:
         raise PeerFailed(f"the persistent Triton kernel multiplies {' and '.join(DTYPES)}, not {problem.dtype}")

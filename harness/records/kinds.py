@@ -75,6 +75,34 @@ class _Line(_Stored):
         return append(folder / f"{gpu_slug(self.gpu_name)}-{self.FILE}.jsonl", self)
 
 
+class _BesideCublas:
+    """A product's ``timing`` beside ``baseline``, those of cuBLAS's forms in the same rounds."""
+
+    @property
+    def time_ms(self) -> float:
+        """Median time of one launch."""
+        return self.timing.median_ms
+
+    @property
+    def gflops(self) -> float:
+        """2·m·n·k operations over the median time, in 10⁹ per second."""
+        return 2 * self.m * self.n * self.k / (self.time_ms * 1e6)
+
+    @property
+    def fastest_baseline(self) -> Timing:
+        """The faster of cuBLAS's forms in these rounds."""
+        return min(self.baseline, key=lambda timing: timing.median_ms)
+
+    @property
+    def ratio_to_cublas(self) -> float:
+        """Speed relative to the faster cuBLAS form of the same rounds; above 1 is faster than cuBLAS."""
+        return self.ratio_of(self.timing)
+
+    def ratio_of(self, contender: Timing) -> float:
+        """Return a contender's speed relative to the faster cuBLAS form of the same rounds."""
+        return self.fastest_baseline.median_ms / contender.median_ms
+
+
 @dataclass(frozen=True)
 class _OfProduct(_Stored):
     """Name a step and one product."""
@@ -115,7 +143,7 @@ class _Measured(_Line):
 
 
 @dataclass(frozen=True)
-class Record(_OfKernel, _Measured):
+class Record(_OfKernel, _Measured, _BesideCublas):
     """One measured case: what ran, how fast, beside what, on what, checked how.
 
     ``kind`` is "step", or "calibration" for cuBLAS against itself. ``previous`` is the step before with
@@ -147,30 +175,6 @@ class Record(_OfKernel, _Measured):
     peers: tuple[Peer, ...] = ()
     depth: DepthForecast | None = None
     default_stages: bool = True
-
-    @property
-    def time_ms(self) -> float:
-        """Median time of one launch."""
-        return self.timing.median_ms
-
-    @property
-    def gflops(self) -> float:
-        """2·m·n·k operations over the median time, in 10⁹ per second."""
-        return 2 * self.m * self.n * self.k / (self.time_ms * 1e6)
-
-    @property
-    def fastest_baseline(self) -> Timing:
-        """The faster of cuBLAS's forms in these rounds."""
-        return min(self.baseline, key=lambda timing: timing.median_ms)
-
-    @property
-    def ratio_to_cublas(self) -> float:
-        """Speed relative to the faster cuBLAS form of the same rounds; above 1 is faster than cuBLAS."""
-        return self.ratio_of(self.timing)
-
-    def ratio_of(self, contender: Timing) -> float:
-        """A contender's speed relative to the faster cuBLAS form of the same rounds."""
-        return self.fastest_baseline.median_ms / contender.median_ms
 
     @property
     def improvement_over_previous_pct(self) -> float | None:
@@ -299,12 +303,12 @@ class Timeline(_OfKernel, _Measured):
 
 @dataclass(frozen=True)
 class Listing(_Stored):
-    """One step's schedule and generated code at a fixed shape, for the pages; made without a GPU.
+    """One step's schedule and generated code at a fixed shape; made without a GPU.
 
     ``text`` is the step's docstring, ``tir`` the scheduled TensorIR, ``cuda`` the generated kernel,
     ``why`` one sentence on what the generated code says about the variant's speed, ``pipeline`` the
     lists annotated on the k loop (statement names, stage, order, asynchronous stages), ``aspects`` what
-    a page's "what changed" table compares, by name ("shared memory", "barriers per k tile", ...).
+    differs from step to step, by name ("shared memory", "barriers per k tile", ...).
     """
 
     step: int
@@ -375,7 +379,7 @@ class TuningProgress(_Stored):
 
 
 @dataclass(frozen=True)
-class TunedConfig(_OfProduct, _Line):
+class TunedConfig(_OfProduct, _Line, _BesideCublas):
     """The configuration that tuning found for one step, shape, dtype and layout on one GPU.
 
     ``candidates`` are those that were timed, fastest first, and then those that were not, with the reason; ``legal``
@@ -419,24 +423,14 @@ class TunedConfig(_OfProduct, _Line):
         return sum(candidate.status != "illegal" for candidate in self.candidates)
 
     @property
-    def fastest_baseline(self) -> Timing:
-        """The faster of cuBLAS's forms in the confirmation."""
-        return min(self.confirmation[-2:], key=lambda timing: timing.median_ms)
+    def timing(self) -> Timing:
+        """The winner's times in the confirmation."""
+        return self.confirmation[0]
 
     @property
-    def time_ms(self) -> float:
-        """The winner's median time of one launch in the confirmation."""
-        return self.confirmation[0].median_ms
-
-    @property
-    def gflops(self) -> float:
-        """The winner's speed in the confirmation: 2·m·n·k operations over the time, in 10⁹ per second."""
-        return 2 * self.m * self.n * self.k / (self.time_ms * 1e6)
-
-    @property
-    def ratio_to_cublas(self) -> float:
-        """The winner's speed relative to the faster cuBLAS form of the same rounds."""
-        return self.fastest_baseline.median_ms / self.time_ms
+    def baseline(self) -> tuple[Timing, ...]:
+        """Times of cuBLAS's forms in the confirmation."""
+        return self.confirmation[-2:]
 
     @property
     def gain_over_default_pct(self) -> float:
@@ -457,15 +451,15 @@ class TunedConfig(_OfProduct, _Line):
 
 
 def gpu_slug(gpu: str) -> str:
-    """A GPU's name as file names have it."""
+    """Write a GPU's name as file names have it."""
     return gpu.lower().replace("nvidia ", "").replace(" ", "-")
 
 
 def shape_text(shape: Iterable[int]) -> str:
-    """A shape as options, file names and tables write it: ``1024x512x256``."""
+    """Write a shape as options, file names and tables write it: ``1024x512x256``."""
     return "x".join(map(str, shape))
 
 
 def now() -> str:
-    """The current time as records write it: UTC, ISO 8601, to the millisecond."""
+    """Tell the time as records write it: UTC, ISO 8601, to the millisecond."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

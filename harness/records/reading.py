@@ -119,7 +119,7 @@ def _newest_in(folder: Path, kind: type[Kind]) -> Iterable[Kind]:
 
 
 def _lines(path: Path) -> tuple[dict[int, bytes], list[int]]:
-    """The lines of a file that are whole JSON, by number from 1 on; and the numbers of those that are torn."""
+    # The lines that are whole JSON, by number from 1 on; and the numbers of those that are torn.
     whole: dict[int, bytes] = {}
     torn = []
     for number, line in enumerate(_read(path).split(NEWLINE), 1):

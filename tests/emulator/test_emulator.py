@@ -45,8 +45,8 @@ CALL = "__forceinline__ __device__"
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("number", "variant"), SCHEDULED_VARIANTS)
 def test_every_variant_is_right_with_one_to_five_stages(number: int, variant: str, layout: str) -> None:
-    fewest = STEPS[number].variant(variant).fewest_stages
-    for stages in range(fewest, 6) if STEPS[number].pipelined else (1,):
+    step, form = STEPS[number], STEPS[number].variant(variant)
+    for stages in range(form.fewest_stages, 6) if step.pipelined and form.pipelined else (1,):
         kernel = lower(small_case(number, RAGGED, variant, layout=layout, stages=stages))
         assert verify(kernel, EmulatorBackend(10 * stages)).on == "emulator"
 
@@ -151,8 +151,8 @@ def test_a_command_says_that_the_emulator_verified(command: Callable[..., Outcom
     assert outcome.out.splitlines().count("verified on the CPU (generated CUDA through the emulator)") == 2
 
 
-def test_streams_are_verified_by_the_emulator(command: Callable[..., Outcome]) -> None:
-    outcome = command("stream", "--workload", "softmax,gelu", "--stages", "3", "--on", "emulator", "--verify")
+def test_memory_bound_workloads_are_verified_by_the_emulator(command: Callable[..., Outcome]) -> None:
+    outcome = command("bandwidth", "--workload", "softmax,gelu", "--stages", "3", "--on", "emulator", "--verify")
     assert outcome.code == 0
     assert "verified on the CPU (generated CUDA through the emulator) at" in outcome.out
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.cases import SMALL_TILES, STEPS
 from support.cases import Outcome as Printed
 from tensorir_ladder.harness.commands import fuzz
-from tensorir_ladder.harness.lab.fuzzing import Bad, Draw, OnEmulator, Outcome, draw_case, run_case, run_draw
+from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, draw_case, run_case, run_draw
 from tensorir_ladder.harness.lab.workers import Lost, Tell, each_in_a_process
 from tensorir_ladder.kernels.tiles import RoleTile
 
@@ -37,7 +37,7 @@ def test_what_is_not_refused_is_right(steps: tuple[int, ...], data: st.DataObjec
 
     step = choose([STEPS[number] for number in steps])
     variant = choose(step.variant_names)
-    place, outcome = OnEmulator(), Outcome(0, step.number, variant)
+    place, outcome = PLACES["emulator"], Outcome(0, step.number, variant)
     run_case(draw_case(choose, step, variant, place), place, [seed, seed + 1], outcome)
     assert not outcome.bad, outcome.bad[0]
     assert outcome.right == 2 or len(outcome.refused) == 1

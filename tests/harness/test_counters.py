@@ -217,7 +217,7 @@ def test_counters_are_kept_as_records(command: Callable[..., Outcome], ncu: Fake
     four, five = load_counters(tmp_path)
     assert (four.step, four.stages, five.step, five.stages) == (4, 1, 5, 4)
     assert (five.gpu, five.revision, five.dirty) == ("NVIDIA Fake", "abc123", False)
-    assert five.values.pop(CEILING) == machine_for("sm_90a").fp32_gflops
+    assert five.values.pop(CEILING) == machine_for("sm_90a").rates.fp32_gflops
     assert five.values == {name: 1.5 + index for index, name in enumerate(ALL)}
     assert five.command.startswith("ladder counters")
     assert Counters.from_json(five.to_json()) == five

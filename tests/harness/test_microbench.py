@@ -112,8 +112,8 @@ def test_a_machine_takes_the_rates_of_its_own_gpu(
     monkeypatch.setattr(rate_files, "RATES", tmp_path)
     file.save(tmp_path)
     machine = machine_for("sm_90a").of_gpu(GPU)
-    found = (machine.bandwidth_gb_s, machine.dram_latency_ns, machine.fp32_gflops, machine.sms)
-    assert found == (1.0, 2.0, 3.0, 7)
+    rates = machine.rates
+    assert (rates.copy_gb_s, rates.dram_latency_ns, rates.fp32_gflops, machine.sms) == (1.0, 2.0, 3.0, 7)
     assert machine_for("sm_90a").rates is None  # the H200's file is not in this folder
 
 

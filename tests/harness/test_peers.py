@@ -32,12 +32,11 @@ from tensorir_ladder.harness.peers import (
     find_peers,
     metaschedule,
     peer_versions,
-    tilelang,
-    tilus,
     triton_tma,
 )
 from tensorir_ladder.harness.peers import entrant as entrants
 from tensorir_ladder.harness.peers import triton as triton_peer
+from tensorir_ladder.harness.peers.languages import TILELANG, TILUS
 from tensorir_ladder.harness.peers.triton import STAGE_COUNTS, BlockConfig, Tuning, declared_configs, launch
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin
 from tensorir_ladder.schedules.workloads import Matmul
@@ -162,27 +161,27 @@ def test_an_interrupt_is_not_a_failed_peer() -> None:
         admit(kind(raising(KeyboardInterrupt())), BareArena(), MACHINE)
 
 
-@pytest.mark.parametrize("module", [tilus, tilelang])
-def test_a_language_that_is_not_installed_is_missing(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("language", [TILUS, TILELANG])
+def test_a_language_that_is_not_installed_is_missing(language: PeerKind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrants.metadata, "version", raising(metadata.PackageNotFoundError()))
-    (entrant,) = admit(module.KIND, BareArena(), MACHINE)
-    assert (entrant.status, entrant.why) == ("missing", f"{module.KIND.name} is not installed")
+    (entrant,) = admit(language, BareArena(), MACHINE)
+    assert (entrant.status, entrant.why) == ("missing", f"{language.name} is not installed")
 
 
 @pytest.mark.parametrize(
-    ("module", "dtype", "why"),
+    ("language", "dtype", "why"),
     [
-        (tilus, "float32", r"tilus 9\.9: its dot takes .* not float32"),
-        (tilus, "float16", r"needs apache-tvm-ffi 0\.1\.10; the TVM measured here runs on 9\.9"),
-        (tilelang, "float32", r"tilelang 9\.9 brings a TVM of its own"),
+        (TILUS, "float32", r"tilus 9\.9: its dot takes .* not float32"),
+        (TILUS, "float16", r"needs apache-tvm-ffi 0\.1\.10; the TVM measured here runs on 9\.9"),
+        (TILELANG, "float32", r"tilelang 9\.9 brings a TVM of its own"),
     ],
 )
 def test_a_language_that_is_installed_says_why_it_cannot_run(
-    module: Any, dtype: str, why: str, monkeypatch: pytest.MonkeyPatch
+    language: PeerKind, dtype: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entrants.metadata, "version", lambda _package: "9.9")
     with pytest.raises(PeerFailed, match=why):
-        module.enter(BareArena(Matmul(64, 64, 64, dtype)), MACHINE)
+        language.enter(BareArena(Matmul(64, 64, 64, dtype)), MACHINE)
 
 
 def test_without_measuring_peers_are_named_as_not_timed(command: Callable[..., Outcome]) -> None:

@@ -407,8 +407,6 @@ def test_pages_and_readme_show_the_picture(site: Paths) -> None:
         assert f"plots/{drawn.file_name})" in text
         assert "## One block's life" in text
     assert "| ≤ 100% |" in page
-    assert "Block 256 of 512; of 5 runs the one with the median duration." in page
-    assert "interleaved with the same kernel without stamps" in page
     assert "(step 11)" in readme
 
 

@@ -15,7 +15,6 @@ from support.reports_fixtures import (
     calibration,
     environment,
     half,
-    listing,
     peer,
     peers,
     product,
@@ -26,19 +25,19 @@ from support.reports_fixtures import (
     write_peers,
     write_tensor_cores,
 )
-from tensorir_ladder.harness import counters
 from tensorir_ladder.harness.machines import MACHINES
 from tensorir_ladder.harness.records import RESULTS, Counters, Timing
 from tensorir_ladder.reports import plot
 from tensorir_ladder.reports.__main__ import main
+from tensorir_ladder.reports.cases import natural, steps_text
 from tensorir_ladder.reports.check import findings, record_problems, tuned_problems
-from tensorir_ladder.reports.counters import CEILING, TENSOR_PIPE, counted_groups, counters_tables
+from tensorir_ladder.reports.counters import counted_groups, counters_tables
 from tensorir_ladder.reports.figures import intensity, step_look
 from tensorir_ladder.reports.page import step_page
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import peaks, plots
 from tensorir_ladder.reports.readme import BEGIN, END, other_shapes, overview, pictures
-from tensorir_ladder.reports.selection import UsageError, load, natural, parse_steps, steps_text
+from tensorir_ladder.reports.selection import UsageError, load, parse_steps
 from tensorir_ladder.reports.table import all_tables, ladder_table, variants_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -357,14 +356,6 @@ def test_a_prediction_stands_only_where_the_step_before_is_not_pipelined(tmp_pat
     assert ["(+30)" in table.rows[0][1] for table in tables] == [True, False]
 
 
-def test_a_foreign_listing_is_named_too(tmp_path, capsys):
-    record().save(tmp_path)
-    (tmp_path / "listings").mkdir()
-    (tmp_path / "listings" / "step4-x.json").write_text("{}")
-    assert main(["page", "--results", str(tmp_path)]) == 2
-    assert "step4-x.json" in capsys.readouterr().err
-
-
 def test_intensity_counts_each_operand_once():
     assert intensity(record(size=1024)) == pytest.approx(2 * 1024**3 / (3 * 1024**2 * 4))
 
@@ -460,50 +451,25 @@ def test_every_known_gpu_has_a_peak_a_bandwidth_and_an_origin():
 # Pages
 
 
-def test_a_page_shows_what_changed_and_the_records(site):
+def test_a_page_has_its_steps_idea_tables_and_pictures(site):
     text = (site.pages / "step5_pipelining.md").read_text()
-    assert text.startswith("# Step 5, pipelining: one idea\n")
-    assert "| instruction | kind 4 | kind 5 |" in text
-    assert "same (equal)" in text
-    assert text.count("```diff\n--- step4_vectorization\n+++ step5_pipelining\n") == 2
-    assert "\n+    statement_8()\n" in text
-    assert "| A_shared | 0 | 0 |" in text
-    assert "- **writeback**: writeback: because of its code." in text
+    assert text.startswith("# Step 5, software pipelining")
+    assert "diff steps/step4_vectorization.py steps/step5_pipelining.py" in text
     assert "32,200, +26.8 % (+30)" in text
-    assert "512x512x8/1x1 is illegal: too many threads" in text
     assert "![step5-variants, " in text
+
+
+def test_a_page_of_a_step_that_is_not_ours_shows_its_records(tmp_path):
+    record(5, step_name="step5_elsewhere").save(tmp_path)
+    text = step_page(load(tmp_path), 5)
+    assert text.startswith("# step5_elsewhere\n")
+    assert "32,200" in text
 
 
 def test_links_of_pages_and_readme_lead_to_files(site):
     for source in [*site.pages.glob("*.md"), site.readme]:
         for target in [part.split(")")[0] for part in source.read_text().split("](")[1:]]:
             assert (source.parent / target).is_file(), f"{source.name} -> {target}"
-
-
-def test_a_page_without_records_says_so(tmp_path):
-    listing(4).save(tmp_path)
-    listing(5).save(tmp_path)
-    assert main(["page", "--results", str(tmp_path)]) == 0
-    text = (tmp_path / "pages" / "step5_pipelining.md").read_text()
-    assert "Not measured yet." in text
-    assert "```diff" in text
-
-
-def test_a_page_without_a_listing_shows_its_records(tmp_path):
-    record(5).save(tmp_path)
-    assert main(["page", "--results", str(tmp_path)]) == 0
-    text = (tmp_path / "pages" / "step5_pipelining.md").read_text()
-    assert "32,200" in text
-    assert "What changed" not in text
-
-
-def test_a_long_difference_is_folded(tmp_path):
-    for step in (4, 5):  # every second line is the other step's too
-        cuda = "\n".join(f"line {index} of step {step if index % 2 else 0};" for index in range(300))
-        listing(step, cuda=cuda).save(tmp_path)
-    assert main(["page", "--results", str(tmp_path)]) == 0
-    text = (tmp_path / "pages" / "step5_pipelining.md").read_text()
-    assert "lines</summary>\n\n```diff" in text
 
 
 # README
@@ -607,7 +573,7 @@ def test_the_committed_results_pass_their_check():
 def test_the_roofline_and_the_measured_rates_agree():
     for name, peak in peaks().items():
         (machine,) = (machine for machine in MACHINES.values() if machine.gpu == name)
-        measured = round(machine.fp32_gflops), round(machine.bandwidth_gb_s)
+        measured = round(machine.rates.fp32_gflops), round(machine.rates.copy_gb_s)
         written = peak["peak_gflops"]["float32 ieee"], peak["bandwidth_gb_s"]
         assert written == measured, f"write {measured} into reports/peaks.json for {name}, then plot, page and readme"
 
@@ -652,7 +618,7 @@ def test_variants_counted_on_one_case_stand_in_one_group_behind_the_step_before(
 def test_a_step_with_other_tiles_is_shown_beside_the_step_before_and_what_only_one_counted_beside_a_dash(tmp_path):
     for step in (4, 5):
         record(step).save(tmp_path)
-    tensor = {CEILING: 400.0, "tensor pipe busy, %": 41.2, "instructions issued": 30.0, "issue slots busy, %": 60.0}
+    tensor = {"tensor pipe busy, %": 41.2, "instructions issued": 30.0, "issue slots busy, %": 60.0}
     tensor |= {"tensor pipe: warps' instructions (hmma)": 10.0, "shared memory: accesses by loads": 20.0}
     tensor |= {"shared memory: bank conflicts of loads": 5.0, "stalled, warps per issue: wait": 3.0}
     wider = replace(counted(5, "default", 1.0), tile="64x64x32/8x4")
@@ -664,35 +630,6 @@ def test_a_step_with_other_tiles_is_shown_beside_the_step_before_and_what_only_o
     assert table.title == "512, step 4 tile 32x64x16/4x4, step 5 tile 64x64x32/8x4"
     assert ("stalled, warps per issue: barrier", "2.00", "1.00", "-50 %") in table.rows
     assert ("tensor pipe busy, %", "–", "41.20", "–") in table.rows
-
-
-def test_what_separates_a_step_from_its_ceiling_is_worked_out(tmp_path):
-    for step in (4, 5):
-        record(step).save(tmp_path)
-    tensor = {CEILING: 268435.456, "tensor pipe busy, %": 41.2, "instructions issued": 30.0}
-    tensor |= {"tensor pipe: warps' instructions (hmma)": 10.0, "tensor pipe: warps' instructions (gmma)": 0.0}
-    tensor |= {"shared memory: accesses by loads": 20.0, "shared memory: bank conflicts of loads": 5.0}
-    tensor |= {"stalled, warps per issue: wait": 3.0, "stalled, warps per issue: selected": 9.0}
-    for step, barrier in ((4, 0.5), (5, 4.0)):
-        made = counted(step, "default", barrier)
-        replace(made, values=made.values | tensor).save(tmp_path)
-    results = load(tmp_path)
-    (section,) = results.sections()
-    _, table = counters_tables(results, 5, section)
-    assert table.title == "512, tile 32x64x16/4x4: from the ceiling of its instruction"
-    rows = {name: cells for name, *cells in table.rows}
-    assert rows["speed under the profiler, GFLOPS"] == ["134,218", "134,218"]  # 2 · 512³ operations in 2 µs
-    assert rows["share of the ceiling"] == ["50 %", "50 %"]
-    assert rows["other instructions for each of the tensor pipe"] == ["2.00", "2.00"]
-    assert rows["accesses to shared memory by loads for each"] == ["2.00", "2.00"]
-    assert rows["of these, bank conflicts"] == ["25 %", "25 %"]
-    assert rows["L2 hit rate"] == ["–", "–"]
-    assert rows["warps wait most for (warps per issue)"] == ["wait 3.00, barrier 0.50", "barrier 4.00, wait 3.00"]
-
-
-def test_counters_and_reports_name_the_ceiling_alike():
-    assert CEILING == counters.CEILING
-    assert {TENSOR_PIPE} <= set(counters.MORE_METRICS)
 
 
 # Ladders of several dtypes
@@ -768,17 +705,6 @@ def test_an_earlier_step_may_leave_out_sizes_but_a_later_one_may_not(tmp_path):
     assert not any("not measured at" in finding for finding in findings(Paths.of(tmp_path)))
     half(9, 512).save(tmp_path)
     assert any("step 10, default tile: not measured at 512" in finding for finding in findings(Paths.of(tmp_path)))
-
-
-def test_a_page_says_that_the_dtype_changed_and_shows_no_difference_of_two_strangers(tmp_path):
-    listing(9, dtype="float16", tir="def main():\n    mma.sync.aligned\n", cuda="shared\n").save(tmp_path)
-    listing(10, dtype="bfloat16", tir="def main():\n    wgmma.mma_async\n", cuda="other\n").save(tmp_path)
-    assert main(["page", "--results", str(tmp_path)]) == 0
-    text = (tmp_path / "pages" / "step10_wgmma.md").read_text()
-    assert "| operands | float16 | bfloat16 |" in text
-    assert "| multiplication | mma.sync, by a warp | wgmma, by a warpgroup |" in text
-    assert "Hardly a line is that of step 9" in text
-    assert text.count("```diff") == 1  # TensorIR's, which has a line in common
 
 
 def test_every_step_keeps_its_colour_and_the_roofline_needs_a_peak(ladders, monkeypatch):

@@ -247,9 +247,8 @@ def listing(step: int = 5, variant: str | None = None, **changes: object) -> Lis
 
 
 def write_ladder(folder: Path, variants: bool = True) -> None:
-    """A whole ladder with both tile choices, listings and a calibration."""
+    """A whole ladder with both tile choices and a calibration."""
     for step in range(1, 7):
-        listing(step).save(folder)
         for size in SIZES:
             record(step, size).save(folder)
             best = record(step, size, speed=SPEEDS[step - 1][SIZES.index(size)] * 1.08)
@@ -265,7 +264,6 @@ def write_ladder(folder: Path, variants: bool = True) -> None:
             replace(best, tile_choice="best", tile="128x64x32/8x4", candidates=candidates, previous=before).save(folder)
     for step, names in VARIANTS.items() if variants else ():
         for place, name in enumerate(names[1:], 1):
-            listing(step, name).save(folder)
             for size in SIZES:
                 speed = SPEEDS[step - 1][SIZES.index(size)] * (1 - 0.07 * place)
                 record(step, size, speed=speed, variant=name, default_variant=False).save(folder)

@@ -75,9 +75,5 @@ def _judge_alone(finding: Finding, alone: Outcome) -> tuple[str, str]:
 
 def unseen(finding: Finding) -> str:
     """Say why no tool can see a fault; empty where one should."""
-    fitting = (why for kind, pattern, why in UNSEEN if re.fullmatch(kind, finding.kind) and _says(finding, pattern))
-    return next(fitting, "")
-
-
-def _says(finding: Finding, pattern: str) -> bool:
-    return re.search(pattern, finding.text) is not None
+    of_kind = [(pattern, why) for kind, pattern, why in UNSEEN if re.fullmatch(kind, finding.kind)]
+    return next((why for pattern, why in of_kind if re.search(pattern, finding.text)), "")

@@ -94,7 +94,6 @@ def _parameter(described: dict[str, Any] | int) -> TensorMap | PlainBuffer | int
 
 
 def _tuples(value: Any) -> Any:
-    """Turn JSON's lists into tuples."""
     if isinstance(value, dict):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 
 from tensorir_ladder.harness.lab.sanitizer import launch
 from tensorir_ladder.harness.lab.sanitizer.preparation import Prepared
+from tensorir_ladder.harness.records import write_atomically
 
 COMMAND = "compute-sanitizer"
 ALONE = "alone"
@@ -125,9 +126,7 @@ def look(prepared: Prepared, tool: str, sanitizer: str) -> Outcome:
     """Run a tool, and keep what it says on disk."""
     outcome = run_tool(prepared, tool, sanitizer, LIMITS_S[tool])
     kept = {"cubin": prepared.digest, "outcome": asdict(outcome)}
-    partial = prepared.folder / f"{tool}.tmp"
-    partial.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, prepared.folder / f"{tool}.json")
+    write_atomically(prepared.folder / f"{tool}.json", json.dumps(kept, indent=1) + "\n")
     return outcome
 
 

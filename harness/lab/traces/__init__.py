@@ -16,5 +16,3 @@ from tensorir_ladder.harness.lab.traces.recording import (
     read_trace,
     record,
 )
-
-__all__ = ["RECORDED", "Probe", "Trace", "TraceError", "difference", "probes", "read_trace", "record"]

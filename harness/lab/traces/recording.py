@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tensorir_ladder.harness.lab.gpu_program import GpuProgram
 from tensorir_ladder.harness.lab.traces import transfers, warp, warpgroup
@@ -73,9 +75,8 @@ def read_trace(folder: Path, name: str) -> Trace | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return Trace(**{field.name: found[field.name] for field in fields(Trace)})
-    except (ValueError, TypeError, KeyError) as error:
+        return msgspec.json.decode(path.read_bytes(), type=Trace)
+    except (ValueError, msgspec.MsgspecError) as error:
         raise TraceError(f"{path} is no trace ({error}); delete it and record again") from error
 
 
@@ -86,25 +87,25 @@ def record(
 
     Raises CompileError, DriverError.
     """
-    missing = [probe for probe in wanted if not _is_recorded(probe, identity, folder)]
+    kept = {probe.name: trace for probe in wanted if (trace := _kept(probe, identity, folder))}
+    missing = [probe for probe in wanted if probe.name not in kept]
     texts = list({probe.program.cuda for probe in missing})
     with ThreadPoolExecutor() as pool:
         compiled: dict[str, Cubin] = dict(zip(texts, pool.map(lambda text: compile_cubin(text, ARCH, compiler), texts)))
     for probe in wanted:
-        if probe not in missing:
-            yield probe, read_trace(folder, probe.name)
+        if probe.name in kept:
+            yield probe, kept[probe.name]
             continue
         program = GpuProgram(probe.program, compiled[probe.program.cuda].data, driver)
-        gpu = (str(identity["gpu"]), str(identity["driver"]))
-        lines = probe.lines(program)
-        trace = Trace(probe.name, probe.meaning, *gpu, compiler.version, now(), digest(probe), lines)
+        made = (str(identity["gpu"]), str(identity["driver"]), compiler.version, now(), digest(probe))
+        trace = Trace(probe.name, probe.meaning, *made, probe.lines(program))
         trace.save(folder)
         yield probe, trace
 
 
-def _is_recorded(probe: Probe, identity: dict[str, Any], folder: Path) -> bool:
+def _kept(probe: Probe, identity: dict[str, Any], folder: Path) -> Trace | None:
     trace = read_trace(folder, probe.name)
-    return trace is not None and (trace.text_sha256, trace.gpu) == (digest(probe), identity["gpu"])
+    return trace if trace and (trace.text_sha256, trace.gpu) == (digest(probe), identity["gpu"]) else None
 
 
 def difference(found: list[str], expected: list[str]) -> str:

@@ -122,7 +122,7 @@ def _map(array: str, swizzle: str, dtype: str = "float16", columns: int = COLUMN
 
 
 def _numbered(count: int, dtype: type = np.uint16) -> np.ndarray:
-    """Numbers from 1; 0 is what a load puts beyond the edges."""
+    # From 1; 0 is what a load puts beyond the edges.
     return np.arange(1, count + 1).astype(dtype)
 
 
@@ -135,7 +135,7 @@ def _load(
     end = (shift + size + 15) // 16 * 16 + 16  # and what must stay as it was
 
     def show(out: np.ndarray) -> list[str]:
-        """Show pieces of 16 bytes, up to behind the box; "-" for what nobody wrote."""
+        # Pieces of 16 bytes, up to behind the box; "-" for what nobody wrote.
         pieces = [block.view(kind)[: end // kind().itemsize] for block in out.reshape(cluster, -1)]
         untouched = np.full(1, 0xAAAAAAAA, np.uint32).view(kind)[0]
         lines = table(np.concatenate(pieces).reshape(-1, 16 // kind().itemsize))
@@ -176,7 +176,6 @@ def _store(swizzle: str, where: str, columns: int = COLUMNS) -> Probe:
 
 
 def _add() -> Probe:
-    """Sums of whole numbers in float32, over an edge."""
     return Probe(
         "tma_add_128_beyond_the_end",
         "tma_add",

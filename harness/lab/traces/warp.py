@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -66,29 +67,21 @@ def matrices() -> list[Probe]:
     probes = []
     for count, order in forms:
         rows = ROW_OF_LANE.format(rows=8 * count).replace("threadIdx.x", "lane")
-        for instruction, words, meaning in (
-            ("ldmatrix", LANES * count, "lanes; the two elements of each register, by their number in the tile"),
-            (
-                "stmatrix",
-                TILE_WORDS,
-                f"rows of the tile; elements' numbers, 2 registers a lane; {UNTOUCHED}: untouched",
-            ),
+        loaded = "lanes; the two elements of each register, by their number in the tile"
+        stored = f"rows of the tile; elements' numbers, 2 registers a lane; {UNTOUCHED}: untouched"
+        for instruction, words, width, meaning in (
+            ("ldmatrix", LANES * count, 2 * count, loaded),
+            ("stmatrix", TILE_WORDS, 8, stored),
         ):
-            name = _matrix_name(instruction, count, order)
-            width = 2 * count if instruction == "ldmatrix" else 8
-            probes.append(
-                Probe(
-                    name,
-                    name,
-                    text,
-                    (OUT,),
-                    {},
-                    np.zeros(words, np.uint32),
-                    lambda out, width=width: table(halves(out, width)),
-                    f"{meaning}; a lane points at row {rows}",
-                )
-            )
+            name, out = _matrix_name(instruction, count, order), np.zeros(words, np.uint32)
+            meaning = f"{meaning}; a lane points at row {rows}"
+            show = partial(_halves_table, width)
+            probes.append(Probe(name, name, text, (OUT,), {}, out, show, meaning))
     return probes
+
+
+def _halves_table(width: int, out: np.ndarray) -> list[str]:
+    return table(halves(out, width))
 
 
 def _mma(dtype: str) -> str:
@@ -112,7 +105,7 @@ uint* __restrict__ b, uint* __restrict__ c, int runs) {{
 
 
 def _bits(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Small whole numbers as an operand's bits, in elements of its size."""
+    # Small whole numbers as an operand's bits, in elements of its size.
     words = values.astype(np.float32).view(np.uint32)
     if dtype == "f16":
         return values.astype(np.float16).view(np.uint16)
@@ -120,7 +113,7 @@ def _bits(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _mma_probe(text: str, name: str, dtype: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, **shown) -> Probe:
-    """A probe of many products: fragments are [run, lane, element], elements in the order of registers."""
+    # Fragments are [run, lane, element], elements in the order of registers.
     runs = len(a)
     inputs = {"a": a.view(np.uint32), "b": b.view(np.uint32), "c": c.view(np.uint32)}
     output = np.zeros((runs, LANES, D_REGISTERS), np.uint32)
@@ -128,7 +121,7 @@ def _mma_probe(text: str, name: str, dtype: str, a: np.ndarray, b: np.ndarray, c
 
 
 def _one_hot(text: str, dtype: str) -> Probe:
-    """Each element of A alone is 1, each of B its number, from 1: sums say which met."""
+    # Each element of A alone is 1, each of B its number, from 1: sums say which met.
     packed = 32 // MMA[dtype][1]
     count_a, count_b = LANES * A_REGISTERS * packed, LANES * B_REGISTERS * packed
     a = _bits(np.eye(count_a, dtype=int), dtype).reshape(count_a, LANES, -1)
@@ -136,7 +129,6 @@ def _one_hot(text: str, dtype: str) -> Probe:
     c = np.zeros((count_a, LANES, D_REGISTERS), np.float32)
 
     def show(out: np.ndarray) -> list[str]:
-        """Show what is not 0, with its place."""
         sums = out.view(np.float32).reshape(count_a, -1).astype(int)
         return [" ".join(f"{d}={row[d] - 1}" for d in row.nonzero()[0]) for row in sums]
 
@@ -148,25 +140,20 @@ def _one_hot(text: str, dtype: str) -> Probe:
 
 
 def _added(text: str, dtype: str) -> Probe:
-    """Operands are 0, each element of C its number: where the sums were that come out."""
+    # Operands are 0, each element of C its number: where the sums were that come out.
     packed = 32 // MMA[dtype][1]
     a, b = (np.zeros((1, LANES, count * packed), _bits(np.zeros(1), dtype).dtype) for count in (4, 2))
     c = np.arange(LANES * D_REGISTERS, dtype=np.float32).reshape(1, LANES, D_REGISTERS)
     meaning = f"lanes; the numbers, {D_REGISTERS} a lane, of the elements of C that come out of each register"
-    return _mma_probe(
-        text,
-        f"mma_{dtype}_sums",
-        dtype,
-        a,
-        b,
-        c,
-        show=lambda out: table(out.view(np.float32)[0].astype(int)),
-        meaning=meaning,
-    )
+
+    def show(out: np.ndarray) -> list[str]:
+        return table(out.view(np.float32)[0].astype(int))
+
+    return _mma_probe(text, f"mma_{dtype}_sums", dtype, a, b, c, show=show, meaning=meaning)
 
 
 def _cut(text: str) -> Probe:
-    """Operands with more bits than TF32 has, times 1: what the instruction makes of them."""
+    # Operands with more bits than TF32 has, times 1.
     odd = np.array([0x3F800FFF, 0x3F801000, 0x3F801FFF, 0x3F802000, 0xBF803FFF, 0x40490FDB, 0x00801FFF], np.uint32)
     one = np.float32(1).view(np.uint32)
     a, b = (np.zeros((2 * len(odd), LANES, count), np.uint32) for count in (4, 2))
@@ -174,7 +161,6 @@ def _cut(text: str) -> Probe:
     c = np.zeros((2 * len(odd), LANES, D_REGISTERS), np.float32)
 
     def show(out: np.ndarray) -> list[str]:
-        """Show both operands and the first lane's first sum."""
         return table(np.stack([a[:, 0, 0], b[:, 0, 0], out[:, 0, 0]], axis=1), "08x")
 
     meaning = "products; bits of the operand from A, of the one from B, and of the sum"
@@ -228,7 +214,6 @@ def others() -> list[Probe]:
     bytes_ = np.arange(1, 513, dtype=np.uint16).astype(np.uint8).view(np.uint32)
 
     def show(out: np.ndarray) -> list[str]:
-        """Show the operand before its three results."""
         return table(np.concatenate([values[:, None], out.reshape(-1, 3)], axis=1), "08x")
 
     return [

@@ -30,8 +30,7 @@ class Place:
     @property
     def bits(self) -> int:
         """The descriptor, to which the address of the memory it points into is added in units of 16 bytes."""
-        fields = (self.start >> 4, self.leading >> 4 << 16, self.stride >> 4 << 32, MODES[self.swizzle] << 62)
-        return sum(fields)
+        return (self.start >> 4) + (self.leading >> 4 << 16) + (self.stride >> 4 << 32) + (MODES[self.swizzle] << 62)
 
 
 # Offsets that fit into the memory whichever of them a dimension takes; rows of k begin inside a swizzled row, too.
@@ -91,7 +90,7 @@ def _words(*places: Place) -> np.ndarray:
 
 
 def _put(memory: np.ndarray, matrix: np.ndarray, place: Place) -> None:
-    """An operand [other, 16], as bits, k-major and without a swizzle."""
+    # An operand [other, 16], as bits, k-major and without a swizzle.
     for other, k in zip(*matrix.nonzero()):
         at = place.start + other // 8 * place.stride + other % 8 * 16 + k // 8 * place.leading + k % 8 * 2
         memory[at // 2] = matrix[other, k]
@@ -104,7 +103,7 @@ def _as_bits(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _sums(dtype: str, columns: int) -> Probe:
-    """Sum (i, j) is 256 i + j: i · 256 of one step along k, and 1 · j of the next."""
+    # Sum (i, j) is 256 i + j: i · 256 of one step along k, and 1 · j of the next.
     a, b = np.zeros((ROWS, STEPS)), np.zeros((columns, STEPS))
     a[:, 0], a[:, 1], b[:, 0], b[:, 1] = np.arange(ROWS), 1, 256, np.arange(columns)
     memory = np.zeros(POOL_BYTES // 2, np.uint16)
@@ -114,22 +113,14 @@ def _sums(dtype: str, columns: int) -> Probe:
     threads = range(THREADS) if columns <= WHOLE else SOME_THREADS
 
     def show(out: np.ndarray) -> list[str]:
-        """Show row and column of each sum of these threads."""
         rows = out.view(np.float32).reshape(THREADS, -1).astype(int)
         return [f"{thread}: " + " ".join(f"{sum_ >> 8},{sum_ & 255}" for sum_ in rows[thread]) for thread in threads]
 
-    return _probe(
-        f"wgmma_{dtype}_n{columns}_sums",
-        (dtype, columns, (0, 0)),
-        memory,
-        at,
-        show,
-        "thread: row,column of the sum in each register",
-    )
+    name, meaning = f"wgmma_{dtype}_n{columns}_sums", "thread: row,column of the sum in each register"
+    return _probe(name, (dtype, columns, (0, 0)), memory, at, show, meaning)
 
 
 def _probe(name: str, form: tuple, memory: np.ndarray, at: tuple[Place, Place], show, meaning: str) -> Probe:
-    """A probe of one form of the instruction, whose descriptors point into ``memory``."""
     columns = form[1]
     return Probe(
         name,
@@ -146,10 +137,8 @@ def _probe(name: str, form: tuple, memory: np.ndarray, at: tuple[Place, Place], 
 
 
 def _operand(which: str, major: str, place: Place) -> Probe:
-    """Each 16-bit element of the memory is a number of its own, and the other operand the identity.
-
-    So each sum is one element of the operand, and its bits say at which address that was read.
-    """
+    # Each 16-bit element of the memory is a number of its own, and the other operand the identity: each sum is one
+    # element of the operand, and its bits say at which address that was read.
     columns = {"a": STEPS, "b": 64 if major == "k" else 128}[which]
     memory = np.zeros(POOL_BYTES // 2, np.uint16)
     memory[: OTHER_OPERAND // 2] = FIRST_BITS + np.arange(OTHER_OPERAND // 2)
@@ -160,19 +149,12 @@ def _operand(which: str, major: str, place: Place) -> Probe:
     threads = THREADS if which == "a" else 32  # the identity's rows are the first warp's
 
     def show(out: np.ndarray) -> list[str]:
-        """Show the number of the element that each sum is."""
         sums = out.view(np.float32).reshape(THREADS, -1)[:threads]
         return table(sums.astype(np.float16).view(np.uint16).astype(int) - FIRST_BITS)
 
-    offsets = f"start {place.start}, leading {place.leading}, stride {place.stride}"
-    return _probe(
-        f"wgmma_{which}_{major}_{place.swizzle}_{place.start}",
-        form,
-        memory,
-        at,
-        show,
-        f"threads; the place in shared memory, in 16-bit elements, that each sum's operand was read from; {offsets}",
-    )
+    meaning = "threads; the place in shared memory, in 16-bit elements, that each sum's operand was read from; "
+    meaning += f"start {place.start}, leading {place.leading}, stride {place.stride}"
+    return _probe(f"wgmma_{which}_{major}_{place.swizzle}_{place.start}", form, memory, at, show, meaning)
 
 
 SUM_FORMS = [("f16", columns, (0, 0)) for columns in COLUMNS] + [("bf16", 64, (0, 0))]
