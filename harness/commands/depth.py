@@ -20,10 +20,10 @@ add_options = add_case_options
 
 def run(options: argparse.Namespace, _command: str) -> int:
     """Print the depth model's table for each case; where it predicts times for none of them, that is refused."""
-    compiler, covered, reason = toolchain.require_compiler(), 0, ""
     cases = [case for case in cases_of(options, LISTING_SIZES) if case.step.pipelined]
     if not cases:
         raise depth.NoForecast(f"--step {options.step}: no pipeline, so no stages; see ladder list")
+    compiler, covered, reason = toolchain.require_compiler(), 0, ""
     for case in cases:
         kernels = {n: compiled(lowered(replace(case, stages=n)), compiler) for n in depth.stage_counts(case)}
         try:

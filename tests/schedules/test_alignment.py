@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tvm.s_tir import Schedule
 
 from support.cases import STEPS, config, make_case
 from support.warpgroups import check_on_cpu
+from tensorir_ladder.harness import build
 from tensorir_ladder.harness.build import Case, Kernel, compiled, executable, lower, lower_schedule
 from tensorir_ladder.harness.execution import GpuBackend, compile_serial
 from tensorir_ladder.harness.machines import machine_for
@@ -92,9 +94,12 @@ def test_products_of_odd_shapes_are_right_and_copied_in_16_bytes(shape, layout) 
 
 
 @pytest.fixture
-def aligned_to_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products of any size have their rows aligned to cache lines."""
+def aligned_to_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have rows aligned to cache lines in products of any size."""
     monkeypatch.setattr(step10_wgmma, "worthwhile_row_bytes", lambda sch, block, rates: 128)
+    build.lower.cache_clear()
+    yield
+    build.lower.cache_clear()
 
 
 STRADDLING = [((72, 136, 200), "nn"), ((72, 136, 200), "nt"), ((200, 8, 72), "nn"), ((63, 72, 131), "nn")]
