@@ -17,13 +17,18 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.schedules.errors import IllegalWorkload
-from tensorir_ladder.schedules.isa import PANEL, ROW_BYTES
+from tensorir_ladder.schedules.isa import (
+    PANEL,
+    ROW_BYTES,
+    TMA_L2_PROMOTION_128B,
+    TMA_STRIDE_BYTES,
+    TMA_SWIZZLE_128B,
+    VECTOR_BYTES,
+    swizzled_piece,
+)
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 
-SWIZZLE_128B = 3
-L2_PROMOTION_128B = 2
-STRIDE_BYTES = 16  # rows must begin a multiple of it apart
 ALIGNING_STEP = "take step 10, which copies such rows to aligned ones first"
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
 MULTICAST = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -32,7 +37,7 @@ STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 
 def rows_fit(columns: int, dtype: str) -> bool:
     """Tell whether rows of so many elements have a length that TMA takes."""
-    return columns * dtype_bytes(dtype) % STRIDE_BYTES == 0
+    return columns * dtype_bytes(dtype) % TMA_STRIDE_BYTES == 0
 
 
 def straddles_lines(problem: Matmul) -> bool:
@@ -44,7 +49,7 @@ def unreadable(problem: Matmul) -> str:
     """Name, in a clause, the operands whose rows TMA cannot step over; empty where it can read both."""
     operands = (("A", problem.k), ("B", problem.b_shape[1]))
     rows = [f"{name}'s of {columns}" for name, columns in operands if not rows_fit(columns, problem.dtype)]
-    return f"TMA reads rows of multiples of {STRIDE_BYTES} bytes, not {' and '.join(rows)} elements" if rows else ""
+    return f"TMA reads rows of multiples of {TMA_STRIDE_BYTES} bytes, not {' and '.join(rows)} elements" if rows else ""
 
 
 def check_rows(problem: Matmul, remedy: str = ALIGNING_STEP) -> None:
@@ -54,7 +59,7 @@ def check_rows(problem: Matmul, remedy: str = ALIGNING_STEP) -> None:
             raise IllegalWorkload(
                 f"TMA cannot read {name}, whose rows have {columns} elements of {problem.dtype}",
                 value=f"{columns * dtype_bytes(problem.dtype)} bytes",
-                limit=f"a multiple of {STRIDE_BYTES} bytes",
+                limit=f"a multiple of {TMA_STRIDE_BYTES} bytes",
                 remedy=remedy,
             )
 
@@ -78,8 +83,8 @@ def encode_map(name: str, matrix: Buffer, rows: int) -> Var:
             *(1 for _ in sizes),  # every element of a box, along all dimensions
             descriptor_dtype=str(matrix.dtype),
             rank=len(sizes),
-            swizzle=SWIZZLE_128B,
-            l2_promotion=L2_PROMOTION_128B,
+            swizzle=TMA_SWIZZLE_128B,
+            l2_promotion=TMA_L2_PROMOTION_128B,
         )
     )
     return tensor_map
@@ -114,7 +119,7 @@ class Matrices:
         shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n))
         dtypes = (problem.dtype, problem.dtype, problem.out_dtype)
         matched = [
-            T.match_buffer(pointer, shape if batch == 1 else (batch, *shape), dtype, align=STRIDE_BYTES)
+            T.match_buffer(pointer, shape if batch == 1 else (batch, *shape), dtype, align=TMA_STRIDE_BYTES)
             for pointer, shape, dtype in zip(pointers, shapes, dtypes)
         ]
         for name, matrix in zip("ABC", matched):
@@ -167,4 +172,4 @@ def store(tensor_map: Var | OneOf, column: Expr, row: Expr, source: Expr) -> Non
 def swizzled(row: Expr, column: Expr) -> Expr:
     """Return the byte of the 16-byte piece of a box that begins at an element: permuted by the row modulo 8."""
     piece = column // (PANEL // 8)
-    return row * ROW_BYTES + (piece ^ row % 8) * 16
+    return row * ROW_BYTES + swizzled_piece(row, piece) * VECTOR_BYTES

@@ -18,7 +18,6 @@ WARP = 32  # threads
 WARPGROUP = 128  # threads: four warps that multiply together
 VECTOR_BYTES = 16  # the widest load and store of a thread, and cp.async's widest copy
 CP_ASYNC_BYTES = (4, 8, 16)
-BANK_BYTES = 4  # of shared memory, which has 32 banks
 LINE_BYTES = 128  # of a cache line; what the banks deliver at once
 SWIZZLED_PIECES = LINE_BYTES // VECTOR_BYTES  # of 16 bytes, in what the banks deliver at once
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, Rows
 from tensorir_ladder.kernels.epilogue import PTX_TYPES
-from tensorir_ladder.kernels.tma import STRIDE_BYTES
-from tensorir_ladder.schedules.isa import ROW_BYTES
+from tensorir_ladder.schedules.isa import ROW_BYTES, TMA_STRIDE_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.errors import OverlappingOutput, ScatteredRows, UnalignedOperand, WrongDtype, WrongShape
@@ -63,11 +62,11 @@ class Form:
         matrices lie upon each other.
         """
         apart = self.strides[0] * self.itemsize
-        if not fits_tma(one) or one.columns * self.itemsize % STRIDE_BYTES or apart % STRIDE_BYTES:
+        if not fits_tma(one) or one.columns * self.itemsize % TMA_STRIDE_BYTES or apart % TMA_STRIDE_BYTES:
             raise UnalignedOperand(
                 f"{self.name} is a batch whose rows TMA cannot step over",
                 value=f"rows of {one.columns * self.itemsize} bytes, {one.row_bytes} apart, matrices {apart} apart",
-                limit=f"multiples of {STRIDE_BYTES} bytes",
+                limit=f"multiples of {TMA_STRIDE_BYTES} bytes",
                 remedy="pad its rows, or multiply one by one",
             )
         if self.sizes[0] > 1 and apart < one.extent(self.itemsize):
@@ -95,12 +94,12 @@ class Form:
                 limit=f"at least {columns}, and 1",
                 remedy="call .contiguous() on it",
             )
-        row_bytes = stride * self.itemsize if rows > 1 else _round_up(columns * self.itemsize, STRIDE_BYTES)
-        if row_bytes % STRIDE_BYTES and stride != columns:
+        row_bytes = stride * self.itemsize if rows > 1 else _round_up(columns * self.itemsize, TMA_STRIDE_BYTES)
+        if row_bytes % TMA_STRIDE_BYTES and stride != columns:
             raise UnalignedOperand(
                 f"{self.name} is a part of a matrix whose rows TMA cannot step over",
                 value=f"rows {row_bytes} bytes apart",
-                limit=f"a multiple of {STRIDE_BYTES} bytes",
+                limit=f"a multiple of {TMA_STRIDE_BYTES} bytes",
                 remedy="call .contiguous() on it",
             )
         return Rows(rows, columns, row_bytes)
@@ -108,7 +107,7 @@ class Form:
 
 def fits_tma(matrix: Rows) -> bool:
     """Tell whether TMA can step over a matrix's rows."""
-    return matrix.row_bytes % STRIDE_BYTES == 0
+    return matrix.row_bytes % TMA_STRIDE_BYTES == 0
 
 
 def padded(matrix: Rows, itemsize: int) -> Rows:
@@ -154,7 +153,7 @@ class Operands:
         """
         itemsize = dtype_bytes(self.problem.out_dtype)
         if plan.maps("C"):
-            whole = fits_tma(out) and out.columns * itemsize % STRIDE_BYTES == 0
+            whole = fits_tma(out) and out.columns * itemsize % TMA_STRIDE_BYTES == 0
             return out if whole else padded(out, itemsize)
         made_for = Rows(self.problem.m, self.problem.n, self.problem.n * itemsize)
         dense = out.rows == 1 or out.row_bytes == made_for.row_bytes
@@ -188,7 +187,7 @@ def arrange(a: Form, b: Form, out_dtype: str) -> Operands:
     Matmul(m, n, k, a.dtype, "nn", out_dtype)  # sizes are checked before strides are looked at
     layout = _layout(b)
     stored = b if layout == "nn" else b.transposed
-    whole = STRIDE_BYTES // a.itemsize
+    whole = TMA_STRIDE_BYTES // a.itemsize
     problem = Matmul(m, _round_up(n, whole) if layout == "nn" else n, _round_up(k, whole), a.dtype, layout, out_dtype)
     return Operands(problem, a.rows(), stored.rows(), n)
 
@@ -247,11 +246,11 @@ def overlap(name: str, out: tuple[int, int], operand: tuple[int, int]) -> Overla
 
 def check_address(name: str, address: int) -> None:
     """Raise UnalignedOperand for an address that is no multiple of 16."""
-    if address % STRIDE_BYTES:
+    if address % TMA_STRIDE_BYTES:
         raise UnalignedOperand(
             f"{name} begins where TMA cannot read",
-            value=f"{address:#x}, {address % STRIDE_BYTES} bytes beyond a multiple of {STRIDE_BYTES}",
-            limit=f"multiples of {STRIDE_BYTES} bytes",
+            value=f"{address:#x}, {address % TMA_STRIDE_BYTES} bytes beyond a multiple of {TMA_STRIDE_BYTES}",
+            limit=f"multiples of {TMA_STRIDE_BYTES} bytes",
             remedy="call .clone() on it",
         )
 

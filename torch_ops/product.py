@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from tensorir_ladder.kernels.codegen.launch_plan import BIAS, Rows
-from tensorir_ladder.kernels.tma import STRIDE_BYTES
+from tensorir_ladder.schedules.isa import TMA_STRIDE_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.torch_ops.errors import PaddedCopy
 from tensorir_ladder.torch_ops.launcher import Launcher, LoadedKernel
@@ -85,7 +85,7 @@ class Product:
 
     def _run(self, like: torch.Tensor, bias: torch.Tensor | None, a: int, b: int, c: int) -> None:
         """Launch on these addresses, which are checked here; workspaces are on the GPU of ``like``."""
-        if (a | b | c) % STRIDE_BYTES:
+        if (a | b | c) % TMA_STRIDE_BYTES:
             for name, address in (("a", a), ("b", b), ("out", c)):
                 check_address(name, address)
         stream = self._stream_of(self.device)
