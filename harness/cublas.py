@@ -26,19 +26,24 @@ class Arena(Racecourse):
             b = backend.normal(2 * seed + 1, problem.b_shape, problem.dtype)
             sets.append((a, b, backend.poisoned((problem.m, problem.n), problem.out_dtype)))
         super().__init__(backend, sets, set_bytes)
-        # The other storage order of B, for cuBLAS only: the same matrix, transposed in memory.
-        self.transposed_b = [b.T.contiguous() for _, b, _ in self.sets]
+        # By B's id: the sets keep it alive, so that no other tensor has the same.
+        self._turned = {id(b): b.T.contiguous() for _, b, _ in self.sets}
+
+    def turned(self, b: Any) -> Any:
+        """Return B transposed in memory, for who may choose how it is stored: ready for those of the sets."""
+        ready = self._turned.get(id(b))
+        return b.T.contiguous() if ready is None else ready
 
     def cublas(self, math: str = IEEE) -> tuple[Contender, Contender]:
         """Return cuBLAS with B stored row by row (NN) and transposed (NT); with TF32 only where ``math`` says so."""
         self.torch.backends.cuda.matmul.allow_tf32 = math != IEEE
         stored, other = ("nn", "nt") if self.problem.layout == "nn" else ("nt", "nn")
-        transposed = {id(b): t for (_, b, _), t in zip(self.sets, self.transposed_b)}
 
         def as_stored(a: Any, b: Any, c: Any) -> None:
             self.torch.mm(a, b if stored == "nn" else b.T, out=c)
 
         def as_other(a: Any, b: Any, c: Any) -> None:
-            self.torch.mm(a, transposed[id(b)].T if stored == "nn" else transposed[id(b)], out=c)
+            turned = self.turned(b)
+            self.torch.mm(a, turned.T if stored == "nn" else turned, out=c)
 
         return (f"cublas-{stored}", as_stored), (f"cublas-{other}", as_other)

@@ -58,7 +58,7 @@ class Measurer:
         contenders = [(str(case), session.load(case)[1]) for case in cases]
         contenders += [*arena.cublas(cases[0].math), *((str(case), session.load(case)[1]) for case in earlier)]
         contenders += [(entrant.name, entrant.run) for entrant in entrants if entrant.run]
-        rounds = arena.race(contenders, session.plan)
+        rounds = arena.race(contenders, session.plan, beside=(len(cases), len(cases) + 1))
         own, (nn, nt, *others) = rounds.timings[: len(cases)], rounds.timings[len(cases) :]
         times = dict(zip(cases, own)) | {case: others.pop(0) for case in earlier}
         peers = tuple(entrant.peer(others.pop(0) if entrant.run else None) for entrant in entrants)
@@ -172,6 +172,7 @@ class Measurer:
             **case.named,
             default_stages=case.stages_built == replace(case, stages=usual.stages).stages_built,
             default_variant=case.usual,
+            early_launch=case.form.early_launch,
             **asdict(case.problem),
             math=case.math,
             tile_choice=case.tile_choice,

@@ -6,6 +6,7 @@ import concurrent.futures
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +19,7 @@ from tensorir_ladder.harness.build import Case, Kernel, Lowered, compiled, execu
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.environment import ROOT, git_state, gpu_identity, sources_digest, versions
 from tensorir_ladder.harness.execution import GpuBackend
-from tensorir_ladder.harness.race import Plan, Rounds
+from tensorir_ladder.harness.race import MEASURING, Plan, Rounds
 from tensorir_ladder.harness.records import Environment, RecordError, now, read_text, write_atomically
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
@@ -30,16 +31,18 @@ from tensorir_ladder.schedules.workloads import Matmul
 class Session:
     """Builds, checks and keeps what the cases of one command share; writes nothing itself.
 
-    ``revision`` and ``dirty`` are asked of git where no revision is given.
+    ``revision`` and ``dirty`` are asked of git where no revision is given. ``run`` tells this session's records from
+    those of others.
     """
 
     compiler: Compiler
     backend: GpuBackend
     out: Path
     command: str
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan = MEASURING
     revision: str = ""
     dirty: bool = False
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __post_init__(self) -> None:
         self._arenas: dict[tuple[Matmul, int], Arena] = {}
@@ -114,6 +117,7 @@ class Session:
             revision=self.revision,
             dirty=self.dirty,
             recorded_at=now(),
+            run=self.run,
         )
 
     def provenance(

@@ -32,6 +32,7 @@ from tensorir_ladder.harness.records import (
     TuningProgress,
     gpu_slug,
     load_tuned,
+    median_interval,
     read_text,
     write_atomically,
 )
@@ -48,7 +49,6 @@ CONFIRMATION_SEED = 1_000_000  # beyond the operands of any search
 BATCH = 24
 SURVIVING = 4  # one in so many goes on to the next heat
 FEWEST_SURVIVORS = 4
-CONFIDENCE = 0.95
 # A kernel beside itself differs by up to this much (the committed calibrations: 0.999 to 1.001).
 RESOLUTION = 0.001
 STAGE_SET = (2, 3, 4)  # what `--tile best` tries
@@ -260,22 +260,6 @@ def confirm(session: Session, ranked: list[Case], default: Case) -> Confirmation
     order = [winner, runner_up, *(case for case in contenders if case not in (winner, runner_up))]
     rounds = replace(rounds, timings=(*(times[case] for case in order), *rounds.timings[len(contenders) :]))
     return Confirmation(winner, runner_up, verdict, margins[0], margins[1:], rounds)
-
-
-def median_interval(values: list[float]) -> tuple[float, float]:
-    """Bound the median of what ``values`` are drawn from, at 95 % confidence and for any distribution.
-
-    The k-th smallest and the k-th largest value, with the largest k for which at most k − 1 of n fair coins show
-    heads in 2.5 % of cases: the interval that belongs to the sign test. Fewer than 6 values have no such k: then
-    the smallest and the largest.
-    """
-    ordered, count = sorted(values), len(values)
-    k, tail = 0, 1 / 2**count
-    while tail <= (1 - CONFIDENCE) / 2:
-        k += 1
-        tail += math.comb(count, k) / 2**count
-    k = max(k, 1)
-    return ordered[k - 1], ordered[count - k]
 
 
 def cost(session: Session, case: Case) -> tuple[int, int, int]:

@@ -71,7 +71,13 @@ STEP = Step(
     pipelined=True,
     refuses=unreadable,
     variants=tuple(
-        Variant(name, dtypes=HALVES, fewest_stages=FEWEST_STAGES, debug=name == "bounded")
+        Variant(
+            name,
+            dtypes=HALVES,
+            fewest_stages=FEWEST_STAGES,
+            early_launch=name == "overlapped",
+            debug=name == "bounded",
+        )
         for name in ("stream", "overlapped", "whole", "multicast", "bounded")
     ),
 )

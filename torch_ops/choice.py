@@ -107,7 +107,8 @@ class Choice:
     stages: int
 
     def __str__(self) -> str:
-        return f"step {self.kernel.step}, {self.tile}, {self.stages} stages"
+        early = "" if self.kernel.waits else ", launched early"
+        return f"step {self.kernel.step}, {self.tile}, {self.stages} stages{early}"
 
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
         """Make the kernel for a problem."""

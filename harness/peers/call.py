@@ -36,4 +36,6 @@ def _entrant(arena: Arena, name: str, any_m: bool) -> Entrant:
         return Entrant(name, None, "", "failed", str(refused))
 
 
-KIND = PeerKind("call", "our own Python call on tensors, with the step and tile that it chooses", NAMES, enter)
+KIND = PeerKind(
+    "call", "our own Python call on tensors, with the step and tile that it chooses", NAMES, enter, in_all=False
+)

@@ -48,9 +48,9 @@ class Entrant:
 class PeerKind:
     """A name of ``--peers``: the peers it enters, and the function that does.
 
-    ``enter(arena, machine)`` returns one Entrant per name of ``peers``, in that order; it raises PeerMissing
-    or PeerFailed where none of them can run. ``package`` is what it needs installed, "" for nothing more than we do.
-    What ``takes_minutes`` is entered by its name alone.
+    ``enter(arena, machine)`` returns an Entrant per name of ``peers``, in that order, without those that would be
+    another's kernel again; it raises PeerMissing or PeerFailed where none of them can run. ``package`` is what it
+    needs installed, "" for nothing more than we do. ``in_all``: the name "all" includes it.
     """
 
     name: str
@@ -58,12 +58,7 @@ class PeerKind:
     peers: tuple[str, ...]
     enter: Callable[[Arena, Machine], list[Entrant]]
     package: str = ""
-    takes_minutes: bool = False
-
-    @property
-    def in_all(self) -> bool:
-        """True where "all" includes it."""
-        return self.peers == (self.name,) and not self.takes_minutes
+    in_all: bool = True
 
 
 def admit(kind: PeerKind, arena: Arena, machine: Machine) -> list[Entrant]:
@@ -78,7 +73,7 @@ def admit(kind: PeerKind, arena: Arena, machine: Machine) -> list[Entrant]:
         return [Entrant(name, None, "", "missing", str(missing)) for name in kind.peers]
     except Exception as error:  # noqa: BLE001 - another project's code may raise anything; the record keeps it
         return [Entrant(name, None, "", "failed", reason(error)) for name in kind.peers]
-    return [_checked(entrant, arena) if entrant.run else entrant for entrant in entrants]
+    return [checked(entrant, arena) if entrant.run else entrant for entrant in entrants]
 
 
 def installed_version(package: str) -> str:
@@ -111,7 +106,8 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _checked(entrant: Entrant, arena: Arena) -> Entrant:
+def checked(entrant: Entrant, arena: Arena) -> Entrant:
+    """Check an entrant's output and capture it; returns it without a launch, and with the reason, where that fails."""
     try:
         verify_launch(entrant.run, arena.problem, arena.backend, entrant.name)
         arena.graph(entrant.run)

@@ -260,4 +260,5 @@ STAGES_KIND = PeerKind(
     ("triton", *map(stage_name, STAGE_COUNTS)),
     functools.partial(enter, every_stage=True),
     "triton",
+    in_all=False,
 )

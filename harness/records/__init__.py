@@ -3,6 +3,7 @@
 :mod:`.kinds` says what there is, :mod:`.parts` what it is made of; :mod:`.writing` appends, :mod:`.reading` checks.
 """
 
+from tensorir_ladder.harness.records.intervals import median_interval
 from tensorir_ladder.harness.records.kinds import (
     Counters,
     Listing,

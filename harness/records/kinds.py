@@ -6,6 +6,7 @@ hold one time per round, of one launch.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from tensorir_ladder.harness.records.intervals import median_interval
 from tensorir_ladder.harness.records.parts import (
     Candidate,
     CodeFacts,
@@ -29,6 +31,8 @@ from tensorir_ladder.harness.records.parts import (
 )
 from tensorir_ladder.harness.records.writing import RecordError, append, write_atomically
 
+# What was launched early in records that do not say so themselves.
+EARLY_BEFORE_IT_WAS_RECORDED = {("step13_persistent", "overlapped")}
 # A timeline without these tells nothing.
 TOLD = (("load issued",), ("full wait ends", "mma retired"), ("epilogue begins", "results stored"))
 
@@ -98,9 +102,21 @@ class _BesideCublas:
         """Speed relative to the faster cuBLAS form of the same rounds; above 1 is faster than cuBLAS."""
         return self.ratio_of(self.timing)
 
+    @property
+    def ratio_interval(self) -> tuple[float, float]:
+        """The ratio's 95 % interval; see :meth:`interval_of`."""
+        return self.interval_of(self.timing)
+
     def ratio_of(self, contender: Timing) -> float:
-        """Return a contender's speed relative to the faster cuBLAS form of the same rounds."""
-        return self.fastest_baseline.median_ms / contender.median_ms
+        """Return a contender's speed relative to the faster cuBLAS form: the median of the rounds' ratios."""
+        return statistics.median(contender.ratios_to(self.fastest_baseline))
+
+    def interval_of(self, contender: Timing) -> tuple[float, float]:
+        """Bound a contender's ratio at 95 % confidence, by the sign test; :func:`.intervals.median_interval` says how.
+
+        A contender is faster than cuBLAS where all of it lies above 1.
+        """
+        return median_interval(contender.ratios_to(self.fastest_baseline))
 
 
 @dataclass(frozen=True)
@@ -150,8 +166,9 @@ class Record(_OfKernel, _Measured, _BesideCublas):
     the same tile choice, ``baseline`` cuBLAS in both forms (B as stored, B transposed), all in the same
     rounds; ratios use the faster form. ``candidates`` are the tiles that a best tile was chosen from,
     with their times in milliseconds (None where a tile is illegal for the case, with the reason).
-    ``default_stages`` says that the stage count is the one the step takes by itself. Records made before a field with
-    a default was known are read with that.
+    ``default_stages`` says that the stage count is the one the step takes by itself, ``early_launch`` that the kernel
+    is launched while the one before it still runs (None: made before that was recorded; ask ``launched_early``).
+    Records made before a field with a default was known are read with that.
     """
 
     FILE: ClassVar[str] = "steps"
@@ -175,11 +192,18 @@ class Record(_OfKernel, _Measured, _BesideCublas):
     peers: tuple[Peer, ...] = ()
     depth: DepthForecast | None = None
     default_stages: bool = True
+    early_launch: bool | None = None
 
     @property
     def improvement_over_previous_pct(self) -> float | None:
-        """Speed gained over the step before, in the same rounds; None for the first step."""
-        return None if self.previous is None else 100 * (self.previous.median_ms / self.time_ms - 1)
+        """Speed gained over the step before, the median of the rounds' ratios; None for the first step."""
+        return None if self.previous is None else 100 * (statistics.median(self.timing.ratios_to(self.previous)) - 1)
+
+    @property
+    def launched_early(self) -> bool:
+        """True where the kernel begins while the one before it still runs, which cuBLAS's beside it do not."""
+        known = self.early_launch
+        return (self.step_name, self.variant) in EARLY_BEFORE_IT_WAS_RECORDED if known is None else known
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -8,6 +8,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from tensorir_ladder.harness.records.intervals import paired_ratios
+
 Item = TypeVar("Item")
 # A record that is otherwise is refused when it is read.
 Some = Annotated[tuple[Item, ...], msgspec.Meta(min_length=1)]
@@ -26,6 +28,10 @@ class Timing:
     def median_ms(self) -> float:
         """The time reported: the median over rounds."""
         return statistics.median(self.samples_ms)
+
+    def ratios_to(self, other: Timing) -> list[float]:
+        """Return the speeds relative to another contender's of the same rounds, one per round."""
+        return paired_ratios(other.samples_ms, self.samples_ms)
 
     @property
     def spread_pct(self) -> float:
@@ -89,7 +95,11 @@ class GpuState:
 
 @dataclass(frozen=True)
 class Environment:
-    """Name GPU, versions and revision that a record was made with, and when."""
+    """Name GPU, versions and revision that a record was made with, and when.
+
+    ``run`` is drawn once a command: records that share it were made by one command on one GPU, and their absolute
+    figures may stand side by side. Empty in records made before there was one.
+    """
 
     gpu: str
     gpu_uuid: str
@@ -101,6 +111,7 @@ class Environment:
     revision: str
     dirty: bool
     recorded_at: str
+    run: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from tvm import IRModule
 
 from support.cases import ROOT, Outcome
 from tensorir_ladder.harness.build import compile_module
@@ -34,9 +34,7 @@ from tensorir_ladder.harness.peers import (
     peer_versions,
     triton_tma,
 )
-from tensorir_ladder.harness.peers import entrant as entrants
 from tensorir_ladder.harness.peers import triton as triton_peer
-from tensorir_ladder.harness.peers.languages import TILELANG, TILUS
 from tensorir_ladder.harness.peers.triton import STAGE_COUNTS, BlockConfig, Tuning, declared_configs, launch
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin
 from tensorir_ladder.schedules.workloads import Matmul
@@ -77,13 +75,13 @@ def raising(error: Exception) -> Any:
     ("names", "found"),
     [
         ("none", []),
-        ("all", ["triton", "triton_tma", "dlight", "tilus", "tilelang"]),
+        ("all", ["triton", "triton_tma", "dlight"]),
         ("dlight, triton", ["triton", "dlight"]),
         ("none,dlight", ["dlight"]),
         ("triton,triton-stages", ["triton-stages"]),
         ("triton_tma,triton", ["triton", "triton_tma"]),
         ("metaschedule,dlight", ["dlight", "metaschedule"]),
-        ("all,triton-stages", ["triton-stages", "triton_tma", "dlight", "tilus", "tilelang"]),
+        ("all,triton-stages", ["triton-stages", "triton_tma", "dlight"]),
     ],
 )
 def test_peers_are_found_by_name(names: str, found: list[str]) -> None:
@@ -92,7 +90,7 @@ def test_peers_are_found_by_name(names: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize("names", ["cutlass", "triton,cutlass", "", "triton,"])
 def test_an_unknown_peer_is_refused(names: str) -> None:
-    known = "triton, triton-stages, triton_tma, dlight, metaschedule, tilus, tilelang, call"
+    known = "triton, triton-stages, triton_tma, dlight, metaschedule, call"
     with pytest.raises(UnknownPeer, match=f"there are {known}, or all, or none"):
         find_peers(names)
 
@@ -161,29 +159,6 @@ def test_an_interrupt_is_not_a_failed_peer() -> None:
         admit(kind(raising(KeyboardInterrupt())), BareArena(), MACHINE)
 
 
-@pytest.mark.parametrize("language", [TILUS, TILELANG])
-def test_a_language_that_is_not_installed_is_missing(language: PeerKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entrants.metadata, "version", raising(metadata.PackageNotFoundError()))
-    (entrant,) = admit(language, BareArena(), MACHINE)
-    assert (entrant.status, entrant.why) == ("missing", f"{language.name} is not installed")
-
-
-@pytest.mark.parametrize(
-    ("language", "dtype", "why"),
-    [
-        (TILUS, "float32", r"tilus 9\.9: its dot takes .* not float32"),
-        (TILUS, "float16", r"needs apache-tvm-ffi 0\.1\.10; the TVM measured here runs on 9\.9"),
-        (TILELANG, "float32", r"tilelang 9\.9 brings a TVM of its own"),
-    ],
-)
-def test_a_language_that_is_installed_says_why_it_cannot_run(
-    language: PeerKind, dtype: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(entrants.metadata, "version", lambda _package: "9.9")
-    with pytest.raises(PeerFailed, match=why):
-        language.enter(BareArena(Matmul(64, 64, 64, dtype)), MACHINE)
-
-
 def test_without_measuring_peers_are_named_as_not_timed(command: Callable[..., Outcome]) -> None:
     outcome = command("run", "--step", "1", "--size", "16", "--on", "llvm", "--peers", "triton,dlight")
     assert outcome.code == 0
@@ -218,9 +193,99 @@ def test_dlights_kernel_compiles_as_ours_do(dtype: str, compiler) -> None:
 
 
 def test_what_no_rule_takes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dlight, "rules", lambda: (SimpleNamespace(apply=lambda *_arguments: None),))
+    monkeypatch.setattr(dlight, "rules", lambda: (dlight.dlight.gpu.GEMV(),))
     with pytest.raises(PeerFailed, match="none of dlight's rules takes 33x17x50 float32"):
         dlight.scheduled(PROBLEM, MACHINE.target())
+
+
+class FormsArena(BareArena):
+    """An arena whose races a form wins by its name."""
+
+    def __init__(self, problem: Matmul, winner: str = "") -> None:
+        super().__init__(problem)
+        self.winner, self.races = winner, []
+
+    def turned(self, b: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(b.T)
+
+    def race(self, contenders: list[Any], _plan: Any) -> Any:
+        self.races.append([name for name, _ in contenders])
+        times = [1.0 if self.winner in name else 2.0 for name, _ in contenders]
+        return SimpleNamespace(timings=tuple(SimpleNamespace(median_ms=time) for time in times))
+
+
+@pytest.fixture
+def dlights_targets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What dlight's kernels are compiled for; they run in numpy.
+
+    Its schedules on tensor cores, for which TVM reads its intrinsics for a minute here, are left untiled.
+    """
+    compiled = []
+    usual = dlight.scheduled
+
+    def schedule(problem: Matmul, target: Any) -> tuple[Any, str]:
+        if problem.dtype == "float16" and target.attrs["arch"] == "sm_90":
+            return IRModule({"main": problem.prim_func()}), "Matmul"
+        return usual(problem, target)
+
+    def compile_with(_mod: Any, machine: Any, _deliver: Any) -> dict[str, Any]:
+        compiled.append(machine.arch)
+        backend = LlvmBackend()
+
+        def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+            layout = "nt" if b.shape == (16, 48) else "nn"
+            c[...] = backend.reference(Matmul(32, 16, 48, str(a.dtype), layout), a, b).astype(c.dtype)
+
+        return {"main": run}
+
+    monkeypatch.setattr(dlight, "scheduled", schedule)
+    monkeypatch.setattr(dlight, "compile_module", compile_with)
+    monkeypatch.setattr(dlight, "require_compiler", lambda: None)
+    return compiled
+
+
+@pytest.mark.parametrize(("layout", "winner"), [("nn", "B[N,K]ᵀ"), ("nn", "B[K,N]"), ("nt", "B[K,N]")])
+def test_dlight_enters_as_detected_and_by_the_plain_name(layout: str, winner: str, dlights_targets: list) -> None:
+    arena = FormsArena(Matmul(32, 16, 48, "float16", layout), winner)
+    usual, plain = admit(KINDS["dlight"], arena, MACHINE)
+    assert [(e.name, e.status, e.why) for e in (usual, plain)] == [(n, "measured", "") for n in dlight.NAMES]
+    assert usual.config == f"rule gpu.Matmul, target sm_90a, {dlight.STORED[layout]}"
+    assert plain.config == f"rule gpu.Matmul, target sm_90, {winner}"
+    assert len(arena.races) == 1
+    assert set(dlights_targets) == {"sm_90a"}  # compiled as our own kernels are
+
+
+@pytest.mark.emulator
+def test_dlights_plain_target_has_tensor_cores_and_the_detected_none() -> None:
+    # In a process of its own: under pytest TVM takes minutes to read its intrinsics.
+    code = """
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.harness.peers import dlight
+from tensorir_ladder.schedules.workloads import Matmul
+
+machine = machine_for("sm_90a")
+for target in (machine, dlight.plain(machine)):
+    mod, rule = dlight.scheduled(Matmul(128, 96, 80, "float16", "nt"), target.target())
+    print(rule, "wmma" in str(mod))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["Matmul", "False", "Matmul", "True"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dlight_enters_once_where_the_name_makes_no_difference(dtype: str, dlights_targets: list) -> None:
+    arena = FormsArena(Matmul(32, 16, 48, dtype))
+    found = KINDS["dlight"].enter(arena, MACHINE)
+    assert [entrant.name for entrant in found] == ["dlight"]
+    assert arena.races == []
+
+
+def test_a_wrong_form_of_dlight_is_not_raced(dlights_targets: list) -> None:
+    arena = FormsArena(Matmul(32, 16, 48, "float16"), "B[N,K]ᵀ")
+    arena.turned = lambda b: np.zeros_like(b.T)
+    _, plain = KINDS["dlight"].enter(arena, MACHINE)
+    assert (plain.status, plain.config) == ("measured", "rule gpu.Matmul, target sm_90, B[K,N]")
+    assert arena.races == []
 
 
 # MetaSchedule

@@ -88,13 +88,15 @@ def test_ratios_use_the_faster_baseline_and_the_same_rounds() -> None:
         n=200,
         k=300,
         timing=Timing("own", (2.0, 1.0, 4.0)),
-        baseline=(Timing("cublas-nn", (3.0,)), Timing("cublas-nt", (1.5,))),
-        previous=Timing("before", (5.0, 3.0)),
+        baseline=(Timing("cublas-nn", (3.0, 3.0, 3.0)), Timing("cublas-nt", (1.5, 1.0, 2.8))),
+        previous=Timing("before", (4.0, 1.5, 8.0)),
     )
     assert made.time_ms == 2.0
     assert made.gflops == 2 * 100 * 200 * 300 / 2e6
     assert made.fastest_baseline.label == "cublas-nt"
+    # Round by round 0.75, 1 and 0.7: each is set against cuBLAS's time in its own round.
     assert made.ratio_to_cublas == 0.75
+    assert made.ratio_interval == pytest.approx((0.7, 1.0))
     assert made.improvement_over_previous_pct == pytest.approx(100.0)
     assert replace(made, previous=None).improvement_over_previous_pct is None
     assert Timing("one", (3.0,)).spread_pct == 0.0

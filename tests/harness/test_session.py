@@ -59,6 +59,31 @@ def test_a_case_is_measured_beside_cublas_and_the_step_before(measurer: Measurer
     assert Record.from_json(record.to_json()) == record
 
 
+def test_a_command_s_records_share_its_run_and_say_how_they_were_launched(
+    gpu: FakeGpu, command: Command, tmp_path: Path
+) -> None:
+    places = ("--step", "13", "--shape", "64x64x1024", "--out", str(tmp_path))
+    for variants in ("stream,overlapped", "whole"):
+        assert command("run", "--variant", variants, *places).code == 0
+    found = {record.variant: record for record in load_records(tmp_path)}
+    assert {name: record.early_launch for name, record in found.items()} == {
+        "stream": False,
+        "overlapped": True,
+        "whole": False,
+    }
+    assert found["overlapped"].launched_early
+    stream, overlapped, whole = (found[name].environment.run for name in ("stream", "overlapped", "whole"))
+    assert stream
+    assert stream == overlapped != whole
+
+
+def test_rounds_go_on_for_a_case_and_not_for_the_step_before(measurer: Measurer, gpu: FakeGpu) -> None:
+    measurer.measure(make_case(5, SHAPE))
+    assert gpu.besides == [(1, 2)]
+    measurer.measure_together([make_case(5, SHAPE, stages=stages) for stages in (2, 3)])
+    assert gpu.besides[-1] == (2, 3)
+
+
 def test_the_first_step_has_none_before(measurer: Measurer, gpu: FakeGpu) -> None:
     record = measurer.measure(make_case(1, SHAPE))
     assert len(gpu.races[0]) == 3

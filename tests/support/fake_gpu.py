@@ -53,6 +53,7 @@ class FakeGpu:
     def __init__(self) -> None:
         self.times: dict[str, float] = dict(TIMES)
         self.races: list[list[str]] = []
+        self.besides: list[tuple[int, ...]] = []
         self.loaded: list[str] = []
         self.seeds: list[int] = []
         self.cublas_math: list[str] = []
@@ -100,10 +101,11 @@ class FakeArena:
     def graph(self, launch: Callable[..., Any]) -> None:
         launch(*self.sets[0])
 
-    def race(self, contenders: list[Any], plan: Plan) -> Rounds:
+    def race(self, contenders: list[Any], plan: Plan, beside: tuple[int, ...] = ()) -> Rounds:
         labels = [label for label, _ in contenders]
         self.gpu.before_race(labels)
         self.gpu.races.append(labels)
+        self.gpu.besides += [beside] if beside else []
         timings = tuple(Timing(label, self.samples(label, plan.rounds)) for label in labels)
         state = GpuState(1980.0, 3201.0, 200.0, 40.0)
         method = Method(plan.rounds, 1, 1, "standard normal", "cold", "none", plan.warmup_ms)
