@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tensorir_ladder.harness.records import Resources
+from tensorir_ladder.harness.records import Record, Resources, TunedConfig
 
 NOT_MEASURED = "–"
 NOT_VERIFIED = "failed its check"
@@ -51,3 +52,25 @@ def span(values: Iterable[float], unit: str, digits: int = 0) -> str:
     found = sorted(values)
     low, high = f"{found[0]:,.{digits}f}", f"{found[-1]:,.{digits}f}"
     return f"{low} {unit}" if low == high else f"{low}–{high} {unit}"
+
+
+def tflops(gflops: float) -> str:
+    """Write a speed in TFLOPS, to three digits: ``52.1``, ``0.481``."""
+    value = gflops / 1e3
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(value)))}f}"
+
+
+def own_and_cublas(record: Record | TunedConfig) -> str:
+    """Write ``43.1 / 34.8``: a record's TFLOPS and those of the faster cuBLAS form in the same rounds."""
+    baseline = 2 * record.m * record.n * record.k / (record.fastest_baseline.median_ms * 1e6)
+    return f"{tflops(record.gflops)} / {tflops(baseline)}"
+
+
+def bold_ratio(ratio: float, interval: tuple[float, float]) -> str:
+    """Write ``**1.17**``: a ratio to cuBLAS, bold where its 95 % interval lies above 1: faster than cuBLAS."""
+    return f"**{ratio:.2f}**" if interval[0] > 1 else f"{ratio:.2f}"
+
+
+def interval_text(interval: tuple[float, float]) -> str:
+    """Write a ratio's interval small, for Markdown."""
+    return f"<sub>{interval[0]:.3f}–{interval[1]:.3f}</sub>"

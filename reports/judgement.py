@@ -27,16 +27,15 @@ def is_held_out(sweep: StageSweep) -> bool:
     return sweep.section.dtype == "float32" and (len(set(shape)) > 1 or shape[0] in HELD_OUT_CUBES)
 
 
-def lost_pct(sweep: StageSweep) -> float | None:
-    """Compare the recommended stages with the best measured: speed lost; None where they were not measured."""
-    recommended = sweep.times_ms.get(sweep.forecast.recommended)
-    return None if recommended is None else speed_lost_pct(recommended, sweep.times_ms[sweep.best])
+def lost_pct(sweep: StageSweep, stages: int) -> float | None:
+    """Compare a stage count with the best measured: speed lost; None where it was not measured."""
+    time_ms = sweep.times_ms.get(stages)
+    return None if time_ms is None else speed_lost_pct(time_ms, sweep.times_ms[sweep.best])
 
 
 def is_right(sweep: StageSweep) -> bool:
     """Tell if the recommended stages are as good as the best, up to ``CLOSE_PCT``."""
-    lost = lost_pct(sweep)
-    return lost is not None and lost <= CLOSE_PCT
+    return _is_right_with(sweep, sweep.forecast.recommended)
 
 
 def points(sweeps: Sequence[StageSweep]) -> list[tuple[float, float]]:
@@ -62,15 +61,26 @@ def setbacks(sweeps: Sequence[StageSweep]) -> list[StageSweep]:
     return [sweep for sweep in both if speed_lost_pct(sweep.times_ms[3], sweep.times_ms[2]) > TIE_PCT]
 
 
+def constant_depth(sweeps: Sequence[StageSweep]) -> int:
+    """Return the one stage count that is right for the most sweeps: what a forecast has to be better than."""
+    counts = sorted({stages for sweep in sweeps for stages in sweep.times_ms})
+    return max(counts, key=lambda stages: sum(_is_right_with(sweep, stages) for sweep in sweeps))
+
+
 def summary(sweeps: Sequence[StageSweep]) -> str:
-    """Judge the model's recommendations in one sentence; empty without a forecast."""
+    """Judge the model's recommendations in a few words, beside one stage count for all; empty without a forecast."""
     found = [sweep for sweep in sweeps if sweep.forecast]
     if not found:
         return ""
     held_out = [sweep for sweep in found if is_held_out(sweep)]
     all_right, held_out_right = (f"{sum(map(is_right, own))} of {len(own)}" for own in (found, held_out))
     text = f"The depth model's recommendation is within {CLOSE_PCT:g} % of the best swept depth in {all_right} sweeps"
-    return text + (f", {held_out_right} of them on shapes held out." if held_out else ".")
+    constant = constant_depth(found)
+    always = [f"{sum(_is_right_with(s, constant) for s in own)} of {len(own)}" for own in (found, held_out)]
+    if not held_out:
+        return f"{text}; always {constant} stages in {always[0]}."
+    text += f"; always {constant} stages, the best of one count for all, in {always[0]}. On shapes held out: "
+    return f"{text}{held_out_right}, and {always[1]}. These set no constant of the model, but had been seen."
 
 
 def judgement_tables(sweeps: Sequence[StageSweep]) -> list[Table]:
@@ -90,13 +100,18 @@ def judgement_table(found: Sequence[StageSweep]) -> Table:
         "the steps' default variants": [sweep for sweep in found if sweep.default_variant],
         **grouped(found, lambda sweep: ", ".join(_case(sweep)[:2])),
     }
-    grid = [(name, *_judged(group)) for name, group in groups.items()]
+    constant = constant_depth(found)
+    grid = [(name, *_judged(group, constant)) for name, group in groups.items()]
     header = ("sweeps", "with a forecast", f"recommended within {CLOSE_PCT:g} % of the best")
-    header += ("rank correlation in a sweep, median", "over all points", "error of the time, median")
+    header += (f"always {constant} stages", "rank correlation in a sweep, median", "over all points")
+    header += ("error of the time, median",)
     cubes = ", ".join(map(str, HELD_OUT_CUBES))
     note = f"A sweep: one step, variant, tile and shape. Held out: {cubes} cubed, and every shape that is no cube; "
-    note += "they set no constant, but were seen before the model's form was final (harness/models/depth.py). Rank "
-    note += "correlation (Spearman) of predicted and measured times; over all points it is mostly the sizes' order."
+    note += "they set no constant, but were seen before the model's form was final (harness/models/depth.py). Always: "
+    note += (
+        "the one stage count that is right most often, for comparison. Rank correlation (Spearman) of predicted and "
+    )
+    note += "measured times; over all points it is mostly the sizes' order."
     return Table("The depth model judged", header, tuple(grid), note)
 
 
@@ -109,7 +124,7 @@ def misses_table(missed: Sequence[StageSweep]) -> Table:
         own = _speed(sweep, recommended) if recommended in sweep.times_ms else "not measured"
         held_out = "yes" if is_held_out(sweep) else "no"
         choices = (str(recommended), own, str(best), _speed(sweep, best))
-        grid.append((*_case(sweep), *choices, percent(lost_pct(sweep), ".1f"), held_out))
+        grid.append((*_case(sweep), *choices, percent(lost_pct(sweep, recommended), ".1f"), held_out))
     return Table("Recommendations that miss", header, tuple(grid), left=3)
 
 
@@ -128,6 +143,11 @@ def setbacks_table(found: Sequence[StageSweep]) -> Table:
     return Table("Three stages slower than two", (*header, "occupancy"), tuple(grid), note, left=3)
 
 
+def _is_right_with(sweep: StageSweep, stages: int) -> bool:
+    lost = lost_pct(sweep, stages)
+    return lost is not None and lost <= CLOSE_PCT
+
+
 def _ranks(values: Sequence[float]) -> np.ndarray:
     """Rank values from 1; equal values share the mean of theirs."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -135,15 +155,15 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
     return (last - (counts - 1) / 2)[places.reshape(len(values))]
 
 
-def _judged(group: Sequence[StageSweep]) -> tuple[str, ...]:
+def _judged(group: Sequence[StageSweep], constant: int) -> tuple[str, ...]:
     if not group:
-        return ("0", *(NOT_MEASURED,) * 4)
-    right, pairs = sum(map(is_right, group)), points(group)
+        return ("0", *(NOT_MEASURED,) * 5)
+    rights, pairs = (sum(map(is_right, group)), sum(_is_right_with(s, constant) for s in group)), points(group)
     own = [found for sweep in group if (found := spearman(points([sweep]))) is not None]
     errors = [abs(100 * (predicted / measured - 1)) for predicted, measured in pairs]
     return (
         str(len(group)),
-        f"{right} of {len(group)} ({right / len(group):.0%})",
+        *(f"{right} of {len(group)} ({right / len(group):.0%})" for right in rights),
         number(statistics.median(own) if own else None, ".2f"),
         number(spearman(pairs), ".2f"),
         percent(statistics.median(errors) if errors else None, ".1f"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tensorir_ladder.reports.cases import Shape, by_product, grouped, is_size, n
 
 LADDER_CHOICES = ("default", "best")
 TUNED = "tuned"
+MISSING = "missing"  # a peer that was not installed: nothing was learnt of it
 FASTEST = "fastest"  # of all that was measured, whatever tile, stages and variant
 ARITHMETICS = (("ieee", "float32"), ("ieee", "float16"), ("ieee", "bfloat16"), ("tf32", "float32"))
 LAYOUTS = {"nn": "B[K,N]", "nt": "B[N,K]ᵀ"}
@@ -37,7 +38,11 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True)
 class Section:
-    """Records that may stand in one table or plot: one GPU, one dtype, one arithmetic, one layout."""
+    """Records that may stand in one table or plot: one GPU, one dtype, one arithmetic, one layout.
+
+    ``beside`` are the records with peers' times, which count on their own: another measurement of a case without peers
+    does not take them away.
+    """
 
     gpu: str
     dtype: str
@@ -45,6 +50,7 @@ class Section:
     math: str
     layout: str
     records: tuple[Record, ...]
+    beside: tuple[Record, ...] = ()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -150,8 +156,48 @@ class Section:
         return max(usual or found, key=lambda record: record.environment.recorded_at, default=None)
 
     def fastest(self, step: int, shape: Shape) -> Record | None:
-        """Return the record of a step at a shape that comes closest to cuBLAS or passes it; verified ones go first."""
-        return max(self.of(step, shape), key=lambda r: (r.verification.passed, r.ratio_to_cublas), default=None)
+        """Return the record of a step at a shape that comes closest to cuBLAS or passes it; verified ones go first.
+
+        Launched as cuBLAS is: what is launched early is :meth:`fastest_early`.
+        """
+        return _fastest(record for record in self.of(step, shape) if not record.launched_early)
+
+    def fastest_early(self, shape: Shape) -> Record | None:
+        """Return the fastest record at a shape of what is launched while the kernel before it still runs."""
+        return _fastest(r for r in self.records if r.launched_early and shape_of(r) == shape)
+
+    def leader(self, shape: Shape) -> Record | None:
+        """Return the ladder's fastest record at a shape, launched as cuBLAS is.
+
+        Of the ladder as one run measured it, where there is one and it has the shape, else of all that was measured.
+        """
+        run = self.ladder_run
+        own = [self.pick(step, "default", shape) for step in self.steps]
+        if run and any(record and record.environment.run == run for record in own):
+            return _fastest(filter(None, own))
+        return _fastest(filter(None, (self.fastest(step, shape) for step in self.steps)))
+
+    @property
+    def ladder_run(self) -> str:
+        """The run that measured the whole ladder as it is shown with default tiles; empty where several did."""
+        shown = [record for step in self.steps for record in self.line(step, "default", at=self.sizes()).values()]
+        runs = {(record.environment.run, record.environment.gpu_uuid) for record in shown}
+        return runs.pop()[0] if len(runs) == 1 else ""
+
+    def gain_fastest(self, step: int, shape: Shape) -> float | None:
+        """Return the gain of a step's fastest configuration over that of the step before, by their ratios to cuBLAS."""
+        found = [self.fastest(number, shape) for number in (step, step - 1)]
+        if not all(record and record.verification.passed for record in found):
+            return None
+        own, before = (record.ratio_to_cublas for record in found)
+        return 100 * (own / before - 1)
+
+    def forecast_gain(self, record: Record) -> float | None:
+        """Return the gain over one stage that the depth model forecasts for a record's case; None without a sweep."""
+        own = (record.variant, record.tile)
+        found = [r.depth for r in self.of(record.step, shape_of(record)) if r.depth and (r.variant, r.tile) == own]
+        times = found[-1].time_ms if found else ()
+        return 100 * (times[0] / times[record.stages - 1] - 1) if 1 < record.stages <= len(times) else None
 
     def drawn(self) -> list[Record]:
         """List what the ladder's figures are drawn from: records of its tile choices, or the fastest of a case."""
@@ -182,24 +228,19 @@ class Section:
         return [record for record in self.of(step) if record.key not in shown]
 
     def peer_shapes(self) -> list[Shape]:
-        """Return the shapes at which peers were asked for, smallest product first."""
+        """Return the shapes at which peers were timed, smallest product first."""
         return by_product({shape_of(record) for record in self._with_peers()})
 
     def peer_names(self) -> list[str]:
-        """List the peers asked for, in the order of their records."""
-        return list(dict.fromkeys(peer.name for record in self._with_peers() for peer in record.peers))
-
-    def fastest_beside_peers(self, shape: Shape, step: int | None = None) -> Record | None:
-        """Find our fastest record at a shape (of one step, if given) measured in the same rounds as peers."""
-        ours = [r for r in self._with_peers() if shape_of(r) == shape and step in (None, r.step)]
-        return max(ours, key=lambda record: record.ratio_to_cublas, default=None)
+        """List the peers that took part, in the order of their records; not those that were not installed."""
+        found = (peer for record in self._with_peers() for peer in record.peers)
+        return list(dict.fromkeys(peer.name for peer in found if peer.status != MISSING))
 
     def peer(self, shape: Shape, name: str) -> tuple[Record, Peer] | None:
-        """Find a peer at a shape with its record: that of our fastest, else the newest that has its time."""
-        fastest = self.fastest_beside_peers(shape)
+        """Find a peer at a shape with its record: the newest that has its time, else the newest that tried."""
         records = [record for record in self._with_peers() if shape_of(record) == shape]
-        records.sort(key=lambda record: (record is fastest, record.environment.recorded_at), reverse=True)
-        found = [(record, peer) for record in records for peer in record.peers if peer.name == name]
+        records.sort(key=lambda record: record.rank, reverse=True)
+        found = [(r, peer) for r in records for peer in r.peers if peer.name == name and peer.status != MISSING]
         return next((pair for pair in found if pair[1].timing), found[0] if found else None)
 
     def _stands_for_step(self, record: Record) -> bool:
@@ -210,7 +251,7 @@ class Section:
         return record.variant == self.variants(record.step)[0]
 
     def _with_peers(self) -> list[Record]:
-        return [record for record in self.records if record.peers and record.verification.passed]
+        return [record for record in self.beside if record.verification.passed]
 
 
 @dataclass(frozen=True)
@@ -221,6 +262,7 @@ class Results:
     """
 
     records: tuple[Record, ...] = ()
+    beside: tuple[Record, ...] = ()
     calibrations: tuple[Record, ...] = ()
     counters: tuple[Counters, ...] = ()
     streams: tuple[StreamRecord, ...] = ()
@@ -230,8 +272,8 @@ class Results:
 
     def sections(self) -> list[Section]:
         """Return the records, by GPU, dtype, arithmetic and layout, in the order of the ladder."""
-        groups = grouped(self.records, section_key)
-        sections = [Section(*key, records=tuple(group)) for key, group in groups.items()]
+        groups, beside = grouped(self.records, section_key), grouped(self.beside, section_key)
+        sections = [Section(*key, tuple(group), tuple(beside.get(key, ()))) for key, group in groups.items()]
         return sorted(sections, key=lambda section: section.place)
 
     def steps(self) -> list[int]:
@@ -252,8 +294,15 @@ class Results:
 
 
 def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
-    """Read the records of a folder that count, of some steps or all; RecordError names the first that is none."""
-    chosen = newest(read_places(folder, Record))
+    """Read the records of a folder that count, of some steps or all; RecordError names the first that is none.
+
+    Of each case the newest counts, or else that of the newest run which measured its whole ladder.
+    """
+    everything = read_places(folder, Record)
+    of_runs = ladder_runs(everything)
+    replaced = {record.key for record in of_runs.values()}
+    chosen = {place: record for place, record in newest(everything).items() if record.key not in replaced} | of_runs
+    with_peers = newest({place: record for place, record in everything.items() if record.peers})
     places = {record.key: Path(place).name for place, record in chosen.items()}
     wanted = None if steps is None else set(steps)
 
@@ -263,6 +312,7 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
     records = sorted(chosen.values(), key=_row_order)
     return Results(
         records=kept(record for record in records if record.kind == "step"),
+        beside=kept(sorted(with_peers.values(), key=_row_order)),
         calibrations=tuple(record for record in records if record.kind == "calibration"),
         counters=kept(load_counters(folder)),
         streams=tuple(load_streams(folder)),
@@ -270,6 +320,38 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
         timelines=kept(load_timelines(folder)),
         places=places,
     )
+
+
+def ladder_runs(places: Mapping[str, Record]) -> dict[str, Record]:
+    """Find, of each section, the records of the newest run that measured its whole ladder, by place.
+
+    The ladder: every step and size that anyone measured with the default variant, tile and stages. A run is one
+    command on one GPU; its absolute figures may stand in one table. What is not clean or failed its check is no part.
+    """
+    shown = {place: record for place, record in places.items() if _is_of_ladder(record)}
+    found: dict[str, Record] = {}
+    for own in grouped(shown, lambda place: section_key(shown[place])).values():
+        whole = {(shown[place].step, shape_of(shown[place])) for place in own}
+        sound = [p for p in own if shown[p].environment.run and shown[p].rank[0] and shown[p].verification.passed]
+        runs = grouped(sound, lambda place: (shown[place].environment.run, shown[place].environment.gpu_uuid))
+        complete = [
+            {shown[place].key: place for place in run}.values()
+            for run in runs.values()
+            if {(shown[place].step, shape_of(shown[place])) for place in run} == whole
+        ]
+        # Places are in the order of time.
+        newest_run = max(complete, key=lambda run: max(shown[place].rank for place in run), default=())
+        found |= {place: shown[place] for place in newest_run}
+    return found
+
+
+def _is_of_ladder(record: Record) -> bool:
+    usual = record.default_variant and record.default_stages and record.tile_choice == "default"
+    return record.kind == "step" and usual and is_size(shape_of(record))
+
+
+def _fastest(records: Iterable[Record]) -> Record | None:
+    return max(records, key=lambda record: (record.verification.passed, record.ratio_to_cublas), default=None)
 
 
 def section_key(record: Record | TunedConfig) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensorir_ladder.harness.records import Peer, Record, StreamRecord, Timeline, TunedConfig
 from tensorir_ladder.reports.cases import Shape, by_product, grouped, shape_label, shape_of, steps_text
-from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, number, percent, span
+from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, own_and_cublas, percent, span
 from tensorir_ladder.reports.selection import FASTEST, TUNED, Results, Section, shown_gain
 from tensorir_ladder.reports.sweeps import unswept
 
@@ -23,7 +23,14 @@ CHOICE_TITLES = {
 
 
 CASE = ("step", "variant", "default_variant", "m", "n", "k", "layout", "dtype", "out_dtype", "math", "stages", "tile")
-SPEED = ("time_ms", "gflops", "ratio_to_cublas", "improvement_over_previous_pct")
+SPEED = ("time_ms", "gflops", "ratio_to_cublas", "ratio_interval", "improvement_over_previous_pct")
+
+
+GAINS = ("gain, same tile", "gain, fastest")
+GAINS_NOTE = (
+    "Gain, same tile: mean speed gained over the step before with its tile, same rounds: the technique alone. Gain, "
+    "fastest: each step's fastest configuration against that of the step before, by their ratios to cuBLAS."
+)
 
 
 def row(record: Record, place: str) -> dict[str, Any]:
@@ -38,8 +45,8 @@ def row(record: Record, place: str) -> dict[str, Any]:
         }
         peers.append({"name": peer.name, "status": peer.status, "why": peer.why, "config": peer.config, **speed})
     return {
-        **{name: getattr(record, name) for name in (*CASE, "tile_choice")},
-        "gpu": made.gpu,
+        **{name: getattr(record, name) for name in (*CASE, "tile_choice", "launched_early")},
+        **{name: getattr(made, name) for name in ("gpu", "gpu_uuid", "run")},
         **{name: getattr(record, name) if passed else None for name in SPEED},
         "verified": passed,
         "verified_on": record.verification.on,
@@ -52,23 +59,23 @@ def row(record: Record, place: str) -> dict[str, Any]:
 
 
 def ladder_table(results: Results, section: Section, choice: str) -> Table:
-    """Make a row per step (its default variant), a column per size: GFLOPS, the ratio to cuBLAS in brackets."""
+    """Make a row per step (its default variant), a column per size: ratio to cuBLAS, the TFLOPS of both in brackets."""
     shapes = section.shapes((choice,))
     lines = {step: line for step in section.steps if (line := section.line(step, choice))}
     rows = [
         (
             step_label(results, step),
             *(speed_cell(line.get(shape)) for shape in shapes),
-            average_gain(line.values(), len(shapes)),
+            *gains(section, step, line),
             average_ratio(line.values(), len(shapes)),
         )
         for step, line in lines.items()
     ]
-    rows.append(("cuBLAS", *(number(cublas_gflops(lines.values(), shape)) for shape in shapes), "", "1.00"))
-    header = ("step", *map(shape_label, shapes), "average gain", "average ratio")
+    header = ("step", *map(shape_label, shapes), *GAINS, "average ratio")
     note = (
-        f"GFLOPS (ratio to the faster cuBLAS form of the same rounds); {tiles_in_words(lines.values(), choice)} "
-        "Average gain: mean speed gained over the step before, same rounds; average ratio: geometric mean."
+        "Ratio to the faster cuBLAS form of the same rounds (TFLOPS of both there); "
+        f"{tiles_in_words(lines.values(), choice)} {GAINS_NOTE} Average ratio: geometric mean. "
+        f"{runs_in_words([record for line in lines.values() for record in line.values()])}"
     )
     if any(record.environment.dirty for line in lines.values() for record in line.values()):
         note += " *: measured from a tree with uncommitted changes."
@@ -76,26 +83,31 @@ def ladder_table(results: Results, section: Section, choice: str) -> Table:
 
 
 def variants_table(results: Results, section: Section, step: int, choice: str) -> Table:
-    """Make a row per variant of a step: GFLOPS, and the speed gained over the step before."""
+    """Make a row per variant of a step: the ratio to cuBLAS, and the speed gained over the step before."""
     lines = {variant: section.line(step, choice, variant) for variant in section.variants(step)}
     shapes, predicted = by_product(set().union(*lines.values())), section.predicts(step)
     rows = []
     for variant, line in lines.items():
         name = variant + (" (default)" if any(record.default_variant for record in line.values()) else "")
         if line:
-            cells = [gain_cell(line.get(shape), predicted) for shape in shapes]
+            cells = [gain_cell(section, line.get(shape), predicted) for shape in shapes]
             rows.append((name, *cells, average_gain(line.values(), len(shapes))))
     title = f"{section.title}: variants of {results.step_name(step)}, {CHOICE_TITLES[choice]}"
-    note = "GFLOPS, speed gained over the step before (same rounds)."
+    note = "Ratio to cuBLAS, speed gained over the step before (same rounds)."
     if predicted:
-        note += " In brackets the gain predicted for cp.async, in percent: N·(load + compute) against "
-        note += "N·max(load, compute); barriers and the latency of shared memory are left out."
+        note += " In brackets the gain predicted for cp.async, in percent: N·(load + compute) against N·max(load, "
+        note += (
+            "compute). There, resident blocks hide each other's loads for nothing, so that a pipeline has nothing to "
+        )
+        note += "gain where a multiprocessor holds many of them. Behind it, where stages were swept, the depth model's "
+        note += "gain over one stage, which counts what each block waits for all the same: barriers, the instructions "
+        note += "of a copy, and the latency of shared memory."
     return Table(title, ("variant", *map(shape_label, shapes), "average gain"), tuple(rows), note)
 
 
 def others_table(section: Section, records: Collection[Record]) -> Table:
     """Make a row per record that the ladder does not show: tiles given by hand, other stage counts."""
-    header = ("step", "variant", "tile", "size", "stages", "GFLOPS (ratio)", "gain")
+    header = ("step", "variant", "tile", "size", "stages", "ratio (TFLOPS / cuBLAS's)", "gain")
     rows = []
     for r in records:
         case = (str(r.step), r.variant, f"{r.tile} ({r.tile_choice})", shape_label(shape_of(r)), str(r.stages))
@@ -104,7 +116,7 @@ def others_table(section: Section, records: Collection[Record]) -> Table:
 
 
 def peers_table(section: Section, brief: bool = False) -> Table:
-    """Compare our fastest and each peer, in percent of cuBLAS, a column per shape; why a peer is missing stands below.
+    """Compare our fastest and each peer, in percent of cuBLAS, a column per shape; why a peer failed stands below.
 
     ``brief`` leaves out shapes that have no place on an axis of sizes, what a peer does at single stage counts,
     and our first pipelined step.
@@ -112,17 +124,20 @@ def peers_table(section: Section, brief: bool = False) -> Table:
     shapes = [s for s in section.peer_shapes() if s in section.sizes() or not brief]
     names = [name for name in section.peer_names() if not (brief and is_stage_count(name))]
     pipelined = None if brief else min((r.step for r in section.records if r.stages > 1), default=None)
-    ours = {"our fastest": [section.fastest_beside_peers(shape) for shape in shapes]}
+    ours = {"our fastest": [section.leader(shape) for shape in shapes]}
     if pipelined is not None:
-        fastest = [section.fastest_beside_peers(shape, pipelined) for shape in shapes]
+        fastest = [section.fastest(pipelined, shape) for shape in shapes]
         others = {} if fastest == ours["our fastest"] else ours
         ours = {f"our fastest step {pipelined}": fastest, **others}
+    if any(early := [section.fastest_early(shape) for shape in shapes]):
+        ours["our fastest, launched early"] = early
     rows = [(name, *map(own_cell, records)) for name, records in ours.items()]
     found = {name: [section.peer(shape, name) for shape in shapes] for name in names}
     rows += [(name, *map(peer_cell, pairs)) for name, pairs in found.items()]
-    without = [peer for pairs in found.values() for pair in pairs if pair for peer in pair[1:] if not peer.timing]
-    reasons = dict.fromkeys(f"{peer.name} {peer.status}: {peer.why.rstrip('.')}." for peer in without)
-    note = "Percent of the faster cuBLAS form of the same rounds; of ours, only what was measured beside peers."
+    failed = [peer for pairs in found.values() for pair in pairs if pair for peer in pair[1:] if not peer.timing]
+    reasons = dict.fromkeys(f"{peer.name} {peer.status}: {peer.why.rstrip('.')}." for peer in failed)
+    note = "Percent of the faster cuBLAS form, each in rounds of its own with cuBLAS; ours: the ladder's fastest, "
+    note += "launched as cuBLAS is unless it says otherwise."
     title = f"{section.title}: beside peers"
     return Table(title, ("", *map(shape_label, shapes)), tuple(rows), " ".join([note, *reasons]))
 
@@ -134,14 +149,14 @@ def is_stage_count(peer: str) -> bool:
 
 def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
     """Make a row per tuned configuration: what was chosen, by how much it leads, and out of how many."""
-    header = ("step", "size", "configuration", "GFLOPS (ratio)", "over default")
+    header = ("step", "size", "configuration", "ratio (TFLOPS / cuBLAS's)", "over default")
     header += ("runner-up", "margin", "verdict", "seen")
     rows = [
         (
             str(config.step),
             shape_label(shape_of(config)),
             config.winner.name,
-            f"{config.gflops:,.0f} ({config.ratio_to_cublas:.2f}){'*' if config.environment.dirty else ''}",
+            speed_text(config),
             percent(config.gain_over_default_pct),
             config.runner_up.name if config.runner_up else NOT_MEASURED,
             _margin(config),
@@ -183,21 +198,28 @@ def short_name(step_name: str) -> str:
 
 
 def speed_cell(record: Record | None) -> str:
-    """Write ``32,202 (0.64)``: GFLOPS and the ratio to cuBLAS; never a speed that was not verified."""
+    """Write ``0.64 (32.2 / 50.3)``: the ratio to cuBLAS and both speeds; never one that was not verified."""
     if record is None or not record.verification.passed:
         return NOT_MEASURED if record is None else NOT_VERIFIED
-    return f"{record.gflops:,.0f} ({record.ratio_to_cublas:.2f}){'*' if record.environment.dirty else ''}"
+    return speed_text(record)
 
 
-def gain_cell(record: Record | None, with_prediction: bool) -> str:
-    """Write ``32,202, +21.5 % (+30)``: GFLOPS, measured gain over the step before, predicted gain in brackets."""
+def speed_text(record: Record | TunedConfig) -> str:
+    """Write the ratio to cuBLAS and both speeds, with a star where the tree was not clean."""
+    return f"{record.ratio_to_cublas:.2f} ({own_and_cublas(record)}){'*' if record.environment.dirty else ''}"
+
+
+def gain_cell(section: Section, record: Record | None, with_prediction: bool) -> str:
+    """Write ``0.64, +21.5 % (+30; +42)``: ratio to cuBLAS, gain over the step before, and those of two models."""
     if record is None or not record.verification.passed:
         return speed_cell(record)
     # The prediction is for loads that run ahead: a variant without cp.async is not what it speaks of.
     overlaps = record.code is not None and record.code.cp_async > 0
-    predicted = record.predicted_gain_pct if with_prediction and overlaps else None
-    suffix = "" if predicted is None else f" ({predicted:+.0f})"
-    return f"{record.gflops:,.0f}, {percent(record.improvement_over_previous_pct)}{suffix}"
+    simple = record.predicted_gain_pct if with_prediction and overlaps else None
+    models = [simple, section.forecast_gain(record)] if simple is not None else []
+    predicted = "; ".join(f"{gain:+.0f}" for gain in models if gain is not None)
+    suffix = f" ({predicted})" if models else ""
+    return f"{record.ratio_to_cublas:.2f}, {percent(record.improvement_over_previous_pct)}{suffix}"
 
 
 def own_cell(record: Record | None) -> str:
@@ -231,10 +253,27 @@ def measured_on(records: Collection[Record | StreamRecord | Timeline]) -> str:
     )
 
 
+def runs_in_words(records: Collection[Record]) -> str:
+    """Say whether absolute figures of some records compare: those of one run do, others only by their ratios."""
+    places = [record.environment for record in records]
+    runs = {(place.run, place.gpu_uuid) for place in places}
+    if len(runs) == 1 and places[0].run:
+        return f"One run, {places[0].run}, on {places[0].gpu_uuid}, {places[0].recorded_at[:10]}."
+    gpus = len({place.gpu_uuid for place in places})
+    where = "one GPU" if gpus == 1 else f"{gpus} GPUs of one name"
+    return f"Measured in several runs, on {where}: only ratios compare from cell to cell."
+
+
+def gains(section: Section, step: int, line: dict[Shape, Record]) -> tuple[str, str]:
+    """Write a line's gains over the step before, as GAINS names them: with one tile, and fastest against fastest."""
+    same = [shown_gain(record) for record in line.values() if record.previous_has_its_tile]
+    fastest = [section.gain_fastest(step, shape) for shape in line]
+    return tuple(_average([gain for gain in found if gain is not None], len(line)) for found in (same, fastest))
+
+
 def average_gain(records: Collection[Record], expected: int) -> str:
     """Write the mean gain over the step before; says so where it is over fewer than the ``expected`` sizes."""
-    gains = [gain for record in records if (gain := shown_gain(record)) is not None]
-    return percent(statistics.mean(gains)) + _partial(gains, expected) if gains else NOT_MEASURED
+    return _average([gain for record in records if (gain := shown_gain(record)) is not None], expected)
 
 
 def average_ratio(records: Collection[Record], expected: int) -> str:
@@ -273,6 +312,10 @@ def default_tiles(records: Iterable[Record]) -> str:
     steps = {tile: {record.step for record in own} for tile, own in tiles.items()}
     named = sorted(steps, key=lambda tile: min(steps[tile]))
     return named[0] if len(named) == 1 else ", ".join(f"{tile} ({steps_text(steps[tile])})" for tile in named)
+
+
+def _average(found: list[float], expected: int) -> str:
+    return percent(statistics.mean(found)) + _partial(found, expected) if found else NOT_MEASURED
 
 
 def _margin(config: TunedConfig) -> str:

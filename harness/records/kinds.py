@@ -200,6 +200,11 @@ class Record(_OfKernel, _Measured, _BesideCublas):
         return None if self.previous is None else 100 * (statistics.median(self.timing.ratios_to(self.previous)) - 1)
 
     @property
+    def previous_has_its_tile(self) -> bool:
+        """True where the step before was measured with this record's tile, as its label says."""
+        return self.previous is not None and self.tile in self.previous.label.split()
+
+    @property
     def launched_early(self) -> bool:
         """True where the kernel begins while the one before it still runs, which cuBLAS's beside it do not."""
         known = self.early_launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.reports_fixtures import (
+    HALF,
     SIZES,
     calibration,
     environment,
@@ -26,7 +28,7 @@ from support.reports_fixtures import (
     write_tensor_cores,
 )
 from tensorir_ladder.harness.machines import MACHINES
-from tensorir_ladder.harness.records import RESULTS, Counters, Timing
+from tensorir_ladder.harness.records import RESULTS, Counters, Record, Timing
 from tensorir_ladder.reports import plot
 from tensorir_ladder.reports.__main__ import main
 from tensorir_ladder.reports.cases import natural, steps_text
@@ -36,7 +38,8 @@ from tensorir_ladder.reports.figures import intensity, step_look
 from tensorir_ladder.reports.page import step_page
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import peaks, plots
-from tensorir_ladder.reports.readme import BEGIN, END, other_shapes, overview, pictures
+from tensorir_ladder.reports.readme import BEGIN, END, pictures
+from tensorir_ladder.reports.readme_tables import fastest, ladder, other_shapes, overview
 from tensorir_ladder.reports.selection import UsageError, load, parse_steps
 from tensorir_ladder.reports.table import all_tables, ladder_table, variants_table
 
@@ -55,10 +58,14 @@ KEYS = [
     "stages",
     "tile",
     "tile_choice",
+    "launched_early",
     "gpu",
+    "gpu_uuid",
+    "run",
     "time_ms",
     "gflops",
     "ratio_to_cublas",
+    "ratio_interval",
     "improvement_over_previous_pct",
     "verified",
     "verified_on",
@@ -177,10 +184,9 @@ def test_peers_stand_beside_our_fastest_in_percent_of_cublas(tmp_path, capsys):
         ["our fastest", *fastest],
         ["triton", "80 % (64x64x16, 4 warps, 3 stages)", "80 % (64x64x16, 4 warps, 3 stages)"],
         ["dlight", "failed", "40 % (rule gpu.Matmul)"],
-        ["tilelang", "missing", "missing"],
     ]
-    assert "dlight failed: WrongResult: worst error 3. tilelang missing: tilelang is not installed." in text
-    assert text.count("not installed") == 1
+    assert "dlight failed: WrongResult: worst error 3." in text
+    assert "tilelang" not in text  # nothing was learnt of what was not installed
 
 
 def test_a_json_row_names_its_peers(tmp_path, capsys):
@@ -193,16 +199,25 @@ def test_a_json_row_names_its_peers(tmp_path, capsys):
     assert (tilelang["time_ms"], tilelang["why"]) == (None, "tilelang is not installed")
 
 
-def test_a_peer_keeps_the_rounds_of_our_fastest_record(tmp_path):
+def test_the_newest_time_of_a_peer_counts_also_where_its_case_was_measured_again_without_it(tmp_path):
     write_peers(tmp_path)
     later = environment(at=LATER)
-    other = replace(record(4), environment=later, peers=(peer("triton", 1024, 0.3), peer("dlight", 1024, 0.4)))
-    other.save(tmp_path)
+    replace(record(4), environment=later, peers=(peer("dlight", 1024, 0.3),)).save(tmp_path)
+    record(6, environment=later).save(tmp_path)
     (section,) = load(tmp_path).sections()
     shape = (1024, 1024, 1024)
-    assert section.peer(shape, "triton")[0].step == 6
-    assert section.peer(shape, "dlight")[0].step == 4  # the only one that has its time
+    assert section.peer(shape, "triton")[0].step in (5, 6)
+    assert section.peer(shape, "dlight")[0].step == 4
     assert section.peer(shape, "tilus") is None
+    assert section.peer(shape, "tilelang") is None  # was not installed
+
+
+def test_our_fastest_beside_peers_is_the_ladders_and_not_only_what_was_timed_beside_them(tmp_path, capsys):
+    write_peers(tmp_path)
+    record(6, speed=45000, tile_choice="given", tile="128x64x32/8x4").save(tmp_path)
+    assert main(["table", "--markdown", "--results", str(tmp_path)]) == 0
+    text = capsys.readouterr().out.split("beside peers", 1)[1]
+    assert "| our fastest | 132 % (step 6, 128x64x32/8x4, 4 stages) | 82 %" in text
 
 
 def test_without_peers_nothing_is_said_of_them(tmp_path, capsys):
@@ -221,7 +236,7 @@ def test_the_readme_shows_peers_where_there_are_any(tmp_path):
     readme.write_text(f"{BEGIN}{END}")
     assert main(["readme", "--results", str(tmp_path), "--readme", str(readme)]) == 0
     assert "| triton | 80 % (64x64x16, 4 warps, 3 stages) |" in readme.read_text()
-    assert "tilelang missing: tilelang is not installed." in readme.read_text()
+    assert "tilelang" not in readme.read_text()
 
 
 @pytest.mark.parametrize("text_of", [{"status": "failed"}, {"timing": None}, {"status": "missing", "timing": None}])
@@ -252,13 +267,13 @@ def test_a_tuned_configuration_has_a_table_of_its_own_and_one_row(tmp_path):
     }
     ladder = tables["NVIDIA H200, float32 (ieee), B[K,N]: tuned"]
     assert ladder.header[1:2] == ("1024",)
-    assert [row[:2] for row in ladder.rows] == [("5 pipelining", "32,200 (0.95)"), ("cuBLAS", "34,000")]
+    assert [row[:2] for row in ladder.rows] == [("5 pipelining", "0.95 (32.2 / 34.0)")]
     (kept,) = [record for record in load(tmp_path).records if record.tile_choice == "tuned"]
     assert kept.variant == "sync"  # the newest counts, whatever variant was chosen
     first, second = tables["NVIDIA H200, float32 (ieee), B[K,N]: tuned configurations"].rows
     assert first[:3] == ("4", "256", "async 64x64x16/4x4, 2 stages")
     assert first[5:] == ("–", "–", "alone", "2 of 20")
-    assert second[3:6] == ("2,684 (0.95)", "+25.0 %", "sync 128x64x32/8x4, 3 stages")
+    assert second[3:6] == ("0.95 (2.68 / 2.83)", "+25.0 %", "sync 128x64x32/8x4, 3 stages")
     assert second[6:] == ("+2.50 % (+2.10 to +2.90)", "confirmed", "2 of 20")
 
 
@@ -312,8 +327,8 @@ def test_gpus_never_share_a_table_a_plot_or_a_line(tmp_path):
     tables = all_tables(results)
     assert [("A100" in table.title, "H200" in table.title) for table in tables] == [(True, False), (False, True)]
     cells = [[cell for row in table.rows if row[0].startswith("5") for cell in row] for table in tables]
-    assert "10,000 (0.29)" in cells[0]
-    assert "32,200 (0.95)" in cells[1]
+    assert "0.29 (10.0 / 34.0)" in cells[0]
+    assert "0.95 (32.2 / 34.0)" in cells[1]
     files = [item.file_name for item in plots(results)]
     assert len(files) == len(set(files))
     assert all(item.section.gpu.split()[-1].lower() in item.file_name for item in plots(results))
@@ -337,7 +352,7 @@ def test_the_average_column(tmp_path):
     fifth = next(row for row in table.rows if row[0].startswith("5"))
     mean = 100 * ((2630 / 1600 + 12050 / 7100 + 32200 / 25400) / 3 - 1)
     ratio = (2630 / 2800 * 12050 / 16000 * 32200 / 34000) ** (1 / 3)
-    assert fifth[-3:] == ("–", f"{mean:+.1f} % (3 of 4 sizes)", f"{ratio:.2f} (3 of 4 sizes)")
+    assert fifth[-4:] == ("–", f"{mean:+.1f} %", f"{mean:+.1f} %", f"{ratio:.2f} (3 of 4 sizes)")
 
 
 def test_variants_start_with_the_default_and_count_naturally(site):
@@ -455,7 +470,7 @@ def test_a_page_has_its_steps_idea_tables_and_pictures(site):
     text = (site.pages / "step5_pipelining.md").read_text()
     assert text.startswith("# Step 5, software pipelining")
     assert "diff steps/step4_vectorization.py steps/step5_pipelining.py" in text
-    assert "32,200, +26.8 % (+30)" in text
+    assert "0.95, +26.8 % (+30)" in text
     assert "![step5-variants, " in text
 
 
@@ -480,7 +495,8 @@ def test_the_readme_changes_between_its_markers_only(site):
     assert text.startswith(f"# Title\r\n\r\nbefore\t{BEGIN}\n")
     assert text.endswith(f"{END} after\r\nend, no newline")
     assert "\nold\n" not in text
-    assert "0.95 · **1.02**" in text
+    assert "| 0.95<br><sub>0.947–0.947</sub><br>32.2 / 34.0 |" in text
+    assert "| **1.02**<br><sub>1.023–1.023</sub> |" in text  # the best tile's, in the table of the fastest
     assert "cuBLAS against itself through the same path: 1.002." in text
     assert "NVIDIA H200, driver 580.1" in text
 
@@ -647,17 +663,152 @@ def test_sections_go_as_the_ladder_does(ladders):
 def test_one_look_says_where_cublas_is_passed(ladders):
     table = overview(load(ladders.results).sections())
     assert table.header == ("ladder", "256³", "512³", "1024³", "2048³", "4096³")
-    rows = {name: cells for name, *cells in table.rows}
+    rows = {name: [cell.partition("<br>")[0] for cell in cells] for name, *cells in table.rows}
     half_precision = ["**1.14** step 9", "**1.04** step 9", "**1.02** step 10", "**1.05** step 10", "**1.07** step 10"]
     assert rows["NVIDIA H200, float16 (ieee), B[K,N]"] == half_precision
     assert rows["NVIDIA H200, float32 (tf32), B[K,N]"] == ["–", "–", "0.80 step 9", "–", "–"]
 
 
-def test_a_ratio_of_one_after_rounding_has_not_passed_cublas(tmp_path):
-    for size, share in ((256, 1.004), (512, 1.006)):
-        half(10, size, share).save(tmp_path)
-    ((_, *cells),) = overview(load(tmp_path).sections()).rows
-    assert cells == ["1.00 step 10", "**1.01** step 10"]
+def beside_cublas(made: Record, ratios: list[float]) -> Record:
+    """The record with other times: so much faster than the faster cuBLAS form, round by round."""
+    cublas = tuple(replace(form, samples_ms=form.samples_ms[:1] * len(ratios)) for form in made.baseline)
+    own = tuple(cublas[0].samples_ms[0] / ratio for ratio in ratios)
+    return replace(made, timing=replace(made.timing, samples_ms=own), baseline=cublas, previous=None)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "cell"),
+    [
+        # The second smallest and the second largest of nine rounds bound the median.
+        ([0.9, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 2.0], "**1.04** step 10<br><sub>1.010–1.070</sub>"),
+        ([0.9, 0.99, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08], "1.04 step 10<br><sub>0.990–1.070</sub>"),
+        ([1.0] * 9, "1.00 step 10<br><sub>1.000–1.000</sub>"),
+    ],
+)
+def test_bold_is_faster_than_cublas_with_all_of_its_interval(tmp_path, ratios, cell):
+    beside_cublas(half(10, 1024), ratios).save(tmp_path)
+    ((_, found),) = overview(load(tmp_path).sections()).rows
+    assert found == cell
+
+
+def test_ratios_are_paired_round_by_round(tmp_path):
+    slow_rounds = (1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0)  # the clock of every other round is half
+    made = half(10, 1024)
+    own, cublas = (replace(made.timing, samples_ms=tuple(share * t for t in slow_rounds)) for share in (0.9, 1.0))
+    made = replace(made, timing=own, baseline=(cublas, replace(cublas, label="cuBLAS nt")))
+    assert made.ratio_interval == pytest.approx((1 / 0.9, 1 / 0.9))
+
+
+def test_what_is_launched_early_has_a_row_of_its_own_and_leads_nowhere(tmp_path):
+    half(10, 1024, 1.05).save(tmp_path)
+    half(10, 1024, 1.30, variant="early", default_variant=False, early_launch=True).save(tmp_path)
+    (section,) = load(tmp_path).sections()
+    plain, early = overview([section]).rows
+    assert plain[0] == section.title
+    assert plain[1].startswith("**1.05** step 10")
+    assert early[0] == f"{section.title}, launched early"
+    assert early[1].startswith("**1.30** step 10")
+    assert section.fastest(10, (1024, 1024, 1024)).ratio_to_cublas == pytest.approx(1.05)
+    assert not any("1.30" in cell for row in ladder(section, str).rows for cell in row)
+    assert fastest(section, str) is None
+
+
+def test_an_early_launch_is_known_of_records_that_do_not_say_so():
+    old = half(10, 1024, step_name="step13_persistent", variant="overlapped")
+    assert old.early_launch is None
+    assert old.launched_early
+    assert not replace(old, variant="stream").launched_early
+    assert not replace(old, early_launch=False).launched_early
+
+
+def write_run(folder: Path, run: str, day: int, share: float = 1.0, **changes: object) -> None:
+    """Steps 8 and 9 at two sizes, measured by one command on a GPU of its own; ``share`` of their usual speed."""
+    made_at = environment(at=f"2026-11-{day}T10:00:00.000+00:00", run=run, uuid=f"GPU-{run}")
+    for step, size in itertools.product((8, 9), (1024, 2048)):
+        half(step, size, share * HALF[step - 8][SIZES.index(size)], environment=made_at, **changes).save(folder)
+
+
+def ratios_shown(folder: Path) -> dict[tuple[int, int], float]:
+    (section,) = load(folder).sections()
+    lines = {step: section.line(step, "default") for step in section.steps}
+    return {(step, shape[0]): r.ratio_to_cublas for step, line in lines.items() for shape, r in line.items()}
+
+
+def test_a_ladder_is_shown_as_the_newest_whole_run_measured_it(tmp_path):
+    write_run(tmp_path, "first", 20)
+    write_run(tmp_path, "second", 21, share=1.1)
+    alone = environment(at="2026-11-22T10:00:00.000+00:00", run="third", uuid="GPU-third")
+    half(9, 2048, 3.0, environment=alone).save(tmp_path)  # newer, of another run
+    assert ratios_shown(tmp_path) == pytest.approx(
+        {(8, 1024): 0.55, (8, 2048): 0.44, (9, 1024): 0.88, (9, 2048): 0.792}
+    )
+    (section,) = load(tmp_path).sections()
+    assert section.ladder_run == "second"
+    assert "One run, second, on GPU-second, 2026-11-21." in ladder(section, str).note
+    assert section.leader((2048,) * 3).ratio_to_cublas == pytest.approx(0.792)
+
+
+def test_without_a_whole_run_the_newest_records_count_and_the_table_says_so(tmp_path):
+    write_run(tmp_path, "first", 20)
+    half(10, 1024, environment=environment(at=LATER)).save(tmp_path)  # nobody measured step 10 in a run
+    (section,) = load(tmp_path).sections()
+    assert section.ladder_run == ""
+    assert "Measured in several runs, on 2 GPUs of one name: only ratios compare" in ladder(section, str).note
+
+
+@pytest.mark.parametrize("spoilt", ["dirty", "failed", "another GPU"])
+def test_a_run_that_is_not_sound_is_not_whole(tmp_path, spoilt):
+    write_run(tmp_path, "first", 20)
+    write_run(tmp_path, "second", 21, share=1.1)
+    changes = {
+        "dirty": {"environment": environment(at=LATER, run="second", uuid="GPU-second", dirty=True)},
+        "failed": {"verification": replace(record().verification, passed=False)},
+        "another GPU": {"environment": environment(at=LATER, run="second", uuid="GPU-0")},
+    }[spoilt]
+    path = tmp_path / "h200-steps.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:-1], replace(Record.from_json(lines[-1]), **changes).to_json()]) + "\n")
+    (section,) = load(tmp_path).sections()
+    assert section.ladder_run == "first"
+    assert ratios_shown(tmp_path)[9, 1024] == pytest.approx(0.8)
+
+
+def test_cells_of_the_ladder_hold_both_speeds_of_one_round(tmp_path):
+    half(10, 4096).save(tmp_path)
+    (section,) = load(tmp_path).sections()
+    ((_, cell, *_),) = ladder(section, str).rows
+    assert cell == "**1.03**<br><sub>1.030–1.030</sub><br>53.0 / 51.5"
+
+
+def test_gains_are_told_apart_by_what_they_compare(tmp_path):
+    for step in (8, 9, 10):
+        half(step, 1024).save(tmp_path)
+    half(10, 1024, 1.20, tile_choice="given", tile="192x256x64/64x256").save(tmp_path)
+    (section,) = load(tmp_path).sections()
+    table = ladder(section, str)
+    assert table.header[-2:] == ("gain, same tile", "gain, fastest")
+    first, same, other = (row[-2:] for row in table.rows)
+    assert first == ("–", "–")
+    assert same == ("+50.0 %", "+60.0 %")  # as timed beside it; 0.80 over 0.50 of cuBLAS
+    assert other == ("–", "+50.0 %")  # of another tile; 1.20 over 0.80
+
+
+def test_gpus_stand_side_by_side_by_their_ratios(tmp_path):
+    write_run(tmp_path, "here", 20)
+    write_run(tmp_path, "there", 20, share=1.3)
+    other = tmp_path / "h200-steps.jsonl"
+    text = other.read_text().splitlines()
+    there = [line.replace("NVIDIA H200", "NVIDIA H100 80GB HBM3") for line in text if '"there"' in line]
+    other.write_text("\n".join([line for line in text if '"here"' in line]) + "\n")
+    (tmp_path / "h100-80gb-hbm3-steps.jsonl").write_text("\n".join(there) + "\n")
+    half(9, 1024, tile_choice="given", tile="128x128x32/32x32").save(tmp_path)  # more records of the H200
+    readme = published(tmp_path).readme.read_text()
+    beside = readme.split("### GPUs side by side")[1].split("###")[0]
+    assert "| 9 async ring | 0.80 · **1.04** | 0.72 · 0.94 |" in beside
+    assert "NVIDIA H200 · NVIDIA H100 80GB HBM3" in beside
+    assert "NVIDIA H200: one run, here, on GPU-here" in beside
+    assert readme.index("### NVIDIA H200, float16") < readme.index("<summary>NVIDIA H100 80GB HBM3, float16")
+    assert sorted(path.name for path in (tmp_path / "plots").glob("*.png")) == ["h200-float16-nn-ratio.png"]
 
 
 def test_the_fastest_configuration_is_of_any_choice_but_never_unverified(tmp_path):
@@ -674,14 +825,15 @@ def test_shapes_without_a_place_on_the_axis_stand_in_a_table_of_their_own(ladder
     section = next(section for section in load(ladders.results).sections() if section.dtype == "float16")
     assert section.sizes() == [(size,) * 3 for size in SIZES]
     table = other_shapes(section)
-    assert table.header == ("m × n × k", "step 8", "step 9", "step 10", "triton", "cuBLAS, GFLOPS")
+    assert table.header == ("m × n × k", "step 8", "step 9", "step 10", "triton", "fastest step / cuBLAS, TFLOPS")
     assert [row[0] for row in table.rows] == ["4095³", "4096x4096x14336"]
-    assert table.rows[0][3] == "**1.03** · **1.03**"
+    assert table.rows[0][3] == "**1.03**<br><sub>1.030–1.030</sub>"
+    assert table.rows[0][-1] == "53.0 / 51.5"
     text = ladders.readme.read_text()
     assert text.count("**Other shapes**") == 1
     ladder = text.split("### NVIDIA H200, float16")[1].split("\n\n")[2].splitlines()
-    assert ladder[0] == "| step | 256³ | 512³ | 1024³ | 2048³ | 4096³ | gain |"
-    assert len(ladder) == 6  # the head, its rule, three steps and cuBLAS
+    assert ladder[0] == "| step | 256³ | 512³ | 1024³ | 2048³ | 4096³ | gain, same tile | gain, fastest |"
+    assert len(ladder) == 5  # the head, its rule and three steps
 
 
 def test_the_first_step_of_a_dtype_has_none_before_it_and_the_next_must(tmp_path):

@@ -72,13 +72,17 @@ def timing(label: str, milliseconds: float, rounds: int = 9) -> Timing:
 
 
 def environment(
-    gpu: str = "NVIDIA H200", at: str = "2026-11-20T10:00:00.000+00:00", dirty: bool = False
+    gpu: str = "NVIDIA H200",
+    at: str = "2026-11-20T10:00:00.000+00:00",
+    dirty: bool = False,
+    run: str = "",
+    uuid: str = "GPU-0",
 ) -> Environment:
     """A quiet GPU on a clean tree."""
     state = GpuState(1980.0, 3201.0, 120.0, 40.0)
     versions = {"tvm": "0.27.0.post1", "cuda": "13.0", "torch": "2.9"}
     return Environment(
-        gpu, "GPU-0", "580.1", 700.0, state, replace(state, power_w=350.0), versions, "abc1234", dirty, at
+        gpu, uuid, "580.1", 700.0, state, replace(state, power_w=350.0), versions, "abc1234", dirty, at, run
     )
 
 
@@ -102,7 +106,7 @@ def record(step: int = 4, size: int = 1024, speed: float | None = None, **change
         tile_choice="default",
         timing=timing(NAMES[step - 1], milliseconds),
         baseline=(timing("cuBLAS nn", cublas), timing("cuBLAS nt", cublas * 1.05)),
-        previous=timing(NAMES[step - 2], before) if step > 1 else None,
+        previous=timing(f"{NAMES[step - 2]} 32x64x16/4x4", before) if step > 1 else None,
         verification=Verification(True, "gpu", (0, 1, 2), 1e-6, 1e-4, True),
         resources=RESOURCES,
         code=CODE,
@@ -149,7 +153,7 @@ def half(step: int, size: int = 1024, share: float | None = None, **changes: obj
     """A case of a step on tensor cores, in float16 unless changed; ``share`` is its ratio to cuBLAS."""
     share = share or HALF[step - 8][SIZES.index(size)]
     own = timing(NAMES[step - 1], 2 * size**3 / (share * CUBLAS[size] * 1e6))
-    before = timing(NAMES[step - 2], 1.5 * own.median_ms) if step > 8 else None
+    before = timing(f"{NAMES[step - 2]} {HALF_TILES[step - 1]}", 1.5 * own.median_ms) if step > 8 else None
     case = {"step": step, "step_name": NAMES[step - 1], "dtype": "float16", "out_dtype": "float16"}
     kernel = {"tile": HALF_TILES[step], "stages": 1 if step == 8 else 4, "bound": "unknown"}
     return replace(record(1, size), **{**case, **kernel, "timing": own, "previous": before, **changes})
