@@ -35,7 +35,7 @@ class Plan:
     sample_ms: float = 0.0
     half_width: float | None = None
     most_rounds: int = 60
-    budget_ms: float = 1500.0
+    budget_ms: float = 1000.0
 
     def rounds_for(self, round_ms: float) -> int:
         """Take fewer rounds where one takes long, never fewer than 7."""

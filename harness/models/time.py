@@ -48,9 +48,9 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
     """Set N·(load + compute) against N·max(load, compute), per k tile.
 
     None where the machine was not measured, where no load runs ahead (no cp.async), where the arithmetic
-    is not float32, and for tiles of warps. Barriers and the latency of shared memory are left out: they cost the
-    sequential form more, so that gains can exceed the prediction where arithmetic should have hidden the loads
-    already.
+    is not float32, and for tiles of warps. Barriers, a copy's instructions and the latency of shared memory are left
+    out: they cost the sequential form more, so that gains exceed the prediction where resident blocks' arithmetic
+    should have hidden the loads already (+0 % where a multiprocessor holds many). :mod:`.depth` counts them.
 
     load = latency + bytes of both operand tiles / (bandwidth per multiprocessor); compute =
     2·block_m·block_n·block_k operations / (peak per multiprocessor). Blocks resident on the same
