@@ -42,4 +42,5 @@ from tensorir_ladder.harness.records.reading import (
     read_places,
     read_text,
 )
+from tensorir_ladder.harness.records.strict import decode
 from tensorir_ladder.harness.records.writing import append, check_appendable, check_writable, write_atomically

@@ -25,6 +25,7 @@ from tensorir_ladder.harness.records.parts import (
     Dtype,
     Environment,
     Extent,
+    GpuName,
     Layout,
     Math,
     Method,
@@ -362,7 +363,7 @@ class Counters(_OfKernel, _Line):
 
     FILE: ClassVar[str] = "counters"
 
-    gpu: Title
+    gpu: GpuName
     values: dict[Title, float]
     revision: str
     dirty: bool
