@@ -133,6 +133,7 @@ class Environment:
     revision: str
     dirty: bool
     recorded_at: str
+    multiprocessors: int = 0  # of the GPU, by its driver; 0 in records made before it was noted
 
     def __post_init__(self) -> None:
         check_time(self.recorded_at)
