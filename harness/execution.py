@@ -19,7 +19,7 @@ from tvm.tirx import compilation_pipeline
 from tensorir_ladder.harness.build import Kernel, executable
 from tensorir_ladder.harness.machines import Machine, machine_for
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
-from tensorir_ladder.schedules.passes import on_functions
+from tensorir_ladder.schedules.passes import admit, on_functions
 from tensorir_ladder.schedules.pipeline.lowering import unroll_rings
 from tensorir_ladder.schedules.pipeline.one_barrier import drop_hidden_reads, show_reads
 from tensorir_ladder.schedules.tensor_cores.fragments import whole_fragments
@@ -173,8 +173,14 @@ def gpu_arch() -> str:
 
 
 def gpu_machine() -> Machine:
-    """Describe the GPU at hand, with measured rates only where they are this GPU's."""
-    return machine_for(gpu_arch()).of_gpu(require_gpu().cuda.get_device_name())
+    """Describe the GPU at hand as its driver does, with measured rates only where they are this GPU's."""
+    properties = device_properties(require_gpu())
+    return machine_for(gpu_arch()).of_gpu(properties.name, properties.multi_processor_count)
+
+
+def device_properties(torch: Any) -> Any:
+    """Ask the driver for what torch's current GPU has: name, multiprocessors, L2, memory."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device())
 
 
 def compile_serial(mod: tvm.IRModule) -> tvm.runtime.Executable:
@@ -227,7 +233,10 @@ def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> 
         tirx.transform.BF16StorageLegalize(),
     ]
     mod = tvm.IRModule(
-        {name: whole_fragments(drop_hidden_reads(show_reads(function))) for name, function in mod.functions_items()}
+        {
+            name: whole_fragments(drop_hidden_reads(show_reads(admit(function))))
+            for name, function in mod.functions_items()
+        }
     )
     mod = tvm.ir.transform.Sequential(before)(_map_statements(mod, tirx.For, _serial_loop))
     return tvm.ir.transform.Sequential([*after, on_functions(lower_serpentines), unroll_rings()])(

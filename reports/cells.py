@@ -7,14 +7,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tensorir_ladder.harness.records import Record, Resources, TunedConfig
+from tensorir_ladder.reports.templating import Markdown, clean
 
 NOT_MEASURED = "–"
 NOT_VERIFIED = "failed its check"
+LONGEST_CELL = 300
 
 
 @dataclass(frozen=True)
 class Table:
-    """A titled grid of text; the first ``left`` columns are text, the others numbers."""
+    """A titled grid of text; the first ``left`` columns are text, the others numbers.
+
+    What is to be Markdown in a cell or the note is :class:`reports.templating.Markdown`; all else is escaped.
+    """
 
     title: str
     header: tuple[str, ...]
@@ -22,14 +27,17 @@ class Table:
     note: str = ""
     left: int = 1
 
-    def markdown(self) -> str:
+    def markdown(self) -> Markdown:
         """Write the grid as a Markdown table, its note below; the title is left to the caller."""
-        rule = [":--" if column < self.left else "--:" for column in range(len(self.header))]
-        lines = [
-            "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (self.header, *self.rows)
-        ]
-        text = "\n".join([lines[0], "|" + "|".join(rule) + "|", *lines[1:]])
-        return f"{text}\n\n{self.note}" if self.note else text
+        rule = Markdown("|".join(":--" if column < self.left else "--:" for column in range(len(self.header))))
+        grid = (Markdown(" | ").join(map(_cell, row)) for row in (self.header, *self.rows))
+        head, *lines = map(Markdown("| {} |").format, grid)
+        text = Markdown("\n").join([head, Markdown("|{}|").format(rule), *lines])
+        return Markdown("{}\n\n{}").format(text, self.note) if self.note else text
+
+
+def _cell(text: str) -> str:
+    return text if isinstance(text, Markdown) else clean(text, LONGEST_CELL)
 
 
 def number(value: float | None, form: str = ",.0f") -> str:
@@ -66,11 +74,11 @@ def own_and_cublas(record: Record | TunedConfig) -> str:
     return f"{tflops(record.gflops)} / {tflops(baseline)}"
 
 
-def bold_ratio(ratio: float, interval: tuple[float, float]) -> str:
+def bold_ratio(ratio: float, interval: tuple[float, float]) -> Markdown:
     """Write ``**1.17**``: a ratio to cuBLAS, bold where its 95 % interval lies above 1: faster than cuBLAS."""
-    return f"**{ratio:.2f}**" if interval[0] > 1 else f"{ratio:.2f}"
+    return Markdown("**{:.2f}**" if interval[0] > 1 else "{:.2f}").format(ratio)
 
 
-def interval_text(interval: tuple[float, float]) -> str:
-    """Write a ratio's interval small, for Markdown."""
-    return f"<sub>{interval[0]:.3f}–{interval[1]:.3f}</sub>"
+def interval_text(interval: tuple[float, float]) -> Markdown:
+    """Write a ratio's interval small."""
+    return Markdown("<sub>{:.3f}–{:.3f}</sub>").format(*interval)

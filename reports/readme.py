@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tensorir_ladder.harness.records import write_atomically
+from tensorir_ladder.harness.records import path_name, write_atomically
 from tensorir_ladder.reports.cases import is_size, steps_text
 from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.paths import Paths, link
@@ -18,7 +18,7 @@ from tensorir_ladder.reports.readme_tables import fastest, gpus_beside, ladder, 
 from tensorir_ladder.reports.selection import Results, Section, UsageError, section_key
 from tensorir_ladder.reports.sweeps import has_sweeps, product_sweeps
 from tensorir_ladder.reports.table import measured_on, peers_table, step_label
-from tensorir_ladder.reports.templating import render
+from tensorir_ladder.reports.templating import Markdown, render
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 MAIN_LADDERS = ("float32 ieee", "float16 ieee")
@@ -92,9 +92,9 @@ def _is_main(section: Section, gpu: str) -> bool:
 
 def _step_link(results: Results, paths: Paths, step: int) -> str:
     """Write a step's number and short name, with a link to its file where it stands beside the README."""
-    file = paths.readme.parent / "steps" / f"{results.step_name(step)}.py"
+    file = paths.readme.parent / "steps" / path_name(f"{results.step_name(step)}.py")
     label = step_label(results, step)
-    return f"[{label}]({link(paths.readme, file)})" if file.is_file() else label
+    return Markdown("[{}]({})").format(label, link(paths.readme, file)) if file.is_file() else label
 
 
 def _ladder(results: Results, section: Section, label: Callable[[int], str]) -> dict[str, Any]:

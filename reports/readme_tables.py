@@ -16,12 +16,14 @@ from tensorir_ladder.reports.cells import (
 )
 from tensorir_ladder.reports.selection import FASTEST, Section
 from tensorir_ladder.reports.table import GAINS, GAINS_NOTE, gains, is_stage_count, runs_in_words, tiles_in_words
+from tensorir_ladder.reports.templating import Markdown
 
-RATIO_NOTE = (
+RATIO_NOTE = Markdown(
     "Ratios: speed over that of the faster cuBLAS form (B as stored, B transposed) in the same rounds, the median of "
     "the rounds' ratios; small, its 95 % interval (sign test). **Bold**: faster than cuBLAS, all of the interval above "
     "1."
 )
+BELOW = Markdown("<br>")
 EARLY_NOTE = (
     "Launched early: blocks begin while the kernel before them still runs (programmatic dependent launch), which hides "
     "a launch's latency from launches in a chain. cuBLAS's beside them are not launched so."
@@ -39,9 +41,8 @@ def overview(sections: Sequence[Section]) -> Table:
         rows.append((section.title, *(_leader_cell(section.leader(size)) for size in sizes)))
         early = [section.fastest_early(size) for size in sizes]
         rows += [(f"{section.title}, launched early", *map(_leader_cell, early))] if any(early) else []
-    note = f"The fastest step of each ladder and size. {RATIO_NOTE}"
-    note += f" {EARLY_NOTE}" if len(rows) > len(sections) else ""
-    return Table("Where cuBLAS is passed", ("ladder", *map(size_header, sizes)), tuple(rows), note)
+    note = ["The fastest step of each ladder and size.", RATIO_NOTE, *[EARLY_NOTE] * (len(rows) > len(sections))]
+    return Table("Where cuBLAS is passed", ("ladder", *map(size_header, sizes)), tuple(rows), Markdown(" ").join(note))
 
 
 def ladder(section: Section, label: Callable[[int], str]) -> Table:
@@ -109,44 +110,42 @@ def _gpus_table(sections: Sequence[Section], label: Callable[[int], str]) -> Tab
     sizes = by_product(set.intersection(*(set(section.sizes()) for section in sections)))
     lines = {step: [section.line(step, "default", at=sizes) for section in sections] for step in steps}
     rows = [
-        (label(step), *(" · ".join(_ratio(line.get(size)) for line in own) for size in sizes))
+        (label(step), *(Markdown(" · ").join(_ratio(line.get(size)) for line in own) for size in sizes))
         for step, own in lines.items()
     ]
     gpus = " · ".join(section.gpu for section in sections)
     runs = [runs_in_words([r for own in lines.values() for r in own[place].values()]) for place in range(len(sections))]
-    note = f"{gpus}: ratios to each GPU's own cuBLAS, default configuration; **bold** as above. "
-    note += " ".join(f"{section.gpu}: {run[0].lower()}{run[1:]}" for section, run in zip(sections, runs))
+    ours = Markdown("{}: ratios to each GPU's own cuBLAS, default configuration; **bold** as above. ").format(gpus)
+    note = ours + " ".join(f"{section.gpu}: {run[0].lower()}{run[1:]}" for section, run in zip(sections, runs))
     return Table(sections[0].title.partition(", ")[2], ("step", *map(size_header, sizes)), tuple(rows), note)
 
 
 def _leader_cell(record: Record | None) -> str:
     """Write ``**1.17** step 6`` with the interval below it: the fastest record at a size."""
-    return f"{_ratio(record)} step {record.step}<br>{_interval(record)}" if _timed(record) else _ratio(record)
+    if not _timed(record):
+        return _ratio(record)
+    return Markdown("{} step {}<br>{}").format(_ratio(record), record.step, interval_text(record.ratio_interval))
 
 
 def _cell(record: Record | None) -> str:
     """Write ratio, interval, and both speeds, one below the other."""
-    return f"{_small_cell(record)}<br>{own_and_cublas(record)}" if _timed(record) else _ratio(record)
+    return BELOW.join([_small_cell(record), own_and_cublas(record)]) if _timed(record) else _ratio(record)
 
 
 def _small_cell(record: Record | None) -> str:
-    return f"{_ratio(record)}<br>{_interval(record)}" if _timed(record) else _ratio(record)
+    return BELOW.join([_ratio(record), interval_text(record.ratio_interval)]) if _timed(record) else _ratio(record)
 
 
 def _small_cells(records: Iterable[Record | None]) -> str:
     """Write the cells of several choices, once where they chose the same record."""
     different = {record.key if record else None: record for record in records}
-    return "<br>".join(map(_small_cell, different.values()))
+    return BELOW.join(map(_small_cell, different.values()))
 
 
 def _ratio(record: Record | None) -> str:
     if record is None or not record.verification.passed:
         return NOT_MEASURED if record is None else NOT_VERIFIED
     return bold_ratio(record.ratio_to_cublas, record.ratio_interval)
-
-
-def _interval(record: Record) -> str:
-    return interval_text(record.ratio_interval)
 
 
 def _timed(record: Record | None) -> bool:

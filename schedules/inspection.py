@@ -13,6 +13,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 UNROLL_RING = "unroll_ring"  # on a pipelined loop: stages of the ring, whose turn is to be written out
 PIPELINE_STAGE = "software_pipeline_stage"
 SHARED_SCOPES = ("shared", "shared.dyn")
+FRAGMENT = "local.fragment"  # registers of a whole warp or warp group (schedules.tensor_cores.fragments)
 DEVICE_SCOPES = ("global", "")
 
 

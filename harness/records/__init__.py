@@ -4,6 +4,7 @@
 """
 
 from tensorir_ladder.harness.records.intervals import median_interval
+from tensorir_ladder.harness.records.journal import Journal
 from tensorir_ladder.harness.records.kinds import (
     Counters,
     Listing,
@@ -11,11 +12,10 @@ from tensorir_ladder.harness.records.kinds import (
     StreamRecord,
     Timeline,
     TunedConfig,
-    TuningProgress,
-    gpu_slug,
     now,
     shape_text,
 )
+from tensorir_ladder.harness.records.names import NAME, RecordError, gpu_slug, path_name
 from tensorir_ladder.harness.records.parts import (
     Candidate,
     CodeFacts,
@@ -31,6 +31,7 @@ from tensorir_ladder.harness.records.parts import (
 )
 from tensorir_ladder.harness.records.reading import (
     RESULTS,
+    bad_lines,
     load_counters,
     load_listings,
     load_records,
@@ -41,6 +42,6 @@ from tensorir_ladder.harness.records.reading import (
     read_place,
     read_places,
     read_text,
-    torn_lines,
 )
-from tensorir_ladder.harness.records.writing import RecordError, append, check_writable, write_atomically
+from tensorir_ladder.harness.records.strict import decode
+from tensorir_ladder.harness.records.writing import append, check_appendable, check_writable, write_atomically

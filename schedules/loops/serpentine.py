@@ -21,6 +21,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import annotated_loops, loop_extent, loop_name
+from tensorir_ladder.schedules.passes import require_pipeline
 
 SERPENTINE = "serpentine"
 
@@ -49,6 +50,7 @@ def walk_serpentine(sch: Schedule, loop: LoopRV) -> None:
             value=f"{len(inner)} loops inside {loop_extent(sch, loop)} iterations",
             remedy="reorder reductions outside of this loop",
         )
+    require_pipeline(sch, "loops walked serpentine")
     sch.annotate(loop, SERPENTINE, 1)
 
 

@@ -10,9 +10,17 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import block_name, innermost_iterator, loop_extent, loop_name, loops_below
+from tensorir_ladder.schedules.inspection import (
+    FRAGMENT,
+    block_name,
+    innermost_iterator,
+    loop_extent,
+    loop_name,
+    loops_below,
+)
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
+from tensorir_ladder.schedules.passes import require_pipeline
 
 KEPT = "kept_in_memory"  # on a copy that is a kernel of its own (schedules.memory.alignment), and not inlined
 ADDS_PARTS = "adds_parts"  # on the block that adds up what schedules.recipes.split_reduction has summed in parts
@@ -200,9 +208,11 @@ def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope:
 
     Whatever follows elementwise (cropping a padded result, a cast, a bias, an activation) is fused into
     the write-back. Pair it with :func:`initialize_before`, or the zeroing stays inside the k loop. ``scope`` is
-    "local", one thread's registers, or :data:`schedules.tensor_cores.fragments.FRAGMENT`, those of a warp.
+    "local", one thread's registers, or :data:`schedules.inspection.FRAGMENT`, those of a warp.
     """
     try:
+        if scope == FRAGMENT:
+            require_pipeline(sch, FRAGMENT)
         write_back = sch.cache_write(block, 0, scope)
         sch.reverse_compute_at(write_back, loop)
         _inline_consumers(sch, block, write_back)

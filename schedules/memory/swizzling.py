@@ -24,7 +24,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, block_name
 from tensorir_ladder.schedules.isa import VECTOR_BYTES, swizzled_piece
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.passes import on_functions
+from tensorir_ladder.schedules.passes import on_functions, require_pipeline
 
 SWIZZLE = "swizzled_rows"
 
@@ -45,6 +45,7 @@ def swizzle_rows(sch: Schedule, copy: SBlockRV) -> None:
             limit=", ".join(SHARED_SCOPES),
             remedy="pass a block that stage_in_shared made",
         )
+    require_pipeline(sch, "swizzled rows")
     sch.annotate(copy, SWIZZLE, 1)
 
 

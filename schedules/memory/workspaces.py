@@ -13,12 +13,12 @@ from tvm import ir, s_tir, tirx
 
 from tensorir_ladder.schedules.inspection import DEVICE_SCOPES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.pipeline.one_barrier import with_body
+from tensorir_ladder.schedules.passes import root_of, with_body
 
 
 def workspaces(mod: ir.IRModule) -> list[tirx.Var]:
     """Return the buffers in device memory that a scheduled module's function "main" allocates, in the order it does."""
-    root = _root(mod["main"])
+    root = root_of(mod["main"])
     return [buffer for buffer in root.alloc_buffers if buffer.scope() in DEVICE_SCOPES] if root else []
 
 
@@ -38,15 +38,10 @@ def pass_workspaces(mod: ir.IRModule) -> ir.IRModule:
     A module whose function keeps nothing is returned as it is.
     """
     function, passed = mod["main"], workspaces(mod)
-    root = _root(function)
+    root = root_of(function)
     if root is None or not passed:
         return mod
     kept = [buffer for buffer in root.alloc_buffers if buffer not in passed]
     body = s_tir.SBlockRealize([], True, with_body(root, root.body, alloc_buffers=kept))
     changed = tirx.PrimFunc([*function.params, *passed], body, function.ret_type, function.attrs)
     return ir.IRModule({name: changed if name.name_hint == "main" else other for name, other in mod.functions_items()})
-
-
-def _root(function: tirx.PrimFunc) -> s_tir.SBlock | None:
-    """Return the outermost block of a function that is not lowered yet."""
-    return function.body.block if isinstance(function.body, s_tir.SBlockRealize) else None

@@ -1,22 +1,17 @@
-"""Lowering of pipelined loops after TVM's own passes: a compilation pipeline to name in ``tvm.compile``."""
+"""Lowering of what TVM's own passes do not know: the compilation pipeline to name in ``tvm.compile``."""
 
 from __future__ import annotations
 
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir.transform import Pass, Sequential
-from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
-from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.inspection import UNROLL_RING, annotated_loops, statements_of
-from tensorir_ladder.schedules.loops.serpentine import SERPENTINE, lower_serpentines
+from tensorir_ladder.schedules.inspection import UNROLL_RING
+from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
-from tensorir_ladder.schedules.passes import on_functions
-from tensorir_ladder.schedules.pipeline.one_barrier import ONE_BARRIER, drop_hidden_reads, is_gate
-from tensorir_ladder.schedules.tensor_cores.fragments import compact_blocks, has_fragments, lower_fragments
-
-UNROLLED_RINGS = "tensorir_ladder_unrolled_rings"
-FRAGMENTS = "tensorir_ladder_fragments"
+from tensorir_ladder.schedules.passes import PIPELINE, admit, needs_of, on_functions
+from tensorir_ladder.schedules.pipeline.one_barrier import check_gates, drop_hidden_reads
+from tensorir_ladder.schedules.tensor_cores.fragments import compact_blocks, lower_fragments
 
 
 def unroll_rings() -> Pass:
@@ -44,20 +39,28 @@ def _in_turns(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
     """Return the name for ``tvm.compile(..., tir_pipeline=name)`` that lowers a scheduled module as it was scheduled.
 
-    Raises IllegalPipeline for a loop that is marked as one with a single barrier and has no gate: a replayed trace
-    brings the mark and the lists, and not what they belong to.
+    Raises IllegalPipeline for hidden reads without a gate (:func:`schedules.pipeline.one_barrier.check_gates`).
     """
-    for loop in annotated_loops(mod, ONE_BARRIER):
-        if not any(is_gate(statement) for statement in statements_of(loop)):
-            raise IllegalPipeline(
-                "the loop is marked as one with a single barrier, and has no gate",
-                loop=str(loop.loop_var.name),
-                remedy="call pipeline_loop(..., one_barrier=True) after replaying a trace, instead of replaying it",
-            )
-    if has_fragments(mod):
-        return FRAGMENTS
-    marked = (True for key in (UNROLL_RING, SERPENTINE) for _ in annotated_loops(mod, key))
-    return UNROLLED_RINGS if any(marked) else "s_tir"
+    check_gates(mod)
+    return PIPELINE if needs_of(mod) else "s_tir"
+
+
+def tir_pipeline() -> tuple[Pass, Pass, Pass]:
+    """Make :data:`schedules.passes.PIPELINE`: TVM's own for scheduled functions, and what it lacks.
+
+    Fragments and swizzles are lowered as soon as buffers are compact, serpentine loops and rings at the end. What needs
+    nothing of this comes out as TVM lowers it.
+    """
+    lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
+    before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
+    after = [on_functions(lower_serpentines), unroll_rings()]
+    return Sequential([*before, lower, *after]), finalize_host, finalize_device
+
+
+def _gated(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Let a function be lowered whose hidden reads have their gates."""
+    check_gates(function)
+    return drop_hidden_reads(admit(function))
 
 
 def _turns(loop: tirx.For) -> tirx.Stmt:
@@ -83,21 +86,3 @@ def _written_out(loop: tirx.For, first: ir.Expr | int, count: int) -> tirx.For:
     replaced = (tirx.Var, lambda var: iteration if var.same_as(loop.loop_var) else var)
     body = tvm_ffi.structural_map(loop.body, replaced)
     return tirx.For(place, 0, count, tirx.ForKind.UNROLLED, body)
-
-
-def _unrolled_rings() -> tuple[Pass, Pass, Pass]:
-    """Extend TVM's own pipeline for scheduled functions by serpentine loops, and rings written out."""
-    lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
-    after = [on_functions(lower_serpentines), unroll_rings()]
-    return Sequential([lower, *after]), finalize_host, finalize_device
-
-
-def _fragments() -> tuple[Pass, Pass, Pass]:
-    """Lower fragments and swizzles as soon as buffers are compact, then go on as above."""
-    lower, finalize_host, finalize_device = _unrolled_rings()
-    before = [on_functions(drop_hidden_reads), compact_blocks(), lower_fragments(), lower_swizzles()]
-    return Sequential([*before, lower]), finalize_host, finalize_device
-
-
-register_tir_pipeline(UNROLLED_RINGS, _unrolled_rings)
-register_tir_pipeline(FRAGMENTS, _fragments)

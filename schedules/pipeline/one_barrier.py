@@ -26,8 +26,7 @@ ordered first, a fast thread overwrites what a slow one still reads
 A block marked :data:`HIDES_READS` will hide its reads by itself, with the instruction that replaces it, and is left as
 it is (:mod:`schedules.tensor_cores.mma`); what its loop waits for, the gate alone says (:func:`drop_hidden_reads`).
 
-A trace does not hold any of this. Replayed, its lists fall on the copies that are there; lowering such a loop
-through :func:`schedules.pipeline.required_tir_pipeline` is refused.
+A trace does not hold any of this: a replay stops here (:func:`schedules.passes.replace_untraced`).
 
 What it costs: copies are issued after the wait instead of before it, so that with n stages n − 1 tiles are under way
 while threads wait, not n. Where latency is what a kernel waits for, give it one stage more.
@@ -42,7 +41,15 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.inspection import SHARED_SCOPES, Statement, loop_name, statements_of, statements_under
+from tensorir_ladder.schedules.inspection import (
+    SHARED_SCOPES,
+    Statement,
+    annotated_loops,
+    loop_name,
+    statements_of,
+    statements_under,
+)
+from tensorir_ladder.schedules.passes import replace_untraced, require_pipeline, with_body
 
 GATE = "pipeline_gate"
 GATE_FUNCTION = "pipeline_arrived"
@@ -50,6 +57,7 @@ RETIRE_FUNCTION = "pipeline_retire_"
 ONE_BARRIER = "one_barrier"
 READ_FUNCTION = "pipeline_read_"
 RETIRE = "pipeline_retire"  # on a block that waits for all but so many computations that run on by themselves
+GATING = "pipeline_loop(..., one_barrier=True)"
 HIDES_READS = "hides_reads"  # on a block whose instruction will hide its reads by itself, once it is tensorized
 SYNC = "tirx.tvm_storage_sync"
 CUDA_TYPES = {
@@ -64,8 +72,9 @@ CUDA_TYPES = {
 def hide_reads(sch: Schedule, block: SBlockRV) -> None:
     """Mark a block whose instruction will read shared memory by addresses, which TVM's pass for barriers cannot see.
 
-    Such a block is right only in a loop with a gate (:func:`gate_copies`).
+    Such a block is right only in a loop with a gate (:func:`gate_copies`); :func:`check_gates` looks for it.
     """
+    require_pipeline(sch, "reads hidden from TVM")
     sch.annotate(block, HIDES_READS, 1)
 
 
@@ -99,7 +108,7 @@ def gate_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:
     merged = tirx.For(tirx.Var("copies", "int32"), 0, 1, tirx.ForKind.SERIAL, copying)
     body = tirx.SeqStmt([merged, _gate(statements, copies), *hidden])
     changed = tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
-    sch.state.replace(sch.get_sref(loop), changed, reused)
+    replace_untraced(sch, sch.get_sref(loop), changed, GATING, reused)
     _meet_behind(sch, loop)
     sch.annotate(loop, ONE_BARRIER, 1)
 
@@ -141,6 +150,38 @@ def show_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
     show = (ir.Call, lambda call: call.args[1].args[0] if is_hidden_read(call) else call)
     drop = (tirx.Evaluate, lambda stmt: tirx.Evaluate(0) if _only_waits(stmt.value) else stmt)
     return tvm_ffi.structural_map(function, [show, drop])
+
+
+def check_gates(mod: ir.IRModule | tirx.PrimFunc) -> None:
+    """Raise IllegalPipeline for a loop that is marked as one with a single barrier and has no gate, or reads without.
+
+    That is, for a block whose reads TVM cannot see (:func:`hide_reads`) outside of such a loop.
+    """
+    gated: list[s_tir.SBlock] = []
+    for loop in annotated_loops(mod, ONE_BARRIER):
+        if not any(is_gate(statement) for statement in statements_of(loop)):
+            raise IllegalPipeline(
+                "the loop is marked as one with a single barrier, and has no gate",
+                loop=str(loop.loop_var.name),
+                remedy=f"call {GATING}, which makes both",
+            )
+        gated += _hiding_blocks(loop)
+    functions = [mod] if isinstance(mod, tirx.PrimFunc) else list(mod.functions.values())
+    for function in functions:
+        for block in _hiding_blocks(function.body) if isinstance(function, tirx.PrimFunc) else ():
+            if not any(block.same_as(other) for other in gated):
+                raise IllegalPipeline(
+                    "its reads are hidden from TVM, which would put no barrier between them and the copies",
+                    block=str(block.name_hint),
+                    remedy=f"call {GATING} for the loop that copies what it reads",
+                )
+
+
+def _hiding_blocks(body: tirx.Stmt) -> list[s_tir.SBlock]:
+    found: list[s_tir.SBlock] = []
+    note = (s_tir.SBlock, lambda block: found.append(block) if HIDES_READS in block.annotations else None)
+    tvm_ffi.structural_walk(body, note)
+    return found
 
 
 def drop_hidden_reads(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -200,8 +241,11 @@ def _gate(statements: list[Statement], copies: list[int]) -> s_tir.SBlockRealize
     return s_tir.SBlockRealize([], True, block)
 
 
-def place_behind(sch: Schedule, loop: LoopRV, statement: tirx.Stmt) -> None:
-    """Put a statement behind a loop, as the next one of what the loop stands in. Loops and blocks stay valid."""
+def place_behind(sch: Schedule, loop: LoopRV, statement: tirx.Stmt, by: str) -> None:
+    """Put a statement behind a loop, as the next one of what the loop stands in. Loops and blocks stay valid.
+
+    ``by`` names what does so, for :func:`schedules.passes.replace_untraced`.
+    """
     stmt, parent = sch.get(loop), sch.get_sref(loop).parent
     around = parent.stmt
     parts = list(around.body.seq) if isinstance(around.body, tirx.SeqStmt) else [around.body]
@@ -211,16 +255,16 @@ def place_behind(sch: Schedule, loop: LoopRV, statement: tirx.Stmt) -> None:
         changed = tirx.For(
             around.loop_var, around.min, around.extent, around.kind, body, around.thread_binding, around.annotations
         )
-        sch.state.replace(parent, changed)
+        replace_untraced(sch, parent, changed, by)
     else:
         changed = with_body(around, body)
-        sch.state.replace(parent, changed, {around: changed})
+        replace_untraced(sch, parent, changed, by, {around: changed})
 
 
 def _meet_behind(sch: Schedule, loop: LoopRV) -> None:
     """Put a barrier that TVM can see behind a loop."""
     barrier = s_tir.SBlock([], [], [], "left", tirx.Evaluate(tirx.call_intrin("int32", SYNC, "shared")))
-    place_behind(sch, loop, s_tir.SBlockRealize([], True, barrier))
+    place_behind(sch, loop, s_tir.SBlockRealize([], True, barrier), GATING)
 
 
 def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:
@@ -235,26 +279,6 @@ def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:
         return cuda_func_call(name, tirx.address_of(load), source_code=source, return_type=dtype)
 
     return with_body(block, tvm_ffi.structural_map(block.body, (ir.TensorLoad, hide)))
-
-
-def with_body(
-    block: s_tir.SBlock,
-    body: tirx.Stmt,
-    reads: list[ir.TensorRegion] | None = None,
-    alloc_buffers: list[tirx.Var] | None = None,
-) -> s_tir.SBlock:
-    """Return a block with another body and, where given, other reads and allocations."""
-    return s_tir.SBlock(
-        block.iter_vars,
-        block.reads if reads is None else reads,
-        block.writes,
-        block.name_hint,
-        body,
-        block.init,
-        block.alloc_buffers if alloc_buffers is None else alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
 
 
 def _check_can_hide(loop: str, statement: Statement, buffers: list[tirx.Var]) -> None:

@@ -25,6 +25,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import (
     DEVICE_SCOPES,
+    FRAGMENT,
     PIPELINE_STAGE,
     SHARED_SCOPES,
     UNROLL_RING,
@@ -35,9 +36,9 @@ from tensorir_ladder.schedules.inspection import (
     pipelined_loop_around,
     statements_under,
 )
+from tensorir_ladder.schedules.passes import PIPELINE, needs_of, require_pipeline
 from tensorir_ladder.schedules.pipeline.checks import check_pipeline
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, gate_copies, is_gate, retires
-from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT
 
 STAGE, ORDER, ASYNC = PIPELINE_STAGE, "software_pipeline_order", "software_pipeline_async_stages"
 DOUBLE_BUFFER = "double_buffer_scope"
@@ -63,8 +64,8 @@ class PipelinePlan:
     "epilogue" (uses what compute made, and no copy), "gate" (waits, in the form with one barrier), "retire" (waits for
     a computation that runs on by itself, :mod:`schedules.tensor_cores.warpgroup`), "fill" and "body" (of an inner
     pipeline that is filled ahead; its end computes). ``stage``, ``order`` and ``async_stages`` are TVM's lists (see the
-    module's text), empty without a pipeline; ``stages`` counts those of each copied operand; ``fragments`` says that
-    registers of whole warps are among what is written.
+    module's text), empty without a pipeline; ``stages`` counts those of each copied operand; ``needs_pipeline`` says
+    that the schedule asked for what TVM's own pipeline would drop (:func:`schedules.passes.require_pipeline`).
     """
 
     loop: LoopRV
@@ -75,7 +76,7 @@ class PipelinePlan:
     order: tuple[int, ...]
     async_stages: tuple[int, ...]
     unroll_ring: bool = False
-    fragments: bool = False
+    needs_pipeline: bool = False
 
     @property
     def pass_config(self) -> dict[str, bool]:
@@ -84,12 +85,8 @@ class PipelinePlan:
 
     @property
     def tir_pipeline(self) -> str:
-        """Compilation pipeline without which the ring is not written out, and fragments are not lowered."""
-        from tensorir_ladder.schedules.pipeline.lowering import FRAGMENTS, UNROLLED_RINGS  # which makes them known
-
-        if self.fragments:
-            return FRAGMENTS
-        return UNROLLED_RINGS if self.unroll_ring and self.stages > 1 else "s_tir"
+        """Compilation pipeline that lowers the loop; TVM's own refuses what it would drop (:mod:`schedules.passes`)."""
+        return PIPELINE if self.needs_pipeline or (self.unroll_ring and self.stages > 1) else "s_tir"
 
 
 def infer_pipeline(
@@ -138,10 +135,10 @@ def infer_pipeline(
     statements = statements_under(sch, loop)
     names = tuple(statement.name for statement in statements)
     gated = any(is_gate(statement) for statement in statements)
-    fragments = any(region.source.scope() == FRAGMENT for statement in statements for region in statement.writes)
+    needs_pipeline = bool(needs_of(sch.mod[sch.func_working_on]))
     stages = fitting_stages(sch, loop, stages, stacklevel=4)
     if stages == 1 and not gated:
-        return PipelinePlan(loop, 1, names, (), (), (), (), fragments=fragments)
+        return PipelinePlan(loop, 1, names, (), (), (), (), needs_pipeline=needs_pipeline)
     roles = _roles(statements, name)
     asynchronous = _asynchronous(statements, roles, async_copy, name)
     if one_barrier or gated:
@@ -154,7 +151,7 @@ def infer_pipeline(
     stage = _pipeline_stages(roles, stages, in_flight, fill_ahead, name)
     order = _order_of(roles, fill_ahead)
     async_stages = (0,) if asynchronous else ()
-    return PipelinePlan(loop, stages, names, roles, stage, order, async_stages, unroll_ring, fragments)
+    return PipelinePlan(loop, stages, names, roles, stage, order, async_stages, unroll_ring, needs_pipeline)
 
 
 def fitting_stages(sch: Schedule, loop: LoopRV, stages: int, *, stacklevel: int = 2) -> int:
@@ -265,6 +262,7 @@ def _apply(plan: PipelinePlan, sch: Schedule) -> None:
     if plan.async_stages:
         sch.annotate(loop, ASYNC, list(plan.async_stages))
     if plan.stage and plan.unroll_ring:
+        require_pipeline(sch, "a ring written out")
         sch.annotate(loop, UNROLL_RING, plan.stages)
 
 

@@ -1,9 +1,9 @@
 """Fragments: a tile that a group of threads holds in its registers, each thread one *lane* of it.
 
 A matrix instruction spreads its operands and results over the lanes of a warp (32) or a warp group (128). In a
-schedule a fragment is an ordinary buffer in scope :data:`FRAGMENT`, whose last two dimensions are (lane, register):
-``transform_layout`` brings it there, loops over elements stay ordinary loops, and the CPU can run them. On the GPU
-lane ``l`` is thread ``l``, and what remains for a thread to keep are its registers::
+schedule a fragment is an ordinary buffer in scope :data:`schedules.inspection.FRAGMENT`, whose last two dimensions are
+(lane, register): ``transform_layout`` brings it there, loops over elements stay ordinary loops, and the CPU can run
+them. On the GPU lane ``l`` is thread ``l``, and what remains for a thread to keep are its registers::
 
     before   C_frag[4, 8, 32, 8];  for lane, bound to threadIdx.x:  D[...] = C_frag[m, n, lane, r]
     after    C_frag[4, 8,  1, 8];  for lane, bound to threadIdx.x:  D[...] = C_frag[m, n,    0, r]
@@ -19,9 +19,8 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.inspection import FRAGMENT
 from tensorir_ladder.schedules.passes import on_functions
-
-FRAGMENT = "local.fragment"
 
 
 def lower_fragments() -> tvm.transform.Pass:
@@ -76,12 +75,6 @@ def whole_fragments(function: tirx.PrimFunc) -> tirx.PrimFunc:
         for fragment in _fragments(function)
     }
     return tvm_ffi.structural_map(function, (tirx.Var, lambda var: whole.get(var, var))) if whole else function
-
-
-def has_fragments(mod: ir.IRModule | tirx.PrimFunc) -> bool:
-    """Return whether a scheduled module or function keeps fragments, and so needs :func:`lower_fragments`."""
-    functions = [mod] if isinstance(mod, tirx.PrimFunc) else list(mod.functions.values())
-    return any(_fragments(function) for function in functions if isinstance(function, tirx.PrimFunc))
 
 
 def _fragments(function: tirx.PrimFunc) -> list[tirx.Var]:

@@ -42,7 +42,9 @@ from tensorir_ladder.schedules.memory.staging import (
     stage_in_shared,
 )
 from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
+from tensorir_ladder.schedules.passes import require_pipeline
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, ONE_BARRIER
+from tensorir_ladder.schedules.pipeline.one_barrier import hide_reads as mark_hidden
 from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT, registers_of
 from tensorir_ladder.schedules.tiles import TensorCoreTile
 
@@ -177,6 +179,7 @@ def load_fragments(
     last dimension, or with k as the one before.
     """
     by_k = _ends_with_k(sch, block, operand)
+    require_pipeline(sch, FRAGMENT)
     load = sch.cache_read(block, operand, FRAGMENT)
     sch.compute_at(load, loop)
     place = instruction.place_in_b if operand else instruction.place_in_a
@@ -195,7 +198,7 @@ def load_fragments(
     sch.transform_layout(load, ("write", 0), layout)
     scope = str(sch.get(load).reads[0].source.scope())
     if hide_reads:
-        sch.annotate(load, HIDES_READS, 1)
+        mark_hidden(sch, load)
     return FragmentLoad(load, first_inner, _load_intrinsic(instruction, operand, by_k, scope, hide_reads))
 
 

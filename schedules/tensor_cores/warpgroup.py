@@ -52,6 +52,7 @@ from tensorir_ladder.schedules.memory.staging import (
     stage_in_shared,
 )
 from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
+from tensorir_ladder.schedules.passes import replace_untraced
 from tensorir_ladder.schedules.pipeline.one_barrier import (
     RETIRE,
     RETIRE_FUNCTION,
@@ -344,7 +345,7 @@ def multiply_by_wgmma(sch: Schedule, loops: WarpgroupLoops, instruction: Wgmma) 
     computing = sch.blockize(loops.row)
     sch.tensorize(computing, instruction.register())
     hide_reads(sch, computing)
-    place_behind(sch, loops.k_outer, _retire_all(sch, computing, instruction))
+    place_behind(sch, loops.k_outer, _retire_all(sch, computing, instruction), "multiply_by_wgmma")
     return computing
 
 
@@ -363,7 +364,7 @@ def _retire_in(sch: Schedule, loop: LoopRV, in_flight: int) -> None:
     parts = list(stmt.body.seq) if isinstance(stmt.body, tirx.SeqStmt) else [stmt.body]
     body = tirx.SeqStmt([*parts, s_tir.SBlockRealize([], True, block)])
     changed = tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
-    sch.state.replace(sch.get_sref(loop), changed)
+    replace_untraced(sch, sch.get_sref(loop), changed, "pipeline_warpgroups")
 
 
 def _retire_all(sch: Schedule, computing: SBlockRV, instruction: Wgmma) -> s_tir.SBlockRealize:

@@ -30,6 +30,8 @@ class Clock:
             CUDAGraph=lambda: self.Graph(self),
             graph=self.capture,
             Event=lambda enable_timing: self.Event(self),
+            current_device=lambda: 0,
+            get_device_properties=lambda _device: SimpleNamespace(L2_cache_size=60 * 2**20),
         )
 
     class Graph:

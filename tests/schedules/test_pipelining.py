@@ -32,10 +32,11 @@ from tensorir_ladder.schedules.memory import (
     inline_data_movement,
     stage_in_shared,
 )
+from tensorir_ladder.schedules.passes import PIPELINE
 from tensorir_ladder.schedules.pipeline import pipeline_loop
 from tensorir_ladder.schedules.pipeline.checks import buffer_stages, check_pipeline
 from tensorir_ladder.schedules.pipeline.explain import explain_pipeline
-from tensorir_ladder.schedules.pipeline.lowering import UNROLLED_RINGS, required_tir_pipeline
+from tensorir_ladder.schedules.pipeline.lowering import required_tir_pipeline
 from tensorir_ladder.schedules.pipeline.one_barrier import ONE_BARRIER as MARK
 from tensorir_ladder.schedules.pipeline.pipelining import ASYNC, ORDER, STAGE, double_buffer, infer_pipeline
 from tensorir_ladder.schedules.recipes import (
@@ -921,7 +922,7 @@ def test_the_pipeline_that_unrolls_is_named_where_it_is_needed() -> None:
     nest = matmul()
     assert pipeline_loop(nest.sch, nest.loop, 3).tir_pipeline == required_tir_pipeline(nest.sch.mod) == "s_tir"
     plan = pipeline_loop(nest.sch, nest.loop, 3, unroll_ring=True)
-    assert plan.tir_pipeline == required_tir_pipeline(nest.sch.mod) == UNROLLED_RINGS
+    assert plan.tir_pipeline == required_tir_pipeline(nest.sch.mod) == PIPELINE
 
 
 @pytest.mark.parametrize("name", TWO_BARRIERS)
