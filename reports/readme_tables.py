@@ -110,7 +110,7 @@ def _gpus_table(sections: Sequence[Section], label: Callable[[int], str]) -> Tab
     sizes = by_product(set.intersection(*(set(section.sizes()) for section in sections)))
     lines = {step: [section.line(step, "default", at=sizes) for section in sections] for step in steps}
     rows = [
-        (label(step), *(Markdown(" · ").join(_ratio(line.get(size)) for line in own) for size in sizes))
+        (label(step), *(_side_by_side([line.get(size) for line in own]) for size in sizes))
         for step, own in lines.items()
     ]
     gpus = " · ".join(section.gpu for section in sections)
@@ -140,6 +140,10 @@ def _small_cells(records: Iterable[Record | None]) -> str:
     """Write the cells of several choices, once where they chose the same record."""
     different = {record.key if record else None: record for record in records}
     return BELOW.join(map(_small_cell, different.values()))
+
+
+def _side_by_side(records: Sequence[Record | None]) -> str:
+    return Markdown(" · ").join(map(_ratio, records)) if any(records) else NOT_MEASURED
 
 
 def _ratio(record: Record | None) -> str:

@@ -64,10 +64,11 @@ def record_line(record: Record) -> str:
     share = ceiling_share(record)
     ceiling = "" if share is None else f", {share:.0%} of its instruction's ceiling"
     stages = f" {record.stages} stages" if record.stages > 1 else ""
+    low, high = record.ratio_interval
     return (
         f"{record.step_name}[{record.variant}] {shape_text(record.shape)} {record.tile}{stages}: "
-        f"{record.time_ms:.4f} ms, {record.gflops:.0f} GFLOPS, {record.ratio_to_cublas:.2f} of cuBLAS{ceiling}{over}"
-        + "".join(f"\n  {_peer_line(record, peer)}" for peer in record.peers)
+        f"{record.time_ms:.4f} ms, {record.gflops:.0f} GFLOPS, {record.ratio_to_cublas:.2f} ({low:.3f} to {high:.3f}) "
+        f"of cuBLAS{ceiling}{over}" + "".join(f"\n  {_peer_line(record, peer)}" for peer in record.peers)
     )
 
 
