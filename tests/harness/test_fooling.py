@@ -1,0 +1,216 @@
+"""Kernels made to fool the checker are refused; right ones, in whatever order they sum, are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from support.cases import make_case
+from tensorir_ladder.harness.build import Kernel, lower
+from tensorir_ladder.harness.execution import LlvmBackend, numpy_dtype
+from tensorir_ladder.harness.verify import WrongResult, verify
+from tensorir_ladder.schedules.workloads import Matmul
+
+Run = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+HALVES = ("float16", "bfloat16")
+SHAPE = (96, 130, 256)
+SEEDS = 5  # that each right order of sums is tried with
+
+
+def kernel(
+    shape: tuple[int, int, int] = SHAPE, dtype: str = "float32", out_dtype: str = "", variant: str = "default"
+) -> Kernel:
+    """A kernel to be checked; a function stands in for what it would compute."""
+    case = make_case(1, shape, dtype=dtype)
+    return lower(type(case)(**{**vars(case), "problem": Matmul(*shape, dtype, "nn", out_dtype)}))
+
+
+def refused(run: Run, checked: Kernel) -> str:
+    """Why a function is no kernel's stand-in."""
+    with pytest.raises(WrongResult) as caught:
+        verify(checked, LlvmBackend(), run=run)
+    return str(caught.value)
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product in float32."""
+    with np.errstate(all="ignore"):
+        return a.astype(np.float32) @ b.astype(np.float32)
+
+
+def right(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """The product, rounded once."""
+    c[...] = product(a, b).astype(c.dtype)
+
+
+def zeroes_everything(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """Nothing is left to compare with."""
+    for array in (a, b, c):
+        array[...] = 0
+
+
+def spoils_a_row(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """A row of A is written over the next, and the product of that is right."""
+    a[1:2] = a[:1]
+    right(a, b, c)
+
+
+def spoils_b_afterwards(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """The product is right, and one element of B is gone."""
+    right(a, b, c)
+    b[-1, -1] += b.dtype.type(1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+@pytest.mark.parametrize("run", [zeroes_everything, spoils_a_row, spoils_b_afterwards])
+def test_a_kernel_that_writes_to_its_operands_is_refused(run: Run, dtype: str) -> None:
+    assert f"operand {'B' if run is spoils_b_afterwards else 'A'}" in refused(run, kernel(dtype=dtype))
+
+
+def rounded_every_32_steps(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """Sums are kept in 16 bits between k tiles."""
+    total = np.zeros(c.shape, np.float32)
+    kind = np.float16 if c.dtype.itemsize > 2 else c.dtype
+    for start in range(0, a.shape[1], 32):
+        total = (total + product(a[:, start : start + 32], b[start : start + 32])).astype(kind).astype(np.float32)
+    c[...] = total.astype(c.dtype)
+
+
+def off_below_one(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """Values below 1 are 32 units in the last place too large."""
+    right(a, b, c)
+    values = c.astype(np.float32)
+    unit = 2.0 ** (np.frexp(values)[1] - (11 if c.dtype == np.float16 else 8))
+    c[...] = np.where(abs(values) < 1, values + 32 * unit, values).astype(c.dtype)
+
+
+def flushes_small_values(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """Values below 1/100 are 0."""
+    right(a, b, c)
+    c[abs(c.astype(np.float32)) < 1e-2] = 0
+
+
+def flushes_tiny_values(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """Values below 2⁻¹⁴, float16's smallest normal number, are 0."""
+    right(a, b, c)
+    c[abs(c.astype(np.float32)) < 2**-14] = 0
+
+
+def rounded_to_tf32(values: np.ndarray) -> np.ndarray:
+    """Values rounded to 11 bits."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(values), rounded, values)
+
+
+def operands_in_tf32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """Operands lose 13 bits before they are multiplied."""
+    c[...] = product(rounded_to_tf32(a), rounded_to_tf32(b)).astype(c.dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("shape", [SHAPE, (48, 64, 1024), (16, 32, 4096)], ids=str)
+def test_sums_kept_in_16_bits_are_refused(shape: tuple[int, int, int], dtype: str) -> None:
+    refused(rounded_every_32_steps, kernel(shape, dtype))
+    refused(rounded_every_32_steps, kernel(shape, dtype, "float32"))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("shape", [SHAPE, (48, 64, 1024), (96, 96, 4096)], ids=str)
+def test_small_values_that_are_off_are_refused(shape: tuple[int, int, int], dtype: str) -> None:
+    for run in (off_below_one, flushes_small_values, flushes_tiny_values):
+        refused(run, kernel(shape, dtype))
+
+
+@pytest.mark.parametrize("out_dtype", HALVES)
+@pytest.mark.parametrize("shape", [SHAPE, (48, 64, 1024), (48, 64, 16)], ids=str)
+def test_operands_rounded_to_tf32_are_refused_where_the_output_has_16_bits(
+    shape: tuple[int, int, int], out_dtype: str
+) -> None:
+    refused(operands_in_tf32, kernel(shape, "float32", out_dtype))
+
+
+def sequential(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for column, row in zip(a.T.astype(np.float32), b.astype(np.float32)):
+        total += np.outer(column, row)
+    return total
+
+
+def backwards(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return sequential(a[:, ::-1], b[::-1])
+
+
+def split(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Four parts of k, summed on their own."""
+    parts = zip(np.array_split(a, 4, axis=1), np.array_split(b, 4))
+    return sum((sequential(*part) for part in parts), np.zeros((a.shape[0], b.shape[1]), np.float32))
+
+
+def pairwise(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    products = a.astype(np.float32)[:, :, None] * b.astype(np.float32)[None]
+    while products.shape[1] > 1:
+        if products.shape[1] % 2:
+            products = np.concatenate([products, np.zeros_like(products[:, :1])], axis=1)
+        products = products[:, ::2] + products[:, 1::2]
+    return products[:, 0]
+
+
+def truncated(block: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Blocks of products as tensor cores add them: aligned to the largest, and cut off there and at the end."""
+
+    def cut(values: np.ndarray, exponent: np.ndarray, bits: int) -> np.ndarray:
+        unit = np.exp2(exponent - np.float64(bits))
+        return np.trunc(values / unit) * unit
+
+    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if not (np.isfinite(a.astype(np.float32)).all() and np.isfinite(b.astype(np.float32)).all()):
+            return product(a, b)
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        total = np.zeros((a.shape[0], b.shape[1]))
+        for start in range(0, a.shape[1], block):
+            parts = [total, *(np.outer(a[:, k], b[k]) for k in range(start, min(start + block, a.shape[1])))]
+            largest = np.frexp(np.maximum(np.max(np.abs(parts), axis=0), 1e-300))[1]
+            summed = sum(cut(part, largest, 24) for part in parts)
+            total = cut(summed, np.frexp(np.where(summed == 0, 1, summed))[1], 24)
+        return total.astype(np.float32)
+
+    return run
+
+
+ORDERS = {
+    "sequential": sequential,
+    "backwards": backwards,
+    "split": split,
+    "pairwise": pairwise,
+    "library": product,
+    "truncated by 16": truncated(16),
+    "truncated by 4": truncated(4),
+}
+
+
+def of_many_seeds(order: Callable[[np.ndarray, np.ndarray], np.ndarray], checked: Kernel) -> Iterator[bool]:
+    def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            c[...] = order(a, b).astype(c.dtype)
+
+    for seed in range(SEEDS):
+        yield verify(checked, LlvmBackend(), seeds=(1000 * seed, 1000 * seed + 1), run=run).passed
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("float16", ""), ("bfloat16", ""), ("float16", "float32")], ids=str)
+@pytest.mark.parametrize("shape", [(16, 24, 500), (33, 17, 30)], ids=str)
+def test_every_order_of_sums_is_accepted_in_16_bits(
+    shape: tuple[int, int, int], dtype: str, out_dtype: str, order: str
+) -> None:
+    assert all(of_many_seeds(ORDERS[order], kernel(shape, dtype, out_dtype)))
+
+
+@pytest.mark.parametrize("order", [name for name in ORDERS if "truncated" not in name])
+@pytest.mark.parametrize("shape", [(16, 24, 500), (33, 17, 30), (3, 2, 2), (5, 4, 1)], ids=str)
+def test_every_order_of_sums_is_accepted_in_float32(shape: tuple[int, int, int], order: str) -> None:
+    assert all(of_many_seeds(ORDERS[order], kernel(shape, "float32")))
+    assert all(of_many_seeds(ORDERS[order], kernel(shape, "float32", "float16")))
