@@ -37,7 +37,14 @@ TF32_ROUNDING = 6 * 2.0**-11  # operands rounded to 11 bits: of the root sum squ
 LARGEST_NORMAL = 8  # no standard normal number of 10¹³ is larger
 TINY = {"float16": 2.0**-24}  # what special rows are whole multiples of: denormals of float16, small in other dtypes
 TINY_OTHERWISE = 2.0**-100
-CHUNK = 2**27  # elements that are compared at once: a gigabyte in float64
+CHUNK = 2**26  # elements that are computed and compared at once: half a gigabyte in float64
+CHUNKS_HELD = 12  # at most, of those that are computed from each other
+
+
+def bytes_to_check(problem: Matmul, itemsize: int) -> int:
+    """Count the bytes that a trial of a product takes beside its operands and output, at most."""
+    a, b, c = problem.m * problem.k, problem.k * problem.n, problem.m * problem.n
+    return itemsize * (a + b) + 8 * (a + 3 * b + 2 * c + CHUNKS_HELD * min(CHUNK, max(a, c)))
 
 
 class WrongResult(RuntimeError):
@@ -89,9 +96,8 @@ def check_output(trial: Trial, backend: Backend, output: Any) -> tuple[float, fl
             found = error, limit, f"element {place} is {got:.6g}, must be {must:.6g}"
     error, limit, element = found
     if wrong:
-        raise WrongResult(
-            f"worst error {error:.3g} on {trial.data}, limit {limit:.3g}: {element}; {wrong} of {np.prod(shape)} are off"
-        )
+        beyond = f"{element}; {wrong} of {np.prod(shape)} are off"
+        raise WrongResult(f"worst error {error:.3g} on {trial.data}, limit {limit:.3g}: {beyond}")
     return error, limit
 
 
@@ -107,7 +113,7 @@ def _ratios(backend: Backend, output: Any, reference: Any, limit: Any) -> tuple[
 
 
 def _chunks(shape: Sequence[int], columns: int = 1) -> Iterator[slice]:
-    """Cut an array by rows, so that no piece of it, or of another with so many columns, has more than CHUNK elements."""
+    """Cut an array by rows, so that no piece, or that of another with so many columns, has more than CHUNK elements."""
     step = max(1, CHUNK // max(columns, int(np.prod(shape[1:]))))
     return (slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step))
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.cases import make_case
 from tensorir_ladder.harness.build import Kernel, lower
-from tensorir_ladder.harness.execution import LlvmBackend, numpy_dtype
+from tensorir_ladder.harness.execution import LlvmBackend
 from tensorir_ladder.harness.verify import WrongResult, verify
 from tensorir_ladder.schedules.workloads import Matmul
 
