@@ -67,8 +67,9 @@ def verify_one(kernel: Kernel, backend: Backend, options: argparse.Namespace, re
     result = verify(kernel, backend, draw_seeds(options.seed))
     long = LargeK(backend, partial(_loaded, backend), _large_k.setdefault(backend.name, {}))
     large_k = long.check(kernel.case, result.seeds[0])
-    exact = f"whole numbers exact, NaN and infinities as IEEE 754 says; {large_k}"
-    print(f"{kernel.case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}, {exact}")
+    exact = "whole numbers exact, NaN and infinities as IEEE 754 says"
+    also = "" if large_k == kernel.case.problem.shape else f"; {large_k if ' ' in large_k else f'also {large_k}'}"
+    print(f"{kernel.case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}, {exact}{also}")
     before = ", before tensorization" if backend.name == "llvm" and step.tensorized else ""
     print(f"verified {PLACES[backend.name]}{before}{'; ' + remark if remark else ''}", flush=True)
     return 0

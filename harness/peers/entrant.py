@@ -40,9 +40,9 @@ class Entrant:
     status: str = "measured"
     why: str = ""
 
-    def peer(self, timing: Timing | None, held_to: Roofline) -> Peer:
+    def peer(self, timing: Timing | None, held_to: Roofline | None = None) -> Peer:
         """Make the record's entry: that of a peer that failed, where it cannot have done the work in that time."""
-        if timing and (refusal := held_to.refusal(timing)):
+        if timing and held_to and (refusal := held_to.refusal(timing)):
             return Peer(self.name, "failed", refusal[:LONGEST_REASON], self.config, None)
         return Peer(self.name, self.status, self.why, self.config, timing)
 

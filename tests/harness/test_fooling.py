@@ -10,7 +10,7 @@ import pytest
 from support.cases import make_case
 from tensorir_ladder.harness.build import Kernel, lower
 from tensorir_ladder.harness.execution import LlvmBackend
-from tensorir_ladder.harness.verify import WrongResult, verify
+from tensorir_ladder.harness.verify import SPECIAL, WrongResult, hold, matmul_trial, verify
 from tensorir_ladder.schedules.workloads import Matmul
 
 Run = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
@@ -214,3 +214,82 @@ def test_every_order_of_sums_is_accepted_in_16_bits(
 def test_every_order_of_sums_is_accepted_in_float32(shape: tuple[int, int, int], order: str) -> None:
     assert all(of_many_seeds(ORDERS[order], kernel(shape, "float32")))
     assert all(of_many_seeds(ORDERS[order], kernel(shape, "float32", "float16")))
+
+
+def spread_infinity(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """Zeros that pad a tile of k meet the last infinity of A: 0 · ∞ goes into all rows above."""
+    right(a, b, c)
+    with np.errstate(all="ignore"):
+        c[:-1] += (a[-1, -1].astype(np.float32) * np.float32(0)).astype(c.dtype)
+
+
+def largest_for_infinity(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """What is infinite becomes the largest finite number."""
+    right(a, b, c)
+    most = np.array(3e38 if c.dtype.itemsize > 2 or c.dtype != np.float16 else 65504).astype(c.dtype)
+    infinite = np.isinf(c.astype(np.float32))
+    c[infinite] = np.copysign(most, c[infinite])
+
+
+def zero_for_nan(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """A maximum with 0, which drops NaN, and adds it again: NaN is 0."""
+    right(a, b, c)
+    c[np.isnan(c.astype(np.float32))] = 0
+
+
+def wrong_sign(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """Infinities have the other sign."""
+    right(a, b, c)
+    infinite = np.isinf(c.astype(np.float32))
+    c[infinite] = -c[infinite]
+
+
+def flushes_denormals(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """Denormal operands are taken for 0."""
+    least = np.float64(2.0**-14 if a.dtype == np.float16 else 2.0**-126)
+    kept = [np.where(abs(each.astype(np.float64)) < least, 0, each).astype(each.dtype) for each in (a, b)]
+    with np.errstate(all="ignore"):
+        right(*kept, c)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+@pytest.mark.parametrize("run", [spread_infinity, largest_for_infinity, zero_for_nan, wrong_sign])
+@pytest.mark.parametrize("shape", [(33, 17, 50), (5, 6, 1)], ids=str)
+def test_nan_and_infinity_must_arrive_where_ieee_says(run: Run, shape: tuple[int, int, int], dtype: str) -> None:
+    assert "special values" in refused(run, kernel(shape, dtype))
+
+
+def test_float16_denormals_may_not_be_flushed_and_float32_ones_may() -> None:
+    for out_dtype in ("float16", "float32"):
+        assert "special values" in refused(flushes_denormals, kernel((33, 17, 50), "float16", out_dtype))
+    for dtype in ("float32", "bfloat16"):
+        assert verify(kernel((33, 17, 50), dtype), LlvmBackend(), run=flushes_denormals).passed
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 7, 3), (2, 1, 2), (5, 6, 1), (40, 33, 70)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64", *HALVES])
+def test_special_values_are_what_they_are_called(shape: tuple[int, int, int], dtype: str) -> None:
+    for seed in range(8):
+        trial = matmul_trial(Matmul(*shape, dtype), LlvmBackend(), seed, SPECIAL)
+        a, b, wanted = (array.astype(np.float64) for array in (*trial.operands.values(), trial.reference))
+        rows, columns = ((~np.isfinite(each)).any(axis) for each, axis in ((a, 1), (b, 0)))
+        # What is touched by an infinity or a NaN is neither, and nothing else is.
+        np.testing.assert_array_equal(np.isfinite(wanted), ~(rows[:, None] | columns))
+        assert not rows.all()
+        assert not columns.all()
+        assert (np.isinf(a).sum(), np.isinf(b).sum()) == (int(shape[0] > 1), int(shape[1] > 1))
+        with np.errstate(all="ignore"):
+            naive = (a[:, :, None] * b[None]).sum(1)
+        np.testing.assert_allclose(wanted, naive, rtol=1e-9, atol=1e-9 * abs(a[np.isfinite(a)]).max())
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+@pytest.mark.parametrize(("step", "shape"), [(2, (33, 17, 50)), (5, (70, 41, 45)), (6, (17, 33, 129))], ids=str)
+def test_padding_by_zeros_lets_no_infinity_through(
+    step: int, shape: tuple[int, int, int], dtype: str, layout: str
+) -> None:
+    checked = lower(make_case(step, shape, dtype=dtype, layout=layout))
+    run, backend = LlvmBackend().load(checked), LlvmBackend()
+    for seed in range(4):
+        hold(run, matmul_trial(checked.case.problem, backend, seed, SPECIAL), backend)
