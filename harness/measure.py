@@ -16,7 +16,7 @@ from tensorir_ladder.harness.records import Candidate, DepthForecast, Record
 from tensorir_ladder.harness.roofline import product_roofline
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.tuning import STAGE_SET, Search, TuningSpace
-from tensorir_ladder.harness.verify import IEEE, WrongResult, draw_seeds, verify_launch
+from tensorir_ladder.harness.verify import IEEE, PARTS, WrongResult, draw_seeds, verify_launch
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
@@ -103,7 +103,7 @@ class Measurer:
         session = self.session
         arena = session.arena(problem)
         stored, _ = arena.cublas()
-        checked = verify_launch(stored[1], problem, session.backend, stored[0], draw_seeds(session.seed))
+        checked = verify_launch(stored[1], problem, session.backend, stored[0], draw_seeds(session.seed), PARTS)
         contenders = [("cublas again", stored[1]), stored, (f"{stored[0]} once more", stored[1])]
         rounds = arena.race(contenders, session.plan)
         held_to = session.said(product_roofline(execution.gpu_machine(), problem, IEEE, arena.from_memory))

@@ -24,6 +24,8 @@ from tensorir_ladder.harness.records import Verification
 from tensorir_ladder.schedules.workloads import Matmul, accumulator_dtype
 
 IEEE = "ieee"  # float32 products without TF32; half precision multiplies exactly and adds in float32
+TF32 = "tf32"  # operands rounded to 11 bits, products added in float32
+PARTS = "parts"  # parts of a split k added in the output's dtype, as cuBLAS does: of our own kernels none
 NORMAL, WHOLE, SPECIAL = "normal data", "small whole numbers", "special values"  # what trials are made of
 SEEDS = 3  # of normal data; the first also draws the other trials
 # Roundings of a sum of k products, in units of eps · (root sum square of the products + |sum|), each with room for the
@@ -33,6 +35,7 @@ WALK = 2.0  # of √k
 # Tensor cores add blocks of products to the sum and cut off what lies below its last place, always towards zero: that
 # adds up, to at most one eps of the sum for each block. The smallest blocks, of sm_75, are of 4.
 TRUNCATED_BLOCK = 4
+MOST_PARTS = 32  # that are rounded so
 TF32_ROUNDING = 6 * 2.0**-11  # operands rounded to 11 bits: of the root sum square
 LARGEST_NORMAL = 8  # no standard normal number of 10¹³ is larger
 TINY = {"float16": 2.0**-24}  # what special rows are whole multiples of: denormals of float16, small in other dtypes
@@ -122,8 +125,8 @@ def matmul_trial(problem: Matmul, backend: Backend, seed: int, data: str = NORMA
     """Draw a product's operands and compute what they must give.
 
     ``data`` is NORMAL; WHOLE, small whole numbers, of which every sum is exact, so that the output must be the sum
-    rounded once; or SPECIAL, with NaN, infinities, denormals and tiny rows among normal numbers. ``math`` "tf32" allows
-    for operands rounded to 11 bits.
+    rounded once; or SPECIAL, with NaN, infinities, denormals and tiny rows among normal numbers. ``math``, one of
+    IEEE, TF32 and PARTS, says what rounding is allowed.
     """
     draw = backend.integers if data == WHOLE else backend.normal
     a = draw(seed, (problem.m, problem.k), problem.dtype)
@@ -170,11 +173,13 @@ def rounding_limit(problem: Matmul, backend: Backend, size: Any, spread: Any, ma
     - At the end half a unit in the last place of the output, there where the sum with all its errors may lie.
     """
     sums = accumulator_dtype(problem.dtype)
-    truncates = problem.dtype in ("float16", "bfloat16") or math != IEEE
+    truncates = problem.dtype in ("float16", "bfloat16") or math == TF32
     steps = WALK * problem.k**0.5 + (problem.k / TRUNCATED_BLOCK if truncates else 0)
     error = epsilon(sums) * steps * (spread + size)
-    if math != IEEE:
+    if math == TF32:
         error = error + TF32_ROUNDING * spread
+    if math == PARTS:
+        error = error + MOST_PARTS * half_units(backend, spread + size, problem.out_dtype)
     error = error + LARGEST_NORMAL * problem.k * float(ml_dtypes.finfo(numpy_dtype(sums)).smallest_normal)
     return error + half_units(backend, size + error, problem.out_dtype)
 

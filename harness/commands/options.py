@@ -67,9 +67,14 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     places = ("auto", "gpu", "llvm", "emulator")
     parser.add_argument("--on", default="auto", choices=places, help="where to run kernels (auto)")
     text = "draws the order of threads in the emulator; a fault names the one that repeats it (0)"
-    seed = "first seed of the data to check with, which a wrong result and a record name (fresh ones)"
-    parser.add_argument("--seed", type=seed_number, metavar="SEED", help=seed)
+    add_seed(parser)
     parser.add_argument("--emulator-seed", type=int, default=0, metavar="SEED", help=text)
+
+
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    """Add the option that repeats what data were checked with."""
+    text = "first seed of the data to check with, which a wrong result and a record name (fresh ones)"
+    parser.add_argument("--seed", type=seed_number, metavar="SEED", help=text)
 
 
 def seed_number(text: str) -> int:

@@ -102,4 +102,4 @@ def test_a_tuned_winner_is_checked_with_a_large_k(large: FakeGpu, made: Session)
 def test_verifying_says_what_was_checked(command: Command) -> None:
     outcome = command("verify", "--step", "2", "--tile", "32x64x16/4x4", "--shape", "33x17x50,8x8x8", "--on", "llvm")
     assert outcome.code == 0
-    assert outcome.out.count("; also 32x64x2048") == 2
+    assert outcome.out.count("; also 8x16x8192") == 2
