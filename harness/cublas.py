@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorir_ladder.harness.execution import GpuBackend, device_properties
 from tensorir_ladder.harness.race import Contender, Racecourse, require_room, sets_needed
-from tensorir_ladder.harness.verify import IEEE
+from tensorir_ladder.harness.verify import IEEE, bytes_to_check
 from tensorir_ladder.schedules.workloads import Matmul
 
 
@@ -21,8 +21,8 @@ class Arena(Racecourse):
         itemsize = backend.torch.empty(0, dtype=getattr(backend.torch, problem.dtype)).element_size()
         set_bytes = (problem.m * problem.k + problem.n * problem.k) * itemsize + problem.m * problem.n * itemsize
         number = sets_needed(set_bytes, device_properties(backend.torch).L2_cache_size)
-        in_float64 = 8 * (problem.m * problem.k + problem.k * problem.n + 2 * problem.m * problem.n)
-        require_room(backend.torch, number * (set_bytes + problem.k * problem.n * itemsize) + in_float64)
+        checking = bytes_to_check(problem, itemsize)
+        require_room(backend.torch, number * (set_bytes + problem.k * problem.n * itemsize) + checking)
         sets = []
         for seed in range(first_seed, first_seed + number):
             a = backend.normal(2 * seed, (problem.m, problem.k), problem.dtype)

@@ -42,6 +42,23 @@ def gpu_identity() -> dict[str, Any]:
     }
 
 
+def max_clocks() -> tuple[float | None, float | None]:
+    """Read the highest SM clock (MHz) of torch's current GPU and what its memory moves then (GB/s); None if untold."""
+    gpu, asked = _nvml_handle(), []
+    for what in (
+        lambda: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM),
+        lambda: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_MEM),
+        lambda: pynvml.nvmlDeviceGetMemoryBusWidth(gpu),
+    ):
+        try:
+            asked.append(float(what()))
+        except pynvml.NVMLError:  # of virtual GPUs, say; who asks is told
+            asked.append(None)
+    clock_mhz, memory_mhz, bus_bits = asked
+    # Two transfers a clock.
+    return clock_mhz, 2 * memory_mhz * bus_bits / 8e3 if memory_mhz and bus_bits else None
+
+
 def _nvml_handle() -> Any:
     # By UUID: NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES leaves, in its order.
     torch = require_gpu()

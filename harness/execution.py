@@ -46,11 +46,21 @@ class Backend(Protocol):
     def integers(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
         """Draw whole numbers from −2 to 2."""
 
-    def poisoned(self, shape: tuple[int, int], dtype: str) -> Any:
-        """Make an output in which every element is NaN."""
+    def poisoned(self, shape: tuple[int, ...], dtype: str, value: float = math.nan) -> Any:
+        """Make an output in which every element is ``value``, which no right kernel leaves there."""
 
     def float64(self, array: Any) -> Any:
         """Convert an array to float64."""
+
+    def copied(self, array: Any) -> Any:
+        """Copy an array."""
+
+    def same_bytes(self, one: Any, other: Any) -> bool:
+        """Compare two arrays of one shape and dtype bit by bit: a NaN equals itself, 0 and −0 differ."""
+
+    @property
+    def xp(self) -> Any:
+        """The arrays' own module, numpy or torch; only what both have under one name is asked of it."""
 
     def reference(self, problem: Matmul, a: Any, b: Any) -> Any:
         """Compute the product in float64."""
@@ -59,10 +69,6 @@ class Backend(Protocol):
     def worst_error(self, output: Any, reference: Any) -> float:
         """Find the largest absolute difference; NaN if any element is NaN."""
         return float(abs(self.float64(output) - reference).max())
-
-    def scale(self, reference: Any) -> tuple[float, float]:
-        """Find the root mean square and the largest magnitude of the reference."""
-        return math.sqrt((reference**2).mean()), float(abs(reference).max())
 
 
 class NumpyArrays(Backend):
@@ -76,13 +82,26 @@ class NumpyArrays(Backend):
         """See :class:`Backend`."""
         return np.random.default_rng(seed).integers(-2, 3, shape).astype(numpy_dtype(dtype))
 
-    def poisoned(self, shape: tuple[int, int], dtype: str) -> np.ndarray:
+    def poisoned(self, shape: tuple[int, ...], dtype: str, value: float = math.nan) -> np.ndarray:
         """See :class:`Backend`."""
-        return np.full(shape, np.nan, numpy_dtype(dtype))
+        return np.full(shape, value, numpy_dtype(dtype))
 
     def float64(self, array: np.ndarray) -> np.ndarray:
         """See :class:`Backend`."""
         return array.astype(np.float64)
+
+    def copied(self, array: np.ndarray) -> np.ndarray:
+        """See :class:`Backend`."""
+        return array.copy()
+
+    def same_bytes(self, one: np.ndarray, other: np.ndarray) -> bool:
+        """See :class:`Backend`."""
+        return np.array_equal(one.view(np.uint8), other.view(np.uint8))
+
+    @property
+    def xp(self) -> Any:
+        """See :class:`Backend`."""
+        return np
 
 
 class LlvmBackend(NumpyArrays):
@@ -102,10 +121,11 @@ class LlvmBackend(NumpyArrays):
         run = compile_serial(kernel.schedule_for_cpu.mod)["main"]
 
         def call(*arrays: np.ndarray) -> None:
-            # On copies; the last array, the output, is written back.
+            # On copies, all of which are written back: a kernel that writes to its operands shows.
             tensors = [tvm.runtime.tensor(array) for array in arrays]
             run(*tensors)
-            np.copyto(arrays[-1], tensors[-1].numpy())
+            for array, tensor in zip(arrays, tensors):
+                np.copyto(array, tensor.numpy())
 
         return call
 
@@ -132,13 +152,26 @@ class GpuBackend(Backend):
         generator = self.torch.Generator("cuda").manual_seed(seed)
         return self.torch.randint(-2, 3, shape, generator=generator, device="cuda").to(getattr(self.torch, dtype))
 
-    def poisoned(self, shape: tuple[int, int], dtype: str) -> Any:
+    def poisoned(self, shape: tuple[int, ...], dtype: str, value: float = math.nan) -> Any:
         """See :class:`Backend`."""
-        return self.torch.full(shape, float("nan"), device="cuda", dtype=getattr(self.torch, dtype))
+        return self.torch.full(shape, value, device="cuda", dtype=getattr(self.torch, dtype))
 
     def float64(self, array: Any) -> Any:
         """See :class:`Backend`."""
         return array.double()
+
+    def copied(self, array: Any) -> Any:
+        """See :class:`Backend`."""
+        return array.clone()
+
+    def same_bytes(self, one: Any, other: Any) -> bool:
+        """See :class:`Backend`."""
+        return self.torch.equal(one.view(self.torch.uint8), other.view(self.torch.uint8))
+
+    @property
+    def xp(self) -> Any:
+        """See :class:`Backend`."""
+        return self.torch
 
 
 def numpy_dtype(dtype: str) -> np.dtype:

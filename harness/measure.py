@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case, Kernel
 from tensorir_ladder.harness.models import depth
 from tensorir_ladder.harness.models.time import bound, predict_tile
 from tensorir_ladder.harness.peers import Entrant, PeerKind, admit, peer_versions
 from tensorir_ladder.harness.race import Rounds
-from tensorir_ladder.harness.records import Candidate, DepthForecast, Record, Verification
+from tensorir_ladder.harness.records import Candidate, DepthForecast, Record
+from tensorir_ladder.harness.roofline import product_roofline
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.tuning import STAGE_SET, Search, TuningSpace
-from tensorir_ladder.harness.verify import IEEE, WrongResult, verify
+from tensorir_ladder.harness.verify import IEEE, PARTS, WrongResult, draw_seeds, verify_launch
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
@@ -51,17 +53,21 @@ class Measurer:
         if problem not in self._entrants:
             self._entrants.clear()  # they hold operands of the problem before, which leave the GPU first
         cases = [self.best(case) if case.tile_choice == "best" else case for case in cases]
-        checks = [verify(kernel, session.backend, run=run) for kernel, run in map(session.load, cases)]
+        checks = [session.verify(case) for case in cases]
         arena, entrants = session.arena(problem), self._admitted(cases[0])
         before = {case: self._previous(case) for case in cases}
         earlier = dict.fromkeys(case for case in before.values() if case is not None and case not in cases)
         contenders = [(str(case), session.load(case)[1]) for case in cases]
         contenders += [*arena.cublas(cases[0].math), *((str(case), session.load(case)[1]) for case in earlier)]
         contenders += [(entrant.name, entrant.run) for entrant in entrants if entrant.run]
-        rounds = arena.race(contenders, session.plan, beside=(len(cases), len(cases) + 1))
+        fastest_math = next((case for case in cases if case.math != IEEE), cases[0])  # whose peak is the highest
+        beside = (len(cases), len(cases) + 1)
+        names = {entrant.name for entrant in entrants}
+        rounds = session.race(fastest_math, contenders, session.plan, peers=names, beside=beside)
         own, (nn, nt, *others) = rounds.timings[: len(cases)], rounds.timings[len(cases) :]
         times = dict(zip(cases, own)) | {case: others.pop(0) for case in earlier}
-        peers = tuple(entrant.peer(others.pop(0) if entrant.run else None) for entrant in entrants)
+        held_to = session.roofline(fastest_math)
+        peers = tuple(entrant.peer(others.pop(0) if entrant.run else None, held_to) for entrant in entrants)
         return [
             self._record(
                 case,
@@ -99,10 +105,13 @@ class Measurer:
         session = self.session
         arena = session.arena(problem)
         stored, _ = arena.cublas()
-        rounds = arena.race([("cublas again", stored[1]), stored, (f"{stored[0]} once more", stored[1])], session.plan)
+        checked = verify_launch(stored[1], problem, session.backend, stored[0], draw_seeds(session.seed), PARTS)
+        contenders = [("cublas again", stored[1]), stored, (f"{stored[0]} once more", stored[1])]
+        rounds = arena.race(contenders, session.plan)
+        held_to = session.said(product_roofline(execution.gpu_machine(), problem, IEEE, arena.from_memory))
+        for timing in rounds.timings:
+            held_to.check(timing)
         own, first, second = rounds.timings
-        a, b, c = arena.sets[0]
-        error = session.backend.worst_error(c, session.backend.reference(problem, a, b))
         return Record(
             kind="calibration",
             step=0,
@@ -118,7 +127,7 @@ class Measurer:
             timing=own,
             baseline=(first, second),
             previous=None,
-            verification=Verification(True, session.backend.name, (), error, error, integers_exact=False),
+            verification=checked,
             resources=None,
             code=None,
             bound="unknown",

@@ -87,7 +87,10 @@ class Racecourse:
 
     def __init__(self, backend: GpuBackend, sets: list[tuple[Any, ...]], set_bytes: int) -> None:
         self.backend, self.torch, self.sets = backend, backend.torch, sets
-        self.cold = MOST_SETS * set_bytes >= 2 * device_properties(self.torch).L2_cache_size
+        l2_bytes = device_properties(self.torch).L2_cache_size
+        self.cold = MOST_SETS * set_bytes >= 2 * l2_bytes
+        # The part of the operands that a round cannot find in the L2, in whatever order that forgets.
+        self.from_memory = max(0.0, 1 - l2_bytes / (len(sets) * set_bytes))
 
     def graph(self, launch: Callable[..., Any], repeats: int = 1) -> Any:
         """Capture a CUDA graph with ``repeats`` launches per operand set, so that nothing of the host is timed."""

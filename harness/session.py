@@ -5,8 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from tensorir_ladder.harness.build import Case, Kernel, Lowered, compiled, execu
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.environment import ROOT, git_state, gpu_identity, sources_digest, versions
 from tensorir_ladder.harness.execution import GpuBackend
-from tensorir_ladder.harness.race import MEASURING, Plan, Rounds
-from tensorir_ladder.harness.records import Environment, Journal, now
-from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.harness.large_k import LargeK, large_k_case
+from tensorir_ladder.harness.race import MEASURING, Contender, Plan, Rounds
+from tensorir_ladder.harness.records import Environment, Journal, Verification, now
+from tensorir_ladder.harness.roofline import Roofline, product_roofline
+from tensorir_ladder.harness.verify import SEEDS, draw_seeds, verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.workloads import Matmul
@@ -28,7 +31,7 @@ class Session:
     """Builds, checks and keeps what the cases of one command share; writes nothing itself.
 
     ``revision`` and ``dirty`` are asked of git where no revision is given. ``run`` tells this session's records from
-    those of others.
+    those of others. ``seed`` is the first of those that data to check with are drawn from; fresh ones where it is None.
     """
 
     compiler: Compiler
@@ -39,12 +42,15 @@ class Session:
     revision: str = ""
     dirty: bool = False
     run: str = field(default_factory=lambda: secrets.token_hex(8))
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         self._arenas: dict[tuple[Matmul, int], Arena] = {}
         self._lowered: dict[Case, Kernel] = {}
         self._built: dict[Case, tuple[Kernel, Callable[..., Any]]] = {}
         self._checked: set[Case] = set()
+        self._large_k = LargeK(self.backend, lambda case: self.load(case)[1])
+        self._said: set[str] = set()
         if not self.revision:
             self.revision, self.dirty = git_state(ROOT)
 
@@ -76,12 +82,56 @@ class Session:
         """Compile a case without loading it."""
         return self._built[case][0] if case in self._built else compiled(lower(case), self.compiler)
 
-    def check(self, case: Case) -> None:
-        """Build a case and check its output, once; raises what lowering, compiling and verifying raise."""
+    def verify(self, case: Case) -> Verification:
+        """Build a case and check its output, and its configuration with a large k.
+
+        Raises what lowering, compiling and verifying raise.
+        """
+        kernel, run = self.load(case)
+        checked = verify(kernel, self.backend, draw_seeds(self.seed, SEEDS), run)
+        return replace(checked, large_k=self._large_k.check(case, checked.seeds[0]))
+
+    def check(self, case: Case, large_k: bool = False) -> None:
+        """Build a case and check its output on one seed's data, once; with ``large_k`` its configuration's too."""
+        seeds = draw_seeds(self.seed, 1)
         if case not in self._checked:
             kernel, run = self.load(case)
-            verify(kernel, self.backend, seeds=(0,), run=run)
+            verify(kernel, self.backend, seeds, run)
             self._checked.add(case)
+        if large_k:
+            self._large_k.check(case, seeds[0])
+
+    def race(
+        self,
+        case: Case,
+        contenders: list[Contender],
+        plan: Plan,
+        first_seed: int = 0,
+        peers: Container[str] = (),
+        beside: Sequence[int] = (),
+    ) -> Rounds:
+        """Time contenders on a case's problem; ImpossibleTime, with its name, for one that cannot have done the work.
+
+        Those of ``peers`` are another's, and may have: see :meth:`roofline`. ``beside``: the places of cuBLAS's forms.
+        """
+        rounds = self.arena(case.problem, first_seed).race(contenders, plan, beside)
+        held_to = self.roofline(case, first_seed)
+        for timing in rounds.timings:
+            if timing.label not in peers:
+                held_to.check(timing)
+        return rounds
+
+    def roofline(self, case: Case, first_seed: int = 0) -> Roofline:
+        """Find what times on a case's problem are held to."""
+        from_memory = self.arena(case.problem, first_seed).from_memory
+        return self.said(product_roofline(case.machine, case.problem, case.math, from_memory))
+
+    def said(self, found: Roofline) -> Roofline:
+        """Say, once, what times cannot be held to."""
+        if found.unchecked and found.unchecked not in self._said:
+            self._said.add(found.unchecked)
+            print(found.unchecked, file=sys.stderr)
+        return found
 
     def start_builds(self, cases: Iterable[Case]) -> list[concurrent.futures.Future[Kernel]]:
         """Lower cases and leave their compilation to threads; illegal ones are reported where they are loaded."""
@@ -93,6 +143,11 @@ class Session:
         """Lower cases one after the other and compile them side by side, into the build cache."""
         for build in self.start_builds(cases):
             build.result()
+
+    def large_k_cases(self, cases: Iterable[Case]) -> list[Case]:
+        """List the cases with a large k that verifying these cases will build."""
+        found = (large_k_case(case, self.backend.name) for case in cases if case.tile_choice != "best")
+        return [case for case in dict.fromkeys(found) if isinstance(case, Case)]
 
     def compile_together(self, kernels: Iterable[Lowered]) -> None:
         """Compile kernels side by side, into the build cache."""

@@ -11,7 +11,7 @@ from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.race import Rounds
 from tensorir_ladder.harness.records import Timeline, Track, Verification
 from tensorir_ladder.harness.session import Session
-from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.harness.verify import draw_seeds, verify
 from tensorir_ladder.kernels.stamps import EVENTS, HEADER, Stamps, roles_of
 
 RUNS = 5  # of which the one with the median duration is kept
@@ -99,8 +99,9 @@ def take(session: Session, case: Case, block: int | None = None) -> Timeline:
     if not 0 <= stamps.block < plain_kernel.blocks:
         raise NoTimeline(f"--block {stamps.block}: {case} has {plain_kernel.blocks} blocks, from 0 on")
     stamped = StampedKernel(session, case, stamps)
-    checked, arena = verify(stamped.kernel, session.backend, run=stamped), session.arena(case.problem)
-    rounds = arena.race([(str(case), plain), (f"{case} stamped", stamped)], session.plan)
+    checked = verify(stamped.kernel, session.backend, draw_seeds(session.seed), stamped)
+    arena, contenders = session.arena(case.problem), [(str(case), plain), (f"{case} stamped", stamped)]
+    rounds = session.race(case, contenders, session.plan)
     return _timeline(session, stamped, checked, rounds, stamped.launches(arena, plain))
 
 

@@ -198,9 +198,9 @@ class Search:
         running = [case for case in batch if self._passes(case)]
         if not running:
             return
-        arena = self.session.arena(self.problem)
         own = [(str(case), self.session.load(case)[1]) for case in running]
-        *timings, stored, transposed = arena.race([*own, *arena.cublas(running[0].math)], plan).timings
+        cublas = self.session.arena(self.problem).cublas(running[0].math)
+        *timings, stored, transposed = self.session.race(running[0], [*own, *cublas], plan).timings
         cublas_ms = min(stored.median_ms, transposed.median_ms)
         for case, timing in zip(running, timings):
             known = self.known(case)
@@ -240,11 +240,10 @@ def confirm(session: Session, ranked: list[Case], default: Case) -> Confirmation
     """
     contenders = list(dict.fromkeys([*ranked[:2], default]))
     for case in contenders:
-        session.check(case)
-    arena = session.arena(default.problem, CONFIRMATION_SEED)
-    rounds = arena.race(
-        [*((str(case), session.load(case)[1]) for case in contenders), *arena.cublas(default.math)], CONFIRMATION
-    )
+        session.check(case, large_k=True)
+    own = [(str(case), session.load(case)[1]) for case in contenders]
+    cublas = session.arena(default.problem, CONFIRMATION_SEED).cublas(default.math)
+    rounds = session.race(default, [*own, *cublas], CONFIRMATION, CONFIRMATION_SEED)
     times = dict(zip(contenders, rounds.timings))
     by_speed = sorted(contenders, key=lambda case: times[case].median_ms)
     if len(by_speed) == 1:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from tensorir_ladder.harness.bandwidth import (
     DTYPES,
     MIB,
+    SEEDS,
     VARIANTS,
     WORKLOADS,
     BandwidthCase,
@@ -26,6 +27,7 @@ from tensorir_ladder.harness.commands.options import add_machine_options, add_re
 from tensorir_ladder.harness.commands.show import console, new_table, progress
 from tensorir_ladder.harness.records import StreamRecord, check_writable, shape_text
 from tensorir_ladder.harness.session import CaseJournal, Session
+from tensorir_ladder.harness.verify import draw_seeds
 from tensorir_ladder.kernels.codegen import toolchain
 
 SIZES_MIB, CPU_MIB = "1,16,256,1024", 0.25
@@ -97,7 +99,8 @@ def _verify(cases: list[BandwidthCase], options: argparse.Namespace, on_gpu: boo
     backend = backend_for(options, ("gpu", "llvm", "emulator"))
     for case in cases:
         kernel = lower_workload(case)
-        result = verify_workload(case, compiled(kernel, toolchain.require_compiler()) if on_gpu else kernel, backend)
+        kernel = compiled(kernel, toolchain.require_compiler()) if on_gpu else kernel
+        result = verify_workload(case, kernel, backend, seeds=draw_seeds(options.seed, SEEDS))
         print(f"{case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}", flush=True)
     why_not = "--verify" if on_gpu else why_on_the_cpu(options.on)
     where = PLACES[backend.name] + ("" if on_gpu else f" at {CPU_MIB} MiB")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from tensorir_ladder import emulator
 from tensorir_ladder.harness import emulation, execution
@@ -11,7 +14,8 @@ from tensorir_ladder.harness.commands import NOT_VERIFIED
 from tensorir_ladder.harness.commands.options import runs_on_gpu
 from tensorir_ladder.harness.commands.show import warn
 from tensorir_ladder.harness.execution import Backend
-from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.harness.large_k import LargeK
+from tensorir_ladder.harness.verify import draw_seeds, verify
 from tensorir_ladder.kernels.codegen import toolchain
 
 PLACES = {
@@ -20,6 +24,7 @@ PLACES = {
     "emulator": "on the CPU (generated CUDA through the emulator)",
 }
 
+_large_k: dict[str, dict[Case, str]] = {}  # by backend: the sizes of a command share configurations
 _warned: set[str] = set()  # a step's variants share their warnings, which are worth saying once
 
 
@@ -52,18 +57,27 @@ def backend_for(options: argparse.Namespace, verified_on: tuple[str, ...]) -> Ba
     return emulation.EmulatorBackend(options.emulator_seed) if name == "emulator" else execution.LlvmBackend()
 
 
-def verify_one(kernel: Kernel, backend: Backend, remark: str) -> int:
+def verify_one(kernel: Kernel, backend: Backend, options: argparse.Namespace, remark: str) -> int:
     """Verify a kernel and print the one line that says how; return 0, or 3 where it cannot be verified."""
     step = kernel.case.step
     if why_not := step.unverified(backend.name, kernel.machine.arch):
         done = f"compiled for {kernel.machine.arch}, " if kernel.cubin else ""
         print(f"{kernel.case}\n{done}not verified: {why_not}{'; ' + remark if remark else ''}", flush=True)
         return NOT_VERIFIED
-    result = verify(kernel, backend)
-    print(f"{kernel.case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}, whole numbers exact")
+    result = verify(kernel, backend, draw_seeds(options.seed))
+    long = LargeK(backend, partial(_loaded, backend), _large_k.setdefault(backend.name, {}))
+    large_k = long.check(kernel.case, result.seeds[0])
+    exact = "whole numbers exact, NaN and infinities as IEEE 754 says"
+    also = "" if large_k == kernel.case.problem.shape else f"; {large_k if ' ' in large_k else f'also {large_k}'}"
+    print(f"{kernel.case}: worst error {result.max_error:.2g}, tolerance {result.tolerance:.2g}, {exact}{also}")
     before = ", before tensorization" if backend.name == "llvm" and step.tensorized else ""
     print(f"verified {PLACES[backend.name]}{before}{'; ' + remark if remark else ''}", flush=True)
     return 0
+
+
+def _loaded(backend: Backend, case: Case) -> Callable[..., Any]:
+    kernel = lower(case)
+    return backend.load(compiled(kernel, toolchain.require_compiler()) if backend.name == "gpu" else kernel)
 
 
 def why_on_the_cpu(on: str) -> str:

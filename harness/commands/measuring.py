@@ -27,7 +27,7 @@ def open_session(options: argparse.Namespace, command: str) -> Session:
     out = options.out or RESULTS
     check_writable(out)
     compiler, gpu = toolchain.require_compiler(), execution.GpuBackend()
-    return Session(compiler, gpu, out, command, revision=options.revision or "")
+    return Session(compiler, gpu, out, command, revision=options.revision or "", seed=getattr(options, "seed", None))
 
 
 def measure_cases(cases: list[Case], options: argparse.Namespace, command: str, sweep: bool = False) -> list[Record]:
@@ -43,7 +43,8 @@ def measure_cases(cases: list[Case], options: argparse.Namespace, command: str, 
         session.run = journal.run  # an interrupted command that goes on is one run, as long as its GPU is the same
         groups = _groups(cases, together=sweep)
         begun = unfinished(groups, lambda group: all(map(journal.has, group)), "groups" if sweep else "cases")
-        session.prebuild(case for group in begun for case in group)
+        waiting = [case for group in begun for case in group]
+        session.prebuild([*waiting, *session.large_k_cases(waiting)])
         records = list(_measured(begun, measurer, journal, options.show))
         journal.finish()
     return records

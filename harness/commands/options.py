@@ -67,7 +67,21 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     places = ("auto", "gpu", "llvm", "emulator")
     parser.add_argument("--on", default="auto", choices=places, help="where to run kernels (auto)")
     text = "draws the order of threads in the emulator; a fault names the one that repeats it (0)"
+    add_seed(parser)
     parser.add_argument("--emulator-seed", type=int, default=0, metavar="SEED", help=text)
+
+
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    """Add the option that repeats what data were checked with."""
+    text = "first seed of the data to check with, which a wrong result and a record name (fresh ones)"
+    parser.add_argument("--seed", type=seed_number, metavar="SEED", help=text)
+
+
+def seed_number(text: str) -> int:
+    """Read a seed."""
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is no seed: a whole number from 0 on, of at most 18 digits")
+    return int(text)
 
 
 def add_peers(parser: argparse.ArgumentParser) -> None:

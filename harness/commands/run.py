@@ -82,7 +82,7 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
     for case in cases:
         kernel = built(case)
         kernels.append(kernel)
-        code = max(code, verify_one(kernel, backend_for(options, case.step.verified_on), why_not))
+        code = max(code, verify_one(kernel, backend_for(options, case.step.verified_on), options, why_not))
         print_code(kernel, options.show)
     try:
         toolchain.require_compiler()

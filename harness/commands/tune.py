@@ -13,6 +13,7 @@ from tensorir_ladder.harness.commands.options import (
     UsageError,
     add_places,
     add_problem_options,
+    add_seed,
     cases_of,
     runs_on_gpu,
 )
@@ -26,6 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     budget = "stop searching a step's shape after so many seconds, and confirm the best so far (no limit)"
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=budget)
     parser.add_argument("--retune", action="store_true", help="measure even what is on disk and still good")
+    add_seed(parser)
     add_places(parser)
     parser.set_defaults(variant="default", stages=None, tile="default", arch=None, on="gpu", show=None)
 

@@ -19,6 +19,6 @@ def run(options: argparse.Namespace, _command: str) -> int:
     codes = []
     for case in cases_of(options, GPU_SIZES if on_gpu else CPU_SIZES):
         kernel = compiled(lowered(case), toolchain.require_compiler()) if on_gpu else lowered(case)
-        codes.append(verify_one(kernel, backend_for(options, case.step.verified_on), ""))
+        codes.append(verify_one(kernel, backend_for(options, case.step.verified_on), options, ""))
         print_code(kernel, options.show)
     return max(codes)

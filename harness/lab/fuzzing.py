@@ -22,7 +22,7 @@ from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import Backend, GpuBackend, gpu_machine
 from tensorir_ladder.harness.lab.workers import Tell
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
-from tensorir_ladder.harness.verify import WrongResult, check_run
+from tensorir_ladder.harness.verify import NORMAL, SPECIAL, WHOLE, WrongResult, check_run
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.tiles import BlockTile
@@ -33,6 +33,7 @@ from tensorir_ladder.steps.step import Step
 Choose = Callable[[Sequence[Any]], Any]
 REFUSALS = (IllegalSchedule, UnsupportedCase)
 STAGES = range(1, 7)
+DATA = (NORMAL, WHOLE, SPECIAL, WHOLE)  # of seeds in turn
 MULTIPROCESSORS = (2, 2, 3, 3, 4, 5, 6, 8)  # a cluster needs two; with few, tiles make several waves
 # What columns and reductions are multiples of. TMA refuses rows that are no multiples of 16 bytes.
 GRAINS, EXPLICIT_GRAINS = (1, 1, 1, 2, 4, 8), (1, *[8] * 9)
@@ -145,7 +146,7 @@ def _multiple(choose: Choose, step: Step, largest: int, above: int = 0) -> int:
 def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: Outcome) -> None:
     """Run a case once for each seed, which draws data and the order of threads, and note what becomes of it.
 
-    Odd seeds draw small whole numbers, whose product must be exact.
+    Odd seeds draw small whole numbers, whose product must be exact; every fourth draws special values.
     """
     try:
         kernel = lower(case)
@@ -155,7 +156,7 @@ def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: Outcome) -
     backend, run = place.load(kernel, seeds[0])
     for seed in seeds:
         try:
-            check_run(run, case.problem, backend, seed, exact=bool(seed % 2), math=case.math)
+            check_run(run, case.problem, backend, seed, DATA[seed % len(DATA)], case.math)
         except (KernelFault, WrongResult) as found:
             what = "fault" if isinstance(found, KernelFault) else "wrong"
             size = case.problem.m * case.problem.n * case.problem.k

@@ -12,6 +12,7 @@ from typing import Any
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.records import Peer, Timing
+from tensorir_ladder.harness.roofline import Roofline
 from tensorir_ladder.harness.verify import verify_launch
 
 LONGEST_REASON = 300
@@ -39,8 +40,10 @@ class Entrant:
     status: str = "measured"
     why: str = ""
 
-    def peer(self, timing: Timing | None) -> Peer:
-        """Make the record's entry."""
+    def peer(self, timing: Timing | None, held_to: Roofline | None = None) -> Peer:
+        """Make the record's entry: that of a peer that failed, where it cannot have done the work in that time."""
+        if timing and held_to and (refusal := held_to.refusal(timing)):
+            return Peer(self.name, "failed", refusal[:LONGEST_REASON], self.config, None)
         return Peer(self.name, self.status, self.why, self.config, timing)
 
 

@@ -21,7 +21,7 @@ from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, reason, say
 from tensorir_ladder.harness.race import FINAL, TUNING, Plan
-from tensorir_ladder.harness.verify import WrongResult, verify_launch
+from tensorir_ladder.harness.verify import WrongResult, draw_seeds, verify_launch
 from tensorir_ladder.schedules.workloads import Matmul
 
 STAGE_COUNTS = (1, 2, 3, 4, 5)
@@ -190,7 +190,7 @@ def tune(kernel: Any, arena: Arena, machine: Machine, configs: list[BlockConfig]
     say(f"triton: compiled after {time.perf_counter() - started:.1f} s; checking and timing")
     for config in [config for config in configs if config not in skipped]:
         try:
-            verify_launch(launch(kernel, problem, config), problem, arena.backend, str(config), seeds=(0,))
+            verify_launch(launch(kernel, problem, config), problem, arena.backend, str(config), draw_seeds(count=1))
         except (triton.TritonError, WrongResult) as error:
             skipped[config] = reason(error)
     right = [config for config in configs if config not in skipped]

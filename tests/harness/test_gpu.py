@@ -14,14 +14,16 @@ import pytest
 
 from support.cases import ROOT, SCHEDULED_VARIANTS, STEPS, THREAD_STEPS, Outcome, make_case, redeclare
 from tensorir_ladder.harness.bandwidth import WORKLOADS, BandwidthCase, bandwidth_cases, lower_workload, verify_workload
-from tensorir_ladder.harness.build import Kernel, compiled, executable, lower
+from tensorir_ladder.harness.build import Case, Kernel, compiled, executable, lower
+from tensorir_ladder.harness.environment import max_clocks
 from tensorir_ladder.harness.execution import GpuBackend, gpu_arch, gpu_machine, gpu_present
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.race import Plan
 from tensorir_ladder.harness.records import Record, load_records, load_streams, load_tuned, read_place
+from tensorir_ladder.harness.roofline import product_roofline
 from tensorir_ladder.harness.session import Session
-from tensorir_ladder.harness.verify import WrongResult, verify
+from tensorir_ladder.harness.verify import PARTS, WrongResult, verify, verify_launch
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.thread_tiles import DEFAULT, THREAD_TILES
@@ -147,6 +149,60 @@ def test_wrong_outputs_are_caught_on_the_gpu(backend: GpuBackend) -> None:
     for wrong in (lambda a, b, c: c.zero_(), lambda a, b, c: None, stale_row, swapped, dropped):
         with pytest.raises(WrongResult):
             verify(kernel, backend, run=wrong)
+
+
+def test_operands_that_are_written_to_are_found_on_the_gpu(backend: GpuBackend) -> None:
+    kernel = build(4, (256, 128, 64))
+    right = executable(kernel)["main"]
+
+    def zeroes_everything(a: Any, b: Any, c: Any) -> None:
+        for array in (a, b, c):
+            array.zero_()
+
+    def spoils_b(a: Any, b: Any, c: Any) -> None:
+        right(a, b, c)
+        b[-1, -1] += 1
+
+    for wrong, operand in ((zeroes_everything, "A"), (spoils_b, "B")):
+        with pytest.raises(WrongResult, match=f"operand {operand}"):
+            verify(kernel, backend, run=wrong)
+
+
+def test_sums_in_16_bits_are_found_on_the_gpu(backend: GpuBackend) -> None:
+    problem = Matmul(500, 300, 3000, "float16")
+
+    def in_parts(a: Any, b: Any, c: Any) -> None:
+        c.zero_()
+        for start in range(0, problem.k, 300):
+            c += a[:, start : start + 300] @ b[start : start + 300]
+
+    with pytest.raises(WrongResult, match="normal data"):
+        verify_launch(in_parts, problem, backend, "in parts")
+    assert verify_launch(in_parts, problem, backend, "in parts", math=PARTS).passed
+
+
+@pytest.mark.parametrize("step", [number for number, step in STEPS.items() if "gpu" in step.verified_on])
+def test_every_step_is_right_where_k_is_large(step: int, backend: GpuBackend, tmp_path: Path) -> None:
+    session = Session(require_compiler(), backend, tmp_path, "test")
+    shape = (256, 256, 512)
+    problem = make_case(step, shape).problem
+    case = Case.default(STEPS[step], problem, gpu_machine())
+    if case.lacks:
+        pytest.skip(case.lacks)
+    checked = session.verify(case)
+    assert checked.special_values
+    assert checked.large_k.endswith("x8192")
+
+
+def test_the_driver_says_what_is_possible() -> None:
+    clock_mhz, gb_s = max_clocks()
+    assert 500 < clock_mhz < 5000
+    assert 100 < gb_s < 20_000
+    problem = Matmul(4096, 4096, 4096, "float16")
+    known = product_roofline(gpu_machine(), problem, "ieee", 1.0)
+    unknown = product_roofline(replace(gpu_machine(), gpu="a GPU without rates"), problem, "ieee", 1.0)
+    assert known.unchecked == unknown.unchecked == ""
+    assert 0.5 < known.gflops / unknown.gflops < 1.2
 
 
 def test_a_record_is_whole(backend: GpuBackend, tmp_path: Path) -> None:

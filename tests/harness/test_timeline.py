@@ -35,6 +35,7 @@ from tensorir_ladder.harness.race import Plan
 from tensorir_ladder.harness.records import Timeline, Track, bad_lines, load_timelines
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.timeline import RUNS, NoTimeline, decode, ns_per_clock, take
+from tensorir_ladder.harness.verify import SEEDS
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, require_compiler
 from tensorir_ladder.kernels.stamps import EVENTS, HEADER, Stamps, roles_of
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
@@ -254,7 +255,8 @@ def stamping(made: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
         found = of_step(stages, -(-problem.k // 64), **{"groups" if of_step is tracks else "consumers": len(names) - 1})
 
         def run(a: np.ndarray, b: np.ndarray, c: np.ndarray, words: FakeWords) -> None:
-            c[...] = LlvmBackend().reference(problem, a, b).astype(c.dtype)
+            with np.errstate(invalid="ignore"):
+                c[...] = LlvmBackend().reference(problem, a, b).astype(c.dtype)
             launches.append(1)
             words.words = encode(found, names, Stamps(0).room, 50000 + 100 * len(launches))
 
@@ -278,7 +280,8 @@ def test_the_median_run_of_the_middle_block_is_kept(stamping: Session) -> None:
     assert taken.roles == ("loads", "warpgroup 0")
     assert len(taken.moments("warpgroup 0", "mma retired")) == 5
     assert (taken.plain.label, taken.stamped.label) == (str(case), f"{case} stamped")
-    assert (taken.verification.passed, taken.verification.seeds) == (True, (0, 1, 2))
+    assert taken.verification.passed
+    assert len(taken.verification.seeds) == SEEDS
     assert Timeline.from_json(taken.to_json()) == taken
 
 

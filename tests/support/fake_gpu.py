@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support.cases import Outcome
-from tensorir_ladder.harness import execution, session
+from tensorir_ladder.harness import execution, large_k, roofline, session
 from tensorir_ladder.harness.build import Kernel
 from tensorir_ladder.harness.execution import LlvmBackend, numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
@@ -86,6 +86,7 @@ class FakeArena:
     """Operands, and races with given times."""
 
     gpu: FakeGpu
+    from_memory = 1.0
 
     def __init__(self, problem: Matmul, backend: FakeBackend, first_seed: int = 0) -> None:
         self.gpu.seeds.append(first_seed)
@@ -96,7 +97,12 @@ class FakeArena:
 
     def cublas(self, math: str = IEEE) -> tuple[Any, Any]:
         self.gpu.cublas_math.append(math)
-        return ("cublas-nn", print), ("cublas-nt", print)
+
+        def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+            with np.errstate(invalid="ignore"):
+                c[...] = self.backend.reference(self.problem, a, b).astype(c.dtype)
+
+        return ("cublas-nn", multiply), ("cublas-nt", multiply)
 
     def graph(self, launch: Callable[..., Any]) -> None:
         launch(*self.sets[0])
@@ -125,7 +131,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         fake.loaded.append(str(kernel.case))
 
         def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
-            c[...] = backend.reference(problem, a, b).astype(c.dtype)
+            with np.errstate(invalid="ignore"):
+                c[...] = backend.reference(problem, a, b).astype(c.dtype)
             fake.corrupt(str(kernel.case), c)
 
         return {"main": run}
@@ -134,6 +141,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     cubin = Cubin(b"\x7fELF", 40, 0, 0)
     monkeypatch.setattr(FakeArena, "gpu", fake, raising=False)
     monkeypatch.setattr(session, "Arena", FakeArena)
+    monkeypatch.setattr(roofline, "max_clocks", lambda: (1980.0, 4900.0))
+    monkeypatch.setattr(large_k, "LARGE_K", 1)  # every shape's own is as large: tests of it say another
     monkeypatch.setattr(session, "executable", executable)
     monkeypatch.setattr(session, "gpu_identity", lambda: identity)
     monkeypatch.setattr(session, "compiled", lambda kernel, _compiler: replace(kernel, cubin=cubin))
