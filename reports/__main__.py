@@ -40,7 +40,7 @@ examples:
 
 Records come from `ladder run`. Pages and their plots are written into reports/pages, which git ignores;
 with --results FOLDER, into that folder.
-exit status: 0 fine, 1 check found something, 2 a results file or an argument cannot be used
+exit status: 0 fine, 1 check found something, 2 an argument or a folder cannot be used, or there is nothing to check
 """
 PIPED_WIDTH = 180
 

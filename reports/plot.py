@@ -15,7 +15,7 @@ import msgspec
 from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
-from tensorir_ladder.harness.records import decode, path_name, read_text
+from tensorir_ladder.harness.records import path_name, read_file
 from tensorir_ladder.reports import drawing, figures, stage_figures, timeline_figure, timelines
 from tensorir_ladder.reports.cases import grouped
 from tensorir_ladder.reports.counters import counted_groups
@@ -145,7 +145,7 @@ def stage_curve(results: Results) -> Plot | None:
 
 def peaks() -> dict[str, Peak]:
     """Read peak rates and bandwidth by GPU name, with their origin; RecordError for a file that is damaged."""
-    return decode(read_text(PEAKS), dict[str, Peak], str(PEAKS), "restore it from git")
+    return read_file(PEAKS, dict[str, Peak], "restore it from git")
 
 
 def _stage_plot(kind: str, sweeps: Sequence[StageSweep] | Sequence[StreamSweep], draw: Callable[..., Figure]) -> Plot:
