@@ -127,6 +127,46 @@ def test_a_wrong_result_is_never_timed(command: Command, made_up: FakeGpu, tmp_p
     assert made_up.races == []
 
 
+@pytest.mark.parametrize("label", ["row_sum[staged] 1x8192 float32 2 stages", "copy, negated"])
+def test_a_time_beyond_the_memorys_bandwidth_is_no_record(
+    label: str, command: Command, made_up: FakeGpu, tmp_path: Path
+) -> None:
+    made_up.times[label] = 1e-7
+    outcome = command(*ARGUMENTS, "--out", str(tmp_path))
+    assert outcome.code == 2
+    assert f"error: {label}" in outcome.err
+    assert "GB/s" in outcome.err
+    assert load_streams(tmp_path) == []
+
+
+def test_a_workloads_input_must_be_what_it_was() -> None:
+    wanted = case("scale_shift", "direct", 1)
+    kernel, backend = lower_workload(wanted), LlvmBackend()
+    right = backend.load(kernel)
+
+    def spoils(x: np.ndarray, y: np.ndarray) -> None:
+        right(x, y)
+        x[-1] = -0.0
+
+    with pytest.raises(WrongResult, match=r"seed 5 \(--seed 5 .*operand x is not what it was"):
+        verify_workload(wanted, kernel, backend, spoils, seeds=(5,))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_small_values_are_held_to_limits_of_their_own(dtype: str) -> None:
+    wanted = bandwidth_cases(["gelu"], [1 / 32], ["direct"], [1], dtype, H200)[0]
+    kernel, backend = lower_workload(wanted), LlvmBackend()
+    right = backend.load(kernel)
+
+    def flushes(x: np.ndarray, y: np.ndarray) -> None:
+        right(x, y)
+        y[abs(y) < 1e-3] = 0
+
+    assert verify_workload(wanted, kernel, backend, right).passed
+    with pytest.raises(WrongResult, match="must be"):
+        verify_workload(wanted, kernel, backend, flushes)
+
+
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_wrong_outputs_are_caught(workload: str) -> None:
     wanted = case(workload, "direct", 1)

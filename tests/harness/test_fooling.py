@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tvm
+from tvm.script import tirx as T
 
 from support.cases import make_case
 from tensorir_ladder.harness.build import Kernel, lower
@@ -67,6 +70,22 @@ def spoils_b_afterwards(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
 @pytest.mark.parametrize("run", [zeroes_everything, spoils_a_row, spoils_b_afterwards])
 def test_a_kernel_that_writes_to_its_operands_is_refused(run: Run, dtype: str) -> None:
     assert f"operand {'B' if run is spoils_b_afterwards else 'A'}" in refused(run, kernel(dtype=dtype))
+
+
+@T.prim_func(s_tir=True)
+def zeroes_its_input(a: T.Buffer((4,), "float32"), c: T.Buffer((4,), "float32")):
+    for i in range(4):
+        with T.sblock("zero"):
+            c[i] = a[i]
+            a[i] = T.float32(0)
+
+
+def test_writes_to_operands_are_seen_through_llvm() -> None:
+    schedule = SimpleNamespace(mod=tvm.IRModule({"main": zeroes_its_input.with_attr("global_symbol", "main")}))
+    run = LlvmBackend().load(SimpleNamespace(schedule_for_cpu=schedule))
+    a, c = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    run(a, c)
+    assert (a.tolist(), c.tolist()) == ([0, 0, 0, 0], [0, 1, 2, 3])
 
 
 def rounded_every_32_steps(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
