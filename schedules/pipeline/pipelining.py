@@ -24,7 +24,6 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import (
-    DEVICE_SCOPES,
     FRAGMENT,
     PIPELINE_STAGE,
     SHARED_SCOPES,
@@ -37,6 +36,7 @@ from tensorir_ladder.schedules.inspection import (
     statements_under,
 )
 from tensorir_ladder.schedules.passes import PIPELINE, needs_of, require_pipeline
+from tensorir_ladder.schedules.pipeline.async_copies import COMPUTES, async_obstacle
 from tensorir_ladder.schedules.pipeline.checks import check_pipeline
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, gate_copies, is_gate, retires
 
@@ -140,7 +140,7 @@ def infer_pipeline(
     if stages == 1 and not gated:
         return PipelinePlan(loop, 1, names, (), (), (), (), needs_pipeline=needs_pipeline)
     roles = _roles(statements, name)
-    asynchronous = _asynchronous(statements, roles, async_copy, name)
+    asynchronous = _asynchronous(sch, loop, statements, roles, async_copy)
     if one_barrier or gated:
         _check_one_barrier(statements, roles, asynchronous and stages > 1, name)
     if one_barrier and not gated:
@@ -402,33 +402,31 @@ def _feeds(producer: Statement, consumer: Statement) -> bool:
     return not same and any(consumer.reads_buffer(region.source) for region in producer.writes)
 
 
-def _asynchronous(statements: list[Statement], roles: tuple[str, ...], wanted: bool | str, loop: str) -> bool:
+def _asynchronous(
+    sch: Schedule, loop: LoopRV, statements: list[Statement], roles: tuple[str, ...], wanted: bool | str
+) -> bool:
     if wanted not in (True, False, "auto"):
         raise IllegalPipeline(
-            "unknown async_copy", loop=loop, value=repr(wanted), limit="True | False | 'auto'", remedy="choose one"
+            "unknown async_copy",
+            loop=loop_name(sch, loop),
+            value=repr(wanted),
+            limit="True | False | 'auto'",
+            remedy="choose one",
         )
     copies = [statement for statement, role in zip(statements, roles) if role in ("load", "copy")]
-    unfit = [statement for statement in copies if not _can_be_asynchronous(statement)]
+    obstacles = [(copy, found) for copy in copies if (found := async_obstacle(sch, loop, copy))]
     # TVM 0.27 fails on vectors that are computed into shared memory beside cp.async.
     vectors = [statement for statement in statements if statement.fills_shared and statement.vector > 1]
-    computed = [statement for statement in vectors if statement not in copies]
-    for obstacles, problem, remedy in (
-        (
-            unfit,
-            "a copy that is not a plain move from global to shared memory cannot be asynchronous",
-            "move the conversion to a statement after the copy",
-        ),
-        (
-            computed,
-            "vectors computed into shared memory cannot stand beside asynchronous copies",
-            "compute them as scalars",
-        ),
-    ):
-        if wanted is True and obstacles:
-            raise IllegalPipeline(
-                problem, loop=loop, block=obstacles[0].name, remedy=f"pass async_copy='auto', or {remedy}"
-            )
-    return bool(wanted) and not unfit and not computed
+    obstacles += [(statement, COMPUTES) for statement in vectors if statement not in copies]
+    if wanted is True and obstacles:
+        statement, found = obstacles[0]
+        raise IllegalPipeline(
+            found.problem,
+            loop=loop_name(sch, loop),
+            block=statement.name,
+            remedy=f"pass async_copy='auto', or {found.remedy}",
+        )
+    return bool(wanted) and not obstacles
 
 
 def _check_one_barrier(statements: list[Statement], roles: tuple[str, ...], asynchronous: bool, loop: str) -> None:
@@ -473,8 +471,3 @@ def _ahead_roles(
         )
     others = len(roles) - len(parts)
     return (*roles[:others], "fill", "body", "compute")
-
-
-def _can_be_asynchronous(statement: Statement) -> bool:
-    from_global = all(region.source.scope() in DEVICE_SCOPES for region in statement.reads)
-    return statement.fills_shared and from_global and statement.is_pure_copy
