@@ -133,7 +133,7 @@ class _Move:
     def vectors_are_consecutive(self) -> bool:
         """True where every lane of a vectorized loop is one element behind the lane before it, in both buffers."""
         return all(
-            self._goes_on(self._along(loop, lane), self._along(loop, 0), lane)
+            self._goes_on(*self._lanes(loop, lane), lane)
             for loop in self.loops
             if loop.kind == tirx.ForKind.VECTORIZED
             for lane in range(1, int(loop.extent))
@@ -153,16 +153,18 @@ class _Move:
         """Return the iterators' values in given iterations of loops."""
         return {iterator: _replaced(value, iterations) for iterator, value in self.values.items()}
 
-    def _along(self, loop: tirx.For, lane: int) -> dict[tirx.Var, ir.Expr]:
-        """Return the same in a lane of a vector; an iterator that counts lanes from a multiple of them as just that."""
+    def _lanes(self, loop: tirx.For, lane: int) -> tuple[dict[tirx.Var, ir.Expr], dict[tirx.Var, ir.Expr]]:
+        """Return the same in a lane of a vector, and in its first one.
+
+        An iterator that counts lanes from a multiple of them is written as just that, from which TVM proves more.
+        """
         analyzer, extent = sym.Analyzer(), int(loop.extent)
-        found = self._at({loop.loop_var: loop.min + lane})
-        begin = self._at({loop.loop_var: loop.min})
-        for iterator, value in found.items():
-            steps = analyzer.can_prove_equal(value - begin[iterator], lane)
-            if steps and analyzer.can_prove_equal(tirx.floormod(begin[iterator], extent), 0):
-                found[iterator] = iterator * extent + lane
-        return found
+        there, here = self._at({loop.loop_var: loop.min + lane}), self._at({loop.loop_var: loop.min})
+        for iterator in self.values:
+            counts = analyzer.can_prove_equal(there[iterator] - here[iterator], lane)
+            if counts and analyzer.can_prove_equal(tirx.floormod(here[iterator], extent), 0):
+                there[iterator], here[iterator] = iterator * extent + lane, iterator * extent
+        return there, here
 
     def _goes_on(self, there: dict[tirx.Var, ir.Expr], here: dict[tirx.Var, ir.Expr], elements: int) -> bool:
         """Return whether it is so many elements from one place to another, in both buffers; the iterators' values."""
