@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -68,20 +68,20 @@ def innermost_iterator(sch: Schedule, block: SBlockRV, operand: int) -> int:
 class Statement:
     """One statement directly under a loop: its leaf blocks, what they read and write, how often they run.
 
-    ``elements`` counts how often its blocks run in one iteration of the loop (threads and vector lanes
-    included): the elements that the iteration writes, where the statement is a copy. ``vector`` is the extent
-    of its widest vectorized loop, 1 without one. ``wrappers`` are blocks around its blocks; ``part`` says which of
-    an inner pipeline's three statements it is, and ``idle`` which of the blocks do not run in that part. ``stmt`` is
-    the statement itself.
+    ``stmt`` is the statement itself (for the parts of an inner pipeline, its loop). ``elements`` counts how often its
+    blocks run in one iteration of the loop (threads and vector lanes included): the elements that the iteration writes,
+    where the statement is a copy. ``vector`` is the extent of its widest vectorized loop, 1 without one. ``wrappers``
+    are blocks around its blocks; ``part`` says which of an inner pipeline's three statements it is, and ``idle`` which
+    of the blocks do not run in that part.
     """
 
+    stmt: tirx.Stmt
     blocks: tuple[s_tir.SBlock, ...]
     wrappers: tuple[s_tir.SBlock, ...] = ()
     elements: int = 1
     vector: int = 1
     part: str = ""
     idle: tuple[s_tir.SBlock, ...] = ()
-    stmt: tirx.Stmt | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -204,7 +204,7 @@ def _statement(stmt: tirx.Stmt) -> Statement:
     tvm_ffi.structural_walk(stmt, (tirx.For, note))
     leaves = _leaf_blocks(stmt)
     wrappers = [block for block in _blocks(stmt) if not any(block.same_as(leaf) for leaf in leaves)]
-    return Statement(tuple(leaves), tuple(wrappers), _executions(stmt), max(vectors), stmt=stmt)
+    return Statement(stmt, tuple(leaves), tuple(wrappers), _executions(stmt), max(vectors))
 
 
 def _executions(stmt: tirx.Stmt) -> int:

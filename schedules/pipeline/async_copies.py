@@ -69,7 +69,7 @@ def async_hazard(sch: Schedule, loop: LoopRV, copy: Statement) -> Obstacle | Non
 
     That is for what it takes for a copy into shared memory; all else is lowered as it is.
     """
-    moves = [move for move in _moves(copy.stmt) if move.load is not None] if copy.fills_shared else []
+    moves = list(_moves(copy.stmt)) if copy.fills_shared else []
     if any(move.gathers_under_predicate for move in moves):
         return GATHERS
     if moves and not _run_by_threads(sch, loop, copy.stmt):
@@ -79,7 +79,7 @@ def async_hazard(sch: Schedule, loop: LoopRV, copy: Statement) -> Obstacle | Non
     return WALKS if any(move.walks_neighbours for move in moves) else None
 
 
-def check_asynchronous(sch: Schedule, loop: LoopRV, copies: Sequence[Statement]) -> None:
+def check_hazards(sch: Schedule, loop: LoopRV, copies: Sequence[Statement]) -> None:
     """Raise IllegalPipeline for the first of a loop's asynchronous statements that TVM would get wrong."""
     for copy in copies:
         if hazard := async_hazard(sch, loop, copy):
@@ -99,27 +99,16 @@ def pads_integers(copy: Statement) -> bool:
 
 @dataclass(frozen=True)
 class _Move:
-    """One block of a copy: the loops around it, what its iterators are in terms of them, its store."""
+    """One block of a copy: the loops around it, what its iterators are in terms of them, its store and its load.
+
+    ``choices`` are the predicates around the load, outermost first: each (predicate, what is copied, padding).
+    """
 
     loops: tuple[tirx.For, ...]
     values: dict[tirx.Var, ir.Expr]
     store: tirx.BufferStore
-
-    @property
-    def choices(self) -> list[ir.Call]:
-        """The predicates around what is copied, outermost first: each (predicate, what is copied, padding)."""
-        found, value = [], self.store.value
-        while isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else"):
-            found.append(value)
-            value = value.args[1]
-        return found
-
-    @property
-    def load(self) -> ir.TensorLoad | None:
-        """What is copied, None where a value is computed."""
-        choices = self.choices
-        value = choices[-1].args[1] if choices else self.store.value
-        return value if isinstance(value, ir.TensorLoad) else None
+    choices: tuple[ir.Call, ...]
+    load: ir.TensorLoad
 
     @property
     def gathers_under_predicate(self) -> bool:
@@ -179,7 +168,7 @@ class _Move:
 
 
 def _moves(stmt: tirx.Stmt, loops: tuple[tirx.For, ...] = (), values: dict | None = None) -> Iterator[_Move]:
-    """Find a statement's stores, each with the loops and the iterators around it."""
+    """Find a statement's stores of what it loads, each with the loops and the iterators around it."""
     values = values or {}
     if isinstance(stmt, tirx.For):
         yield from _moves(stmt.body, (*loops, stmt), values)
@@ -190,7 +179,12 @@ def _moves(stmt: tirx.Stmt, loops: tuple[tirx.For, ...] = (), values: dict | Non
         own = {iterator.var: value for iterator, value in zip(stmt.block.iter_vars, stmt.iter_values)}
         yield from _moves(stmt.block.body, loops, {**values, **{k: _replaced(v, values) for k, v in own.items()}})
     elif isinstance(stmt, tirx.BufferStore):
-        yield _Move(loops, values, stmt)
+        choices, value = [], stmt.value
+        while isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else"):
+            choices.append(value)
+            value = value.args[1]
+        if isinstance(value, ir.TensorLoad):
+            yield _Move(loops, values, stmt, tuple(choices), value)
 
 
 def _run_by_threads(sch: Schedule, loop: LoopRV, stmt: tirx.Stmt) -> bool:

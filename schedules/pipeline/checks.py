@@ -18,7 +18,7 @@ from tensorir_ladder.schedules.inspection import (
     scheduled_function,
     statements_under,
 )
-from tensorir_ladder.schedules.pipeline.async_copies import check_asynchronous
+from tensorir_ladder.schedules.pipeline.async_copies import check_hazards
 from tensorir_ladder.schedules.pipeline.one_barrier import (
     GATE,
     HIDES_READS,
@@ -65,7 +65,7 @@ def check_pipeline(
         _check_dependence(name, statements, stage, order, producer, consumer, buffer)
     _check_single_stage(sch, loop, name, statements, stage, order)
     _check_async(name, statements, stage, order, list(async_stages))
-    check_asynchronous(sch, loop, [s for s, at in zip(statements, stage) if at in async_stages])
+    check_hazards(sch, loop, [s for s, at in zip(statements, stage) if at in async_stages])
     _check_gate(name, statements, stage, order, list(async_stages), buffer_stages(sch, loop, stage, order))
     _warn_useless(sch, loop, name, statements, stage, order)
 
