@@ -32,10 +32,16 @@ from tensorir_ladder.schedules.inspection import (
     annotated_loops,
     loop_extent,
     loop_name,
-    pipelined_loop_around,
     statements_under,
 )
-from tensorir_ladder.schedules.pipeline.checks import check_pipeline
+from tensorir_ladder.schedules.pipeline.checks import (
+    check_asynchronous,
+    check_loop,
+    check_pipeline,
+    shown,
+    whole_number,
+)
+from tensorir_ladder.schedules.pipeline.dependences import LoopBody, async_race
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, gate_copies, is_gate, retires
 from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT
 
@@ -133,9 +139,10 @@ def infer_pipeline(
         inside a pipelined one (the inner loop comes first); for ``async_copy=True`` where a copy cannot be
         asynchronous, naming it; for ``one_barrier`` where two are needed; for ``fill_ahead`` without the above.
     """
-    _check_not_inside(sch, loop)
-    name = loop_name(sch, loop)
-    statements = statements_under(sch, loop)
+    name = check_loop(sch, loop)
+    _check_flags(name, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead)
+    body = LoopBody.of(sch, loop)
+    statements = body.statements
     names = tuple(statement.name for statement in statements)
     gated = any(is_gate(statement) for statement in statements)
     fragments = any(region.source.scope() == FRAGMENT for statement in statements for region in statement.writes)
@@ -143,7 +150,7 @@ def infer_pipeline(
     if stages == 1 and not gated:
         return PipelinePlan(loop, 1, names, (), (), (), (), fragments=fragments)
     roles = _roles(statements, name)
-    asynchronous = _asynchronous(statements, roles, async_copy, name)
+    asynchronous = _asynchronous(body, roles, async_copy, name)
     if one_barrier or gated:
         _check_one_barrier(statements, roles, asynchronous and stages > 1, name)
     if one_barrier and not gated:
@@ -164,10 +171,11 @@ def fitting_stages(sch: Schedule, loop: LoopRV, stages: int, *, stacklevel: int 
     ------
     IllegalPipeline : for a stage count that is no whole number from 1 on.
     """
-    name = loop_name(sch, loop)
-    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
+    name = check_loop(sch, loop)
+    stages = whole_number("stage count", stages, name)
+    if stages < 1:
         raise IllegalPipeline(
-            "stage count is no whole number from 1 on" if not isinstance(stages, int) else "stage count below 1",
+            "stage count below 1",
             loop=name,
             value=stages,
             limit="at least 1",
@@ -294,14 +302,20 @@ def required_pass_config(mod: ir.IRModule | tirx.PrimFunc) -> dict[str, bool]:
     return {"tirx.use_async_copy": True} if any(True for _ in annotated_loops(mod, ASYNC)) else {}
 
 
-def _check_not_inside(sch: Schedule, loop: LoopRV) -> None:
-    """Raise for a loop inside a pipelined one."""
-    name = loop_name(sch, loop)
-    if outer := pipelined_loop_around(sch, loop):
+def _check_flags(name: str, async_copy: bool | str, **flags: bool) -> None:
+    """Raise for arguments that are neither of their values."""
+    for what, value in flags.items():
+        if not isinstance(value, bool):
+            raise IllegalPipeline(
+                f"{what} is neither true nor false",
+                loop=name,
+                value=shown(value),
+                limit="True | False",
+                remedy="choose one",
+            )
+    if not isinstance(async_copy, bool) and not (isinstance(async_copy, str) and async_copy == "auto"):
         raise IllegalPipeline(
-            f"loop {outer!r} around it is pipelined already, and its lists count this loop as one statement",
-            loop=name,
-            remedy="pipeline the inner loop first",
+            "unknown async_copy", loop=name, value=shown(async_copy), limit="True | False | 'auto'", remedy="choose one"
         )
 
 
@@ -404,11 +418,8 @@ def _feeds(producer: Statement, consumer: Statement) -> bool:
     return not same and any(consumer.reads_buffer(region.source) for region in producer.writes)
 
 
-def _asynchronous(statements: list[Statement], roles: tuple[str, ...], wanted: bool | str, loop: str) -> bool:
-    if wanted not in (True, False, "auto"):
-        raise IllegalPipeline(
-            "unknown async_copy", loop=loop, value=repr(wanted), limit="True | False | 'auto'", remedy="choose one"
-        )
+def _asynchronous(body: LoopBody, roles: tuple[str, ...], wanted: bool | str, loop: str) -> bool:
+    statements = body.statements
     copies = [statement for statement, role in zip(statements, roles) if role in ("load", "copy")]
     unfit = [statement for statement in copies if not _can_be_asynchronous(statement)]
     # TVM 0.27 fails on vectors that are computed into shared memory beside cp.async.
@@ -430,7 +441,11 @@ def _asynchronous(statements: list[Statement], roles: tuple[str, ...], wanted: b
             raise IllegalPipeline(
                 problem, loop=loop, block=obstacles[0].name, remedy=f"pass async_copy='auto', or {remedy}"
             )
-    return bool(wanted) and not unfit and not computed
+    possible = bool(wanted) and not unfit and not computed
+    places = [index for index, role in enumerate(roles) if role in ("load", "copy")]
+    if wanted is True:
+        check_asynchronous(loop, body, places)
+    return possible and async_race(body, places) is None
 
 
 def _check_one_barrier(statements: list[Statement], roles: tuple[str, ...], asynchronous: bool, loop: str) -> None:
