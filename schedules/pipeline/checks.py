@@ -148,7 +148,7 @@ def whole_number(what: str, value: object, loop: str) -> int:
         raise IllegalPipeline(
             f"{what} is no whole number",
             loop=loop,
-            value=shown(value),
+            value=value if isinstance(value, float) else shown(value),
             limit="a whole number of 32 bits",
             remedy="give a Python or numpy integer",
         )
@@ -313,36 +313,34 @@ def _check_order(name: str, body: LoopBody, stage: list[int], order: list[int]) 
     for broken in body.broken(stage, order):
         first, second, buffer = broken.first.name, broken.second.name, broken.buffer.name
         when = f"{broken.distance} iteration(s) later" if broken.distance else "in the same iteration"
-        if not broken.first_writes and body.outlives(broken.buffer):
+        if not broken.first_writes and body.outlives(broken.buffer) and broken.distance:
             raise IllegalPipeline(
                 f"{buffer} outlives the loop and has one stage: {first!r} would read what a later iteration of "
-                f"{second!r} wrote"
-                if broken.distance
-                else f"{first!r} would read what {second!r} wrote after it",
+                f"{second!r} wrote",
                 loop=name,
                 block=first,
                 value=f"{second!r} {when}, stages {stage}, order {order}",
                 remedy="give both the same stage, or order the reader before the writer, one stage behind",
             )
-        did, does = (("wrote" if writes else "read") for writes in (broken.first_writes, broken.second_writes))
+        did, does = (("writes" if writes else "reads") for writes in (broken.first_writes, broken.second_writes))
         raise IllegalPipeline(
-            f"{first!r} has to have {did} {buffer} before {second!r} {when} has {does} it, and would come after it, "
-            f"or it cannot be told that they touch different elements",
+            f"{first!r} {did} {buffer} and {second!r} {does} it {when}, which the pipeline would run first",
             loop=name,
             block=second,
             value=f"stages {stage}, order {order}",
-            remedy=f"give both the same stage, in their order in the loop, or a {buffer} of its own to each",
+            limit="accesses in their order, unless it can be told that they never meet in an element",
+            remedy="give both the same stage and their order in the loop, or each a buffer of its own",
         )
     for reader, buffer in body.uncovered(stage, order):
-        writers = " and ".join(repr(s.name) for s in body.statements if s.writes_buffer(buffer))
+        writers = " and ".join(repr(statement.name) for statement in body.statements if statement.writes_buffer(buffer))
         raise IllegalPipeline(
-            f"{reader.name!r} reads of {buffer.name} more than {writers} is sure to write before it in the same "
-            f"iteration, and each iteration has a stage of {buffer.name} of its own, without what others left",
+            f"{reader.name!r} reads of {buffer.name} what {writers} may not have written in the same iteration, and "
+            f"what earlier ones left is in other stages",
             loop=name,
             block=reader.name,
             value=f"stages {stage}, order {order}",
-            remedy=f"write all that is read, in every iteration (zeros outside a bound), or give what writes and "
-            f"reads {buffer.name} the same stage",
+            limit="reads of what each iteration is sure to write",
+            remedy="write all of it in every iteration (zeros outside a bound), or give writer and reader one stage",
         )
 
 

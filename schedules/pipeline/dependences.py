@@ -106,6 +106,7 @@ class LoopBody:
         self.loop, self.around, self._homes = loop, around, homes
         self.statements = statements_of(loop)
         self.extent = int(loop.extent)
+        self._needed: dict[tuple[tuple[int, ...], tuple[int, ...]], dict[tirx.Var, int]] = {}
 
     @classmethod
     def of(cls, sch: Schedule, loop: LoopRV) -> LoopBody:
@@ -151,7 +152,10 @@ class LoopBody:
 
     def needed_stages(self, stage: Sequence[int], order: Sequence[int]) -> dict[tirx.Var, int]:
         """Return the same without what ``double_buffer_scope`` asks for."""
-        return {buffer: self._stages_of(buffer, stage, order) for buffer in self.written}
+        lists = tuple(stage), tuple(order)
+        if lists not in self._needed:
+            self._needed[lists] = {buffer: self._stages_of(buffer, *lists) for buffer in self.written}
+        return dict(self._needed[lists])
 
     def reads(self, statement: int, buffer: tirx.Var) -> bool:
         """Return whether TVM gets to know that a statement reads a buffer."""
@@ -213,7 +217,16 @@ class LoopBody:
             for condition in (*first.conditions, *(_with(c, later) for c in second.conditions)):
                 scope.enter_context(analyzer.constraint_scope(condition))
             pairs = list(zip(first.region, (_range_with(r, later) for r in second.region)))[:dims]
-            return not _proved(analyzer, _any(_apart(one, other) for one, other in pairs))
+            apart = _any(_apart(one, other) for one, other in pairs)
+            if analyzer.can_prove(apart):
+                return False
+            # Where both begin at the same element there is nothing to prove, which takes the solver long.
+            start = {var: extent.min for var, extent in first.loops}
+            begin = {later[var]: extent.min for var, extent in (*self.threads(first.buffer), *second.loops)}
+            begin |= {later[var]: var for var, _ in self.threads(first.buffer)}
+            if all(analyzer.can_prove_equal(_with(one.min, start), _with(other.min, begin)) for one, other in pairs):
+                return True
+            return not analyzer.can_prove(apart, ProofStrength.SYMBOLIC_BOUND)
 
     def threads(self, buffer: tirx.Var) -> Loops:
         """Return the threads around the loop, where the buffer is memory that they share; else none."""

@@ -228,9 +228,7 @@ def pipeline_loop(
     plan = infer_pipeline(
         sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the same again below
-        _apply(plan, sch.copy())  # a refusal leaves the schedule as it was
+    _apply(plan, sch.copy(), check=True)  # a refusal leaves the schedule as it was
     _apply(plan, sch)
     return plan
 
@@ -255,8 +253,8 @@ def pipeline_reads(sch: Schedule, loop: LoopRV, stages: int) -> bool:
     return possible
 
 
-def _apply(plan: PipelinePlan, sch: Schedule) -> None:
-    """Gate the loop if planned, check the plan's lists, and annotate them in the place of an earlier call's."""
+def _apply(plan: PipelinePlan, sch: Schedule, check: bool = False) -> None:
+    """Gate the loop if planned, check the plan's lists if told to, and annotate them in the place of earlier ones."""
     loop, statements = plan.loop, statements_under(sch, plan.loop)
     for key in (STAGE, ORDER, ASYNC, UNROLL_RING):
         if key in sch.get(loop).annotations:
@@ -266,8 +264,9 @@ def _apply(plan: PipelinePlan, sch: Schedule) -> None:
         gate_copies(sch, loop, [index for index, role in enumerate(roles) if role == "copy"])
     if plan.stages == 2 and "retire" not in plan.roles:
         _keep_two_stages(sch, loop)
-    if plan.stage:
+    if plan.stage and check:
         check_pipeline(sch, loop, plan.stage, plan.order, plan.async_stages)
+    if plan.stage:
         sch.annotate(loop, STAGE, list(plan.stage))
         sch.annotate(loop, ORDER, list(plan.order))
     if plan.async_stages:
