@@ -51,8 +51,8 @@ def check_pipeline(
             than it is written, in a buffer that outlives the loop and so has one stage only; blocks whose reads
             and writes are left empty (by ``loop_partition``), for which TVM inserts neither waits nor barriers.
             two accesses of one element that the lists would exchange, of any kind and across iterations, where they
-            cannot be told apart (:mod:`schedules.pipeline.dependences`); reads of a buffer with several stages that
-            hold what an earlier iteration left; an asynchronous copy that another statement may meet in memory.
+            cannot be told apart (:mod:`schedules.pipeline.dependences`); reads of a buffer inside the loop that is not
+            sure to be written in the same iteration; an asynchronous copy that another statement may meet in memory.
         what TVM ignores:
             an asynchronous stage that no statement has; a condition around the loop's whole body.
         what eats memory, or has no meaning:
@@ -334,13 +334,14 @@ def _check_order(name: str, body: LoopBody, stage: list[int], order: list[int]) 
     for reader, buffer in body.uncovered(stage, order):
         writers = " and ".join(repr(statement.name) for statement in body.statements if statement.writes_buffer(buffer))
         raise IllegalPipeline(
-            f"{reader.name!r} reads of {buffer.name} what {writers} may not have written in the same iteration, and "
-            f"what earlier ones left is in other stages",
+            f"{reader.name!r} reads of {buffer.name} what {writers} may not have written in the same iteration, and a "
+            f"buffer inside the loop keeps nothing of earlier ones",
             loop=name,
             block=reader.name,
             value=f"stages {stage}, order {order}",
             limit="reads of what each iteration is sure to write",
-            remedy="write all of it in every iteration (zeros outside a bound), or give writer and reader one stage",
+            remedy="write all of it in every iteration (zeros outside a bound), or use the buffer outside the loop "
+            "too, which gives it one stage for all iterations",
         )
 
 

@@ -4,9 +4,10 @@ A pipeline runs statement s of iteration i at time (i + stage of s, order of s).
 of one element in their order where one of them writes: read after write, write after read, write after write, within an
 iteration and across iterations. TVM checks the first kind alone, within an iteration.
 
-A buffer with several stages (:func:`schedules.pipeline.checks.buffer_stages`) holds iteration i in stage i % stages:
-only iterations that far apart meet there, and nothing an earlier iteration left can be read. Whatever is read of it
-must have been written in the same iteration, before, and under no other condition.
+A buffer that only the loop uses keeps nothing from one iteration to the next: with several stages
+(:func:`schedules.pipeline.checks.buffer_stages`) iteration i has stage i % stages, and with one TVM may lay other
+buffers over it in between. Whatever is read of it must have been written in the same iteration, before, and under no
+other condition.
 
 Elements are told apart by arithmetic on the loops' variables. What depends on data, or cannot be told, counts as
 touching every element when order is at stake, and as writing none when something has to be written.
@@ -103,6 +104,7 @@ class LoopBody:
     """The statements of a loop, and all that they access; nothing is changed."""
 
     def __init__(self, loop: tirx.For, around: Sequence[Any], homes: Mapping[tirx.Var, Any]) -> None:
+        """Describe a loop: ``around`` are loops and blocks around it, ``homes`` where buffers will be allocated."""
         self.loop, self.around, self._homes = loop, around, homes
         self.statements = statements_of(loop)
         self.extent = int(loop.extent)
@@ -115,7 +117,10 @@ class LoopBody:
         while parent is not None:
             around.append(parent.stmt)
             parent = parent.parent
-        return cls(sch.get(loop), around, detect_buffer_access_lca(scheduled_function(sch)))
+        function, allocated = scheduled_function(sch), []
+        tvm_ffi.structural_walk(function.body, (s_tir.SBlock, lambda block: allocated.extend(block.alloc_buffers)))
+        homes = detect_buffer_access_lca(function)
+        return cls(sch.get(loop), around, {buffer: homes[buffer] for buffer in allocated if buffer in homes})
 
     @cached_property
     def accesses(self) -> list[list[Access]]:
@@ -184,13 +189,16 @@ class LoopBody:
                         distance += step
 
     def uncovered(self, stage: Sequence[int], order: Sequence[int]) -> Iterator[tuple[Statement, tirx.Var]]:
-        """Yield reads of a buffer with several stages that nothing is sure to write before, in the same iteration."""
-        several = [buffer for buffer, count in self.stages(stage, order).items() if count > 1]
-        several += [buffer for buffer in self.written if self._undecided(buffer, stage, order)]
+        """Yield reads of buffers inside the loop that nothing is sure to write before, in the same iteration.
+
+        Those of an inner pipeline are its own affair as long as the loop itself gives them one stage.
+        """
+        stages = self.stages(stage, order)
         for index, statement in enumerate(self.statements):
             moves = is_gate(statement) or retires(statement) is not None
             for access in () if moves else self.accesses[index]:
-                if not access.writes and any(access.buffer.same_as(b) for b in several) and not self._covered(access):
+                own = access.rings and stages.get(access.buffer, 1) == 1
+                if not access.writes and not own and not self.outlives(access.buffer) and not self._covered(access):
                     yield statement, access.buffer
 
     def touch(self, first: Access, second: Access, distance: int | None) -> bool:
@@ -246,11 +254,6 @@ class LoopBody:
         if count == 2 and not any(True for pair in self._crossings(buffer, stage, order) if self._meet_now(*pair)):
             return 1
         return max(count, 1)
-
-    def _undecided(self, buffer: tirx.Var, stage: Sequence[int], order: Sequence[int]) -> bool:
-        """Return whether it takes our arithmetic to say that one stage is enough, where TVM's may say two."""
-        rings = any(a.rings for accesses in self.accesses for a in accesses if a.buffer.same_as(buffer))
-        return not rings and not self.outlives(buffer) and any(True for _ in self._crossings(buffer, stage, order))
 
     def _crossings(
         self, buffer: tirx.Var, stage: Sequence[int], order: Sequence[int]
