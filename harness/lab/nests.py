@@ -419,7 +419,7 @@ def draw(seed: int, number: int) -> Nest:
     choose = random.Random(f"{seed}-{number}")
     drawing = _Drawing(choose)
     reads = _ordinary(drawing)
-    features = choose.sample(list(FEATURES), choose.choice((0, 0, 0, 1, 1, 2)))
+    features = choose.sample(list(FEATURES), choose.choice((0, 0, 0, 0, 1, 1, 2)))
     for feature in features:
         FEATURES[feature](drawing, reads)
     stages = choose.choice((2, 2, 3, 4))

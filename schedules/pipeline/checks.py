@@ -73,10 +73,10 @@ def check_pipeline(
     _check_lists(name, statements, stage, order)
     for producer, consumer, buffer in _dependences(statements):
         _check_dependence(name, statements, stage, order, producer, consumer, buffer)
-    _check_order(name, body, stage, order)
-    _check_async(name, body, stage, order, async_stages)
     kept = {str(buffer.name): count for buffer, count in body.stages(stage, order).items()}
     _check_gate(name, statements, stage, order, async_stages, kept)
+    _check_order(name, body, stage, order)
+    _check_async(name, body, stage, order, async_stages)
     _warn_useless(name, body, stage, order)
 
 

@@ -15,6 +15,7 @@ touching every element when order is at stake, and as writing none when somethin
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -191,14 +192,16 @@ class LoopBody:
     def uncovered(self, stage: Sequence[int], order: Sequence[int]) -> Iterator[tuple[Statement, tirx.Var]]:
         """Yield reads of buffers inside the loop that nothing is sure to write before, in the same iteration.
 
-        Those of an inner pipeline are its own affair as long as the loop itself gives them one stage.
+        Those of one statement alone, or of an inner pipeline, are its own affair while the loop gives them one stage.
         """
         stages = self.stages(stage, order)
+        shared = [buffer for one, other in self._pairs() for buffer in _shared(one, other)]
         for index, statement in enumerate(self.statements):
             moves = is_gate(statement) or retires(statement) is not None
             for access in () if moves else self.accesses[index]:
-                own = access.rings and stages.get(access.buffer, 1) == 1
-                if not access.writes and not own and not self.outlives(access.buffer) and not self._covered(access):
+                alone = access.rings or not any(access.buffer.same_as(buffer) for buffer in shared)
+                own = self.outlives(access.buffer) or (alone and stages.get(access.buffer, 1) == 1)
+                if not access.writes and not own and not self._covered(access):
                     yield statement, access.buffer
 
     def touch(self, first: Access, second: Access, distance: int | None) -> bool:
@@ -254,6 +257,9 @@ class LoopBody:
         if count == 2 and not any(True for pair in self._crossings(buffer, stage, order) if self._meet_now(*pair)):
             return 1
         return max(count, 1)
+
+    def _pairs(self) -> Iterator[tuple[list[Access], list[Access]]]:
+        return itertools.permutations(self.accesses, 2)
 
     def _crossings(
         self, buffer: tirx.Var, stage: Sequence[int], order: Sequence[int]

@@ -408,7 +408,7 @@ def _holds_copies(statement: Statement, statements: list[Statement], copies: lis
 
 
 def _is_used(statement: Statement, statements: list[Statement]) -> bool:
-    return any(_feeds(statement, other) for other in statements)
+    return any(_feeds(statement, later) for later in statements[statements.index(statement) + 1 :])
 
 
 def _feeds(producer: Statement, consumer: Statement) -> bool:
