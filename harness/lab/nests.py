@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,12 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
+from tensorir_ladder.emulator import KernelFault
+from tensorir_ladder.harness.build import lower_schedule
+from tensorir_ladder.harness.emulation import emulated
 from tensorir_ladder.harness.execution import compile_serial
+from tensorir_ladder.harness.lab.workers import Tell
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import statements_under
 from tensorir_ladder.schedules.pipeline import check_pipeline, pipeline_loop
@@ -28,6 +33,7 @@ from tensorir_ladder.schedules.pipeline.pipelining import ORDER, STAGE
 LOOP = "step"
 POISON = -77.0
 TOGETHER = 20  # nests compiled as one module: most of a compilation is the same for all
+ORDERS = 3  # of threads, and of when asynchronous copies arrive, in the emulator
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,11 @@ class Nest:
     def function(self) -> tvm.tirx.PrimFunc:
         """The text, parsed."""
         return tvm.script.from_source(self.text, extra_vars={"T": T})
+
+    @property
+    def on_threads(self) -> bool:
+        """True where lanes are threads, so that the nest is a kernel."""
+        return "blockIdx.x" in self.text
 
     def pipelined(self) -> Schedule:
         """Pipeline the loop; IllegalPipeline where that is refused."""
@@ -71,6 +82,8 @@ class Outcome:
     number: int
     what: str
     text: str = ""
+    features: tuple[str, ...] = ()
+    emulated: bool = False
 
 
 class _Drawing:
@@ -164,15 +177,18 @@ class _Drawing:
             + f', z: T.Buffer(({self.lanes},), "float32"), idx: T.Buffer(({self.rows},), "int32")):',
             '    T.func_attr({"global_symbol": "main", "tirx.noalias": True})',
             *(f"    {name} = {how}" for name, how in self.allocated.items()),
-            *(_indented(part, 1) for part in self.before),
         ]
         depth = 1
-        if self.outer:
-            lines.append("    for turn in range(2):")
+        if self.threads:
+            lines.append('    for block in T.thread_binding(1, thread="blockIdx.x"):')
             depth = 2
-        lines.append("    " * depth + f"for {LOOP} in {extent}:")
-        lines += [_indented(part, depth + 1) for part in body]
-        lines += [_indented(part, 1) for part in self.behind]
+        lines += [_indented(part, depth) for part in self.before]
+        if self.outer:
+            lines.append("    " * depth + "for turn in range(2):")
+        inner = depth + self.outer
+        lines.append("    " * inner + f"for {LOOP} in {extent}:")
+        lines += [_indented(part, inner + 1) for part in body]
+        lines += [_indented(part, depth) for part in self.behind]
         return "\n".join(lines) + "\n"
 
 
@@ -446,6 +462,43 @@ def run_nests(nests: Sequence[Nest]) -> Iterator[Outcome]:
         yield from _run_together(nests[start : start + TOGETHER])
 
 
+@dataclass(frozen=True)
+class Draws:
+    """Some of the nests that a seed draws: ``numbers``; of each ``emulate``-th that is a kernel the CUDA is run too."""
+
+    seed: int
+    numbers: tuple[int, ...]
+    emulate: int = 0
+
+
+def run_draws(draws: Draws, tell: Tell) -> list[Outcome]:
+    """Run draws, saying what is under way: work for a process of its own."""
+    nests = [draw(draws.seed, number) for number in draws.numbers]
+    tell(f"nests {draws.numbers[0]} to {draws.numbers[-1]}")
+    outcomes = [replace(found, features=nest.features) for nest, found in zip(nests, run_nests(nests))]
+    for place, nest in enumerate(nests):
+        if outcomes[place].what == "right" and nest.on_threads and draws.emulate and nest.number % draws.emulate == 0:
+            tell(f"nest {nest.number} in the emulator")
+            outcomes[place] = emulated_outcome(nest, outcomes[place])
+    return outcomes
+
+
+def emulated_outcome(nest: Nest, outcome: Outcome) -> Outcome:
+    """Run the CUDA of an accepted nest, too: waits, barriers and threads side by side, which LLVM has not."""
+    sch = nest.pipelined()
+    expected = _outputs([nest], {nest.number: sch})[nest.number][0]
+    try:
+        program = emulated(lower_schedule(sch, machine_for(DEFAULT_ARCH), f"nest {nest.number}"))
+        for seed in range(ORDERS):
+            arrays = data(nest)
+            program(*arrays, seed=seed)
+            if different := _different(expected, arrays):
+                return replace(outcome, what="wrong", text=f"{different} in the emulator, order {seed}")
+    except KernelFault as fault:
+        return replace(outcome, what="wrong", text=f"in the emulator: {fault}")
+    return replace(outcome, emulated=True)
+
+
 def _run_together(nests: Sequence[Nest]) -> Iterator[Outcome]:
     accepted: dict[int, Schedule] = {}
     reasons: dict[int, str] = {}
@@ -475,8 +528,12 @@ def _compared(nest: Nest, sch: Schedule, outputs: Any) -> Outcome:
         except Exception as error:  # noqa: BLE001 - an accepted nest that TVM cannot lower is what is looked for
             return Outcome(nest.number, "failed", f"{type(error).__name__}: {str(error)[-300:]}")
     plain, pipelined = outputs
-    different = [name for name, one, other in zip("xwyvz", plain, pipelined) if not np.array_equal(one, other)]
-    return Outcome(nest.number, "wrong" if different else "right", ", ".join(different))
+    different = _different(plain, pipelined)
+    return Outcome(nest.number, "wrong" if different else "right", different)
+
+
+def _different(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> str:
+    return ", ".join(name for name, one, other in zip("xwyvz", ones, others) if not np.array_equal(one, other))
 
 
 def _outputs(nests: Sequence[Nest], accepted: dict[int, Schedule]) -> dict[int, tuple[list[np.ndarray], ...]]:

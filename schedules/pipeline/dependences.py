@@ -37,6 +37,7 @@ from tensorir_ladder.schedules.inspection import (
     SHARED_SCOPES,
     Statement,
     body_parts,
+    loops_of,
     scheduled_function,
     statements_of,
 )
@@ -109,6 +110,7 @@ class LoopBody:
         self.loop, self.around, self._homes = loop, around, homes
         self.statements = statements_of(loop)
         self.extent = int(loop.extent)
+        self._tags = {each.loop_var: _thread_of(each) for each in loops_of(loop)}
         self._needed: dict[tuple[tuple[int, ...], tuple[int, ...]], dict[tirx.Var, int]] = {}
 
     @classmethod
@@ -204,10 +206,22 @@ class LoopBody:
                 if not access.writes and not own and not self._covered(access):
                     yield statement, access.buffer
 
-    def touch(self, first: Access, second: Access, distance: int | None) -> bool:
+    def unsure(self, stage: Sequence[int], order: Sequence[int]) -> Iterator[tuple[int, int, tirx.Var]]:
+        """Yield writer, reader and buffer where TVM gives one stage though two are needed.
+
+        It asks whether a thread reads what it wrote itself, and not whether others did: ``near[t]``, ``near[7 - t]``.
+        """
+        for buffer in self.written:
+            crossings = list(self._crossings(buffer, stage, order))
+            doubtful = [pair for pair in crossings if not self._meet_now(*pair, same_thread=True)]
+            asked = any(self.statements[writer].wants_two_stages for writer in self._writers(buffer))
+            if self.stages(stage, order)[buffer] == 2 and doubtful and len(doubtful) == len(crossings) and not asked:
+                yield next(pair for pair in doubtful if self._meet_now(*pair))
+
+    def touch(self, first: Access, second: Access, distance: int | None, same_thread: bool = False) -> bool:
         """Return whether two accesses may meet in an element, the second so many iterations after the first.
 
-        ``None`` is any distance from 1 on.
+        ``None`` is any distance from 1 on. ``same_thread`` asks it of one thread's accesses.
         """
         if (distance or 1) >= self.extent:
             return False
@@ -217,7 +231,10 @@ class LoopBody:
             return True
         with ExitStack() as scope:
             analyzer, iteration = self._analyzer(), self.loop.loop_var
-            later = self._fresh(analyzer, self.threads(first.buffer) + second.loops, {})
+            threads = () if same_thread else self.threads(first.buffer)
+            own = {self._tags[var]: var for var, _ in first.loops if same_thread and self._tags.get(var)}
+            same = {var: own[tag] for var, _ in second.loops if (tag := self._tags.get(var)) in own}
+            later = self._fresh(analyzer, threads + tuple(loop for loop in second.loops if loop[0] not in same), same)
             away: int | tirx.Var = distance or 0
             if distance is None:
                 away = tirx.Var("away", iteration.ty)
@@ -233,8 +250,8 @@ class LoopBody:
                 return False
             # Where both begin at the same element there is nothing to prove, which takes the solver long.
             start = {var: extent.min for var, extent in first.loops}
-            begin = {later[var]: extent.min for var, extent in (*self.threads(first.buffer), *second.loops)}
-            begin |= {later[var]: var for var, _ in self.threads(first.buffer)}
+            begin = start | {later[var]: extent.min for var, extent in second.loops}
+            begin |= {later[var]: var for var, _ in threads}
             if all(analyzer.can_prove_equal(_with(one.min, start), _with(other.min, begin)) for one, other in pairs):
                 return True
             return not analyzer.can_prove(apart, ProofStrength.SYMBOLIC_BOUND)
@@ -270,20 +287,20 @@ class LoopBody:
                 if crosses and self.reads(reader, buffer):
                     yield writer, reader, buffer
 
-    def _meet_now(self, writer: int, reader: int, buffer: tirx.Var) -> bool:
+    def _meet_now(self, writer: int, reader: int, buffer: tirx.Var, same_thread: bool = False) -> bool:
         whole = not any(access.buffer.same_as(buffer) for access in self.accesses[reader])  # a gate reads all of it
-        return whole or bool(self._meeting(self.accesses[writer], self.accesses[reader], buffer, 0))
+        return whole or bool(self._meeting(self.accesses[writer], self.accesses[reader], buffer, 0, same_thread))
 
     def _writers(self, buffer: tirx.Var) -> list[int]:
         return [index for index, statement in enumerate(self.statements) if statement.writes_buffer(buffer)]
 
     def _meeting(
-        self, accesses: list[Access], others: list[Access], buffer: tirx.Var, distance: int
+        self, accesses: list[Access], others: list[Access], buffer: tirx.Var, distance: int, same_thread: bool = False
     ) -> tuple[Access, Access] | None:
         """Find an access of either that may meet in an element of the buffer, one of them writing."""
         for one in (access for access in accesses if access.buffer.same_as(buffer)):
             for other in (access for access in others if access.buffer.same_as(buffer)):
-                if (one.writes or other.writes) and self.touch(one, other, distance):
+                if (one.writes or other.writes) and self.touch(one, other, distance, same_thread):
                     return one, other
         return None
 
