@@ -10,6 +10,8 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.errors import IllegalSchedule
+
 UNROLL_RING = "unroll_ring"  # on a pipelined loop: stages of the ring, whose turn is to be written out
 PIPELINE_STAGE = "software_pipeline_stage"
 SHARED_SCOPES = ("shared", "shared.dyn")
@@ -27,8 +29,17 @@ def loop_name(sch: Schedule, loop: LoopRV) -> str:
 
 
 def loop_extent(sch: Schedule, loop: LoopRV) -> int:
-    """Return the loop's trip count."""
-    return int(sch.get(loop).extent)
+    """Return the loop's trip count; IllegalSchedule where only run time knows it."""
+    extent = sch.get(loop).extent
+    if not is_constant(extent):
+        raise IllegalSchedule(
+            "the loop's extent is known at run time only",
+            loop=loop_name(sch, loop),
+            value=extent,
+            limit="a constant",
+            remedy="give the function constant shapes",
+        )
+    return int(extent)
 
 
 def is_constant(extent: tirx.Expr) -> bool:

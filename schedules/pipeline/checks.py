@@ -95,7 +95,7 @@ def check_loop(sch: Schedule, loop: LoopRV) -> str:
         )
     try:
         stmt, name = sch.get(loop), loop_name(sch, loop)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise IllegalPipeline(
             "the loop is not in the schedule (any more)", remedy="pass what sch.get_loops(block) returns now"
         ) from error
