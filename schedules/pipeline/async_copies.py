@@ -167,7 +167,7 @@ class _Move:
         return True
 
 
-def _moves(stmt: tirx.Stmt, loops: tuple[tirx.For, ...] = (), values: dict | None = None) -> Iterator[_Move]:
+def _moves(stmt: tirx.Stmt | None, loops: tuple[tirx.For, ...] = (), values: dict | None = None) -> Iterator[_Move]:
     """Find a statement's stores of what it loads, each with the loops and the iterators around it."""
     values = values or {}
     if isinstance(stmt, tirx.For):
@@ -175,6 +175,9 @@ def _moves(stmt: tirx.Stmt, loops: tuple[tirx.For, ...] = (), values: dict | Non
     elif isinstance(stmt, tirx.SeqStmt):
         for part in stmt.seq:
             yield from _moves(part, loops, values)
+    elif isinstance(stmt, tirx.IfThenElse):
+        for case in (stmt.then_case, stmt.else_case):
+            yield from _moves(case, loops, values)
     elif isinstance(stmt, s_tir.SBlockRealize):
         own = {iterator.var: value for iterator, value in zip(stmt.block.iter_vars, stmt.iter_values)}
         yield from _moves(stmt.block.body, loops, {**values, **{k: _replaced(v, values) for k, v in own.items()}})

@@ -10,6 +10,7 @@ import pytest
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
+from tvm.script import tirx as T
 
 from support.schedules_on_cpu import cuda_text
 from tensorir_ladder.harness.build import compiled, executable, lower_schedule
@@ -82,7 +83,33 @@ def written_out(sch: Schedule, row: LoopRV) -> None:
     sch.unroll(row)
 
 
+@T.prim_func(s_tir=True)
+def under_an_if(x: T.Buffer((8, 64), "float32"), y: T.Buffer((8, 64), "float32")) -> None:
+    """``y = 2 x``, whose copy is strided and stands under a condition."""
+    x_shared = T.sblock_alloc_buffer((8, 64), scope="shared")
+    for thread in T.thread_binding(16, thread="threadIdx.x"):
+        for row in range(8):
+            if row < 8:
+                for lane in T.vectorized(4):
+                    with T.sblock("x_shared"):
+                        i, j = T.axis.remap("SS", [row, thread])
+                        k = T.axis.spatial(4, lane)
+                        x_shared[i, k * 16 + j] = x[i, k * 16 + j]
+            for lane in range(4):
+                with T.sblock("y"):
+                    i = T.axis.spatial(8, row)
+                    j = T.axis.spatial(64, lane * 16 + thread)
+                    y[i, j] = x_shared[i, j] * 2.0
+
+
+def conditional() -> Nest:
+    """The schedule of that, and its loop over rows."""
+    sch = Schedule(under_an_if)
+    return sch, sch.get_loops(sch.get_sblock("y"))[1]
+
+
 HAZARDS = {
+    "strided vectors under a condition": (conditional, "x_shared", "consecutive bytes"),
     "gathered rows": (gathered, "table|take", "past their end"),
     "strided vectors": (lambda: doubled(strided), "x_shared", "consecutive bytes"),
     "element by element": (lambda: doubled(one_by_one), "x_shared", "one after the other by one thread"),
