@@ -79,6 +79,7 @@ def test_a_nest_behind_other_threads_needs_two_stages() -> None:
 def test_an_asynchronous_copy_may_not_meet_others_in_memory(statements: Sequence[str]) -> None:
     """ "auto" makes no cp.async of such a copy; True is refused by name."""
     sch, loop = scheduled(nest(*statements))
+    by_threads(sch)
     assert infer_pipeline(sch, loop, 2).async_stages == ()
     with pytest.raises(IllegalPipeline, match=r"cannot be asynchronous: 's[12]'") as caught:
         pipeline_loop(sch, loop, 2, True)
@@ -86,6 +87,12 @@ def test_an_asynchronous_copy_may_not_meet_others_in_memory(statements: Sequence
 
 
 # Arguments that are none
+
+
+def by_threads(sch: Schedule) -> None:
+    """Spread every statement over threads, which alone can copy asynchronously."""
+    for number in range(len(sch.get_child_blocks(sch.get_sblock("root")))):
+        sch.bind(sch.get_loops(sch.get_sblock(f"s{number}"))[-1], "threadIdx.x")
 
 
 def scheduled(one: Nest) -> tuple[Schedule, LoopRV]:
@@ -140,6 +147,7 @@ def test_lists_of_anything_but_whole_numbers_are_refused(
 
 def test_whole_numbers_of_numpy_and_tvm_are_taken(plain: tuple[Schedule, LoopRV]) -> None:
     sch, loop = plain
+    by_threads(sch)
     check_pipeline(sch, loop, np.array([0, 2]), (np.int64(0), np.uint8(1)), np.array([0]))
     sch.annotate(loop, "software_pipeline_stage", [0, 1])
     check_pipeline(sch, loop, sch.get(loop).annotations["software_pipeline_stage"], range(2))
