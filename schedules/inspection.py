@@ -10,6 +10,8 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.errors import IllegalSchedule
+
 UNROLL_RING = "unroll_ring"  # on a pipelined loop: stages of the ring, whose turn is to be written out
 PIPELINE_STAGE = "software_pipeline_stage"
 SHARED_SCOPES = ("shared", "shared.dyn")
@@ -28,8 +30,17 @@ def loop_name(sch: Schedule, loop: LoopRV) -> str:
 
 
 def loop_extent(sch: Schedule, loop: LoopRV) -> int:
-    """Return the loop's trip count."""
-    return int(sch.get(loop).extent)
+    """Return the loop's trip count; IllegalSchedule where only run time knows it."""
+    extent = sch.get(loop).extent
+    if not is_constant(extent):
+        raise IllegalSchedule(
+            "the loop's extent is known at run time only",
+            loop=loop_name(sch, loop),
+            value=extent,
+            limit="a constant",
+            remedy="give the function constant shapes",
+        )
+    return int(extent)
 
 
 def is_constant(extent: tirx.Expr) -> bool:
@@ -68,12 +79,14 @@ def innermost_iterator(sch: Schedule, block: SBlockRV, operand: int) -> int:
 class Statement:
     """One statement directly under a loop: its leaf blocks, what they read and write, how often they run.
 
-    ``elements`` counts how often its blocks run in one iteration of the loop (threads and vector lanes
-    included): the elements that the iteration writes, where the statement is a copy. ``vector`` is the extent
-    of its widest vectorized loop, 1 without one. ``wrappers`` are blocks around its blocks; ``part`` says which of
-    an inner pipeline's three statements it is, and ``idle`` which of the blocks do not run in that part.
+    ``stmt`` is the statement itself (for the parts of an inner pipeline, its loop). ``elements`` counts how often its
+    blocks run in one iteration of the loop (threads and vector lanes included): the elements that the iteration writes,
+    where the statement is a copy. ``vector`` is the extent of its widest vectorized loop, 1 without one. ``wrappers``
+    are blocks around its blocks; ``part`` says which of an inner pipeline's three statements it is, and ``idle`` which
+    of the blocks do not run in that part.
     """
 
+    stmt: tirx.Stmt
     blocks: tuple[s_tir.SBlock, ...]
     wrappers: tuple[s_tir.SBlock, ...] = ()
     elements: int = 1
@@ -121,6 +134,11 @@ class Statement:
         return all(_moves_elements(block.body) for block in self.blocks)
 
     @property
+    def wants_two_stages(self) -> bool:
+        """True where a block asks for two stages of what it writes, whatever the pipeline needs."""
+        return any("double_buffer_scope" in block.annotations for block in self.blocks)
+
+    @property
     def fills_shared(self) -> bool:
         """True where it only writes shared memory, from somewhere else."""
         return bool(self.writes) and all(region.source.scope() in SHARED_SCOPES for region in self.writes)
@@ -133,23 +151,21 @@ def statements_under(sch: Schedule, loop: LoopRV) -> list[Statement]:
 
 def statements_of(loop: tirx.For) -> list[Statement]:
     """Return the same of the loop itself, where there is no schedule at hand."""
-    body = loop.body
+    return [statement for part in body_parts(loop)[1] for statement in _statements(part)]
+
+
+def body_parts(loop: tirx.For) -> tuple[list[s_tir.SBlockRealize], list[tirx.Stmt]]:
+    """Return the blocks that wrap a loop's whole body, outermost first, and what stands in it, in program order."""
+    body, wrappers = loop.body, []
     while isinstance(body, s_tir.SBlockRealize) and _blocks(body.block.body):
+        wrappers.append(body)
         body = body.block.body
-    parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
-    return [statement for part in parts for statement in _statements(part)]
+    return wrappers, list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
 def scheduled_function(sch: Schedule) -> tirx.PrimFunc:
     """Return the function a schedule works on (``sch.work_on``; "main" by default)."""
     return sch.mod[sch.func_working_on]
-
-
-def blocks_outside(sch: Schedule, loop: LoopRV) -> list[s_tir.SBlock]:
-    """Return the leaf blocks of the scheduled function that are not under ``loop``."""
-    inside = [block for statement in statements_under(sch, loop) for block in statement.blocks]
-    every = _leaf_blocks(scheduled_function(sch).body)
-    return [block for block in every if not any(block.same_as(other) for other in inside)]
 
 
 def pipelined_loop_around(sch: Schedule, loop: LoopRV) -> str | None:
@@ -160,6 +176,13 @@ def pipelined_loop_around(sch: Schedule, loop: LoopRV) -> str | None:
             return str(parent.stmt.loop_var.name)
         parent = parent.parent
     return None
+
+
+def loops_of(stmt: tirx.Stmt) -> list[tirx.For]:
+    """Return every loop in a statement, itself included."""
+    found: list[tirx.For] = []
+    tvm_ffi.structural_walk(stmt, (tirx.For, found.append), order="pre")
+    return found
 
 
 def annotated_loops(mod: ir.IRModule | tirx.PrimFunc, key: str) -> Iterator[tirx.For]:
@@ -202,7 +225,7 @@ def _statement(stmt: tirx.Stmt) -> Statement:
     tvm_ffi.structural_walk(stmt, (tirx.For, note))
     leaves = _leaf_blocks(stmt)
     wrappers = [block for block in _blocks(stmt) if not any(block.same_as(leaf) for leaf in leaves)]
-    return Statement(tuple(leaves), tuple(wrappers), _executions(stmt), max(vectors))
+    return Statement(stmt, tuple(leaves), tuple(wrappers), _executions(stmt), max(vectors))
 
 
 def _executions(stmt: tirx.Stmt) -> int:

@@ -61,7 +61,7 @@ def needs_of(mod: ir.IRModule | tirx.PrimFunc) -> tuple[str, ...]:
 def admit(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Let TVM's passes lower a function that :func:`require_pipeline` marked: the first step of our own pipelines."""
     block = root_of(function)
-    if not needs_of(function):
+    if block is None or GUARD not in block.annotations:
         return function
     kept = {key: value for key, value in block.annotations.items() if key != GUARD}
     body = s_tir.SBlockRealize([], function.body.predicate, with_body(block, block.body, annotations=kept))
@@ -118,7 +118,7 @@ def with_body(
 def _root(sch: Schedule) -> SBlockRV:
     """Return the outermost block of the function that a schedule works on."""
     name = str(sch.func_working_on.name_hint)
-    return sch.get_sblock(str(root_of(sch.mod[name]).name_hint), name)
+    return sch.get_sblock(str(sch.mod[name].body.block.name_hint), name)
 
 
 def _pipeline() -> tuple[tvm.transform.Pass, ...]:

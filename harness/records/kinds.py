@@ -421,6 +421,43 @@ class Counters(_OfKernel, _Line):
 
 
 @dataclass(frozen=True)
+class BadNest(_Stored):
+    """Name a drawn loop nest that is neither right nor refused, by its number, and say what came of it."""
+
+    number: int
+    what: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Nests(_Stored):
+    """Count what became of drawn loop nests, each run pipelined and not; see :mod:`harness.lab.nests`.
+
+    ``right``: the same bit for bit, ``emulated`` of them as CUDA in the emulator too; ``refused``, for ``reasons``;
+    ``wrong``; ``failed`` to be lowered after they were accepted; ``lost`` with their process. ``features`` has these
+    counts for each thing that makes nests hard.
+    """
+
+    command: str
+    revision: str
+    dirty: bool
+    recorded_at: str
+    seed: int
+    nests: int
+    right: int
+    refused: int
+    wrong: int
+    failed: int
+    lost: int
+    emulated: int
+    seconds: float
+    features: dict[str, dict[str, int]]
+    reasons: dict[str, int]
+    bad: tuple[BadNest, ...]
+    schema: Literal[1] = 1
+
+
+@dataclass(frozen=True)
 class TunedConfig(_OfProduct, _Line, _BesideCublas):
     """The configuration that tuning found for one step, shape, dtype and layout on one GPU.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.inspection import loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
+
+FOUR = 4  # elements of CUDA's own vectors of small integers: char4, short4
 
 
 def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
@@ -17,7 +19,8 @@ def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
     At most 16 bytes; dividing the loop's extent and the last dimension of every buffer (so that each
     vector is aligned and stays in its row); and contiguous in every buffer, which is proven from the
     block's indices. The last is not a nicety: TVM 0.27 copies 16 consecutive bytes with cp.async even
-    where the vectorized index has a stride, silently. 1 means scalars.
+    where the vectorized index has a stride, silently. And no more than TVM can write (:func:`_most_elements`).
+    1 means scalars.
     """
     stmt = sch.get(block)
     regions = [*stmt.reads, *stmt.writes]
@@ -25,6 +28,7 @@ def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
         return 1
     extents = [loop_extent(sch, innermost), *(int(region.source.shape[-1]) for region in regions)]
     width = VECTOR_BYTES // max(dtype_bytes(region.source.dtype) for region in regions)
+    width = min(width, _most_elements(stmt))
     while width > 1 and (
         any(extent % width for extent in extents)
         or not all(_is_contiguous(region, stmt.iter_vars[-1].var, width) for region in regions)
@@ -73,6 +77,34 @@ def vectorize_write_back(sch: Schedule, write_back: SBlockRV, loop: LoopRV, unro
 def dtype_bytes(dtype: str) -> int:
     """Return the bytes of one element of a dtype such as "float16"."""
     return int(tvm_ffi.dtype(str(dtype)).itemsize)
+
+
+def _most_elements(block: s_tir.SBlock) -> int:
+    """Return how many elements a vector may have that TVM 0.27 can write as CUDA, which nvcc then takes.
+
+    One of bool; four of fp8 that is not just moved; and four of integers below 4 bytes where a vector holds one value
+    in all its lanes, as zeros outside a predicate do, or an element of a row. Of all else 16 bytes.
+    """
+    dtypes = {str(region.source.dtype) for region in [*block.reads, *block.writes]}
+    if "bool" in dtypes:
+        return 1
+    if any(dtype.startswith("float8") for dtype in dtypes):
+        just_moved = isinstance(block.body, tirx.BufferStore) and isinstance(block.body.value, ir.TensorLoad)
+        return VECTOR_BYTES if just_moved else FOUR
+    narrow = {dtype for dtype in dtypes if "int" in dtype and dtype_bytes(dtype) < 4}
+    repeated: list[bool] = []
+    last = block.iter_vars[-1].var
+
+    def note_load(load: ir.TensorLoad) -> None:
+        used: list[bool] = []
+        tvm_ffi.structural_walk(load, (tirx.Var, lambda var: used.append(var.same_as(last))))
+        repeated.append(str(load.source.dtype) in narrow and not any(used))
+
+    def note_number(number: tirx.IntImm) -> None:
+        repeated.append(str(number.ty.dtype) in narrow)
+
+    tvm_ffi.structural_walk(block.body, [(ir.TensorLoad, note_load), (tirx.IntImm, note_number)])
+    return FOUR if any(repeated) else VECTOR_BYTES
 
 
 def _walks_last_iterator(sch: Schedule, innermost: LoopRV) -> bool:

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import operator
+import reprlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tvm import tirx
+import numpy as np
+import tvm_ffi
+from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import (
     Statement,
-    blocks_outside,
-    loop_extent,
+    body_parts,
+    is_constant,
     loop_name,
-    scheduled_function,
-    statements_under,
+    loops_of,
+    pipelined_loop_around,
 )
-from tensorir_ladder.schedules.pipeline.one_barrier import (
-    GATE,
-    HIDES_READS,
-    RETIRE,
-    declares_read,
-    hides_reads,
-    is_gate,
-)
+from tensorir_ladder.schedules.pipeline.async_copies import check_hazards
+from tensorir_ladder.schedules.pipeline.dependences import LoopBody, async_race
+from tensorir_ladder.schedules.pipeline.one_barrier import GATE, HIDES_READS, RETIRE, hides_reads, is_gate
+
+MOST_STAGES = 64  # a ring of so many tiles, 4 KiB each, is more than any multiprocessor's shared memory
 
 
 def check_pipeline(
@@ -50,22 +51,160 @@ def check_pipeline(
             first, with copies that nobody waits for, or of a single stage; a value read in a later pipeline stage
             than it is written, in a buffer that outlives the loop and so has one stage only; blocks whose reads
             and writes are left empty (by ``loop_partition``), for which TVM inserts neither waits nor barriers.
+            two accesses of one element that the lists would exchange, of any kind and across iterations, where they
+            cannot be told apart (:mod:`schedules.pipeline.dependences`); reads of a buffer inside the loop that is not
+            sure to be written in the same iteration; an asynchronous copy that another statement may meet in memory.
         what TVM ignores:
-            an asynchronous stage that no statement has.
+            an asynchronous stage that no statement has; a condition around the loop's whole body.
+        what eats memory, or has no meaning:
+            stages above :data:`MOST_STAGES`, since TVM writes out each; loops that are not serial, inside a pipelined
+            one, or of an extent known at run time only; lists of anything but whole numbers (numpy's are).
 
     Warns (UserWarning) about what is legal and useless: more stages than iterations; a
     ``double_buffer_scope`` that changes nothing because the buffer has two stages already.
     """
-    name, statements = loop_name(sch, loop), statements_under(sch, loop)
-    stage, order = [int(value) for value in stage], [int(value) for value in order]
+    name = check_loop(sch, loop)
+    stage, order, async_stages = (
+        whole_numbers(what, values, name)
+        for what, values in (("stage", stage), ("order", order), ("async_stages", async_stages))
+    )
+    body = LoopBody.of(sch, loop)
+    statements = body.statements
     _check_regions(name, statements)
     _check_lists(name, statements, stage, order)
     for producer, consumer, buffer in _dependences(statements):
         _check_dependence(name, statements, stage, order, producer, consumer, buffer)
-    _check_single_stage(sch, loop, name, statements, stage, order)
-    _check_async(name, statements, stage, order, list(async_stages))
-    _check_gate(name, statements, stage, order, list(async_stages), buffer_stages(sch, loop, stage, order))
-    _warn_useless(sch, loop, name, statements, stage, order)
+    kept = {str(buffer.name): count for buffer, count in body.stages(stage, order).items()}
+    _check_gate(name, statements, stage, order, async_stages, kept)
+    _check_order(name, body, stage, order)
+    _check_async(name, body, stage, order, async_stages)
+    check_hazards(sch, loop, [s for s, at in zip(statements, stage) if at in async_stages])
+    _warn_useless(name, body, stage, order)
+
+
+def check_loop(sch: Schedule, loop: LoopRV) -> str:
+    """Return the loop's name; IllegalPipeline for one whose body cannot be taken apart into statements.
+
+    That is a loop of another kind than serial (or unrolled), with an extent that is known at run time only or that
+    is inside a pipelined one; and a body of something else than blocks under loops and conditions.
+    """
+    if not isinstance(sch, Schedule) or not isinstance(loop, LoopRV):
+        raise IllegalPipeline(
+            "a pipeline needs a schedule and one of its loops",
+            value=f"{type(sch).__name__}, {type(loop).__name__}",
+            limit="Schedule, LoopRV",
+            remedy="pass what sch.get_loops(block) returns",
+        )
+    try:
+        stmt, name = sch.get(loop), loop_name(sch, loop)
+    except (RuntimeError, ValueError) as error:
+        raise IllegalPipeline(
+            "the loop is not in the schedule (any more)", remedy="pass what sch.get_loops(block) returns now"
+        ) from error
+    if outer := pipelined_loop_around(sch, loop):
+        raise IllegalPipeline(
+            f"loop {outer!r} around it is pipelined already, and its lists count this loop as one statement",
+            loop=name,
+            remedy="pipeline the inner loop first",
+        )
+    if stmt.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED):
+        raise IllegalPipeline(
+            "only iterations that come one after the other can overlap",
+            loop=name,
+            value=f"a {tirx.ForKind(stmt.kind).name.lower()} loop",
+            limit="a serial loop",
+            remedy="pipeline the loop that the copies and their use stand in",
+        )
+    for inner in (stmt, *loops_of(stmt.body)):
+        if not is_constant(inner.extent) or (inner.step is not None and not _is_one(inner.step)):
+            what = "a step" if is_constant(inner.extent) else "an extent that is known at run time only"
+            raise IllegalPipeline(
+                f"loop {str(inner.loop_var.name)!r} has {what}",
+                loop=name,
+                value=str(inner.step if is_constant(inner.extent) else inner.extent),
+                limit="a number of iterations, one after the other",
+                remedy="pad the extent to a constant, or give the function constant shapes",
+            )
+    _check_parts(name, stmt)
+    return name
+
+
+def whole_numbers(what: str, values: Sequence[int], loop: str) -> list[int]:
+    """Return a list of whole numbers, numpy's and TVM's too, as Python's; IllegalPipeline for anything else."""
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise IllegalPipeline(
+            f"{what} is no list of whole numbers", loop=loop, value=shown(values), remedy="give one number a statement"
+        )
+    return [whole_number(what, value, loop) for value in values]
+
+
+def whole_number(what: str, value: object, loop: str) -> int:
+    """Return a whole number, numpy's or TVM's too, as Python's; IllegalPipeline for anything else."""
+    if isinstance(value, tirx.IntImm) and str(value.ty.dtype) != "bool":
+        value = int(value)
+    try:
+        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or abs(number) >= 2**31:
+        raise IllegalPipeline(
+            f"{what} is no whole number",
+            loop=loop,
+            value=value if isinstance(value, float) else shown(value),
+            limit="a whole number of 32 bits",
+            remedy="give a Python or numpy integer",
+        )
+    return number
+
+
+def shown(value: object) -> str:
+    """Show a value in a message, however long it is."""
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return f"a number of {value.bit_length()} bits"
+    return f"{type(value).__name__} {reprlib.repr(value)}"
+
+
+def _check_parts(name: str, stmt: tirx.For) -> None:
+    """Refuse statements that TVM would count or rewrite otherwise than they stand there."""
+    wrappers, parts = body_parts(stmt)
+    for part in parts:
+        found: list[object] = []
+        tvm_ffi.structural_walk(part, (s_tir.SBlock, found.append))
+        kinds = (tirx.Bind, tirx.DeclBuffer, tirx.AllocBuffer, tirx.Break, tirx.Continue, tirx.Return)
+        foreign: list[tirx.Stmt] = []
+        tvm_ffi.structural_walk(part, (kinds[1:], foreign.append))
+        if not found or foreign:
+            odd = foreign[0] if foreign else part
+            raise IllegalPipeline(
+                "a statement is no block under loops and conditions, so that its dependences cannot be told",
+                loop=name,
+                value=type(odd).__name__,
+                limit="blocks under loops and conditions",
+                remedy="put it into a block (T.sblock), or outside of the loop",
+            )
+    direct = [part for part in parts if isinstance(part, s_tir.SBlockRealize) and len(parts) > 1]
+    for realize in direct:
+        block = realize.block
+        several = isinstance(block.body, tirx.SeqStmt) or block.init is not None
+        if several and _is_true(realize.predicate) and block.writes:
+            raise IllegalPipeline(
+                "TVM counts what stands in a block directly under the loop as statements of the loop",
+                loop=name,
+                block=str(block.name_hint),
+                value="several statements",
+                limit="1",
+                remedy="put a loop around the block (sch.add_unit_loop), or split it",
+            )
+    for realize in wrappers:
+        if not _is_true(realize.predicate):
+            raise IllegalPipeline(
+                "TVM leaves out the condition of a block around the loop's whole body",
+                loop=name,
+                block=str(realize.block.name_hint),
+                value=str(realize.predicate),
+                limit="no condition",
+                remedy="move the condition into the statements",
+            )
 
 
 def buffer_stages(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequence[int]) -> dict[str, int]:
@@ -75,25 +214,7 @@ def buffer_stages(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequ
     two would do but no writer stands before a reader of a later pipeline stage in the body, unless the writer asks
     for two (``double_buffer_scope``).
     """
-    kept = _needed_stages(sch, loop, stage, order)
-    for statement in statements_under(sch, loop):
-        for region in statement.writes if _asks_for_two(statement) else []:
-            name = str(region.source.name)
-            kept[name] = max(kept[name], 1 if _outlives(sch, loop, region.source) else 2)
-    return kept
-
-
-def _needed_stages(sch: Schedule, loop: LoopRV, stage: Sequence[int], order: Sequence[int]) -> dict[str, int]:
-    statements, kept = statements_under(sch, loop), {}
-    for buffer in _written(statements):
-        writers = [index for index, statement in enumerate(statements) if statement.writes_buffer(buffer)]
-        readers = [index for index, statement in enumerate(statements) if declares_read(statement, buffer)]
-        count = max((stage[r] for r in readers), default=0) - min(stage[w] for w in writers) + 1
-        crossing = any(order[w] < order[r] and stage[w] < stage[r] for w in writers for r in readers)
-        if not readers or _outlives(sch, loop, buffer) or (count == 2 and not crossing):
-            count = 1
-        kept[str(buffer.name)] = count
-    return kept
+    return {str(buffer.name): count for buffer, count in LoopBody.of(sch, loop).stages(stage, order).items()}
 
 
 def _check_lists(name: str, statements: list[Statement], stage: list[int], order: list[int]) -> None:
@@ -112,11 +233,20 @@ def _check_lists(name: str, statements: list[Statement], stage: list[int], order
             raise IllegalPipeline(
                 f"one {what} per statement is needed: {', '.join(blocks)}",
                 loop=name,
-                value=f"{len(values)} values {values}",
+                value=f"{len(values)} values {reprlib.repr(values)}",
                 limit=count,
                 remedy="use pipeline_loop, which makes the lists",
             )
     for index, value in enumerate(stage):
+        if value > MOST_STAGES:
+            raise IllegalPipeline(
+                "TVM writes out an iteration for each stage before the loop and behind it",
+                loop=name,
+                block=blocks[index],
+                value=f"stage {value}",
+                limit=f"at most {MOST_STAGES}",
+                remedy="give fewer stages; no memory holds so many tiles",
+            )
         if value < 0:
             raise IllegalPipeline(
                 "negative stage, which TVM compiles to wrong results",
@@ -180,27 +310,55 @@ def _check_dependence(
         )
 
 
-def _check_single_stage(
-    sch: Schedule, loop: LoopRV, name: str, statements: list[Statement], stage: list[int], order: list[int]
-) -> None:
-    """Refuse reads of a buffer with one stage, since it outlives the loop, that come after it is written again."""
-    for producer, consumer, buffer in _dependences(statements):
-        behind = stage[consumer] - stage[producer]
-        in_time = behind == 0 or (behind == 1 and order[consumer] < order[producer])
-        if not in_time and _outlives(sch, loop, buffer):
+def _check_order(name: str, body: LoopBody, stage: list[int], order: list[int]) -> None:
+    """Refuse what would exchange two accesses of one element, or leave a read with what another iteration wrote."""
+    for broken in body.broken(stage, order):
+        first, second, buffer = broken.first.name, broken.second.name, broken.buffer.name
+        when = f"{broken.distance} iteration(s) later" if broken.distance else "in the same iteration"
+        if not broken.first_writes and body.outlives(broken.buffer) and broken.distance:
             raise IllegalPipeline(
-                f"{buffer.name} outlives the loop and has one stage: {statements[consumer].name!r} would read what a "
-                f"later iteration of {statements[producer].name!r} wrote",
+                f"{buffer} outlives the loop and has one stage: {first!r} would read what a later iteration of "
+                f"{second!r} wrote",
                 loop=name,
-                block=statements[consumer].name,
-                value=f"{behind} stage(s) behind, order {order[consumer]} after {order[producer]}",
+                block=first,
+                value=f"{second!r} {when}, stages {stage}, order {order}",
                 remedy="give both the same stage, or order the reader before the writer, one stage behind",
             )
+        did, does = (("writes" if writes else "reads") for writes in (broken.first_writes, broken.second_writes))
+        raise IllegalPipeline(
+            f"{first!r} {did} {buffer} and {second!r} {does} it {when}, which the pipeline would run first",
+            loop=name,
+            block=second,
+            value=f"stages {stage}, order {order}",
+            limit="accesses in their order, unless it can be told that they never meet in an element",
+            remedy="give both the same stage and their order in the loop, or each a buffer of its own",
+        )
+    for writer, reader, buffer in body.unsure(stage, order):
+        raise IllegalPipeline(
+            f"{body.statements[reader].name!r} reads {buffer.name} as other threads wrote it in "
+            f"{body.statements[writer].name!r}, which TVM overlooks, so that it gives {buffer.name} one stage",
+            loop=name,
+            block=body.statements[reader].name,
+            value=f"stages {stage}, order {order}",
+            limit="two stages",
+            remedy="give the pipeline a stage more, or annotate the writer's block with double_buffer_scope",
+        )
+    for reader, buffer in body.uncovered(stage, order):
+        writers = " and ".join(repr(statement.name) for statement in body.statements if statement.writes_buffer(buffer))
+        raise IllegalPipeline(
+            f"{reader.name!r} reads of {buffer.name} what {writers} may not have written in the same iteration, and a "
+            f"buffer inside the loop keeps nothing of earlier ones",
+            loop=name,
+            block=reader.name,
+            value=f"stages {stage}, order {order}",
+            limit="reads of what each iteration is sure to write",
+            remedy="write all of it in every iteration (zeros outside a bound), or use the buffer outside the loop "
+            "too, which gives it one stage for all iterations",
+        )
 
 
-def _check_async(
-    name: str, statements: list[Statement], stage: list[int], order: list[int], async_stages: list[int]
-) -> None:
+def _check_async(name: str, body: LoopBody, stage: list[int], order: list[int], async_stages: list[int]) -> None:
+    statements = body.statements
     for number in async_stages:
         if number not in stage:
             raise IllegalPipeline(
@@ -219,6 +377,7 @@ def _check_async(
                 remedy="number the copies' stage 0, or leave it synchronous",
             )
         copies = [index for index, value in enumerate(stage) if value == number]
+        check_asynchronous(name, body, [index for index in copies if statements[index].fills_shared])
         for producer, consumer, _ in _dependences(statements):
             later = [copy for copy in copies if order[copy] > order[consumer]]
             if producer in copies and stage[consumer] > number and later and len(copies) > 1:
@@ -230,6 +389,41 @@ def _check_async(
                     value=f"order {order[consumer]}, copies at {[order[copy] for copy in later]}",
                     remedy="order copies first, or merge them into one statement with sch.merge",
                 )
+            if producer in copies and consumer in copies and statements[producer].fills_shared:
+                raise IllegalPipeline(
+                    f"it reads what {statements[producer].name!r} copies in the same asynchronous stage, which is not "
+                    f"waited for",
+                    loop=name,
+                    block=statements[consumer].name,
+                    value=f"stage {number}",
+                    limit=f"at least {number + 1}",
+                    remedy="give the reader a later stage, or leave the copies synchronous",
+                )
+
+
+def check_asynchronous(name: str, body: LoopBody, copies: Sequence[int]) -> None:
+    """Raise IllegalPipeline for copies that something may meet in memory while they are under way."""
+    if found := async_race(body, copies):
+        copy, other, buffer = found
+        raise IllegalPipeline(
+            f"it cannot be asynchronous: {body.statements[other].name!r} may touch elements of {buffer.name} while the "
+            f"copy is under way",
+            loop=name,
+            block=body.statements[copy].name,
+            value="an asynchronous copy",
+            remedy="pass async_copy=False, or give the other statement a buffer of its own",
+        )
+    for copy in copies:
+        for index, statement in enumerate(body.statements):
+            for region in body.statements[copy].writes:
+                if index != copy and body.hides(index, region.source):
+                    raise IllegalPipeline(
+                        f"it reads {region.source.name} without declaring so, and TVM would not wait for the "
+                        f"asynchronous copy {body.statements[copy].name!r}",
+                        loop=name,
+                        block=statement.name,
+                        remedy="pass async_copy=False, or read it in the block's body",
+                    )
 
 
 def _check_gate(
@@ -278,27 +472,20 @@ def _gate_between(stage: list[int], order: list[int], reader: int, gate: int, co
     return next_gate < (stage[copy] + stages, order[copy])
 
 
-def _warn_useless(
-    sch: Schedule, loop: LoopRV, name: str, statements: list[Statement], stage: list[int], order: list[int]
-) -> None:
-    extent, kept = loop_extent(sch, loop), buffer_stages(sch, loop, stage, order)
-    for buffer, count in kept.items():
-        if count > extent:
+def _warn_useless(name: str, body: LoopBody, stage: list[int], order: list[int]) -> None:
+    needed = body.needed_stages(stage, order)
+    for buffer, count in body.stages(stage, order).items():
+        if count > body.extent:
             warnings.warn(
-                f"{count} stages of {buffer} for loop {name!r} of {extent} iterations: some are never filled",
+                f"{count} stages of {buffer.name} for loop {name!r} of {body.extent} iterations: some are never filled",
                 stacklevel=3,
             )
-    for statement in statements:
-        needed = [_needed_stages(sch, loop, stage, order)[str(region.source.name)] for region in statement.writes]
-        if _asks_for_two(statement) and min(needed) > 1:
+    for statement in (statement for statement in body.statements if statement.wants_two_stages):
+        if min(needed[region.source] for region in statement.writes) > 1:
             warnings.warn(
                 f"double_buffer_scope on {statement.name!r} has no effect: the pipeline on {name!r} has its stages",
                 stacklevel=3,
             )
-
-
-def _asks_for_two(statement: Statement) -> bool:
-    return "double_buffer_scope" in _annotations(statement)
 
 
 def _annotations(statement: Statement) -> set[str]:
@@ -314,17 +501,9 @@ def _dependences(statements: list[Statement]) -> Iterator[tuple[int, int, tirx.V
                     yield producer, consumer, region.source
 
 
-def _written(statements: list[Statement]) -> list[tirx.Var]:
-    found: list[tirx.Var] = []
-    for statement in statements:
-        for region in statement.writes:
-            if not any(region.source.same_as(buffer) for buffer in found):
-                found.append(region.source)
-    return found
+def _is_one(number: object) -> bool:
+    return isinstance(number, tirx.IntImm) and int(number) == 1
 
 
-def _outlives(sch: Schedule, loop: LoopRV, buffer: tirx.Var) -> bool:
-    """Return whether a block outside the loop touches the buffer, or it is one of the function's own."""
-    regions = [r for block in blocks_outside(sch, loop) for r in (*block.reads, *block.writes)]
-    parameters = scheduled_function(sch).params
-    return any(r.source.same_as(buffer) for r in regions) or any(p.same_as(buffer) for p in parameters)
+def _is_true(predicate: object) -> bool:
+    return isinstance(predicate, tirx.IntImm) and bool(int(predicate))

@@ -17,6 +17,7 @@ from tensorir_ladder.schedules.inspection import (
 )
 from tensorir_ladder.schedules.isa import CP_ASYNC_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.pipeline.async_copies import async_hazard, pads_integers
 from tensorir_ladder.schedules.pipeline.checks import buffer_stages
 from tensorir_ladder.schedules.pipeline.one_barrier import declares_read, hides_reads, is_gate
 
@@ -64,9 +65,15 @@ def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
         _time_table(statements, lists, extent),
         _pseudo_code(statements, lists, name, extent),
     ]
-    preflight = [_preflight(s) for s, stage in zip(statements, lists.stage) if stage in lists.asynchronous]
+    preflight = [_preflight(sch, loop, s) for s, stage in zip(statements, lists.stage) if stage in lists.asynchronous]
     if preflight:
         parts.append("asynchronous copies (need the pass configuration tirx.use_async_copy):\n" + "\n".join(preflight))
+    waiting = [
+        (s, async_hazard(sch, loop, s)) for s, at in zip(statements, lists.stage) if at not in lists.asynchronous
+    ]
+    kept_waiting = [f"  {statement.name}: {hazard.problem}" for statement, hazard in waiting if hazard]
+    if kept_waiting:
+        parts.append("copies that must be synchronous:\n" + "\n".join(kept_waiting))
     return "\n\n".join(parts)
 
 
@@ -187,8 +194,10 @@ def _producers(statements: list[Statement], reader: int) -> list[int]:
     ]
 
 
-def _preflight(statement: Statement) -> str:
+def _preflight(sch: Schedule, loop: LoopRV, statement: Statement) -> str:
     """Say why TVM will lower this copy to cp.async, or why not."""
+    if hazard := async_hazard(sch, loop, statement):
+        return f"  {statement.name}: must be synchronous: {hazard.problem}"
     itemsize = dtype_bytes(statement.writes[0].source.dtype)
     width = statement.vector * itemsize
     obstacles = []
@@ -202,7 +211,8 @@ def _preflight(statement: Statement) -> str:
         obstacles.append(f"{width} bytes a thread is none of {', '.join(map(str, CP_ASYNC_BYTES))}")
     if obstacles:
         return f"  {statement.name}: no cp.async, because " + "; ".join(obstacles)
-    return f"  {statement.name}: cp.async of {width} bytes"
+    padded = ", but ordinary copies where it pads: TVM knows zeros of floats only" if pads_integers(statement) else ""
+    return f"  {statement.name}: cp.async of {width} bytes{padded}"
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> str:

@@ -24,7 +24,6 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import (
-    DEVICE_SCOPES,
     FRAGMENT,
     PIPELINE_STAGE,
     SHARED_SCOPES,
@@ -33,11 +32,18 @@ from tensorir_ladder.schedules.inspection import (
     annotated_loops,
     loop_extent,
     loop_name,
-    pipelined_loop_around,
     statements_under,
 )
 from tensorir_ladder.schedules.passes import PIPELINE, needs_of, require_pipeline
-from tensorir_ladder.schedules.pipeline.checks import check_pipeline
+from tensorir_ladder.schedules.pipeline.async_copies import COMPUTES, async_obstacle
+from tensorir_ladder.schedules.pipeline.checks import (
+    check_asynchronous,
+    check_loop,
+    check_pipeline,
+    shown,
+    whole_number,
+)
+from tensorir_ladder.schedules.pipeline.dependences import LoopBody, async_race
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, gate_copies, is_gate, retires
 
 STAGE, ORDER, ASYNC = PIPELINE_STAGE, "software_pipeline_order", "software_pipeline_async_stages"
@@ -130,9 +136,10 @@ def infer_pipeline(
         inside a pipelined one (the inner loop comes first); for ``async_copy=True`` where a copy cannot be
         asynchronous, naming it; for ``one_barrier`` where two are needed; for ``fill_ahead`` without the above.
     """
-    _check_not_inside(sch, loop)
-    name = loop_name(sch, loop)
-    statements = statements_under(sch, loop)
+    name = check_loop(sch, loop)
+    _check_flags(name, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead)
+    body = LoopBody.of(sch, loop)
+    statements = body.statements
     names = tuple(statement.name for statement in statements)
     gated = any(is_gate(statement) for statement in statements)
     needs_pipeline = bool(needs_of(sch.mod[sch.func_working_on]))
@@ -140,7 +147,7 @@ def infer_pipeline(
     if stages == 1 and not gated:
         return PipelinePlan(loop, 1, names, (), (), (), (), needs_pipeline=needs_pipeline)
     roles = _roles(statements, name)
-    asynchronous = _asynchronous(statements, roles, async_copy, name)
+    asynchronous = _asynchronous(sch, loop, body, roles, async_copy)
     if one_barrier or gated:
         _check_one_barrier(statements, roles, asynchronous and stages > 1, name)
     if one_barrier and not gated:
@@ -161,10 +168,11 @@ def fitting_stages(sch: Schedule, loop: LoopRV, stages: int, *, stacklevel: int 
     ------
     IllegalPipeline : for a stage count that is no whole number from 1 on.
     """
-    name = loop_name(sch, loop)
-    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
+    name = check_loop(sch, loop)
+    stages = whole_number("stage count", stages, name)
+    if stages < 1:
         raise IllegalPipeline(
-            "stage count is no whole number from 1 on" if not isinstance(stages, int) else "stage count below 1",
+            "stage count below 1",
             loop=name,
             value=stages,
             limit="at least 1",
@@ -217,9 +225,7 @@ def pipeline_loop(
     plan = infer_pipeline(
         sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the same again below
-        _apply(plan, sch.copy())  # a refusal leaves the schedule as it was
+    _apply(plan, sch.copy(), check=True)  # a refusal leaves the schedule as it was
     _apply(plan, sch)
     return plan
 
@@ -244,8 +250,8 @@ def pipeline_reads(sch: Schedule, loop: LoopRV, stages: int) -> bool:
     return possible
 
 
-def _apply(plan: PipelinePlan, sch: Schedule) -> None:
-    """Gate the loop if planned, check the plan's lists, and annotate them in the place of an earlier call's."""
+def _apply(plan: PipelinePlan, sch: Schedule, check: bool = False) -> None:
+    """Gate the loop if planned, check the plan's lists if told to, and annotate them in the place of earlier ones."""
     loop, statements = plan.loop, statements_under(sch, plan.loop)
     for key in (STAGE, ORDER, ASYNC, UNROLL_RING):
         if key in sch.get(loop).annotations:
@@ -255,8 +261,9 @@ def _apply(plan: PipelinePlan, sch: Schedule) -> None:
         gate_copies(sch, loop, [index for index, role in enumerate(roles) if role == "copy"])
     if plan.stages == 2 and "retire" not in plan.roles:
         _keep_two_stages(sch, loop)
-    if plan.stage:
+    if plan.stage and check:
         check_pipeline(sch, loop, plan.stage, plan.order, plan.async_stages)
+    if plan.stage:
         sch.annotate(loop, STAGE, list(plan.stage))
         sch.annotate(loop, ORDER, list(plan.order))
     if plan.async_stages:
@@ -292,14 +299,20 @@ def required_pass_config(mod: ir.IRModule | tirx.PrimFunc) -> dict[str, bool]:
     return {"tirx.use_async_copy": True} if any(True for _ in annotated_loops(mod, ASYNC)) else {}
 
 
-def _check_not_inside(sch: Schedule, loop: LoopRV) -> None:
-    """Raise for a loop inside a pipelined one."""
-    name = loop_name(sch, loop)
-    if outer := pipelined_loop_around(sch, loop):
+def _check_flags(name: str, async_copy: bool | str, **flags: bool) -> None:
+    """Raise for arguments that are neither of their values."""
+    for what, value in flags.items():
+        if not isinstance(value, bool):
+            raise IllegalPipeline(
+                f"{what} is neither true nor false",
+                loop=name,
+                value=shown(value),
+                limit="True | False",
+                remedy="choose one",
+            )
+    if not isinstance(async_copy, bool) and not (isinstance(async_copy, str) and async_copy == "auto"):
         raise IllegalPipeline(
-            f"loop {outer!r} around it is pipelined already, and its lists count this loop as one statement",
-            loop=name,
-            remedy="pipeline the inner loop first",
+            "unknown async_copy", loop=name, value=shown(async_copy), limit="True | False | 'auto'", remedy="choose one"
         )
 
 
@@ -393,7 +406,7 @@ def _holds_copies(statement: Statement, statements: list[Statement], copies: lis
 
 
 def _is_used(statement: Statement, statements: list[Statement]) -> bool:
-    return any(_feeds(statement, other) for other in statements)
+    return any(_feeds(statement, later) for later in statements[statements.index(statement) + 1 :])
 
 
 def _feeds(producer: Statement, consumer: Statement) -> bool:
@@ -402,33 +415,25 @@ def _feeds(producer: Statement, consumer: Statement) -> bool:
     return not same and any(consumer.reads_buffer(region.source) for region in producer.writes)
 
 
-def _asynchronous(statements: list[Statement], roles: tuple[str, ...], wanted: bool | str, loop: str) -> bool:
-    if wanted not in (True, False, "auto"):
-        raise IllegalPipeline(
-            "unknown async_copy", loop=loop, value=repr(wanted), limit="True | False | 'auto'", remedy="choose one"
-        )
+def _asynchronous(sch: Schedule, loop: LoopRV, body: LoopBody, roles: tuple[str, ...], wanted: bool | str) -> bool:
+    statements, name = body.statements, loop_name(sch, loop)
     copies = [statement for statement, role in zip(statements, roles) if role in ("load", "copy")]
-    unfit = [statement for statement in copies if not _can_be_asynchronous(statement)]
+    obstacles = [(copy, found) for copy in copies if (found := async_obstacle(sch, loop, copy))]
     # TVM 0.27 fails on vectors that are computed into shared memory beside cp.async.
     vectors = [statement for statement in statements if statement.fills_shared and statement.vector > 1]
-    computed = [statement for statement in vectors if statement not in copies]
-    for obstacles, problem, remedy in (
-        (
-            unfit,
-            "a copy that is not a plain move from global to shared memory cannot be asynchronous",
-            "move the conversion to a statement after the copy",
-        ),
-        (
-            computed,
-            "vectors computed into shared memory cannot stand beside asynchronous copies",
-            "compute them as scalars",
-        ),
-    ):
-        if wanted is True and obstacles:
-            raise IllegalPipeline(
-                problem, loop=loop, block=obstacles[0].name, remedy=f"pass async_copy='auto', or {remedy}"
-            )
-    return bool(wanted) and not unfit and not computed
+    obstacles += [(statement, COMPUTES) for statement in vectors if statement not in copies]
+    if wanted is True and obstacles:
+        statement, found = obstacles[0]
+        raise IllegalPipeline(
+            found.problem,
+            loop=name,
+            block=statement.name,
+            remedy=f"pass async_copy='auto', or {found.remedy}",
+        )
+    places = [index for index, role in enumerate(roles) if role in ("load", "copy")]
+    if wanted is True:
+        check_asynchronous(name, body, places)
+    return bool(wanted) and not obstacles and async_race(body, places) is None
 
 
 def _check_one_barrier(statements: list[Statement], roles: tuple[str, ...], asynchronous: bool, loop: str) -> None:
@@ -473,8 +478,3 @@ def _ahead_roles(
         )
     others = len(roles) - len(parts)
     return (*roles[:others], "fill", "body", "compute")
-
-
-def _can_be_asynchronous(statement: Statement) -> bool:
-    from_global = all(region.source.scope() in DEVICE_SCOPES for region in statement.reads)
-    return statement.fills_shared and from_global and statement.is_pure_copy

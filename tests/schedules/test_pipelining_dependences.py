@@ -1,0 +1,264 @@
+"""Loops that a pipeline would break are refused: dependences of every kind, content that stays, and bad arguments."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
+
+from support.nests import ATTACKS, BROKEN, nest
+from tensorir_ladder.harness.lab.nests import Nest, Outcome, draw, run_nests
+from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.pipeline import check_pipeline, infer_pipeline, pipeline_loop
+
+DRAWN = 200
+
+
+def outcomes(nests: Sequence[Nest]) -> list[Outcome]:
+    """What became of nests; those that are neither right nor refused fail the test, with their text."""
+    found = list(run_nests(nests))
+    bad = [(outcome, one) for outcome, one in zip(found, nests) if outcome.what not in ("right", "refused")]
+    assert not bad, "\n\n".join(f"{outcome}\n{one}\n{one.text}" for outcome, one in bad)
+    return found
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_loop_that_a_pipeline_breaks_is_refused_by_the_names_of_its_statements(name: str, stages: int) -> None:
+    statements, around = BROKEN[name]
+    for async_copy in (False, "auto"):
+        one = nest(*statements, **around, stages=stages, async_copy=async_copy)
+        with pytest.raises(IllegalPipeline) as caught:
+            one.pipelined()
+        assert len(set(re.findall(r"'(s\d)'", caught.value.problem))) == 2, "both statements are named"
+        assert caught.value.loop == "step"
+
+
+@pytest.mark.emulator
+def test_loops_of_many_kinds_are_right_or_refused() -> None:
+    hows = [{"stages": 2}, {"stages": 3, "async_copy": "auto"}, {"stages": 4}]
+    nests = [
+        nest(*statements, **around, **hows[number % len(hows)], number=number)
+        for number, (statements, around) in enumerate(ATTACKS)
+    ]
+    counts = Counter(outcome.what for outcome in outcomes(nests))
+    assert counts["right"] >= len(ATTACKS) // 3, counts
+
+
+@pytest.mark.emulator
+def test_drawn_loops_are_right_or_refused_and_most_are_accepted() -> None:
+    counts = Counter(outcome.what for outcome in outcomes([draw(7, number) for number in range(DRAWN)]))
+    assert counts["right"] >= DRAWN / 2, counts
+    assert counts["refused"] >= DRAWN / 10, "nothing hard was drawn"
+
+
+def test_a_nest_behind_other_threads_needs_two_stages() -> None:
+    """TVM asks whether a thread reads what it wrote itself, and gives one stage to what others wrote."""
+    text = nest("near[i] = x[k, i]", "y[k, i] = near[7 - i]").text.replace(
+        "range(8)", 'T.thread_binding(8, thread="threadIdx.x")'
+    )
+    kernel = Nest(0, text.replace("    for step", "    for step", 1), (), 2)
+    with pytest.raises(IllegalPipeline, match="as other threads wrote it") as caught:
+        kernel.pipelined()
+    assert "double_buffer_scope" in caught.value.remedy
+    assert next(run_nests([Nest(0, text, (), 3)])).what == "right"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("near[i] = x[k, i]", "where lane < 4: near[i] = w[k, i]", "y[k, i] = near[i]"),
+        ("near[i] = x[k, i]", "y[k, i] = near[i]", "x[k, i] = w[k, i]"),
+    ],
+)
+def test_an_asynchronous_copy_may_not_meet_others_in_memory(statements: Sequence[str]) -> None:
+    """ "auto" makes no cp.async of such a copy; True is refused by name."""
+    sch, loop = scheduled(nest(*statements))
+    by_threads(sch)
+    assert infer_pipeline(sch, loop, 2).async_stages == ()
+    with pytest.raises(IllegalPipeline, match=r"cannot be asynchronous: 's[12]'") as caught:
+        pipeline_loop(sch, loop, 2, True)
+    assert caught.value.block == "s0"
+
+
+# Arguments that are none
+
+
+def by_threads(sch: Schedule) -> None:
+    """Spread every statement over threads, which alone can copy asynchronously."""
+    for number in range(len(sch.get_child_blocks(sch.get_sblock("root")))):
+        sch.bind(sch.get_loops(sch.get_sblock(f"s{number}"))[-1], "threadIdx.x")
+
+
+def scheduled(one: Nest) -> tuple[Schedule, LoopRV]:
+    """A nest's schedule, and the loop to pipeline."""
+    sch = Schedule(one.function)
+    return sch, sch.get_loops(sch.get_sblock("s0"))[0]
+
+
+@pytest.fixture
+def plain() -> tuple[Schedule, LoopRV]:
+    """A copy and its use."""
+    return scheduled(nest("near[i] = x[k, i]", "y[k, i] = near[i]"))
+
+
+@pytest.mark.parametrize("stage", [10**6, 65, 2**31, 10**5000], ids=["million", "65", "32 bits", "long"])
+def test_more_stages_than_memory_holds_are_refused(plain: tuple[Schedule, LoopRV], stage: int) -> None:
+    """TVM would write out as many iterations before the loop and behind it."""
+    with pytest.raises(IllegalPipeline, match="stage") as caught:
+        check_pipeline(*plain, [0, stage], [0, 1])
+    assert caught.value.limit
+    assert caught.value.remedy
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "01",
+        b"01",
+        None,
+        1,
+        [0, None],
+        [0, "1"],
+        [0, 1.0],
+        [0, True],
+        [0, np.bool_(True)],
+        {0: 0, 1: 1},
+        [[0], [1]],
+        [0, 1j],
+    ],
+)
+@pytest.mark.parametrize("place", range(3))
+def test_lists_of_anything_but_whole_numbers_are_refused(
+    plain: tuple[Schedule, LoopRV], values: object, place: int
+) -> None:
+    lists: list[object] = [[0, 1], [0, 1], [0]]
+    lists[place] = values
+    with pytest.raises(IllegalPipeline, match=("stage", "order", "async_stages")[place]) as caught:
+        check_pipeline(*plain, *lists)
+    assert caught.value.loop == "step"
+
+
+def test_whole_numbers_of_numpy_and_tvm_are_taken(plain: tuple[Schedule, LoopRV]) -> None:
+    sch, loop = plain
+    by_threads(sch)
+    check_pipeline(sch, loop, np.array([0, 2]), (np.int64(0), np.uint8(1)), np.array([0]))
+    sch.annotate(loop, "software_pipeline_stage", [0, 1])
+    check_pipeline(sch, loop, sch.get(loop).annotations["software_pipeline_stage"], range(2))
+    sch.unannotate(loop, "software_pipeline_stage")
+    assert pipeline_loop(sch, loop, np.int32(2)).stage == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"async_copy": "maybe"},
+        {"async_copy": None},
+        {"async_copy": 1},
+        {"async_copy": np.array([True, False])},
+        {"one_barrier": "yes"},
+        {"unroll_ring": 1},
+        {"fill_ahead": None},
+        {"stages": None},
+        {"stages": "3"},
+        {"stages": 2.0},
+        {"stages": True},
+        {"stages": [3]},
+        {"stages": -(10**30)},
+    ],
+)
+def test_other_arguments_are_refused_by_name(plain: tuple[Schedule, LoopRV], arguments: dict[str, object]) -> None:
+    before = plain[0].mod["main"].script()
+    (name,) = arguments
+    for function in (infer_pipeline, pipeline_loop):
+        with pytest.raises(IllegalPipeline, match="stage count" if name == "stages" else name):
+            function(*plain, **arguments)
+    assert plain[0].mod["main"].script() == before
+
+
+def test_what_is_no_schedule_and_no_loop_of_it_is_refused(plain: tuple[Schedule, LoopRV]) -> None:
+    sch, loop = plain
+    block = sch.get_sblock("s0")
+    for arguments in ((sch, block), (sch, "step"), (None, loop), (sch.mod, loop)):
+        for call in (
+            lambda a: check_pipeline(*a, [0, 1], [0, 1]),
+            lambda a: pipeline_loop(*a),
+            lambda a: infer_pipeline(*a),
+        ):
+            with pytest.raises(IllegalPipeline, match="one of its loops"):
+                call(arguments)
+    sch.split(loop, [None, 2])
+    with pytest.raises(IllegalPipeline, match="not in the schedule"):
+        check_pipeline(sch, loop, [0, 1], [0, 1])
+
+
+def test_a_loop_is_pipelined_once() -> None:
+    """Inside a pipelined loop nothing is; the same loop again is, with the later lists."""
+    sch, loop = scheduled(nest("near[i] = x[k, i]", "y[k, i] = near[i]"))
+    outer, inner = sch.split(loop, [2, None])
+    for key in ("stage", "order"):
+        sch.annotate(outer, f"software_pipeline_{key}", [0])
+    with pytest.raises(IllegalPipeline, match="pipelined already"):
+        check_pipeline(sch, inner, [0, 1], [0, 1])
+    sch, loop = scheduled(nest("near[i] = x[k, i]", "y[k, i] = near[i]"))
+    pipeline_loop(sch, loop, 3)
+    assert pipeline_loop(sch, loop, 2).stage == (0, 1)
+
+
+@pytest.mark.parametrize("kind", ["parallel", "vectorize", "thread", "unroll"])
+def test_only_serial_loops_are_pipelined(plain: tuple[Schedule, LoopRV], kind: str) -> None:
+    text = nest("near[i] = x[k, i]", "y[k, i] = near[i]").text
+    loops = {
+        "parallel": "T.parallel(6)",
+        "vectorize": "T.vectorized(6)",
+        "thread": 'T.thread_binding(6, thread="threadIdx.y")',
+        "unroll": "T.unroll(6)",
+    }
+    sch, loop = scheduled(Nest(0, text.replace("step in range(6)", f"step in {loops[kind]}"), (), 2))
+    if kind == "unroll":
+        pipeline_loop(sch, loop, 2)
+        return
+    with pytest.raises(IllegalPipeline, match="one after the other"):
+        pipeline_loop(sch, loop, 2)
+
+
+@pytest.mark.parametrize("where", ["step in range(n)", "step in range(6)"])
+def test_extents_known_at_run_time_only_are_refused(where: str) -> None:
+    text = nest("near[i] = x[k, i]", "y[k, i] = near[i]").text
+    text = text.replace('idx: T.Buffer((20,), "int32"))', 'idx: T.Buffer((20,), "int32"), n: T.int32)')
+    text = text.replace("step in range(6)", where)
+    if where.endswith("6)"):
+        text = text.replace("lane in range(8)", "lane in range(n)", 1)
+    sch, loop = scheduled(Nest(0, text, (), 2))
+    for call in (lambda: check_pipeline(sch, loop, [0, 1], [0, 1]), lambda: pipeline_loop(sch, loop)):
+        with pytest.raises(IllegalPipeline, match="known at run time only") as caught:
+            call()
+        assert caught.value.loop == "step"
+
+
+def test_a_block_that_tvm_takes_apart_is_refused() -> None:
+    """Directly under the loop it counts what stands in a block: one list entry is too few."""
+    text = """
+@T.prim_func(s_tir=True)
+def main(x: T.Buffer((6, 2), "float32"), y: T.Buffer((6, 2), "float32")):
+    T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+    near = T.sblock_alloc_buffer((2,), "float32", scope="shared")
+    for step in range(6):
+        with T.sblock("s0"):
+            k = T.axis.spatial(6, step)
+            near[0] = x[k, 0]
+            near[1] = x[k, 1]
+        for lane in range(2):
+            with T.sblock("s1"):
+                k, i = T.axis.remap("SS", [step, lane])
+                y[k, i] = near[i]
+"""
+    with pytest.raises(IllegalPipeline, match="statements of the loop") as caught:
+        pipeline_loop(*scheduled(Nest(0, text, (), 2)), 2)
+    assert caught.value.block == "s0"
