@@ -18,6 +18,8 @@ from tensorir_ladder.schedules.inspection import (
     Statement,
     body_parts,
     is_constant,
+    is_one,
+    is_true,
     loop_name,
     loops_of,
     pipelined_loop_around,
@@ -114,7 +116,7 @@ def check_loop(sch: Schedule, loop: LoopRV) -> str:
             remedy="pipeline the loop that the copies and their use stand in",
         )
     for inner in (stmt, *loops_of(stmt.body)):
-        if not is_constant(inner.extent) or (inner.step is not None and not _is_one(inner.step)):
+        if not is_constant(inner.extent) or (inner.step is not None and not is_one(inner.step)):
             what = "a step" if is_constant(inner.extent) else "an extent that is known at run time only"
             raise IllegalPipeline(
                 f"loop {str(inner.loop_var.name)!r} has {what}",
@@ -184,7 +186,7 @@ def _check_parts(name: str, stmt: tirx.For) -> None:
     for realize in direct:
         block = realize.block
         several = isinstance(block.body, tirx.SeqStmt) or block.init is not None
-        if several and _is_true(realize.predicate) and block.writes:
+        if several and is_true(realize.predicate) and block.writes:
             raise IllegalPipeline(
                 "TVM counts what stands in a block directly under the loop as statements of the loop",
                 loop=name,
@@ -194,7 +196,7 @@ def _check_parts(name: str, stmt: tirx.For) -> None:
                 remedy="put a loop around the block (sch.add_unit_loop), or split it",
             )
     for realize in wrappers:
-        if not _is_true(realize.predicate):
+        if not is_true(realize.predicate):
             raise IllegalPipeline(
                 "TVM leaves out the condition of a block around the loop's whole body",
                 loop=name,
@@ -497,11 +499,3 @@ def _dependences(statements: list[Statement]) -> Iterator[tuple[int, int, tirx.V
             for region in writing.writes:
                 if statements[consumer].reads_buffer(region.source):
                     yield producer, consumer, region.source
-
-
-def _is_one(number: object) -> bool:
-    return isinstance(number, tirx.IntImm) and int(number) == 1
-
-
-def _is_true(predicate: object) -> bool:
-    return isinstance(predicate, tirx.IntImm) and bool(int(predicate))
