@@ -226,7 +226,8 @@ def _ordinary(d: _Drawing) -> list[str]:
     reads = [_copy(d, name) for name in ("s0", "s1")[: d.choose.randint(1, 2)]]
     if d.choose.random() < 0.3:
         source = d.choose.choice(reads)
-        d.buffer("t0", scope=d.choose.choice(("shared", "local")))
+        scope = d.choose.choice(("shared", "local"))
+        d.buffer("t0", scope="shared" if d.threads else scope)  # another lane's registers nobody can read
         index = "i" if "local" in d.allocated["t0"] or d.threads else d.choose.choice(("i", f"{d.lanes - 1} - i"))
         d.middle.append(d.each_lane("t0[i]", f"{source.format(index)} * T.float32(2)"))
         reads.append("t0[{}]")
@@ -353,7 +354,7 @@ def _condition_on_a_copy(d: _Drawing, reads: list[str]) -> None:
     read = reads[0]
     if how == "index":
         d.buffer("i0", dtype="int32")
-        d.copies.append(d.each_lane("i0[i]", "idx[k + i]"))
+        d.copies.append(d.each_lane("i0[i]", f"idx[(k + i) % {d.rows}]"))
         d.uses.append(d.each_lane("v[k, i]", "x[i0[i], i]"))
         return
     positive = f"{read} > T.float32(0)"

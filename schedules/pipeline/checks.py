@@ -333,12 +333,12 @@ def _check_order(name: str, body: LoopBody, stage: list[int], order: list[int]) 
             limit="accesses in their order, unless it can be told that they never meet in an element",
             remedy="give both the same stage and their order in the loop, or each a buffer of its own",
         )
-    for writer, reader, buffer in body.unsure(stage, order):
+    for writing, reading, buffer in body.unsure(stage, order):
         raise IllegalPipeline(
-            f"{body.statements[reader].name!r} reads {buffer.name} as other threads wrote it in "
-            f"{body.statements[writer].name!r}, which TVM overlooks, so that it gives {buffer.name} one stage",
+            f"{body.statements[reading].name!r} reads {buffer.name} as other threads wrote it in "
+            f"{body.statements[writing].name!r}, which TVM overlooks, so that it gives {buffer.name} one stage",
             loop=name,
-            block=body.statements[reader].name,
+            block=body.statements[reading].name,
             value=f"stages {stage}, order {order}",
             limit="two stages",
             remedy="give the pipeline a stage more, or annotate the writer's block with double_buffer_scope",

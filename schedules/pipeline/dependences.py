@@ -394,7 +394,8 @@ class _Reader:
 
     def __init__(self, ring_of: Callable[[tirx.Var, tirx.For], int]) -> None:
         self.found: list[Access] = []
-        self._ring_of, self._inner, self._places = ring_of, None, 0
+        self._ring_of, self._places = ring_of, 0
+        self._inner: Any = None
         self._certain, self._visible = True, True
 
     def read_statement(self, statement: Statement, loops: Loops, values: Values) -> None:
@@ -414,7 +415,7 @@ class _Reader:
             }[statement.part]
             if max(first, 0) < end:
                 turns = ir.Range(inner.min + max(first, 0), inner.min + end)
-                self.read_statement(piece, (*loops, (inner.loop_var, turns)), values | _wrapped_values(inner))
+                self.read_statement(piece, (*loops, (inner.loop_var, turns)), {**values, **_wrapped_values(inner)})
         self._inner = outer
 
     def _read(self, stmt: Any, loops: Loops, conditions: tuple[ir.Expr, ...], values: Values) -> None:
@@ -422,7 +423,7 @@ class _Reader:
             for part in stmt.seq:
                 if isinstance(part, tirx.Bind):
                     self._loads(part.value, loops, conditions, values)
-                    values = values | {part.var: _with(part.value, values)}
+                    values = {**values, part.var: _with(part.value, values)}
                 else:
                     self._read(part, loops, conditions, values)
         elif isinstance(stmt, tirx.For):
@@ -531,17 +532,18 @@ class _Reader:
         self,
         buffer: tirx.Var,
         writes: bool,
-        region: tuple[ir.Range, ...] | None,
+        region: tuple[ir.Range, ...],
         loops: Loops,
         conditions: tuple[ir.Expr, ...],
     ) -> None:
         known = not any(_depends_on_data(bound) for dimension in region for bound in (dimension.min, dimension.extent))
-        region, self._places = region if known else None, self._places + 1
-        access = Access(buffer, writes, region, loops, conditions, self._places, self._certain, visible=self._visible)
-        ring = self._ring_of(buffer, self._inner) if self._inner is not None else 0
-        if ring and access.region is not None:
-            turn = ir.Range.from_min_extent(tirx.floormod(self._inner.loop_var - self._inner.min, ring), 1)
-            access = replace(access, region=(turn, *access.region), rings=1)
+        inner, self._places = self._inner, self._places + 1
+        ring = self._ring_of(buffer, inner) if inner is not None else 0
+        if ring:
+            turn = tirx.floormod(inner.loop_var - inner.min, ring)
+            region = (ir.Range.from_min_extent(turn, 1), *region)
+        access = Access(buffer, writes, region if known else None, loops, conditions, self._places, self._certain)
+        access = replace(access, rings=int(ring > 0), visible=self._visible)
         self.found.append(access)
 
 
