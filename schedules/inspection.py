@@ -48,6 +48,16 @@ def is_constant(extent: tirx.Expr) -> bool:
     return isinstance(extent, tirx.IntImm)
 
 
+def is_one(number: object) -> bool:
+    """Return whether an expression is the number 1."""
+    return isinstance(number, tirx.IntImm) and int(number) == 1
+
+
+def is_true(condition: object) -> bool:
+    """Return whether a condition always holds, as far as it says so itself."""
+    return isinstance(condition, tirx.IntImm) and bool(int(condition))
+
+
 def loop_extents(sch: Schedule, block: SBlockRV) -> list[int]:
     """Return the trip counts of the loops around a block, outermost first."""
     return [loop_extent(sch, loop) for loop in sch.get_loops(block)]

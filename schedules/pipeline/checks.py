@@ -18,6 +18,8 @@ from tensorir_ladder.schedules.inspection import (
     Statement,
     body_parts,
     is_constant,
+    is_one,
+    is_true,
     loop_name,
     loops_of,
     pipelined_loop_around,
@@ -116,7 +118,7 @@ def check_loop(sch: Schedule, loop: LoopRV) -> str:
             remedy="pipeline the loop that the copies and their use stand in",
         )
     for inner in (stmt, *loops_of(stmt.body)):
-        if not is_constant(inner.extent) or (inner.step is not None and not _is_one(inner.step)):
+        if not is_constant(inner.extent) or (inner.step is not None and not is_one(inner.step)):
             what = "a step" if is_constant(inner.extent) else "an extent that is known at run time only"
             raise IllegalPipeline(
                 f"loop {str(inner.loop_var.name)!r} has {what}",
@@ -186,7 +188,7 @@ def _check_parts(name: str, stmt: tirx.For) -> None:
     for realize in direct:
         block = realize.block
         several = isinstance(block.body, tirx.SeqStmt) or block.init is not None
-        if several and _is_true(realize.predicate) and block.writes:
+        if several and is_true(realize.predicate) and block.writes:
             raise IllegalPipeline(
                 "TVM counts what stands in a block directly under the loop as statements of the loop",
                 loop=name,
@@ -196,7 +198,7 @@ def _check_parts(name: str, stmt: tirx.For) -> None:
                 remedy="put a loop around the block (sch.add_unit_loop), or split it",
             )
     for realize in wrappers:
-        if not _is_true(realize.predicate):
+        if not is_true(realize.predicate):
             raise IllegalPipeline(
                 "TVM leaves out the condition of a block around the loop's whole body",
                 loop=name,
@@ -333,12 +335,12 @@ def _check_order(name: str, body: LoopBody, stage: list[int], order: list[int]) 
             limit="accesses in their order, unless it can be told that they never meet in an element",
             remedy="give both the same stage and their order in the loop, or each a buffer of its own",
         )
-    for writer, reader, buffer in body.unsure(stage, order):
+    for writing, reading, buffer in body.unsure(stage, order):
         raise IllegalPipeline(
-            f"{body.statements[reader].name!r} reads {buffer.name} as other threads wrote it in "
-            f"{body.statements[writer].name!r}, which TVM overlooks, so that it gives {buffer.name} one stage",
+            f"{body.statements[reading].name!r} reads {buffer.name} as other threads wrote it in "
+            f"{body.statements[writing].name!r}, which TVM overlooks, so that it gives {buffer.name} one stage",
             loop=name,
-            block=body.statements[reader].name,
+            block=body.statements[reading].name,
             value=f"stages {stage}, order {order}",
             limit="two stages",
             remedy="give the pipeline a stage more, or annotate the writer's block with double_buffer_scope",
@@ -499,11 +501,3 @@ def _dependences(statements: list[Statement]) -> Iterator[tuple[int, int, tirx.V
             for region in writing.writes:
                 if statements[consumer].reads_buffer(region.source):
                     yield producer, consumer, region.source
-
-
-def _is_one(number: object) -> bool:
-    return isinstance(number, tirx.IntImm) and int(number) == 1
-
-
-def _is_true(predicate: object) -> bool:
-    return isinstance(predicate, tirx.IntImm) and bool(int(predicate))

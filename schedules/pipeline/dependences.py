@@ -37,6 +37,8 @@ from tensorir_ladder.schedules.inspection import (
     SHARED_SCOPES,
     Statement,
     body_parts,
+    is_one,
+    is_true,
     loops_of,
     scheduled_function,
     statements_of,
@@ -223,7 +225,7 @@ class LoopBody:
 
         ``None`` is any distance from 1 on. ``same_thread`` asks it of one thread's accesses.
         """
-        if (distance or 1) >= self.extent:
+        if distance != 0 and (distance or 1) >= self.extent:
             return False
         lived = distance == 0 or self.outlives(first.buffer)
         dims = None if lived else first.rings  # an inner ring apart, iterations meet in the memory they share
@@ -231,17 +233,18 @@ class LoopBody:
             return True
         with ExitStack() as scope:
             analyzer, iteration = self._analyzer(), self.loop.loop_var
-            threads = () if same_thread else self.threads(first.buffer)
-            own = {self._tags[var]: var for var, _ in first.loops if same_thread and self._tags.get(var)}
-            same = {var: own[tag] for var, _ in second.loops if (tag := self._tags.get(var)) in own}
-            later = self._fresh(analyzer, threads + tuple(loop for loop in second.loops if loop[0] not in same), same)
             away: int | tirx.Var = distance or 0
             if distance is None:
                 away = tirx.Var("away", iteration.ty)
                 analyzer.bind(away, ir.Range(1, self.extent))
             self._bind(analyzer, first.loops)
             analyzer.bind(iteration, ir.Range.from_min_extent(self.loop.min, self.extent - (distance or 0)))
-            later[iteration] = iteration + away
+            threads = () if same_thread else self.threads(first.buffer)
+            threads += self._outer_axes() if threads else ()
+            own = {self._tags[var]: var for var, _ in first.loops if same_thread and self._tags.get(var)}
+            later = {var: own[tag] for var, _ in second.loops if (tag := self._tags.get(var)) in own}
+            others = threads + tuple(loop for loop in second.loops if loop[0] not in later)
+            later = self._fresh(analyzer, others, later | {iteration: iteration + away})
             for condition in (*first.conditions, *(_with(c, later) for c in second.conditions)):
                 scope.enter_context(analyzer.constraint_scope(condition))
             pairs = list(zip(first.region, (_range_with(r, later) for r in second.region)))[:dims]
@@ -265,6 +268,11 @@ class LoopBody:
             for stmt in self.around
             if isinstance(stmt, tirx.For) and "thread" in _thread_of(stmt)
         )
+
+    def _outer_axes(self) -> Loops:
+        """Return the variables of blocks around the loop, which threads may have different values of."""
+        blocks = (stmt for stmt in self.around if isinstance(stmt, s_tir.SBlock))
+        return tuple((iterator.var, iterator.dom) for block in blocks for iterator in block.iter_vars)
 
     def _stages_of(self, buffer: tirx.Var, stage: Sequence[int], order: Sequence[int]) -> int:
         readers = [index for index in range(len(self.statements)) if self.reads(index, buffer)]
@@ -317,7 +325,7 @@ class LoopBody:
             for number, dimension in enumerate(read.region):
                 inside = tirx.Var(f"inside{number}", dimension.extent.ty)
                 analyzer.bind(inside, ir.Range(0, dimension.extent))
-                points.append(dimension.min + inside if not _is_one(dimension.extent) else dimension.min)
+                points.append(dimension.min + inside if not is_one(dimension.extent) else dimension.min)
             for point, extent in zip(points[read.rings :], read.buffer.shape):  # a read outside is nobody's
                 scope.enter_context(analyzer.constraint_scope(tirx.all(point >= 0, point < extent)))
             claims = []
@@ -332,9 +340,9 @@ class LoopBody:
     def _holds(self, write: Access, read: Access, points: list[ir.Expr]) -> ir.Expr | None:
         """Return the claim that points are among those that a write is sure to write; None where it is sure of none."""
         together = 0
-        while together < min(len(write.loops), len(read.loops)) and write.loops[together][0].same_as(
-            read.loops[together][0]
-        ):
+        for one, other in zip(write.loops, read.loops):
+            if not one[1].same_as(other[1]):  # a range of its own each time that a loop is read
+                break
             together += 1
         own = (*self.threads(write.buffer), *write.loops[together:])
         if write.region is None or not write.certain or not all(_is_fixed(extent) for _, extent in own):
@@ -386,7 +394,8 @@ class _Reader:
 
     def __init__(self, ring_of: Callable[[tirx.Var, tirx.For], int]) -> None:
         self.found: list[Access] = []
-        self._ring_of, self._inner, self._places = ring_of, None, 0
+        self._ring_of, self._places = ring_of, 0
+        self._inner: Any = None
         self._certain, self._visible = True, True
 
     def read_statement(self, statement: Statement, loops: Loops, values: Values) -> None:
@@ -406,7 +415,7 @@ class _Reader:
             }[statement.part]
             if max(first, 0) < end:
                 turns = ir.Range(inner.min + max(first, 0), inner.min + end)
-                self.read_statement(piece, (*loops, (inner.loop_var, turns)), values | _wrapped_values(inner))
+                self.read_statement(piece, (*loops, (inner.loop_var, turns)), {**values, **_wrapped_values(inner)})
         self._inner = outer
 
     def _read(self, stmt: Any, loops: Loops, conditions: tuple[ir.Expr, ...], values: Values) -> None:
@@ -414,7 +423,7 @@ class _Reader:
             for part in stmt.seq:
                 if isinstance(part, tirx.Bind):
                     self._loads(part.value, loops, conditions, values)
-                    values = values | {part.var: _with(part.value, values)}
+                    values = {**values, part.var: _with(part.value, values)}
                 else:
                     self._read(part, loops, conditions, values)
         elif isinstance(stmt, tirx.For):
@@ -471,7 +480,7 @@ class _Reader:
         certain = self._certain
         if _depends_on_data(predicate):
             self._certain = False
-        elif not _is_true(predicate):
+        elif not is_true(predicate):
             conditions = (*conditions, predicate)
         declared = [region.source for region in (*block.reads, *block.writes)] if _is_opaque(block) else []
         start = len(self.found)
@@ -523,17 +532,18 @@ class _Reader:
         self,
         buffer: tirx.Var,
         writes: bool,
-        region: tuple[ir.Range, ...] | None,
+        region: tuple[ir.Range, ...],
         loops: Loops,
         conditions: tuple[ir.Expr, ...],
     ) -> None:
         known = not any(_depends_on_data(bound) for dimension in region for bound in (dimension.min, dimension.extent))
-        region, self._places = region if known else None, self._places + 1
-        access = Access(buffer, writes, region, loops, conditions, self._places, self._certain, visible=self._visible)
-        ring = self._ring_of(buffer, self._inner) if self._inner is not None else 0
-        if ring and access.region is not None:
-            turn = ir.Range.from_min_extent(tirx.floormod(self._inner.loop_var - self._inner.min, ring), 1)
-            access = replace(access, region=(turn, *access.region), rings=1)
+        inner, self._places = self._inner, self._places + 1
+        ring = self._ring_of(buffer, inner) if inner is not None else 0
+        if ring:
+            turn = tirx.floormod(inner.loop_var - inner.min, ring)
+            region = (ir.Range.from_min_extent(turn, 1), *region)
+        access = Access(buffer, writes, region if known else None, loops, conditions, self._places, self._certain)
+        access = replace(access, rings=int(ring > 0), visible=self._visible)
         self.found.append(access)
 
 
@@ -645,8 +655,7 @@ def _is_opaque(block: s_tir.SBlock) -> bool:
     def note(call: ir.Call) -> Any:
         if is_hidden_read(call):
             return tvm_ffi.WalkResult.SKIP
-        name, kind = str(getattr(call.op, "name", "")), getattr(call.op, "get_attr", lambda _: None)("TCallEffectKind")
-        if kind is None or int(kind) not in PURE or name.endswith(("address_of", "buffer_data")):
+        if not _is_pure(call) or str(call.op.name).endswith(("address_of", "buffer_data")):
             found.append(call)
         return None
 
@@ -691,17 +700,9 @@ def _thread_of(loop: tirx.For) -> str:
 
 def _apart(one: ir.Range, other: ir.Range) -> ir.Expr:
     """Return the claim that two ranges have nothing in common."""
-    if _is_one(one.extent) and _is_one(other.extent):
+    if is_one(one.extent) and is_one(other.extent):
         return tirx.NE(one.min, other.min)
     return tirx.any(one.min + one.extent <= other.min, other.min + other.extent <= one.min)
-
-
-def _is_one(extent: Any) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
-
-
-def _is_true(expr: Any) -> bool:
-    return isinstance(expr, tirx.IntImm) and bool(int(expr))
 
 
 def _is_fixed(extent: ir.Range) -> bool:

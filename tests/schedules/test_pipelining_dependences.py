@@ -262,3 +262,12 @@ def main(x: T.Buffer((6, 2), "float32"), y: T.Buffer((6, 2), "float32")):
     with pytest.raises(IllegalPipeline, match="statements of the loop") as caught:
         pipeline_loop(*scheduled(Nest(0, text, (), 2)), 2)
     assert caught.value.block == "s0"
+
+
+def test_an_order_counts_in_a_single_iteration_too() -> None:
+    text = nest("near[i] = x[k, i]", "y[k, i] = near[i]", "y[k, i] = w[k, i]").text.replace(
+        "step in range(6)", "step in range(1)"
+    )
+    sch, loop = scheduled(Nest(0, text, (), 2))
+    with pytest.raises(IllegalPipeline, match="writes y and 's2' writes it in the same iteration"):
+        check_pipeline(sch, loop, [0, 1, 0], [0, 2, 1])
