@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tensorir_ladder.emulator.compiler import require_host_compiler
+from tensorir_ladder.emulator.compiler import BUILDS, require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision, numbers
 from tensorir_ladder.harness.commands.show import progress
@@ -95,6 +95,7 @@ def _check_place(on: str) -> None:
         toolchain.require_compiler()
     else:
         require_host_compiler()
+        BUILDS.folder()  # a cache that cannot be used is said here, and not by each process
 
 
 def _outcomes(results: Iterator[tuple[Draw, Outcome | Lost]]) -> Iterator[Outcome]:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from tensorir_ladder.emulator.compiler import BUILDS
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision
@@ -45,6 +46,7 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 def _prepare(options: argparse.Namespace) -> int:
     compiler, kinds = toolchain.require_compiler(), Counter()
+    BUILDS.folder()  # a cache that cannot be used is said here, and not by each process
     with progress() as bar:
         kernels = prepare(options.kernels, options.work, compiler, options.jobs)
         for kernel in bar.track(kernels, len(subject_names(options.kernels)), description="preparing"):
