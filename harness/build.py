@@ -109,10 +109,10 @@ class Case:
         return self.form.needs_async_copy and not self.machine.has_cp_async
 
     def validate(self) -> None:
-        """Raise for what cannot work: another family's tile, its limits, a dtype, cp.async where there is none, or
-        too few stages.
+        """Raise for what cannot work: what the step is not made for (:meth:`steps.step.Step.check`), a tile's limits,
+        a dtype, cp.async where there is none, or too few stages.
         """
-        self.step.check_tile(self.tile)
+        self.step.check(self.problem, self.config)
         self.step.check_dtype(self.variant, self.problem.dtype)
         if self._lacks_cp_async:
             without = self.step.default_variant(False)

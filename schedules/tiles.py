@@ -81,7 +81,7 @@ class BlockTile:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the family's ``FORM``; IllegalTile shows it where the text is another."""
-        match = re.fullmatch(re.sub("[A-Z]+", r"(\\d{1,9})", cls.FORM), text.strip())
+        match = re.fullmatch(re.sub("[A-Z]+", r"(\\d{1,18})", cls.FORM), text.strip())
         if not match:
             raise IllegalTile(
                 "malformed tile", value=repr(text), limit=cls.FORM, remedy=f"write for example {cls.EXAMPLE}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands.show import warn
+from tensorir_ladder.harness.commands.values import UsageError, numbers, whole
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, Machine, machine_for
 from tensorir_ladder.harness.peers import KINDS
 from tensorir_ladder.harness.tuning import STAGE_SET
@@ -20,11 +21,6 @@ from tensorir_ladder.steps.step import Step
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
 CHOICES = ("default", "best", "tuned")  # of --tile, in place of a tile
-MOST_NUMBERS = 10_000
-
-
-class UsageError(ValueError):
-    """An option's value that cannot be understood."""
 
 
 def add_case_options(parser: argparse.ArgumentParser, sweep: bool = False) -> None:
@@ -182,22 +178,6 @@ def runs_on_gpu(options: argparse.Namespace, insist: bool = False) -> bool:
     raise UsageError(f"{asked}: the GPU here is {execution.gpu_arch()}; compile works for any architecture")
 
 
-def numbers(text: str, option: str, minimum: int | None = 1) -> list[int]:
-    """Read ``5``, ``1-6``, ``1,3`` or mixtures; UsageError names the option and the value."""
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(-?\d+)(?:-(\d+))?", part.strip())
-        if not match:
-            raise UsageError(f"{option} {text!r} is not a number, a range or a list of them (5 | 1-6 | 1,3)")
-        first, last = int(match.group(1)), int(match.group(2) or match.group(1))
-        if not first <= last < first + MOST_NUMBERS:
-            raise UsageError(f"{option} {text!r}: {part.strip()} is empty or names more than {MOST_NUMBERS} numbers")
-        found += range(first, last + 1)
-    if minimum is not None and min(found) < minimum:
-        raise UsageError(f"{option} {text!r} names numbers below {minimum}")
-    return found
-
-
 def _steps(text: str | None) -> list[Step]:
     return list(find_steps().values()) if text is None else [get_step(number) for number in numbers(text, "--step")]
 
@@ -238,4 +218,4 @@ def _shape(text: str) -> tuple[int, int, int]:
     match = re.fullmatch(r"(-?\d+)x(-?\d+)x(-?\d+)", text.strip())
     if not match:
         raise UsageError(f"--shape {text!r} is not MxNxK; write for example 1024x512x256")
-    return tuple(map(int, match.groups()))
+    return tuple(whole(number, "--shape") for number in match.groups())

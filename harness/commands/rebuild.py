@@ -12,7 +12,7 @@ from typing import Any
 
 from tensorir_ladder.harness.bandwidth import BandwidthCase, lower_workload
 from tensorir_ladder.harness.build import Case, Lowered, lower
-from tensorir_ladder.harness.commands import WRONG
+from tensorir_ladder.harness.commands import DIFFERENT
 from tensorir_ladder.harness.commands.options import UsageError, numbers
 from tensorir_ladder.harness.commands.show import progress
 from tensorir_ladder.harness.machines import machine_for
@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, _command: str) -> int:
-    """Lower each distinct case in a process of several; exit status 1 where the CUDA of one differs."""
+    """Lower each distinct case in a process of several; exit status 5 where the CUDA of one differs."""
     if options.jobs < 1 or (options.limit is not None and options.limit < 1):
         raise UsageError(f"--jobs {options.jobs} --limit {options.limit}: at least 1")
     steps = numbers(options.step, "--step") if options.step else None
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
     finally:
         pool.shutdown(cancel_futures=True)
     print("\n".join([*sorted(differing), f"{len(chosen) - len(differing)} of {len(chosen)} give the recorded CUDA"]))
-    return WRONG if differing else 0
+    return DIFFERENT if differing else 0
 
 
 def difference(record: Recorded) -> str:

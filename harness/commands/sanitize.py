@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tensorir_ladder.emulator.compiler import BUILDS
 from tensorir_ladder.harness import execution
-from tensorir_ladder.harness.commands import WRONG
+from tensorir_ladder.harness.commands import DIFFERENT
 from tensorir_ladder.harness.commands.options import UsageError, add_revision
 from tensorir_ladder.harness.commands.show import console, new_table, progress
 from tensorir_ladder.harness.environment import gpu_identity, tree_state
@@ -34,14 +34,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Prepare, or look at what is prepared, or show; exit status 1 where emulator and tools disagree."""
+    """Prepare, or look at what is prepared, or show; exit status 5 where emulator and tools disagree."""
     if options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: at least 1")
     if options.prepare:
         return _prepare(options)
     rows = read(options.show) if options.show else _look(options, command)
     _print(rows)
-    return WRONG if any(row.verdict == DISAGREE for row in rows) else 0
+    return DIFFERENT if any(row.verdict == DISAGREE for row in rows) else 0
 
 
 def _prepare(options: argparse.Namespace) -> int:

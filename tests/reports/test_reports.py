@@ -37,7 +37,7 @@ from tensorir_ladder.reports.page import step_page
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import peaks, plots
 from tensorir_ladder.reports.readme import BEGIN, END, other_shapes, overview, pictures
-from tensorir_ladder.reports.selection import UsageError, load, parse_steps
+from tensorir_ladder.reports.selection import load
 from tensorir_ladder.reports.table import all_tables, ladder_table, variants_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -289,17 +289,6 @@ def test_a_page_shows_what_its_step_was_tuned_to(tmp_path):
 def test_a_tuned_configuration_that_is_no_evidence_is_found(changes, finding):
     assert list(tuned_problems(tuned())) == []
     assert any(finding in problem for problem in tuned_problems(tuned(**changes)))
-
-
-@pytest.mark.parametrize(("text", "steps"), [("5", [5]), ("1-3", [1, 2, 3]), ("1,3", [1, 3]), ("4-5,1", [1, 4, 5])])
-def test_steps_are_parsed(text, steps):
-    assert parse_steps(text) == steps
-
-
-@pytest.mark.parametrize("text", ["", "x", "3-1", "1,,2", "-1"])
-def test_steps_that_are_none_are_refused(text):
-    with pytest.raises(UsageError, match="--step takes"):
-        parse_steps(text)
 
 
 # Tables
