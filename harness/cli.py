@@ -175,12 +175,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     name = _top().parse_args(arguments[:1]).command
     if name in GROUPS["reports"]:
         return _reports().parse(arguments)
+    return parser_of(name).parse_args(arguments[1:])
+
+
+def parser_of(name: str) -> Parser:
+    """Make the parser of a command's options; import its module."""
+    if name in GROUPS["reports"]:
+        return _reports().parsers()[name]
     own = [line for line in EXAMPLES.splitlines() if line.startswith(f"  ladder {name} ")]
     epilog = "\n".join([*(["examples:", *own, ""] if own else []), STATUS])
     parser = Parser(prog=f"ladder {name}", description=COMMANDS[name].sentences, epilog=epilog)
     parser.set_defaults(command=name)
     _module(name).add_options(parser)
-    return parser.parse_args(arguments[1:])
+    return parser
 
 
 def _module(name: str) -> ModuleType:
@@ -282,6 +289,8 @@ def _checked(arguments: list[str]) -> list[str]:
     for before, argument in zip(["ladder", *arguments], arguments):
         if not argument or (argument.startswith("--") and argument.endswith("=")):
             raise Misused(f"an empty value behind {argument or before}; give one, or leave the option out")
+        if "--" in (argument, argument.partition("=")[-1]):
+            raise Misused("-- is no value, and no command takes any without an option; leave it out")
         if "\0" in argument:
             raise Misused(f"a NUL character in {argument!r}; leave it out")
     return arguments

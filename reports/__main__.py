@@ -58,6 +58,16 @@ def run(options: argparse.Namespace) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read a command and its options."""
     parser = Parser("ladder", description=__doc__, epilog=f"{EXAMPLES}{STATUS}")
+    _add_commands(parser)
+    return parser.parse_args(arguments)
+
+
+def parsers() -> dict[str, Parser]:
+    """Make the parser of each command's options, by its name."""
+    return _add_commands(Parser("ladder"))
+
+
+def _add_commands(parser: Parser) -> dict[str, Parser]:
     commands = parser.add_subparsers(required=True, metavar="command")
     verbs = {"table": _table, "stages": _stages, "plot": _plot, "page": _page, "readme": _readme, "check": _check}
     for name, command in verbs.items():
@@ -75,7 +85,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         if name == "stages":
             sub.add_argument("--tile", metavar="TILE", help="MxNxK/TMxTN, as records write it (all)")
             sub.add_argument("--size", metavar="SIZES", help="512,1024 or MxNxK (all)")
-    return parser.parse_args(arguments)
+    return {name: commands.choices[name] for name in verbs}
 
 
 def _table(options: argparse.Namespace, paths: Paths) -> int:

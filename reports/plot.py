@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated, TypedDict
 
 import msgspec
 from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
+from tensorir_ladder.harness.records import RecordError
 from tensorir_ladder.reports import drawing, figures, stage_figures, timeline_figure, timelines
 from tensorir_ladder.reports.cases import grouped
 from tensorir_ladder.reports.counters import counted_groups
@@ -131,9 +132,23 @@ def stage_curve(results: Results) -> Plot | None:
     return _stage_plot(speed_kind(own[0]), own, stage_figures.speed_figure)
 
 
-def peaks() -> dict[str, dict]:
-    """Read peak rates and bandwidth by GPU name, with their origin."""
-    return json.loads(PEAKS.read_text())
+Rate = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Peak(TypedDict):
+    """What a GPU can do at most, in GFLOPS by dtype and arithmetic and in GB/s, and where that is known from."""
+
+    peak_gflops: dict[str, Rate]
+    bandwidth_gb_s: Rate
+    origin: str
+
+
+def peaks() -> dict[str, Peak]:
+    """Read peak rates by GPU name; RecordError for a damaged file."""
+    try:
+        return msgspec.json.decode(PEAKS.read_bytes(), type=dict[str, Peak])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"cannot use {PEAKS} ({error}); restore the file") from error
 
 
 def _stage_plot(kind: str, sweeps: Sequence[StageSweep] | Sequence[StreamSweep], draw: Callable[..., Figure]) -> Plot:

@@ -192,7 +192,12 @@ class BlockTile:
         return found
 
     def validate(self, target: Target, itemsize: int = 4, stages: int = 1) -> None:
-        """Raise IllegalTile with every violated limit of ``target``; see :meth:`violations`."""
+        """Raise IllegalTile with the instruction that ``target`` lacks, or with every limit that the tile breaks."""
+        if lacking := self.missing(target):
+            raise IllegalTile(
+                f"tile {self} needs what the target lacks: {lacking}",
+                remedy="name one that has it (--arch), or take a step that does without",
+            )
         found = self.violations(target, itemsize, stages)
         if found:
             raise IllegalTile(

@@ -97,8 +97,14 @@ class Matmul:
         """
         m, n, k = (-(-size // extent) * extent for size, extent in zip((self.m, self.n, self.k), block))
         tile = "x".join(map(str, block))
-        for what, rows, columns in (("m·n", m, n), ("m·k", m, k), ("n·k", n, k)):
-            _check_elements(f"{what}, each rounded up to tiles of {tile},", rows, columns)
+        for what, elements in (("m·n", m * n), ("m·k", m * k), ("n·k", n * k)):
+            if elements >= MAX_ELEMENTS:
+                raise IllegalWorkload(
+                    f"{what} of {self.shape}, padded to whole tiles of {tile}, is beyond 32-bit indexing",
+                    value=elements,
+                    limit=f"below {MAX_ELEMENTS}",
+                    remedy="take smaller tiles, or split the product along one of its extents",
+                )
 
     def transposed(self) -> Matmul:
         """Return this product with B stored in the other layout."""

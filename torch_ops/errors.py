@@ -37,6 +37,10 @@ class UnsupportedGpu(IllegalSchedule):
     """There is no GPU, or none that has what the kernels are made of."""
 
 
+class NoTorch(ImportError):
+    """Torch, whose tensors are multiplied, is not installed."""
+
+
 class FirstCallInCapture(RuntimeError):
     """A product's first call while a CUDA graph is captured, when nothing can be loaded."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands.show import warn
-from tensorir_ladder.harness.commands.values import UsageError, numbers, whole
+from tensorir_ladder.harness.commands.values import UsageError, between, numbers, whole
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, Machine, machine_for
 from tensorir_ladder.harness.peers import KINDS
 from tensorir_ladder.harness.tuning import STAGE_SET
@@ -20,12 +21,17 @@ from tensorir_ladder.steps.registry import find_steps, get_step
 from tensorir_ladder.steps.step import Step
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
+EITHER_SIZES = f"{GPU_SIZES} on a GPU, {CPU_SIZES} without"
+MOST_JOBS = 512
 CHOICES = ("default", "best", "tuned")  # of --tile, in place of a tile
 
 
-def add_case_options(parser: argparse.ArgumentParser, sweep: bool = False) -> None:
-    """Add options that name cases; a sweep takes several of what the other commands take one of."""
-    add_problem_options(parser)
+def add_case_options(parser: argparse.ArgumentParser, sizes: str, sweep: bool = False) -> None:
+    """Add options that name cases; a sweep takes several of what the other commands take one of.
+
+    ``sizes`` says which are taken where none is named.
+    """
+    add_problem_options(parser, sizes)
     several = " (lists and ranges: 1-6, 2,4)" if sweep else ""
     parser.add_argument("--variant", help="variants' names, default or all (one step: all; several: default)")
     own = f"the step's own; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
@@ -47,10 +53,10 @@ def tile_forms() -> str:
     return "; ".join(f"step {numbers[0]} on {form}" for form, numbers in families.items())
 
 
-def add_problem_options(parser: argparse.ArgumentParser) -> None:
-    """Add options that name steps and products."""
+def add_problem_options(parser: argparse.ArgumentParser, sizes: str) -> None:
+    """Add options that name steps and products; ``sizes`` says which are taken where none is named."""
     parser.add_argument("--step", help="steps: 5 | 1-6 | 1,3 (all)")
-    parser.add_argument("--size", help=f"square sizes: 256,512 ({GPU_SIZES} on a GPU, {CPU_SIZES} without)")
+    parser.add_argument("--size", help=f"square sizes: 256,512 ({sizes})")
     parser.add_argument("--shape", help="shapes MxNxK[,MxNxK]; instead of --size")
     parser.add_argument("--dtype", help=f"operands: {' | '.join(DTYPES)} (the first that the step takes)")
     parser.add_argument("--out-dtype", help="output (that of the operands)")
@@ -77,6 +83,12 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     """Add options that say where results and tree lie."""
     add_revision(parser)
     parser.add_argument("--out", type=Path, help="folder for records, or for listings with compile")
+
+
+def add_jobs(parser: argparse.ArgumentParser, usual: int | None = None) -> None:
+    """Add the option of how many processes work side by side; ``usual`` where it is not given, else one a core."""
+    text = "processes side by side ({})".format("one for each core" if usual is None else usual)
+    parser.add_argument("--jobs", type=between(1, MOST_JOBS), default=usual or os.cpu_count() or 1, help=text)
 
 
 def add_revision(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +120,7 @@ def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False, se
         raise UsageError(f"--stages {stages}: one number, at least 1 (1 is unpipelined); sweep takes several")
     choice = tile if tile in CHOICES else "given"
     if choice in ("best", "tuned") and not tunes:
-        raise UsageError(f"--tile {choice} is found by measuring, so only run takes it, and only on a GPU; name a tile")
+        raise UsageError(f"--tile {choice} is found by measuring, and only run measures for it; name a tile")
     if choice == "tuned" and (stages is not None or options.variant not in (None, "default")):
         raise UsageError("--tile tuned brings its own --stages and --variant; leave them out, or name a tile")
     alone = len(steps) == 1 and choice != "tuned"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 MOST_NUMBERS = 10_000
-MOST_DIGITS = 18  # all that could be meant has fewer, and Python refuses to convert thousands
+MOST_DIGITS = 24  # all that could be meant has fewer, and Python refuses to convert thousands
 
 
 class UsageError(ValueError):
@@ -56,4 +56,5 @@ def between(least: float, most: float, kind: type = int) -> Callable[[str], floa
             raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what} from {least:g} to {most:g}")
         return value
 
+    read.__name__ = "number"  # by which argparse would name it
     return read

@@ -127,7 +127,7 @@ def _lines(path: Path) -> tuple[dict[int, bytes], list[int]]:
             continue
         try:
             msgspec.json.decode(line, type=msgspec.Raw)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # of brackets in brackets without end
             torn.append(number)
         else:
             whole[number] = line

@@ -176,7 +176,7 @@ def test_a_function_that_is_called_directly_refuses_what_its_step_does_not_take(
 def test_a_product_that_tiles_pad_beyond_32_bits_is_refused(number: int, shape: tuple[int, int, int]) -> None:
     case = make_case(number, shape)
     for ask in (case.validate, lambda: case.step.schedule(case.problem, case.config)):
-        with pytest.raises(IllegalWorkload, match=r"rounded up to tiles of \d+x\d+x\d+") as caught:
+        with pytest.raises(IllegalWorkload, match=r"whole tiles of \d+x\d+x\d+") as caught:
             ask()
         assert caught.value.value >= 2**31
 
