@@ -15,7 +15,9 @@ from support.command_lines import command_lines
 from support.reports_fixtures import record
 from tensorir_ladder.harness import cli
 from tensorir_ladder.harness.commands import bandwidth, fuzz, kernels, measuring, rebuild, sanitize
+from tensorir_ladder.harness.records import RecordError
 from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.reports import plot
 from tensorir_ladder.schedules.errors import IllegalSchedule
 
 Command = Callable[..., Outcome]
@@ -229,6 +231,26 @@ def test_drawn_command_lines_end_with_a_documented_status(
         if "--debug" not in line:
             assert "Traceback" not in outcome.err, line
             assert len(outcome.err.splitlines()) <= 3, line
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[1]",
+        b"[" * 5000,
+        b'{"a GPU": 1e400}',
+        b'{"a GPU": {"peak_gflops": {"float32 ieee": "fast"}, "bandwidth_gb_s": 1, "origin": ""}}',
+        b'{"a GPU": {"peak_gflops": {"float32 ieee": 0}, "bandwidth_gb_s": 1, "origin": ""}}',
+        b'{"a GPU": {"peak_gflops": {}}}',
+    ],
+)
+def test_damaged_peaks_are_named(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "peaks.json").write_bytes(content)
+    monkeypatch.setattr(plot, "PEAKS", tmp_path / "peaks.json")
+    with pytest.raises(RecordError, match=r"peaks\.json"):
+        plot.peaks()
 
 
 def test_a_bad_shape_after_good_ones_stops_before_anything_runs(command: Command) -> None:

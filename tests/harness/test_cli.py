@@ -109,6 +109,7 @@ def test_an_explicit_step_is_verified_by_the_emulator_only(number: int, command:
     assert verified_on(ran) == verified_on(verified) == [""]
     assert ("emulator" if STEPS[number].verified_on else "never run") in ran.out
     assert "worst error" not in ran.out + verified.out
+    assert ("install g++" in verified.out) == bool(STEPS[number].verified_on)
 
 
 @pytest.mark.compiler
@@ -500,14 +501,6 @@ def test_output_in_ascii(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = {"list": out, "compile": err}[name].buffer.getvalue().decode("ascii")
     assert (code, "×" in text) == ({"list": 0, "compile": 2}[name], False)
     assert re.search(r"\dx\d", text)
-
-
-def test_without_docstrings_and_a_home() -> None:
-    command = [sys.executable, "-OO", "-m", "harness", "verify", "--step", "11", "--size", "64", "--on", "llvm"]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": "/proc/none"}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (3, "")
-    assert "step11_tma_ring[tma_store]" in result.stdout
 
 
 def test_a_step_file_with_an_error_leaves_the_others(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,6 +140,14 @@ def test_a_file_that_only_looks_like_a_step_is_refused(stem: str, tmp_path: Path
     folder = write(tmp_path, **{stem: GOOD})
     assert not find_steps(folder)
     assert re.match(rf"{stem}\.py .*stepN_topic", str(malformed_steps(folder)[stem]))
+
+
+def test_a_step_stands_without_its_docstring_where_python_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorir_ladder.steps.step.sys", SimpleNamespace(flags=SimpleNamespace(optimize=2)))
+    (step,) = find_steps(write(tmp_path, step2_bad=MALFORMED["docstring"][0])).values()
+    assert step.title == "Step 2, bad"
 
 
 def test_two_steps_of_one_number_are_refused(tmp_path: Path) -> None:
