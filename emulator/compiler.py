@@ -53,7 +53,9 @@ def _device_digest() -> str:
 def kernel_library(text: str) -> Path:
     """Build the shared library of a kernel's C++ text and the runtime, or take it from the cache."""
     compiler = require_host_compiler()
-    runtime = _kept(compiler, ".runtime.o", (DEVICE / "runtime.cpp").read_text(), (*RUNTIME_FLAGS, "-c"))
+    runtime = _kept(
+        compiler, ".runtime.o", (DEVICE / "runtime.cpp").read_text(encoding="utf-8"), (*RUNTIME_FLAGS, "-c")
+    )
     return _kept(compiler, ".kernel.so", text, KERNEL_FLAGS, str(runtime))
 
 
@@ -63,7 +65,7 @@ def _kept(compiler: str, kind: str, text: str, flags: tuple[str, ...], runtime: 
     def build() -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             source, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.o"
-            source.write_text(text)
+            source.write_text(text, encoding="utf-8")
             _compile([compiler, *flags, "-c", f"-I{DEVICE}", str(source), "-o", str(built)])
             if runtime:
                 library = Path(folder) / "kernel.so"

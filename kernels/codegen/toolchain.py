@@ -118,7 +118,7 @@ def compile_ptx(source: str, arch: str, compiler: Compiler) -> str:
     """Compile CUDA text to PTX for ``arch``."""
     with tempfile.TemporaryDirectory() as folder:
         run_nvcc(compiler, source, Path(folder), "kernel.ptx", "-ptx", f"-arch=compute_{arch.removeprefix('sm_')}")
-        return (Path(folder) / "kernel.ptx").read_text()
+        return (Path(folder) / "kernel.ptx").read_text(encoding="utf-8")
 
 
 def disassemble(cubin: Cubin) -> str:
@@ -148,7 +148,7 @@ def arch_flags(arch: str) -> tuple[str, ...]:
 
 def run_nvcc(compiler: Compiler, source: str, folder: Path, output: str, *flags: str) -> str:
     """Compile ``source`` in ``folder``; returns what ptxas printed, CompileError with the first message."""
-    (folder / "kernel.cu").write_text(source)
+    (folder / "kernel.cu").write_text(source, encoding="utf-8")
     command = [compiler.nvcc, *FLAGS, *flags, folder / "kernel.cu", "-o", folder / output]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
