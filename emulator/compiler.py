@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tensorir_ladder.emulator.errors import NoHostCompiler, UnknownText
+from tensorir_ladder.kernels.codegen.build_cache import BuildCache
 
 COMPILERS = ("g++", "clang++", "c++")
 DEVICE = Path(__file__).parent / "device"
@@ -20,6 +19,7 @@ RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-strict
 # Hooks of a race detector at every load and store; the detector's own runtime is not linked. By -Og kernels compile in
 # half to two thirds of the time of -O1 and run as fast, for most of a run's time is the runtime's.
 KERNEL_FLAGS = ("-std=c++17", "-Og", "-g1", "-fPIC", "-w", "-fno-strict-aliasing", "-fsanitize=thread")
+BUILDS = BuildCache("emulator")
 
 
 def find_host_compiler() -> str | None:
@@ -37,14 +37,12 @@ def require_host_compiler() -> str:
     return found
 
 
-def builds() -> Path:
-    """Name the folder where builds are kept: ``emulator`` in the project's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensorir-ladder" / "emulator"
-
-
 @functools.cache
 def _version(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NoHostCompiler(f"{compiler} does not run ({error}); mend it or take it off PATH") from error
 
 
 @functools.cache
@@ -55,29 +53,27 @@ def _device_digest() -> str:
 def kernel_library(text: str) -> Path:
     """Build the shared library of a kernel's C++ text and the runtime, or take it from the cache."""
     compiler = require_host_compiler()
-    runtime = _cached(compiler, "runtime.o", (DEVICE / "runtime.cpp").read_text(), (*RUNTIME_FLAGS, "-c"))
-    return _cached(compiler, "kernel.so", text, KERNEL_FLAGS, str(runtime))
+    runtime = _kept(
+        compiler, ".runtime.o", (DEVICE / "runtime.cpp").read_text(encoding="utf-8"), (*RUNTIME_FLAGS, "-c")
+    )
+    return _kept(compiler, ".kernel.so", text, KERNEL_FLAGS, str(runtime))
 
 
-def _cached(compiler: str, kind: str, text: str, flags: tuple[str, ...], runtime: str = "") -> Path:
+def _kept(compiler: str, kind: str, text: str, flags: tuple[str, ...], runtime: str = "") -> Path:
     """Build ``text``, unless a build is kept under the digest of all that it depends on."""
-    recipe = json.dumps([text, flags, _version(compiler), _device_digest(), kind])
-    path = builds() / f"{hashlib.sha256(recipe.encode()).hexdigest()}.{kind}"
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        source, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.o"
-        source.write_text(text)
-        _compile([compiler, *flags, "-c", f"-I{DEVICE}", str(source), "-o", str(built)])
-        if runtime:
-            library = Path(folder) / kind
-            _compile([compiler, "-shared", str(built), runtime, "-o", str(library)])
-            built = library
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
-        shutil.copyfile(built, partial)
-    os.replace(partial, path)
-    return path
+
+    def build() -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            source, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.o"
+            source.write_text(text, encoding="utf-8")
+            _compile([compiler, *flags, "-c", f"-I{DEVICE}", str(source), "-o", str(built)])
+            if runtime:
+                library = Path(folder) / "kernel.so"
+                _compile([compiler, "-shared", str(built), runtime, "-o", str(library)])
+                built = library
+            return built.read_bytes()
+
+    return BUILDS.get([text, flags, _version(compiler), _device_digest()], kind, build).path
 
 
 def _compile(command: list[str]) -> None:

@@ -109,8 +109,8 @@ class Case:
         return self.form.needs_async_copy and not self.machine.has_cp_async
 
     def validate(self) -> None:
-        """Raise for what cannot work: another family's tile, its limits, a dtype, cp.async where there is none, or
-        too few stages.
+        """Raise for what cannot work: what the step is not made for (:meth:`steps.step.Step.check`), a tile's limits,
+        a dtype, cp.async where there is none, or too few stages.
         """
         self.step.check_tile(self.tile)
         self.step.check_dtype(self.variant, self.problem.dtype)
@@ -122,6 +122,7 @@ class Case:
                 f"{remedy}"
             )
         self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.stages_built)
+        self.step.check(self.problem, self.config)
         fewest = self.form.fewest_stages
         if self.stages < min(fewest, self.k_tiles):
             raise IllegalPipeline(

@@ -7,17 +7,21 @@ nor torch. Nothing heavier may be imported here.
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from tensorir_ladder.harness.commands import BAD_INPUT, WRONG
+from tensorir_ladder.harness.commands import BAD_INPUT, DEFECT, WRONG
 
 PACKAGE = __name__.partition(".")[0]
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -91,32 +95,74 @@ EXAMPLES = """\
   ladder rebuild --step 5 --limit 20             is the CUDA of records still what it was?
   ladder table --step 5 --markdown               step 5 and its variants as Markdown
 """
-STATUS = "exit status: 0 right, 1 a wrong result or a difference, 2 refused, 3 could not be verified"
+STATUS = """\
+exit status: 0 right, 1 a wrong result, 2 refused (by these options, files or this machine), 3 could not be verified,
+4 a defect of this program, 5 what should agree differs (check, rebuild, traces, sanitize), 130 interrupted, 141 nobody
+reads the output"""
+LONGEST_LINE = 1000
+# What output in ASCII has in these places; "?" for others.
+IN_ASCII = {"×": "x", "·": "*", "–": "-", "−": "-", "²": "^2", "³": "^3", "µ": "u", "…": "...", "≥": ">=", "ᵀ": "^T"}
+
+
+class Misused(ValueError):
+    """A command line that cannot be understood."""
+
+
+class _Done(Exception):
+    """Help was printed, and that is all."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose refusals are one line, by :class:`Misused`, and whose commands all take ``--debug``."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, formatter_class=argparse.RawDescriptionHelpFormatter, **named)
+        self.add_argument("--debug", action="store_true", help="show where an error was raised (also LADDER_DEBUG=1)")
+
+    def error(self, message: str) -> NoReturn:
+        """See argparse."""
+        raise Misused(f"{message}; {self.prog} --help says what there is")
+
+    def print_help(self, file: Any = None) -> None:
+        """See argparse, which hides that it could not."""
+        print(self.format_help(), end="")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """See argparse."""
+        raise _Done
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status (0 right, 1 wrong result, 2 refused, 3 could not be verified)."""
-    arguments = _join_negative(list(sys.argv[1:] if arguments is None else arguments))
+    """Run one command and return its exit status (``STATUS``); nothing but an exit status leaves it."""
+    return guarded(_run, arguments)
+
+
+def guarded(work: Callable[[list[str]], int], arguments: Sequence[str] | None = None) -> int:
+    """Do ``work(arguments)``, those of the process where none are given; return the exit status of how it ended.
+
+    An error is one line on standard error. With ``--debug`` anywhere, or LADDER_DEBUG in the environment, the
+    traceback stands before it.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given or os.environ.get("LADDER_DEBUG", "0") not in ("", "0")
+    code = 0
+    try:
+        _make_printable()
+        with suppress(_Done):
+            code = work(_join_negative(_checked([argument for argument in given if argument != "--debug"])))
+        sys.stdout.flush()
+        return code
+    except BaseException as error:  # noqa: BLE001 - the one place where all errors end
+        if debug:
+            traceback.print_exc()
+        return _end(error)
+
+
+def _run(arguments: list[str]) -> int:
     name = _top().parse_args(arguments[:1]).command
     if name in GROUPS["reports"]:
-        return _reports().main(arguments)
-    try:
-        options = parse(arguments)
-        return _module(name).run(options, shlex.join(["ladder", *_repeatable(arguments)]))
-    except KeyboardInterrupt:
-        print("interrupted; what is measured is on disk, and the same command goes on from there", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    except MemoryError:
-        print("error: out of memory; give a smaller shape, or run on a GPU", file=sys.stderr)
-        return BAD_INPUT
-    except Exception as error:
-        # The project's own exceptions say in a line what is refused or wrong; any other is a bug, and shows where.
-        if type(error).__module__.partition(".")[0] != PACKAGE:
-            raise
-        return _refuse(error)
+        return _reports().run(parse(arguments))
+    return _module(name).run(parse(arguments), shlex.join(["ladder", *_repeatable(arguments)]))
 
 
 def run_step(file: str) -> None:
@@ -126,20 +172,23 @@ def run_step(file: str) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read a command's options, of which ``command`` is its name; import its module."""
+    """Read a command's options, of which ``command`` is its name; import its module. Raises Misused."""
     name = _top().parse_args(arguments[:1]).command
     if name in GROUPS["reports"]:
         return _reports().parse(arguments)
+    return parser_of(name).parse_args(arguments[1:])
+
+
+def parser_of(name: str) -> Parser:
+    """Make the parser of a command's options; import its module."""
+    if name in GROUPS["reports"]:
+        return _reports().parsers()[name]
     own = [line for line in EXAMPLES.splitlines() if line.startswith(f"  ladder {name} ")]
-    parser = argparse.ArgumentParser(
-        prog=f"ladder {name}",
-        description=COMMANDS[name].sentences,
-        epilog="\n".join([*(["examples:", *own, ""] if own else []), STATUS]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    epilog = "\n".join([*(["examples:", *own, ""] if own else []), STATUS])
+    parser = Parser(prog=f"ladder {name}", description=COMMANDS[name].sentences, epilog=epilog)
     parser.set_defaults(command=name)
     _module(name).add_options(parser)
-    return parser.parse_args(arguments[1:])
+    return parser
 
 
 def _module(name: str) -> ModuleType:
@@ -157,26 +206,95 @@ def _top() -> argparse.ArgumentParser:
     for group, commands in GROUPS.items():
         lines.append(f"{group}:")
         lines += [f"  {name:<11}{text:<{width}}  [{needs}]" for name, (text, needs) in commands.items()]
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ladder",
         usage="ladder COMMAND [options]; ladder COMMAND --help has a command's options",
         description="Build, verify and measure the steps of the ladder.",
         epilog="\n".join([*lines, "", "examples:", EXAMPLES, STATUS]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below; [what it needs]")
     return parser
 
 
-def _refuse(error: Exception) -> int:
-    from tensorir_ladder.emulator.errors import KernelFault
-    from tensorir_ladder.harness.verify import WrongResult
+def _end(error: BaseException) -> int:
+    """Say in one line how a command ended, and return the exit status for it."""
+    code, text = _verdict(error)
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError:  # what it still holds is dropped, or Python would fail again when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if text and sys.stderr:
+        line = " ".join(text.split())
+        if len(line) > LONGEST_LINE:
+            line = f"{line[: LONGEST_LINE // 2]} … {line[-LONGEST_LINE // 2 :]}"
+        with suppress(OSError):  # where nothing can be said, the exit status says it
+            print(line, file=sys.stderr, flush=True)
+    return code
 
-    text = f"{'wrong result: ' if isinstance(error, WrongResult) else ''}{error}"
+
+def _verdict(error: BaseException) -> tuple[int, str]:
+    kind, text = type(error), str(error)
+    home = kind.__module__.partition(".")[0]
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted; what is measured is on disk, and the same command goes on from there"
+    if isinstance(error, MemoryError) or kind.__name__ == "OutOfMemoryError":  # torch's, of a GPU
+        return BAD_INPUT, "error: out of memory; give a smaller shape, or run on a GPU with more"
+    if home == PACKAGE:
+        return _own_verdict(error, text)
+    if isinstance(error, BrokenPipeError):
+        return BROKEN_PIPE, ""
+    if isinstance(error, OSError):
+        what = f"cannot use {error.filename}" if error.filename else "cannot write output"
+        return BAD_INPUT, f"error: {what} ({error.strerror or text}); give another place, or free this one"
+    if isinstance(error, ImportError) and (error.name or PACKAGE).partition(".")[0] != PACKAGE:
+        return BAD_INPUT, f"error: {text}; install the project with what it depends on (pip install -e .)"
+    return DEFECT, f"error: a defect of this program: {kind.__name__}: {text[:200]}{_place(error)}; --debug shows more"
+
+
+def _own_verdict(error: BaseException, text: str) -> tuple[int, str]:
+    # The project's own errors are refusals, but those of a kernel that does not do what it should.
+    from tensorir_ladder.emulator.errors import KernelFault
+
     if isinstance(error, KernelFault):
-        text = text.replace(f"(seed {error.seed} repeats it)", f"(--emulator-seed {error.seed} repeats it)")
-    print(f"error: {text}", file=sys.stderr)
-    return WRONG if isinstance(error, WrongResult | KernelFault) else BAD_INPUT
+        again = f"{error.seed} repeats it)"
+        return WRONG, "error: " + text.replace(f"(seed {again}", f"(--emulator-seed {again}")
+    if type(error).__name__ == "WrongResult":  # by name: its module needs TVM
+        return WRONG, f"error: wrong result: {text}"
+    return BAD_INPUT, f"error: {text}"
+
+
+def _place(error: BaseException) -> str:
+    """Name the innermost line of the project that an error came through."""
+    root = str(Path(__file__).parents[1])
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(root)]
+    return f" ({os.path.relpath(frames[-1].filename, root)}, line {frames[-1].lineno})" if frames else ""
+
+
+def _make_printable() -> None:
+    """Have output in a small alphabet, as ASCII, replace what it has no letter for; Misused where it is closed."""
+    if sys.stdout is None:
+        raise Misused("standard output is closed; send it somewhere, at least to /dev/null")
+    codecs.register_error("in_ascii", lambda error: (_in_ascii(error.object[error.start : error.end]), error.end))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="in_ascii")
+
+
+def _in_ascii(text: str) -> str:
+    return "".join(IN_ASCII.get(character, "?") for character in text)
+
+
+def _checked(arguments: list[str]) -> list[str]:
+    """Refuse what no option takes: empty values, as unset variables of a shell leave them, and NUL."""
+    for before, argument in zip(["ladder", *arguments], arguments):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            raise Misused(f"an empty value behind {argument or before}; give one, or leave the option out")
+        if "--" in (argument, argument.partition("=")[-1]):
+            raise Misused("-- is no value, and no command takes any without an option; leave it out")
+        if "\0" in argument:
+            raise Misused(f"a NUL character in {argument!r}; leave it out")
+    return arguments
 
 
 def _join_negative(arguments: list[str]) -> list[str]:

@@ -192,11 +192,16 @@ def require_gpu() -> Any:
 
 def gpu_present() -> bool:
     """Tell whether kernels can run on a GPU here."""
+    return not why_none()
+
+
+def why_none() -> str:
+    """Say why there is no GPU here, and the remedy; empty where there is one."""
     try:
         require_gpu()
-    except NoGpu:
-        return False
-    return True
+    except NoGpu as missing:
+        return str(missing)
+    return ""
 
 
 def gpu_arch() -> str:

@@ -12,10 +12,31 @@ from tensorir_ladder.kernels import tma
 from tensorir_ladder.kernels.panels import TileProduct
 from tensorir_ladder.kernels.tiles import TmaTile
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
+from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.workloads import Matmul
 
+STORED = (*PTX_TYPES, "float32")  # dtypes of results: rounded from float32 sums, or as these are
 BOX_BYTES = WGMMA_ROWS * ROW_BYTES
+
+
+def untaken(problem: Matmul) -> str:
+    """Say, in a clause, why the explicit kernels take no such product; empty where they do."""
+    if problem.out_dtype not in STORED:
+        return f"results are stored as {', '.join(STORED)}, not {problem.out_dtype}"
+    return tma.unreadable(problem)
+
+
+def check_taken(problem: Matmul, remedy: str = tma.ALIGNING_STEP) -> None:
+    """Raise IllegalWorkload for what :func:`untaken` names; ``remedy`` says who takes rows that TMA cannot read."""
+    tma.check_rows(problem, remedy)
+    if problem.out_dtype not in STORED:
+        raise IllegalWorkload(
+            "results that the explicit kernels do not store",
+            value=problem.out_dtype,
+            limit=" | ".join(STORED),
+            remedy="store them as one of these, or take step 10",
+        )
 
 
 def can_store_by_tma(problem: Matmul, tile: TmaTile) -> bool:

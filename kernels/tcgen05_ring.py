@@ -57,7 +57,7 @@ def tcgen05_ring(
     ------
     IllegalWorkload, IllegalTile, IllegalPipeline : as :func:`kernels.tma_ring.tma_ring` does.
     """
-    tma.check_rows(problem, UNALIGNED_ROWS)
+    epilogue.check_taken(problem, UNALIGNED_ROWS)
     check_stages(stages, 1, MOST_STAGES)
     product = TensorProduct.of(problem, tile)
     by_tma = epilogue.can_store_by_tma(problem, tile)

@@ -57,7 +57,7 @@ def tma_ring(
     IllegalTile : for a dtype or layout that wgmma has no form for.
     IllegalPipeline : for stages below 1 or above 6.
     """
-    tma.check_rows(problem)
+    epilogue.check_taken(problem)
     check_stages(stages, 1, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)
     by_tma = tma_store and epilogue.can_store_by_tma(problem, tile)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from tensorir_ladder.harness.cli import COMMANDS
-from tensorir_ladder.harness.records import RESULTS, RecordError
+from tensorir_ladder.harness.cli import COMMANDS, STATUS, Parser, guarded
+from tensorir_ladder.harness.commands import DIFFERENT
+from tensorir_ladder.harness.commands.values import numbers
+from tensorir_ladder.harness.records import RESULTS
 from tensorir_ladder.reports.cases import grouped
 from tensorir_ladder.reports.cells import Table
 from tensorir_ladder.reports.check import findings
@@ -22,7 +24,7 @@ from tensorir_ladder.reports.page import write_pages
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import plots, speed_kind, stage_plots
 from tensorir_ladder.reports.readme import write_readme
-from tensorir_ladder.reports.selection import UsageError, load, parse_steps
+from tensorir_ladder.reports.selection import UsageError, load
 from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table
 from tensorir_ladder.reports.sweeps import chosen_sweeps, product_sweeps
 from tensorir_ladder.reports.table import all_tables, row
@@ -36,44 +38,46 @@ examples:
   ladder stages --step 5 --size 1024  what each stage brings and costs, and the depth model judged
   ladder readme                     after measuring: the README's tables and pictures
   ladder page                       a short page per step, and one on stages with advice by workload
-  ladder check                      exit 1 and a line per finding if anything is wrong or stale
+  ladder check                      exit 5 and a line per finding if anything is wrong or stale
 
 Records come from `ladder run`. Pages and their plots are written into reports/pages, which git ignores;
 with --results FOLDER, into that folder.
-exit status: 0 fine, 1 check found something, 2 an argument or a folder cannot be used, or there is nothing to check
 """
 PIPED_WIDTH = 180
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
-    options = parse(arguments)
-    paths = Paths.of(options.results, options.readme)
-    try:
-        return options.command(options, paths)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except (RecordError, UsageError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    """Run one command; returns the exit status, as ``ladder`` does."""
+    return guarded(lambda given: run(parse(given)), arguments)
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def run(options: argparse.Namespace) -> int:
+    """Run the command that the options name."""
+    return options.command(options, Paths.of(options.results, options.readme))
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read a command and its options."""
-    parser = argparse.ArgumentParser(
-        "ladder", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="records (reports/results)")
-    common.add_argument("--readme", type=Path, metavar="FILE", help="the README with result markers (README.md)")
+    parser = Parser("ladder", description=__doc__, epilog=f"{EXAMPLES}{STATUS}")
+    _add_commands(parser)
+    return parser.parse_args(arguments)
+
+
+def parsers() -> dict[str, Parser]:
+    """Make the parser of each command's options, by its name."""
+    return _add_commands(Parser("ladder"))
+
+
+def _add_commands(parser: Parser) -> dict[str, Parser]:
     commands = parser.add_subparsers(required=True, metavar="command")
     verbs = {"table": _table, "stages": _stages, "plot": _plot, "page": _page, "readme": _readme, "check": _check}
     for name, command in verbs.items():
         aliases = ["sweep"] if name == "stages" else []  # `ladder sweep` measures
-        about = {"help": COMMANDS[name].text, "description": COMMANDS[name].sentences}
-        sub = commands.add_parser(name, aliases=aliases, parents=[common], **about)
+        about = {"help": COMMANDS[name].text, "description": COMMANDS[name].sentences, "epilog": STATUS}
+        sub = commands.add_parser(name, aliases=aliases, **about)
         sub.set_defaults(command=command)
+        sub.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="records (reports/results)")
+        sub.add_argument("--readme", type=Path, metavar="FILE", help="the README with result markers (README.md)")
         if name in ("table", "stages"):
             form = sub.add_mutually_exclusive_group()
             form.add_argument("--json", action="store_true", help="one JSON array on stdout, a row per record")
@@ -82,11 +86,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         if name == "stages":
             sub.add_argument("--tile", metavar="TILE", help="MxNxK/TMxTN, as records write it (all)")
             sub.add_argument("--size", metavar="SIZES", help="512,1024 or MxNxK (all)")
-    return parser.parse_args(arguments)
+    return {name: commands.choices[name] for name in verbs}
 
 
 def _table(options: argparse.Namespace, paths: Paths) -> int:
-    results = load(paths.results, parse_steps(options.step) if options.step else None)
+    results = load(paths.results, numbers(options.step, "--step") if options.step else None)
     if options.json:
         print(json.dumps([row(record, results.places[record.key]) for record in results.records], indent=1))
         return 0
@@ -99,7 +103,7 @@ def _table(options: argparse.Namespace, paths: Paths) -> int:
 
 
 def _stages(options: argparse.Namespace, paths: Paths) -> int:
-    results = load(paths.results, parse_steps(options.step) if options.step else None)
+    results = load(paths.results, numbers(options.step, "--step") if options.step else None)
     everything = product_sweeps(results)
     if not everything and not options.json:
         raise UsageError(
@@ -157,7 +161,7 @@ def _check(options: argparse.Namespace, paths: Paths) -> int:
     problems = findings(paths)
     if problems:
         print("\n".join(problems))
-        return 1
+        return DIFFERENT
     results = load(paths.results)
     for record in results.calibrations:
         print(f"cuBLAS against itself: {record.ratio_to_cublas:.3f} ({results.places[record.key]})")

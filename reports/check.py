@@ -136,7 +136,8 @@ def _step_problems(record: Record, first_step: int) -> Iterator[str]:
     # A step's variant in another arithmetic has the step before's default beside it only if that computes alike.
     if record.step > first_step and record.math == "ieee" and record.previous is None:
         yield "the step before was not measured in the same rounds"
-    peak = peaks().get(record.environment.gpu, {}).get("peak_gflops", {}).get(f"{record.dtype} {record.math}")
+    known = peaks().get(record.environment.gpu)
+    peak = known and known["peak_gflops"].get(f"{record.dtype} {record.math}")
     if peak and record.gflops > peak:
         yield f"{record.gflops:,.0f} GFLOPS is above the GPU's peak of {peak:,.0f}"
 

@@ -32,12 +32,12 @@ class Paths:
 
         So a report on somebody's own measurements never overwrites the committed ones.
         """
-        results = results.resolve()
+        results = Path(os.path.realpath(results))  # which a loop of links does not stop
         if results == RESULTS.resolve():
             out, readme = results.parent, readme or results.parent.parent / "README.md"
         else:
             out = results
-        return cls(results, out / "pages", out / "plots", readme and readme.resolve())
+        return cls(results, out / "pages", out / "plots", readme and Path(os.path.realpath(readme)))
 
 
 def link(source: Path, target: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -362,17 +361,6 @@ def section_key(record: Record | TunedConfig) -> tuple[str, ...]:
 def shown_gain(record: Record) -> float | None:
     """Return the gain over the step before, None for the first step and for a record that failed its check."""
     return record.improvement_over_previous_pct if record.verification.passed else None
-
-
-def parse_steps(text: str) -> list[int]:
-    """Parse steps from ``5``, ``1-6`` or ``1,3``; UsageError names a part that is neither."""
-    steps: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not match or int(match[2] or match[1]) < int(match[1]):
-            raise UsageError(f"--step takes 5, 1-6 or 1,3 (got {text!r})")
-        steps |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return sorted(steps)
 
 
 def _row_order(record: Record) -> tuple:

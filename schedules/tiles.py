@@ -81,7 +81,7 @@ class BlockTile:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the family's ``FORM``; IllegalTile shows it where the text is another."""
-        match = re.fullmatch(re.sub("[A-Z]+", r"(\\d{1,9})", cls.FORM), text.strip())
+        match = re.fullmatch(re.sub("[A-Z]+", r"(\\d{1,18})", cls.FORM), text.strip())
         if not match:
             raise IllegalTile(
                 "malformed tile", value=repr(text), limit=cls.FORM, remedy=f"write for example {cls.EXAMPLE}"
@@ -192,7 +192,12 @@ class BlockTile:
         return found
 
     def validate(self, target: Target, itemsize: int = 4, stages: int = 1) -> None:
-        """Raise IllegalTile with every violated limit of ``target``; see :meth:`violations`."""
+        """Raise IllegalTile with the instruction that ``target`` lacks, or with every limit that the tile breaks."""
+        if lacking := self.missing(target):
+            raise IllegalTile(
+                f"tile {self} needs what the target lacks: {lacking}",
+                remedy="name one that has it (--arch), or take a step that does without",
+            )
         found = self.violations(target, itemsize, stages)
         if found:
             raise IllegalTile(

@@ -90,6 +90,22 @@ class Matmul:
         a, b, sums = _sums(self, tirx.Var(ROWS, "int32") if any_m else None)
         return te.create_prim_func([a, b, _rounded(sums, self.out_dtype)])
 
+    def check_padded(self, block: tuple[int, int, int]) -> None:
+        """Raise IllegalWorkload where rounding m, n and k up to whole ``block`` tiles leads past 2³¹ elements.
+
+        Indices are computed before they are compared with the sizes, so that what is padded has to fit as well.
+        """
+        m, n, k = (-(-size // extent) * extent for size, extent in zip((self.m, self.n, self.k), block))
+        tile = "x".join(map(str, block))
+        for what, elements in (("m·n", m * n), ("m·k", m * k), ("n·k", n * k)):
+            if elements >= MAX_ELEMENTS:
+                raise IllegalWorkload(
+                    f"{what} of {self.shape}, padded to whole tiles of {tile}, is beyond 32-bit indexing",
+                    value=elements,
+                    limit=f"below {MAX_ELEMENTS}",
+                    remedy="take smaller tiles, or split the product along one of its extents",
+                )
+
     def transposed(self) -> Matmul:
         """Return this product with B stored in the other layout."""
         return replace(self, layout="nt" if self.layout == "nn" else "nn")

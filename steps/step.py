@@ -6,9 +6,11 @@ of its variants is a field here: nobody reads names or compares numbers.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.tiles import BlockTile, TileSet
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from tensorir_ladder.schedules.cost import Machine
 
+Made = TypeVar("Made")
 HALVES = ("float16", "bfloat16")  # what tensor cores take without rounding
 
 
@@ -126,6 +129,8 @@ class Step:
             raise TypeError(
                 f"step {self.number} has schedule {self.schedule} and kernel {self.kernel}: give one of them"
             )
+        if self.text is None and sys.flags.optimize > 1:  # python -OO, which keeps no docstrings
+            object.__setattr__(self, "text", f"Step {self.number}, {self.topic.replace('_', ' ')}.")
         if not (self.text or "").strip():  # a file without a docstring has None
             raise TypeError(f"step {self.number} has no text: give its file a docstring and pass text=__doc__")
 
@@ -188,6 +193,17 @@ class Step:
         form = self.variant(variant)
         return (async_copy or not form.needs_async_copy) and dtype in form.dtypes
 
+    def check(self, problem: Matmul, config: Config) -> None:
+        """Raise for what its schedule or kernel cannot be asked for.
+
+        UnknownStep for another step's variant, IllegalTile for another family's tile, IllegalWorkload for a product
+        that a schedule's tiles pad beyond 2³¹ elements.
+        """
+        self.variant(config.variant)
+        self.check_tile(config.tile)
+        if not self.explicit:
+            problem.check_padded(self.tile_built(config.tile).block)
+
     def check_tile(self, tile: BlockTile) -> None:
         """Raise IllegalTile for a tile of another family than the step's."""
         kind = self.tiles.kind
@@ -218,3 +234,14 @@ class Step:
         if self.explicit:
             return "an explicit kernel runs on a GPU or in the emulator"
         return f"needs {' or '.join(self.verified_on)}"
+
+
+def checked(make: Callable[..., Made]) -> Callable[..., Made]:
+    """Have a step's ``schedule`` or ``kernel`` ask its file's STEP first (:meth:`Step.check`), whoever calls it."""
+
+    @functools.wraps(make)
+    def check_and_make(problem: Matmul, config: Config, **more: Any) -> Made:
+        make.__globals__["STEP"].check(problem, config)
+        return make(problem, config, **more)
+
+    return check_and_make

@@ -50,9 +50,10 @@ from tensorir_ladder.schedules.tensor_cores import (
 )
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpgroupTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 
 
+@checked
 def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Schedule:
     """Multiply by warpgroups, pipelined around wgmma; ``tensorize=False`` leaves the multiplication as loops."""
     sch = Schedule(problem.prim_func())

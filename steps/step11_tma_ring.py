@@ -30,15 +30,16 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from tensorir_ladder.kernels.epilogue import untaken
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.tiles import RING_CHOICES, HopperTile
-from tensorir_ladder.kernels.tma import unreadable
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 
 
+@checked
 def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
     """Multiply by a ring of ``config.stages`` stages; with time stamps if asked for."""
     tma_store, bounded = config.variant != "direct", config.variant == "bounded"
@@ -66,7 +67,7 @@ STEP = Step(
     stages=4,
     tuning_stages=(3, 4, 5, 6),
     pipelined=True,
-    refuses=unreadable,
+    refuses=untaken,
     variants=(
         Variant("tma_store", dtypes=HALVES, modelled=True),
         Variant("direct", dtypes=HALVES, modelled=True),

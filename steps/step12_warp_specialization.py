@@ -26,17 +26,18 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from tensorir_ladder.kernels.epilogue import untaken
 from tensorir_ladder.kernels.roles import FEWEST_STAGES
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.stream_k import role_cost
 from tensorir_ladder.kernels.tiles import ROLE_CHOICES, RoleTile
-from tensorir_ladder.kernels.tma import unreadable
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 
 
+@checked
 def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
     """Multiply by warpgroups with roles, and a ring of ``config.stages`` stages; with time stamps if asked for."""
     return warp_specialized(problem, config.tile, config.stages, bounded=config.variant == "bounded", stamps=stamps)
@@ -58,7 +59,7 @@ STEP = Step(
     stages=4,
     tuning_stages=(3, 4, 6, 8),
     pipelined=True,
-    refuses=unreadable,
+    refuses=untaken,
     variants=(
         Variant("roles", dtypes=HALVES, fewest_stages=FEWEST_STAGES),
         Variant("bounded", dtypes=HALVES, fewest_stages=FEWEST_STAGES, debug=True),

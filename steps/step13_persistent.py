@@ -31,18 +31,20 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from tensorir_ladder.kernels.epilogue import untaken
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
 from tensorir_ladder.kernels.roles import FEWEST_STAGES
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.stream_k import cut_role_cost
 from tensorir_ladder.kernels.tiles import ROLE_CHOICES
-from tensorir_ladder.kernels.tma import straddles_lines, unreadable
+from tensorir_ladder.kernels.tma import straddles_lines
 from tensorir_ladder.schedules.tiles import TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 from tensorir_ladder.steps.step12_warp_specialization import MORE_TILES
 
 
+@checked
 def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
     """Multiply by persistent blocks, and a ring of ``config.stages`` stages; with time stamps if asked for."""
     variant, shared = config.variant, config.variant == "multicast" or straddles_lines(problem)
@@ -69,7 +71,7 @@ STEP = Step(
     stages=4,
     tuning_stages=(3, 4, 6, 8),
     pipelined=True,
-    refuses=unreadable,
+    refuses=untaken,
     variants=tuple(
         Variant(
             name,

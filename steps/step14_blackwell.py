@@ -35,13 +35,14 @@ from __future__ import annotations
 from tvm import tirx
 
 from tensorir_ladder.kernels.blackwell import BlackwellTile
+from tensorir_ladder.kernels.epilogue import untaken
 from tensorir_ladder.kernels.tcgen05_ring import tcgen05_ring
-from tensorir_ladder.kernels.tma import unreadable
 from tensorir_ladder.schedules.tiles import Choice, TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 
 
+@checked
 def kernel(problem: Matmul, config: Config) -> tirx.PrimFunc:
     """Multiply by a ring of ``config.stages`` stages."""
     choices = {"specialized": config.variant == "warp_specialized", "bounded": config.variant == "bounded"}
@@ -66,7 +67,7 @@ STEP = Step(
     pipelined=True,
     arch=BlackwellTile.ARCH,
     never_run=True,
-    refuses=unreadable,
+    refuses=untaken,
     variants=(
         Variant("ring", dtypes=HALVES),
         Variant("warp_specialized", dtypes=HALVES),

@@ -20,10 +20,11 @@ from tensorir_ladder.schedules.loops import bind_elements
 from tensorir_ladder.schedules.memory import accumulate_in_registers, initialize_before
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import Config, Step, Variant, checked
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 
+@checked
 def schedule(problem: Matmul, config: Config) -> Schedule:
     """Give each output a thread of its own; of the tile only the number of threads matters."""
     sch = Schedule(problem.prim_func())

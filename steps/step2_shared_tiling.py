@@ -30,10 +30,11 @@ from tensorir_ladder.schedules.memory import (
 )
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import Config, Step, Variant, checked
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 
+@checked
 def schedule(problem: Matmul, config: Config) -> Schedule:
     """Stage operands in shared memory, one output per thread."""
     sch = Schedule(problem.prim_func())

@@ -26,10 +26,11 @@ from tensorir_ladder.schedules.memory import (
     stage_in_shared,
 )
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import Config, Step, Variant, checked
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 
+@checked
 def schedule(problem: Matmul, config: Config) -> Schedule:
     """Compute a tile of outputs per thread; everything else as in step 2."""
     sch = Schedule(problem.prim_func())

@@ -35,10 +35,11 @@ from tensorir_ladder.schedules.memory import (
     stage_in_shared,
 )
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import Config, Step, Variant, checked
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 
+@checked
 def schedule(problem: Matmul, config: Config) -> Schedule:
     """Make step 3's copies and write-back as wide as alignment allows."""
     sch = Schedule(problem.prim_func())

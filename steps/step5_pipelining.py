@@ -49,10 +49,11 @@ from tensorir_ladder.schedules.memory import (
     stage_in_shared,
 )
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import Config, Step, Variant, checked
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES, TUNING_STAGES
 
 
+@checked
 def schedule(problem: Matmul, config: Config) -> Schedule:
     """Pipeline step 4's k loop."""
     if config.variant in OTHER_FORMS:

@@ -36,10 +36,11 @@ from tensorir_ladder.schedules.memory import (
 )
 from tensorir_ladder.schedules.pipeline import pipeline_loop
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import Config, Step, Variant, checked
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES, TUNING_STAGES
 
 
+@checked
 def schedule(problem: Matmul, config: Config) -> Schedule:
     """Unroll the k_inner loop of step 5's default form by the variant's factor."""
     scope = config.tile.shared_scope(problem.itemsize, config.stages_of(problem))

@@ -58,9 +58,10 @@ from tensorir_ladder.schedules.memory import (
 from tensorir_ladder.schedules.pipeline import pipeline_loop, pipeline_reads
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import Config, Step, Variant
+from tensorir_ladder.steps.step import Config, Step, Variant, checked
 
 
+@checked
 def schedule(problem: Matmul, config: Config) -> Schedule:
     """Give each warp a tile of its own, and its lanes operands in registers; cp.async fills a ring of stages."""
     sch = Schedule(problem.prim_func())

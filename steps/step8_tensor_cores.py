@@ -37,11 +37,12 @@ from tensorir_ladder.schedules.tensor_cores import (
 )
 from tensorir_ladder.schedules.tiles import Choice, TensorCoreTile, TileSet
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 
 ROWS_TOGETHER = 2048  # of the result, in blocks side by side: 132 blocks of 128 x 128 are about a square then
 
 
+@checked
 def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Schedule:
     """Multiply on tensor cores, without a pipeline; ``tensorize=False`` leaves the instructions' loops as they are."""
     sch = Schedule(problem.prim_func())

@@ -41,10 +41,11 @@ from tensorir_ladder.schedules.tensor_cores import (
     zero_fragment,
 )
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.step import HALVES, Config, Step, Variant
+from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 from tensorir_ladder.steps.step8_tensor_cores import ROWS_TOGETHER, TILES
 
 
+@checked
 def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Schedule:
     """Pipeline step 8's k loops; ``tensorize=False`` leaves the instructions' loops as they are."""
     # TVM's passes for the CPU need the rows fixed.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tvm.target import Target
@@ -20,7 +21,7 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting, choose, of_any_rows
 from tensorir_ladder.torch_ops.driver import cuda_driver
-from tensorir_ladder.torch_ops.errors import FirstCallInCapture, UnsupportedGpu, WrongDevice, WrongDtype
+from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
 from tensorir_ladder.torch_ops.launcher import LoadedKernel, compile_kernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, output_rows
 from tensorir_ladder.torch_ops.product import Product
@@ -81,7 +82,7 @@ def matmul(
     TypeError : for what is no tensor. WrongShape, WrongDtype, WrongDevice, ScatteredRows, UnalignedOperand,
     OverlappingOutput, UnsupportedGpu (:mod:`torch_ops.errors`), IllegalWorkload : ValueErrors that say what, the limit,
     and what to do; an output overlaps an operand where their first to last bytes do.
-    NoCompiler, CompileError : from nvcc. FirstCallInCapture, DriverError : RuntimeErrors.
+    NoCompiler, CompileError : from nvcc. FirstCallInCapture, DriverError : RuntimeErrors. NoTorch : an ImportError.
     """
     try:
         left = a.shape, a.stride(), a.dtype, a.get_device()
@@ -154,9 +155,7 @@ def _kernel_for(operands: Operands, finish: Epilogue, any_m: bool, device: int) 
 
 @functools.cache
 def _loaded(choice: Choice, problem: Matmul, setting: Setting, device: int) -> LoadedKernel:
-    import torch
-
-    if torch.cuda.is_current_stream_capturing():
+    if _torch().cuda.is_current_stream_capturing():
         raise FirstCallInCapture(
             f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
             "cannot be captured in a CUDA graph; call it once before"
@@ -187,10 +186,19 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _torch() -> ModuleType:
+    """Import torch; raises NoTorch."""
+    try:
+        import torch
+    except ImportError as error:
+        what = "the product is one of torch's tensors, and torch is not installed"
+        raise NoTorch(f"{what}; .venv/bin/python -m pip install -e '.[gpu]'") from error
+    return torch
+
+
 def _check_tensors(**given: object) -> None:
     """Raise TypeError for the first argument that is no tensor; one that is None was not given."""
-    import torch
-
+    torch = _torch()
     for name, tensor in given.items():
         if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in ("a", "b")):
             raise TypeError(f"{name} is a {type(tensor).__name__}; give a torch tensor")
@@ -198,16 +206,13 @@ def _check_tensors(**given: object) -> None:
 
 def _check_no_gradients() -> None:
     """Raise RuntimeError where gradients are recorded."""
-    import torch
-
-    if torch.is_grad_enabled():
+    if _torch().is_grad_enabled():
         raise RuntimeError("matmul records no gradients, and an operand requires them; call it under torch.no_grad()")
 
 
 def _device_of(given: dict[str, Key]) -> int:
     """Return the current GPU's number, on which all tensors are; raises WrongDevice, UnsupportedGpu."""
-    import torch
-
+    torch = _torch()
     for name, (_, _, _, device) in given.items():
         if device < 0:
             if not torch.cuda.is_available():
@@ -219,11 +224,9 @@ def _device_of(given: dict[str, Key]) -> int:
 
 
 def _elsewhere(name: str, device: int) -> WrongDevice:
-    import torch
-
     return WrongDevice(
         f"{name} is on another GPU than the current one",
         value=f"cuda:{device}",
-        limit=f"cuda:{torch._C._cuda_getDevice()}",
+        limit=f"cuda:{_torch()._C._cuda_getDevice()}",
         remedy="move it, or call torch.cuda.set_device",
     )

@@ -41,6 +41,10 @@ class DamagedFile(ValueError):
     """A file of measurements, part of this package, that is not as it was; the message names it, and the remedy."""
 
 
+class NoTorch(ImportError):
+    """Torch, whose tensors are multiplied, is not installed."""
+
+
 class FirstCallInCapture(RuntimeError):
     """A product's first call while a CUDA graph is captured, when nothing can be loaded."""
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, Rows
-from tensorir_ladder.kernels.epilogue import PTX_TYPES
+from tensorir_ladder.kernels.epilogue import PTX_TYPES, STORED
 from tensorir_ladder.schedules.isa import ROW_BYTES, TMA_STRIDE_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.errors import OverlappingOutput, ScatteredRows, UnalignedOperand, WrongDtype, WrongShape
-
-OUT_DTYPES = (*PTX_TYPES, "float32")
 
 
 @dataclass(frozen=True)
@@ -270,9 +268,9 @@ def _check_dtypes(a: str, b: str, out: str) -> None:
             limit=f"both {' or both '.join(PTX_TYPES)}",
             remedy="convert them with .to()",
         )
-    if out not in OUT_DTYPES:
+    if out not in STORED:
         raise WrongDtype(
-            "an output that the kernels do not store", value=out, limit=" | ".join(OUT_DTYPES), remedy="choose one"
+            "an output that the kernels do not store", value=out, limit=" | ".join(STORED), remedy="choose one"
         )
 
 

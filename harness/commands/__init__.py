@@ -7,4 +7,5 @@ several of them share lies beside them: reading options (:mod:`.options`), kerne
 :mod:`harness.execution` and :mod:`kernels.codegen.toolchain` by their names, so that a test replaces it in one place.
 """
 
-WRONG, BAD_INPUT, NOT_VERIFIED = 1, 2, 3
+# Exit statuses, which :data:`harness.cli.STATUS` explains.
+WRONG, BAD_INPUT, NOT_VERIFIED, DEFECT, DIFFERENT = 1, 2, 3, 4, 5

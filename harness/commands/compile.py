@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from tensorir_ladder.harness.build import Kernel, compiled
 from tensorir_ladder.harness.commands.kernels import lowered
@@ -12,7 +13,7 @@ from tensorir_ladder.harness.explain import aspects, why
 from tensorir_ladder.harness.records import Listing, check_writable
 from tensorir_ladder.kernels.codegen import toolchain
 
-add_options = add_case_options
+add_options = partial(add_case_options, sizes=LISTING_SIZES)
 
 
 def run(options: argparse.Namespace, _command: str) -> int:

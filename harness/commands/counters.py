@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 
 from tensorir_ladder.harness.commands.measuring import open_session
 from tensorir_ladder.harness.commands.options import GPU_SIZES, add_case_options, cases_of, runs_on_gpu
 from tensorir_ladder.harness.counters import MORE_METRICS, ceiling, count, offered_metrics, profiler
 from tensorir_ladder.harness.records import Counters, now
 
-add_options = add_case_options
+add_options = partial(add_case_options, sizes=GPU_SIZES)
 
 
 def run(options: argparse.Namespace, command: str) -> int:

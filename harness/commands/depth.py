@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 
 from rich.markup import escape
 
@@ -15,7 +16,7 @@ from tensorir_ladder.harness.models import depth
 from tensorir_ladder.harness.records import DepthForecast
 from tensorir_ladder.kernels.codegen import toolchain
 
-add_options = add_case_options
+add_options = partial(add_case_options, sizes=LISTING_SIZES)
 
 
 def run(options: argparse.Namespace, _command: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -11,10 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tensorir_ladder.emulator.compiler import require_host_compiler
+from tensorir_ladder.emulator.compiler import BUILDS, require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
-from tensorir_ladder.harness.commands.options import UsageError, add_revision, numbers
+from tensorir_ladder.harness.commands.options import UsageError, add_jobs, add_revision, numbers
 from tensorir_ladder.harness.commands.show import progress
+from tensorir_ladder.harness.commands.values import between
 from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, sources_digest, tree_state
 from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, run_draw, summed_up
@@ -34,9 +34,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", choices=tuple(PLACES), default="emulator", help="where they run (emulator)")
     parser.add_argument("--kernels", type=int, default=50, help="cases drawn, each with a kernel of its own (50)")
     parser.add_argument("--runs", type=int, default=300, help="runs of all of them together (300)")
-    parser.add_argument("--seed", type=int, default=0, help="what cases, data and orders are drawn from (0)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side (one for each core)")
-    parser.add_argument("--limit-s", type=float, default=180, help="seconds that a draw may take (180)")
+    seeds = "what cases, data and orders are drawn from (0)"
+    parser.add_argument("--seed", type=between(0, 2**63 - 1), default=0, help=seeds)
+    add_jobs(parser)
+    seconds = between(0.001, 1e6, float)
+    parser.add_argument("--limit-s", type=seconds, default=180, help="seconds that a draw may take (180)")
     parser.add_argument("--only", type=int, metavar="DRAW", help="run this draw alone, as in the run of all")
     parser.add_argument("--out", type=Path, help="file of JSON lines that the record is appended to")
     add_revision(parser)
@@ -81,8 +83,6 @@ def _journal(options: argparse.Namespace, draws: list[Draw]) -> AbstractContextM
 def _draws(options: argparse.Namespace) -> list[Draw]:
     if not 1 <= options.kernels <= options.runs:
         raise UsageError(f"--kernels {options.kernels} --runs {options.runs}: 1 to as many kernels as runs")
-    if options.jobs < 1 or options.limit_s <= 0:
-        raise UsageError(f"--jobs {options.jobs} --limit-s {options.limit_s}: at least 1 process, and more than 0 s")
     if options.only is not None and not (0 <= options.only < options.kernels and options.out is None):
         raise UsageError(f"--only {options.only}: a draw from 0 to {options.kernels - 1}, and without --out")
     _check_place(options.on)
@@ -104,6 +104,7 @@ def _check_place(on: str) -> None:
         toolchain.require_compiler()
     else:
         require_host_compiler()
+        BUILDS.folder()  # a cache that cannot be used is said here, and not by each process
 
 
 def _outcomes(results: Iterator[tuple[Draw, Outcome | Lost]]) -> Iterator[Outcome]:

@@ -61,6 +61,8 @@ def verify_one(kernel: Kernel, backend: Backend, options: argparse.Namespace, re
     """Verify a kernel and print the one line that says how; return 0, or 3 where it cannot be verified."""
     step = kernel.case.step
     if why_not := step.unverified(backend.name, kernel.machine.arch):
+        if "emulator" in step.verified_on and not emulator.find_host_compiler():
+            why_not += ", which needs a C++ compiler: install g++"
         done = f"compiled for {kernel.machine.arch}, " if kernel.cubin else ""
         print(f"{kernel.case}\n{done}not verified: {why_not}{'; ' + remark if remark else ''}", flush=True)
         return NOT_VERIFIED

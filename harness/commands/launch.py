@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands.kernels import lowered
@@ -12,7 +13,7 @@ from tensorir_ladder.harness.host_time import LAUNCHES, host_time_us, ways_to_la
 from tensorir_ladder.kernels.codegen import toolchain
 
 SIZES = "512"  # small, so that the GPU keeps up
-add_options = add_case_options
+add_options = partial(add_case_options, sizes=SIZES)
 
 
 def run(options: argparse.Namespace, _command: str) -> int:

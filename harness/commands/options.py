@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands.show import warn
+from tensorir_ladder.harness.commands.values import UsageError, between, numbers, whole
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, Machine, machine_for
 from tensorir_ladder.harness.peers import KINDS
 from tensorir_ladder.harness.tuning import STAGE_SET
@@ -19,17 +21,17 @@ from tensorir_ladder.steps.registry import find_steps, get_step
 from tensorir_ladder.steps.step import Step
 
 GPU_SIZES, CPU_SIZES, LISTING_SIZES = "256,512,1024,2048,4096", "256", "1024"
+EITHER_SIZES = f"{GPU_SIZES} on a GPU, {CPU_SIZES} without"
+MOST_JOBS = 512
 CHOICES = ("default", "best", "tuned")  # of --tile, in place of a tile
-MOST_NUMBERS = 10_000
 
 
-class UsageError(ValueError):
-    """An option's value that cannot be understood."""
+def add_case_options(parser: argparse.ArgumentParser, sizes: str, sweep: bool = False) -> None:
+    """Add options that name cases; a sweep takes several of what the other commands take one of.
 
-
-def add_case_options(parser: argparse.ArgumentParser, sweep: bool = False) -> None:
-    """Add options that name cases; a sweep takes several of what the other commands take one of."""
-    add_problem_options(parser)
+    ``sizes`` says which are taken where none is named.
+    """
+    add_problem_options(parser, sizes)
     several = " (lists and ranges: 1-6, 2,4)" if sweep else ""
     parser.add_argument("--variant", help="variants' names, default or all (one step: all; several: default)")
     own = f"the step's own; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
@@ -51,10 +53,10 @@ def tile_forms() -> str:
     return "; ".join(f"step {numbers[0]} on {form}" for form, numbers in families.items())
 
 
-def add_problem_options(parser: argparse.ArgumentParser) -> None:
-    """Add options that name steps and products."""
+def add_problem_options(parser: argparse.ArgumentParser, sizes: str) -> None:
+    """Add options that name steps and products; ``sizes`` says which are taken where none is named."""
     parser.add_argument("--step", help="steps: 5 | 1-6 | 1,3 (all)")
-    parser.add_argument("--size", help=f"square sizes: 256,512 ({GPU_SIZES} on a GPU, {CPU_SIZES} without)")
+    parser.add_argument("--size", help=f"square sizes: 256,512 ({sizes})")
     parser.add_argument("--shape", help="shapes MxNxK[,MxNxK]; instead of --size")
     parser.add_argument("--dtype", help=f"operands: {' | '.join(DTYPES)} (the first that the step takes)")
     parser.add_argument("--out-dtype", help="output (that of the operands)")
@@ -97,6 +99,12 @@ def add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="folder for records, or for listings with compile")
 
 
+def add_jobs(parser: argparse.ArgumentParser, usual: int | None = None) -> None:
+    """Add the option of how many processes work side by side; ``usual`` where it is not given, else one a core."""
+    text = "processes side by side ({})".format("one for each core" if usual is None else usual)
+    parser.add_argument("--jobs", type=between(1, MOST_JOBS), default=usual or os.cpu_count() or 1, help=text)
+
+
 def add_revision(parser: argparse.ArgumentParser) -> None:
     """Add the option that names the tree's revision."""
     parser.add_argument("--revision", help="what to note as the revision where the tree is a clean copy without git")
@@ -126,7 +134,7 @@ def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False, se
         raise UsageError(f"--stages {stages}: one number, at least 1 (1 is unpipelined); sweep takes several")
     choice = tile if tile in CHOICES else "given"
     if choice in ("best", "tuned") and not tunes:
-        raise UsageError(f"--tile {choice} is found by measuring, so only run takes it, and only on a GPU; name a tile")
+        raise UsageError(f"--tile {choice} is found by measuring, and only run measures for it; name a tile")
     if choice == "tuned" and (stages is not None or options.variant not in (None, "default")):
         raise UsageError("--tile tuned brings its own --stages and --variant; leave them out, or name a tile")
     alone = len(steps) == 1 and choice != "tuned"
@@ -196,22 +204,6 @@ def runs_on_gpu(options: argparse.Namespace, insist: bool = False) -> bool:
     raise UsageError(f"{asked}: the GPU here is {execution.gpu_arch()}; compile works for any architecture")
 
 
-def numbers(text: str, option: str, minimum: int | None = 1) -> list[int]:
-    """Read ``5``, ``1-6``, ``1,3`` or mixtures; UsageError names the option and the value."""
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(-?\d+)(?:-(\d+))?", part.strip())
-        if not match:
-            raise UsageError(f"{option} {text!r} is not a number, a range or a list of them (5 | 1-6 | 1,3)")
-        first, last = int(match.group(1)), int(match.group(2) or match.group(1))
-        if not first <= last < first + MOST_NUMBERS:
-            raise UsageError(f"{option} {text!r}: {part.strip()} is empty or names more than {MOST_NUMBERS} numbers")
-        found += range(first, last + 1)
-    if minimum is not None and min(found) < minimum:
-        raise UsageError(f"{option} {text!r} names numbers below {minimum}")
-    return found
-
-
 def _steps(text: str | None) -> list[Step]:
     return list(find_steps().values()) if text is None else [get_step(number) for number in numbers(text, "--step")]
 
@@ -252,4 +244,4 @@ def _shape(text: str) -> tuple[int, int, int]:
     match = re.fullmatch(r"(-?\d+)x(-?\d+)x(-?\d+)", text.strip())
     if not match:
         raise UsageError(f"--shape {text!r} is not MxNxK; write for example 1024x512x256")
-    return tuple(map(int, match.groups()))
+    return tuple(whole(number, "--shape") for number in match.groups())

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import multiprocessing
-import os
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from tensorir_ladder.harness.bandwidth import BandwidthCase, lower_workload
 from tensorir_ladder.harness.build import Case, Lowered, lower
-from tensorir_ladder.harness.commands import WRONG
-from tensorir_ladder.harness.commands.options import UsageError, numbers
+from tensorir_ladder.harness.commands import DIFFERENT
+from tensorir_ladder.harness.commands.options import UsageError, add_jobs, numbers
 from tensorir_ladder.harness.commands.show import progress
+from tensorir_ladder.harness.commands.values import between
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.records import (
     RESULTS,
@@ -38,15 +38,13 @@ CONTEXT = multiprocessing.get_context("spawn")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add which records, and how many processes."""
     parser.add_argument("--step", help="steps whose records to take: 5 | 1-6 | 1,3 (all, and memory-bound workloads)")
-    parser.add_argument("--limit", type=int, help="take so many, spread over all of them (all)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side (one for each core)")
+    parser.add_argument("--limit", type=between(1, 10**9), help="take so many, spread over all of them (all)")
+    add_jobs(parser)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of records (reports/results)")
 
 
 def run(options: argparse.Namespace, _command: str) -> int:
-    """Lower each distinct case in a process of several; exit status 1 where the CUDA of one differs."""
-    if options.jobs < 1 or (options.limit is not None and options.limit < 1):
-        raise UsageError(f"--jobs {options.jobs} --limit {options.limit}: at least 1")
+    """Lower each distinct case in a process of several; exit status 5 where the CUDA of one differs."""
     steps = numbers(options.step, "--step") if options.step else None
     found: list[Recorded] = [record for record in load_records(options.results) if record.kind == "step"]
     found += [*load_timelines(options.results), *load_streams(options.results)]
@@ -66,7 +64,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
     finally:
         pool.shutdown(cancel_futures=True)
     print("\n".join([*sorted(differing), f"{len(chosen) - len(differing)} of {len(chosen)} give the recorded CUDA"]))
-    return WRONG if differing else 0
+    return DIFFERENT if differing else 0
 
 
 def difference(record: Recorded) -> str:

@@ -10,7 +10,9 @@ from tensorir_ladder.harness.commands import NOT_VERIFIED
 from tensorir_ladder.harness.commands.kernels import backend_for, built, verify_one, why_on_the_cpu
 from tensorir_ladder.harness.commands.measuring import measure_cases, open_session
 from tensorir_ladder.harness.commands.options import (
+    CHOICES,
     CPU_SIZES,
+    EITHER_SIZES,
     GPU_SIZES,
     UsageError,
     add_case_options,
@@ -39,7 +41,7 @@ from tensorir_ladder.steps.step import UnknownStep
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add cases, peers, and what to measure instead."""
-    add_case_options(parser)
+    add_case_options(parser, EITHER_SIZES)
     add_peers(parser)
     parser.add_argument("--calibrate", action="store_true", help="measure cuBLAS against itself: must give 1.00")
     where = "measure a record's case again, old beside new; `ladder table --json` names its place"
@@ -71,6 +73,9 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _run_without_gpu(options: argparse.Namespace) -> int:
+    if options.tile in CHOICES[1:]:
+        what = f"--tile {options.tile} is found by measuring, which takes a GPU"
+        raise UsageError(f"{what}: {execution.why_none() or why_on_the_cpu(options.on)}; name a tile")
     cases = cases_of(options, CPU_SIZES)
     kernels, code = [], 0
     if options.out:

@@ -7,9 +7,10 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from tensorir_ladder.emulator.compiler import BUILDS
 from tensorir_ladder.harness import execution
-from tensorir_ladder.harness.commands import WRONG
-from tensorir_ladder.harness.commands.options import UsageError, add_revision
+from tensorir_ladder.harness.commands import DIFFERENT
+from tensorir_ladder.harness.commands.options import add_jobs, add_revision
 from tensorir_ladder.harness.commands.show import console, new_table, progress
 from tensorir_ladder.harness.environment import gpu_identity, tree_state
 from tensorir_ladder.harness.lab.sanitizer.agreement import Row, read, row_of, save, tally
@@ -26,25 +27,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", type=Path, default=Path("build/sanitize"), help="folder of parts (build/sanitize)")
     module = "module that names the kernels (support.broken_kernels: with PYTHONPATH=tests in the project's root)"
     parser.add_argument("--kernels", default="support.broken_kernels", metavar="MODULE", help=module)
-    parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes at a time (cores)")
+    add_jobs(parser, usual=min(16, os.cpu_count() or 1))
     parser.add_argument("--out", type=Path, help="file of JSON lines that the record is appended to")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of a file's newest record")
     add_revision(parser)
 
 
 def run(options: argparse.Namespace, command: str) -> int:
-    """Prepare, or look at what is prepared, or show; exit status 1 where emulator and tools disagree."""
-    if options.jobs < 1:
-        raise UsageError(f"--jobs {options.jobs}: at least 1")
+    """Prepare, or look at what is prepared, or show; exit status 5 where emulator and tools disagree."""
     if options.prepare:
         return _prepare(options)
     rows = read(options.show) if options.show else _look(options, command)
     _print(rows)
-    return WRONG if any(row.verdict == DISAGREE for row in rows) else 0
+    return DIFFERENT if any(row.verdict == DISAGREE for row in rows) else 0
 
 
 def _prepare(options: argparse.Namespace) -> int:
     compiler, kinds = toolchain.require_compiler(), Counter()
+    BUILDS.folder()  # a cache that cannot be used is said here, and not by each process
     with progress() as bar:
         kernels = prepare(options.kernels, options.work, compiler, options.jobs)
         for kernel in bar.track(kernels, len(subject_names(options.kernels)), description="preparing"):

@@ -23,7 +23,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add cases, lists of stage counts and all tiles among them, and peers."""
-    add_case_options(parser, sweep=True)
+    add_case_options(parser, GPU_SIZES, sweep=True)
     add_peers(parser)
 
 

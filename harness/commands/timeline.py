@@ -17,7 +17,7 @@ SIZES, STAGES = "4096", "1,2,4"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add steps, products, stage counts, and the block."""
-    add_problem_options(parser)
+    add_problem_options(parser, SIZES)
     parser.add_argument("--stages", help=f"stage counts: 4 | 1-4 | 1,2,4 ({STAGES}, where the step takes them)")
     parser.add_argument("--variant", default="default", help="variants' names, default or all (default)")
     parser.add_argument("--tile", default="default", help="a tile as `list` writes the step's, or default (default)")

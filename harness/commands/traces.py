@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tensorir_ladder import emulator
 from tensorir_ladder.harness import execution
-from tensorir_ladder.harness.commands import WRONG
+from tensorir_ladder.harness.commands import DIFFERENT
 from tensorir_ladder.harness.commands.options import UsageError
 from tensorir_ladder.harness.commands.show import progress
 from tensorir_ladder.harness.environment import gpu_identity
@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, _command: str) -> int:
-    """Record what is missing; where there is a C++ compiler, exit status 1 if the emulator does otherwise."""
+    """Record what is missing; where there is a C++ compiler, exit status 5 if the emulator does otherwise."""
     wanted = [probe for probe in probes() if options.only in probe.name]
     if not wanted:
         raise UsageError(f"--only {options.only}: no probe has that in its name; leave it out for all")
@@ -42,4 +42,4 @@ def run(options: argparse.Namespace, _command: str) -> int:
     print("\n".join([*differing, f"{len(wanted)} traces in {options.out}"]))
     if compares:
         print(f"the emulator does the same in {len(wanted) - len(differing)} of {len(wanted)}")
-    return WRONG if differing else 0
+    return DIFFERENT if differing else 0

@@ -23,7 +23,7 @@ from tensorir_ladder.harness.tuning import tune
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add steps, products and how long to search; what is searched is not for choice."""
-    add_problem_options(parser)
+    add_problem_options(parser, GPU_SIZES)
     budget = "stop searching a step's shape after so many seconds, and confirm the best so far (no limit)"
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=budget)
     parser.add_argument("--retune", action="store_true", help="measure even what is on disk and still good")

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from tensorir_ladder.harness.build import compiled
 from tensorir_ladder.harness.commands.kernels import backend_for, lowered, verify_one
-from tensorir_ladder.harness.commands.options import CPU_SIZES, GPU_SIZES, add_case_options, cases_of, runs_on_gpu
+from tensorir_ladder.harness.commands.options import (
+    CPU_SIZES,
+    EITHER_SIZES,
+    GPU_SIZES,
+    add_case_options,
+    cases_of,
+    runs_on_gpu,
+)
 from tensorir_ladder.harness.commands.show import print_code
 from tensorir_ladder.kernels.codegen import toolchain
 
-add_options = add_case_options
+add_options = partial(add_case_options, sizes=EITHER_SIZES)
 
 
 def run(options: argparse.Namespace, _command: str) -> int:

@@ -275,7 +275,7 @@ def quantity(low: float, high: float, over: str = "", arch: str = "") -> Callabl
     """Declare a function as the measurement of the quantity of its name; its docstring says how."""
 
     def declare(measure: Callable[[Bench], Points]) -> Callable[[Bench], Points]:
-        how = " ".join(measure.__doc__.split())
+        how = " ".join((measure.__doc__ or measure.__name__).split())  # python -OO keeps no docstrings
         BENCHMARKS[measure.__name__] = Benchmark(measure.__name__, how, over, (low, high), measure, arch)
         return measure
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.target import Target
 from tvm.tirx.build import split_host_device_mods
+
+from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
 _one_compiler = threading.RLock()  # TVM has one such function for all threads
 
@@ -28,11 +32,25 @@ class Generated:
 def generate(
     mod: tvm.IRModule, target: Target, tir_pipeline: str, pass_config: Mapping[str, bool] | None = None
 ) -> Generated:
-    """Lower a module for one CUDA target by the passes of that name; needs neither a compiler nor a GPU."""
+    """Lower a module for one CUDA target by the passes of that name; needs neither a compiler nor a GPU.
+
+    IllegalWorkload where an index of the kernel, with whole tiles and groups of blocks, does not fit into 32 bits.
+    """
     module = tirx.transform.BindTarget(target.with_host("llvm"))(mod)
     pipeline, _, finalize_device = tirx.get_tir_pipeline(tir_pipeline)
     with tvm.transform.PassContext(config=dict(pass_config or {})):
-        host, devices = split_host_device_mods(pipeline(module))
+        try:
+            host, devices = split_host_device_mods(pipeline(module))
+        except ValueError as error:
+            beyond = re.search(r"Literal value (-?\d+) exceeds range of int32", str(error))
+            if not beyond:
+                raise
+            raise IllegalWorkload(
+                "an index of the kernel does not fit into 32 bits",
+                value=beyond.group(1),
+                limit=f"below {MAX_ELEMENTS}",
+                remedy="split the product along one of its extents",
+            ) from error
     ((device_target, device),) = devices.items()
     device = finalize_device()(device)
     return Generated(host, device, _cuda_text(device, device_target))

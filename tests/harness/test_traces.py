@@ -199,7 +199,7 @@ def test_the_command_compares_what_it_records(
     path = tmp_path / "addresses.json"
     path.write_text(path.read_text().replace("1088 1088 1", "1088 1088 2"))
     outcome = command("traces", "--only", "addresses", "--out", str(tmp_path))
-    assert outcome.code == 1
+    assert outcome.code == 5
     assert outcome.out.startswith("addresses: the emulator differs at line 0, word 3: 1, expected 2\n")
 
 

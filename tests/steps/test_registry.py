@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from support.cases import EVERY_VARIANT, EXPLICIT_STEPS, ROOT, STEPS, THREAD_STEPS, make_case
+from tensorir_ladder.harness.build import lower
 from tensorir_ladder.kernels.tiles import HopperTile
-from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import TensorCoreTile, ThreadTile, WarpgroupTile
 from tensorir_ladder.schedules.workloads import DTYPES
-from tensorir_ladder.steps.registry import MalformedStep, find_steps, get_step
+from tensorir_ladder.steps.registry import MalformedStep, find_steps, get_step, malformed_steps
 from tensorir_ladder.steps.step import Step, UnknownStep, UnsupportedDtype
 
 HALVES = ("float16", "bfloat16")
@@ -54,6 +58,7 @@ def test_the_registry_finds_the_ladder_by_reading_its_folder() -> None:
     assert sorted(step.name for step in find_steps().values()) == files
     assert list(find_steps()) == list(range(1, 15))
     assert find_steps() == STEPS
+    assert not malformed_steps()
     assert all(pickle.loads(pickle.dumps(step)) is step for step in STEPS.values())
 
 
@@ -101,22 +106,55 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize(("text", "said"), MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_step_is_refused_by_name(text: str, said: str, tmp_path: Path) -> None:
+def test_a_malformed_step_is_refused_by_name(
+    text: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = write(tmp_path, step1_good=step_text(1, "good"), step2_bad=text)
+    assert list(find_steps(folder)) == [1], "others go on"
     with pytest.raises(MalformedStep, match=r"step2_bad\.py") as caught:
-        find_steps(folder)
+        get_step(2, folder)
     assert said in str(caught.value)
+    (logged,) = caplog.messages
+    assert logged == f"left out: {caught.value}"
+    assert "\n" not in logged
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('"""A step."""\n\n1 / 0\n', "line 3,"),
+        ('"""A step."""\ndef broken(:\n', "line 2,"),
+        ('"""A step."""\nimport sys\n\n\nsys.exit(7)\n', "line 5,"),
+        ('"""A step."""\nfrom tensorir_ladder.steps import no_such_step\n', "line 2,"),
+    ],
+)
+def test_an_error_in_a_steps_file_is_named_with_its_line(text: str, line: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, step1_good=step_text(1, "good"), step2_bad=text)
+    assert [step.name for step in find_steps(folder).values()] == ["step1_good"]
+    with pytest.raises(MalformedStep, match=rf"step2_bad\.py, {line}"):
+        get_step(2, folder)
 
 
 @pytest.mark.parametrize("stem", ["step_3", "stepper", "step3", "stepX_name", "step3-name"])
 def test_a_file_that_only_looks_like_a_step_is_refused(stem: str, tmp_path: Path) -> None:
-    with pytest.raises(MalformedStep, match=rf"{stem}\.py .*stepN_topic"):
-        find_steps(write(tmp_path, **{stem: GOOD}))
+    folder = write(tmp_path, **{stem: GOOD})
+    assert not find_steps(folder)
+    assert re.match(rf"{stem}\.py .*stepN_topic", str(malformed_steps(folder)[stem]))
+
+
+def test_a_step_stands_without_its_docstring_where_python_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorir_ladder.steps.step.sys", SimpleNamespace(flags=SimpleNamespace(optimize=2)))
+    (step,) = find_steps(write(tmp_path, step2_bad=MALFORMED["docstring"][0])).values()
+    assert step.title == "Step 2, bad"
 
 
 def test_two_steps_of_one_number_are_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path, step3_a=step_text(3, "a"), step3_b=step_text(3, "b"), step4_c=step_text(4, "c"))
+    assert list(find_steps(folder)) == [4]
     with pytest.raises(MalformedStep, match=r"step3_b\.py .*step3_a\.py"):
-        find_steps(write(tmp_path, step3_a=step_text(3, "a"), step3_b=step_text(3, "b")))
+        get_step(3, folder)
 
 
 def test_unknown_steps_and_variants_are_named_with_those_there_are() -> None:
@@ -125,6 +163,45 @@ def test_unknown_steps_and_variants_are_named_with_those_there_are() -> None:
     for ask in (STEPS[5].variant, lambda name: make_case(5, (16, 16, 16), name).validate()):
         with pytest.raises(UnknownStep, match=r"step5_pipelining.*turbo.*async, one_barrier"):
             ask("turbo")
+
+
+@pytest.mark.parametrize("number", STEPS)
+def test_a_function_that_is_called_directly_refuses_what_its_step_does_not_take(number: int) -> None:
+    step, case = STEPS[number], make_case(number, (64, 64, 64))
+    module = sys.modules[f"tensorir_ladder.steps.{step.name}"]
+    functions = [step.schedule, step.schedule_for_cpu, step.kernel]
+    functions += [getattr(module, name, None) for name in ("schedule", "schedule_for_cpu", "kernel")]
+    asked = filter(None, functions)
+    for make in asked:
+        with pytest.raises(UnknownStep, match=f"{step.name}.*turbo"):
+            make(case.problem, replace(case.config, variant="turbo"))
+        with pytest.raises(IllegalTile, match=step.name):
+            make(case.problem, replace(case.config, tile=STEPS[14 if number < 14 else 1].tiles.default.tile))
+
+
+# Near 32 bits: one that the sizes allow and the padding does not, and one of them below.
+@pytest.mark.parametrize("shape", [(46340, 46340, 1), (2**31 - 1, 1, 1), (1, 2**31 - 1, 1), (1, 1, 2**31 - 1)])
+@pytest.mark.parametrize("number", [number for number in STEPS if number not in EXPLICIT_STEPS])
+def test_a_product_that_tiles_pad_beyond_32_bits_is_refused(number: int, shape: tuple[int, int, int]) -> None:
+    case = make_case(number, shape)
+    for ask in (case.validate, lambda: case.step.schedule(case.problem, case.config)):
+        with pytest.raises(IllegalWorkload, match=r"whole tiles of \d+x\d+x\d+") as caught:
+            ask()
+        assert caught.value.value >= 2**31
+
+
+def test_an_index_of_an_explicit_kernel_beyond_32_bits_is_refused() -> None:
+    with pytest.raises(IllegalWorkload, match="32 bits") as caught:
+        lower(make_case(11, (45060, 47100, 64), layout="nt"))
+    assert int(caught.value.value) >= 2**31
+
+
+@pytest.mark.parametrize("number", EXPLICIT_STEPS)
+def test_an_explicit_kernel_refuses_results_that_it_does_not_store(number: int) -> None:
+    case = make_case(number, (128, 128, 64), out_dtype="float64")
+    with pytest.raises(IllegalWorkload, match=r"float64.*float16 \| bfloat16 \| float32"):
+        lower(case)
+    assert "float64" in case.lacks
 
 
 # What imports load

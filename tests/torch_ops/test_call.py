@@ -49,6 +49,7 @@ from tensorir_ladder.torch_ops.choice import (
 from tensorir_ladder.torch_ops.driver import Driver
 from tensorir_ladder.torch_ops.errors import (
     FirstCallInCapture,
+    NoTorch,
     OverlappingOutput,
     PaddedCopy,
     ScatteredRows,
@@ -848,3 +849,9 @@ def test_real_tensors_are_refused_alike(real: Any) -> None:
         matmul(grown, a)
     with real.no_grad():
         check_real(real, matmul(grown, a), a, a)
+
+
+def test_without_torch_that_is_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(NoTorch, match=r"torch is not installed; .*pip install"):
+        matmul([[1.0]], [[1.0]])
