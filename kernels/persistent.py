@@ -132,7 +132,7 @@ def persistent(
                     loads.advance(work.count)
                     work.advance()
         else:  # a consumer
-            take_registers(tile.consumers)
+            take_registers(tile)
             mine = Consumer(here, shared, product, tile)
             own: T.let = here.thread % WARPGROUP
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, own == 0, counts=True))
