@@ -169,7 +169,8 @@ def draw_case(
 
 def _multiple(choose: Choose, step: Step, largest: int, above: int = 0) -> int:
     grain = choose(EXPLICIT_GRAINS if step.explicit else GRAINS)
-    return grain * choose(range(above // grain + 1, largest // grain + 1))
+    fewest = above // grain + 1
+    return grain * choose(range(fewest, max(fewest, largest // grain) + 1))
 
 
 def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: Outcome) -> None:
