@@ -160,7 +160,7 @@ def persistent(
                     mine.multiply(marks, k_tile, T.bool(k_tile != 0))
                     late.store(marks, k_tile)
                     mine.retire_former(marks, k_tile, k_tile > 0)
-                for box in T.unroll(product.boxes - early):
+                for box in T.unroll(max(0, product.boxes - early)):
                     late.store(marks, early + box)
                 for k_tile in T.serial(work.count - early):
                     marks.wait("full", shared.full, mine.read, early + k_tile, "consumer")
