@@ -15,10 +15,10 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.harness.build import Lowered, asynchronous_copies, compiled, executable, lower_schedule
-from tensorir_ladder.harness.execution import Backend, GpuBackend
+from tensorir_ladder.harness.execution import Backend, GpuBackend, device_properties
 from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.models.time import stream_bound
-from tensorir_ladder.harness.race import Contender, Racecourse, sets_needed
+from tensorir_ladder.harness.race import Contender, Racecourse, require_room, sets_needed
 from tensorir_ladder.harness.records import StreamRecord, Verification, shape_text
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import WrongResult, epsilon
@@ -35,7 +35,6 @@ SEEDS = (0, 1)
 SCALE, SHIFT = 1.5, 0.25
 MOST_TILES, LEAST_TILES = 8, 5  # of a block: enough for as many stages, few enough that all blocks end together
 WAVES = 4  # blocks for each multiprocessor, where that leaves a block LEAST_TILES
-SMS = 132  # where the machine's number is unknown
 
 
 def _elements(nbytes: int, dtype: str) -> tuple[int, ...]:
@@ -166,7 +165,7 @@ class BandwidthCase:
             return BandwidthTile(self.kind.threads, 4 if len(self.shape) == 1 else 2, 1)
         one = self.shape[-1] * dtype_bytes(self.dtype) if len(self.shape) > 1 else 2 * VECTOR_BYTES * self.kind.threads
         tiles = math.prod(self.shape) * dtype_bytes(self.dtype) // one
-        wanted = tiles // (WAVES * (self.machine.sms or SMS))
+        wanted = tiles // (WAVES * self.machine.multiprocessors)
         return BandwidthTile(self.kind.threads, 2, min(MOST_TILES, max(LEAST_TILES, wanted)))
 
     def __str__(self) -> str:
@@ -285,7 +284,9 @@ class BandwidthCourse(Racecourse):
             y = backend.poisoned(case.output_shape, case.dtype)
             return x, y, *(torch.zeros(floats, dtype=torch.float32, device="cuda") for _ in range(2))
 
-        super().__init__(backend, [operands(n) for n in range(sets_needed(case.bytes_moved))], case.bytes_moved)
+        number = sets_needed(case.bytes_moved, device_properties(backend.torch).L2_cache_size)
+        require_room(backend.torch, number * 2 * case.bytes_moved)  # with the copy's pair
+        super().__init__(backend, [operands(n) for n in range(number)], case.bytes_moved)
 
     def beside(self, case: BandwidthCase) -> list[Contender]:
         """Return a copy in two forms, and torch's own operator.

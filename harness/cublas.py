@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorir_ladder.harness.execution import GpuBackend
-from tensorir_ladder.harness.race import Contender, Racecourse, sets_needed
+from tensorir_ladder.harness.execution import GpuBackend, device_properties
+from tensorir_ladder.harness.race import Contender, Racecourse, require_room, sets_needed
 from tensorir_ladder.harness.verify import IEEE
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -20,8 +20,11 @@ class Arena(Racecourse):
         self.problem = problem
         itemsize = backend.torch.empty(0, dtype=getattr(backend.torch, problem.dtype)).element_size()
         set_bytes = (problem.m * problem.k + problem.n * problem.k) * itemsize + problem.m * problem.n * itemsize
+        number = sets_needed(set_bytes, device_properties(backend.torch).L2_cache_size)
+        in_float64 = 8 * (problem.m * problem.k + problem.k * problem.n + 2 * problem.m * problem.n)
+        require_room(backend.torch, number * (set_bytes + problem.k * problem.n * itemsize) + in_float64)
         sets = []
-        for seed in range(first_seed, first_seed + sets_needed(set_bytes)):
+        for seed in range(first_seed, first_seed + number):
             a = backend.normal(2 * seed, (problem.m, problem.k), problem.dtype)
             b = backend.normal(2 * seed + 1, problem.b_shape, problem.dtype)
             sets.append((a, b, backend.poisoned((problem.m, problem.n), problem.out_dtype)))

@@ -9,7 +9,6 @@ import numpy as np
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.build import Lowered
 from tensorir_ladder.harness.execution import NumpyArrays, numpy_dtype
-from tensorir_ladder.harness.machines import SMS_UNKNOWN
 from tensorir_ladder.kernels.codegen.host_code import read_launches
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 
@@ -44,6 +43,5 @@ def emulated(lowered: Lowered) -> EmulatedProgram:
     names = tuple(str(parameter.name) for parameter in function.params)
     memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in lowered.workspaces)
     operands = names[: len(names) - len(memory) - 1]  # what a function is given last is its result
-    resident = lowered.machine.sms or SMS_UNKNOWN
-    launches = read_launches(lowered.host)
+    launches, resident = read_launches(lowered.host), lowered.machine.multiprocessors
     return EmulatedProgram(lowered.label, lowered.cuda, launches, names, memory, resident, operands)

@@ -12,7 +12,7 @@ import pynvml
 import tvm
 import tvm_ffi
 
-from tensorir_ladder.harness.execution import GpuBackend, NoGpu, require_gpu
+from tensorir_ladder.harness.execution import GpuBackend, NoGpu, device_properties, require_gpu
 from tensorir_ladder.harness.records import GpuState
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,9 +31,10 @@ def gpu_state() -> GpuState:
 
 
 def gpu_identity() -> dict[str, Any]:
-    """Read name, UUID, driver and power limit of torch's current GPU, under the names of a record's environment."""
-    gpu = _nvml_handle()
+    """Read what torch's current GPU is, its driver and power limit, under the names of a record's environment."""
+    gpu, properties = _nvml_handle(), device_properties(require_gpu())
     return {
+        "multiprocessors": properties.multi_processor_count,
         "gpu": pynvml.nvmlDeviceGetName(gpu),
         "gpu_uuid": pynvml.nvmlDeviceGetUUID(gpu),
         "driver": pynvml.nvmlSystemGetDriverVersion(),
@@ -43,8 +44,8 @@ def gpu_identity() -> dict[str, Any]:
 
 def _nvml_handle() -> Any:
     # By UUID: NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES leaves, in its order.
-    cuda = require_gpu().cuda
-    uuid = str(cuda.get_device_properties(cuda.current_device()).uuid).removeprefix("GPU-")
+    torch = require_gpu()
+    uuid = str(device_properties(torch).uuid).removeprefix("GPU-")
     try:
         pynvml.nvmlInit()  # counts its calls; the library stays loaded until the process ends
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -173,8 +173,14 @@ def gpu_arch() -> str:
 
 
 def gpu_machine() -> Machine:
-    """Describe the GPU at hand, with measured rates only where they are this GPU's."""
-    return machine_for(gpu_arch()).of_gpu(require_gpu().cuda.get_device_name())
+    """Describe the GPU at hand as its driver does, with measured rates only where they are this GPU's."""
+    properties = device_properties(require_gpu())
+    return machine_for(gpu_arch()).of_gpu(properties.name, properties.multi_processor_count)
+
+
+def device_properties(torch: Any) -> Any:
+    """Ask the driver for what torch's current GPU has: name, multiprocessors, L2, memory."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device())
 
 
 def compile_serial(mod: tvm.IRModule) -> tvm.runtime.Executable:

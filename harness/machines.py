@@ -1,4 +1,8 @@
-"""The GPUs that this project knows, as data; nothing else in the project knows a GPU's name."""
+"""The architectures that this project knows, as data; nothing else in the project knows a GPU's name.
+
+A GPU's multiprocessors come from its driver (:func:`harness.execution.gpu_machine`). Where none is at hand, the
+architecture is that of one GPU, which the table names.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,6 @@ from tensorir_ladder.harness.models.rate_files import Rates, rates_of
 from tensorir_ladder.schedules import cost
 from tensorir_ladder.torch_ops.rates import cost_rates
 
-SMS_UNKNOWN = 108  # multiprocessors to choose tiles for where the machine was not measured: those of an A100
-
 
 class UnknownTarget(ValueError):
     """An architecture that is not in the table."""
@@ -19,10 +21,11 @@ class UnknownTarget(ValueError):
 
 @dataclass(frozen=True)
 class Machine:
-    """One architecture. Limits are the architecture's (CUDA C++ programming guide, compute capabilities)."""
+    """One GPU. Limits are its architecture's (CUDA C++ programming guide, compute capabilities)."""
 
     arch: str
-    gpu: str | None
+    gpu: str
+    multiprocessors: int
     smem_per_block_bytes: int
     smem_per_sm_bytes: int
     threads_per_sm: int
@@ -36,11 +39,6 @@ class Machine:
     def rates(self) -> Rates | None:
         """Rates measured on the GPU named; None where there are none, BadRates where the file is not whole."""
         return rates_of(self.arch, self.gpu)
-
-    @property
-    def sms(self) -> int | None:
-        """Multiprocessors."""
-        return self.rates and self.rates.sms
 
     def target(self) -> Target:
         """Make the TVM target with this machine's limits, so that a schedule can be checked against it."""
@@ -57,14 +55,17 @@ class Machine:
 
     def for_choices(self) -> cost.Machine:
         """Return the machine as the cost model and the steps see it."""
-        return cost.Machine(self.target(), self.sms or SMS_UNKNOWN, cost_rates(self.gpu), self.has_cp_async)
+        return cost.Machine(self.target(), self.multiprocessors, cost_rates(self.gpu), self.has_cp_async)
 
-    def of_gpu(self, name: str) -> Machine:
-        """Return this machine with the rates of the GPU of that name; without rates where none were measured on it.
+    def of_gpu(self, name: str, multiprocessors: int | None = None) -> Machine:
+        """Return the machine that another GPU of this architecture is: its limits, and multiprocessors of its own.
 
-        Two GPUs of one architecture share its limits, not its multiprocessors, clocks and memory.
+        ``multiprocessors`` are those that its driver or a record counts; without them, those of this machine or of the
+        GPU's rates file. Raises UnknownTarget where none of these has them.
         """
-        return self if name == self.gpu else replace(self, gpu=name)
+        if multiprocessors is None:
+            multiprocessors = self.multiprocessors if name == self.gpu else _multiprocessors_measured(self.arch, name)
+        return replace(self, gpu=name, multiprocessors=multiprocessors)
 
     def blocks_resident(self, threads: int, registers: int, smem_bytes: int) -> tuple[int, str]:
         """Count the blocks of one kernel that an SM holds at once, and name what limits them.
@@ -86,29 +87,32 @@ class Machine:
         return limits[limit], limit
 
 
-def _machine(arch: str, smem_block_kib: int, smem_sm_kib: int, threads: int, blocks: int, **more: object) -> Machine:
-    return Machine(
-        arch,
-        smem_per_block_bytes=smem_block_kib * 1024,
-        smem_per_sm_bytes=smem_sm_kib * 1024,
-        threads_per_sm=threads,
-        blocks_per_sm=blocks,
-        **{"gpu": None, **more},
-    )  # type: ignore[arg-type]
+def _multiprocessors_measured(arch: str, gpu: str) -> int:
+    if rates := rates_of(arch, gpu):
+        return rates.sms
+    raise UnknownTarget(f"{gpu} ({arch}): its multiprocessors are not known here; on that GPU, run ladder microbench")
 
 
+def _machine(
+    arch: str, gpu: str, multiprocessors: int, smem_block_kib: int, smem_sm_kib: int, threads: int, blocks: int
+) -> Machine:
+    smem = {"smem_per_block_bytes": smem_block_kib * 1024, "smem_per_sm_bytes": smem_sm_kib * 1024}
+    cp_async = {"has_cp_async": arch != "sm_75"}
+    return Machine(arch, gpu, multiprocessors, **smem, threads_per_sm=threads, blocks_per_sm=blocks, **cp_async)
+
+
+# The GPU named is the one that stands for its architecture where none is at hand (NVIDIA's data sheets).
 MACHINES: dict[str, Machine] = {
     machine.arch: machine
     for machine in (
-        _machine("sm_75", 64, 64, 1024, 16, has_cp_async=False),
-        _machine("sm_80", 163, 164, 2048, 32),
-        _machine("sm_86", 99, 100, 1536, 16),
-        _machine("sm_89", 99, 100, 1536, 24),
-        # Where no GPU is at hand, predictions for sm_90a are those for an H200.
-        _machine("sm_90a", 227, 228, 2048, 32, gpu="NVIDIA H200"),
-        _machine("sm_90", 227, 228, 2048, 32),
-        _machine("sm_100a", 227, 228, 2048, 32),
-        _machine("sm_120", 99, 100, 1536, 24),
+        _machine("sm_75", "Tesla T4", 40, 64, 64, 1024, 16),
+        _machine("sm_80", "NVIDIA A100-SXM4-80GB", 108, 163, 164, 2048, 32),
+        _machine("sm_86", "NVIDIA GeForce RTX 3090", 82, 99, 100, 1536, 16),
+        _machine("sm_89", "NVIDIA GeForce RTX 4090", 128, 99, 100, 1536, 24),
+        _machine("sm_90a", "NVIDIA H200", 132, 227, 228, 2048, 32),
+        _machine("sm_90", "NVIDIA H200", 132, 227, 228, 2048, 32),
+        _machine("sm_100a", "NVIDIA B200", 148, 227, 228, 2048, 32),
+        _machine("sm_120", "NVIDIA GeForce RTX 5090", 170, 99, 100, 1536, 24),
     )
 }
 DEFAULT_ARCH = "sm_90a"

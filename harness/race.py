@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorir_ladder.harness.environment import gpu_state
-from tensorir_ladder.harness.execution import GpuBackend
+from tensorir_ladder.harness.execution import GpuBackend, device_properties
 from tensorir_ladder.harness.records import GpuState, Method, Timing
+from tensorir_ladder.schedules.errors import IllegalWorkload
 
-L2_BYTES_FLUSHED = 2 * 60 * 2**20  # operand sets together exceed the H200's L2 twice over
 MOST_SETS = 512  # small problems stay in the L2: their launches take no longer than the launch itself
 DATA = "standard normal"
 
@@ -46,9 +46,20 @@ class Rounds:
 Contender = tuple[str, Callable[..., Any]]
 
 
-def sets_needed(set_bytes: int) -> int:
+def sets_needed(set_bytes: int, l2_bytes: int) -> int:
     """Count the operand sets that together exceed the L2 twice over, as far as MOST_SETS go; two at least."""
-    return min(MOST_SETS, max(2, -(-L2_BYTES_FLUSHED // set_bytes)))
+    return min(MOST_SETS, max(2, -(-2 * l2_bytes // set_bytes)))
+
+
+def require_room(torch: Any, nbytes: int) -> None:
+    """Raise IllegalWorkload where the GPU has less memory free than that."""
+    if nbytes > (free := torch.cuda.mem_get_info()[0]):
+        raise IllegalWorkload(
+            "operands and what checks them do not fit the GPU's memory",
+            value=f"{nbytes / 2**30:.1f} GiB",
+            limit=f"{free / 2**30:.1f} GiB free",
+            remedy="give a smaller shape, or end what else runs on the GPU",
+        )
 
 
 class Racecourse:
@@ -56,7 +67,7 @@ class Racecourse:
 
     def __init__(self, backend: GpuBackend, sets: list[tuple[Any, ...]], set_bytes: int) -> None:
         self.backend, self.torch, self.sets = backend, backend.torch, sets
-        self.cold = MOST_SETS * set_bytes >= L2_BYTES_FLUSHED
+        self.cold = MOST_SETS * set_bytes >= 2 * device_properties(self.torch).L2_cache_size
 
     def graph(self, launch: Callable[..., Any]) -> Any:
         """Capture a CUDA graph with one launch per operand set, so that nothing of the host is timed."""

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
 
 
 def _print_depth(case: Case, kernels: dict[int, Kernel], said: DepthForecast | None) -> None:
-    title = escape(f"{replace(case, stages=1)}, {case.machine.gpu or case.machine.arch}")
+    title = escape(f"{replace(case, stages=1)}, {case.machine.gpu}")
     predicted = ("stages", "predicted ms", "GFLOPS", "latency hidden")
     occupied = ("shared bytes", "registers", "blocks per SM", "occupancy", "limited by")
     table = new_table(title, (*predicted, *occupied), texts=())

@@ -80,7 +80,7 @@ def difference(record: Recorded) -> str:
 
 def lowered_again(record: Recorded) -> Lowered:
     """Lower the case of a record for the machine that it was measured on."""
-    machine = machine_for(record.arch).of_gpu(record.environment.gpu)
+    machine = machine_for(record.arch).of_gpu(record.environment.gpu, record.environment.multiprocessors or None)
     if isinstance(record, StreamRecord):
         case = (record.workload, record.shape, record.dtype, record.variant, record.stages)
         return lower_workload(BandwidthCase(*case, machine))

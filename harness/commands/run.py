@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands import NOT_VERIFIED
 from tensorir_ladder.harness.commands.kernels import backend_for, built, verify_one, why_on_the_cpu
@@ -26,7 +27,6 @@ from tensorir_ladder.harness.commands.show import (
     print_variants,
     record_line,
 )
-from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import find_peers
 from tensorir_ladder.harness.records import check_writable, read_place, shape_text
@@ -105,7 +105,7 @@ def _run_again(options: argparse.Namespace, command: str) -> int:
         steps = find_steps()
         if old.step not in steps:
             raise UnknownStep(f"{options.again} measured step {old.step}, which is not in steps/")
-        tile, machine = steps[old.step].tiles.kind.parse(old.tile), machine_for(old.arch)
+        tile, machine = steps[old.step].tiles.kind.parse(old.tile), execution.gpu_machine()
         new = measurer.measure(Case(steps[old.step], problem, old.variant, tile, machine, old.stages, "given"))
     new.save(measurer.session.out)
     for label, record in (("old", old), ("new", new)):

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tensorir_ladder.emulator import KernelFault
@@ -37,24 +37,6 @@ MULTIPROCESSORS = (2, 2, 3, 3, 4, 5, 6, 8)  # a cluster needs two; with few, til
 # What columns and reductions are multiples of. TMA refuses rows that are no multiples of 16 bytes.
 GRAINS, EXPLICIT_GRAINS = (1, 1, 1, 2, 4, 8), (1, *[8] * 9)
 EMULATED_DEPTH, EMULATED_WORK = 1600, 30_000_000  # multiply-adds: a run well under a second
-
-
-@dataclass(frozen=True)
-class SmallMachine(Machine):
-    """A machine with as many multiprocessors as one likes, so that small products fill it several times."""
-
-    multiprocessors: int = 1
-
-    @property
-    def sms(self) -> int:
-        """Multiprocessors."""
-        return self.multiprocessors
-
-    @classmethod
-    def of(cls, machine: Machine, multiprocessors: int) -> SmallMachine:
-        """Make another machine with so many."""
-        limits = {part.name: getattr(machine, part.name) for part in fields(Machine)}
-        return cls(**limits, multiprocessors=multiprocessors)
 
 
 @dataclass(frozen=True)
@@ -89,7 +71,8 @@ def _load_on_gpu(kernel: Kernel, _seed: int) -> tuple[Backend, Callable[..., Any
 
 
 def _small_machine(choose: Choose) -> Machine:
-    return SmallMachine.of(machine_for(DEFAULT_ARCH), choose(MULTIPROCESSORS))
+    # With few multiprocessors small products fill it several times.
+    return replace(machine_for(DEFAULT_ARCH), multiprocessors=choose(MULTIPROCESSORS))
 
 
 PLACES = {
@@ -202,7 +185,8 @@ def _reason(refusal: Exception) -> str:
 
 def describe(case: Case) -> str:
     """Put a case into words, with all that was drawn."""
-    return f"{case} {case.problem.layout}, {case.stages} stages asked for, {case.machine.sms} multiprocessors"
+    asked = f"{case.stages} stages asked for, {case.machine.multiprocessors} multiprocessors"
+    return f"{case} {case.problem.layout}, {asked}"
 
 
 def run_draw(draw: Draw, tell: Tell) -> Outcome:

@@ -231,7 +231,8 @@ def covered(case: Case) -> Rates:
         _check_threads_copy(case)
     rates = case.machine.rates
     if rates is None or any(getattr(rates, name) is None for name in needed):
-        raise NoForecast(f"{case.machine.arch}: its rates were not measured; run ladder microbench there")
+        unmeasured = f"{case.machine.gpu} ({case.machine.arch})"
+        raise NoForecast(f"{unmeasured}: its rates were not measured; on that GPU, run ladder microbench")
     return rates
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorir_ladder.harness.build import Kernel
-from tensorir_ladder.harness.machines import Machine, machine_for
-from tensorir_ladder.harness.models.rate_files import Rates
+from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.models.rate_files import Rates, rates_of
 from tensorir_ladder.harness.records import Record
 from tensorir_ladder.harness.verify import IEEE
 from tensorir_ladder.kernels.tiles import HopperTile
@@ -96,7 +96,7 @@ def ceiling_share(record: Record) -> float | None:
     step = find_steps().get(record.step)
     if step is None or not record.arch or accumulator_dtype(record.dtype) != "float32":
         return None
-    rates = machine_for(record.arch).of_gpu(record.environment.gpu).rates
+    rates = rates_of(record.arch, record.environment.gpu)
     ceiling = rates and instruction_ceiling(rates, step.tiles.kind, record.math)
     return record.gflops / ceiling if ceiling else None
 

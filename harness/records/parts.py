@@ -101,6 +101,7 @@ class Environment:
     revision: str
     dirty: bool
     recorded_at: str
+    multiprocessors: int = 0  # of the GPU, by its driver; 0 in records made before it was noted
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from tensorir_ladder.emulator import EmulatedProgram, KernelFault, LaunchPlan, P
 from tensorir_ladder.emulator.source import PREAMBLE_END
 from tensorir_ladder.harness.build import Kernel, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
-from tensorir_ladder.harness.lab.fuzzing import SmallMachine
 from tensorir_ladder.harness.verify import verify, verify_launch
 from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.tiles import RoleTile
@@ -120,7 +119,7 @@ def cut_kernel(
 ) -> Kernel:
     """Lower step 13 for a machine so small that the last wave is cut."""
     case = make_case(13, shape, variant, tile=RoleTile.parse(tile), stages=stages)
-    small = SmallMachine.of(case.machine, multiprocessors)
+    small = replace(case.machine, multiprocessors=multiprocessors)
     assert plan_for(case.problem, case.tile, hopper(multiprocessors), 2 if variant == "multicast" else 1).helpers
     return lower(replace(case, machine=small))
 

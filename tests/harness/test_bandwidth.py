@@ -26,13 +26,14 @@ from tensorir_ladder.harness.commands.measuring import open_session
 from tensorir_ladder.harness.execution import LlvmBackend
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.models.time import stream_bound
-from tensorir_ladder.harness.race import Plan, sets_needed
+from tensorir_ladder.harness.race import Plan, require_room, sets_needed
 from tensorir_ladder.harness.records import load_streams
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import Cubin
 from tensorir_ladder.schedules.errors import IllegalWorkload
 
 H200 = machine_for("sm_90a")
+H200_L2 = 60 * 2**20
 Command = Callable[..., Outcome]
 
 
@@ -164,9 +165,17 @@ def test_what_limits_a_workload() -> None:
 
 
 def test_operand_sets_exceed_the_cache_twice() -> None:
-    assert sets_needed(2**30) == 2
-    assert sets_needed(2 * 2**20) == 60
-    assert sets_needed(1) == 512
+    assert sets_needed(2**30, H200_L2) == 2
+    assert sets_needed(2 * 2**20, H200_L2) == 60
+    assert sets_needed(2 * 2**20, H200_L2 // 2) == 30
+    assert sets_needed(1, H200_L2) == 512
+
+
+def test_operands_beyond_the_gpus_memory_are_refused_before_they_are_made() -> None:
+    torch = SimpleNamespace(cuda=SimpleNamespace(mem_get_info=lambda: (2**30, 2**31)))
+    require_room(torch, 2**30)
+    with pytest.raises(IllegalWorkload, match="GiB free"):
+        require_room(torch, 2**30 + 1)
 
 
 def test_torchs_operators_compute_the_same() -> None:

@@ -7,14 +7,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from support.cases import SCHEDULED_VARIANTS, THREAD_STEPS, Outcome, make_case, small_case, verified_on
-from tensorir_ladder.harness.build import UnsupportedCase, compiled, executable, lower, main_loop
+from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.build import Case, UnsupportedCase, compiled, executable, lower, main_loop
 from tensorir_ladder.harness.cli import main
 from tensorir_ladder.harness.explain import aspects, why
 from tensorir_ladder.harness.machines import MACHINES, UnknownTarget, machine_for
+from tensorir_ladder.harness.models.depth import NoForecast, forecast
 from tensorir_ladder.harness.models.time import bound, predict_tile
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import (
@@ -31,8 +34,11 @@ from tensorir_ladder.kernels.codegen.toolchain import (
 )
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.tiles import ThreadTile, WarpTile
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.steps.thread_tiles import DEFAULT
 
+STEPS = find_steps()
 KERNEL = 'extern "C" __global__ void main_kernel(float* x) { x[threadIdx.x] *= 2.0f; }\n'
 
 
@@ -516,9 +522,42 @@ def test_without_a_compiler_what_demands_one_fails(arguments: str, capsys: pytes
 def test_rates_belong_to_one_gpu() -> None:
     """An H100 shares the H200's limits, and none of its measured rates: nothing may be predicted from them."""
     h200 = machine_for("sm_90a")
-    h100 = h200.of_gpu("NVIDIA H100 80GB HBM3")
-    assert h200.of_gpu("NVIDIA H200") is h200
-    assert (h100.sms, h100.rates) == (None, None)
+    h100 = h200.of_gpu("NVIDIA H100 PCIe", 114)
+    assert h200.of_gpu("NVIDIA H200") == h200
+    assert (h100.multiprocessors, h100.rates) == (114, None)
     assert h100.smem_per_block_bytes == h200.smem_per_block_bytes
     kernel = lower(replace(make_case(5, (256, 256, 256)), machine=h100))
     assert (predict_tile(kernel), bound(kernel, 1.0)) == (None, "unknown")
+
+
+def driver_of(name: str, multiprocessors: int) -> SimpleNamespace:
+    """Stand in for torch on a GPU of compute capability 9.0."""
+    properties = SimpleNamespace(name=name, multi_processor_count=multiprocessors)
+    cuda = {"get_device_capability": lambda: (9, 0), "current_device": lambda: 0}
+    return SimpleNamespace(cuda=SimpleNamespace(**cuda, get_device_properties=lambda _device: properties))
+
+
+@pytest.mark.parametrize("step", [10, 11, 12, 13])
+def test_a_gpu_without_rates_chooses_by_its_own_multiprocessors(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H100 has the H200's chip, and is to have its tiles and blocks; a smaller one others."""
+    for size in (1024, 4096, 8192):
+        problem = Matmul(size, size, size, "float16")
+        expected = Case.default(STEPS[step], problem, machine_for("sm_90a"))
+        monkeypatch.setattr(execution, "require_gpu", lambda: driver_of("NVIDIA H100 80GB HBM3", 132))
+        case = Case.default(STEPS[step], problem, execution.gpu_machine())
+        assert (case.tile, case.stages) == (expected.tile, expected.stages)
+        assert lower(case).cuda == lower(expected).cuda
+    monkeypatch.setattr(execution, "require_gpu", lambda: driver_of("NVIDIA H100 PCIe", 114))
+    assert execution.gpu_machine().for_choices().multiprocessors == 114
+
+
+def test_multiprocessors_that_nobody_knows_are_not_guessed() -> None:
+    with pytest.raises(UnknownTarget, match="ladder microbench"):
+        machine_for("sm_90a").of_gpu("NVIDIA Unheard-Of")
+
+
+def test_the_depth_model_names_the_gpu_without_rates_and_what_to_run() -> None:
+    h100 = machine_for("sm_90a").of_gpu("NVIDIA H100 PCIe", 114)
+    case = replace(make_case(5, (256, 256, 256)), machine=h100)
+    with pytest.raises(NoForecast, match=r"H100 PCIe.*ladder microbench"):
+        forecast(case, lambda _: None)

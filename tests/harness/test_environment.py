@@ -57,7 +57,7 @@ class FakeNvml:
 @pytest.fixture
 def visible(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A process that sees the second GPU alone, as CUDA_VISIBLE_DEVICES=1 leaves it."""
-    seen = SimpleNamespace(uuid="bbbb")
+    seen = SimpleNamespace(uuid="bbbb", multi_processor_count=114)
     cuda = SimpleNamespace(current_device=lambda: 0, get_device_properties=lambda index: [seen][index])
     monkeypatch.setattr(environment, "pynvml", FakeNvml())
     monkeypatch.setattr(environment, "require_gpu", lambda: SimpleNamespace(cuda=cuda))
@@ -67,6 +67,7 @@ def visible(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_clocks_power_and_name_are_those_of_the_gpu_that_torch_sees(visible: SimpleNamespace) -> None:
     assert gpu_state() == GpuState(1980.0, 3201.0, 123.456, 41.0)
     assert gpu_identity() == {
+        "multiprocessors": 114,
         "gpu": "NVIDIA Second",
         "gpu_uuid": "GPU-bbbb",
         "driver": "580.1",

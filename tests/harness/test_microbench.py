@@ -113,7 +113,7 @@ def test_a_machine_takes_the_rates_of_its_own_gpu(
     file.save(tmp_path)
     machine = machine_for("sm_90a").of_gpu(GPU)
     rates = machine.rates
-    assert (rates.copy_gb_s, rates.dram_latency_ns, rates.fp32_gflops, machine.sms) == (1.0, 2.0, 3.0, 7)
+    assert (rates.copy_gb_s, rates.dram_latency_ns, rates.fp32_gflops, machine.multiprocessors) == (1.0, 2.0, 3.0, 7)
     assert machine_for("sm_90a").rates is None  # the H200's file is not in this folder
 
 
@@ -169,8 +169,9 @@ def test_the_committed_files_are_whole() -> None:
         assert isinstance(rates_of(found.arch, found.gpu), Rates)
         assert {name for name, quantity in found.quantities.items() if quantity.samples} <= set(BENCHMARKS)
         assert set(found.quantities) <= {*BENCHMARKS, *CostRates.__dataclass_fields__}
+    of_files = {(found.arch, found.gpu): found.device["sms"] for found in files}
     for machine in MACHINES.values():
-        assert (machine.rates is None) == (machine.gpu is None)
+        assert of_files.get((machine.arch, machine.gpu), machine.multiprocessors) == machine.multiprocessors
 
 
 def test_every_quantity_is_known_to_the_models_and_declared_whole() -> None:
@@ -341,7 +342,7 @@ def test_each_quantity_is_on_disk_before_the_next_and_the_others_stay(
     monkeypatch.setattr(microbench, "gpu_state", lambda: SimpleNamespace(sm_clock_mhz=1.0))
     monkeypatch.setattr(microbench, "versions", lambda _backend, _nvcc: {})
     path = file.save(tmp_path)
-    machine, compiler = machine_for("sm_90a").of_gpu(GPU), SimpleNamespace(version="13.0")
+    machine, compiler = machine_for("sm_90a").of_gpu(GPU, 7), SimpleNamespace(version="13.0")
     plan = [made_up([4.0]), replace(made_up([6.0]), name="block_start_ns"), replace(made_up([99.0]), name="read_gb_s")]
     running = microbench.measure_rates(machine, compiler, plan, tmp_path, {"revision": "abc"})
     for name, value in (("launch_ns", 4.0), ("block_start_ns", 6.0)):
@@ -369,7 +370,7 @@ def test_what_another_architecture_has_is_left_out_and_said(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     measured = []
-    monkeypatch.setattr("tensorir_ladder.harness.execution.gpu_machine", lambda: machine_for("sm_120").of_gpu(GPU))
+    monkeypatch.setattr("tensorir_ladder.harness.execution.gpu_machine", lambda: machine_for("sm_120").of_gpu(GPU, 7))
     monkeypatch.setattr("tensorir_ladder.kernels.codegen.toolchain.require_compiler", lambda: None)
     monkeypatch.setattr(
         "tensorir_ladder.harness.commands.microbench.measure_rates",

@@ -43,7 +43,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def case_of(step: int, size: int = 4096, dtype: str = "float16", variant: str | None = None) -> Case:
     """A step's default tile on that GPU."""
     case = make_case(step, (size, size, size), variant, dtype=dtype, tile=STEPS[step].tiles.default.tile)
-    return replace(case, machine=machine_for("sm_90a").of_gpu(GPU))
+    return replace(case, machine=machine_for("sm_90a").of_gpu(GPU, 132))
 
 
 @pytest.mark.parametrize(

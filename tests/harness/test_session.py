@@ -527,6 +527,13 @@ def test_small_problems_do_not_take_millions_of_operand_sets(shape: tuple[int, i
     class Counting(FakeBackend):
         made = 0
 
+        def __init__(self) -> None:
+            super().__init__()
+            memory = {"L2_cache_size": 60 * 2**20}
+            self.torch.cuda.current_device = lambda: 0
+            self.torch.cuda.get_device_properties = lambda _device: SimpleNamespace(**memory)
+            self.torch.cuda.mem_get_info = lambda: (2**34, 2**36)
+
         def normal(self, seed: int, shape: tuple[int, int], dtype: str) -> Any:
             Counting.made += 1
             if Counting.made > 40_000:

@@ -7,7 +7,6 @@ from typing import Any
 
 from support.cases import STEPS, make_case
 from tensorir_ladder.harness.build import Case, Kernel, lower
-from tensorir_ladder.harness.lab.fuzzing import SmallMachine
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.tiles import RoleTile
 
@@ -23,7 +22,7 @@ def roles_case(
     """Ask for step 12 or 13 on Hopper, with ``sms`` multiprocessors."""
     variant = variant or STEPS[number].variant_names[0]
     case = make_case(number, shape, variant, tile=RoleTile.parse(tile), **given)
-    return replace(case, machine=SmallMachine.of(HOPPER, sms or 132))
+    return replace(case, machine=replace(HOPPER, multiprocessors=sms or 132))
 
 
 def roles(*arguments: Any, **given: Any) -> Kernel:
