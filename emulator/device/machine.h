@@ -55,7 +55,7 @@ struct Clocks : Knowledge {
 
 struct Range { uintptr_t low, high; Clock group; };
 struct Copy { uchar* to; const uchar* from; int bytes, source_bytes; };
-struct Box { CUtensorMap map; int corner[5]; const uchar* from; bool add; };
+struct Box { CUtensorMap map; int corner[5]; const uchar* from; bool add; const void* place; };
 
 enum Status { READY, BLOCKED, DONE };
 
@@ -141,13 +141,26 @@ struct Block {
   std::vector<Granule> shadow;
   std::vector<std::vector<Meeting>> meetings;  // of each warp
   std::vector<Warpgroup> warpgroups;
-  std::vector<int> registers;      // of each warpgroup's threads, as set; 0 where never set
+  std::vector<int> registers;      // of each warp's threads
+  int pool;                        // registers that warps have given back
+  std::vector<Thread*> awaiting_registers;
   std::map<int, NamedBarrier> barriers;
   std::map<uint, MBarrier> mbarriers;
 };
 
 struct Pending { std::function<void()> complete; };
-struct GlobalArray { uchar* base; size_t bytes; std::vector<Granule> shadow; };  // no shadow where it is not watched
+
+// What a launch may do to an array: read it; store elements of so many bytes, each by one thread; or, KEPT, whatever is
+// ordered: memory that kernels keep for each other.
+constexpr int OPERAND = 0, KEPT = -1;
+struct Stored { uint thread, place; };  // who stored an element, counted from 1 over the grid, and where in the code
+struct GlobalArray {
+  uchar* base;
+  size_t bytes;
+  int use;                      // OPERAND, KEPT, or an output's bytes of an element
+  std::vector<Granule> shadow;  // of what is kept
+  std::vector<Stored> stored;   // of an output
+};
 
 // The order in which a cluster's threads go on; see fibers.h.
 struct Ranks {
@@ -183,6 +196,7 @@ struct Flag { std::map<int, Knowledge> released; std::vector<Thread*> waiting; }
 struct Machine {
   int threads, blocks;  // of a block; of a cluster
   int resident;         // clusters that may be alive together
+  int registers;        // that each thread is launched with; 0 where nobody says so
   Index extent, grid;
   size_t static_and_dynamic, dynamic_bytes;
   void (*kernel)(void**);
@@ -215,6 +229,8 @@ inline uint numbered(uint& agent) { return agent ? agent : agent = machine.here-
 std::string name(int cluster, int thread);
 std::string name(const Thread& t);
 std::string place(const void* address);
+std::string place(uint number);
+uint place_number(const void* address);
 std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
 inline std::string at(const Thread& t) { return ", by " + name(t) + " at " + place(t.place); }
 

@@ -20,9 +20,9 @@ std::string text(const char* format, ...) {
 }
 
 // An address in the kernel's code, for the caller to make a line of; calls return behind what they are of.
-std::string place(const void* address) {
-  return text("<code 0x%zx>", size_t(static_cast<const char*>(address) - &__ehdr_start) - 1);
-}
+uint place_number(const void* address) { return uint(static_cast<const char*>(address) - &__ehdr_start) - 1; }
+std::string place(uint number) { return text("<code 0x%x>", number); }
+std::string place(const void* address) { return place(place_number(address)); }
 
 static Index index_in(int linear, const Index& extent) {
   return {linear % extent.x, linear / extent.x % extent.y, linear / extent.x / extent.y};
@@ -65,7 +65,7 @@ static void prepare_block(Cluster& cluster, int rank) {
   block.window = cluster.windows + size_t(WINDOW) * rank;
   block.meetings.resize((machine.threads + LANES - 1) / LANES);
   block.warpgroups.resize((machine.threads + GROUP - 1) / GROUP);
-  block.registers.resize(machine.threads / GROUP);
+  block.registers.assign((machine.threads + LANES - 1) / LANES, machine.registers);
 }
 
 static void prepare_cluster(Cluster& cluster, int number) {
@@ -100,9 +100,11 @@ void finish(Thread& t) {
 }
 
 static void check_at_the_end(const Cluster& cluster) {
-  for (const Block& block : cluster.blocks)
+  for (const Block& block : cluster.blocks) {
+    check_registers(block);
     for (auto& [address, m] : block.mbarriers)
       if (m.bytes) fail("mbarrier", "bytes are expected that never came, at the end: " + state_of(address, m));
+  }
 }
 
 [[noreturn]] static void stand_still(const std::vector<Cluster*>& alive, size_t left) {
@@ -154,11 +156,12 @@ struct EmuLaunch {
   void (*kernel)(void**);
   void** arguments;
   const int *grid, *block;
-  int cluster, completion, spurious, arrays, watched, resident;
+  int cluster, completion, spurious, arrays, resident, registers;
   int64_t dynamic_bytes;
   uint64_t seed;
   uchar* const* bases;
   const int64_t* sizes;
+  const int* uses;
 };
 
 // Launch a kernel; the fault's kind and text, divided by a line's end, or null where there was none.
@@ -173,16 +176,19 @@ extern "C" const char* emu_launch(const EmuLaunch* launch) {
     machine.threads = launch->block[0] * launch->block[1] * launch->block[2];
     machine.blocks = launch->cluster;
     machine.resident = std::max(1, launch->resident / launch->cluster);
+    machine.registers = launch->registers;
     accesses_left = 500;
     machine.dynamic_bytes = launch->dynamic_bytes;
     machine.completion = Completion(launch->completion);
     machine.spurious = launch->spurious;
     machine.random.seed(launch->seed);
     machine.leader = machine.random();
-    for (int i = 0; i < launch->arrays; ++i)
-      machine.arrays.push_back({launch->bases[i], size_t(launch->sizes[i]), {}});
-    for (int i = launch->arrays - launch->watched; i < launch->arrays; ++i)
-      machine.arrays[i].shadow.resize((machine.arrays[i].bytes + GRANULE - 1) / GRANULE);
+    for (int i = 0; i < launch->arrays; ++i) {
+      GlobalArray array = {launch->bases[i], size_t(launch->sizes[i]), launch->uses[i], {}, {}};
+      if (array.use == KEPT) array.shadow.resize((array.bytes + GRANULE - 1) / GRANULE);
+      if (array.use > 0) array.stored.resize(array.bytes / array.use);
+      machine.arrays.push_back(std::move(array));
+    }
     run_grid();
   }
   free_machine();
