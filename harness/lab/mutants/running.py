@@ -1,0 +1,125 @@
+"""Running a mutant: until it is caught, or has done the same as the unchanged text in all orders."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tensorir_ladder.emulator import EmulatedProgram, EmulatorError, KernelFault
+from tensorir_ladder.harness.build import Case, lower
+from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
+from tensorir_ladder.harness.lab.mutants.rules import Change, changes_of
+from tensorir_ladder.harness.lab.mutants.subjects import SUBJECTS
+from tensorir_ladder.harness.lab.workers import Tell
+from tensorir_ladder.harness.verify import WrongResult, check_run
+
+ORDERS = 16
+UNBUILT, LIVED, WRONG = "unbuilt", "lived", "wrong result"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of a subject's text: ``number`` in the plan, ``subject`` among SUBJECTS."""
+
+    number: int
+    subject: int
+    change: Change
+    orders: int = ORDERS
+
+
+@dataclass
+class Outcome:
+    """What became of a mutant: ``found`` is the fault's kind, WRONG, "hung" or "crashed"; LIVED; or UNBUILT.
+
+    ``before`` and ``after`` are the changed line's part around the change, ``order`` the seed that found it.
+    """
+
+    number: int
+    subject: int
+    rule: str
+    line: int
+    before: str
+    after: str
+    found: str
+    text: str = ""
+    order: int = 0
+    seconds: float = 0.0
+
+
+@functools.cache
+def _prepared(subject: int) -> tuple[Case, EmulatedProgram]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # more stages than k tiles, rows copied in front: not what is looked for
+        lowered = lower(SUBJECTS[subject].case)
+    return lowered.case, emulated(lowered)
+
+
+def plan(seed: int, steps: Sequence[int], orders: int = ORDERS) -> list[Mutant]:
+    """Draw the order in which all mutants of the steps' subjects are taken: of each rule and subject one, and again."""
+    draw, piles = random.Random(seed), []
+    for number, subject in enumerate(SUBJECTS):
+        if subject.step in steps:
+            by_rule: dict[str, list[Change]] = {}
+            for change in changes_of(_prepared(number)[1].cuda):
+                by_rule.setdefault(change.rule, []).append(change)
+            piles += [(number, draw.sample(changes, len(changes))) for changes in by_rule.values()]
+    taken = []
+    for depth in range(max((len(changes) for _, changes in piles), default=0)):
+        layer = [(number, changes[depth]) for number, changes in piles if depth < len(changes)]
+        taken += draw.sample(layer, len(layer))
+    return [Mutant(at, number, change, orders) for at, (number, change) in enumerate(taken)]
+
+
+def run_mutant(mutant: Mutant, tell: Tell) -> Outcome:
+    """Build a mutant and run it, in one order after the other until it is caught."""
+    started = time.monotonic()
+    case, program = _prepared(mutant.subject)
+    change = mutant.change
+    outcome = Outcome(mutant.number, mutant.subject, change.rule, change.line, *_around(program.cuda, change), LIVED)
+    tell(f"{outcome.before} -> {outcome.after}")
+    changed = replace(program, cuda=change.apply(program.cuda))
+    try:
+        library = changed.library
+    except EmulatorError as error:
+        outcome.found, outcome.text = UNBUILT, str(error)[:200]
+        return outcome
+    try:
+        _run(case, changed, mutant.orders, outcome)
+    finally:
+        library.unlink()
+    outcome.seconds = round(time.monotonic() - started, 3)
+    return outcome
+
+
+def _run(case: Case, program: EmulatedProgram, orders: int, outcome: Outcome) -> None:
+    backend = EmulatorBackend()
+    for order in range(orders):
+        outcome.order = order
+        try:
+            check_run(
+                lambda *arrays: program(*arrays, seed=order),
+                case.problem,
+                backend,
+                order,
+                exact=bool(order % 2),
+                math=case.math,
+            )
+        except KernelFault as fault:
+            outcome.found, outcome.text = fault.kind, str(fault)[:300]
+            return
+        except WrongResult as wrong:
+            outcome.found, outcome.text = WRONG, str(wrong)
+            return
+
+
+def _around(text: str, change: Change, width: int = 40) -> tuple[str, str]:
+    """Cut the changed place out of its line, before and after, with some of what stands around it."""
+    begin = max(text.rfind("\n", 0, change.start) + 1, change.start - width)
+    line_end = text.find("\n", change.end)
+    end = min(len(text) if line_end < 0 else line_end, change.end + width)
+    left, right = text[begin : change.start].lstrip(), text[change.end : end]
+    return left + text[change.start : change.end] + right, left + change.new + right
