@@ -4,7 +4,7 @@ CUDA text and launches go in, arrays and faults come out; nothing here knows a s
 
     from tensorir_ladder.emulator import EmulatedProgram, LaunchPlan, PlainBuffer
     launch = LaunchPlan("scale", (PlainBuffer("A"), PlainBuffer("B")), grid=(4, 1, 1), block=(32, 1, 1))
-    program = EmulatedProgram("scale", cuda, (launch,), names=("A", "B"))  # the text as TVM generates it
+    program = EmulatedProgram("scale", cuda, (launch,), names=("A", "B"), operands=("A",))  # TVM's text
     program(a, b, seed=0)  # numpy arrays, written back; KernelFault names the line of CUDA text at fault
     # Of what TVM lowered: launches = kernels.codegen.host_code.read_launches(generated.host)
 
@@ -35,14 +35,17 @@ What it reports
 - ``missing proxy fence``: wgmma, a bulk store or a bulk load reads what ordinary writes left, and there is no
   ``fence.proxy.async`` between, by whom ever; ``missing wgmma.fence``; ``register in flight``; ``unawaited``: what is
   still under way when its thread ends.
+- ``operand written``: any store to an array that is only read; ``stored twice``: an element of an output that two
+  threads of a launch store, in whatever order, by ordinary stores, TMA or PTX. Additions (red, reducing bulk stores)
+  may be many threads', but not beside a store.
 - ``out of bounds`` and ``misaligned`` accesses to global and shared memory; ``deadlock``, with who waits where on what;
   ``flag left raised`` after the call; ``divergence``; misused ``barrier``, ``mbarrier``, ``cluster``, ``TMA``,
   ``wgmma`` and ``setmaxnreg``.
 - Registers and shared memory begin as NaN, which reaches the output where it is used.
 
 What it does not
-- Of global memory, A, B and C are not watched: two blocks may write one result unnoticed. Nor are the global memory of
-  cp.async and of TMA by tensor maps. A new launch begins with clean memories of who did what. A flag that is awaited by
+- An output's reads are not watched: a thread may read what another stores beside it. Nor is what cp.async and TMA loads
+  by tensor maps read of workspaces. A new launch begins with clean memories of who did what. A flag that is awaited by
   ordinary loads is waited for without end. Of atomics there is red.add on 32 bits and no other.
 - Shared memory is watched in units of two bytes. An access that the compiler removes, or merges with another, is not
   seen; an overrun is seen only where it leaves the array's memory (gaps lie between static and between global arrays,

@@ -16,6 +16,7 @@ from tensorir_ladder.emulator.errors import KernelFault, UnknownLaunch
 from tensorir_ladder.emulator.source import host_text, parameters
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, RowCount, TensorMap
 
+OPERAND, KEPT = 0, -1  # arrays that are only read, and memory between kernels; of others, bytes of an element
 COMPLETIONS = ("early", "late", "drawn")
 ALIGNMENT, GAP = 256, 1 << 16
 PLACE = re.compile(r"<code (0x[0-9a-f]+)>")
@@ -35,11 +36,12 @@ class _Launch(ctypes.Structure):
         ("arguments", ctypes.c_void_p),
         ("grid", ctypes.POINTER(ctypes.c_int)),
         ("block", ctypes.POINTER(ctypes.c_int)),
-        *((name, ctypes.c_int) for name in ("cluster", "completion", "spurious", "arrays", "watched", "resident")),
+        *((name, ctypes.c_int) for name in ("cluster", "completion", "spurious", "arrays", "resident")),
         ("dynamic_bytes", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("bases", ctypes.c_void_p),
         ("sizes", ctypes.c_void_p),
+        ("uses", ctypes.c_void_p),
     )
 
 
@@ -49,7 +51,8 @@ class EmulatedProgram:
 
     ``label`` names it in messages; ``cuda`` is the kernels' text, ``launches`` run one after another, ``names`` are
     those of the arrays of a call, in order; behind these stand ``memory``, shapes and dtypes of what the kernels keep
-    between them, where races are looked for. ``resident`` blocks may be alive together.
+    between them, where races are looked for. ``resident`` blocks may be alive together. Arrays that no kernel may write
+    to are named in ``operands``; in all others, an element is stored by one thread of a launch.
 
     Raises
     ------
@@ -62,9 +65,12 @@ class EmulatedProgram:
     names: tuple[str, ...]
     memory: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
     resident: int = 1
+    operands: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         taken = parameters(self.cuda)
+        if unknown := set(self.operands) - set(self._given):
+            raise UnknownLaunch(f"operands {', '.join(unknown)} of {self.label}, not among {', '.join(self._given)}")
         for launch in self.launches:
             buffers = {given.buffer for given in launch.parameters if not isinstance(given, int)}
             if launch.cluster[1:] != (1, 1):
@@ -75,6 +81,15 @@ class EmulatedProgram:
                 raise UnknownLaunch(f"{launch.kernel} is given {', '.join(unknown)}, not among {', '.join(self.names)}")
             if (count := len(taken.get(launch.kernel, ()))) != len(launch.parameters):
                 raise UnknownLaunch(f"{launch.kernel} takes {count} parameters, and is given {len(launch.parameters)}")
+
+    @property
+    def _given(self) -> tuple[str, ...]:
+        """Names of the arrays of a call."""
+        return self.names[: len(self.names) - len(self.memory)]
+
+    def _uses(self, memory: _Memory) -> Any:
+        given = [OPERAND if name in self.operands else view.itemsize for name, view in zip(self._given, memory.views)]
+        return (ctypes.c_int * len(self.names))(*given, *[KEPT] * len(self.memory))
 
     @cached_property
     def library(self) -> Path:
@@ -114,6 +129,7 @@ class EmulatedProgram:
         pointers = (ctypes.c_void_p * max(1, len(values)))(
             *(value if isinstance(value, int) else ctypes.addressof(value) for value in values)
         )
+        uses = self._uses(memory)
         described = _Launch(
             ctypes.cast(self._loaded[f"launch_{launch.kernel}"], ctypes.c_void_p),
             ctypes.addressof(pointers),
@@ -123,12 +139,12 @@ class EmulatedProgram:
             seed % len(COMPLETIONS),
             seed // len(COMPLETIONS) % 2,
             len(memory.addresses),
-            len(self.memory),
             self.resident,
             launch.shared_bytes,
             seed * 1000 + number,
             ctypes.addressof(memory.bases),
             ctypes.addressof(memory.sizes),
+            ctypes.addressof(uses),
         )
         fault = self._loaded.emu_launch(ctypes.byref(described))
         if fault:

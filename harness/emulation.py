@@ -42,5 +42,6 @@ def emulated(lowered: Lowered) -> EmulatedProgram:
     function = pass_workspaces(lowered.mod)["main"]
     names = tuple(str(parameter.name) for parameter in function.params)
     memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in lowered.workspaces)
+    operands = names[: len(names) - len(memory) - 1]  # what a function is given last is its result
     launches, resident = read_launches(lowered.host), lowered.machine.multiprocessors
-    return EmulatedProgram(lowered.label, lowered.cuda, launches, names, memory, resident)
+    return EmulatedProgram(lowered.label, lowered.cuda, launches, names, memory, resident, operands)

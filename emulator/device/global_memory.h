@@ -20,10 +20,38 @@ inline GlobalArray& global_array(const Thread& t, const void* pointer, size_t by
                              place(t.place).c_str()) + nearest);
 }
 
-inline void access_global(Thread& t, const void* pointer, size_t bytes, bool writes, const Access& me, const char* what) {
+inline int number_of(const GlobalArray& array) { return int(&array - machine.arrays.data()); }
+
+// A store to what a caller gave: an operand stays as it is, and an output's element is one thread's in a launch, or is
+// added to by any. Even where something orders two stores, one of them was for nothing.
+inline void note_store(Thread& t, GlobalArray& array, const void* to, size_t bytes, bool adds, const void* from) {
+  if (array.use == KEPT) return;
+  size_t first = size_t(static_cast<const uchar*>(to) - array.base);
+  if (array.use == OPERAND)
+    fail("operand written", text("bytes 0x%zx to 0x%zx of argument %d, which is only read, are written by %s at %s", first,
+                                 first + bytes - 1, number_of(array), name(t).c_str(), place(from).c_str()));
+  constexpr uint ANY = ~0u;
+  uint in_cluster = uint(t.cluster->threads.size());
+  Stored me = {adds ? ANY : uint(t.cluster->number) * in_cluster + uint(t.id) + 1, place_number(from)};
+  for (size_t element = first / array.use; element <= (first + bytes - 1) / array.use; ++element) {
+    Stored& before = array.stored[element];
+    if (before.thread && before.thread != me.thread) {
+      bool added = before.thread == ANY;
+      std::string by = added ? "some" : name(int((before.thread - 1) / in_cluster), int((before.thread - 1) % in_cluster));
+      fail("stored twice", text("element %zu of argument %d is %s by %s at %s\n  after it was %s by %s at %s", element,
+                                number_of(array), adds ? "added to" : "stored", name(t).c_str(), place(from).c_str(),
+                                added ? "added to" : "stored", by.c_str(), place(before.place).c_str()));
+    }
+    before = me;
+  }
+}
+
+inline void access_global(Thread& t, const void* pointer, size_t bytes, bool writes, const Access& me, const char* what,
+                          bool adds = false) {
   GlobalArray& array = global_array(t, pointer, bytes, what);
-  if (array.shadow.empty()) return;
-  int number = int(&array - machine.arrays.data());
+  if (writes) note_store(t, array, pointer, bytes, adds, t.place);
+  if (array.use != KEPT) return;
+  int number = number_of(array);
   auto where = [number](size_t g) {
     return text("global memory bytes 0x%zx to 0x%zx of argument %d", g * GRANULE, g * GRANULE + GRANULE - 1, number);
   };
@@ -41,9 +69,9 @@ void store_global(void* to, const void* from, int bytes) {
   std::memcpy(to, from, bytes);
 }
 
-inline void check_flag(Thread& t, const int* flag, bool writes, const char* what) {
-  check_aligned(t, uintptr_t(flag), sizeof *flag, what);
-  access_global(t, flag, sizeof *flag, writes, access_by(t, GENERIC, uint(t.id), clock_of(t), true), what);
+inline void check_flag(Thread& t, const void* flag, bool writes, const char* what, bool adds = false) {
+  check_aligned(t, uintptr_t(flag), sizeof(int), what);
+  access_global(t, flag, sizeof(int), writes, access_by(t, GENERIC, uint(t.id), clock_of(t), true), what, adds);
 }
 
 inline void release_to(Flag& flag, Thread& t) {
@@ -60,11 +88,16 @@ inline void acquire_from(const Flag& flag, Thread& t) {
 // An addition leaves what was released to the flag before it there, as does every atomic operation.
 void add_to_flag(int* to, int value, bool releases) {
   Thread& t = EMU_THREAD;
-  check_flag(t, to, true, "red.global");
+  check_flag(t, to, true, "red.global", true);
   Flag& flag = machine.flags[uintptr_t(to)];
   if (releases) release_to(flag, t);
   *to += value;
   wake(flag.waiting);
+}
+
+void add_float(float* to, float value) {
+  check_flag(EMU_THREAD, to, true, "red.global", true);
+  *to += value;
 }
 
 void store_flag(int* to, int value, bool releases) {

@@ -55,6 +55,11 @@ void store_global(void* to, const void* from, int bytes);
 template <class T, class Address> EMU_INLINE void st_global(Address to, T value) {
   store_global((void*)to, &value, sizeof(T));
 }
+template <class T, class Address, class U, size_t N> EMU_INLINE void st_global(Address to, List<U, N> from) {
+  List<T, N> list;
+  for (size_t i = 0; i < N; ++i) list.item[i] = T(from.item[i]);
+  store_global((void*)to, &list, sizeof list);
+}
 void store_shared(uint to, const void* from, int bytes);
 void load_shared(void* to, uint from, int bytes);
 template <class T> EMU_INLINE void st_shared(uint to, T value) { store_shared(to, &value, sizeof(T)); }
@@ -154,10 +159,12 @@ EMU_INLINE void tma_store(const void* map, List<int, rank> corner, uint from) {
 // Bulk copies without a tensor map, and flags in global memory.
 void load_bytes(uint to, const void* from, int bytes, uint mbarrier);
 void add_to_flag(int* flag, int value, bool releases);
+void add_float(float* to, float value);
 void store_flag(int* flag, int value, bool releases);
 void load_flag(int& value, const int* flag, bool acquires);
 EMU_INLINE void bulk_load(uint to, const void* from, int bytes, uint mbarrier) { load_bytes(to, from, bytes, mbarrier); }
 template <bool releases> EMU_INLINE void red_add(int* flag, int value) { add_to_flag(flag, value, releases); }
+template <class Address> EMU_INLINE void red_add_float(Address to, float value) { add_float((float*)to, value); }
 template <bool releases> EMU_INLINE void st_flag(int* flag, int value) { store_flag(flag, value, releases); }
 template <bool acquires> EMU_INLINE void ld_flag(int& value, const int* flag) { load_flag(value, flag, acquires); }
 

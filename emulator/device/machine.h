@@ -55,7 +55,7 @@ struct Clocks : Knowledge {
 
 struct Range { uintptr_t low, high; Clock group; };
 struct Copy { uchar* to; const uchar* from; int bytes, source_bytes; };
-struct Box { CUtensorMap map; int corner[5]; const uchar* from; bool add; };
+struct Box { CUtensorMap map; int corner[5]; const uchar* from; bool add; const void* place; };
 
 enum Status { READY, BLOCKED, DONE };
 
@@ -147,7 +147,18 @@ struct Block {
 };
 
 struct Pending { std::function<void()> complete; };
-struct GlobalArray { uchar* base; size_t bytes; std::vector<Granule> shadow; };  // no shadow where it is not watched
+
+// What a launch may do to an array: read it; store elements of so many bytes, each by one thread; or, KEPT, whatever is
+// ordered: memory that kernels keep for each other.
+constexpr int OPERAND = 0, KEPT = -1;
+struct Stored { uint thread, place; };  // who stored an element, counted from 1 over the grid, and where in the code
+struct GlobalArray {
+  uchar* base;
+  size_t bytes;
+  int use;                      // OPERAND, KEPT, or an output's bytes of an element
+  std::vector<Granule> shadow;  // of what is kept
+  std::vector<Stored> stored;   // of an output
+};
 
 // The order in which a cluster's threads go on; see fibers.h.
 struct Ranks {
@@ -215,6 +226,8 @@ inline uint numbered(uint& agent) { return agent ? agent : agent = machine.here-
 std::string name(int cluster, int thread);
 std::string name(const Thread& t);
 std::string place(const void* address);
+std::string place(uint number);
+uint place_number(const void* address);
 std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
 inline std::string at(const Thread& t) { return ", by " + name(t) + " at " + place(t.place); }
 

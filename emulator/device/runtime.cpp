@@ -20,9 +20,9 @@ std::string text(const char* format, ...) {
 }
 
 // An address in the kernel's code, for the caller to make a line of; calls return behind what they are of.
-std::string place(const void* address) {
-  return text("<code 0x%zx>", size_t(static_cast<const char*>(address) - &__ehdr_start) - 1);
-}
+uint place_number(const void* address) { return uint(static_cast<const char*>(address) - &__ehdr_start) - 1; }
+std::string place(uint number) { return text("<code 0x%x>", number); }
+std::string place(const void* address) { return place(place_number(address)); }
 
 static Index index_in(int linear, const Index& extent) {
   return {linear % extent.x, linear / extent.x % extent.y, linear / extent.x / extent.y};
@@ -154,11 +154,12 @@ struct EmuLaunch {
   void (*kernel)(void**);
   void** arguments;
   const int *grid, *block;
-  int cluster, completion, spurious, arrays, watched, resident;
+  int cluster, completion, spurious, arrays, resident;
   int64_t dynamic_bytes;
   uint64_t seed;
   uchar* const* bases;
   const int64_t* sizes;
+  const int* uses;
 };
 
 // Launch a kernel; the fault's kind and text, divided by a line's end, or null where there was none.
@@ -179,10 +180,12 @@ extern "C" const char* emu_launch(const EmuLaunch* launch) {
     machine.spurious = launch->spurious;
     machine.random.seed(launch->seed);
     machine.leader = machine.random();
-    for (int i = 0; i < launch->arrays; ++i)
-      machine.arrays.push_back({launch->bases[i], size_t(launch->sizes[i]), {}});
-    for (int i = launch->arrays - launch->watched; i < launch->arrays; ++i)
-      machine.arrays[i].shadow.resize((machine.arrays[i].bytes + GRANULE - 1) / GRANULE);
+    for (int i = 0; i < launch->arrays; ++i) {
+      GlobalArray array = {launch->bases[i], size_t(launch->sizes[i]), launch->uses[i], {}, {}};
+      if (array.use == KEPT) array.shadow.resize((array.bytes + GRANULE - 1) / GRANULE);
+      if (array.use > 0) array.stored.resize(array.bytes / array.use);
+      machine.arrays.push_back(std::move(array));
+    }
     run_grid();
   }
   free_machine();

@@ -4,10 +4,17 @@
 
 namespace emu {
 
+inline GlobalArray& array_of(const Thread& t, const CUtensorMap& map, const char* what) {
+  size_t bytes = map.dims[0] * map.element_bytes;
+  for (int d = 1; d < map.rank; ++d) bytes += (map.dims[d] - 1) * map.strides[d];
+  return global_array(t, map.base, bytes, what);
+}
+
 // An H200 calls an illegal instruction what begins between pieces of 16 bytes, and a store that begins before the tensor.
 inline void check_map(Thread& t, const CUtensorMap& map, const int* corner, int rank, uint address, const char* what) {
   if (map.rank != rank) fail("TMA", text("%s of %d dimensions with a map of %d", what, rank, map.rank) + at(t));
   check_aligned(t, inside(address), 128, what);
+  array_of(t, map, what);
   if (int64_t(corner[0]) * map.element_bytes % 16)
     fail("TMA", text("%s from column %d on, elements of %d bytes: no multiple of 16 bytes", what, corner[0], map.element_bytes) + at(t));
 }
@@ -92,8 +99,8 @@ void load_bytes(uint to, const void* from, int bytes, uint mbarrier) {
   access_global(t, from, size_t(bytes), false, me, "a bulk load");
 }
 
-inline Box box_of(const CUtensorMap& map, const int* corner, const uchar* from, bool add) {
-  Box box = {map, {}, from, add};
+inline Box box_of(const Thread& t, const CUtensorMap& map, const int* corner, const uchar* from, bool add) {
+  Box box = {map, {}, from, add, t.place};
   std::copy(corner, corner + map.rank, box.corner);
   return box;
 }
@@ -103,21 +110,25 @@ void load_box(uint to, const CUtensorMap& map, const int* corner, int rank, uint
   Thread& t = EMU_THREAD;
   check_map(t, map, corner, rank, to, "a TMA load");
   if (mask >> machine.blocks) fail("cluster", text("a multicast to 0x%x of %d blocks", mask, machine.blocks) + at(t));
-  Box box = box_of(map, corner, nullptr, false);
+  Box box = box_of(t, map, corner, nullptr, false);
   if (!mask) mask = 1u << rank_of(t, to);
   for (int r = 0; r < machine.blocks; ++r)
     if (mask >> r & 1) begin_load(t, box, r, inside(to), inside(mbarrier));
 }
 
 // Pieces of 16 bytes are stored whole where they begin inside the tensor, as an H200 does; additions are cut exactly.
-inline void finish_store(const Box& box) {
+inline void finish_store(Thread& t, const Box& box) {
   uint start = uint((box.from - machine.here->windows) % WINDOW);
   const uchar* window = box.from - start;
   int size = box.map.element_bytes;
   int64_t columns = box.map.dims[0], whole = 16 / size;
   if (!box.add) columns = (columns + whole - 1) / whole * whole;
+  GlobalArray& array = array_of(t, box.map, "a TMA store");
   for_each_piece(box, start, columns, [&](uint at, uchar* to) {
     if (!to) return;
+    if (to + size > array.base + array.bytes)
+      fail("out of bounds", "a TMA store, in pieces of 16 bytes, ends beyond its array, by " + name(t) + " at " + place(box.place));
+    note_store(t, array, to, size_t(size), box.add, box.place);
     if (!box.add) {
       std::memcpy(to, window + at, size);
     } else if (size == 4) {
@@ -134,12 +145,12 @@ void store_box(const CUtensorMap& map, const int* corner, int rank, uint from, b
   if (*std::min_element(corner, corner + rank) < 0) fail("TMA", "a store that begins before the tensor" + at(t));
   check_bounds(block_of(t), from, bytes_of(map), "a TMA store");
   note_access(t, block_of(t), from, bytes_of(map), false, access_by(t, STORE, numbered(t.store_agent), t.stored + 1));
-  t.open_stores.push_back(box_of(map, corner, shared_pointer(t, from), add));
+  t.open_stores.push_back(box_of(t, map, corner, shared_pointer(t, from), add));
 }
 
 inline void retire_stores(Thread& t, size_t left) {
   for (; t.stores.size() > left; t.stores.pop_front())
-    for (const Box& box : t.stores.front()) finish_store(box);
+    for (const Box& box : t.stores.front()) finish_store(t, box);
 }
 
 void bulk_commit() {

@@ -192,9 +192,8 @@ def run_text(
     names = ("out", *(f"in{i}" for i in range(len(inputs))))
     blocks = (launch.get("cluster", 1), 1, 1)
     made = LaunchPlan("probe", tuple(map(PlainBuffer, names)), blocks, (threads, 1, 1), blocks, dynamic)
-    EmulatedProgram("probe", PREAMBLE_END + helpers + kernel, (made,), names)(
-        output, *inputs, seed=launch.get("seed", 0)
-    )
+    program = EmulatedProgram("probe", PREAMBLE_END + helpers + kernel, (made,), names, operands=names[1:])
+    program(output, *inputs, seed=launch.get("seed", 0))
     return output
 
 

@@ -56,11 +56,11 @@ FINISHES = [
 def emulate(function: tvm.tirx.PrimFunc, given: dict[str, np.ndarray]) -> None:
     """Run a kernel in the emulator on arrays by name; workspaces are its own."""
     made = generate(tvm.IRModule({"main": function}), TARGET, TIR_PIPELINE)
-    names = tuple(str(parameter.name) for parameter in function.params)
     launch = launch_plan(made)
-    kept = {each.buffer: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in launch.workspaces}
-    arrays = [given[name] if name in given else kept.get(name, np.zeros(1, np.float32)) for name in names]
-    EmulatedProgram("fused", made.cuda, (launch,), names, resident=prod(launch.grid))(*arrays)
+    kept = {each.buffer: (each.shape, numpy_dtype(each.dtype)) for each in launch.workspaces}
+    names, operands = (*given, *kept), tuple(name for name in given if name != "C")
+    memory, resident = tuple(kept.values()), prod(launch.grid)
+    EmulatedProgram("fused", made.cuda, (launch,), names, memory, resident, operands)(*given.values())
 
 
 @pytest.mark.emulator

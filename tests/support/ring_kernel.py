@@ -133,7 +133,7 @@ def ring_program(
     )
     grid = (-(-m // 64 // cluster) * cluster, -(-n // 64), 1)
     launch = LaunchPlan("ring", parameters, grid, (160, 1, 1), (cluster, 1, 1), stages * 16384 + 1024 + 8192)
-    return EmulatedProgram("ring", text or ring_text(stages, cluster), (launch,), ("A", "B", "C"))
+    return EmulatedProgram("ring", text or ring_text(stages, cluster), (launch,), ("A", "B", "C"), operands=("A", "B"))
 
 
 def run_ring(program: EmulatedProgram, shape: tuple[int, int, int], seed: int = 0) -> float:

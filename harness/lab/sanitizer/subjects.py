@@ -60,7 +60,12 @@ class Subject:
         ]
         memory = [(shape, dtype.name) for shape, dtype in program.memory]
         fields = {"label": program.label, "names": program.names, "resident": program.resident}
-        fields |= {"name": self.name, "whole": self.whole, "problem": asdict(self.problem)}
+        fields |= {
+            "operands": program.operands,
+            "name": self.name,
+            "whole": self.whole,
+            "problem": asdict(self.problem),
+        }
         return json.dumps(fields | {"memory": memory, "launches": launches}, indent=1) + "\n"
 
     def save(self, folder: Path) -> None:
@@ -78,7 +83,8 @@ class Subject:
         )
         memory = tuple((shape, numpy_dtype(dtype)) for shape, dtype in fields["memory"])
         cuda = (folder / "kernel.cu").read_text(encoding="utf-8")
-        program = EmulatedProgram(fields["label"], cuda, launches, fields["names"], memory, fields["resident"])
+        kept = {name: fields[name] for name in ("label", "names", "resident", "operands")}
+        program = EmulatedProgram(cuda=cuda, launches=launches, memory=memory, **kept)
         return cls(fields["name"], program, Matmul(**fields["problem"]), fields["whole"])
 
 

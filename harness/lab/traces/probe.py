@@ -52,7 +52,9 @@ class Probe:
         blocks, block = (self.cluster, 1, 1), (self.threads, 1, 1)
         parameters = tuple(PlainBuffer(given) if isinstance(given, str) else given for given in self.arguments)
         launch = LaunchPlan(self.kernel, parameters, blocks, block, blocks, self.dynamic_bytes)
-        return EmulatedProgram(self.name, PREAMBLE + self.text, (launch,), (OUT, *self.inputs))
+        return EmulatedProgram(
+            self.name, PREAMBLE + self.text, (launch,), (OUT, *self.inputs), operands=tuple(self.inputs)
+        )
 
     def lines(self, run: Callable[..., None]) -> list[str]:
         """Launch it by ``run(output, *inputs)``, and read the output."""
