@@ -19,7 +19,16 @@ DEVICE = Path(__file__).parent / "device"
 RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-strict-aliasing")
 # Hooks of a race detector at every load and store; the detector's own runtime is not linked. By -Og kernels compile in
 # half to two thirds of the time of -O1 and run as fast, for most of a run's time is the runtime's.
-KERNEL_FLAGS = ("-std=c++17", "-Og", "-g1", "-fPIC", "-w", "-fno-strict-aliasing", "-fsanitize=thread")
+KERNEL_FLAGS = (
+    "-std=c++17",
+    "-Og",
+    "-g1",
+    "-fPIC",
+    "-w",
+    "-fno-strict-aliasing",
+    "-fsanitize=thread,bounds",
+    "-fno-sanitize-recover=bounds",
+)
 
 
 def find_host_compiler() -> str | None:

@@ -36,7 +36,7 @@ class _Launch(ctypes.Structure):
         ("arguments", ctypes.c_void_p),
         ("grid", ctypes.POINTER(ctypes.c_int)),
         ("block", ctypes.POINTER(ctypes.c_int)),
-        *((name, ctypes.c_int) for name in ("cluster", "completion", "spurious", "arrays", "resident")),
+        *((name, ctypes.c_int) for name in ("cluster", "completion", "spurious", "overlaps", "arrays", "resident")),
         ("dynamic_bytes", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("bases", ctypes.c_void_p),
@@ -100,20 +100,22 @@ class EmulatedProgram:
     def _loaded(self) -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(self.library))
         loaded.emu_launch.restype = ctypes.c_char_p
+        loaded.emu_deeds.restype = ctypes.c_uint64
         return loaded
 
-    def __call__(self, *arrays: np.ndarray, seed: int = 0) -> None:
+    def __call__(self, *arrays: np.ndarray, seed: int = 0) -> tuple[int, ...]:
         """Run on copies of the arrays, and write these back.
 
         ``seed`` draws the order of threads, and when what runs beside them is done: at once, as late as it may be, or
-        drawn (seeds modulo 3). Raises KernelFault.
+        drawn (seeds modulo 3). Returns a digest of each launch's deeds: what its threads accessed and waited for, in
+        which order. Raises KernelFault.
         """
         memory = _Memory([*arrays, *(_kept(shape, dtype) for shape, dtype in self.memory)])
-        for number, launch in enumerate(self.launches):
-            self._run(launch, memory, seed, number)
+        deeds = tuple(self._run(launch, memory, seed, number) for number, launch in enumerate(self.launches))
         for array, copy in zip(arrays, memory.views):
             np.copyto(array, copy)
         self._check_flags(memory, seed)
+        return deeds
 
     def _check_flags(self, memory: _Memory, seed: int) -> None:
         """Raise for flags, the whole numbers that kernels keep, that are not zeros again for the next call."""
@@ -123,7 +125,7 @@ class EmulatedProgram:
                 text = f"{places.size} of {view.size} are not zero after the call, the first of them number {places[0]}"
                 raise KernelFault(self.label, "flag left raised", text, seed)
 
-    def _run(self, launch: LaunchPlan, memory: _Memory, seed: int, number: int) -> None:
+    def _run(self, launch: LaunchPlan, memory: _Memory, seed: int, number: int) -> int:
         bases = dict(zip(self.names, memory.addresses, strict=True))
         values = [_value(given, bases) for given in launch.parameters]
         pointers = (ctypes.c_void_p * max(1, len(values)))(
@@ -138,6 +140,7 @@ class EmulatedProgram:
             launch.cluster_blocks,
             seed % len(COMPLETIONS),
             seed // len(COMPLETIONS) % 2,
+            launch.overlaps,
             len(memory.addresses),
             self.resident,
             launch.shared_bytes,
@@ -149,6 +152,7 @@ class EmulatedProgram:
         fault = self._loaded.emu_launch(ctypes.byref(described))
         if fault:
             raise self._explained(fault.decode(), seed)
+        return int(self._loaded.emu_deeds())
 
     def _explained(self, fault: str, seed: int) -> KernelFault:
         kind, text = fault.split("\n", 1)

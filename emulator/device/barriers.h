@@ -20,6 +20,7 @@ inline void open_barrier(NamedBarrier& barrier) {
 
 // Arrive; with `wait`, go on when all expected have. What all did before is known to those who waited.
 inline void meet(Thread& t, NamedBarrier& barrier, int expected, bool wait, const char* what) {
+  did(t, BARRIER, &barrier == &t.cluster->barrier, expected, wait);
   if (barrier.arrived && barrier.expected != expected)
     fail("barrier", text("%s with %d threads meets one with %d, by %s at %s", what, expected, barrier.expected,
                          name(t).c_str(), place(t.place).c_str()));
@@ -46,6 +47,7 @@ void sync_named(int barrier, int threads, bool wait) {
   if (barrier < 0 || barrier > 15 || threads % LANES)
     fail("barrier", text("barrier %d with %d threads, by %s at %s: there are 16, for whole warps", barrier, threads,
                          name(t).c_str(), place(t.place).c_str()));
+  did(t, BARRIER, barrier);
   t.detail = text("barrier %d", barrier);
   meet(t, block_of(t).barriers[barrier], threads ? threads : living(t.rank), wait, "bar.sync");
 }
@@ -60,6 +62,7 @@ inline void leave_barriers(Thread& t) {
 
 void cluster_arrive() {
   Thread& t = EMU_THREAD;
+  did(t, BARRIER, true);
   NamedBarrier& barrier = t.cluster->barrier;
   barrier.clocks.join(t.clocks);
   tick(t);
@@ -70,6 +73,7 @@ void cluster_arrive() {
 // Waits for the phase that its own arrival, just before, was for.
 void cluster_wait() {
   Thread& t = EMU_THREAD;
+  did(t, BARRIER, false);
   NamedBarrier& barrier = t.cluster->barrier;
   if (barrier.arrived) {
     barrier.waiting.push_back(&t);

@@ -106,6 +106,7 @@ EMU_INLINE void wgmma(List<float*, N> d, uint64_t a, uint64_t b, int p, int sa, 
   issue_wgmma({type, columns, a, b, p, sa, sb, ta, tb}, d.item, N);
 }
 void change_registers(int count);
+void wait_for_previous();
 
 // Barriers, votes and shuffles.
 void sync_block();

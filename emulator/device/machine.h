@@ -85,6 +85,8 @@ struct Thread {
   std::vector<Range> in_flight;  // registers that wgmma is adding to
   Range accumulators;            // those it added to last
   bool fenced;                   // no plain write to them since the last wgmma.fence
+  uint64_t deeds;                // a digest of all it did
+  uint64_t deeds_at_look;        // after its last look at a flag
 };
 
 struct Meeting { uint mask; const char* what; int arrived; void* lanes[LANES]; };
@@ -208,6 +210,8 @@ struct Machine {
   bool spurious;         // try_wait may fail for no reason
   uint64_t timer;
   uint64_t leader;       // which lane elect chooses
+  bool overlaps;         // the kernel before it may still run
+  uint64_t deeds;        // of all threads that have ended
   jmp_buf scheduler, launch;
   std::string fault;
 };
@@ -253,6 +257,27 @@ inline bool looks_again(Thread& t, const void* at, int64_t value) {
   Look last = t.look;
   t.look = {at, t.place, value, t.steps};
   return last.at == at && last.place == t.place && last.value == value && last.step + 1 == t.steps;
+}
+
+// What threads do, in a digest: each access and instruction with its operands, but neither values nor registers. Two
+// texts whose threads do the same access the same, and wait for the same, in the same order.
+enum Deed { ACCESS, BARRIER, WARP, GROUP_OF_COPIES, ON_MBARRIER, BOX, ON_FLAG, FENCE, MULTIPLY, HOLD_REGISTERS, AWAIT_PREVIOUS };
+
+inline uint64_t mixed(uint64_t digest, uint64_t value) {
+  digest = (digest ^ value) * 0x9e3779b97f4a7c15u;
+  return digest ^ digest >> 29;
+}
+template <class... Operands> inline void did(Thread& t, Deed deed, Operands... operands) {
+  t.deeds = mixed(t.deeds, deed);
+  ((t.deeds = mixed(t.deeds, uint64_t(operands))), ...);
+}
+
+// With programmatic dependent launch a thread may touch global memory only when it knows that somebody has waited for
+// the kernel before, the agent behind the threads.
+inline uint previous_kernel(const Cluster& cluster) { return uint(cluster.threads.size()); }
+inline void check_previous(const Thread& t) {
+  if (machine.overlaps && Knowledge::of(t.clocks.known, previous_kernel(*t.cluster)) < 1)
+    fail("missing griddepcontrol.wait", "global memory is used before the kernel before has been waited for" + at(t));
 }
 
 // Fibers.
