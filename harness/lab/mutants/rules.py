@@ -140,7 +140,7 @@ RULES = (
         (
             Edit(r"(phase\w*\[0\] = )(\d);", (r"\g<1>1 ^ \2;",)),
             Edit(r"(phase\w*\[0\] \^ )1", (r"\g<1>0",)),
-            Edit(r"(mbarrier_wait\w*\([^;{]*, )(\w*phase\w*\[0\]|\d)(?=\);|, \")", (r"\g<1>1 ^ \2",)),
+            Edit(r"(mbarrier_wait\w*\(.*, )(\w*phase\w*\[0\])", (r"\g<1>1 ^ \2",)),
             Edit(r'"r"\(parity\)', ('"r"(1 ^ parity)',)),
         ),
     ),
@@ -159,7 +159,14 @@ RULES = (
     Rule(
         "place in shared memory",
         "an address in shared memory is one element or 16 bytes further on",
-        (Edit(r"((?:shared|dyn_shmem|pool_buf)\w*_ptr(?:, | \+ |\[|\)\[|\) \+ ))(?=\(|\d)", _FURTHER),),
+        (
+            Edit(
+                r"\b((?!\w*local)\w*(?:shared|dyn_shmem)\w*_ptr(?:, | \+ |\[|\)\[|\) \+ ))(?=\(|\d)",
+                _FURTHER,
+                lines="^(?!.*__shared__)",
+            ),
+            Edit(r"(pool_buf_ptr\[)", (r"\g<1>16 + ", r"\g<1>128 + "), lines="^(?!.*__shared__)"),
+        ),
     ),
     Rule(
         "swizzle",
@@ -208,7 +215,7 @@ RULES = (
         "extent",
         "a loop, or a number of tiles, has one more or less",
         (
-            Edit(r"(; \w+ < )(\d+)(?=;)", _off_by("2")),
+            Edit(r"(; \w+ < )(\d+)(?=;)", _off_by("2"), lines="^(?!.*asm)"),
             Edit(r"(; \w+ < )(\(.*?\)|\w+\[0\])(?=;)", (r"\1 1 + \2", r"\1 \2 - 1")),
             Edit(r"(work_\w+\[0\] = .*?)(\d+)(?=\)|;|,)", _off_by("2")),
         ),

@@ -6,19 +6,24 @@ import functools
 import random
 import time
 import warnings
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tensorir_ladder.emulator import EmulatedProgram, EmulatorError, KernelFault
 from tensorir_ladder.harness.build import Case, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
+from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.lab.mutants.rules import Change, changes_of
 from tensorir_ladder.harness.lab.mutants.subjects import SUBJECTS
 from tensorir_ladder.harness.lab.workers import Tell
 from tensorir_ladder.harness.verify import WrongResult, check_run
 
-ORDERS = 16
-UNBUILT, LIVED, WRONG = "unbuilt", "lived", "wrong result"
+ORDERS, ORDERS_OF_THE_SAME, INFINITIES_IN = 16, 6, 1
+UNBUILT, SAME, LIVED, WRONG = "unbuilt", "same", "lived", "wrong result"
+Deeds = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,9 @@ class Mutant:
 
 @dataclass
 class Outcome:
-    """What became of a mutant: ``found`` is the fault's kind, WRONG, "hung" or "crashed"; LIVED; or UNBUILT.
+    """What became of a mutant: ``found`` is the fault's kind, WRONG, "hung" or "crashed"; SAME where it
+    lives and its threads do the same as those of the unchanged text, to the last bit of the output; LIVED where they do
+    other things; or UNBUILT.
 
     ``before`` and ``after`` are the changed line's part around the change, ``order`` the seed that found it.
     """
@@ -56,6 +63,11 @@ def _prepared(subject: int) -> tuple[Case, EmulatedProgram]:
         warnings.simplefilter("ignore")  # more stages than k tiles, rows copied in front: not what is looked for
         lowered = lower(SUBJECTS[subject].case)
     return lowered.case, emulated(lowered)
+
+
+@functools.cache
+def _deeds_unchanged(subject: int, order: int) -> Deeds:
+    return _deeds(*_prepared(subject), order)
 
 
 def plan(seed: int, steps: Sequence[int], orders: int = ORDERS) -> list[Mutant]:
@@ -88,32 +100,63 @@ def run_mutant(mutant: Mutant, tell: Tell) -> Outcome:
         outcome.found, outcome.text = UNBUILT, str(error)[:200]
         return outcome
     try:
-        _run(case, changed, mutant.orders, outcome)
+        _run(case, changed, mutant, outcome)
     finally:
         library.unlink()
     outcome.seconds = round(time.monotonic() - started, 3)
     return outcome
 
 
-def _run(case: Case, program: EmulatedProgram, orders: int, outcome: Outcome) -> None:
-    backend = EmulatorBackend()
-    for order in range(orders):
+def _run(case: Case, program: EmulatedProgram, mutant: Mutant, outcome: Outcome) -> None:
+    same = True
+    for order in range(mutant.orders):
         outcome.order = order
         try:
-            check_run(
-                lambda *arrays: program(*arrays, seed=order),
-                case.problem,
-                backend,
-                order,
-                exact=bool(order % 2),
-                math=case.math,
-            )
+            same = _deeds(case, program, order) == _deeds_unchanged(mutant.subject, order) and same
+            if order == INFINITIES_IN:
+                _check_infinities(case, program, order)
         except KernelFault as fault:
-            outcome.found, outcome.text = fault.kind, str(fault)[:300]
+            outcome.found, outcome.text = fault.kind, str(fault)
             return
         except WrongResult as wrong:
             outcome.found, outcome.text = WRONG, str(wrong)
             return
+        if same and order + 1 == ORDERS_OF_THE_SAME:
+            outcome.found = SAME
+            return
+
+
+def _deeds(case: Case, program: EmulatedProgram, order: int) -> Deeds:
+    """Run in one order and check the product; return digests of what threads did, and of the output's bits."""
+    found: list[Deeds] = []
+
+    def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+        deeds = program(a, b, c, seed=order)
+        found.append((*deeds, zlib.crc32(c.tobytes())))
+
+    check_run(run, case.problem, EmulatorBackend(), order, exact=bool(order % 2), math=case.math)
+    return found[0]
+
+
+def _check_infinities(case: Case, program: EmulatedProgram, order: int) -> None:
+    """Multiply positive numbers with a row of A and a column of B infinite: so are one row and column of the product.
+
+    What is read where nothing belongs, and multiplied by zero, is not a number then.
+    """
+    problem, backend = case.problem, EmulatorBackend()
+    a, b = (
+        np.abs(backend.normal(order, shape, problem.dtype)) + numpy_dtype(problem.dtype).type(0.5)
+        for shape in ((problem.m, problem.k), problem.b_shape)
+    )
+    a[1, :] = np.inf
+    b[(slice(None), 0) if problem.layout == "nn" else (0, slice(None))] = np.inf
+    output = backend.poisoned((problem.m, problem.n), problem.out_dtype)
+    program(a, b, output, seed=order)
+    expected = np.zeros(output.shape, bool)
+    expected[1, :] = expected[:, 0] = True
+    found = output.astype(np.float32)
+    if np.isnan(found).any() or (np.isinf(found) != expected).any():
+        raise WrongResult("infinite or no numbers elsewhere than in the infinite operands' row and column")
 
 
 def _around(text: str, change: Change, width: int = 40) -> tuple[str, str]:

@@ -33,43 +33,38 @@ class Subject:
         return Case(step, Matmul(*self.shape, dtype, self.layout), self.variant, tile, machine, self.stages)
 
 
-_THREADS, _WARPS, _MMA, _GROUP, _GROUPS = (
-    "8x16x16/4x4",
-    "16x32x16/16x32/4x4/2",
-    "32x32x32/16x32",
-    "64x64x64/1x1",
-    "128x64x64/2x1",
-)
-_SMALL, _RAGGED = (17, 35, 100), (33, 35, 200)
+_THREADS, _WARPS, _MMA = "8x16x16/4x4", "16x32x16/16x32/4x4/2", "32x32x32/16x32"
+_GROUP, _GROUPS = "64x64x64/1x1", "128x64x64/2x1"
+_FEW, _MANY = (17, 29, 108), (120, 120, 1128)  # seven k tiles; as many that each stage is filled six times
 SUBJECTS = (
     *(
-        Subject(5, variant, _SMALL, _THREADS, 3)
+        Subject(5, variant, _FEW, _THREADS, 3)
         for variant in ("async", "one_barrier", "one_barrier_unrolled", "sync", "register_staged", "writeback")
     ),
-    Subject(5, "unrolled_ring", _SMALL, _THREADS, 4, layout="nt"),
-    Subject(5, "double_buffer_pipelined", _SMALL, _THREADS, 2),
-    Subject(6, "full", _SMALL, _THREADS, 3),
-    Subject(6, "unroll4", _SMALL, _THREADS, 3, layout="nt"),
-    Subject(7, "serpentine", (33, 35, 100), _WARPS, 3),
-    Subject(7, "row_order", (33, 36, 100), _WARPS, 3, layout="nt"),
-    Subject(8, "default", _RAGGED, _MMA, 1),
-    Subject(8, "tf32", _RAGGED, _MMA, 1),
-    Subject(9, "fragments", (33, 40, 200), _MMA, 4),
-    Subject(9, "shared", (33, 40, 200), _MMA, 4, layout="nt"),
-    Subject(9, "any_m", _RAGGED, _MMA, 4),
-    Subject(9, "tf32", (33, 36, 200), _MMA, 3),
-    Subject(10, "rows", (130, 72, 456), _GROUP, 4),
-    Subject(10, "rows", (64, 72, 2056), _GROUP, 4, 4),
-    Subject(10, "in_flight", (130, 72, 456), _GROUP, 4, layout="nt"),
-    Subject(10, "awaited", (130, 72, 456), _GROUP, 4),
-    Subject(11, "tma_store", (130, 72, 456), _GROUP, 4),
-    Subject(11, "direct", (130, 72, 456), _GROUP, 4, layout="nt"),
-    Subject(11, "bounded", (130, 72, 456), _GROUPS, 4),
-    Subject(12, "roles", (130, 72, 456), _GROUPS, 4),
-    Subject(12, "bounded", (130, 72, 456), _GROUP, 4, layout="nt"),
-    Subject(13, "stream", (260, 72, 456), _GROUPS, 4, 4),
-    Subject(13, "overlapped", (200, 136, 456), _GROUP, 4, 3),
-    Subject(13, "whole", (1090, 72, 264), _GROUP, 4, 3),
-    Subject(13, "multicast", (130, 72, 456), _GROUP, 4, 6, layout="nt"),
-    Subject(13, "bounded", (200, 136, 456), _GROUP, 3, 3),
+    Subject(5, "unrolled_ring", _FEW, _THREADS, 4, layout="nt"),
+    Subject(5, "double_buffer_pipelined", _FEW, _THREADS, 2),
+    Subject(6, "full", _FEW, _THREADS, 3),
+    Subject(6, "unroll4", _FEW, _THREADS, 3, layout="nt"),
+    Subject(7, "serpentine", (31, 61, 108), _WARPS, 3),
+    Subject(7, "row_order", (31, 60, 108), _WARPS, 3, layout="nt"),
+    Subject(8, "default", (61, 59, 216), _MMA, 1),
+    Subject(8, "tf32", (61, 60, 216), _MMA, 1),
+    Subject(9, "fragments", (61, 56, 216), _MMA, 4),
+    Subject(9, "shared", (61, 56, 216), _MMA, 4, layout="nt"),
+    Subject(9, "any_m", (61, 59, 216), _MMA, 4),
+    Subject(9, "tf32", (61, 60, 216), _MMA, 3),
+    Subject(10, "rows", (120, 120, 488), _GROUP, 4),
+    Subject(10, "rows", (64, 120, 2056), _GROUP, 4, 4),  # the reduction in parts
+    Subject(10, "in_flight", (120, 120, 488), _GROUP, 4, layout="nt"),
+    Subject(10, "awaited", (120, 120, 488), _GROUP, 4),
+    Subject(11, "tma_store", _MANY, _GROUP, 3),
+    Subject(11, "direct", _MANY, _GROUP, 3, layout="nt"),
+    Subject(11, "bounded", _MANY, _GROUPS, 3),
+    Subject(12, "roles", _MANY, _GROUPS, 3),
+    Subject(12, "bounded", _MANY, _GROUP, 3, layout="nt"),
+    Subject(13, "stream", (364, 248, 552), _GROUPS, 3, 5),  # two waves of whole tiles, and two tiles with helpers
+    Subject(13, "overlapped", (184, 184, 552), _GROUP, 3, 4),
+    Subject(13, "whole", (1090, 120, 264), _GROUP, 4, 3),  # more rows of tiles than one group has
+    Subject(13, "multicast", (248, 184, 552), _GROUP, 3, 4, layout="nt"),
+    Subject(13, "bounded", (184, 184, 552), _GROUP, 3, 3),
 )
