@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tensorir_ladder.harness.build import Case, Kernel, Lowered, compiled, executable, lower
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.environment import ROOT, git_state, gpu_identity, sources_digest, versions
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.race import Plan, Rounds
-from tensorir_ladder.harness.records import Environment, RecordError, now, read_text, write_atomically
+from tensorir_ladder.harness.records import Environment, Journal, now
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.errors import IllegalSchedule
@@ -137,37 +133,25 @@ def _lower_or_none(case: Case) -> Kernel | None:
         return None  # reported where the case itself is loaded
 
 
-class Journal:
-    """A list on disk of the cases of a command that are done, so that the same command started again goes on.
+class CaseJournal(Journal[str]):
+    """The cases of a command that are done: their records are on disk.
 
-    Cases are of any kind, told apart by their text. The file lies in the output folder and goes away when the
-    command has finished all of them.
+    Cases are of any kind, told apart by their text.
     """
 
-    def __init__(self, out: Path, command: str, revision: str, cases: Sequence[Any]) -> None:
-        plan = json.dumps([command, revision, [self._name(case) for case in cases]])
-        self.path = out / f".unfinished-{hashlib.sha256(plan.encode()).hexdigest()[:16]}"
-        self.done: set[str] = set()
-        if self.path.is_file():
-            try:
-                self.done = msgspec.json.decode(read_text(self.path), type=set[str])
-            except msgspec.DecodeError as error:
-                raise RecordError(f"{self.path} is not whole; delete it to start the command anew") from error
+    def __init__(self, session: Session, name: str, cases: Sequence[Any]) -> None:
+        plan = [session.command, session.revision, [_name(case) for case in cases]]
+        super().__init__(session.out, name, plan, str)
 
     def has(self, case: Any) -> bool:
         """Tell whether an earlier, interrupted run of this command measured the case."""
-        return self._name(case) in self.done
+        return _name(case) in self.entries
 
     def add(self, case: Any) -> None:
         """Note a case whose record is on disk."""
-        self.done.add(self._name(case))
-        write_atomically(self.path, json.dumps(sorted(self.done)))
+        super().add(_name(case))
 
-    @staticmethod
-    def _name(case: Any) -> str:
-        # How a tile was chosen tells apart cases whose text is the same.
-        return str(case) + getattr(case, "tile_choice", "")
 
-    def finish(self) -> None:
-        """Forget: all cases are done."""
-        self.path.unlink(missing_ok=True)
+def _name(case: Any) -> str:
+    # How a tile was chosen tells apart cases whose text is the same.
+    return str(case) + getattr(case, "tile_choice", "")

@@ -27,13 +27,11 @@ from tensorir_ladder.harness.build import Case, lower
 from tensorir_ladder.harness.race import Plan, Rounds
 from tensorir_ladder.harness.records import (
     Candidate,
+    Journal,
     RecordError,
     TunedConfig,
-    TuningProgress,
     gpu_slug,
     load_tuned,
-    read_text,
-    write_atomically,
 )
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import WrongResult
@@ -311,18 +309,23 @@ def tune(
     if stored and (stored.seen == stored.legal or (budget_s or math.inf) <= (stored.budget_s or 0)):
         say(f"tuned on {stored.environment.recorded_at}, reused (--retune measures anew)")
         return stored
-    known = database.progress() or (stored.candidates if stored else ())
-    search = Search(session, case, space, known)
-    if search.found:
-        say(f"going on with an unfinished search: {len(search.found)} of {len(search.legal)} candidates are known")
+    with database.journal() as journal:
+        known = tuple(candidate for batch in journal.entries for candidate in batch)  # of each the last counts
+        search = Search(session, case, space, known or (stored.candidates if stored else ()))
+        if search.found:
+            say(f"going on with an unfinished search: {len(search.found)} of {len(search.legal)} candidates are known")
+        kept = set(search.found.values()) if known else set()
 
-    def after_batch(where: str) -> None:
-        database.keep(search)
-        best = search.ranked()[:1]
-        say(where + "".join(f"; best {search.found[c].name}, {search.found[c].ratios[-1]:.3f} of cuBLAS" for c in best))
+        def after_batch(where: str) -> None:
+            journal.add(tuple(candidate for candidate in search.found.values() if candidate not in kept))
+            kept.update(search.found.values())
+            best = [search.found[case] for case in search.ranked()[:1]]
+            say(where + "".join(f"; best {found.name}, {found.ratios[-1]:.3f} of cuBLAS" for found in best))
 
-    ranked = search.run(lambda: budget_s is not None and clock() - started >= budget_s, after_batch)
-    return database.finish(search, confirm(session, ranked, default_case(case)), budget_s)
+        ranked = search.run(lambda: budget_s is not None and clock() - started >= budget_s, after_batch)
+        tuned = database.save(search, confirm(session, ranked, default_case(case)), budget_s)
+        journal.finish()
+    return tuned
 
 
 def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambda line: None) -> Case:
@@ -363,33 +366,26 @@ def _stored(session: Session, case: Case) -> TunedConfig | None:
 
 
 class _Database:
-    """One case's tuned configuration, and the file of its unfinished search."""
+    """One case's tuned configuration, and the journal of its unfinished search."""
 
     def __init__(self, session: Session, case: Case, space: TuningSpace) -> None:
         self.session, self.case, self.space = session, case, space
-        problem = case.problem
-        name = f"{gpu_slug(session.identity['gpu'])}-step{case.step.number}-{problem.shape}-{problem.layout}"
-        self.unfinished = session.out / f".unfinished-{name}-{problem.dtype}-{problem.out_dtype}.json"
         self.kernels = kernels_digest(session, case, space)
 
     def stored(self) -> TunedConfig | None:
         """Read what is on disk, if it was found in the same space among the same kernels."""
-        return self._current(_stored(self.session, self.case))
+        found = _stored(self.session, self.case)
+        same = found and (found.space_digest, found.kernels_digest) == (self.space.digest, self.kernels)
+        return found if same else None
 
-    def progress(self) -> tuple[Candidate, ...]:
-        """Read what an interrupted search of the same space and kernels had found."""
-        if not self.unfinished.is_file():
-            return ()
-        found = self._current(TuningProgress.from_json(read_text(self.unfinished), str(self.unfinished)))
-        return found.candidates if found else ()
+    def journal(self) -> Journal[tuple[Candidate, ...]]:
+        """Open what an interrupted search of the same space and kernels has found, a batch an entry."""
+        gpu, step, problem = gpu_slug(self.session.identity["gpu"]), self.case.step.number, self.case.problem
+        plan = [gpu, step, asdict(problem), self.space.digest, self.kernels]
+        return Journal(self.session.out, f"tune-{gpu}-step{step}-{problem.shape}", plan, tuple[Candidate, ...])
 
-    def keep(self, search: Search) -> None:
-        """Write down how far a search is."""
-        progress = TuningProgress(self.space.digest, self.kernels, tuple(search.found.values()))
-        write_atomically(self.unfinished, progress.to_json())
-
-    def finish(self, search: Search, confirmed: Confirmation, budget_s: float | None) -> TunedConfig:
-        """Write down the outcome, and forget the search."""
+    def save(self, search: Search, confirmed: Confirmation, budget_s: float | None) -> TunedConfig:
+        """Write down the outcome."""
         problem, default, runner_up = self.case.problem, default_case(self.case), confirmed.runner_up
         tuned = TunedConfig(
             step=self.case.step.number,
@@ -419,12 +415,7 @@ class _Database:
             command=self.session.command,
         )
         tuned.save(self.session.out)
-        self.unfinished.unlink(missing_ok=True)
         return tuned
-
-    def _current(self, found: TunedConfig | TuningProgress | None) -> TunedConfig | TuningProgress | None:
-        same = found and (found.space_digest, found.kernels_digest) == (self.space.digest, self.kernels)
-        return found if same else None
 
 
 def kernels_digest(session: Session, case: Case, space: TuningSpace) -> str:

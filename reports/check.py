@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from tensorir_ladder.harness.records import (
     Timing,
     TunedConfig,
     Verification,
+    bad_lines,
     newest,
     read_places,
-    torn_lines,
 )
 from tensorir_ladder.reports.cases import Shape, grouped, is_size, shape_label
 from tensorir_ladder.reports.paths import Paths
@@ -30,9 +31,9 @@ CLOCK_SLACK_NS = 2000  # other warps may end after the thread that reads both cl
 
 
 def findings(paths: Paths) -> list[str]:
-    """Find everything wrong with the records that count, the README and its pictures, a line each.
+    """Find everything wrong with the records, the README and its pictures, a line each.
 
-    RecordError for a record that cannot be read at all.
+    UsageError where all is well because there is nothing to check.
     """
     records = newest(read_places(paths.results, Record))
     first = first_steps(records.values())
@@ -41,11 +42,13 @@ def findings(paths: Paths) -> list[str]:
     for kind, problems in others.items():
         checks |= {place: problems(record) for place, record in newest(read_places(paths.results, kind)).items()}
     found = [f"{Path(place).name}: {what}" for place, problems in checks.items() for what in problems]
-    torn = "not whole, as an interrupted write leaves it; delete the line"
-    found += [f"{Path(place).name}: {torn}" for place in torn_lines(paths.results)]
+    found += [bad.removeprefix(f"{paths.results}{os.sep}") for bad in bad_lines(paths.results)]
     results = load(paths.results)
     found += [f"{section.title}: {gap}" for section in results.sections() for gap in ladder_gaps(section)]
-    return [*found, *stale(results, paths)]
+    found += stale(results, paths)
+    if not checks and not found:
+        raise UsageError(f"no record in {paths.results}, so that nothing was checked; measure something: ladder run")
+    return found
 
 
 def first_steps(records: Iterable[Record]) -> dict[tuple[str, ...], int]:
@@ -61,8 +64,6 @@ def record_problems(record: Record, first_step: int = 1) -> Iterator[str]:
         if abs(record.ratio_to_cublas - 1) > CALIBRATION_TOLERANCE:
             yield f"cuBLAS against itself is {record.ratio_to_cublas:.3f}, not 1 ± {CALIBRATION_TOLERANCE}"
         return
-    if record.kind != "step":
-        yield f"unknown kind {record.kind!r}"
     yield from _step_problems(record, first_step)
 
 
@@ -77,10 +78,6 @@ def stream_problems(record: StreamRecord) -> Iterator[str]:
     """Find what makes one memory-bound record no evidence."""
     yield from _method_problems(record)
     yield from _check_problems(record.verification, whole_numbers=False)
-    if record.variant not in ("staged", "direct"):
-        yield f"unknown variant {record.variant!r}; known: staged, direct"
-    if record.bytes_moved < 1 or record.stages < 1:
-        yield f"moves {record.bytes_moved} bytes in {record.stages} stages; both must be at least 1"
 
 
 def timeline_problems(timeline: Timeline) -> Iterator[str]:
@@ -130,6 +127,7 @@ def stale(results: Results, paths: Paths) -> Iterator[str]:
 
 def _step_problems(record: Record, first_step: int) -> Iterator[str]:
     yield from _check_problems(record.verification)
+    yield from _tile_problems(record)
     if len({timing.label for timing in record.baseline}) < 2:
         yield "cuBLAS was measured in fewer than two forms"
     for peer in record.peers:
@@ -141,6 +139,18 @@ def _step_problems(record: Record, first_step: int) -> Iterator[str]:
     peak = peaks().get(record.environment.gpu, {}).get("peak_gflops", {}).get(f"{record.dtype} {record.math}")
     if peak and record.gflops > peak:
         yield f"{record.gflops:,.0f} GFLOPS is above the GPU's peak of {peak:,.0f}"
+
+
+def _tile_problems(record: Record) -> Iterator[str]:
+    """Refuse a tile of another family than the step's, which the text alone does not tell."""
+    from tensorir_ladder.steps.registry import find_steps  # needs TVM, which no other report does
+
+    step = find_steps().get(record.step)
+    try:
+        if step is not None:
+            step.tiles.kind.parse(record.tile)
+    except ValueError as error:
+        yield f"{record.step_name} takes no tile {record.tile}: {error}"
 
 
 def _method_problems(record: Record | StreamRecord | TunedConfig | Timeline) -> Iterator[str]:

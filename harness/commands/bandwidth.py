@@ -25,7 +25,7 @@ from tensorir_ladder.harness.commands.measuring import open_session, unfinished
 from tensorir_ladder.harness.commands.options import add_machine_options, add_revision, machine_of, numbers, runs_on_gpu
 from tensorir_ladder.harness.commands.show import console, new_table, progress
 from tensorir_ladder.harness.records import StreamRecord, check_writable, shape_text
-from tensorir_ladder.harness.session import Journal, Session
+from tensorir_ladder.harness.session import CaseJournal, Session
 from tensorir_ladder.kernels.codegen import toolchain
 
 SIZES_MIB, CPU_MIB = "1,16,256,1024", 0.25
@@ -59,19 +59,18 @@ def run(options: argparse.Namespace, command: str) -> int:
     )
     if options.verify or not on_gpu:
         return _verify(cases, options, on_gpu)
-    _print_records(_measure(cases, open_session(options, command), command))
+    _print_records(_measure(cases, open_session(options, command)))
     return 0
 
 
-def _measure(cases: list[BandwidthCase], session: Session, command: str) -> list[StreamRecord]:
-    journal = Journal(session.out, command, session.revision, cases)
+def _measure(cases: list[BandwidthCase], session: Session) -> list[StreamRecord]:
     groups: dict[tuple[str, tuple[int, ...]], list[BandwidthCase]] = {}
     for case in cases:
         groups.setdefault((case.workload, case.shape), []).append(case)
-    waiting = unfinished(groups.values(), lambda group: all(map(journal.has, group)), "sizes")
-    session.compile_together(lower_workload(case) for group in waiting for case in group)
     records = []
-    with progress() as bar:
+    with CaseJournal(session, "bandwidth", cases) as journal, progress() as bar:
+        waiting = unfinished(groups.values(), lambda group: all(map(journal.has, group)), "sizes")
+        session.compile_together(lower_workload(case) for group in waiting for case in group)
         task = bar.add_task("measuring", total=len(waiting))
         for group in waiting:
             bar.update(task, description=escape(f"{group[0].workload} {shape_text(group[0].shape)}"))
@@ -84,7 +83,7 @@ def _measure(cases: list[BandwidthCase], session: Session, command: str) -> list
             for case in group:
                 journal.add(case)
             bar.advance(task)
-    journal.finish()
+        journal.finish()
     return records
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
@@ -22,11 +19,12 @@ from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, sources
 from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, run_draw, summed_up
 from tensorir_ladder.harness.lab.workers import Lost, each_in_a_process
-from tensorir_ladder.harness.records import append, write_atomically
+from tensorir_ladder.harness.records import Journal, append, check_appendable
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.steps.registry import find_steps, get_step
 
 SOURCES = (*MEASURING_SOURCES, "emulator/*.py", "emulator/device/*")
+RECORDED = ("command", "slots", "executed")  # fields that tell a record of this command
 FIRST_ON_GPU = 10  # the steps before are nothing that the emulator and LLVM could not tell
 
 
@@ -50,23 +48,34 @@ def run(options: argparse.Namespace, command: str) -> int:
     On the GPU the first kernel that hangs ends the run: what shares the GPU with it tells nothing.
     """
     draws, started = _draws(options), time.monotonic()
-    journal = Journal(options.out, draws[0]) if options.out else None
-    outcomes = list(journal.outcomes.values()) if journal else []
-    done = {outcome.number for outcome in outcomes}
-    left = [draw for draw in draws if draw.number not in done]
-    with progress() as bar, closing(each_in_a_process(run_draw, left, options.jobs, options.limit_s)) as results:
-        for outcome in bar.track(_outcomes(results), len(draws), len(done), description="fuzzing"):
-            outcomes.append(outcome)
-            if journal:
-                journal.add(outcome)
-            if options.on == "gpu" and any(bad.what == "hung" for bad in outcome.bad):
-                break
-    found = summed_up(outcomes)
-    if journal:
-        record = _record(options, command, found, outcomes, time.monotonic() - started)
-        journal.finish(record | {"slots_of_earlier_runs": len(done)}, whole=len(outcomes) == len(draws))
+    with _journal(options, draws) as journal:
+        outcomes = list({outcome.number: outcome for outcome in journal.entries}.values()) if journal else []
+        done = {outcome.number for outcome in outcomes}
+        left = [draw for draw in draws if draw.number not in done]
+        with progress() as bar, closing(each_in_a_process(run_draw, left, options.jobs, options.limit_s)) as results:
+            for outcome in bar.track(_outcomes(results), len(draws), len(done), description="fuzzing"):
+                outcomes.append(outcome)
+                if journal:
+                    journal.add(outcome)
+                if options.on == "gpu" and any(bad.what == "hung" for bad in outcome.bad):
+                    break
+        found = summed_up(outcomes)
+        if journal:
+            record = _record(options, command, found, outcomes, time.monotonic() - started)
+            append(options.out, record | {"slots_of_earlier_runs": len(done)})
+            if len(outcomes) == len(draws):  # else it stays, so that the run can go on
+                journal.finish()
     _print(options, found, outcomes, len(draws))
     return WRONG if any(outcome.bad for outcome in outcomes) else 0
+
+
+def _journal(options: argparse.Namespace, draws: list[Draw]) -> AbstractContextManager[Journal[Outcome] | None]:
+    # Runs that differ in their draws or in the sources are not the same.
+    if options.out is None:
+        return nullcontext()
+    check_appendable(options.out, RECORDED)
+    plan = [options.out.name, *map(asdict, (draws[0], draws[-1])), sources_digest(ROOT, SOURCES)]
+    return Journal(options.out.parent, "fuzz", plan, Outcome)
 
 
 def _draws(options: argparse.Namespace) -> list[Draw]:
@@ -104,40 +113,6 @@ def _outcomes(results: Iterator[tuple[Draw, Outcome | Lost]]) -> Iterator[Outcom
             bad = Bad("hung" if result.hung else "crashed", result.doing, result.reason)
             result = Outcome(draw.number, *draw.kind, result.doing, bad=[bad])
         yield result
-
-
-class Journal:
-    """Keeps what is finished, a draw a line, in a file beside the record's: the same command goes on from there."""
-
-    def __init__(self, out: Path, draw: Draw) -> None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        self.out, self.path = out, out.with_name(f".unfinished-{out.name}")
-        # Runs that differ in a draw's length or in the sources are not the same.
-        head = json.dumps([draw.seed, draw.runs, draw.steps, draw.on, sources_digest(ROOT, SOURCES)])
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        if lines and lines[0] != head:
-            raise UsageError(f"{self.path} is of another run or other sources; move it away, or repeat that command")
-        self.outcomes: dict[int, Outcome] = {}
-        for line in lines[1:]:
-            with suppress(msgspec.DecodeError):  # a line that was being written when the run was killed has no end
-                found = msgspec.json.decode(line, type=Outcome)
-                self.outcomes[found.number] = found
-        write_atomically(self.path, "".join(f"{line}\n" for line in (head, *map(_line, self.outcomes.values()))))
-
-    def add(self, outcome: Outcome) -> None:
-        """Append a draw that is finished."""
-        with self.path.open("a") as file:
-            file.write(_line(outcome) + "\n")
-
-    def finish(self, record: dict[str, Any], whole: bool) -> None:
-        """Append the record; the lines stay where the run is not whole, so that it can go on."""
-        append(self.out, record)
-        if whole:
-            self.path.unlink()
-
-
-def _line(outcome: Outcome) -> str:
-    return msgspec.json.encode(outcome).decode()
 
 
 def _record(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from tensorir_ladder.harness.commands.show import print_code, progress, record_l
 from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import find_peers
 from tensorir_ladder.harness.records import RESULTS, Record, check_writable
-from tensorir_ladder.harness.session import Journal, Session
+from tensorir_ladder.harness.session import CaseJournal, Session
 from tensorir_ladder.harness.tuning import tuned_case
 from tensorir_ladder.kernels.codegen import toolchain
 
@@ -39,28 +39,31 @@ def measure_cases(cases: list[Case], options: argparse.Namespace, command: str, 
     session = open_session(options, command)
     measurer = Measurer(session, options.stages is None, tuple(find_peers(options.peers)), forecasts=sweep)
     cases = [tuned_case(session, case, warn) if case.tile_choice == "tuned" else case for case in cases]
-    journal = Journal(session.out, command, session.revision, cases)
-    groups = _groups(cases, together=sweep)
-    begun = unfinished(groups, lambda group: all(map(journal.has, group)), "groups" if sweep else "cases")
-    waiting = [case for group in begun for case in group]
-    session.prebuild(waiting)
-    records = []
+    with CaseJournal(session, "sweep" if sweep else "run", cases) as journal:
+        groups = _groups(cases, together=sweep)
+        begun = unfinished(groups, lambda group: all(map(journal.has, group)), "groups" if sweep else "cases")
+        session.prebuild(case for group in begun for case in group)
+        records = list(_measured(begun, measurer, journal, options.show))
+        journal.finish()
+    return records
+
+
+def _measured(groups: list[list[Case]], measurer: Measurer, journal: CaseJournal, show: str | None) -> Iterator[Record]:
+    session = measurer.session
     with progress() as bar:
-        task = bar.add_task("measuring", total=len(waiting))
-        for group in begun:
+        task = bar.add_task("measuring", total=sum(map(len, groups)))
+        for group in groups:
             bar.update(task, description=escape(str(group[0])))
             for case, record in zip(group, measurer.measure_together(group)):
                 for warning in record.notes:
                     warn(warning)
                 record.save(session.out)
                 journal.add(case)
-                records.append(record)
                 if case.tile_choice != "best":
-                    print_code(session.load(case)[0], options.show)
+                    print_code(session.load(case)[0], show)
                 print(record_line(record), flush=True)
                 bar.advance(task)
-    journal.finish()
-    return records
+                yield record
 
 
 def unfinished(items: Iterable[Item], done: Callable[[Item], bool], what: str) -> list[Item]:

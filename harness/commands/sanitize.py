@@ -16,7 +16,7 @@ from tensorir_ladder.harness.lab.sanitizer.agreement import Row, read, row_of, s
 from tensorir_ladder.harness.lab.sanitizer.judgement import AGREE, CANNOT_SEE, DISAGREE
 from tensorir_ladder.harness.lab.sanitizer.preparation import prepare, prepared_kernels, subject_names
 from tensorir_ladder.harness.lab.sanitizer.tools import ALONE, TOOLS, look_at_all, require_sanitizer, version
-from tensorir_ladder.harness.records import now
+from tensorir_ladder.harness.records import check_appendable, now
 from tensorir_ladder.kernels.codegen import toolchain
 
 
@@ -55,6 +55,8 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _look(options: argparse.Namespace, command: str) -> list[Row]:
+    if options.out:
+        check_appendable(options.out, ("command", "kernels", "sanitizer"))
     kernels = prepared_kernels(options.work)
     execution.require_gpu()
     sanitizer, identity = require_sanitizer(), gpu_identity()

@@ -1,9 +1,16 @@
-"""Doing work in processes that may crash or hang: each piece has a time limit, and costs itself alone."""
+"""Do work in processes that may crash or hang: each piece has a time limit, and costs itself alone.
+
+No process outlives the one that asked for it, even if that is killed; folders that it leaves are swept by the next.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import re
+import shutil
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -14,12 +21,16 @@ from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
+from tensorir_ladder.harness.records.writing import is_alive
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Tell = Callable[[str], object]
 # A fresh interpreter: a process that has used CUDA, or has threads, cannot be copied.
 CONTEXT = multiprocessing.get_context("spawn")
 FAILED = 1
+NOTES = "tensorir-ladder-"  # and the process's number: a folder of what pieces of work say
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -43,8 +54,9 @@ def each_in_a_process(
     that takes more than ``limit_s`` seconds is killed; that, and a process that ends by itself or by an exception, is
     a :class:`Lost`. Closing the iterator ends all processes.
     """
-    with tempfile.TemporaryDirectory() as notes:
-        pool = ProcessPool(jobs, context=CONTEXT)
+    _sweep(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"{NOTES}{os.getpid()}-") as notes:
+        pool = ProcessPool(jobs, initializer=end_with_parent, initargs=(os.getpid(),), context=CONTEXT)
         try:
             pieces = {}
             for number, item in enumerate(items):
@@ -56,6 +68,24 @@ def each_in_a_process(
         finally:
             pool.stop()
             pool.join()
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, in whatever way: for the initializer of a pool.
+
+    More exactly, when the parent's thread ends that started it.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before that was asked for
+        os._exit(FAILED)
+
+
+def _sweep(folder: Path) -> None:
+    # What killed processes of this user have left.
+    for path in folder.glob(f"{NOTES}*"):
+        owner = re.match(rf"{NOTES}(\d{{1,9}})-", path.name)
+        if owner and not is_alive(int(owner[1])) and not path.is_symlink() and path.stat().st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _outcome(done: Future[Result], note: Path, limit_s: float) -> Result | Lost:

@@ -3,6 +3,7 @@
 :mod:`.kinds` says what there is, :mod:`.parts` what it is made of; :mod:`.writing` appends, :mod:`.reading` checks.
 """
 
+from tensorir_ladder.harness.records.journal import Journal
 from tensorir_ladder.harness.records.kinds import (
     Counters,
     Listing,
@@ -10,11 +11,10 @@ from tensorir_ladder.harness.records.kinds import (
     StreamRecord,
     Timeline,
     TunedConfig,
-    TuningProgress,
-    gpu_slug,
     now,
     shape_text,
 )
+from tensorir_ladder.harness.records.names import NAME, RecordError, gpu_slug, path_name
 from tensorir_ladder.harness.records.parts import (
     Candidate,
     CodeFacts,
@@ -30,6 +30,7 @@ from tensorir_ladder.harness.records.parts import (
 )
 from tensorir_ladder.harness.records.reading import (
     RESULTS,
+    bad_lines,
     load_counters,
     load_listings,
     load_records,
@@ -40,6 +41,5 @@ from tensorir_ladder.harness.records.reading import (
     read_place,
     read_places,
     read_text,
-    torn_lines,
 )
-from tensorir_ladder.harness.records.writing import RecordError, append, check_writable, write_atomically
+from tensorir_ladder.harness.records.writing import append, check_appendable, check_writable, write_atomically

@@ -10,24 +10,43 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from tensorir_ladder.harness.records.names import gpu_slug, path_name
 from tensorir_ladder.harness.records.parts import (
+    Arch,
+    Bound,
     Candidate,
     CodeFacts,
+    Count,
     DepthForecast,
+    Dtype,
     Environment,
+    Extent,
+    Layout,
+    Math,
     Method,
+    Name,
+    Number,
     Peer,
     Resources,
     Some,
+    Space,
+    Stages,
+    Tile,
+    TileChoice,
+    TileOrNone,
+    TileTried,
     Timing,
+    Title,
     Track,
     Verification,
+    check_time,
 )
-from tensorir_ladder.harness.records.writing import RecordError, append, write_atomically
+from tensorir_ladder.harness.records.strict import decode
+from tensorir_ladder.harness.records.writing import append, write_atomically
 
 # A timeline without these tells nothing.
 TOLD = (("load issued",), ("full wait ends", "mma retired"), ("epilogue begins", "results stored"))
@@ -43,12 +62,7 @@ class _Stored:
     @classmethod
     def from_json(cls, text: str | bytes, origin: str = "record") -> Any:
         """Read one; RecordError names ``origin`` and what is wrong with it."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.ValidationError as error:
-            raise RecordError(f"{origin} is no {cls.__name__} of schema 1 ({error}); delete or restore it") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RecordError(f"{origin} is not whole JSON ({error}); delete it or restore it from git") from error
+        return decode(text, cls, origin)
 
 
 class _Line(_Stored):
@@ -107,13 +121,13 @@ class _BesideCublas:
 class _OfProduct(_Stored):
     """Name a step and one product."""
 
-    step: int
-    step_name: str
-    m: int
-    n: int
-    k: int
-    layout: str
-    dtype: str
+    step: Number
+    step_name: Name
+    m: Extent
+    n: Extent
+    k: Extent
+    layout: Layout
+    dtype: Dtype
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -125,9 +139,9 @@ class _OfProduct(_Stored):
 class _OfKernel(_OfProduct):
     """Name one kernel of a step."""
 
-    variant: str
-    tile: str
-    stages: int
+    variant: Name
+    tile: TileOrNone  # cuBLAS has none
+    stages: Stages
 
 
 @dataclass(frozen=True)
@@ -136,7 +150,7 @@ class _Measured(_Line):
 
     source_sha256: str
     cubin_sha256: str
-    arch: str
+    arch: Arch
     method: Method
     environment: Environment
     command: str
@@ -156,25 +170,29 @@ class Record(_OfKernel, _Measured, _BesideCublas):
 
     FILE: ClassVar[str] = "steps"
 
-    kind: str
+    kind: Literal["step", "calibration"]
     default_variant: bool
-    out_dtype: str
-    math: str
-    tile_choice: str
+    out_dtype: Dtype
+    math: Math
+    tile_choice: TileChoice
     timing: Timing
     baseline: Some[Timing]
     previous: Timing | None
     verification: Verification
     resources: Resources | None
     code: CodeFacts | None
-    bound: str
+    bound: Bound
     predicted_gain_pct: float | None
-    candidates: tuple[dict[str, Any], ...]
+    candidates: tuple[TileTried, ...]
     schema: Literal[1] = 1
     notes: tuple[str, ...] = ()
     peers: tuple[Peer, ...] = ()
     depth: DepthForecast | None = None
     default_stages: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind == "step" and not self.tile:
+            raise ValueError("a step without a tile")
 
     @property
     def improvement_over_previous_pct(self) -> float | None:
@@ -206,22 +224,22 @@ class StreamRecord(_Measured):
 
     FILE: ClassVar[str] = "streams"
 
-    workload: str
-    shape: tuple[int, ...]
-    dtype: str
-    variant: str
-    stages: int
+    workload: Name
+    shape: Some[Extent]
+    dtype: Dtype
+    variant: Literal["staged", "direct"]
+    stages: Stages
     config: str
-    bytes_moved: int
-    flops: int
+    bytes_moved: Annotated[int, msgspec.Meta(ge=1)]
+    flops: Count
     timing: Timing
     copy: Timing
     torch: Timing | None
     verification: Verification
     resources: Resources
-    barriers: int
-    cp_async: int
-    bound: str
+    barriers: Count
+    cp_async: Count
+    bound: Bound
     schema: Literal[1] = 1
     notes: tuple[str, ...] = ()
 
@@ -253,13 +271,13 @@ class Timeline(_OfKernel, _Measured):
 
     FILE: ClassVar[str] = "timelines"
 
-    out_dtype: str
-    block: int
-    blocks: int
-    multiprocessor: int
-    room: int
+    out_dtype: Dtype
+    block: Count
+    blocks: Count
+    multiprocessor: Count
+    room: Count
     clock_mhz: float
-    durations_ns: tuple[float, ...]
+    durations_ns: tuple[Annotated[float, msgspec.Meta(gt=0)], ...]
     kept: int
     tracks: tuple[Track, ...]
     plain: Timing
@@ -311,18 +329,18 @@ class Listing(_Stored):
     differs from step to step, by name ("shared memory", "barriers per k tile", ...).
     """
 
-    step: int
-    step_name: str
+    step: Number
+    step_name: Name
     title: str
     text: str
-    variant: str
+    variant: Name
     default_variant: bool
     shape: str
-    dtype: str
-    layout: str
-    tile: str
-    stages: int
-    arch: str
+    dtype: Dtype
+    layout: Layout
+    tile: Tile
+    stages: Stages
+    arch: Arch
     tir: str
     cuda: str
     why: str
@@ -334,7 +352,8 @@ class Listing(_Stored):
 
     def save(self, folder: Path) -> Path:
         """Write the listing as ``stepN-variant.json`` under ``folder``/listings."""
-        return write_atomically(folder / "listings" / f"step{self.step}-{self.variant}.json", self.to_json())
+        name = path_name(f"step{self.step}-{self.variant}.json")
+        return write_atomically(folder / "listings" / name, self.to_json())
 
 
 @dataclass(frozen=True)
@@ -343,13 +362,16 @@ class Counters(_OfKernel, _Line):
 
     FILE: ClassVar[str] = "counters"
 
-    gpu: str
-    values: dict[str, float]
+    gpu: Title
+    values: dict[Title, float]
     revision: str
     dirty: bool
     recorded_at: str
     command: str
     schema: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        check_time(self.recorded_at)
 
     @property
     def gpu_name(self) -> str:
@@ -366,16 +388,6 @@ class Counters(_OfKernel, _Line):
         """Tell a case from others: of a key, the newest counts are those that count."""
         case = (self.gpu, self.step, self.variant, self.tile, self.stages)
         return (*case, self.dtype, self.layout, self.m, self.n, self.k)
-
-
-@dataclass(frozen=True)
-class TuningProgress(_Stored):
-    """Keep what an unfinished search has found so far; it counts for the same space and kernels only."""
-
-    space_digest: str
-    kernels_digest: str
-    candidates: tuple[Candidate, ...]
-    schema: Literal[1] = 1
 
 
 @dataclass(frozen=True)
@@ -396,19 +408,19 @@ class TunedConfig(_OfProduct, _Line, _BesideCublas):
 
     FILE: ClassVar[str] = "tuned"
 
-    out_dtype: str
-    math: str
-    arch: str
+    out_dtype: Dtype
+    math: Math
+    arch: Arch
     winner: Candidate
     runner_up: Candidate | None
-    verdict: str
+    verdict: Literal["confirmed", "tie", "alone"]
     margin_pct: float | None
     margin_interval_pct: tuple[float, ...]
     default: str
-    confirmation: Some[Timing]
-    legal: int
+    confirmation: Annotated[tuple[Timing, ...], msgspec.Meta(min_length=3)]
+    legal: Count
     candidates: tuple[Candidate, ...]
-    space: dict[str, Any]
+    space: Space
     space_digest: str
     kernels_digest: str
     budget_s: float | None
@@ -416,6 +428,13 @@ class TunedConfig(_OfProduct, _Line, _BesideCublas):
     environment: Environment
     command: str
     schema: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        if self.default not in [timing.label for timing in self.confirmation]:
+            raise ValueError(f"the default configuration {self.default[:100]!r} is not in the confirmation")
+        margins = 0 if self.verdict == "alone" else 2
+        if (self.margin_pct is not None) != bool(margins) or len(self.margin_interval_pct) != margins:
+            raise ValueError(f"a verdict {self.verdict!r} with {self.margin_pct} {self.margin_interval_pct} margins")
 
     @property
     def seen(self) -> int:
@@ -448,11 +467,6 @@ class TunedConfig(_OfProduct, _Line, _BesideCublas):
         """Tell a case from others: of a key, the newest search counts."""
         case = (self.environment.gpu, self.step, self.m, self.n, self.k)
         return (*case, self.layout, self.dtype, self.out_dtype)
-
-
-def gpu_slug(gpu: str) -> str:
-    """Write a GPU's name as file names have it."""
-    return gpu.lower().replace("nvidia ", "").replace(" ", "-")
 
 
 def shape_text(shape: Iterable[int]) -> str:

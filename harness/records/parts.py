@@ -4,15 +4,46 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from datetime import datetime
+from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar
 
 import msgspec
 
+from tensorir_ladder.harness.records.names import NAME
+from tensorir_ladder.harness.records.strict import text_like
+
+# A record that is otherwise is refused when it is read: :mod:`.strict`.
 Item = TypeVar("Item")
-# A record that is otherwise is refused when it is read.
 Some = Annotated[tuple[Item, ...], msgspec.Meta(min_length=1)]
-Milliseconds = Annotated[float, msgspec.Meta(gt=0)]
-Stages = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]  # of a product or another workload
+Stages = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1000)]  # of a step
+Milliseconds = Annotated[float, msgspec.Meta(ge=1e-7, le=1e9)]  # a launch takes a microsecond at least
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Name = text_like(NAME, "a name of letters, digits, _, . and - that does not begin with . or -")  # part of a path
+INVISIBLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"  # or turning the direction of text
+Title = text_like(rf"^[^{INVISIBLE}]{{1,200}}\Z", "1 to 200 characters that can be seen")
+Arch = text_like(r"^(sm_\d{1,4}[af]?)?\Z", "an architecture such as sm_90a")  # none for cuBLAS alone
+EXTENTS = r"[1-9]\d{0,8}(x[1-9]\d{0,8}){0,4}"
+TILE = rf"{EXTENTS}(/{EXTENTS}){{0,4}}"
+Tile = text_like(rf"^{TILE}\Z", "a tile such as 64x64x16/4x4")
+TileOrNone = text_like(rf"^({TILE})?\Z", "a tile such as 64x64x16/4x4")
+Dtype = Literal["float32", "float16", "bfloat16", "float64"]
+Layout = Literal["nn", "nt"]
+Math = Literal["ieee", "tf32"]
+Bound = Literal["compute", "memory", "latency", "unknown"]
+TileChoice = Literal["default", "best", "tuned", "given"]
+
+
+def check_time(text: str) -> None:
+    """Raise ValueError for what is no time as records write it: ISO 8601, in UTC."""
+    try:
+        known = datetime.fromisoformat(text).isoformat(timespec="milliseconds") == text and text.endswith("+00:00")
+    except ValueError:
+        known = False
+    if not known:
+        raise ValueError(f"recorded_at {text[:40]!a} is no time such as 2026-11-20T10:00:00.000+00:00")
 
 
 @dataclass(frozen=True)
@@ -52,29 +83,29 @@ class Verification:
 class Resources:
     """Give what the compiler says of the cubin that was measured, and what follows for an SM."""
 
-    registers: int
-    spill_bytes: int
-    smem_bytes: int
-    threads: int
-    blocks: int
-    blocks_per_sm: int
-    occupancy: float
-    occupancy_limit: str
+    registers: Count
+    spill_bytes: Count
+    smem_bytes: Count
+    threads: Count
+    blocks: Count
+    blocks_per_sm: Count
+    occupancy: Amount
+    occupancy_limit: Title
 
 
 @dataclass(frozen=True)
 class CodeFacts:
     """Counts in the generated CUDA, each of the k loop's body unless named otherwise."""
 
-    barriers: int
-    cp_async: int
-    cp_async_bytes: int
-    commit_groups: int
+    barriers: Count
+    cp_async: Count
+    cp_async_bytes: Count
+    commit_groups: Count
     wait_groups: tuple[int, ...]
-    vector_loads: int
-    vector_stores_kernel: int
-    shared_versions: int
-    kernel_lines: int
+    vector_loads: Count
+    vector_stores_kernel: Count
+    shared_versions: Count
+    kernel_lines: Count
 
 
 @dataclass(frozen=True)
@@ -91,9 +122,9 @@ class GpuState:
 class Environment:
     """Name GPU, versions and revision that a record was made with, and when."""
 
-    gpu: str
-    gpu_uuid: str
-    driver: str
+    gpu: Title
+    gpu_uuid: Title
+    driver: Title
     power_limit_w: float
     before: GpuState
     after: GpuState
@@ -103,14 +134,17 @@ class Environment:
     recorded_at: str
     multiprocessors: int = 0  # of the GPU, by its driver; 0 in records made before it was noted
 
+    def __post_init__(self) -> None:
+        check_time(self.recorded_at)
+
 
 @dataclass(frozen=True)
 class Method:
     """Say how the times were taken."""
 
-    rounds: int
-    launches_per_round: int
-    operand_sets: int
+    rounds: Count
+    launches_per_round: Count
+    operand_sets: Count
     data: str
     cache: str
     launch: str
@@ -126,8 +160,8 @@ class Peer:
     that tuning chose.
     """
 
-    name: str
-    status: str
+    name: Title
+    status: Literal["measured", "missing", "failed"]
     why: str
     config: str
     timing: Timing | None
@@ -158,9 +192,9 @@ class Track:
     epilogue's events; see :mod:`kernels.stamps`.
     """
 
-    role: str
-    event: str
-    first: int
+    role: Title
+    event: Title
+    first: Count
     ns: Some[float]
 
     @property
@@ -179,15 +213,32 @@ class Candidate:
     same rounds: only these compare candidates of different races.
     """
 
-    variant: str
-    tile: str
-    stages: int
-    status: str
-    times_ms: tuple[float, ...] = ()
-    ratios: tuple[float, ...] = ()
+    variant: Name
+    tile: Tile
+    stages: Stages
+    status: Literal["timed", "illegal", "not built", "wrong"]
+    times_ms: tuple[Milliseconds, ...] = ()
+    ratios: tuple[Amount, ...] = ()
     why: str = ""
 
     @property
     def name(self) -> str:
         """Variant, tile and stages in words."""
         return f"{self.variant} {self.tile}" + (f", {self.stages} stages" if self.stages > 1 else "")
+
+
+class TileTried(TypedDict):
+    """A tile that a best tile was chosen from, and its time in milliseconds; None with ``why`` where it is illegal."""
+
+    tile: Tile
+    time_ms: Milliseconds | None
+    stages: NotRequired[Stages]
+    why: NotRequired[str]
+
+
+class Space(TypedDict):
+    """What a tuning may choose among, as text."""
+
+    tiles: list[Tile]
+    stages: list[Stages]
+    variants: list[Name]

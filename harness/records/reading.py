@@ -1,21 +1,23 @@
 """Read results: the files of a folder, line by line, and of each case the record that counts.
 
-A record that is not as it should be is refused, by file and line. A line that is no whole JSON is what an interrupted
-write has left: it is passed over, and a warning says where it is.
+A line that is no record is left out, and a warning says where it is, which field is wrong and why: what an interrupted
+write has left, or what somebody altered. The others count.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from tensorir_ladder.harness.records.kinds import Counters, Listing, Record, StreamRecord, Timeline, TunedConfig
-from tensorir_ladder.harness.records.writing import NEWLINE, RecordError
+from tensorir_ladder.harness.records.names import RecordError
+from tensorir_ladder.harness.records.strict import LONGEST_LINE, parse
+from tensorir_ladder.harness.records.writing import NEWLINE
 
 RESULTS = Path(__file__).resolve().parents[2] / "reports" / "results"
 Kind = TypeVar("Kind", Record, StreamRecord, Timeline, Counters, TunedConfig)
@@ -23,31 +25,41 @@ log = logging.getLogger(__name__)
 
 
 def read_places(folder: Path, kind: type[Kind]) -> dict[str, Kind]:
-    """Read every record of a kind by its place, ``FILE:LINE``, oldest first; RecordError names what is none."""
+    """Read every record of a kind by its place, ``FILE:LINE``, oldest first; leave out what is none, with a warning."""
     if not folder.is_dir():
         raise RecordError(f"no results folder {folder}; measure something first or give another folder")
     found: dict[str, Kind] = {}
     for path in sorted(folder.glob(f"[!.]*-{kind.FILE}.jsonl")):
-        whole, torn = _lines(path)
-        found |= {f"{path}:{number}": kind.from_json(line, f"{path}:{number}") for number, line in whole.items()}
-        for number in torn:
-            _warn_of(f"{path}:{number}")
+        for place, line in _lines(path):
+            try:
+                found[place] = kind.from_json(line, place)
+            except RecordError as error:
+                _warn_of(str(error))
     return dict(sorted(found.items(), key=lambda item: item[1].rank[1]))
 
 
-def torn_lines(folder: Path) -> list[str]:
-    """Find the places of lines that are no whole JSON."""
-    return [f"{path}:{number}" for path in sorted(folder.glob("[!.]*.jsonl")) for number in _lines(path)[1]]
+def bad_lines(folder: Path) -> list[str]:
+    """Say of each line that is no record where it stands, which field is wrong and why."""
+    kinds = {kind.FILE: kind for kind in (Record, StreamRecord, Timeline, Counters, TunedConfig)}
+    found = []
+    for path in sorted(folder.glob("[!.]*.jsonl")):
+        kind = kinds.get(path.stem.rpartition("-")[2])
+        for place, line in _lines(path):
+            try:
+                kind.from_json(line, place) if kind else parse(line, place)
+            except RecordError as error:
+                found.append(str(error))
+    return found
 
 
 def read_place(place: str) -> Record:
     """Read the record at ``FILE:LINE``; RecordError where there is none."""
     file, _, number = place.rpartition(":")
-    if not file or not number.isdecimal():
+    if not file or not re.fullmatch(r"[1-9]\d{0,8}", number):
         raise RecordError(f"{place} is no place of a record; give FILE.jsonl:LINE, lines from 1 on")
-    line = _lines(Path(file))[0].get(int(number))
+    line = dict(_lines(Path(file))).get(f"{Path(file)}:{number}")
     if line is None:
-        raise RecordError(f"{file} has no whole line {number}; give the number of another")
+        raise RecordError(f"{file} has no line {number}; give the number of another")
     return Record.from_json(line, place)
 
 
@@ -106,29 +118,34 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise RecordError(f"cannot read {path} ({error}); give a record's path, or restore the file") from error
+        raise _cannot_read(path, error) from error
+
+
+def _cannot_read(path: Path, error: OSError) -> RecordError:
+    return RecordError(f"cannot read {path} ({error.strerror}); give a record's path, or restore the file")
 
 
 @functools.cache  # once a process
-def _warn_of(place: str) -> None:
-    log.warning("%s is not whole, as an interrupted write leaves it, and passed over", place)
+def _warn_of(why: str) -> None:
+    log.warning("%s; left out", why)
 
 
 def _newest_in(folder: Path, kind: type[Kind]) -> Iterable[Kind]:
     return newest(read_places(folder, kind)).values()
 
 
-def _lines(path: Path) -> tuple[dict[int, bytes], list[int]]:
-    # The lines that are whole JSON, by number from 1 on; and the numbers of those that are torn.
-    whole: dict[int, bytes] = {}
-    torn = []
-    for number, line in enumerate(_read(path).split(NEWLINE), 1):
-        if not line.strip():
-            continue
-        try:
-            msgspec.json.decode(line, type=msgspec.Raw)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            torn.append(number)
-        else:
-            whole[number] = line
-    return whole, torn
+def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    # The lines that are not empty, by place; of one that is too long only the beginning, which decoding refuses.
+    try:
+        with path.open("rb") as file:
+            for number in itertools.count(1):
+                line = file.readline(LONGEST_LINE + 1)
+                if not line:
+                    return
+                rest = line
+                while rest and not rest.endswith(NEWLINE):
+                    rest = file.readline(LONGEST_LINE)
+                if line.strip():
+                    yield f"{path}:{number}", line
+    except OSError as error:
+        raise _cannot_read(path, error) from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,9 +17,11 @@ from hypothesis import strategies as st
 
 from support.cases import SMALL_TILES, STEPS
 from support.cases import Outcome as Printed
+from tensorir_ladder.harness.cli import parse
 from tensorir_ladder.harness.commands import fuzz
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, draw_case, run_case, run_draw
-from tensorir_ladder.harness.lab.workers import Lost, Tell, each_in_a_process
+from tensorir_ladder.harness.lab.workers import Lost, Tell, _sweep, each_in_a_process
+from tensorir_ladder.harness.records.writing import is_alive
 from tensorir_ladder.kernels.tiles import RoleTile
 
 pytestmark = pytest.mark.emulator
@@ -69,24 +73,23 @@ def arguments(out: Path, *more: str) -> list[str]:
 
 
 def test_a_run_is_counted_and_goes_on(command: Callable[..., Printed], tmp_path: Path) -> None:
-    out, lines = tmp_path / "fuzz.jsonl", tmp_path / ".unfinished-fuzz.jsonl"
+    out = tmp_path / "fuzz.jsonl"
     assert command(*arguments(out)).code == 0
     record = newest(out)
     assert record["executed"] + record["refused"] == 8
     assert record["kernels"] == 4
     assert {step: counts["executed"] for step, counts in record["steps"].items()} == {"1": 4, "2": 4}
-    assert not lines.exists()
+    assert list(tmp_path.iterdir()) == [out]
     # As a run left it that was killed while it wrote its second draw: the first is not run again.
-    draw = Draw(0, 0, 2, (1, 2))
-    head = fuzz.Journal(tmp_path / "other.jsonl", draw).path.read_text()
-    kept = {"number": 0, "step": 1, "variant": "default", "case": "kept", "right": 700, "refused": [], "bad": []}
-    lines.write_text(f'{head}{json.dumps(kept | {"seconds": 1.0})}\n{{"number": 1, "st')
+    options = parse(arguments(out))
+    with fuzz._journal(options, fuzz._draws(options)) as journal:
+        journal.add(Outcome(0, 1, "default", "kept", right=700))
+    with journal.path.open("a") as file:
+        file.write('{"number": 1, "st')
     assert "fuzzing" not in command(*arguments(out)).out
     assert newest(out)["executed"] == 706
-    lines.write_text("[]\n")
-    refused = command(*arguments(out))
-    assert refused.code == 2
-    assert "fuzz.jsonl is of another run" in refused.err
+    assert newest(out)["slots_of_earlier_runs"] == 1
+    assert list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +156,23 @@ def test_a_kernel_that_hangs_on_the_gpu_ends_the_run_which_can_go_on(
     assert newest(out)["slots_of_earlier_runs"] == 2
 
 
+@pytest.mark.parametrize("name", ["", "fuzz.json", ".unfinished-fuzz.jsonl", "others.jsonl", "file/fuzz.jsonl"])
+def test_a_place_for_the_record_is_refused_before_anything_runs(
+    name: str, command: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr(fuzz, "each_in_a_process", never)
+    (tmp_path / "others.jsonl").write_text('{"gpu": "H200"}\n')
+    (tmp_path / "file").touch()
+    outcome = command(*arguments(tmp_path / name))
+    assert outcome.code == 2
+    assert str(tmp_path / name) in outcome.err or str((tmp_path / name).parent) in outcome.err
+    assert (tmp_path / "others.jsonl").read_text() == '{"gpu": "H200"}\n'
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "others.jsonl"]
+
+
 # Processes
 
 
@@ -175,3 +195,45 @@ def test_work_that_hangs_or_crashes_is_named_and_the_rest_is_done() -> None:
     assert found["hang"] == Lost("took more than 20 s", "about to hang", hung=True)
     assert found["exit"] == Lost("its process ended with status 7", "about to exit")
     assert found["raise"] == Lost("KeyError: 'lost'", "about to raise")
+
+
+def test_no_process_outlives_one_that_is_killed_and_its_folder_is_swept(tmp_path: Path) -> None:
+    work = (
+        "import sys; from support.forever import announce; from tensorir_ladder.harness.lab.workers import *\n"
+        "places = [sys.argv[1] + '/' + name for name in 'ab']\n"
+        "if __name__ == '__main__': list(each_in_a_process(announce, places, 2, 60))"
+    )
+    (tmp_path / "parent.py").write_text(work)
+    place = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "parent.py"), str(tmp_path)], env=place)
+    try:
+        workers = [int(wait_for(tmp_path / name)) for name in "ab"]
+    finally:
+        parent.kill()
+        parent.wait()
+    (left,) = tmp_path.glob("tensorir-ladder-*")
+    for _ in range(100):
+        alive = [worker for worker in workers if is_alive(worker) and not is_zombie(worker)]
+        if not alive:
+            break
+        time.sleep(0.1)
+    assert not alive
+    _sweep(tmp_path)
+    assert not left.exists()
+
+
+def is_zombie(process: int) -> bool:
+    """Tell if a process has ended, and nobody has asked how."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_for(path: Path) -> str:
+    """The text of a file, once there is some."""
+    for _ in range(600):
+        if path.exists() and (text := path.read_text()):
+            return text
+        time.sleep(0.1)
+    raise AssertionError(f"no {path}")

@@ -26,6 +26,7 @@ from tensorir_ladder.harness.records import (
     RecordError,
     StreamRecord,
     Timing,
+    bad_lines,
     check_writable,
     load_listings,
     load_records,
@@ -33,7 +34,6 @@ from tensorir_ladder.harness.records import (
     newest,
     read_place,
     read_places,
-    torn_lines,
     write_atomically,
 )
 
@@ -134,8 +134,9 @@ def test_a_torn_line_is_passed_over_and_said_and_the_next_record_is_whole(
     path.write_bytes(path.read_bytes() + torn)
     assert list(load_records(tmp_path)) == [first]
     assert f"{path}:2" in caplog.text
-    assert torn_lines(tmp_path) == [f"{path}:2"]
-    with pytest.raises(RecordError, match="no whole line 2"):
+    (named,) = bad_lines(tmp_path)
+    assert named.startswith(f"{path}:2 is not whole JSON")
+    with pytest.raises(RecordError, match=r"steps\.jsonl:2 is not whole"):
         read_place(f"{path}:2")
     assert second.save(tmp_path) == f"{path}:3"
     assert list(load_records(tmp_path)) == [first, second]
@@ -146,14 +147,14 @@ def test_a_last_line_that_lacks_its_end_only_is_whole(tmp_path: Path) -> None:
     path.write_text(record(1).to_json())
     assert record(4).save(tmp_path) == f"{path}:2"
     assert list(load_records(tmp_path)) == [record(1), record(4)]
-    assert torn_lines(tmp_path) == []
+    assert bad_lines(tmp_path) == []
 
 
 def test_processes_that_write_at_once_do_not_mix_their_lines(tmp_path: Path) -> None:
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         for done in [pool.submit(save_many, tmp_path, step, 40) for step in (1, 2)]:
             done.result()
-    assert torn_lines(tmp_path) == []
+    assert bad_lines(tmp_path) == []
     assert Counter(one.step for one in load_records(tmp_path)) == {1: 40, 2: 40}
 
 
@@ -214,14 +215,21 @@ def test_the_key_tells_cases_apart_and_repetitions_not() -> None:
         (edited(baseline=[]), "$.baseline"),
     ],
 )
-def test_what_is_no_record_is_refused_by_its_place(text: str, says: str, tmp_path: Path) -> None:
+def test_what_is_no_record_is_named_by_its_place_and_left_out(
+    text: str, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     place = record(1).save(tmp_path)
     with Path(place.rpartition(":")[0]).open("a") as file:
         file.write(text + "\n")
-    with pytest.raises(RecordError, match=r"h200-steps\.jsonl:2 is no Record") as caught:
-        list(load_records(tmp_path))
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
+    record(4).save(tmp_path)
+    assert list(load_records(tmp_path)) == [record(1), record(4)]
+    (named,) = bad_lines(tmp_path)
+    assert "h200-steps.jsonl:2 is no Record" in named
+    assert says in named
+    assert "\n" not in named
+    assert named in caplog.text
+    with pytest.raises(RecordError, match=r"h200-steps\.jsonl:2 is no Record"):
+        read_place(f"{tmp_path / 'h200-steps.jsonl'}:2")
 
 
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from dataclasses import replace
@@ -14,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cases import SMALL_TILES, STEPS, make_case, redeclare, small_case
+from support.cases import SMALL_TILES, STEPS, Outcome, make_case, redeclare, small_case
 from support.fake_gpu import SHAPE, TIMES, Command, FakeArena, FakeBackend, FakeGpu, interrupted, stop_at
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.cublas import Arena
 from tensorir_ladder.harness.machines import Machine, machine_for
 from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import Entrant, PeerKind, PeerMissing
-from tensorir_ladder.harness.records import Record, RecordError, load_records
-from tensorir_ladder.harness.session import Journal
+from tensorir_ladder.harness.records import Record, load_records
+from tensorir_ladder.harness.session import CaseJournal, Session
 from tensorir_ladder.harness.tuning import STAGE_SET
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen import toolchain
@@ -546,42 +545,43 @@ def test_small_problems_do_not_take_millions_of_operand_sets(shape: tuple[int, i
 # The journal
 
 
-def test_the_journal_remembers_until_it_is_finished(tmp_path: Path) -> None:
+def test_the_journal_remembers_until_it_is_finished(made: Session, tmp_path: Path) -> None:
     cases = [make_case(step, SHAPE) for step in (1, 2, 3)]
-    journal = Journal(tmp_path, "command", "abc", cases)
-    assert not any(map(journal.has, cases))
-    assert not journal.path.exists()
-    journal.add(cases[0])
-    journal.add(cases[2])
-    again = Journal(tmp_path, "command", "abc", cases)
-    assert [again.has(case) for case in cases] == [True, False, True]
-    assert not again.has(replace(cases[0], tile_choice="best"))
-    for other in (
-        Journal(tmp_path, "another", "abc", cases),
-        Journal(tmp_path, "command", "abd", cases),
-        Journal(tmp_path, "command", "abc", cases[:2]),
-    ):
-        assert not any(map(other.has, cases))
-    again.finish()
-    again.finish()
+    with CaseJournal(made, "run", cases) as journal:
+        assert not any(map(journal.has, cases))
+        journal.add(cases[0])
+        journal.add(cases[2])
+    with CaseJournal(made, "run", cases) as again:
+        assert [again.has(case) for case in cases] == [True, False, True]
+        assert not again.has(replace(cases[0], tile_choice="best"))
+        for other, plan in (
+            (replace(made, command="another"), cases),
+            (replace(made, revision="abd"), cases),
+            (made, cases[:2]),
+        ):
+            with CaseJournal(other, "run", plan) as journal:
+                assert not any(map(journal.has, cases))
+        again.finish()
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b'["step1',
-        b"",
-        b"5",
-        b"\xff\xfe\x00",
-    ],
-    ids=["truncated", "empty", "number", "binary"],
-)
-def test_a_damaged_journal_is_named(content: bytes, tmp_path: Path) -> None:
-    cases = [make_case(1, SHAPE)]
-    journal = Journal(tmp_path, "command", "abc", cases)
-    journal.add(cases[0])
-    assert json.loads(journal.path.read_text())
-    journal.path.write_bytes(content)
-    with pytest.raises(RecordError, match=re.escape(str(journal.path))):
-        Journal(tmp_path, "command", "abc", cases)
+def test_two_commands_at_once_have_a_journal_each_and_one_command_has_no_second(
+    gpu: FakeGpu, command: Command, tmp_path: Path
+) -> None:
+    arguments = ("run", "--step", "1-2", "--size", "64", "--out", str(tmp_path))
+    other = ("run", "--step", "3", "--size", "64", "--out", str(tmp_path))
+    outcomes: list[Outcome] = []
+
+    def meanwhile(labels: list[str]) -> None:
+        if labels[0].startswith("step2"):
+            outcomes.extend(command(*words) for words in (arguments, other))
+
+    gpu.before_race = meanwhile
+    assert command(*arguments).code == 0
+    same, another = outcomes
+    assert same.code == 2
+    assert "another process runs this command" in same.err
+    assert str(tmp_path) in same.err
+    assert another.code == 0
+    assert sorted(record.step for record in load_records(tmp_path)) == [1, 2, 3]
+    assert not list(tmp_path.glob(".*"))

@@ -382,25 +382,31 @@ def test_a_stale_unfinished_search_starts_anew(
     assert len(favoured.races) == 7
 
 
-UNFINISHED = ".unfinished-fake-step5-64x64x64-nn-float32-float32.json"
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("fake-tuned.jsonl", content) for content in ("[]", '{"schema": 1}', '{"schema": 99}')]
-    + [(UNFINISHED, content) for content in ("", "{", "[]", '{"schema": 1}', '{"schema": 99}')],
-)
-def test_a_damaged_file_is_refused_by_name(
-    name: str, content: str, gpu: FakeGpu, command: Command, tmp_path: Path
+@pytest.mark.parametrize("content", ["[]", '{"schema": 1}', '{"schema": 99}'])
+def test_a_damaged_configuration_is_named_and_searched_for_anew(
+    content: str, favoured: FakeGpu, command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / name
-    path.write_text(content)
+    (tmp_path / "fake-tuned.jsonl").write_text(f"{content}\n")
+    assert command(*ARGUMENTS, str(tmp_path)).code == 0
+    assert "fake-tuned.jsonl:1 is no TunedConfig" in caplog.text
+    assert len(favoured.races) == 7
+
+
+@pytest.mark.parametrize("content", ["[", "[]\n", '{"schema": 1}\n', '{"plan": "0", "schema": 1}\n', "[{}]\n"])
+def test_a_damaged_journal_is_refused_by_name(
+    content: str, favoured: FakeGpu, command: Command, tmp_path: Path
+) -> None:
+    favoured.before_race = stop_at(3)
+    assert interrupted(command, *ARGUMENTS, str(tmp_path)).code != 0
+    (path,) = tmp_path.glob(".unfinished-tune-fake-step5-64x64x64-*")
+    path.write_text(path.read_text() + content if content == "[{}]\n" else content)
+    favoured.races = []
     outcome = command(*ARGUMENTS, str(tmp_path))
     assert outcome.code == 2
     (line,) = outcome.err.splitlines()
     assert line.startswith("error: ")
     assert str(path) in line
-    assert gpu.races == []
+    assert favoured.races == []
 
 
 def test_a_budget_stops_the_search_and_more_goes_on(made: Session, favoured: FakeGpu) -> None:
@@ -502,10 +508,10 @@ def test_tuning_without_a_gpu_is_refused(command: Command, tmp_path: Path, monke
 
 def test_a_tuned_case_that_the_machine_cannot_run_is_refused(made: Session, favoured: FakeGpu) -> None:
     tuned, _ = tuned_again(made, make_case(5, SHAPE))
-    for tile, error, message in (("512x512x8/1x1", IllegalSchedule, "512x512x8/1x1"), ("big", ValueError, "malformed")):
+    for tile, message in (("512x512x8/1x1", "512x512x8/1x1"), ("512x512x8", "malformed tile")):
         winner = replace(tuned.winner, tile=tile)
         replace(tuned, winner=winner, candidates=(winner,)).save(made.out)
-        with pytest.raises(error, match=message):
+        with pytest.raises(IllegalSchedule, match=message):
             tuned_case(made, replace(make_case(5, SHAPE), tile_choice="tuned"))
 
 

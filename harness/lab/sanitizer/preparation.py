@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -18,6 +19,7 @@ from tensorir_ladder import emulator
 from tensorir_ladder.emulator import EmulatorError
 from tensorir_ladder.harness.lab.gpu_program import GpuProgram
 from tensorir_ladder.harness.lab.sanitizer.subjects import Finding, Subject, emulated_finding
+from tensorir_ladder.harness.lab.workers import end_with_parent
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 
 ARCH = "sm_90a"
@@ -116,7 +118,7 @@ def prepare(source: str, folder: Path, compiler: Compiler, jobs: int) -> Iterato
     names = subject_names(source)
     folder.mkdir(parents=True, exist_ok=True)
     # Processes of their own from the start: a copy of this one would have TVM's threads without their locks' owners.
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), end_with_parent, (os.getpid(),)) as pool:
         tasks = [pool.submit(prepare_one, source, name, folder, compiler) for name in names]
         for task in as_completed(tasks):
             yield task.result()
