@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tensorir_ladder.emulator.source import PREAMBLE_END
 
 DROPPED = ""
+AROUND = 60  # characters of a line that tell where in it a change is
 WGMMA_WAIT = 'asm volatile("wgmma.wait_group.sync.aligned {};" ::: "memory");'
 # A name that nobody uses but its own declaration, which TVM leaves behind where it writes the expression out again.
 DECLARATION = re.compile(r"^ *(?:u?int|uint64_t|bool) (\w+) = .*;$", re.M)
@@ -37,13 +38,18 @@ class Rule:
 
 @dataclass(frozen=True)
 class Change:
-    """One mutant of a text: the characters from ``start`` to ``end`` become ``new``; ``line`` counts from 1 on."""
+    """One mutant of a text: the characters from ``start`` to ``end`` become ``new``.
+
+    ``line`` counts from 1 on; ``before`` and ``after`` are that line around the change.
+    """
 
     rule: str
     start: int
     end: int
     new: str
     line: int
+    before: str
+    after: str
 
     def apply(self, text: str) -> str:
         """Make the mutant."""
@@ -256,8 +262,11 @@ def changes_of(text: str) -> Iterator[Change]:
                 for match in re.finditer(edit.pattern, line):
                     for change in edit.changes:
                         new = _expanded(change, match)
-                        if new != match.group():
-                            yield Change(rule.name, start + match.start(), start + match.end(), new, number)
+                        if new == match.group():
+                            continue
+                        left, right = line[max(0, match.start() - AROUND) : match.start()], line[match.end() :][:AROUND]
+                        texts = (left.lstrip() + middle + right for middle in (match.group(), new))
+                        yield Change(rule.name, start + match.start(), start + match.end(), new, number, *texts)
 
 
 def _expanded(change: str, match: re.Match[str]) -> str:

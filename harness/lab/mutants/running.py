@@ -22,27 +22,17 @@ from tensorir_ladder.harness.lab.workers import Tell
 from tensorir_ladder.harness.verify import WrongResult, check_run
 
 ORDERS, ORDERS_OF_THE_SAME, INFINITIES_IN = 16, 6, 1
-UNBUILT, SAME, LIVED, WRONG = "unbuilt", "same", "lived", "wrong result"
+REFUSED, SAME, LIVED, WRONG = "refused", "same", "lived", "wrong result"
 Deeds = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A change of a subject's text: ``number`` in the plan, ``subject`` among SUBJECTS."""
-
-    number: int
-    subject: int
-    change: Change
-    orders: int = ORDERS
 
 
 @dataclass
 class Outcome:
-    """What became of a mutant: ``found`` is the fault's kind, WRONG, "hung" or "crashed"; SAME where it
-    lives and its threads do the same as those of the unchanged text, to the last bit of the output; LIVED where they do
-    other things; or UNBUILT.
+    """What became of a mutant: its number in the plan, its subject's, its change, and what was found.
 
-    ``before`` and ``after`` are the changed line's part around the change, ``order`` the seed that found it.
+    ``found`` is the fault's kind, WRONG, "hung" or "crashed"; SAME where it lives and its threads do the same as those
+    of the unchanged text, to the last bit of the output; LIVED where they do not; or REFUSED, by the compiler. ``text``
+    says more, ``order`` is the seed that found it.
     """
 
     number: int
@@ -55,6 +45,21 @@ class Outcome:
     text: str = ""
     order: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of a subject's text: ``number`` in the plan, ``subject`` among SUBJECTS."""
+
+    number: int
+    subject: int
+    change: Change
+    orders: int = ORDERS
+
+    def outcome(self, found: str, text: str = "") -> Outcome:
+        """Say what became of it."""
+        change = self.change
+        return Outcome(self.number, self.subject, change.rule, change.line, change.before, change.after, found, text)
 
 
 @functools.cache
@@ -88,21 +93,19 @@ def plan(seed: int, steps: Sequence[int], orders: int = ORDERS) -> list[Mutant]:
 
 def run_mutant(mutant: Mutant, tell: Tell) -> Outcome:
     """Build a mutant and run it, in one order after the other until it is caught."""
-    started = time.monotonic()
+    started, outcome = time.monotonic(), mutant.outcome(LIVED)
+    tell(f"{SUBJECTS[mutant.subject]}, line {outcome.line}: {outcome.after}")
     case, program = _prepared(mutant.subject)
-    change = mutant.change
-    outcome = Outcome(mutant.number, mutant.subject, change.rule, change.line, *_around(program.cuda, change), LIVED)
-    tell(f"{outcome.before} -> {outcome.after}")
-    changed = replace(program, cuda=change.apply(program.cuda))
+    changed = replace(program, cuda=mutant.change.apply(program.cuda))
     try:
         library = changed.library
     except EmulatorError as error:
-        outcome.found, outcome.text = UNBUILT, str(error)[:200]
-        return outcome
+        return mutant.outcome(REFUSED, str(error))
     try:
         _run(case, changed, mutant, outcome)
     finally:
-        library.unlink()
+        for file in library.parent.glob(f"{library.name}*"):  # nobody needs it again
+            file.unlink()
     outcome.seconds = round(time.monotonic() - started, 3)
     return outcome
 
@@ -157,12 +160,3 @@ def _check_infinities(case: Case, program: EmulatedProgram, order: int) -> None:
     found = output.astype(np.float32)
     if np.isnan(found).any() or (np.isinf(found) != expected).any():
         raise WrongResult("infinite or no numbers elsewhere than in the infinite operands' row and column")
-
-
-def _around(text: str, change: Change, width: int = 40) -> tuple[str, str]:
-    """Cut the changed place out of its line, before and after, with some of what stands around it."""
-    begin = max(text.rfind("\n", 0, change.start) + 1, change.start - width)
-    line_end = text.find("\n", change.end)
-    end = min(len(text) if line_end < 0 else line_end, change.end + width)
-    left, right = text[begin : change.start].lstrip(), text[change.end : end]
-    return left + text[change.start : change.end] + right, left + change.new + right

@@ -32,6 +32,9 @@ class Subject:
         tile = step.tiles.kind.parse(self.tile)
         return Case(step, Matmul(*self.shape, dtype, self.layout), self.variant, tile, machine, self.stages)
 
+    def __str__(self) -> str:
+        return f"{self.case} {self.layout}, {self.multiprocessors} multiprocessors"
+
 
 _THREADS, _WARPS, _MMA = "8x16x16/4x4", "16x32x16/16x32/4x4/2", "32x32x32/16x32"
 _GROUP, _GROUPS = "64x64x64/1x1", "128x64x64/2x1"

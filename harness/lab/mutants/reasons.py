@@ -1,0 +1,45 @@
+"""Why mutants that live are harmless: by what is proved of them, or by reasons that somebody has found, one by one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tensorir_ladder.harness.lab.mutants.running import SAME, Outcome
+from tensorir_ladder.harness.lab.mutants.subjects import SUBJECTS
+
+DOES_THE_SAME = "every thread does the same as before, to the last bit of the output"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a rule's change is harmless, where the text before and after it, joined by " -> ", is like ``pattern``.
+
+    ``steps`` are those it was looked at in, ``variants`` too where not all are meant.
+    """
+
+    rule: str
+    pattern: str
+    text: str
+    steps: tuple[int, ...]
+    variants: tuple[str, ...] = ()
+
+    def fits(self, outcome: Outcome) -> bool:
+        """Tell whether a mutant that lived is one of these."""
+        subject = SUBJECTS[outcome.subject]
+        return (
+            outcome.rule == self.rule
+            and subject.step in self.steps
+            and (not self.variants or subject.variant in self.variants)
+            and re.search(self.pattern, f"{outcome.before} -> {outcome.after}") is not None
+        )
+
+
+REASONS: tuple[Reason, ...] = ()
+
+
+def reason_for(outcome: Outcome) -> str:
+    """Say why a mutant that lived is harmless; "" where nobody knows."""
+    if outcome.found == SAME:
+        return DOES_THE_SAME
+    return next((reason.text for reason in REASONS if reason.fits(outcome)), "")
