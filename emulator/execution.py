@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,16 @@ class _Launch(ctypes.Structure):
         ("sizes", ctypes.c_void_p),
         ("uses", ctypes.c_void_p),
     )
+
+
+class Deeds(NamedTuple):
+    """What a launch's threads did, in digests: ``all``, in the order of each; of that ``accesses`` and multiplications.
+
+    Values are no part of it. With the same accesses and no race, what else was done made no difference.
+    """
+
+    all: int
+    accesses: int
 
 
 @dataclass(frozen=True)
@@ -100,15 +110,14 @@ class EmulatedProgram:
     def _loaded(self) -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(self.library))
         loaded.emu_launch.restype = ctypes.c_char_p
-        loaded.emu_deeds.restype = ctypes.c_uint64
+        loaded.emu_deeds.restype = loaded.emu_accesses.restype = ctypes.c_uint64
         return loaded
 
-    def __call__(self, *arrays: np.ndarray, seed: int = 0) -> tuple[int, ...]:
+    def __call__(self, *arrays: np.ndarray, seed: int = 0) -> tuple[Deeds, ...]:
         """Run on copies of the arrays, and write these back.
 
         ``seed`` draws the order of threads, and when what runs beside them is done: at once, as late as it may be, or
-        drawn (seeds modulo 3). Returns a digest of each launch's deeds: what its threads accessed and waited for, in
-        which order. Raises KernelFault.
+        drawn (seeds modulo 3). Returns what each launch's threads did. Raises KernelFault.
         """
         memory = _Memory([*arrays, *(_kept(shape, dtype) for shape, dtype in self.memory)])
         deeds = tuple(self._run(launch, memory, seed, number) for number, launch in enumerate(self.launches))
@@ -125,7 +134,7 @@ class EmulatedProgram:
                 text = f"{places.size} of {view.size} are not zero after the call, the first of them number {places[0]}"
                 raise KernelFault(self.label, "flag left raised", text, seed)
 
-    def _run(self, launch: LaunchPlan, memory: _Memory, seed: int, number: int) -> int:
+    def _run(self, launch: LaunchPlan, memory: _Memory, seed: int, number: int) -> Deeds:
         bases = dict(zip(self.names, memory.addresses, strict=True))
         values = [_value(given, bases) for given in launch.parameters]
         pointers = (ctypes.c_void_p * max(1, len(values)))(
@@ -152,7 +161,7 @@ class EmulatedProgram:
         fault = self._loaded.emu_launch(ctypes.byref(described))
         if fault:
             raise self._explained(fault.decode(), seed)
-        return int(self._loaded.emu_deeds())
+        return Deeds(self._loaded.emu_deeds(), self._loaded.emu_accesses())
 
     def _explained(self, fault: str, seed: int) -> KernelFault:
         kind, text = fault.split("\n", 1)

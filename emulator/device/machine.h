@@ -85,7 +85,7 @@ struct Thread {
   std::vector<Range> in_flight;  // registers that wgmma is adding to
   Range accumulators;            // those it added to last
   bool fenced;                   // no plain write to them since the last wgmma.fence
-  uint64_t deeds;                // a digest of all it did
+  uint64_t deeds, accesses;      // digests of all it did, and of what it accessed
   uint64_t deeds_at_look;        // after its last look at a flag
 };
 
@@ -211,7 +211,7 @@ struct Machine {
   uint64_t timer;
   uint64_t leader;       // which lane elect chooses
   bool overlaps;         // the kernel before it may still run
-  uint64_t deeds;        // of all threads that have ended
+  uint64_t deeds, accesses;  // of all threads that have ended
   jmp_buf scheduler, launch;
   std::string fault;
 };
@@ -260,16 +260,19 @@ inline bool looks_again(Thread& t, const void* at, int64_t value) {
 }
 
 // What threads do, in a digest: each access and instruction with its operands, but neither values nor registers. Two
-// texts whose threads do the same access the same, and wait for the same, in the same order.
-enum Deed { ACCESS, BARRIER, WARP, GROUP_OF_COPIES, ON_MBARRIER, BOX, ON_FLAG, FENCE, MULTIPLY, HOLD_REGISTERS, AWAIT_PREVIOUS };
+// texts whose threads do the same access the same, and wait for the same, in the same order. Those before ORDERING do
+// more than order others.
+enum Deed { ACCESS, BOX, MULTIPLY, HOLD_REGISTERS, ORDERING, BARRIER, WARP, GROUP, ON_MBARRIER, ON_FLAG, FENCE, AWAIT_PREVIOUS };
 
 inline uint64_t mixed(uint64_t digest, uint64_t value) {
   digest = (digest ^ value) * 0x9e3779b97f4a7c15u;
   return digest ^ digest >> 29;
 }
 template <class... Operands> inline void did(Thread& t, Deed deed, Operands... operands) {
-  t.deeds = mixed(t.deeds, deed);
-  ((t.deeds = mixed(t.deeds, uint64_t(operands))), ...);
+  uint64_t digest = deed;
+  ((digest = mixed(digest, uint64_t(operands))), ...);
+  t.deeds = mixed(t.deeds, digest);
+  if (deed < ORDERING) t.accesses = mixed(t.accesses, digest);
 }
 
 // With programmatic dependent launch a thread may touch global memory only when it knows that somebody has waited for

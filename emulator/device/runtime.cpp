@@ -99,6 +99,7 @@ void finish(Thread& t) {
   leave_barriers(t);
   did(t, BARRIER, t.cluster->number, t.id);
   machine.deeds += t.deeds;
+  machine.accesses += mixed(t.accesses, machine.threads * t.cluster->number + t.id);
 }
 
 static void check_at_the_end(const Cluster& cluster) {
@@ -148,6 +149,8 @@ static void free_machine() {
     if (cluster.windows) munmap(cluster.windows, window_bytes());
     if (cluster.stacks) munmap(cluster.stacks, stack_bytes());
   }
+  machine.clusters.clear();
+  machine.arrays.clear();
 }
 
 }  // namespace emu
@@ -195,5 +198,6 @@ extern "C" const char* emu_launch(const EmuLaunch* launch) {
   return machine.fault.empty() ? nullptr : machine.fault.c_str();
 }
 
-// What the last launch's threads did, in a digest.
+// What the last launch's threads did, in digests: all of it, and what they accessed.
 extern "C" uint64_t emu_deeds() { return emu::machine.deeds; }
+extern "C" uint64_t emu_accesses() { return emu::machine.accesses; }

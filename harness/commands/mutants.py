@@ -18,7 +18,7 @@ from tensorir_ladder.harness.commands.options import UsageError, add_revision, n
 from tensorir_ladder.harness.commands.show import progress
 from tensorir_ladder.harness.environment import ROOT, host_cpu, sources_digest, tree_state
 from tensorir_ladder.harness.lab.mutants.reasons import reason_for
-from tensorir_ladder.harness.lab.mutants.running import LIVED, ORDERS, REFUSED, SAME, Mutant, Outcome, plan, run_mutant
+from tensorir_ladder.harness.lab.mutants.running import ALIVE, ORDERS, REFUSED, Mutant, Outcome, plan, run_mutant
 from tensorir_ladder.harness.lab.mutants.subjects import SUBJECTS
 from tensorir_ladder.harness.lab.workers import Lost, each_in_a_process
 from tensorir_ladder.harness.records import (
@@ -142,7 +142,7 @@ def _record(
     caught: dict[str, list[CaughtMutant]] = {}
     lived = []
     for each in sorted(outcomes, key=lambda outcome: outcome.number):
-        if each.found in (SAME, LIVED):
+        if each.found in ALIVE:
             place = (each.subject, each.rule, each.line)
             lived.append(LivingMutant(*place, each.before, each.after, reason_for(each)))
         elif each.found != REFUSED:

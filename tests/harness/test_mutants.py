@@ -13,7 +13,7 @@ from tensorir_ladder.emulator.source import PREAMBLE_END
 from tensorir_ladder.harness.commands import mutants as command_module
 from tensorir_ladder.harness.lab.mutants.reasons import DOES_THE_SAME, REASONS, Reason, reason_for
 from tensorir_ladder.harness.lab.mutants.rules import RULES, changes_of
-from tensorir_ladder.harness.lab.mutants.running import LIVED, REFUSED, SAME, Mutant, Outcome, plan, run_mutant
+from tensorir_ladder.harness.lab.mutants.running import ALIVE, LIVED, REFUSED, SAME, Mutant, Outcome, plan, run_mutant
 from tensorir_ladder.harness.lab.mutants.subjects import SUBJECTS
 from tensorir_ladder.harness.lab.workers import Lost
 from tensorir_ladder.harness.records import Mutants
@@ -199,4 +199,4 @@ def test_reasons_are_of_rules_that_there_are() -> None:
 def test_forty_mutants_are_caught_or_harmless() -> None:
     for mutant in plan(1, (5, 9, 11, 13))[:40]:
         outcome = run_mutant(mutant, lambda _: None)
-        assert outcome.found not in (SAME, LIVED) or reason_for(outcome), outcome
+        assert outcome.found not in ALIVE or reason_for(outcome), outcome

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tensorir_ladder.harness.lab.mutants.running import SAME, Outcome
+from tensorir_ladder.harness.lab.mutants.running import ORDERED, SAME, Outcome
 from tensorir_ladder.harness.lab.mutants.subjects import SUBJECTS
 
 DOES_THE_SAME = "every thread does the same as before, to the last bit of the output"
+STILL_ORDERED = (
+    "every thread accesses the same, and what is left orders all accesses that must be: vector clocks found no race"
+)
+# Rules that change no more than who waits for whom, which races tell; a fence's kinds and a count's drift they do not.
+ORDER_ALONE = ("barrier dropped", "barrier's threads or number", "wait dropped", "wait count", "commit dropped")
 
 
 @dataclass(frozen=True)
@@ -42,4 +47,6 @@ def reason_for(outcome: Outcome) -> str:
     """Say why a mutant that lived is harmless; "" where nobody knows."""
     if outcome.found == SAME:
         return DOES_THE_SAME
+    if outcome.found == ORDERED and outcome.rule in ORDER_ALONE:
+        return STILL_ORDERED
     return next((reason.text for reason in REASONS if reason.fits(outcome)), "")

@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,8 @@ from tensorir_ladder.harness.lab.workers import Tell
 from tensorir_ladder.harness.verify import WrongResult, check_run
 
 ORDERS, ORDERS_OF_THE_SAME, INFINITIES_IN = 16, 6, 1
-REFUSED, SAME, LIVED, WRONG = "refused", "same", "lived", "wrong result"
-Deeds = tuple[int, ...]
+REFUSED, SAME, ORDERED, LIVED, WRONG = "refused", "same", "ordered", "lived", "wrong result"
+ALIVE = (SAME, ORDERED, LIVED)
 
 
 @dataclass
@@ -31,8 +32,9 @@ class Outcome:
     """What became of a mutant: its number in the plan, its subject's, its change, and what was found.
 
     ``found`` is the fault's kind, WRONG, "hung" or "crashed"; SAME where it lives and its threads do the same as those
-    of the unchanged text, to the last bit of the output; LIVED where they do not; or REFUSED, by the compiler. ``text``
-    says more, ``order`` is the seed that found it.
+    of the unchanged text, to the last bit of the output; ORDERED where they access and multiply the same, and only wait
+    or signal otherwise; LIVED where neither is so; or REFUSED, by the compiler. ``text`` says more, ``order`` is the
+    seed that found it.
     """
 
     number: int
@@ -71,8 +73,8 @@ def _prepared(subject: int) -> tuple[Case, EmulatedProgram]:
 
 
 @functools.cache
-def _deeds_unchanged(subject: int, order: int) -> Deeds:
-    return _deeds(*_prepared(subject), order)
+def _ran_unchanged(subject: int, order: int) -> _Ran:
+    return _ran(*_prepared(subject), order)
 
 
 def plan(seed: int, steps: Sequence[int], orders: int = ORDERS) -> list[Mutant]:
@@ -111,11 +113,11 @@ def run_mutant(mutant: Mutant, tell: Tell) -> Outcome:
 
 
 def _run(case: Case, program: EmulatedProgram, mutant: Mutant, outcome: Outcome) -> None:
-    same = True
+    same = accesses_same = True
     for order in range(mutant.orders):
         outcome.order = order
         try:
-            same = _deeds(case, program, order) == _deeds_unchanged(mutant.subject, order) and same
+            found, unchanged = _ran(case, program, order), _ran_unchanged(mutant.subject, order)
             if order == INFINITIES_IN:
                 _check_infinities(case, program, order)
         except KernelFault as fault:
@@ -124,18 +126,29 @@ def _run(case: Case, program: EmulatedProgram, mutant: Mutant, outcome: Outcome)
         except WrongResult as wrong:
             outcome.found, outcome.text = WRONG, str(wrong)
             return
+        same = same and found == unchanged
+        accesses_same = accesses_same and found.accesses == unchanged.accesses
         if same and order + 1 == ORDERS_OF_THE_SAME:
-            outcome.found = SAME
-            return
+            break
+    outcome.found = SAME if same else ORDERED if accesses_same else LIVED
 
 
-def _deeds(case: Case, program: EmulatedProgram, order: int) -> Deeds:
-    """Run in one order and check the product; return digests of what threads did, and of the output's bits."""
-    found: list[Deeds] = []
+class _Ran(NamedTuple):
+    """What came of a run: digests of all deeds, of accesses, and of the output's bits."""
+
+    deeds: tuple[int, ...]
+    accesses: tuple[int, ...]
+    output: int
+
+
+def _ran(case: Case, program: EmulatedProgram, order: int) -> _Ran:
+    """Run in one order, and check the product."""
+    found: list[_Ran] = []
 
     def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
         deeds = program(a, b, c, seed=order)
-        found.append((*deeds, zlib.crc32(c.tobytes())))
+        output = zlib.crc32(c.tobytes())
+        found.append(_Ran(tuple(each.all for each in deeds), (*(each.accesses for each in deeds), output), output))
 
     check_run(run, case.problem, EmulatorBackend(), order, exact=bool(order % 2), math=case.math)
     return found[0]
