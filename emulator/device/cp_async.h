@@ -28,7 +28,7 @@ void cp_async(uint to, const void* from, int bytes, int source_bytes) {
 
 void cp_async_commit() {
   Thread& t = EMU_THREAD;
-  did(t, GROUP);
+  did(t, ON_GROUP);
   t.groups.push_back(std::move(t.open));
   t.open.clear();
   ++t.committed;
@@ -42,7 +42,7 @@ inline void retire_copies(Thread& t, size_t left) {
 
 void cp_async_wait(int left) {
   Thread& t = EMU_THREAD;
-  did(t, GROUP, left);
+  did(t, ON_GROUP, left);
   retire_copies(t, left);
 }
 

@@ -262,7 +262,7 @@ inline bool looks_again(Thread& t, const void* at, int64_t value) {
 // What threads do, in a digest: each access and instruction with its operands, but neither values nor registers. Two
 // texts whose threads do the same access the same, and wait for the same, in the same order. Those before ORDERING do
 // more than order others.
-enum Deed { ACCESS, BOX, MULTIPLY, HOLD_REGISTERS, ORDERING, BARRIER, WARP, GROUP, ON_MBARRIER, ON_FLAG, FENCE, AWAIT_PREVIOUS };
+enum Deed { ACCESS, BOX, MULTIPLY, HOLD_REGISTERS, ORDERING, BARRIER, WARP, ON_GROUP, ON_MBARRIER, ON_FLAG, FENCE, AWAIT_PREVIOUS };
 
 inline uint64_t mixed(uint64_t digest, uint64_t value) {
   digest = (digest ^ value) * 0x9e3779b97f4a7c15u;

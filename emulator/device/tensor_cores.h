@@ -234,7 +234,7 @@ void wgmma_commit() {
 
 void wgmma_wait(int left) {
   Thread& t = EMU_THREAD;
-  did(t, GROUP, left);
+  did(t, ON_GROUP, left);
   Warpgroup& group = warpgroup_of(t);
   Thread* self = &t;
   warp_together(t, "wgmma.wait_group", ALL, self, [](Thread** const*) {});

@@ -160,7 +160,7 @@ inline void retire_stores(Thread& t, size_t left) {
 
 void bulk_commit() {
   Thread& t = EMU_THREAD;
-  did(t, GROUP);
+  did(t, ON_GROUP);
   t.stores.push_back(std::move(t.open_stores));
   t.open_stores.clear();
   ++t.stored;
@@ -170,7 +170,7 @@ void bulk_commit() {
 // Retires all but the latest groups; awaiting only their reads makes no difference to shared memory.
 void wait_for_stores(int left) {
   Thread& t = EMU_THREAD;
-  did(t, GROUP, left);
+  did(t, ON_GROUP, left);
   retire_stores(t, left);
   if (t.store_agent && t.stored >= Clock(left)) t.clocks.set(t.store_agent, t.stored - left);
 }

@@ -98,6 +98,7 @@ def run_mutant(mutant: Mutant, tell: Tell) -> Outcome:
     started, outcome = time.monotonic(), mutant.outcome(LIVED)
     tell(f"{SUBJECTS[mutant.subject]}, line {outcome.line}: {outcome.after}")
     case, program = _prepared(mutant.subject)
+    _ran_unchanged(mutant.subject, 0)  # the unchanged text is right, else nothing is told of the changed one
     changed = replace(program, cuda=mutant.change.apply(program.cuda))
     try:
         library = changed.library
