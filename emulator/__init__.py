@@ -25,6 +25,8 @@ What it models
 - cp.async and its groups, wgmma and its groups, TMA loads (boxes, swizzles, zeros outside, multicast; bulk loads of
   bytes in a row) and stores (clipped). Each is done at once, as late as its wait allows (TMA: when nothing else can go
   on), or at a drawn time, by ``seed % 3``; wgmma then reads its operands that late, too.
+- setmaxnreg: a thread's registers at launch, as ptxas takes them from launch bounds, and the block's pool, which has
+  what warps gave back; a warp waits for what is not there.
 - ldmatrix, stmatrix, mma.sync, wgmma with descriptors, in the layouts of the PTX ISA; TF32 as the hardware cuts it.
 
 What it reports

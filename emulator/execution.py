@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorir_ladder.emulator.compiler import kernel_library, source_lines
 from tensorir_ladder.emulator.errors import KernelFault, UnknownLaunch
-from tensorir_ladder.emulator.source import host_text, parameters
+from tensorir_ladder.emulator.source import host_text, launch_registers, parameters
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, RowCount, TensorMap
 
 OPERAND, KEPT = 0, -1  # arrays that are only read, and memory between kernels; of others, bytes of an element
@@ -36,7 +36,10 @@ class _Launch(ctypes.Structure):
         ("arguments", ctypes.c_void_p),
         ("grid", ctypes.POINTER(ctypes.c_int)),
         ("block", ctypes.POINTER(ctypes.c_int)),
-        *((name, ctypes.c_int) for name in ("cluster", "completion", "spurious", "overlaps", "arrays", "resident")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("cluster", "completion", "spurious", "overlaps", "arrays", "resident", "registers")
+        ),
         ("dynamic_bytes", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("bases", ctypes.c_void_p),
@@ -152,6 +155,7 @@ class EmulatedProgram:
             launch.overlaps,
             len(memory.addresses),
             self.resident,
+            launch_registers(self.cuda, launch.kernel),
             launch.shared_bytes,
             seed * 1000 + number,
             ctypes.addressof(memory.bases),

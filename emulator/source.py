@@ -13,6 +13,9 @@ from tensorir_ladder.emulator.ptx import translate_asm
 
 PREAMBLE_END = "#define ushort unsigned short\n#endif\n"
 KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^;{]*)\) (?=\{)')
+BOUNDS = r'extern "C" __global__ void __launch_bounds__\((\d+), *(\d+)\) {name}\('
+REGISTER_CHANGE = re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32 (\d+)")
+BLOCK_REGISTERS, REGISTER_STEP = 65536, 8
 KERNEL_FILE = "kernel.cu"
 
 
@@ -30,6 +33,20 @@ def parameters(cuda: str) -> dict[str, tuple[Parameter, ...]]:
         match.group(1): tuple(_parameter(text) for text in match.group(2).split(",") if text.strip())
         for match in KERNEL.finditer(cuda)
     }
+
+
+def launch_registers(cuda: str, kernel: str) -> int:
+    """Return how many registers a thread of a kernel that exchanges some (setmaxnreg) is launched with.
+
+    As ptxas does it (CUDA 13.0): as many as the launch bounds leave each thread of their blocks, but no more than the
+    text's largest setmaxnreg asks for. 0 where no bounds name a number of blocks: ptxas then ignores the instruction.
+    """
+    bounds, asked = re.search(BOUNDS.format(name=kernel), cuda), map(int, REGISTER_CHANGE.findall(cuda))
+    if bounds is None:
+        return 0
+    threads, blocks = map(int, bounds.groups())
+    fit = BLOCK_REGISTERS // (threads * blocks) // REGISTER_STEP * REGISTER_STEP
+    return min(fit, max(asked, default=fit))
 
 
 def host_text(cuda: str) -> str:

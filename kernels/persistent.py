@@ -132,7 +132,7 @@ def persistent(
                     loads.advance(work.count)
                     work.advance()
         else:  # a consumer
-            take_registers(tile.consumers)
+            take_registers(tile)
             mine = Consumer(here, shared, product, tile)
             own: T.let = here.thread % WARPGROUP
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, own == 0, counts=True))
@@ -160,7 +160,7 @@ def persistent(
                     mine.multiply(marks, k_tile, T.bool(k_tile != 0))
                     late.store(marks, k_tile)
                     mine.retire_former(marks, k_tile, k_tile > 0)
-                for box in T.unroll(product.boxes - early):
+                for box in T.unroll(max(0, product.boxes - early)):
                     late.store(marks, early + box)
                 for k_tile in T.serial(work.count - early):
                     marks.wait("full", shared.full, mine.read, early + k_tile, "consumer")

@@ -8,7 +8,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Var
 
 from tensorir_ladder.kernels.ring import Barriers, RingState
-from tensorir_ladder.kernels.tiles import CONSUMER_REGISTERS, PRODUCER_REGISTERS, RESULT_BOXES, RoleTile
+from tensorir_ladder.kernels.tiles import PRODUCER_REGISTERS, RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.isa import ROW_BYTES, WARPGROUP, WGMMA_ROWS
 
@@ -31,9 +31,9 @@ def give_up_registers() -> None:
     T.evaluate(T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS))
 
 
-def take_registers(consumers: int) -> None:
-    """Emit, for each of so many consumer warpgroups: wait until the pool has the registers that it may have."""
-    T.evaluate(T.ptx["setmaxnreg.inc.sync.aligned.u32"](CONSUMER_REGISTERS[consumers]))
+def take_registers(tile: RoleTile) -> None:
+    """Emit, for each consumer warpgroup: wait until the pool has the registers that it may have."""
+    T.evaluate(T.ptx["setmaxnreg.inc.sync.aligned.u32"](tile.consumer_share))
 
 
 @T.inline

@@ -13,10 +13,15 @@ from tensorir_ladder.schedules.workloads import Matmul
 
 BARRIER_BYTES = 8
 RESULT_BOXES = 2  # of 64 × 64 results, that a warpgroup of a kernel with roles has
-# By consumer warpgroups: what a block's 65536 registers leave each of their threads beside a producer, in steps of 8.
-CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
-PRODUCER_REGISTERS = 40
 BLOCK_REGISTERS = 65536
+REGISTER_STEP = 8  # a thread's registers come in steps of so many
+PRODUCER_REGISTERS = 40
+MOST_CONSUMER_REGISTERS = 240
+MOST_CONSUMERS = 3
+
+
+def _in_steps(registers: int) -> int:
+    return registers // REGISTER_STEP * REGISTER_STEP
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,21 @@ class RoleTile(HopperTile):
 
     @property
     def registers(self) -> int:
-        """Registers that every thread is launched with, so that all of a block's fit; roles then exchange some."""
-        return min(BLOCK_REGISTERS // self.threads_per_block // 8 * 8, max(CONSUMER_REGISTERS.values()))
+        """Registers that every thread is launched with, so that all of a block's fit; roles then exchange some.
+
+        The compiler takes no more than a role asks for, nor than the launch bounds leave.
+        """
+        return min(_in_steps(BLOCK_REGISTERS // self.threads_per_block), MOST_CONSUMER_REGISTERS)
+
+    @property
+    def consumer_share(self) -> int:
+        """Registers of a consumer's thread: what all were launched with, less the producer's, divided in steps of 8.
+
+        A block's pool holds only what its threads were launched with and have given back: a consumer that asks for
+        more than is there waits for ever.
+        """
+        left = self.registers * (self.consumers + 1) - PRODUCER_REGISTERS
+        return min(_in_steps(left // self.consumers), MOST_CONSUMER_REGISTERS)
 
     @property
     def consumer_registers(self) -> int:
@@ -106,10 +124,10 @@ class RoleTile(HopperTile):
     def misfits(self) -> list[str]:
         """Return also more consumers than registers can be shared out among."""
         found = super().misfits()
-        if self.consumers not in CONSUMER_REGISTERS:
-            found.append(f"{self.consumers} consumer warpgroups, limit {max(CONSUMER_REGISTERS)}")
-        elif self.consumer_registers > CONSUMER_REGISTERS[self.consumers]:
-            found.append(f"{self.consumer_registers} registers a consumer, limit {CONSUMER_REGISTERS[self.consumers]}")
+        if self.consumers > MOST_CONSUMERS:
+            found.append(f"{self.consumers} consumer warpgroups, limit {MOST_CONSUMERS}")
+        elif self.consumer_registers > self.consumer_share:
+            found.append(f"{self.consumer_registers} registers a consumer, limit {self.consumer_share}")
         return found
 
     def pool_bytes(self, itemsize: int, stages: int) -> int:

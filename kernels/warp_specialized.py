@@ -123,7 +123,7 @@ def warp_specialized(
                     loads.mark("load issued", k_tile)
                     fill.advance()
         else:  # a consumer
-            take_registers(tile.consumers)
+            take_registers(tile)
             mine = Consumer(here, shared, product, tile)
             marks = T.meta_var(log.role("consumer 0", here.number, mine.number, here.thread % WARPGROUP == 0))
             for k_tile in T.serial(k_tiles):

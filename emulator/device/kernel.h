@@ -105,7 +105,8 @@ EMU_INLINE void wgmma(List<float*, N> d, uint64_t a, uint64_t b, int p, int sa, 
   static_assert(N == columns / 2, "a thread has half as many registers as the instruction has columns");
   issue_wgmma({type, columns, a, b, p, sa, sb, ta, tb}, d.item, N);
 }
-void change_registers(int count);
+void change_registers(int count, bool more);
+template <bool more> EMU_INLINE void set_registers(int count) { change_registers(count, more); }
 void wait_for_previous();
 
 // Barriers, votes and shuffles.

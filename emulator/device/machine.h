@@ -143,7 +143,9 @@ struct Block {
   std::vector<Granule> shadow;
   std::vector<std::vector<Meeting>> meetings;  // of each warp
   std::vector<Warpgroup> warpgroups;
-  std::vector<int> registers;      // of each warpgroup's threads, as set; 0 where never set
+  std::vector<int> registers;      // of each warp's threads
+  int pool;                        // registers that warps have given back
+  std::vector<Thread*> awaiting_registers;
   std::map<int, NamedBarrier> barriers;
   std::map<uint, MBarrier> mbarriers;
 };
@@ -196,6 +198,7 @@ struct Flag { std::map<int, Knowledge> released; std::vector<Thread*> waiting; }
 struct Machine {
   int threads, blocks;  // of a block; of a cluster
   int resident;         // clusters that may be alive together
+  int registers;        // that each thread is launched with; 0 where nobody says so
   Index extent, grid;
   size_t static_and_dynamic, dynamic_bytes;
   void (*kernel)(void**);

@@ -65,7 +65,7 @@ static void prepare_block(Cluster& cluster, int rank) {
   block.window = cluster.windows + size_t(WINDOW) * rank;
   block.meetings.resize((machine.threads + LANES - 1) / LANES);
   block.warpgroups.resize((machine.threads + GROUP - 1) / GROUP);
-  block.registers.resize(machine.threads / GROUP);
+  block.registers.assign((machine.threads + LANES - 1) / LANES, machine.registers);
 }
 
 static void prepare_cluster(Cluster& cluster, int number) {
@@ -103,9 +103,11 @@ void finish(Thread& t) {
 }
 
 static void check_at_the_end(const Cluster& cluster) {
-  for (const Block& block : cluster.blocks)
+  for (const Block& block : cluster.blocks) {
+    check_registers(block);
     for (auto& [address, m] : block.mbarriers)
       if (m.bytes) fail("mbarrier", "bytes are expected that never came, at the end: " + state_of(address, m));
+  }
 }
 
 [[noreturn]] static void stand_still(const std::vector<Cluster*>& alive, size_t left) {
@@ -159,7 +161,7 @@ struct EmuLaunch {
   void (*kernel)(void**);
   void** arguments;
   const int *grid, *block;
-  int cluster, completion, spurious, overlaps, arrays, resident;
+  int cluster, completion, spurious, overlaps, arrays, resident, registers;
   int64_t dynamic_bytes;
   uint64_t seed;
   uchar* const* bases;
@@ -179,6 +181,7 @@ extern "C" const char* emu_launch(const EmuLaunch* launch) {
     machine.threads = launch->block[0] * launch->block[1] * launch->block[2];
     machine.blocks = launch->cluster;
     machine.resident = std::max(1, launch->resident / launch->cluster);
+    machine.registers = launch->registers;
     accesses_left = 500;
     machine.dynamic_bytes = launch->dynamic_bytes;
     machine.completion = Completion(launch->completion);

@@ -112,22 +112,48 @@ void wait_for_previous() {
   t.clocks.set(previous_kernel(*t.cluster), 1);
 }
 
-// setmaxnreg: whole warpgroups share the block's 64 K registers; what is never given back is waited for in vain. From
-// how many they start is the CUDA compiler's choice, so that inc and dec are not told apart.
-void change_registers(int count) {
+// setmaxnreg: a block has what its threads were launched with, and a pool of what its warps have given back. All warps of
+// a group execute it; each goes on when the pool has what it asks for.
+void change_registers(int count, bool more) {
   Thread& t = EMU_THREAD;
   Block& block = block_of(t);
   if (t.linear / GROUP >= machine.threads / GROUP) fail("setmaxnreg", "the thread is in no whole group of 128" + at(t));
   if (count % 8 || count < 24 || count > 256)
     fail("setmaxnreg", text("%d registers, which is no multiple of 8 from 24 to 256", count) + at(t));
-  did(t, HOLD_REGISTERS, count);
-  block.registers[t.linear / GROUP] = count;
-  int total = 0;
-  for (int registers : block.registers) {
-    if (!registers) return;
-    total += registers * GROUP;
+  did(t, HOLD_REGISTERS, count, more);
+  if (!machine.registers)
+    fail("setmaxnreg", "it does nothing, as the launch bounds name no number of blocks for a multiprocessor" + at(t));
+  int& has = block.registers[t.linear / LANES];
+  warp_together(t, "setmaxnreg", ALL, count, [&](int* const*) {
+    if (more ? count < has : count > has)
+      fail("setmaxnreg", text("%s to %d registers of a warp that has %d", more ? "inc" : "dec", count, has) + at(t));
+    if (more) return;
+    block.pool += (has - count) * LANES;
+    has = count;
+    wake(block.awaiting_registers);
+  });
+  while (has < count) {
+    int lacking = (count - has) * LANES;
+    if (block.pool < lacking) {
+      t.detail = text("%d registers a thread: its warp has %d, and lacks %d where the block's pool has %d", count, has,
+                      lacking, block.pool);
+      block.awaiting_registers.push_back(&t);
+      wait_here(t, "setmaxnreg.inc");
+      continue;
+    }
+    block.pool -= lacking;
+    has = count;
   }
-  if (total > 65536) fail("setmaxnreg", text("%d registers in all, where a block has 65536", total) + at(t));
+}
+
+// At the end of a block: groups of which some warps took part and others did not.
+inline void check_registers(const Block& block) {
+  for (size_t warp = 0; warp + 3 < block.registers.size(); warp += 4)
+    for (int other = 1; other < 4; ++other)
+      if (block.registers[warp] != block.registers[warp + other])
+        fail("setmaxnreg", text("warps %zu and %zu of block (%d, %d, %d) end with %d and %d registers a thread: all warps "
+                                "of a group of 128 threads execute it", warp, warp + other, block.index.x, block.index.y,
+                                block.index.z, block.registers[warp], block.registers[warp + other]));
 }
 
 }  // namespace emu

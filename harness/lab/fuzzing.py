@@ -20,6 +20,7 @@ from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.harness.build import Case, Kernel, UnsupportedCase, compiled, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import Backend, GpuBackend, gpu_machine
+from tensorir_ladder.harness.lab.drawn_tiles import Choose, draw_tile
 from tensorir_ladder.harness.lab.workers import Tell
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
 from tensorir_ladder.harness.verify import WrongResult, check_run
@@ -30,7 +31,6 @@ from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.steps.step import Step
 
-Choose = Callable[[Sequence[Any]], Any]
 REFUSALS = (IllegalSchedule, UnsupportedCase)
 STAGES = range(1, 7)
 MULTIPROCESSORS = (2, 2, 3, 3, 4, 5, 6, 8)  # a cluster needs two; with few, tiles make several waves
@@ -124,11 +124,24 @@ class Outcome:
     seconds: float = 0.0
 
 
-def draw_case(choose: Choose, step: Step, variant: str, place: Place) -> Case:
-    """Draw a case of a step's variant: every other part is chosen by ``choose(choices)``."""
+def choose_tile(choose: Choose, step: Step) -> BlockTile:
+    """Take one of the tiles that a step tunes over, or, as often, any that its family can express."""
+    if choose((False, True)):
+        return draw_tile(choose, step.tiles.kind)
     tiles = (step.tiles.default.tile, *step.tiles.tuning)
     # Of small tiles, more often: products have several of them, and reductions many k tiles.
-    tile = choose((*tiles, *[tile for tile in tiles if tile.block_m == 64] * 2) if step.explicit else tiles)
+    return choose((*tiles, *[tile for tile in tiles if tile.block_m == 64] * 2) if step.explicit else tiles)
+
+
+def draw_case(
+    choose: Choose,
+    step: Step,
+    variant: str,
+    place: Place,
+    choose_tile: Callable[[Choose, Step], BlockTile] = choose_tile,
+) -> Case:
+    """Draw a case of a step's variant: every other part is chosen by ``choose(choices)``."""
+    tile = choose_tile(choose, step)
     rows, columns, _ = place.largest(step, tile, 1, 1)
     m, n = choose(range(1, rows + 1)), _multiple(choose, step, columns)
     depth = place.largest(step, tile, m, n)[2]
@@ -139,7 +152,8 @@ def draw_case(choose: Choose, step: Step, variant: str, place: Place) -> Case:
 
 def _multiple(choose: Choose, step: Step, largest: int, above: int = 0) -> int:
     grain = choose(EXPLICIT_GRAINS if step.explicit else GRAINS)
-    return grain * choose(range(above // grain + 1, largest // grain + 1))
+    fewest = above // grain + 1
+    return grain * choose(range(fewest, max(fewest, largest // grain) + 1))
 
 
 def run_case(case: Case, place: Place, seeds: Sequence[int], outcome: Outcome) -> None:

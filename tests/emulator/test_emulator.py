@@ -502,23 +502,6 @@ def test_tma_refuses_places_that_hardware_does(place: str, found: str) -> None:
         EmulatedProgram("probe", PREAMBLE_END + kernel, (launch,), ("out",))(np.ones((2, 8), np.float32))
 
 
-@pytest.mark.parametrize(
-    ("counts", "found"),
-    [((232, 40), None), ((232, 232), "setmaxnreg"), ((233, 40), "setmaxnreg"), ((16, 40), "setmaxnreg")],
-)
-def test_setmaxnreg_adds_up(counts: tuple[int, int], found: str | None) -> None:
-    more, less = (f'asm volatile("setmaxnreg.{how}.sync.aligned.u32 {n};");' for how, n in zip(("inc", "dec"), counts))
-    both = counts[1] > 168
-    less = less.replace("dec", "inc") if both else less
-    body = f"if (threadIdx.x < 256) {{ {more} }} else {{ {less} }} out[threadIdx.x] = 1;"
-    if found is None:
-        assert run_text(body, words(384), threads=384).all()
-        return
-    with pytest.raises(KernelFault) as fault:
-        run_text(body, words(384), threads=384)
-    assert fault.value.kind == found
-
-
 EXAMPLES = {
     "cp.async.ca.shared.global.L2::128B [%0], [%1], 4;": "emu::cp_async((a), (b), 4);",
     "st.shared.v2.u32 [%0], {%1, %1};": "emu::st_shared<uint>((a), emu::values((b), (b)));",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -19,10 +20,13 @@ from support.cases import SMALL_TILES, STEPS
 from support.cases import Outcome as Printed
 from tensorir_ladder.harness.cli import parse
 from tensorir_ladder.harness.commands import fuzz
+from tensorir_ladder.harness.lab.drawn_tiles import DRAWN, draw_tile
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, draw_case, run_case, run_draw
 from tensorir_ladder.harness.lab.workers import Lost, Tell, _sweep, each_in_a_process
 from tensorir_ladder.harness.records.writing import is_alive
 from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.schedules.tiles import BlockTile
+from tensorir_ladder.steps.step import Step
 
 pytestmark = pytest.mark.emulator
 SMALL = {kind: [tile] for kind, tile in SMALL_TILES.items()} | {
@@ -36,15 +40,33 @@ SMALL = {kind: [tile] for kind, tile in SMALL_TILES.items()} | {
 @given(data=st.data(), seed=st.integers(0, 1 << 20))
 def test_what_is_not_refused_is_right(steps: tuple[int, ...], data: st.DataObject, seed: int) -> None:
     def choose(choices: Sequence[Any]) -> Any:
-        """Choose; of tiles the small ones, quick to compile (``ladder fuzz`` takes them all)."""
-        return data.draw(st.sampled_from(SMALL.get(type(choices[0]), choices)))
+        return data.draw(st.sampled_from(choices))
+
+    def small_tile(_: Any, step: Step) -> BlockTile:
+        """Choose one that is quick to compile (``ladder fuzz`` takes them all)."""
+        return choose(SMALL[step.tiles.kind])
 
     step = choose([STEPS[number] for number in steps])
     variant = choose(step.variant_names)
     place, outcome = PLACES["emulator"], Outcome(0, step.number, variant)
-    run_case(draw_case(choose, step, variant, place), place, [seed, seed + 1], outcome)
+    run_case(draw_case(choose, step, variant, place, small_tile), place, [seed, seed + 1], outcome)
     assert not outcome.bad, outcome.bad[0]
     assert outcome.right == 2 or len(outcome.refused) == 1
+
+
+@pytest.mark.parametrize("kind", DRAWN, ids=lambda kind: kind.__name__)
+def test_tiles_are_drawn_beyond_the_menu(kind: type[BlockTile]) -> None:
+    """Most of them divide as they must, none is drawn that its family cannot express, and a seed repeats them."""
+    numbers = range(300)
+    tiles = [draw_tile(random.Random(number).choice, kind) for number in numbers]
+    assert tiles == [draw_tile(random.Random(number).choice, kind) for number in numbers]
+    assert all(type(tile) is kind and kind.parse(str(tile)) == tile for tile in tiles)
+    menu = {tile for step in STEPS.values() for tile in step.tiles.tuning}
+    assert len(set(tiles) - menu) > 150
+    sound = [tile for tile in tiles if not tile.misfits()]
+    assert 100 < len(sound) < 300
+    if kind is RoleTile:
+        assert {tile.consumers for tile in sound} == {1, 2, 3}
 
 
 def test_all_of_a_draw_follows_from_its_number() -> None:

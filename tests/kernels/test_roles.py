@@ -16,9 +16,10 @@ from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
 from tensorir_ladder.kernels.persistent import persistent
-from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.kernels.tiles import BLOCK_REGISTERS, PRODUCER_REGISTERS, RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
+from tensorir_ladder.schedules.isa import WARPGROUP
 from tensorir_ladder.schedules.workloads import Matmul
 
 TILES = ["128x256x64/2x1", "128x128x64/2x1", "64x128x64/1x1", "64x64x64/1x1", "128x64x64/2x1", "256x128x64/2x1"]
@@ -30,6 +31,22 @@ def test_limits_name_registers_and_consumers() -> None:
     assert "3 registers" not in " ".join(RoleTile.parse("64x256x64/1x1").violations(HOPPER.target(), 2, 4))
     for tile, what in (("128x256x64/1x1", "registers a consumer"), ("256x64x64/4x1", "4 consumer warpgroups")):
         assert what in " ".join(RoleTile.parse(tile).violations(HOPPER.target(), 2, 2))
+
+
+def test_what_roles_hold_is_what_a_block_was_launched_with() -> None:
+    """Three consumers of 160 registers beside a producer of 40 waited for 1,024 that nobody had, and hung an H200."""
+    shares = {}
+    for rows, columns in ((1, 1), (2, 1), (1, 2), (3, 1), (1, 3)):
+        tile = RoleTile(block=(64 * rows, 64 * columns, 64), warpgroups=(rows, columns))
+        assert tile.misfits() == []
+        launched = tile.registers * (tile.consumers + 1)
+        assert tile.consumers * tile.consumer_share + PRODUCER_REGISTERS <= launched
+        assert launched * WARPGROUP <= BLOCK_REGISTERS
+        assert PRODUCER_REGISTERS <= tile.registers <= tile.consumer_share
+        shares[tile.consumers] = tile.consumer_share
+    assert shares == {1: 240, 2: 232, 3: 152}
+    for tile, what in (("192x144x64/3x1", []), ("192x160x64/3x1", ["160 registers a consumer, limit 152"])):
+        assert RoleTile.parse(tile).misfits() == what
 
 
 @pytest.mark.parametrize("kernel", [warp_specialized, persistent])
