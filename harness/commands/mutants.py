@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
-from tensorir_ladder.harness.commands.fuzz import SOURCES
 from tensorir_ladder.harness.commands.options import UsageError, add_revision, numbers
 from tensorir_ladder.harness.commands.show import progress
 from tensorir_ladder.harness.environment import ROOT, host_cpu, sources_digest, tree_state
@@ -32,6 +30,13 @@ from tensorir_ladder.harness.records import (
 )
 
 FIRST_STEP = 5  # the first with an order in time, which is what most rules change
+# What outcomes follow from; reasons are looked up when all are there.
+SOURCES = ("emulator/*.py", "emulator/device/*", "schedules/**/*.py", "kernels/**/*.py", "steps/*.py")
+SOURCES += (
+    "harness/build.py",
+    "harness/verify.py",
+    *(f"harness/lab/mutants/{name}.py" for name in ("rules", "running", "subjects")),
+)
 RECORDED = ("command", "caught", "lived")  # fields that tell a record of this command
 
 
@@ -51,9 +56,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, command: str) -> int:
     """Run mutants side by side; exit status 1 where a harmful one lived.
 
-    What is refused by the compiler is not counted: the next ones of the plan are taken in its place.
+    What is refused by the compiler is not counted: the next ones of the plan are taken in its place. As long as
+    harmful ones live the journal stays, so that a reason can be given without running all of them again.
     """
-    steps, started = _steps(options), time.monotonic()
+    steps = _steps(options)
     require_host_compiler()
     with _own_builds(), _journal(options, steps) as journal:
         mutants = plan(options.seed, steps, options.orders)
@@ -67,10 +73,11 @@ def run(options: argparse.Namespace, command: str) -> int:
                     if journal:
                         journal.add(outcome)
                     bar.update(task, completed=_counted(done.values()))
-        record = _record(options, command, steps, list(done.values()), time.monotonic() - started)
+        record = _record(options, command, steps, list(done.values()))
         if journal:
             append(options.out, record)
-            journal.finish()
+            if not record.harmful:
+                journal.finish()
     _print(record)
     return WRONG if record.harmful else 0
 
@@ -136,9 +143,7 @@ def _outcomes(mutants: Sequence[Mutant], jobs: int, limit_s: float) -> Iterator[
             yield result
 
 
-def _record(
-    options: argparse.Namespace, command: str, steps: tuple[int, ...], outcomes: list[Outcome], seconds: float
-) -> Mutants:
+def _record(options: argparse.Namespace, command: str, steps: tuple[int, ...], outcomes: list[Outcome]) -> Mutants:
     caught: dict[str, list[CaughtMutant]] = {}
     lived = []
     for each in sorted(outcomes, key=lambda outcome: outcome.number):
@@ -157,7 +162,7 @@ def _record(
         caught={found: tuple(mutants) for found, mutants in caught.items()},
         lived=tuple(lived),
         host_cpu=host_cpu(),
-        seconds=round(seconds, 1),
+        seconds=round(sum(each.seconds for each in outcomes), 1),
         **tree_state(options.revision),
         recorded_at=now(),
         command=command,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tensorir_ladder.harness.lab.mutants.running import ORDERED, SAME, Outcome
+from tensorir_ladder.harness.lab.mutants.running import EQUAL, ORDERED, SAME, Outcome
 from tensorir_ladder.harness.lab.mutants.subjects import SUBJECTS
 
 DOES_THE_SAME = "every thread does the same as before, to the last bit of the output"
@@ -14,6 +14,12 @@ STILL_ORDERED = (
 )
 # Rules that change no more than who waits for whom, which races tell; a fence's kinds and a count's drift they do not.
 ORDER_ALONE = ("barrier dropped", "barrier's threads or number", "wait dropped", "wait count", "commit dropped")
+NEVER_USED = (
+    "what it reads or writes in other places is in range, not raced for, and never used: the output is the same to the "
+    "last bit for all operands drawn, infinite ones too, and no address follows from operands"
+)
+# Rules that change which data go where, all of which the output tells.
+DATA_ALONE = ("index of a stage", "place in shared memory", "swizzle", "coordinate", "predicate", "extent")
 
 
 @dataclass(frozen=True)
@@ -49,4 +55,6 @@ def reason_for(outcome: Outcome) -> str:
         return DOES_THE_SAME
     if outcome.found == ORDERED and outcome.rule in ORDER_ALONE:
         return STILL_ORDERED
+    if outcome.found == EQUAL and outcome.rule in DATA_ALONE:
+        return NEVER_USED
     return next((reason.text for reason in REASONS if reason.fits(outcome)), "")

@@ -23,8 +23,8 @@ from tensorir_ladder.harness.lab.workers import Tell
 from tensorir_ladder.harness.verify import WrongResult, check_run
 
 ORDERS, ORDERS_OF_THE_SAME, INFINITIES_IN = 16, 6, 1
-REFUSED, SAME, ORDERED, LIVED, WRONG = "refused", "same", "ordered", "lived", "wrong result"
-ALIVE = (SAME, ORDERED, LIVED)
+REFUSED, SAME, ORDERED, EQUAL, LIVED, WRONG = "refused", "same", "ordered", "equal", "lived", "wrong result"
+ALIVE = (SAME, ORDERED, EQUAL, LIVED)
 
 
 @dataclass
@@ -33,8 +33,8 @@ class Outcome:
 
     ``found`` is the fault's kind, WRONG, "hung" or "crashed"; SAME where it lives and its threads do the same as those
     of the unchanged text, to the last bit of the output; ORDERED where they access and multiply the same, and only wait
-    or signal otherwise; LIVED where neither is so; or REFUSED, by the compiler. ``text`` says more, ``order`` is the
-    seed that found it.
+    or signal otherwise; EQUAL where they do not, but all outputs are the same to the last bit; LIVED where not even
+    that is so; or REFUSED, by the compiler. ``text`` says more, ``order`` is the seed that found it.
     """
 
     number: int
@@ -114,7 +114,7 @@ def run_mutant(mutant: Mutant, tell: Tell) -> Outcome:
 
 
 def _run(case: Case, program: EmulatedProgram, mutant: Mutant, outcome: Outcome) -> None:
-    same = accesses_same = True
+    same = accesses_same = output_same = True
     for order in range(mutant.orders):
         outcome.order = order
         try:
@@ -128,10 +128,11 @@ def _run(case: Case, program: EmulatedProgram, mutant: Mutant, outcome: Outcome)
             outcome.found, outcome.text = WRONG, str(wrong)
             return
         same = same and found == unchanged
-        accesses_same = accesses_same and found.accesses == unchanged.accesses
+        output_same = output_same and found.output == unchanged.output
+        accesses_same = accesses_same and output_same and found.accesses == unchanged.accesses
         if same and order + 1 == ORDERS_OF_THE_SAME:
             break
-    outcome.found = SAME if same else ORDERED if accesses_same else LIVED
+    outcome.found = SAME if same else ORDERED if accesses_same else EQUAL if output_same else LIVED
 
 
 class _Ran(NamedTuple):
@@ -149,7 +150,7 @@ def _ran(case: Case, program: EmulatedProgram, order: int) -> _Ran:
     def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
         deeds = program(a, b, c, seed=order)
         output = zlib.crc32(c.tobytes())
-        found.append(_Ran(tuple(each.all for each in deeds), (*(each.accesses for each in deeds), output), output))
+        found.append(_Ran(tuple(each.all for each in deeds), tuple(each.accesses for each in deeds), output))
 
     check_run(run, case.problem, EmulatorBackend(), order, exact=bool(order % 2), math=case.math)
     return found[0]
