@@ -93,6 +93,14 @@ inline void acquire_from(const Flag& flag, Thread& t) {
     (number == t.cluster->number ? static_cast<Knowledge&>(t.clocks) : t.clocks.others[number]).join(knowledge);
 }
 
+// Behind a change of a flag others may go on first, also those of other clusters.
+inline void perhaps_elsewhere(Thread& t, Flag& flag) {
+  wake(flag.waiting);
+  if (draw(2)) return;
+  machine.elsewhere = true;
+  leave(t);
+}
+
 // An addition leaves what was released to the flag before it there, as does every atomic operation.
 void add_to_flag(int* to, int value, bool releases) {
   Thread& t = EMU_THREAD;
@@ -101,7 +109,7 @@ void add_to_flag(int* to, int value, bool releases) {
   did(t, ON_FLAG, releases, value);
   if (releases) release_to(flag, t);
   *to += value;
-  wake(flag.waiting);
+  perhaps_elsewhere(t, flag);
 }
 
 void add_float(float* to, float value) {
@@ -117,7 +125,7 @@ void store_flag(int* to, int value, bool releases) {
   flag.released.clear();
   if (releases) release_to(flag, t);
   *to = value;
-  wake(flag.waiting);
+  perhaps_elsewhere(t, flag);
 }
 
 void load_flag(int& value, const int* from, bool acquires) {

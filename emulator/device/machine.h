@@ -214,6 +214,7 @@ struct Machine {
   uint64_t timer;
   uint64_t leader;       // which lane elect chooses
   bool overlaps;         // the kernel before it may still run
+  bool elsewhere;        // another cluster goes on
   uint64_t deeds, accesses;  // of all threads that have ended
   jmp_buf scheduler, launch;
   std::string fault;

@@ -11,9 +11,21 @@ import pytest
 from support.cases import Outcome as Printed
 from tensorir_ladder.emulator.source import PREAMBLE_END
 from tensorir_ladder.harness.commands import mutants as command_module
-from tensorir_ladder.harness.lab.mutants.reasons import DOES_THE_SAME, REASONS, Reason, reason_for
+from tensorir_ladder.harness.lab.mutants import reasons
+from tensorir_ladder.harness.lab.mutants.reasons import DOES_THE_SAME, REASONS, STILL_ORDERED, Reason, reason_for
 from tensorir_ladder.harness.lab.mutants.rules import RULES, changes_of
-from tensorir_ladder.harness.lab.mutants.running import ALIVE, LIVED, REFUSED, SAME, Mutant, Outcome, plan, run_mutant
+from tensorir_ladder.harness.lab.mutants.running import (
+    ALIVE,
+    LIVED,
+    ORDERED,
+    REFUSED,
+    SAME,
+    Mutant,
+    Outcome,
+    _prepared,
+    plan,
+    run_mutant,
+)
 from tensorir_ladder.harness.lab.mutants.subjects import SUBJECTS
 from tensorir_ladder.harness.lab.workers import Lost
 from tensorir_ladder.harness.records import Mutants
@@ -63,16 +75,10 @@ def test_a_change_shows_its_line() -> None:
 
 
 def mutant_like(subject: int, rule: str, before: str, after: str) -> Mutant:
-    """The mutant of a subject whose line reads so."""
-    steps = [SUBJECTS[subject].step]
-    found = (
-        mutant
-        for mutant in plan(0, steps)
-        if (mutant.subject, mutant.change.rule) == (subject, rule)
-        and before in mutant.change.before
-        and after in mutant.change.after
-    )
-    return next(found)
+    """The first mutant of a subject whose line reads so."""
+    changes = changes_of(_prepared(subject)[1].cuda)
+    alike = (c for c in changes if c.rule == rule and before in c.before and after in c.after)
+    return Mutant(0, subject, next(c for c in alike if after or not c.new))
 
 
 def subject_like(step: int, variant: str) -> int:
@@ -82,26 +88,38 @@ def subject_like(step: int, variant: str) -> int:
 
 @pytest.mark.emulator
 @pytest.mark.parametrize(
-    ("rule", "before", "after", "found"),
+    ("step", "variant", "rule", "before", "after", "found"),
     [
-        ("barrier dropped", "__syncthreads();", "", "race"),
-        ("extent", "k_0 < 5", "k_0 < 4", "wrong result"),
-        ("extent", "j_2 < 4", "j_2 < 5", "out of bounds"),
-        ("place in shared memory", "B_pad_shared_ptr[(", "B_pad_shared_ptr[1 + (", "race"),
+        (5, "sync", "barrier dropped", "__syncthreads();", "", "race"),
+        (5, "sync", "extent", "k_0 < 5", "k_0 < 4", "wrong result"),
+        # Beyond an array of registers, which is beside nothing that could be told from it.
+        (5, "sync", "extent", "j_2 < 4", "j_2 < 5", "out of bounds"),
+        (5, "sync", "index of a stage", "(k_0 + 2) % 3", "(k_0 + 2) % 2", "wrong result"),
+        (13, "overlapped", "wait dropped", "griddepcontrol", "", "missing griddepcontrol.wait"),
+        # Between the two an owner in another block lowers the flag, and it stays up for the next call.
+        (13, "stream", "arrival", "raise_flag(", "raise_flag((", "flag left raised"),
+        # What is not masked meets zeros, which it makes no numbers of where it is infinite.
+        (10, "awaited", "extent", "ax1_0_ax0_fused_0_15 < 4", "ax1_0_ax0_fused_0_15 < 3", "wrong result"),
     ],
 )
-def test_what_is_harmful_is_caught(rule: str, before: str, after: str, found: str) -> None:
+def test_what_is_harmful_is_caught(step: int, variant: str, rule: str, before: str, after: str, found: str) -> None:
     told: list[str] = []
-    outcome = run_mutant(mutant_like(subject_like(5, "sync"), rule, before, after), told.append)
+    outcome = run_mutant(mutant_like(subject_like(step, variant), rule, before, after), told.append)
     assert outcome.found == found
     assert f"line {outcome.line}: {outcome.after}" in told[0]
 
 
 @pytest.mark.emulator
-def test_what_reads_beyond_a_row_is_caught_by_infinite_operands() -> None:
-    # The row's end is masked in B, so that what A has there is multiplied by zero.
-    change = mutant_like(subject_like(5, "sync"), "predicate", "* 4) + ((int)threadIdx.x)) < 19)", "< 20)")
-    assert run_mutant(change, lambda _: None).found == "wrong result"
+@pytest.mark.parametrize(
+    ("rule", "before", "after", "found", "reason"),
+    [
+        ("coordinate", "* 16), -", "* 17), -", SAME, DOES_THE_SAME),
+        ("wait dropped", "bulk_wait_group_read_1();", "", ORDERED, STILL_ORDERED),
+    ],
+)
+def test_what_is_harmless_has_a_reason(rule: str, before: str, after: str, found: str, reason: str) -> None:
+    outcome = run_mutant(mutant_like(subject_like(13, "overlapped"), rule, before, after), lambda _: None)
+    assert (outcome.found, reason_for(outcome)) == (found, reason)
 
 
 # A run
@@ -148,7 +166,15 @@ def test_what_the_compiler_refuses_is_replaced_and_what_lives_is_listed(
     assert printed.code == 1
     assert record.harmful[0].after in printed.out
     assert any("harmful" in problem for problem in mutant_problems(record))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [out.name]
+    # Given the reason, the same command is done without running anything again.
+    why = Reason(record.harmful[0].rule, "", "nobody looks at it", (5,))
+    monkeypatch.setattr(reasons, "REASONS", (why,))
+    monkeypatch.setattr(command_module, "each_in_a_process", outcomes_by(lambda _: "crashed"))
+    assert command("mutants", "--steps", "5", "--runs", "6", "--out", str(out), "--revision", "f" * 40).code == 0
+    assert [mutant.reason for mutant in newest(out).lived] == [DOES_THE_SAME, "nobody looks at it"]
+    assert newest(out).caught == record.caught
+    assert not [*mutant_problems(newest(out))]
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
 def test_a_run_that_was_killed_goes_on(

@@ -46,14 +46,28 @@ class Reason:
         )
 
 
-REASONS: tuple[Reason, ...] = ()
+_ROLES = (12, 13)
+REASONS = (
+    Reason(
+        "registers",
+        r"setmaxnreg_inc\w*\(\); -> $",
+        "consumers keep what they are launched with, which the CUDA compiler fits their code into: slower, and right",
+        _ROLES,
+    ),
+    Reason(
+        "registers",
+        r"(inc|dec)\.sync\.aligned\.u32 (\d+);.* -> .*\1\.sync\.aligned\.u32 (?!\2;)",
+        "the pool has what all ask for, and the CUDA compiler fits each role's code into what the role has",
+        _ROLES,
+    ),
+)
 
 
 def reason_for(outcome: Outcome) -> str:
     """Say why a mutant that lived is harmless; "" where nobody knows."""
     if outcome.found == SAME:
         return DOES_THE_SAME
-    if outcome.found == ORDERED and outcome.rule in ORDER_ALONE:
+    if outcome.found == ORDERED and outcome.rule in (*ORDER_ALONE, *DATA_ALONE):
         return STILL_ORDERED
     if outcome.found == EQUAL and outcome.rule in DATA_ALONE:
         return NEVER_USED
