@@ -141,7 +141,8 @@ void load_flag(int& value, const int* from, bool acquires) {
   value = *from;
 }
 
-extern "C" char __ehdr_start, _end;
+// The library's own bounds: hidden, as the program that loads it has an _end, too, far away.
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;
 
 inline void access_memory(const void* pointer, size_t bytes, bool writes, const void* from) {
   Thread& t = *machine.current;

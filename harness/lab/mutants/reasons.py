@@ -60,6 +60,18 @@ REASONS = (
         "the pool has what all ask for, and the CUDA compiler fits each role's code into what the role has",
         _ROLES,
     ),
+    Reason(
+        "registers",
+        r"setmaxnreg_dec\w*\(\); -> $",
+        "beside one group of consumers the block has registers for all, even if the producer gives none back",
+        _ROLES,
+    ),
+    Reason(
+        "fence dropped",
+        r"wgmma_fence\w*\(\); -> $",
+        "since the last wgmma.fence nothing but wgmma of the same shape has touched the sums, which needs none",
+        (10, 11, 12, 13),
+    ),
 )
 
 
