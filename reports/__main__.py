@@ -26,6 +26,7 @@ from tensorir_ladder.reports.selection import UsageError, load, parse_steps
 from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table
 from tensorir_ladder.reports.sweeps import chosen_sweeps, product_sweeps
 from tensorir_ladder.reports.table import all_tables, row
+from tensorir_ladder.reports.templating import Markdown, plain
 
 EXAMPLES = """
 examples:
@@ -39,7 +40,7 @@ examples:
 
 Records come from `ladder run`. Pages and their plots are written into reports/pages, which git ignores;
 with --results FOLDER, into that folder.
-exit status: 0 fine, 1 check found something, 2 a results file or an argument cannot be used
+exit status: 0 fine, 1 check found something, 2 an argument or a folder cannot be used, or there is nothing to check
 """
 PIPED_WIDTH = 180
 
@@ -121,18 +122,19 @@ def _stages(options: argparse.Namespace, paths: Paths) -> int:
 
 def _print_tables(tables: list[Table], markdown: bool) -> None:
     if markdown:
-        print("\n\n".join(f"### {table.title}\n\n{table.markdown()}" for table in tables))
+        print("\n\n".join(Markdown("### {}\n\n{}").format(table.title, table.markdown()) for table in tables))
         return
     console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = PIPED_WIDTH  # rich would assume 80 columns and break every cell
     for table in tables:
-        grid = RichTable(title=table.title, title_justify="left", caption=table.note, caption_justify="left")
+        grid = RichTable(title=plain(table.title), title_justify="left")
+        grid.caption, grid.caption_justify = plain(table.note), "left"
         grid.box = box.SIMPLE_HEAD
         for index, name in enumerate(table.header):
-            grid.add_column(name, justify="left" if index < table.left else "right", overflow="fold")
+            grid.add_column(plain(name), justify="left" if index < table.left else "right", overflow="fold")
         for cells in table.rows:
-            grid.add_row(*cells)
+            grid.add_row(*map(plain, cells))
         console.print(grid)
         console.print()
 

@@ -9,6 +9,7 @@ from tensorir_ladder.harness.records import Resources
 from tensorir_ladder.reports.cases import grouped
 from tensorir_ladder.reports.cells import Table, percent, span
 from tensorir_ladder.reports.sweeps import TIE_PCT, StageSweep, StreamSweep, speed_gain_pct, speed_lost_pct
+from tensorir_ladder.reports.templating import Markdown
 
 Sweep = StageSweep | StreamSweep
 Says = Callable[[Sequence[Sweep]], str]
@@ -36,7 +37,9 @@ def advice_table(sweeps: Sequence[Sweep]) -> Table:
         f"No pipeline: 1 stage is within {TIE_PCT:g} % of the fastest. Otherwise stages pay, and the bound of the "
         "record with these stages says what explains the time."
     )
-    return Table("Which workload wants how many stages, and why", (*header, "what pays"), tuple(grid), note, left=8)
+    return Table(
+        "Which workload wants how many stages, and why", (*header, "what pays"), tuple(grid), Markdown(note), left=8
+    )
 
 
 def fastest_products(sweeps: Sequence[StageSweep]) -> list[StageSweep]:
@@ -60,7 +63,7 @@ def reasons(group: Sequence[Sweep]) -> str:
     for says, sweeps in told.items():
         named = f"{', '.join(_size(sweep) for sweep in sweeps)}: " if len(told) > 1 else ""
         sentences.append(named + says(sweeps))
-    return "<br>".join(sentences)
+    return Markdown("<br>").join(sentences)
 
 
 def _direct_is_as_fast(sweep: Sweep) -> bool:
@@ -120,7 +123,7 @@ def _figures(group: Sequence[Sweep]) -> tuple[str, ...]:
         )
         for sweep in group
     ]
-    return tuple("<br>".join(column) for column in zip(*lines))
+    return tuple(Markdown("<br>").join(column) for column in zip(*lines))
 
 
 def _occupancy(used: Sequence[Resources]) -> str:

@@ -24,7 +24,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 def slug(*parts: str) -> str:
     """Join parts to one part of a file name; a GPU without its maker."""
-    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).replace("NVIDIA ", "").lower())
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).replace("NVIDIA ", "").lower()).strip("-")
 
 
 def shape_of(record: Record | Counters | TunedConfig) -> Shape:

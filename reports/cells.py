@@ -6,14 +6,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tensorir_ladder.harness.records import Resources
+from tensorir_ladder.reports.templating import Markdown, clean
 
 NOT_MEASURED = "–"
 NOT_VERIFIED = "failed its check"
+LONGEST_CELL = 300
 
 
 @dataclass(frozen=True)
 class Table:
-    """A titled grid of text; the first ``left`` columns are text, the others numbers."""
+    """A titled grid of text; the first ``left`` columns are text, the others numbers.
+
+    What is to be Markdown in a cell or the note is :class:`reports.templating.Markdown`; all else is escaped.
+    """
 
     title: str
     header: tuple[str, ...]
@@ -21,14 +26,17 @@ class Table:
     note: str = ""
     left: int = 1
 
-    def markdown(self) -> str:
+    def markdown(self) -> Markdown:
         """Write the grid as a Markdown table, its note below; the title is left to the caller."""
-        rule = [":--" if column < self.left else "--:" for column in range(len(self.header))]
-        lines = [
-            "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (self.header, *self.rows)
-        ]
-        text = "\n".join([lines[0], "|" + "|".join(rule) + "|", *lines[1:]])
-        return f"{text}\n\n{self.note}" if self.note else text
+        rule = Markdown("|".join(":--" if column < self.left else "--:" for column in range(len(self.header))))
+        grid = (Markdown(" | ").join(map(_cell, row)) for row in (self.header, *self.rows))
+        head, *lines = map(Markdown("| {} |").format, grid)
+        text = Markdown("\n").join([head, Markdown("|{}|").format(rule), *lines])
+        return Markdown("{}\n\n{}").format(text, self.note) if self.note else text
+
+
+def _cell(text: str) -> str:
+    return text if isinstance(text, Markdown) else clean(text, LONGEST_CELL)
 
 
 def number(value: float | None, form: str = ",.0f") -> str:

@@ -6,6 +6,7 @@ from tensorir_ladder.harness.records import Counters
 from tensorir_ladder.reports.cases import grouped, natural, shape_label, shape_of
 from tensorir_ladder.reports.cells import Table, number, percent
 from tensorir_ladder.reports.selection import Results, Section
+from tensorir_ladder.reports.templating import Markdown, code
 
 STALLED = "stalled, warps per issue: "
 
@@ -68,8 +69,8 @@ def _table(group: list[Counters], step: int) -> Table:
         rows.append((name, *cells))
     tiles = {counted.tile: counted.step for counted in group}
     case = f"tile {own[0].tile}" if len(tiles) == 1 else ", ".join(f"step {n} tile {tile}" for tile, n in tiles.items())
-    commands = dict.fromkeys(f"revision {c.revision[:12]}: `{c.command}`" for c in own)
-    note = f"One launch under Nsight Compute, {own[0].gpu}, {'; '.join(commands)}."
+    commands = dict.fromkeys(Markdown("revision {}: {}").format(c.revision[:12], code(c.command)) for c in own)
+    note = Markdown("One launch under Nsight Compute, {}, {}.").format(own[0].gpu, Markdown("; ").join(commands))
     return Table(f"{shape_label(shape_of(own[0]))}, {case}", tuple(header), tuple(rows), note)
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated, TypedDict
 
+import matplotlib
 import msgspec
 from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
+from tensorir_ladder.harness.records import path_name, read_file
 from tensorir_ladder.reports import drawing, figures, stage_figures, timeline_figure, timelines
 from tensorir_ladder.reports.cases import grouped
 from tensorir_ladder.reports.counters import counted_groups
@@ -22,6 +24,15 @@ from tensorir_ladder.reports.selection import Results, Section
 from tensorir_ladder.reports.sweeps import StageSweep, StreamSection, StreamSweep, stage_sweeps, stream_sweeps
 
 PEAKS = Path(__file__).parent / "peaks.json"
+Positive = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Peak(TypedDict):
+    """What a GPU can do at most; ``peak_gflops`` by dtype and arithmetic."""
+
+    peak_gflops: dict[str, Positive]
+    bandwidth_gb_s: Positive
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -40,13 +51,14 @@ class Plot:
     @property
     def file_name(self) -> str:
         """Name the PNG."""
-        return f"{self.section.slug}-{self.kind}.png"
+        return path_name(f"{self.section.slug}-{self.kind}.png")
 
     def write(self, folder: Path) -> Path:
         """Draw the figure into ``folder``; the same records give the same bytes on the same machine."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / self.file_name
-        self.draw().savefig(path, metadata={"Software": None, "Description": self.digest})
+        with matplotlib.rc_context({"text.parse_math": False}):  # a dollar in a name is one
+            self.draw().savefig(path, metadata={"Software": None, "Description": self.digest})
         return path
 
     def path(self, folder: Path) -> Path:
@@ -131,9 +143,9 @@ def stage_curve(results: Results) -> Plot | None:
     return _stage_plot(speed_kind(own[0]), own, stage_figures.speed_figure)
 
 
-def peaks() -> dict[str, dict]:
-    """Read peak rates and bandwidth by GPU name, with their origin."""
-    return json.loads(PEAKS.read_text())
+def peaks() -> dict[str, Peak]:
+    """Read peak rates and bandwidth by GPU name, with their origin; RecordError for a file that is damaged."""
+    return read_file(PEAKS, dict[str, Peak], "restore it from git")
 
 
 def _stage_plot(kind: str, sweeps: Sequence[StageSweep] | Sequence[StreamSweep], draw: Callable[..., Figure]) -> Plot:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorir_ladder.harness.records import Peer, Record, write_atomically
+from tensorir_ladder.harness.records import Peer, Record, path_name, write_atomically
 from tensorir_ladder.reports.cases import Shape, by_product, is_size, shape_label, steps_text
 from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, number
 from tensorir_ladder.reports.judgement import summary
@@ -25,7 +25,7 @@ from tensorir_ladder.reports.table import (
     step_label,
     tiles_in_words,
 )
-from tensorir_ladder.reports.templating import render
+from tensorir_ladder.reports.templating import Markdown, render
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 MAIN_LADDERS = ("float32 ieee", "float16 ieee")
@@ -85,7 +85,7 @@ def overview(sections: Sequence[Section]) -> Table:
     rows = [(section.title, *(_leader_cell(section, size) for size in sizes)) for section in sections]
     note = "The fastest step of each ladder and size, and its speed over that of the faster cuBLAS form (B as stored, "
     note += "B transposed) in the same rounds. **Bold**: faster than cuBLAS."
-    return Table("Where cuBLAS is passed", ("ladder", *map(_size_header, sizes)), tuple(rows), note)
+    return Table("Where cuBLAS is passed", ("ladder", *map(_size_header, sizes)), tuple(rows), Markdown(note))
 
 
 def ladder(results: Results, paths: Paths, section: Section) -> Table:
@@ -120,7 +120,7 @@ def other_shapes(section: Section) -> Table | None:
     header = ("m × n × k", *(f"step {step}" for step in lines), *peers, "cuBLAS, GFLOPS")
     note = "Ratio to the faster cuBLAS form of the same rounds, "
     note += f"{_choice_titles(section.shown_choices)}; **bold** where it is faster than cuBLAS."
-    return Table("Other shapes", header, tuple(rows), note)
+    return Table("Other shapes", header, tuple(rows), Markdown(note))
 
 
 def _is_main(section: Section) -> bool:
@@ -149,7 +149,7 @@ def _leader_cell(section: Section, size: Shape) -> str:
     if not passed:
         return NOT_VERIFIED if found else NOT_MEASURED
     leader = max(passed, key=lambda record: record.ratio_to_cublas)
-    return f"{_ratio(leader.ratio_to_cublas)} step {leader.step}"
+    return Markdown("{} step {}").format(_ratio(leader.ratio_to_cublas), leader.step)
 
 
 def _ladder_note(lines: dict[str, dict[int, dict[Shape, Record]]]) -> str:
@@ -157,8 +157,8 @@ def _ladder_note(lines: dict[str, dict[int, dict[Shape, Record]]]) -> str:
     first = CHOICE_TITLES[next(iter(lines))]
     note = f"GFLOPS, {first}; below it the ratio to the faster cuBLAS form of the same rounds, "
     note += f"{_choice_titles(lines)}, **bold** where it is faster than cuBLAS. "
-    note += " ".join(sentence[0].upper() + sentence[1:] for sentence in words)
-    return f"{note} Gain: mean speed gained over the step before, {first}."
+    sentences = " ".join(sentence[0].upper() + sentence[1:] for sentence in words)
+    return Markdown(note) + f"{sentences} Gain: mean speed gained over the step before, {first}."
 
 
 def _choice_titles(choices: Iterable[str]) -> str:
@@ -167,9 +167,9 @@ def _choice_titles(choices: Iterable[str]) -> str:
 
 def _step_link(results: Results, paths: Paths, step: int) -> str:
     """Write a step's number and short name, with a link to its file where it stands beside the README."""
-    file = paths.readme.parent / "steps" / f"{results.step_name(step)}.py"
+    file = paths.readme.parent / "steps" / path_name(f"{results.step_name(step)}.py")
     label = step_label(results, step)
-    return f"[{label}]({link(paths.readme, file)})" if file.is_file() else label
+    return Markdown("[{}]({})").format(label, link(paths.readme, file)) if file.is_file() else label
 
 
 def _size_header(shape: Shape) -> str:
@@ -181,7 +181,7 @@ def _cell(records: list[Record | None]) -> str:
     ratios = _ratios(records)
     if ratios in (NOT_MEASURED, NOT_VERIFIED):
         return ratios
-    return f"{f'{records[0].gflops:,.0f}' if records[0] else NOT_MEASURED}<br>{ratios}"
+    return Markdown("{}<br>{}").format(f"{records[0].gflops:,.0f}" if records[0] else NOT_MEASURED, ratios)
 
 
 def _ratios(records: list[Record | None]) -> str:
@@ -190,13 +190,13 @@ def _ratios(records: list[Record | None]) -> str:
         return NOT_MEASURED
     if any(record is not None and not record.verification.passed for record in records):
         return NOT_VERIFIED
-    return " · ".join(_ratio(record.ratio_to_cublas) if record else NOT_MEASURED for record in records)
+    return Markdown(" · ").join(_ratio(record.ratio_to_cublas) if record else NOT_MEASURED for record in records)
 
 
 def _ratio(value: float) -> str:
     """Write a ratio to cuBLAS, bold where cuBLAS is passed even after rounding."""
     text = f"{value:.2f}"
-    return f"**{text}**" if float(text) > 1 else text
+    return Markdown("**{}**").format(text) if float(text) > 1 else text
 
 
 def _peer_ratio(found: tuple[Record, Peer] | None) -> str:

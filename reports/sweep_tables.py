@@ -9,6 +9,7 @@ from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, num
 from tensorir_ladder.reports.judgement import is_held_out
 from tensorir_ladder.reports.sweeps import CLOSE_PCT, StageSweep, StreamSweep, speed_lost_pct
 from tensorir_ladder.reports.table import gflops
+from tensorir_ladder.reports.templating import Markdown
 
 USED = ("smem_bytes", "registers", "blocks_per_sm", "occupancy", "occupancy_limit")
 
@@ -125,4 +126,4 @@ def _stream_cell(sweep: StreamSweep, stages: int) -> str:
     if stages not in sweep.times_ms:
         return NOT_VERIFIED if any(record.stages == stages for record in sweep.records) else NOT_MEASURED
     speed = number(sweep.bandwidth_gb_s(sweep.times_ms[stages]))
-    return f"**{speed}**" if stages == sweep.best else speed
+    return Markdown("**{}**").format(speed) if stages == sweep.best else speed

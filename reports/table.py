@@ -13,6 +13,7 @@ from tensorir_ladder.reports.cases import Shape, by_product, grouped, shape_labe
 from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, number, percent, span
 from tensorir_ladder.reports.selection import FASTEST, TUNED, Results, Section, shown_gain
 from tensorir_ladder.reports.sweeps import unswept
+from tensorir_ladder.reports.templating import Markdown
 
 CHOICE_TITLES = {
     "default": "default tile",
@@ -154,7 +155,7 @@ def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
     note += "other operands. Margin: how much faster than the runner-up, the median of the rounds' ratios and its 95 % "
     note += "interval. Tie: the interval does not lie clear of what a kernel differs from itself; the cheaper of the "
     note += "two is taken. Seen: candidates built and checked, of those that are legal."
-    return Table(title, header, tuple(rows), note, left=3)
+    return Table(title, header, tuple(rows), Markdown(note), left=3)
 
 
 def all_tables(results: Results) -> list[Table]:

@@ -35,6 +35,24 @@ def test_public_functions_and_classes_say_what_they_are(folder: str) -> None:
     assert not silent
 
 
+def test_nothing_that_is_read_can_run_code() -> None:
+    """No pickles, which run what they hold; no text is executed; other processes are given arguments, not a shell."""
+    forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    found = []
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            bad = forbidden & {name.partition(".")[0] for name in names}
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                options = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                bad |= {called} & {"eval", "exec", "os.system", "os.popen", "torch.load"}
+                bad |= {name for name in ("allow_pickle", "shell") if options.get(name) == "True"}
+            found += [f"{path.relative_to(ROOT)}:{node.lineno} {name}" for name in bad]
+    assert not found
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     files = {
         ".".join(("tensorir_ladder", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path

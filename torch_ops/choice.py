@@ -8,12 +8,12 @@ record's (``reports/results``).
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 from tvm import tirx
 
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
@@ -26,8 +26,10 @@ from tensorir_ladder.schedules import tiles
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
+from tensorir_ladder.torch_ops.rates import read
 
 ITEMSIZE = 2
+Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TUNED = Path(__file__).parent / "tuned"
 
 
@@ -154,18 +156,32 @@ def of_any_rows(problem: Matmul, tile: HopperTile) -> Matmul:
     return replace(problem, m=most)
 
 
+class _Tuned(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of a GPU's file: a product, and what was fastest."""
+
+    m: Extent
+    n: Extent
+    k: Extent
+    dtype: str
+    layout: str
+    step: int
+    tile: str
+    stages: Extent
+
+    def __post_init__(self) -> None:
+        if self.step not in KERNELS:
+            raise ValueError(f"no kernel of step {self.step}")
+        self.choice  # noqa: B018 - a tile that does not parse is an error of the file
+
+    @property
+    def choice(self) -> Choice:
+        kernel = KERNELS[self.step]
+        return Choice(kernel, type(kernel.tiles[0].tile).parse(self.tile), self.stages)
+
+
 @functools.cache
 def tuned(gpu: str) -> dict[tuple[int, int, int, str, str], Choice]:
     """Read what was measured to be faster on a GPU than what costs least, by m, n, k, dtype and layout."""
-    path = TUNED / f"{gpu.lower().replace(' ', '-')}.json"
-    if not path.exists():
-        return {}
-    return {
-        (line["m"], line["n"], line["k"], line["dtype"], line["layout"]): _measured(line)
-        for line in json.loads(path.read_text(encoding="utf-8"))
-    }
-
-
-def _measured(line: dict[str, Any]) -> Choice:
-    kernel = KERNELS[line["step"]]
-    return Choice(kernel, type(kernel.tiles[0].tile).parse(line["tile"]), line["stages"])
+    wanted = gpu.lower().replace(" ", "-")
+    lines = [line for path in TUNED.glob("*.json") if path.stem == wanted for line in read(path, list[_Tuned])]
+    return {(line.m, line.n, line.k, line.dtype, line.layout): line.choice for line in lines}

@@ -37,6 +37,10 @@ class UnsupportedGpu(IllegalSchedule):
     """There is no GPU, or none that has what the kernels are made of."""
 
 
+class DamagedFile(ValueError):
+    """A file of measurements, part of this package, that is not as it was; the message names it, and the remedy."""
+
+
 class FirstCallInCapture(RuntimeError):
     """A product's first call while a CUDA graph is captured, when nothing can be loaded."""
 

@@ -9,7 +9,7 @@ from tensorir_ladder.harness.commands.kernels import lowered
 from tensorir_ladder.harness.commands.options import LISTING_SIZES, add_case_options, cases_of
 from tensorir_ladder.harness.commands.show import print_code, print_resources
 from tensorir_ladder.harness.explain import aspects, why
-from tensorir_ladder.harness.records import Listing
+from tensorir_ladder.harness.records import Listing, check_writable
 from tensorir_ladder.kernels.codegen import toolchain
 
 add_options = add_case_options
@@ -17,6 +17,8 @@ add_options = add_case_options
 
 def run(options: argparse.Namespace, _command: str) -> int:
     """Compile the cases; print code, write listings or print what the kernels occupy."""
+    if options.out:
+        check_writable(options.out)
     compiler = toolchain.require_compiler()
     kernels = [compiled(lowered(case), compiler) for case in cases_of(options, LISTING_SIZES)]
     for kernel in kernels:

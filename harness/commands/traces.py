@@ -13,6 +13,7 @@ from tensorir_ladder.harness.commands.show import progress
 from tensorir_ladder.harness.environment import gpu_identity
 from tensorir_ladder.harness.lab.traces import RECORDED, difference, probes, record
 from tensorir_ladder.harness.lab.traces.recording import ARCH
+from tensorir_ladder.harness.records import check_writable
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.torch_ops.driver import cuda_driver
 
@@ -28,6 +29,7 @@ def run(options: argparse.Namespace, _command: str) -> int:
     wanted = [probe for probe in probes() if options.only in probe.name]
     if not wanted:
         raise UsageError(f"--only {options.only}: no probe has that in its name; leave it out for all")
+    check_writable(options.out)
     execution.require_gpu()
     if (arch := execution.gpu_arch()) != ARCH:
         raise UsageError(f"the GPU here is {arch}, and the probes have {ARCH}'s instructions; run on an H100 or H200")

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from tensorir_ladder.harness.records import RecordError, read_text, write_atomically
+from tensorir_ladder.harness.records import RecordError, path_name, read_file, write_atomically
 from tensorir_ladder.torch_ops import rates
 
 RATES = rates.FOLDER
@@ -117,17 +117,18 @@ class Rates:
 
 def path_of(arch: str, gpu: str, folder: Path = RATES) -> Path:
     """Return the path of a GPU's file."""
-    return folder / f"{arch}-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
+    return folder / path_name(f"{arch}-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json")
 
 
 def read_rates_file(path: Path) -> RatesFile:
     """Read a file as written; BadRates names it, what is wrong and the remedy."""
     try:
-        file = msgspec.json.decode(read_text(path), type=RatesFile)
-        if path.name != path_of(file.arch, file.gpu).name:
-            raise ValueError(f"it is of {file.gpu}, {file.arch}")
-    except (RecordError, msgspec.MsgspecError, ValueError) as error:
-        raise BadRates(f"{path} is no whole rates file ({error!r:.300}); {REMEDY}") from error
+        file = read_file(path, RatesFile, REMEDY)
+        known = path.name == path_of(file.arch, file.gpu).name
+    except RecordError as error:
+        raise BadRates(str(error)) from error
+    if not known:
+        raise BadRates(f"{path} is of {file.gpu}, {file.arch}; {REMEDY}")
     return file
 
 

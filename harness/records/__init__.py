@@ -41,8 +41,9 @@ from tensorir_ladder.harness.records.reading import (
     load_timelines,
     load_tuned,
     newest,
+    read_file,
     read_place,
     read_places,
-    read_text,
 )
+from tensorir_ladder.harness.records.strict import decode
 from tensorir_ladder.harness.records.writing import append, check_appendable, check_writable, write_atomically

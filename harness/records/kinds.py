@@ -26,6 +26,7 @@ from tensorir_ladder.harness.records.parts import (
     Dtype,
     Environment,
     Extent,
+    GpuName,
     Layout,
     LivingMutant,
     Math,
@@ -364,7 +365,7 @@ class Counters(_OfKernel, _Line):
 
     FILE: ClassVar[str] = "counters"
 
-    gpu: Title
+    gpu: GpuName
     values: dict[Title, float]
     revision: str
     dirty: bool

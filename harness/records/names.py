@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 
-LONGEST_NAME = 100
+LONGEST_NAME, LONGEST_FILE_NAME = 50, 250  # a file's name has several
 NAME = rf"^[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{LONGEST_NAME - 1}}}\Z"
+FILE_NAME = NAME.replace(str(LONGEST_NAME - 1), str(LONGEST_FILE_NAME - 1))
 
 
 class RecordError(ValueError):
@@ -17,10 +18,10 @@ class RecordError(ValueError):
 
 def path_name(text: str) -> str:
     """Return a text that may be part of a path, as it is; RecordError for any other."""
-    if not re.search(NAME, text):
+    if not re.search(FILE_NAME, text):
         raise RecordError(
-            f"{text[:LONGEST_NAME]!a} cannot be a file's name (at most {LONGEST_NAME} of A-Z, a-z, 0-9, _, . and -, "
-            "no dot in front); give it another name"
+            f"{text[:LONGEST_NAME]!a} cannot be a file's name (at most {LONGEST_FILE_NAME} of A-Z, a-z, 0-9, _, . and "
+            "-, beginning with neither . nor -); give it another name"
         )
     return text
 
@@ -28,4 +29,4 @@ def path_name(text: str) -> str:
 def gpu_slug(gpu: str) -> str:
     """Write a GPU's name as file names have it, ``h200`` for ``NVIDIA H200``."""
     slug = re.sub(r"[^a-z0-9_.]+", "-", gpu.lower().replace("nvidia ", "")).strip("-.")
-    return path_name(slug[:LONGEST_NAME] or "unnamed")
+    return path_name(slug or "unnamed")

@@ -24,9 +24,10 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 Name = text_like(NAME, "a name of letters, digits, _, . and - that does not begin with . or -")  # part of a path
 INVISIBLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"  # or turning the direction of text
 Title = text_like(rf"^[^{INVISIBLE}]{{1,200}}\Z", "1 to 200 characters that can be seen")
+GpuName = text_like(rf"^[^{INVISIBLE}]{{1,80}}\Z", "1 to 80 characters that can be seen")
 Arch = text_like(r"^(sm_\d{1,4}[af]?)?\Z", "an architecture such as sm_90a")  # none for cuBLAS alone
-EXTENTS = r"[1-9]\d{0,8}(x[1-9]\d{0,8}){0,4}"
-TILE = rf"{EXTENTS}(/{EXTENTS}){{0,4}}"
+EXTENTS = r"[1-9]\d{0,4}(x[1-9]\d{0,4}){0,2}"
+TILE = rf"{EXTENTS}(/{EXTENTS}){{0,3}}"
 Tile = text_like(rf"^{TILE}\Z", "a tile such as 64x64x16/4x4")
 TileOrNone = text_like(rf"^({TILE})?\Z", "a tile such as 64x64x16/4x4")
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
@@ -122,7 +123,7 @@ class GpuState:
 class Environment:
     """Name GPU, versions and revision that a record was made with, and when."""
 
-    gpu: Title
+    gpu: GpuName
     gpu_uuid: Title
     driver: Title
     power_limit_w: float

@@ -24,11 +24,12 @@ from tensorir_ladder.harness.records.kinds import (
     TunedConfig,
 )
 from tensorir_ladder.harness.records.names import RecordError
-from tensorir_ladder.harness.records.strict import LONGEST_LINE, parse
+from tensorir_ladder.harness.records.strict import LONGEST_LINE, decode, parse
 from tensorir_ladder.harness.records.writing import NEWLINE
 
 RESULTS = Path(__file__).resolve().parents[2] / "reports" / "results"
 Kind = TypeVar("Kind", Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants)
+Content = TypeVar("Content")
 log = logging.getLogger(__name__)
 
 
@@ -114,12 +115,9 @@ def load_listings(folder: Path = RESULTS) -> list[Listing]:
     return sorted(found, key=lambda listing: (listing.step, not listing.default_variant, listing.variant))
 
 
-def read_text(path: Path) -> str:
-    """Read a results file; RecordError names the file where it cannot be read or is not text."""
-    try:
-        return _read(path).decode()
-    except UnicodeDecodeError as error:
-        raise RecordError(f"cannot read {path} ({error}); restore the file") from error
+def read_file(path: Path, kind: type[Content], remedy: str) -> Content:
+    """Read a file of JSON as a type; RecordError names the file, what is wrong, and the remedy."""
+    return decode(_read(path), kind, str(path), remedy)
 
 
 def _read(path: Path) -> bytes:

@@ -17,7 +17,7 @@ from support.cases import Outcome, make_case
 from tensorir_ladder.harness import cli, counters, execution
 from tensorir_ladder.harness.counters import CEILING, METRICS, MORE_METRICS, NoProfiler, count, offered_metrics
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.harness.records import Counters, RecordError, load_counters
+from tensorir_ladder.harness.records import Counters, bad_lines, load_counters
 
 CASE = make_case(5, (64, 64, 128), "async", layout="nt", stages=3)
 ALL = METRICS | MORE_METRICS
@@ -253,10 +253,11 @@ def test_a_machine_without_ncu_is_refused(
 
 
 @pytest.mark.parametrize("text", ["{}", '{"schema": 1}', "5"])
-def test_what_is_no_set_of_counters_is_refused_by_name(text: str, tmp_path: Path) -> None:
+def test_what_is_no_set_of_counters_is_named_and_left_out(text: str, tmp_path: Path) -> None:
     (tmp_path / "some-counters.jsonl").write_text(text)
-    with pytest.raises(RecordError, match=r"some-counters\.jsonl:1"):
-        load_counters(tmp_path)
+    assert load_counters(tmp_path) == []
+    (bad,) = bad_lines(tmp_path)
+    assert "some-counters.jsonl:1 is no Counters" in bad
 
 
 def test_the_profiler_module_runs_nothing_when_imported() -> None:

@@ -7,11 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from support.cases import Outcome
+from support.fake_gpu import FakeGpu
+from tensorir_ladder.harness import build, counters
 from tensorir_ladder.harness.records import Journal, RecordError, check_appendable, check_writable
 
 PLAN = ["run --size 64", "abc", [1, 2, 3]]
@@ -123,7 +127,7 @@ def test_a_full_disk_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.Monk
         assert journal.entries == [Part(1), Part(3)]
 
 
-@pytest.mark.parametrize("name", ["../out", "a/b", "a\nb", "a b", "x" * 200])
+@pytest.mark.parametrize("name", ["../out", "a/b", "a\nb", "a b", "x" * 300])
 def test_a_name_leads_nowhere_else(name: str, tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="cannot be a file's name"):
         Journal(tmp_path, name, PLAN, Part)
@@ -157,6 +161,42 @@ def test_a_file_for_records_is_checked_before_the_work(tmp_path: Path) -> None:
     for name in ("own.jsonl", "new.jsonl"):
         check_appendable(tmp_path / name, ("command",))
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compile", "--step", "1"),
+        ("traces",),
+        ("run", "--step", "1", "--size", "64"),
+        ("sweep", "--step", "5", "--size", "64"),
+        ("tune", "--step", "5", "--size", "64"),
+        ("bandwidth", "--mb", "1"),
+        ("timeline", "--step", "11", "--size", "256"),
+        ("counters", "--step", "1", "--size", "64"),
+        ("microbench",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_folder_that_takes_no_file_is_refused_before_the_work(
+    words: tuple[str, ...],
+    gpu: FakeGpu,
+    command: Callable[..., Outcome],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("it is compiled")
+
+    monkeypatch.setattr(build, "compile_cubin", never)
+    monkeypatch.setattr(counters, "profiler", lambda: "ncu")
+    monkeypatch.setattr(counters, "offered_metrics", lambda ncu: {})
+    (tmp_path / "file").touch()
+    outcome = command(*words, "--out", str(tmp_path / "file"))
+    assert outcome.code == 2
+    assert "cannot write" in outcome.err
+    assert f"{tmp_path / 'file'} (File exists)" in outcome.err
+    assert (gpu.races, gpu.loaded, outcome.out) == ([], [], "")
 
 
 def test_what_dead_processes_left_is_swept_and_nothing_else(tmp_path: Path) -> None:

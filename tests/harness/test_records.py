@@ -13,12 +13,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.cases import STEPS
 from support.reports_fixtures import calibration, environment, listing, record
+from tensorir_ladder.harness.bandwidth import WORKLOADS
+from tensorir_ladder.harness.machines import MACHINES
 from tensorir_ladder.harness.records import (
     DepthForecast,
     Peer,
@@ -36,6 +41,8 @@ from tensorir_ladder.harness.records import (
     read_places,
     write_atomically,
 )
+from tensorir_ladder.harness.records.parts import Arch, Dtype, Layout, Math, Name, Tile
+from tensorir_ladder.schedules.workloads import DTYPES, LAYOUTS
 
 
 def full_disk(*_arguments: object, **_named: object) -> None:
@@ -162,6 +169,19 @@ def save_many(folder: Path, step: int, count: int) -> None:
     """Append a record many times."""
     for _ in range(count):
         record(step).save(folder)
+
+
+def test_whatever_can_be_measured_can_be_recorded() -> None:
+    assert (get_args(Dtype), get_args(Layout)) == (DTYPES, LAYOUTS)
+    for step in STEPS.values():
+        for name in (step.name, *step.variant_names):
+            assert msgspec.convert(name, Name) == name
+        for tile in (*step.tiles.best, *step.tiles.tuning):
+            assert msgspec.convert(str(tile), Tile) == str(tile)
+        assert {variant.math for variant in step.variants} <= set(get_args(Math))
+    for arch, machine in MACHINES.items():
+        assert msgspec.convert(machine.arch, Arch) == machine.arch, arch
+    assert all(msgspec.convert(name, Name) for name in WORKLOADS)
 
 
 @pytest.mark.parametrize("samples", [(), (math.nan,), (math.inf,), ("fast",)])

@@ -579,7 +579,7 @@ def test_the_committed_results_pass_their_check():
 
 def test_the_roofline_and_the_measured_rates_agree():
     for name, peak in peaks().items():
-        (machine,) = (machine for machine in MACHINES.values() if machine.gpu == name)
+        machine = next(machine for machine in MACHINES.values() if machine.gpu == name)
         measured = round(machine.rates.fp32_gflops), round(machine.rates.copy_gb_s)
         written = peak["peak_gflops"]["float32 ieee"], peak["bandwidth_gb_s"]
         assert written == measured, f"write {measured} into reports/peaks.json for {name}, then plot, page and readme"

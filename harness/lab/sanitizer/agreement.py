@@ -54,7 +54,7 @@ def read(path: Path) -> list[Row]:
     try:
         *_, newest = path.read_bytes().splitlines()
         return msgspec.json.decode(newest, type=_Kernels).kernels
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadAgreement(f"{path} is no record of sanitize ({error}); give what --out wrote") from error
 
 

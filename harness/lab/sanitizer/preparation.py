@@ -20,6 +20,7 @@ from tensorir_ladder.emulator import EmulatorError
 from tensorir_ladder.harness.lab.gpu_program import GpuProgram
 from tensorir_ladder.harness.lab.sanitizer.subjects import Finding, Subject, emulated_finding
 from tensorir_ladder.harness.lab.workers import end_with_parent
+from tensorir_ladder.harness.records import RecordError, path_name, read_file
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 
 ARCH = "sm_90a"
@@ -28,6 +29,15 @@ MANIFEST = "kernels.json"
 
 class NotPrepared(RuntimeError):
     """A folder that holds no prepared kernels, or a module that names none."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    """The emulator's finding of a kernel, and what both were."""
+
+    name: str
+    of: str
+    finding: Finding
 
 
 @dataclass(frozen=True)
@@ -41,13 +51,17 @@ class Prepared:
         """The kernel and its data; NotPrepared where the folder holds none."""
         try:
             return Subject.read(self.folder)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, EmulatorError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, EmulatorError) as error:
             raise NotPrepared(f"{self.folder} holds no prepared kernel ({error!r}); prepare it again") from error
 
     @cached_property
     def emulator(self) -> Finding:
         """The emulator's finding."""
-        return Finding(**json.loads((self.folder / "emulator.json").read_text(encoding="utf-8"))["finding"])
+        return self._said.finding
+
+    @property
+    def _said(self) -> _Said:
+        return read_file(self.folder / "emulator.json", _Said, "prepare it again")
 
     @property
     def digest(self) -> str:
@@ -64,10 +78,12 @@ class Prepared:
 
     def is_of(self, subject: Subject, cubin: bytes) -> bool:
         """Tell if all is there, of this kernel and this emulator."""
-        said = self.folder / "emulator.json"
-        if not said.exists() or not self._cubin.exists() or self._cubin.read_bytes() != cubin:
+        if not self._cubin.exists() or self._cubin.read_bytes() != cubin:
             return False
-        return json.loads(said.read_text(encoding="utf-8"))["of"] == digest_of(subject)
+        try:
+            return self._said.of == digest_of(subject)
+        except RecordError:
+            return False  # it is missing, or was not written to its end
 
     def write(self, subject: Subject, cubin: bytes) -> None:
         """Ask the emulator, and keep everything; what it says comes last, for what is interrupted is not done."""
@@ -75,8 +91,8 @@ class Prepared:
         (self.folder / "emulator.json").unlink(missing_ok=True)
         subject.save(self.folder)
         self._cubin.write_bytes(cubin)
-        found = {"name": subject.name, "of": digest_of(subject), "finding": asdict(emulated_finding(subject))}
-        (self.folder / "emulator.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        said = _Said(subject.name, digest_of(subject), emulated_finding(subject))
+        (self.folder / "emulator.json").write_text(json.dumps(asdict(said), indent=1) + "\n", encoding="utf-8")
 
 
 def digest_of(subject: Subject) -> str:
@@ -92,7 +108,7 @@ def _emulator_sources() -> bytes:
 
 def folder_name(name: str) -> str:
     """Make a kernel's name a folder's."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return path_name(re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"))
 
 
 def prepare_one(source: str, name: str, folder: Path, compiler: Compiler) -> Prepared:
@@ -127,8 +143,7 @@ def prepare(source: str, folder: Path, compiler: Compiler, jobs: int) -> Iterato
 
 def prepared_kernels(folder: Path) -> list[Prepared]:
     """List the kernels of a folder that is prepared; NotPrepared for another."""
-    try:
-        names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise NotPrepared(f"{folder} holds no prepared kernels; ladder sanitize --prepare first") from error
-    return [Prepared(folder / name) for name in names]
+    if not (folder / MANIFEST).is_file():
+        raise NotPrepared(f"{folder} holds no prepared kernels; ladder sanitize --prepare first")
+    names = read_file(folder / MANIFEST, list[str], "prepare them again")
+    return [Prepared(folder / path_name(name)) for name in names]

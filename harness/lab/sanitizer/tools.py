@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 from tensorir_ladder.harness.lab.sanitizer import launch
 from tensorir_ladder.harness.lab.sanitizer.preparation import Prepared
-from tensorir_ladder.harness.records import write_atomically
+from tensorir_ladder.harness.records import read_file, write_atomically
 
 COMMAND = "compute-sanitizer"
 ALONE = "alone"
@@ -44,6 +44,12 @@ class Outcome:
     count: int = 0
     summary: str = ""
     first: str = ""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    cubin: str
+    outcome: Outcome
 
 
 def require_sanitizer() -> str:
@@ -118,15 +124,15 @@ def kept_outcome(prepared: Prepared, tool: str) -> Outcome | None:
     path = prepared.folder / f"{tool}.json"
     if not path.exists():
         return None
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    return Outcome(**kept["outcome"]) if kept["cubin"] == prepared.digest else None
+    kept = read_file(path, _Kept, "delete it, so that the tool is asked again")
+    return kept.outcome if kept.cubin == prepared.digest else None
 
 
 def look(prepared: Prepared, tool: str, sanitizer: str) -> Outcome:
     """Run a tool, and keep what it says on disk."""
     outcome = run_tool(prepared, tool, sanitizer, LIMITS_S[tool])
-    kept = {"cubin": prepared.digest, "outcome": asdict(outcome)}
-    write_atomically(prepared.folder / f"{tool}.json", json.dumps(kept, indent=1) + "\n")
+    kept = _Kept(prepared.digest, outcome)
+    write_atomically(prepared.folder / f"{tool}.json", json.dumps(asdict(kept), indent=1) + "\n")
     return outcome
 
 
