@@ -107,7 +107,15 @@ struct Warpgroup {
   std::vector<Thread*> waiting;  // for a part that another warp has to issue
 };
 
-struct NamedBarrier { int expected, arrived; Clocks clocks, done; std::vector<Thread*> waiting; };
+// A barrier's arrivals: in which of its rounds, and at which tick, each thread was last there.
+struct Arrival { uint round; Clock clock; bool waits; };
+struct NamedBarrier {
+  int expected, arrived;
+  Clocks clocks, done;
+  std::vector<Thread*> waiting;
+  uint round;
+  std::map<int, Arrival> last;
+};
 
 struct MBarrier {
   uint count, pending, agent;

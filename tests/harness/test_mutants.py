@@ -98,6 +98,8 @@ def subject_like(step: int, variant: str) -> int:
         (13, "overlapped", "wait dropped", "griddepcontrol", "", "missing griddepcontrol.wait"),
         # Between the two an owner in another block lowers the flag, and it stays up for the next call.
         (13, "stream", "arrival", "raise_flag(", "raise_flag((", "flag left raised"),
+        # The one group's barrier is the other's: who comes first might be taken for one of those that are awaited.
+        (12, "roles", "barrier's threads or number", "warpgroup_sync((", "warpgroup_sync(1 + (", "barrier"),
         # What is not masked meets zeros, which it makes no numbers of where it is infinite.
         (10, "awaited", "extent", "ax1_0_ax0_fused_0_15 < 4", "ax1_0_ax0_fused_0_15 < 3", "wrong result"),
     ],
