@@ -43,6 +43,8 @@ What it reports
 - ``out of bounds`` and ``misaligned`` accesses to global and shared memory; ``deadlock``, with who waits where on what;
   ``flag left raised`` after the call; ``divergence``; misused ``barrier``, ``mbarrier``, ``cluster``, ``TMA``,
   ``wgmma`` and ``setmaxnreg``.
+- ``barrier`` also where nothing orders a thread's arrival behind the round before, for which it might have been taken.
+- ``missing griddepcontrol.wait`` before global memory is used, where a kernel may begin before the one before it ends.
 - Registers and shared memory begin as NaN, which reaches the output where it is used.
 
 What it does not
@@ -73,10 +75,11 @@ from tensorir_ladder.emulator.errors import (
     UnknownLaunch,
     UnknownText,
 )
-from tensorir_ladder.emulator.execution import EmulatedProgram
+from tensorir_ladder.emulator.execution import Deeds, EmulatedProgram
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, TensorMap
 
 __all__ = [
+    "Deeds",
     "EmulatedProgram",
     "EmulatorError",
     "KernelFault",

@@ -18,7 +18,16 @@ DEVICE = Path(__file__).parent / "device"
 RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-strict-aliasing")
 # Hooks of a race detector at every load and store; the detector's own runtime is not linked. By -Og kernels compile in
 # half to two thirds of the time of -O1 and run as fast, for most of a run's time is the runtime's.
-KERNEL_FLAGS = ("-std=c++17", "-Og", "-g1", "-fPIC", "-w", "-fno-strict-aliasing", "-fsanitize=thread")
+KERNEL_FLAGS = (
+    "-std=c++17",
+    "-Og",
+    "-g1",
+    "-fPIC",
+    "-w",
+    "-fno-strict-aliasing",
+    "-fsanitize=thread,bounds",
+    "-fno-sanitize-recover=bounds",
+)
 BUILDS = BuildCache("emulator")
 
 
@@ -92,9 +101,9 @@ def source_lines(library: Path, code: str, places: list[str]) -> dict[str, str]:
     if tool is None or not places:
         return {}
     lines, found = code.splitlines(), {}
-    for place in places:
-        out = subprocess.run([tool, "-i", "-e", str(library), place], capture_output=True, text=True).stdout
-        numbers = [int(number) for number in re.findall(r"kernel\.cu:(\d+)", out)]
+    out = subprocess.run([tool, "-a", "-i", "-e", str(library), *places], capture_output=True, text=True).stdout
+    for place, told in zip(places, re.split(r"^0x[0-9a-f]+\n", out, flags=re.M)[1:]):
+        numbers = [int(number) for number in re.findall(r"kernel\.cu:(\d+)", told)]
         if numbers:
             found[place] = f"line {numbers[-1]}: {lines[numbers[-1] - 1].strip()[:160]}"
     return found

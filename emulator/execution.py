@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,13 +36,26 @@ class _Launch(ctypes.Structure):
         ("arguments", ctypes.c_void_p),
         ("grid", ctypes.POINTER(ctypes.c_int)),
         ("block", ctypes.POINTER(ctypes.c_int)),
-        *((name, ctypes.c_int) for name in ("cluster", "completion", "spurious", "arrays", "resident", "registers")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("cluster", "completion", "spurious", "overlaps", "arrays", "resident", "registers")
+        ),
         ("dynamic_bytes", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("bases", ctypes.c_void_p),
         ("sizes", ctypes.c_void_p),
         ("uses", ctypes.c_void_p),
     )
+
+
+class Deeds(NamedTuple):
+    """What a launch's threads did, in digests: ``all``, in the order of each; of that ``accesses`` and multiplications.
+
+    Values are no part of it. With the same accesses and no race, what else was done made no difference.
+    """
+
+    all: int
+    accesses: int
 
 
 @dataclass(frozen=True)
@@ -100,20 +113,21 @@ class EmulatedProgram:
     def _loaded(self) -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(self.library))
         loaded.emu_launch.restype = ctypes.c_char_p
+        loaded.emu_deeds.restype = loaded.emu_accesses.restype = ctypes.c_uint64
         return loaded
 
-    def __call__(self, *arrays: np.ndarray, seed: int = 0) -> None:
+    def __call__(self, *arrays: np.ndarray, seed: int = 0) -> tuple[Deeds, ...]:
         """Run on copies of the arrays, and write these back.
 
         ``seed`` draws the order of threads, and when what runs beside them is done: at once, as late as it may be, or
-        drawn (seeds modulo 3). Raises KernelFault.
+        drawn (seeds modulo 3). Returns what each launch's threads did. Raises KernelFault.
         """
         memory = _Memory([*arrays, *(_kept(shape, dtype) for shape, dtype in self.memory)])
-        for number, launch in enumerate(self.launches):
-            self._run(launch, memory, seed, number)
+        deeds = tuple(self._run(launch, memory, seed, number) for number, launch in enumerate(self.launches))
         for array, copy in zip(arrays, memory.views):
             np.copyto(array, copy)
         self._check_flags(memory, seed)
+        return deeds
 
     def _check_flags(self, memory: _Memory, seed: int) -> None:
         """Raise for flags, the whole numbers that kernels keep, that are not zeros again for the next call."""
@@ -123,7 +137,7 @@ class EmulatedProgram:
                 text = f"{places.size} of {view.size} are not zero after the call, the first of them number {places[0]}"
                 raise KernelFault(self.label, "flag left raised", text, seed)
 
-    def _run(self, launch: LaunchPlan, memory: _Memory, seed: int, number: int) -> None:
+    def _run(self, launch: LaunchPlan, memory: _Memory, seed: int, number: int) -> Deeds:
         bases = dict(zip(self.names, memory.addresses, strict=True))
         values = [_value(given, bases) for given in launch.parameters]
         pointers = (ctypes.c_void_p * max(1, len(values)))(
@@ -138,6 +152,7 @@ class EmulatedProgram:
             launch.cluster_blocks,
             seed % len(COMPLETIONS),
             seed // len(COMPLETIONS) % 2,
+            launch.overlaps,
             len(memory.addresses),
             self.resident,
             launch_registers(self.cuda, launch.kernel),
@@ -150,6 +165,7 @@ class EmulatedProgram:
         fault = self._loaded.emu_launch(ctypes.byref(described))
         if fault:
             raise self._explained(fault.decode(), seed)
+        return Deeds(self._loaded.emu_deeds(), self._loaded.emu_accesses())
 
     def _explained(self, fault: str, seed: int) -> KernelFault:
         kind, text = fault.split("\n", 1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.build import Lowered
 from tensorir_ladder.harness.execution import NumpyArrays, numpy_dtype
-from tensorir_ladder.kernels.codegen.host_code import read_launches
+from tensorir_ladder.kernels.codegen.host_code import WAITS_FOR_PREVIOUS, read_launches
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 
 
@@ -43,5 +44,6 @@ def emulated(lowered: Lowered) -> EmulatedProgram:
     names = tuple(str(parameter.name) for parameter in function.params)
     memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in lowered.workspaces)
     operands = names[: len(names) - len(memory) - 1]  # what a function is given last is its result
-    launches, resident = read_launches(lowered.host), lowered.machine.multiprocessors
+    overlaps, resident = WAITS_FOR_PREVIOUS in lowered.cuda, lowered.machine.multiprocessors
+    launches = tuple(replace(launch, overlaps=overlaps) for launch in read_launches(lowered.host))
     return EmulatedProgram(lowered.label, lowered.cuda, launches, names, memory, resident, operands)

@@ -101,6 +101,12 @@ def tree_state(revision: str | None) -> dict[str, Any]:
     return {"revision": found, "dirty": dirty}
 
 
+def host_cpu() -> str:
+    """Name the processor; "unknown" where the system does not say."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
 def sources_digest(root: Path, patterns: Iterable[str] = MEASURING_SOURCES) -> str:
     """Digest the sources that shape a measurement, to tell trees apart where git is absent."""
     digest = hashlib.sha256()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tensorir_ladder.harness.records import (
+    Mutants,
     Record,
     StreamRecord,
     Timeline,
@@ -38,7 +39,12 @@ def findings(paths: Paths) -> list[str]:
     records = newest(read_places(paths.results, Record))
     first = first_steps(records.values())
     checks = {place: record_problems(record, first.get(section_key(record), 1)) for place, record in records.items()}
-    others = {TunedConfig: tuned_problems, StreamRecord: stream_problems, Timeline: timeline_problems}
+    others = {
+        TunedConfig: tuned_problems,
+        StreamRecord: stream_problems,
+        Timeline: timeline_problems,
+        Mutants: mutant_problems,
+    }
     for kind, problems in others.items():
         checks |= {place: problems(record) for place, record in newest(read_places(paths.results, kind)).items()}
     found = [f"{Path(place).name}: {what}" for place, problems in checks.items() for what in problems]
@@ -92,6 +98,14 @@ def timeline_problems(timeline: Timeline) -> Iterator[str]:
     for role, (begin, end) in itertools.product(timeline.roles, (FULL_WAIT, EMPTY_WAIT, EPILOGUE, ROUNDING, BOX)):
         if any(span.end < span.begin for span in spans(timeline, role, (begin, end))):
             yield f"{role}: {end} comes before {begin}"
+
+
+def mutant_problems(record: Mutants) -> Iterator[str]:
+    """Find what makes a run of mutants no evidence that harmful changes are caught."""
+    if record.dirty:
+        yield f"run in a tree with uncommitted changes ({record.revision[:12]})"
+    for mutant in record.harmful:
+        yield f"lived, harmful: {record.subjects[mutant.subject]}, line {mutant.line}, {mutant.rule}: {mutant.after}"
 
 
 def ladder_gaps(section: Section) -> Iterator[str]:

@@ -14,15 +14,30 @@ inline void open_barrier(NamedBarrier& barrier) {
   barrier.done = std::move(barrier.clocks);
   barrier.clocks = {};
   barrier.arrived = 0;
+  ++barrier.round;
   for (Thread* t : barrier.waiting) t->clocks.join(barrier.done);
   wake(barrier.waiting);
 }
 
+// Who arrives must know that the round before is over: else it might have been taken for one of that round's threads.
+inline void check_round(Thread& t, NamedBarrier& barrier, bool wait, const char* what) {
+  auto mine = barrier.last.find(t.id);
+  if (mine == barrier.last.end() || !mine->second.waits || mine->second.round + 1 != barrier.round)
+    for (auto& [id, arrival] : barrier.last)
+      if (arrival.round + 1 == barrier.round && Knowledge::of(t.clocks.known, id) < arrival.clock)
+        fail("barrier", text("nothing orders the arrival of %s at %s%s%s behind that of %s in the round before, by %s", name(t).c_str(),
+                             what, t.detail.empty() ? "" : ", ", t.detail.c_str(), name(t.cluster->number, id).c_str(),
+                             place(t.place).c_str()));
+  barrier.last[t.id] = {barrier.round, clock_of(t), wait};
+}
+
 // Arrive; with `wait`, go on when all expected have. What all did before is known to those who waited.
 inline void meet(Thread& t, NamedBarrier& barrier, int expected, bool wait, const char* what) {
+  did(t, BARRIER, &barrier == &t.cluster->barrier, expected, wait);
   if (barrier.arrived && barrier.expected != expected)
     fail("barrier", text("%s with %d threads meets one with %d, by %s at %s", what, expected, barrier.expected,
                          name(t).c_str(), place(t.place).c_str()));
+  check_round(t, barrier, wait, what);
   barrier.expected = expected;
   barrier.clocks.join(t.clocks);
   tick(t);
@@ -46,6 +61,7 @@ void sync_named(int barrier, int threads, bool wait) {
   if (barrier < 0 || barrier > 15 || threads % LANES)
     fail("barrier", text("barrier %d with %d threads, by %s at %s: there are 16, for whole warps", barrier, threads,
                          name(t).c_str(), place(t.place).c_str()));
+  did(t, BARRIER, barrier);
   t.detail = text("barrier %d", barrier);
   meet(t, block_of(t).barriers[barrier], threads ? threads : living(t.rank), wait, "bar.sync");
 }
@@ -60,6 +76,7 @@ inline void leave_barriers(Thread& t) {
 
 void cluster_arrive() {
   Thread& t = EMU_THREAD;
+  did(t, BARRIER, true);
   NamedBarrier& barrier = t.cluster->barrier;
   barrier.clocks.join(t.clocks);
   tick(t);
@@ -70,6 +87,7 @@ void cluster_arrive() {
 // Waits for the phase that its own arrival, just before, was for.
 void cluster_wait() {
   Thread& t = EMU_THREAD;
+  did(t, BARRIER, false);
   NamedBarrier& barrier = t.cluster->barrier;
   if (barrier.arrived) {
     barrier.waiting.push_back(&t);

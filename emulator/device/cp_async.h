@@ -12,9 +12,11 @@ inline void land(const Copy& copy) {
 void cp_async(uint to, const void* from, int bytes, int source_bytes) {
   Thread& t = EMU_THREAD;
   check_aligned(t, to, bytes, "the destination of cp.async");
+  did(t, ACCESS, bytes, source_bytes);
   if (source_bytes) {
     check_aligned(t, uintptr_t(from), bytes, "the source of cp.async");
-    global_array(t, from, source_bytes, "cp.async");
+    GlobalArray& array = global_array(t, from, source_bytes, "cp.async");
+    did(t, ACCESS, number_of(array), static_cast<const uchar*>(from) - array.base);
   }
   Block& block = block_of(t);
   check_bounds(block, to, bytes, "a cp.async");
@@ -26,6 +28,7 @@ void cp_async(uint to, const void* from, int bytes, int source_bytes) {
 
 void cp_async_commit() {
   Thread& t = EMU_THREAD;
+  did(t, ON_GROUP);
   t.groups.push_back(std::move(t.open));
   t.open.clear();
   ++t.committed;
@@ -37,6 +40,10 @@ inline void retire_copies(Thread& t, size_t left) {
   if (t.copy_agent && t.committed >= left) t.clocks.set(t.copy_agent, t.committed - Clock(left));
 }
 
-void cp_async_wait(int left) { retire_copies(EMU_THREAD, left); }
+void cp_async_wait(int left) {
+  Thread& t = EMU_THREAD;
+  did(t, ON_GROUP, left);
+  retire_copies(t, left);
+}
 
 }  // namespace emu

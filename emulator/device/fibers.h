@@ -134,10 +134,15 @@ inline bool awaits_a_flag(const Cluster& cluster) {
                      [](const Thread& t) { return t.status == BLOCKED && t.waits == AT_A_FLAG; });
 }
 
-// Run the cluster's threads as far as they get: to their end, or until those left wait for other clusters.
+// Run the cluster's threads as far as they get: to their end, until those left wait for other clusters, or to a change of
+// a flag after which others go on first.
 inline void run_threads(Cluster& cluster) {
   machine.here = &cluster;
   for (;;) {
+    if (machine.elsewhere) {
+      machine.elsewhere = false;
+      return;
+    }
     if (machine.completion == DRAWN && draw(8) == 0) complete_one(cluster);
     if (draw(64) == 0) cluster.ranks.shuffle(cluster);
     int id = cluster.ranks.first();

@@ -9,6 +9,7 @@
 namespace emu {
 
 inline GlobalArray& global_array(const Thread& t, const void* pointer, size_t bytes, const char* what) {
+  check_previous(t);
   auto address = static_cast<const uchar*>(pointer);
   for (GlobalArray& array : machine.arrays)
     if (address >= array.base && address + bytes <= array.base + array.bytes) return array;
@@ -49,6 +50,7 @@ inline void note_store(Thread& t, GlobalArray& array, const void* to, size_t byt
 inline void access_global(Thread& t, const void* pointer, size_t bytes, bool writes, const Access& me, const char* what,
                           bool adds = false) {
   GlobalArray& array = global_array(t, pointer, bytes, what);
+  if (!me.strong) did(t, ACCESS, writes, number_of(array), static_cast<const uchar*>(pointer) - array.base, bytes);
   if (writes) note_store(t, array, pointer, bytes, adds, t.place);
   if (array.use != KEPT) return;
   int number = number_of(array);
@@ -72,6 +74,12 @@ void store_global(void* to, const void* from, int bytes) {
 inline void check_flag(Thread& t, const void* flag, bool writes, const char* what, bool adds = false) {
   check_aligned(t, uintptr_t(flag), sizeof(int), what);
   access_global(t, flag, sizeof(int), writes, access_by(t, GENERIC, uint(t.id), clock_of(t), true), what, adds);
+  GlobalArray& array = global_array(t, flag, sizeof(int), what);
+  ptrdiff_t place = static_cast<const uchar*>(flag) - array.base;
+  if (writes) return did(t, ON_FLAG, adds, number_of(array), place);
+  // A loop that looks until it finds something has looked once.
+  if (t.deeds != t.deeds_at_look || t.look.at != flag) did(t, ON_FLAG, number_of(array), place);
+  t.deeds_at_look = t.deeds;
 }
 
 inline void release_to(Flag& flag, Thread& t) {
@@ -85,14 +93,23 @@ inline void acquire_from(const Flag& flag, Thread& t) {
     (number == t.cluster->number ? static_cast<Knowledge&>(t.clocks) : t.clocks.others[number]).join(knowledge);
 }
 
+// Behind a change of a flag others may go on first, also those of other clusters.
+inline void perhaps_elsewhere(Thread& t, Flag& flag) {
+  wake(flag.waiting);
+  if (draw(2)) return;
+  machine.elsewhere = true;
+  leave(t);
+}
+
 // An addition leaves what was released to the flag before it there, as does every atomic operation.
 void add_to_flag(int* to, int value, bool releases) {
   Thread& t = EMU_THREAD;
   check_flag(t, to, true, "red.global", true);
   Flag& flag = machine.flags[uintptr_t(to)];
+  did(t, ON_FLAG, releases, value);
   if (releases) release_to(flag, t);
   *to += value;
-  wake(flag.waiting);
+  perhaps_elsewhere(t, flag);
 }
 
 void add_float(float* to, float value) {
@@ -104,10 +121,11 @@ void store_flag(int* to, int value, bool releases) {
   Thread& t = EMU_THREAD;
   check_flag(t, to, true, "st.global");
   Flag& flag = machine.flags[uintptr_t(to)];
+  did(t, ON_FLAG, releases, value);
   flag.released.clear();
   if (releases) release_to(flag, t);
   *to = value;
-  wake(flag.waiting);
+  perhaps_elsewhere(t, flag);
 }
 
 void load_flag(int& value, const int* from, bool acquires) {
@@ -123,7 +141,8 @@ void load_flag(int& value, const int* from, bool acquires) {
   value = *from;
 }
 
-extern "C" char __ehdr_start, _end;
+// The library's own bounds: hidden, as the program that loads it has an _end, too, far away.
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;
 
 inline void access_memory(const void* pointer, size_t bytes, bool writes, const void* from) {
   Thread& t = *machine.current;
@@ -172,5 +191,10 @@ void __tsan_write_range(void* p, size_t bytes) { emu::access_memory(p, bytes, tr
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
+// An index beyond an array's end, of registers too, which have no addresses that could be told apart.
+[[noreturn]] void __ubsan_handle_out_of_bounds_abort(void*, void*) {
+  emu::Thread& t = emu::entered(__builtin_return_address(0));
+  emu::fail("out of bounds", "an index beyond its array" + emu::at(t));
+}
 }
 #undef EMU_HOOK

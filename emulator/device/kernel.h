@@ -107,6 +107,7 @@ EMU_INLINE void wgmma(List<float*, N> d, uint64_t a, uint64_t b, int p, int sa, 
 }
 void change_registers(int count, bool more);
 template <bool more> EMU_INLINE void set_registers(int count) { change_registers(count, more); }
+void wait_for_previous();
 
 // Barriers, votes and shuffles.
 void sync_block();

@@ -85,6 +85,8 @@ struct Thread {
   std::vector<Range> in_flight;  // registers that wgmma is adding to
   Range accumulators;            // those it added to last
   bool fenced;                   // no plain write to them since the last wgmma.fence
+  uint64_t deeds, accesses;      // digests of all it did, and of what it accessed
+  uint64_t deeds_at_look;        // after its last look at a flag
 };
 
 struct Meeting { uint mask; const char* what; int arrived; void* lanes[LANES]; };
@@ -105,7 +107,15 @@ struct Warpgroup {
   std::vector<Thread*> waiting;  // for a part that another warp has to issue
 };
 
-struct NamedBarrier { int expected, arrived; Clocks clocks, done; std::vector<Thread*> waiting; };
+// A barrier's arrivals: in which of its rounds, and at which tick, each thread was last there.
+struct Arrival { uint round; Clock clock; bool waits; };
+struct NamedBarrier {
+  int expected, arrived;
+  Clocks clocks, done;
+  std::vector<Thread*> waiting;
+  uint round;
+  std::map<int, Arrival> last;
+};
 
 struct MBarrier {
   uint count, pending, agent;
@@ -211,6 +221,9 @@ struct Machine {
   bool spurious;         // try_wait may fail for no reason
   uint64_t timer;
   uint64_t leader;       // which lane elect chooses
+  bool overlaps;         // the kernel before it may still run
+  bool elsewhere;        // another cluster goes on
+  uint64_t deeds, accesses;  // of all threads that have ended
   jmp_buf scheduler, launch;
   std::string fault;
 };
@@ -256,6 +269,30 @@ inline bool looks_again(Thread& t, const void* at, int64_t value) {
   Look last = t.look;
   t.look = {at, t.place, value, t.steps};
   return last.at == at && last.place == t.place && last.value == value && last.step + 1 == t.steps;
+}
+
+// What threads do, in a digest: each access and instruction with its operands, but neither values nor registers. Two
+// texts whose threads do the same access the same, and wait for the same, in the same order. Those before ORDERING do
+// more than order others.
+enum Deed { ACCESS, BOX, MULTIPLY, HOLD_REGISTERS, ORDERING, BARRIER, WARP, ON_GROUP, ON_MBARRIER, ON_FLAG, FENCE, AWAIT_PREVIOUS };
+
+inline uint64_t mixed(uint64_t digest, uint64_t value) {
+  digest = (digest ^ value) * 0x9e3779b97f4a7c15u;
+  return digest ^ digest >> 29;
+}
+template <class... Operands> inline void did(Thread& t, Deed deed, Operands... operands) {
+  uint64_t digest = deed;
+  ((digest = mixed(digest, uint64_t(operands))), ...);
+  t.deeds = mixed(t.deeds, digest);
+  if (deed < ORDERING) t.accesses = mixed(t.accesses, digest);
+}
+
+// With programmatic dependent launch a thread may touch global memory only when it knows that somebody has waited for
+// the kernel before, the agent behind the threads.
+inline uint previous_kernel(const Cluster& cluster) { return uint(cluster.threads.size()); }
+inline void check_previous(const Thread& t) {
+  if (machine.overlaps && Knowledge::of(t.clocks.known, previous_kernel(*t.cluster)) < 1)
+    fail("missing griddepcontrol.wait", "global memory is used before the kernel before has been waited for" + at(t));
 }
 
 // Fibers.

@@ -25,6 +25,7 @@ void mbarrier_init(uint address, uint count) {
   Thread& t = EMU_THREAD;
   check_aligned(t, address, 8, "an mbarrier");
   access_shared(t, address, 8, true);
+  did(t, ON_MBARRIER, address, count);
   auto& all = block_of(t).mbarriers;
   if (all.count(address)) fail("mbarrier", text("0x%x is initialised twice", address) + at(t));
   if (!count) fail("mbarrier", text("0x%x expects no arrival", address) + at(t));
@@ -65,6 +66,7 @@ inline void arrive_for(Thread& t, MBarrier& m, uint address, uint count) {
 void arrive(uint address, uint count, uint expected_bytes, bool arrives) {
   Thread& t = EMU_THREAD;
   MBarrier& m = mbarrier_at(t, address);
+  did(t, ON_MBARRIER, address, count, expected_bytes, arrives);
   m.bytes += expected_bytes;
   if (arrives) arrive_for(t, m, address, count);
   perhaps_complete(m);
@@ -87,6 +89,7 @@ void try_wait(bool& done, uint address, uint parity, bool blocking) {
     m.waiting.push_back(&t);
     wait_here(t, "mbarrier.try_wait");
   }
+  did(t, ON_MBARRIER, address, parity);
   done = true;
   t.clocks.join(m.released);
 }
@@ -95,6 +98,7 @@ void try_wait(bool& done, uint address, uint parity, bool blocking) {
 void arrive_after_copies(uint address, bool counted) {
   Thread& t = EMU_THREAD;
   MBarrier& m = mbarrier_at(t, address);
+  did(t, ON_MBARRIER, address, counted);
   if (!counted) ++m.pending;
   cp_async_commit();
   Clock group = t.committed;

@@ -75,6 +75,7 @@ inline void note_granules(Thread& t, std::vector<Granule>& shadow, size_t first,
 // What the thread knows is from here on visible to the asynchronous proxy.
 void fence_proxy() {
   Thread& t = EMU_THREAD;
+  did(t, FENCE);
   Knowledge::raise(t.clocks.proxied, t.clocks.known);
   for (auto& [number, knowledge] : t.clocks.others) Knowledge::raise(knowledge.proxied, knowledge.known);
   tick(t);

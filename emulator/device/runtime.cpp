@@ -74,7 +74,7 @@ static void prepare_cluster(Cluster& cluster, int number) {
   for (size_t id = 0; id < cluster.threads.size(); ++id) prepare_thread(cluster, int(id));
   cluster.started.assign(cluster.threads.size(), false);
   cluster.barrier = {};
-  cluster.agents = uint(cluster.threads.size());
+  cluster.agents = previous_kernel(cluster) + 1;
   cluster.ranks.shuffle(cluster);
 }
 
@@ -97,6 +97,9 @@ void finish(Thread& t) {
     fail("unawaited", "a bulk store's reads are not awaited at the end of " + name(t));
   retire_stores(t, 0);
   leave_barriers(t);
+  did(t, BARRIER, t.cluster->number, t.id);
+  machine.deeds += t.deeds;
+  machine.accesses += mixed(t.accesses, machine.threads * t.cluster->number + t.id);
 }
 
 static void check_at_the_end(const Cluster& cluster) {
@@ -148,6 +151,8 @@ static void free_machine() {
     if (cluster.windows) munmap(cluster.windows, window_bytes());
     if (cluster.stacks) munmap(cluster.stacks, stack_bytes());
   }
+  machine.clusters.clear();
+  machine.arrays.clear();
 }
 
 }  // namespace emu
@@ -156,7 +161,7 @@ struct EmuLaunch {
   void (*kernel)(void**);
   void** arguments;
   const int *grid, *block;
-  int cluster, completion, spurious, arrays, resident, registers;
+  int cluster, completion, spurious, overlaps, arrays, resident, registers;
   int64_t dynamic_bytes;
   uint64_t seed;
   uchar* const* bases;
@@ -181,6 +186,7 @@ extern "C" const char* emu_launch(const EmuLaunch* launch) {
     machine.dynamic_bytes = launch->dynamic_bytes;
     machine.completion = Completion(launch->completion);
     machine.spurious = launch->spurious;
+    machine.overlaps = launch->overlaps;
     machine.random.seed(launch->seed);
     machine.leader = machine.random();
     for (int i = 0; i < launch->arrays; ++i) {
@@ -194,3 +200,7 @@ extern "C" const char* emu_launch(const EmuLaunch* launch) {
   free_machine();
   return machine.fault.empty() ? nullptr : machine.fault.c_str();
 }
+
+// What the last launch's threads did, in digests: all of it, and what they accessed.
+extern "C" uint64_t emu_deeds() { return emu::machine.deeds; }
+extern "C" uint64_t emu_accesses() { return emu::machine.accesses; }

@@ -35,6 +35,7 @@ inline void note_access(Thread& t, Block& block, uint address, size_t bytes, boo
     return text("shared memory bytes 0x%zx to 0x%zx of block (%d, %d, %d)", g * GRANULE, g * GRANULE + GRANULE - 1,
                 block.index.x, block.index.y, block.index.z);
   };
+  did(t, ACCESS, me.kind, writes, block.index.x, block.index.y, block.index.z, address, bytes);
   note_granules(t, block.shadow, address, bytes, writes, me, where);
 }
 

@@ -211,6 +211,7 @@ void issue_wgmma(const Wgmma& instruction, float* const* registers, int count) {
   Thread& t = EMU_THREAD;
   Warpgroup& group = warpgroup_of(t);
   Issue mine = {&t, &instruction, registers, count};
+  did(t, MULTIPLY, instruction.a, instruction.b, instruction.accumulate, count);
   lend_registers(t, registers, count, group.committed[t.linear % GROUP / LANES] + 1);
   warp_together(t, "wgmma.mma_async", ALL, mine, issue_warp);
 }
@@ -233,6 +234,7 @@ void wgmma_commit() {
 
 void wgmma_wait(int left) {
   Thread& t = EMU_THREAD;
+  did(t, ON_GROUP, left);
   Warpgroup& group = warpgroup_of(t);
   Thread* self = &t;
   warp_together(t, "wgmma.wait_group", ALL, self, [](Thread** const*) {});

@@ -12,6 +12,9 @@ inline GlobalArray& array_of(const Thread& t, const CUtensorMap& map, const char
 
 // An H200 calls an illegal instruction what begins between pieces of 16 bytes, and a store that begins before the tensor.
 inline void check_map(Thread& t, const CUtensorMap& map, const int* corner, int rank, uint address, const char* what) {
+  check_previous(t);
+  did(t, BOX, what[6], address);
+  for (int d = 0; d < rank; ++d) did(t, BOX, corner[d]);
   if (map.rank != rank) fail("TMA", text("%s of %d dimensions with a map of %d", what, rank, map.rank) + at(t));
   check_aligned(t, inside(address), 128, what);
   array_of(t, map, what);
@@ -90,6 +93,7 @@ inline void begin_load(Thread& t, const Box& box, int rank, uint to, uint mbarri
 // Bytes that lie in a row, to the block's own shared memory, or another block's of the cluster.
 void load_bytes(uint to, const void* from, int bytes, uint mbarrier) {
   Thread& t = EMU_THREAD;
+  did(t, BOX, to, bytes, mbarrier);
   check_aligned(t, inside(to), 16, "the destination of cp.async.bulk");
   check_aligned(t, uintptr_t(from), 16, "the source of cp.async.bulk");
   if (bytes <= 0 || bytes % 16) fail("TMA", text("a bulk load of %d bytes, no multiple of 16", bytes) + at(t));
@@ -109,6 +113,7 @@ inline Box box_of(const Thread& t, const CUtensorMap& map, const int* corner, co
 void load_box(uint to, const CUtensorMap& map, const int* corner, int rank, uint mbarrier, uint mask) {
   Thread& t = EMU_THREAD;
   check_map(t, map, corner, rank, to, "a TMA load");
+  did(t, BOX, map.base - machine.arrays[0].base, mbarrier, mask);
   if (mask >> machine.blocks) fail("cluster", text("a multicast to 0x%x of %d blocks", mask, machine.blocks) + at(t));
   Box box = box_of(t, map, corner, nullptr, false);
   if (!mask) mask = 1u << rank_of(t, to);
@@ -155,6 +160,7 @@ inline void retire_stores(Thread& t, size_t left) {
 
 void bulk_commit() {
   Thread& t = EMU_THREAD;
+  did(t, ON_GROUP);
   t.stores.push_back(std::move(t.open_stores));
   t.open_stores.clear();
   ++t.stored;
@@ -164,6 +170,7 @@ void bulk_commit() {
 // Retires all but the latest groups; awaiting only their reads makes no difference to shared memory.
 void wait_for_stores(int left) {
   Thread& t = EMU_THREAD;
+  did(t, ON_GROUP, left);
   retire_stores(t, left);
   if (t.store_agent && t.stored >= Clock(left)) t.clocks.set(t.store_agent, t.stored - left);
 }

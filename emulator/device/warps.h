@@ -8,6 +8,7 @@ namespace emu {
 template <class Brought, class Together>
 void warp_together(Thread& t, const char* what, uint mask, Brought& brought, Together together) {
   int warp = t.linear / LANES, lane = t.linear % LANES, first = t.id - lane;
+  did(t, WARP, what[0], what[1], what[2], mask);
   int there = std::min(LANES, machine.threads - warp * LANES);
   if (there < LANES) mask &= (1u << there) - 1;
   if (!(mask >> lane & 1))
@@ -104,6 +105,13 @@ void trap() { fail("trap", "the kernel gives up, by " + name(EMU_THREAD) + " at 
 uint64_t global_timer() { return ++machine.timer; }
 uint cluster_rank() { return uint(machine.current->rank); }
 
+// griddepcontrol.wait: whoever knows of it knows that the kernel before is done.
+void wait_for_previous() {
+  Thread& t = EMU_THREAD;
+  did(t, AWAIT_PREVIOUS);
+  t.clocks.set(previous_kernel(*t.cluster), 1);
+}
+
 // setmaxnreg: a block has what its threads were launched with, and a pool of what its warps have given back. All warps of
 // a group execute it; each goes on when the pool has what it asks for.
 void change_registers(int count, bool more) {
@@ -112,6 +120,7 @@ void change_registers(int count, bool more) {
   if (t.linear / GROUP >= machine.threads / GROUP) fail("setmaxnreg", "the thread is in no whole group of 128" + at(t));
   if (count % 8 || count < 24 || count > 256)
     fail("setmaxnreg", text("%d registers, which is no multiple of 8 from 24 to 256", count) + at(t));
+  did(t, HOLD_REGISTERS, count, more);
   if (!machine.registers)
     fail("setmaxnreg", "it does nothing, as the launch bounds name no number of blocks for a multiprocessor" + at(t));
   int& has = block.registers[t.linear / LANES];

@@ -15,7 +15,7 @@ from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs, add_revision, numbers
 from tensorir_ladder.harness.commands.show import progress
 from tensorir_ladder.harness.commands.values import between
-from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, sources_digest, tree_state
+from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, host_cpu, sources_digest, tree_state
 from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.lab.fuzzing import PLACES, Bad, Draw, Outcome, run_draw, summed_up
 from tensorir_ladder.harness.lab.workers import Lost, each_in_a_process
@@ -123,7 +123,7 @@ def _record(
         "command": command,
         **tree_state(options.revision),
         "on": options.on,
-        "host_cpu": _host_cpu(),
+        "host_cpu": host_cpu(),
         **({"gpu": _gpu_name()} if options.on == "gpu" else {}),
         "jobs": options.jobs,
         "seed": options.seed,
@@ -140,11 +140,6 @@ def _record(
 
 def _gpu_name() -> str:
     return str(require_gpu().cuda.get_device_name())
-
-
-def _host_cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def _smallest_first(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Bad]]:

@@ -8,6 +8,7 @@ from tensorir_ladder.harness.records.journal import Journal
 from tensorir_ladder.harness.records.kinds import (
     Counters,
     Listing,
+    Mutants,
     Record,
     StreamRecord,
     Timeline,
@@ -18,10 +19,12 @@ from tensorir_ladder.harness.records.kinds import (
 from tensorir_ladder.harness.records.names import NAME, RecordError, gpu_slug, path_name
 from tensorir_ladder.harness.records.parts import (
     Candidate,
+    CaughtMutant,
     CodeFacts,
     DepthForecast,
     Environment,
     GpuState,
+    LivingMutant,
     Method,
     Peer,
     Resources,

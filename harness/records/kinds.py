@@ -21,6 +21,7 @@ from tensorir_ladder.harness.records.parts import (
     Arch,
     Bound,
     Candidate,
+    CaughtMutant,
     CodeFacts,
     Count,
     DepthForecast,
@@ -29,6 +30,7 @@ from tensorir_ladder.harness.records.parts import (
     Extent,
     GpuName,
     Layout,
+    LivingMutant,
     Math,
     Method,
     Name,
@@ -455,6 +457,64 @@ class Nests(_Stored):
     reasons: dict[str, int]
     bad: tuple[BadNest, ...]
     schema: Literal[1] = 1
+
+
+@dataclass(frozen=True)
+class Mutants(_Line):
+    """One run of ``ladder mutants``: generated CUDA, changed in one place each, in the emulator.
+
+    ``seed`` draws the mutants, of ``steps``; one that is not caught has run in ``orders`` orders, or does the same as
+    the unchanged text in some. ``subjects`` are the kernels, which mutants name by their number. ``refused`` were no
+    CUDA any more and do not count. ``caught`` has what found mutants: a fault's kind, "wrong result", "hung" or
+    "crashed". ``lived`` has those that nothing found, with a reason each: without one a mutant is harmful. All of them
+    took ``seconds``, one after the other.
+    """
+
+    FILE: ClassVar[str] = "mutants"
+
+    seed: Count
+    steps: Some[Number]
+    orders: Count
+    jobs: Count
+    subjects: Some[Title]
+    refused: Count
+    caught: dict[Title, tuple[CaughtMutant, ...]]
+    lived: tuple[LivingMutant, ...]
+    host_cpu: Title
+    seconds: float
+    revision: str
+    dirty: bool
+    recorded_at: str
+    command: str
+    schema: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        check_time(self.recorded_at)
+
+    @property
+    def gpu_name(self) -> str:
+        """The emulator, in a GPU's place."""
+        return "emulator"
+
+    @property
+    def rank(self) -> tuple[bool, str]:
+        """Put runs of one key in order: those of a clean tree above those of a changed one, then by time."""
+        return not self.dirty, self.recorded_at
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tell a run from others: of a key, the newest counts."""
+        return (self.seed, self.steps)
+
+    @property
+    def runs(self) -> int:
+        """Mutants that count."""
+        return sum(map(len, self.caught.values())) + len(self.lived)
+
+    @property
+    def harmful(self) -> tuple[LivingMutant, ...]:
+        """Those that lived without a reason."""
+        return tuple(mutant for mutant in self.lived if not mutant.reason)
 
 
 @dataclass(frozen=True)

@@ -256,6 +256,28 @@ class TileTried(TypedDict):
     why: NotRequired[str]
 
 
+@dataclass(frozen=True)
+class CaughtMutant:
+    """A mutant that was found: its subject's number, its rule, the line of CUDA text, and the order that found it."""
+
+    subject: Count
+    rule: Title
+    line: Count
+    order: Count
+
+
+@dataclass(frozen=True)
+class LivingMutant:
+    """A mutant that was not: how its line read before and after, and why that is harmless; "" where it is not."""
+
+    subject: Count
+    rule: Title
+    line: Count
+    before: str
+    after: str
+    reason: str
+
+
 class Space(TypedDict):
     """What a tuning may choose among, as text."""
 

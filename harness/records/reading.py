@@ -14,13 +14,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from tensorir_ladder.harness.records.kinds import Counters, Listing, Record, StreamRecord, Timeline, TunedConfig
+from tensorir_ladder.harness.records.kinds import (
+    Counters,
+    Listing,
+    Mutants,
+    Record,
+    StreamRecord,
+    Timeline,
+    TunedConfig,
+)
 from tensorir_ladder.harness.records.names import RecordError
 from tensorir_ladder.harness.records.strict import LONGEST_LINE, decode, parse
 from tensorir_ladder.harness.records.writing import NEWLINE
 
 RESULTS = Path(__file__).resolve().parents[2] / "reports" / "results"
-Kind = TypeVar("Kind", Record, StreamRecord, Timeline, Counters, TunedConfig)
+Kind = TypeVar("Kind", Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants)
 Content = TypeVar("Content")
 log = logging.getLogger(__name__)
 
@@ -41,7 +49,7 @@ def read_places(folder: Path, kind: type[Kind]) -> dict[str, Kind]:
 
 def bad_lines(folder: Path) -> list[str]:
     """Say of each line that is no record where it stands, which field is wrong and why."""
-    kinds = {kind.FILE: kind for kind in (Record, StreamRecord, Timeline, Counters, TunedConfig)}
+    kinds = {kind.FILE: kind for kind in (Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants)}
     found = []
     for path in sorted(folder.glob("[!.]*.jsonl")):
         kind = kinds.get(path.stem.rpartition("-")[2])

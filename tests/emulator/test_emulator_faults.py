@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from support.broken_kernels import (
     BROKEN,
     BROKEN_CLUSTER,
     BROKEN_RING,
+    COPY_WAIT,
     DEEP,
     SYNC,
     WRONG,
@@ -20,7 +23,7 @@ from support.broken_kernels import (
     kernel_of,
 )
 from support.ring_kernel import edited, ring_program, ring_text, run_ring
-from tensorir_ladder.emulator import EmulatedProgram, KernelFault
+from tensorir_ladder.emulator import Deeds, EmulatedProgram, KernelFault
 from tensorir_ladder.harness.build import Kernel
 from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
 from tensorir_ladder.harness.execution import Backend
@@ -110,3 +113,31 @@ def test_a_deadlock_says_who_waits_for_what() -> None:
     text = str(fault)
     assert re.search(r"thread 128 of block \(\d, 0, 0\) waits at mbarrier\.try_wait \(parity 0 of mbarrier 0x\w+", text)
     assert re.search(r"128 threads, 0 to 127, each of block .* 1 of 1 arrivals and 0 bytes missing\) at line \d+", text)
+
+
+def test_a_library_knows_its_own_bounds() -> None:
+    # The program that loads it may have an _end of its own, and what lies between would not be seen.
+    tool = shutil.which("nm")
+    if tool is None:
+        pytest.skip("no nm, which says what a library shares with others")
+    symbols = subprocess.run([tool, "-D", emulated(kernel_of(2, None)).library], capture_output=True, text=True).stdout
+    assert "emu_launch" in symbols
+    assert not re.search(r" _end$| __ehdr_start$", symbols, re.M)
+
+
+def test_deeds_tell_what_threads_access_from_what_they_wait_for() -> None:
+    kernel, backend = kernel_of(5, "async"), EmulatorBackend()
+    program = emulated(kernel)
+    arrays = [backend.normal(0, shape, "float32") for shape in ((33, 100), (100, 35), (33, 35))]
+
+    def deeds_of(pattern: str, replacement: str) -> Deeds:
+        (deeds,) = replace(program, cuda=edited(kernel.cuda, pattern, replacement))(*arrays, seed=1)
+        return deeds
+
+    (unchanged,) = program(*arrays, seed=1)
+    assert program(*arrays, seed=2) == (unchanged,)  # in another order
+    twice = deeds_of(COPY_WAIT, r"\g<0> \g<0>")
+    assert twice.all != unchanged.all
+    assert twice.accesses == unchanged.accesses
+    other = deeds_of(r"ax1 < 4; \+\+ax1", "ax1 < 3; ++ax1")
+    assert other.accesses != unchanged.accesses
