@@ -28,7 +28,7 @@ from tensorir_ladder.harness.lab.mutants.running import (
 )
 from tensorir_ladder.harness.lab.mutants.subjects import SUBJECTS
 from tensorir_ladder.harness.lab.workers import Lost
-from tensorir_ladder.harness.records import Mutants
+from tensorir_ladder.harness.records import RESULTS, Mutants, read_places
 from tensorir_ladder.reports.check import mutant_problems
 
 TEXT = f"""  __syncthreads();
@@ -223,8 +223,18 @@ def test_reasons_are_of_rules_that_there_are() -> None:
     assert len({(reason.rule, reason.pattern) for reason in REASONS}) == len(REASONS)
 
 
+def test_a_thousand_are_recorded_and_none_of_them_is_harmful() -> None:
+    record = max(read_places(RESULTS, Mutants).values(), key=lambda record: record.runs)
+    assert record.runs >= 1000
+    assert record.steps == tuple(range(5, 14))
+    assert not [*mutant_problems(record)]
+    used = {record.subjects[mutant.subject] for mutants in record.caught.values() for mutant in mutants}
+    assert used == set(record.subjects)
+    assert {mutant.rule for mutants in record.caught.values() for mutant in mutants} == {rule.name for rule in RULES}
+
+
 @pytest.mark.emulator
 def test_forty_mutants_are_caught_or_harmless() -> None:
-    for mutant in plan(1, (5, 9, 11, 13))[:40]:
+    for mutant in plan(1, (5, 9, 11, 13), orders=8)[:40]:
         outcome = run_mutant(mutant, lambda _: None)
         assert outcome.found not in ALIVE or reason_for(outcome), outcome
