@@ -35,6 +35,9 @@ WALK = 2.0  # of √k
 # Tensor cores add blocks of products to the sum and cut off what lies below its last place, always towards zero: that
 # adds up, to at most one eps of the sum for each block. The smallest blocks, of sm_75, are of 4.
 TRUNCATED_BLOCK = 4
+# A block's products are aligned to the largest of block and sum before they are added, and each is cut off there: where
+# few and unequal products cancel, that is more than cutting off the sum. Of 16 products, those of one instruction.
+ALIGNED = 16
 MOST_PARTS = 32  # that are rounded so
 TF32_ROUNDING = 6 * 2.0**-11  # operands rounded to 11 bits: of the root sum square
 LARGEST_NORMAL = 8  # no standard normal number of 10¹³ is larger
@@ -167,14 +170,14 @@ def rounding_limit(problem: Matmul, backend: Backend, size: Any, spread: Any, ma
       random walks: a few times eps · √k of that, and of the sum where it is larger. In any order of additions; in
       several parts, less.
     - Tensor cores (16-bit operands and TF32) do not round but cut off: eps of the partial sum for each block of
-      products, always towards zero, so that it grows as k.
+      products, always towards zero, so that it grows as k; and each product at what is largest where it is added.
     - With TF32 ``math``, products have the errors of two rounded operands, which add up as the products do.
     - float32 denormals may be flushed to 0, operands, products or sums: nvcc is told to use fast math.
     - At the end half a unit in the last place of the output, there where the sum with all its errors may lie.
     """
     sums = accumulator_dtype(problem.dtype)
     truncates = problem.dtype in ("float16", "bfloat16") or math == TF32
-    steps = WALK * problem.k**0.5 + (problem.k / TRUNCATED_BLOCK if truncates else 0)
+    steps = WALK * problem.k**0.5 + (problem.k / TRUNCATED_BLOCK + ALIGNED if truncates else 0)
     error = epsilon(sums) * steps * (spread + size)
     if math == TF32:
         error = error + TF32_ROUNDING * spread

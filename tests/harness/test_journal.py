@@ -15,7 +15,8 @@ import pytest
 
 from support.cases import Outcome
 from support.fake_gpu import FakeGpu
-from tensorir_ladder.harness import build, counters
+from tensorir_ladder.harness import build
+from tensorir_ladder.harness.commands import counters
 from tensorir_ladder.harness.records import Journal, RecordError, check_appendable, check_writable
 
 PLAN = ["run --size 64", "abc", [1, 2, 3]]
