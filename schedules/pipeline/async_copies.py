@@ -145,10 +145,15 @@ class _Move:
     def _lanes(self, loop: tirx.For, lane: int) -> tuple[dict[tirx.Var, ir.Expr], dict[tirx.Var, ir.Expr]]:
         """Return the same in a lane of a vector, and in its first one.
 
-        An iterator that counts lanes from a multiple of them is written as just that, from which TVM proves more.
+        What counts lanes from a multiple of them is written as just that, from which TVM proves more: iterators, and
+        what is divided, as (256·a + 32·b + 4·c + lane) // 12.
         """
         analyzer, extent = sym.Analyzer(), int(loop.extent)
-        there, here = self._at({loop.loop_var: loop.min + lane}), self._at({loop.loop_var: loop.min})
+        values = {iterator: _counting_lanes(value, loop) for iterator, value in self.values.items()}
+        there, here = (
+            {iterator: _replaced(value, {loop.loop_var: at}) for iterator, value in values.items()}
+            for at in (loop.min + lane, loop.min)
+        )
         for iterator in self.values:
             counts = analyzer.can_prove_equal(there[iterator] - here[iterator], lane)
             if counts and analyzer.can_prove_equal(tirx.floormod(here[iterator], extent), 0):
@@ -165,6 +170,27 @@ class _Move:
             if not analyzer.can_prove_equal(last, elements):
                 return False
         return True
+
+
+def _counting_lanes(expr: ir.Expr, loop: tirx.For) -> ir.Expr:
+    """Write what is divided, where it counts a vector's lanes from a multiple of them, as whole vectors and a lane."""
+    analyzer, extent, vectors = sym.Analyzer(), int(loop.extent), []
+
+    def rewritten(division: tirx.FloorDiv | tirx.FloorMod) -> ir.Expr:
+        lane, first = loop.loop_var, _replaced(division.a, {loop.loop_var: loop.min})
+        counts = analyzer.can_prove_equal(division.a - first, lane - loop.min)
+        if not counts or not analyzer.can_prove_equal(tirx.floormod(first, extent), 0):
+            return division
+        known = (vector for start, vector in vectors if analyzer.can_prove_equal(start, first))
+        vector = next(known, None)
+        if vector is None:
+            vector = tirx.Var(f"vector_{len(vectors)}", lane.ty)
+            vectors.append((first, vector))
+        return type(division)(vector * extent + lane - loop.min, division.b)
+
+    for kind in (tirx.FloorDiv, tirx.FloorMod):
+        expr = tvm_ffi.structural_map(expr, (kind, rewritten))
+    return expr
 
 
 def _moves(stmt: tirx.Stmt | None, loops: tuple[tirx.For, ...] = (), values: dict | None = None) -> Iterator[_Move]:
