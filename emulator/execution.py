@@ -49,7 +49,7 @@ class _Launch(ctypes.Structure):
 
 
 class Deeds(NamedTuple):
-    """What a launch's threads did, in digests: ``all``, in the order of each; of that ``accesses`` and multiplications.
+    """Digest what a launch's threads did: ``all``, in the order of each; of that ``accesses`` and multiplications.
 
     Values are no part of it. With the same accesses and no race, what else was done made no difference.
     """

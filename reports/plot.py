@@ -28,7 +28,7 @@ Positive = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt
 
 
 class Peak(TypedDict):
-    """What a GPU can do at most; ``peak_gflops`` by dtype and arithmetic."""
+    """Bound what a GPU can do; ``peak_gflops`` by dtype and arithmetic."""
 
     peak_gflops: dict[str, Positive]
     bandwidth_gb_s: Positive

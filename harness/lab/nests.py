@@ -77,7 +77,7 @@ class Nest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a nest: "right", "refused" (and why), "wrong", or "failed" to compile after it was accepted."""
+    """Tell what became of a nest: "right", "refused" (and why), "wrong", or "failed" to compile once accepted."""
 
     number: int
     what: str

@@ -279,7 +279,7 @@ class LivingMutant:
 
 
 class Space(TypedDict):
-    """What a tuning may choose among, as text."""
+    """List what a tuning may choose among, as text."""
 
     tiles: list[Tile]
     stages: list[Stages]

@@ -129,7 +129,7 @@ class LoopBody:
 
     @cached_property
     def accesses(self) -> list[list[Access]]:
-        """What each statement accesses; what a gate and the like declare moves no data, and is left out."""
+        """List what each statement accesses; what a gate and the like declare moves no data, and is left out."""
         reader, found = _Reader(self._ring_of), []
         values = _wrapped_values(self.loop)
         for statement in self.statements:

@@ -29,7 +29,7 @@ ALIVE = (SAME, ORDERED, EQUAL, LIVED)
 
 @dataclass
 class Outcome:
-    """What became of a mutant: its number in the plan, its subject's, its change, and what was found.
+    """Tell what became of a mutant: its number in the plan, its subject's, its change, and what was found.
 
     ``found`` is the fault's kind, WRONG, "hung" or "crashed"; SAME where it lives and its threads do the same as those
     of the unchanged text, to the last bit of the output; ORDERED where they access and multiply the same, and only wait
@@ -136,7 +136,7 @@ def _run(case: Case, program: EmulatedProgram, mutant: Mutant, outcome: Outcome)
 
 
 class _Ran(NamedTuple):
-    """What came of a run: digests of all deeds, of accesses, and of the output's bits."""
+    """Keep digests of a run: of all deeds, of accesses, and of the output's bits."""
 
     deeds: tuple[int, ...]
     accesses: tuple[int, ...]
