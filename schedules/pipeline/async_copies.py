@@ -174,7 +174,8 @@ class _Move:
 
 def _counting_lanes(expr: ir.Expr, loop: tirx.For) -> ir.Expr:
     """Write what is divided, where it counts a vector's lanes from a multiple of them, as whole vectors and a lane."""
-    analyzer, extent, vectors = sym.Analyzer(), int(loop.extent), []
+    analyzer, extent = sym.Analyzer(), int(loop.extent)
+    vectors: list[tuple[ir.Expr, tirx.Var]] = []
 
     def rewritten(division: tirx.FloorDiv | tirx.FloorMod) -> ir.Expr:
         lane, first = loop.loop_var, _replaced(division.a, {loop.loop_var: loop.min})
