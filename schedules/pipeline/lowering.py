@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tvm
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir.transform import Pass, Sequential
+from tvm.target import Target
 
 from tensorir_ladder.schedules.inspection import UNROLL_RING
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
@@ -55,6 +57,63 @@ def tir_pipeline() -> tuple[Pass, Pass, Pass]:
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
     after = [on_functions(lower_serpentines), unroll_rings()]
     return Sequential([*before, lower, *after]), finalize_host, finalize_device
+
+
+def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    """Lower a scheduled function as far as it must be for TVM's stock pipeline to do the rest.
+
+    ::
+
+        before   tvm.compile(sch.mod, target, tir_pipeline=PIPELINE) under "tirx.use_async_copy"
+        after    tvm.compile(lower_ahead(function, target), target)    # and relax.build: no name, no configuration
+
+    The passes that change what is computed where have run then, with ours before and after; what the stock pipeline
+    runs once more finds nothing left to do. Barriers are left to it (twice inserted, they double).
+    """
+    module = tirx.transform.BindTarget(target.with_host("llvm"))(tvm.IRModule({"main": function}))
+    before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
+    after = [s_tir.transform.InjectPTXAsyncCopy(), on_functions(lower_serpentines), unroll_rings()]
+    with tvm.transform.PassContext(config={"tirx.use_async_copy": True}):
+        return Sequential([*before, *_until_barriers(), *after])(module)["main"].without_attr("target")
+
+
+def _until_barriers() -> list[Pass]:
+    """List the passes of TVM's pipeline for scheduled functions up to what places barriers."""
+    s, x = s_tir.transform, tirx.transform
+    return [
+        s.CanonicalizeLoop(),
+        s.LowerCrossThreadReduction(),
+        s.LowerInitBlock(),
+        s.PlanAndUpdateBufferAllocationLocation(),
+        s.ConvertBlocksToOpaque(),
+        s.LiftThreadBinding(),
+        s.ManifestSharedMemoryLocalStage(),
+        s.CompactBufferAllocation(),
+        s.LowerAutoCopy(),
+        s.UnifyThreadBinding(),
+        s.LowerMatchBuffer(),
+        s.StmtSimplify(),
+        s.InjectPermutedLayout(),
+        s.AnnotateIrregularLoop(),
+        s.InjectSoftwarePipeline(),
+        s.TransformMmaBufferLayout(),
+        s.LowerOpaqueBlock(),
+        x.FlattenBuffer(),
+        x.BF16ComputeLegalize(),
+        x.NarrowDataType(32),
+        s.LoopPartition(),
+        x.VectorizeLoop(True),
+        s.InjectVirtualThread(),
+        s.InjectDoubleBuffer(),
+        x.StorageRewrite(),
+        s.LowerAsyncDMA(),
+        s.HoistIfThenElse(),
+        x.UnrollLoop(),
+        s.RenormalizeSplitPattern(),
+        x.StmtSimplify(),
+        x.RemoveNoOp(),
+        s.RewriteUnsafeSelect(),
+    ]
 
 
 def _gated(function: tirx.PrimFunc) -> tirx.PrimFunc:

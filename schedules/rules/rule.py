@@ -1,0 +1,63 @@
+"""Rules of ours for dlight, TVM's library of default schedules: take a function whole, or leave it with a reason.
+
+dlight asks rule after rule for a schedule, and takes the first that is not None. A rule of ours answers by a function
+that TVM's stock pipeline compiles (:func:`schedules.pipeline.lower_ahead`), never changes the function it was given,
+never lets an exception out, and logs why it left a function to the next one::
+
+    logging.getLogger("tensorir_ladder").setLevel(logging.DEBUG)
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.dlight.base import ScheduleRule
+from tvm.target import Target
+
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+
+LOG = logging.getLogger(__name__)
+
+
+class NotTaken(IllegalSchedule):
+    """A function that a rule leaves to the next one, with the reason."""
+
+
+class Rule(ScheduleRule):
+    """Schedules functions of one shape; what remains to be written is :meth:`schedule`."""
+
+    name = ""
+
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> Schedule | tirx.PrimFunc:
+        """Return a schedule for a function, or the function already lowered.
+
+        Raises
+        ------
+        IllegalSchedule : (:class:`NotTaken`) for a function that this rule leaves to the next one.
+        """
+        raise NotImplementedError
+
+    def take(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+        """Return a function scheduled and lowered for ``target``; IllegalSchedule where this rule leaves it."""
+        scheduled = self.schedule(func, target)
+        if isinstance(scheduled, Schedule):
+            scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
+        return scheduled
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
+        """Return the scheduled function as dlight takes it, or None where the next rule has its turn.
+
+        ``tunable`` changes nothing. An exception that is no refusal is a defect: it is logged as a warning with its
+        traceback, and the function is left, too.
+        """
+        named = func.attrs.get("global_symbol", "a function") if func.attrs else "a function"
+        try:
+            return Schedule(self.take(func, target))
+        except IllegalSchedule as reason:
+            LOG.debug("%s left %s: %s", self.name, named, reason)
+        except Exception:
+            LOG.warning("%s failed at %s, which is left to the next rule", self.name, named, exc_info=True)
+        return None
