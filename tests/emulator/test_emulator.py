@@ -190,7 +190,7 @@ def test_a_fault_is_one_error_and_exit_1(command: Callable[..., Outcome], monkey
     arguments = ("--step", "4", "--size", "8", "--on", "emulator", "--emulator-seed", "4")
     outcome = command("verify", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
-    assert re.fullmatch(r"error: step on emulator, race: both\n.*seed 4.*\n", outcome.err)
+    assert re.fullmatch(r"error: step on emulator, race: both\s.*seed 4.*\n", outcome.err)
 
 
 def test_without_a_compiler_it_says_what_to_install(
