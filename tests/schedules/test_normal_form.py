@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tvm
-import tvm_ffi
 
 from support.tir_functions import FUNCTIONS, OTHERS, operands_of, run_on_llvm
 from tensorir_ladder.schedules.rules.normal_form import product_of

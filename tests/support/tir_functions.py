@@ -7,7 +7,7 @@ which the normal form takes; ``OTHERS`` those that it must leave, with a word th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import tvm
