@@ -6,8 +6,8 @@ any: rows of tokens, or a batch; one build takes all of its values, where the de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
@@ -165,23 +165,6 @@ class FoldedConvolution(nn.Module):
         return _convolve(x, self.weight, self.conv) * self.scale + self.shift
 
 
-class Bottleneck(nn.Module):
-    """Make a residual block's output: 1x1, 3x3 and 1x1 convolutions beside the input, or a convolution of it."""
-
-    def __init__(self, size: int, channels_in: int, width: int, stride: int) -> None:
-        inner, outer = size // stride, 4 * width
-        self.conv1 = FoldedConvolution(Convolution(size, channels_in, width, 1))
-        self.conv2 = FoldedConvolution(Convolution(size, width, width, 3, stride))
-        self.conv3 = FoldedConvolution(Convolution(inner, width, outer, 1))
-        turned = stride > 1 or channels_in != outer
-        self.beside = FoldedConvolution(Convolution(size, channels_in, outer, 1, stride)) if turned else None
-
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
-        """See the class."""
-        made = self.conv3(op.relu(self.conv2(op.relu(self.conv1(x)))))
-        return op.relu(made + (self.beside(x) if self.beside else x))
-
-
 @dataclass(frozen=True)
 class ResNetSize:
     """Extents of a ResNet of bottlenecks: pixels of a side, blocks of each stage, the first stage's width, classes."""
@@ -191,22 +174,79 @@ class ResNetSize:
     width: int = 64
     classes: int = 1000
 
+    @property
+    def stem(self) -> Convolution:
+        """The first convolution; a pooling follows it."""
+        return Convolution(self.pixels, 3, self.width, 7, 2)
+
+    @property
+    def bottlenecks(self) -> tuple[Bottleneck, ...]:
+        """The residual blocks, in their order."""
+        side, channels, found = self.pixels // 4, self.width, []
+        for stage, count in enumerate(self.blocks):
+            for number in range(count):
+                found.append(Bottleneck(side, channels, self.width << stage, 2 if stage and not number else 1))
+                side, channels = side // found[-1].stride, found[-1].channels_out
+        return tuple(found)
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """All convolutions, in their order."""
+        blocks = [each for block in self.bottlenecks for each in (*block.convolutions, block.beside) if each]
+        return (self.stem, *blocks)
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """A residual block: 1x1, 3x3 and 1x1 convolutions beside the input, or beside a convolution of it."""
+
+    size: int
+    channels_in: int
+    width: int
+    stride: int
+
+    @property
+    def channels_out(self) -> int:
+        """Four times the width."""
+        return 4 * self.width
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """The three in turn."""
+        return (
+            Convolution(self.size, self.channels_in, self.width, 1),
+            Convolution(self.size, self.width, self.width, 3, self.stride),
+            Convolution(self.size // self.stride, self.width, self.channels_out, 1),
+        )
+
+    @property
+    def beside(self) -> Convolution | None:
+        """The input's own, where its extents are not the output's."""
+        if self.stride == 1 and self.channels_in == self.channels_out:
+            return None
+        return Convolution(self.size, self.channels_in, self.channels_out, 1, self.stride)
+
+
+class ResidualBlock(nn.Module):
+    """Make a bottleneck's output."""
+
+    def __init__(self, size: Bottleneck) -> None:
+        self.conv1, self.conv2, self.conv3 = map(FoldedConvolution, size.convolutions)
+        self.beside = FoldedConvolution(size.beside) if size.beside else None
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        """See the class."""
+        made = self.conv3(op.relu(self.conv2(op.relu(self.conv1(x)))))
+        return op.relu(made + (self.beside(x) if self.beside else x))
+
 
 class ResNet(nn.Module):
     """Make class scores of pictures ``x`` [batch, height, width, 3]."""
 
     def __init__(self, size: ResNetSize) -> None:
-        side, channels = size.pixels // 4, size.width
-        self.stem = FoldedConvolution(Convolution(size.pixels, 3, size.width, 7, 2))
-        blocks = []
-        for stage, count in enumerate(size.blocks):
-            width = size.width << stage
-            for number in range(count):
-                stride = 2 if stage and not number else 1
-                blocks.append(Bottleneck(side, channels, width, stride))
-                side, channels = side // stride, 4 * width
-        self.blocks = nn.ModuleList(blocks)
-        self.classes = nn.Linear(channels, size.classes, dtype=DTYPE)
+        self.stem = FoldedConvolution(size.stem)
+        self.blocks = nn.ModuleList([ResidualBlock(block) for block in size.bottlenecks])
+        self.classes = nn.Linear(size.bottlenecks[-1].channels_out, size.classes, dtype=DTYPE)
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
         """See the class."""
@@ -215,22 +255,6 @@ class ResNet(nn.Module):
             x = block(x)
         x = _relax(relax.op.mean, op.astype(x, "float32"), [1, 2], name="mean")
         return self.classes(op.astype(x, DTYPE))
-
-
-def convolutions(size: ResNetSize) -> list[Convolution]:
-    """List a ResNet's distinct convolutions, in its order."""
-    found: list[Convolution] = []
-    _collect(ResNet(size), found)
-    return list(dict.fromkeys(found))
-
-
-def _collect(module: Any, found: list[Convolution]) -> None:
-    if isinstance(module, FoldedConvolution):
-        found.append(module.conv)
-    parts = list(module) if isinstance(module, nn.ModuleList) else list(vars(module).values())
-    for part in parts:
-        if isinstance(part, nn.Module | nn.ModuleList):
-            _collect(part, found)
 
 
 def _heads(x: nn.Tensor, count: int) -> nn.Tensor:
@@ -307,6 +331,10 @@ class Model:
         mod, parameters = self.module().export_tvm({ENTRY: {"x": nn.spec.Tensor(shape, DTYPE)}})
         return mod, {name: tuple(map(int, parameter.shape)) for name, parameter in parameters}
 
+    def flops(self, value: int) -> int:
+        """Count two for each multiplication of products and convolutions, of attention's all tokens with all."""
+        return FLOPS[self.kind](self, value)
+
     def check(self, value: int) -> None:
         """Raise IllegalWorkload for a value that the model does not take."""
         if not 1 <= value <= self.most:
@@ -318,22 +346,50 @@ class Model:
             )
 
 
+def _linear_flops(shapes: Iterable[tuple[int, int]], rows: int) -> int:
+    return 2 * rows * sum(n * k for n, k in shapes)
+
+
+def _transformer_flops(size: Transformer, rows: int, tokens: int, gated: bool) -> int:
+    qkv, wide = (size.heads + 2 * size.kv_heads) * size.head, size.heads * size.head
+    shapes = [(qkv, size.hidden), (size.hidden, wide), ((1 + gated) * size.ffn, size.hidden), (size.hidden, size.ffn)]
+    return _linear_flops(shapes, rows) + 4 * rows * tokens * wide
+
+
+def _convolution_flops(convolutions: Iterable[Convolution], batch: int) -> int:
+    return sum(
+        2 * batch * (conv.size // conv.stride) ** 2 * conv.channels_out * conv.window**2 * conv.channels_in
+        for conv in convolutions
+    )
+
+
+FLOPS: dict[str, Callable[[Model, int], int]] = {
+    "llama": lambda model, seq: _transformer_flops(model.size, seq, seq, gated=True),
+    "vit": lambda model, batch: _transformer_flops(model.size, batch * model.tokens, model.tokens, gated=False),
+    "resnet": lambda model, batch: (
+        _convolution_flops(model.size.convolutions, batch)
+        + 2 * batch * model.size.bottlenecks[-1].channels_out * model.size.classes
+    ),
+    "mlp": lambda model, seq: _linear_flops([model.size] * 2, seq),
+    "linear": lambda model, rows: _linear_flops([model.size], rows),
+    "conv": lambda model, batch: _convolution_flops([model.size], batch),
+}
 LINEARS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 SMALL_LINEARS = ((96, 64), (64, 96))
-SMALL_RESNET = ResNetSize(pixels=32, blocks=(1, 1), width=8, classes=10)
+SMALL_RESNET = ResNetSize(pixels=32, blocks=(1, 1), width=8, classes=16)
 
 
 def _llama(small: bool) -> list[Model]:
     size, positions = (SMALL_LLAMA, SMALL_POSITIONS) if small else (LLAMA_3_8B, POSITIONS)
     shape = lambda seq: (1, seq, size.hidden)  # noqa: E731
     model = Model("llama-layer", "llama", size, "seq", lambda: LlamaLayer(size, positions), shape, most=positions)
-    return [_with_scores(model, "seq")]
+    return [replace(model, tokens="seq")]
 
 
 def _vit(small: bool) -> list[Model]:
     size, tokens = (SMALL_VIT, SMALL_VIT_TOKENS) if small else (VIT_L, VIT_TOKENS)
     shape = lambda batch: (batch, tokens, size.hidden)  # noqa: E731
-    return [_with_scores(Model("vit-block", "vit", size, "batch", lambda: VitBlock(size), shape), tokens)]
+    return [Model("vit-block", "vit", size, "batch", lambda: VitBlock(size), shape, tokens=tokens)]
 
 
 def _resnet(small: bool) -> list[Model]:
@@ -368,20 +424,25 @@ def _convolutions(small: bool) -> list[Model]:
             symbolic=False,
             most=1024,
         )
-        for conv in convolutions(SMALL_RESNET if small else ResNetSize())
+        for conv in dict.fromkeys((SMALL_RESNET if small else ResNetSize()).convolutions)
     ]
 
 
-def _with_scores(model: Model, tokens: str | int) -> Model:
-    return Model(**{**vars(model), "tokens": tokens})
+@dataclass(frozen=True)
+class Family:
+    """What a name of ``--model`` means: models, small or of their own size, and values of their free extent."""
+
+    models: Callable[[bool], list[Model]]
+    extent: str
+    values: tuple[int, ...]
+    small_values: tuple[int, ...]
 
 
-# Each name of --model: the models that it means, and the values of their extent that are taken where none are given.
-FAMILIES: dict[str, tuple[Callable[[bool], list[Model]], str, Sequence[int], Sequence[int]]] = {
-    "llama-layer": (_llama, "seq", (1, 16, 128, 512, 2048, 8192), (1, 7)),
-    "vit-block": (_vit, "batch", (1, 8, 32), (1, 2)),
-    "resnet50": (_resnet, "batch", (32,), (2,)),
-    "mlp": (_mlp, "seq", (1, 16, 128, 512, 2048, 8192), (1, 7)),
-    "llama-linears": (_linears, "rows", (1, 16, 64, 128, 512, 2048, 8192), (1, 7)),
-    "resnet50-convs": (_convolutions, "batch", (32,), (2,)),
+FAMILIES = {
+    "llama-layer": Family(_llama, "seq", (1, 16, 128, 512, 2048, 8192), (7,)),
+    "vit-block": Family(_vit, "batch", (1, 8, 32), (1,)),
+    "resnet50": Family(_resnet, "batch", (32,), (1,)),
+    "mlp": Family(_mlp, "seq", (1, 16, 128, 512, 2048, 8192), (7,)),
+    "llama-linears": Family(_linears, "rows", (1, 16, 64, 128, 512, 2048, 8192), (7,)),
+    "resnet50-convs": Family(_convolutions, "batch", (32,), (1,)),
 }

@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tensorir_ladder.harness.bandwidth import erf
 from tensorir_ladder.harness.execution import Backend
 from tensorir_ladder.harness.verify import ALIGNED, TRUNCATED_BLOCK, WALK, Trial, epsilon, half_units
 from tensorir_ladder.harness.whole_models.definitions import (
     DTYPE,
     MASKED,
+    THETA,
     Convolution,
     Model,
     ResNetSize,
@@ -213,10 +216,6 @@ def draw_weights(shapes: Mapping[str, tuple[int, ...]], backend: Backend, seed: 
 
 
 def _drawn(name: str, shape: tuple[int, ...], backend: Backend, seed: int) -> Any:
-    import numpy as np
-
-    from tensorir_ladder.harness.whole_models.definitions import THETA
-
     if name in ("cos", "sin"):
         frequencies = THETA ** -(np.arange(shape[1]) / shape[1])
         return backend.given(getattr(np, name)(np.arange(shape[0])[:, None] * frequencies).astype(DTYPE))
@@ -258,23 +257,17 @@ def _vit(a: Arithmetic, size: Transformer, x: Known, w: Weights) -> Known:
 
 
 def _resnet(a: Arithmetic, size: ResNetSize, x: Known, w: Weights) -> Known:
-    from tensorir_ladder.harness.whole_models.definitions import ResNet
-
-    net = ResNet(size)
-
     def folded(x: Known, name: str, conv: Convolution) -> Known:
         made = a.convolved(x, w[f"{name}.weight"], conv)
         scaled = a.stored(made.scaled(a.backend.float64(w[f"{name}.scale"])))
         return a.added(scaled, a.exact(w[f"{name}.shift"]))
 
-    x = a.pooled(a.relu(folded(x, "stem", net.stem.conv)))
-    for number, block in enumerate(net.blocks):
-        name = f"blocks.{number}"
-        beside = folded(x, f"{name}.beside", block.beside.conv) if block.beside else x
-        for part in ("conv1", "conv2", "conv3"):
-            x = folded(x, f"{name}.{part}", getattr(block, part).conv)
-            x = a.relu(x) if part != "conv3" else x
-        x = a.relu(a.added(x, beside))
+    x = a.pooled(a.relu(folded(x, "stem", size.stem)))
+    for number, block in enumerate(size.bottlenecks):
+        name, (first, second, third) = f"blocks.{number}", block.convolutions
+        beside = folded(x, f"{name}.beside", block.beside) if block.beside else x
+        x = a.relu(folded(a.relu(folded(x, f"{name}.conv1", first)), f"{name}.conv2", second))
+        x = a.relu(a.added(folded(x, f"{name}.conv3", third), beside))
     pixels = x.value.shape[1] * x.value.shape[2]
     mean = Known(x.value.mean(1).mean(1), x.variance.mean(1).mean(1) / pixels)
     return a.linear(a.stored(mean), w["classes.weight"], w["classes.bias"])
