@@ -99,7 +99,7 @@ class Statement:
     stmt: tirx.Stmt
     blocks: tuple[s_tir.SBlock, ...]
     wrappers: tuple[s_tir.SBlock, ...] = ()
-    elements: int = 1
+    elements: int | ir.Expr = 1
     vector: int = 1
     part: str = ""
     idle: tuple[s_tir.SBlock, ...] = ()
@@ -238,9 +238,10 @@ def _statement(stmt: tirx.Stmt) -> Statement:
     return Statement(stmt, tuple(leaves), tuple(wrappers), _executions(stmt), max(vectors))
 
 
-def _executions(stmt: tirx.Stmt) -> int:
+def _executions(stmt: tirx.Stmt) -> int | ir.Expr:
+    """Count how often a statement's blocks are run: a number, or an expression where an extent is none."""
     if isinstance(stmt, tirx.For):
-        return int(stmt.extent) * _executions(stmt.body)
+        return (int(stmt.extent) if is_constant(stmt.extent) else stmt.extent) * _executions(stmt.body)
     if isinstance(stmt, tirx.SeqStmt):
         return sum(_executions(part) for part in stmt.seq)
     if isinstance(stmt, s_tir.SBlockRealize) and _blocks(stmt.block.body):

@@ -55,6 +55,31 @@ inline uint16_t float_to_bfloat16(float x) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Bytes of 8-bit floating point: a sign, ``exponent`` bits, the rest mantissa. e5m2 is the upper half of a float16; e4m3
+// has no infinity, and NaN is all ones alone.
+inline float e5m2_to_float(uint8_t x) { return half_to_float(uint16_t(x << 8)); }
+inline float e4m3_to_float(uint8_t x) {
+  if ((x & 0x7f) == 0x7f) return float_of(0x7fffffff);
+  return float_of(uint32_t(x & 0x80) << 24 | bits_of(float_of(uint32_t(x & 0x7f) << 20) * 0x1p120f));
+}
+
+// To the nearest such number, ties to even, and to the largest where it is beyond (saturating, as CUDA's constructors).
+inline uint8_t float_to_fp8(float x, int mantissa, float largest, float (*value)(uint8_t)) {
+  uint8_t sign = bits_of(x) >> 31 << 7;
+  float size = fabsf(x);
+  if (size != size) return sign | 0x7f;
+  if (size >= largest) size = largest;
+  int exponent;
+  frexpf(size, &exponent);
+  float unit = ldexpf(1, (exponent < (mantissa == 3 ? -5 : -13) ? (mantissa == 3 ? -5 : -13) : exponent) - 1 - mantissa);
+  float rounded = rintf(size / unit) * unit;
+  uint8_t low = 0, high = 0x7f;
+  while (high - low > 1) (value((low + high) / 2) <= rounded ? low : high) = (low + high) / 2;
+  return sign | low;
+}
+inline uint8_t float_to_e4m3(float x) { return float_to_fp8(x, 3, 448, e4m3_to_float); }
+inline uint8_t float_to_e5m2(float x) { return float_to_fp8(x, 2, 57344, e5m2_to_float); }
+
 // A float32 operand rounded to TF32, half away from zero, as cvt.rna.tf32.f32.
 inline uint32_t round_to_tf32(uint32_t bits) {
   return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000;
@@ -75,6 +100,19 @@ struct nv_bfloat16 {
   EMU_INLINE nv_bfloat16(float x) : bits(emu::float_to_bfloat16(x)) {}
   EMU_INLINE operator float() const { return emu::bfloat16_to_float(bits); }
 };
+
+#define EMU_FP8(name, kind)                                              \
+  struct name {                                                          \
+    uint8_t __x;                                                         \
+    name() = default;                                                    \
+    EMU_INLINE explicit name(float x) : __x(emu::float_to_##kind(x)) {}  \
+    EMU_INLINE operator float() const { return emu::kind##_to_float(__x); } \
+  };
+EMU_FP8(__nv_fp8_e4m3, e4m3)
+EMU_FP8(__nv_fp8_e5m2, e5m2)
+#undef EMU_FP8
+typedef __nv_fp8_e4m3 fp8_e4_t;
+typedef __nv_fp8_e5m2 fp8_e5_t;
 
 typedef __half half;
 typedef nv_bfloat16 __nv_bfloat16;
