@@ -24,8 +24,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below, operand_regions
+from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner
@@ -78,7 +77,11 @@ class StreamTile:
         if self.reduction_threads <= MOST_UNROLLED or least * 2 > self.reduction_threads:
             return 1
         return min(
-            (least * times for times in range(1, self.reduction_threads // least) if not self.reduction_threads % (least * times)),
+            (
+                least * times
+                for times in range(1, self.reduction_threads // least)
+                if not self.reduction_threads % (least * times)
+            ),
             key=lambda groups: groups + self.reduction_threads // groups,
         )
 
