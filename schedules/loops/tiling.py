@@ -98,7 +98,8 @@ def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> lis
 
     132 blocks at once then touch 8 rows and 17 columns of tiles instead of 5 and 32. A group that does not divide
     the rows is lowered to the next divisor. Where the number of rows is known at run time only, ``group`` columns run
-    side by side in their place. Returns the loops, for :func:`bind_grid`.
+    side by side in their place, and where neither is known, blocks run in row order. Returns the loops, for
+    :func:`bind_grid`.
 
     Raises
     ------
@@ -113,6 +114,8 @@ def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> lis
             remedy="give 1 for row order",
         )
     grouped, other = (row, column) if is_constant(sch.get(row).extent) else (column, row)
+    if not is_constant(sch.get(grouped).extent):
+        return [row, column]
     extent = loop_extent(sch, grouped)
     divisor = max(d for d in range(1, min(group, extent) + 1) if extent % d == 0)
     if divisor == 1:
