@@ -7,7 +7,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.inspection import is_one, loop_extent, loops_below
+from tensorir_ladder.schedules.inspection import is_multiple, is_one, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 
 FOUR = 4  # elements of CUDA's own vectors of small integers: char4, short4
@@ -17,11 +17,10 @@ def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
     """Return the elements in the widest legal vector along a block's innermost loop, over all it reads and writes.
 
     At most 16 bytes; dividing the loop's extent and the last dimension of every buffer (so that rows begin aligned,
-    and each vector stays in its row; of a dimension that only run time knows the size of, nothing is known); and
-    contiguous and aligned in every buffer, which is proven from the block's indices. The last is not a nicety: TVM 0.27
-    copies 16 consecutive bytes with cp.async even where the vectorized index has a stride, silently, and loads vectors
-    from wherever they begin, which a GPU refuses. And no more than TVM can write (:func:`_most_elements`). 1 means
-    scalars.
+    and each vector stays in its row); and contiguous and aligned in every buffer, which is proven from the block's
+    indices. The last is not a nicety: TVM 0.27 copies 16 consecutive bytes with cp.async even where the vectorized
+    index has a stride, silently, and loads vectors from wherever they begin, which a GPU refuses. And no more than TVM
+    can write (:func:`_most_elements`). 1 means scalars.
     """
     stmt = sch.get(block)
     regions = [*stmt.reads, *stmt.writes]
@@ -31,7 +30,7 @@ def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
     width = VECTOR_BYTES // max(dtype_bytes(region.source.dtype) for region in regions)
     width = min(width, _most_elements(stmt))
     while width > 1 and (
-        not all(_is_multiple(extent, width) for extent in extents)
+        not all(is_multiple(extent, width) for extent in extents)
         or not all(_is_contiguous(region, stmt.iter_vars[-1].var, width) for region in regions)
     ):
         width //= 2
@@ -116,15 +115,8 @@ def _walks_last_iterator(sch: Schedule, innermost: LoopRV) -> bool:
     return any(found)
 
 
-def _is_multiple(number: tirx.PrimExpr | int, width: int) -> bool:
-    """Prove that a number is a multiple of a width."""
-    if isinstance(number, (int, tirx.IntImm)):
-        return int(number) % width == 0
-    return bool(sym.Analyzer().can_prove(tirx.floormod(number, width) == 0))
-
-
 def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> bool:
-    """Prove that ``width`` values of ``variable``, from a multiple of it on, index elements in a row, from one on, too."""
+    """Prove that ``width`` values of ``variable``, from a multiple of it on, index that many elements from one on."""
     group = tirx.Var("group", "int32")
     analyzer = sym.Analyzer()
 
@@ -135,7 +127,7 @@ def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> b
     if not all(is_one(dimension.extent) for dimension in region.region):
         return False
     indices = [dimension.min for dimension in region.region]
-    if not _is_multiple(analyzer.simplify(index_at(0, indices[-1])), width):
+    if not is_multiple(index_at(0, indices[-1]), width):
         return False
     for lane in range(1, width):
         steps = [analyzer.simplify(index_at(lane, index) - index_at(0, index)) for index in indices]
