@@ -47,6 +47,10 @@ GROUPS = {
     },
     "look": {
         "list": Command("show steps, variants, tiles, architectures and peers", "nothing; seconds"),
+        "show": Command("print a step's schedule, and its TensorIR, CUDA, PTX or machine code", "nothing; seconds"),
+        "explain": Command("tell a step's pipeline: what runs when, in which stage", "nothing; seconds"),
+        "diff": Command("print how two steps' schedules or code differ", "nothing; seconds"),
+        "doctor": Command("tell what this machine has, and what is missing for what", "nothing; seconds"),
         "compile": Command("compile the generated CUDA, print it, say what it occupies", "compiler; a second a case"),
         "depth": Command("predict time, memory and occupancy of each stage count", "compiler; seconds a step"),
         "rebuild": Command("lower recorded cases again: is the CUDA the recorded one?", "nothing; minutes"),
@@ -80,7 +84,11 @@ GROUPS = {
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 EXAMPLES = """\
   ladder list                                    what there is
-  python steps/step5_pipelining.py               run one step and compare its variants
+  python steps/step5_pipelining.py               run one step
+  python steps/step5_pipelining.py --all-variants  compare its variants
+  ladder show 5 --show cuda                      its schedule, and the CUDA made of it
+  ladder explain 5 --stages 4                    what runs when with four stages
+  ladder diff 4 5                                what pipelining changes in the schedule
   ladder run --step 1-6 --size 1024              the ladder at one size
   ladder run --step 6 --tile best --size 4096    with the best tile of the declared set
   ladder verify --step 5 --shape 33x17x50        check a ragged shape

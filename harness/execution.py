@@ -52,6 +52,9 @@ class Backend(Protocol):
     def float64(self, array: Any) -> Any:
         """Convert an array to float64."""
 
+    def given(self, array: np.ndarray) -> Any:
+        """Take a numpy array of a dtype that the backend has."""
+
     def copied(self, array: Any) -> Any:
         """Copy an array."""
 
@@ -89,6 +92,10 @@ class NumpyArrays(Backend):
     def float64(self, array: np.ndarray) -> np.ndarray:
         """See :class:`Backend`."""
         return array.astype(np.float64)
+
+    def given(self, array: np.ndarray) -> np.ndarray:
+        """See :class:`Backend`."""
+        return array
 
     def copied(self, array: np.ndarray) -> np.ndarray:
         """See :class:`Backend`."""
@@ -159,6 +166,10 @@ class GpuBackend(Backend):
     def float64(self, array: Any) -> Any:
         """See :class:`Backend`."""
         return array.double()
+
+    def given(self, array: np.ndarray) -> Any:
+        """See :class:`Backend`."""
+        return self.torch.from_numpy(array).cuda()
 
     def copied(self, array: Any) -> Any:
         """See :class:`Backend`."""
