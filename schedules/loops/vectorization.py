@@ -7,7 +7,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.inspection import loop_extent, loops_below
+from tensorir_ladder.schedules.inspection import is_multiple, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 
 FOUR = 4  # elements of CUDA's own vectors of small integers: char4, short4
@@ -26,11 +26,11 @@ def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
     regions = [*stmt.reads, *stmt.writes]
     if not _walks_last_iterator(sch, innermost):
         return 1
-    extents = [loop_extent(sch, innermost), *(int(region.source.shape[-1]) for region in regions)]
+    extents = [loop_extent(sch, innermost), *(region.source.shape[-1] for region in regions)]
     width = VECTOR_BYTES // max(dtype_bytes(region.source.dtype) for region in regions)
     width = min(width, _most_elements(stmt))
     while width > 1 and (
-        any(extent % width for extent in extents)
+        not all(is_multiple(extent, width) for extent in extents)
         or not all(_is_contiguous(region, stmt.iter_vars[-1].var, width) for region in regions)
     ):
         width //= 2

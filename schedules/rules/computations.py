@@ -53,7 +53,9 @@ def computations_of(func: tirx.PrimFunc) -> list[Computation]:
     for place, computation in enumerate(found):
         if sum(other.buffer.same_as(computation.buffer) for other in found) > 1:
             raise _left("several blocks write one buffer", computation.name, "a reduction's start belongs into T.init")
-        later = [other.buffer for other in found[place if computation.start is None else place + 1 :]]
+        later = [
+            other.buffer for other in found[place + bool(computation.reduction or computation.start is not None) :]
+        ]
         if any(load.source.same_as(buffer) for load in loads_in(computation.value) for buffer in later):
             raise _left("a block that reads what it changes, or what is computed later", computation.name)
     return found
