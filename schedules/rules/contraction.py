@@ -49,6 +49,7 @@ from tensorir_ladder.schedules.rules.ranges import by_extent, symbolic_extents, 
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
 from tensorir_ladder.schedules.tensor_cores.mma import tensorize_contraction, use_instruction
 from tensorir_ladder.schedules.tensor_cores.warpgroup import (
+    keep_rows_apart,
     multiply_by_wgmma,
     pipeline_warpgroups,
     stage_for_warpgroups,
@@ -286,7 +287,11 @@ def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> 
     tile, stages = plan.choice.tile, plan.choice.stages
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole = shape.columns is not None and shape.columns >= tile.block_n and (shape.rows or tile.block_m) >= tile.block_m
-    staged = stage_for_warpgroups(sch, block, tile, store_rows=whole and plan.parts == 1)
+    # Nor can it bound a tile of rows that are the product of two extents known at run time only.
+    by_rows = whole and plan.parts == 1 and len(symbolic_extents(sch.mod[sch.func_working_on])) <= 1
+    if by_rows:
+        keep_rows_apart(sch, block)
+    staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows)
     pipeline_warpgroups(sch, staged.loops.k_outer, stages)
     multiply_by_wgmma(sch, staged.loops, staged.instruction)
 
