@@ -183,6 +183,7 @@ EMU_VECTORS(nv_bfloat16, nv_bfloat16, 4, 8)
 #undef EMU_VECTOR
 #undef EMU_LIST
 
+EMU_INLINE float rsqrtf(float x) { return 1 / sqrtf(x); }
 EMU_INLINE half __float2half(float x) { return half(x); }
 EMU_INLINE half __float2half_rn(float x) { return half(x); }
 EMU_INLINE float __half2float(half x) { return x; }
