@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -46,6 +46,11 @@ def loop_extent(sch: Schedule, loop: LoopRV) -> int:
 def is_constant(extent: tirx.Expr) -> bool:
     """Return whether an extent is a number, and not known at run time only."""
     return isinstance(extent, tirx.IntImm)
+
+
+def is_multiple(extent: tirx.Expr | int, size: int) -> bool:
+    """Return whether an extent is a multiple of ``size``, for each value of what only run time knows."""
+    return sym.Analyzer().can_prove_equal(tirx.floormod(extent, size), 0)
 
 
 def is_one(number: object) -> bool:

@@ -74,8 +74,11 @@ def matmul(
 
     The first call with tensors of some sizes, strides and dtypes compiles a kernel, which takes seconds; cubins are
     kept on disk, loaded kernels for the life of the process. Calls run in torch's current stream, may be captured in
-    CUDA graphs after a first call outside, and take no part in autograd: tensors that require gradients are refused
-    while these are recorded, as by torch's own ``out=`` functions.
+    CUDA graphs after a first call outside.
+
+    Where gradients are recorded, and where torch traces (``torch.compile``, ``torch.export``, tensors that are fake or
+    have a dispatch of their own), the call is the operator ``tensorir_ladder::matmul`` (:mod:`torch_ops.custom_op`),
+    which has gradients of all orders. With ``out`` it records none, as torch's own: that is refused.
 
     Raises
     ------
@@ -83,6 +86,7 @@ def matmul(
     OverlappingOutput, UnsupportedGpu (:mod:`torch_ops.errors`), IllegalWorkload : ValueErrors that say what, the limit,
     and what to do; an output overlaps an operand where their first to last bytes do.
     NoCompiler, CompileError : from nvcc. FirstCallInCapture, DriverError : RuntimeErrors. NoTorch : an ImportError.
+    RuntimeError : for gradients of a product with ``out``, and for derivatives in forward mode.
     """
     try:
         left = a.shape, a.stride(), a.dtype, a.get_device()
@@ -93,8 +97,16 @@ def matmul(
     except AttributeError:
         _check_tensors(a=a, b=b, out=out, bias=bias)
         raise
-    if learned:
-        _check_no_gradients()
+    import torch
+
+    if (
+        torch.compiler.is_compiling()
+        or (learned and torch.is_grad_enabled())
+        or torch._C._len_torch_dispatch_stack()
+        or torch.autograd.forward_ad._current_level >= 0
+        or not (type(a).__torch_dispatch__ is type(b).__torch_dispatch__ is torch.Tensor.__torch_dispatch__)
+    ):
+        return _by_operator(a, b, out, bias, activation, alpha, out_dtype, any_m, learned)
     product = _product(left, right, result, out_dtype, added, activation, alpha, any_m)
     if product.current_device() != product.device:
         raise _elsewhere("a", product.device)
@@ -107,10 +119,77 @@ def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = Non
     Builds and loads the kernel where that has not been done; raises what :func:`matmul` raises.
     """
     _check_tensors(a=a, b=b, out=out)
-    keys = [
-        None if each is None else (each.shape, each.stride(), each.dtype, each.get_device()) for each in (a, b, out)
-    ]
-    return _product(*keys, None, None, None, 1.0, any_m).description
+    return _product_of(a, b, out, None, None, 1.0, None, any_m).description
+
+
+def multiply(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    alpha: float,
+    out_dtype: torch.dtype | None,
+    any_m: bool,
+) -> torch.Tensor:
+    """Do the work of :func:`matmul` and nothing else: what torch's operator runs, which recorded and traced before."""
+    product = _product_of(a, b, out, bias, activation, alpha, out_dtype, any_m)
+    if product.current_device() != product.device:
+        raise _elsewhere("a", product.device)
+    return product(a, b, out, bias)
+
+
+def _by_operator(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    alpha: float,
+    out_dtype: torch.dtype | None,
+    any_m: bool,
+    learned: bool,
+) -> torch.Tensor:
+    """Call torch's operator, which autograd records and a compiler traces; ``learned`` where operands need gradients.
+
+    Raises RuntimeError for derivatives that it does not have.
+    """
+    torch = _torch()
+    _check_tensors(a=a, b=b, out=out, bias=bias)
+    _check_factor(alpha)
+    if learned and out is not None and torch.is_grad_enabled():
+        raise RuntimeError(
+            "matmul with out records no gradients, and an operand requires them; call it without out, or under "
+            "torch.no_grad()"
+        )
+    forward_ad = torch.autograd.forward_ad
+    if forward_ad._current_level >= 0 and any(
+        each is not None and forward_ad.unpack_dual(each).tangent is not None for each in (a, b, bias)
+    ):
+        raise RuntimeError("matmul has no derivative in forward mode, and an operand has a tangent; call torch.matmul")
+    from tensorir_ladder.torch_ops import custom_op  # here, since it imports torch, and what is above
+
+    if out is None:
+        return custom_op.matmul(a, b, bias, activation, alpha, out_dtype, any_m)
+    custom_op.matmul_out(a, b, out, bias, activation, alpha, out_dtype, any_m)
+    return out
+
+
+def _product_of(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    alpha: float,
+    out_dtype: torch.dtype | None,
+    any_m: bool,
+) -> Product:
+    left, right, result, added = (
+        None if each is None else (each.shape, each.stride(), each.dtype, each.get_device())
+        for each in (a, b, out, bias)
+    )
+    return _product(left, right, result, out_dtype, added, activation, alpha, any_m)
 
 
 @functools.lru_cache(CACHED_PRODUCTS)
@@ -126,7 +205,7 @@ def _product(
 ) -> Product:
     """Make the product of tensors of such forms, ready to run: all but their addresses is checked here.
 
-    Each call checks these, that no gradients are recorded, and that the GPU is the current one.
+    Each call checks these, and that the GPU is the current one.
     """
     given = {name: key for name, key in (("a", a), ("b", b), ("out", out), ("bias", bias)) if key}
     device = _device_of(given)
@@ -138,8 +217,7 @@ def _product(
     _, *inner = operands.shape
     dense = tuple(math.prod(inner[place:]) for place in range(len(operands.shape)))
     result = output_rows(forms.get("out") or Form("out", operands.shape, dense, _name(dtype)), operands)
-    if not isinstance(alpha, numbers.Real):
-        raise TypeError(f"alpha is a {type(alpha).__name__}; give a number, which is written into the kernel")
+    _check_factor(alpha)
     if bias:
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
@@ -204,10 +282,10 @@ def _check_tensors(**given: object) -> None:
             raise TypeError(f"{name} is a {type(tensor).__name__}; give a torch tensor")
 
 
-def _check_no_gradients() -> None:
-    """Raise RuntimeError where gradients are recorded."""
-    if _torch().is_grad_enabled():
-        raise RuntimeError("matmul records no gradients, and an operand requires them; call it under torch.no_grad()")
+def _check_factor(alpha: object) -> None:
+    """Raise TypeError for what is no number."""
+    if not isinstance(alpha, numbers.Real):
+        raise TypeError(f"alpha is a {type(alpha).__name__}; give a number, which is written into the kernel")
 
 
 def _device_of(given: dict[str, Key]) -> int:

@@ -30,6 +30,7 @@ class Product:
         # Of torch's, those without Python of their own: what torch.cuda.current_stream does takes a µs or two.
         self.device, self.current_device = kernel.device, torch._C._cuda_getDevice
         self._stream_of, self._empty_like = torch._C._cuda_getCurrentRawStream, torch.empty_like
+        self._note_written = torch._C._increment_version  # so that autograd sees what it kept being overwritten
         self._itemsize, self._out_itemsize = dtype_bytes(problem.dtype), dtype_bytes(problem.out_dtype)
         self._operands, self._out, self._dtype = operands, out, dtype
         self._transposed = problem.layout == "nt"
@@ -56,6 +57,7 @@ class Product:
             out = self._new(a)
         else:
             self._check_apart(out.data_ptr(), first_a, first_b, bias)
+            self._note_written((out,))
         if self._copies:
             return self._copied(a, b, out, bias)
         self._run(out, bias, first_a, first_b, out.data_ptr())

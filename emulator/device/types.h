@@ -114,6 +114,21 @@ EMU_FP8(__nv_fp8_e5m2, e5m2)
 typedef __nv_fp8_e4m3 fp8_e4_t;
 typedef __nv_fp8_e5m2 fp8_e5_t;
 
+// Half-precision arithmetic is rounded after every operation; the types must be known, for whole numbers convert too.
+template <class T> struct EmuHalfOnly {};
+template <> struct EmuHalfOnly<__half> { typedef __half type; };
+template <> struct EmuHalfOnly<nv_bfloat16> { typedef nv_bfloat16 type; };
+#define EMU_OPERATOR(op)                                                              \
+  template <class T> EMU_INLINE typename EmuHalfOnly<T>::type operator op(T x, T y) { \
+    return T(float(x) op float(y));                                                   \
+  }
+EMU_OPERATOR(+)
+EMU_OPERATOR(-)
+EMU_OPERATOR(*)
+EMU_OPERATOR(/)
+#undef EMU_OPERATOR
+template <class T> EMU_INLINE typename EmuHalfOnly<T>::type operator-(T x) { return T(-float(x)); }
+
 typedef __half half;
 typedef nv_bfloat16 __nv_bfloat16;
 
@@ -144,6 +159,7 @@ namespace emu {
 
 // A vector is one access, as on the GPU: the compiler must not take it apart, so that it is seen to be aligned.
 template <size_t bytes> struct Whole;
+template <> struct Whole<2> { typedef uint16_t type __attribute__((may_alias)); };
 template <> struct Whole<4> { typedef uint32_t type __attribute__((may_alias)); };
 template <> struct Whole<8> { typedef uint64_t type __attribute__((may_alias)); };
 template <> struct Whole<16> { typedef uint32_t type __attribute__((may_alias, vector_size(16))); };
@@ -175,7 +191,12 @@ template <size_t bytes> EMU_INLINE void copy_whole(void* to, const void* from) {
 #define EMU_LIST(...) __VA_ARGS__
 EMU_VECTORS(float, float, 8, 16)
 EMU_VECTORS(double, double, 16, 16)
+EMU_VECTORS(signed char, char, 2, 4)
+EMU_VECTORS(uchar, uchar, 2, 4)
+EMU_VECTORS(short, short, 4, 8)
+EMU_VECTORS(ushort, ushort, 4, 8)
 EMU_VECTORS(int, int, 8, 16)
+EMU_VECTORS(long long, longlong, 16, 16)
 EMU_VECTORS(uint, uint, 8, 16)
 EMU_VECTORS(half, half, 4, 8)
 EMU_VECTORS(nv_bfloat16, nv_bfloat16, 4, 8)
@@ -192,6 +213,36 @@ EMU_INLINE nv_bfloat16 __float2bfloat16_rn(float x) { return nv_bfloat16(x); }
 EMU_INLINE float __bfloat162float(nv_bfloat16 x) { return x; }
 EMU_INLINE uint __pack_half2(half x, half y) { return uint(y.bits) << 16 | x.bits; }
 EMU_INLINE uint __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return uint(y.bits) << 16 | x.bits; }
+EMU_INLINE float rsqrtf(float x) { return 1 / sqrtf(x); }
+EMU_INLINE double rsqrt(double x) { return 1 / sqrt(x); }
+// CUDA's own in half precision: those that it has for both types, and those that TVM's text defines for half alone.
+#define EMU_HALF(name, of) EMU_INLINE half name(half x) { return half(of(float(x))); }
+#define EMU_MATH(name, of) \
+  EMU_HALF(name, of)       \
+  EMU_INLINE nv_bfloat16 name(nv_bfloat16 x) { return nv_bfloat16(of(float(x))); }
+EMU_MATH(hexp, expf)
+EMU_MATH(hexp2, exp2f)
+EMU_MATH(hexp10, exp10f)
+EMU_MATH(hlog, logf)
+EMU_MATH(hlog2, log2f)
+EMU_MATH(hlog10, log10f)
+EMU_MATH(hsqrt, sqrtf)
+EMU_MATH(hrsqrt, rsqrtf)
+EMU_MATH(hrcp, 1 /)
+EMU_MATH(hsin, sinf)
+EMU_MATH(hcos, cosf)
+EMU_MATH(htanh, tanhf)
+EMU_MATH(hfloor, floorf)
+EMU_MATH(hceil, ceilf)
+EMU_MATH(hrint, rintf)
+EMU_MATH(htrunc, truncf)
+EMU_MATH(__habs, fabsf)
+EMU_HALF(htan, tanf)
+EMU_HALF(hatan, atanf)
+EMU_HALF(herf, erff)
+EMU_INLINE half hpow(half x, half y) { return half(powf(x, y)); }
+#undef EMU_HALF
+#undef EMU_MATH
 template <class T> EMU_INLINE T max(T a, T b) { return a > b ? a : b; }
 template <class T> EMU_INLINE T min(T a, T b) { return a < b ? a : b; }
 

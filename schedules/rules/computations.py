@@ -37,6 +37,11 @@ class Computation:
         """All iterators, the reduction's last."""
         return self.spatial + self.reduction
 
+    @property
+    def updates(self) -> bool:
+        """True of a reduction, which reads what it has stored, whether it says by T.init what it begins with or not."""
+        return bool(self.reduction or self.start is not None)
+
     def is_beside(self, other: Computation) -> bool:
         """Return whether both are computed by one block (equations without iterators: if they have one name)."""
         same = len(self.iterators) == len(other.iterators) and self.name == other.name
@@ -59,9 +64,7 @@ def computations_of(func: tirx.PrimFunc) -> list[Computation]:
     for place, computation in enumerate(found):
         if sum(other.buffer.same_as(computation.buffer) for other in found) > 1:
             raise _left("several blocks write one buffer", computation.name, "a reduction's start belongs into T.init")
-        later = [
-            other.buffer for other in found[place:] if computation.start is None or not computation.is_beside(other)
-        ]
+        later = [other.buffer for other in found[place:] if not (computation.updates and computation.is_beside(other))]
         if any(load.source.same_as(buffer) for load in loads_in(computation.value) for buffer in later):
             raise _left("a block that reads what it changes, or what is computed later", computation.name)
     return found

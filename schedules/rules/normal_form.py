@@ -338,6 +338,8 @@ def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: _Factors, e
     rows, columns = ([i for i in order if i.var in own - other] for own, other in ((first, second), (second, first)))
     if rows and (not columns or last[rows[-1].var] > last[columns[-1].var]):  # what is stored side by side
         rows, columns, factors = columns, rows, replace(factors, first=factors.second, second=factors.first)
+    if batch and not rows and _slides(factors.second, reduction):
+        raise _left("a grouped convolution, whose groups have too few columns for a product", reduction)
     axes = [_Axis.of("b", [iterator]) for iterator in batch]
     axes += [_Axis.of("i", rows), _Axis.of("j", columns), _Axis.of("k", list(reduction.reduction))]
     *batch, i, j, k = axes
@@ -496,6 +498,12 @@ def _reads_plainly(indices: Sequence[ir.Expr], buffer: tirx.Var, axes: Sequence[
         return not others and index.same_as(iterator.var) and tvm_ffi.structural_equal(extent, iterator.dom.extent)
 
     return len(indices) == len(axes) and all(map(is_axis, indices, buffer.shape, axes))
+
+
+def _slides(operand: ir.Expr, reduction: Computation) -> bool:
+    """Return whether an operand is read through a window: at sums of a spatial iterator and one of the reduction."""
+    indices = [index for load in loads_in(operand) for index in load.indices]
+    return any(_uses(index, reduction.spatial) and _uses(index, reduction.reduction) for index in indices)
 
 
 def _uses(value: ir.Expr, iterators: Sequence[tirx.IterVar]) -> set[tirx.Var]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 
 from tensorir_ladder.schedules.rules.rule import NotTaken
 
@@ -35,10 +35,37 @@ def by_extent(bodies: Sequence[tuple[int | None, tirx.PrimFunc]]) -> tirx.PrimFu
             remedy="give the others their values",
         )
     (extent,) = extents
-    chosen: tirx.Stmt = last.body
-    for most, function in reversed(bodies[:-1]):
-        chosen = tirx.IfThenElse(extent <= most, _with_parameters_of(function, last), chosen)
-    return last.with_body(tirx.IfThenElse(extent > 0, chosen, None))
+    chosen, below = [], 0
+    for most, function in bodies:
+        inside = extent > below if most is None else tirx.all(extent > below, extent <= most)
+        chosen.append(_if(inside, _with_parameters_of(function, last)))
+        below = most
+    return last.with_body(tirx.SeqStmt(chosen) if len(chosen) > 1 else chosen[0])
+
+
+def _if(condition: tirx.Expr, body: tirx.Stmt) -> tirx.Stmt:
+    """Return a statement that is executed under a condition, as a loop of one step or none.
+
+    TVM places barriers while kernels still stand in the host's code, and would refuse those that stand in a kernel's
+    loop: it takes the host's condition for one that some threads of the kernel fail.
+    """
+    return tirx.For(tirx.Var("chosen", "int32"), 0, tirx.Select(condition, 1, 0), tirx.ForKind.SERIAL, body)
+
+
+def unless_empty(function: tirx.PrimFunc, extents: Sequence[tirx.Var]) -> tirx.PrimFunc:
+    """Return a lowered function that launches nothing where one of its result's ``extents`` is 0."""
+    some = tirx.all(*(extent > 0 for extent in extents)) if extents else None
+    return function if some is None else function.with_body(_if(some, function.body))
+
+
+def written_extents(function: tirx.PrimFunc) -> list[tirx.Var]:
+    """Return the extents known at run time only of the parameters that a function's blocks write, each once."""
+    written: list[tirx.Var] = []
+    tvm_ffi.structural_walk(
+        function.body, (s_tir.SBlock, lambda block: written.extend(region.source for region in block.writes))
+    )
+    results = [p for p in function.params if any(p.same_as(buffer) for buffer in written)]
+    return symbolic_extents(tirx.PrimFunc(results, tirx.Evaluate(0)))
 
 
 def symbolic_extents(function: tirx.PrimFunc) -> list[tirx.Var]:

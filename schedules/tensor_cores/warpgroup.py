@@ -41,7 +41,7 @@ from tensorir_ladder.schedules.inspection import (
 )
 from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
-from tensorir_ladder.schedules.loops.tiling import bind_grid, raster_blocks
+from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, raster_blocks
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
@@ -275,7 +275,7 @@ def stage_for_warpgroups(
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
     raster_loops = raster_blocks(sch, loops.block_row, loops.block_column, raster)
-    grid = bind_grid(sch, [*batch, *raster_loops])
+    grid = bind_batched_grid(sch, batch, raster_loops)
     group = bind_warpgroups(sch, loops)
     write_back = accumulate_in_registers(sch, block, group, FRAGMENT)
     lay_out_accumulators(sch, block, instruction)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import tvm
 from tvm import te, tirx
@@ -116,6 +118,25 @@ def test_kernels_are_those_of_the_sizes_at_hand() -> None:
     assert kernels[0] == ()
     assert kernels[1] == kernels[2] != kernels[3]
     assert {len(names) for names in kernels[1:]} == {1}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_frameworks_compute_between_products_is_emulated(dtype: str) -> None:
+    """In the dtype itself, as TVM's own operators do it, each result rounded to it."""
+    a = te.placeholder((40,), dtype, "A")
+    operators: dict[str, Callable[[tirx.Expr], tirx.Expr]] = {
+        "tanh": tirx.tanh,
+        "silu": lambda x: x * tirx.sigmoid(x),
+        "rsqrt": lambda x: tirx.rsqrt(x * x + tirx.const(1, dtype)),
+        "wave": lambda x: tirx.floor(tirx.sin(x)) - tirx.cos(x) / (tirx.exp(x) + tirx.const(1, dtype)),
+    }
+
+    def each(name: str) -> te.Tensor:
+        return te.compute((40,), lambda i: operators[name](a[i]), name)
+
+    parts = [each(name) for name in operators]
+    before = te.create_prim_func([a, te.compute((40,), lambda i: sum((p[i] for p in parts[1:]), parts[0][i]), "B")])
+    assert len(check_function(before, bound(before, *operators, "B"), TARGET).kernels) == 5
 
 
 def test_a_host_function_is_read_as_far_as_its_numbers_are_known() -> None:

@@ -40,6 +40,8 @@ class Dtype(str):
 class Tensor:
     """A tensor "on" GPU ``device``, or on the CPU (-1), over a numpy array."""
 
+    __torch_dispatch__ = None  # none of its own
+
     def __init__(self, array: np.ndarray, dtype: str, device: int = 0, requires_grad: bool = False) -> None:
         self.array, self.dtype, self._device, self.requires_grad = (
             array,
@@ -114,14 +116,26 @@ def torch_stand_in(gpus: int = 1) -> SimpleNamespace:
     cuda.is_available = lambda: gpus > 0
     cuda.is_current_stream_capturing = lambda: cuda.capturing
     dtypes = {name: Dtype(name) for name in DTYPES}
-    private = SimpleNamespace(_cuda_getDevice=lambda: cuda.device, _cuda_getCurrentRawStream=lambda _: cuda.stream)
+    private = SimpleNamespace(
+        _cuda_getDevice=lambda: cuda.device,
+        _cuda_getCurrentRawStream=lambda _: cuda.stream,
+        _increment_version=lambda tensors: None,
+        _len_torch_dispatch_stack=lambda: 0,
+    )
 
     def empty_like(tensor: Tensor) -> Tensor:
         """Contiguous memory."""
         return tensor.new_empty(tensor.shape)
 
     return SimpleNamespace(
-        Tensor=Tensor, cuda=cuda, _C=private, empty_like=empty_like, is_grad_enabled=lambda: True, **dtypes
+        Tensor=Tensor,
+        cuda=cuda,
+        _C=private,
+        empty_like=empty_like,
+        is_grad_enabled=lambda: True,
+        compiler=SimpleNamespace(is_compiling=lambda: False),
+        autograd=SimpleNamespace(forward_ad=SimpleNamespace(_current_level=-1)),
+        **dtypes,
     )
 
 
