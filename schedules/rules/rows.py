@@ -474,7 +474,7 @@ def _with_kept_values(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) 
             here = [load for value in read for load in loads_in(value) if load.source.same_as(computation.buffer)]
             loads, passes = [*loads, *here], passes + bool(here)
         same = all(tvm_ffi.structural_equal(load, loads[0]) for load in loads)
-        if passes > 1 and same and all(form.lanes.varies(index) for index in loads[0].indices[-1:]):
+        if passes > 1 and same and all(trial.lanes.varies(index) for index in loads[0].indices[-1:]):
             kept.append(computation.buffer)
             form = trial
     return form
