@@ -9,9 +9,10 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.rules.contraction import Contraction
 from tensorir_ladder.schedules.rules.rule import Rule
 
-RULES: tuple[type[Rule], ...] = ()
+RULES: tuple[type[Rule], ...] = (Contraction,)
 OLDEST = 80  # cp.async and mma.sync of float16, bfloat16 and TF32
 
 
