@@ -57,6 +57,9 @@ GROUPS = {
     },
     "measure": {
         "bandwidth": Command("measure memory-bound workloads beside a copy and torch", "GPU (else verifies); minutes"),
+        "model": Command(
+            "time whole models by stock TVM, dlight and our rules, beside torch", "GPU (else verifies); minutes"
+        ),
         "counters": Command("count what the hardware does: pipes, conflicts, stalls", "GPU, ncu; 10 s a case"),
         "timeline": Command("record one block's loads, waits and multiplications", "GPU, compiler; 10 s a case"),
         "launch": Command("time the host's part of a launch, TVM's and our own", "GPU, compiler; seconds a case"),
@@ -97,6 +100,7 @@ EXAMPLES = """\
   ladder bandwidth --workload softmax --mb 256   memory-bound, 1 to 5 stages, beside a copy
   ladder sweep --step 5 --stages 1-6 --size 512  every stage count, each a record
   ladder timeline --step 11 --stages 1,2,4       what one block does when; needs a GPU
+  ladder model --model llama-layer --seq 1-8192  a Llama layer by stock TVM, dlight, our rules and torch
   ladder depth --step 5 --size 512               how many stages, by the model; needs no GPU
   ladder launch --step 11 --size 512             host time per launch, TVM's and ours
   ladder tune --step 5 --size 1024 --budget 120  the best of a declared space, kept on disk

@@ -146,6 +146,8 @@ def measure_model(
 ) -> ModelRecord:
     """Check and time a model at one value of its extent; failures are named in the record."""
     torch, (seed,) = session.backend.torch, draw_seeds(session.seed, 1)
+    for attempt in attempts:
+        attempt.calls = []
     release(torch)
     course = ModelCourse(model, value, session.backend, seed)
     trials = {sums: _trial(course, model, sums) for sums in ("float16", "float32")}
@@ -197,7 +199,9 @@ def _check(attempt: Attempt, course: ModelCourse, trial: Any, seed: int) -> None
         error, limit = hold(run, trial, course.backend)
         attempt.verification = Verification(True, "gpu", (seed,), error, limit, integers_exact=False)
         course.graph(partial(_run, running))
-        attempt.calls = [running.calls(each.x, *each.weights) for (each,) in course.sets]
+        attempt.calls = [
+            [call.of(course.torch) for call in running.calls(each.x, *each.weights)] for (each,) in course.sets
+        ]
     except WrongResult as wrong:
         attempt.refuse("wrong", f"{wrong} (--seed {seed} repeats it)"[:300])
     except Exception as error:  # noqa: BLE001 - a set of rules may fail in any way; the record says which did and how
@@ -208,13 +212,9 @@ def _run(running: Running, operands: Operands) -> None:
     running(operands.x, *operands.weights)
 
 
-def _again(calls: list[list[Call]], torch: Any, operands: Operands) -> None:
-    # What TVM recorded has no torch tensor in it that would name the stream.
-    import tvm_ffi
-
-    with tvm_ffi.use_raw_stream(tvm.cuda(), torch.cuda.current_stream().cuda_stream):
-        for call in calls[operands.number]:
-            call()
+def _again(calls: list[list[Call]], operands: Operands) -> None:
+    for call in calls[operands.number]:
+        call()
 
 
 def _race_whole(
@@ -225,7 +225,7 @@ def _race_whole(
     names = [attempt.rules.name for attempt in at_work]
     whole = [(attempt.rules.name, partial(_run, attempt.running)) for attempt in at_work]
     parts = [
-        (f"{attempt.rules.name}, rest", partial(_again, attempt.rest, course.torch))
+        (f"{attempt.rules.name}, rest", partial(_again, attempt.rest))
         for attempt in at_work
         if model.tokens is not None
     ]
@@ -264,11 +264,10 @@ def _race_functions(course: ModelCourse, attempts: Sequence[Attempt]) -> dict[tu
 def _function_course(course: ModelCourse, call: Call) -> Racecourse:
     """Put what a call was given on the GPU in as many sets as it takes."""
     torch = course.torch
-    given = [torch.from_dlpack(each) for each in call.arguments]
-    nbytes = sum(each.numel() * each.element_size() for each in given)
+    nbytes = sum(each.numel() * each.element_size() for each in call.arguments)
     number = sets_of(nbytes, device_properties(torch).L2_cache_size)
     require_room(torch, (number - 1) * nbytes)
-    sets = [tuple(given), *(tuple(each.clone() for each in given) for _ in range(number - 1))]
+    sets = [call.arguments, *(tuple(each.clone() for each in call.arguments) for _ in range(number - 1))]
     return Racecourse(course.backend, sets, nbytes)
 
 
