@@ -82,7 +82,10 @@ def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
             raise _left("indices of 32 bits are for buffers that hold no 64-bit numbers", value=buffer.name)
     if not wide:
         return func
-    return tirx.transform.ForceNarrowIndexToInt32()(tvm.IRModule({"main": func}))["main"]
+    try:
+        return tirx.transform.ForceNarrowIndexToInt32()(tvm.IRModule({"main": func}))["main"]
+    except tvm.error.InternalError as refused:
+        raise _left("a number in its indices needs more than 32 bits") from refused
 
 
 def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:

@@ -45,6 +45,8 @@ class Rule(ScheduleRule):
 
     def take(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return a function scheduled and lowered for ``target``; IllegalSchedule where this rule leaves it."""
+        if is_scheduled(func):
+            raise NotTaken("the function has its schedule", remedy="leave it as it is")
         if isinstance(func.body, s_tir.SBlockRealize) and relax.analysis.has_reshape_pattern(func):
             raise NotTaken("a reshape moves nothing", remedy="leave it to TVM, which makes a view of it")
         scheduled = self.schedule(func, target)
