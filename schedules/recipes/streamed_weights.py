@@ -24,10 +24,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-<<<<<<< HEAD
 from tensorir_ladder.schedules.errors import IllegalTile
-=======
->>>>>>> main
 from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
@@ -86,7 +83,6 @@ class StreamTile:
         most = self.reduction_threads // (self.rows * self.columns)
         if self.reduction_threads <= MOST_UNROLLED:
             return 1
-<<<<<<< HEAD
         fitting = [groups for groups in range(2, most + 1) if self.reduction_threads % groups == 0]
         return min(fitting, key=lambda groups: groups + self.reduction_threads // groups, default=1)
 
@@ -104,16 +100,6 @@ class StreamTile:
                 limit="a multiple of a thread's columns as reduction threads, or as many as a thread has sums",
                 remedy="take powers of two",
             )
-=======
-        return min(
-            (
-                least * times
-                for times in range(1, self.reduction_threads // least)
-                if not self.reduction_threads % (least * times)
-            ),
-            key=lambda groups: groups + self.reduction_threads // groups,
-        )
->>>>>>> main
 
 
 @dataclass(frozen=True)
