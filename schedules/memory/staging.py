@@ -22,7 +22,9 @@ from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
 from tensorir_ladder.schedules.passes import require_pipeline
 
-KEPT = "kept_in_memory"  # on a copy that is a kernel of its own (schedules.memory.alignment), and not inlined
+# On a copy that is not inlined: a kernel of its own (schedules.memory.alignment), or out of rows in shared memory
+# (schedules.tensor_cores.warpgroup).
+KEPT = "kept_in_memory"
 ADDS_PARTS = "adds_parts"  # on the block that adds up what schedules.recipes.split_reduction has summed in parts
 
 
@@ -226,7 +228,7 @@ def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope:
 
 
 def _inline_consumers(sch: Schedule, block: SBlockRV, write_back: SBlockRV) -> None:
-    while consumers := [other for other in sch.get_consumers(write_back) if not _adds_parts(sch, other)]:
+    while consumers := [other for other in sch.get_consumers(write_back) if not _stands_apart(sch, other)]:
         if len(consumers) > 1:
             raise IllegalSchedule(
                 "the result has several consumers, which one write-back cannot serve",
@@ -315,9 +317,9 @@ def _rows_fit(sch: Schedule, loops: list[LoopRV], threads: tuple[int, int], widt
     return len(loops) > 1 and max(vectors, all_threads) % min(vectors, all_threads) == 0
 
 
-def _adds_parts(sch: Schedule, block: SBlockRV) -> bool:
-    """Return whether a block is the second step of a split reduction, which is a kernel of its own."""
-    return ADDS_PARTS in sch.get(block).annotations
+def _stands_apart(sch: Schedule, block: SBlockRV) -> bool:
+    """Return whether a block is the second step of a split reduction, or a copy that is not to be inlined."""
+    return any(mark in sch.get(block).annotations for mark in (ADDS_PARTS, KEPT))
 
 
 def _is_data_movement(sch: Schedule, block: SBlockRV) -> bool:

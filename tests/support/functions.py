@@ -231,7 +231,12 @@ def _check(
             wrong = ~((error <= limit) | (np.isnan(found) & np.isnan(exact)))
     if wrong.any():
         place = tuple(int(axis[0]) for axis in np.nonzero(wrong))
-        worst = tuple(map(int, np.unravel_index(int(np.nanargmax(np.where(wrong, error, -1.0))), got.shape)))
+        worst = tuple(
+            map(
+                int,
+                np.unravel_index(int(np.argmax(np.where(wrong, np.nan_to_num(error, nan=np.inf), -1.0))), got.shape),
+            )
+        )
         raise WrongFunction(
             f"{int(wrong.sum())} of {got.size} elements of {name} are wrong at {case.sizes or got.shape} (seed "
             f"{seed}): the first, {place}, is {got[place]}, must be {exact[place]}; the worst, {worst}, is "
