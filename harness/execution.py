@@ -245,6 +245,7 @@ def compile_serial(mod: tvm.IRModule) -> tvm.runtime.Executable:
 @tvm.transform.module_pass(opt_level=0, name="SerialPipeline")
 def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     blocks = s_tir.transform
+    serial = on_functions(lambda function: tvm_ffi.structural_map(function, (tirx.For, _serial_loop)))
     before = [
         blocks.CanonicalizeLoop(),
         blocks.LowerCrossThreadReduction(),
@@ -252,6 +253,7 @@ def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> 
         blocks.PlanAndUpdateBufferAllocationLocation(),
         blocks.ConvertBlocksToOpaque(),
         blocks.CompactBufferAllocation(),
+        serial,
         blocks.LowerAutoCopy(),
         blocks.LowerMatchBuffer(),
         blocks.StmtSimplify(),
@@ -287,7 +289,7 @@ def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> 
             for name, function in mod.functions_items()
         }
     )
-    mod = tvm.ir.transform.Sequential(before)(_map_statements(mod, tirx.For, _serial_loop))
+    mod = tvm.ir.transform.Sequential(before)(mod)
     return tvm.ir.transform.Sequential([*after, on_functions(lower_serpentines), unroll_rings()])(
         _map_statements(mod, tirx.AttrStmt, _without_async)
     )

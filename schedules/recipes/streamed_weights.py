@@ -24,6 +24,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
@@ -68,22 +69,37 @@ class StreamTile:
         return self.column_threads * self.reduction_threads
 
     @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory for what the threads, and groups of them, have summed."""
+        padded = self.reduction_threads + (self.along == "reduction")
+        return 4 * self.rows * self.block_columns * (padded + (self.groups if self.groups > 1 else 0))
+
+    @property
     def groups(self) -> int:
         """Sums of groups of reduction threads, between those of threads and the total; 1 for none.
 
-        As many as keep every thread busy, where that is some, and the threads are more than one adds up quickly.
+        Each has a thread of its own; where the threads are few, one adds them all up.
         """
-        least = self.reduction_threads // math.gcd(self.reduction_threads, self.rows * self.columns)
-        if self.reduction_threads <= MOST_UNROLLED or least * 2 > self.reduction_threads:
+        most = self.reduction_threads // (self.rows * self.columns)
+        if self.reduction_threads <= MOST_UNROLLED:
             return 1
-        return min(
-            (
-                least * times
-                for times in range(1, self.reduction_threads // least)
-                if not self.reduction_threads % (least * times)
-            ),
-            key=lambda groups: groups + self.reduction_threads // groups,
-        )
+        fitting = [groups for groups in range(2, most + 1) if self.reduction_threads % groups == 0]
+        return min(fitting, key=lambda groups: groups + self.reduction_threads // groups, default=1)
+
+    @property
+    def shares_out(self) -> bool:
+        """True where what the threads have summed is shared out among them in whole rounds, or in one."""
+        return self.reduction_threads % self.columns == 0 or self.rows * self.columns <= self.reduction_threads
+
+    def check(self) -> None:
+        """Raise IllegalTile for a tile whose threads cannot add up its sums."""
+        if not self.shares_out:
+            raise IllegalTile(
+                "the threads of a tile that streams weights cannot share out its sums",
+                value=f"{self.rows} x {self.columns} sums of each of {self.reduction_threads} reduction threads",
+                limit="a multiple of a thread's columns as reduction threads, or as many as a thread has sums",
+                remedy="take powers of two",
+            )
 
 
 @dataclass(frozen=True)
@@ -158,6 +174,7 @@ def stream_weights(sch: Schedule, block: SBlockRV, tile: StreamTile, weights: in
     IllegalSchedule : for a block with fewer than three loops, or one that is no einsum and would have to be padded; for
         an epilogue that cannot be fused into the store.
     """
+    tile.check()
     few, many = (-3, -2) if weights else (-2, -3)
     extents = [1] * len(contraction_loops(sch, block))
     extents[few], extents[many], extents[-1] = tile.rows, tile.block_columns, tile.block_k
@@ -302,7 +319,7 @@ def _in_vectors(sch: Schedule, consumer: SBlockRV, read: int, copy: _Copy, many:
             rank = len(copy.roles)
             order = [*(place for place in range(rank) if place not in places), *places]
             if order != list(range(rank)):
-                laid_out = index_map(rank, lambda *index: [index[place] for place in order])
+                laid_out = index_map(rank, lambda *index, order=order: [index[place] for place in order])
                 sch.transform_layout(consumer, ("read", read), laid_out)
             return _Copy(copy.block, copy.roles, width, places)
     return copy
@@ -416,7 +433,7 @@ def _add_up(sch: Schedule, sums: _Sums, nest: _Nest, tile: StreamTile, many: int
     outputs, k = _outputs_and_reduction(sch, sums.total, grid)
     _spread(sch, outputs, tile, k)
     initialize_before(sch, sums.total, k)
-    _spread(sch, loops_below(sch, write_back, grid), tile)
+    _spread(sch, loops_below(sch, write_back, grid) or [sch.add_unit_loop(write_back)], tile)
     return write_back
 
 

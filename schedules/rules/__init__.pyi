@@ -1,3 +1,5 @@
+from .decode import Decode as Decode
+from .decode import lowered_for_few_rows as lowered_for_few_rows
 from .explanation import Explanation as Explanation
 from .explanation import Row as Row
 from .explanation import explain as explain

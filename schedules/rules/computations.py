@@ -20,7 +20,8 @@ class Computation:
     """One block as an equation: ``buffer[indices] = value`` for every value of its iterators.
 
     ``spatial`` and ``reduction`` are the iterators of more than one step, each from 0; those of one step are a 0 in
-    ``indices`` and ``value``. ``start`` is what a reduction begins with, None without one.
+    ``indices`` and ``value``. ``start`` is what a reduction begins with, None without one. A block of
+    several buffers is an equation for each; what one's ``value`` reads of the others is what they were before.
     """
 
     name: str
@@ -35,6 +36,16 @@ class Computation:
     def iterators(self) -> tuple[tirx.IterVar, ...]:
         """All iterators, the reduction's last."""
         return self.spatial + self.reduction
+
+    @property
+    def updates(self) -> bool:
+        """True of a reduction, which reads what it has stored, whether it says by T.init what it begins with or not."""
+        return bool(self.reduction or self.start is not None)
+
+    def is_beside(self, other: Computation) -> bool:
+        """Return whether both are computed by one block (equations without iterators: if they have one name)."""
+        same = len(self.iterators) == len(other.iterators) and self.name == other.name
+        return same and all(own.var.same_as(its.var) for own, its in zip(self.iterators, other.iterators))
 
 
 def computations_of(func: tirx.PrimFunc) -> list[Computation]:
@@ -53,9 +64,7 @@ def computations_of(func: tirx.PrimFunc) -> list[Computation]:
     for place, computation in enumerate(found):
         if sum(other.buffer.same_as(computation.buffer) for other in found) > 1:
             raise _left("several blocks write one buffer", computation.name, "a reduction's start belongs into T.init")
-        later = [
-            other.buffer for other in found[place + bool(computation.reduction or computation.start is not None) :]
-        ]
+        later = [other.buffer for other in found[place:] if not (computation.updates and computation.is_beside(other))]
         if any(load.source.same_as(buffer) for load in loads_in(computation.value) for buffer in later):
             raise _left("a block that reads what it changes, or what is computed later", computation.name)
     return found
@@ -125,29 +134,32 @@ def _read(stmt: tirx.Stmt, loops: list[tirx.For], found: list[Computation]) -> N
     elif isinstance(stmt, tirx.For):
         _read(stmt.body, [*loops, stmt], found)
     elif isinstance(stmt, s_tir.SBlockRealize):
-        found.append(_computation(stmt, loops))
+        found.extend(_computations(stmt, loops))
     else:
         raise NotTaken(
             "a statement that is no loop and no block", value=type(stmt).__name__, remedy="leave it to the rules of TVM"
         )
 
 
-def _computation(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> Computation:
+def _computations(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[Computation]:
     block = realize.block
-    name, store = str(block.name_hint), block.body
-    if not isinstance(store, tirx.BufferStore) or block.alloc_buffers or block.match_buffers:
-        raise _left("a block that does more than to compute one element", name)
-    if block.init is not None and not isinstance(block.init, tirx.BufferStore):
-        raise _left("a reduction that starts with more than one store", name)
+    name = str(block.name_hint)
+    stores, starts = _stores(block.body), [] if block.init is None else _stores(block.init)
+    if not stores or block.alloc_buffers or block.match_buffers:
+        raise _left("a block that does more than to compute an element of each of its buffers", name)
+    if block.init is not None and [s.buffer for s in starts] != [s.buffer for s in stores]:
+        raise _left("a reduction that starts with other stores than it goes on with", name)
     for loop in loops:
         if loop.kind == tirx.ForKind.THREAD_BINDING or loop.annotations:
             raise _left("a function that is scheduled already", name, "give the rule functions without a schedule")
-    buffers = [store.buffer, *(load.source for load in loads_in(store.value))]
+    buffers = [
+        buffer for store in stores for buffer in (store.buffer, *(load.source for load in loads_in(store.value)))
+    ]
     if any(buffer.scope() not in DEVICE_SCOPES for buffer in buffers):
         raise _left("a function that is scheduled already", name, "give the rule functions without a schedule")
     if not _runs_once_each(realize, loops):
         raise _left("loops that do not run a block once for each value of its iterators", name)
-    if not all(_is_pure(value) for value in (store.value, *store.indices)):
+    if not all(_is_pure(value) for store in stores for value in (store.value, *store.indices)):
         raise _left("a block whose calls have effects", name)
     unit = {i.var: tirx.const(0, i.var.ty.dtype) for i in block.iter_vars if is_one(i.dom.extent)}
     kinds = {tirx.IterVar.DataPar: [], tirx.IterVar.CommReduce: []}
@@ -156,18 +168,38 @@ def _computation(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> Computa
             raise _left("an iterator that is neither spatial nor a reduction's, from 0", name)
         if iterator.var not in unit:
             kinds[iterator.iter_type].append(iterator)
-    computation = Computation(
-        name,
-        store.buffer,
-        tuple(replaced(index, unit) for index in store.indices),
-        replaced(store.value, unit),
-        block.init.value if block.init is not None else None,
-        tuple(kinds[tirx.IterVar.DataPar]),
-        tuple(kinds[tirx.IterVar.CommReduce]),
-    )
-    if not _writes_whole(computation):
+    computations = [
+        Computation(
+            name,
+            store.buffer,
+            tuple(replaced(index, unit) for index in store.indices),
+            replaced(store.value, unit),
+            start.value if start is not None else None,
+            tuple(kinds[tirx.IterVar.DataPar]),
+            tuple(kinds[tirx.IterVar.CommReduce]),
+        )
+        for store, start in zip(stores, starts or [None] * len(stores))
+    ]
+    if not all(map(_writes_whole, computations)):
         raise _left("a block that writes a part of its buffer", name)
-    return computation
+    return computations
+
+
+def _stores(body: tirx.Stmt) -> list[tirx.BufferStore]:
+    """Return a block's stores, what they store written out; none if it does more, or reads what it stored."""
+    bound: dict[tirx.Var, ir.Expr] = {}
+    found: list[tirx.BufferStore] = []
+    for part in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
+        read = [load.source for load in loads_in(part.value)] if isinstance(part, (tirx.Bind, tirx.BufferStore)) else []
+        if any(store.buffer.same_as(buffer) for store in found for buffer in read):
+            return []
+        if isinstance(part, tirx.Bind):
+            bound[part.var] = replaced(part.value, bound)
+        elif isinstance(part, tirx.BufferStore):
+            found.append(tirx.BufferStore(part.buffer, replaced(part.value, bound), part.indices))
+        else:
+            return []
+    return found
 
 
 def _runs_once_each(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> bool:

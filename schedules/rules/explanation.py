@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm import ir, relax, tirx
+from tvm import ir, tirx
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
@@ -63,8 +63,7 @@ def explain(mod: ir.IRModule, target: Target) -> Explanation:
     IllegalSchedule : for a target that is no CUDA GPU with sm_80 or newer.
     """
     ours = rules(target)
-    if any(isinstance(function, relax.Function) for function in mod.functions.values()):
-        mod = fuse_operators(target)(mod)
+    mod = fuse_operators(target)(mod)
     functions = {name.name_hint: function for name, function in mod.functions_items()}
     kernels = {name: function for name, function in sorted(functions.items()) if isinstance(function, tirx.PrimFunc)}
     return Explanation(tuple(_row(name, function, target, ours) for name, function in kernels.items()))

@@ -45,6 +45,8 @@ class _Untransposed(relax.PyExprMutator):
         call = super().visit_call_(call)
         if call.op != ir.Op.get("relax.matmul") or min(operand.ty.ndim for operand in call.args) < 2:
             return call
+        if isinstance(call.args[0].ty.shape[-1], tirx.IntImm) and call.args[0].ty.shape[-1] == 0:
+            return call  # TVM writes zeros, where a sum over nothing would leave its output as it was
         sources = [self._transposed(operand) for operand in call.args]
         turned = [source is not None for source in sources]
         if not any(turned):

@@ -19,9 +19,8 @@ from tvm.ir.transform import Pass, PassContext, Sequential
 from tvm.s_tir import dlight
 from tvm.target import Target
 
-from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.passes import on_functions
-from tensorir_ladder.schedules.rules.for_target import dlight_rules, dlight_target, rules
+from tensorir_ladder.schedules.rules.for_target import dlight_rules, dlight_target, require_cuda, rules
 from tensorir_ladder.schedules.rules.relax_passes import DequantizeInProduct, ReadTransposed
 from tensorir_ladder.schedules.rules.rule import OPAQUE, is_scheduled
 
@@ -35,17 +34,17 @@ def pipeline(target: Target | None = None) -> Pass:
 
     Raises
     ------
-    IllegalSchedule : when it runs, without a target, or for one that is no CUDA GPU with sm_80 or newer.
+    IllegalSchedule : for a target that is no CUDA GPU with sm_80 or newer.
+    ValueError : when it runs without a target.
     """
+    if target is not None:
+        require_cuda(target)  # here: what is raised in a pass loses its type
 
     @tvm.transform.module_pass(opt_level=0, name=NAME)
     def run(mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
         chosen = target or Target.current(allow_none=True)
         if chosen is None:
-            raise IllegalSchedule(
-                "the pipeline was given no target",
-                remedy=f"relax.get_pipeline({NAME!r}, target=...), or `with target:`",
-            )
+            raise ValueError(f"no target; relax.get_pipeline({NAME!r}, target=...), or run it in `with target:`")
         ours, theirs = rules(chosen), dlight_rules()
         mod = fuse_operators(chosen)(mod)
         with chosen:
@@ -72,6 +71,8 @@ def fuse_operators(target: Target) -> Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="fuse_operators")
     def run(mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
+        if not any(isinstance(function, relax.Function) for function in mod.functions.values()):
+            return mod  # TVM's passes would drop functions that nothing calls
         passes = [
             *relax.pipeline.library_dispatch_passes(target),
             ReadTransposed(),

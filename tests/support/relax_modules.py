@@ -1,4 +1,4 @@
-"""Ten Relax modules of the kinds that users compile, small: transformer blocks, convolutions, losses, quantised weights.
+"""Ten Relax modules of the kinds that users compile, small: transformers, convolutions, losses, quantised weights.
 
 Each is one function, ``forward``, of inputs and weights; a symbolic extent is given its value by :data:`SIZES`.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
+import numpy as np
 import tvm
 from tvm import relax, te
 from tvm.relax.frontend import nn
@@ -119,7 +121,7 @@ def mlp_bfloat16() -> tvm.IRModule:
 
 def conv_net() -> tvm.IRModule:
     """A residual block of convolutions with channels last, the mean of the image, a classifier; float16."""
-    return _built(
+    return made_of(
         {
             "x": ((2, 9, 9, 8), "float16"),
             "w1": ((16, 3, 3, 8), "float16"),
@@ -142,7 +144,7 @@ def _conv_net(x, w1, b1, w2, w3, head):
 
 def conv_net_nchw() -> tvm.IRModule:
     """Convolutions with channels first: plain, by channel, in groups, a maximum of windows; float32."""
-    return _built(
+    return made_of(
         {
             "x": ((1, 4, 12, 10), "float32"),
             "w1": ((8, 4, 3, 3), "float32"),
@@ -162,7 +164,7 @@ def _conv_net_nchw(x, w1, depthwise, grouped):
 
 def embedding_loss() -> tvm.IRModule:
     """Tokens looked up, projected onto the vocabulary, and their cross entropy; float32, any number of tokens."""
-    return _built(
+    return made_of(
         {
             "tokens": (("seq",), "int32"),
             "targets": (("seq",), "int32"),
@@ -180,7 +182,7 @@ def _embedding_loss(tokens, targets, table, head):
 
 def quantised_linear() -> tvm.IRModule:
     """Weights of 8 bits with a scale a row, and of 4 bits, 8 to a word with a scale for 32 of them; float16."""
-    return _built(
+    return made_of(
         {
             "x": (("seq", 64), "float16"),
             "w8": ((48, 64), "int8"),
@@ -209,7 +211,7 @@ def _unpacked(words: te.Tensor, scales: te.Tensor) -> te.Tensor:
 
 def attention_batch() -> tvm.IRModule:
     """Attention with scores above the diagonal left out, batch and sequence both symbolic; float32."""
-    return _built(
+    return made_of(
         {
             "q": (("batch", 2, "seq", 16), "float32"),
             "k": (("batch", 2, "seq", 16), "float32"),
@@ -230,7 +232,7 @@ def _attention_batch(q, k, v):
 
 def odds_and_ends() -> tvm.IRModule:
     """What few rules take: cumulative sums, sorted indices, a variance, a Gram matrix, a 1-D convolution by groups."""
-    return _built(
+    return made_of(
         {"x": ((6, 32), "float32"), "signal": ((2, 8, 20), "float32"), "taps": ((12, 8, 3), "float32")},
         _odds_and_ends,
     )
@@ -269,7 +271,7 @@ MODULES: dict[str, Callable[[], tvm.IRModule]] = {
 }
 
 
-def _built(inputs: dict[str, tuple[tuple[int | str, ...], str]], body: Callable[..., relax.Expr]) -> tvm.IRModule:
+def made_of(inputs: dict[str, tuple[tuple[int | str, ...], str]], body: Callable[..., relax.Expr]) -> tvm.IRModule:
     """Make a module of a function of tensors, given by shape and dtype; extents of one name are one symbol."""
     symbols = {
         extent: tvm.tirx.Var(extent, "int64")
@@ -287,3 +289,17 @@ def _built(inputs: dict[str, tuple[tuple[int | str, ...], str]], body: Callable[
             out = builder.emit_output(builder.normalize(body(*parameters)))
         builder.emit_func_output(out)
     return builder.finalize()
+
+
+def arrays_of(mod: tvm.IRModule, seed: int = 0) -> list[np.ndarray]:
+    """Draw what ``forward`` is given, at :data:`SIZES`: halves of normal numbers, and indices below 50."""
+    random, drawn = np.random.default_rng(seed), []
+    for parameter in mod["forward"].params:
+        shape = [
+            SIZES[extent.name] if isinstance(extent, tvm.tirx.Var) else int(extent) for extent in parameter.ty.shape
+        ]
+        name = str(parameter.ty.dtype)
+        dtype = np.dtype(getattr(ml_dtypes, name, name))
+        values = random.integers(0, 50, shape) if dtype.kind in "iu" else random.standard_normal(shape) / 2
+        drawn.append(values.astype(dtype))
+    return drawn
