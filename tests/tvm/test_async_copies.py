@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tvm
 from tvm.script import tirx as T
 
-from support.stock_tvm import ASYNCHRONOUS, kernel, on_cpu, pipelined, still
+from support.stock_tvm import ASYNCHRONOUS, failure, kernel, on_cpu, pipelined, still
 
 COPIES = "schedules/pipeline/async_copies.py"
 
@@ -49,8 +48,8 @@ def test_indices_of_gathered_rows_are_read_past_their_end() -> None:
                     y[k, i] = near[i]
 
     text = kernel(pipelined(gathered, [0, 2], [0, 1], asynchronous=[0]))
-    (guarded,) = (line for line in text.splitlines() if "cp_async_legacy_pred" in line)
-    still("picked_ptr[(step + 2)]" in guarded and "(step < 18)" in guarded, COPIES)
+    guarded = [line for line in text.splitlines() if "cp_async_legacy_pred" in line]
+    still(any("picked_ptr[(step + 2)]" in line and "(step < 18)" in line for line in guarded), COPIES)
 
 
 def test_neighbours_copied_one_by_one_are_no_transfer() -> None:
@@ -68,9 +67,8 @@ def test_neighbours_copied_one_by_one_are_no_transfer() -> None:
                     k, i = T.axis.remap("SS", [step, thread])
                     y[k, i] = near[i]
 
-    with pytest.raises(Exception, match="dma_start_group") as caught:
-        kernel(pipelined(neighbours, [0, 2], [0, 1], asynchronous=[0]))
-    still("Unresolved call" in str(caught.value), COPIES)
+    said = failure(lambda: kernel(pipelined(neighbours, [0, 2], [0, 1], asynchronous=[0])))
+    still("Unresolved call" in said and "dma_start_group" in said, COPIES)
 
 
 def test_copies_that_no_thread_runs_call_what_is_not_there() -> None:
@@ -89,9 +87,9 @@ def test_copies_that_no_thread_runs_call_what_is_not_there() -> None:
                     y[k, i] = near[i]
 
     mod, x = pipelined(copied, [0, 2], [0, 1], asynchronous=[0]), np.ones((8, 32), "float32")
-    with tvm.transform.PassContext(config=ASYNCHRONOUS), pytest.raises(Exception, match="dma_start_group") as caught:
-        on_cpu(mod, x, shape=x.shape)
-    still("Cannot find function" in str(caught.value), COPIES)
+    with tvm.transform.PassContext(config=ASYNCHRONOUS):
+        said = failure(lambda: on_cpu(mod, x, shape=x.shape))
+    still("Cannot find function device_api.cpu.dma_start_group" in said, COPIES)
 
 
 def test_reads_as_wide_as_the_copies_fail() -> None:
@@ -110,6 +108,5 @@ def test_reads_as_wide_as_the_copies_fail() -> None:
                         y[k, i, j] = near[i, j]
 
     assert "float4" in kernel(pipelined(by_vectors, [0, 2], [0, 1]))
-    with pytest.raises(Exception, match="lanes") as caught:
-        kernel(pipelined(by_vectors, [0, 2], [0, 1], asynchronous=[0]))
-    still("load->indices[0].ty().lanes() == store->indices[0]" in str(caught.value), "schedules/recipes/bandwidth.py")
+    said = failure(lambda: kernel(pipelined(by_vectors, [0, 2], [0, 1], asynchronous=[0])))
+    still("load->indices[0].ty().lanes() == store->indices[0]" in said, "schedules/recipes/bandwidth.py")

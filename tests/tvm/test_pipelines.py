@@ -9,7 +9,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
-from support.stock_tvm import ASYNCHRONOUS, HOPPER, elements, events, kernel, on_cpu, pipelined, still
+from support.stock_tvm import ASYNCHRONOUS, HOPPER, elements, events, failure, kernel, on_cpu, pipelined, still
 
 CHECKS = "schedules/pipeline/checks.py"
 X = np.arange(8 * 32, dtype="float32").reshape(8, 32)
@@ -140,9 +140,8 @@ def test_a_condition_around_the_body_is_left_out() -> None:
 
 def test_a_reduction_across_threads_has_no_pipeline() -> None:
     assert "__shfl_down_sync" in kernel(Schedule(row_sums).mod)
-    with pytest.raises(Exception, match="red_buf0.*not passed in") as caught:
-        kernel(pipelined(row_sums, [0, 1], [0, 1]))
-    still("undefined.size() == 0" in str(caught.value), "schedules/recipes/bandwidth.py")
+    said = failure(lambda: kernel(pipelined(row_sums, [0, 1], [0, 1])))
+    still("(red_buf0,) are used, but are not passed in" in said, "schedules/recipes/bandwidth.py")
 
 
 # Waits and barriers
@@ -224,10 +223,8 @@ def barriers(mod: tvm.IRModule) -> int:
 
 def test_barriers_are_missing_after_cp_async_was_written_out(lowered: tvm.IRModule) -> None:
     sync, copies = s_tir.transform.ThreadSync("shared"), s_tir.transform.InjectPTXAsyncCopy()
-    still(
-        barriers(sync(copies(lowered))) == barriers(copies(sync(lowered))) - 1,
-        "schedules/pipeline/lowering.py (lower_ahead)",
-    )
+    lost = barriers(copies(sync(lowered))) - barriers(sync(copies(lowered)))
+    still(lost == 1, "schedules/pipeline/lowering.py (lower_ahead)")
 
 
 def test_barriers_double_where_they_are_placed_twice(lowered: tvm.IRModule) -> None:
