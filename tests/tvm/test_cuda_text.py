@@ -33,7 +33,8 @@ def test_eight_equal_bytes_are_an_int2_of_eight_numbers() -> None:
 
 def test_vectors_of_bool_are_twice_as_long() -> None:
     """Four of one byte each are copied as four of two bytes: the last thread writes past the end."""
-    still("*(ushort4*)(y_ptr" in by_vectors("bool", 4, lambda value: value), VECTORS)
+    text = by_vectors("bool", 4, lambda value: value)
+    still("*(ushort4*)(y_ptr" in text, VECTORS)
 
 
 def test_eight_of_fp8_are_converted_by_a_cast_of_vectors() -> None:
