@@ -9,12 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from tensorir_ladder.emulator.compiler import kernel_library, source_lines
 from tensorir_ladder.emulator.errors import KernelFault, UnknownLaunch
 from tensorir_ladder.emulator.source import host_text, launch_registers, parameters
-from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, RowCount, TensorMap
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, Real, RowCount, TensorMap
 
 OPERAND, KEPT = 0, -1  # arrays that are only read, and memory between kernels; of others, bytes of an element
 COMPLETIONS = ("early", "late", "drawn")
@@ -85,7 +86,7 @@ class EmulatedProgram:
         if unknown := set(self.operands) - set(self._given):
             raise UnknownLaunch(f"operands {', '.join(unknown)} of {self.label}, not among {', '.join(self._given)}")
         for launch in self.launches:
-            buffers = {given.buffer for given in launch.parameters if not isinstance(given, int)}
+            buffers = {given.buffer for given in launch.parameters if not isinstance(given, (int, Real))}
             if launch.cluster[1:] != (1, 1):
                 raise UnknownLaunch(f"{launch.kernel} has clusters along y or z; the emulator knows clusters along x")
             if RowCount() in launch.parameters:
@@ -201,12 +202,16 @@ class _Memory:
         self.sizes = (ctypes.c_int64 * len(arrays))(*(array.nbytes for array in arrays))
 
 
-def _value(given: TensorMap | PlainBuffer | int, bases: dict[str, int]) -> Any:
+def _value(given: TensorMap | PlainBuffer | Real | int, bases: dict[str, int]) -> Any:
     """Make what a launch function finds at a parameter's place: an array's address, or a value in memory."""
     if isinstance(given, PlainBuffer):
         return bases[given.buffer]
     if isinstance(given, int):
         return ctypes.c_int64(given)
+    if isinstance(given, Real):
+        return ctypes.create_string_buffer(
+            np.array(given.value, getattr(ml_dtypes, given.dtype, given.dtype)).tobytes()
+        )
     size, padding, extents = given.itemsize, [1] * (5 - len(given.sizes)), ctypes.c_int64 * 5
     groups = (given.sizes, (size, *given.strides), given.box)
     return _Map(

@@ -60,7 +60,8 @@ def _schedule_softmax(sch: Schedule, tile: BandwidthTile, staging: Staging | Non
     return spread_rows(sch, sch.get_sblock("softmax"), reductions, tile, staging).rows
 
 
-def _erf(xp: Any, x: Any) -> Any:
+def erf(xp: Any, x: Any) -> Any:
+    """Compute the error function of an array of ``xp``, numpy or torch."""
     return xp.special.erf(x) if hasattr(xp, "special") else np.vectorize(math.erf, otypes=[np.float64])(x)
 
 
@@ -107,7 +108,7 @@ WORKLOADS = {
         _elements,
         partial(_schedule_elements, "gelu"),
         threads=256,
-        reference=lambda xp, x: x / 2 * (1 + _erf(xp, x * math.sqrt(0.5))),
+        reference=lambda xp, x: x / 2 * (1 + erf(xp, x * math.sqrt(0.5))),
         rounding=lambda xp, x, y: FUNCTIONS * abs(x),  # 1 + erf, next to 0 of negative x, has the errors of 1
         operator=lambda torch, x, y: torch.ops.aten.gelu.out(x, approximate="none", out=y),
         flops=5,

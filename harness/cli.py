@@ -47,12 +47,19 @@ GROUPS = {
     },
     "look": {
         "list": Command("show steps, variants, tiles, architectures and peers", "nothing; seconds"),
+        "show": Command("print a step's schedule, and its TensorIR, CUDA, PTX or machine code", "nothing; seconds"),
+        "explain": Command("tell a step's pipeline: what runs when, in which stage", "nothing; seconds"),
+        "diff": Command("print how two steps' schedules or code differ", "nothing; seconds"),
+        "doctor": Command("tell what this machine has, and what is missing for what", "nothing; seconds"),
         "compile": Command("compile the generated CUDA, print it, say what it occupies", "compiler; a second a case"),
         "depth": Command("predict time, memory and occupancy of each stage count", "compiler; seconds a step"),
         "rebuild": Command("lower recorded cases again: is the CUDA the recorded one?", "nothing; minutes"),
     },
     "measure": {
         "bandwidth": Command("measure memory-bound workloads beside a copy and torch", "GPU (else verifies); minutes"),
+        "model": Command(
+            "time whole models by stock TVM, dlight and our rules, beside torch", "GPU (else verifies); minutes"
+        ),
         "counters": Command("count what the hardware does: pipes, conflicts, stalls", "GPU, ncu; 10 s a case"),
         "timeline": Command("record one block's loads, waits and multiplications", "GPU, compiler; 10 s a case"),
         "launch": Command("time the host's part of a launch, TVM's and our own", "GPU, compiler; seconds a case"),
@@ -80,7 +87,11 @@ GROUPS = {
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 EXAMPLES = """\
   ladder list                                    what there is
-  python steps/step5_pipelining.py               run one step and compare its variants
+  python steps/step5_pipelining.py               run one step
+  python steps/step5_pipelining.py --all-variants  compare its variants
+  ladder show 5 --show cuda                      its schedule, and the CUDA made of it
+  ladder explain 5 --stages 4                    what runs when with four stages
+  ladder diff 4 5                                what pipelining changes in the schedule
   ladder run --step 1-6 --size 1024              the ladder at one size
   ladder run --step 6 --tile best --size 4096    with the best tile of the declared set
   ladder verify --step 5 --shape 33x17x50        check a ragged shape
@@ -89,6 +100,7 @@ EXAMPLES = """\
   ladder bandwidth --workload softmax --mb 256   memory-bound, 1 to 5 stages, beside a copy
   ladder sweep --step 5 --stages 1-6 --size 512  every stage count, each a record
   ladder timeline --step 11 --stages 1,2,4       what one block does when; needs a GPU
+  ladder model --model llama-layer --seq 1-8192  a Llama layer by stock TVM, dlight, our rules and torch
   ladder depth --step 5 --size 512               how many stages, by the model; needs no GPU
   ladder launch --step 11 --size 512             host time per launch, TVM's and ours
   ladder tune --step 5 --size 1024 --budget 120  the best of a declared space, kept on disk

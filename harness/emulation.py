@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,8 +34,8 @@ class EmulatorBackend(NumpyArrays):
         return call
 
 
-def emulated(lowered: Lowered) -> EmulatedProgram:
-    """Make a lowered function one of this machine.
+def emulated(lowered: Lowered, operands: Sequence[str] | None = None) -> EmulatedProgram:
+    """Make a lowered function one of this machine; ``operands`` are never written to, all but the last one by default.
 
     UnsupportedLaunch for launches that depend on what is known at run time; UnknownLaunch for those of a kind that the
     emulator does not know.
@@ -43,7 +43,8 @@ def emulated(lowered: Lowered) -> EmulatedProgram:
     function = pass_workspaces(lowered.mod)["main"]
     names = tuple(str(parameter.name) for parameter in function.params)
     memory = tuple((tuple(map(int, kept.shape)), numpy_dtype(str(kept.dtype))) for kept in lowered.workspaces)
-    operands = names[: len(names) - len(memory) - 1]  # what a function is given last is its result
+    if operands is None:
+        operands = names[: len(names) - len(memory) - 1]  # what a function is given last is its result
     overlaps, resident = WAITS_FOR_PREVIOUS in lowered.cuda, lowered.machine.multiprocessors
     launches = tuple(replace(launch, overlaps=overlaps) for launch in read_launches(lowered.host))
-    return EmulatedProgram(lowered.label, lowered.cuda, launches, names, memory, resident, operands)
+    return EmulatedProgram(lowered.label, lowered.cuda, launches, names, memory, resident, tuple(operands))

@@ -52,6 +52,9 @@ class Backend(Protocol):
     def float64(self, array: Any) -> Any:
         """Convert an array to float64."""
 
+    def given(self, array: np.ndarray) -> Any:
+        """Take a numpy array of a dtype that the backend has."""
+
     def copied(self, array: Any) -> Any:
         """Copy an array."""
 
@@ -89,6 +92,10 @@ class NumpyArrays(Backend):
     def float64(self, array: np.ndarray) -> np.ndarray:
         """See :class:`Backend`."""
         return array.astype(np.float64)
+
+    def given(self, array: np.ndarray) -> np.ndarray:
+        """See :class:`Backend`."""
+        return array
 
     def copied(self, array: np.ndarray) -> np.ndarray:
         """See :class:`Backend`."""
@@ -159,6 +166,10 @@ class GpuBackend(Backend):
     def float64(self, array: Any) -> Any:
         """See :class:`Backend`."""
         return array.double()
+
+    def given(self, array: np.ndarray) -> Any:
+        """See :class:`Backend`."""
+        return self.torch.from_numpy(array).cuda()
 
     def copied(self, array: Any) -> Any:
         """See :class:`Backend`."""
@@ -234,6 +245,7 @@ def compile_serial(mod: tvm.IRModule) -> tvm.runtime.Executable:
 @tvm.transform.module_pass(opt_level=0, name="SerialPipeline")
 def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     blocks = s_tir.transform
+    serial = on_functions(lambda function: tvm_ffi.structural_map(function, (tirx.For, _serial_loop)))
     before = [
         blocks.CanonicalizeLoop(),
         blocks.LowerCrossThreadReduction(),
@@ -241,6 +253,7 @@ def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> 
         blocks.PlanAndUpdateBufferAllocationLocation(),
         blocks.ConvertBlocksToOpaque(),
         blocks.CompactBufferAllocation(),
+        serial,
         blocks.LowerAutoCopy(),
         blocks.LowerMatchBuffer(),
         blocks.StmtSimplify(),
@@ -276,7 +289,7 @@ def _serial_pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> 
             for name, function in mod.functions_items()
         }
     )
-    mod = tvm.ir.transform.Sequential(before)(_map_statements(mod, tirx.For, _serial_loop))
+    mod = tvm.ir.transform.Sequential(before)(mod)
     return tvm.ir.transform.Sequential([*after, on_functions(lower_serpentines), unroll_rings()])(
         _map_statements(mod, tirx.AttrStmt, _without_async)
     )

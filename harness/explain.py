@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
+from tvm.s_tir.schedule import LoopRV
+
 from tensorir_ladder.harness.build import MULTIPLICATIONS, Case, Kernel, lower
 from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.pipeline.pipelining import STAGE
 from tensorir_ladder.steps.registry import find_steps
 
 
@@ -46,6 +49,32 @@ def why(kernel: Kernel) -> str:
     if kernel.case.form.note:
         sentence += f" {kernel.case.form.note}"
     return f"{sentence} {code.barriers} barrier{'s' * (code.barriers != 1)} {scope}.{_occupancy(kernel)}"
+
+
+def pipelined_loops(kernel: Kernel) -> list[LoopRV]:
+    """Return the loops of a kernel's schedule that have a software pipeline, the outermost first."""
+    if kernel.explicit:
+        return []
+    sch, found = kernel.schedule, []
+    blocks = [sch.get_sblock("root")]
+    while blocks:
+        block = blocks.pop(0)
+        blocks += sch.get_child_blocks(block)
+        for loop in sch.get_loops(block):
+            if STAGE in sch.get(loop).annotations and not any(sch.get(loop).same_as(sch.get(other)) for other in found):
+                found.append(loop)
+    return found
+
+
+def no_pipeline(kernel: Kernel) -> str:
+    """Say in a sentence why a kernel has no loop with a software pipeline."""
+    name = f"{kernel.case.step.name}[{kernel.case.variant}]"
+    if kernel.explicit:
+        return (
+            f"{name} is an explicit kernel: its roles hand stages to each other by mbarriers, no loop is annotated; "
+            f"ladder timeline --step {kernel.case.step.number} records on a GPU what runs when."
+        )
+    return f"{name} has no software pipeline: loads and arithmetic take turns."
 
 
 def aspects(kernel: Kernel) -> dict[str, str]:

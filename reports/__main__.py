@@ -77,7 +77,9 @@ def _add_commands(parser: Parser) -> dict[str, Parser]:
         sub = commands.add_parser(name, aliases=aliases, **about)
         sub.set_defaults(command=command)
         sub.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="records (reports/results)")
-        sub.add_argument("--readme", type=Path, metavar="FILE", help="the README with result markers (README.md)")
+        sub.add_argument(
+            "--readme", type=Path, metavar="FILE", help="a document with result markers (README.md and docs/results.md)"
+        )
         if name in ("table", "stages"):
             form = sub.add_mutually_exclusive_group()
             form.add_argument("--json", action="store_true", help="one JSON array on stdout, a row per record")
@@ -152,7 +154,7 @@ def _page(_: argparse.Namespace, paths: Paths) -> int:
 
 
 def _readme(options: argparse.Namespace, paths: Paths) -> int:
-    if paths.readme is None:
+    if not paths.documents:
         raise UsageError(f"no README belongs to {paths.results}; give one with --readme FILE")
     return _report(write_readme(load(paths.results), paths))
 

@@ -22,7 +22,7 @@ from tensorir_ladder.harness.records import (
 from tensorir_ladder.reports.cases import Shape, grouped, is_size, shape_label
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.plot import peaks
-from tensorir_ladder.reports.readme import pictures, read_readme, render_readme
+from tensorir_ladder.reports.readme import pictures, read_document, render_document
 from tensorir_ladder.reports.selection import Results, Section, UsageError, load, section_key
 from tensorir_ladder.reports.timelines import BOX, EMPTY_WAIT, EPILOGUE, FULL_WAIT, ROUNDING, spans
 
@@ -121,22 +121,24 @@ def ladder_gaps(section: Section) -> Iterator[str]:
 
 
 def stale(results: Results, paths: Paths) -> Iterator[str]:
-    """Name README and pictures that do not follow from the records, or are missing, or left over."""
-    if paths.readme is None:
+    """Name documents and pictures that do not follow from the records, or are missing, or left over."""
+    if not paths.documents:
         return
-    try:
-        text = read_readme(paths.readme)
-        if render_readme(text, results, paths) != text:
-            yield f"{paths.readme.name}: results are stale; run ladder readme"
-    except UsageError as error:
-        yield str(error)
-    shown = pictures(results)
+    for document in paths.documents:
+        try:
+            text = read_document(document)
+            if render_document(text, document, results, paths) != text:
+                yield f"{document.name}: results are stale; run ladder readme"
+        except UsageError as error:
+            yield str(error)
+            return
+    shown = pictures(results, paths)
     for plot in shown:
         if not plot.is_current(paths.plots):
             state = "stale" if (paths.plots / plot.file_name).exists() else "missing"
             yield f"{plot.file_name}: {state}; run ladder readme"
     for path in sorted({*paths.plots.glob("*.png")} - {paths.plots / plot.file_name for plot in shown}):
-        yield f"{path.name}: left over, the README does not show it; delete it"
+        yield f"{path.name}: left over, nothing shows it; delete it"
 
 
 def _step_problems(record: Record, first_step: int) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import matplotlib
 import numpy as np
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tensorir_ladder.harness.records import Record
-from tensorir_ladder.reports.cases import Shape, shape_of
+from tensorir_ladder.reports.cases import Shape, shape_label, shape_of
 from tensorir_ladder.reports.counters import counted_groups, counted_name, stalls
 from tensorir_ladder.reports.drawing import CUBLAS, MARKERS, PALETTE, STYLE, canvas, finish, mark, note, rounds_and_days
 from tensorir_ladder.reports.selection import Results, Section, shown_gain
@@ -51,6 +52,30 @@ def ratio_figure(results: Results, section: Section) -> Figure:
         axes.axhspan(1, top, color=PAST_CUBLAS, zorder=0)
         axes.text(0.98, 0.97, "faster than cuBLAS", transform=axes.transAxes, ha="right", va="top", fontsize=9)
     return figure
+
+
+def climb_figure(results: Results, sections: Sequence[Section], sizes: Sequence[Shape]) -> Figure:
+    """Draw the whole ladder in one panel: each step's ratio to cuBLAS at a few sizes, a line for each ladder."""
+    figure, panels = canvas("The ladder, step by step", sections[0].gpu, height=4.6)
+    (axes,) = panels
+    axes.axhline(1.0, color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
+    series = itertools.product(sections, sizes)
+    for (section, size), color, marker in zip(series, itertools.cycle(PALETTE), itertools.cycle(MARKERS)):
+        found = {step: section.line(step, "default", at=[size]).get(size) for step in section.steps}
+        ratios = {step: record.ratio_to_cublas for step, record in found.items() if record}
+        label = f"{section.dtype}, {shape_label(size)}³"
+        axes.plot([*ratios], [*ratios.values()], color=color, marker=marker, label=label, **STYLE)
+    steps = sorted({step for section in sections for step in section.steps})
+    axes.set_xticks(steps, [f"{step}\n{short_name(results.step_name(step)).replace(' ', chr(10))}" for step in steps])
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_yscale("log")
+    mark(axes.yaxis, (0.1, 0.2, 0.5, 1.0), "g")
+    axes.set_ylabel("speed ÷ cuBLAS's (logarithmic)")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, 1.1 * high)
+    axes.axhspan(1, 1.1 * high, color=PAST_CUBLAS, zorder=0)
+    records = [record for section in sections for record in section.drawn()]
+    return finish(figure, panels, f"Default configuration of each step. {rounds_and_days(records)}")
 
 
 def gain_figure(results: Results, section: Section) -> Figure:

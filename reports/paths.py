@@ -11,15 +11,16 @@ from tensorir_ladder.harness.records import RESULTS
 
 @dataclass(frozen=True)
 class Paths:
-    """The folders of one set of reports; ``readme`` is None where no README belongs to the results.
+    """The folders of one set of reports; ``documents`` have markers between which results are written.
 
-    ``plots`` holds the pictures that the README shows; ``pages`` all that is drawn and written on demand.
+    Those of the committed results are the README and the page with all tables; other results have what is named, or
+    none. ``plots`` holds the pictures that they show; ``pages`` all that is drawn and written on demand.
     """
 
     results: Path
     pages: Path
     plots: Path
-    readme: Path | None
+    documents: tuple[Path, ...]
 
     @property
     def figures(self) -> Path:
@@ -34,10 +35,11 @@ class Paths:
         """
         results = Path(os.path.realpath(results))  # which a loop of links does not stop
         if results == RESULTS.resolve():
-            out, readme = results.parent, readme or results.parent.parent / "README.md"
+            out, root = results.parent, results.parent.parent
+            documents = [readme] if readme else [root / "README.md", root / "docs" / "results.md"]
         else:
-            out = results
-        return cls(results, out / "pages", out / "plots", readme and Path(os.path.realpath(readme)))
+            out, documents = results, [readme] if readme else []
+        return cls(results, out / "pages", out / "plots", tuple(Path(os.path.realpath(path)) for path in documents))
 
 
 def link(source: Path, target: Path) -> str:

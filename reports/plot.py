@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from tensorir_ladder.harness.records import path_name, read_file
 from tensorir_ladder.reports import drawing, figures, stage_figures, timeline_figure, timelines
-from tensorir_ladder.reports.cases import grouped
+from tensorir_ladder.reports.cases import Shape, grouped
 from tensorir_ladder.reports.counters import counted_groups
 from tensorir_ladder.reports.judgement import points
 from tensorir_ladder.reports.selection import Results, Section
@@ -104,6 +104,14 @@ def ladder_plots(results: Results) -> Iterator[Plot]:
             if section.variant_choices(step) and section.gains_at_sizes(step):
                 kinds[f"step{step}-variants"] = partial(figures.variants_figure, results, section, step)
         yield from (Plot(section, kind, digest, draw) for kind, draw in kinds.items())
+
+
+def climb_plot(results: Results, sections: Sequence[Section], sizes: Sequence[Shape]) -> Plot:
+    """Return the figure of several ladders of one GPU at a few sizes, step by step."""
+    drawn = [replace(record, peers=()) for section in sections for record in section.drawn()]
+    names = {step: results.step_name(step) for section in sections for step in section.steps}
+    draw = partial(figures.climb_figure, results, sections, sizes)
+    return Plot(sections[0], "climb", _digest([drawn, names, list(sizes)], figures), draw)
 
 
 def stage_plots(results: Results) -> Iterator[Plot]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tensorir_ladder.harness.records import Peer, Record
 from tensorir_ladder.reports.cases import Shape, by_product, grouped, shape_label
@@ -18,12 +18,13 @@ from tensorir_ladder.reports.selection import FASTEST, Section
 from tensorir_ladder.reports.table import GAINS, GAINS_NOTE, gains, is_stage_count, runs_in_words, tiles_in_words
 from tensorir_ladder.reports.templating import Markdown
 
+BOLD_NOTE = Markdown("**Bold**: faster than cuBLAS, all of the 95 % interval above 1.")
 RATIO_NOTE = Markdown(
     "Ratios: speed over that of the faster cuBLAS form (B as stored, B transposed) in the same rounds, the median of "
-    "the rounds' ratios; small, its 95 % interval (sign test). **Bold**: faster than cuBLAS, all of the interval above "
-    "1."
-)
+    "the rounds' ratios; small, its 95 % interval (sign test). {}"
+).format(BOLD_NOTE)
 BELOW = Markdown("<br>")
+HEADLINE_SIDE = 4096
 EARLY_NOTE = (
     "Launched early: blocks begin while the kernel before them still runs (programmatic dependent launch), which hides "
     "a launch's latency from launches in a chain. cuBLAS's beside them are not launched so."
@@ -43,6 +44,35 @@ def overview(sections: Sequence[Section]) -> Table:
         rows += [(f"{section.title}, launched early", *map(_leader_cell, early))] if any(early) else []
     note = ["The fastest step of each ladder and size.", RATIO_NOTE, *[EARLY_NOTE] * (len(rows) > len(sections))]
     return Table("Where cuBLAS is passed", ("ladder", *map(size_header, sizes)), tuple(rows), Markdown(" ").join(note))
+
+
+def headline(sections: Sequence[Sequence[Section]]) -> str:
+    """Say in a sentence how fast the fastest steps are on the first GPU, at the largest size of the summary's."""
+    parts = []
+    for own in sections:
+        size = max((size for size in own[0].sizes() if size[0] <= HEADLINE_SIDE), key=lambda size: size[0])
+        leader = own[0].leader(size)
+        parts.append(
+            Markdown("**{}** of cuBLAS in {} (step {})").format(
+                f"{leader.ratio_to_cublas:.2f}", own[0].dtype, leader.step
+            )
+        )
+    return Markdown("On an {}, at {}: {}.").format(sections[0][0].gpu, size_header(size), Markdown(", ").join(parts))
+
+
+def steps_in_short(
+    sections: Sequence[Sequence[Section]], sizes: Sequence[Shape], label: Callable[[int], str], ideas: Mapping[int, str]
+) -> Table:
+    """Make a row per step: its idea, and its ratio to cuBLAS at a few sizes, all GPUs side by side."""
+    rows = []
+    for own in sections:
+        for step in own[0].steps:
+            lines = [section.line(step, "default", at=sizes) for section in own]
+            cells = (_side_by_side([line.get(size) for line in lines]) for size in sizes)
+            rows.append((label(step), ideas.get(step, ""), own[0].dtype, *cells))
+    gpus = " · ".join(section.gpu for section in sections[0])
+    note = Markdown("{}: speed over that of the faster cuBLAS form, default configuration. {}").format(gpus, BOLD_NOTE)
+    return Table("The ladder", ("step", "idea", "operands", *map(size_header, sizes)), tuple(rows), note, left=3)
 
 
 def ladder(section: Section, label: Callable[[int], str]) -> Table:

@@ -5,22 +5,25 @@ GPU is data (:class:`CostRates`), read from that GPU's rates file by whoever ask
 
 Three questions, each a function here:
 
-- How long do a product's block tiles take (:func:`block_tile_cost`; of kernels with roles :func:`stream_k_cycles`)?
+- How long do a product's block tiles take (:func:`block_tile_cost`; on tensor cores, with few rows too,
+  :func:`contraction_cycles`; of kernels with roles :func:`stream_k_cycles`)?
 - Into how many parts should a long reduction go (:func:`parts_to_fill`, :func:`parts_for`)?
 - Does copying operands to aligned rows first pay (:func:`copying_pays`)?
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tvm.target import Target
 
-from tensorir_ladder.schedules.isa import WARP
+from tensorir_ladder.schedules.isa import SHARED_KIB, WARP
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.tiles import BlockTile, Choice, ThreadTile, TileSet, WarpTile
+from tensorir_ladder.schedules.tiles import BlockTile, Choice, ThreadTile, TileSet, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 
 
@@ -68,6 +71,51 @@ class Machine:
     name: str = ""
 
 
+# Of a GPU of which nothing is known but its architecture: rates of sm_90, in round numbers, and its multiprocessors.
+ASSUMED_MULTIPROCESSORS = 132
+ASSUMED_RATES = CostRates(
+    simt_warps_to_hide=4.0,
+    simt_edge=11.0,
+    tensor_warps_to_hide=0.5,
+    tensor_edge=20.0,
+    wgmma_multiply_adds_per_cycle=2048.0,
+    load_bytes_per_cycle=60.0,
+    hand_over_bytes_per_cycle=22.0,
+    hand_over_cycles=2000.0,
+    add_bytes_per_cycle=64.0,
+    stored_results_per_cycle=16.0,
+    launch_cycles=1200.0,
+    barrier_cycles=100.0,
+    aligned_tflops=730.0,
+    straddling_tflops=480.0,
+    copying_gb_s=4300.0,
+    copying_us=3.0,
+    shortest_part_k_tiles=16,
+)
+CLOCK_GHZ = 1.9  # of a multiprocessor, by which copying_gb_s becomes bytes per cycle
+LATENCY_CYCLES = 1200  # from the issue of a cp.async to its data, while many others are on their way
+MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
+HIDDEN = 0.6  # of what a k tile takes less (multiplying or loading), behind what takes longer
+
+
+def assumed_machine(target: Target) -> Machine:
+    """Return the machine that a target's architecture suggests: whoever knows the GPU passes a Machine of its own.
+
+    Limits that the target states count, but for shared memory: TVM detects what a block has without asking for more,
+    and the architecture's limit is higher.
+    """
+    arch = re.fullmatch(r"sm_(\d+)[af]?", str(target.attrs.get("arch", "")))
+    number = int(arch.group(1)) if arch else 0
+    stated = int(target.attrs.get("max_shared_memory_per_block", 48 * 1024))
+    limits = {
+        "max_threads_per_block": int(target.attrs.get("max_threads_per_block", 1024)),
+        "registers_per_block": int(target.attrs.get("registers_per_block", 65536)),
+        "max_shared_memory_per_block": max(stated, SHARED_KIB.get(number, 48) * 1024),
+    }
+    known = Target({"kind": target.kind.name, **({"arch": arch.group()} if arch else {}), **limits})
+    return Machine(known, ASSUMED_MULTIPROCESSORS, ASSUMED_RATES, has_cp_async=number >= 80)
+
+
 def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, split: bool = False) -> Choice:
     """Return the tile and stages of ``tiles`` that should be fastest for a product; the default where none is listed.
 
@@ -112,19 +160,67 @@ def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: in
     A warp that reads one step ahead counts twice: it hides latency as two do. ``ladder table`` shows what
     the choice costs against tuning.
     """
-    tile, stages = choice.tile, choice.stages
+    tile = choice.tile
     ordinary = isinstance(tile, (ThreadTile, WarpTile))
     rates = machine.rates
     hide = rates.simt_warps_to_hide if ordinary else rates.tensor_warps_to_hide
     edge = rates.simt_edge if ordinary else rates.tensor_edge
     per_multiprocessor = -(-block_count(problem, tile) * parts // machine.multiprocessors)
-    resident = min(
-        int(machine.target.attrs["max_shared_memory_per_block"]) // tile.smem_bytes(dtype_bytes(problem.dtype), stages),
-        int(machine.target.attrs["registers_per_block"]) // (tile.registers * tile.threads_per_block),
-    )
-    warps = min(per_multiprocessor, max(1, resident)) * tile.threads_per_block / WARP * (1 + tile.steps_ahead)
+    resident = _resident(choice, machine, dtype_bytes(problem.dtype))
+    warps = min(per_multiprocessor, resident) * tile.threads_per_block / WARP * (1 + tile.steps_ahead)
     edges = 1 + edge * (1 / tile.block_m + 1 / tile.block_n)
     return per_multiprocessor / parts * tile.block_m * tile.block_n * (1 + hide / warps) * edges
+
+
+def contraction_cycles(
+    choice: Choice,
+    sizes: tuple[int, int, int],
+    machine: Machine,
+    *,
+    batch: int = 1,
+    parts: int = 1,
+    itemsize: int = 2,
+) -> float:
+    """Return about how many cycles a product of ``sizes`` (m, n, k) takes on tensor cores; good for an order.
+
+    ::
+
+        k tile   = the longer of multiplying and loading it, and what the other does not hide
+        loop     = tiles of the busiest multiprocessor · k tiles of a part · k tile
+        in all   = the longer of the loop and reading both operands from device memory once
+                   + filling the ring for each round of tiles + storing + (parts > 1) adding them up by another kernel
+
+    Loading is as fast as the L2 cache, or as what is on its way allows (:data:`LATENCY_CYCLES`). Rows that a tile has
+    beyond m are multiplied, and not loaded. Few rows make a product wait for device memory, whatever its tile: then
+    parts and narrow tiles that fill the GPU are the cheapest.
+    """
+    (m, n, k), tile, rates = sizes, choice.tile, machine.rates
+    tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
+    k_tiles = math.ceil(math.ceil(k / tile.block_k) / parts)
+    busiest = -(-tiles // machine.multiprocessors)
+    together = min(busiest, _resident(choice, machine, itemsize))
+    brought = (min(m, tile.block_m) + min(n, tile.block_n)) * tile.block_k * itemsize
+    on_their_way = together * min(choice.stages - 1, k_tiles) * brought
+    loading = brought / min(rates.load_bytes_per_cycle, on_their_way / LATENCY_CYCLES)
+    share = 1.0 if isinstance(tile, WarpgroupTile) else MMA_SHARE
+    multiplying = tile.block_m * tile.block_n * tile.block_k / (rates.wgmma_multiply_adds_per_cycle * share)
+    k_tile = max(multiplying, loading) + (1 - HIDDEN) * min(multiplying, loading)
+    reading = batch * (m + n) * k * itemsize / (rates.copying_gb_s / CLOCK_GHZ)
+    storing = busiest * min(m, tile.block_m) * min(n, tile.block_n) / rates.stored_results_per_cycle
+    adding = 0.0
+    if parts > 1:
+        sums = 2 * parts * m * n * 4 / (rates.add_bytes_per_cycle * machine.multiprocessors)
+        adding = rates.launch_cycles + LATENCY_CYCLES + sums
+    filling = -(-busiest // together) * LATENCY_CYCLES
+    return max(busiest * k_tiles * k_tile, reading) + filling + storing + adding
+
+
+def _resident(choice: Choice, machine: Machine, itemsize: int) -> int:
+    """Return how many blocks of a choice a multiprocessor holds at once, one at least."""
+    tile, limits = choice.tile, machine.target.attrs
+    by_shared = int(limits["max_shared_memory_per_block"]) // tile.smem_bytes(itemsize, choice.stages)
+    by_registers = int(limits["registers_per_block"]) // (tile.registers * tile.threads_per_block)
+    return max(1, min(by_shared, by_registers))
 
 
 def parts_to_fill(tiles: int, multiprocessors: int, steps: int, least: int = 1) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -46,6 +46,11 @@ def loop_extent(sch: Schedule, loop: LoopRV) -> int:
 def is_constant(extent: tirx.Expr) -> bool:
     """Return whether an extent is a number, and not known at run time only."""
     return isinstance(extent, tirx.IntImm)
+
+
+def is_multiple(extent: tirx.Expr | int, size: int) -> bool:
+    """Return whether an extent is a multiple of ``size``, for each value of what only run time knows."""
+    return sym.Analyzer().can_prove_equal(tirx.floormod(extent, size), 0)
 
 
 def is_one(number: object) -> bool:
@@ -99,7 +104,7 @@ class Statement:
     stmt: tirx.Stmt
     blocks: tuple[s_tir.SBlock, ...]
     wrappers: tuple[s_tir.SBlock, ...] = ()
-    elements: int = 1
+    elements: int | ir.Expr = 1
     vector: int = 1
     part: str = ""
     idle: tuple[s_tir.SBlock, ...] = ()
@@ -238,9 +243,10 @@ def _statement(stmt: tirx.Stmt) -> Statement:
     return Statement(stmt, tuple(leaves), tuple(wrappers), _executions(stmt), max(vectors))
 
 
-def _executions(stmt: tirx.Stmt) -> int:
+def _executions(stmt: tirx.Stmt) -> int | ir.Expr:
+    """Count how often a statement's blocks are run: a number, or an expression where an extent is none."""
     if isinstance(stmt, tirx.For):
-        return int(stmt.extent) * _executions(stmt.body)
+        return (int(stmt.extent) if is_constant(stmt.extent) else stmt.extent) * _executions(stmt.body)
     if isinstance(stmt, tirx.SeqStmt):
         return sum(_executions(part) for part in stmt.seq)
     if isinstance(stmt, s_tir.SBlockRealize) and _blocks(stmt.block.body):

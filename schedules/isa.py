@@ -21,6 +21,9 @@ CP_ASYNC_BYTES = (4, 8, 16)
 LINE_BYTES = 128  # of a cache line; what the banks deliver at once
 SWIZZLED_PIECES = LINE_BYTES // VECTOR_BYTES  # of 16 bytes, in what the banks deliver at once
 
+# Shared memory that a block may ask for, by architecture (CUDA C++ programming guide, compute capabilities).
+SHARED_KIB = {70: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 101: 227, 103: 227, 120: 99, 121: 99}
+
 PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 
 

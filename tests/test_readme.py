@@ -49,7 +49,8 @@ def test_commands_name_real_subcommands_and_options(page: str) -> None:
 
 
 def test_the_steps_table_says_what_the_steps_take():
-    rows = re.findall(r"^\| (\d+) ([a-z0-9 ]+) \| [^|]+ \| ([^|]+) \| [^|]+ \|$", README, re.M)
+    page = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) ([a-z0-9 ]+) \| [^|]+ \| ([^|]+) \| [^|]+ \|$", page, re.M)
     assert [(int(number), name) for number, name, _ in rows] == [
         (step.number, step.name.split("_", 1)[1].replace("_", " ")) for step in find_steps().values()
     ]
@@ -64,6 +65,10 @@ def test_the_steps_table_says_what_the_steps_take():
 
 
 def test_no_measured_number_stands_outside_the_generated_block():
-    prose = README.split("<!-- results:begin -->")[0] + README.split("<!-- results:end -->")[1]
+    prose = README.split("<!-- summary:begin -->")[0] + README.split("<!-- summary:end -->")[1]
     assert not re.findall(r"[\d.,]+ ?(?:GFLOPS|TFLOPS|GB/s|µs|×)", prose)
     assert not re.findall(r"[\d.]+ % (?:of|faster|slower)", prose)
+
+
+def test_the_readme_fits_on_a_screen_and_a_half():
+    assert len(README.splitlines()) <= 150

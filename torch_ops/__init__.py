@@ -9,7 +9,7 @@ strides and dtypes come for the first time:
 - :mod:`.product`: copies what must be copied, and launches on the tensors' addresses, in torch's current stream.
 - :mod:`.launcher`: (compiles and loads a kernel;) keeps its launches by addresses, for :mod:`.driver`, the CUDA driver.
 
-Where gradients are recorded or torch traces, :mod:`.custom_op` comes before: torch's operator, with its derivative.
+Where gradients are recorded or torch traces, :mod:`.custom_op` comes before: torch's operator, derivative and shapes.
 
 What they refuse is said in :mod:`.errors`. ``rates/`` and ``tuned/`` are what was measured of each GPU. Torch and a GPU
 are needed by calls alone; ``__init__.pyi`` lists the names, each of which is loaded when it is first used.

@@ -55,6 +55,31 @@ inline uint16_t float_to_bfloat16(float x) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Bytes of 8-bit floating point: a sign, ``exponent`` bits, the rest mantissa. e5m2 is the upper half of a float16; e4m3
+// has no infinity, and NaN is all ones alone.
+inline float e5m2_to_float(uint8_t x) { return half_to_float(uint16_t(x << 8)); }
+inline float e4m3_to_float(uint8_t x) {
+  if ((x & 0x7f) == 0x7f) return float_of(0x7fffffff);
+  return float_of(uint32_t(x & 0x80) << 24 | bits_of(float_of(uint32_t(x & 0x7f) << 20) * 0x1p120f));
+}
+
+// To the nearest such number, ties to even, and to the largest where it is beyond (saturating, as CUDA's constructors).
+inline uint8_t float_to_fp8(float x, int mantissa, float largest, float (*value)(uint8_t)) {
+  uint8_t sign = bits_of(x) >> 31 << 7;
+  float size = fabsf(x);
+  if (size != size) return sign | 0x7f;
+  if (size >= largest) size = largest;
+  int exponent;
+  frexpf(size, &exponent);
+  float unit = ldexpf(1, (exponent < (mantissa == 3 ? -5 : -13) ? (mantissa == 3 ? -5 : -13) : exponent) - 1 - mantissa);
+  float rounded = rintf(size / unit) * unit;
+  uint8_t low = 0, high = 0x7f;
+  while (high - low > 1) (value((low + high) / 2) <= rounded ? low : high) = (low + high) / 2;
+  return sign | low;
+}
+inline uint8_t float_to_e4m3(float x) { return float_to_fp8(x, 3, 448, e4m3_to_float); }
+inline uint8_t float_to_e5m2(float x) { return float_to_fp8(x, 2, 57344, e5m2_to_float); }
+
 // A float32 operand rounded to TF32, half away from zero, as cvt.rna.tf32.f32.
 inline uint32_t round_to_tf32(uint32_t bits) {
   return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000;
@@ -76,6 +101,34 @@ struct nv_bfloat16 {
   EMU_INLINE operator float() const { return emu::bfloat16_to_float(bits); }
 };
 
+#define EMU_FP8(name, kind)                                              \
+  struct name {                                                          \
+    uint8_t __x;                                                         \
+    name() = default;                                                    \
+    EMU_INLINE explicit name(float x) : __x(emu::float_to_##kind(x)) {}  \
+    EMU_INLINE operator float() const { return emu::kind##_to_float(__x); } \
+  };
+EMU_FP8(__nv_fp8_e4m3, e4m3)
+EMU_FP8(__nv_fp8_e5m2, e5m2)
+#undef EMU_FP8
+typedef __nv_fp8_e4m3 fp8_e4_t;
+typedef __nv_fp8_e5m2 fp8_e5_t;
+
+// Half-precision arithmetic is rounded after every operation; the types must be known, for whole numbers convert too.
+template <class T> struct EmuHalfOnly {};
+template <> struct EmuHalfOnly<__half> { typedef __half type; };
+template <> struct EmuHalfOnly<nv_bfloat16> { typedef nv_bfloat16 type; };
+#define EMU_OPERATOR(op)                                                              \
+  template <class T> EMU_INLINE typename EmuHalfOnly<T>::type operator op(T x, T y) { \
+    return T(float(x) op float(y));                                                   \
+  }
+EMU_OPERATOR(+)
+EMU_OPERATOR(-)
+EMU_OPERATOR(*)
+EMU_OPERATOR(/)
+#undef EMU_OPERATOR
+template <class T> EMU_INLINE typename EmuHalfOnly<T>::type operator-(T x) { return T(-float(x)); }
+
 typedef __half half;
 typedef nv_bfloat16 __nv_bfloat16;
 
@@ -83,6 +136,7 @@ namespace emu {
 
 // A vector is one access, as on the GPU: the compiler must not take it apart, so that it is seen to be aligned.
 template <size_t bytes> struct Whole;
+template <> struct Whole<2> { typedef uint16_t type __attribute__((may_alias)); };
 template <> struct Whole<4> { typedef uint32_t type __attribute__((may_alias)); };
 template <> struct Whole<8> { typedef uint64_t type __attribute__((may_alias)); };
 template <> struct Whole<16> { typedef uint32_t type __attribute__((may_alias, vector_size(16))); };
@@ -114,7 +168,12 @@ template <size_t bytes> EMU_INLINE void copy_whole(void* to, const void* from) {
 #define EMU_LIST(...) __VA_ARGS__
 EMU_VECTORS(float, float, 8, 16)
 EMU_VECTORS(double, double, 16, 16)
+EMU_VECTORS(signed char, char, 2, 4)
+EMU_VECTORS(uchar, uchar, 2, 4)
+EMU_VECTORS(short, short, 4, 8)
+EMU_VECTORS(ushort, ushort, 4, 8)
 EMU_VECTORS(int, int, 8, 16)
+EMU_VECTORS(long long, longlong, 16, 16)
 EMU_VECTORS(uint, uint, 8, 16)
 EMU_VECTORS(half, half, 4, 8)
 EMU_VECTORS(nv_bfloat16, nv_bfloat16, 4, 8)
@@ -130,6 +189,36 @@ EMU_INLINE nv_bfloat16 __float2bfloat16_rn(float x) { return nv_bfloat16(x); }
 EMU_INLINE float __bfloat162float(nv_bfloat16 x) { return x; }
 EMU_INLINE uint __pack_half2(half x, half y) { return uint(y.bits) << 16 | x.bits; }
 EMU_INLINE uint __pack_nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return uint(y.bits) << 16 | x.bits; }
+EMU_INLINE float rsqrtf(float x) { return 1 / sqrtf(x); }
+EMU_INLINE double rsqrt(double x) { return 1 / sqrt(x); }
+// CUDA's own in half precision: those that it has for both types, and those that TVM's text defines for half alone.
+#define EMU_HALF(name, of) EMU_INLINE half name(half x) { return half(of(float(x))); }
+#define EMU_MATH(name, of) \
+  EMU_HALF(name, of)       \
+  EMU_INLINE nv_bfloat16 name(nv_bfloat16 x) { return nv_bfloat16(of(float(x))); }
+EMU_MATH(hexp, expf)
+EMU_MATH(hexp2, exp2f)
+EMU_MATH(hexp10, exp10f)
+EMU_MATH(hlog, logf)
+EMU_MATH(hlog2, log2f)
+EMU_MATH(hlog10, log10f)
+EMU_MATH(hsqrt, sqrtf)
+EMU_MATH(hrsqrt, rsqrtf)
+EMU_MATH(hrcp, 1 /)
+EMU_MATH(hsin, sinf)
+EMU_MATH(hcos, cosf)
+EMU_MATH(htanh, tanhf)
+EMU_MATH(hfloor, floorf)
+EMU_MATH(hceil, ceilf)
+EMU_MATH(hrint, rintf)
+EMU_MATH(htrunc, truncf)
+EMU_MATH(__habs, fabsf)
+EMU_HALF(htan, tanf)
+EMU_HALF(hatan, atanf)
+EMU_HALF(herf, erff)
+EMU_INLINE half hpow(half x, half y) { return half(powf(x, y)); }
+#undef EMU_HALF
+#undef EMU_MATH
 template <class T> EMU_INLINE T max(T a, T b) { return a > b ? a : b; }
 template <class T> EMU_INLINE T min(T a, T b) { return a < b ? a : b; }
 

@@ -24,7 +24,7 @@ from tensorir_ladder.harness.build import compiled
 from tensorir_ladder.harness.commands.kernels import PLACES, backend_for, why_on_the_cpu
 from tensorir_ladder.harness.commands.measuring import open_session, unfinished
 from tensorir_ladder.harness.commands.options import add_machine_options, add_revision, machine_of, numbers, runs_on_gpu
-from tensorir_ladder.harness.commands.show import console, new_table, progress
+from tensorir_ladder.harness.commands.printing import console, new_table, progress
 from tensorir_ladder.harness.records import StreamRecord, check_writable, shape_text
 from tensorir_ladder.harness.session import CaseJournal, Session
 from tensorir_ladder.harness.verify import draw_seeds

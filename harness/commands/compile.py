@@ -8,7 +8,7 @@ from functools import partial
 from tensorir_ladder.harness.build import Kernel, compiled
 from tensorir_ladder.harness.commands.kernels import lowered
 from tensorir_ladder.harness.commands.options import LISTING_SIZES, add_case_options, cases_of
-from tensorir_ladder.harness.commands.show import print_code, print_resources
+from tensorir_ladder.harness.commands.printing import print_code, print_resources
 from tensorir_ladder.harness.explain import aspects, why
 from tensorir_ladder.harness.records import Listing, check_writable
 from tensorir_ladder.kernels.codegen import toolchain

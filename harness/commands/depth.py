@@ -11,7 +11,7 @@ from rich.markup import escape
 from tensorir_ladder.harness.build import Case, Kernel, compiled
 from tensorir_ladder.harness.commands.kernels import lowered
 from tensorir_ladder.harness.commands.options import LISTING_SIZES, add_case_options, cases_of
-from tensorir_ladder.harness.commands.show import console, new_table
+from tensorir_ladder.harness.commands.printing import console, new_table, progress
 from tensorir_ladder.harness.models import depth
 from tensorir_ladder.harness.records import DepthForecast
 from tensorir_ladder.kernels.codegen import toolchain
@@ -26,7 +26,9 @@ def run(options: argparse.Namespace, _command: str) -> int:
         raise depth.NoForecast(f"--step {options.step}: no pipeline, so no stages; see ladder list")
     compiler, covered, reason = toolchain.require_compiler(), 0, ""
     for case in cases:
-        kernels = {n: compiled(lowered(replace(case, stages=n)), compiler) for n in depth.stage_counts(case)}
+        with progress() as bar:
+            counts = bar.track(depth.stage_counts(case), description=f"compiling {case.step.name} by stages")
+            kernels = {n: compiled(lowered(replace(case, stages=n)), compiler) for n in counts}
         try:
             said = depth.forecast(case, lambda other, made=kernels: made[other.stages].resources)
             covered += 1

@@ -13,7 +13,7 @@ from typing import Any
 from tensorir_ladder.emulator.compiler import BUILDS, require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs, add_revision, numbers
-from tensorir_ladder.harness.commands.show import progress
+from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import between
 from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, host_cpu, sources_digest, tree_state
 from tensorir_ladder.harness.execution import require_gpu

@@ -12,7 +12,7 @@ from tensorir_ladder.harness import emulation, execution
 from tensorir_ladder.harness.build import Case, Kernel, compiled, lower
 from tensorir_ladder.harness.commands import NOT_VERIFIED
 from tensorir_ladder.harness.commands.options import runs_on_gpu
-from tensorir_ladder.harness.commands.show import warn
+from tensorir_ladder.harness.commands.printing import warn
 from tensorir_ladder.harness.execution import Backend
 from tensorir_ladder.harness.large_k import LargeK
 from tensorir_ladder.harness.verify import draw_seeds, verify
@@ -23,6 +23,12 @@ PLACES = {
     "llvm": "on the CPU (TensorIR through LLVM)",
     "emulator": "on the CPU (generated CUDA through the emulator)",
 }
+
+# Measured on two cores of a cloud machine, and good for no more than an estimate: multiply-adds a second, of ordinary
+# cores and of tensor cores. A check runs a product so often that is timed here, seeds and kinds of data together.
+SPEEDS = {"llvm": (2e9, 2e9), "emulator": (1e7, 2e8)}
+RUNS = 5
+LONG_S = 30.0
 
 _large_k: dict[str, dict[Case, str]] = {}  # by backend: the sizes of a command share configurations
 _warned: set[str] = set()  # a step's variants share their warnings, which are worth saying once
@@ -66,6 +72,7 @@ def verify_one(kernel: Kernel, backend: Backend, options: argparse.Namespace, re
         done = f"compiled for {kernel.machine.arch}, " if kernel.cubin else ""
         print(f"{kernel.case}\n{done}not verified: {why_not}{'; ' + remark if remark else ''}", flush=True)
         return NOT_VERIFIED
+    _announce(kernel, backend.name)
     result = verify(kernel, backend, draw_seeds(options.seed))
     long = LargeK(backend, partial(_loaded, backend), _large_k.setdefault(backend.name, {}))
     large_k = long.check(kernel.case, result.seeds[0])
@@ -75,6 +82,19 @@ def verify_one(kernel: Kernel, backend: Backend, options: argparse.Namespace, re
     before = ", before tensorization" if backend.name == "llvm" and step.tensorized else ""
     print(f"verified {PLACES[backend.name]}{before}{'; ' + remark if remark else ''}", flush=True)
     return 0
+
+
+def _announce(kernel: Kernel, backend: str) -> None:
+    """Say before a check that takes long how long that may be, and the size that takes half a minute."""
+    if backend not in SPEEDS:
+        return
+    problem, step = kernel.case.problem, kernel.case.step
+    speed = SPEEDS[backend][step.tensorized or step.explicit]
+    seconds = RUNS * problem.m * problem.n * problem.k / speed
+    if seconds > LONG_S:
+        size = 64 * int((LONG_S * speed / RUNS) ** (1 / 3) / 64)
+        about = f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.0f} hours"
+        warn(f"{kernel.case} takes about {about} {PLACES[backend]}; --size {size} takes half a minute")
 
 
 def _loaded(backend: Backend, case: Case) -> Callable[..., Any]:

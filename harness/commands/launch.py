@@ -8,7 +8,7 @@ from functools import partial
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands.kernels import lowered
 from tensorir_ladder.harness.commands.options import UsageError, add_case_options, cases_of, runs_on_gpu
-from tensorir_ladder.harness.commands.show import console, new_table
+from tensorir_ladder.harness.commands.printing import console, new_table
 from tensorir_ladder.harness.host_time import LAUNCHES, host_time_us, ways_to_launch
 from tensorir_ladder.kernels.codegen import toolchain
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tensorir_ladder.harness.commands.show import console, new_table
+from tensorir_ladder.harness.commands.printing import console, new_table
 from tensorir_ladder.harness.lab.microbench import BENCHMARKS
 from tensorir_ladder.harness.machines import MACHINES
 from tensorir_ladder.harness.models.rate_files import measured_gpus

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
-from tensorir_ladder.harness.commands.show import print_code, progress, record_line, warn
+from tensorir_ladder.harness.commands.printing import print_code, progress, record_line, warn
 from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import find_peers
 from tensorir_ladder.harness.records import RESULTS, Record, check_writable

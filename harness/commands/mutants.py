@@ -13,7 +13,7 @@ from pathlib import Path
 from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision, numbers
-from tensorir_ladder.harness.commands.show import progress
+from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.environment import ROOT, host_cpu, sources_digest, tree_state
 from tensorir_ladder.harness.lab.mutants.reasons import reason_for
 from tensorir_ladder.harness.lab.mutants.running import ALIVE, ORDERS, REFUSED, Mutant, Outcome, plan, run_mutant

@@ -14,7 +14,7 @@ from pathlib import Path
 from tensorir_ladder.emulator.compiler import require_host_compiler
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.options import UsageError, add_revision
-from tensorir_ladder.harness.commands.show import progress
+from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, sources_digest, tree_state
 from tensorir_ladder.harness.lab.nests import TOGETHER, Draws, Outcome, draw, run_draws
 from tensorir_ladder.harness.lab.workers import Lost, each_in_a_process

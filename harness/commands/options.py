@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
-from tensorir_ladder.harness.commands.show import warn
+from tensorir_ladder.harness.commands.printing import warn
 from tensorir_ladder.harness.commands.values import UsageError, between, numbers, whole
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, MACHINES, Machine, machine_for
 from tensorir_ladder.harness.peers import KINDS
@@ -33,7 +33,10 @@ def add_case_options(parser: argparse.ArgumentParser, sizes: str, sweep: bool = 
     """
     add_problem_options(parser, sizes)
     several = " (lists and ranges: 1-6, 2,4)" if sweep else ""
-    parser.add_argument("--variant", help="variants' names, default or all (one step: all; several: default)")
+    usual = "one step: all of its arithmetic; several steps: default" if sweep else "default"
+    parser.add_argument("--variant", help=f"variants' names, default or all ({usual})")
+    if not sweep:
+        parser.add_argument("--all-variants", action="store_true", help="all variants of the default's arithmetic")
     own = f"the step's own; with --tile best the best of {', '.join(map(str, STAGE_SET))}"
     parser.add_argument("--stages", help=f"stages of each shared operand{several} ({own})")
     tile = "all" if sweep else "default"
@@ -56,6 +59,11 @@ def tile_forms() -> str:
 def add_problem_options(parser: argparse.ArgumentParser, sizes: str) -> None:
     """Add options that name steps and products; ``sizes`` says which are taken where none is named."""
     parser.add_argument("--step", help="steps: 5 | 1-6 | 1,3 (all)")
+    add_shape_options(parser, sizes)
+
+
+def add_shape_options(parser: argparse.ArgumentParser, sizes: str) -> None:
+    """Add options that name products; ``sizes`` says which are taken where none is named."""
     parser.add_argument("--size", help=f"square sizes: 256,512 ({sizes})")
     parser.add_argument("--shape", help="shapes MxNxK[,MxNxK]; instead of --size")
     parser.add_argument("--dtype", help=f"operands: {' | '.join(DTYPES)} (the first that the step takes)")
@@ -135,14 +143,17 @@ def cases_named(options: argparse.Namespace, sizes: str, tunes: bool = False, se
     choice = tile if tile in CHOICES else "given"
     if choice in ("best", "tuned") and not tunes:
         raise UsageError(f"--tile {choice} is found by measuring, and only run measures for it; name a tile")
-    if choice == "tuned" and (stages is not None or options.variant not in (None, "default")):
+    if getattr(options, "all_variants", False) and options.variant is not None:
+        raise UsageError("--all-variants and --variant exclude each other")
+    named = options.variant not in (None, "default") or getattr(options, "all_variants", False)
+    if choice == "tuned" and (stages is not None or named):
         raise UsageError("--tile tuned brings its own --stages and --variant; leave them out, or name a tile")
-    alone = len(steps) == 1 and choice != "tuned"
+    whole = getattr(options, "all_variants", several and len(steps) == 1)
     cases = [
         _case(step, problem, variant, machine, tile, asked)
         for shape in shapes_of(options, sizes)
         for step in steps
-        for variant in _variants(step, options.variant, options.dtype, alone, machine.has_cp_async)
+        for variant in _variants(step, options.variant, options.dtype, whole, machine.has_cp_async)
         for problem in [problem_of(options, shape, step.variant(variant).dtypes[0])]
     ]
     return cases if options.step is not None else _without_lacking(cases)
@@ -220,13 +231,13 @@ def _case(step: Step, problem: Matmul, variant: str, machine: Machine, tile: str
     return replace(case, tile=given, stages=stages or step.stages, tile_choice="given")
 
 
-def _variants(step: Step, choice: str | None, dtype: str | None, alone: bool, has_cp_async: bool) -> list[str]:
+def _variants(step: Step, choice: str | None, dtype: str | None, whole: bool, has_cp_async: bool) -> list[str]:
     """List the variants that ``--variant`` names; those that take ``dtype``, or the default's, where it means several.
 
     Another arithmetic than the default's, and a debug build, are meant only where asked for, by name or by "all".
     """
     default = step.default_variant(has_cp_async)
-    if choice == "all" or (choice is None and alone):
+    if choice == "all" or (choice is None and whole):
         usual = step.variant(default)
         fitting = [variant for variant in step.variants if (dtype or usual.dtypes[0]) in variant.dtypes]
         if choice is None:

@@ -13,7 +13,7 @@ from tensorir_ladder.harness.bandwidth import BandwidthCase, lower_workload
 from tensorir_ladder.harness.build import Case, Lowered, lower
 from tensorir_ladder.harness.commands import DIFFERENT
 from tensorir_ladder.harness.commands.options import UsageError, add_jobs, numbers
-from tensorir_ladder.harness.commands.show import progress
+from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.commands.values import between
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.records import (

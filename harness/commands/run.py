@@ -7,7 +7,8 @@ import argparse
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands import NOT_VERIFIED
-from tensorir_ladder.harness.commands.kernels import backend_for, built, verify_one, why_on_the_cpu
+from tensorir_ladder.harness.commands.first_look import one_form, print_closing, print_opening
+from tensorir_ladder.harness.commands.kernels import backend_for, built, lowered, verify_one, why_on_the_cpu
 from tensorir_ladder.harness.commands.measuring import measure_cases, open_session
 from tensorir_ladder.harness.commands.options import (
     CHOICES,
@@ -22,10 +23,9 @@ from tensorir_ladder.harness.commands.options import (
     runs_on_gpu,
     shapes_of,
 )
-from tensorir_ladder.harness.commands.show import (
+from tensorir_ladder.harness.commands.printing import (
     print_code,
     print_records,
-    print_resources,
     print_variants,
     record_line,
 )
@@ -60,6 +60,9 @@ def run(options: argparse.Namespace, command: str) -> int:
     if not runs_on_gpu(options):
         return _run_without_gpu(options)
     cases = cases_of(options, GPU_SIZES, tunes=True)
+    alone = one_form(cases)
+    if alone:
+        print_opening(lowered(alone))
     records = measure_cases(cases, options, command)
     print_records(records)
     if len({case.step.number for case in cases}) == 1 and len({case.variant for case in cases}) > 1:
@@ -69,6 +72,8 @@ def run(options: argparse.Namespace, command: str) -> int:
             predicted, measured = record.predicted_gain_pct, record.improvement_over_previous_pct
             where = f"{shape_text(record.shape)}, tile {record.tile}"
             print(f"gain over the step before at {where}: predicted {predicted:+.0f} %, measured {measured:+.0f} %")
+    if alone:
+        print_closing(built(alone))
     return 0
 
 
@@ -84,8 +89,11 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
     why_not = f"speed not measured: {why_on_the_cpu(options.on)}"
     if find_peers(options.peers):
         print(f"peers ({options.peers}) are only timed beside a measured step; {why_not}")
+    alone = one_form(cases)
     for case in cases:
         kernel = built(case)
+        if case is alone:
+            print_opening(kernel)
         kernels.append(kernel)
         code = max(code, verify_one(kernel, backend_for(options, case.step.verified_on), options, why_not))
         print_code(kernel, options.show)
@@ -93,10 +101,10 @@ def _run_without_gpu(options: argparse.Namespace) -> int:
         toolchain.require_compiler()
     except NoCompiler as missing:
         print(f"not compiled: {missing}")
-    if len(kernels) > 1:
+    if alone:
+        print_closing(kernels[0])
+    elif len(kernels) > 1:
         print_variants([built(case) for case in _per_variant(cases)])
-    elif kernels[0].resources:
-        print_resources(kernels)
     return 0 if code == NOT_VERIFIED else code
 
 

@@ -11,7 +11,7 @@ from tensorir_ladder.emulator.compiler import BUILDS
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands import DIFFERENT
 from tensorir_ladder.harness.commands.options import add_jobs, add_revision
-from tensorir_ladder.harness.commands.show import console, new_table, progress
+from tensorir_ladder.harness.commands.printing import console, new_table, progress
 from tensorir_ladder.harness.environment import gpu_identity, tree_state
 from tensorir_ladder.harness.lab.sanitizer.agreement import Row, read, row_of, save, tally
 from tensorir_ladder.harness.lab.sanitizer.judgement import AGREE, CANNOT_SEE, DISAGREE

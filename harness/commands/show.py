@@ -1,138 +1,25 @@
-"""Print tables of records and kernels, code, warnings and progress."""
+"""``show``: print a step's schedule, and what becomes of it."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Sequence
+import argparse
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-
-from tensorir_ladder.harness.build import Kernel, compiled
-from tensorir_ladder.harness.explain import why
-from tensorir_ladder.harness.models.time import ceiling_share, predict_tile
-from tensorir_ladder.harness.records import Peer, Record, shape_text
-from tensorir_ladder.kernels.codegen import toolchain
-from tensorir_ladder.kernels.codegen.toolchain import compile_ptx, disassemble
+from tensorir_ladder.harness.commands.kernels import lowered
+from tensorir_ladder.harness.commands.one_kernel import WHERE, add_kernel_options, case_named
+from tensorir_ladder.harness.commands.printing import FORMS, print_form
 
 
-def warn(text: str) -> None:
-    """Print a warning, apart from the results."""
-    print(f"warning: {text}", file=sys.stderr)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the kernel, and the forms to show it in."""
+    parser.add_argument("kernel", help=WHERE)
+    parser.add_argument("--show", choices=FORMS, help="what to print behind the schedule's source")
+    add_kernel_options(parser)
 
 
-def console() -> Console:
-    """Open standard output, wide enough for the tables where it is not a terminal."""
-    wide = Console()
-    wide.width = max(wide.width, 120)
-    return wide
-
-
-def progress() -> Progress:
-    """Make a bar on standard error that says how much is done and how long the rest takes."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True))
-
-
-def new_table(title: str, headings: Sequence[str], texts: Collection[str], no_wrap: bool = False) -> Table:
-    """Make a table without rows; ``texts`` are the headings of columns of words, all others hold numbers."""
-    table = Table(title=title)
-    for heading in headings:
-        table.add_column(heading, no_wrap=no_wrap, justify="left" if heading in texts else "right")
-    return table
-
-
-def print_code(kernel: Kernel, what: str | None) -> None:
-    """Print a kernel as ``--show`` asks for it, if it does."""
-    if what is None:
-        return
-    if what == "ptx":
-        print(compile_ptx(kernel.cuda, kernel.case.machine.arch, toolchain.require_compiler()))
-    elif what == "sass":
-        print(disassemble(compiled(kernel, toolchain.require_compiler()).cubin))
-    else:
-        text = {"tir": kernel.mod["main"].script, "lowered": kernel.device.script, "cuda": lambda: kernel.cuda}
-        print(text[what]())
-
-
-def record_line(record: Record) -> str:
-    """Put a record in a line, and each peer in one more."""
-    gain = record.improvement_over_previous_pct
-    over = "" if gain is None else f", {gain:+.0f} % over the step before"
-    share = ceiling_share(record)
-    ceiling = "" if share is None else f", {share:.0%} of its instruction's ceiling"
-    stages = f" {record.stages} stages" if record.stages > 1 else ""
-    low, high = record.ratio_interval
-    return (
-        f"{record.step_name}[{record.variant}] {shape_text(record.shape)} {record.tile}{stages}: "
-        f"{record.time_ms:.4f} ms, {record.gflops:.0f} GFLOPS, {record.ratio_to_cublas:.2f} ({low:.3f} to {high:.3f}) "
-        f"of cuBLAS{ceiling}{over}" + "".join(f"\n  {_peer_line(record, peer)}" for peer in record.peers)
-    )
-
-
-def _peer_line(record: Record, peer: Peer) -> str:
-    if peer.timing is None:
-        return f"{peer.name}: {peer.status}, {peer.why}"
-    return f"{peer.name}: {peer.timing.median_ms:.4f} ms, {record.ratio_of(peer.timing):.0%} of cuBLAS, {peer.config}"
-
-
-def print_records(records: list[Record]) -> None:
-    """Print measured cases, one a row, with a column for each peer."""
-    title = "Measured (medians; cuBLAS, the step before and peers, in percent of cuBLAS, in the same rounds)"
-    names = list(dict.fromkeys(peer.name for record in records for peer in record.peers))
-    headings = ("step", "shape", "tile", "stages", "ms", "GFLOPS", "of cuBLAS", "over previous", "bound", *names)
-    table = new_table(title, headings, texts=("step", "shape", "tile", "bound"))
-    for r in records:
-        gain = r.improvement_over_previous_pct
-        numbers = (
-            f"{r.time_ms:.4f}",
-            f"{r.gflops:.0f}",
-            f"{r.ratio_to_cublas:.2f}",
-            "" if gain is None else f"{gain:+.0f} %",
-        )
-        case = (f"{r.step} {r.variant}", shape_text(r.shape), r.tile, str(r.stages))
-        peers = {peer.name: f"{r.ratio_of(peer.timing):.0%}" if peer.timing else peer.status for peer in r.peers}
-        table.add_row(*case, *numbers, r.bound, *(peers.get(name, "") for name in names))
-    console().print(table)
-
-
-def print_resources(kernels: list[Kernel]) -> None:
-    """Print what each compiled kernel occupies."""
-    headings = ("case", "registers", "spilled bytes", "shared bytes", "threads", "occupancy", "limited by")
-    table = new_table("From the compiler", headings, texts=headings)
-    for kernel in kernels:
-        r = kernel.resources
-        figures = (r.registers, r.spill_bytes, r.smem_bytes, r.threads, f"{r.occupancy:.0%}", r.occupancy_limit)
-        table.add_row(escape(str(kernel.case)), *map(str, figures))
-    console().print(table)
-
-
-def print_variants(kernels: list[Kernel]) -> None:
-    """Compare variants by their generated code, and say why each is faster or not."""
-    headings = ("variant", "stages", "cp.async", "waits", "barriers", "registers", "bytes", "occupancy")
-    table = new_table("The generated code, per k tile", headings, texts=("variant",), no_wrap=True)
-    several = len({kernel.case.step.number for kernel in kernels}) > 1
-    names = [f"{k.case.step.number} {k.case.variant}" if several else k.case.variant for k in kernels]
-    for name, kernel in zip(names, kernels):
-        code, resources = kernel.code, kernel.resources
-        waits = ", ".join(map(str, code.wait_groups)) or "–"
-        figures = ("–", "–") if resources is None else (str(resources.registers), f"{resources.occupancy:.0%}")
-        counts = [f"{count} in all" if kernel.written_out else count for count in (code.cp_async, code.barriers)]
-        row = (name, code.shared_versions, counts[0], waits, counts[1])
-        table.add_row(*map(str, row), figures[0], str(kernel.smem_bytes), figures[1])
-    console().print(table)
-    for name, kernel in zip(names, kernels):
-        print(f"{name}: {why(kernel)}")
-    _print_prediction(kernels[0])
-
-
-def _print_prediction(kernel: Kernel) -> None:
-    if tile := predict_tile(kernel):
-        print(
-            f"predicted for {kernel.case}, per k tile and multiprocessor: load {tile.load_ns:.0f} ns, "
-            f"compute {tile.compute_ns:.0f} ns, {tile.resident_blocks} resident block(s); "
-            f"N·(load + compute) = N·{tile.sequential_ns:.0f} ns, N·max(load, compute) = "
-            f"N·{tile.pipelined_ns:.0f} ns with {tile.stages} stages: gain {tile.gain_pct:+.0f} %"
-        )
+def run(options: argparse.Namespace, _command: str) -> int:
+    """Print the schedule's source, and the form asked for."""
+    case = case_named(options.kernel, options)
+    kernel = lowered(case)
+    for form in dict.fromkeys(["schedule", options.show or "schedule"]):
+        print_form(kernel, form)
+    return 0

@@ -15,7 +15,7 @@ from tensorir_ladder.harness.commands.options import (
     numbers,
     runs_on_gpu,
 )
-from tensorir_ladder.harness.commands.show import print_records
+from tensorir_ladder.harness.commands.printing import print_records
 from tensorir_ladder.harness.execution import NoGpu
 from tensorir_ladder.harness.peers import find_peers
 from tensorir_ladder.schedules.errors import IllegalSchedule

@@ -9,7 +9,7 @@ from tensorir_ladder import emulator
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.commands import DIFFERENT
 from tensorir_ladder.harness.commands.options import UsageError
-from tensorir_ladder.harness.commands.show import progress
+from tensorir_ladder.harness.commands.printing import progress
 from tensorir_ladder.harness.environment import gpu_identity
 from tensorir_ladder.harness.lab.traces import RECORDED, difference, probes, record
 from tensorir_ladder.harness.lab.traces.recording import ARCH

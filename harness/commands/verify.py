@@ -15,7 +15,7 @@ from tensorir_ladder.harness.commands.options import (
     cases_of,
     runs_on_gpu,
 )
-from tensorir_ladder.harness.commands.show import print_code
+from tensorir_ladder.harness.commands.printing import print_code
 from tensorir_ladder.kernels.codegen import toolchain
 
 add_options = partial(add_case_options, sizes=EITHER_SIZES)

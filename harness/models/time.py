@@ -35,7 +35,7 @@ class TilePrediction:
 
     @property
     def pipelined_ns(self) -> float:
-        """max(load, compute): with n stages a load has n − 1 iterations' time."""
+        """max(load / (stages − 1), compute of all resident blocks): a load has stages − 1 iterations' time."""
         return max(self.load_ns / max(self.stages - 1, 1), self.resident_blocks * self.compute_ns)
 
     @property

@@ -37,6 +37,7 @@ from tensorir_ladder.harness.records.parts import (
     Number,
     Peer,
     Resources,
+    RulesTimed,
     Some,
     Space,
     Stages,
@@ -515,6 +516,79 @@ class Mutants(_Line):
     def harmful(self) -> tuple[LivingMutant, ...]:
         """Those that lived without a reason."""
         return tuple(mutant for mutant in self.lived if not mutant.reason)
+
+
+@dataclass(frozen=True)
+class ModelRecord(_Line):
+    """A whole model, or one layer of it, built by several sets of schedule rules and timed in the same rounds.
+
+    ``extent`` names its free extent (tokens, a batch, rows), ``value`` is what was given; ``symbolic`` says that one
+    build took all values. ``bytes_moved`` counts input, parameters and output, each once, ``flops`` those of its
+    products. ``beside`` are torch's forms of it ("torch", "torch.compile", "torch, rest": without attention's
+    products and softmax; of a linear layer, weights stored either way) and, of one layer, a copy of as many bytes.
+    """
+
+    FILE: ClassVar[str] = "models"
+
+    model: Name
+    extent: Name
+    value: Extent
+    symbolic: bool
+    dtype: Dtype
+    shape: Some[Extent]
+    bytes_moved: Annotated[int, msgspec.Meta(ge=1)]
+    flops: Count
+    rules: Some[RulesTimed]
+    beside: tuple[Peer, ...]
+    method: Method
+    environment: Environment
+    command: str
+    schema: Literal[1] = 1
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for made in self.rules:
+            if (made.status == "measured") != (made.timing is not None and made.verification is not None):
+                raise ValueError(f"rules {made.name} are {made.status}, with times or checks that do not fit")
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tell a case from others: of a key, the newest clean record is the one that counts."""
+        return (self.environment.gpu, self.model, self.value)
+
+    def of_rules(self, name: str) -> RulesTimed | None:
+        """Return what one set of rules made; None where it was not asked for."""
+        return next((made for made in self.rules if made.name == name), None)
+
+    def times(self, name: str) -> Timing | None:
+        """Return the times of a set of rules, or of what stands beside; None without any."""
+        made = self.of_rules(name) or next((peer for peer in self.beside if peer.name == name), None)
+        return made.timing if made else None
+
+    def ratio(self, name: str, *others: str) -> tuple[float, tuple[float, float]] | None:
+        """Compare ``name``'s speed with that of the fastest of ``others``: the median of the rounds' ratios.
+
+        With its 95 % interval, by the sign test. None where either has no times.
+        """
+        timings = [timing for other in others if (timing := self.times(other)) is not None]
+        own = self.times(name)
+        return _ratio(own, min(timings, key=lambda timing: timing.median_ms)) if own and timings else None
+
+    def rest_ratio(self, name: str, other: str) -> tuple[float, tuple[float, float]] | None:
+        """Compare what is no attention with torch's, in the same way."""
+        made, beside = self.of_rules(name), self.times(other)
+        return _ratio(made.rest, beside) if made and made.rest and beside else None
+
+    @property
+    def gb_s(self) -> float:
+        """Bytes moved in the time of our rules, in 10⁹ per second; 0 without any."""
+        own = self.times("ladder")
+        return self.bytes_moved / (own.median_ms * 1e6) if own else 0.0
+
+
+def _ratio(own: Timing, other: Timing) -> tuple[float, tuple[float, float]]:
+    ratios = own.ratios_to(other)
+    return statistics.median(ratios), median_interval(ratios)
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,48 @@ class LivingMutant:
     reason: str
 
 
+@dataclass(frozen=True)
+class FunctionTimed:
+    """One function of a model, called by itself with what the model gives it: who scheduled it, and one call's times.
+
+    ``calls`` of it are in one run of the model. ``attention``: it reads or writes the scores of attention.
+    """
+
+    name: Title
+    rule: Title
+    attention: bool
+    calls: Stages
+    timing: Timing
+
+    @property
+    def share_ms(self) -> float:
+        """Its part of a run of the model."""
+        return self.calls * self.timing.median_ms
+
+
+@dataclass(frozen=True)
+class RulesTimed:
+    """A model as one set of schedule rules makes it, for the architecture named; or why it does not.
+
+    ``status`` is "measured", "wrong" (its output is not the model's) or "failed" (it is not built or does not run).
+    ``sums`` is the dtype that ``verification`` allows products to be added up in. ``timing`` is the whole model's,
+    ``rest`` that of its calls without attention's, where it has attention. ``build_s``: to build it, with what was
+    compiled before from the cache.
+    """
+
+    name: Title
+    arch: Arch
+    status: Literal["measured", "wrong", "failed"]
+    why: str
+    sums: Dtype
+    build_s: Amount
+    source_sha256: str
+    verification: Verification | None
+    timing: Timing | None
+    rest: Timing | None
+    functions: tuple[FunctionTimed, ...]
+
+
 class Space(TypedDict):
     """List what a tuning may choose among, as text."""
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 from tensorir_ladder.harness.records.kinds import (
     Counters,
     Listing,
+    ModelRecord,
     Mutants,
     Record,
     StreamRecord,
@@ -28,7 +29,7 @@ from tensorir_ladder.harness.records.strict import LONGEST_LINE, decode, parse
 from tensorir_ladder.harness.records.writing import NEWLINE
 
 RESULTS = Path(__file__).resolve().parents[2] / "reports" / "results"
-Kind = TypeVar("Kind", Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants)
+Kind = TypeVar("Kind", Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord)
 Content = TypeVar("Content")
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def read_places(folder: Path, kind: type[Kind]) -> dict[str, Kind]:
 
 def bad_lines(folder: Path) -> list[str]:
     """Say of each line that is no record where it stands, which field is wrong and why."""
-    kinds = {kind.FILE: kind for kind in (Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants)}
+    kinds = {kind.FILE: kind for kind in (Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord)}
     found = []
     for path in sorted(folder.glob("[!.]*.jsonl")):
         kind = kinds.get(path.stem.rpartition("-")[2])
@@ -106,6 +107,11 @@ def load_tuned(folder: Path = RESULTS) -> list[TunedConfig]:
     """Read the newest tuned configuration of each case, by GPU, step and size."""
     order = _newest_in(folder, TunedConfig)
     return sorted(order, key=lambda t: (t.environment.gpu, t.dtype, t.layout, t.step, t.m * t.n * t.k, t.m, t.n))
+
+
+def load_models(folder: Path = RESULTS) -> list[ModelRecord]:
+    """Read the newest clean record of each model, by GPU and model, smallest extent first."""
+    return sorted(_newest_in(folder, ModelRecord), key=lambda r: (r.environment.gpu, r.model, r.value))
 
 
 def load_listings(folder: Path = RESULTS) -> list[Listing]:

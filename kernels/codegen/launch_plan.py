@@ -138,15 +138,24 @@ class RowCount:
 
 
 @dataclass(frozen=True)
+class Real:
+    """A kernel's floating-point number."""
+
+    value: float
+    dtype: str
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """One kernel's launch: its parameters in order, and extents along x, y, z; blocks are counted, not clusters.
 
-    Parameters are tensor maps, pointers, and whole numbers, known or not. ``shared_bytes`` is dynamic shared memory.
+    Parameters are tensor maps, pointers, and numbers, a count of rows known or not. ``shared_bytes`` is dynamic shared
+    memory.
     ``overlaps``: the kernel waits itself for the one before it in the stream, so that it may begin earlier.
     """
 
     kernel: str
-    parameters: tuple[TensorMap | PlainBuffer | RowCount | int, ...]
+    parameters: tuple[TensorMap | PlainBuffer | RowCount | Real | int, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int] = (1, 1, 1)

@@ -121,14 +121,19 @@ def compile_ptx(source: str, arch: str, compiler: Compiler) -> str:
         return (Path(folder) / "kernel.ptx").read_text(encoding="utf-8")
 
 
+def find_tool(name: str) -> Path | None:
+    """Find one of CUDA's programs: the toolkit's on PATH, else that of the pip wheels."""
+    places = [shutil.which(name), *(str(folder / "bin" / name) for folder in wheel_folders())]
+    return next((Path(place) for place in places if place and os.access(place, os.X_OK)), None)
+
+
 def disassemble(cubin: Cubin) -> str:
     """Disassemble a cubin to SASS by the toolkit's or the wheels' cuobjdump; NoCompiler where it or nvdisasm lacks."""
-    places = [shutil.which("cuobjdump"), *(str(folder / "bin" / "cuobjdump") for folder in wheel_folders())]
-    tool = next((place for place in places if place and os.access(place, os.X_OK)), None)
+    tool = find_tool("cuobjdump")
     if tool is None:
         raise NoCompiler(f"no cuobjdump found to disassemble with; {INSTALL_HINT}")
     # cuobjdump calls nvdisasm, which lies beside it.
-    environment = {**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    environment = {**os.environ, "PATH": f"{tool.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     if not shutil.which("nvdisasm", path=environment["PATH"]):
         raise NoCompiler(f"no nvdisasm found, which {tool} disassembles with; {INSTALL_HINT}")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -88,6 +88,24 @@ def bind_grid(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
     return tiles
 
 
+def bind_batched_grid(sch: Schedule, batch: Sequence[LoopRV], tiles: Sequence[LoopRV]) -> LoopRV:
+    """Spread a batch of products over the grid: one behind the other, as long as all numbers of tiles are constants.
+
+    ::
+
+        before   for batch:  for block_row:  for block_column:  ...
+        after    for tile < batch·rows·columns, bound to blockIdx.x:  ...        # tile // (rows·columns) is the batch's
+                                                                                 # or tile % batch, of any rows
+
+    Where one is known at run time only, the batch's loops are the innermost of the grid, so that a block finds its
+    place by dividing by constants. Otherwise as :func:`bind_grid`. Returns the fused loop.
+    """
+    if batch and not all(is_constant(sch.get(loop).extent) for loop in tiles):
+        sch.reorder(*tiles, *batch)
+        return bind_grid(sch, [*tiles, *batch])
+    return bind_grid(sch, [*batch, *tiles])
+
+
 def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> list[LoopRV]:
     """Let ``group`` rows of blocks run side by side, so that blocks that run together share operands in the L2 cache.
 
@@ -98,7 +116,8 @@ def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> lis
 
     132 blocks at once then touch 8 rows and 17 columns of tiles instead of 5 and 32. A group that does not divide
     the rows is lowered to the next divisor. Where the number of rows is known at run time only, ``group`` columns run
-    side by side in their place. Returns the loops, for :func:`bind_grid`.
+    side by side in their place; where that of columns is, too, blocks run in row order. Returns the loops, for
+    :func:`bind_grid`.
 
     Raises
     ------
@@ -113,6 +132,8 @@ def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> lis
             remedy="give 1 for row order",
         )
     grouped, other = (row, column) if is_constant(sch.get(row).extent) else (column, row)
+    if not is_constant(sch.get(grouped).extent):
+        return [row, column]
     extent = loop_extent(sch, grouped)
     divisor = max(d for d in range(1, min(group, extent) + 1) if extent % d == 0)
     if divisor == 1:

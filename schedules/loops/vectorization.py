@@ -7,7 +7,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.inspection import loop_extent, loops_below
+from tensorir_ladder.schedules.inspection import is_multiple, is_one, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 
 FOUR = 4  # elements of CUDA's own vectors of small integers: char4, short4
@@ -16,21 +16,21 @@ FOUR = 4  # elements of CUDA's own vectors of small integers: char4, short4
 def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
     """Return the elements in the widest legal vector along a block's innermost loop, over all it reads and writes.
 
-    At most 16 bytes; dividing the loop's extent and the last dimension of every buffer (so that each
-    vector is aligned and stays in its row); and contiguous in every buffer, which is proven from the
-    block's indices. The last is not a nicety: TVM 0.27 copies 16 consecutive bytes with cp.async even
-    where the vectorized index has a stride, silently. And no more than TVM can write (:func:`_most_elements`).
-    1 means scalars.
+    At most 16 bytes; dividing the loop's extent and the last dimension of every buffer (so that rows begin aligned,
+    and each vector stays in its row); and contiguous and aligned in every buffer, which is proven from the block's
+    indices. The last is not a nicety: TVM 0.27 copies 16 consecutive bytes with cp.async even where the vectorized
+    index has a stride, silently, and loads vectors from wherever they begin, which a GPU refuses. And no more than TVM
+    can write (:func:`_most_elements`). 1 means scalars.
     """
     stmt = sch.get(block)
     regions = [*stmt.reads, *stmt.writes]
     if not _walks_last_iterator(sch, innermost):
         return 1
-    extents = [loop_extent(sch, innermost), *(int(region.source.shape[-1]) for region in regions)]
+    extents = [loop_extent(sch, innermost), *(region.source.shape[-1] for region in regions)]
     width = VECTOR_BYTES // max(dtype_bytes(region.source.dtype) for region in regions)
     width = min(width, _most_elements(stmt))
     while width > 1 and (
-        any(extent % width for extent in extents)
+        not all(is_multiple(extent, width) for extent in extents)
         or not all(_is_contiguous(region, stmt.iter_vars[-1].var, width) for region in regions)
     ):
         width //= 2
@@ -116,7 +116,7 @@ def _walks_last_iterator(sch: Schedule, innermost: LoopRV) -> bool:
 
 
 def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> bool:
-    """Prove that ``width`` values of ``variable``, from a multiple of it on, index consecutive elements."""
+    """Prove that ``width`` values of ``variable``, from a multiple of it on, index that many elements from one on."""
     group = tirx.Var("group", "int32")
     analyzer = sym.Analyzer()
 
@@ -124,7 +124,11 @@ def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> b
         value = group * width + lane
         return tvm_ffi.structural_map(index, (tirx.Var, lambda var: value if var.same_as(variable) else var))
 
+    if not all(is_one(dimension.extent) for dimension in region.region):
+        return False
     indices = [dimension.min for dimension in region.region]
+    if not is_multiple(index_at(0, indices[-1]), width):
+        return False
     for lane in range(1, width):
         steps = [analyzer.simplify(index_at(lane, index) - index_at(0, index)) for index in indices]
         if not all(isinstance(step, tirx.IntImm) for step in steps):

@@ -15,6 +15,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import (
     block_name,
     innermost_iterator,
+    is_multiple,
     loop_extent,
     loops_below,
     operand_regions,
@@ -252,8 +253,8 @@ def check_warp_contraction(sch: Schedule, block: SBlockRV) -> None:
 
 def _check_lanes(sch: Schedule, block: SBlockRV, turn: tuple[int, int]) -> None:
     *_, rows, columns, _ = sch.get_loops(block)
-    extents = loop_extent(sch, rows), loop_extent(sch, columns)
-    if any(size < 1 or extent % size for extent, size in zip(extents, turn)):
+    extents = sch.get(rows).extent, sch.get(columns).extent
+    if any(size < 1 or not is_multiple(extent, size) for extent, size in zip(extents, turn)):
         raise IllegalSchedule(
             "rows and columns cannot be dealt out evenly to lanes",
             block=block_name(sch, block),

@@ -48,15 +48,9 @@ def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
     many stages as the loop has iterations, TVM needs one barrier less than is shown.
     """
     statements, name = statements_under(sch, loop), loop_name(sch, loop)
-    annotations = sch.get(loop).annotations
-    if "software_pipeline_stage" not in annotations:
-        return f"loop {name!r} is not pipelined: {', '.join(statement.name for statement in statements)} take turns"
-    lists = _Lists(
-        *(
-            [int(value) for value in annotations.get(f"software_pipeline_{key}", [])]
-            for key in ("stage", "order", "async_stages")
-        )
-    )
+    lists = _annotated(sch, loop)
+    if lists is None:
+        return _not_pipelined(sch, loop)
     kept = buffer_stages(sch, loop, lists.stage, lists.order)
     extent = loop_extent(sch, loop)
     parts = [
@@ -75,6 +69,28 @@ def explain_pipeline(sch: Schedule, loop: LoopRV) -> str:
     if kept_waiting:
         parts.append("copies that must be synchronous:\n" + "\n".join(kept_waiting))
     return "\n\n".join(parts)
+
+
+def time_table(sch: Schedule, loop: LoopRV) -> str:
+    """Tell which iteration each statement of a pipelined loop works on at T1, T2, … (the time table alone)."""
+    lists = _annotated(sch, loop)
+    if lists is None:
+        return _not_pipelined(sch, loop)
+    return _time_table(statements_under(sch, loop), lists, loop_extent(sch, loop))
+
+
+def _not_pipelined(sch: Schedule, loop: LoopRV) -> str:
+    names = ", ".join(statement.name for statement in statements_under(sch, loop))
+    return f"loop {loop_name(sch, loop)!r} is not pipelined: {names} take turns"
+
+
+def _annotated(sch: Schedule, loop: LoopRV) -> _Lists | None:
+    """Read a loop's annotations; None of a loop without any."""
+    annotations = sch.get(loop).annotations
+    if "software_pipeline_stage" not in annotations:
+        return None
+    keys = (f"software_pipeline_{key}" for key in ("stage", "order", "async_stages"))
+    return _Lists(*([int(value) for value in annotations.get(key, [])] for key in keys))
 
 
 def _statement_table(statements: list[Statement], lists: _Lists, kept: dict[str, int]) -> str:

@@ -8,12 +8,17 @@ from tvm import ir, s_tir, tirx
 from tvm.ir.transform import Pass, Sequential
 from tvm.target import Target
 
-from tensorir_ladder.schedules.inspection import UNROLL_RING
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
-from tensorir_ladder.schedules.passes import PIPELINE, admit, needs_of, on_functions
-from tensorir_ladder.schedules.pipeline.one_barrier import check_gates, drop_hidden_reads
+from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
+from tensorir_ladder.schedules.passes import PIPELINE, admit, needs_of, on_functions, root_of
+from tensorir_ladder.schedules.pipeline.one_barrier import SYNC, check_gates, drop_hidden_reads
+from tensorir_ladder.schedules.pipeline.pipelining import required_pass_config
 from tensorir_ladder.schedules.tensor_cores.fragments import compact_blocks, lower_fragments
+
+AWAITED = "async_wait_inflight_count"  # of what TVM makes of a pipeline: an attribute around what waits for copies
 
 
 def unroll_rings() -> Pass:
@@ -68,13 +73,51 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         after    tvm.compile(lower_ahead(function, target), target)    # and relax.build: no name, no configuration
 
     The passes that change what is computed where have run then, with ours before and after; what the stock pipeline
-    runs once more finds nothing left to do. Barriers are left to it (twice inserted, they double).
+    runs once more finds nothing left to do. It places all barriers that it sees a reason for: of asynchronous copies it
+    sees none any more, so that theirs are placed here, but for those behind waits, which it adds in any case.
+
+    A function without blocks in its root block, or without that, is returned as it is: one that is lowered already.
+
+    Raises
+    ------
+    IllegalSchedule : for a target that is no CUDA device; IllegalPipeline for hidden reads without a gate
+        (:func:`schedules.pipeline.one_barrier.check_gates`).
     """
-    module = tirx.transform.BindTarget(target.with_host("llvm"))(tvm.IRModule({"main": function}))
+    if target.kind.name != "cuda":
+        raise IllegalSchedule(
+            "a function is lowered ahead for CUDA alone",
+            value=target.kind.name,
+            limit="cuda",
+            remedy="leave it to TVM's own pipeline",
+        )
+    if not _has_blocks(function):
+        return function
+    check_gates(function)
+    scheduled = tvm.IRModule({"main": function})
+    passed, count = pass_workspaces(scheduled), len(function.params)
+    module = tirx.transform.BindTarget(target.with_host("llvm"))(passed)
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [s_tir.transform.InjectPTXAsyncCopy(), on_functions(lower_serpentines), unroll_rings()]
+    after = [on_functions(lower_serpentines), unroll_rings()]
+    copies: list[Pass] = []
+    if required_pass_config(function):
+        barriers = [s_tir.transform.ThreadSync(scope) for scope in SHARED_SCOPES]
+        copies = [*barriers, on_functions(_without_awaited), s_tir.transform.InjectPTXAsyncCopy()]
     with tvm.transform.PassContext(config={"tirx.use_async_copy": True}):
-        return Sequential([*before, *_until_barriers(), *after])(module)["main"].without_attr("target")
+        lowered = Sequential([*before, *_until_barriers(), *copies, *after])(module)["main"].without_attr("target")
+    # Workspaces were arguments for as long as it took: TVM makes vectors of what it allocates itself, of which it then
+    # copies no elements asynchronously.
+    kept = [tirx.AllocBuffer(buffer) for buffer in lowered.params[count:]]
+    body = tirx.SeqStmt([*kept, lowered.body]) if kept else lowered.body
+    made = tirx.PrimFunc(lowered.params[:count], body, lowered.ret_type, lowered.attrs)
+    return made.with_attr("tirx.is_scheduled", True)  # for dlight, by which relax.build would schedule it again
+
+
+def _has_blocks(function: tirx.PrimFunc) -> bool:
+    """Return whether a function is one that a schedule may have been made for."""
+    root, found = root_of(function), []
+    if root is not None:
+        tvm_ffi.structural_walk(root.body, (s_tir.SBlock, found.append))
+    return bool(found)
 
 
 def _until_barriers() -> list[Pass]:
@@ -120,6 +163,23 @@ def _gated(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Let a function be lowered whose hidden reads have their gates."""
     check_gates(function)
     return drop_hidden_reads(admit(function))
+
+
+def _without_awaited(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Take away the barriers behind waits for copies: TVM puts one behind each wait whenever it places barriers."""
+
+    def bare(attribute: tirx.AttrStmt) -> tirx.AttrStmt:
+        body = attribute.body
+        if attribute.attr_key != AWAITED or not isinstance(body, tirx.SeqStmt) or not _is_barrier(body.seq[0]):
+            return attribute
+        rest = body.seq[1] if len(body.seq) == 2 else tirx.SeqStmt(list(body.seq[1:]))
+        return tirx.AttrStmt(attribute.node, attribute.attr_key, attribute.value, rest)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, bare)))
+
+
+def _is_barrier(stmt: tirx.Stmt) -> bool:
+    return isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, ir.Call) and stmt.value.op.name == SYNC
 
 
 def _turns(loop: tirx.For) -> tirx.Stmt:

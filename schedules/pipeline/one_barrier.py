@@ -66,6 +66,8 @@ CUDA_TYPES = {
     "bfloat16": "nv_bfloat16",
     "float64": "double",
     "int8": "signed char",
+    "uint8": "unsigned char",
+    "int32": "int",
 }
 
 

@@ -9,7 +9,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tensorir_ladder.schedules.inspection import loops_below
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
-from tensorir_ladder.schedules.loops.tiling import TiledLoops, bind_grid, bind_threads, tile_contraction
+from tensorir_ladder.schedules.loops.tiling import TiledLoops, bind_batched_grid, bind_threads, tile_contraction
 from tensorir_ladder.schedules.loops.vectorization import vectorize_write_back
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
@@ -77,7 +77,7 @@ def stage_contraction(
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_contraction(sch, rows, columns, reduction, tile)
     computing = accumulate_per_tile(sch, block, loops.k_outer) if product_per_tile else block
-    bind_grid(sch, [*batch, loops.block_row, loops.block_column])
+    bind_batched_grid(sch, batch, [loops.block_row, loops.block_column])
     bind_threads(sch, loops.thread_row, loops.thread_column)
     write_back = accumulate_in_registers(sch, block, loops.thread_column)
     if vectorize:

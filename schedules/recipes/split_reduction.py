@@ -8,7 +8,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import block_name, loop_extent, loops_below
+from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile, reindex_along_rows
 from tensorir_ladder.schedules.loops.tiling import bind_grid
 from tensorir_ladder.schedules.memory.staging import ADDS_PARTS, accumulate_in_registers, initialize_before
@@ -76,7 +76,11 @@ def add_parts(sch: Schedule, split: SplitReduction, threads: int = 256) -> LoopR
     """
     rows, columns, part = sch.get_loops(split.total)
     vector = max(width for width in (4, 2, 1) if loop_extent(sch, columns) % width == 0)
-    tile, thread, outputs = sch.split(sch.fuse(rows, columns), [None, threads, vector])
+    if is_constant(sch.get(rows).extent):
+        tile, thread, outputs = sch.split(sch.fuse(rows, columns), [None, threads, vector])
+    else:  # TVM does not see that a vector lies in one row of so many, and keeps a thread all of them
+        columns, outputs = sch.split(columns, [None, vector])
+        tile, thread = sch.split(sch.fuse(rows, columns), [None, threads])
     sch.reorder(part, outputs)
     bind_grid(sch, [tile])
     sch.bind(thread, "threadIdx.x")

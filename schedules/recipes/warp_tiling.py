@@ -9,7 +9,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.serpentine import walk_serpentine
-from tensorir_ladder.schedules.loops.tiling import bind_grid, raster_blocks
+from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, raster_blocks
 from tensorir_ladder.schedules.loops.vectorization import vectorize_write_back
 from tensorir_ladder.schedules.loops.warps import (
     add_slices,
@@ -93,7 +93,7 @@ def stage_for_warps(
     pad_to_tile(sch, block, [1] * (len(sch.get_loops(block)) - 3) + list(tile.block))
     loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes), tile)
     computing, loops = sum_slices(sch, block, loops, scope)
-    grid = bind_grid(sch, [*loops.batch, *raster_blocks(sch, loops.block_row, loops.block_column, raster)])
+    grid = bind_batched_grid(sch, loops.batch, raster_blocks(sch, loops.block_row, loops.block_column, raster))
     lane = bind_warps(sch, loops)
     if serpentine:
         walk_serpentine(sch, loops.row)

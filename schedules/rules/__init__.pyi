@@ -1,1 +1,15 @@
-from .pipelined_contraction import PipelinedContraction as PipelinedContraction
+from .contraction import Contraction as Contraction
+from .decode import Decode as Decode
+from .decode import lowered_for_few_rows as lowered_for_few_rows
+from .explanation import Explanation as Explanation
+from .explanation import Row as Row
+from .explanation import explain as explain
+from .for_target import dlight_rules as dlight_rules
+from .for_target import dlight_target as dlight_target
+from .for_target import rules as rules
+from .ranges import by_extent as by_extent
+from .relax_passes import DequantizeInProduct as DequantizeInProduct
+from .relax_passes import ReadTransposed as ReadTransposed
+from .relax_pipeline import fuse_operators as fuse_operators
+from .rule import NotTaken as NotTaken
+from .rule import Rule as Rule

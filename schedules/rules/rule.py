@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import logging
 
-from tvm import tirx
+from tvm import relax, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.rules.limits import limit_indices
 
 LOG = logging.getLogger(__name__)
+SCHEDULED = "tirx.is_scheduled"  # what dlight marks functions with that it need not look at
+HOW = "tensorir_ladder.schedule"  # attribute of a function, for people: engine, tiles, ranges
+OPAQUE = 8  # include/tvm/relax/op_attr_types.h: what FuseOps fuses with nothing
 
 
 class NotTaken(IllegalSchedule):
@@ -41,11 +45,16 @@ class Rule(ScheduleRule):
         raise NotImplementedError
 
     def take(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-        """Return a function scheduled and lowered for ``target``; IllegalSchedule where this rule leaves it."""
+        """Return a function scheduled and lowered for ``target``; IllegalSchedule where this rule leaves it.
+
+        A call with extents that 32-bit indices do not reach is refused by the function itself.
+        """
+        if isinstance(func.body, s_tir.SBlockRealize) and relax.analysis.has_reshape_pattern(func):
+            raise NotTaken("a reshape moves nothing", remedy="leave it to TVM, which makes a view of it")
         scheduled = self.schedule(func, target)
         if isinstance(scheduled, Schedule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
-        return scheduled
+        return _closed(limit_indices(scheduled))
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
         """Return the scheduled function as dlight takes it, or None where the next rule has its turn.
@@ -61,3 +70,15 @@ class Rule(ScheduleRule):
         except Exception:
             LOG.warning("%s failed at %s, which is left to the next rule", self.name, named, exc_info=True)
         return None
+
+
+def is_scheduled(function: tirx.PrimFunc) -> bool:
+    """Tell whether a function has been scheduled by a rule, ours or dlight's."""
+    return bool(function.attrs) and bool(function.attrs.get(SCHEDULED, False))
+
+
+def _closed(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Let Relax's passes leave a lowered function as it is: they fuse what is not opaque, and look for a root block."""
+    root = s_tir.SBlock([], [], [], "root", function.body)
+    function = function.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), root))
+    return function.with_attr("op_pattern", OPAQUE)

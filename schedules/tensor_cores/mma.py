@@ -31,7 +31,7 @@ from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_name, loops_below
 from tensorir_ladder.schedules.isa import MMA, WARP, MmaInstruction
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
-from tensorir_ladder.schedules.loops.tiling import bind_grid, raster_blocks
+from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, raster_blocks
 from tensorir_ladder.schedules.loops.vectorization import vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
@@ -218,7 +218,7 @@ def accumulate_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops, instru
     Returns it.
     """
     write_back = accumulate_in_registers(sch, block, loops.warp, FRAGMENT)
-    sch.transform_layout(write_back, ("read", 0), _accumulator_layout(instruction))
+    sch.transform_layout(block, ("write", 0), _accumulator_layout(instruction))
     pair = _spread_over_lanes(sch, write_back, loops.warp)
     vectorize_inner(sch, pair, widest_vector(sch, write_back, pair))
     return write_back
@@ -327,7 +327,7 @@ def tensorize_contraction(
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_to_warps(sch, rows, columns, reduction, tile, instruction)
     group = max(1, raster_rows // tile.block_m)
-    bind_grid(sch, [*batch, *raster_blocks(sch, loops.block_row, loops.block_column, group)])
+    bind_batched_grid(sch, batch, raster_blocks(sch, loops.block_row, loops.block_column, group))
     write_back = accumulate_fragment(sch, block, loops, instruction)
     copies = tuple(
         stage_in_swizzled(sch, block, operand, loops.k_outer, tile.threads, scope, not instruction.transposes)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from itertools import product
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -31,7 +32,7 @@ from tensorir_ladder.emulator.source import PREAMBLE_END, host_text
 from tensorir_ladder.harness.build import lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.verify import verify
-from tensorir_ladder.kernels.codegen.launch_plan import RowCount, UnsupportedLaunch
+from tensorir_ladder.kernels.codegen.launch_plan import Real, RowCount, UnsupportedLaunch
 
 pytestmark = pytest.mark.emulator
 RAGGED = (45, 75, 90)
@@ -124,6 +125,30 @@ def test_it_runs_without_steps_harness_and_tvm() -> None:
 
 
 A, B = PlainBuffer("A"), PlainBuffer("B")
+ROUND = """extern "C" __global__ void __launch_bounds__(32) narrow(float* A, {type}* B, float by) {{
+  int at = ((int)blockIdx.x) * 32 + ((int)threadIdx.x);
+  B[at] = ({type})(A[at] * by);
+  A[at] = (float)B[at];
+}}
+"""
+
+
+@pytest.mark.parametrize(("name", "kind"), [("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")])
+def test_numbers_of_eight_bits_are_rounded_to_the_nearest(name: str, kind: str) -> None:
+    """Ties to even, subnormal ones too; beyond the largest number they are that, as CUDA's own."""
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    every = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    between = np.sort(every[np.isfinite(every)])
+    a = np.concatenate([every, (between[1:] + between[:-1]) / 2, between * np.float32(1.01), [1e9, -1e9]])
+    a = np.concatenate([a, np.zeros(-a.size % 32)]).astype(np.float32)
+    largest = np.float32(ml_dtypes.finfo(dtype).max)
+    expected = np.clip(a, -largest, largest).astype(dtype)
+    launch = LaunchPlan("narrow", (A, B, Real(0.5, "float32")), (a.size // 32, 1, 1), (32, 1, 1))
+    text = PREAMBLE_END + ROUND.format(type=f"__nv_fp8_{kind}")
+    back, got = 2 * a, np.zeros(a.size, np.uint8)
+    EmulatedProgram("narrow", text, (launch,), ("A", "B"))(back, got)
+    np.testing.assert_array_equal(got.view(dtype).astype(np.float32), expected.astype(np.float32))
+    np.testing.assert_array_equal(back, expected.astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +190,7 @@ def test_a_fault_is_one_error_and_exit_1(command: Callable[..., Outcome], monkey
     arguments = ("--step", "4", "--size", "8", "--on", "emulator", "--emulator-seed", "4")
     outcome = command("verify", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
-    assert re.fullmatch(r"error: step on emulator, race: both\n.*seed 4.*\n", outcome.err)
+    assert re.fullmatch(r"error: step on emulator, race: both\s.*seed 4.*\n", outcome.err)
 
 
 def test_without_a_compiler_it_says_what_to_install(

@@ -129,7 +129,7 @@ def test_an_explicit_step_is_compiled_without_a_gpu(command: Command) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_one_step_compares_its_variants_by_their_code(command: Command) -> None:
-    outcome = command("run", "--step", "5", "--shape", "64x64x128", "--stages", "3")
+    outcome = command("run", "--step", "5", "--shape", "64x64x128", "--stages", "3", "--all-variants")
     assert outcome.code == 0
     assert verified_on(outcome) == ["llvm"] * len(STEPS[5].variant_names)
     for variant in STEPS[5].variant_names:
@@ -206,9 +206,10 @@ def test_without_a_step_all_are_meant() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--step 9 --dtype bfloat16", ["fragments", "shared", "any_m"]),
+        ("--step 9 --dtype bfloat16 --all-variants", ["fragments", "shared", "any_m"]),
         ("--step 9 --variant all --dtype float32", ["tf32"]),
-        ("--step 9", ["fragments", "shared", "any_m"]),
+        ("--step 9 --all-variants", ["fragments", "shared", "any_m"]),
+        ("--step 9", ["fragments"]),
         ("--step 8-9 --dtype bfloat16", ["default", "fragments"]),
         ("--step 8-9 --variant tf32", ["tf32", "tf32"]),
         ("--step 10 --variant all", list(STEPS[10].variant_names)),

@@ -11,7 +11,7 @@ import pytest
 from support.cases import STEPS, make_case
 from support.reports_fixtures import environment, record
 from tensorir_ladder.harness.build import Case
-from tensorir_ladder.harness.commands.show import record_line
+from tensorir_ladder.harness.commands.printing import record_line
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.models import rate_files
 from tensorir_ladder.harness.models.rate_files import NEEDED, Quantity, Rates, RatesFile

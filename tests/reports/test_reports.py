@@ -432,7 +432,7 @@ def test_results_elsewhere_never_touch_the_committed_reports(tmp_path, capsys):
 
 
 def test_plots_are_deterministic_and_carry_their_records_digest(site, tmp_path):
-    shown = pictures(load(site.results))
+    shown = pictures(load(site.results), site)
     assert [item.kind for item in shown] == ["ratio"]
     for item in shown:
         assert item.is_current(site.plots)
@@ -471,7 +471,7 @@ def test_a_page_of_a_step_that_is_not_ours_shows_its_records(tmp_path):
 
 
 def test_links_of_pages_and_readme_lead_to_files(site):
-    for source in [*site.pages.glob("*.md"), site.readme]:
+    for source in [*site.pages.glob("*.md"), site.documents[0]]:
         for target in [part.split(")")[0] for part in source.read_text().split("](")[1:]]:
             assert (source.parent / target).is_file(), f"{source.name} -> {target}"
 
@@ -480,7 +480,7 @@ def test_links_of_pages_and_readme_lead_to_files(site):
 
 
 def test_the_readme_changes_between_its_markers_only(site):
-    text = site.readme.read_bytes().decode()
+    text = site.documents[0].read_bytes().decode()
     assert text.startswith(f"# Title\r\n\r\nbefore\t{BEGIN}\n")
     assert text.endswith(f"{END} after\r\nend, no newline")
     assert "\nold\n" not in text
@@ -511,7 +511,7 @@ def test_a_missing_readme_is_an_error(tmp_path, capsys):
 
 def test_a_complete_set_passes(site, capsys):
     assert findings(site) == []
-    assert main(["check", "--results", str(site.results), "--readme", str(site.readme)]) == 0
+    assert main(["check", "--results", str(site.results), "--readme", str(site.documents[0])]) == 0
     assert "cuBLAS against itself: 1.002" in capsys.readouterr().out
 
 
@@ -798,7 +798,7 @@ def test_gpus_stand_side_by_side_by_their_ratios(tmp_path):
     other.write_text("\n".join([line for line in text if '"here"' in line]) + "\n")
     (tmp_path / "h100-80gb-hbm3-steps.jsonl").write_text("\n".join(there) + "\n")
     half(9, 1024, tile_choice="given", tile="128x128x32/32x32").save(tmp_path)  # more records of the H200
-    readme = published(tmp_path).readme.read_text()
+    readme = published(tmp_path).documents[0].read_text()
     beside = readme.split("### GPUs side by side")[1].split("###")[0]
     assert "| 9 async ring | 0.80 · **1.04** | 0.72 · 0.94 |" in beside
     assert "NVIDIA H200 · NVIDIA H100 80GB HBM3" in beside
@@ -825,7 +825,7 @@ def test_shapes_without_a_place_on_the_axis_stand_in_a_table_of_their_own(ladder
     assert [row[0] for row in table.rows] == ["4095³", "4096x4096x14336"]
     assert table.rows[0][3] == "**1.03**<br><sub>1.030–1.030</sub>"
     assert table.rows[0][-1] == "53.0 / 51.5"
-    text = ladders.readme.read_text()
+    text = ladders.documents[0].read_text()
     assert text.count("**Other shapes**") == 1
     ladder = text.split("### NVIDIA H200, float16")[1].split("\n\n")[2].splitlines()
     assert ladder[0] == "| step | 256³ | 512³ | 1024³ | 2048³ | 4096³ | gain, same tile | gain, fastest |"
@@ -843,7 +843,7 @@ def test_the_first_step_of_a_dtype_has_none_before_it_and_the_next_must(tmp_path
 def test_a_variant_of_another_arithmetic_stands_for_its_step(ladders):
     section = next(section for section in load(ladders.results).sections() if section.math == "tf32")
     assert section.pick(9, "default", (1024, 1024, 1024)).variant == "tf32"
-    assert "<details><summary>NVIDIA H200, float32 (tf32), B[K,N]</summary>" in ladders.readme.read_text()
+    assert "<details><summary>NVIDIA H200, float32 (tf32), B[K,N]</summary>" in ladders.documents[0].read_text()
 
 
 def test_an_earlier_step_may_leave_out_sizes_but_a_later_one_may_not(tmp_path):

@@ -423,7 +423,7 @@ def test_the_page_holds_everything(site):
 def test_step_pages_lead_to_the_page_and_the_readme_sums_it_up(site):
     assert "[how many stages?](stages.md)" in (site.pages / "step5_pipelining.md").read_text()
     assert "stages.md" not in (site.pages / "step4_vectorization.md").read_text()
-    readme = site.readme.read_text()
+    readme = site.documents[0].read_text()
     assert "in 8 of 8 sweeps; always 2 stages, the best of one count for all, in 4 of 8." in readme
     assert "On shapes held out: 4 of 4, and 2 of 4. These set no constant of the model, but had been seen." in readme
     assert readme.count("-stages-") == 1  # one curve stands for all

@@ -1054,3 +1054,32 @@ def test_only_stage_0_can_be_asynchronous(name: str) -> None:
     with pytest.raises(IllegalPipeline, match="asynchronous copies of stage 0 only"):
         check_pipeline(nest.sch, nest.loop, stage, order, [1])
     assert "async" in tvm_error(nest.annotate(stage, order, [1]))
+
+
+@T.prim_func(s_tir=True)
+def _rows_of_any_length(a: T.handle, b: T.handle) -> None:
+    n = T.int32()
+    A = T.match_buffer(a, (16, n), "float32")
+    B = T.match_buffer(b, (16, n), "float32")
+    for row in range(16):
+        with T.sblock("row"):
+            vrow = T.axis.spatial(16, row)
+            staged = T.sblock_alloc_buffer((n,), "float32", scope="shared")
+            for i in range(n):
+                with T.sblock("copy"):
+                    vi = T.axis.spatial(n, i)
+                    staged[vi] = A[vrow, vi]
+            for i in range(n):
+                with T.sblock("twice"):
+                    vi = T.axis.spatial(n, i)
+                    B[vrow, vi] = staged[vi] * T.float32(2)
+
+
+def test_what_an_iteration_fills_may_be_known_at_run_time_only() -> None:
+    sch = Schedule(_rows_of_any_length)
+    loop = sch.get_loops(sch.get_sblock("row"))[0]
+    with pytest.raises(IllegalPipeline, match="'i'"):
+        pipeline_loop(sch, loop, 2)
+    sch.annotate(loop, STAGE, [0, 1])
+    sch.annotate(loop, ORDER, [0, 1])
+    assert "n * 4" in explain_pipeline(sch, loop)

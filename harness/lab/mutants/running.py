@@ -20,7 +20,7 @@ from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.lab.mutants.rules import Change, changes_of
 from tensorir_ladder.harness.lab.mutants.subjects import SUBJECTS
 from tensorir_ladder.harness.lab.workers import Tell
-from tensorir_ladder.harness.verify import WrongResult, check_run
+from tensorir_ladder.harness.verify import NORMAL, WHOLE, WrongResult, check_run
 
 ORDERS, ORDERS_OF_THE_SAME, INFINITIES_IN = 16, 6, 1
 REFUSED, SAME, ORDERED, EQUAL, LIVED, WRONG = "refused", "same", "ordered", "equal", "lived", "wrong result"
@@ -152,7 +152,7 @@ def _ran(case: Case, program: EmulatedProgram, order: int) -> _Ran:
         output = zlib.crc32(c.tobytes())
         found.append(_Ran(tuple(each.all for each in deeds), tuple(each.accesses for each in deeds), output))
 
-    check_run(run, case.problem, EmulatorBackend(), order, exact=bool(order % 2), math=case.math)
+    check_run(run, case.problem, EmulatorBackend(), order, WHOLE if order % 2 else NORMAL, case.math)
     return found[0]
 
 

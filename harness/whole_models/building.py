@@ -1,0 +1,255 @@
+"""Models built by a set of schedule rules, as a user of TVM builds them: stock, dlight's by another name, and ours."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir.transform import Pass, PassContext, Sequential
+from tvm.relax.backend.cuda import pipeline as stock
+from tvm.s_tir.dlight.base import ScheduleRule
+from tvm.target import Target
+
+from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.peers.dlight import plain
+from tensorir_ladder.harness.peers.dlight import rules as dlight_rules
+from tensorir_ladder.harness.whole_models.definitions import Model
+from tensorir_ladder.kernels.codegen.lowering import cuda_compiler
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
+from tensorir_ladder.schedules.errors import IllegalWorkload
+
+LADDER = "tensorir_ladder"
+UNNAMED = "TVM's default"  # who schedules what no rule takes
+SCHEDULED = "tirx.is_scheduled"
+HOW = "tensorir_ladder.schedule"
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of a built model: the rule that scheduled it, and whether it reads or writes attention's scores."""
+
+    name: str
+    rule: str
+    attention: bool
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model made by a set of rules: TVM's executable, its functions by name, and its kernels' CUDA text.
+
+    ``fused`` is the module before rules see it; ``scheduled`` has what the rules made of its functions.
+    ``sums`` is the dtype that the rules add products up in, at best.
+    """
+
+    model: Model
+    rules: str
+    arch: str
+    sums: str
+    executable: Any
+    functions: Mapping[str, Function]
+    cuda: str
+    fused: tvm.IRModule
+    scheduled: tvm.IRModule
+    seconds: float
+
+    @property
+    def source_sha256(self) -> str:
+        """Digest of the CUDA text."""
+        return hashlib.sha256(self.cuda.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """A way to schedule a model: what it does in words, the machine as it names it, the passes, and what it sums in."""
+
+    name: str
+    what: str
+    machine: Callable[[Machine], Machine]
+    passes: Callable[[Target, _Watch], Pass]
+    sums: str
+
+
+class _Watch:
+    """Notes the functions before and after rules schedule them, and which rule took which."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, tirx.PrimFunc] = {}
+        self.fused = tvm.IRModule()
+        self.taken: dict[tirx.PrimFunc, str] = {}
+
+    def listed(self, rules: Sequence[ScheduleRule]) -> list[ScheduleRule]:
+        """Wrap rules so that they note what they take."""
+        return [_Noting(rule, self.taken) for rule in rules]
+
+    def functions(self, mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
+        """List a module's functions that are kernels, by name."""
+        return {
+            name.name_hint: function for name, function in mod.functions_items() if isinstance(function, tirx.PrimFunc)
+        }
+
+    def instrument(self) -> Any:
+        """Make a pass instrument that keeps the functions that no rule has seen yet."""
+        watch = self
+
+        @tvm.instrument.pass_instrument
+        class Instrument:
+            def run_before_pass(self, mod: tvm.IRModule, info: Any) -> None:
+                if info.name == "ApplyDefaultSchedule" and not watch.before:
+                    watch.before, watch.fused = watch.functions(mod), tvm.IRModule(dict(mod.functions_items()))
+
+        return Instrument()
+
+
+class _Noting(ScheduleRule):
+    def __init__(self, rule: ScheduleRule, taken: dict[tirx.PrimFunc, str]) -> None:
+        self.rule, self.taken = rule, taken
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Any:
+        """See dlight."""
+        made = self.rule.apply(func, target, tunable)
+        if made is not None:
+            self.taken[func] = f"dlight.gpu.{type(self.rule).__name__}"
+        return made
+
+
+def _stock_passes(target: Target, watch: _Watch) -> Pass:
+    """TVM's own pipeline for CUDA (``relax.get_default_pipeline``), with its rules noting what they take."""
+    passes = stock.library_dispatch_passes(target) + stock.legalize_passes(target)
+    scheduling = passes[-1]
+    scheduling.rules[:] = watch.listed(scheduling.rules)
+    return Sequential(passes + stock.dataflow_lower_passes(target) + stock.finalize_passes(target))
+
+
+def _ladder_passes(target: Target, _watch: _Watch) -> Pass:
+    """What the README tells users to do, before TVM's own pipeline, which finds nothing left to schedule."""
+    import tensorir_ladder.schedules.rules  # noqa: F401 - registers the pipeline
+
+    return Sequential([relax.get_pipeline(LADDER, target=target), relax.get_default_pipeline(target)])
+
+
+RULES = {
+    each.name: each
+    for each in (
+        RuleSet("stock", "TVM's default, the target as detected", lambda machine: machine, _stock_passes, "float16"),
+        RuleSet("dlight-sm90", "TVM's default, the target's name without its letter", plain, _stock_passes, "float16"),
+        RuleSet("ladder", 'relax.get_pipeline("tensorir_ladder")', lambda machine: machine, _ladder_passes, "float32"),
+    )
+}
+
+
+def rule_sets(names: Sequence[str]) -> list[RuleSet]:
+    """Find sets of rules by name; IllegalWorkload for another's."""
+    for name in names:
+        if name not in RULES:
+            raise IllegalWorkload(
+                "unknown set of rules", value=repr(name), limit=" | ".join(RULES), remedy="choose among these"
+            )
+    return [RULES[name] for name in names]
+
+
+def build(model: Model, value: int, rules: RuleSet, machine: Machine, compiler: Compiler | None = None) -> Built:
+    """Build a model for a machine by a set of rules; ``value`` is its extent where that is no symbol.
+
+    With a ``compiler``, what TVM generates is compiled by it, in the build cache; it is the same text with a GPU at
+    hand, where TVM asks for the cubin at once, and without, so that a run can be prepared elsewhere. Raises what TVM,
+    the rules and the compiler raise.
+    """
+    started = time.monotonic()
+    target, watch = rules.machine(machine).target(), _Watch()
+    kept: dict[str, tirx.PrimFunc] = {}
+
+    @tvm.transform.module_pass(opt_level=0, name="WholeModel")
+    def pipeline(mod: tvm.IRModule, _context: PassContext) -> tvm.IRModule:
+        with target:
+            mod = rules.passes(target, watch)(mod)
+        kept.update(watch.functions(mod))
+        return mod
+
+    def deliver(source: str) -> bytes:
+        if compiler is None:
+            raise ValueError("TVM compiles where it sees a GPU; give a compiler")
+        return compile_cubin(source, machine.arch, compiler).data
+
+    module = model.exported(value)[0]
+    with cuda_compiler(deliver), PassContext(instruments=[watch.instrument()]):
+        executable = tvm.compile(module, target, relax_pipeline=pipeline)
+    cuda = cuda_text(executable)
+    if compiler is not None:
+        compile_cubin(cuda, machine.arch, compiler)
+    kept = {name: function for name, function in kept.items() if name in watch.before}  # others are the host's
+    functions = {name: _described(name, function, watch, target, model) for name, function in kept.items()}
+    return Built(
+        model,
+        rules.name,
+        rules.machine(machine).arch,
+        rules.sums,
+        executable,
+        functions,
+        cuda,
+        watch.fused,
+        tvm.IRModule(dict(kept)),
+        time.monotonic() - started,
+    )
+
+
+def _described(name: str, function: tirx.PrimFunc, watch: _Watch, target: Target, model: Model) -> Function:
+    before = watch.before[name]
+    return Function(name, _rule_of(before, function, watch, target), _has_scores(before, model))
+
+
+def _rule_of(before: tirx.PrimFunc, function: tirx.PrimFunc, watch: _Watch, target: Target) -> str:
+    """Name who scheduled a function: what our rules left is asked of dlight's once more."""
+    if before in watch.taken:
+        return watch.taken[before]
+    if HOW in function.attrs:
+        return f"ladder: {function.attrs[HOW]}"
+    if SCHEDULED not in function.attrs:
+        return UNNAMED
+    named = plain_target(target)
+    with named:
+        for rule in dlight_rules():
+            made = rule.apply(before, named, False)
+            if made is not None and _same_kernel(made, function):
+                return f"dlight.gpu.{type(rule).__name__}"
+    return "ladder"
+
+
+def _same_kernel(made: Any, function: tirx.PrimFunc) -> bool:
+    schedule = made[0] if isinstance(made, list) else made
+    return tvm.ir.structural_equal(schedule.mod["main"].body, function.body)
+
+
+def plain_target(target: Target) -> Target:
+    """Return the target by a name that dlight can read."""
+    described = target.export()
+    return Target({**described, "arch": str(described["arch"]).rstrip("af")})
+
+
+def _has_scores(function: tirx.PrimFunc, model: Model) -> bool:
+    """Tell a function by a parameter whose last two extents are both the tokens'."""
+    shapes = [parameter.shape for parameter in function.params if hasattr(parameter.ty, "shape")]
+    return model.tokens is not None and any(
+        len(shape) > 1 and all(_is(extent, model.tokens) for extent in shape[-2:]) for shape in shapes
+    )
+
+
+def _is(extent: Any, wanted: str | int) -> bool:
+    if isinstance(extent, tirx.IntImm):
+        return int(extent) == wanted
+    return isinstance(extent, tirx.Var) and extent.name == wanted
+
+
+def cuda_text(executable: Any) -> str:
+    """Find the CUDA text of an executable's kernels."""
+    return "\n".join(module.inspect_source() for module in _imports(executable.mod) if module.kind == "cuda")
+
+
+def _imports(module: Any) -> Iterator[Any]:
+    yield module
+    for each in module.imports:
+        yield from _imports(each)

@@ -1,0 +1,163 @@
+"""Built models at work: on the GPU, through LLVM on the CPU, or there with each kernel in the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from tensorir_ladder.emulator import EmulatedProgram
+from tensorir_ladder.harness.execution import numpy_dtype
+from tensorir_ladder.harness.machines import Machine
+from tensorir_ladder.harness.whole_models.building import Built
+from tensorir_ladder.harness.whole_models.definitions import ENTRY
+from tensorir_ladder.kernels.codegen.host_code import read_host
+from tensorir_ladder.kernels.codegen.lowering import Generated, generate
+
+SKIP = 1  # what an instrument of TVM's virtual machine returns to have a call left out
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a function by a model: its name, and the function with what it was given."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def __call__(self) -> None:
+        """Call it again."""
+        self.function(*self.arguments)
+
+    def of(self, torch: Any) -> Call:
+        """Give it torch's tensors of the same memory, by which TVM knows the stream."""
+        return Call(self.name, self.function, tuple(map(torch.from_dlpack, self.arguments)))
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of what it was given."""
+        return tuple(tuple(argument.shape) for argument in self.arguments)
+
+
+class Running:
+    """A built model on a device, as TVM's virtual machine runs it: ``running(x, *weights)`` returns the output."""
+
+    def __init__(self, executable: Any, functions: Sequence[str], device: Any) -> None:
+        self.machine, self.functions = relax.VirtualMachine(executable, device), frozenset(functions)
+        self.run = self.machine[ENTRY]
+
+    def __call__(self, x: Any, *weights: Any) -> Any:
+        return self.run(x, *weights)
+
+    def calls(self, x: Any, *weights: Any) -> list[Call]:
+        """Run once, and list the calls of the model's functions in their order, with what they were given."""
+        found: list[Call] = []
+
+        def note(function: Any, name: str, before: bool, _made: Any, *arguments: Any) -> int:
+            if before and name in self.functions:
+                found.append(Call(name, function, arguments))
+            return 0
+
+        self._watched(note, x, *weights)
+        return found
+
+    def instead(self, stand_in: Callable[[str, Sequence[Any]], None], x: Any, *weights: Any) -> Any:
+        """Run with ``stand_in(name, arguments)`` in the place of each function; return the output."""
+
+        def stand(_function: Any, name: str, before: bool, _made: Any, *arguments: Any) -> int:
+            if not before or name not in self.functions:
+                return 0
+            stand_in(name, arguments)
+            return SKIP
+
+        return self._watched(stand, x, *weights)
+
+    def _watched(self, instrument: Callable[..., int], x: Any, *weights: Any) -> Any:
+        self.machine.set_instrument(instrument)
+        try:
+            return self.run(x, *weights)
+        finally:
+            self.machine.set_instrument(_nothing)
+
+
+def _nothing(*_arguments: Any) -> int:
+    return 0
+
+
+def on_the_cpu(mod: tvm.IRModule, functions: Sequence[str]) -> Running:
+    """Build a module of operators, or of fused functions without a schedule, by LLVM."""
+    return Running(tvm.compile(mod, "llvm"), functions, tvm.cpu())
+
+
+def arrays(x: np.ndarray, weights: Mapping[str, np.ndarray]) -> list[Any]:
+    """Make TVM's tensors of a model's input and parameters."""
+    return [tvm.runtime.tensor(np.ascontiguousarray(each)) for each in (x, *weights.values())]
+
+
+class Emulated:
+    """The kernels of a built model in the emulator: ``emulated(name, arguments)`` runs one function's on TVM's tensors.
+
+    Outputs are filled with NaN before, so that what a kernel leaves out shows. Raises KernelFault; UnsupportedLaunch
+    for a function whose host code cannot be read.
+    """
+
+    def __init__(self, built: Built, machine: Machine, seed: int = 0) -> None:
+        self.built, self.machine, self.seed = built, machine, seed
+        self.kernels: list[str] = []  # launched so far
+        self._generated: dict[str, tuple[tirx.PrimFunc, Generated]] = {}
+
+    def __call__(self, name: str, arguments: Sequence[Any]) -> None:
+        function, made = self._lowered(name)
+        arrays = [argument.numpy() for argument in arguments]
+        names, outputs = [str(parameter.name) for parameter in function.params], self._outputs(name)
+        for place in outputs:
+            arrays[place] = np.full_like(arrays[place], np.nan)
+        run = read_host(made.host, _extents(function, arrays))
+        kept = tuple((buffer.shape, numpy_dtype(buffer.dtype)) for buffer in run.kept)
+        operands = tuple(each for place, each in enumerate(names) if place not in outputs)
+        all_names = (*names, *(buffer.buffer for buffer in run.kept))
+        resident = self.machine.multiprocessors
+        program = EmulatedProgram(name, made.cuda, run.launches, all_names, kept, resident, operands)
+        program(*arrays, seed=self.seed + len(self.kernels))
+        self.kernels += [launch.kernel for launch in run.launches]
+        for place in outputs:
+            arguments[place].copyfrom(arrays[place])
+
+    def _lowered(self, name: str) -> tuple[tirx.PrimFunc, Generated]:
+        if name not in self._generated:
+            function = _distinct(self.built.scheduled[name])
+            module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+            target = replace(self.machine, arch=self.built.arch).target()
+            self._generated[name] = function, generate(module, target, "s_tir")
+        return self._generated[name]
+
+    def _outputs(self, name: str) -> list[int]:
+        """List the places of the parameters that a function writes to."""
+        function, written = self.built.fused[name], []
+        tvm_ffi.structural_walk(function.body, (tirx.BufferStore, lambda store: written.append(store.buffer)))
+        return [
+            place
+            for place, parameter in enumerate(function.params)
+            if any(parameter.same_as(buffer) for buffer in written)
+        ]
+
+
+def _distinct(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give each parameter a name of its own."""
+    renamed = {each: tirx.Var(f"{each.name}_{place}", each.ty) for place, each in enumerate(function.params)}
+    body = tvm_ffi.structural_map(function.body, (tirx.Var, lambda var: renamed.get(var, var)))
+    return tirx.PrimFunc(list(renamed.values()), body, function.ret_type, attrs=function.attrs)
+
+
+def _extents(function: tirx.PrimFunc, arrays: Sequence[np.ndarray]) -> dict[str, int]:
+    return {
+        extent.name: size
+        for parameter, array in zip(function.params, arrays)
+        for extent, size in zip(parameter.shape, array.shape)
+        if isinstance(extent, tirx.Var)
+    }

@@ -1,0 +1,449 @@
+"""A rule for products of two operands: the ladder's last schedules, chosen by dtype, target and shape.
+
+A function is brought to its normal form, one product in the loops ``[*batch, rows, columns, reduction]``, and scheduled
+by the first *engine* that takes it:
+
+=========  ==================================================  =====================================================
+engine     the ladder's                                        takes
+=========  ==================================================  =====================================================
+wgmma      step 10: warpgroups, multiplications in flight      16-bit operands on sm_90a, the first stored by rows
+mma        step 9: warps, a ring filled by cp.async            16-bit operands on sm_80 and newer
+warps      step 7: ordinary cores, by warps                    float32 with cp.async
+threads    step 6: ordinary cores, by threads                  all else
+=========  ==================================================  =====================================================
+
+Operands that are computed on their way to shared memory (weights that are unpacked, casts) are no copies that cp.async
+could make: mma and threads have a form without it, where each tile is stored before it is used.
+
+Where only run time knows the number of rows there is a body for each range of it (:data:`RANGES`), with the tile that
+should be fastest for its most rows; neighbours with the same tile share one, and up to 8 rows are for the kernels of
+:mod:`schedules.rules.decode`. Few rows make few tiles: a long reduction
+is then cut in parts, which another kernel adds up (:func:`schedules.recipes.split_reduction`). What a tile costs is for
+:mod:`schedules.cost` to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import sym, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
+from tvm.target import Target
+
+from tensorir_ladder.schedules.cost import Machine, assumed_machine, block_tile_cost, contraction_cycles
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.inspection import innermost_iterator, is_constant, loop_extent, operand_regions
+from tensorir_ladder.schedules.isa import MMA_ARCH, PANEL, PTX_TYPES
+from tensorir_ladder.schedules.loops.unrolling import unroll_loop
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipeline_reads
+from tensorir_ladder.schedules.recipes.contraction import stage_contraction
+from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
+from tensorir_ladder.schedules.recipes.warp_tiling import stage_for_warps
+from tensorir_ladder.schedules.rules.decode import MOST_ROWS, lowered_for_few_rows
+from tensorir_ladder.schedules.rules.normal_form import Product, product_of
+from tensorir_ladder.schedules.rules.ranges import by_extent, symbolic_extents, unless_empty, written_extents
+from tensorir_ladder.schedules.rules.rule import HOW, LOG, NotTaken, Rule
+from tensorir_ladder.schedules.tensor_cores.mma import tensorize_contraction, use_instruction
+from tensorir_ladder.schedules.tensor_cores.warpgroup import (
+    keep_rows_apart,
+    multiply_by_wgmma,
+    pipeline_warpgroups,
+    stage_for_warpgroups,
+)
+from tensorir_ladder.schedules.tiles import Choice, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
+from tensorir_ladder.schedules.workloads import Matmul
+
+RANGES = (16, 64, 128, 512, None)  # most rows of each body, where only run time knows their number
+MANY = 2048  # what such an extent is taken for where tiles are chosen for more than the last range has
+FEWEST = 16  # products with fewer rows, columns and steps than this are not worth a block's tile
+PARTS = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
+SHORTEST_PART = 8  # k tiles
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What engines and their costs have to know of a product; extents are None where only run time knows them.
+
+    ``dtype`` is both operands', or "" where they differ; ``a_by_k`` and ``b_by_k`` say that the last dimension of the
+    first or the second operand is the reduction's.
+    """
+
+    batch: int | None
+    rows: int | None
+    columns: int | None
+    reduction: int | None
+    dtype: str
+    a_by_k: bool
+    b_by_k: bool
+
+    @classmethod
+    def of(cls, product: Product) -> Shape:
+        """Read a product's shape."""
+        sch, block = product.sch, product.block
+        operands = [str(region.source.dtype) for region in operand_regions(sch, block)]
+        last = len(sch.get(block).iter_vars) - 1
+        return cls(
+            _known(sch, *product.batch),
+            *(_known(sch, loop) for loop in (product.rows, product.columns, product.reduction)),
+            operands[0] if len(set(operands)) == 1 else "",
+            *(innermost_iterator(sch, block, operand) == last for operand in (0, 1)),
+        )
+
+    def sizes(self, rows: int) -> tuple[int, int, int]:
+        """Return m, n and k, those that are not known taken for ``rows``."""
+        return tuple(rows if size is None else size for size in (self.rows, self.columns, self.reduction))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product is scheduled: by which engine, with which tile and stages, its reduction in how many parts."""
+
+    engine: Engine
+    choice: Choice
+    parts: int = 1
+
+    def __str__(self) -> str:
+        parts = f", {self.parts} parts" if self.parts > 1 else ""
+        return f"{self.engine.name} {self.choice.tile}, {self.choice.stages} stages{parts}"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One way to compute a product.
+
+    ``obstacle(shape, machine)`` says why it does not take a shape, "" where it does. ``choices(shape)`` are its tiles;
+    ``cost(choice, sizes, shape, machine, parts)`` orders them. ``build(sch, block, shape, plan)`` schedules, and raises
+    IllegalSchedule for what it cannot. ``splits``: reductions may be cut in parts. ``rings``: its k loop is a pipeline,
+    which takes two k tiles.
+    """
+
+    name: str
+    obstacle: Callable[[Shape, Machine], str]
+    choices: Callable[[Shape], tuple[Choice, ...]]
+    cost: Callable[[Choice, tuple[int, int, int], Shape, Machine, int], float]
+    build: Callable[[Schedule, SBlockRV, Shape, Plan], None]
+    splits: bool = False
+    rings: bool = False
+
+    def plan(self, shape: Shape, rows: int, machine: Machine) -> Plan | None:
+        """Return what should be fastest for a product, unknown extents taken for ``rows``; None where no tile fits."""
+        itemsize, sizes = dtype_bytes(shape.dtype or "float32"), shape.sizes(rows)
+        legal = [
+            choice
+            for choice in self.choices(shape)
+            if not choice.tile.violations(machine.target, itemsize, choice.stages)
+            and not (self.rings and sizes[2] <= choice.tile.block_k)
+        ]
+        plans = [Plan(self, choice, parts) for choice in legal for parts in self._parts(shape, choice)]
+        return min(plans, key=lambda plan: self.cost(plan.choice, sizes, shape, machine, plan.parts), default=None)
+
+    def _parts(self, shape: Shape, choice: Choice) -> list[int]:
+        """List the numbers of parts that a reduction can be cut in, all of the same whole k tiles."""
+        if not self.splits or shape.batch != 1 or shape.reduction is None or shape.columns is None:
+            return [1]
+        k_tiles, rest = divmod(shape.reduction, choice.tile.block_k)
+        return [p for p in PARTS if p == 1 or not (rest or k_tiles % p or k_tiles // p < SHORTEST_PART)]
+
+
+@dataclass(frozen=True)
+class Body:
+    """A function lowered for at most so many steps of its symbolic extent, None for any, and how, for people."""
+
+    most: int | None
+    lowered: tirx.PrimFunc
+    how: str
+
+    def __str__(self) -> str:
+        return self.how if self.most is None else f"up to {self.most}: {self.how}"
+
+
+class Contraction(Rule):
+    """Takes any function around one sum of products, by tensor cores where the target has some for its dtype.
+
+    ``machine`` is the GPU that tiles are chosen for; without one, what the target's architecture suggests
+    (:func:`schedules.cost.assumed_machine`). Results do not depend on it. Not taken: vectors, products of fewer than
+    16 rows, columns and steps.
+    """
+
+    name = "contraction"
+
+    def __init__(self, machine: Machine | None = None) -> None:
+        self.machine = machine
+
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+        """Return the function lowered, with a body for each range of rows where these are symbolic."""
+        bodies = self.bodies(func, target)
+        joined = by_extent([(body.most, body.lowered) for body in bodies]) if len(bodies) > 1 else bodies[0].lowered
+        return joined.with_attr(HOW, "; ".join(map(str, bodies)))
+
+    def bodies(self, func: tirx.PrimFunc, target: Target) -> list[Body]:
+        """Return the lowered forms of a function, by rising extent.
+
+        Raises
+        ------
+        NotTaken : for no product, or one that no engine takes.
+        """
+        product = product_of(func)
+        shape, machine = Shape.of(product), self.machine or assumed_machine(target)
+        _check_worthwhile(shape)
+        ranges = _ranges(product, shape)
+        planned: list[tuple[int | None, list[Plan]]] = []
+        for most, rows in ranges:
+            plans = _plans(shape, rows, machine)
+            if planned and planned[-1][1] == plans:
+                planned.pop()
+            planned.append((most, plans))
+        few = _few_rows(func, target, product, shape) if len(ranges) > 1 else []
+        return [*few, *(_first_lowered(func, shape, most, plans, target) for most, plans in planned)]
+
+
+def _plans(shape: Shape, rows: int, machine: Machine) -> list[Plan]:
+    """Return the plan of each engine that takes a shape, the fastest engine's first."""
+    able = [engine for engine in ENGINES if not engine.obstacle(shape, machine)]
+    return [plan for engine in able if (plan := engine.plan(shape, rows, machine))]
+
+
+def _few_rows(func: tirx.PrimFunc, target: Target, product: Product, shape: Shape) -> list[Body]:
+    """Return the body for so few rows that the other operand streams past, none where there is no such form."""
+    most = MOST_ROWS // _rows_of_each(product, shape)
+    try:
+        return [Body(most, lowered_for_few_rows(func, target), "decode")] if most else []
+    except NotTaken as reason:
+        LOG.debug("no body for few rows: %s", reason)
+        return []
+
+
+def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: list[Plan], target: Target) -> Body:
+    """Lower a function by the first plan that can schedule it; NotTaken with all reasons where none can."""
+    reasons = []
+    for plan in plans:
+        try:
+            return Body(most, _lowered(product_of(func), shape, plan, target), str(plan))
+        except (IllegalSchedule, ScheduleError) as reason:
+            reasons.append(f"{plan}: {reason}")
+    raise NotTaken("no engine takes the product", value="; ".join(reasons), remedy="leave it to another rule")
+
+
+def _lowered(product: Product, shape: Shape, plan: Plan, target: Target) -> tirx.PrimFunc:
+    """Schedule a product by a plan, and lower it ahead."""
+    sch, block = product.sch, product.block
+    if plan.parts > 1:
+        split = split_reduction(sch, block, plan.parts, plan.choice.tile.block_k)
+        add_parts(sch, split)
+        block = split.partial
+    function = sch.mod[sch.func_working_on]
+    plan.engine.build(sch, block, shape, plan)
+    return unless_empty(lower_ahead(sch.mod[sch.func_working_on], target), written_extents(function))
+
+
+def _check_worthwhile(shape: Shape) -> None:
+    """Raise NotTaken for vectors, and for products smaller than any tile."""
+    sizes = [size for size in (shape.rows, shape.columns) if size is not None]
+    if 1 in sizes:
+        raise NotTaken("a product with one row or column streams a matrix", remedy="leave it to a rule for few rows")
+    if all(size is not None and size < FEWEST for size in (shape.rows, shape.columns, shape.reduction)):
+        raise NotTaken(
+            "the product is smaller than any tile",
+            value=f"{shape.rows} x {shape.columns} x {shape.reduction}",
+            limit=f"{FEWEST} of one of them",
+            remedy="leave it to another rule",
+        )
+
+
+def _ranges(product: Product, shape: Shape) -> list[tuple[int | None, int]]:
+    """List the most that a symbolic extent may be for each body, None for any, and the rows that it is made for."""
+    each = _rows_of_each(product, shape)
+    if not each:
+        return [(None, shape.rows or MANY)]
+    return [(most and most // each, most or MANY) for most in RANGES if most is None or most >= each]
+
+
+def _rows_of_each(product: Product, shape: Shape) -> int:
+    """Return how many rows there are to each step of the one symbolic extent; 0 without such a one."""
+    extents = symbolic_extents(product.sch.mod[product.sch.func_working_on])
+    if shape.rows is not None or len(extents) != 1:
+        return 0
+    return _multiple_of(product.sch.get(product.rows).extent, extents[0])
+
+
+def _multiple_of(rows: tirx.Expr, extent: tirx.Var) -> int:
+    """Return c where rows are c times a symbolic extent, 0 where they are no such multiple."""
+    analyzer = sym.Analyzer()
+    once = analyzer.simplify(tvm_ffi.structural_map(rows, (tirx.Var, lambda var: tirx.IntImm(str(var.ty.dtype), 1))))
+    each = int(once) if is_constant(once) else 0
+    return each if analyzer.can_prove_equal(rows, extent * each) else 0
+
+
+def _known(sch: Schedule, *loops: LoopRV) -> int | None:
+    """Return the product of loops' extents, None where one is known at run time only."""
+    found = 1
+    for loop in loops:
+        extent = sch.get(loop).extent
+        if not is_constant(extent):
+            return None
+        found *= int(extent)
+    return found
+
+
+# wgmma
+
+
+def _no_wgmma(shape: Shape, machine: Machine) -> str:
+    if lacking := WarpgroupTile.missing(machine.target):
+        return lacking
+    if shape.dtype not in PTX_TYPES:
+        return f"operands of {shape.dtype or 'two dtypes'}"
+    if not shape.a_by_k:
+        return "the first operand is not stored by rows"
+    return "" if shape.reduction is not None else "a reduction whose length only run time knows"
+
+
+def _warpgroup_choices(shape: Shape) -> tuple[Choice, ...]:
+    """List tiles of one warpgroup for few rows, of two for many; as deep as two blocks or one fill shared memory."""
+    widths = [width for width in WIDTHS if shape.b_by_k or width % PANEL == 0]
+    tiles = [WarpgroupTile(block=(rows, n, 64), warpgroups=(rows // 64, 1)) for rows in (64, 128) for n in widths]
+    tiles.append(WarpgroupTile(block=(256, 128, 64), warpgroups=(2, 1)))
+    return tuple(Choice(tile, stages) for tile in tiles for stages in (4, 6, 8))
+
+
+WIDTHS = (32, 48, 64, 96, 112, 128, 160, 192, 224, 256)
+
+
+def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+    tile, stages = plan.choice.tile, plan.choice.stages
+    # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
+    whole = shape.columns is not None and shape.columns >= tile.block_n and (shape.rows or tile.block_m) >= tile.block_m
+    # Nor can it bound a tile of rows that are the product of two extents known at run time only.
+    by_rows = whole and plan.parts == 1 and len(symbolic_extents(sch.mod[sch.func_working_on])) <= 1
+    if by_rows:
+        keep_rows_apart(sch, block)
+    staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows)
+    pipeline_warpgroups(sch, staged.loops.k_outer, stages)
+    multiply_by_wgmma(sch, staged.loops, staged.instruction)
+
+
+# mma.sync
+
+
+def _no_mma(shape: Shape, machine: Machine) -> str:
+    arch = re.fullmatch(r"sm_(\d+)[af]?", str(machine.target.attrs.get("arch", "")))
+    if not arch or int(arch.group(1)) < MMA_ARCH:
+        return f"{machine.target.attrs.get('arch', 'the target')} is older than sm_{MMA_ARCH}"
+    return "" if shape.dtype in PTX_TYPES else f"operands of {shape.dtype or 'two dtypes'}"
+
+
+def _no_ring(shape: Shape, machine: Machine) -> str:
+    return _no_mma(shape, machine) or ("" if shape.reduction is not None else "a reduction only run time knows")
+
+
+MMA_TILES = (
+    Choice(TensorCoreTile(block=(128, 128, 64), warp=(64, 64)), stages=3),
+    Choice(TensorCoreTile(block=(128, 64, 64), warp=(64, 32)), stages=4),
+    Choice(TensorCoreTile(block=(64, 128, 64), warp=(32, 64)), stages=4),
+    Choice(TensorCoreTile(block=(64, 64, 64), warp=(32, 32)), stages=4),
+    Choice(TensorCoreTile(block=(32, 128, 64), warp=(32, 32)), stages=5),
+    Choice(TensorCoreTile(block=(32, 64, 64), warp=(16, 32)), stages=6),
+    Choice(TensorCoreTile(block=(16, 128, 64), warp=(16, 32)), stages=5),
+    Choice(TensorCoreTile(block=(16, 64, 64), warp=(16, 16)), stages=8),
+    Choice(TensorCoreTile(block=(16, 32, 128), warp=(16, 16)), stages=8),
+)
+
+
+def _by_warps_of_tensor_cores(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+    tile, stages = plan.choice.tile, plan.choice.stages
+    scope = tile.shared_scope(dtype_bytes(shape.dtype), stages)
+    tensorized = tensorize_contraction(sch, block, tile, scope=scope, hide_reads=True)
+    loops = tensorized.loops
+    ahead = pipeline_reads(sch, loops.k_step, stages)
+    stages = _fitting(sch, loops.k_outer, stages)
+    pipeline_loop(sch, loops.k_outer, stages, True, one_barrier=True, unroll_ring=True, fill_ahead=ahead)
+    use_instruction(sch, loops, tensorized.loads, tensorized.instruction)
+
+
+def _by_warps_of_tensor_cores_stored(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+    tile = plan.choice.tile
+    tensorized = tensorize_contraction(sch, block, tile, scope=tile.shared_scope(dtype_bytes(shape.dtype)))
+    use_instruction(sch, tensorized.loops, tensorized.loads, tensorized.instruction)
+
+
+# ordinary cores
+
+
+def _no_warps(shape: Shape, machine: Machine) -> str:
+    if shape.dtype != "float32":
+        return f"operands of {shape.dtype or 'two dtypes'}"
+    if not machine.has_cp_async:
+        return "the target has no cp.async"
+    return "" if shape.reduction is not None else "a reduction whose length only run time knows"
+
+
+WARP_TILES = (
+    Choice(WarpTile(block=(128, 128, 16), warp=(32, 128), thread=(8, 16)), stages=3),
+    Choice(WarpTile(block=(64, 128, 32), warp=(32, 64), thread=(8, 8)), stages=2),
+    Choice(WarpTile(block=(32, 64, 32), warp=(32, 64), thread=(8, 8), slices=4), stages=4),
+    Choice(WarpTile(block=(32, 64, 64), warp=(32, 64), thread=(8, 8), slices=8), stages=3),
+    Choice(WarpTile(block=(16, 32, 64), warp=(16, 32), thread=(4, 4), slices=4), stages=3),
+)
+THREAD_TILES = (
+    Choice(ThreadTile(block=(32, 64, 16), thread=(4, 4)), stages=3),
+    Choice(ThreadTile(block=(16, 32, 32), thread=(2, 2)), stages=3),
+)
+
+
+def _by_warps(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+    tile, stages = plan.choice.tile, plan.choice.stages
+    warps = stage_for_warps(sch, block, tile, scope=tile.shared_scope(4, stages))
+    stages = _fitting(sch, warps.k_outer, stages)
+    ahead = tile.steps_ahead > 0 and pipeline_reads(sch, warps.k_inner, stages)
+    unroll_loop(sch, warps.k_inner)
+    pipeline_loop(sch, warps.k_outer, stages, True, one_barrier=True, fill_ahead=ahead)
+
+
+def _by_threads(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+    tile, stages = plan.choice.tile, plan.choice.stages
+    staged = stage_contraction(sch, block, tile, vectorize=True, scope=tile.shared_scope(8, stages))
+    stages = _fitting(sch, staged.loops.k_outer, stages)
+    pipeline_loop(sch, staged.loops.k_outer, stages, True, one_barrier=True)
+    unroll_loop(sch, staged.loops.k_inner)
+
+
+def _by_threads_stored(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+    tile = plan.choice.tile
+    staged = stage_contraction(sch, block, tile, vectorize=True, scope=tile.shared_scope(8))
+    unroll_loop(sch, staged.loops.k_inner)
+
+
+def _no_thread_ring(shape: Shape, machine: Machine) -> str:
+    if not machine.has_cp_async:
+        return "the target has no cp.async"
+    return "" if shape.reduction is not None else "a reduction whose length only run time knows"
+
+
+def _fitting(sch: Schedule, loop: LoopRV, stages: int) -> int:
+    """Return the stages that a loop can fill."""
+    return min(stages, loop_extent(sch, loop))
+
+
+def _cycles(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:
+    return contraction_cycles(choice, sizes, machine, batch=shape.batch or 1, parts=parts)
+
+
+def _outputs(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:
+    m, n, k = sizes
+    return block_tile_cost(choice, Matmul(m * (shape.batch or 1), n, k), machine, parts)
+
+
+ENGINES = (
+    Engine("wgmma", _no_wgmma, _warpgroup_choices, _cycles, _by_warpgroups, splits=True),
+    Engine("mma", _no_ring, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores, splits=True, rings=True),
+    Engine("mma, stored", _no_mma, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores_stored),
+    Engine("warps", _no_warps, lambda shape: WARP_TILES, _outputs, _by_warps, rings=True),
+    Engine("threads", _no_thread_ring, lambda shape: THREAD_TILES, _outputs, _by_threads, rings=True),
+    Engine("threads, stored", lambda shape, machine: "", lambda shape: THREAD_TILES, _outputs, _by_threads_stored),
+)

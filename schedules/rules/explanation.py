@@ -1,0 +1,88 @@
+"""Say which rule schedules each function of a module, how, and why the rules before it did not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import ir, tirx
+from tvm.target import Target
+
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.rules.for_target import dlight_rules, dlight_target, rules
+from tensorir_ladder.schedules.rules.relax_pipeline import fuse_operators
+from tensorir_ladder.schedules.rules.rule import HOW, Rule, is_scheduled
+
+NOBODY, ALREADY = "none", "already scheduled"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One function: the rule that takes it, how (engine, tile, ranges, where the rule tells), why others leave it."""
+
+    function: str
+    rule: str
+    how: str
+    left: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        reasons = (f"    {rule}: {reason}" for rule, reason in self.left)
+        return "\n".join([f"{self.function}  {self.rule}{self.how and ': '}{self.how}", *reasons])
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The functions of a module, by name; prints as a table."""
+
+    rows: tuple[Row, ...]
+
+    def __getitem__(self, function: str) -> Row:
+        """Return the row of a function; KeyError names those there are."""
+        found = {row.function: row for row in self.rows}
+        if function not in found:
+            raise KeyError(f"{function}: the functions are {', '.join(found)}")
+        return found[function]
+
+    def __str__(self) -> str:
+        wide = max((len(row.function) for row in self.rows), default=0)
+        deep = max((len(row.rule) for row in self.rows), default=0)
+        lines = []
+        for row in self.rows:
+            lines.append(f"{row.function:{wide}}  {row.rule:{deep}}  {row.how}".rstrip())
+            lines += (f"    not {rule}: {reason}" for rule, reason in row.left)
+        return "\n".join(lines)
+
+
+def explain(mod: ir.IRModule, target: Target) -> Explanation:
+    """Say what the pipeline "tensorir_ladder" does with each function of a module for ``target``; changes nothing.
+
+    Operators of Relax are made functions and fused first, as the pipeline does. The rules are really tried, which
+    takes as long as compiling with them.
+
+    Raises
+    ------
+    IllegalSchedule : for a target that is no CUDA GPU with sm_80 or newer.
+    """
+    ours = rules(target)
+    mod = fuse_operators(target)(mod)
+    functions = {name.name_hint: function for name, function in mod.functions_items()}
+    kernels = {name: function for name, function in sorted(functions.items()) if isinstance(function, tirx.PrimFunc)}
+    return Explanation(tuple(_row(name, function, target, ours) for name, function in kernels.items()))
+
+
+def _row(name: str, function: tirx.PrimFunc, target: Target, ours: tuple[Rule, ...]) -> Row:
+    if is_scheduled(function):
+        return Row(name, ALREADY, str(function.attrs.get(HOW, "")), ())
+    left: list[tuple[str, str]] = []
+    for rule in ours:
+        try:
+            taken = rule.take(function, target)
+            return Row(name, rule.name, str(taken.attrs.get(HOW, "")), tuple(left))
+        except IllegalSchedule as reason:
+            left.append((rule.name, str(reason)))
+        except Exception as defect:  # noqa: BLE001 - the rule leaves the function then, and dlight schedules it
+            left.append((rule.name, f"failed, a defect of the rule: {type(defect).__name__}: {defect}"))
+    with dlight_target(target) as named:
+        for theirs in dlight_rules():
+            if theirs.apply(function, named, False) is not None:
+                return Row(name, f"dlight.gpu.{type(theirs).__name__}", "", tuple(left))
+    return Row(name, NOBODY, "", tuple(left))

@@ -1,0 +1,59 @@
+"""The rules for a target: ours, and dlight's for what these leave."""
+
+from __future__ import annotations
+
+import re
+
+from tvm.s_tir import dlight
+from tvm.s_tir.dlight.base import ScheduleRule
+from tvm.target import Target
+
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.rules.rule import Rule
+
+RULES: tuple[type[Rule], ...] = ()
+OLDEST = 80  # cp.async and mma.sync of float16, bfloat16 and TF32
+
+
+def rules(target: Target) -> tuple[Rule, ...]:
+    """List our rules for a target in the order in which they are asked: the first that takes a function has it.
+
+    ::
+
+        with target:
+            mod = dlight.ApplyDefaultSchedule(*rules(target))(mod)      # a module of functions
+        ex = tvm.compile(mod, target)                                   # what they left is dlight's there
+
+    Raises
+    ------
+    IllegalSchedule : for a target that is no CUDA GPU with sm_80 or newer.
+    """
+    require_cuda(target)
+    return tuple(rule() for rule in RULES)
+
+
+def dlight_rules() -> tuple[ScheduleRule, ...]:
+    """List dlight's rules in the order of TVM's own CUDA pipeline."""
+    gpu = dlight.gpu
+    return gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
+
+
+def dlight_target(target: Target) -> Target:
+    """Return the target by a name that dlight understands: it takes "sm_90a" for a GPU without tensor cores."""
+    described = target.export()
+    return Target({**described, "arch": re.sub(r"\D+$", "", str(described["arch"]))})
+
+
+def require_cuda(target: Target) -> None:
+    """Raise IllegalSchedule for a target that is no CUDA GPU with sm_80 or newer."""
+    named = target.kind.name
+    if named == "cuda":
+        named = str(target.attrs.get("arch", "cuda without an arch"))
+        if (found := re.match(r"sm_(\d+)", named)) and int(found[1]) >= OLDEST:
+            return
+    raise IllegalSchedule(
+        "these rules are for CUDA GPUs",
+        value=named,
+        limit=f"sm_{OLDEST} or newer",
+        remedy='name one, Target({"kind": "cuda", "arch": "sm_90a"}), or take dlight\'s rules',
+    )

@@ -1,0 +1,195 @@
+"""Passes over Relax modules that TVM's own pipeline lacks, or has with gaps."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+
+import tvm
+import tvm_ffi
+from tvm import ir, relax, s_tir, te, tirx
+from tvm.ir.transform import PassContext
+
+NARROW = re.compile(r"u?int\d+|float[468]_")  # dtypes that weights are kept in, and made wider ones of
+
+
+@tvm.transform.module_pass(opt_level=0, name="ReadTransposed")
+class ReadTransposed:
+    """Make products of operands whose last two axes are exchanged read them as they lie in memory.
+
+    ::
+
+        before   w_t = permute_dims(w);  matmul(x, w_t)
+        after    call_tir(NT_matmul, x, w)            # sum over k of x[.., i, k] * w[.., j, k]
+
+    What else reads ``w_t`` keeps it. TVM's ``FuseTransposeMatmul`` does this for the second operand, and fails where
+    that is read elsewhere too, has one axis, or is the first operand as well (x times its own transpose).
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
+        """Rewrite each Relax function of a module."""
+        rewriter = _Untransposed(mod)
+        for name, function in mod.functions_items():
+            if isinstance(function, relax.Function):
+                changed = relax.analysis.remove_all_unused(rewriter.visit_expr(function))
+                rewriter.builder_.update_func(name, changed)
+        return rewriter.builder_.get()
+
+
+@relax.expr_functor.mutator
+class _Untransposed(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:  # what the mutator's base class calls it
+        call = super().visit_call_(call)
+        if call.op != ir.Op.get("relax.matmul") or min(operand.ty.ndim for operand in call.args) < 2:
+            return call
+        if isinstance(call.args[0].ty.shape[-1], tirx.IntImm) and call.args[0].ty.shape[-1] == 0:
+            return call  # TVM writes zeros, where a sum over nothing would leave its output as it was
+        sources = [self._transposed(operand) for operand in call.args]
+        turned = [source is not None for source in sources]
+        if not any(turned):
+            return call
+        operands = [operand if source is None else source for source, operand in zip(sources, call.args)]
+        name = "".join("NT"[one] for one in turned) + "_matmul"
+        product = partial(_product, turned=turned, shape=call.ty.shape, dtype=call.ty.dtype, name=name)
+        return self.builder_.call_te(product, *operands, primfunc_name_hint=name)
+
+    def _transposed(self, operand: relax.Expr) -> relax.Expr | None:
+        """Return what an operand is the transpose of in its last two axes; None for others."""
+        made = self.lookup_binding(operand) if isinstance(operand, relax.Var) else operand
+        if not isinstance(made, relax.Call) or made.op != ir.Op.get("relax.permute_dims"):
+            return None
+        count = operand.ty.ndim
+        order = [*range(count)][::-1] if made.attrs.axes is None else [int(axis) % count for axis in made.attrs.axes]
+        return made.args[0] if order == [*range(count - 2), count - 1, count - 2] else None
+
+
+def _product(
+    a: te.Tensor, b: te.Tensor, *, turned: Sequence[bool], shape: Sequence[ir.Expr], dtype: ir.Type, name: str
+) -> te.Tensor:
+    """Compute a @ b, each ``turned`` one of which lies transposed; axes before the last two broadcast."""
+    k = te.reduce_axis((0, a.shape[-2 if turned[0] else -1]), name="k")
+
+    def place(operand: te.Tensor, batch: Sequence[tirx.Var], last: tuple[tirx.Var, ...]) -> ir.Expr:
+        own = zip(operand.shape[:-2], batch[len(batch) - len(operand.shape) + 2 :])
+        whole = [0 if isinstance(extent, tirx.IntImm) and extent == 1 else axis for extent, axis in own]
+        return operand(*whole, *last).astype(dtype)
+
+    def element(*index: tirx.Var) -> ir.Expr:
+        *batch, row, column = index
+        first = place(a, batch, (k, row) if turned[0] else (row, k))
+        return te.sum(first * place(b, batch, (column, k) if turned[1] else (k, column)), axis=k)
+
+    return te.compute(shape, element, name=name)
+
+
+@tvm.transform.module_pass(opt_level=0, name="DequantizeInProduct")
+class DequantizeInProduct:
+    """Put functions that make weights wide from few bits into the product that reads them.
+
+    ::
+
+        before   w = call_tir(dequantize, codes, scales);  call_tir(matmul, x, w)
+        after    dequantize_matmul(x, codes, scales)       # to be fused by FuseTIR: one function
+
+    By itself TVM fuses nothing before a product: wide weights would go to memory and come back in every call. Taken are
+    functions without a reduction of operands of known shapes, some of few bits, all of them together smaller
+    than the result, which nothing but a function with one sum of products reads.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
+        """Rewrite each Relax function of a module."""
+        rewriter = _Dequantized(mod)
+        for name, function in mod.functions_items():
+            if isinstance(function, relax.Function):
+                rewriter.builder_.update_func(name, rewriter.rewritten(function))
+        return rewriter.builder_.get()
+
+
+@relax.expr_functor.mutator
+class _Dequantized(relax.PyExprMutator):
+    def __init__(self, mod: ir.IRModule) -> None:
+        super().__init__(mod)
+        self.mod, self.readers = mod, {}
+
+    def rewritten(self, function: relax.Function) -> relax.Function:
+        blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
+        self.readers = {var: readers for block in blocks for var, readers in relax.analysis.udchain(block).items()}
+        return relax.analysis.remove_all_unused(self.visit_expr(function))
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        read_once = [self._is_read_once(call, operand) for operand in _operands(call)]
+        call = super().visit_call_(call)
+        if not _calls(call, self.mod, _is_product):
+            return call
+        made = {}
+        for place, (operand, once) in enumerate(zip(_operands(call), read_once)):
+            source = self.lookup_binding(operand) if once else None
+            if source is not None and _calls(source, self.mod, _is_narrow_to_wide):
+                made[place] = source
+        return self._joined(call, made) if made else call
+
+    def _is_read_once(self, call: relax.Call, operand: relax.Expr) -> bool:
+        places = sum(operand.same_as(other) for other in _operands(call))
+        return isinstance(operand, relax.DataflowVar) and len(self.readers[operand]) == places == 1
+
+    def _joined(self, product: relax.Call, made: dict[int, relax.Call]) -> relax.Call:
+        """Emit a call of a function that makes operands, by the place that each has, and the product of them."""
+        parts = {place: _operands(made[place]) if place in made else [o] for place, o in enumerate(_operands(product))}
+        given = {place: [relax.Var("given", part.ty) for part in own] for place, own in parts.items()}
+        name = "_".join(one.args[0].name_hint for one in (*made.values(), product))
+        builder = relax.BlockBuilder()
+        with builder.function(name, [*chain(*given.values())], attrs={"Primitive": True}):
+            with builder.dataflow():
+                wide = [
+                    builder.emit(relax.call_tir(made[place].args[0], own, made[place].ty_args[0]))
+                    if place in made
+                    else own[0]
+                    for place, own in given.items()
+                ]
+                out = builder.emit_output(relax.call_tir(product.args[0], wide, product.ty_args[0]))
+            builder.emit_func_output(out)
+        function = relax.utils.copy_with_new_vars(builder.get()[name]).without_attr("global_symbol")
+        return relax.Call(self.builder_.add_func(function, name), [*chain(*parts.values())])
+
+
+def _operands(call: relax.Expr) -> list[relax.Expr]:
+    """List what a call of a function in TIR is given; nothing for other calls."""
+    of_function = isinstance(call, relax.Call) and call.op == ir.Op.get("relax.call_tir") and len(call.args) == 2
+    return list(call.args[1].fields) if of_function else []
+
+
+def _calls(call: relax.Expr, mod: ir.IRModule, kind: Callable[[tirx.PrimFunc], bool]) -> bool:
+    return bool(_operands(call)) and kind(mod[call.args[0]])
+
+
+def _is_product(function: tirx.PrimFunc) -> bool:
+    """Tell whether a function has one reduction, of two operands."""
+    reducing = [block for block in _blocks(function) if _reduces(block)]
+    return len(reducing) == 1 and len(reducing[0].reads) == 2
+
+
+def _is_narrow_to_wide(function: tirx.PrimFunc) -> bool:
+    """Tell whether a function copies operands of known shapes, some of few bits, to a larger result."""
+    *operands, result = [parameter for parameter in function.params if hasattr(parameter.ty, "shape")]
+    shapes = [extent for buffer in (*operands, result) for extent in buffer.shape]
+    if not all(isinstance(extent, tirx.IntImm) for extent in shapes) or any(map(_reduces, _blocks(function))):
+        return False
+    narrow = any(NARROW.match(str(buffer.dtype)) for buffer in operands)
+    return narrow and "float" in str(result.dtype) and sum(map(_bits, operands)) < _bits(result)
+
+
+def _bits(buffer: tirx.Buffer) -> int:
+    return math.prod(map(int, buffer.shape)) * tvm.DataType(str(buffer.dtype)).bits
+
+
+def _blocks(function: tirx.PrimFunc) -> list[s_tir.SBlock]:
+    found: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append))
+    return found
+
+
+def _reduces(block: s_tir.SBlock) -> bool:
+    return any(iterator.iter_type == tirx.IterVar.CommReduce for iterator in block.iter_vars)

@@ -1,0 +1,97 @@
+"""TVM's Relax pipeline with the rules of this package in front of dlight's: ``relax.get_pipeline("tensorir_ladder")``.
+
+::
+
+    import tensorir_ladder.schedules.rules                                    # registers it
+
+    mod = relax.get_pipeline("tensorir_ladder", target=target)(mod)
+    ex = tvm.compile(mod, target)                                             # stock: no name, no configuration
+
+What comes out is a Relax module whose functions are scheduled; TVM's own pipeline, which ``tvm.compile`` runs
+over it once more, leaves them as they are.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import ir, relax, tirx
+from tvm.ir.transform import Pass, PassContext, Sequential
+from tvm.s_tir import dlight
+from tvm.target import Target
+
+from tensorir_ladder.schedules.passes import on_functions
+from tensorir_ladder.schedules.rules.for_target import dlight_rules, dlight_target, require_cuda, rules
+from tensorir_ladder.schedules.rules.relax_passes import DequantizeInProduct, ReadTransposed
+from tensorir_ladder.schedules.rules.rule import OPAQUE, is_scheduled
+
+NAME = "tensorir_ladder"
+
+
+def pipeline(target: Target | None = None) -> Pass:
+    """Make the pipeline: operators to functions, fused; our rules; dlight's for what these leave.
+
+    ``target`` is the GPU to compile for, by default the one that ``with target:`` names when the pipeline runs.
+
+    Raises
+    ------
+    IllegalSchedule : for a target that is no CUDA GPU with sm_80 or newer.
+    ValueError : when it runs without a target.
+    """
+    if target is not None:
+        require_cuda(target)  # here: what is raised in a pass loses its type
+
+    @tvm.transform.module_pass(opt_level=0, name=NAME)
+    def run(mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
+        chosen = target or Target.current(allow_none=True)
+        if chosen is None:
+            raise ValueError(f"no target; relax.get_pipeline({NAME!r}, target=...), or run it in `with target:`")
+        ours, theirs = rules(chosen), dlight_rules()
+        mod = fuse_operators(chosen)(mod)
+        with chosen:
+            mod = dlight.ApplyDefaultSchedule(*ours)(mod)
+        with dlight_target(chosen):
+            mod = dlight.ApplyDefaultSchedule(*theirs)(mod)
+        return on_functions(_closed)(mod)
+
+    return run
+
+
+def register() -> None:
+    """Let ``relax.get_pipeline`` find the pipeline by its name; again changes nothing."""
+    if NAME not in relax.pipeline.PIPELINE_MAP:
+        relax.register_pipeline(NAME)(pipeline)
+
+
+def fuse_operators(target: Target) -> Pass:
+    """Make the passes that turn Relax's operators into fused functions, for ``target``: TVM's, and one of ours.
+
+    Products read a transposed operand where it lies (:class:`ReadTransposed`); TVM's own would transpose the weights
+    of ``nn.Linear`` by a kernel of its own in every call.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="fuse_operators")
+    def run(mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
+        if not any(isinstance(function, relax.Function) for function in mod.functions.values()):
+            return mod  # TVM's passes would drop functions that nothing calls
+        passes = [
+            *relax.pipeline.library_dispatch_passes(target),
+            ReadTransposed(),
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            DequantizeInProduct(),
+            relax.transform.FuseTIR(),
+        ]
+        with target:
+            return Sequential(passes)(mod)
+
+    return run
+
+
+def _closed(function: ir.BaseFunc) -> ir.BaseFunc:
+    """Let a later pipeline fuse nothing with a function that is scheduled."""
+    if isinstance(function, tirx.PrimFunc) and is_scheduled(function):
+        return function.with_attr("op_pattern", OPAQUE)
+    return function

@@ -1,0 +1,184 @@
+"""The contraction rule: right at every range's edge, by the engine that the target and the dtype call for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm import te, tirx
+from tvm.target import Target
+
+from support.functions import check_function
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, arch_flags, run_nvcc
+from tensorir_ladder.schedules.cost import assumed_machine, contraction_cycles
+from tensorir_ladder.schedules.rules.contraction import Contraction
+from tensorir_ladder.schedules.rules.rule import NotTaken
+from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile
+
+HOPPER, AMPERE, TURING = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_90a", "sm_80", "sm_75"))
+Size = int | str  # an extent, or the name of one that only run time knows
+
+
+def product(
+    m: Size,
+    n: Size,
+    k: Size,
+    dtype: str = "float16",
+    *,
+    batch: Size = 0,
+    a_by_rows: bool = True,
+    b_by_columns: bool = True,
+    epilogue: bool = False,
+) -> tirx.PrimFunc:
+    """A (batched) product A·B or A·Bᵀ, summed in float32; with max(x + bias, 0) behind it."""
+    known: dict[str, tirx.Var] = {}
+
+    def extent(size: Size) -> tirx.Var | int:
+        return known.setdefault(size, tirx.Var(size, "int32")) if isinstance(size, str) else size
+
+    rows, columns, steps = extent(m), extent(n), extent(k)
+    outer = [extent(batch)] if batch else []
+    a = te.placeholder((*outer, *((rows, steps) if a_by_rows else (steps, rows))), dtype, name="A")
+    b = te.placeholder((*outer, *((columns, steps) if b_by_columns else (steps, columns))), dtype, name="B")
+    bias = te.placeholder((columns,), dtype, name="bias")
+    step = te.reduce_axis((0, steps), "k")
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+
+    def summand(*index: tirx.Var) -> tvm.ir.Expr:
+        *p, i, j = index
+        left = a(*p, i, step) if a_by_rows else a(*p, step, i)
+        right = b(*p, j, step) if b_by_columns else b(*p, step, j)
+        return te.sum(left.astype(wide) * right.astype(wide), axis=step)
+
+    sums = te.compute((*outer, rows, columns), summand, name="matmul")
+    made = te.compute(sums.shape, lambda *index: sums(*index).astype(dtype), name="round")
+    if not epilogue:
+        return te.create_prim_func([a, b, made if wide != dtype else sums])
+    biased = te.compute(sums.shape, lambda *index: made(*index) + bias[index[-1]], name="add")
+    relu = te.compute(sums.shape, lambda *index: te.max(biased(*index), tirx.const(0, dtype)), name="relu")
+    return te.create_prim_func([a, b, bias, relu])
+
+
+def text_of(function: tirx.PrimFunc, target: Target) -> str:
+    """The CUDA of a function that the rule took, by TVM's stock pipeline."""
+    taken = Contraction().take(function, target)
+    return tvm.compile(tvm.IRModule({"main": taken}), target).mod.imports[0].inspect_source()
+
+
+def engines_in(text: str) -> set[str]:
+    """Instructions of a CUDA text, by which its engine is told."""
+    return {name for name in ("wgmma.mma_async", "mma.sync", "cp_async") if name in text}
+
+
+@pytest.mark.parametrize(
+    ("function", "target", "engine"),
+    [
+        (product("m", 96, 128), HOPPER, {"wgmma.mma_async", "cp_async"}),
+        (product(70, 96, 128, "bfloat16", batch=2), HOPPER, {"wgmma.mma_async", "cp_async"}),
+        (product("m", 96, 128), Target({"kind": "cuda", "arch": "sm_90"}), {"mma.sync", "cp_async"}),
+        (product("m", 96, 128), AMPERE, {"mma.sync", "cp_async"}),
+        (product(64, 96, 128, a_by_rows=False), HOPPER, {"mma.sync", "cp_async"}),
+        (product("m", 96, "k"), HOPPER, {"mma.sync"}),
+        (product("m", 96, 128, "float32"), HOPPER, {"cp_async"}),
+        (product("m", 96, 128), TURING, set()),
+        (product("m", "n", "k", "float32"), HOPPER, set()),
+    ],
+)
+def test_the_engine_is_that_of_target_and_dtype(function: tirx.PrimFunc, target: Target, engine: set[str]) -> None:
+    assert engines_in(text_of(function, target)) == engine
+
+
+@pytest.mark.parametrize(
+    "function", [product(8, 8, 8), product(1, 512, 512), product(512, 1, 512), product("m", 1, 64)]
+)
+def test_vectors_and_tiny_products_are_left(function: tirx.PrimFunc) -> None:
+    with pytest.raises(NotTaken):
+        Contraction().take(function, HOPPER)
+    assert Contraction().apply(function, HOPPER) is None
+
+
+def test_few_rows_get_bodies_of_their_own_and_neighbours_share_theirs() -> None:
+    """Four Llama layers in one compile each: no more than five kernels and the parts' sums."""
+    bodies = Contraction().bodies(product("m", 4096, 4096), HOPPER)
+    assert [most for most, _ in bodies][-1] is None
+    assert len(bodies) >= 3
+    small = Contraction().bodies(product("m", 64, 64), HOPPER)
+    assert len(small) < 5
+
+
+def test_rows_that_are_a_multiple_of_the_extent_are_counted_as_rows() -> None:
+    """A range ends at 16 rows, which are 2 of ``m`` with 8 of them to each."""
+    m, k = tirx.Var("m", "int32"), te.reduce_axis((0, 4096), "k")
+    a, b = te.placeholder((m, 8, 4096), "float16", name="A"), te.placeholder((4096, 4096), "float16", name="B")
+    wide = "float32"
+    sums = te.compute(
+        (m, 8, 4096), lambda p, i, j: te.sum(a[p, i, k].astype(wide) * b[j, k].astype(wide), axis=k), name="matmul"
+    )
+    bodies = Contraction().bodies(te.create_prim_func([a, b, sums]), HOPPER)
+    assert {most for most, _ in bodies} <= {2, 8, 16, 64, None}
+
+
+def test_the_cost_of_few_rows_is_that_of_reading_the_weights() -> None:
+    machine = assumed_machine(HOPPER)
+    narrow, wide = (Choice(WarpgroupTile(block=(64, n, 64), warpgroups=(1, 1)), stages=6) for n in (32, 256))
+    sizes = (16, 4096, 4096)
+    assert contraction_cycles(narrow, sizes, machine) < contraction_cycles(wide, sizes, machine) / 2
+    # Cut in eight, the wide tiles fill the GPU, too.
+    assert contraction_cycles(wide, sizes, machine, parts=8) < contraction_cycles(wide, sizes, machine) / 2
+
+
+def rows(*counts: int, **others: int) -> list[dict[str, int]]:
+    """Sizes of calls with so many rows each."""
+    return [{"m": count, **others} for count in counts]
+
+
+RIGHT = {
+    "any rows": (product("m", 96, 192), HOPPER, rows(0, 1, 16, 17, 64, 65, 130)),
+    "B by rows": (product("m", 128, 192, b_by_columns=False), HOPPER, rows(1, 17, 130)),
+    "bfloat16, an epilogue": (product("m", 72, 136, "bfloat16", epilogue=True), HOPPER, rows(17, 70)),
+    "an odd reduction": (product("m", 72, 131), HOPPER, rows(1, 65)),
+    "odd columns": (product("m", 71, 128), HOPPER, rows(1, 65)),
+    "a batch": (product(70, 72, 136, batch=3), HOPPER, [{}]),
+    "a batch of any rows": (product("m", 72, 136, batch=3), HOPPER, rows(1, 65)),
+    "queries and keys": (product("m", "n", 128, batch=2), HOPPER, [*rows(5, n=77), *rows(65, 0, n=8)]),
+    "values": (product("m", 64, "k", batch=2, b_by_columns=False), HOPPER, [*rows(33, k=77), *rows(1, k=1)]),
+    "A by columns": (product(100, 72, 136, a_by_rows=False), HOPPER, [{}]),
+    "any rows, A by columns": (product("m", 72, 136, a_by_rows=False), HOPPER, rows(33)),
+    "a split reduction": (product("m", 256, 2048, epilogue=True), HOPPER, rows(1, 17)),
+    "mma": (product("m", 96, 192), AMPERE, rows(0, 1, 16, 17, 64, 65)),
+    "mma of a split reduction": (product("m", 64, 1024), AMPERE, rows(17)),
+    "float32": (product(100, 51, 37, "float32"), HOPPER, [{}]),
+    "float32, any rows, an epilogue": (product("m", 72, 80, "float32", epilogue=True), HOPPER, rows(1, 65)),
+    "float32, any extents": (product("m", "n", "k", "float32", batch="b"), HOPPER, rows(5, n=77, k=33, b=2)),
+    "float64": (product(50, 40, 30, "float64"), HOPPER, [{}]),
+    "int32": (product(50, 40, 30, "int32"), HOPPER, [{}]),
+    "16 bits on ordinary cores": (product("m", 72, 40), TURING, rows(33)),
+}
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("function", "target", "sizes"), RIGHT.values(), ids=RIGHT)
+def test_it_is_right(function: tirx.PrimFunc, target: Target, sizes: list[dict[str, int]]) -> None:
+    taken, wide = Contraction().take(function, target), str(function.params[0].dtype) == "float64"
+    for each in sizes:
+        check_function(function, taken, target, sizes=each, sums="float64" if wide else "float32", runs=2)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("function", "target"),
+    [
+        (product("m", 512, 4096), HOPPER),
+        (product("m", 512, 4096), AMPERE),
+        (product("m", "n", "k"), AMPERE),
+        (product("m", 512, 512, "float32"), AMPERE),
+    ],
+)
+def test_nvcc_takes_its_text(function: tirx.PrimFunc, target: Target, compiler: Compiler, tmp_path: Path) -> None:
+    arch = str(target.attrs["arch"])
+    log = run_nvcc(compiler, text_of(function, target), tmp_path, "kernel.cubin", "-cubin", *arch_flags(arch))
+    spilled = re.findall(r"(\d+) bytes spill stores", log)
+    assert spilled
+    assert set(spilled) == {"0"}

@@ -1,0 +1,305 @@
+"""The Relax pipeline "tensorir_ladder": whole modules by TVM's stock compilation, and each function of them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.s_tir import dlight
+
+import tensorir_ladder
+from support.relax_modules import MODULES, arrays_of, made_of
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.rules import DequantizeInProduct, ReadTransposed, Rule, dlight_target, fuse_operators
+from tensorir_ladder.schedules.rules.rule import is_scheduled
+
+TARGET = machine_for("sm_90a").target()
+# Written out whole, a loop over numbers of 16 bits takes LLVM minutes.
+CPU = tvm.target.Target({"kind": "llvm", "opt-level": 1})
+QUICK = ("mlp", "quantised_linear")  # the others cost seconds each
+every_module = pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.emulator) for name in MODULES]
+)
+
+
+def functions(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
+    """A module's functions in TIR, by name."""
+    return {name.name_hint: one for name, one in mod.functions_items() if isinstance(one, tirx.PrimFunc)}
+
+
+def kernels(executable: tvm.runtime.Executable) -> set[str]:
+    """The kernels in the CUDA text of a compiled Relax module."""
+    (device,) = executable.mod.imports[0].imports
+    return set(re.findall(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(", device.inspect_source()))
+
+
+def outputs(mod: tvm.IRModule, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What a Relax module computes on the CPU, by TVM's own pipeline."""
+    machine = relax.VirtualMachine(tvm.compile(mod, CPU), tvm.cpu())
+    found = machine["forward"](*map(tvm.runtime.tensor, arrays))
+    return [one.numpy().astype(np.float64) for one in ([found] if hasattr(found, "numpy") else found)]
+
+
+def same(ones: Sequence[np.ndarray], others: Sequence[np.ndarray], dtype: str) -> None:
+    """Hold two lists of outputs to each other, but for a few roundings."""
+    for one, other in zip(ones, others, strict=True):
+        eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(dtype, 2.0**-23)
+        np.testing.assert_allclose(one, other, rtol=16 * eps, atol=4 * eps * max(1.0, np.abs(other).max()))
+
+
+@every_module
+def test_what_comes_out_is_compiled_by_tvms_stock_pipeline(name: str) -> None:
+    """Every function is in the CUDA text, and those scheduled ahead come out as they went in."""
+    mod = relax.get_pipeline("tensorir_ladder", target=TARGET)(MODULES[name]())
+    scheduled = functions(mod)
+    assert all(map(is_scheduled, scheduled.values())), [n for n, one in scheduled.items() if not is_scheduled(one)]
+    found = kernels(tvm.compile(mod, TARGET))
+    assert {one for one in scheduled if not any(kernel.startswith(f"{one}_kernel") for kernel in found)} == set()
+    again = functions(relax.get_default_pipeline(TARGET)(mod))
+    assert {one for one in scheduled if not tvm_ffi.structural_equal(again[one].body, scheduled[one].body)} == set()
+
+
+@every_module
+def test_our_passes_over_relax_change_no_result(name: str) -> None:
+    mod = MODULES[name]()
+    arrays = arrays_of(mod)
+    same(outputs(fuse_operators(CPU)(mod), arrays), outputs(mod, arrays), str(mod["forward"].params[0].ty.dtype))
+
+
+@every_module
+def test_every_function_is_explained(name: str) -> None:
+    mod = MODULES[name]()
+    explained = tensorir_ladder.explain(mod, TARGET)
+    assert {row.function for row in explained.rows} == set(functions(fuse_operators(TARGET)(mod)))
+    ours = {rule.name for rule in tensorir_ladder.rules(TARGET)}
+    for row in explained.rows:
+        assert row.rule in ours or row.rule.startswith("dlight.gpu.") or row.rule == "already scheduled"
+        asked = [rule for rule, reason in row.left if reason]
+        assert row.rule == "already scheduled" or row.rule in ours or set(asked) == ours
+        assert row.function in str(explained)
+        assert explained[row.function] is row
+    with pytest.raises(KeyError, match="no such function"):
+        explained["no such function"]
+
+
+def test_a_module_of_functions_alone_is_explained_and_compiled() -> None:
+    mod = tvm.IRModule(functions(fuse_operators(TARGET)(MODULES["mlp"]())))
+    assert {row.function for row in tensorir_ladder.explain(mod, TARGET).rows} == set(functions(mod))
+    with TARGET:
+        scheduled = dlight.ApplyDefaultSchedule(*tensorir_ladder.rules(TARGET), dlight.gpu.Fallback())(mod)
+        by_pipeline = relax.get_pipeline("tensorir_ladder")(mod)
+    for one in (scheduled, by_pipeline):
+        assert set(functions(one)) == set(functions(mod))
+        text = tvm.compile(_named(one), TARGET).mod.imports[0].inspect_source()
+        assert all(f"{name}_kernel" in text for name in functions(mod))
+
+
+def _named(mod: tvm.IRModule) -> tvm.IRModule:
+    return tvm.IRModule({name: one.with_attr("global_symbol", name) for name, one in functions(mod).items()})
+
+
+class Copies(Rule):
+    """Takes any function: a thread to an element, by dlight's last rule, lowered ahead."""
+
+    name = "copies"
+
+    def schedule(self, func: tirx.PrimFunc, target: tvm.target.Target) -> tvm.s_tir.Schedule:
+        """See :class:`Rule`."""
+        return dlight.gpu.Fallback().apply(func, target, False)
+
+
+@pytest.mark.parametrize("name", ["conv_net", pytest.param("vit_block", marks=pytest.mark.emulator)])
+def test_functions_that_are_lowered_ahead_pass_tvms_pipeline_unharmed(name: str) -> None:
+    """Which looks for reshapes in each, and fuses what it takes for elementwise."""
+    mod = fuse_operators(TARGET)(MODULES[name]())
+    with TARGET:
+        taken = dlight.ApplyDefaultSchedule(Copies())(mod)
+    left = {one for one, function in functions(taken).items() if not is_scheduled(function)}
+    assert left == {one for one, function in functions(mod).items() if relax.analysis.has_reshape_pattern(function)}
+    again = functions(relax.get_default_pipeline(TARGET)(taken))
+    ours = {one: function for one, function in functions(taken).items() if one not in left}
+    assert {one for one in ours if not tvm_ffi.structural_equal(again[one].body, ours[one].body)} == set()
+    assert all(
+        any(kernel.startswith(f"{one}_kernel") for kernel in kernels(tvm.compile(taken, TARGET))) for one in ours
+    )
+
+
+def test_without_a_target_or_for_no_gpu_of_ours_the_pipeline_says_so() -> None:
+    mod = MODULES["mlp"]()
+    with pytest.raises(ValueError, match="target="):
+        relax.get_pipeline("tensorir_ladder")(mod)
+    for other in ("llvm", {"kind": "cuda", "arch": "sm_75"}, {"kind": "rocm"}):
+        target = tvm.target.Target(other)
+        with pytest.raises(IllegalSchedule, match="sm_80"):
+            relax.get_pipeline("tensorir_ladder", target=target)(mod)
+        with pytest.raises(IllegalSchedule, match="sm_80"):
+            tensorir_ladder.rules(target)
+        with pytest.raises(IllegalSchedule, match="sm_80"):
+            tensorir_ladder.explain(mod, target)
+
+
+def test_dlight_is_asked_with_a_name_that_it_reads() -> None:
+    """And nothing else of the target is another."""
+    named = dlight_target(TARGET)
+    assert {**TARGET.export(), "arch": "sm_90"} == dict(named.export())
+    sm_80 = machine_for("sm_80").target()
+    assert dlight_target(sm_80).export() == sm_80.export()
+
+
+def test_importing_is_light_and_registers_the_pipeline_once() -> None:
+    """The package without TVM; the rules' folder adds one name to TVM's, again too, and replaces nothing."""
+    program = """
+import sys, tensorir_ladder
+assert "tvm" not in sys.modules, "the package's own import loads TVM"
+from tvm import relax
+before = dict(relax.pipeline.PIPELINE_MAP)
+assert "tensorir_ladder" not in before
+import importlib, tensorir_ladder.schedules.rules as rules
+importlib.reload(rules)
+assert {**before, "tensorir_ladder": relax.pipeline.PIPELINE_MAP["tensorir_ladder"]} == relax.pipeline.PIPELINE_MAP
+assert tensorir_ladder.rules is rules.rules and tensorir_ladder.explain is rules.explain
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    importlib.reload(importlib.import_module("tensorir_ladder.schedules.rules"))
+
+
+def turned(x: relax.Expr, axes: list[int] | None = None) -> relax.Expr:
+    """The transpose of a tensor."""
+    return relax.op.permute_dims(x, axes)
+
+
+X, W = ((6, 32), "float32"), ((5, 32), "float32")
+SWAPPED = [0, 2, 1]
+PRODUCTS: dict[str, tuple[dict[str, tuple], Callable[..., relax.Expr], int]] = {
+    # name: inputs, the function, transposes that remain
+    "weights as nn.Linear keeps them": ({"x": X, "w": W}, lambda x, w: relax.op.matmul(x, turned(w)), 0),
+    "its own transpose": ({"x": X}, lambda x: relax.op.matmul(x, turned(x)), 0),
+    "both": ({"x": ((32, 6), "float32"), "w": W}, lambda x, w: relax.op.matmul(turned(x), turned(w)), 0),
+    "the first": (
+        {"x": ((32, 6), "float32"), "w": ((32, 5), "float32")},
+        lambda x, w: relax.op.matmul(turned(x), w),
+        0,
+    ),
+    "a transpose that is read elsewhere": (
+        {"x": X, "w": W},
+        lambda x, w: _read_twice(x, w),
+        1,
+    ),
+    "one axis": ({"x": X, "w": ((32,), "float32")}, lambda x, w: relax.op.matmul(x, turned(w)), 1),
+    "a vector": ({"x": ((32,), "float32"), "w": W}, lambda x, w: relax.op.matmul(x, turned(w)), 1),
+    "axes counted from the end": (
+        {"x": ((2, 6, 32), "float32"), "w": ((2, 5, 32), "float32")},
+        lambda x, w: relax.op.matmul(x, turned(w, [0, -1, -2])),
+        0,
+    ),
+    "fewer axes": (
+        {"x": ((3, 1, 6, 32), "float32"), "w": ((2, 5, 32), "float32")},
+        lambda x, w: relax.op.matmul(x, turned(w, SWAPPED)),
+        0,
+    ),
+    "a batch of any size": (
+        {"x": (("batch", 6, 32), "float32"), "w": (("batch", 5, 32), "float32")},
+        lambda x, w: relax.op.matmul(x, turned(w, SWAPPED)),
+        0,
+    ),
+    "one matrix for a batch": (
+        {"x": ((3, 6, 32), "float32"), "w": ((1, 5, 32), "float32")},
+        lambda x, w: relax.op.matmul(x, turned(w, SWAPPED)),
+        0,
+    ),
+    "no sum of the last two axes": (
+        {"x": ((2, 6, 5), "float32"), "w": ((5, 2, 4), "float32")},
+        lambda x, w: relax.op.matmul(x, turned(w, [1, 0, 2])),
+        1,
+    ),
+    "sums of another dtype": (
+        {"x": ((6, 32), "float16"), "w": ((5, 32), "float16")},
+        lambda x, w: relax.op.matmul(x, turned(w), out_dtype="float32"),
+        0,
+    ),
+    "a sum of nothing": (
+        {"x": ((6, 0), "float32"), "w": ((5, 0), "float32")},
+        lambda x, w: relax.op.matmul(x, turned(w)),
+        1,
+    ),
+}
+
+
+def _read_twice(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+    transposed = relax.BlockBuilder.current().emit(turned(w))
+    return relax.op.add(relax.op.matmul(x, transposed), relax.op.sum(transposed, axis=[0], keepdims=True))
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_read_transposed_operands_where_they_lie(name: str) -> None:
+    inputs, body, remaining = PRODUCTS[name]
+    mod = made_of(inputs, body)
+    changed = ReadTransposed()(mod)
+    assert changed["forward"].script().count("permute_dims(") == remaining
+    arrays = arrays_of(mod)
+    same(outputs(changed, arrays), outputs(mod, arrays), "float32")
+
+
+def test_functions_that_nothing_calls_stay() -> None:
+    mod = MODULES["mlp"]()
+    mod["spare"] = functions(fuse_operators(TARGET)(MODULES["conv_net"]()))["mean"]
+    assert "spare" in functions(DequantizeInProduct()(ReadTransposed()(mod)))
+
+
+CODES, SCALES = ((48, 64), "int8"), ((48, 1), "float16")
+
+
+def wide(codes: relax.Expr, scales: relax.Expr) -> relax.Expr:
+    """Weights of 16 bits from codes of 8."""
+    return relax.op.multiply(relax.op.astype(codes, "float16"), scales)
+
+
+DEQUANTIZED: dict[str, tuple[dict[str, tuple], Callable[..., relax.Expr], int]] = {
+    # name: inputs, the function, how many functions there are
+    "by a linear layer": (
+        {"x": (("seq", 64), "float16"), "c": CODES, "s": SCALES},
+        lambda x, c, s: relax.op.nn.relu(relax.op.linear(x, wide(c, s))),
+        1,
+    ),
+    "both operands": (
+        {"c": CODES, "s": SCALES, "d": CODES, "t": SCALES},
+        lambda c, s, d, t: relax.op.matmul(wide(c, s), turned(wide(d, t))),
+        1,
+    ),
+    "read twice": ({"x": (("seq", 64), "float16"), "c": CODES, "s": SCALES}, lambda x, c, s: _shared(x, c, s), 3),
+    "rows of any number": (
+        {"x": (("seq", 64), "int8"), "w": ((48, 64), "float16")},
+        lambda x, w: relax.op.linear(relax.op.astype(x, "float16"), w),
+        2,
+    ),
+    "no larger than it was": (
+        {"x": (("seq", 64), "float16"), "c": ((48, 64), "int32")},
+        lambda x, c: relax.op.linear(x, relax.op.astype(c, "float16")),
+        2,
+    ),
+    "not a product": ({"c": CODES, "s": SCALES}, lambda c, s: relax.op.nn.softmax(wide(c, s)), 2),
+}
+
+
+def _shared(x: relax.Expr, codes: relax.Expr, scales: relax.Expr) -> relax.Expr:
+    weights = relax.BlockBuilder.current().emit(wide(codes, scales))
+    return relax.op.matmul(relax.op.linear(x, weights), weights)
+
+
+@pytest.mark.parametrize("name", DEQUANTIZED)
+def test_dequantised_weights_are_read_by_the_product(name: str) -> None:
+    inputs, body, count = DEQUANTIZED[name]
+    mod = made_of(inputs, body)
+    changed = fuse_operators(CPU)(mod)
+    assert len(functions(changed)) == count, list(functions(changed))
+    arrays = arrays_of(mod)
+    same(outputs(changed, arrays), outputs(mod, arrays), "float16")
