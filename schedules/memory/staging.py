@@ -137,7 +137,8 @@ def stage_through_registers(sch: Schedule, copy: SBlockRV, loop: LoopRV) -> SBlo
     For targets without cp.async, or to keep loads in flight across a barrier. Follow with
     ``inline_data_movement(sch, load)`` and ``fetch_cooperatively(..., load=load)``, which spreads both
     blocks alike: a thread's part of A_local is then a few registers. (TVM's annotation
-    ``manifest_shared_memory_local_stage`` promises the same, and does nothing in 0.27.)
+    ``tirx.manifest_shared_memory_local_stage`` does the same where threads are bound outside ``loop``, and fails here,
+    where they are bound inside.)
     """
     load = sch.cache_read(copy, 0, "local")
     sch.compute_at(load, loop, preserve_unit_loops=True)
