@@ -10,14 +10,16 @@ never lets an exception out, and logs why it left a function to the next one::
 from __future__ import annotations
 
 import logging
+import math
 
-from tvm import relax, s_tir, tirx
+from tvm import ir, relax, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
 LOG = logging.getLogger(__name__)
 SCHEDULED = "tirx.is_scheduled"  # what dlight marks functions with that it need not look at
@@ -50,7 +52,7 @@ class Rule(ScheduleRule):
         scheduled = self.schedule(func, target)
         if isinstance(scheduled, Schedule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
-        return _closed(scheduled)
+        return _closed(_within_32_bits(scheduled))
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
         """Return the scheduled function as dlight takes it, or None where the next rule has its turn.
@@ -71,6 +73,21 @@ class Rule(ScheduleRule):
 def is_scheduled(function: tirx.PrimFunc) -> bool:
     """Tell whether a function has been scheduled by a rule, ours or dlight's."""
     return bool(function.attrs) and bool(function.attrs.get(SCHEDULED, False))
+
+
+def _within_32_bits(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Let a lowered function's host code refuse a call whose arrays are beyond what its indices of 32 bits reach."""
+    sizes = [
+        math.prod((extent.astype("int64") for extent in parameter.shape), start=tirx.const(1, "int64"))
+        for parameter in function.params
+        if any(isinstance(extent, tirx.Var) and str(extent.ty) == "int32" for extent in getattr(parameter, "shape", ()))
+    ]
+    if not sizes:
+        return function
+    said = f"an array of {MAX_ELEMENTS} elements or more, for a function that was compiled for indices of 32 bits"
+    fits = tirx.all(*(size < MAX_ELEMENTS for size in sizes))
+    assertion = tirx.AssertStmt(fits, ir.StringImm("ValueError"), [ir.StringImm(said)])  # in the order of its C++
+    return function.with_body(tirx.SeqStmt([assertion, function.body]))
 
 
 def _closed(function: tirx.PrimFunc) -> tirx.PrimFunc:
