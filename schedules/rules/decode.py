@@ -25,6 +25,7 @@ from tensorir_ladder.schedules.recipes.streamed_weights import Load, StreamTile,
 from tensorir_ladder.schedules.rules.normal_form import Product, product_of
 from tensorir_ladder.schedules.rules.ranges import by_extent, unless_empty, written_extents
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
+from tensorir_ladder.schedules.rules.unpacking import unpacked_in_float32
 
 MOST_ROWS = 8
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
@@ -36,7 +37,7 @@ NEEDED_BYTES = 6 << 20  # on their way, to hide the latency of its memory
 SHARED_PER_WEIGHT = 0.15  # time of a byte through shared memory, in that of a byte of weights
 MOST_THREADS = 1024
 MOST_LOADS = 8  # vectors of weights that a thread asks for together
-MOST_REGISTERS = 96  # of weights, rows and sums of a thread
+MOST_REGISTERS = 104  # of weights, rows and sums of a thread
 OTHER_REGISTERS = 24
 MOST_SHARED_BYTES = 40 * 1024
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of loads side by side
@@ -104,6 +105,7 @@ def _lowered(product: Product, target: Target, most_rows: int, rows: int | None 
     if target.kind.name != "cuda":
         raise NotTaken("weights are streamed by CUDA's threads", value=target.kind.name, remedy="give a CUDA target")
     few, weights = _roles(product, most_rows, unknown=rows is not None)
+    product = unpacked_in_float32(product, weights)
     shape = _shape(product, few, weights, rows)
     registers = int(target.attrs.get("registers_per_block", 65536))
     tile = min(_tiles(shape, registers), key=lambda tile: _cost(tile, shape), default=None)
@@ -224,10 +226,11 @@ def _tile(shape: _Shape, loads: int, columns: int, column_threads: int, reductio
 
 
 def _registers(tile: StreamTile, shape: _Shape) -> int:
-    """Estimate a thread's registers: weights on their way, those that are unpacked, rows, sums."""
+    """Estimate a thread's registers: weights on their way, rows, sums; where weights are unpacked, rows of two steps."""
     weights = _loads(tile) * max(1, shape.vector_bytes(tile) // 4)
     step = math.prod(tile.unit[1:])
-    return weights + -(-tile.rows * step * shape.row_bytes // 4) + tile.rows * tile.columns
+    rows = -(-tile.rows * step * shape.row_bytes // 4)
+    return weights + tile.rows * tile.columns + (2 * rows + step if shape.computed else rows)
 
 
 def _loads(tile: StreamTile) -> int:
