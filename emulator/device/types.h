@@ -132,29 +132,6 @@ template <class T> EMU_INLINE typename EmuHalfOnly<T>::type operator-(T x) { ret
 typedef __half half;
 typedef nv_bfloat16 __nv_bfloat16;
 
-// Arithmetic in 16 bits rounds after each operation, as CUDA's own does; its functions are as exact as their float ones.
-#define EMU_ARITHMETIC(T)                                                    \
-  EMU_INLINE T operator+(T a, T b) { return T(float(a) + float(b)); }        \
-  EMU_INLINE T operator-(T a, T b) { return T(float(a) - float(b)); }        \
-  EMU_INLINE T operator*(T a, T b) { return T(float(a) * float(b)); }        \
-  EMU_INLINE T operator/(T a, T b) { return T(float(a) / float(b)); }        \
-  EMU_INLINE T operator-(T a) { return T(-float(a)); }                       \
-  EMU_INLINE T hpow(T a, T b) { return T(powf(float(a), float(b))); }        \
-  EMU_INLINE T __habs(T a) { return T(fabsf(float(a))); }                    \
-  EMU_FUNCTIONS(T, EMU_FUNCTION)
-#define EMU_FUNCTION(T, name, of_float) \
-  EMU_INLINE T name(T a) { return T(of_float(float(a))); }
-#define EMU_FUNCTIONS(T, F)                                                                               \
-  F(T, hexp, expf) F(T, hexp2, exp2f) F(T, hexp10, exp10f) F(T, hlog, logf) F(T, hlog2, log2f)            \
-  F(T, hlog10, log10f) F(T, hsqrt, sqrtf) F(T, hrsqrt, 1 / sqrtf) F(T, hrcp, 1 /) F(T, hsin, sinf)        \
-  F(T, hcos, cosf) F(T, htan, tanf) F(T, htanh, tanhf) F(T, hatan, atanf) F(T, herf, erff)                \
-  F(T, hfloor, floorf) F(T, hceil, ceilf) F(T, htrunc, truncf) F(T, hrint, rintf)
-EMU_ARITHMETIC(half)
-EMU_ARITHMETIC(nv_bfloat16)
-#undef EMU_FUNCTIONS
-#undef EMU_FUNCTION
-#undef EMU_ARITHMETIC
-
 namespace emu {
 
 // A vector is one access, as on the GPU: the compiler must not take it apart, so that it is seen to be aligned.
