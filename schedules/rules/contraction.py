@@ -214,9 +214,11 @@ def _few_rows(func: tirx.PrimFunc, target: Target, product: Product, shape: Shap
     most = MOST_ROWS // _rows_of_each(product, shape)
     try:
         return [Body(most, lowered_for_few_rows(func, target), "decode")] if most else []
-    except NotTaken as reason:
+    except IllegalSchedule as reason:
         LOG.debug("no body for few rows: %s", reason)
-        return []
+    except Exception:  # a defect there, which the other bodies need not share
+        LOG.warning("the body for few rows failed, and is left out", exc_info=True)
+    return []
 
 
 def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: list[Plan], target: Target) -> Body:
