@@ -14,6 +14,7 @@ from tensorir_ladder.schedules.inspection import (
     FRAGMENT,
     block_name,
     innermost_iterator,
+    is_one,
     loop_extent,
     loop_name,
     loops_below,
@@ -136,7 +137,8 @@ def stage_through_registers(sch: Schedule, copy: SBlockRV, loop: LoopRV) -> SBlo
     For targets without cp.async, or to keep loads in flight across a barrier. Follow with
     ``inline_data_movement(sch, load)`` and ``fetch_cooperatively(..., load=load)``, which spreads both
     blocks alike: a thread's part of A_local is then a few registers. (TVM's annotation
-    ``manifest_shared_memory_local_stage`` promises the same, and does nothing in 0.27.)
+    ``tirx.manifest_shared_memory_local_stage`` does the same where threads are bound outside ``loop``, and fails here,
+    where they are bound inside.)
     """
     load = sch.cache_read(copy, 0, "local")
     sch.compute_at(load, loop, preserve_unit_loops=True)
@@ -222,7 +224,7 @@ def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope:
         raise IllegalSchedule(
             "what follows the block cannot be fused into its write-back",
             block=block_name(sch, block),
-            remedy="fuse only an elementwise chain; schedule what re-reads the result as a kernel of its own",
+            remedy="write the function anew, its epilogue in one block (schedules.rules.normal_form.product_of)",
         ) from error
     return write_back
 
@@ -235,9 +237,28 @@ def _inline_consumers(sch: Schedule, block: SBlockRV, write_back: SBlockRV) -> N
                 block=block_name(sch, block),
                 value=[block_name(sch, consumer) for consumer in consumers],
                 limit="one chain of elementwise blocks",
-                remedy="schedule the consumers as kernels of their own",
+                remedy="write the function anew, its epilogue in one block (schedules.rules.normal_form.product_of)",
             )
+        _check_reads_each_once(sch, write_back, consumers[0])
         sch.reverse_compute_inline(consumers[0])
+
+
+def _check_reads_each_once(sch: Schedule, producer: SBlockRV, consumer: SBlockRV) -> None:
+    """Require that no iterator of a consumer repeats the producer's elements, which TVM 0.27 does not survive."""
+    result, stmt = sch.get(producer).writes[0].source, sch.get(consumer)
+    used: set[tirx.Var] = set()
+    for region in stmt.reads:
+        if region.source.same_as(result):
+            for dimension in region.region:
+                tvm_ffi.structural_walk(dimension.min, (tirx.Var, used.add))
+    repeated = [i.var.name for i in stmt.iter_vars if not is_one(i.dom.extent) and i.var not in used]
+    if repeated:
+        raise IllegalSchedule(
+            "what follows the block repeats its elements, which one write-back cannot",
+            block=block_name(sch, consumer),
+            value=f"iterators {', '.join(map(str, repeated))}",
+            remedy="schedule it as a function of its own",
+        )
 
 
 def accumulate_per_tile(sch: Schedule, block: SBlockRV, k_outer: LoopRV) -> SBlockRV:

@@ -303,7 +303,7 @@ def _no_wgmma(shape: Shape, machine: Machine) -> str:
         return f"operands of {shape.dtype or 'two dtypes'}"
     if not shape.a_by_k:
         return "the first operand is not stored by rows"
-    return "" if shape.reduction is not None else "a reduction whose length only run time knows"
+    return ""
 
 
 def _warpgroup_choices(shape: Shape) -> tuple[Choice, ...]:
@@ -338,10 +338,6 @@ def _no_mma(shape: Shape, machine: Machine) -> str:
     if not arch or int(arch.group(1)) < MMA_ARCH:
         return f"{machine.target.attrs.get('arch', 'the target')} is older than sm_{MMA_ARCH}"
     return "" if shape.dtype in PTX_TYPES else f"operands of {shape.dtype or 'two dtypes'}"
-
-
-def _no_ring(shape: Shape, machine: Machine) -> str:
-    return _no_mma(shape, machine) or ("" if shape.reduction is not None else "a reduction only run time knows")
 
 
 MMA_TILES = (
@@ -443,7 +439,7 @@ def _outputs(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine:
 
 ENGINES = (
     Engine("wgmma", _no_wgmma, _warpgroup_choices, _cycles, _by_warpgroups, splits=True),
-    Engine("mma", _no_ring, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores, splits=True, rings=True),
+    Engine("mma", _no_mma, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores, splits=True, rings=True),
     Engine("mma, stored", _no_mma, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores_stored),
     Engine("warps", _no_warps, lambda shape: WARP_TILES, _outputs, _by_warps, rings=True),
     Engine("threads", _no_thread_ring, lambda shape: THREAD_TILES, _outputs, _by_threads, rings=True),
