@@ -25,6 +25,7 @@ STREAM_VECTORS = 4  # that a thread has on their way then
 ELEMENTS = 16  # of a row that a thread holds, where there are many rows
 FEW_THREADS = 2**17  # with fewer in all, rows are given more
 KEPT_BYTES = {512: 256, 1024: 128}  # of registers that a thread of a block up to so many may hold rows in
+LONGEST_ALONE = 64  # elements of a row that one thread adds up where neighbours are of other rows
 ZERO = tirx.const(0, "int32")
 PLAIN = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min, tirx.And, tirx.Or)
 IDENTITY = {tirx.Add: 0, tirx.Mul: 1}
@@ -245,7 +246,13 @@ class _Form:
 
 def _best_kernels(source: v.Source, reductions: Sequence[Reduction], extents: v.Values) -> tuple[tirx.Stmt, bool]:
     """Return the kernels, and whether all accesses are in vectors."""
-    across = _stands_along_rows(source, reductions, extents)
+    names: dict[tirx.Var, ir.Expr] = {
+        i.var: tirx.Var(str(i.var.name), "int32") for c in source.computations for i in c.iterators
+    }
+    expressions = v.Expressions(source, extents)
+    for reduction in reductions:
+        _check_rows(expressions, reduction, names)
+    across = _stands_along_rows(expressions, reductions[0], names)
     buffers = [b for b in source.buffers() if b.shape and str(b.dtype) != "bool"]
     lanes = min(VECTOR_BYTES // min(dtype_bytes(str(buffer.dtype)) for buffer in buffers), v.MOST_LANES)
     forms = []
@@ -258,13 +265,18 @@ def _best_kernels(source: v.Source, reductions: Sequence[Reduction], extents: v.
     return _kernels(form, make), form.is_whole
 
 
-def _stands_along_rows(source: v.Source, reductions: Sequence[Reduction], extents: v.Values) -> bool:
+def _check_rows(expressions: v.Expressions, reduction: Reduction, names: v.Values) -> None:
+    """Raise NotTaken for a reduction each of whose operands is used for several results, as a matmul's are."""
+    needed = [names[iterator.var] for iterator in reduction.computations[0].iterators]
+    for term in reduction.terms:
+        loads = loads_in(expressions.value(term, names))
+        if loads and not any(all(v.uses(load, [variable]) for variable in needed) for load in loads):
+            name = reduction.computations[0].name
+            raise NotTaken("each operand is used for several results: a contraction", block=name, remedy=v.LEAVE)
+
+
+def _stands_along_rows(expressions: v.Expressions, first: Reduction, names: v.Values) -> bool:
     """Return whether neighbours in memory are of neighbouring rows, and not of one row."""
-    names: dict[tirx.Var, ir.Expr] = {
-        i.var: tirx.Var(str(i.var.name), "int32") for c in source.computations for i in c.iterators
-    }
-    expressions = v.Expressions(source, extents)
-    first = reductions[0]
     along = across = 0
     for term in first.terms:
         for load in loads_in(expressions.value(term, names)):
@@ -447,13 +459,14 @@ def _row_kernel(form: _Form, held: _Form) -> tirx.Stmt:
 
 
 def _across_kernel(form: _Form, held: _Form) -> tirx.Stmt:
+    """Let few threads share a row, none where there are rows enough: their sums go through shared memory."""
     threads = 8
     if is_constant(form.columns):
         columns = int(form.columns)
-        blocks = int(form.rows) // (WARP * form.lanes.lanes) if is_constant(form.rows) else FEW_THREADS
-        most = min(MOST_THREADS // WARP, _power_of_two(columns))
-        threads = min(threads, most)
-        while threads < most and blocks * WARP * threads < FEW_THREADS:
+        rows = int(form.rows) // form.lanes.lanes if is_constant(form.rows) else FEW_THREADS // threads
+        most = min(MOST_THREADS // WARP, _power_of_two(-(-columns // 2)))
+        threads = 1
+        while threads < most and (rows * threads < FEW_THREADS or columns > threads * LONGEST_ALONE):
             threads *= 2
         each = -(-columns // threads)
         if _kept_bytes(held, each) <= KEPT_BYTES[512 if threads * WARP <= 512 else 1024]:
@@ -512,7 +525,9 @@ class _Kernel:
 
     def __init__(self, form: _Form, threads: int, each: int | None) -> None:
         self.form, self.threads, self.each = form, threads, each
-        self.rows = WARP if form.across else BLOCK_THREADS // threads if threads <= WARP else 1
+        self.rows = BLOCK_THREADS // threads if threads <= WARP else 1
+        if form.across:
+            self.rows = max(WARP, BLOCK_THREADS // threads)
         self.lanes = form.lanes
         self.row_count = _divided(form.rows, self.lanes.lanes) if form.across else form.rows
         self.length = form.columns if form.across else _divided(form.columns, self.lanes.lanes)
