@@ -24,10 +24,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-<<<<<<< HEAD
 from tensorir_ladder.schedules.errors import IllegalTile
-=======
->>>>>>> main
 from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
@@ -35,7 +32,6 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize
 from tensorir_ladder.schedules.memory.staging import accumulate_in_registers, initialize_before, inline_data_movement
 
 MOST_UNROLLED = 32
-BANKS = 32  # of shared memory, 4 bytes each
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,6 @@ class StreamTile:
         most = self.reduction_threads // (self.rows * self.columns)
         if self.reduction_threads <= MOST_UNROLLED:
             return 1
-<<<<<<< HEAD
         fitting = [groups for groups in range(2, most + 1) if self.reduction_threads % groups == 0]
         return min(fitting, key=lambda groups: groups + self.reduction_threads // groups, default=1)
 
@@ -104,16 +99,6 @@ class StreamTile:
                 limit="a multiple of a thread's columns as reduction threads, or as many as a thread has sums",
                 remedy="take powers of two",
             )
-=======
-        return min(
-            (
-                least * times
-                for times in range(1, self.reduction_threads // least)
-                if not self.reduction_threads % (least * times)
-            ),
-            key=lambda groups: groups + self.reduction_threads // groups,
-        )
->>>>>>> main
 
 
 @dataclass(frozen=True)
@@ -427,7 +412,7 @@ def _add_up(sch: Schedule, sums: _Sums, nest: _Nest, tile: StreamTile, many: int
     sch.reverse_compute_at(sums.shared, grid, preserve_unit_loops=True)
     own = loops_below(sch, sums.shared, grid)
     if along_k:
-        sch.storage_align(sums.shared, 0, len(own) - 2, BANKS, 1)  # columns, read side by side, meet each bank once
+        sch.storage_align(sums.shared, 0, len(own) - 2, 2, 1)  # odd: columns, read side by side, meet each bank once
     thread = own.pop(-1 if along_k else 0)
     column_thread, own[many + 1] = sch.split(own[many + 1], [tile.column_threads, tile.columns])
     for loop, axis in zip((column_thread, thread), _thread_axes(tile)):
