@@ -323,26 +323,26 @@ def _form(
     form = _Form(expressions, lanes, across, row, column, other, rows, columns, [])
     place = v.digits(row, shape)
     for reduction in reductions:
-        form.phases.append(_reducing_phase(form, reduction, shape, place))
+        form.phases.append(_reducing_phase(form, reduction))
     results = [c for c in source.outputs if not v.is_reduction(c)]
     for result in results:
         form.phases.append(_storing_phase(form, result, reductions, shape, lengths, place))
     for phase in form.phases:
-        _check_results(form, phase, reductions, place)
+        _check_results(form, phase, reductions)
     _plan_registers(form, source, kept)
     return form
 
 
-def _reducing_phase(form: _Form, reduction: Reduction, shape: list[ir.Expr], place: list[ir.Expr]) -> _Phase:
+def _reducing_phase(form: _Form, reduction: Reduction) -> _Phase:
     first = reduction.computations[0]
-    own = [form.expressions.extent(i.dom.extent) for i in first.spatial]
+    own = _extents(form, first)
     lengths = [form.expressions.extent(i.dom.extent) for i in first.reduction]
     columns = v.product(lengths)
     analyzer = form.lanes.analyzer
-    alike = len(own) == len(shape) and all(map(analyzer.can_prove_equal, own, shape))
+    alike = analyzer.can_prove_equal(v.product(own), form.rows)
     if not alike or not analyzer.can_prove_equal(columns, form.columns):
         raise NotTaken("reductions of rows that are not the same", block=first.name, value=f"{own}", remedy=v.LEAVE)
-    at = dict(zip([i.var for i in first.spatial], place))
+    at = dict(zip([i.var for i in first.spatial], v.digits(form.row, own)))
     at.update(zip([i.var for i in first.reduction], v.digits(form.column, lengths)))
     values = [form.lanes.simplified(form.expressions.value(term, at)) for term in reduction.terms]
     return _Phase(reduction, values, [], columns)
@@ -380,6 +380,10 @@ def _storing_phase(
     elif len(numbered) == len(shape) and analyzer.can_prove_equal(v.product(own), form.columns):
         numbered.update(zip([i.var for i in left], v.digits(form.column, own)))
         columns = form.columns
+    elif analyzer.can_prove_equal(v.product(every := _extents(form, result)), form.rows * form.columns):
+        flat = form.row * form.columns + form.column  # a reshape, say: rows in the order in which they lie in memory
+        numbered = dict(zip([i.var for i in result.spatial], v.digits(flat, every)))
+        columns = form.columns
     else:
         raise NotTaken("a result that is not of the rows that were reduced", block=result.name, remedy=v.LEAVE)
     indices = [numbered[index] if isinstance(index, tirx.Var) else ZERO for index in result.indices]
@@ -387,16 +391,18 @@ def _storing_phase(
     return _Phase(None, [value], [(result.buffer, indices)], columns)
 
 
-def _check_results(form: _Form, phase: _Phase, reductions: Sequence[Reduction], place: list[ir.Expr]) -> None:
+def _extents(form: _Form, computation: Computation) -> list[ir.Expr]:
+    """Return the extents of what a computation makes."""
+    return [form.expressions.extent(iterator.dom.extent) for iterator in computation.spatial]
+
+
+def _check_results(form: _Form, phase: _Phase, reductions: Sequence[Reduction]) -> None:
     """Raise NotTaken where a pass reads the result of a row that is not its own."""
-    for value in phase.values:
-        for load in loads_in(value):
-            for computation in (c for reduction in reductions for c in reduction.computations):
-                if not load.source.same_as(computation.buffer):
-                    continue
-                axes = [index for own, index in zip(computation.indices, load.indices) if isinstance(own, tirx.Var)]
-                if not all(map(form.lanes.analyzer.can_prove_equal, axes, place)):
-                    raise NotTaken("results of other rows are read", value=computation.name, remedy=v.LEAVE)
+    results = {c.buffer: c for reduction in reductions for c in reduction.computations}
+    for load in [load for value in phase.values for load in loads_in(value) if load.source in results]:
+        own = _place(form, results[load.source])
+        if not all(map(form.lanes.analyzer.can_prove_equal, load.indices, own)):
+            raise NotTaken("results of other rows are read", block=results[load.source].name, remedy=v.LEAVE)
 
 
 def _plan_registers(form: _Form, source: v.Source, kept: Sequence[tirx.Var]) -> None:
@@ -678,7 +684,7 @@ class _Kernel:
         return statements
 
     def _store_total(self, computation: Computation, total: tirx.Var) -> tirx.Stmt:
-        first = computation_place(self.form, computation)
+        first = _place(self.form, computation)
         take = self._take(ZERO, 1, lambda number: None)
         if self.form.across:
             stored = take.compute((), None, [(computation.buffer, first, total)])
@@ -818,10 +824,9 @@ def _load_of(form: _Form, buffer: tirx.Var) -> ir.TensorLoad:
     return next(load for value in values for load in loads_in(value) if load.source.same_as(buffer))
 
 
-def computation_place(form: _Form, computation: Computation) -> list[ir.Expr]:
+def _place(form: _Form, computation: Computation) -> list[ir.Expr]:
     """Return where a row's result is stored."""
-    shape = [form.expressions.extent(i.dom.extent) for i in computation.spatial]
-    at = dict(zip([i.var for i in computation.spatial], v.digits(form.row, shape)))
+    at = dict(zip([i.var for i in computation.spatial], v.digits(form.row, _extents(form, computation))))
     return [at[index] if isinstance(index, tirx.Var) else ZERO for index in computation.indices]
 
 
