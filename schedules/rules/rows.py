@@ -768,9 +768,9 @@ class _Kernel:
         self, passed: Sequence[tirx.Var], stores: Sequence[tirx.Stmt], loads: Sequence[tirx.Stmt]
     ) -> list[tirx.Stmt]:
         """Store to shared memory and load from it, with barriers: one more where it may lie where the last one lay."""
-        before = [_barrier()] if self.has_passed else []
+        before = [v.barrier()] if self.has_passed else []
         self.has_passed = True
-        return [*map(tirx.AllocBuffer, passed), *before, *stores, _barrier(), *loads]
+        return [*map(tirx.AllocBuffer, passed), *before, *stores, v.barrier(), *loads]
 
 
 def _combined(
@@ -811,11 +811,6 @@ def _by_shuffles(
         statements += [tirx.BufferStore(s, value, [ZERO]) for s, value in zip(sums, values)]
         distance //= 2
     return statements
-
-
-def _barrier() -> tirx.Stmt:
-    """Return a barrier: TVM would place it, but not in a function whose host chooses among kernels."""
-    return tirx.Evaluate(tirx.op.tvm_storage_sync("shared"))
 
 
 def _load_of(form: _Form, buffer: tirx.Var) -> ir.TensorLoad:

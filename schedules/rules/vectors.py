@@ -580,6 +580,11 @@ def pieces(lanes: int, width: int, body: Callable[[ir.Expr, ir.Expr], tirx.Stmt]
     return unrolled("piece", lanes // width, piece)
 
 
+def barrier() -> tirx.Stmt:
+    """Return a barrier: TVM would place it, but not in a function whose host chooses among kernels."""
+    return tirx.Evaluate(tirx.op.tvm_storage_sync("shared"))
+
+
 def threads(tag: str, extent: ir.Expr | int, body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
     """Return a loop bound to the blocks or threads of ``tag``."""
     var = tirx.Var(tag.replace(".", "_"), "int32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -75,6 +76,16 @@ CASES = {
     "mask": Case(lambda x, m: op.where(m, x, x * x), ((2, 5, 24), (5, 24)), dtypes={"x1": "bool"}),
     "heads_together": Case(lambda x: op.permute_dims(x, [0, 2, 1, 3]), ((2, "n", 4, 16),), ({"n": 5},)),
     "transpose": Case(lambda x: op.permute_dims(x, [1, 0]), ((70, 50),)),
+    "transpose_of_tiles": Case(lambda x: op.permute_dims(x, [1, 0]), ((128, 192),)),
+    "transpose_and_add": Case(
+        lambda x, y: op.permute_dims(x, [0, 2, 1]) + y,
+        ((2, "n", "m"), (2, "m", "n")),
+        ({"n": 7, "m": 33}, {"n": 72, "m": 136}, {"n": 130, "m": 70}, {"n": 0, "m": 4}),
+        dtype="float32",
+    ),
+    "transpose_of_bytes": Case(lambda x: op.permute_dims(x, [1, 0]), ((96, 80),), dtype="int8"),
+    "transpose_of_doubles": Case(lambda x: op.permute_dims(x, [1, 0]), ((96, 80),), dtype="float64"),
+    "channels_first": Case(lambda x: op.permute_dims(x, [0, 3, 1, 2]), ((2, 9, 9, 48),), dtype="bfloat16"),
     "scalar": Case(lambda x, y: x + y, ((), ()), dtype="float32"),
     "bytes": Case(lambda x, y: op.astype(x, "int8") + y, ((6, 40), (6, 40)), dtypes={"x1": "int8"}),
     "several_kernels": Case(lambda x: op.split(x, [3], axis=1), ((8, 16),)),
@@ -121,6 +132,14 @@ def test_a_mixture_of_widths_keeps_16_bytes_in_each_load() -> None:
 def twice(values: te.Tensor, i: tirx.Var) -> tirx.Expr:
     """An element, added to itself."""
     return values[i] + values[i]
+
+
+def test_a_transpose_reads_and_writes_vectors_through_shared_memory() -> None:
+    (function,) = CASES["transpose_of_tiles"].functions()
+    text = cuda(function)
+    assert "__shared__" in text
+    for name in ("x0_0", "T_transpose_1"):
+        assert re.search(rf"\*\(uint4\*\)\({name}_ptr", text)
 
 
 def taken_by(rule: Elementwise, function: tirx.PrimFunc) -> str:
