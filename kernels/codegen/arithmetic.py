@@ -63,8 +63,8 @@ def _evaluated(expression: Expr, values: Mapping[Var, Number]) -> Number | None:
         side = evaluate(expression.a, values)
         return None if side is None else int(not side)
     if kind == "Cast":
-        value, whole = evaluate(expression.value, values), "int" in str(expression.ty.dtype)
-        return None if value is None else int(value) if whole else value
+        value, real = evaluate(expression.value, values), "float" in str(expression.ty.dtype)
+        return None if value is None else float(value) if real else int(value)
     if kind == "Select" or (kind == "Call" and expression.op.name == "prim.if_then_else"):
         choice = (
             expression.args

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -163,8 +164,10 @@ class _Reading:
         taken = {known.buffer for known in self.buffers.values()}
         names = itertools.chain([buffer.name], (f"{buffer.name}_{number}" for number in itertools.count(1)))
         name = next(name for name in names if name not in taken)
-        shape = tuple(self._number(extent) for extent in buffer.shape)
-        self.buffers[buffer] = PlainBuffer(name, str(buffer.dtype), shape)
+        shape, dtype = tuple(self._number(extent) for extent in buffer.shape), str(buffer.dtype)
+        if lanes := re.fullmatch(r"(\w+?)x(\d+)", dtype):  # TVM makes vectors of what is only used so
+            shape, dtype = (*shape[:-1], shape[-1] * int(lanes.group(2))), lanes.group(1)
+        self.buffers[buffer] = PlainBuffer(name, dtype, shape)
         self.kept.append(self.buffers[buffer])
 
     def _declare(self, stmt: tirx.DeclBuffer) -> None:

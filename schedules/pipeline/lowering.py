@@ -76,7 +76,7 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     runs once more finds nothing left to do. It places all barriers that it sees a reason for: of asynchronous copies it
     sees none any more, so that theirs are placed here, but for those behind waits, which it adds in any case.
 
-    A function without a root block is returned as it is: one lowered before, by this or by hand.
+    A function without blocks in its root block, or without that, is returned as it is: one that is lowered already.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
             limit="cuda",
             remedy="leave it to TVM's own pipeline",
         )
-    if root_of(function) is None:
+    if not _has_blocks(function):
         return function
     check_gates(function)
     scheduled = tvm.IRModule({"main": function})
@@ -110,6 +110,14 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     body = tirx.SeqStmt([*kept, lowered.body]) if kept else lowered.body
     made = tirx.PrimFunc(lowered.params[:count], body, lowered.ret_type, lowered.attrs)
     return made.with_attr("tirx.is_scheduled", True)  # for dlight, by which relax.build would schedule it again
+
+
+def _has_blocks(function: tirx.PrimFunc) -> bool:
+    """Return whether a function is one that a schedule may have been made for."""
+    root, found = root_of(function), []
+    if root is not None:
+        tvm_ffi.structural_walk(root.body, (s_tir.SBlock, found.append))
+    return bool(found)
 
 
 def _until_barriers() -> list[Pass]:

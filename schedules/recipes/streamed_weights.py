@@ -32,7 +32,6 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize
 from tensorir_ladder.schedules.memory.staging import accumulate_in_registers, initialize_before, inline_data_movement
 
 MOST_UNROLLED = 32
-BANKS = 32  # of shared memory, 4 bytes each
 
 
 @dataclass(frozen=True)
@@ -413,7 +412,7 @@ def _add_up(sch: Schedule, sums: _Sums, nest: _Nest, tile: StreamTile, many: int
     sch.reverse_compute_at(sums.shared, grid, preserve_unit_loops=True)
     own = loops_below(sch, sums.shared, grid)
     if along_k:
-        sch.storage_align(sums.shared, 0, len(own) - 2, BANKS, 1)  # columns, read side by side, meet each bank once
+        sch.storage_align(sums.shared, 0, len(own) - 2, 2, 1)  # odd: columns, read side by side, meet each bank once
     thread = own.pop(-1 if along_k else 0)
     column_thread, own[many + 1] = sch.split(own[many + 1], [tile.column_threads, tile.columns])
     for loop, axis in zip((column_thread, thread), _thread_axes(tile)):

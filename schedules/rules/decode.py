@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import tvm
-from tvm import s_tir, tirx
+import tvm_ffi
+from tvm import tirx
 from tvm.target import Target
 
 from tensorir_ladder.schedules.inspection import is_constant
@@ -23,7 +23,7 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.recipes.streamed_weights import Load, StreamTile, operand_loads, stream_weights
 from tensorir_ladder.schedules.rules.normal_form import Product, product_of
-from tensorir_ladder.schedules.rules.ranges import by_extent
+from tensorir_ladder.schedules.rules.ranges import by_extent, unless_empty, written_extents
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
 
 MOST_ROWS = 8
@@ -113,14 +113,21 @@ def _lowered(product: Product, target: Target, most_rows: int, rows: int | None 
     if tile is None:
         raise NotTaken("no tile streams these weights", value=shape.weights, remedy="leave it to the next rule")
     sch = product.sch
+    results = written_extents(sch.mod[sch.func_working_on])
     stream_weights(sch, product.block, tile, weights)
-    return _with_barriers(lower_ahead(sch.mod[sch.func_working_on], target), target)
+    return unless_empty(_for_registers(lower_ahead(sch.mod[sch.func_working_on], target)), results)
 
 
-def _with_barriers(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """Place barriers, which TVM 0.27 cannot under the host's choice of a body; where they are, it places no second."""
-    module = tirx.transform.BindTarget(target.with_host("llvm"))(tvm.IRModule({"main": function}))
-    return s_tir.transform.ThreadSync("shared")(module)["main"].without_attr("target")
+def _for_registers(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Let CUDA's assembler take as many registers as it likes: for more threads, it would load vectors one by one."""
+
+    def bounded(stmt: tirx.AttrStmt) -> tirx.Stmt:
+        if stmt.attr_key != "thread_extent" or str(stmt.node.thread_tag) != "blockIdx.y":
+            return stmt
+        body = tirx.AttrStmt(0, "tirx.launch_bounds_min_blocks_per_sm", 1, stmt.body)
+        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
+
+    return tvm_ffi.structural_map(function, (tirx.AttrStmt, bounded))
 
 
 def _roles(product: Product, most_rows: int, unknown: bool) -> tuple[str, int]:

@@ -48,7 +48,7 @@ class Elementwise(Rule):
 
 def elementwise_kernels(source: v.Source, extents: v.Values) -> tuple[tirx.Stmt, bool]:
     """Return one kernel for each shape of output; and whether all its accesses are in vectors."""
-    expressions = v.Expressions(source.computations, extents)
+    expressions = v.Expressions(source, extents)
     alike: list[list[Computation]] = []
     for output in source.outputs:
         shape = expressions.shape(output.buffer)
@@ -155,12 +155,12 @@ def _kernel(view: _View) -> tirx.Stmt:
 
 def _vectors(view: _View, first: ir.Expr, each: int) -> tirx.Stmt:
     """Compute ``each`` vectors from ``first`` on, all of which are there: all loads come first."""
-    take = v.Take(view.lanes, each, lambda number: first + number * THREADS, lambda number: None, {})
+    take = v.Take(view.lanes, each, lambda number: {view.lanes.vector: first + number * THREADS})
     accesses = [dataclasses.replace(access) for access in view.accesses]
     allocations, loads = take.fill(accesses)
     results = [v.registers(f"{b.name}_local", each * view.lanes.lanes, str(b.dtype)) for b, _, _ in view.outputs]
 
-    def lane(read: v.Read, slot: ir.Expr) -> tirx.Stmt:
+    def lane(read: v.Read, slot: ir.Expr, _place: ir.Expr) -> tirx.Stmt:
         stores = [tirx.BufferStore(to, read(value), [slot]) for to, (_, _, value) in zip(results, view.outputs)]
         return v.sequence(stores)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 
 from tensorir_ladder.schedules.rules.rule import NotTaken
 
 
-def by_extent(bodies: Sequence[tuple[int | None, tirx.PrimFunc]]) -> tirx.PrimFunc:
+def by_extent(
+    bodies: Sequence[tuple[int | None, tirx.PrimFunc]], extent: str | tirx.Var | None = None
+) -> tirx.PrimFunc:
     """Join lowered forms of one function into one, which chooses among them by its symbolic extent when it is called.
 
     ::
@@ -19,28 +21,43 @@ def by_extent(bodies: Sequence[tuple[int | None, tirx.PrimFunc]]) -> tirx.PrimFu
         after    if m <= 8: decode;  else if m <= 64: narrow;  else: wide
 
     ``bodies`` are the largest extent that each is for, rising, None (any) for the last, and lowered functions
-    (:func:`schedules.pipeline.lower_ahead`). An extent of 0 launches nothing.
+    (:func:`schedules.pipeline.lower_ahead`). ``extent`` chooses where there are several: one of the last body's, or its
+    name. Where it is 0, nothing is launched if the results are empty then.
 
     Raises
     ------
-    NotTaken : for functions without exactly one symbolic extent.
+    NotTaken : for no bodies; for largest extents that do not rise from 1 on and end with None; for bodies of other
+        parameters; for an extent that is none of the function's, and several where none is given.
     """
-    *_, (_, last) = bodies
-    extents = symbolic_extents(last)
-    if len(extents) != 1:
+    limits = [most for most, _ in bodies]
+    below: list[int | None] = [0, *limits[:-1]]
+    if not limits or limits[-1] is not None or not all(m is not None and m > b for b, m in zip(below, limits[:-1])):
+        raise NotTaken(
+            "bodies are for ranges of an extent that rise from 1 on, the last for any",
+            value=limits,
+            remedy="give each its largest extent, in order, and None to the last",
+        )
+    last = bodies[-1][1]
+    chooser = _chosen(symbolic_extents(last), extent)
+    least = 0 if any(var.same_as(chooser) for var in _stored_extents(last)) else -1
+    chosen = []
+    for low, (most, function) in zip([least, *limits[:-1]], bodies):
+        inside = chooser > low if most is None else tirx.all(chooser > low, chooser <= most)
+        chosen.append(_if(inside, _with_parameters_of(function, last)))
+    return last.with_body(tirx.SeqStmt(chosen) if len(chosen) > 1 else chosen[0])
+
+
+def _chosen(extents: list[tirx.Var], wanted: str | tirx.Var | None) -> tirx.Var:
+    """Return the extent to choose by; NotTaken where there is none, or it is not said which."""
+    found = [e for e in extents if wanted is None or e.name == wanted or e.same_as(wanted)]
+    if len(found) != 1:
         raise NotTaken(
             "bodies are chosen by one symbolic extent",
-            value=f"{len(extents)} of them",
+            value=f"{', '.join(e.name for e in extents) or 'none'}" + (f", and {wanted}" if wanted is not None else ""),
             limit=1,
-            remedy="give the others their values",
+            remedy="name one of the function's by extent=, or give the others their values",
         )
-    (extent,) = extents
-    chosen, below = [], 0
-    for most, function in bodies:
-        inside = extent > below if most is None else tirx.all(extent > below, extent <= most)
-        chosen.append(_if(inside, _with_parameters_of(function, last)))
-        below = most
-    return last.with_body(tirx.SeqStmt(chosen) if len(chosen) > 1 else chosen[0])
+    return found[0]
 
 
 def _if(condition: tirx.Expr, body: tirx.Stmt) -> tirx.Stmt:
@@ -79,8 +96,41 @@ def symbolic_extents(function: tirx.PrimFunc) -> list[tirx.Var]:
     return found
 
 
+def _stored_extents(function: tirx.PrimFunc) -> list[tirx.Var]:
+    """Return the extents known at run time only of the parameters that a lowered function stores to."""
+    views: dict[tirx.Var, tirx.Var] = {parameter: parameter for parameter in function.params}
+    stored: list[tirx.Var] = []
+
+    def declared(stmt: tirx.DeclBuffer) -> None:
+        if isinstance(stmt.data, ir.Call) and stmt.data.op.name == "tirx.buffer_data":
+            views[stmt.buffer] = views.get(stmt.data.args[0], stmt.data.args[0])
+
+    note = (tirx.BufferStore, lambda store: stored.append(views.get(store.buffer, store.buffer)))
+    tvm_ffi.structural_walk(function.body, [(tirx.DeclBuffer, declared), note], order="pre")
+    results = [p for p in function.params if any(p.same_as(buffer) for buffer in stored)]
+    return symbolic_extents(tirx.PrimFunc(results, tirx.Evaluate(0)))
+
+
 def _with_parameters_of(function: tirx.PrimFunc, other: tirx.PrimFunc) -> tirx.Stmt:
-    """Return a function's body in terms of another's parameters and extents."""
+    """Return a function's body in terms of another's parameters and extents; NotTaken where these are others."""
     taken = dict(zip(function.params, other.params))
-    taken.update(zip(symbolic_extents(function), symbolic_extents(other)))
+    for mine, theirs in zip(function.params, other.params):
+        own, its = (symbolic_extents(tirx.PrimFunc([one], tirx.Evaluate(0))) for one in (mine, theirs))
+        taken |= dict(zip(own, its))
+    here, there = ([_shown(one, taken) for one in function.params], [_shown(one, {}) for one in other.params])
+    if here != there:
+        raise NotTaken(
+            "bodies take the same parameters",
+            value=", ".join(here),
+            limit=", ".join(there),
+            remedy="lower one function",
+        )
     return tvm_ffi.structural_map(function.body, (tirx.Var, lambda var: taken.get(var, var)))
+
+
+def _shown(parameter: tirx.Var, taken: Mapping[tirx.Var, tirx.Var]) -> str:
+    """Write a parameter's shape and dtype, each extent in other variables."""
+    if not hasattr(parameter.ty, "shape"):
+        return str(parameter.ty)
+    extents = [tvm_ffi.structural_map(e, (tirx.Var, lambda var: taken.get(var, var))) for e in parameter.shape]
+    return f"{parameter.dtype}[{', '.join(map(str, extents))}]"

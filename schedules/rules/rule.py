@@ -18,6 +18,7 @@ from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.rules.limits import limit_indices
 
 LOG = logging.getLogger(__name__)
 SCHEDULED = "tirx.is_scheduled"  # what dlight marks functions with that it need not look at
@@ -44,13 +45,18 @@ class Rule(ScheduleRule):
         raise NotImplementedError
 
     def take(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-        """Return a function scheduled and lowered for ``target``; IllegalSchedule where this rule leaves it."""
+        """Return a function scheduled and lowered for ``target``; IllegalSchedule where this rule leaves it.
+
+        A call with extents that 32-bit indices do not reach is refused by the function itself.
+        """
+        if is_scheduled(func):
+            raise NotTaken("the function has its schedule", remedy="leave it as it is")
         if isinstance(func.body, s_tir.SBlockRealize) and relax.analysis.has_reshape_pattern(func):
             raise NotTaken("a reshape moves nothing", remedy="leave it to TVM, which makes a view of it")
         scheduled = self.schedule(func, target)
         if isinstance(scheduled, Schedule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
-        return _closed(scheduled)
+        return _closed(limit_indices(scheduled))
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
         """Return the scheduled function as dlight takes it, or None where the next rule has its turn.

@@ -123,10 +123,15 @@ class Expressions:
     out: results of reductions, and what a kernel keeps in registers.
     """
 
-    def __init__(self, computations: Sequence[Computation], extents: Values, kept: Sequence[tirx.Var] = ()) -> None:
-        self.extents, self.computations = dict(extents), tuple(computations)
+    def __init__(self, source: Source, extents: Values, kept: Sequence[tirx.Var] = ()) -> None:
+        self.extents, computations = dict(extents), source.computations
+        self.computations, self.parameters = computations, source.buffers()
         self._computed = {c.buffer: c for c in computations if not is_reduction(c) and c.buffer not in kept}
         self._nodes = 0
+
+    def is_parameter(self, buffer: tirx.Var) -> bool:
+        """Return whether a buffer is the function's parameter, and not memory of its own."""
+        return any(buffer.same_as(parameter) for parameter in self.parameters)
 
     def value(self, expression: ir.Expr, at: Values) -> ir.Expr:
         """Return an expression where the iterators are ``at``; NotTaken where it becomes too long."""
@@ -377,21 +382,19 @@ class Lanes:
 
 @dataclass
 class Take:
-    """What one thread takes at a time: ``count`` vectors, vector number ``place(i)`` the i-th, if ``holds(i)``.
+    """What one thread takes at a time: ``count`` vectors, the i-th at ``place(i)``, if ``holds(i)``.
 
-    ``values`` are of the variables that expressions have beside vector and lane: the row.
+    A place is a value for each variable that expressions have beside the lane.
     """
 
     lanes: Lanes
     count: int
-    place: Callable[[ir.Expr], ir.Expr]
-    holds: Callable[[ir.Expr], ir.Expr | None]
-    values: Values
+    place: Callable[[ir.Expr], Values]
+    holds: Callable[[ir.Expr], ir.Expr | None] = lambda number: None
 
     def at(self, expression: ir.Expr, number: ir.Expr, lane: ir.Expr) -> ir.Expr:
         """Return an expression at a lane of the vector with this number."""
-        values = {**self.values, self.lanes.vector: self.place(number), self.lanes.lane: lane}
-        return self.lanes.at(expression, values)
+        return self.lanes.at(expression, {**self.place(number), self.lanes.lane: lane})
 
     def fill(self, accesses: Sequence[Access]) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
         """Return the allocations of registers for accesses that have none, and the loads that fill them."""
@@ -425,14 +428,14 @@ class Take:
     def compute(
         self,
         accesses: Sequence[Access],
-        lane: Callable[[Read, ir.Expr], tirx.Stmt] | None,
+        lane: Callable[[Read, ir.Expr, ir.Expr], tirx.Stmt] | None,
         stores: Sequence[tuple[tirx.Var, Sequence[ir.Expr], tirx.Var]] = (),
     ) -> tirx.Stmt:
         """Return the loop over vectors that computes each lane, then stores what was computed.
 
-        ``lane(read, slot)`` makes the statement of one lane: ``read(expression)`` is an expression there, with what was
-        loaded in the place of its loads; ``slot`` numbers the thread's lanes. ``stores`` are buffers, the indices of a
-        lane, and the registers that hold one element a slot.
+        ``lane(read, slot, place)`` makes the statement of one lane: ``read(expression)`` is an expression there, with
+        what was loaded in the place of its loads, ``slot`` numbers the thread's lanes, ``place`` those of a vector.
+        ``stores`` are buffers, the indices of a lane, and the registers that hold one element a slot.
         """
 
         def vector(number: ir.Expr) -> tirx.Stmt:
@@ -442,7 +445,7 @@ class Take:
                 def read(expression: ir.Expr) -> ir.Expr:
                     return self.at(loaded(expression, accesses, slot), number, place)
 
-                return lane(read, slot)
+                return lane(read, slot, place)
 
             statements = [unrolled("lane", self.lanes.lanes, one)] if lane else []
             for buffer, indices, local in stores:

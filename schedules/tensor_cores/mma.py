@@ -218,7 +218,7 @@ def accumulate_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops, instru
     Returns it.
     """
     write_back = accumulate_in_registers(sch, block, loops.warp, FRAGMENT)
-    sch.transform_layout(write_back, ("read", 0), _accumulator_layout(instruction))
+    sch.transform_layout(block, ("write", 0), _accumulator_layout(instruction))
     pair = _spread_over_lanes(sch, write_back, loops.warp)
     vectorize_inner(sch, pair, widest_vector(sch, write_back, pair))
     return write_back

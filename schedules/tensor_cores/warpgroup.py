@@ -44,6 +44,7 @@ from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map,
 from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, raster_blocks
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
+    KEPT,
     CooperativeFetch,
     accumulate_in_registers,
     fetch_cooperatively,
@@ -207,6 +208,26 @@ def spread_fragment(sch: Schedule, block: SBlockRV, loop: LoopRV, vectorize: boo
     return width
 
 
+def keep_rows_apart(sch: Schedule, block: SBlockRV) -> bool:
+    """Let a contraction's result be plain rows and columns first, where rows or columns are several dimensions of it.
+
+    ::
+
+        before   D[i // 56, i % 56, j] = f(C[i, j])                         # an image's rows
+        after    D'[i, j] = f(C[i, j]);  D[i // 56, i % 56, j] = D'[i, j]     # for store_by_rows to bring to its place
+
+    :func:`store_by_rows` would otherwise collect a tile in the result's form, of which most is not used. Call it before
+    the block is tiled. Returns whether anything changed.
+    """
+    last = block
+    while consumers := sch.get_consumers(last):
+        (last,) = consumers
+    if all(isinstance(dimension.min, tirx.Var) for dimension in sch.get(last).writes[0].region[-2:]):
+        return False
+    sch.annotate(sch.reindex(last, ("write", 0)), KEPT, 1)
+    return True
+
+
 def store_by_rows(
     sch: Schedule, write_back: SBlockRV, loop: LoopRV, threads: tuple[int, int]
 ) -> CooperativeFetch | None:
@@ -225,7 +246,11 @@ def store_by_rows(
     output = sch.get(write_back).writes[0].source
     if int(output.shape[-1]) * dtype_bytes(output.dtype) < VECTOR_BYTES:
         return None
-    rows = sch.cache_write(write_back, 0, SCOPE)
+    if consumers := sch.get_consumers(write_back):
+        (rows,) = consumers  # what keep_rows_apart has made
+        sch.set_scope(write_back, 0, SCOPE)
+    else:
+        rows = sch.cache_write(write_back, 0, SCOPE)
     sch.reverse_compute_at(rows, loop, preserve_unit_loops=True)
     swizzle_rows(sch, write_back)
     *_, row, column = loops_below(sch, rows, loop)

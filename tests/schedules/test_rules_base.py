@@ -16,7 +16,9 @@ from tensorir_ladder.kernels.codegen.host_code import read_host
 from tensorir_ladder.kernels.codegen.launch_plan import UnsupportedLaunch
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.rules.limits import limit_indices
 from tensorir_ladder.schedules.rules.ranges import by_extent
+from tensorir_ladder.schedules.rules.rule import NotTaken
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 
@@ -137,6 +139,82 @@ def test_what_frameworks_compute_between_products_is_emulated(dtype: str) -> Non
     parts = [each(name) for name in operators]
     before = te.create_prim_func([a, te.compute((40,), lambda i: sum((p[i] for p in parts[1:]), parts[0][i]), "B")])
     assert len(check_function(before, bound(before, *operators, "B"), TARGET).kernels) == 5
+
+
+def scaled_rows(rows: tirx.Expr, columns: tirx.Expr, *more: tirx.Var, dtype: str = "float32") -> tirx.PrimFunc:
+    """B[i, j] = A[i, j] · 2, or what ``more`` numbers it is added."""
+    a = te.placeholder((rows, columns), dtype, "A")
+    b = te.compute(a.shape, lambda i, j: sum((one.astype(dtype) for one in more), a[i, j] * tirx.const(2, dtype)), "B")
+    return te.create_prim_func([a, *more, b])
+
+
+def bodies(before: tirx.PrimFunc, *limits: int | None) -> list[tuple[int | None, tirx.PrimFunc]]:
+    """Lower a function once for each range, by other numbers of threads."""
+    return [(most, lower_ahead(bound(before, "B", threads=32 * (n + 1)), TARGET)) for n, most in enumerate(limits)]
+
+
+def test_one_of_several_extents_chooses() -> None:
+    rows, columns = tirx.Var("rows", "int32"), tirx.Var("columns", "int32")
+    before = scaled_rows(rows, columns)
+    with pytest.raises(NotTaken, match=r"got rows, columns, limit 1.*extent="):
+        by_extent(bodies(before, 8, None))
+    with pytest.raises(NotTaken, match="got rows, columns, and depth"):
+        by_extent(bodies(before, 8, None), extent="depth")
+    for chooser in ("rows", "columns"):
+        chosen = by_extent(bodies(before, 8, None), extent=chooser)
+        sizes = {"rows": 5, "columns": 5}
+        few = check_function(before, chosen, TARGET, sizes, runs=1)
+        many = check_function(before, chosen, TARGET, {**sizes, chooser: 9}, runs=1)
+        assert few.kernels != many.kernels
+        assert check_function(before, chosen, TARGET, {**sizes, chooser: 0}, runs=1).kernels == ()
+
+
+def test_numbers_of_a_call_may_choose_and_stand_in_products_alone() -> None:
+    """The extent of A is 4·n, and n, of 64 bits, a parameter: as Relax passes the variables of its shapes."""
+    n, k = tirx.Var("n", "int64"), tirx.Var("k", "int64")
+    before = scaled_rows(n * 4, 3, n, k)
+    chosen = by_extent(bodies(before, 2, None))
+    made = [check_function(before, chosen, TARGET, {"n": size, "k": -(2**31)}, runs=1) for size in (0, 2, 3)]
+    assert [len(one.kernels) for one in made] == [0, 1, 1]
+    assert made[1].kernels != made[2].kernels
+
+
+def test_an_extent_that_no_result_has_launches_what_begins_the_sums() -> None:
+    depth = tirx.Var("depth", "int32")
+    a, k = te.placeholder((7, depth), "float32", "A"), te.reduce_axis((0, depth), "k")
+    before = te.create_prim_func([a, te.compute((7,), lambda i: te.sum(a[i, k], [k]), "B")])
+    chosen = by_extent(bodies(before, 4, None))
+    host = generate(tvm.IRModule({"main": chosen}), TARGET, "s_tir").host
+    assert [len(read_host(host, {"depth": size}).launches) for size in (0, 4, 5)] == [1, 1, 1]
+    check_function(before, chosen, TARGET, {"depth": 5}, runs=1)
+
+
+@pytest.mark.parametrize("limits", [(), (8,), (8, 8, None), (9, 8, None), (0, None), (-1, None), (None, None)], ids=str)
+def test_ranges_that_do_not_rise_to_any_are_refused(limits: tuple[int | None, ...]) -> None:
+    made = bodies(scaled_rows(tirx.Var("m", "int32"), 4), *limits)
+    with pytest.raises(NotTaken, match="rise from 1 on"):
+        by_extent(made)
+
+
+def test_bodies_of_other_parameters_are_refused() -> None:
+    m = tirx.Var("m", "int32")
+    ((_, few),), ((_, wide),) = (bodies(scaled_rows(m, columns), None) for columns in (4, 5))
+    with pytest.raises(NotTaken, match=r"float32\[m, 4\].* limit .*float32\[m, 5\]"):
+        by_extent([(8, few), (None, wide)])
+
+
+def test_indices_beyond_32_bits_are_refused_by_the_function_itself() -> None:
+    before = scaled_rows(tirx.Var("m", "int32"), 4096)
+    ((_, lowered),) = bodies(before, None)
+    limited = limit_indices(lowered)
+    check_function(before, limited, TARGET, {"m": 3}, runs=1)
+    host = generate(tvm.IRModule({"main": limited}), TARGET, "s_tir").host
+    most = 2**31 // 4096 - 4096 - 1
+    assert len(read_host(host, {"m": most}).launches) == 1
+    with pytest.raises(UnsupportedLaunch, match=f"A, padded to whole tiles, has {2**31} elements or more"):
+        read_host(host, {"m": most + 1})
+    ((_, wide),) = bodies(scaled_rows(tirx.Var("m", "int64"), 4096), None)
+    assert limit_indices(wide).same_as(wide)
 
 
 def test_a_host_function_is_read_as_far_as_its_numbers_are_known() -> None:

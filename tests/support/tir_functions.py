@@ -227,6 +227,24 @@ def transposed_after() -> tirx.PrimFunc:
 
 
 @function()
+def columns_from_one_on() -> tirx.PrimFunc:
+    """An operand that is a part of a buffer, whose rows do not begin aligned."""
+    a, b = te.placeholder((20, 40), "float16", name="A"), te.placeholder((32, 24), "float16", name="B")
+    k = te.reduce_axis((0, 32), name="k")
+    part = topi.strided_slice(a, [0, 1], [20, 33])
+    return te.create_prim_func(
+        [a, b, te.compute((20, 24), lambda i, j: te.sum(part[i, k] * b[k, j], axis=k), name="C")]
+    )
+
+
+@function()
+def times_its_transposed() -> tirx.PrimFunc:
+    """A·Aᵀ: both operands are one buffer."""
+    a, k = te.placeholder((20, 36), "float16", name="A"), te.reduce_axis((0, 36), name="k")
+    return te.create_prim_func([a, te.compute((20, 20), lambda i, j: te.sum(a[i, k] * a[j, k], axis=k), name="C")])
+
+
+@function()
 def halved_inside() -> tirx.PrimFunc:
     a, b = te.placeholder((20, 36), "float16", name="A"), te.placeholder((36, 28), "float16", name="B")
     k, half = te.reduce_axis((0, 36), name="k"), tirx.const(0.5, "float16")
