@@ -134,6 +134,24 @@ def test_without_gradients_nothing_is_recorded(operators: Any) -> None:
         matmul(normal(8, 8), weight)
 
 
+def test_operands_at_any_address_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient that is a part of another begins where that does, here 2 bytes beyond an aligned address."""
+    from tensorir_ladder.torch_ops import custom_op
+
+    addresses = []
+
+    def multiply(a: Any, b: Any, out: Any, *how: Any) -> Any:
+        addresses.extend(each.data_ptr() % 16 for each in (a, b))
+        return reference(a, b, *how)
+
+    monkeypatch.setattr(custom_op, "multiply", multiply)
+    a, b = normal(8, 64, learned=True), normal(64, 64)
+    both = torch.cat([torch.zeros(1, dtype=torch.float16), matmul(a, b).flatten()])
+    both.backward(torch.ones_like(both))
+    assert addresses == [0] * 4
+    torch.testing.assert_close(a.grad, torch.ones(8, 64).half() @ b.T, rtol=2**-8, atol=2**-5)
+
+
 # Traces
 
 
@@ -279,7 +297,8 @@ def test_gradients_by_the_kernels_are_torchs(gpu: Any, shape: Any, dtype: str, a
 def test_a_gradient_at_any_address_is_taken(gpu: Any) -> None:
     """The gradient of what was concatenated is a part of another, here 2 bytes beyond an aligned address."""
     a, b = normal(8, 64, device="cuda").requires_grad_(), normal(64, 64, device="cuda")
-    torch.cat([torch.zeros(1, dtype=torch.float16, device="cuda"), matmul(a, b).flatten()]).sum().backward()
+    both = torch.cat([torch.zeros(1, dtype=torch.float16, device="cuda"), matmul(a, b).flatten()])
+    both.backward(torch.ones_like(both))
     torch.testing.assert_close(a.grad, torch.ones(8, 64, dtype=torch.float16, device="cuda") @ b.T, rtol=2**-8, atol=1)
 
 
