@@ -14,6 +14,7 @@ from typing import Any
 from tensorir_ladder.harness.records import path_name, write_atomically
 from tensorir_ladder.reports.cases import Shape, is_size, steps_text
 from tensorir_ladder.reports.judgement import summary
+from tensorir_ladder.reports.models import model_tables
 from tensorir_ladder.reports.paths import Paths, link
 from tensorir_ladder.reports.plot import Plot, climb_plot, ladder_plots, stage_curve, timeline_plots
 from tensorir_ladder.reports.readme_tables import (
@@ -136,6 +137,7 @@ def results_block(results: Results, paths: Paths, document: Path) -> str:
         "readme.md.j2",
         leaders=overview(shown) if shown else None,
         gpus=gpus_beside(shown, label),
+        models=model_tables(results.models),
         ladders=[
             {"main": _is_main(section, main), "picture": ratios.get(section.slug), **_ladder(results, section, label)}
             for section in sections

@@ -1,6 +1,7 @@
 from .contraction import Contraction as Contraction
 from .decode import Decode as Decode
 from .decode import lowered_for_few_rows as lowered_for_few_rows
+from .elementwise import Elementwise as Elementwise
 from .explanation import Explanation as Explanation
 from .explanation import Row as Row
 from .explanation import explain as explain
@@ -11,5 +12,6 @@ from .ranges import by_extent as by_extent
 from .relax_passes import DequantizeInProduct as DequantizeInProduct
 from .relax_passes import ReadTransposed as ReadTransposed
 from .relax_pipeline import fuse_operators as fuse_operators
+from .rows import Rows as Rows
 from .rule import NotTaken as NotTaken
 from .rule import Rule as Rule

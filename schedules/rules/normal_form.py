@@ -81,7 +81,12 @@ def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
     wide = [var for var in found if str(var.dtype if _is_buffer(var) else getattr(var.ty, "dtype", "")) == "int64"]
     for buffer in filter(_is_buffer, wide):
         raise _left("indices of 32 bits are for buffers that hold no 64-bit numbers", value=buffer.name)
-    return tirx.transform.ForceNarrowIndexToInt32()(tvm.IRModule({"main": func}))["main"] if wide else func
+    if not wide:
+        return func
+    try:
+        return tirx.transform.ForceNarrowIndexToInt32()(tvm.IRModule({"main": func}))["main"]
+    except tvm.error.InternalError as refused:
+        raise _left("a number in its indices needs more than 32 bits") from refused
 
 
 def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:

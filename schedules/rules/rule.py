@@ -49,6 +49,8 @@ class Rule(ScheduleRule):
 
         A call with extents that 32-bit indices do not reach is refused by the function itself.
         """
+        if is_scheduled(func):
+            raise NotTaken("the function has its schedule", remedy="leave it as it is")
         if isinstance(func.body, s_tir.SBlockRealize) and relax.analysis.has_reshape_pattern(func):
             raise NotTaken("a reshape moves nothing", remedy="leave it to TVM, which makes a view of it")
         scheduled = self.schedule(func, target)
