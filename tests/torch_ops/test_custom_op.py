@@ -312,6 +312,15 @@ def test_torchs_own_checks_pass_on_the_gpu(gpu: Any, activation: str | None) -> 
 
 
 @pytest.mark.gpu
+def test_an_output_that_was_kept_for_backward_is_missed(gpu: Any) -> None:
+    a, kept = normal(64, 64, device="cuda"), normal(64, 64, device="cuda")
+    used = a.clone().requires_grad_() * kept
+    matmul(a, a, out=kept)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        used.sum().backward()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_trained_layer_compiles_whole(gpu: Any, mode: str) -> None:
     def layer(x: Any, up: Any, down: Any) -> Any:
