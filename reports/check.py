@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tensorir_ladder.harness.records import (
+    ModelRecord,
     Mutants,
     Record,
     StreamRecord,
@@ -44,6 +45,7 @@ def findings(paths: Paths) -> list[str]:
         StreamRecord: stream_problems,
         Timeline: timeline_problems,
         Mutants: mutant_problems,
+        ModelRecord: model_problems,
     }
     for kind, problems in others.items():
         checks |= {place: problems(record) for place, record in newest(read_places(paths.results, kind)).items()}
@@ -108,6 +110,14 @@ def mutant_problems(record: Mutants) -> Iterator[str]:
         yield f"lived, harmful: {record.subjects[mutant.subject]}, line {mutant.line}, {mutant.rule}: {mutant.after}"
 
 
+def model_problems(record: ModelRecord) -> Iterator[str]:
+    """Find what makes a model's record no evidence; a set of rules that fails is named in the table."""
+    yield from _method_problems(record)
+    for made in record.rules:
+        if made.verification is not None:
+            yield from _check_problems(made.verification, whole_numbers=False)
+
+
 def ladder_gaps(section: Section) -> Iterator[str]:
     """Yield sizes at which a step was measured and a later one was not, of steps measured with the same tile choice."""
     for choice in section.choices:
@@ -170,7 +180,7 @@ def _tile_problems(record: Record) -> Iterator[str]:
         yield f"{record.step_name} takes no tile {record.tile}: {error}"
 
 
-def _method_problems(record: Record | StreamRecord | TunedConfig | Timeline) -> Iterator[str]:
+def _method_problems(record: Record | StreamRecord | TunedConfig | Timeline | ModelRecord) -> Iterator[str]:
     for timing in _timings(record):
         if len(timing.samples_ms) != record.method.rounds:
             yield f"{timing.label} has {len(timing.samples_ms)} samples in {record.method.rounds} rounds"
@@ -187,7 +197,7 @@ def _check_problems(check: Verification, whole_numbers: bool = True) -> Iterator
         yield f"not verified (passed {check.passed}, error {check.max_error:g} of {check.tolerance:g} tolerated)"
 
 
-def _timings(record: Record | StreamRecord | TunedConfig | Timeline) -> list[Timing]:
+def _timings(record: Record | StreamRecord | TunedConfig | Timeline | ModelRecord) -> list[Timing]:
     """Return every contender's times in a record: its own, and those it was measured beside."""
     if isinstance(record, TunedConfig):
         found = list(record.confirmation)
@@ -195,6 +205,9 @@ def _timings(record: Record | StreamRecord | TunedConfig | Timeline) -> list[Tim
         found = [record.plain, record.stamped]
     elif isinstance(record, StreamRecord):
         found = [record.timing, record.copy, record.torch]
+    elif isinstance(record, ModelRecord):
+        found = [timing for made in record.rules for timing in (made.timing, made.rest)]
+        found += [peer.timing for peer in record.beside]
     else:
         found = [record.timing, *record.baseline, record.previous, *(peer.timing for peer in record.peers)]
     return [timing for timing in found if timing is not None]

@@ -9,12 +9,14 @@ from typing import Any
 
 from tensorir_ladder.harness.records import (
     Counters,
+    ModelRecord,
     Peer,
     Record,
     StreamRecord,
     Timeline,
     TunedConfig,
     load_counters,
+    load_models,
     load_streams,
     load_timelines,
     load_tuned,
@@ -267,6 +269,7 @@ class Results:
     streams: tuple[StreamRecord, ...] = ()
     tuned: tuple[TunedConfig, ...] = ()
     timelines: tuple[Timeline, ...] = ()
+    models: tuple[ModelRecord, ...] = ()
     places: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def sections(self) -> list[Section]:
@@ -317,6 +320,7 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
         streams=tuple(load_streams(folder)),
         tuned=kept(load_tuned(folder)),
         timelines=kept(load_timelines(folder)),
+        models=tuple(load_models(folder)) if wanted is None else (),
         places=places,
     )
 

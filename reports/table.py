@@ -11,6 +11,7 @@ from typing import Any
 from tensorir_ladder.harness.records import Peer, Record, StreamRecord, Timeline, TunedConfig
 from tensorir_ladder.reports.cases import Shape, by_product, grouped, shape_label, shape_of, steps_text
 from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, own_and_cublas, percent, span
+from tensorir_ladder.reports.models import function_tables, model_tables
 from tensorir_ladder.reports.selection import FASTEST, TUNED, Results, Section, shown_gain
 from tensorir_ladder.reports.sweeps import unswept
 from tensorir_ladder.reports.templating import Markdown
@@ -174,7 +175,7 @@ def tuned_table(title: str, tuned: Collection[TunedConfig]) -> Table:
 
 
 def all_tables(results: Results) -> list[Table]:
-    """Make all that ``table`` prints: per section the ladder by tile choice, variants, the rest, and beside peers."""
+    """Make all that ``table`` prints: per section the ladder by tile choice, variants, the rest, peers; then models."""
     tables = []
     for section in results.sections():
         tables += [ladder_table(results, section, choice) for choice in section.all_choices]
@@ -185,7 +186,7 @@ def all_tables(results: Results) -> list[Table]:
         others = [record for step in section.steps for record in unswept(section, step)]
         tables += [others_table(section, others)] if others else []
         tables += [peers_table(section)] if section.peer_shapes() else []
-    return tables
+    return [*tables, *model_tables(results.models), *function_tables(results.models)]
 
 
 def step_label(results: Results, step: int) -> str:

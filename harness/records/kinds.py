@@ -28,6 +28,7 @@ from tensorir_ladder.harness.records.parts import (
     Dtype,
     Environment,
     Extent,
+    FunctionTimed,
     GpuName,
     Layout,
     LivingMutant,
@@ -578,6 +579,12 @@ class ModelRecord(_Line):
         """Compare what is no attention with torch's, in the same way."""
         made, beside = self.of_rules(name), self.times(other)
         return _ratio(made.rest, beside) if made and made.rest and beside else None
+
+    def function_ratio(self, rules: str, own: FunctionTimed, other: str) -> tuple[float, tuple[float, float]] | None:
+        """Compare a function's speed with that of another set of rules' function of its name; None without one."""
+        made = self.of_rules(other) if other != rules else None
+        found = next((each for each in made.functions if each.name == own.name), None) if made else None
+        return _ratio(own.timing, found.timing) if found else None
 
     @property
     def gb_s(self) -> float:

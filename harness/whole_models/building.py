@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+import tvm_ffi
+from tvm import relax, s_tir, tirx
 from tvm.ir.transform import Pass, PassContext, Sequential
 from tvm.relax.backend.cuda import pipeline as stock
 from tvm.s_tir.dlight.base import ScheduleRule
@@ -22,11 +23,13 @@ from tensorir_ladder.harness.whole_models.definitions import Model
 from tensorir_ladder.kernels.codegen.lowering import cuda_compiler
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.rules.for_target import dlight_target
+from tensorir_ladder.schedules.rules.rule import BY, HOW, is_scheduled
 
 LADDER = "tensorir_ladder"
 UNNAMED = "TVM's default"  # who schedules what no rule takes
-SCHEDULED = "tirx.is_scheduled"
-HOW = "tensorir_ladder.schedule"
+LONGEST = 200  # characters of a rule's name and how it schedules
+OURS = "ladder"  # what the names of our rules' functions begin with
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Built:
     """A model made by a set of rules: TVM's executable, its functions by name, and its kernels' CUDA text.
 
     ``fused`` is the module before rules see it; ``scheduled`` has what the rules made of its functions.
-    ``sums`` is the dtype that the rules add products up in, at best.
+    ``sums`` is float16 where a function that adds products up in it, as TVM writes them, was left to dlight, which does
+    so; ours add in float32.
     """
 
     model: Model
@@ -65,13 +69,12 @@ class Built:
 
 @dataclass(frozen=True)
 class RuleSet:
-    """A way to schedule a model: what it does in words, the machine as it names it, the passes, and what it sums in."""
+    """A way to schedule a model: what it does in words, the machine as it names it, and the passes."""
 
     name: str
     what: str
     machine: Callable[[Machine], Machine]
     passes: Callable[[Target, _Watch], Pass]
-    sums: str
 
 
 class _Watch:
@@ -135,9 +138,9 @@ def _ladder_passes(target: Target, _watch: _Watch) -> Pass:
 RULES = {
     each.name: each
     for each in (
-        RuleSet("stock", "TVM's default, the target as detected", lambda machine: machine, _stock_passes, "float16"),
-        RuleSet("dlight-sm90", "TVM's default, the target's name without its letter", plain, _stock_passes, "float16"),
-        RuleSet("ladder", 'relax.get_pipeline("tensorir_ladder")', lambda machine: machine, _ladder_passes, "float32"),
+        RuleSet("stock", "TVM's default, the target as detected", lambda machine: machine, _stock_passes),
+        RuleSet("dlight-sm90", "TVM's default, the target's name without its letter", plain, _stock_passes),
+        RuleSet("ladder", 'relax.get_pipeline("tensorir_ladder")', lambda machine: machine, _ladder_passes),
     )
 }
 
@@ -187,7 +190,7 @@ def build(model: Model, value: int, rules: RuleSet, machine: Machine, compiler: 
         model,
         rules.name,
         rules.machine(machine).arch,
-        rules.sums,
+        _sums([watch.before[each.name] for each in functions.values() if not each.rule.startswith(OURS)]),
         executable,
         functions,
         cuda,
@@ -206,28 +209,35 @@ def _rule_of(before: tirx.PrimFunc, function: tirx.PrimFunc, watch: _Watch, targ
     """Name who scheduled a function: what our rules left is asked of dlight's once more."""
     if before in watch.taken:
         return watch.taken[before]
-    if HOW in function.attrs:
-        return f"ladder: {function.attrs[HOW]}"
-    if SCHEDULED not in function.attrs:
+    if BY in function.attrs:
+        how = str(function.attrs.get(HOW, ""))
+        return f"{OURS}: {function.attrs[BY]}{how and f' ({how})'}"[:LONGEST]
+    if not is_scheduled(function):
         return UNNAMED
-    named = plain_target(target)
-    with named:
+    with dlight_target(target) as named:
         for rule in dlight_rules():
             made = rule.apply(before, named, False)
             if made is not None and _same_kernel(made, function):
                 return f"dlight.gpu.{type(rule).__name__}"
-    return "ladder"
+    return UNNAMED
 
 
 def _same_kernel(made: Any, function: tirx.PrimFunc) -> bool:
     schedule = made[0] if isinstance(made, list) else made
-    return tvm.ir.structural_equal(schedule.mod["main"].body, function.body)
+    return tvm_ffi.structural_equal(schedule.mod["main"].body, function.body)
 
 
-def plain_target(target: Target) -> Target:
-    """Return the target by a name that dlight can read."""
-    described = target.export()
-    return Target({**described, "arch": str(described["arch"]).rstrip("af")})
+def _sums(functions: Iterable[tirx.PrimFunc]) -> str:
+    """Return the narrowest dtype that functions add up in."""
+    found: list[str] = []
+
+    def look(block: s_tir.SBlock) -> None:
+        if any(iterator.iter_type == tirx.IterVar.CommReduce for iterator in block.iter_vars):
+            found.extend(str(region.source.dtype) for region in block.writes)
+
+    for function in functions:
+        tvm_ffi.structural_walk(function.body, (s_tir.SBlock, look))
+    return "float16" if "float16" in found else "float32"
 
 
 def _has_scores(function: tirx.PrimFunc, model: Model) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
+from tvm.target import Target
 
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.execution import numpy_dtype
@@ -34,9 +35,9 @@ class Call:
         """Call it again."""
         self.function(*self.arguments)
 
-    def of(self, torch: Any) -> Call:
-        """Give it torch's tensors of the same memory, by which TVM knows the stream."""
-        return Call(self.name, self.function, tuple(map(torch.from_dlpack, self.arguments)))
+    def of(self, xp: Any) -> Call:
+        """Give it arrays of ``xp`` in the same memory: by torch's, TVM knows the stream."""
+        return Call(self.name, self.function, tuple(map(xp.from_dlpack, self.arguments)))
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -69,13 +70,22 @@ class Running:
     def instead(self, stand_in: Callable[[str, Sequence[Any]], None], x: Any, *weights: Any) -> Any:
         """Run with ``stand_in(name, arguments)`` in the place of each function; return the output."""
 
+        failures: list[Exception] = []  # which would lose their types on the way through TVM
+
         def stand(_function: Any, name: str, before: bool, _made: Any, *arguments: Any) -> int:
             if not before or name not in self.functions:
                 return 0
-            stand_in(name, arguments)
+            try:
+                if not failures:
+                    stand_in(name, arguments)
+            except Exception as error:  # noqa: BLE001 - raised again below
+                failures.append(error)
             return SKIP
 
-        return self._watched(stand, x, *weights)
+        output = self._watched(stand, x, *weights)
+        if failures:
+            raise failures[0]
+        return output
 
     def _watched(self, instrument: Callable[..., int], x: Any, *weights: Any) -> Any:
         self.machine.set_instrument(instrument)
@@ -91,7 +101,7 @@ def _nothing(*_arguments: Any) -> int:
 
 def on_the_cpu(mod: tvm.IRModule, functions: Sequence[str]) -> Running:
     """Build a module of operators, or of fused functions without a schedule, by LLVM."""
-    return Running(tvm.compile(mod, "llvm"), functions, tvm.cpu())
+    return Running(tvm.compile(mod, Target("llvm")), functions, tvm.cpu())
 
 
 def arrays(x: np.ndarray, weights: Mapping[str, np.ndarray]) -> list[Any]:
@@ -108,7 +118,7 @@ class Emulated:
 
     def __init__(self, built: Built, machine: Machine, seed: int = 0) -> None:
         self.built, self.machine, self.seed = built, machine, seed
-        self.kernels: list[str] = []  # launched so far
+        self.launched = 0
         self._generated: dict[str, tuple[tirx.PrimFunc, Generated]] = {}
 
     def __call__(self, name: str, arguments: Sequence[Any]) -> None:
@@ -123,8 +133,8 @@ class Emulated:
         all_names = (*names, *(buffer.buffer for buffer in run.kept))
         resident = self.machine.multiprocessors
         program = EmulatedProgram(name, made.cuda, run.launches, all_names, kept, resident, operands)
-        program(*arrays, seed=self.seed + len(self.kernels))
-        self.kernels += [launch.kernel for launch in run.launches]
+        program(*arrays, seed=self.seed + self.launched)
+        self.launched += len(run.launches)
         for place in outputs:
             arguments[place].copyfrom(arrays[place])
 

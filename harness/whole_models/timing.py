@@ -23,7 +23,7 @@ from tensorir_ladder.harness.records import (
     Verification,
 )
 from tensorir_ladder.harness.session import Session
-from tensorir_ladder.harness.verify import WrongResult, draw_seeds, hold
+from tensorir_ladder.harness.verify import Trial, WrongResult, draw_seeds, hold
 from tensorir_ladder.harness.whole_models import eager
 from tensorir_ladder.harness.whole_models.building import Built, RuleSet
 from tensorir_ladder.harness.whole_models.definitions import DTYPE, Model
@@ -79,23 +79,20 @@ class ModelCourse(Racecourse):
         number = sets_of(self.set_bytes, device_properties(backend.torch).L2_cache_size)
         require_room(backend.torch, 3 * number * self.set_bytes)
         self.names = tuple(shapes)
-        super().__init__(
-            backend, [self._drawn(model, shapes, seed + each, each) for each in range(number)], self.set_bytes
-        )
 
-    def _drawn(self, model: Model, shapes: Mapping[str, tuple[int, ...]], seed: int, number: int) -> tuple[Operands]:
-        weights = draw_weights(shapes, self.backend, seed + 1000)
-        x = self.backend.normal(seed, self.shape, DTYPE)
-        stored = eager.stored(model, weights)
-        if model.kind == "linear":
-            floats = -(-self.bytes_moved(model) // 8)
-            stored[COPY] = tuple(self.torch.zeros(floats, device="cuda") for _ in range(2))
-        return (Operands(x, tuple(weights.values()), stored, number),)
+        def drawn(number: int) -> Operands:
+            weights = draw_weights(shapes, backend, seed + number + 1000)
+            stored = eager.stored(model, weights)
+            if model.kind == "linear":
+                floats = (-(-self.bytes_moved(value * model.size[0]) // 8),)
+                stored[COPY] = tuple(backend.poisoned(floats, "float32", 0.0) for _ in range(2))
+            return Operands(backend.normal(seed + number, self.shape, DTYPE), tuple(weights.values()), stored, number)
 
-    def bytes_moved(self, model: Model) -> int:
-        """Bytes of input, parameters and output, each once."""
-        output = self.shape[0] * model.size[0] if model.kind == "linear" else math.prod(self.shape)
-        return self.set_bytes + BYTES * output
+        super().__init__(backend, [(drawn(each),) for each in range(number)], self.set_bytes)
+
+    def bytes_moved(self, outputs: int) -> int:
+        """Bytes of input, parameters and so many outputs, each once."""
+        return self.set_bytes + BYTES * outputs
 
 
 def sets_of(set_bytes: int, l2_bytes: int, most: int = 64) -> int:
@@ -113,7 +110,7 @@ class TorchForms:
         if model.kind == "linear":
             self.forms[COPY] = lambda _x, stored: stored[COPY][1].copy_(stored[COPY][0])
 
-    def admitted(self, course: ModelCourse, trial: Any) -> tuple[list[Contender], list[Peer]]:
+    def admitted(self, course: ModelCourse, trial: Trial) -> tuple[list[Contender], list[Peer]]:
         """Check each form as it will be timed; return those that can be, and of the others why not."""
         found: list[Contender] = []
         failed: list[Peer] = []
@@ -138,7 +135,7 @@ class TorchForms:
 def _into(launch: Callable[[Operands], Any], operands: Operands, *given: Any) -> None:
     # The trial's operands are the set's own.
     output = given[-1]
-    output.copy_(launch(operands).reshape(output.shape))
+    output[...] = launch(operands).reshape(output.shape)
 
 
 def measure_model(
@@ -152,8 +149,9 @@ def measure_model(
     course = ModelCourse(model, value, session.backend, seed)
     trials = {sums: _trial(course, model, sums) for sums in ("float16", "float32")}
     for attempt in attempts:
-        _check(attempt, course, trials[attempt.rules.sums], seed)
+        _check(attempt, course, trials, seed)
     beside, failed = forms.admitted(course, trials[SUMMED_BY_TORCH])
+    bytes_moved = course.bytes_moved(math.prod(trials[SUMMED_BY_TORCH].reference.shape))
     del trials
     torch.cuda.empty_cache()
     rounds, own, rest = _race_whole(session, course, attempts, beside, model)
@@ -166,7 +164,7 @@ def measure_model(
         symbolic=model.symbolic,
         dtype=DTYPE,
         shape=course.shape,
-        bytes_moved=course.bytes_moved(model),
+        bytes_moved=bytes_moved,
         flops=model.flops(value),
         rules=tuple(_timed(attempt, own, rest, functions) for attempt in attempts),
         beside=(*(Peer(name, "measured", "", "", timing) for name, timing in peers.items()), *failed),
@@ -176,12 +174,12 @@ def measure_model(
     )
 
 
-def _trial(course: ModelCourse, model: Model, sums: str) -> Any:
+def _trial(course: ModelCourse, model: Model, sums: str) -> Trial:
     operands = course.sets[0][0]
     return expected(model, course.backend, operands.x, dict(zip(course.names, operands.weights)), sums)
 
 
-def _check(attempt: Attempt, course: ModelCourse, trial: Any, seed: int) -> None:
+def _check(attempt: Attempt, course: ModelCourse, trials: Mapping[str, Trial], seed: int) -> None:
     """Load and run what a set of rules built; its memory is full of NaN from a run on these when it counts."""
     if attempt.built is None:
         return
@@ -194,13 +192,13 @@ def _check(attempt: Attempt, course: ModelCourse, trial: Any, seed: int) -> None
 
         def run(x: Any, *given: Any) -> None:
             output = given[-1]
-            output.copy_(course.torch.from_dlpack(running(x, *given[:-1])).reshape(output.shape))
+            output[...] = course.backend.xp.from_dlpack(running(x, *given[:-1])).reshape(output.shape)
 
-        error, limit = hold(run, trial, course.backend)
+        error, limit = hold(run, trials[attempt.built.sums], course.backend)
         attempt.verification = Verification(True, "gpu", (seed,), error, limit, integers_exact=False)
         course.graph(partial(_run, running))
         attempt.calls = [
-            [call.of(course.torch) for call in running.calls(each.x, *each.weights)] for (each,) in course.sets
+            [call.of(course.backend.xp) for call in running.calls(each.x, *each.weights)] for (each,) in course.sets
         ]
     except WrongResult as wrong:
         attempt.refuse("wrong", f"{wrong} (--seed {seed} repeats it)"[:300])
@@ -264,10 +262,10 @@ def _race_functions(course: ModelCourse, attempts: Sequence[Attempt]) -> dict[tu
 def _function_course(course: ModelCourse, call: Call) -> Racecourse:
     """Put what a call was given on the GPU in as many sets as it takes."""
     torch = course.torch
-    nbytes = sum(each.numel() * each.element_size() for each in call.arguments)
+    nbytes = sum(each.nbytes for each in call.arguments)
     number = sets_of(nbytes, device_properties(torch).L2_cache_size)
     require_room(torch, (number - 1) * nbytes)
-    sets = [call.arguments, *(tuple(each.clone() for each in call.arguments) for _ in range(number - 1))]
+    sets = [call.arguments, *(tuple(map(course.backend.copied, call.arguments)) for _ in range(number - 1))]
     return Racecourse(course.backend, sets, nbytes)
 
 
@@ -284,7 +282,7 @@ def _timed(
         arch=built.arch if built else "",
         status=attempt.status,
         why=attempt.why,
-        sums=attempt.rules.sums,
+        sums=built.sums if built else "float32",
         build_s=round(built.seconds, 2) if built else 0.0,
         source_sha256=built.source_sha256 if built else "",
         verification=attempt.verification if attempt.running else None,

@@ -32,8 +32,10 @@ def flatten_contraction(sch: Schedule, block: SBlockRV) -> None:
     Raises
     ------
     IllegalSchedule : if the block has not two operands, or has no rows, columns or reduction, or only one
-        step of one of these.
+        step of one of these, or one that only run time knows the number of; if its loops were cut or bound before.
+        (:func:`schedules.rules.normal_form.product_of` writes such functions anew.)
     """
+    _check_plain_loops(sch, block)
     stmt, groups = sch.get(block), _group_iterators(sch, block)
     accesses = [("read", 0), ("read", 1), ("write", 0)]
     regions = [*operand_regions(sch, block), stmt.writes[0]]
@@ -52,8 +54,15 @@ def contraction_loops(sch: Schedule, block: SBlockRV) -> list[LoopRV]:
 
     Raises
     ------
-    IllegalSchedule : for a block with fewer than three.
+    IllegalSchedule : for a block with fewer than three; for one without a start (``C += A * B``), whose sums could not
+        be kept elsewhere.
     """
+    if sch.get(block).init is None:
+        raise IllegalSchedule(
+            "a sum that goes on from what its buffer holds",
+            block=block_name(sch, block),
+            remedy="give the block a start (T.init), and add the buffer in an epilogue",
+        )
     loops = sch.get_loops(block)
     if len(loops) < 3:
         raise IllegalSchedule(
@@ -68,6 +77,34 @@ def contraction_loops(sch: Schedule, block: SBlockRV) -> list[LoopRV]:
 
 def _extent(stmt: s_tir.SBlock, positions: list[int]) -> int:
     return math.prod(int(stmt.iter_vars[position].dom.extent) for position in positions)
+
+
+def _check_plain_loops(sch: Schedule, block: SBlockRV) -> None:
+    """Require one loop for each iterator of a block, in their order, around nothing else, of constant extents."""
+    loops = [sch.get(loop) for loop in sch.get_loops(block)]
+    stmt: tirx.Stmt | None = loops[0] if loops else None
+    for loop in loops:
+        if not loop.same_as(stmt) or loop.kind == tirx.ForKind.THREAD_BINDING:
+            break
+        stmt = loop.body
+    values = list(stmt.iter_values) if isinstance(stmt, s_tir.SBlockRealize) else []
+    remedy = "call it before loops are cut, or write the function anew (schedules.rules.normal_form.product_of)"
+    if len(values) != len(loops) or not all(v.same_as(loop.loop_var) for v, loop in zip(values, loops)):
+        raise IllegalSchedule(
+            "its loops are not one for each of its iterators, around it alone",
+            block=block_name(sch, block),
+            remedy=remedy,
+        )
+    for loop in loops:
+        if not is_constant(loop.extent):
+            raise IllegalSchedule(
+                "a loop's extent is known at run time only",
+                block=block_name(sch, block),
+                loop=str(loop.loop_var.name),
+                value=loop.extent,
+                limit="a constant",
+                remedy="write the function anew (schedules.rules.normal_form.product_of)",
+            )
 
 
 def _group_iterators(sch: Schedule, block: SBlockRV) -> dict[str, list[int]]:

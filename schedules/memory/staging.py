@@ -14,6 +14,7 @@ from tensorir_ladder.schedules.inspection import (
     FRAGMENT,
     block_name,
     innermost_iterator,
+    is_one,
     loop_extent,
     loop_name,
     loops_below,
@@ -22,7 +23,9 @@ from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
 from tensorir_ladder.schedules.passes import require_pipeline
 
-KEPT = "kept_in_memory"  # on a copy that is a kernel of its own (schedules.memory.alignment), and not inlined
+# On a copy that is not inlined: a kernel of its own (schedules.memory.alignment), or out of rows in shared memory
+# (schedules.tensor_cores.warpgroup).
+KEPT = "kept_in_memory"
 ADDS_PARTS = "adds_parts"  # on the block that adds up what schedules.recipes.split_reduction has summed in parts
 
 
@@ -134,7 +137,8 @@ def stage_through_registers(sch: Schedule, copy: SBlockRV, loop: LoopRV) -> SBlo
     For targets without cp.async, or to keep loads in flight across a barrier. Follow with
     ``inline_data_movement(sch, load)`` and ``fetch_cooperatively(..., load=load)``, which spreads both
     blocks alike: a thread's part of A_local is then a few registers. (TVM's annotation
-    ``manifest_shared_memory_local_stage`` promises the same, and does nothing in 0.27.)
+    ``tirx.manifest_shared_memory_local_stage`` does the same where threads are bound outside ``loop``, and fails here,
+    where they are bound inside.)
     """
     load = sch.cache_read(copy, 0, "local")
     sch.compute_at(load, loop, preserve_unit_loops=True)
@@ -220,22 +224,41 @@ def accumulate_in_registers(sch: Schedule, block: SBlockRV, loop: LoopRV, scope:
         raise IllegalSchedule(
             "what follows the block cannot be fused into its write-back",
             block=block_name(sch, block),
-            remedy="fuse only an elementwise chain; schedule what re-reads the result as a kernel of its own",
+            remedy="write the function anew, its epilogue in one block (schedules.rules.normal_form.product_of)",
         ) from error
     return write_back
 
 
 def _inline_consumers(sch: Schedule, block: SBlockRV, write_back: SBlockRV) -> None:
-    while consumers := [other for other in sch.get_consumers(write_back) if not _adds_parts(sch, other)]:
+    while consumers := [other for other in sch.get_consumers(write_back) if not _stands_apart(sch, other)]:
         if len(consumers) > 1:
             raise IllegalSchedule(
                 "the result has several consumers, which one write-back cannot serve",
                 block=block_name(sch, block),
                 value=[block_name(sch, consumer) for consumer in consumers],
                 limit="one chain of elementwise blocks",
-                remedy="schedule the consumers as kernels of their own",
+                remedy="write the function anew, its epilogue in one block (schedules.rules.normal_form.product_of)",
             )
+        _check_reads_each_once(sch, write_back, consumers[0])
         sch.reverse_compute_inline(consumers[0])
+
+
+def _check_reads_each_once(sch: Schedule, producer: SBlockRV, consumer: SBlockRV) -> None:
+    """Require that no iterator of a consumer repeats the producer's elements, which TVM 0.27 does not survive."""
+    result, stmt = sch.get(producer).writes[0].source, sch.get(consumer)
+    used: set[tirx.Var] = set()
+    for region in stmt.reads:
+        if region.source.same_as(result):
+            for dimension in region.region:
+                tvm_ffi.structural_walk(dimension.min, (tirx.Var, used.add))
+    repeated = [i.var.name for i in stmt.iter_vars if not is_one(i.dom.extent) and i.var not in used]
+    if repeated:
+        raise IllegalSchedule(
+            "what follows the block repeats its elements, which one write-back cannot",
+            block=block_name(sch, consumer),
+            value=f"iterators {', '.join(map(str, repeated))}",
+            remedy="schedule it as a function of its own",
+        )
 
 
 def accumulate_per_tile(sch: Schedule, block: SBlockRV, k_outer: LoopRV) -> SBlockRV:
@@ -315,9 +338,9 @@ def _rows_fit(sch: Schedule, loops: list[LoopRV], threads: tuple[int, int], widt
     return len(loops) > 1 and max(vectors, all_threads) % min(vectors, all_threads) == 0
 
 
-def _adds_parts(sch: Schedule, block: SBlockRV) -> bool:
-    """Return whether a block is the second step of a split reduction, which is a kernel of its own."""
-    return ADDS_PARTS in sch.get(block).annotations
+def _stands_apart(sch: Schedule, block: SBlockRV) -> bool:
+    """Return whether a block is the second step of a split reduction, or a copy that is not to be inlined."""
+    return any(mark in sch.get(block).annotations for mark in (ADDS_PARTS, KEPT))
 
 
 def _is_data_movement(sch: Schedule, block: SBlockRV) -> bool:

@@ -16,7 +16,8 @@ Operands that are computed on their way to shared memory (weights that are unpac
 could make: mma and threads have a form without it, where each tile is stored before it is used.
 
 Where only run time knows the number of rows there is a body for each range of it (:data:`RANGES`), with the tile that
-should be fastest for its most rows; neighbours with the same tile share one. Few rows make few tiles: a long reduction
+should be fastest for its most rows; neighbours with the same tile share one, and up to 8 rows are for the kernels of
+:mod:`schedules.rules.decode`. Few rows make few tiles: a long reduction
 is then cut in parts, which another kernel adds up (:func:`schedules.recipes.split_reduction`). What a tile costs is for
 :mod:`schedules.cost` to say.
 """
@@ -24,7 +25,7 @@ is then cut in parts, which another kernel adds up (:func:`schedules.recipes.spl
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -44,11 +45,13 @@ from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipelin
 from tensorir_ladder.schedules.recipes.contraction import stage_contraction
 from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
 from tensorir_ladder.schedules.recipes.warp_tiling import stage_for_warps
+from tensorir_ladder.schedules.rules.decode import MOST_ROWS, lowered_for_few_rows
 from tensorir_ladder.schedules.rules.normal_form import Product, product_of
 from tensorir_ladder.schedules.rules.ranges import by_extent, symbolic_extents, unless_empty, written_extents
-from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
+from tensorir_ladder.schedules.rules.rule import HOW, LOG, NotTaken, Rule
 from tensorir_ladder.schedules.tensor_cores.mma import tensorize_contraction, use_instruction
 from tensorir_ladder.schedules.tensor_cores.warpgroup import (
+    keep_rows_apart,
     multiply_by_wgmma,
     pipeline_warpgroups,
     stage_for_warpgroups,
@@ -148,6 +151,18 @@ class Engine:
         return [p for p in PARTS if p == 1 or not (rest or k_tiles % p or k_tiles // p < SHORTEST_PART)]
 
 
+@dataclass(frozen=True)
+class Body:
+    """A function lowered for at most so many steps of its symbolic extent, None for any, and how, for people."""
+
+    most: int | None
+    lowered: tirx.PrimFunc
+    how: str
+
+    def __str__(self) -> str:
+        return self.how if self.most is None else f"up to {self.most}: {self.how}"
+
+
 class Contraction(Rule):
     """Takes any function around one sum of products, by tensor cores where the target has some for its dtype.
 
@@ -164,34 +179,54 @@ class Contraction(Rule):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return the function lowered, with a body for each range of rows where these are symbolic."""
         bodies = self.bodies(func, target)
-        return by_extent(bodies) if len(bodies) > 1 else bodies[0][1]
+        joined = by_extent([(body.most, body.lowered) for body in bodies]) if len(bodies) > 1 else bodies[0].lowered
+        return joined.with_attr(HOW, "; ".join(map(str, bodies)))
 
-    def bodies(self, func: tirx.PrimFunc, target: Target) -> list[tuple[int | None, tirx.PrimFunc]]:
-        """Return the lowered forms of a function, each with the largest symbolic extent it is for, None for any."""
+    def bodies(self, func: tirx.PrimFunc, target: Target) -> list[Body]:
+        """Return the lowered forms of a function, by rising extent.
+
+        Raises
+        ------
+        NotTaken : for no product, or one that no engine takes.
+        """
         product = product_of(func)
         shape, machine = Shape.of(product), self.machine or assumed_machine(target)
         _check_worthwhile(shape)
-        plans: list[tuple[int | None, list[Plan]]] = []
-        for most, rows in _ranges(product, shape):
-            able = self._plans(shape, rows, machine)
-            if plans and plans[-1][1] == able:
-                plans.pop()
-            plans.append((most, able))
-        return [(most, _first_lowered(func, shape, able, target)) for most, able in plans]
-
-    @staticmethod
-    def _plans(shape: Shape, rows: int, machine: Machine) -> list[Plan]:
-        """Return the plan of each engine that takes a shape, the fastest engine's first."""
-        able = [engine for engine in ENGINES if not engine.obstacle(shape, machine)]
-        return [plan for engine in able if (plan := engine.plan(shape, rows, machine))]
+        ranges = _ranges(product, shape)
+        planned: list[tuple[int | None, list[Plan]]] = []
+        for most, rows in ranges:
+            plans = _plans(shape, rows, machine)
+            if planned and planned[-1][1] == plans:
+                planned.pop()
+            planned.append((most, plans))
+        few = _few_rows(func, target, product, shape) if len(ranges) > 1 else []
+        return [*few, *(_first_lowered(func, shape, most, plans, target) for most, plans in planned)]
 
 
-def _first_lowered(func: tirx.PrimFunc, shape: Shape, plans: list[Plan], target: Target) -> tirx.PrimFunc:
+def _plans(shape: Shape, rows: int, machine: Machine) -> list[Plan]:
+    """Return the plan of each engine that takes a shape, the fastest engine's first."""
+    able = [engine for engine in ENGINES if not engine.obstacle(shape, machine)]
+    return [plan for engine in able if (plan := engine.plan(shape, rows, machine))]
+
+
+def _few_rows(func: tirx.PrimFunc, target: Target, product: Product, shape: Shape) -> list[Body]:
+    """Return the body for so few rows that the other operand streams past, none where there is no such form."""
+    most = MOST_ROWS // _rows_of_each(product, shape)
+    try:
+        return [Body(most, lowered_for_few_rows(func, target), "decode")] if most else []
+    except IllegalSchedule as reason:
+        LOG.debug("no body for few rows: %s", reason)
+    except Exception:  # a defect there, which the other bodies need not share
+        LOG.warning("the body for few rows failed, and is left out", exc_info=True)
+    return []
+
+
+def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: list[Plan], target: Target) -> Body:
     """Lower a function by the first plan that can schedule it; NotTaken with all reasons where none can."""
     reasons = []
     for plan in plans:
         try:
-            return _lowered(product_of(func), shape, plan, target)
+            return Body(most, _lowered(product_of(func), shape, plan, target), str(plan))
         except (IllegalSchedule, ScheduleError) as reason:
             reasons.append(f"{plan}: {reason}")
     raise NotTaken("no engine takes the product", value="; ".join(reasons), remedy="leave it to another rule")
@@ -223,20 +258,20 @@ def _check_worthwhile(shape: Shape) -> None:
         )
 
 
-def _ranges(product: Product, shape: Shape) -> Iterator[tuple[int | None, int]]:
-    """Yield the most that a symbolic extent may be for a body, None for any, and the rows that it is made for."""
-    function = product.sch.mod[product.sch.func_working_on]
-    extents, rows = symbolic_extents(function), product.sch.get(product.rows).extent
-    each = _multiple_of(rows, extents[0]) if len(extents) == 1 and shape.rows is None else 0
+def _ranges(product: Product, shape: Shape) -> list[tuple[int | None, int]]:
+    """List the most that a symbolic extent may be for each body, None for any, and the rows that it is made for."""
+    each = _rows_of_each(product, shape)
     if not each:
-        yield None, shape.rows or MANY
-        return
-    below = 0
-    for most in RANGES:
-        limit = most and most // each
-        if limit is None or limit > below:
-            yield limit, most or MANY
-            below = limit
+        return [(None, shape.rows or MANY)]
+    return [(most and most // each, most or MANY) for most in RANGES if most is None or most >= each]
+
+
+def _rows_of_each(product: Product, shape: Shape) -> int:
+    """Return how many rows there are to each step of the one symbolic extent; 0 without such a one."""
+    extents = symbolic_extents(product.sch.mod[product.sch.func_working_on])
+    if shape.rows is not None or len(extents) != 1:
+        return 0
+    return _multiple_of(product.sch.get(product.rows).extent, extents[0])
 
 
 def _multiple_of(rows: tirx.Expr, extent: tirx.Var) -> int:
@@ -268,7 +303,7 @@ def _no_wgmma(shape: Shape, machine: Machine) -> str:
         return f"operands of {shape.dtype or 'two dtypes'}"
     if not shape.a_by_k:
         return "the first operand is not stored by rows"
-    return "" if shape.reduction is not None else "a reduction whose length only run time knows"
+    return ""
 
 
 def _warpgroup_choices(shape: Shape) -> tuple[Choice, ...]:
@@ -286,7 +321,11 @@ def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> 
     tile, stages = plan.choice.tile, plan.choice.stages
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole = shape.columns is not None and shape.columns >= tile.block_n and (shape.rows or tile.block_m) >= tile.block_m
-    staged = stage_for_warpgroups(sch, block, tile, store_rows=whole and plan.parts == 1)
+    # Nor can it bound a tile of rows that are the product of two extents known at run time only.
+    by_rows = whole and plan.parts == 1 and len(symbolic_extents(sch.mod[sch.func_working_on])) <= 1
+    if by_rows:
+        keep_rows_apart(sch, block)
+    staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows)
     pipeline_warpgroups(sch, staged.loops.k_outer, stages)
     multiply_by_wgmma(sch, staged.loops, staged.instruction)
 
@@ -299,10 +338,6 @@ def _no_mma(shape: Shape, machine: Machine) -> str:
     if not arch or int(arch.group(1)) < MMA_ARCH:
         return f"{machine.target.attrs.get('arch', 'the target')} is older than sm_{MMA_ARCH}"
     return "" if shape.dtype in PTX_TYPES else f"operands of {shape.dtype or 'two dtypes'}"
-
-
-def _no_ring(shape: Shape, machine: Machine) -> str:
-    return _no_mma(shape, machine) or ("" if shape.reduction is not None else "a reduction only run time knows")
 
 
 MMA_TILES = (
@@ -404,7 +439,7 @@ def _outputs(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine:
 
 ENGINES = (
     Engine("wgmma", _no_wgmma, _warpgroup_choices, _cycles, _by_warpgroups, splits=True),
-    Engine("mma", _no_ring, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores, splits=True, rings=True),
+    Engine("mma", _no_mma, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores, splits=True, rings=True),
     Engine("mma, stored", _no_mma, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores_stored),
     Engine("warps", _no_warps, lambda shape: WARP_TILES, _outputs, _by_warps, rings=True),
     Engine("threads", _no_thread_ring, lambda shape: THREAD_TILES, _outputs, _by_threads, rings=True),

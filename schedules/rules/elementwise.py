@@ -16,6 +16,7 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import vectors as v
 from tensorir_ladder.schedules.rules.computations import Computation, loads_in
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
+from tensorir_ladder.schedules.rules.transposes import transposing_kernel
 
 THREADS = 256
 MANY_VECTORS = 2**18  # from so many on, each thread takes several
@@ -48,7 +49,7 @@ class Elementwise(Rule):
 
 def elementwise_kernels(source: v.Source, extents: v.Values) -> tuple[tirx.Stmt, bool]:
     """Return one kernel for each shape of output; and whether all its accesses are in vectors."""
-    expressions = v.Expressions(source.computations, extents)
+    expressions = v.Expressions(source, extents)
     alike: list[list[Computation]] = []
     for output in source.outputs:
         shape = expressions.shape(output.buffer)
@@ -58,8 +59,15 @@ def elementwise_kernels(source: v.Source, extents: v.Values) -> tuple[tirx.Stmt,
                 break
         else:
             alike.append([output])
-    views = [_best_view(expressions, group) for group in alike]
-    return v.sequence([_kernel(view) for view in views]), all(min(view.widths) > 1 for view in views)
+    kernels, whole = [], True
+    for group in alike:
+        made = transposing_kernel(expressions, group[0]) if len(group) == 1 else None
+        if made is None:
+            view = _best_view(expressions, group)
+            made = _kernel(view), min(view.widths) > 1
+        kernels.append(made[0])
+        whole &= made[1]
+    return v.sequence(kernels), whole
 
 
 @dataclass
@@ -155,12 +163,12 @@ def _kernel(view: _View) -> tirx.Stmt:
 
 def _vectors(view: _View, first: ir.Expr, each: int) -> tirx.Stmt:
     """Compute ``each`` vectors from ``first`` on, all of which are there: all loads come first."""
-    take = v.Take(view.lanes, each, lambda number: first + number * THREADS, lambda number: None, {})
+    take = v.Take(view.lanes, each, lambda number: {view.lanes.vector: first + number * THREADS})
     accesses = [dataclasses.replace(access) for access in view.accesses]
     allocations, loads = take.fill(accesses)
     results = [v.registers(f"{b.name}_local", each * view.lanes.lanes, str(b.dtype)) for b, _, _ in view.outputs]
 
-    def lane(read: v.Read, slot: ir.Expr) -> tirx.Stmt:
+    def lane(read: v.Read, slot: ir.Expr, _place: ir.Expr) -> tirx.Stmt:
         stores = [tirx.BufferStore(to, read(value), [slot]) for to, (_, _, value) in zip(results, view.outputs)]
         return v.sequence(stores)
 

@@ -9,9 +9,13 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.rules.contraction import Contraction
+from tensorir_ladder.schedules.rules.decode import Decode
+from tensorir_ladder.schedules.rules.elementwise import Elementwise
+from tensorir_ladder.schedules.rules.rows import Rows
 from tensorir_ladder.schedules.rules.rule import Rule
 
-RULES: tuple[type[Rule], ...] = ()
+RULES: tuple[type[Rule], ...] = (Decode, Contraction, Rows, Elementwise)
 OLDEST = 80  # cp.async and mma.sync of float16, bfloat16 and TF32
 
 

@@ -34,6 +34,7 @@ from tensorir_ladder.schedules.rules.computations import (
     loads_in,
     nodes_inlined,
     replaced,
+    same_number,
     simplified,
 )
 from tensorir_ladder.schedules.rules.rule import NotTaken
@@ -73,16 +74,20 @@ def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ------
     NotTaken : for a buffer of 2³¹ elements or more; for one that holds int64 itself.
     """
-    wide: list[tirx.Var] = []
-    tvm_ffi.structural_walk(func, (tirx.Var, lambda var: wide.append(var) if _is_wide(var) else None))
-    for buffer in dict.fromkeys(wide):
-        if _is_buffer(buffer) and _known(buffer.shape) >= MAX_ELEMENTS:
+    found: list[tirx.Var] = []
+    tvm_ffi.structural_walk(func, (tirx.Var, found.append))
+    for buffer in dict.fromkeys(filter(_is_buffer, found)):
+        if _known(buffer.shape) >= MAX_ELEMENTS:
             raise _left("a buffer is beyond 32-bit indexing", value=_known(buffer.shape), limit=f"below {MAX_ELEMENTS}")
-        if _is_buffer(buffer) and str(buffer.dtype) == "int64":
-            raise _left("indices of 32 bits are for buffers that hold no 64-bit numbers", value=buffer.name)
+    wide = [var for var in found if str(var.dtype if _is_buffer(var) else getattr(var.ty, "dtype", "")) == "int64"]
+    for buffer in filter(_is_buffer, wide):
+        raise _left("indices of 32 bits are for buffers that hold no 64-bit numbers", value=buffer.name)
     if not wide:
         return func
-    return tirx.transform.ForceNarrowIndexToInt32()(tvm.IRModule({"main": func}))["main"]
+    try:
+        return tirx.transform.ForceNarrowIndexToInt32()(tvm.IRModule({"main": func}))["main"]
+    except tvm.error.InternalError as refused:
+        raise _left("a number in its indices needs more than 32 bits") from refused
 
 
 def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
@@ -167,13 +172,14 @@ def _factors_of(reduction: Computation, producers: Sequence[Computation], sums: 
     written = str(reduction.buffer.dtype)
     wide = sums == "float32" and _is_float(written)
     summed = "float32" if wide and written.startswith(NARROW_FLOATS) else written
-    found = _split(value, reduction, wide)
+    rounded = not wide and isinstance(value, tirx.Cast)  # products that wrap, or round, before they are added
+    found = _split(value.value if rounded else value, reduction, wide)
     if found is None:
         raise _left("the sum is not one of products of two operands", reduction, value=summand)
     first, second = (_as_stored(operand) for operand in (found.first, found.second))
     if wide:
         first, second = _of_one_dtype(first, second, summed)
-    elif found.scale:
+    elif found.scale and (rounded or _is_float(written)):
         raise _left("a product of several factors has no arithmetic as written", reduction, value=summand)
     for iterator in reduction.reduction:
         if not all(_uses(operand, [iterator]) for operand in (first, second)):
@@ -328,14 +334,14 @@ def _inverse(read: Sequence[ir.Expr], reduction: Computation, written: Computati
 
 def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: _Factors, epilogue: _Epilogue) -> Product:
     """Write a function anew, as operands, product and epilogue, and schedule it."""
-    first, second = (_uses(operand, reduction.spatial) for operand in (factors.first, factors.second))
+    one, other = (_uses(operand, reduction.spatial) for operand in (factors.first, factors.second))
     places = {v: p for p, index in reversed(list(enumerate(epilogue.indices))) for v in _variables(index)}
     order = sorted(reduction.spatial, key=lambda iterator: places[iterator.var])
     last = {iterator.var: place for place, iterator in enumerate(order)}
-    if any(iterator.var not in first | second for iterator in order):
+    if any(iterator.var not in one | other for iterator in order):
         raise _left("a result that is repeated along an iterator of no operand", reduction)
-    batch = [iterator for iterator in order if iterator.var in first & second]
-    rows, columns = ([i for i in order if i.var in own - other] for own, other in ((first, second), (second, first)))
+    batch = [iterator for iterator in order if iterator.var in one & other]
+    rows, columns = ([i for i in order if i.var in own] for own in (one - other, other - one))
     if rows and (not columns or last[rows[-1].var] > last[columns[-1].var]):  # what is stored side by side
         rows, columns, factors = columns, rows, replace(factors, first=factors.second, second=factors.first)
     if batch and not rows and _slides(factors.second, reduction):
@@ -343,7 +349,11 @@ def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: _Factors, e
     axes = [_Axis.of("b", [iterator]) for iterator in batch]
     axes += [_Axis.of("i", rows), _Axis.of("j", columns), _Axis.of("k", list(reduction.reduction))]
     *batch, i, j, k = axes
-    operands = [_operand(func, factors.first, [*batch, i, k]), _operand(func, factors.second, [*batch, j, k])]
+    first = _operand(factors.first, [*batch, i, k], func.params)
+    operands = [
+        first,
+        _operand(factors.second, [*batch, j, k], [p for p in func.params if not p.same_as(first.buffer)]),
+    ]
     result = [*batch, i, j]
     sums = epilogue.buffer
     if epilogue.value.same_as(epilogue.total) and _reads_plainly(epilogue.indices, sums, result):
@@ -405,13 +415,13 @@ class _Operand:
     block: tirx.Stmt | None = None
 
 
-def _operand(func: tirx.PrimFunc, value: ir.Expr, axes: Sequence[_Axis]) -> _Operand:
-    """Make a matrix of what is multiplied: a parameter that is one already, or a block that computes it.
+def _operand(value: ir.Expr, axes: Sequence[_Axis], parameters: Sequence[tirx.Var]) -> _Operand:
+    """Make a matrix of what is multiplied: one of ``parameters`` that is one already, or a block that computes it.
 
     Of the last two axes, that one is last along which the parameter behind it is stored.
     """
     *batch, own, k = axes
-    if isinstance(value, ir.TensorLoad) and any(value.source.same_as(parameter) for parameter in func.params):
+    if isinstance(value, ir.TensorLoad) and any(value.source.same_as(parameter) for parameter in parameters):
         for order in ([*batch, own, k], [*batch, k, own]):
             if _reads_plainly(value.indices, value.source, order):
                 return _Operand(value.source, tuple(order))
@@ -495,7 +505,7 @@ def _reads_plainly(indices: Sequence[ir.Expr], buffer: tirx.Var, axes: Sequence[
         if not axis.iterators:
             return is_one(extent)
         (*others, iterator) = axis.iterators
-        return not others and index.same_as(iterator.var) and tvm_ffi.structural_equal(extent, iterator.dom.extent)
+        return not others and index.same_as(iterator.var) and same_number(extent, iterator.dom.extent)
 
     return len(indices) == len(axes) and all(map(is_axis, indices, buffer.shape, axes))
 
@@ -529,10 +539,6 @@ def _is_float(dtype: str) -> bool:
 
 def _is_buffer(var: tirx.Var) -> bool:
     return hasattr(var, "shape")
-
-
-def _is_wide(var: tirx.Var) -> bool:
-    return not _is_buffer(var) and str(getattr(var.ty, "dtype", "")) == "int64"
 
 
 def _left(problem: str, computation: Computation | None = None, **facts: object) -> NotTaken:

@@ -138,7 +138,10 @@ class _Dequantized(relax.PyExprMutator):
     def _joined(self, product: relax.Call, made: dict[int, relax.Call]) -> relax.Call:
         """Emit a call of a function that makes operands, by the place that each has, and the product of them."""
         parts = {place: _operands(made[place]) if place in made else [o] for place, o in enumerate(_operands(product))}
-        given = {place: [relax.Var("given", part.ty) for part in own] for place, own in parts.items()}
+        given = {
+            place: [relax.Var(f"operand{place}_{number}", part.ty) for number, part in enumerate(own)]
+            for place, own in parts.items()
+        }
         name = "_".join(one.args[0].name_hint for one in (*made.values(), product))
         builder = relax.BlockBuilder()
         with builder.function(name, [*chain(*given.values())], attrs={"Primitive": True}):

@@ -22,6 +22,7 @@ from tensorir_ladder.schedules.rules.limits import limit_indices
 
 LOG = logging.getLogger(__name__)
 SCHEDULED = "tirx.is_scheduled"  # what dlight marks functions with that it need not look at
+BY = "tensorir_ladder.rule"  # attribute of a function: the name of the rule that took it
 HOW = "tensorir_ladder.schedule"  # attribute of a function, for people: engine, tiles, ranges
 OPAQUE = 8  # include/tvm/relax/op_attr_types.h: what FuseOps fuses with nothing
 
@@ -49,12 +50,14 @@ class Rule(ScheduleRule):
 
         A call with extents that 32-bit indices do not reach is refused by the function itself.
         """
+        if is_scheduled(func):
+            raise NotTaken("the function has its schedule", remedy="leave it as it is")
         if isinstance(func.body, s_tir.SBlockRealize) and relax.analysis.has_reshape_pattern(func):
             raise NotTaken("a reshape moves nothing", remedy="leave it to TVM, which makes a view of it")
         scheduled = self.schedule(func, target)
         if isinstance(scheduled, Schedule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
-        return _closed(limit_indices(scheduled))
+        return _closed(limit_indices(scheduled)).with_attr(BY, self.name)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
         """Return the scheduled function as dlight takes it, or None where the next rule has its turn.

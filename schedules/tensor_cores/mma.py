@@ -18,7 +18,7 @@ tiles, fragment layouts and the pipeline are checked where there is no GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import ir, tirx
 from tvm.s_tir import Schedule
@@ -28,7 +28,7 @@ from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_name, loops_below
 from tensorir_ladder.schedules.isa import MMA, MmaInstruction
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
-from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, raster_blocks
+from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, k_tiles_together, pipelined_k_tiles, raster_blocks
 from tensorir_ladder.schedules.loops.vectorization import vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
@@ -216,7 +216,7 @@ def accumulate_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops, instru
     Returns it.
     """
     write_back = accumulate_in_registers(sch, block, loops.warp, FRAGMENT)
-    sch.transform_layout(write_back, ("read", 0), _accumulator_layout(instruction))
+    sch.transform_layout(block, ("write", 0), _accumulator_layout(instruction))
     pair = _spread_over_lanes(sch, write_back, loops.warp)
     vectorize_inner(sch, pair, widest_vector(sch, write_back, pair))
     return write_back
@@ -321,7 +321,8 @@ def tensorize_contraction(
     tile.check_sound()
     instruction = fitting_instruction(sch, block, instruction)
     *batch, rows, columns, reduction = loops_of_block
-    if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
+    k_tile = tile.block_k * k_tiles_together(sch, reduction)
+    if pad_to_tile(sch, block, [*(1 for _ in batch), tile.block_m, tile.block_n, k_tile]):
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_to_warps(sch, rows, columns, reduction, tile, instruction)
     group = max(1, raster_rows // tile.block_m)
@@ -335,6 +336,7 @@ def tensorize_contraction(
     for loop in (loops.k_step, loops.fragment_row, loops.fragment_column):
         sch.unroll(loop)
     zero_fragment(sch, block, loops)
+    loops = replace(loops, k_outer=pipelined_k_tiles(sch, loops.k_outer))
     return TensorizedContraction(loops, copies, loads, write_back, instruction)
 
 

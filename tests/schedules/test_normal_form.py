@@ -2,30 +2,205 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
+import tvm
+import tvm_ffi
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T
 
+from support.functions import check_function
+from support.schedules_on_cpu import TARGET
 from support.tir_functions import FUNCTIONS, OTHERS, operands_of, run_on_llvm
-from tensorir_ladder.schedules.rules.normal_form import product_of
+from tensorir_ladder.harness.execution import compile_serial
+from tensorir_ladder.kernels.codegen.arithmetic import evaluate
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.inspection import operand_regions
+from tensorir_ladder.schedules.loops import flatten_contraction
+from tensorir_ladder.schedules.pipeline import pipeline_loop
+from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.recipes import stage_contraction
+from tensorir_ladder.schedules.rules.contraction import Contraction
+from tensorir_ladder.schedules.rules.normal_form import Product, narrowed, product_of
+from tensorir_ladder.schedules.rules.ranges import symbolic_extents
 from tensorir_ladder.schedules.rules.rule import NotTaken
+from tensorir_ladder.schedules.tensor_cores import tensorize_contraction
+from tensorir_ladder.schedules.tiles import TensorCoreTile, ThreadTile
 
 CASES = [(name, sizes) for name, function in FUNCTIONS.items() for sizes in function.sizes]
+TILE = ThreadTile(block=(32, 64, 32), thread=(4, 4))
+STAGED = [  # what differs on the way to shared memory and back
+    "all_any",
+    "attention_scores",
+    "conv2d_nchw_bias_relu",
+    "dequantised_int4",
+    "gathered_rows",
+    "linear_one_row",
+    "linear_to_heads",
+    "times_its_transposed",
+    "transposed_after",
+]
 
 
-@pytest.mark.parametrize(("name", "sizes"), CASES, ids=lambda value: str(value).replace(" ", ""))
-@pytest.mark.parametrize("sums", ["float32"])
-def test_computes_what_the_function_computed(name, sizes, sums):
+def _check(name: str, sizes: Mapping[str, int], after: tirx.PrimFunc, compiled=tvm.compile) -> None:
+    """Hold a function to what it was before, on whole numbers, whose sums are exact whatever they are kept in."""
     func = FUNCTIONS[name].make()
     operands = operands_of(func, sizes)
-    expected = run_on_llvm(func, operands)
-    product = product_of(func, sums=sums)
-    output = run_on_llvm(product.sch.mod["main"], operands)
-    for want, got in zip(expected, output):
+    for want, got in zip(run_on_llvm(func, operands), run_on_llvm(after, operands, compiled), strict=True):
         np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize(("name", "sizes"), CASES, ids=lambda value: str(value).replace(" ", ""))
+def test_computes_what_the_function_computed(name: str, sizes: dict[str, int]) -> None:
+    func = FUNCTIONS[name].make()
+    written = func.script()
+    product = product_of(func)
+    assert func.script() == written, "the function given has changed"
+    sch, block = product.sch, product.sch.get(product.block)
+    loops = [*product.batch, product.rows, product.columns, product.reduction]
+    assert [sch.get(loop) for loop in loops] == [sch.get(loop) for loop in sch.get_loops(product.block)]
+    *batch, rows, columns, reduction = (iterator.var for iterator in block.iter_vars)
+    for region, own in zip(operand_regions(sch, product.block), (rows, columns), strict=True):
+        indices = [dimension.min for dimension in region.region]
+        assert indices in ([*batch, own, reduction], [*batch, reduction, own])
+    _check(name, sizes, sch.mod["main"])
+
+
 @pytest.mark.parametrize("name", OTHERS)
-def test_is_left_with_the_reason(name):
+def test_is_left_with_the_reason(name: str) -> None:
     func = OTHERS[name].make()
+    written = func.script()
     with pytest.raises(NotTaken, match=OTHERS[name].left):
         product_of(func)
+    assert func.script() == written
+
+
+def _staged(product: Product) -> Schedule:
+    staged = stage_contraction(product.sch, product.block, TILE, vectorize=True, scope="shared.dyn")
+    if isinstance(product.sch.get(staged.loops.k_outer).extent, tirx.IntImm):
+        pipeline_loop(product.sch, staged.loops.k_outer, 2)
+    return product.sch
+
+
+@pytest.mark.filterwarnings("ignore:.*pipeline stages")
+@pytest.mark.parametrize("name", STAGED)
+def test_compositions_take_it(name: str) -> None:
+    sch = _staged(product_of(FUNCTIONS[name].make()))
+    _check(name, FUNCTIONS[name].sizes[-1], sch.mod["main"], compile_serial)
+
+
+@pytest.mark.emulator
+@pytest.mark.filterwarnings("ignore:.*pipeline stages")
+@pytest.mark.parametrize("name", ["conv2d_nhwc", "linear_silu_any", "linear_to_heads", "residual_first", "loops_split"])
+def test_the_cuda_of_it(name: str) -> None:
+    func = FUNCTIONS[name].make()
+    sch = _staged(product_of(func))
+    check_function(func, lower_ahead(sch.mod["main"], TARGET), TARGET, FUNCTIONS[name].sizes[-1], slack=4)
+
+
+def test_the_layout_of_a_residual_stays() -> None:
+    product = product_of(FUNCTIONS["residual_first"].make())
+    tensorize_contraction(product.sch, product.block, TensorCoreTile(block=(32, 64, 32), warp=(32, 32)))
+    assert list(product.sch.mod["main"].params[0].shape) == [20, 28]
+    _check("residual_first", {}, product.sch.mod["main"], compile_serial)
+
+
+def test_sums_are_kept_in_float32_or_as_written() -> None:
+    a, b = (te.placeholder(shape, "float16", name=name) for name, shape in (("A", (8, 3000)), ("B", (3000, 8))))
+    k = te.reduce_axis((0, 3000), name="k")
+    func = te.create_prim_func([a, b, te.compute((8, 8), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")])
+    random = np.random.default_rng(0)
+    operands = [random.random(shape).astype("float16") for shape in ((8, 3000), (3000, 8), (8, 8))]
+    exact = operands[0].astype(np.float64) @ operands[1].astype(np.float64)
+    before, wide, narrow = (
+        run_on_llvm(made, operands)[-1].astype(np.float64)
+        for made in (func, product_of(func).sch.mod["main"], product_of(func, sums="as_written").sch.mod["main"])
+    )
+    np.testing.assert_array_equal(narrow, before)
+    assert abs(wide - exact).max() <= 2**-11 * exact.max() < abs(before - exact).max()
+
+
+@pytest.mark.parametrize("sums", ["as_written", "float32"])
+def test_what_has_no_arithmetic_as_written(sums: str) -> None:
+    func = FUNCTIONS["halved_inside"].make()
+    if sums == "as_written":
+        with pytest.raises(NotTaken, match="as written"):
+            product_of(func, sums=sums)
+    else:
+        product_of(func, sums=sums)
+
+
+def test_vectors_begin_aligned() -> None:
+    product = product_of(FUNCTIONS["columns_from_one_on"].make())
+    staged = stage_contraction(product.sch, product.block, TILE, vectorize=True)
+    assert [copy.width for copy in staged.copies] == [1, 8]
+
+
+def test_narrowed_indices() -> None:
+    func = FUNCTIONS["linear_silu_any"].make()
+    small = narrowed(func)
+    assert "int64" in func.script()
+    assert "int64" not in small.script()
+    assert narrowed(small).same_as(small)
+
+
+def test_what_cannot_be_narrowed() -> None:
+    rows = tirx.Var("m", "int64")
+    huge = te.placeholder((2**17, 2**14), "int8", name="A")
+    with pytest.raises(NotTaken, match="32-bit indexing"):
+        narrowed(te.create_prim_func([huge, te.compute(huge.shape, lambda i, j: huge[i, j] + huge[i, j], name="B")]))
+    numbers = te.placeholder((rows,), "int64", name="A")
+    with pytest.raises(NotTaken, match="64-bit numbers"):
+        narrowed(te.create_prim_func([numbers, te.compute((rows,), lambda i: numbers[i] + 1, name="B")]))
+
+
+def test_calls_beyond_32_bits_are_refused() -> None:
+    taken = Contraction().take(FUNCTIONS["rows_any_i64"].make(), TARGET)
+    conditions: list[tirx.Expr] = []
+    tvm_ffi.structural_walk(taken.body, (tirx.AssertStmt, lambda stmt: conditions.append(stmt.condition)))
+    (condition,), (rows,) = conditions, symbolic_extents(taken)
+    assert [bool(evaluate(condition, {rows: m})) for m in (1, 2**26 - 1, 2**26, 2**31 - 1)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("name", ["rows_any_i64", "loops_split", "loops_fused", "start_apart", "scheduled"])
+def test_flattening_refuses_before_it_changes_anything(name: str) -> None:
+    func = (FUNCTIONS | OTHERS)[name].make()
+    sch = Schedule(func)
+    block = next(
+        block
+        for block in sch.get_child_blocks(sch.get_sblock("root"))
+        if any(i.iter_type == 2 for i in sch.get(block).iter_vars)
+    )
+    written = sch.mod.script()
+    with pytest.raises(IllegalSchedule, match="product_of"):
+        flatten_contraction(sch, block)
+    assert sch.mod.script() == written
+
+
+def test_epilogues_that_repeat_are_refused_by_name() -> None:
+    sch = Schedule(OTHERS["result_repeated"].make())
+    with pytest.raises(IllegalSchedule, match="repeats its elements"):
+        stage_contraction(sch, sch.get_sblock("matmul"), TILE)
+
+
+def test_sums_without_a_start_are_refused_by_name() -> None:
+    @T.prim_func(s_tir=True)
+    def accumulate(
+        a: T.Buffer((32, 32), "float32"), b: T.Buffer((32, 64), "float32"), c: T.Buffer((32, 64), "float32")
+    ) -> None:
+        for i, j, k in T.grid(32, 64, 32):
+            with T.sblock("update"):
+                v_i, v_j, v_k = T.axis.remap("SSR", [i, j, k])
+                c[v_i, v_j] = c[v_i, v_j] + a[v_i, v_k] * b[v_k, v_j]
+
+    sch = Schedule(accumulate)
+    with pytest.raises(IllegalSchedule, match="goes on from"):
+        stage_contraction(sch, sch.get_sblock("update"), TILE)

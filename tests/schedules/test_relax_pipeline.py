@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvm.s_tir import dlight
 
 import tensorir_ladder
-from support.relax_modules import MODULES, arrays_of, made_of
+from support.relax_modules import MODULES, arrays_of, functions_of, made_of
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.rules import DequantizeInProduct, ReadTransposed, Rule, dlight_target, fuse_operators
@@ -29,11 +29,6 @@ QUICK = ("mlp", "quantised_linear")  # the others cost seconds each
 every_module = pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.emulator) for name in MODULES]
 )
-
-
-def functions(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
-    """A module's functions in TIR, by name."""
-    return {name.name_hint: one for name, one in mod.functions_items() if isinstance(one, tirx.PrimFunc)}
 
 
 def kernels(executable: tvm.runtime.Executable) -> set[str]:
@@ -60,11 +55,11 @@ def same(ones: Sequence[np.ndarray], others: Sequence[np.ndarray], dtype: str) -
 def test_what_comes_out_is_compiled_by_tvms_stock_pipeline(name: str) -> None:
     """Every function is in the CUDA text, and those scheduled ahead come out as they went in."""
     mod = relax.get_pipeline("tensorir_ladder", target=TARGET)(MODULES[name]())
-    scheduled = functions(mod)
+    scheduled = functions_of(mod)
     assert all(map(is_scheduled, scheduled.values())), [n for n, one in scheduled.items() if not is_scheduled(one)]
     found = kernels(tvm.compile(mod, TARGET))
     assert {one for one in scheduled if not any(kernel.startswith(f"{one}_kernel") for kernel in found)} == set()
-    again = functions(relax.get_default_pipeline(TARGET)(mod))
+    again = functions_of(relax.get_default_pipeline(TARGET)(mod))
     assert {one for one in scheduled if not tvm_ffi.structural_equal(again[one].body, scheduled[one].body)} == set()
 
 
@@ -79,7 +74,7 @@ def test_our_passes_over_relax_change_no_result(name: str) -> None:
 def test_every_function_is_explained(name: str) -> None:
     mod = MODULES[name]()
     explained = tensorir_ladder.explain(mod, TARGET)
-    assert {row.function for row in explained.rows} == set(functions(fuse_operators(TARGET)(mod)))
+    assert {row.function for row in explained.rows} == set(functions_of(fuse_operators(TARGET)(mod)))
     ours = {rule.name for rule in tensorir_ladder.rules(TARGET)}
     for row in explained.rows:
         assert row.rule in ours or row.rule.startswith("dlight.gpu.") or row.rule == "already scheduled"
@@ -92,19 +87,19 @@ def test_every_function_is_explained(name: str) -> None:
 
 
 def test_a_module_of_functions_alone_is_explained_and_compiled() -> None:
-    mod = tvm.IRModule(functions(fuse_operators(TARGET)(MODULES["mlp"]())))
-    assert {row.function for row in tensorir_ladder.explain(mod, TARGET).rows} == set(functions(mod))
+    mod = tvm.IRModule(functions_of(fuse_operators(TARGET)(MODULES["mlp"]())))
+    assert {row.function for row in tensorir_ladder.explain(mod, TARGET).rows} == set(functions_of(mod))
     with TARGET:
         scheduled = dlight.ApplyDefaultSchedule(*tensorir_ladder.rules(TARGET), dlight.gpu.Fallback())(mod)
         by_pipeline = relax.get_pipeline("tensorir_ladder")(mod)
     for one in (scheduled, by_pipeline):
-        assert set(functions(one)) == set(functions(mod))
+        assert set(functions_of(one)) == set(functions_of(mod))
         text = tvm.compile(_named(one), TARGET).mod.imports[0].inspect_source()
-        assert all(f"{name}_kernel" in text for name in functions(mod))
+        assert all(f"{name}_kernel" in text for name in functions_of(mod))
 
 
 def _named(mod: tvm.IRModule) -> tvm.IRModule:
-    return tvm.IRModule({name: one.with_attr("global_symbol", name) for name, one in functions(mod).items()})
+    return tvm.IRModule({name: one.with_attr("global_symbol", name) for name, one in functions_of(mod).items()})
 
 
 class Copies(Rule):
@@ -123,10 +118,10 @@ def test_functions_that_are_lowered_ahead_pass_tvms_pipeline_unharmed(name: str)
     mod = fuse_operators(TARGET)(MODULES[name]())
     with TARGET:
         taken = dlight.ApplyDefaultSchedule(Copies())(mod)
-    left = {one for one, function in functions(taken).items() if not is_scheduled(function)}
-    assert left == {one for one, function in functions(mod).items() if relax.analysis.has_reshape_pattern(function)}
-    again = functions(relax.get_default_pipeline(TARGET)(taken))
-    ours = {one: function for one, function in functions(taken).items() if one not in left}
+    left = {one for one, function in functions_of(taken).items() if not is_scheduled(function)}
+    assert left == {one for one, function in functions_of(mod).items() if relax.analysis.has_reshape_pattern(function)}
+    again = functions_of(relax.get_default_pipeline(TARGET)(taken))
+    ours = {one: function for one, function in functions_of(taken).items() if one not in left}
     assert {one for one in ours if not tvm_ffi.structural_equal(again[one].body, ours[one].body)} == set()
     assert all(
         any(kernel.startswith(f"{one}_kernel") for kernel in kernels(tvm.compile(taken, TARGET))) for one in ours
@@ -251,8 +246,8 @@ def test_products_read_transposed_operands_where_they_lie(name: str) -> None:
 
 def test_functions_that_nothing_calls_stay() -> None:
     mod = MODULES["mlp"]()
-    mod["spare"] = functions(fuse_operators(TARGET)(MODULES["conv_net"]()))["mean"]
-    assert "spare" in functions(DequantizeInProduct()(ReadTransposed()(mod)))
+    mod["spare"] = functions_of(fuse_operators(TARGET)(MODULES["conv_net"]()))["mean"]
+    assert "spare" in functions_of(DequantizeInProduct()(ReadTransposed()(mod)))
 
 
 CODES, SCALES = ((48, 64), "int8"), ((48, 1), "float16")
@@ -300,6 +295,6 @@ def test_dequantised_weights_are_read_by_the_product(name: str) -> None:
     inputs, body, count = DEQUANTIZED[name]
     mod = made_of(inputs, body)
     changed = fuse_operators(CPU)(mod)
-    assert len(functions(changed)) == count, list(functions(changed))
+    assert len(functions_of(changed)) == count, list(functions_of(changed))
     arrays = arrays_of(mod)
     same(outputs(changed, arrays), outputs(mod, arrays), "float16")

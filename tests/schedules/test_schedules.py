@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import te
-from tvm.s_tir import Schedule, dlight
+from tvm.s_tir import Schedule
 
 from support.schedules_on_cpu import TARGET, convolve, cuda_text, normal, run
 from tensorir_ladder.harness.execution import compile_serial
@@ -32,7 +32,7 @@ from tensorir_ladder.schedules.memory import (
 )
 from tensorir_ladder.schedules.pipeline import pipeline_loop, required_pass_config
 from tensorir_ladder.schedules.recipes import stage_contraction
-from tensorir_ladder.schedules.rules.pipelined_contraction import PipelinedContraction
+from tensorir_ladder.schedules.rules.contraction import Contraction
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, gemm, matmul_bias_relu
 
@@ -243,30 +243,6 @@ def test_a_convolution_cannot_be_padded_before_it_is_flattened():
         pad_to_tile(sch, block, (1, 3, 3, 3, 1, 1, 3))
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_dlight_rule(asynchronous):
-    a, b, bias = normal(100, 36), normal(36, 52), normal(52)
-    function = matmul_bias_relu(Matmul(100, 52, 36))
-    with TARGET, tvm.transform.PassContext(config={"tirx.use_async_copy": asynchronous}):
-        mod = dlight.ApplyDefaultSchedule(PipelinedContraction())(tvm.IRModule({"main": function}))
-        text = tvm.compile(mod, target=TARGET).mod.imports[0].inspect_source()
-    assert ("ptx_cp_async_legacy" in text[text.rfind('extern "C"') :]) is asynchronous
-    expected = np.maximum(a.astype(np.float64) @ b + bias, 0)
-    np.testing.assert_allclose(run(Schedule(mod), a, b, bias, shape=(100, 52)), expected, rtol=0, atol=1e-4)
-
-
-def test_dlight_rule_leaves_what_it_cannot_do():
-    x = te.placeholder((10,), name="x")
-    elementwise = te.create_prim_func([x, te.compute((10,), lambda i: x[i] + 1)])
-    rows, k = te.var("rows"), te.reduce_axis((0, 8))
-    a, b = te.placeholder((rows, 8), name="a"), te.placeholder((8, 8), name="b")
-    dynamic = te.create_prim_func([a, b, te.compute((rows, 8), lambda i, j: te.sum(a[i, k] * b[k, j], k))])
-    too_large = PipelinedContraction(ThreadTile(block=(256, 256, 256), thread=(8, 8)))
-    assert PipelinedContraction().apply(elementwise, TARGET) is None
-    assert PipelinedContraction().apply(dynamic, TARGET) is None
-    assert too_large.apply(Matmul(256, 256, 256).prim_func(), TARGET) is None
-
-
 def _loops(problem: Matmul):
     sch = Schedule(problem.prim_func())
     return (sch, *sch.get_loops(sch.get_sblock("matmul")))
@@ -287,7 +263,7 @@ def test_only_sums_of_products_are_padded(combine):
     with pytest.raises(IllegalSchedule, match="no sum of products") as caught:
         pad_to_tile(sch, sch.get_sblock("reduce"), TILE.block)
     assert caught.value.block == "reduce"
-    assert PipelinedContraction().apply(function, TARGET) is None
+    assert Contraction().apply(function, TARGET) is None
 
 
 @pytest.mark.parametrize(
@@ -310,7 +286,7 @@ def test_a_single_row_is_refused_rather_than_summed_several_times():
     sch = Schedule(conv2d_nhwc(1, 5, 5, 16, 24, kernel=5, padding=0))
     with pytest.raises(IllegalSchedule, match="rows of one step cannot be tiled"):
         flatten_contraction(sch, sch.get_sblock("conv2d"))
-    assert PipelinedContraction().apply(conv2d_nhwc(1, 1, 1, 16, 24, kernel=1, padding=0), TARGET) is None
+    assert Contraction().apply(conv2d_nhwc(1, 1, 1, 16, 24, kernel=1, padding=0), TARGET) is None
 
 
 def test_a_function_of_any_name_can_be_scheduled():
@@ -335,7 +311,7 @@ def test_what_cannot_be_fused_or_split_is_refused_by_name():
     with pytest.raises(IllegalSchedule, match="cannot be fused into its write-back") as caught:
         stage_contraction(sch, sch.get_sblock("product"), TILE)
     assert caught.value.block == "product"
-    assert PipelinedContraction().apply(function, TARGET) is None
+    assert Contraction().apply(function, TARGET) is None
     sch = Schedule(Matmul(96, 96, 96).prim_func())
     with pytest.raises(IllegalSchedule, match="whole rows of the tile"):
         stage_contraction(

@@ -30,6 +30,8 @@ from tensorir_ladder.kernels.codegen.arithmetic import evaluate
 from tensorir_ladder.kernels.codegen.host_code import HostRun, read_host
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
 
+# Written out whole, a loop over numbers of 16 bits takes LLVM minutes.
+CPU = tvm.target.Target({"kind": "llvm", "opt-level": 1})
 RESIDENT = 132  # blocks that are alive together
 FLOATS = re.compile(r"\b(?:bfloat16|float(?:16|32|8_\w+))\b")
 # Bits that mean a number of one dtype mean another in the next, and what is not written out cannot be rewritten.
@@ -119,7 +121,7 @@ class _Case:
         # LLVM's code generator has no numbers of 8 bits.
         as_written = [] if wide is not None and "float8" in before.script() else [before]
         self.references = [*as_written, *([wide] if wide is not None else [])]
-        self.compiled = [tvm.compile(_module(function), "llvm")["main"] for function in self.references]
+        self.compiled = [tvm.compile(_module(function), CPU)["main"] for function in self.references]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a parameter's shape at these sizes."""

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import tvm
-from tvm import relax, te
+import tvm_ffi
+from tvm import relax, te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import op
 
@@ -202,9 +203,9 @@ def _quantised_linear(x, w8, s8, w4, s4):
 
 
 def _unpacked(words: te.Tensor, scales: te.Tensor) -> te.Tensor:
-    def element(i: tvm.tirx.Var, j: tvm.tirx.Var) -> tvm.ir.Expr:
-        nibble = (words[i, j // 8] >> (j % 8 * 4).astype("uint32")) & tvm.tirx.const(15, "uint32")
-        return (nibble.astype("float16") - tvm.tirx.const(7, "float16")) * scales[i, j // 32]
+    def element(i: tirx.Var, j: tirx.Var) -> tvm.ir.Expr:
+        nibble = (words[i, j // 8] >> (j % 8 * 4).astype("uint32")) & tirx.const(15, "uint32")
+        return (nibble.astype("float16") - tirx.const(7, "float16")) * scales[i, j // 32]
 
     return te.compute((40, 48), element, name="unpack")
 
@@ -274,10 +275,7 @@ MODULES: dict[str, Callable[[], tvm.IRModule]] = {
 def made_of(inputs: dict[str, tuple[tuple[int | str, ...], str]], body: Callable[..., relax.Expr]) -> tvm.IRModule:
     """Make a module of a function of tensors, given by shape and dtype; extents of one name are one symbol."""
     symbols = {
-        extent: tvm.tirx.Var(extent, "int64")
-        for shape, _ in inputs.values()
-        for extent in shape
-        if isinstance(extent, str)
+        extent: tirx.Var(extent, "int64") for shape, _ in inputs.values() for extent in shape if isinstance(extent, str)
     }
     parameters = [
         relax.Var(name, relax.TensorType([symbols.get(extent, extent) for extent in shape], dtype))
@@ -295,11 +293,20 @@ def arrays_of(mod: tvm.IRModule, seed: int = 0) -> list[np.ndarray]:
     """Draw what ``forward`` is given, at :data:`SIZES`: halves of normal numbers, and indices below 50."""
     random, drawn = np.random.default_rng(seed), []
     for parameter in mod["forward"].params:
-        shape = [
-            SIZES[extent.name] if isinstance(extent, tvm.tirx.Var) else int(extent) for extent in parameter.ty.shape
-        ]
+        shape = [SIZES[extent.name] if isinstance(extent, tirx.Var) else int(extent) for extent in parameter.ty.shape]
         name = str(parameter.ty.dtype)
         dtype = np.dtype(getattr(ml_dtypes, name, name))
         values = random.integers(0, 50, shape) if dtype.kind in "iu" else random.standard_normal(shape) / 2
         drawn.append(values.astype(dtype))
     return drawn
+
+
+def functions_of(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
+    """List a module's functions in TIR, by name."""
+    return {name.name_hint: one for name, one in mod.functions_items() if isinstance(one, tirx.PrimFunc)}
+
+
+def numbered(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give each parameter a name of its own: x times its own transpose has two called x, a split as many results."""
+    own = {p: tirx.Var(f"{p.name}_{place}", p.ty) for place, p in enumerate(function.params)}
+    return tvm_ffi.structural_map(function, (tirx.Var, lambda var: own.get(var, var)))

@@ -17,6 +17,8 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
 from tensorir_ladder.harness.execution import numpy_dtype
+from tensorir_ladder.kernels.codegen.arithmetic import evaluate
+from tensorir_ladder.schedules.rules.ranges import symbolic_extents
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ def operands_of(func: tirx.PrimFunc, sizes: Mapping[str, int], seed: int = 0) ->
     depend on what it holds.
     """
     random, found = np.random.default_rng(seed), []
+    values = {var: sizes[var.name] for var in symbolic_extents(func)}
     for parameter in func.params:
-        shape = [int(sizes[e.name] if isinstance(e, tirx.Var) else e) for e in parameter.shape]
+        shape = [int(evaluate(extent, values)) for extent in parameter.shape]
         dtype = str(parameter.dtype)
         if dtype in ("uint8", "uint32", "int32"):
             drawn = random.integers(0, 3 if dtype == "int32" else np.iinfo(dtype).max, shape)
@@ -224,6 +227,24 @@ def transposed_result() -> tirx.PrimFunc:
 def transposed_after() -> tirx.PrimFunc:
     a, b, c = _product(20, 28, 36, "float16")
     return te.create_prim_func([a, b, te.compute((28, 20), lambda j, i: c[i, j] * c[i, j], name="after")])
+
+
+@function()
+def columns_from_one_on() -> tirx.PrimFunc:
+    """An operand that is a part of a buffer, whose rows do not begin aligned."""
+    a, b = te.placeholder((20, 40), "float16", name="A"), te.placeholder((32, 24), "float16", name="B")
+    k = te.reduce_axis((0, 32), name="k")
+    part = topi.strided_slice(a, [0, 1], [20, 33])
+    return te.create_prim_func(
+        [a, b, te.compute((20, 24), lambda i, j: te.sum(part[i, k] * b[k, j], axis=k), name="C")]
+    )
+
+
+@function()
+def times_its_transposed() -> tirx.PrimFunc:
+    """A·Aᵀ: both operands are one buffer."""
+    a, k = te.placeholder((20, 36), "float16", name="A"), te.reduce_axis((0, 36), name="k")
+    return te.create_prim_func([a, te.compute((20, 20), lambda i, j: te.sum(a[i, k] * a[j, k], axis=k), name="C")])
 
 
 @function()

@@ -1,0 +1,51 @@
+"""Every function of whole Relax modules: taken by a rule and right in the emulator, or left with a reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import tirx
+
+from support.functions import check_function
+from support.relax_modules import MODULES, SIZES, functions_of, numbered
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.rules import fuse_operators, rules
+from tensorir_ladder.schedules.rules.rule import is_scheduled
+
+TARGET = machine_for("sm_90a").target()
+ROUNDED_ON_THE_WAY = {"layer_norm": 16.0}  # whose last product TVM rounds to float16, then adds what cancels it
+
+
+def taken(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """What the first rule that takes a function makes of it; any other exception than a refusal is a failure."""
+    for rule in rules(TARGET):
+        try:
+            return rule.take(function, TARGET)
+        except IllegalSchedule:
+            continue
+    return None
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", MODULES)
+def test_what_rules_take_of_a_module_computes_what_it_did(name: str) -> None:
+    checked = []
+    for function_name, function in functions_of(fuse_operators(TARGET)(MODULES[name]())).items():
+        before = numbered(function)
+        after = None if is_scheduled(before) else taken(before)
+        if after is not None:
+            slack = ROUNDED_ON_THE_WAY.get(function_name, 1.0)
+            check_function(before, after, TARGET, SIZES, arrays=indices_of(before), slack=slack)
+            checked.append(function_name)
+    assert checked
+
+
+def indices_of(function: tirx.PrimFunc) -> dict[str, np.ndarray]:
+    """Draw indices below 50, which is what tables of the modules have, for each parameter of int32."""
+    found = {}
+    for parameter in function.params:
+        if str(parameter.dtype) == "int32":
+            shape = [SIZES[extent.name] if isinstance(extent, tirx.Var) else int(extent) for extent in parameter.shape]
+            found[str(parameter.name)] = np.random.default_rng(0).integers(0, 50, shape)
+    return found

@@ -1,0 +1,127 @@
+"""CUDA that TVM writes and that CUDA does not take, or that does something else (docs/tvm.md)."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from unittest import mock
+
+from tvm import ir, te, tirx
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T
+
+from support.stock_tvm import failure, kernel, still
+
+VECTORS = "schedules/loops/vectorization.py (widest_vector)"
+
+
+def by_vectors(dtype: str, lanes: int, of: Callable[[ir.Expr], ir.Expr]) -> str:
+    """The CUDA of a function of 32 elements, so many a thread."""
+    x = te.placeholder((32,), dtype, name="x")
+    sch = Schedule(te.create_prim_func([x, te.compute((32,), lambda i: of(x[i]), name="y")]))
+    threads, vector = sch.split(sch.get_loops(sch.get_sblock("y"))[0], [None, lanes])
+    sch.bind(threads, "threadIdx.x")
+    sch.vectorize(vector)
+    return kernel(sch.mod)
+
+
+def test_eight_equal_bytes_are_an_int2_of_eight_numbers() -> None:
+    text = by_vectors("int8", 8, lambda _: tirx.const(3, "int8"))
+    still(re.search(r"make_int2\((\(signed char\)3(, )?){8}\)", text) is not None, VECTORS)
+
+
+def test_vectors_of_bool_are_twice_as_long() -> None:
+    """Four of one byte each are copied as four of two bytes: the last thread writes past the end."""
+    text = by_vectors("bool", 4, lambda value: value)
+    still("*(ushort4*)(y_ptr" in text, VECTORS)
+
+
+def test_eight_of_fp8_are_converted_by_a_cast_of_vectors() -> None:
+    text = by_vectors("float8_e4m3fn", 8, lambda value: value.astype("float16").astype("float8_e4m3fn"))
+    still("(uint2)((uint4)(*(uint2*)(x_ptr" in text, VECTORS)
+
+
+def test_one_shared_buffer_of_two_loses_its_alignment() -> None:
+    @T.prim_func(s_tir=True)
+    def twice(x: T.Buffer((32,), "float32"), y: T.Buffer((32,), "float32")):
+        near = T.sblock_alloc_buffer((32,), scope="shared.dyn", align=1024)
+        far = T.sblock_alloc_buffer((32,), scope="shared.dyn")
+        for thread in T.thread_binding(32, thread="threadIdx.x"):
+            with T.sblock("near"):
+                i = T.axis.spatial(32, thread)
+                near[i] = x[i]
+            with T.sblock("far"):
+                i = T.axis.spatial(32, thread)
+                far[i] = near[31 - i]
+            with T.sblock("y"):
+                i = T.axis.spatial(32, thread)
+                y[i] = far[31 - i] + near[i]
+
+    (alignment,) = re.findall(r"extern __shared__ __align__\((\d+)\)", kernel(twice))
+    still(alignment == "64", "schedules/tensor_cores/warpgroup.py (SCOPE: tiles alone, all dynamic)")
+
+
+# Explicit kernels
+
+
+def test_an_attribute_in_a_function_of_python_is_lost() -> None:
+    def two_blocks() -> None:
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 2})
+
+    @T.prim_func
+    def by_function(x: T.Buffer((32,), "float32")):
+        T.device_entry()
+        two_blocks()
+        T.cta_id([1])
+        x[T.thread_id([32])] = T.float32(1)
+
+    @T.prim_func
+    def itself(x: T.Buffer((32,), "float32")):
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 2})
+        T.cta_id([1])
+        x[T.thread_id([32])] = T.float32(1)
+
+    assert "__launch_bounds__(32, 2)" in kernel(itself, "tirx")
+    still("__launch_bounds__(32)" in kernel(by_function, "tirx"), "kernels/persistent.py, kernels/warp_specialized.py")
+
+
+def test_a_noop_barrier_has_no_text() -> None:
+    @T.prim_func
+    def fenced(x: T.Buffer((32,), "float32")):
+        T.device_entry()
+        T.cta_id([1])
+        sums = T.alloc_buffer((1,), "float32", scope="local")
+        sums[0] = T.float32(1)
+        T.evaluate(T.cuda.wgmma.noop_barrier(sums[0]))
+        x[T.thread_id([32])] = sums[0]
+
+    still("no attribute 'dtype'" in failure(lambda: kernel(fenced, "tirx")), "kernels/wgmma.py")
+
+
+def test_each_inlined_call_reads_every_frame_of_the_stack() -> None:
+    @T.inline
+    def one(x):
+        x[T.thread_id([32])] = T.float32(1)
+
+    with mock.patch.object(inspect, "getouterframes", wraps=inspect.getouterframes) as read:
+
+        @T.prim_func
+        def ones(x: T.Buffer((32,), "float32")):
+            T.device_entry()
+            T.cta_id([1])
+            one(x)
+
+    still(read.called, "kernels/short_stack.py")
+
+
+def test_what_is_no_cuda_is_compiled_with_success() -> None:
+    @T.prim_func
+    def no_cuda(x: T.Buffer((32,), "float32")):
+        T.device_entry()
+        T.cta_id([1])
+        T.evaluate(T.cuda.func_call("nothing", source_code="this is no CUDA\n"))
+        x[T.thread_id([32])] = T.float32(1)
+
+    still("nothing()" in kernel(no_cuda, "tirx"), "kernels/codegen/toolchain.py (text and compiler are ours)")
