@@ -211,8 +211,8 @@ def _weights(d: _Drawing, shape: list[Any], dtype: str, along: int) -> te.Tensor
 
 def _product(d: _Drawing) -> te.Tensor:
     """Sums of products: operands and result with their axes in any order, with or without a batch."""
-    batched = d.choose.choice((0, 0, 0, 1, 2))
-    m, n, k, *batch = _sizes(d, 3 + batched)
+    m, n, k = _sizes(d, 3)
+    batch = [d.choose.choice((1, 2, 3, 4)) for _ in range(d.choose.choice((0, 0, 0, 1, 2)))]
     names = {"m": m, "n": n, "k": k, **{f"b{place}": size for place, size in enumerate(batch)}}
     extents = {name: d.extent(name, size) for name, size in names.items()}
     batches = [name for name in names if name.startswith("b")]
