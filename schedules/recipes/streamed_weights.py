@@ -28,6 +28,7 @@ from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
+from tensorir_ladder.schedules.loops.tiling import bind_batched_grid
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner
 from tensorir_ladder.schedules.memory.staging import accumulate_in_registers, initialize_before, inline_data_movement
 
@@ -157,7 +158,7 @@ def stream_weights(sch: Schedule, block: SBlockRV, tile: StreamTile, weights: in
     ::
 
         before   for i < m:  for j < n:  for k:  C[i, j] += A[i, k] * W[j, k];      D[i, j] = f(C[i, j])
-        after    for row tile, bound to blockIdx.y:  for column tile, bound to blockIdx.x:
+        after    for row tile, column tile, bound to blockIdx.x:
                    for column thread, for reduction thread, bound to threadIdx.y and .x (x and y, along columns):
                      for iterations:
                        W_local[steps, columns, vector] = W[...]                  # all loads before the first use
@@ -182,13 +183,13 @@ def stream_weights(sch: Schedule, block: SBlockRV, tile: StreamTile, weights: in
     role = "columns" if weights else "rows"
     operands = [_to_registers(sch, nest, operand, role, tile.columns) for operand in (0, 1)]
     sums = _sums_of_threads(sch, block, tile)
-    nest.bind(sch, tile)
+    grid = nest.bind(sch, tile)
     for place, operand in enumerate(operands):
         _place(sch, operand, nest, streamed=place == weights)
     nest.unroll(sch)
     for loop in loops_below(sch, initialize_before(sch, nest.partial, nest.outer), nest.thread):
         sch.unroll(loop)
-    write_back = _add_up(sch, sums, nest, tile, many)
+    write_back = _add_up(sch, sums, grid, tile, many)
     return StreamedWeights(nest.outer, nest.partial, block, write_back)
 
 
@@ -218,20 +219,17 @@ class _Nest:
         """The loop whose iterations load vectors of the rows."""
         return next((self.cut[name] for name in ("unit0", "step") if name in self.cut), self.outer)
 
-    def bind(self, sch: Schedule, tile: StreamTile) -> None:
-        """Put the loops in order, and spread them over blocks and threads."""
+    def bind(self, sch: Schedule, tile: StreamTile) -> LoopRV:
+        """Put the loops in order, spread them over blocks and threads, and return the loop over blocks."""
         packed = [self.cut["unit2"]] if "unit2" in self.cut else []
         threads = [self.column_thread, self.thread]
         sch.reorder(
             *[*self.batch, self.row_tile, self.column_tile, *threads, self.outer],
             *[*self.before_columns, self.column, self.row, *packed],
         )
-        if self.batch:
-            sch.bind(sch.fuse(*self.batch) if len(self.batch) > 1 else self.batch[0], "blockIdx.z")
-        sch.bind(self.row_tile, "blockIdx.y")
-        sch.bind(self.column_tile, "blockIdx.x")
         for loop, axis in zip(threads, _thread_axes(tile)):
             sch.bind(loop, axis)
+        return bind_batched_grid(sch, self.batch, [self.row_tile, self.column_tile])
 
     def unroll(self, sch: Schedule) -> None:
         """Write out what a thread does in one iteration."""
@@ -406,9 +404,9 @@ def _sums_of_threads(sch: Schedule, block: SBlockRV, tile: StreamTile) -> _Sums:
     return _Sums(sch.cache_read(groups or block, 0, "shared"), groups, block)
 
 
-def _add_up(sch: Schedule, sums: _Sums, nest: _Nest, tile: StreamTile, many: int) -> SBlockRV:
+def _add_up(sch: Schedule, sums: _Sums, grid: LoopRV, tile: StreamTile, many: int) -> SBlockRV:
     """Add up what the threads have summed, through shared memory, and store it; returns what stores."""
-    along_k, grid = tile.along == "reduction", nest.column_tile
+    along_k = tile.along == "reduction"
     sch.reverse_compute_at(sums.shared, grid, preserve_unit_loops=True)
     own = loops_below(sch, sums.shared, grid)
     if along_k:

@@ -131,7 +131,7 @@ def _bounded(function: tirx.PrimFunc, resident: int) -> tirx.PrimFunc:
     """
 
     def bounded(stmt: tirx.AttrStmt) -> tirx.Stmt:
-        if stmt.attr_key != "thread_extent" or str(stmt.node.thread_tag) != "blockIdx.y":
+        if stmt.attr_key != "thread_extent" or str(stmt.node.thread_tag) != "blockIdx.x":
             return stmt
         body = tirx.AttrStmt(0, "tirx.launch_bounds_min_blocks_per_sm", resident, stmt.body)
         return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
@@ -226,7 +226,7 @@ def _tile(shape: _Shape, loads: int, columns: int, column_threads: int, reductio
 
 
 def _registers(tile: StreamTile, shape: _Shape) -> int:
-    """Estimate a thread's registers: weights on their way, rows, sums; where weights are unpacked, rows of two steps."""
+    """Estimate a thread's registers: weights on their way, rows (of two steps, if weights are unpacked), sums."""
     weights = _loads(tile) * max(1, shape.vector_bytes(tile) // 4)
     step = math.prod(tile.unit[1:])
     rows = -(-tile.rows * step * shape.row_bytes // 4)
