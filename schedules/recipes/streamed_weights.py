@@ -36,7 +36,7 @@ MOST_UNROLLED = 32
 
 
 @dataclass(frozen=True)
-class StreamTile:
+class WeightsTile:
     """Tile of a product that streams its weights.
 
     A thread has ``rows`` x ``columns`` sums, and walks the reduction in iterations of ``steps`` vectors of each of its
@@ -152,7 +152,7 @@ def operand_loads(sch: Schedule, block: SBlockRV, operand: int) -> list[Load]:
     return sorted(found, key=lambda load: load.total_bytes, reverse=True)
 
 
-def stream_weights(sch: Schedule, block: SBlockRV, tile: StreamTile, weights: int = 1) -> StreamedWeights:
+def stream_weights(sch: Schedule, block: SBlockRV, tile: WeightsTile, weights: int = 1) -> StreamedWeights:
     """Schedule a product of few rows for its weights to be read once, in vectors, many on their way at a time.
 
     ::
@@ -219,7 +219,7 @@ class _Nest:
         """The loop whose iterations load vectors of the rows."""
         return next((self.cut[name] for name in ("unit0", "step") if name in self.cut), self.outer)
 
-    def bind(self, sch: Schedule, tile: StreamTile) -> LoopRV:
+    def bind(self, sch: Schedule, tile: WeightsTile) -> LoopRV:
         """Put the loops in order, spread them over blocks and threads, and return the loop over blocks."""
         packed = [self.cut["unit2"]] if "unit2" in self.cut else []
         threads = [self.column_thread, self.thread]
@@ -237,12 +237,12 @@ class _Nest:
             sch.unroll(loop)
 
 
-def _thread_axes(tile: StreamTile) -> tuple[str, str]:
+def _thread_axes(tile: WeightsTile) -> tuple[str, str]:
     """Return what column threads and reduction threads are bound to: .x is what vectors run along."""
     return ("threadIdx.y", "threadIdx.x") if tile.along == "reduction" else ("threadIdx.x", "threadIdx.y")
 
 
-def _tile(sch: Schedule, block: SBlockRV, tile: StreamTile, few: int, many: int) -> _Nest:
+def _tile(sch: Schedule, block: SBlockRV, tile: WeightsTile, few: int, many: int) -> _Nest:
     """Cut a product's loops, and let each reduction thread have sums of its own."""
     roles = product_roles(sch.get(block))[:-1]
     loops = sch.get_loops(block)
@@ -337,7 +337,7 @@ def _widest(stmt: s_tir.SBlock, places: Sequence[int], extent: int | None) -> in
     first = tirx.Var("first", "int32")
 
     def index_at(lane: int) -> list[tirx.PrimExpr]:
-        digits = []
+        digits: list[int] = []
         for size in reversed(extents):
             lane, digit = divmod(lane, size)
             digits.insert(0, digit)
@@ -394,7 +394,7 @@ class _Sums:
     total: SBlockRV
 
 
-def _sums_of_threads(sch: Schedule, block: SBlockRV, tile: StreamTile) -> _Sums:
+def _sums_of_threads(sch: Schedule, block: SBlockRV, tile: WeightsTile) -> _Sums:
     """Let the threads' sums be added up in one step, or in two where they are many, from shared memory."""
     groups = None
     if tile.groups > 1:
@@ -404,7 +404,7 @@ def _sums_of_threads(sch: Schedule, block: SBlockRV, tile: StreamTile) -> _Sums:
     return _Sums(sch.cache_read(groups or block, 0, "shared"), groups, block)
 
 
-def _add_up(sch: Schedule, sums: _Sums, grid: LoopRV, tile: StreamTile, many: int) -> SBlockRV:
+def _add_up(sch: Schedule, sums: _Sums, grid: LoopRV, tile: WeightsTile, many: int) -> SBlockRV:
     """Add up what the threads have summed, through shared memory, and store it; returns what stores."""
     along_k = tile.along == "reduction"
     sch.reverse_compute_at(sums.shared, grid, preserve_unit_loops=True)
@@ -442,7 +442,7 @@ def _outputs_and_reduction(sch: Schedule, block: SBlockRV, grid: LoopRV) -> tupl
     return list(loops.values()), k
 
 
-def _spread(sch: Schedule, outputs: list[LoopRV], tile: StreamTile, reduction: LoopRV | None = None) -> None:
+def _spread(sch: Schedule, outputs: list[LoopRV], tile: WeightsTile, reduction: LoopRV | None = None) -> None:
     """Give each output to a thread, the last loop's to threads side by side; the sum of one is its thread's.
 
     What stores a sum has to be put where it belongs before, and spread by itself: TVM 0.27 forgets, silently, that

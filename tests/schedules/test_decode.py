@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 from support.functions import check_function
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.schedules.errors import IllegalTile
-from tensorir_ladder.schedules.recipes import StreamTile, stream_weights
+from tensorir_ladder.schedules.recipes import WeightsTile, stream_weights
 from tensorir_ladder.schedules.rules import Decode, NotTaken, lowered_for_few_rows
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, matmul_bias_relu, row_sum
 
@@ -195,5 +195,5 @@ def test_a_tile_whose_sums_cannot_be_shared_out_is_refused() -> None:
     sch = Schedule(half(3, 64, 256))
     before = sch.mod
     with pytest.raises(IllegalTile, match="3 x 4 sums"):
-        stream_weights(sch, sch.get_sblock("matmul"), StreamTile(3, 4, 1, (1, 8, 1), 32, 6))
+        stream_weights(sch, sch.get_sblock("matmul"), WeightsTile(3, 4, 1, (1, 8, 1), 32, 6))
     assert tvm_ffi.structural_equal(before, sch.mod)
