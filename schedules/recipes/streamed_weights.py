@@ -33,6 +33,7 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize
 from tensorir_ladder.schedules.memory.staging import accumulate_in_registers, initialize_before, inline_data_movement
 
 MOST_UNROLLED = 32
+MOST_ZEROS = 4  # whole numbers of a vector that is zero outside a bound: TVM 0.27 cannot write more of them
 
 
 @dataclass(frozen=True)
@@ -294,10 +295,12 @@ def _to_registers(sch: Schedule, nest: _Nest, operand: int, many: str, columns: 
     """Let the threads' sums read an operand from registers, and what unpacks it read registers as well."""
     value = _reindexed(sch, nest.partial, nest.roles, operand)
     body = sch.get(value.block).body.value
-    loads = _loads(body)
-    if isinstance(body, ir.TensorLoad) or _is_padded(body):
-        return _in_vectors(sch, nest.partial, operand, value, many, columns) if len(loads) == 1 else value
-    sources = []
+    loads, inside = _loads(body), _inside(body)
+    if isinstance(inside, ir.TensorLoad):
+        return _in_vectors(sch, nest.partial, operand, value, many, columns)
+    sources: list[_Copy] = []
+    if inside is not body:  # no loads outside the bound
+        return value
     for load in loads:
         reads = [region.source for region in sch.get(value.block).reads]
         if sum(other.source.same_as(load.source) for other in loads) == 1 and load.indices:
@@ -309,6 +312,8 @@ def _to_registers(sch: Schedule, nest: _Nest, operand: int, many: str, columns: 
 
 def _in_vectors(sch: Schedule, consumer: SBlockRV, read: int, copy: _Copy, many: str, columns: int) -> _Copy:
     """Find the widest vectors that a copy can be made in, and lay out its registers for them."""
+    if len(_loads(sch.get(copy.block).body.value)) > 1:  # an index that is read itself
+        return copy
     for role, extent in (("unit", None), (many, columns)):
         places = tuple(place for place, own in enumerate(copy.roles) if own == role)
         width = _widest(sch.get(copy.block), places, extent) if places else 1
@@ -332,6 +337,8 @@ def _widest(stmt: s_tir.SBlock, places: Sequence[int], extent: int | None) -> in
     iterators = [stmt.iter_vars[place] for place in places]
     extents = [extent] if extent else [int(iterator.dom.extent) for iterator in iterators]
     width = VECTOR_BYTES // dtype_bytes(load.source.dtype)
+    if "int" in str(load.source.dtype) and not isinstance(stmt.body.value, ir.TensorLoad):
+        width = min(width, MOST_ZEROS)
     if not is_constant(last) or width < 1:
         return 1
     first = tirx.Var("first", "int32")
@@ -467,9 +474,11 @@ def _loads(value: tirx.PrimExpr) -> list[ir.TensorLoad]:
     return found
 
 
-def _is_padded(value: tirx.PrimExpr) -> bool:
-    """Return whether an expression is something inside a bound, and zero outside."""
-    return isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else")
+def _inside(value: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return what an expression is inside the bounds outside which it is zero; itself where it has none."""
+    while isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else"):
+        value = value.args[1]
+    return value
 
 
 def _described(load: ir.TensorLoad, roles: list[tuple[tirx.Var, str]]) -> Load:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import tvm_ffi
 from tvm import tirx
+from tvm.s_tir.schedule import ScheduleError
 from tvm.target import Target
 
 from tensorir_ladder.schedules.inspection import is_constant
@@ -113,7 +114,10 @@ def _lowered(product: Product, target: Target, most_rows: int, rows: int | None 
         raise NotTaken("no tile streams these weights", value=shape.weights, remedy="leave it to the next rule")
     sch = product.sch
     results = written_extents(sch.mod[sch.func_working_on])
-    stream_weights(sch, product.block, tile, weights)
+    try:
+        stream_weights(sch, product.block, tile, weights)
+    except ScheduleError as error:
+        raise NotTaken("TVM cannot schedule the product so", remedy="leave it to the next rule") from error
     resident = _resident(tile, shape, registers)
     return unless_empty(_bounded(lower_ahead(sch.mod[sch.func_working_on], target), resident), results)
 
@@ -168,6 +172,8 @@ def _number(extent: tirx.PrimExpr) -> int:
 def _shape(product: Product, few: str, weights: int, rows: int | None) -> _Shape:
     """Read what tiles are chosen by."""
     sch = product.sch
+    if len(sch.get(product.block).reads) != 2:
+        raise NotTaken("a matrix is multiplied with itself", remedy="leave it to the rule for contractions")
     loads = [operand_loads(sch, product.block, operand) for operand in (0, 1)]
     for load in (load for operand in loads for load in operand):
         if str(load.buffer.dtype) not in DTYPES:
