@@ -123,7 +123,8 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
 class _Factors:
     """What is summed: ``scale * (first * second)``, multiplied in one dtype and summed in another.
 
-    ``scale`` are factors that the reduction does not go through, which the epilogue multiplies with.
+    ``scale`` are factors that the reduction does not go through, which the epilogue multiplies with. ``in_any_order``:
+    the iterators of the reduction may change places.
     """
 
     first: ir.Expr
@@ -131,6 +132,7 @@ class _Factors:
     multiplied: str
     summed: str
     scale: tuple[ir.Expr, ...] = ()
+    in_any_order: bool = True
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def _factors_of(reduction: Computation, producers: Sequence[Computation], sums: 
     for iterator in reduction.reduction:
         if not all(_uses(operand, [iterator]) for operand in (first, second)):
             raise _left("a reduction over one operand alone", reduction, value=iterator.var.name)
-    return _Factors(first, second, summed if wide else found.multiplied, summed, found.scale)
+    return _Factors(first, second, summed if wide else found.multiplied, summed, found.scale, sums == "float32")
 
 
 def _summand(reduction: Computation) -> ir.Expr:
@@ -346,8 +348,9 @@ def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: _Factors, e
         rows, columns, factors = columns, rows, replace(factors, first=factors.second, second=factors.first)
     if batch and not rows and _slides(factors.second, reduction):
         raise _left("a grouped convolution, whose groups have too few columns for a product", reduction)
+    summed = _as_stored_order(factors, reduction) if factors.in_any_order else reduction.reduction
     axes = [_Axis.of("b", [iterator]) for iterator in batch]
-    axes += [_Axis.of("i", rows), _Axis.of("j", columns), _Axis.of("k", list(reduction.reduction))]
+    axes += [_Axis.of("i", rows), _Axis.of("j", columns), _Axis.of("k", summed)]
     *batch, i, j, k = axes
     first = _operand(factors.first, [*batch, i, k], func.params)
     operands = [
@@ -514,6 +517,18 @@ def _slides(operand: ir.Expr, reduction: Computation) -> bool:
     """Return whether an operand is read through a window: at sums of a spatial iterator and one of the reduction."""
     indices = [index for load in loads_in(operand) for index in load.indices]
     return any(_uses(index, reduction.spatial) and _uses(index, reduction.reduction) for index in indices)
+
+
+def _as_stored_order(factors: _Factors, reduction: Computation) -> list[tirx.IterVar]:
+    """Order a reduction's iterators as an operand is stored along them, so that vectors of it are consecutive."""
+    iterators = {iterator.var: iterator for iterator in reduction.reduction}
+    loads = [load for operand in (factors.first, factors.second) for load in loads_in(operand)]
+    orders = [[index for index in load.indices if index in iterators] for load in loads]
+    whole = [
+        (load.indices[-1] in iterators, order) for load, order in zip(loads, orders) if len(order) == len(iterators)
+    ]
+    order = max(whole, key=lambda candidate: candidate[0], default=(False, list(iterators)))[1]
+    return [iterators[var] for var in order]
 
 
 def _uses(value: ir.Expr, iterators: Sequence[tirx.IterVar]) -> set[tirx.Var]:

@@ -230,6 +230,15 @@ def transposed_after() -> tirx.PrimFunc:
 
 
 @function()
+def heads_projected() -> tirx.PrimFunc:
+    """A reduction over two dimensions, written in another order than they are stored in."""
+    x, w = te.placeholder((20, 3, 8), "float16", name="x"), te.placeholder((28, 3, 8), "float16", name="w")
+    d, h = te.reduce_axis((0, 8), name="d"), te.reduce_axis((0, 3), name="h")
+    element = lambda i, j: te.sum(x[i, h, d] * w[j, h, d], axis=[d, h])  # noqa: E731
+    return te.create_prim_func([x, w, te.compute((20, 28), element, name="C")])
+
+
+@function()
 def columns_from_one_on() -> tirx.PrimFunc:
     """An operand that is a part of a buffer, whose rows do not begin aligned."""
     a, b = te.placeholder((20, 40), "float16", name="A"), te.placeholder((32, 24), "float16", name="B")
