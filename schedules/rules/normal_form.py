@@ -41,6 +41,7 @@ from tensorir_ladder.schedules.rules.rule import NotTaken
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
 NARROW_FLOATS = ("float16", "bfloat16", "float8")  # beginnings of the dtypes whose sums are kept in float32
+FEWEST_OF_A_GROUP = 8  # channels of the result: less of a tile would be used by a grouped convolution
 MOST_NODES = 4000  # of an epilogue: blocks that read a value often, one after the other, double it each time
 
 
@@ -116,7 +117,7 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
             raise _left("too much is computed in one block", computation, value=nodes, limit=MOST_NODES)
     factors = _factors_of(reduction, others, sums)
     epilogue = _epilogue_of(reduction, factors, written, others)
-    return _rewritten(func, reduction, factors, epilogue)
+    return _rewritten(func, *_grouped(reduction, factors, epilogue))
 
 
 @dataclass(frozen=True)
@@ -334,6 +335,49 @@ def _inverse(read: Sequence[ir.Expr], reduction: Computation, written: Computati
     return taken | dict(zip(missing, inverse.map_indices([own for own, _ in left])))
 
 
+def _grouped(reduction: Computation, factors: _Factors, epilogue: _Epilogue) -> tuple[Computation, _Factors, _Epilogue]:
+    """Cut an iterator in two of which one operand uses groups alone, as heads that share their keys, or channels do.
+
+    ::
+
+        before   scores[h, i, j] += Q[i, h, d] * K[j, h // 4, d]                    # a batch of h products
+        after    scores[g * 4 + l, i, j] += Q[i, g * 4 + l, d] * K[j, g, d]         # of g, with rows l, i
+    """
+    for place, iterator in enumerate(reduction.spatial):
+        for size in _group_sizes(iterator, (factors.first, factors.second)):
+            group, member = (tirx.Var(f"{iterator.var.name}_{part}", "int32") for part in ("group", "member"))
+            count = int(iterator.dom.extent) // size
+            cut = [tirx.IterVar(ir.Range(0, n), v, tirx.IterVar.DataPar) for n, v in ((count, group), (size, member))]
+            spatial = (*reduction.spatial[:place], *cut, *reduction.spatial[place + 1 :])
+            taken, analyzer = {iterator.var: group * size + member}, analyzer_for((*spatial, *reduction.reduction))
+            first, second = (
+                simplified(replaced(operand, taken), analyzer) for operand in (factors.first, factors.second)
+            )
+            if bool(_uses(first, cut[1:])) == bool(_uses(second, cut[1:])):
+                continue
+            indices = tuple(analyzer.simplify(replaced(index, taken)) for index in epilogue.indices)
+            value = simplified(replaced(epilogue.value, taken), analyzer)
+            return _grouped(
+                replace(reduction, spatial=spatial),
+                replace(factors, first=first, second=second),
+                replace(epilogue, indices=indices, value=value),
+            )
+    return reduction, factors, epilogue
+
+
+def _group_sizes(iterator: tirx.IterVar, operands: Sequence[ir.Expr]) -> set[int]:
+    """Return by which constants operands divide an iterator whose extent is a multiple of them."""
+    found: set[int] = set()
+
+    def note(division: tirx.FloorDiv) -> None:
+        if division.a.same_as(iterator.var) and is_constant(division.b) and is_constant(iterator.dom.extent):
+            found.add(int(division.b))
+
+    for operand in operands:
+        tvm_ffi.structural_walk(operand, (tirx.FloorDiv, note))
+    return {size for size in found if size > 1 and int(iterator.dom.extent) % size == 0}
+
+
 def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: _Factors, epilogue: _Epilogue) -> Product:
     """Write a function anew, as operands, product and epilogue, and schedule it."""
     one, other = (_uses(operand, reduction.spatial) for operand in (factors.first, factors.second))
@@ -346,8 +390,9 @@ def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: _Factors, e
     rows, columns = ([i for i in order if i.var in own] for own in (one - other, other - one))
     if rows and (not columns or last[rows[-1].var] > last[columns[-1].var]):  # what is stored side by side
         rows, columns, factors = columns, rows, replace(factors, first=factors.second, second=factors.first)
-    if batch and not rows and _slides(factors.second, reduction):
-        raise _left("a grouped convolution, whose groups have too few columns for a product", reduction)
+    narrow = min(math.prod(_few(i.dom.extent) for i in group) for group in (rows, columns))
+    if batch and narrow < FEWEST_OF_A_GROUP and any(_slides(o, reduction) for o in (factors.first, factors.second)):
+        raise _left("a convolution in groups too narrow for products", reduction, value=narrow, limit=FEWEST_OF_A_GROUP)
     summed = _as_stored_order(factors, reduction) if factors.in_any_order else reduction.reduction
     axes = [_Axis.of("b", [iterator]) for iterator in batch]
     axes += [_Axis.of("i", rows), _Axis.of("j", columns), _Axis.of("k", summed)]
@@ -546,6 +591,11 @@ def _variables(*values: ir.Expr) -> set[tirx.Var]:
 def _known(extents: Sequence[ir.Expr]) -> int:
     """Return the number of elements of a shape, symbolic extents counted as 1."""
     return math.prod(int(extent) for extent in extents if is_constant(extent))
+
+
+def _few(extent: ir.Expr) -> int:
+    """Return an extent, one known at run time only taken for many."""
+    return int(extent) if is_constant(extent) else MAX_ELEMENTS
 
 
 def _is_float(dtype: str) -> bool:

@@ -141,6 +141,16 @@ def test_a_reduction_runs_along_the_memory() -> None:
     assert [copy.width for copy in staged.copies] == [8, 8]
 
 
+@pytest.mark.parametrize(
+    ("name", "extents"),
+    [("attention_one_query", "2 2 s 16"), ("attention_values", "2 s * 2 16 s"), ("conv2d_grouped", "2 8 n * 63 36")],
+)
+def test_heads_that_share_keys_are_rows_of_one_product(name: str, extents: str) -> None:
+    product = product_of(FUNCTIONS[name].make())
+    loops = [*product.batch, product.rows, product.columns, product.reduction]
+    assert " ".join(str(product.sch.get(loop).extent) for loop in loops) == extents
+
+
 def test_sums_of_8_bit_floats() -> None:
     a, b = (te.placeholder(shape, "float8_e4m3fn", name=name) for name, shape in (("A", (32, 64)), ("B", (64, 32))))
     k = te.reduce_axis((0, 64), name="k")
