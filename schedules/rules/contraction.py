@@ -24,6 +24,7 @@ is then cut in parts, which another kernel adds up (:func:`schedules.recipes.spl
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,9 +47,16 @@ from tensorir_ladder.schedules.recipes.contraction import stage_contraction
 from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
 from tensorir_ladder.schedules.recipes.warp_tiling import stage_for_warps
 from tensorir_ladder.schedules.rules.decode import MOST_ROWS, lowered_for_few_rows
-from tensorir_ladder.schedules.rules.normal_form import Product, product_of
-from tensorir_ladder.schedules.rules.ranges import by_extent, symbolic_extents, unless_empty, written_extents
-from tensorir_ladder.schedules.rules.rule import HOW, LOG, NotTaken, Rule
+from tensorir_ladder.schedules.rules.normal_form import Product, narrowed, product_of
+from tensorir_ladder.schedules.rules.ranges import (
+    by_extent,
+    by_multiple,
+    in_multiples,
+    symbolic_extents,
+    unless_empty,
+    written_extents,
+)
+from tensorir_ladder.schedules.rules.rule import HOW, NotTaken, Rule
 from tensorir_ladder.schedules.tensor_cores.mma import tensorize_contraction, use_instruction
 from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     keep_rows_apart,
@@ -59,9 +67,13 @@ from tensorir_ladder.schedules.tensor_cores.warpgroup import (
 from tensorir_ladder.schedules.tiles import Choice, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 
+LOG = logging.getLogger(__name__)
 RANGES = (16, 64, 128, 512, None)  # most rows of each body, where only run time knows their number
+RANGES_OF_BATCH = (128, None)
 MANY = 2048  # what such an extent is taken for where tiles are chosen for more than the last range has
 FEWEST = 16  # products with fewer rows, columns and steps than this are not worth a block's tile
+SELDOM = 64  # and where such an extent is no multiple of 8
+WHOLE = 8  # elements of a vector of 16 bits each
 PARTS = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
 SHORTEST_PART = 8  # k tiles
 
@@ -177,10 +189,19 @@ class Contraction(Rule):
         self.machine = machine
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-        """Return the function lowered, with a body for each range of rows where these are symbolic."""
-        bodies = self.bodies(func, target)
+        """Return the function lowered, with a body for each range of rows where these are symbolic.
+
+        Rows of an operand or of the result whose length is symbolic are whole vectors where that is a multiple of 8: a
+        body of its own for these.
+        """
+        func = narrowed(func)
+        ragged = _row_length(func)
+        bodies = self.bodies(in_multiples(func, ragged, WHOLE) if ragged is not None else func, target)
         joined = by_extent([(body.most, body.lowered) for body in bodies]) if len(bodies) > 1 else bodies[0].lowered
-        return joined.with_attr(HOW, "; ".join(map(str, bodies)))
+        how = "; ".join(map(str, bodies))
+        if ragged is not None:
+            joined = by_multiple(joined, self.any_extent(func, target).lowered, ragged.name, WHOLE)
+        return joined.with_attr(HOW, how)
 
     def bodies(self, func: tirx.PrimFunc, target: Target) -> list[Body]:
         """Return the lowered forms of a function, by rising extent.
@@ -192,15 +213,20 @@ class Contraction(Rule):
         product = product_of(func)
         shape, machine = Shape.of(product), self.machine or assumed_machine(target)
         _check_worthwhile(shape)
-        ranges = _ranges(product, shape)
+        each = _rows_of_each(product, shape)
         planned: list[tuple[int | None, list[Plan]]] = []
-        for most, rows in ranges:
+        for most, rows in _ranges(each, shape) if each else [(None, shape.rows or MANY)]:
             plans = _plans(shape, rows, machine)
-            if planned and planned[-1][1] == plans:
+            if planned and planned[-1][1][:1] == plans[:1]:
                 planned.pop()
             planned.append((most, plans))
-        few = _few_rows(func, target, product, shape) if len(ranges) > 1 else []
+        few = _few_rows(func, target, each) if each else []
         return [*few, *(_first_lowered(func, shape, most, plans, target) for most, plans in planned)]
+
+    def any_extent(self, func: tirx.PrimFunc, target: Target) -> Body:
+        """Return the one form of a function for all its extents, made for those that are seldom met: of small tiles."""
+        shape, machine = Shape.of(product_of(func)), self.machine or assumed_machine(target)
+        return _first_lowered(func, shape, None, _plans(shape, SELDOM, machine), target)
 
 
 def _plans(shape: Shape, rows: int, machine: Machine) -> list[Plan]:
@@ -209,9 +235,9 @@ def _plans(shape: Shape, rows: int, machine: Machine) -> list[Plan]:
     return [plan for engine in able if (plan := engine.plan(shape, rows, machine))]
 
 
-def _few_rows(func: tirx.PrimFunc, target: Target, product: Product, shape: Shape) -> list[Body]:
+def _few_rows(func: tirx.PrimFunc, target: Target, each: int) -> list[Body]:
     """Return the body for so few rows that the other operand streams past, none where there is no such form."""
-    most = MOST_ROWS // _rows_of_each(product, shape)
+    most = MOST_ROWS // each
     try:
         return [Body(most, lowered_for_few_rows(func, target), "decode")] if most else []
     except IllegalSchedule as reason:
@@ -258,12 +284,22 @@ def _check_worthwhile(shape: Shape) -> None:
         )
 
 
-def _ranges(product: Product, shape: Shape) -> list[tuple[int | None, int]]:
-    """List the most that a symbolic extent may be for each body, None for any, and the rows that it is made for."""
-    each = _rows_of_each(product, shape)
-    if not each:
-        return [(None, shape.rows or MANY)]
-    return [(most and most // each, most or MANY) for most in RANGES if most is None or most >= each]
+def _ranges(each: int, shape: Shape) -> list[tuple[int | None, int]]:
+    """List the most that a symbolic extent may be for each body, None for any, and the rows that it is made for.
+
+    There are ``each`` rows to a step of the extent. Batches fill a GPU with fewer rows.
+    """
+    ranges = RANGES if shape.batch == 1 else RANGES_OF_BATCH
+    return [(most and most // each, most or MANY) for most in ranges if most is None or most >= each]
+
+
+def _row_length(func: tirx.PrimFunc) -> tirx.Var | None:
+    """Return the symbolic extent by which rows of a 16-bit parameter are that long, None where there is no one such."""
+    found: list[tirx.Var] = []
+    for parameter in func.params:
+        if hasattr(parameter.ty, "shape") and len(parameter.shape) > 1 and dtype_bytes(parameter.dtype) == 2:
+            found += [e for e in parameter.shape[-1:] if isinstance(e, tirx.Var) and not any(map(e.same_as, found))]
+    return found[0] if len(found) == 1 else None
 
 
 def _rows_of_each(product: Product, shape: Shape) -> int:
