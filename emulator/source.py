@@ -80,7 +80,7 @@ def _static_arrays(text: str) -> str:
         align, dtype, name, extent = match.groups()
         return f"{dtype} (&{name})[{extent}] = emu::shared<{dtype}, {extent}>({count - 1}, {align});"
 
-    return re.sub(r"__shared__ alignas\((\d+)\) ((?:signed )?\w+) (\w+)\[(\d+)\];", number, text)
+    return re.sub(r"__shared__ alignas\((\d+)\) (\w+(?: \w+)?) (\w+)\[(\d+)\];", number, text)
 
 
 def _dynamic_array(text: str) -> str:

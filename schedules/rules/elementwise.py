@@ -16,6 +16,7 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import vectors as v
 from tensorir_ladder.schedules.rules.computations import Computation, loads_in
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
+from tensorir_ladder.schedules.rules.transposes import transposing_kernel
 
 THREADS = 256
 MANY_VECTORS = 2**18  # from so many on, each thread takes several
@@ -58,8 +59,15 @@ def elementwise_kernels(source: v.Source, extents: v.Values) -> tuple[tirx.Stmt,
                 break
         else:
             alike.append([output])
-    views = [_best_view(expressions, group) for group in alike]
-    return v.sequence([_kernel(view) for view in views]), all(min(view.widths) > 1 for view in views)
+    kernels, whole = [], True
+    for group in alike:
+        made = transposing_kernel(expressions, group[0]) if len(group) == 1 else None
+        if made is None:
+            view = _best_view(expressions, group)
+            made = _kernel(view), min(view.widths) > 1
+        kernels.append(made[0])
+        whole &= made[1]
+    return v.sequence(kernels), whole
 
 
 @dataclass

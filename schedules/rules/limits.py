@@ -30,7 +30,7 @@ def limit_indices(function: tirx.PrimFunc) -> tirx.PrimFunc:
     buffers = [p for p in function.params if hasattr(p.ty, "shape")] + [
         b for b in allocated if b.scope() in DEVICE_SCOPES
     ]
-    checks = [_limit_of(buffer) for buffer in buffers if _symbolic(buffer)]
+    checks = [limit_of(buffer) for buffer in buffers if _symbolic(buffer)]
     return function.with_body(tirx.SeqStmt([*checks, function.body])) if checks else function
 
 
@@ -39,7 +39,7 @@ def _symbolic(buffer: tirx.Var) -> list[tirx.Expr]:
     return [extent for extent in buffer.shape if not is_constant(extent) and str(extent.ty.dtype) == "int32"]
 
 
-def _limit_of(buffer: tirx.Var) -> tirx.AssertStmt:
+def limit_of(buffer: tirx.Var) -> tirx.AssertStmt:
     """Assert that a buffer's elements can be counted; no product of fewer of its extents passes 63 bits either."""
     elements, fits = tirx.const(1, "int64"), []
     several = sum(not is_constant(extent) for extent in buffer.shape) > 1

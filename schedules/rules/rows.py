@@ -25,6 +25,7 @@ STREAM_VECTORS = 4  # that a thread has on their way then
 ELEMENTS = 16  # of a row that a thread holds, where there are many rows
 FEW_THREADS = 2**17  # with fewer in all, rows are given more
 KEPT_BYTES = {512: 256, 1024: 128}  # of registers that a thread of a block up to so many may hold rows in
+LONGEST_ALONE = 64  # elements of a row that one thread adds up where neighbours are of other rows
 ZERO = tirx.const(0, "int32")
 PLAIN = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min, tirx.And, tirx.Or)
 IDENTITY = {tirx.Add: 0, tirx.Mul: 1}
@@ -245,7 +246,13 @@ class _Form:
 
 def _best_kernels(source: v.Source, reductions: Sequence[Reduction], extents: v.Values) -> tuple[tirx.Stmt, bool]:
     """Return the kernels, and whether all accesses are in vectors."""
-    across = _stands_along_rows(source, reductions, extents)
+    names: dict[tirx.Var, ir.Expr] = {
+        i.var: tirx.Var(str(i.var.name), "int32") for c in source.computations for i in c.iterators
+    }
+    expressions = v.Expressions(source, extents)
+    for reduction in reductions:
+        _check_rows(expressions, reduction, names)
+    across = _stands_along_rows(expressions, reductions[0], names)
     buffers = [b for b in source.buffers() if b.shape and str(b.dtype) != "bool"]
     lanes = min(VECTOR_BYTES // min(dtype_bytes(str(buffer.dtype)) for buffer in buffers), v.MOST_LANES)
     forms = []
@@ -258,13 +265,18 @@ def _best_kernels(source: v.Source, reductions: Sequence[Reduction], extents: v.
     return _kernels(form, make), form.is_whole
 
 
-def _stands_along_rows(source: v.Source, reductions: Sequence[Reduction], extents: v.Values) -> bool:
+def _check_rows(expressions: v.Expressions, reduction: Reduction, names: v.Values) -> None:
+    """Raise NotTaken for a reduction each of whose operands is used for several results, as a matmul's are."""
+    needed = [names[iterator.var] for iterator in reduction.computations[0].iterators]
+    for term in reduction.terms:
+        loads = loads_in(expressions.value(term, names))
+        if loads and not any(all(v.uses(load, [variable]) for variable in needed) for load in loads):
+            name = reduction.computations[0].name
+            raise NotTaken("each operand is used for several results: a contraction", block=name, remedy=v.LEAVE)
+
+
+def _stands_along_rows(expressions: v.Expressions, first: Reduction, names: v.Values) -> bool:
     """Return whether neighbours in memory are of neighbouring rows, and not of one row."""
-    names: dict[tirx.Var, ir.Expr] = {
-        i.var: tirx.Var(str(i.var.name), "int32") for c in source.computations for i in c.iterators
-    }
-    expressions = v.Expressions(source, extents)
-    first = reductions[0]
     along = across = 0
     for term in first.terms:
         for load in loads_in(expressions.value(term, names)):
@@ -311,26 +323,26 @@ def _form(
     form = _Form(expressions, lanes, across, row, column, other, rows, columns, [])
     place = v.digits(row, shape)
     for reduction in reductions:
-        form.phases.append(_reducing_phase(form, reduction, shape, place))
+        form.phases.append(_reducing_phase(form, reduction))
     results = [c for c in source.outputs if not v.is_reduction(c)]
     for result in results:
         form.phases.append(_storing_phase(form, result, reductions, shape, lengths, place))
     for phase in form.phases:
-        _check_results(form, phase, reductions, place)
+        _check_results(form, phase, reductions)
     _plan_registers(form, source, kept)
     return form
 
 
-def _reducing_phase(form: _Form, reduction: Reduction, shape: list[ir.Expr], place: list[ir.Expr]) -> _Phase:
+def _reducing_phase(form: _Form, reduction: Reduction) -> _Phase:
     first = reduction.computations[0]
-    own = [form.expressions.extent(i.dom.extent) for i in first.spatial]
+    own = _extents(form, first)
     lengths = [form.expressions.extent(i.dom.extent) for i in first.reduction]
     columns = v.product(lengths)
     analyzer = form.lanes.analyzer
-    alike = len(own) == len(shape) and all(map(analyzer.can_prove_equal, own, shape))
+    alike = analyzer.can_prove_equal(v.product(own), form.rows)
     if not alike or not analyzer.can_prove_equal(columns, form.columns):
         raise NotTaken("reductions of rows that are not the same", block=first.name, value=f"{own}", remedy=v.LEAVE)
-    at = dict(zip([i.var for i in first.spatial], place))
+    at = dict(zip([i.var for i in first.spatial], v.digits(form.row, own)))
     at.update(zip([i.var for i in first.reduction], v.digits(form.column, lengths)))
     values = [form.lanes.simplified(form.expressions.value(term, at)) for term in reduction.terms]
     return _Phase(reduction, values, [], columns)
@@ -368,6 +380,10 @@ def _storing_phase(
     elif len(numbered) == len(shape) and analyzer.can_prove_equal(v.product(own), form.columns):
         numbered.update(zip([i.var for i in left], v.digits(form.column, own)))
         columns = form.columns
+    elif analyzer.can_prove_equal(v.product(every := _extents(form, result)), form.rows * form.columns):
+        flat = form.row * form.columns + form.column  # a reshape, say: rows in the order in which they lie in memory
+        numbered = dict(zip([i.var for i in result.spatial], v.digits(flat, every)))
+        columns = form.columns
     else:
         raise NotTaken("a result that is not of the rows that were reduced", block=result.name, remedy=v.LEAVE)
     indices = [numbered[index] if isinstance(index, tirx.Var) else ZERO for index in result.indices]
@@ -375,16 +391,18 @@ def _storing_phase(
     return _Phase(None, [value], [(result.buffer, indices)], columns)
 
 
-def _check_results(form: _Form, phase: _Phase, reductions: Sequence[Reduction], place: list[ir.Expr]) -> None:
+def _extents(form: _Form, computation: Computation) -> list[ir.Expr]:
+    """Return the extents of what a computation makes."""
+    return [form.expressions.extent(iterator.dom.extent) for iterator in computation.spatial]
+
+
+def _check_results(form: _Form, phase: _Phase, reductions: Sequence[Reduction]) -> None:
     """Raise NotTaken where a pass reads the result of a row that is not its own."""
-    for value in phase.values:
-        for load in loads_in(value):
-            for computation in (c for reduction in reductions for c in reduction.computations):
-                if not load.source.same_as(computation.buffer):
-                    continue
-                axes = [index for own, index in zip(computation.indices, load.indices) if isinstance(own, tirx.Var)]
-                if not all(map(form.lanes.analyzer.can_prove_equal, axes, place)):
-                    raise NotTaken("results of other rows are read", value=computation.name, remedy=v.LEAVE)
+    results = {c.buffer: c for reduction in reductions for c in reduction.computations}
+    for load in [load for value in phase.values for load in loads_in(value) if load.source in results]:
+        own = _place(form, results[load.source])
+        if not all(map(form.lanes.analyzer.can_prove_equal, load.indices, own)):
+            raise NotTaken("results of other rows are read", block=results[load.source].name, remedy=v.LEAVE)
 
 
 def _plan_registers(form: _Form, source: v.Source, kept: Sequence[tirx.Var]) -> None:
@@ -447,13 +465,14 @@ def _row_kernel(form: _Form, held: _Form) -> tirx.Stmt:
 
 
 def _across_kernel(form: _Form, held: _Form) -> tirx.Stmt:
+    """Let few threads share a row, none where there are rows enough: their sums go through shared memory."""
     threads = 8
     if is_constant(form.columns):
         columns = int(form.columns)
-        blocks = int(form.rows) // (WARP * form.lanes.lanes) if is_constant(form.rows) else FEW_THREADS
-        most = min(MOST_THREADS // WARP, _power_of_two(columns))
-        threads = min(threads, most)
-        while threads < most and blocks * WARP * threads < FEW_THREADS:
+        rows = int(form.rows) // form.lanes.lanes if is_constant(form.rows) else FEW_THREADS // threads
+        most = min(MOST_THREADS // WARP, _power_of_two(-(-columns // 2)))
+        threads = 1
+        while threads < most and (rows * threads < FEW_THREADS or columns > threads * LONGEST_ALONE):
             threads *= 2
         each = -(-columns // threads)
         if _kept_bytes(held, each) <= KEPT_BYTES[512 if threads * WARP <= 512 else 1024]:
@@ -512,7 +531,9 @@ class _Kernel:
 
     def __init__(self, form: _Form, threads: int, each: int | None) -> None:
         self.form, self.threads, self.each = form, threads, each
-        self.rows = WARP if form.across else BLOCK_THREADS // threads if threads <= WARP else 1
+        self.rows = BLOCK_THREADS // threads if threads <= WARP else 1
+        if form.across:
+            self.rows = max(WARP, BLOCK_THREADS // threads)
         self.lanes = form.lanes
         self.row_count = _divided(form.rows, self.lanes.lanes) if form.across else form.rows
         self.length = form.columns if form.across else _divided(form.columns, self.lanes.lanes)
@@ -663,7 +684,7 @@ class _Kernel:
         return statements
 
     def _store_total(self, computation: Computation, total: tirx.Var) -> tirx.Stmt:
-        first = computation_place(self.form, computation)
+        first = _place(self.form, computation)
         take = self._take(ZERO, 1, lambda number: None)
         if self.form.across:
             stored = take.compute((), None, [(computation.buffer, first, total)])
@@ -747,9 +768,9 @@ class _Kernel:
         self, passed: Sequence[tirx.Var], stores: Sequence[tirx.Stmt], loads: Sequence[tirx.Stmt]
     ) -> list[tirx.Stmt]:
         """Store to shared memory and load from it, with barriers: one more where it may lie where the last one lay."""
-        before = [_barrier()] if self.has_passed else []
+        before = [v.barrier()] if self.has_passed else []
         self.has_passed = True
-        return [*map(tirx.AllocBuffer, passed), *before, *stores, _barrier(), *loads]
+        return [*map(tirx.AllocBuffer, passed), *before, *stores, v.barrier(), *loads]
 
 
 def _combined(
@@ -792,21 +813,15 @@ def _by_shuffles(
     return statements
 
 
-def _barrier() -> tirx.Stmt:
-    """Return a barrier: TVM would place it, but not in a function whose host chooses among kernels."""
-    return tirx.Evaluate(tirx.op.tvm_storage_sync("shared"))
-
-
 def _load_of(form: _Form, buffer: tirx.Var) -> ir.TensorLoad:
     """Return how passes read what is kept in registers; all of them read it alike."""
     values = [e for phase in form.phases for e in (*phase.values, *(value for _, value in phase.computes))]
     return next(load for value in values for load in loads_in(value) if load.source.same_as(buffer))
 
 
-def computation_place(form: _Form, computation: Computation) -> list[ir.Expr]:
+def _place(form: _Form, computation: Computation) -> list[ir.Expr]:
     """Return where a row's result is stored."""
-    shape = [form.expressions.extent(i.dom.extent) for i in computation.spatial]
-    at = dict(zip([i.var for i in computation.spatial], v.digits(form.row, shape)))
+    at = dict(zip([i.var for i in computation.spatial], v.digits(form.row, _extents(form, computation))))
     return [at[index] if isinstance(index, tirx.Var) else ZERO for index in computation.indices]
 
 

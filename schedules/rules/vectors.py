@@ -28,6 +28,7 @@ from tensorir_ladder.schedules.rules.computations import (
     replaced,
     simplified,
 )
+from tensorir_ladder.schedules.rules.limits import limit_of
 from tensorir_ladder.schedules.rules.rule import NotTaken
 
 MOST_NODES = 4000  # of one expression: blocks that read a value often, one after the other, double it each time
@@ -87,29 +88,16 @@ def read_source(function: tirx.PrimFunc) -> Source:
 
 
 def _narrow_extents(buffers: Sequence[tirx.Var]) -> tuple[dict[tirx.Var, ir.Expr], tuple[tirx.Stmt, ...]]:
+    """Return what stands for each symbolic extent in 32 bits, and what binds it, once these suffice."""
     extents: dict[tirx.Var, ir.Expr] = {}
-    checks: list[tirx.Stmt] = []
-    bound: list[tirx.Stmt] = []
-    for buffer in buffers:
-        symbols: list[tirx.Var] = []
-        for extent in buffer.shape:
-            tvm_ffi.structural_walk(extent, (tirx.Var, symbols.append))
-        for symbol in symbols:
-            if symbol not in extents and str(symbol.ty.dtype) != "int32":
-                extents[symbol] = tirx.Var(str(symbol.name), "int32")
-                bound.append(tirx.Bind(extents[symbol], tirx.Cast("int32", symbol)))
-            extents.setdefault(symbol, symbol)
-        if symbols:
-            count: ir.Expr = tirx.const(1, "int64")
-            for extent in buffer.shape:
-                count = count * tirx.Cast("int64", extent)
-            message = f"{buffer.name} has more than {MOST_ELEMENTS} elements, which 32-bit indices do not reach"
-            checks.append(
-                tirx.AssertStmt(
-                    count <= tirx.const(MOST_ELEMENTS, "int64"), ir.StringImm("ValueError"), [ir.StringImm(message)]
-                )
-            )
-    return extents, (*checks, *bound)
+    wide = [buffer for buffer in buffers if any(str(e.ty.dtype) != "int32" and variables_in(e) for e in buffer.shape)]
+    bound: list[tirx.Stmt] = [limit_of(buffer) for buffer in wide]
+    for symbol in [symbol for buffer in buffers for extent in buffer.shape for symbol in variables_in(extent)]:
+        if symbol not in extents and str(symbol.ty.dtype) != "int32":
+            extents[symbol] = tirx.Var(str(symbol.name), "int32")
+            bound.append(tirx.Bind(extents[symbol], tirx.Cast("int32", symbol)))
+        extents.setdefault(symbol, symbol)
+    return extents, tuple(bound)
 
 
 def _is_plain(offset: object) -> bool:
@@ -242,10 +230,7 @@ class Lanes:
 
     def __post_init__(self) -> None:
         self.analyzer.bind(self.lane, ir.Range(0, self.lanes))
-        symbols: set[tirx.Var] = set()
-        for extent in self.expressions.extents.values():
-            tvm_ffi.structural_walk(extent, (tirx.Var, symbols.add))
-        for symbol in symbols:
+        for symbol in {symbol for extent in self.expressions.extents.values() for symbol in variables_in(extent)}:
             self.bind(symbol, tirx.const(MOST_ELEMENTS, "int32"))
 
     def bind(self, var: tirx.Var, extent: ir.Expr | int) -> None:
@@ -547,11 +532,16 @@ def registers(name: str, count: int, dtype: str) -> tirx.Var:
     return tirx.decl_buffer((count,), dtype, name, scope="local")
 
 
+def variables_in(expression: ir.Expr) -> list[tirx.Var]:
+    """Return the variables of an expression."""
+    found: list[tirx.Var] = []
+    tvm_ffi.structural_walk(expression, (tirx.Var, found.append))
+    return found
+
+
 def uses(expression: ir.Expr, variables: Sequence[tirx.Var]) -> bool:
     """Return whether an expression depends on one of these variables."""
-    found: list[bool] = []
-    tvm_ffi.structural_walk(expression, (tirx.Var, lambda var: found.append(any(var.same_as(v) for v in variables))))
-    return any(found)
+    return any(var.same_as(other) for var in variables_in(expression) for other in variables)
 
 
 def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
@@ -588,6 +578,11 @@ def pieces(lanes: int, width: int, body: Callable[[ir.Expr, ir.Expr], tirx.Stmt]
         return loop("inside", width, lambda inside: body(number * width, inside), tirx.ForKind.VECTORIZED)
 
     return unrolled("piece", lanes // width, piece)
+
+
+def barrier() -> tirx.Stmt:
+    """Return a barrier: TVM would place it, but not in a function whose host chooses among kernels."""
+    return tirx.Evaluate(tirx.op.tvm_storage_sync("shared"))
 
 
 def threads(tag: str, extent: ir.Expr | int, body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:

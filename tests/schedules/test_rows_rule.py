@@ -1,0 +1,156 @@
+"""The rows rule: right for norms, softmax and reductions of any length, read once; what is no such chain is left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import tvm
+from tvm import relax, te, tirx
+
+from support.functions import check_function
+from support.legalized import Shape, legalized
+from support.schedules_on_cpu import TARGET
+from tensorir_ladder.kernels.codegen.lowering import generate
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
+from tensorir_ladder.schedules.rules.rows import Rows
+from tensorir_ladder.schedules.rules.rule import NotTaken
+from tensorir_ladder.schedules.workloads import Matmul
+
+op, nn = relax.op, relax.op.nn
+
+
+@dataclass(frozen=True)
+class Case:
+    """An expression, its inputs' shapes, sizes to try; ``slack`` for those that round inside of one block."""
+
+    body: Callable[..., relax.Expr]
+    shapes: tuple[Shape, ...]
+    sizes: tuple[dict[str, int], ...] = ({},)
+    dtype: str = "float16"
+    slack: float = 1.0
+
+    def functions(self) -> list[tirx.PrimFunc]:
+        """The functions with reductions in them."""
+        functions = legalized(self.body, *self.shapes, dtype=self.dtype)
+        return [function for function in functions if "T.init" in function.script()]
+
+
+def normed(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+    """RMS norm over the last axis."""
+    return nn.rms_norm(x, w, axes=[-1])
+
+
+LENGTHS = tuple({"n": n, "m": m} for n, m in ((3, 8), (2, 7), (1, 1032), (1, 1031), (1, 9000), (2, 1), (0, 8)))
+CASES = {
+    "softmax": Case(nn.softmax, (("n", 128),), ({"n": 0}, {"n": 1}, {"n": 33})),
+    "softmax_ragged": Case(nn.softmax, ((3, 1001),), dtype="float32"),
+    "softmax_long": Case(nn.softmax, ((2, 40000),), dtype="float32"),
+    "softmax_symbolic": Case(lambda x: nn.softmax(op.astype(x, "float32")), ((2, "n", "m"),), LENGTHS),
+    "softmax_of_columns": Case(lambda x: nn.softmax(x, axis=1), ((2, 19, 40),), dtype="float32"),
+    "log_softmax": Case(lambda x: nn.log_softmax(x, axis=-1), ((4, 96),), dtype="float32"),
+    "rms_norm": Case(normed, (("n", 4096), (4096,)), ({"n": 1}, {"n": 3})),
+    "rms_norm_short": Case(normed, (("n", 20), (20,)), ({"n": 1}, {"n": 19}), dtype="bfloat16"),
+    "rms_norm_after_add": Case(
+        lambda x, r, w: normed(x + r, w), (("n", 256), ("n", 256), (256,)), ({"n": 3},), slack=2
+    ),
+    "layer_norm": Case(
+        lambda x, w, b: nn.layer_norm(x, w, b, axes=[-1]), (("n", 1024), (1024,), (1024,)), ({"n": 3},), slack=16
+    ),
+    "layer_norm_of_two_axes": Case(
+        lambda x, w, b: nn.layer_norm(x, w, b, axes=[-2, -1]), ((3, 4, 24), (4, 24), (4, 24)), dtype="float32"
+    ),
+    "mean": Case(lambda x: op.mean(x, axis=-1), (("n", 256),), ({"n": 3},)),
+    "mean_of_images": Case(lambda x: op.mean(x, axis=[1, 2]), ((2, 7, 7, 64),)),
+    "mean_of_channels": Case(lambda x: op.mean(x, axis=[0, 2, 3]), ((2, 6, 8, 8),), dtype="float32"),
+    "variance": Case(lambda x: op.variance(x, axis=-1), ((4, 96),), dtype="float32"),
+    "sum_of_all": Case(op.sum, ((7, 33),), dtype="float32"),
+    "sum_kept": Case(lambda x: op.sum(x, axis=[1], keepdims=True), ((5, 33),), dtype="float32"),
+    "sum_of_columns": Case(
+        lambda x: op.sum(x, axis=0), (("n", "m"),), ({"n": 5, "m": 40}, {"n": 100, "m": 3}), dtype="float32"
+    ),
+    "prod": Case(lambda x: op.prod(x, axis=1), ((5, 9),), dtype="float32"),
+    "max_of_bytes": Case(lambda x: op.max(x, -1), ((4, 96),), dtype="int8"),
+    "argmax": Case(lambda x: op.argmax(x, -1), ((5, 130),), dtype="float32"),
+    "argmin_long": Case(lambda x: op.argmin(x, -1), ((3, 1300),), dtype="float32"),
+    "average_pool": Case(
+        lambda x: nn.avg_pool2d(x, pool_size=(3, 3), strides=(2, 2), padding=(1, 1), layout="NHWC"), ((2, 9, 9, 24),)
+    ),
+    "vector_times_matrix": Case(lambda p, v: op.matmul(p, v), ((2, 1, "n"), (2, "n", 64)), ({"n": 37},), "float32"),
+}
+QUICK = ("softmax", "rms_norm")
+
+
+def emulated(name: str) -> object:
+    """A case by its name: of the fast tier if it is a quick one."""
+    return name if name in QUICK else pytest.param(name, marks=pytest.mark.emulator)
+
+
+@pytest.mark.parametrize("name", [emulated(name) for name in CASES])
+def test_functions_of_a_framework_compute_what_they_did(name: str) -> None:
+    case = CASES[name]
+    for function in case.functions():
+        taken = Rows().take(function, TARGET)
+        for sizes in case.sizes:
+            launched = check_function(function, taken, TARGET, sizes, slack=case.slack).kernels
+            assert len(launched) == (0 not in sizes.values())
+
+
+def cuda(function: tirx.PrimFunc) -> str:
+    """The CUDA of a function that the rule takes, through TVM's own pipeline."""
+    taken = Rows().take(function, TARGET).with_attr("global_symbol", "main")
+    return generate(tvm.IRModule({"main": taken}), TARGET, "s_tir").cuda
+
+
+def test_a_row_is_read_once_in_vectors_and_reduced_by_shuffles() -> None:
+    (function,) = CASES["layer_norm"].functions()
+    text = cuda(function)
+    read = re.findall(r"\*\(uint4\*\)\(x0_0_ptr", text)
+    threads = int(re.findall(r"__launch_bounds__\((\d+)\)", text)[0])
+    assert len(read) * threads * 8 == 1024
+    assert "__shfl_xor_sync" in text
+
+
+def test_what_two_passes_need_is_computed_once() -> None:
+    (function,) = legalized(nn.softmax, ("n", 64), dtype="float32")
+    text = cuda(function)
+    assert text.count("expf(") == 4 * len(re.findall(r"\*\(float4\*\)\(x0_0_ptr", text))
+
+
+def test_many_short_rows_share_a_block_and_long_ones_do_not() -> None:
+    for columns, rows in ((8, 128), (128, 16), (4096, 1)):
+        (function,) = legalized(nn.softmax, ("n", columns))
+        text = cuda(function)
+        assert ("threadIdx.y" in text) == (rows > 1)
+
+
+def not_taken(function: tirx.PrimFunc) -> str:
+    """What the rule says to a function that it leaves."""
+    with pytest.raises(NotTaken) as refused:
+        Rows().take(function, TARGET)
+    return str(refused.value)
+
+
+def test_what_is_no_chain_over_rows_is_left() -> None:
+    assert "contraction" in not_taken(Matmul(8, 8, 8).prim_func())
+    (add,) = legalized(lambda x, y: x + y, (8, 8), (8, 8))
+    assert "without a reduction" in not_taken(add)
+    x, z = (te.placeholder((8, 64), name=name) for name in "xz")
+    k, j = te.reduce_axis((0, 64), "k"), te.reduce_axis((0, 8), "j")
+    rows = te.compute((8,), lambda i: te.sum(x[i, k], axis=k), name="rows")
+    columns = te.compute((64,), lambda i: te.sum(z[j, i], axis=j), name="columns")
+    both = te.compute((8, 64), lambda i, c: rows[i] + columns[c], name="both")
+    assert "columns" in not_taken(te.create_prim_func([x, z, both]))
+    shifted = te.compute((8, 64), lambda i, c: x[i, c] - rows[(i + 1) % 8], name="shifted")
+    not_taken(te.create_prim_func([x, shifted]))
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "name", ["softmax_symbolic", "layer_norm", "rms_norm_after_add", "argmin_long", "mean_of_images"]
+)
+def test_nvcc_takes_it_without_spills(name: str, compiler: Compiler) -> None:
+    for function in CASES[name].functions():
+        assert compile_cubin(cuda(function), "sm_90a", compiler).spill_bytes == 0
