@@ -311,14 +311,19 @@ def _across_kernel(form: _Form, held: _Form) -> tirx.Stmt:
     if is_constant(form.columns):
         columns = int(form.columns)
         rows = int(form.rows) // form.lanes.lanes if is_constant(form.rows) else FEW_THREADS // threads
-        most = min(MOST_THREADS // WARP, _power_of_two(-(-columns // 2)))
+        most = min(STREAM_THREADS // _width(form), _power_of_two(-(-columns // 2)))
         threads = 1
         while threads < most and (rows * threads < FEW_THREADS or columns > threads * LONGEST_ALONE):
             threads *= 2
         each = -(-columns // threads)
-        if _kept_bytes(held, each) <= KEPT_BYTES[512 if threads * WARP <= 512 else 1024]:
+        if _kept_bytes(held, each) <= KEPT_BYTES[512]:
             return _Kernel(held, threads, each).statement()
     return _Kernel(form, threads, None).statement()
+
+
+def _width(form: _Form) -> int:
+    """Return how many threads stand along the rows: a warp, or as many as there are vectors of rows."""
+    return min(WARP, _power_of_two(int(form.rows) // form.lanes.lanes)) if is_constant(form.rows) else WARP
 
 
 def _with_kept_values(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) -> _Form:
@@ -374,7 +379,7 @@ class _Kernel:
         self.form, self.threads, self.each = form, threads, each
         self.rows = BLOCK_THREADS // threads if threads <= WARP else 1
         if form.across:
-            self.rows = max(WARP, BLOCK_THREADS // threads)
+            self.rows = max(_width(form), BLOCK_THREADS // threads)
         self.lanes = form.lanes
         self.row_count = _divided(form.rows, self.lanes.lanes) if form.across else form.rows
         self.length = form.columns if form.across else _divided(form.columns, self.lanes.lanes)
