@@ -136,7 +136,7 @@ class _Asm:
 
     def instruction(self, text: str) -> str:
         """Translate a PTX instruction to a C++ statement."""
-        opcode, _, rest = text.partition(" ")
+        opcode, rest = re.fullmatch(r"([^\s{\[]+)\s*(.*)", text, re.S).groups()  # TVM leaves no space before some lists
         if opcode.startswith("bra"):
             return f"goto {rest.strip()};"
         called = next((m.expand(name) for p, name in INSTRUCTIONS.items() if (m := re.fullmatch(p, opcode))), None)

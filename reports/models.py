@@ -40,6 +40,14 @@ def model_tables(records: Sequence[ModelRecord]) -> list[Table]:
     return found
 
 
+def whole_models(records: Sequence[ModelRecord]) -> list[Table]:
+    """Make, for each GPU, the table of its models alone."""
+    tables = [
+        _models(gpu, _others(own)) for gpu, own in grouped(records, lambda record: record.environment.gpu).items()
+    ]
+    return [table for table in tables if table]
+
+
 def function_tables(records: Sequence[ModelRecord]) -> list[Table]:
     """Make a table for each model and size: its functions, by whom they were scheduled, and their part of a run."""
     return [_functions(record) for record in records if any(made.functions for made in record.rules)]

@@ -14,7 +14,7 @@ from typing import Any
 from tensorir_ladder.harness.records import path_name, write_atomically
 from tensorir_ladder.reports.cases import Shape, is_size, steps_text
 from tensorir_ladder.reports.judgement import summary
-from tensorir_ladder.reports.models import model_tables
+from tensorir_ladder.reports.models import model_tables, whole_models
 from tensorir_ladder.reports.paths import Paths, link
 from tensorir_ladder.reports.plot import Plot, climb_plot, ladder_plots, stage_curve, timeline_plots
 from tensorir_ladder.reports.readme_tables import (
@@ -87,6 +87,7 @@ def summary_block(results: Results, paths: Paths, document: Path) -> str:
         "summary.md.j2",
         headline=headline(sections),
         picture=picture,
+        models=whole_models([record for record in results.models if record.environment.gpu == _main_gpu(results)]),
         table=steps_in_short(sections, _summary_sizes(sections), partial(_step_link, results, document), _ideas()),
         file=lambda plot: link(document, paths.plots / plot.file_name),
     )

@@ -17,6 +17,12 @@ PIPELINE_STAGE = "software_pipeline_stage"
 SHARED_SCOPES = ("shared", "shared.dyn")
 FRAGMENT = "local.fragment"  # registers of a whole warp or warp group (schedules.tensor_cores.fragments)
 DEVICE_SCOPES = ("global", "")
+WARP_SCOPES = ("warp", "wmma.", "m16n8k8.")  # TVM's own for registers of a whole warp, or what they begin with
+
+
+def in_registers(scope: str) -> bool:
+    """Return whether a scope is registers, of a thread or of several together."""
+    return scope in ("local", FRAGMENT) or scope.startswith(WARP_SCOPES)
 
 
 def block_name(sch: Schedule, block: SBlockRV) -> str:

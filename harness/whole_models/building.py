@@ -24,10 +24,11 @@ from tensorir_ladder.kernels.codegen.lowering import cuda_compiler
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.rules.for_target import dlight_target
-from tensorir_ladder.schedules.rules.rule import HOW, is_scheduled
+from tensorir_ladder.schedules.rules.rule import BY, HOW, is_scheduled
 
 LADDER = "tensorir_ladder"
 UNNAMED = "TVM's default"  # who schedules what no rule takes
+LONGEST = 200  # characters of a rule's name and how it schedules
 OURS = "ladder"  # what the names of our rules' functions begin with
 
 
@@ -208,8 +209,9 @@ def _rule_of(before: tirx.PrimFunc, function: tirx.PrimFunc, watch: _Watch, targ
     """Name who scheduled a function: what our rules left is asked of dlight's once more."""
     if before in watch.taken:
         return watch.taken[before]
-    if HOW in function.attrs:
-        return f"{OURS}: {function.attrs[HOW]}"
+    if BY in function.attrs:
+        how = str(function.attrs.get(HOW, ""))
+        return f"{OURS}: {function.attrs[BY]}{how and f' ({how})'}"[:LONGEST]
     if not is_scheduled(function):
         return UNNAMED
     with dlight_target(target) as named:
@@ -217,7 +219,7 @@ def _rule_of(before: tirx.PrimFunc, function: tirx.PrimFunc, watch: _Watch, targ
             made = rule.apply(before, named, False)
             if made is not None and _same_kernel(made, function):
                 return f"dlight.gpu.{type(rule).__name__}"
-    return OURS
+    return UNNAMED
 
 
 def _same_kernel(made: Any, function: tirx.PrimFunc) -> bool:

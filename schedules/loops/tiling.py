@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     pass
 
 
+K_TILES = 4  # of a pipeline in a loop whose trip count is known at run time only
+
+
 @dataclass(frozen=True)
 class TiledLoops:
     """The loops of a tiled contraction, by role, outermost first.
@@ -70,6 +73,26 @@ def tile_contraction(sch: Schedule, rows: LoopRV, columns: LoopRV, reduction: Lo
     )
     sch.reorder(*vars(loops).values())
     return loops
+
+
+def k_tiles_together(sch: Schedule, reduction: LoopRV, fewest: int = 1) -> int:
+    """Return of how many k tiles a reduction's tiles should be a multiple: ``fewest``, or 4 of unknown numbers of them.
+
+    A pipelined loop has a constant number of iterations. Where only run time knows how many k tiles there are, the
+    pipeline is one of :data:`K_TILES`, filled and drained for each so many (:func:`pipelined_k_tiles`).
+    """
+    return fewest if is_constant(sch.get(reduction).extent) else K_TILES
+
+
+def pipelined_k_tiles(sch: Schedule, k_outer: LoopRV) -> LoopRV:
+    """Return the loop over k tiles to pipeline: the loop itself, or of unknown trip count, its innermost 4 iterations.
+
+    ::
+
+        before   for k_outer < (k + 255) // 256 * 4:  ...
+        after    for turn < (k + 255) // 256:  for k_outer < 4:  ...         # returned: k_outer
+    """
+    return k_outer if is_constant(sch.get(k_outer).extent) else sch.split(k_outer, [None, K_TILES])[1]
 
 
 def bind_grid(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:

@@ -11,6 +11,7 @@ from tensorir_ladder.schedules.inspection import (
     DEVICE_SCOPES,
     SHARED_SCOPES,
     Statement,
+    in_registers,
     loop_extent,
     loop_name,
     statements_under,
@@ -99,7 +100,7 @@ def _statement_table(statements: list[Statement], lists: _Lists, kept: dict[str,
     ]
     for index, statement in enumerate(statements):
         buffers = [region.source for region in statement.writes]
-        near = any(buffer.scope() in (*SHARED_SCOPES, "local") for buffer in buffers) and not statement.accumulates
+        near = any(b.scope() in SHARED_SCOPES or in_registers(b.scope()) for b in buffers) and not statement.accumulates
         rows.append(
             (
                 statement.name,

@@ -284,6 +284,18 @@ def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:
 
 
 def _check_can_hide(loop: str, statement: Statement, buffers: list[tirx.Var]) -> None:
+    for block in (block for block in statement.blocks if HIDES_READS not in block.annotations):
+        matched = [
+            str(match.source.source.name) for match in block.match_buffers if _among(match.source.source, buffers)
+        ]
+        if matched:
+            raise IllegalPipeline(
+                "an instruction's reads of shared memory are seen by ThreadSync, which would keep its two barriers",
+                loop=loop,
+                block=str(block.name_hint),
+                value=matched[0],
+                remedy="leave one_barrier out, or take tensorize_contraction, whose instructions hide their reads",
+            )
     if statement.vector > 1:
         raise IllegalPipeline(
             "reads of shared memory under a vectorized loop cannot be hidden from ThreadSync",
@@ -303,6 +315,10 @@ def _check_can_hide(loop: str, statement: Statement, buffers: list[tirx.Var]) ->
             limit=", ".join(CUDA_TYPES),
             remedy="leave one_barrier out",
         )
+
+
+def _among(buffer: tirx.Var, buffers: list[tirx.Var]) -> bool:
+    return any(buffer.same_as(other) for other in buffers)
 
 
 def _is_part(statement: Statement, part: tirx.Stmt) -> bool:

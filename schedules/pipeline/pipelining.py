@@ -16,7 +16,7 @@ and those TVM leaves out. :func:`schedules.pipeline.explain_pipeline` shows what
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import ir, tirx
 from tvm.s_tir import Schedule
@@ -24,12 +24,12 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import (
-    FRAGMENT,
     PIPELINE_STAGE,
     SHARED_SCOPES,
     UNROLL_RING,
     Statement,
     annotated_loops,
+    in_registers,
     loop_extent,
     loop_name,
     statements_under,
@@ -225,9 +225,29 @@ def pipeline_loop(
     plan = infer_pipeline(
         sch, loop, stages, async_copy, one_barrier=one_barrier, unroll_ring=unroll_ring, fill_ahead=fill_ahead
     )
-    _apply(plan, sch.copy(), check=True)  # a refusal leaves the schedule as it was
+    trial, same = _anew(sch, loop)
+    _apply(replace(plan, loop=same), trial, check=True)  # a refusal leaves the schedule as it was
     _apply(plan, sch)
     return plan
+
+
+def _anew(sch: Schedule, loop: LoopRV) -> tuple[Schedule, LoopRV]:
+    """Return another schedule of what a schedule has made so far, and the same loop in it.
+
+    ``sch.copy()`` would keep all handles, and fails on blocks that TVM has tensorized (0.27).
+    """
+    name, wanted = str(sch.func_working_on.name_hint), sch.get(loop)
+    anew = Schedule(sch.mod)
+    anew.work_on(name)
+    blocks = [anew.get_sblock(str(sch.mod[name].body.block.name_hint), name)]
+    for block in blocks:  # which grows on the way
+        blocks += anew.get_child_blocks(block)
+        for found in anew.get_loops(block):
+            if anew.get(found).same_as(wanted):
+                return anew, found
+    raise IllegalPipeline(
+        "no block stands in the loop", loop=loop_name(sch, loop), remedy="pipeline the loop that blocks are in"
+    )
 
 
 def pipeline_reads(sch: Schedule, loop: LoopRV, stages: int) -> bool:
@@ -386,7 +406,8 @@ def _roles(statements: list[Statement], loop: str) -> tuple[str, ...]:
 
 def _is_copy(index: int, statements: list[Statement]) -> bool:
     statement, earlier = statements[index], statements[:index]
-    near = all(region.source.scope() in (*SHARED_SCOPES, "local", FRAGMENT) for region in statement.writes)
+    scopes = [region.source.scope() for region in statement.writes]
+    near = all(scope in SHARED_SCOPES or in_registers(scope) for scope in scopes)
     inputs = [producer for producer in earlier if _feeds(producer, statement)]
     from_copies = all(_is_copy(statements.index(producer), statements) for producer in inputs)
     # A transform reads shared memory that the loop fills; a copy through registers reads registers only.

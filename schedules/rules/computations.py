@@ -127,6 +127,11 @@ def index_of(computation: Computation, indices: Sequence[ir.Expr]) -> dict[tirx.
     return {own: index for own, index in zip(computation.indices, indices) if own in iterators}
 
 
+def same_number(one: ir.Expr, other: ir.Expr) -> bool:
+    """Return whether two extents are the same number, whatever only run time knows."""
+    return tvm_ffi.structural_equal(one, other) or sym.Analyzer().can_prove_equal(one, other)
+
+
 def _read(stmt: tirx.Stmt, loops: list[tirx.For], found: list[Computation]) -> None:
     if isinstance(stmt, tirx.SeqStmt):
         for part in stmt.seq:
@@ -208,9 +213,8 @@ def _runs_once_each(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> bool
     extents = {loop.loop_var: loop.extent for loop in loops if _is_zero(loop.min)}
     plain = is_true(realize.predicate) and len(loops) == len(realize.iter_values)
     if plain and len(set(realize.iter_values)) == len(loops):
-        same = tvm_ffi.structural_equal
         domains = [iterator.dom.extent for iterator in realize.block.iter_vars]
-        if all(v in extents and same(extents[v], extent) for v, extent in zip(realize.iter_values, domains)):
+        if all(v in extents and same_number(extents[v], extent) for v, extent in zip(realize.iter_values, domains)):
             return True
     found = sym.detect_iter_map(
         realize.iter_values, ranges, realize.predicate, sym.iter_affine_map.IterMapLevel.Bijective
@@ -233,9 +237,10 @@ def _runs_from_zero(index: sym.iter_affine_map.IterSumExpr, extent: ir.Expr) -> 
 def _writes_whole(computation: Computation) -> bool:
     """Return whether a computation writes each element of its buffer, at indices that are iterators."""
     extents = {iterator.var: iterator.dom.extent for iterator in computation.spatial}
-    same = tvm_ffi.structural_equal
     for index, extent in zip(computation.indices, computation.buffer.shape):
-        if not (index in extents and same(extents.pop(index), extent)) and not (_is_zero(index) and is_one(extent)):
+        if not (index in extents and same_number(extents.pop(index), extent)) and not (
+            _is_zero(index) and is_one(extent)
+        ):
             return False
     return not extents
 

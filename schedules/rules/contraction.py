@@ -214,9 +214,11 @@ def _few_rows(func: tirx.PrimFunc, target: Target, product: Product, shape: Shap
     most = MOST_ROWS // _rows_of_each(product, shape)
     try:
         return [Body(most, lowered_for_few_rows(func, target), "decode")] if most else []
-    except NotTaken as reason:
+    except IllegalSchedule as reason:
         LOG.debug("no body for few rows: %s", reason)
-        return []
+    except Exception:  # a defect there, which the other bodies need not share
+        LOG.warning("the body for few rows failed, and is left out", exc_info=True)
+    return []
 
 
 def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: list[Plan], target: Target) -> Body:
@@ -301,7 +303,7 @@ def _no_wgmma(shape: Shape, machine: Machine) -> str:
         return f"operands of {shape.dtype or 'two dtypes'}"
     if not shape.a_by_k:
         return "the first operand is not stored by rows"
-    return "" if shape.reduction is not None else "a reduction whose length only run time knows"
+    return ""
 
 
 def _warpgroup_choices(shape: Shape) -> tuple[Choice, ...]:
@@ -336,10 +338,6 @@ def _no_mma(shape: Shape, machine: Machine) -> str:
     if not arch or int(arch.group(1)) < MMA_ARCH:
         return f"{machine.target.attrs.get('arch', 'the target')} is older than sm_{MMA_ARCH}"
     return "" if shape.dtype in PTX_TYPES else f"operands of {shape.dtype or 'two dtypes'}"
-
-
-def _no_ring(shape: Shape, machine: Machine) -> str:
-    return _no_mma(shape, machine) or ("" if shape.reduction is not None else "a reduction only run time knows")
 
 
 MMA_TILES = (
@@ -441,7 +439,7 @@ def _outputs(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine:
 
 ENGINES = (
     Engine("wgmma", _no_wgmma, _warpgroup_choices, _cycles, _by_warpgroups, splits=True),
-    Engine("mma", _no_ring, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores, splits=True, rings=True),
+    Engine("mma", _no_mma, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores, splits=True, rings=True),
     Engine("mma, stored", _no_mma, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores_stored),
     Engine("warps", _no_warps, lambda shape: WARP_TILES, _outputs, _by_warps, rings=True),
     Engine("threads", _no_thread_ring, lambda shape: THREAD_TILES, _outputs, _by_threads, rings=True),

@@ -25,6 +25,7 @@ from tensorir_ladder.schedules.recipes.streamed_weights import Load, StreamTile,
 from tensorir_ladder.schedules.rules.normal_form import Product, product_of
 from tensorir_ladder.schedules.rules.ranges import by_extent, unless_empty, written_extents
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
+from tensorir_ladder.schedules.rules.unpacking import unpacked_in_float32
 
 MOST_ROWS = 8
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
@@ -36,7 +37,7 @@ NEEDED_BYTES = 6 << 20  # on their way, to hide the latency of its memory
 SHARED_PER_WEIGHT = 0.15  # time of a byte through shared memory, in that of a byte of weights
 MOST_THREADS = 1024
 MOST_LOADS = 8  # vectors of weights that a thread asks for together
-MOST_REGISTERS = 96  # of weights, rows and sums of a thread
+MOST_REGISTERS = 104  # of weights, rows and sums of a thread
 OTHER_REGISTERS = 24
 MOST_SHARED_BYTES = 40 * 1024
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of loads side by side
@@ -104,27 +105,35 @@ def _lowered(product: Product, target: Target, most_rows: int, rows: int | None 
     if target.kind.name != "cuda":
         raise NotTaken("weights are streamed by CUDA's threads", value=target.kind.name, remedy="give a CUDA target")
     few, weights = _roles(product, most_rows, unknown=rows is not None)
+    product = unpacked_in_float32(product, weights)
     shape = _shape(product, few, weights, rows)
-    tile = min(
-        _tiles(shape, int(target.attrs.get("registers_per_block", 65536))),
-        key=lambda tile: _cost(tile, shape),
-        default=None,
-    )
+    registers = int(target.attrs.get("registers_per_block", 65536))
+    tile = min(_tiles(shape, registers), key=lambda tile: _cost(tile, shape), default=None)
     if tile is None:
         raise NotTaken("no tile streams these weights", value=shape.weights, remedy="leave it to the next rule")
     sch = product.sch
     results = written_extents(sch.mod[sch.func_working_on])
     stream_weights(sch, product.block, tile, weights)
-    return unless_empty(_for_registers(lower_ahead(sch.mod[sch.func_working_on], target)), results)
+    resident = _resident(tile, shape, registers)
+    return unless_empty(_bounded(lower_ahead(sch.mod[sch.func_working_on], target), resident), results)
 
 
-def _for_registers(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Let CUDA's assembler take as many registers as it likes: for more threads, it would load vectors one by one."""
+def _resident(tile: StreamTile, shape: _Shape, registers: int) -> int:
+    """Return how many blocks a multiprocessor should hold: as many as there are for it, and as registers allow."""
+    most = registers // ((_registers(tile, shape) + OTHER_REGISTERS) * tile.threads)
+    return max(1, min(-(-_blocks(tile, shape) // MULTIPROCESSORS), most))
+
+
+def _bounded(function: tirx.PrimFunc, resident: int) -> tirx.PrimFunc:
+    """Say how many blocks a multiprocessor holds: for more than there are, CUDA's assembler would save registers.
+
+    It then loads vectors one by one, and few are on their way.
+    """
 
     def bounded(stmt: tirx.AttrStmt) -> tirx.Stmt:
         if stmt.attr_key != "thread_extent" or str(stmt.node.thread_tag) != "blockIdx.y":
             return stmt
-        body = tirx.AttrStmt(0, "tirx.launch_bounds_min_blocks_per_sm", 1, stmt.body)
+        body = tirx.AttrStmt(0, "tirx.launch_bounds_min_blocks_per_sm", resident, stmt.body)
         return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
 
     return tvm_ffi.structural_map(function, (tirx.AttrStmt, bounded))
@@ -217,15 +226,20 @@ def _tile(shape: _Shape, loads: int, columns: int, column_threads: int, reductio
 
 
 def _registers(tile: StreamTile, shape: _Shape) -> int:
-    """Estimate a thread's registers: weights on their way, those that are unpacked, rows, sums."""
+    """Estimate a thread's registers: weights on their way, rows, sums; where weights are unpacked, rows of two steps."""
     weights = _loads(tile) * max(1, shape.vector_bytes(tile) // 4)
     step = math.prod(tile.unit[1:])
-    return weights + -(-tile.rows * step * shape.row_bytes // 4) + tile.rows * tile.columns
+    rows = -(-tile.rows * step * shape.row_bytes // 4)
+    return weights + tile.rows * tile.columns + (2 * rows + step if shape.computed else rows)
 
 
 def _loads(tile: StreamTile) -> int:
     """Return the vectors of weights that a thread asks for together."""
     return tile.columns * tile.steps if tile.along == "reduction" else tile.unit[1]
+
+
+def _blocks(tile: StreamTile, shape: _Shape) -> int:
+    return shape.batch * -(-shape.columns // tile.block_columns)
 
 
 def _cost(tile: StreamTile, shape: _Shape) -> float:
@@ -234,7 +248,7 @@ def _cost(tile: StreamTile, shape: _Shape) -> float:
     bytes loaded, ragged ends counted in, each dearer where too few are on their way, or side by side, or
     where many rows are read for few columns  +  sums through shared memory
     """
-    blocks = shape.batch * -(-shape.columns // tile.block_columns)
+    blocks = _blocks(tile, shape)
     iterations = -(-shape.reduction // tile.block_k)
     threads = blocks * tile.threads
     real = shape.batch * shape.columns * shape.reduction * shape.weight_bytes

@@ -34,6 +34,7 @@ from tensorir_ladder.schedules.rules.computations import (
     loads_in,
     nodes_inlined,
     replaced,
+    same_number,
     simplified,
 )
 from tensorir_ladder.schedules.rules.rule import NotTaken
@@ -171,13 +172,14 @@ def _factors_of(reduction: Computation, producers: Sequence[Computation], sums: 
     written = str(reduction.buffer.dtype)
     wide = sums == "float32" and _is_float(written)
     summed = "float32" if wide and written.startswith(NARROW_FLOATS) else written
-    found = _split(value, reduction, wide)
+    rounded = not wide and isinstance(value, tirx.Cast)  # products that wrap, or round, before they are added
+    found = _split(value.value if rounded else value, reduction, wide)
     if found is None:
         raise _left("the sum is not one of products of two operands", reduction, value=summand)
     first, second = (_as_stored(operand) for operand in (found.first, found.second))
     if wide:
         first, second = _of_one_dtype(first, second, summed)
-    elif found.scale:
+    elif found.scale and (rounded or _is_float(written)):
         raise _left("a product of several factors has no arithmetic as written", reduction, value=summand)
     for iterator in reduction.reduction:
         if not all(_uses(operand, [iterator]) for operand in (first, second)):
@@ -503,7 +505,7 @@ def _reads_plainly(indices: Sequence[ir.Expr], buffer: tirx.Var, axes: Sequence[
         if not axis.iterators:
             return is_one(extent)
         (*others, iterator) = axis.iterators
-        return not others and index.same_as(iterator.var) and tvm_ffi.structural_equal(extent, iterator.dom.extent)
+        return not others and index.same_as(iterator.var) and same_number(extent, iterator.dom.extent)
 
     return len(indices) == len(axes) and all(map(is_axis, indices, buffer.shape, axes))
 

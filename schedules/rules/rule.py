@@ -22,6 +22,7 @@ from tensorir_ladder.schedules.rules.limits import limit_indices
 
 LOG = logging.getLogger(__name__)
 SCHEDULED = "tirx.is_scheduled"  # what dlight marks functions with that it need not look at
+BY = "tensorir_ladder.rule"  # attribute of a function: the name of the rule that took it
 HOW = "tensorir_ladder.schedule"  # attribute of a function, for people: engine, tiles, ranges
 OPAQUE = 8  # include/tvm/relax/op_attr_types.h: what FuseOps fuses with nothing
 
@@ -56,7 +57,7 @@ class Rule(ScheduleRule):
         scheduled = self.schedule(func, target)
         if isinstance(scheduled, Schedule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
-        return _closed(limit_indices(scheduled))
+        return _closed(limit_indices(scheduled)).with_attr(BY, self.name)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
         """Return the scheduled function as dlight takes it, or None where the next rule has its turn.

@@ -18,7 +18,7 @@ tiles, fragment layouts and the pipeline are checked where there is no GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from tvm import ir, tirx
@@ -31,7 +31,7 @@ from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_name, loops_below
 from tensorir_ladder.schedules.isa import MMA, WARP, MmaInstruction
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
-from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, raster_blocks
+from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, k_tiles_together, pipelined_k_tiles, raster_blocks
 from tensorir_ladder.schedules.loops.vectorization import vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
     CooperativeFetch,
@@ -323,7 +323,8 @@ def tensorize_contraction(
     tile.check_sound()
     instruction = fitting_instruction(sch, block, instruction)
     *batch, rows, columns, reduction = loops_of_block
-    if pad_to_tile(sch, block, [1] * len(batch) + list(tile.block)):
+    k_tile = tile.block_k * k_tiles_together(sch, reduction)
+    if pad_to_tile(sch, block, [*(1 for _ in batch), tile.block_m, tile.block_n, k_tile]):
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_to_warps(sch, rows, columns, reduction, tile, instruction)
     group = max(1, raster_rows // tile.block_m)
@@ -337,6 +338,7 @@ def tensorize_contraction(
     for loop in (loops.k_step, loops.fragment_row, loops.fragment_column):
         sch.unroll(loop)
     zero_fragment(sch, block, loops)
+    loops = replace(loops, k_outer=pipelined_k_tiles(sch, loops.k_outer))
     return TensorizedContraction(loops, copies, loads, write_back, instruction)
 
 

@@ -23,7 +23,7 @@ reads of both operands, so that TVM gives them one stage per tile from the first
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -33,6 +33,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import (
+    is_constant,
     loop_extent,
     loop_name,
     loops_below,
@@ -41,7 +42,7 @@ from tensorir_ladder.schedules.inspection import (
 )
 from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
-from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, raster_blocks
+from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, k_tiles_together, pipelined_k_tiles, raster_blocks
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
     KEPT,
@@ -279,7 +280,8 @@ def stage_for_warpgroups(
                      for row, column, k_inner:  C_local += A_shared * B_shared
                    D = f(C_local)                                            # casts, bias, activation fused
 
-    Ragged extents are padded on the fly, and a reduction of one k tile to two, so that there is a loop to pipeline.
+    Ragged extents are padded on the fly, and a reduction of one k tile to two, so that there is a loop to pipeline; of
+    one whose length only run time knows, it is four k tiles (:func:`schedules.loops.tiling.pipelined_k_tiles`).
     Follow with :func:`pipeline_warpgroups` and :func:`multiply_by_wgmma`; without the latter any CPU can run it.
 
     Parameters
@@ -295,7 +297,8 @@ def stage_for_warpgroups(
     loops_of_block = contraction_loops(sch, block)
     instruction = instruction_for(sch, block, tile)
     *batch, rows, columns, reduction = loops_of_block
-    k_tile = tile.block_k * (2 if loop_extent(sch, reduction) <= tile.block_k else 1)
+    short = is_constant(sch.get(reduction).extent) and loop_extent(sch, reduction) <= tile.block_k
+    k_tile = tile.block_k * k_tiles_together(sch, reduction, 2 if short else 1)
     if pad_to_tile(sch, block, [1] * len(batch) + [tile.block_m, tile.block_n, k_tile]):
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
@@ -310,6 +313,7 @@ def stage_for_warpgroups(
     copies = tuple(stage_in_panels(sch, block, operand, loops.k_outer, tile.threads) for operand in (0, 1))
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
     hide_reads(sch, block)
+    loops = replace(loops, k_outer=pipelined_k_tiles(sch, loops.k_outer))
     return WarpgroupContraction(loops, copies, write_back, instruction)
 
 

@@ -165,7 +165,7 @@ def test_dlight_is_asked_by_a_name_it_can_read() -> None:
 
 
 @slow
-@pytest.mark.parametrize("family", ["llama-linears", "mlp"])
+@pytest.mark.parametrize("family", ["llama-linears", "mlp", "llama-layer", "vit-block"])
 def test_what_our_rules_make_is_right_in_the_emulator(family: str) -> None:
     for model in FAMILIES[family].models(True):
         found = verify_model(model, 7, RULES["ladder"], MACHINE, LlvmBackend(), 7, emulated=True)

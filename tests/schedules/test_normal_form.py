@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
@@ -15,13 +16,16 @@ from support.functions import check_function
 from support.schedules_on_cpu import TARGET
 from support.tir_functions import FUNCTIONS, OTHERS, operands_of, run_on_llvm
 from tensorir_ladder.harness.execution import compile_serial
+from tensorir_ladder.kernels.codegen.arithmetic import evaluate
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import operand_regions
 from tensorir_ladder.schedules.loops import flatten_contraction
 from tensorir_ladder.schedules.pipeline import pipeline_loop
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.recipes import stage_contraction
+from tensorir_ladder.schedules.rules.contraction import Contraction
 from tensorir_ladder.schedules.rules.normal_form import Product, narrowed, product_of
+from tensorir_ladder.schedules.rules.ranges import symbolic_extents
 from tensorir_ladder.schedules.rules.rule import NotTaken
 from tensorir_ladder.schedules.tensor_cores import tensorize_contraction
 from tensorir_ladder.schedules.tiles import TensorCoreTile, ThreadTile
@@ -151,6 +155,19 @@ def test_what_cannot_be_narrowed() -> None:
     numbers = te.placeholder((rows,), "int64", name="A")
     with pytest.raises(NotTaken, match="64-bit numbers"):
         narrowed(te.create_prim_func([numbers, te.compute((rows,), lambda i: numbers[i] + 1, name="B")]))
+
+
+def test_calls_beyond_32_bits_are_refused() -> None:
+    taken = Contraction().take(FUNCTIONS["rows_any_i64"].make(), TARGET)
+    conditions: list[tirx.Expr] = []
+    tvm_ffi.structural_walk(taken.body, (tirx.AssertStmt, lambda stmt: conditions.append(stmt.condition)))
+    (condition,), (rows,) = conditions, symbolic_extents(taken)
+    assert [bool(evaluate(condition, {rows: m})) for m in (1, 2**26 - 1, 2**26, 2**31 - 1)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("name", ["rows_any_i64", "loops_split", "loops_fused", "start_apart", "scheduled"])

@@ -24,7 +24,7 @@ def failure(call: Callable[[], object]) -> str:
     """What a call fails with, "" where it does not."""
     try:
         call()
-    except (RuntimeError, ValueError, AttributeError) as error:  # TVM's own are among these
+    except (RuntimeError, ValueError, AttributeError, IndexError) as error:  # TVM's own are among these
         return str(error)
     return ""
 

@@ -17,6 +17,8 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
 from tensorir_ladder.harness.execution import numpy_dtype
+from tensorir_ladder.kernels.codegen.arithmetic import evaluate
+from tensorir_ladder.schedules.rules.ranges import symbolic_extents
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ def operands_of(func: tirx.PrimFunc, sizes: Mapping[str, int], seed: int = 0) ->
     depend on what it holds.
     """
     random, found = np.random.default_rng(seed), []
+    values = {var: sizes[var.name] for var in symbolic_extents(func)}
     for parameter in func.params:
-        shape = [int(sizes[e.name] if isinstance(e, tirx.Var) else e) for e in parameter.shape]
+        shape = [int(evaluate(extent, values)) for extent in parameter.shape]
         dtype = str(parameter.dtype)
         if dtype in ("uint8", "uint32", "int32"):
             drawn = random.integers(0, 3 if dtype == "int32" else np.iinfo(dtype).max, shape)

@@ -111,7 +111,11 @@ class Tensor:
 
 
 def torch_stand_in(gpus: int = 1) -> SimpleNamespace:
-    """A module "torch" that sees so many GPUs; ``cuda.device``, ``stream`` and ``capturing`` may be set."""
+    """A module "torch" that sees so many GPUs; ``cuda.device``, ``stream`` and ``capturing`` may be set.
+
+    ``written`` are the tensors of which autograd was told that they have changed.
+    """
+    written: list[Tensor] = []
     cuda = SimpleNamespace(device=0, stream=0, capturing=False)
     cuda.is_available = lambda: gpus > 0
     cuda.is_current_stream_capturing = lambda: cuda.capturing
@@ -119,7 +123,7 @@ def torch_stand_in(gpus: int = 1) -> SimpleNamespace:
     private = SimpleNamespace(
         _cuda_getDevice=lambda: cuda.device,
         _cuda_getCurrentRawStream=lambda _: cuda.stream,
-        _increment_version=lambda tensors: None,
+        _increment_version=written.extend,
         _len_torch_dispatch_stack=lambda: 0,
     )
 
@@ -130,6 +134,7 @@ def torch_stand_in(gpus: int = 1) -> SimpleNamespace:
     return SimpleNamespace(
         Tensor=Tensor,
         cuda=cuda,
+        written=written,
         _C=private,
         empty_like=empty_like,
         is_grad_enabled=lambda: True,

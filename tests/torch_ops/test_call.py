@@ -390,6 +390,14 @@ def test_gradients_are_refused_of_known_tensors(library: Library) -> None:
         matmul(learned(), b, out=dense(8, 8))
 
 
+def test_autograd_is_told_of_what_is_written(library: Library, torch: SimpleNamespace) -> None:
+    a, b, out = operand(0, (8, 8)), operand(1, (8, 8)), dense(8, 8)
+    matmul(a, b)
+    assert torch.written == []
+    matmul(a, b, out=out)
+    assert torch.written == [out]
+
+
 def test_copies_are_said_once_with_their_bytes(library: Library) -> None:
     a, b = operand(0, (40, 63)), operand(1, (63, 95))
     with warnings.catch_warnings(record=True) as said:

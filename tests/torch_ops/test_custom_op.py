@@ -134,6 +134,24 @@ def test_without_gradients_nothing_is_recorded(operators: Any) -> None:
         matmul(normal(8, 8), weight)
 
 
+def test_operands_at_any_address_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient that is a part of another begins where that does, here 2 bytes beyond an aligned address."""
+    from tensorir_ladder.torch_ops import custom_op
+
+    addresses = []
+
+    def multiply(a: Any, b: Any, out: Any, *how: Any) -> Any:
+        addresses.extend(each.data_ptr() % 16 for each in (a, b))
+        return reference(a, b, *how)
+
+    monkeypatch.setattr(custom_op, "multiply", multiply)
+    a, b = normal(8, 64, learned=True), normal(64, 64)
+    both = torch.cat([torch.zeros(1, dtype=torch.float16), matmul(a, b).flatten()])
+    both.backward(torch.ones_like(both))
+    assert addresses == [0] * 4
+    torch.testing.assert_close(a.grad, torch.ones(8, 64).half() @ b.T, rtol=2**-8, atol=2**-5)
+
+
 # Traces
 
 
@@ -279,7 +297,8 @@ def test_gradients_by_the_kernels_are_torchs(gpu: Any, shape: Any, dtype: str, a
 def test_a_gradient_at_any_address_is_taken(gpu: Any) -> None:
     """The gradient of what was concatenated is a part of another, here 2 bytes beyond an aligned address."""
     a, b = normal(8, 64, device="cuda").requires_grad_(), normal(64, 64, device="cuda")
-    torch.cat([torch.zeros(1, dtype=torch.float16, device="cuda"), matmul(a, b).flatten()]).sum().backward()
+    both = torch.cat([torch.zeros(1, dtype=torch.float16, device="cuda"), matmul(a, b).flatten()])
+    both.backward(torch.ones_like(both))
     torch.testing.assert_close(a.grad, torch.ones(8, 64, dtype=torch.float16, device="cuda") @ b.T, rtol=2**-8, atol=1)
 
 
@@ -290,6 +309,15 @@ def test_torchs_own_checks_pass_on_the_gpu(gpu: Any, activation: str | None) -> 
     torch.library.opcheck(gpu.matmul, (a, b.T, bias, activation, 0.5, None, False))
     out = torch.empty(32, 128, dtype=torch.float16, device="cuda")
     torch.library.opcheck(gpu.matmul_out, (a.detach(), b.T.detach(), out, None, activation, 1.0, None, False))
+
+
+@pytest.mark.gpu
+def test_an_output_that_was_kept_for_backward_is_missed(gpu: Any) -> None:
+    a, kept = normal(64, 64, device="cuda"), normal(64, 64, device="cuda")
+    used = a.clone().requires_grad_() * kept
+    matmul(a, a, out=kept)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        used.sum().backward()
 
 
 @pytest.mark.gpu

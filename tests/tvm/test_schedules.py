@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import s_tir, te, tirx
+from tvm import ir, s_tir, te, tirx
 from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.dlight.gpu.matmul import check_sm_version
 from tvm.script import tirx as T
@@ -27,6 +29,32 @@ def test_compute_at_drops_the_bound_of_factored_columns() -> None:
     where = "schedules/recipes/bandwidth.py (loops of rows are merged instead)"
     still("T.where" not in sch.mod.script(), where)
     still(on_cpu(sch.mod, values, shape=(4,))[0] == np.arange(24).sum(), where)
+
+
+def test_a_write_back_of_fused_loops_has_no_bound() -> None:
+    x = te.placeholder((5, 4), name="x")
+    sch = Schedule(te.create_prim_func([x, te.compute((5, 4), lambda i, j: x[i, j] * 2, name="y")]))
+    block = sch.get_sblock("y")
+    _, thread = sch.split(sch.fuse(*sch.get_loops(block)), [None, 32])
+    write_back = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(write_back, thread)
+    rows = int(sch.get(write_back).iter_vars[0].dom.extent)
+    bounds = sch.mod.script().count("T.where")
+    still((rows, bounds) == (8, 1), "schedules/recipes/streamed_weights.py, schedules/loops/warps.py")
+
+
+def test_a_consumer_that_repeats_elements_is_not_inlined() -> None:
+    x = te.placeholder((8,), name="x")
+    y = te.compute((8,), lambda i: x[i] * 2, name="y")
+    sch = Schedule(te.create_prim_func([x, te.compute((8, 4), lambda i, _: y[i] + 1, name="z")]))
+    said = failure(lambda: sch.reverse_compute_inline(sch.get_sblock("z")))
+    still("Cannot dispatch a null expression" in said, "schedules/memory/staging.py")
+
+
+def test_an_assertion_has_its_parameters_exchanged() -> None:
+    made = tirx.AssertStmt(tirx.const(True, "bool"), ir.StringImm("ValueError"), [ir.StringImm("said")])
+    assert made.error_kind.value == "ValueError"
+    still(list(inspect.signature(tirx.AssertStmt).parameters)[:2] == ["kind", "condition"], "schedules/rules/limits.py")
 
 
 @T.prim_func(s_tir=True)
