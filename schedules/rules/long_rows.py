@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import math
 from collections.abc import Callable, Sequence
 
 from tvm import ir, tirx
@@ -32,17 +32,16 @@ def in_parts(source: v.Source, reductions: Sequence[Reduction], kernels: Kernels
 
         before   for i, k:  s[i] += x[i, k];                      for i, j:  y[i, j] = x[i, j] / s[i]
         after    for i, part, k:  parts[i, part] += x[i, part * length + k]        # a kernel
-                 for i, part:     s[i] += parts[i, part]                           # a kernel, for each reduction
-                 for i, j:        y[i, j] = x[i, j] / s[i]                         # a kernel for what is stored
+                 for i, part:     s[i] += parts[i, part]                           # a kernel, and what has rows only
+                 for i, j:        y[i, j] = x[i, j] / s[i]                         # a kernel
 
-    ``kernels`` are those of rows, which the first two are. Rows and their lengths are known when this is asked.
+    The first two are for each reduction, by ``kernels``, which makes those of rows.
     """
     first = reductions[0].computations[0]
     extents = [iterator.dom.extent for iterator in first.iterators]
     if not all(map(is_constant, extents)) or not first.reduction:
         return None
-    rows = functools.reduce(lambda count, i: count * int(i.dom.extent), first.spatial, 1)
-    length = functools.reduce(lambda count, i: count * int(i.dom.extent), first.reduction, 1)
+    rows, length = _count(first.spatial), _count(first.reduction)
     names: dict[tirx.Var, ir.Expr] = {
         i.var: tirx.Var(str(i.var.name), "int32") for c in source.computations for i in c.iterators
     }
@@ -54,19 +53,25 @@ def in_parts(source: v.Source, reductions: Sequence[Reduction], kernels: Kernels
     own = [buffer for reduction in reductions for buffer in reduction.buffers if buffer not in source.buffers()]
     made: list[tirx.Stmt] = [tirx.AllocBuffer(buffer) for buffer in own]
     source = dataclasses.replace(source, workspaces=tuple(own))
+    results = tuple(computation for computation in source.outputs if not v.is_reduction(computation))
+    of_rows = tuple(result for result in results if _count(result.spatial) == rows)
     for reduction in reductions:
         partial, joined = _cut(reduction, length, parts, across)
         buffers = tuple(partial.buffers)
         known = dataclasses.replace(source, workspaces=(*source.workspaces, *buffers))
         made += map(tirx.AllocBuffer, buffers)
-        for one in (partial, joined):
-            steps = dataclasses.replace(known, computations=(*plain, *one.computations), outputs=one.computations)
-            made.append(kernels(steps, [one], source.extents)[0])
-    results = tuple(computation for computation in source.outputs if not v.is_reduction(computation))
-    if results:
-        last = dataclasses.replace(source, computations=plain, outputs=results)
+        for one, stored in ((partial, ()), (joined, of_rows if reduction is reductions[-1] else ())):
+            computations = (*plain, *one.computations)
+            step = dataclasses.replace(known, computations=computations, outputs=(*one.computations, *stored))
+            made.append(kernels(step, [one], source.extents)[0])
+    if left := tuple(result for result in results if result not in of_rows):
+        last = dataclasses.replace(source, computations=plain, outputs=left)
         made.append(elementwise_kernels(last, source.extents)[0])
     return v.sequence(made)
+
+
+def _count(iterators: Sequence[tirx.IterVar]) -> int:
+    return math.prod(int(iterator.dom.extent) for iterator in iterators)
 
 
 def _parts(rows: int, length: int, across: bool) -> int:

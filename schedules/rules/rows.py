@@ -25,6 +25,7 @@ BLOCK_THREADS = 128  # of a block that takes several rows
 STREAM_THREADS = 512  # of a row that registers do not hold
 STREAM_VECTORS = 4  # that a thread has on their way then
 ELEMENTS = 16  # of a row that a thread holds, where there are many rows
+MANY_BLOCKS = 128
 FEW_THREADS = 2**17  # with fewer in all, rows are given more
 KEPT_BYTES = {512: 256, 1024: 128}  # of registers that a thread of a block up to so many may hold rows in
 LONGEST_ALONE = 64  # elements of a row that one thread adds up where neighbours are of other rows
@@ -131,6 +132,9 @@ def _best_kernels(source: v.Source, reductions: Sequence[Reduction], extents: v.
         form = _form(source, reductions, extents, lanes, across, ())
         forms += [form] if form else []
         lanes //= 2
+    if across and is_constant(forms[0].rows):  # narrower vectors where wide ones leave too few blocks
+        rows = int(forms[0].rows)
+        forms = [form for form in forms if rows // (form.lanes.lanes * WARP) >= MANY_BLOCKS] or forms[-2:]
     form = min(forms, key=lambda form: (form.cost, form.lanes.lanes))
     make = lambda kept: _form(source, reductions, extents, form.lanes.lanes, across, kept)  # noqa: E731
     return _kernels(form, make), form.is_whole
