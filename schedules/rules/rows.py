@@ -14,7 +14,9 @@ from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import vectors as v
-from tensorir_ladder.schedules.rules.computations import Computation, index_of, loads_in, replaced
+from tensorir_ladder.schedules.rules.computations import Computation, index_of, loads_in
+from tensorir_ladder.schedules.rules.long_rows import in_parts
+from tensorir_ladder.schedules.rules.reductions import Reduction, cast, reductions_of, stands_along_rows
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
 
 WARP = 32
@@ -23,41 +25,11 @@ BLOCK_THREADS = 128  # of a block that takes several rows
 STREAM_THREADS = 512  # of a row that registers do not hold
 STREAM_VECTORS = 4  # that a thread has on their way then
 ELEMENTS = 16  # of a row that a thread holds, where there are many rows
+MANY_BLOCKS = 128
 FEW_THREADS = 2**17  # with fewer in all, rows are given more
 KEPT_BYTES = {512: 256, 1024: 128}  # of registers that a thread of a block up to so many may hold rows in
 LONGEST_ALONE = 64  # elements of a row that one thread adds up where neighbours are of other rows
 ZERO = tirx.const(0, "int32")
-PLAIN = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min, tirx.And, tirx.Or)
-IDENTITY = {tirx.Add: 0, tirx.Mul: 1}
-NARROW = {
-    "float16": "float32",
-    "bfloat16": "float32",
-    "bool": "int32",
-    "int8": "int32",
-    "uint8": "int32",
-    "int16": "int32",
-}
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """Equations that one block adds up together, and how two partial results become one.
-
-    ``terms`` are what one element adds to each; ``combine(left, right)`` works on all of them. Sums in 16 bits are
-    added up in 32 (``dtypes``) and rounded when they are complete.
-    """
-
-    computations: tuple[Computation, ...]
-    terms: tuple[ir.Expr, ...]
-    dtypes: tuple[str, ...]
-    combine: Callable[[Sequence[ir.Expr], Sequence[ir.Expr]], list[ir.Expr]]
-    begins: tuple[ir.Expr, ...]  # what each thread begins with
-    starts: tuple[ir.Expr | None, ...]  # what is added once, in the end
-
-    @property
-    def buffers(self) -> list[tirx.Var]:
-        """What the results are stored in."""
-        return [computation.buffer for computation in self.computations]
 
 
 class Rows(Rule):
@@ -87,110 +59,10 @@ class Rows(Rule):
         reductions = reductions_of(source.computations)
         if not reductions:
             raise NotTaken("a function without a reduction", remedy=v.LEAVE)
-        return source.with_body(v.for_whole_vectors(source, lambda extents: _best_kernels(source, reductions, extents)))
-
-
-def reductions_of(computations: Sequence[Computation]) -> list[Reduction]:
-    """Return a function's reductions, in order; NotTaken for one whose parts nobody can tell how to put together."""
-    blocks: list[list[Computation]] = []
-    for computation in filter(v.is_reduction, computations):
-        if blocks and blocks[-1][0].is_beside(computation):
-            blocks[-1].append(computation)
-        else:
-            blocks.append([computation])
-    return [_reduction(block) for block in blocks]
-
-
-def _reduction(block: Sequence[Computation]) -> Reduction:
-    sums = [tirx.Var(f"sum_{number}", str(c.buffer.dtype)) for number, c in enumerate(block)]
-
-    def own(load: ir.TensorLoad) -> ir.Expr:
-        for computation, variable in zip(block, sums):
-            if load.source.same_as(computation.buffer):
-                return variable
-        return load
-
-    values = [tvm_ffi.structural_map(computation.value, (ir.TensorLoad, own)) for computation in block]
-    starts = [computation.start for computation in block]
-    if any(start is None or loads_in(start) for start in starts):
-        raise NotTaken("a sum that goes on from what its buffer holds", block=block[0].name, remedy=v.LEAVE)
-    terms = [_plain_term(value, variable, sums) for value, variable in zip(values, sums)]
-    if all(term is not None for term in terms):
-        return _plain(block, [type(value) for value in values], terms, starts)
-    if len(block) == 2:
-        for index, best in ((0, 1), (1, 0)):
-            found = _largest(values, sums, index, best)
-            if found:
-                dtypes = tuple(str(c.buffer.dtype) for c in block)
-                return Reduction(tuple(block), found[0], dtypes, found[1], tuple(starts), (None, None))
-    raise NotTaken("a reduction that is no sum, product, extremum or place of one", block=block[0].name, remedy=v.LEAVE)
-
-
-def _plain_term(value: ir.Expr, variable: tirx.Var, sums: Sequence[tirx.Var]) -> ir.Expr | None:
-    if not isinstance(value, PLAIN):
-        return None
-    for one, other in ((value.a, value.b), (value.b, value.a)):
-        if one.same_as(variable) and not v.uses(other, sums):
-            return other
-    return None
-
-
-def _plain(
-    block: Sequence[Computation], kinds: Sequence[type], terms: Sequence[ir.Expr], starts: Sequence[ir.Expr]
-) -> Reduction:
-    written = [str(computation.buffer.dtype) for computation in block]
-    dtypes = [
-        NARROW.get(dtype, dtype) if kind not in (tirx.And, tirx.Or) else dtype for dtype, kind in zip(written, kinds)
-    ]
-    wide = [_cast(term, dtype) for term, dtype in zip(terms, dtypes)]
-    begins = [
-        tirx.const(IDENTITY[kind], dtype) if kind in IDENTITY else _cast(start, dtype)
-        for kind, dtype, start in zip(kinds, dtypes, starts)
-    ]
-    added = [
-        None if kind not in IDENTITY or _is_number(start, IDENTITY[kind]) else _cast(start, dtype)
-        for kind, dtype, start in zip(kinds, dtypes, starts)
-    ]
-
-    def combine(left: Sequence[ir.Expr], right: Sequence[ir.Expr]) -> list[ir.Expr]:
-        return [kind(one, other) for kind, one, other in zip(kinds, left, right)]
-
-    return Reduction(tuple(block), tuple(wide), tuple(dtypes), combine, tuple(begins), tuple(added))
-
-
-def _largest(values: Sequence[ir.Expr], sums: Sequence[tirx.Var], index: int, best: int):
-    """Recognise the place of the largest or smallest element, the first of equal ones, with the element itself."""
-    chosen, place = values[best], values[index]
-    if not isinstance(chosen, tirx.Select) or not isinstance(place, tirx.Select):
-        return None
-    compare, term, number = chosen.condition, chosen.false_value, place.false_value
-    if v.uses(term, sums) or v.uses(number, sums) or not isinstance(compare, (tirx.GT, tirx.LT, tirx.GE, tirx.LE)):
-        return None
-    strictly = tirx.GT if isinstance(compare, (tirx.GT, tirx.GE)) else tirx.LT
-
-    def is_kept(left: Sequence[ir.Expr], right: Sequence[ir.Expr]) -> ir.Expr:
-        first = tirx.And(tirx.EQ(left[best], right[best]), tirx.LT(left[index], right[index]))
-        return tirx.Or(strictly(left[best], right[best]), first)
-
-    terms = [ir.Expr] * 2
-    terms[index], terms[best] = number, term
-    same = tvm_ffi.structural_equal
-    as_expected = (
-        same(place.condition, is_kept(sums, terms), map_free_vars=False)
-        and same(compare, type(compare)(sums[best], term), map_free_vars=False)
-        and chosen.true_value.same_as(sums[best])
-        and place.true_value.same_as(sums[index])
-    )
-    if not as_expected:
-        return None
-
-    def combine(left: Sequence[ir.Expr], right: Sequence[ir.Expr]) -> list[ir.Expr]:
-        made: list[ir.Expr] = [ZERO, ZERO]
-        made[index] = tirx.Select(is_kept(left, right), left[index], right[index])
-        made[best] = tirx.Select(strictly(left[best], right[best]), left[best], right[best])
-        return made
-
-    return tuple(terms), combine
+        cut = in_parts(source, reductions, _best_kernels)
+        if cut is None:
+            cut = v.for_whole_vectors(source, lambda extents: _best_kernels(source, reductions, extents))
+        return source.with_body(cut)
 
 
 @dataclass
@@ -252,7 +124,7 @@ def _best_kernels(source: v.Source, reductions: Sequence[Reduction], extents: v.
     expressions = v.Expressions(source, extents)
     for reduction in reductions:
         _check_rows(expressions, reduction, names)
-    across = _stands_along_rows(expressions, reductions[0], names)
+    across = stands_along_rows(expressions, reductions[0], names)
     buffers = [b for b in source.buffers() if b.shape and str(b.dtype) != "bool"]
     lanes = min(VECTOR_BYTES // min(dtype_bytes(str(buffer.dtype)) for buffer in buffers), v.MOST_LANES)
     forms = []
@@ -260,6 +132,9 @@ def _best_kernels(source: v.Source, reductions: Sequence[Reduction], extents: v.
         form = _form(source, reductions, extents, lanes, across, ())
         forms += [form] if form else []
         lanes //= 2
+    if across and is_constant(forms[0].rows):  # narrower vectors where wide ones leave too few blocks
+        rows = int(forms[0].rows)
+        forms = [form for form in forms if rows // (form.lanes.lanes * WARP) >= MANY_BLOCKS] or forms[-2:]
     form = min(forms, key=lambda form: (form.cost, form.lanes.lanes))
     make = lambda kept: _form(source, reductions, extents, form.lanes.lanes, across, kept)  # noqa: E731
     return _kernels(form, make), form.is_whole
@@ -273,28 +148,6 @@ def _check_rows(expressions: v.Expressions, reduction: Reduction, names: v.Value
         if loads and not any(all(v.uses(load, [variable]) for variable in needed) for load in loads):
             name = reduction.computations[0].name
             raise NotTaken("each operand is used for several results: a contraction", block=name, remedy=v.LEAVE)
-
-
-def _stands_along_rows(expressions: v.Expressions, first: Reduction, names: v.Values) -> bool:
-    """Return whether neighbours in memory are of neighbouring rows, and not of one row."""
-    along = across = 0
-    for term in first.terms:
-        for load in loads_in(expressions.value(term, names)):
-            iterators = first.computations[0]
-            along += _is_innermost(expressions, load, iterators.reduction, names)
-            across += _is_innermost(expressions, load, iterators.spatial, names)
-    return across > along
-
-
-def _is_innermost(expressions: v.Expressions, load: ir.TensorLoad, iterators: Sequence[tirx.IterVar], names) -> bool:
-    if not iterators:
-        return False
-    analyzer = sym.Analyzer()
-    for iterator in iterators:
-        analyzer.bind(names[iterator.var], ir.Range.from_min_extent(ZERO, expressions.extent(iterator.dom.extent)))
-    last = names[iterators[-1].var]
-    address = analyzer.simplify(expressions.address(load.source, load.indices))
-    return analyzer.can_prove_equal(replaced(address, {last: last + 1}) - address, 1)
 
 
 def _form(
@@ -423,14 +276,6 @@ def _plan_registers(form: _Form, source: v.Source, kept: Sequence[tirx.Var]) -> 
             phase.accesses = [access for access in parameters if form.expressions.is_parameter(access.load.source)]
 
 
-def _cast(expression: ir.Expr, dtype: str) -> ir.Expr:
-    return expression if str(expression.ty.dtype) == dtype else tirx.Cast(dtype, expression)
-
-
-def _is_number(expression: ir.Expr, number: int) -> bool:
-    return isinstance(expression, (tirx.IntImm, tirx.FloatImm)) and float(expression.value) == number
-
-
 def _kernels(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) -> tirx.Stmt:
     """Choose threads and registers by the lengths of rows, and make a kernel, or one for each range of lengths."""
     held = _with_kept_values(form, make)
@@ -470,14 +315,19 @@ def _across_kernel(form: _Form, held: _Form) -> tirx.Stmt:
     if is_constant(form.columns):
         columns = int(form.columns)
         rows = int(form.rows) // form.lanes.lanes if is_constant(form.rows) else FEW_THREADS // threads
-        most = min(MOST_THREADS // WARP, _power_of_two(-(-columns // 2)))
+        most = min(STREAM_THREADS // _width(form), _power_of_two(-(-columns // 2)))
         threads = 1
         while threads < most and (rows * threads < FEW_THREADS or columns > threads * LONGEST_ALONE):
             threads *= 2
         each = -(-columns // threads)
-        if _kept_bytes(held, each) <= KEPT_BYTES[512 if threads * WARP <= 512 else 1024]:
+        if _kept_bytes(held, each) <= KEPT_BYTES[512]:
             return _Kernel(held, threads, each).statement()
     return _Kernel(form, threads, None).statement()
+
+
+def _width(form: _Form) -> int:
+    """Return how many threads stand along the rows: a warp, or as many as there are vectors of rows."""
+    return min(WARP, _power_of_two(int(form.rows) // form.lanes.lanes)) if is_constant(form.rows) else WARP
 
 
 def _with_kept_values(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) -> _Form:
@@ -533,7 +383,7 @@ class _Kernel:
         self.form, self.threads, self.each = form, threads, each
         self.rows = BLOCK_THREADS // threads if threads <= WARP else 1
         if form.across:
-            self.rows = max(WARP, BLOCK_THREADS // threads)
+            self.rows = max(_width(form), BLOCK_THREADS // threads)
         self.lanes = form.lanes
         self.row_count = _divided(form.rows, self.lanes.lanes) if form.across else form.rows
         self.length = form.columns if form.across else _divided(form.columns, self.lanes.lanes)
@@ -676,7 +526,7 @@ class _Kernel:
                 whole = [tirx.BufferLoad(s, [at]) for s in sums]
                 if start is not None:
                     whole = reduction.combine([start if n == number else w for n, w in enumerate(whole)], whole)
-                return tirx.BufferStore(total, _cast(whole[number], str(total.dtype)), [at])
+                return tirx.BufferStore(total, cast(whole[number], str(total.dtype)), [at])
 
             statements += [tirx.AllocBuffer(total), v.unrolled("lane", self.sums, rounded)]
             if self.form.expressions.is_parameter(buffer):
