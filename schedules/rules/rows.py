@@ -334,9 +334,14 @@ def _with_kept_values(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) 
     """Keep in registers what several passes compute and what costs more than to keep it: exp, divisions."""
     kept: list[tirx.Var] = []
     for computation in reversed(form.expressions.computations):
-        if v.is_reduction(computation) or not _is_costly(computation.value):
+        size = v.product(_extents(form, computation))
+        is_whole = form.lanes.analyzer.can_prove_equal(size, form.rows * form.columns)
+        if v.is_reduction(computation) or not is_whole or not _is_costly(computation.value):
             continue
-        trial = make([*kept, computation.buffer])
+        try:
+            trial = make([*kept, computation.buffer])
+        except NotTaken:  # what is stored is of these rows only as far as what would be kept is
+            continue
         loads, passes = [], 0
         for phase in trial.phases:
             read = [*phase.values, *(value for _, value in phase.computes)]
