@@ -222,7 +222,7 @@ def _tiles(shape: _Shape, registers: int) -> Iterator[WeightsTile]:
 
 def _tile(shape: _Shape, loads: int, columns: int, column_threads: int, reduction_threads: int) -> WeightsTile:
     width, packed = shape.weights.width, shape.weights.packed
-    if shape.weights.along == "columns":
+    if shape.weights.along != "reduction":  # the result's columns, or its rows where these are the many
         return WeightsTile(
             shape.rows, columns, 1, (1, loads, packed), column_threads, reduction_threads, along="columns"
         )
