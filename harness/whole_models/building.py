@@ -181,9 +181,9 @@ def build(model: Model, value: int, rules: RuleSet, machine: Machine, compiler: 
     module = model.exported(value)[0]
     with cuda_compiler(deliver), PassContext(instruments=[watch.instrument()]):
         executable = tvm.compile(module, target, relax_pipeline=pipeline)
-    cuda = cuda_text(executable)
-    if compiler is not None:
-        compile_cubin(cuda, machine.arch, compiler)
+    texts = cuda_texts(executable)
+    for text in texts if compiler is not None else ():
+        compile_cubin(text, machine.arch, compiler)
     kept = {name: function for name, function in kept.items() if name in watch.before}  # others are the host's
     functions = {name: _described(name, function, watch, target, model) for name, function in kept.items()}
     return Built(
@@ -193,7 +193,7 @@ def build(model: Model, value: int, rules: RuleSet, machine: Machine, compiler: 
         _sums([watch.before[each.name] for each in functions.values() if not each.rule.startswith(OURS)]),
         executable,
         functions,
-        cuda,
+        "\n".join(texts),
         watch.fused,
         tvm.IRModule(dict(kept)),
         time.monotonic() - started,
@@ -254,9 +254,9 @@ def _is(extent: Any, wanted: str | int) -> bool:
     return isinstance(extent, tirx.Var) and extent.name == wanted
 
 
-def cuda_text(executable: Any) -> str:
-    """Find the CUDA text of an executable's kernels."""
-    return "\n".join(module.inspect_source() for module in _imports(executable.mod) if module.kind == "cuda")
+def cuda_texts(executable: Any) -> list[str]:
+    """List the CUDA texts of an executable's kernels, one in a module."""
+    return [module.inspect_source() for module in _imports(executable.mod) if module.kind == "cuda"]
 
 
 def _imports(module: Any) -> Iterator[Any]:

@@ -37,12 +37,13 @@ class Call:
 
     def of(self, xp: Any) -> Call:
         """Give it arrays of ``xp`` in the same memory: by torch's, TVM knows the stream."""
-        return Call(self.name, self.function, tuple(map(xp.from_dlpack, self.arguments)))
+        given = (xp.from_dlpack(each) if hasattr(each, "__dlpack__") else each for each in self.arguments)
+        return Call(self.name, self.function, tuple(given))
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of what it was given."""
-        return tuple(tuple(argument.shape) for argument in self.arguments)
+        """The shapes of what it was given; of a number, none."""
+        return tuple(tuple(getattr(argument, "shape", ())) for argument in self.arguments)
 
 
 class Running:

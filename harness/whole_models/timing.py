@@ -262,10 +262,16 @@ def _race_functions(course: ModelCourse, attempts: Sequence[Attempt]) -> dict[tu
 def _function_course(course: ModelCourse, call: Call) -> Racecourse:
     """Put what a call was given on the GPU in as many sets as it takes."""
     torch = course.torch
-    nbytes = sum(each.nbytes for each in call.arguments)
+    nbytes = sum(getattr(each, "nbytes", 0) for each in call.arguments)
     number = sets_of(nbytes, device_properties(torch).L2_cache_size)
     require_room(torch, (number - 1) * nbytes)
-    sets = [call.arguments, *(tuple(map(course.backend.copied, call.arguments)) for _ in range(number - 1))]
+    sets = [
+        call.arguments,
+        *(
+            tuple(course.backend.copied(each) if hasattr(each, "nbytes") else each for each in call.arguments)
+            for _ in range(number - 1)
+        ),
+    ]
     return Racecourse(course.backend, sets, nbytes)
 
 

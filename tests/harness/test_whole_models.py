@@ -480,3 +480,13 @@ def test_models_are_compiled_ahead(command: Command) -> None:
     outcome = command("model", "--model", "llama-linears", "--small", "--rules", "stock", "--build-only")
     assert outcome.code == 0, outcome.err
     assert outcome.out.count("dlight.gpu.Matmul") == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.compiler
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "resnet50-convs"])
+def test_small_models_run_on_the_gpu(family: str, command: Command, tmp_path: Path) -> None:
+    outcome = command("model", "--model", family, "--small", "--no-torch-compile", "--out", str(tmp_path))
+    assert outcome.code == 0, outcome.err
+    assert list(tmp_path.glob("*.jsonl")) == []  # small models are no evidence of speed
+    assert "failed" not in outcome.out
