@@ -74,13 +74,13 @@ from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     stage_for_warpgroups,
 )
 from tensorir_ladder.schedules.tiles import Choice, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
-from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
 LOG = logging.getLogger(__name__)
 RANGES = (16, 64, 128, 512, None)  # most rows of each body, where only run time knows their number
 RANGES_OF_BATCH = (128, None)
 MANY = 2048  # what such an extent is taken for where tiles are chosen for more than the last range has
-FEWEST = 16  # products with fewer rows, columns and steps than this are not worth a block's tile
+FEWEST = 16  # of rows, columns and steps, two have so many where a tile is worth it
 SELDOM = 64  # and where such an extent is no multiple of 8
 MOST_EXPANDED = 4  # bytes of a computed operand that is kept, to one that it is computed from: 16 bits of 4
 WHOLE = 8  # elements of a vector of 16 bits each
@@ -203,7 +203,7 @@ class Contraction(Rule):
 
     ``machine`` is the GPU that tiles are chosen for; without one, what the target's architecture suggests
     (:func:`schedules.cost.assumed_machine`). Results do not depend on it. Not taken: vectors, products of fewer than
-    16 rows, columns and steps.
+    16 in two of rows, columns and steps.
     """
 
     name = "contraction"
@@ -294,15 +294,16 @@ def _lowered(product: Product, shape: Shape, plan: Plan, target: Target) -> tirx
 
 
 def _check_worthwhile(shape: Shape) -> None:
-    """Raise NotTaken for vectors, and for products smaller than any tile."""
-    sizes = [size for size in (shape.rows, shape.columns) if size is not None]
-    if 1 in sizes:
+    """Raise NotTaken for vectors, and for products that leave most of any tile empty."""
+    sizes = {"rows": shape.rows, "columns": shape.columns, "steps": shape.reduction}
+    if 1 in (shape.rows, shape.columns):
         raise NotTaken("a product with one row or column streams a matrix", remedy="leave it to a rule for few rows")
-    if all(size is not None and size < FEWEST for size in (shape.rows, shape.columns, shape.reduction)):
+    small = [f"{size} {role}" for role, size in sizes.items() if size is not None and size < FEWEST]
+    if len(small) > 1:
         raise NotTaken(
-            "the product is smaller than any tile",
-            value=f"{shape.rows} x {shape.columns} x {shape.reduction}",
-            limit=f"{FEWEST} of one of them",
+            "the product leaves most of any tile empty",
+            value=" and ".join(small),
+            limit=f"{FEWEST} or more in two of rows, columns and steps",
             remedy="leave it to another rule",
         )
 
@@ -529,7 +530,8 @@ def _cycles(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: 
 
 def _outputs(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:
     m, n, k = sizes
-    return block_tile_cost(choice, Matmul(m * (shape.batch or 1), n, k), machine, parts)
+    rows = min(m * (shape.batch or 1), (MAX_ELEMENTS - 1) // max(n, k))  # so many as a Matmul may have
+    return block_tile_cost(choice, Matmul(rows, n, k), machine, parts)
 
 
 WGMMA = Engine("wgmma", _of_copies(_no_wgmma), _warpgroup_choices, _cycles, _by_warpgroups, splits=True)

@@ -25,6 +25,9 @@ NARROW = {
 }
 
 
+Combine = Callable[[Sequence[ir.Expr], Sequence[ir.Expr]], list[ir.Expr]]
+
+
 @dataclass(frozen=True)
 class Reduction:
     """Equations that one block adds up together, and how two partial results become one.
@@ -36,7 +39,7 @@ class Reduction:
     computations: tuple[Computation, ...]
     terms: tuple[ir.Expr, ...]
     dtypes: tuple[str, ...]
-    combine: Callable[[Sequence[ir.Expr], Sequence[ir.Expr]], list[ir.Expr]]
+    combine: Combine
     begins: tuple[ir.Expr, ...]  # what each thread begins with
     starts: tuple[ir.Expr | None, ...]  # what is added once, in the end
 
@@ -114,7 +117,9 @@ def _plain(
     return Reduction(tuple(block), tuple(wide), tuple(dtypes), combine, tuple(begins), tuple(added))
 
 
-def _largest(values: Sequence[ir.Expr], sums: Sequence[tirx.Var], index: int, best: int):
+def _largest(
+    values: Sequence[ir.Expr], sums: Sequence[tirx.Var], index: int, best: int
+) -> tuple[tuple[ir.Expr, ...], Combine] | None:
     """Recognise the place of the largest or smallest element, the first of equal ones, with the element itself."""
     chosen, place = values[best], values[index]
     if not isinstance(chosen, tirx.Select) or not isinstance(place, tirx.Select):
@@ -128,7 +133,7 @@ def _largest(values: Sequence[ir.Expr], sums: Sequence[tirx.Var], index: int, be
         first = tirx.And(tirx.EQ(left[best], right[best]), tirx.LT(left[index], right[index]))
         return tirx.Or(strictly(left[best], right[best]), first)
 
-    terms = [ir.Expr] * 2
+    terms: list[ir.Expr] = [ZERO, ZERO]
     terms[index], terms[best] = number, term
     same = tvm_ffi.structural_equal
     as_expected = (
@@ -168,7 +173,9 @@ def stands_along_rows(expressions: v.Expressions, first: Reduction, names: v.Val
     return across > along
 
 
-def _is_innermost(expressions: v.Expressions, load: ir.TensorLoad, iterators: Sequence[tirx.IterVar], names) -> bool:
+def _is_innermost(
+    expressions: v.Expressions, load: ir.TensorLoad, iterators: Sequence[tirx.IterVar], names: v.Values
+) -> bool:
     if not iterators:
         return False
     analyzer = sym.Analyzer()

@@ -23,6 +23,7 @@ WARP = 32
 MOST_THREADS = 1024
 BLOCK_THREADS = 128  # of a block that takes several rows
 STREAM_THREADS = 512  # of a row that registers do not hold
+STREAMED = 0  # vectors that a thread holds of a row that it reads again in each pass
 STREAM_VECTORS = 4  # that a thread has on their way then
 ELEMENTS = 16  # of a row that a thread holds, where there are many rows
 MANY_BLOCKS = 128
@@ -136,8 +137,11 @@ def _best_kernels(source: v.Source, reductions: Sequence[Reduction], extents: v.
         rows = int(forms[0].rows)
         forms = [form for form in forms if rows // (form.lanes.lanes * WARP) >= MANY_BLOCKS] or forms[-2:]
     form = min(forms, key=lambda form: (form.cost, form.lanes.lanes))
-    make = lambda kept: _form(source, reductions, extents, form.lanes.lanes, across, kept)  # noqa: E731
-    return _kernels(form, make), form.is_whole
+
+    def keeping(kept: Sequence[tirx.Var]) -> _Form:
+        return _form(source, reductions, extents, form.lanes.lanes, across, kept) or form
+
+    return _kernels(form, keeping), form.is_whole
 
 
 def _check_rows(expressions: v.Expressions, reduction: Reduction, names: v.Values) -> None:
@@ -284,7 +288,7 @@ def _kernels(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) -> tirx.S
     elif is_constant(form.columns):
         kernel = _row_kernel(form, held)
     else:
-        kernel = _Kernel(form, STREAM_THREADS, None).statement()
+        kernel = _Kernel(form, STREAM_THREADS, STREAMED).statement()
         each = max(1, 2 * ELEMENTS // form.lanes.lanes)
         while each > 1 and _kept_bytes(held, each) > KEPT_BYTES[512]:
             each //= 2
@@ -306,7 +310,7 @@ def _row_kernel(form: _Form, held: _Form) -> tirx.Stmt:
         if _kept_bytes(held, each) <= KEPT_BYTES[512 if threads <= 512 else 1024]:
             return _Kernel(held, threads, each).statement()
         threads *= 2
-    return _Kernel(form, min(most, STREAM_THREADS), None).statement()
+    return _Kernel(form, min(most, STREAM_THREADS), STREAMED).statement()
 
 
 def _across_kernel(form: _Form, held: _Form) -> tirx.Stmt:
@@ -322,7 +326,7 @@ def _across_kernel(form: _Form, held: _Form) -> tirx.Stmt:
         each = -(-columns // threads)
         if _kept_bytes(held, each) <= KEPT_BYTES[512]:
             return _Kernel(held, threads, each).statement()
-    return _Kernel(form, threads, None).statement()
+    return _Kernel(form, threads, STREAMED).statement()
 
 
 def _width(form: _Form) -> int:
@@ -334,14 +338,21 @@ def _with_kept_values(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) 
     """Keep in registers what several passes compute and what costs more than to keep it: exp, divisions."""
     kept: list[tirx.Var] = []
     for computation in reversed(form.expressions.computations):
-        if v.is_reduction(computation) or not _is_costly(computation.value):
+        size = v.product(_extents(form, computation))
+        is_whole = form.lanes.analyzer.can_prove_equal(size, form.rows * form.columns)
+        if v.is_reduction(computation) or not is_whole or not _is_costly(computation.value):
             continue
-        trial = make([*kept, computation.buffer])
-        loads, passes = [], 0
+        try:
+            trial = make([*kept, computation.buffer])
+        except NotTaken:  # what is stored is of these rows only as far as what would be kept is
+            continue
+        loads: list[ir.TensorLoad] = []
+        passes = 0
         for phase in trial.phases:
             read = [*phase.values, *(value for _, value in phase.computes)]
             here = [load for value in read for load in loads_in(value) if load.source.same_as(computation.buffer)]
-            loads, passes = [*loads, *here], passes + bool(here)
+            loads += here
+            passes += bool(here)
         same = all(tvm_ffi.structural_equal(load, loads[0]) for load in loads)
         if passes > 1 and same and all(trial.lanes.varies(index) for index in loads[0].indices[-1:]):
             kept.append(computation.buffer)
@@ -370,16 +381,18 @@ def _power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-_Work = Callable[[int], tuple[list[tirx.Var], Callable[..., tirx.Stmt], list]]
+_Store = tuple[tirx.Var, list[ir.Expr], tirx.Var]  # a buffer, the indices of a lane, the registers that are stored
+_Part = tuple[list[tirx.Var], Callable[[v.Read, ir.Expr, ir.Expr], tirx.Stmt], list[_Store]]
+_Work = Callable[[int], _Part]
 
 
 class _Kernel:
-    """One kernel of a form: ``threads`` to a row, each of which holds ``each`` vectors of it, or (None) streams it.
+    """One kernel of a form: ``threads`` to a row, each of which holds ``each`` vectors of it, or streams it.
 
     A block is of one row, of several short ones, or, across, of a warp's vectors of rows.
     """
 
-    def __init__(self, form: _Form, threads: int, each: int | None) -> None:
+    def __init__(self, form: _Form, threads: int, each: int) -> None:
         self.form, self.threads, self.each = form, threads, each
         self.rows = BLOCK_THREADS // threads if threads <= WARP else 1
         if form.across:
@@ -412,11 +425,11 @@ class _Kernel:
         self.is_row = None if exact else row < self.row_count
         self.totals, self.held, self.has_passed = {}, [], False
         statements: list[tirx.Stmt] = []
-        if self.each is not None:
+        if self.each != STREAMED:
             for phase in self.form.phases:
                 statements += self._hold(phase)
         for phase in self.form.phases:
-            statements += self._reduced(phase) if phase.reduction else self._stored(phase)
+            statements += self._reduced(phase, phase.reduction) if phase.reduction else self._stored(phase)
         return v.sequence(statements)
 
     def _hold(self, phase: _Phase) -> list[tirx.Stmt]:
@@ -430,7 +443,9 @@ class _Kernel:
         self.held += new
         return [*allocations, *loads]
 
-    def _take(self, first: ir.Expr, count: int, holds) -> v.Take:
+    def _take(
+        self, first: ir.Expr, count: int, holds: Callable[[ir.Expr], ir.Expr | None] = lambda number: None
+    ) -> v.Take:
         form = self.form
 
         def place(number: ir.Expr) -> v.Values:
@@ -450,13 +465,13 @@ class _Kernel:
 
         ``work(count)`` are the registers, the statement of a lane and the stores of a thread's ``count`` vectors.
         """
-        if self.each is not None:
+        if self.each != STREAMED:
             room, lane, stores = work(self.each)
             take = self._take(ZERO, self.each, self._is_in_row(self.each))
             return [*map(tirx.AllocBuffer, room), take.compute(self.held, lane, stores)]
 
         def several(first: ir.Expr, count: int) -> tirx.Stmt:
-            take = self._take(first, count, lambda number: None)
+            take = self._take(first, count)
             accesses = [dataclasses.replace(access) for access in phase.accesses]
             allocations, loads = take.fill(accesses)
             room, lane, stores = work(count)
@@ -498,15 +513,15 @@ class _Kernel:
 
         return [tirx.AllocBuffer(access.local) for access, _ in made], fill
 
-    def _reduced(self, phase: _Phase) -> list[tirx.Stmt]:
-        reduction = phase.reduction
+    def _reduced(self, phase: _Phase, reduction: Reduction) -> list[tirx.Stmt]:
         sums = [v.registers(f"{b.name}_sum", self.sums, d) for b, d in zip(reduction.buffers, reduction.dtypes)]
         others = [v.registers(f"{b.name}_other", self.sums, d) for b, d in zip(reduction.buffers, reduction.dtypes)]
         statements: list[tirx.Stmt] = [tirx.AllocBuffer(buffer) for buffer in (*sums, *others)]
-        statements += [
-            v.unrolled("lane", self.sums, lambda at, s=s, b=b: tirx.BufferStore(s, b, [at]))
-            for s, b in zip(sums, reduction.begins)
-        ]
+
+        def begin(at: ir.Expr) -> tirx.Stmt:
+            return v.sequence([tirx.BufferStore(s, b, [at]) for s, b in zip(sums, reduction.begins)])
+
+        statements.append(v.unrolled("lane", self.sums, begin))
         allocations, fill = self._computed(phase)
         terms = [self._with_totals(value) for value in phase.values]
 
@@ -518,24 +533,23 @@ class _Kernel:
 
         statements += [*allocations, *self._pass(phase, lambda _count: ([], lane, []))]
         statements += self._over_threads(reduction, sums, others)
-        for number, (computation, start) in enumerate(zip(reduction.computations, reduction.starts)):
-            buffer = computation.buffer
-            total = self.totals[buffer] = v.registers(f"{buffer.name}_total", self.sums, str(buffer.dtype))
+        totals = [v.registers(f"{b.name}_total", self.sums, str(b.dtype)) for b in reduction.buffers]
+        self.totals.update(zip(reduction.buffers, totals))
 
-            def rounded(at: ir.Expr, number=number, start=start, total=total) -> tirx.Stmt:
-                whole = [tirx.BufferLoad(s, [at]) for s in sums]
-                if start is not None:
-                    whole = reduction.combine([start if n == number else w for n, w in enumerate(whole)], whole)
-                return tirx.BufferStore(total, cast(whole[number], str(total.dtype)), [at])
+        def finish(at: ir.Expr) -> tirx.Stmt:
+            whole = [tirx.BufferLoad(s, [at]) for s in sums]
+            started = [whole[n] if start is None else start for n, start in enumerate(reduction.starts)]
+            both = reduction.combine(started, whole)
+            ends = [one if start is None else two for one, two, start in zip(whole, both, reduction.starts)]
+            return v.sequence([tirx.BufferStore(t, cast(end, str(t.dtype)), [at]) for t, end in zip(totals, ends)])
 
-            statements += [tirx.AllocBuffer(total), v.unrolled("lane", self.sums, rounded)]
-            if self.form.expressions.is_parameter(buffer):
-                statements.append(self._store_total(computation, total))
-        return statements
+        statements += [*map(tirx.AllocBuffer, totals), v.unrolled("lane", self.sums, finish)]
+        stored = [c for c in reduction.computations if self.form.expressions.is_parameter(c.buffer)]
+        return [*statements, *(self._store_total(c, self.totals[c.buffer]) for c in stored)]
 
     def _store_total(self, computation: Computation, total: tirx.Var) -> tirx.Stmt:
         first = _place(self.form, computation)
-        take = self._take(ZERO, 1, lambda number: None)
+        take = self._take(ZERO, 1)
         if self.form.across:
             stored = take.compute((), None, [(computation.buffer, first, total)])
         else:
@@ -548,12 +562,12 @@ class _Kernel:
         value = self._with_totals(phase.values[0])
         buffer, indices = phase.stores[0]
         if phase.columns is None and not self.form.across:
-            take = self._take(ZERO, 1, lambda number: None)
+            take = self._take(ZERO, 1)
             at = [take.at(index, ZERO, ZERO) for index in indices]
             stored = tirx.BufferStore(buffer, take.at(value, ZERO, ZERO), at)
             return [v.where([tirx.EQ(self.thread, 0), self.is_row], stored)]
 
-        def work(count: int):
+        def work(count: int) -> _Part:
             local = v.registers(f"{buffer.name}_local", count * self.lanes.lanes, str(buffer.dtype))
 
             def lane(read: v.Read, slot: ir.Expr, _place: ir.Expr) -> tirx.Stmt:
@@ -563,7 +577,7 @@ class _Kernel:
 
         if phase.columns is None:
             (local,), lane, stores = work(1)
-            stored = self._take(ZERO, 1, lambda number: None).compute((), lane, stores)
+            stored = self._take(ZERO, 1).compute((), lane, stores)
             return [tirx.AllocBuffer(local), v.where([tirx.EQ(self.thread, 0), self.is_row], stored)]
         return [*allocations, v.where([self.is_row], v.sequence(self._pass(phase, work)))]
 

@@ -433,7 +433,7 @@ class Take:
                 def read(expression: ir.Expr) -> ir.Expr:
                     return self.at(loaded(expression, accesses, slot), number, place)
 
-                return lane(read, slot, place)
+                return lane(read, slot, place) if lane else tirx.Evaluate(place)
 
             statements = [unrolled("lane", self.lanes.lanes, one)] if lane else []
             for buffer, indices, local in stores:

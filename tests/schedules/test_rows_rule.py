@@ -66,6 +66,7 @@ CASES = {
     "mean_of_images": Case(lambda x: op.mean(x, axis=[1, 2]), ((2, 7, 7, 64),)),
     "mean_of_channels": Case(lambda x: op.mean(x, axis=[0, 2, 3]), ((2, 6, 8, 8),), dtype="float32"),
     "variance": Case(lambda x: op.variance(x, axis=-1), ((4, 96),), dtype="float32"),
+    "deviation": Case(lambda x: op.std(x, axis=-1), ((4, 96),), dtype="float32"),
     "sum_of_all": Case(op.sum, ((7, 33),), dtype="float32"),
     "sum_kept": Case(lambda x: op.sum(x, axis=[1], keepdims=True), ((5, 33),), dtype="float32"),
     "sum_of_columns": Case(
