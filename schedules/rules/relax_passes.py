@@ -53,8 +53,9 @@ class _Untransposed(relax.PyExprMutator):
             return call
         operands = [operand if source is None else source for source, operand in zip(sources, call.args)]
         name = "".join("NT"[one] for one in turned) + "_matmul"
-        product = partial(_product, turned=turned, shape=call.ty.shape, dtype=call.ty.dtype, name=name)
-        return self.builder_.call_te(product, *operands, primfunc_name_hint=name)
+        product = partial(_product, turned=turned, dtype=call.ty.dtype, name=name)
+        # The shape goes the way of the operands, so that one extent is one variable in all of them.
+        return self.builder_.call_te(product, *operands, shape=call.ty.shape, primfunc_name_hint=name)
 
     def _transposed(self, operand: relax.Expr) -> relax.Expr | None:
         """Return what an operand is the transpose of in its last two axes; None for others."""

@@ -244,6 +244,14 @@ def test_products_read_transposed_operands_where_they_lie(name: str) -> None:
     same(outputs(changed, arrays), outputs(mod, arrays), "float32")
 
 
+def test_an_extent_of_a_product_is_one_variable() -> None:
+    changed = ReadTransposed()(MODULES["mlp"]())
+    products = [function for name, function in functions_of(changed).items() if "matmul" in name]
+    assert products
+    for product in products:
+        assert len(symbolic_extents(product)) <= 1
+
+
 def test_functions_that_nothing_calls_stay() -> None:
     mod = MODULES["mlp"]()
     mod["spare"] = functions_of(fuse_operators(TARGET)(MODULES["conv_net"]()))["mean"]
