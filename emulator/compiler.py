@@ -28,6 +28,9 @@ KERNEL_FLAGS = (
     "-fsanitize=thread,bounds",
     "-fno-sanitize-recover=bounds",
 )
+# Kernels that are given 8-bit numbers, and what makes device/races.h look at single bytes.
+OF_BYTES = re.compile(r"__global__ [^;{]*\b(?:(?:un)?signed char|bool|u?int8_t|fp8_\w+|__nv_fp8\w+)\s*\*")
+BYTEWISE = ("-DEMU_GRANULE=1",)
 BUILDS = BuildCache("emulator")
 
 
@@ -61,11 +64,10 @@ def _device_digest() -> str:
 
 def kernel_library(text: str) -> Path:
     """Build the shared library of a kernel's C++ text and the runtime, or take it from the cache."""
-    compiler = require_host_compiler()
-    runtime = _kept(
-        compiler, ".runtime.o", (DEVICE / "runtime.cpp").read_text(encoding="utf-8"), (*RUNTIME_FLAGS, "-c")
-    )
-    return _kept(compiler, ".kernel.so", text, KERNEL_FLAGS, str(runtime))
+    compiler, granule = require_host_compiler(), BYTEWISE if OF_BYTES.search(text) else ()
+    code = (DEVICE / "runtime.cpp").read_text(encoding="utf-8")
+    runtime = _kept(compiler, ".runtime.o", code, (*RUNTIME_FLAGS, *granule, "-c"))
+    return _kept(compiler, ".kernel.so", text, (*KERNEL_FLAGS, *granule), str(runtime))
 
 
 def _kept(compiler: str, kind: str, text: str, flags: tuple[str, ...], runtime: str = "") -> Path:

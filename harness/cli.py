@@ -70,6 +70,7 @@ GROUPS = {
     "lab": {
         "fuzz": Command("run drawn shapes and configurations: each right, or refused", "C++ compiler or GPU; minutes"),
         "nests": Command("pipeline drawn loop nests: the same results, or refused", "C++ compiler; minutes"),
+        "rules": Command("offer drawn functions to the rules for TVM: each right, or left", "C++ compiler; minutes"),
         "mutants": Command("change generated CUDA by rule: is every harmful change caught?", "C++ compiler; minutes"),
         "traces": Command("record where instructions put and find each element", "H100 or H200, compiler; a minute"),
         "sanitize": Command("hold the emulator to compute-sanitizer on broken kernels", "GPU, its sanitizer; minutes"),

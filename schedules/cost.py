@@ -96,6 +96,7 @@ CLOCK_GHZ = 1.9  # of a multiprocessor, by which copying_gb_s becomes bytes per 
 LATENCY_CYCLES = 1200  # from the issue of a cp.async to its data, while many others are on their way
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
 HIDDEN = 0.6  # of what a k tile takes less (multiplying or loading), behind what takes longer
+UNHIDDEN = 0.1  # of what the multiprocessors do while all wait for device memory, or of the memory's time otherwise
 
 
 def assumed_machine(target: Target) -> Machine:
@@ -212,7 +213,8 @@ def contraction_cycles(
         sums = 2 * parts * m * n * 4 / (rates.add_bytes_per_cycle * machine.multiprocessors)
         adding = rates.launch_cycles + LATENCY_CYCLES + sums
     filling = -(-busiest // together) * LATENCY_CYCLES
-    return max(busiest * k_tiles * k_tile, reading) + filling + storing + adding
+    loop = busiest * k_tiles * k_tile
+    return max(loop, reading) + UNHIDDEN * min(loop, reading) + filling + storing + adding
 
 
 def _resident(choice: Choice, machine: Machine, itemsize: int) -> int:

@@ -88,6 +88,15 @@ def operand_regions(sch: Schedule, block: SBlockRV) -> list[ir.TensorRegion]:
     return [region for region in stmt.reads if not region.source.same_as(stmt.writes[0].source)]
 
 
+def computed_operands(sch: Schedule, block: SBlockRV) -> list[int]:
+    """Return which operands of a contraction (0, 1) are computed by blocks before it, and not just moved."""
+    producers = {sch.get(p).writes[0].source: sch.get(p) for p in sch.get_producers(block)}
+    sources = [region.source for region in operand_regions(sch, block)]
+    return [
+        at for at, source in enumerate(sources) if source in producers and not _moves_elements(producers[source].body)
+    ]
+
+
 def innermost_iterator(sch: Schedule, block: SBlockRV, operand: int) -> int:
     """Return the position among a block's iterators of the last one that an operand's innermost index uses."""
     index, used = operand_regions(sch, block)[operand].region[-1].min, []

@@ -1,13 +1,17 @@
 // Who accessed which bytes when, in shared memory and in what is watched of global memory.
 //
-// A granule of two bytes remembers its last write, and the reads since then that are not ordered before a later one.
+// A granule remembers its last write, and the reads since then that are not ordered before a later one. It is of two
+// bytes, or of one for kernels of 8-bit numbers, whose threads write neighbouring bytes.
 // An access is a race where a conflicting one before it is not known to have happened (vector clocks).
 #pragma once
 #include "fibers.h"
 
 namespace emu {
 
-constexpr uint GRANULE = 2;
+#ifndef EMU_GRANULE
+#define EMU_GRANULE 2
+#endif
+constexpr uint GRANULE = EMU_GRANULE;
 
 inline std::string describe(const Access& access, bool write) {
   static const char* const words[5][2] = {

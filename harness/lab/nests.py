@@ -23,6 +23,7 @@ from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.harness.build import lower_schedule
 from tensorir_ladder.harness.emulation import emulated
 from tensorir_ladder.harness.execution import compile_serial
+from tensorir_ladder.harness.lab.draws import Draws, Outcome
 from tensorir_ladder.harness.lab.workers import Tell
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.schedules.errors import IllegalPipeline
@@ -73,17 +74,6 @@ class Nest:
             else:
                 pipeline_loop(sch, loop, self.stages, self.async_copy)
         return sch
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Tell what became of a nest: "right", "refused" (and why), "wrong", or "failed" to compile once accepted."""
-
-    number: int
-    what: str
-    text: str = ""
-    features: tuple[str, ...] = ()
-    emulated: bool = False
 
 
 class _Drawing:
@@ -461,15 +451,6 @@ def run_nests(nests: Sequence[Nest]) -> Iterator[Outcome]:
     """Run nests, pipelined and not, many compiled together; yields what became of each, in their order."""
     for start in range(0, len(nests), TOGETHER):
         yield from _run_together(nests[start : start + TOGETHER])
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Some of the nests that a seed draws: ``numbers``; of each ``emulate``-th that is a kernel the CUDA is run too."""
-
-    seed: int
-    numbers: tuple[int, ...]
-    emulate: int = 0
 
 
 def run_draws(draws: Draws, tell: Tell) -> list[Outcome]:

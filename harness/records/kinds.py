@@ -425,8 +425,8 @@ class Counters(_OfKernel, _Line):
 
 
 @dataclass(frozen=True)
-class BadNest(_Stored):
-    """Name a drawn loop nest that is neither right nor refused, by its number, and say what came of it."""
+class BadDraw(_Stored):
+    """Name a draw that is neither right nor refused, by its number, and say what came of it."""
 
     number: int
     what: str
@@ -457,7 +457,35 @@ class Nests(_Stored):
     seconds: float
     features: dict[str, dict[str, int]]
     reasons: dict[str, int]
-    bad: tuple[BadNest, ...]
+    bad: tuple[BadDraw, ...]
+    schema: Literal[1] = 1
+
+
+@dataclass(frozen=True)
+class RuleDraws(_Stored):
+    """Count what became of drawn functions that were offered to the rules; see :mod:`harness.lab.drawn_functions`.
+
+    ``right``: what the first rule that took it made of it computes the same in the emulator, ``taken`` by which rules;
+    ``left`` by all, for ``reasons``; ``wrong``; ``failed``: by an exception that is no refusal, or not compiled;
+    ``lost`` with their process. ``features`` has these counts for each thing that functions are made of.
+    """
+
+    command: str
+    revision: str
+    dirty: bool
+    recorded_at: str
+    seed: int
+    functions: int
+    right: int
+    left: int
+    wrong: int
+    failed: int
+    lost: int
+    seconds: float
+    taken: dict[str, int]
+    features: dict[str, dict[str, int]]
+    reasons: dict[str, int]
+    bad: tuple[BadDraw, ...]
     schema: Literal[1] = 1
 
 

@@ -6,6 +6,7 @@ from .serpentine import required_ptxas_options as required_ptxas_options
 from .serpentine import walk_serpentine as walk_serpentine
 from .tiling import ElementLoops as ElementLoops
 from .tiling import TiledLoops as TiledLoops
+from .tiling import bind_batched_grid as bind_batched_grid
 from .tiling import bind_elements as bind_elements
 from .tiling import bind_grid as bind_grid
 from .tiling import bind_threads as bind_threads

@@ -210,21 +210,26 @@ def pad_to_tile(sch: Schedule, block: SBlockRV, tile: Sequence[int]) -> bool:
 
 
 def _sums_products(stmt: s_tir.SBlock) -> bool:
-    """Recognise a block that computes ``out = 0`` and ``out += a * b``, operands possibly cast."""
+    """Recognise a block that computes ``out = 0`` and ``out += a * b``, operands and product possibly cast."""
     store, start = stmt.body, stmt.init
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
         return False
     terms = [store.value.a, store.value.b]
-    products = [term for term in terms if isinstance(term, tirx.Mul) and all(map(_is_load, (term.a, term.b)))]
+    multiplied = [term for term in map(_uncast, terms) if isinstance(term, tirx.Mul)]
+    products = [term for term in multiplied if _is_load(term.a) and _is_load(term.b)]
     sums = [term for term in terms if isinstance(term, ir.TensorLoad) and term.source.same_as(store.buffer)]
     zero = isinstance(start, tirx.BufferStore) and isinstance(start.value, (tirx.FloatImm, tirx.IntImm))
     return len(products) == len(sums) == 1 and zero and float(start.value.value) == 0
 
 
 def _is_load(value: tirx.PrimExpr) -> bool:
+    return isinstance(_uncast(value), ir.TensorLoad)
+
+
+def _uncast(value: tirx.PrimExpr) -> tirx.PrimExpr:
     while isinstance(value, tirx.Cast):
         value = value.value
-    return isinstance(value, ir.TensorLoad)
+    return value
 
 
 def _index_vars(region: ir.TensorRegion) -> set[tirx.Var]:

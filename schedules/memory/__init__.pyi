@@ -1,5 +1,6 @@
 from .alignment import AlignedOperand as AlignedOperand
 from .alignment import align_operands as align_operands
+from .alignment import compute_operand as compute_operand
 from .alignment import unaligned_operands as unaligned_operands
 from .alignment import worthwhile_row_bytes as worthwhile_row_bytes
 from .staging import CooperativeFetch as CooperativeFetch

@@ -22,12 +22,12 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.cost import CostRates, copying_pays
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import block_name, loop_extents, operand_regions
+from tensorir_ladder.schedules.inspection import block_name, loop_extent, loop_extents, loops_below, operand_regions
 from tensorir_ladder.schedules.isa import LINE_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.memory.staging import KEPT
+from tensorir_ladder.schedules.memory.staging import KEPT, inline_data_movement
 
 # What a thread stores at once. 16 only where the caller passes workspaces in: TVM takes memory that a function
 # allocates itself, and only accesses in vectors of one width, for an array of these, and then fails on cp.async.
@@ -123,6 +123,49 @@ def align_operands(
         stacklevel=2,
     )
     return copies
+
+
+def compute_operand(sch: Schedule, block: SBlockRV, operand: int, threads: int = 256) -> SBlockRV:
+    """Compute an operand once, by a kernel in front, in the place of computing its tiles wherever they are copied.
+
+    ::
+
+        before   B'[j, k] = f(W[j, k // 8]);   for i, j, k:  C[i, j] += A[i, k] * B'[j, k]
+        after    for tile, bound to blockIdx.x:  for thread < 256, bound to threadIdx.x:
+                   for element < 8:  B_local[element] = f(W[...]);   B'[j, k : k + 8] = B_local[...]
+                 for i, j, k:  C[i, j] += A[i, k] * B'[j, k]
+
+    The function allocates B' itself, and the product copies it as any matrix. ``operand`` counts from 0; extents are
+    known. Returns the block that stores B'.
+
+    Raises
+    ------
+    IllegalSchedule : for an operand that no block computes.
+    """
+    source = operand_regions(sch, block)[operand].source
+    found = [p for p in sch.get_producers(block) if sch.get(p).writes[0].source.same_as(source)]
+    if not found:
+        raise IllegalSchedule(
+            "the operand is a parameter, and computed by no block",
+            block=block_name(sch, block),
+            value=source.name,
+            remedy="take its product as it is",
+        )
+    (producer,) = found
+    inline_data_movement(sch, producer)
+    copy = sch.cache_write(producer, 0, "local")
+    *outer, row = sch.get_loops(copy)
+    width = math.gcd(loop_extent(sch, row), VECTOR_BYTES // dtype_bytes(source.dtype))
+    piece, vector = sch.split(row, [None, width])
+    tile, thread = sch.split(sch.fuse(*outer, piece), [None, threads])
+    bind_grid(sch, [tile])
+    sch.bind(thread, "threadIdx.x")
+    sch.vectorize(vector)
+    sch.annotate(copy, KEPT, 1)
+    sch.compute_at(producer, thread, preserve_unit_loops=True)
+    for loop in loops_below(sch, producer, thread):
+        sch.unroll(loop)
+    return copy
 
 
 def _row_bytes(operand: tirx.Var) -> int:

@@ -13,7 +13,7 @@ from .split_reduction import SplitReduction as SplitReduction
 from .split_reduction import add_parts as add_parts
 from .split_reduction import split_reduction as split_reduction
 from .streamed_weights import StreamedWeights as StreamedWeights
-from .streamed_weights import StreamTile as StreamTile
+from .streamed_weights import WeightsTile as WeightsTile
 from .streamed_weights import operand_loads as operand_loads
 from .streamed_weights import stream_weights as stream_weights
 from .warp_tiling import WarpContraction as WarpContraction

@@ -28,14 +28,16 @@ from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
+from tensorir_ladder.schedules.loops.tiling import bind_batched_grid
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner
 from tensorir_ladder.schedules.memory.staging import accumulate_in_registers, initialize_before, inline_data_movement
 
 MOST_UNROLLED = 32
+MOST_ZEROS = 4  # whole numbers of a vector that is zero outside a bound: TVM 0.27 cannot write more of them
 
 
 @dataclass(frozen=True)
-class StreamTile:
+class WeightsTile:
     """Tile of a product that streams its weights.
 
     A thread has ``rows`` x ``columns`` sums, and walks the reduction in iterations of ``steps`` vectors of each of its
@@ -151,13 +153,13 @@ def operand_loads(sch: Schedule, block: SBlockRV, operand: int) -> list[Load]:
     return sorted(found, key=lambda load: load.total_bytes, reverse=True)
 
 
-def stream_weights(sch: Schedule, block: SBlockRV, tile: StreamTile, weights: int = 1) -> StreamedWeights:
+def stream_weights(sch: Schedule, block: SBlockRV, tile: WeightsTile, weights: int = 1) -> StreamedWeights:
     """Schedule a product of few rows for its weights to be read once, in vectors, many on their way at a time.
 
     ::
 
         before   for i < m:  for j < n:  for k:  C[i, j] += A[i, k] * W[j, k];      D[i, j] = f(C[i, j])
-        after    for row tile, bound to blockIdx.y:  for column tile, bound to blockIdx.x:
+        after    for row tile, column tile, bound to blockIdx.x:
                    for column thread, for reduction thread, bound to threadIdx.y and .x (x and y, along columns):
                      for iterations:
                        W_local[steps, columns, vector] = W[...]                  # all loads before the first use
@@ -182,13 +184,13 @@ def stream_weights(sch: Schedule, block: SBlockRV, tile: StreamTile, weights: in
     role = "columns" if weights else "rows"
     operands = [_to_registers(sch, nest, operand, role, tile.columns) for operand in (0, 1)]
     sums = _sums_of_threads(sch, block, tile)
-    nest.bind(sch, tile)
+    grid = nest.bind(sch, tile)
     for place, operand in enumerate(operands):
         _place(sch, operand, nest, streamed=place == weights)
     nest.unroll(sch)
     for loop in loops_below(sch, initialize_before(sch, nest.partial, nest.outer), nest.thread):
         sch.unroll(loop)
-    write_back = _add_up(sch, sums, nest, tile, many)
+    write_back = _add_up(sch, sums, grid, tile, many)
     return StreamedWeights(nest.outer, nest.partial, block, write_back)
 
 
@@ -218,20 +220,17 @@ class _Nest:
         """The loop whose iterations load vectors of the rows."""
         return next((self.cut[name] for name in ("unit0", "step") if name in self.cut), self.outer)
 
-    def bind(self, sch: Schedule, tile: StreamTile) -> None:
-        """Put the loops in order, and spread them over blocks and threads."""
+    def bind(self, sch: Schedule, tile: WeightsTile) -> LoopRV:
+        """Put the loops in order, spread them over blocks and threads, and return the loop over blocks."""
         packed = [self.cut["unit2"]] if "unit2" in self.cut else []
         threads = [self.column_thread, self.thread]
         sch.reorder(
             *[*self.batch, self.row_tile, self.column_tile, *threads, self.outer],
             *[*self.before_columns, self.column, self.row, *packed],
         )
-        if self.batch:
-            sch.bind(sch.fuse(*self.batch) if len(self.batch) > 1 else self.batch[0], "blockIdx.z")
-        sch.bind(self.row_tile, "blockIdx.y")
-        sch.bind(self.column_tile, "blockIdx.x")
         for loop, axis in zip(threads, _thread_axes(tile)):
             sch.bind(loop, axis)
+        return bind_batched_grid(sch, self.batch, [self.row_tile, self.column_tile])
 
     def unroll(self, sch: Schedule) -> None:
         """Write out what a thread does in one iteration."""
@@ -239,12 +238,12 @@ class _Nest:
             sch.unroll(loop)
 
 
-def _thread_axes(tile: StreamTile) -> tuple[str, str]:
+def _thread_axes(tile: WeightsTile) -> tuple[str, str]:
     """Return what column threads and reduction threads are bound to: .x is what vectors run along."""
     return ("threadIdx.y", "threadIdx.x") if tile.along == "reduction" else ("threadIdx.x", "threadIdx.y")
 
 
-def _tile(sch: Schedule, block: SBlockRV, tile: StreamTile, few: int, many: int) -> _Nest:
+def _tile(sch: Schedule, block: SBlockRV, tile: WeightsTile, few: int, many: int) -> _Nest:
     """Cut a product's loops, and let each reduction thread have sums of its own."""
     roles = product_roles(sch.get(block))[:-1]
     loops = sch.get_loops(block)
@@ -296,10 +295,12 @@ def _to_registers(sch: Schedule, nest: _Nest, operand: int, many: str, columns: 
     """Let the threads' sums read an operand from registers, and what unpacks it read registers as well."""
     value = _reindexed(sch, nest.partial, nest.roles, operand)
     body = sch.get(value.block).body.value
-    loads = _loads(body)
-    if isinstance(body, ir.TensorLoad) or _is_padded(body):
-        return _in_vectors(sch, nest.partial, operand, value, many, columns) if len(loads) == 1 else value
-    sources = []
+    loads, inside = _loads(body), _inside(body)
+    if isinstance(inside, ir.TensorLoad):
+        return _in_vectors(sch, nest.partial, operand, value, many, columns)
+    sources: list[_Copy] = []
+    if inside is not body:  # no loads outside the bound
+        return value
     for load in loads:
         reads = [region.source for region in sch.get(value.block).reads]
         if sum(other.source.same_as(load.source) for other in loads) == 1 and load.indices:
@@ -311,6 +312,8 @@ def _to_registers(sch: Schedule, nest: _Nest, operand: int, many: str, columns: 
 
 def _in_vectors(sch: Schedule, consumer: SBlockRV, read: int, copy: _Copy, many: str, columns: int) -> _Copy:
     """Find the widest vectors that a copy can be made in, and lay out its registers for them."""
+    if len(_loads(sch.get(copy.block).body.value)) > 1:  # an index that is read itself
+        return copy
     for role, extent in (("unit", None), (many, columns)):
         places = tuple(place for place, own in enumerate(copy.roles) if own == role)
         width = _widest(sch.get(copy.block), places, extent) if places else 1
@@ -334,12 +337,14 @@ def _widest(stmt: s_tir.SBlock, places: Sequence[int], extent: int | None) -> in
     iterators = [stmt.iter_vars[place] for place in places]
     extents = [extent] if extent else [int(iterator.dom.extent) for iterator in iterators]
     width = VECTOR_BYTES // dtype_bytes(load.source.dtype)
+    if "int" in str(load.source.dtype) and not isinstance(stmt.body.value, ir.TensorLoad):
+        width = min(width, MOST_ZEROS)
     if not is_constant(last) or width < 1:
         return 1
     first = tirx.Var("first", "int32")
 
     def index_at(lane: int) -> list[tirx.PrimExpr]:
-        digits = []
+        digits: list[int] = []
         for size in reversed(extents):
             lane, digit = divmod(lane, size)
             digits.insert(0, digit)
@@ -396,7 +401,7 @@ class _Sums:
     total: SBlockRV
 
 
-def _sums_of_threads(sch: Schedule, block: SBlockRV, tile: StreamTile) -> _Sums:
+def _sums_of_threads(sch: Schedule, block: SBlockRV, tile: WeightsTile) -> _Sums:
     """Let the threads' sums be added up in one step, or in two where they are many, from shared memory."""
     groups = None
     if tile.groups > 1:
@@ -406,10 +411,15 @@ def _sums_of_threads(sch: Schedule, block: SBlockRV, tile: StreamTile) -> _Sums:
     return _Sums(sch.cache_read(groups or block, 0, "shared"), groups, block)
 
 
-def _add_up(sch: Schedule, sums: _Sums, nest: _Nest, tile: StreamTile, many: int) -> SBlockRV:
+def _add_up(sch: Schedule, sums: _Sums, grid: LoopRV, tile: WeightsTile, many: int) -> SBlockRV:
     """Add up what the threads have summed, through shared memory, and store it; returns what stores."""
-    along_k, grid = tile.along == "reduction", nest.column_tile
-    sch.reverse_compute_at(sums.shared, grid, preserve_unit_loops=True)
+    along_k, groups = tile.along == "reduction", sums.groups
+    stored = sch.cache_write(groups, 0, "local") if groups is not None else None
+    # All are put where they belong before any is spread: TVM 0.27 forgets, silently, that a block's outputs may be
+    # fewer than its threads, and lets whatever is put behind it go on to as many.
+    for block in filter(None, (sums.shared, groups, stored, sums.total)):
+        sch.reverse_compute_at(block, grid, preserve_unit_loops=True)
+    write_back = accumulate_in_registers(sch, sums.total, grid)
     own = loops_below(sch, sums.shared, grid)
     if along_k:
         sch.storage_align(sums.shared, 0, len(own) - 2, 2, 1)  # odd: columns, read side by side, meet each bank once
@@ -419,16 +429,11 @@ def _add_up(sch: Schedule, sums: _Sums, nest: _Nest, tile: StreamTile, many: int
         sch.bind(loop, axis)
     for loop in own:
         sch.unroll(loop)
-    if sums.groups is not None:
-        sch.reverse_compute_at(sums.groups, grid, preserve_unit_loops=True)
-        stored = sch.cache_write(sums.groups, 0, "local")
-        sch.reverse_compute_at(stored, grid, preserve_unit_loops=True)
-        (group, *outputs), k = _outputs_and_reduction(sch, sums.groups, grid)
+    if groups is not None:
+        (group, *outputs), k = _outputs_and_reduction(sch, groups, grid)
         _spread(sch, [*outputs, group] if along_k else [group, *outputs], tile, k)
-        initialize_before(sch, sums.groups, k)
+        initialize_before(sch, groups, k)
         _spread(sch, loops_below(sch, stored, grid), tile)
-    sch.reverse_compute_at(sums.total, grid, preserve_unit_loops=True)
-    write_back = accumulate_in_registers(sch, sums.total, grid)
     outputs, k = _outputs_and_reduction(sch, sums.total, grid)
     _spread(sch, outputs, tile, k)
     initialize_before(sch, sums.total, k)
@@ -444,12 +449,8 @@ def _outputs_and_reduction(sch: Schedule, block: SBlockRV, grid: LoopRV) -> tupl
     return list(loops.values()), k
 
 
-def _spread(sch: Schedule, outputs: list[LoopRV], tile: StreamTile, reduction: LoopRV | None = None) -> None:
-    """Give each output to a thread, the last loop's to threads side by side; the sum of one is its thread's.
-
-    What stores a sum has to be put where it belongs before, and spread by itself: TVM 0.27 forgets, silently, that
-    outputs may be fewer than threads.
-    """
+def _spread(sch: Schedule, outputs: list[LoopRV], tile: WeightsTile, reduction: LoopRV | None = None) -> None:
+    """Give each output to a thread, the last loop's to threads side by side; the sum of one is its thread's."""
     if reduction is not None:
         sch.reorder(*outputs, reduction)
         if loop_extent(sch, reduction) <= MOST_UNROLLED:
@@ -469,9 +470,11 @@ def _loads(value: tirx.PrimExpr) -> list[ir.TensorLoad]:
     return found
 
 
-def _is_padded(value: tirx.PrimExpr) -> bool:
-    """Return whether an expression is something inside a bound, and zero outside."""
-    return isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else")
+def _inside(value: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return what an expression is inside the bounds outside which it is zero; itself where it has none."""
+    while isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else"):
+        value = value.args[1]
+    return value
 
 
 def _described(load: ir.TensorLoad, roles: list[tuple[tirx.Var, str]]) -> Load:

@@ -167,7 +167,7 @@ def _computations(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[C
     if not all(_is_pure(value) for store in stores for value in (store.value, *store.indices)):
         raise _left("a block whose calls have effects", name)
     unit = {i.var: tirx.const(0, i.var.ty.dtype) for i in block.iter_vars if is_one(i.dom.extent)}
-    kinds = {tirx.IterVar.DataPar: [], tirx.IterVar.CommReduce: []}
+    kinds: dict[int, list[tirx.IterVar]] = {tirx.IterVar.DataPar: [], tirx.IterVar.CommReduce: []}
     for iterator in block.iter_vars:
         if iterator.iter_type not in kinds or not _is_zero(iterator.dom.min):
             raise _left("an iterator that is neither spatial nor a reduction's, from 0", name)

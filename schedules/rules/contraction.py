@@ -13,7 +13,8 @@ threads    step 6: ordinary cores, by threads                  all else
 =========  ==================================================  =====================================================
 
 Operands that are computed on their way to shared memory (weights that are unpacked, casts) are no copies that cp.async
-could make: mma and threads have a form without it, where each tile is stored before it is used.
+could make: mma and threads have a form without it, where each tile is stored before it is used. With many rows a kernel
+in front computes such an operand once, for wgmma ("kept").
 
 Where only run time knows the number of rows there is a body for each range of it (:data:`RANGES`), with the tile that
 should be fastest for its most rows; neighbours with the same tile share one, and up to 8 rows are for the kernels of
@@ -24,9 +25,11 @@ is then cut in parts, which another kernel adds up (:func:`schedules.recipes.spl
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm_ffi
 from tvm import sym, tirx
@@ -36,19 +39,33 @@ from tvm.target import Target
 
 from tensorir_ladder.schedules.cost import Machine, assumed_machine, block_tile_cost, contraction_cycles
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import innermost_iterator, is_constant, loop_extent, operand_regions
+from tensorir_ladder.schedules.inspection import (
+    computed_operands,
+    innermost_iterator,
+    is_constant,
+    loop_extent,
+    operand_regions,
+)
 from tensorir_ladder.schedules.isa import MMA_ARCH, PANEL, PTX_TYPES
 from tensorir_ladder.schedules.loops.unrolling import unroll_loop
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.memory.alignment import compute_operand
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipeline_reads
 from tensorir_ladder.schedules.recipes.contraction import stage_contraction
 from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
 from tensorir_ladder.schedules.recipes.warp_tiling import stage_for_warps
 from tensorir_ladder.schedules.rules.decode import MOST_ROWS, lowered_for_few_rows
-from tensorir_ladder.schedules.rules.normal_form import Product, product_of
-from tensorir_ladder.schedules.rules.ranges import by_extent, symbolic_extents, unless_empty, written_extents
-from tensorir_ladder.schedules.rules.rule import HOW, LOG, NotTaken, Rule
+from tensorir_ladder.schedules.rules.normal_form import Product, narrowed, product_of
+from tensorir_ladder.schedules.rules.ranges import (
+    by_extent,
+    by_multiple,
+    in_multiples,
+    symbolic_extents,
+    unless_empty,
+    written_extents,
+)
+from tensorir_ladder.schedules.rules.rule import HOW, NotTaken, Rule
 from tensorir_ladder.schedules.tensor_cores.mma import tensorize_contraction, use_instruction
 from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     keep_rows_apart,
@@ -57,11 +74,16 @@ from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     stage_for_warpgroups,
 )
 from tensorir_ladder.schedules.tiles import Choice, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
-from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
+LOG = logging.getLogger(__name__)
 RANGES = (16, 64, 128, 512, None)  # most rows of each body, where only run time knows their number
+RANGES_OF_BATCH = (128, None)
 MANY = 2048  # what such an extent is taken for where tiles are chosen for more than the last range has
-FEWEST = 16  # products with fewer rows, columns and steps than this are not worth a block's tile
+FEWEST = 16  # of rows, columns and steps, two have so many where a tile is worth it
+SELDOM = 64  # and where such an extent is no multiple of 8
+MOST_EXPANDED = 4  # bytes of a computed operand that is kept, to one that it is computed from: 16 bits of 4
+WHOLE = 8  # elements of a vector of 16 bits each
 PARTS = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
 SHORTEST_PART = 8  # k tiles
 
@@ -71,7 +93,8 @@ class Shape:
     """What engines and their costs have to know of a product; extents are None where only run time knows them.
 
     ``dtype`` is both operands', or "" where they differ; ``a_by_k`` and ``b_by_k`` say that the last dimension of the
-    first or the second operand is the reduction's.
+    first or the second operand is the reduction's. ``computed`` are the operands that are computed before the product,
+    and not just moved; ``kept`` those of them that may be kept: of known extents, and not much more than their source.
     """
 
     batch: int | None
@@ -81,6 +104,8 @@ class Shape:
     dtype: str
     a_by_k: bool
     b_by_k: bool
+    computed: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, product: Product) -> Shape:
@@ -88,11 +113,14 @@ class Shape:
         sch, block = product.sch, product.block
         operands = [str(region.source.dtype) for region in operand_regions(sch, block)]
         last = len(sch.get(block).iter_vars) - 1
+        computed = tuple(computed_operands(sch, block))
         return cls(
             _known(sch, *product.batch),
             *(_known(sch, loop) for loop in (product.rows, product.columns, product.reduction)),
             operands[0] if len(set(operands)) == 1 else "",
             *(innermost_iterator(sch, block, operand) == last for operand in (0, 1)),
+            computed,
+            tuple(operand for operand in computed if _worth_keeping(sch, block, operand)),
         )
 
     def sizes(self, rows: int) -> tuple[int, int, int]:
@@ -113,6 +141,10 @@ class Plan:
         return f"{self.engine.name} {self.choice.tile}, {self.choice.stages} stages{parts}"
 
 
+Obstacle = Callable[[Shape, Machine], str]
+Build = Callable[[Schedule, SBlockRV, Shape, Plan], None]
+
+
 @dataclass(frozen=True)
 class Engine:
     """One way to compute a product.
@@ -120,20 +152,23 @@ class Engine:
     ``obstacle(shape, machine)`` says why it does not take a shape, "" where it does. ``choices(shape)`` are its tiles;
     ``cost(choice, sizes, shape, machine, parts)`` orders them. ``build(sch, block, shape, plan)`` schedules, and raises
     IllegalSchedule for what it cannot. ``splits``: reductions may be cut in parts. ``rings``: its k loop is a pipeline,
-    which takes two k tiles.
+    which takes two k tiles. ``fewest_rows``: it is no use for fewer.
     """
 
     name: str
-    obstacle: Callable[[Shape, Machine], str]
+    obstacle: Obstacle
     choices: Callable[[Shape], tuple[Choice, ...]]
     cost: Callable[[Choice, tuple[int, int, int], Shape, Machine, int], float]
-    build: Callable[[Schedule, SBlockRV, Shape, Plan], None]
+    build: Build
     splits: bool = False
     rings: bool = False
+    fewest_rows: int = 1
 
     def plan(self, shape: Shape, rows: int, machine: Machine) -> Plan | None:
         """Return what should be fastest for a product, unknown extents taken for ``rows``; None where no tile fits."""
         itemsize, sizes = dtype_bytes(shape.dtype or "float32"), shape.sizes(rows)
+        if sizes[0] < self.fewest_rows:
+            return None
         legal = [
             choice
             for choice in self.choices(shape)
@@ -168,7 +203,7 @@ class Contraction(Rule):
 
     ``machine`` is the GPU that tiles are chosen for; without one, what the target's architecture suggests
     (:func:`schedules.cost.assumed_machine`). Results do not depend on it. Not taken: vectors, products of fewer than
-    16 rows, columns and steps.
+    16 in two of rows, columns and steps.
     """
 
     name = "contraction"
@@ -177,10 +212,19 @@ class Contraction(Rule):
         self.machine = machine
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-        """Return the function lowered, with a body for each range of rows where these are symbolic."""
-        bodies = self.bodies(func, target)
+        """Return the function lowered, with a body for each range of rows where these are symbolic.
+
+        Rows of an operand or of the result whose length is symbolic are whole vectors where that is a multiple of 8: a
+        body of its own for these.
+        """
+        func = narrowed(func)
+        ragged = _row_length(func)
+        bodies = self.bodies(in_multiples(func, ragged, WHOLE) if ragged is not None else func, target)
         joined = by_extent([(body.most, body.lowered) for body in bodies]) if len(bodies) > 1 else bodies[0].lowered
-        return joined.with_attr(HOW, "; ".join(map(str, bodies)))
+        how = "; ".join(map(str, bodies))
+        if ragged is not None:
+            joined = by_multiple(joined, self.any_extent(func, target).lowered, ragged.name, WHOLE)
+        return joined.with_attr(HOW, how)
 
     def bodies(self, func: tirx.PrimFunc, target: Target) -> list[Body]:
         """Return the lowered forms of a function, by rising extent.
@@ -192,15 +236,20 @@ class Contraction(Rule):
         product = product_of(func)
         shape, machine = Shape.of(product), self.machine or assumed_machine(target)
         _check_worthwhile(shape)
-        ranges = _ranges(product, shape)
+        each = _rows_of_each(product, shape)
         planned: list[tuple[int | None, list[Plan]]] = []
-        for most, rows in ranges:
+        for most, rows in _ranges(each, shape) if each else [(None, shape.rows or MANY)]:
             plans = _plans(shape, rows, machine)
-            if planned and planned[-1][1] == plans:
+            if planned and planned[-1][1][:1] == plans[:1]:
                 planned.pop()
             planned.append((most, plans))
-        few = _few_rows(func, target, product, shape) if len(ranges) > 1 else []
+        few = _few_rows(func, target, each) if each else []
         return [*few, *(_first_lowered(func, shape, most, plans, target) for most, plans in planned)]
+
+    def any_extent(self, func: tirx.PrimFunc, target: Target) -> Body:
+        """Return the one form of a function for all its extents, made for those that are seldom met: of small tiles."""
+        shape, machine = Shape.of(product_of(func)), self.machine or assumed_machine(target)
+        return _first_lowered(func, shape, None, _plans(shape, SELDOM, machine), target)
 
 
 def _plans(shape: Shape, rows: int, machine: Machine) -> list[Plan]:
@@ -209,9 +258,9 @@ def _plans(shape: Shape, rows: int, machine: Machine) -> list[Plan]:
     return [plan for engine in able if (plan := engine.plan(shape, rows, machine))]
 
 
-def _few_rows(func: tirx.PrimFunc, target: Target, product: Product, shape: Shape) -> list[Body]:
+def _few_rows(func: tirx.PrimFunc, target: Target, each: int) -> list[Body]:
     """Return the body for so few rows that the other operand streams past, none where there is no such form."""
-    most = MOST_ROWS // _rows_of_each(product, shape)
+    most = MOST_ROWS // each
     try:
         return [Body(most, lowered_for_few_rows(func, target), "decode")] if most else []
     except IllegalSchedule as reason:
@@ -245,25 +294,36 @@ def _lowered(product: Product, shape: Shape, plan: Plan, target: Target) -> tirx
 
 
 def _check_worthwhile(shape: Shape) -> None:
-    """Raise NotTaken for vectors, and for products smaller than any tile."""
-    sizes = [size for size in (shape.rows, shape.columns) if size is not None]
-    if 1 in sizes:
+    """Raise NotTaken for vectors, and for products that leave most of any tile empty."""
+    sizes = {"rows": shape.rows, "columns": shape.columns, "steps": shape.reduction}
+    if 1 in (shape.rows, shape.columns):
         raise NotTaken("a product with one row or column streams a matrix", remedy="leave it to a rule for few rows")
-    if all(size is not None and size < FEWEST for size in (shape.rows, shape.columns, shape.reduction)):
+    small = [f"{size} {role}" for role, size in sizes.items() if size is not None and size < FEWEST]
+    if len(small) > 1:
         raise NotTaken(
-            "the product is smaller than any tile",
-            value=f"{shape.rows} x {shape.columns} x {shape.reduction}",
-            limit=f"{FEWEST} of one of them",
+            "the product leaves most of any tile empty",
+            value=" and ".join(small),
+            limit=f"{FEWEST} or more in two of rows, columns and steps",
             remedy="leave it to another rule",
         )
 
 
-def _ranges(product: Product, shape: Shape) -> list[tuple[int | None, int]]:
-    """List the most that a symbolic extent may be for each body, None for any, and the rows that it is made for."""
-    each = _rows_of_each(product, shape)
-    if not each:
-        return [(None, shape.rows or MANY)]
-    return [(most and most // each, most or MANY) for most in RANGES if most is None or most >= each]
+def _ranges(each: int, shape: Shape) -> list[tuple[int | None, int]]:
+    """List the most that a symbolic extent may be for each body, None for any, and the rows that it is made for.
+
+    There are ``each`` rows to a step of the extent. Batches fill a GPU with fewer rows.
+    """
+    ranges = RANGES if shape.batch == 1 else RANGES_OF_BATCH
+    return [(most and most // each, most or MANY) for most in ranges if most is None or most >= each]
+
+
+def _row_length(func: tirx.PrimFunc) -> tirx.Var | None:
+    """Return the symbolic extent by which rows of a 16-bit parameter are that long, None where there is no one such."""
+    found: list[tirx.Var] = []
+    for parameter in func.params:
+        if hasattr(parameter.ty, "shape") and len(parameter.shape) > 1 and dtype_bytes(parameter.dtype) == 2:
+            found += [e for e in parameter.shape[-1:] if isinstance(e, tirx.Var) and not any(map(e.same_as, found))]
+    return found[0] if len(found) == 1 else None
 
 
 def _rows_of_each(product: Product, shape: Shape) -> int:
@@ -272,6 +332,17 @@ def _rows_of_each(product: Product, shape: Shape) -> int:
     if shape.rows is not None or len(extents) != 1:
         return 0
     return _multiple_of(product.sch.get(product.rows).extent, extents[0])
+
+
+def _worth_keeping(sch: Schedule, block: SBlockRV, operand: int) -> bool:
+    """Return whether a computed operand has known extents, and at most 4 times the bytes that it is computed from."""
+    buffer = operand_regions(sch, block)[operand].source
+    producers = [sch.get(p) for p in sch.get_producers(block)]
+    read = [r.source for p in producers if p.writes[0].source.same_as(buffer) for r in p.reads]
+    if not all(is_constant(extent) for one in (buffer, *read) for extent in one.shape):
+        return False
+    size, *sources = (math.prod(map(int, one.shape)) * dtype_bytes(one.dtype) for one in (buffer, *read))
+    return size <= MOST_EXPANDED * sum(sources)
 
 
 def _multiple_of(rows: tirx.Expr, extent: tirx.Var) -> int:
@@ -293,6 +364,32 @@ def _known(sch: Schedule, *loops: LoopRV) -> int | None:
     return found
 
 
+def _of_copies(obstacle: Obstacle) -> Obstacle:
+    """Return what says no to operands that are computed on their way, beside what ``obstacle`` says no to."""
+    return lambda shape, machine: (
+        obstacle(shape, machine) or ("an operand is computed on its way" if shape.computed else "")
+    )
+
+
+def _of_kept(obstacle: Obstacle) -> Obstacle:
+    """Return what says no unless all operands that are computed may be kept, beside what ``obstacle`` says no to."""
+    return lambda shape, machine: (
+        obstacle(shape, machine)
+        or ("" if shape.computed and shape.computed == shape.kept else "no operand for a kernel in front to compute")
+    )
+
+
+def _keeping(build: Build) -> Build:
+    """Return what has a kernel in front compute operands that are no plain copies, before it builds."""
+
+    def build_behind(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
+        for operand in shape.computed:
+            compute_operand(sch, block, operand)
+        build(sch, block, shape, plan)
+
+    return build_behind
+
+
 # wgmma
 
 
@@ -301,9 +398,7 @@ def _no_wgmma(shape: Shape, machine: Machine) -> str:
         return lacking
     if shape.dtype not in PTX_TYPES:
         return f"operands of {shape.dtype or 'two dtypes'}"
-    if not shape.a_by_k:
-        return "the first operand is not stored by rows"
-    return ""
+    return "" if shape.a_by_k else "the first operand is not stored by rows"
 
 
 def _warpgroup_choices(shape: Shape) -> tuple[Choice, ...]:
@@ -314,6 +409,7 @@ def _warpgroup_choices(shape: Shape) -> tuple[Choice, ...]:
     return tuple(Choice(tile, stages) for tile in tiles for stages in (4, 6, 8))
 
 
+FEWEST_FOR_KEPT = 128  # rows with which it pays to write a computed operand down
 WIDTHS = (32, 48, 64, 96, 112, 128, 160, 192, 224, 256)
 
 
@@ -434,12 +530,33 @@ def _cycles(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: 
 
 def _outputs(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:
     m, n, k = sizes
-    return block_tile_cost(choice, Matmul(m * (shape.batch or 1), n, k), machine, parts)
+    rows = min(m * (shape.batch or 1), (MAX_ELEMENTS - 1) // max(n, k))  # so many as a Matmul may have
+    return block_tile_cost(choice, Matmul(rows, n, k), machine, parts)
 
 
+WGMMA = Engine("wgmma", _of_copies(_no_wgmma), _warpgroup_choices, _cycles, _by_warpgroups, splits=True)
+MMA = Engine(
+    "mma", _of_copies(_no_mma), lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores, splits=True, rings=True
+)
 ENGINES = (
-    Engine("wgmma", _no_wgmma, _warpgroup_choices, _cycles, _by_warpgroups, splits=True),
-    Engine("mma", _no_mma, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores, splits=True, rings=True),
+    WGMMA,
+    replace(
+        WGMMA,
+        name="wgmma, kept",
+        obstacle=_of_kept(_no_wgmma),
+        build=_keeping(_by_warpgroups),
+        splits=False,
+        fewest_rows=FEWEST_FOR_KEPT,
+    ),
+    MMA,
+    replace(
+        MMA,
+        name="mma, kept",
+        obstacle=_of_kept(_no_mma),
+        build=_keeping(_by_warps_of_tensor_cores),
+        splits=False,
+        fewest_rows=FEWEST_FOR_KEPT,
+    ),
     Engine("mma, stored", _no_mma, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores_stored),
     Engine("warps", _no_warps, lambda shape: WARP_TILES, _outputs, _by_warps, rings=True),
     Engine("threads", _no_thread_ring, lambda shape: THREAD_TILES, _outputs, _by_threads, rings=True),

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 import tvm_ffi
 from tvm import tirx
+from tvm.s_tir.schedule import ScheduleError
 from tvm.target import Target
 
 from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import WARP
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
-from tensorir_ladder.schedules.recipes.streamed_weights import Load, StreamTile, operand_loads, stream_weights
+from tensorir_ladder.schedules.recipes.streamed_weights import Load, WeightsTile, operand_loads, stream_weights
 from tensorir_ladder.schedules.rules.normal_form import Product, product_of
 from tensorir_ladder.schedules.rules.ranges import by_extent, unless_empty, written_extents
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
@@ -94,7 +95,7 @@ class _Shape:
         """Bytes of weights of one step of the reduction."""
         return dtype_bytes(self.weights.buffer.dtype) / self.weights.packed
 
-    def vector_bytes(self, tile: StreamTile) -> int:
+    def vector_bytes(self, tile: WeightsTile) -> int:
         """Bytes of a tile's vectors of weights, as they are stored."""
         elements = self.weights.width if tile.along == "reduction" else tile.columns
         return elements * dtype_bytes(self.weights.buffer.dtype)
@@ -113,12 +114,15 @@ def _lowered(product: Product, target: Target, most_rows: int, rows: int | None 
         raise NotTaken("no tile streams these weights", value=shape.weights, remedy="leave it to the next rule")
     sch = product.sch
     results = written_extents(sch.mod[sch.func_working_on])
-    stream_weights(sch, product.block, tile, weights)
+    try:
+        stream_weights(sch, product.block, tile, weights)
+    except ScheduleError as error:
+        raise NotTaken("TVM cannot schedule the product so", remedy="leave it to the next rule") from error
     resident = _resident(tile, shape, registers)
     return unless_empty(_bounded(lower_ahead(sch.mod[sch.func_working_on], target), resident), results)
 
 
-def _resident(tile: StreamTile, shape: _Shape, registers: int) -> int:
+def _resident(tile: WeightsTile, shape: _Shape, registers: int) -> int:
     """Return how many blocks a multiprocessor should hold: as many as there are for it, and as registers allow."""
     most = registers // ((_registers(tile, shape) + OTHER_REGISTERS) * tile.threads)
     return max(1, min(-(-_blocks(tile, shape) // MULTIPROCESSORS), most))
@@ -131,7 +135,7 @@ def _bounded(function: tirx.PrimFunc, resident: int) -> tirx.PrimFunc:
     """
 
     def bounded(stmt: tirx.AttrStmt) -> tirx.Stmt:
-        if stmt.attr_key != "thread_extent" or str(stmt.node.thread_tag) != "blockIdx.y":
+        if stmt.attr_key != "thread_extent" or str(stmt.node.thread_tag) != "blockIdx.x":
             return stmt
         body = tirx.AttrStmt(0, "tirx.launch_bounds_min_blocks_per_sm", resident, stmt.body)
         return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
@@ -168,6 +172,8 @@ def _number(extent: tirx.PrimExpr) -> int:
 def _shape(product: Product, few: str, weights: int, rows: int | None) -> _Shape:
     """Read what tiles are chosen by."""
     sch = product.sch
+    if len(sch.get(product.block).reads) != 2:
+        raise NotTaken("a matrix is multiplied with itself", remedy="leave it to the rule for contractions")
     loads = [operand_loads(sch, product.block, operand) for operand in (0, 1)]
     for load in (load for operand in loads for load in operand):
         if str(load.buffer.dtype) not in DTYPES:
@@ -191,7 +197,7 @@ def _shape(product: Product, few: str, weights: int, rows: int | None) -> _Shape
     )
 
 
-def _tiles(shape: _Shape, registers: int) -> Iterator[StreamTile]:
+def _tiles(shape: _Shape, registers: int) -> Iterator[WeightsTile]:
     """List tiles that a thread block with so many registers in all can hold."""
     along_k = shape.weights.along == "reduction"
     powers = [1 << power for power in range(11)]
@@ -214,35 +220,41 @@ def _tiles(shape: _Shape, registers: int) -> Iterator[StreamTile]:
                 yield tile
 
 
-def _tile(shape: _Shape, loads: int, columns: int, column_threads: int, reduction_threads: int) -> StreamTile:
+def _tile(shape: _Shape, loads: int, columns: int, column_threads: int, reduction_threads: int) -> WeightsTile:
     width, packed = shape.weights.width, shape.weights.packed
-    if shape.weights.along == "columns":
-        return StreamTile(
+    if shape.weights.along != "reduction":  # the result's columns, or its rows where these are the many
+        return WeightsTile(
             shape.rows, columns, 1, (1, loads, packed), column_threads, reduction_threads, along="columns"
         )
     stored = math.gcd(width, max(1, shape.row_width // packed))  # elements as stored, for one vector of the rows
     unit = (width // stored, stored, packed)
-    return StreamTile(shape.rows, columns, loads // columns, unit, column_threads, reduction_threads)
+    return WeightsTile(shape.rows, columns, loads // columns, unit, column_threads, reduction_threads)
 
 
-def _registers(tile: StreamTile, shape: _Shape) -> int:
-    """Estimate a thread's registers: weights on their way, rows, sums; where weights are unpacked, rows of two steps."""
+def _registers(tile: WeightsTile, shape: _Shape) -> int:
+    """Estimate a thread's registers: weights on their way, rows (of two steps, if weights are unpacked), sums."""
     weights = _loads(tile) * max(1, shape.vector_bytes(tile) // 4)
+    if shape.computed and _is_ragged(tile, shape):
+        weights *= 4  # loaded element by element
     step = math.prod(tile.unit[1:])
     rows = -(-tile.rows * step * shape.row_bytes // 4)
     return weights + tile.rows * tile.columns + (2 * rows + step if shape.computed else rows)
 
 
-def _loads(tile: StreamTile) -> int:
+def _loads(tile: WeightsTile) -> int:
     """Return the vectors of weights that a thread asks for together."""
     return tile.columns * tile.steps if tile.along == "reduction" else tile.unit[1]
 
 
-def _blocks(tile: StreamTile, shape: _Shape) -> int:
+def _is_ragged(tile: WeightsTile, shape: _Shape) -> bool:
+    return bool(shape.columns % tile.block_columns or shape.reduction % tile.block_k)
+
+
+def _blocks(tile: WeightsTile, shape: _Shape) -> int:
     return shape.batch * -(-shape.columns // tile.block_columns)
 
 
-def _cost(tile: StreamTile, shape: _Shape) -> float:
+def _cost(tile: WeightsTile, shape: _Shape) -> float:
     """Put tiles into order by the time that they would take, in that of a byte of weights::
 
     bytes loaded, ragged ends counted in, each dearer where too few are on their way, or side by side, or
@@ -259,8 +271,7 @@ def _cost(tile: StreamTile, shape: _Shape) -> float:
     beside = tile.reduction_threads if tile.along == "reduction" else tile.column_threads
     run = beside * shape.vector_bytes(tile)
     short = (1 + 0.05 * max(0.0, math.log2(LINE_BYTES / run))) * max(1.0, SECTOR_BYTES / run)
-    ragged = shape.columns % tile.block_columns or shape.reduction % tile.block_k
-    again = 4 if ragged and shape.computed else 1  # what is unpacked is then loaded element by element
+    again = 4 if shape.computed and _is_ragged(tile, shape) else 1
     rows = 1 + 0.06 * shape.rows * (1 if tile.along == "columns" else 2 / tile.columns)
     small = 1 + 0.02 * abs(math.log2(tile.threads / 256))
     sums = 2 * 4 * threads * tile.rows * tile.columns * SHARED_PER_WEIGHT

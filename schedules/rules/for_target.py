@@ -8,6 +8,7 @@ from tvm.s_tir import dlight
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
+from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.rules.contraction import Contraction
 from tensorir_ladder.schedules.rules.decode import Decode
@@ -19,7 +20,7 @@ RULES: tuple[type[Rule], ...] = (Decode, Contraction, Rows, Elementwise)
 OLDEST = 80  # cp.async and mma.sync of float16, bfloat16 and TF32
 
 
-def rules(target: Target) -> tuple[Rule, ...]:
+def rules(target: Target, machine: Machine | None = None) -> tuple[Rule, ...]:
     """List our rules for a target in the order in which they are asked: the first that takes a function has it.
 
     ::
@@ -28,12 +29,14 @@ def rules(target: Target) -> tuple[Rule, ...]:
             mod = dlight.ApplyDefaultSchedule(*rules(target))(mod)      # a module of functions
         ex = tvm.compile(mod, target)                                   # what they left is dlight's there
 
+    ``machine`` is the GPU that products' tiles are chosen for, if more is known of it than the target's architecture.
+
     Raises
     ------
     IllegalSchedule : for a target that is no CUDA GPU with sm_80 or newer.
     """
     require_cuda(target)
-    return tuple(rule() for rule in RULES)
+    return tuple(Contraction(machine) if rule is Contraction else rule() for rule in RULES)
 
 
 def dlight_rules() -> tuple[ScheduleRule, ...]:

@@ -41,6 +41,7 @@ from tensorir_ladder.schedules.rules.rule import NotTaken
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
 NARROW_FLOATS = ("float16", "bfloat16", "float8")  # beginnings of the dtypes whose sums are kept in float32
+FEWEST_OF_A_GROUP = 8  # channels of the result: less of a tile would be used by a grouped convolution
 MOST_NODES = 4000  # of an epilogue: blocks that read a value often, one after the other, double it each time
 
 
@@ -116,14 +117,15 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
             raise _left("too much is computed in one block", computation, value=nodes, limit=MOST_NODES)
     factors = _factors_of(reduction, others, sums)
     epilogue = _epilogue_of(reduction, factors, written, others)
-    return _rewritten(func, reduction, factors, epilogue)
+    return _rewritten(func, *_grouped(reduction, factors, epilogue))
 
 
 @dataclass(frozen=True)
 class _Factors:
     """What is summed: ``scale * (first * second)``, multiplied in one dtype and summed in another.
 
-    ``scale`` are factors that the reduction does not go through, which the epilogue multiplies with.
+    ``scale`` are factors that the reduction does not go through, which the epilogue multiplies with. ``in_any_order``:
+    the iterators of the reduction may change places.
     """
 
     first: ir.Expr
@@ -131,6 +133,7 @@ class _Factors:
     multiplied: str
     summed: str
     scale: tuple[ir.Expr, ...] = ()
+    in_any_order: bool = True
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ def _factors_of(reduction: Computation, producers: Sequence[Computation], sums: 
     for iterator in reduction.reduction:
         if not all(_uses(operand, [iterator]) for operand in (first, second)):
             raise _left("a reduction over one operand alone", reduction, value=iterator.var.name)
-    return _Factors(first, second, summed if wide else found.multiplied, summed, found.scale)
+    return _Factors(first, second, summed if wide else found.multiplied, summed, found.scale, sums == "float32")
 
 
 def _summand(reduction: Computation) -> ir.Expr:
@@ -332,6 +335,49 @@ def _inverse(read: Sequence[ir.Expr], reduction: Computation, written: Computati
     return taken | dict(zip(missing, inverse.map_indices([own for own, _ in left])))
 
 
+def _grouped(reduction: Computation, factors: _Factors, epilogue: _Epilogue) -> tuple[Computation, _Factors, _Epilogue]:
+    """Cut an iterator in two of which one operand uses groups alone, as heads that share their keys, or channels do.
+
+    ::
+
+        before   scores[h, i, j] += Q[i, h, d] * K[j, h // 4, d]                    # a batch of h products
+        after    scores[g * 4 + l, i, j] += Q[i, g * 4 + l, d] * K[j, g, d]         # of g, with rows l, i
+    """
+    for place, iterator in enumerate(reduction.spatial):
+        for size in _group_sizes(iterator, (factors.first, factors.second)):
+            group, member = (tirx.Var(f"{iterator.var.name}_{part}", "int32") for part in ("group", "member"))
+            count = int(iterator.dom.extent) // size
+            cut = [tirx.IterVar(ir.Range(0, n), v, tirx.IterVar.DataPar) for n, v in ((count, group), (size, member))]
+            spatial = (*reduction.spatial[:place], *cut, *reduction.spatial[place + 1 :])
+            taken, analyzer = {iterator.var: group * size + member}, analyzer_for((*spatial, *reduction.reduction))
+            first, second = (
+                simplified(replaced(operand, taken), analyzer) for operand in (factors.first, factors.second)
+            )
+            if bool(_uses(first, cut[1:])) == bool(_uses(second, cut[1:])):
+                continue
+            indices = tuple(analyzer.simplify(replaced(index, taken)) for index in epilogue.indices)
+            value = simplified(replaced(epilogue.value, taken), analyzer)
+            return _grouped(
+                replace(reduction, spatial=spatial),
+                replace(factors, first=first, second=second),
+                replace(epilogue, indices=indices, value=value),
+            )
+    return reduction, factors, epilogue
+
+
+def _group_sizes(iterator: tirx.IterVar, operands: Sequence[ir.Expr]) -> set[int]:
+    """Return by which constants operands divide an iterator whose extent is a multiple of them."""
+    found: set[int] = set()
+
+    def note(division: tirx.FloorDiv) -> None:
+        if division.a.same_as(iterator.var) and is_constant(division.b) and is_constant(iterator.dom.extent):
+            found.add(int(division.b))
+
+    for operand in operands:
+        tvm_ffi.structural_walk(operand, (tirx.FloorDiv, note))
+    return {size for size in found if size > 1 and int(iterator.dom.extent) % size == 0}
+
+
 def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: _Factors, epilogue: _Epilogue) -> Product:
     """Write a function anew, as operands, product and epilogue, and schedule it."""
     one, other = (_uses(operand, reduction.spatial) for operand in (factors.first, factors.second))
@@ -344,10 +390,12 @@ def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: _Factors, e
     rows, columns = ([i for i in order if i.var in own] for own in (one - other, other - one))
     if rows and (not columns or last[rows[-1].var] > last[columns[-1].var]):  # what is stored side by side
         rows, columns, factors = columns, rows, replace(factors, first=factors.second, second=factors.first)
-    if batch and not rows and _slides(factors.second, reduction):
-        raise _left("a grouped convolution, whose groups have too few columns for a product", reduction)
+    narrow = min(math.prod(_few(i.dom.extent) for i in group) for group in (rows, columns))
+    if batch and narrow < FEWEST_OF_A_GROUP and any(_slides(o, reduction) for o in (factors.first, factors.second)):
+        raise _left("a convolution in groups too narrow for products", reduction, value=narrow, limit=FEWEST_OF_A_GROUP)
+    summed = _as_stored_order(factors, reduction) if factors.in_any_order else reduction.reduction
     axes = [_Axis.of("b", [iterator]) for iterator in batch]
-    axes += [_Axis.of("i", rows), _Axis.of("j", columns), _Axis.of("k", list(reduction.reduction))]
+    axes += [_Axis.of("i", rows), _Axis.of("j", columns), _Axis.of("k", summed)]
     *batch, i, j, k = axes
     first = _operand(factors.first, [*batch, i, k], func.params)
     operands = [
@@ -516,6 +564,18 @@ def _slides(operand: ir.Expr, reduction: Computation) -> bool:
     return any(_uses(index, reduction.spatial) and _uses(index, reduction.reduction) for index in indices)
 
 
+def _as_stored_order(factors: _Factors, reduction: Computation) -> list[tirx.IterVar]:
+    """Order a reduction's iterators as an operand is stored along them, so that vectors of it are consecutive."""
+    iterators = {iterator.var: iterator for iterator in reduction.reduction}
+    loads = [load for operand in (factors.first, factors.second) for load in loads_in(operand)]
+    orders = [[index for index in load.indices if index in iterators] for load in loads]
+    whole = [
+        (load.indices[-1] in iterators, order) for load, order in zip(loads, orders) if len(order) == len(iterators)
+    ]
+    order = max(whole, key=lambda candidate: candidate[0], default=(False, list(iterators)))[1]
+    return [iterators[var] for var in order]
+
+
 def _uses(value: ir.Expr, iterators: Sequence[tirx.IterVar]) -> set[tirx.Var]:
     """Return which of some iterators an expression depends on."""
     return _variables(value) & {iterator.var for iterator in iterators}
@@ -531,6 +591,11 @@ def _variables(*values: ir.Expr) -> set[tirx.Var]:
 def _known(extents: Sequence[ir.Expr]) -> int:
     """Return the number of elements of a shape, symbolic extents counted as 1."""
     return math.prod(int(extent) for extent in extents if is_constant(extent))
+
+
+def _few(extent: ir.Expr) -> int:
+    """Return an extent, one known at run time only taken for many."""
+    return int(extent) if is_constant(extent) else MAX_ELEMENTS
 
 
 def _is_float(dtype: str) -> bool:

@@ -47,6 +47,44 @@ def by_extent(
     return last.with_body(tirx.SeqStmt(chosen) if len(chosen) > 1 else chosen[0])
 
 
+def in_multiples(function: tirx.PrimFunc, extent: tirx.Var, step: int) -> tirx.PrimFunc:
+    """Return a function with ``step`` times another variable in the place of a symbolic extent: for multiples alone.
+
+    ::
+
+        before   def f(A: (m, n)):  ...          after    def f(A: (m, 8 * n_8)):  ...      # rows of whole vectors
+    """
+    count = tirx.Var(f"{extent.name}_{step}", extent.ty)
+
+    def inside(expr: tirx.Expr) -> tirx.Expr:
+        return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: count * step if var.same_as(extent) else var))
+
+    shaped = {
+        parameter: tirx.decl_buffer([inside(e) for e in parameter.shape], parameter.dtype, parameter.name)
+        for parameter in function.params
+        if any(var.same_as(extent) for var in symbolic_extents(tirx.PrimFunc([parameter], tirx.Evaluate(0))))
+    }
+    return function.specialize(shaped)
+
+
+def by_multiple(multiples: tirx.PrimFunc, others: tirx.PrimFunc, extent: str, step: int) -> tirx.PrimFunc:
+    """Join a lowered function for multiples of ``step`` (of :func:`in_multiples`) with one for other extents.
+
+    ::
+
+        after    if n % 8 == 0: multiples, of n // 8;  else: others
+
+    ``extent`` is the name of the extent in ``others``.
+    """
+    own = _chosen(symbolic_extents(others), extent)
+    (count,) = (var for var in symbolic_extents(multiples) if var.name == f"{extent}_{step}")
+    taken = {**dict(zip(multiples.params, others.params)), count: tirx.floordiv(own, step)}
+    taken |= {v: _chosen(symbolic_extents(others), v.name) for v in symbolic_extents(multiples) if not v.same_as(count)}
+    body = tvm_ffi.structural_map(multiples.body, (tirx.Var, lambda var: taken.get(var, var)))
+    whole = tirx.floormod(own, step) == 0
+    return others.with_body(tirx.SeqStmt([_if(whole, body), _if(tirx.Not(whole), others.body)]))
+
+
 def _chosen(extents: list[tirx.Var], wanted: str | tirx.Var | None) -> tirx.Var:
     """Return the extent to choose by; NotTaken where there is none, or it is not said which."""
     found = [e for e in extents if wanted is None or e.name == wanted or e.same_as(wanted)]

@@ -14,50 +14,23 @@ from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import vectors as v
-from tensorir_ladder.schedules.rules.computations import Computation, index_of, loads_in, replaced
+from tensorir_ladder.schedules.rules.computations import Computation, index_of, loads_in
+from tensorir_ladder.schedules.rules.long_rows import in_parts
+from tensorir_ladder.schedules.rules.reductions import Reduction, cast, reductions_of, stands_along_rows
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
 
 WARP = 32
 MOST_THREADS = 1024
 BLOCK_THREADS = 128  # of a block that takes several rows
 STREAM_THREADS = 512  # of a row that registers do not hold
+STREAMED = 0  # vectors that a thread holds of a row that it reads again in each pass
 STREAM_VECTORS = 4  # that a thread has on their way then
 ELEMENTS = 16  # of a row that a thread holds, where there are many rows
+MANY_BLOCKS = 128
 FEW_THREADS = 2**17  # with fewer in all, rows are given more
 KEPT_BYTES = {512: 256, 1024: 128}  # of registers that a thread of a block up to so many may hold rows in
 LONGEST_ALONE = 64  # elements of a row that one thread adds up where neighbours are of other rows
 ZERO = tirx.const(0, "int32")
-PLAIN = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min, tirx.And, tirx.Or)
-IDENTITY = {tirx.Add: 0, tirx.Mul: 1}
-NARROW = {
-    "float16": "float32",
-    "bfloat16": "float32",
-    "bool": "int32",
-    "int8": "int32",
-    "uint8": "int32",
-    "int16": "int32",
-}
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """Equations that one block adds up together, and how two partial results become one.
-
-    ``terms`` are what one element adds to each; ``combine(left, right)`` works on all of them. Sums in 16 bits are
-    added up in 32 (``dtypes``) and rounded when they are complete.
-    """
-
-    computations: tuple[Computation, ...]
-    terms: tuple[ir.Expr, ...]
-    dtypes: tuple[str, ...]
-    combine: Callable[[Sequence[ir.Expr], Sequence[ir.Expr]], list[ir.Expr]]
-    begins: tuple[ir.Expr, ...]  # what each thread begins with
-    starts: tuple[ir.Expr | None, ...]  # what is added once, in the end
-
-    @property
-    def buffers(self) -> list[tirx.Var]:
-        """What the results are stored in."""
-        return [computation.buffer for computation in self.computations]
 
 
 class Rows(Rule):
@@ -87,110 +60,10 @@ class Rows(Rule):
         reductions = reductions_of(source.computations)
         if not reductions:
             raise NotTaken("a function without a reduction", remedy=v.LEAVE)
-        return source.with_body(v.for_whole_vectors(source, lambda extents: _best_kernels(source, reductions, extents)))
-
-
-def reductions_of(computations: Sequence[Computation]) -> list[Reduction]:
-    """Return a function's reductions, in order; NotTaken for one whose parts nobody can tell how to put together."""
-    blocks: list[list[Computation]] = []
-    for computation in filter(v.is_reduction, computations):
-        if blocks and blocks[-1][0].is_beside(computation):
-            blocks[-1].append(computation)
-        else:
-            blocks.append([computation])
-    return [_reduction(block) for block in blocks]
-
-
-def _reduction(block: Sequence[Computation]) -> Reduction:
-    sums = [tirx.Var(f"sum_{number}", str(c.buffer.dtype)) for number, c in enumerate(block)]
-
-    def own(load: ir.TensorLoad) -> ir.Expr:
-        for computation, variable in zip(block, sums):
-            if load.source.same_as(computation.buffer):
-                return variable
-        return load
-
-    values = [tvm_ffi.structural_map(computation.value, (ir.TensorLoad, own)) for computation in block]
-    starts = [computation.start for computation in block]
-    if any(start is None or loads_in(start) for start in starts):
-        raise NotTaken("a sum that goes on from what its buffer holds", block=block[0].name, remedy=v.LEAVE)
-    terms = [_plain_term(value, variable, sums) for value, variable in zip(values, sums)]
-    if all(term is not None for term in terms):
-        return _plain(block, [type(value) for value in values], terms, starts)
-    if len(block) == 2:
-        for index, best in ((0, 1), (1, 0)):
-            found = _largest(values, sums, index, best)
-            if found:
-                dtypes = tuple(str(c.buffer.dtype) for c in block)
-                return Reduction(tuple(block), found[0], dtypes, found[1], tuple(starts), (None, None))
-    raise NotTaken("a reduction that is no sum, product, extremum or place of one", block=block[0].name, remedy=v.LEAVE)
-
-
-def _plain_term(value: ir.Expr, variable: tirx.Var, sums: Sequence[tirx.Var]) -> ir.Expr | None:
-    if not isinstance(value, PLAIN):
-        return None
-    for one, other in ((value.a, value.b), (value.b, value.a)):
-        if one.same_as(variable) and not v.uses(other, sums):
-            return other
-    return None
-
-
-def _plain(
-    block: Sequence[Computation], kinds: Sequence[type], terms: Sequence[ir.Expr], starts: Sequence[ir.Expr]
-) -> Reduction:
-    written = [str(computation.buffer.dtype) for computation in block]
-    dtypes = [
-        NARROW.get(dtype, dtype) if kind not in (tirx.And, tirx.Or) else dtype for dtype, kind in zip(written, kinds)
-    ]
-    wide = [_cast(term, dtype) for term, dtype in zip(terms, dtypes)]
-    begins = [
-        tirx.const(IDENTITY[kind], dtype) if kind in IDENTITY else _cast(start, dtype)
-        for kind, dtype, start in zip(kinds, dtypes, starts)
-    ]
-    added = [
-        None if kind not in IDENTITY or _is_number(start, IDENTITY[kind]) else _cast(start, dtype)
-        for kind, dtype, start in zip(kinds, dtypes, starts)
-    ]
-
-    def combine(left: Sequence[ir.Expr], right: Sequence[ir.Expr]) -> list[ir.Expr]:
-        return [kind(one, other) for kind, one, other in zip(kinds, left, right)]
-
-    return Reduction(tuple(block), tuple(wide), tuple(dtypes), combine, tuple(begins), tuple(added))
-
-
-def _largest(values: Sequence[ir.Expr], sums: Sequence[tirx.Var], index: int, best: int):
-    """Recognise the place of the largest or smallest element, the first of equal ones, with the element itself."""
-    chosen, place = values[best], values[index]
-    if not isinstance(chosen, tirx.Select) or not isinstance(place, tirx.Select):
-        return None
-    compare, term, number = chosen.condition, chosen.false_value, place.false_value
-    if v.uses(term, sums) or v.uses(number, sums) or not isinstance(compare, (tirx.GT, tirx.LT, tirx.GE, tirx.LE)):
-        return None
-    strictly = tirx.GT if isinstance(compare, (tirx.GT, tirx.GE)) else tirx.LT
-
-    def is_kept(left: Sequence[ir.Expr], right: Sequence[ir.Expr]) -> ir.Expr:
-        first = tirx.And(tirx.EQ(left[best], right[best]), tirx.LT(left[index], right[index]))
-        return tirx.Or(strictly(left[best], right[best]), first)
-
-    terms = [ir.Expr] * 2
-    terms[index], terms[best] = number, term
-    same = tvm_ffi.structural_equal
-    as_expected = (
-        same(place.condition, is_kept(sums, terms), map_free_vars=False)
-        and same(compare, type(compare)(sums[best], term), map_free_vars=False)
-        and chosen.true_value.same_as(sums[best])
-        and place.true_value.same_as(sums[index])
-    )
-    if not as_expected:
-        return None
-
-    def combine(left: Sequence[ir.Expr], right: Sequence[ir.Expr]) -> list[ir.Expr]:
-        made: list[ir.Expr] = [ZERO, ZERO]
-        made[index] = tirx.Select(is_kept(left, right), left[index], right[index])
-        made[best] = tirx.Select(strictly(left[best], right[best]), left[best], right[best])
-        return made
-
-    return tuple(terms), combine
+        cut = in_parts(source, reductions, _best_kernels)
+        if cut is None:
+            cut = v.for_whole_vectors(source, lambda extents: _best_kernels(source, reductions, extents))
+        return source.with_body(cut)
 
 
 @dataclass
@@ -252,7 +125,7 @@ def _best_kernels(source: v.Source, reductions: Sequence[Reduction], extents: v.
     expressions = v.Expressions(source, extents)
     for reduction in reductions:
         _check_rows(expressions, reduction, names)
-    across = _stands_along_rows(expressions, reductions[0], names)
+    across = stands_along_rows(expressions, reductions[0], names)
     buffers = [b for b in source.buffers() if b.shape and str(b.dtype) != "bool"]
     lanes = min(VECTOR_BYTES // min(dtype_bytes(str(buffer.dtype)) for buffer in buffers), v.MOST_LANES)
     forms = []
@@ -260,9 +133,15 @@ def _best_kernels(source: v.Source, reductions: Sequence[Reduction], extents: v.
         form = _form(source, reductions, extents, lanes, across, ())
         forms += [form] if form else []
         lanes //= 2
+    if across and is_constant(forms[0].rows):  # narrower vectors where wide ones leave too few blocks
+        rows = int(forms[0].rows)
+        forms = [form for form in forms if rows // (form.lanes.lanes * WARP) >= MANY_BLOCKS] or forms[-2:]
     form = min(forms, key=lambda form: (form.cost, form.lanes.lanes))
-    make = lambda kept: _form(source, reductions, extents, form.lanes.lanes, across, kept)  # noqa: E731
-    return _kernels(form, make), form.is_whole
+
+    def keeping(kept: Sequence[tirx.Var]) -> _Form:
+        return _form(source, reductions, extents, form.lanes.lanes, across, kept) or form
+
+    return _kernels(form, keeping), form.is_whole
 
 
 def _check_rows(expressions: v.Expressions, reduction: Reduction, names: v.Values) -> None:
@@ -273,28 +152,6 @@ def _check_rows(expressions: v.Expressions, reduction: Reduction, names: v.Value
         if loads and not any(all(v.uses(load, [variable]) for variable in needed) for load in loads):
             name = reduction.computations[0].name
             raise NotTaken("each operand is used for several results: a contraction", block=name, remedy=v.LEAVE)
-
-
-def _stands_along_rows(expressions: v.Expressions, first: Reduction, names: v.Values) -> bool:
-    """Return whether neighbours in memory are of neighbouring rows, and not of one row."""
-    along = across = 0
-    for term in first.terms:
-        for load in loads_in(expressions.value(term, names)):
-            iterators = first.computations[0]
-            along += _is_innermost(expressions, load, iterators.reduction, names)
-            across += _is_innermost(expressions, load, iterators.spatial, names)
-    return across > along
-
-
-def _is_innermost(expressions: v.Expressions, load: ir.TensorLoad, iterators: Sequence[tirx.IterVar], names) -> bool:
-    if not iterators:
-        return False
-    analyzer = sym.Analyzer()
-    for iterator in iterators:
-        analyzer.bind(names[iterator.var], ir.Range.from_min_extent(ZERO, expressions.extent(iterator.dom.extent)))
-    last = names[iterators[-1].var]
-    address = analyzer.simplify(expressions.address(load.source, load.indices))
-    return analyzer.can_prove_equal(replaced(address, {last: last + 1}) - address, 1)
 
 
 def _form(
@@ -423,14 +280,6 @@ def _plan_registers(form: _Form, source: v.Source, kept: Sequence[tirx.Var]) -> 
             phase.accesses = [access for access in parameters if form.expressions.is_parameter(access.load.source)]
 
 
-def _cast(expression: ir.Expr, dtype: str) -> ir.Expr:
-    return expression if str(expression.ty.dtype) == dtype else tirx.Cast(dtype, expression)
-
-
-def _is_number(expression: ir.Expr, number: int) -> bool:
-    return isinstance(expression, (tirx.IntImm, tirx.FloatImm)) and float(expression.value) == number
-
-
 def _kernels(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) -> tirx.Stmt:
     """Choose threads and registers by the lengths of rows, and make a kernel, or one for each range of lengths."""
     held = _with_kept_values(form, make)
@@ -439,7 +288,7 @@ def _kernels(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) -> tirx.S
     elif is_constant(form.columns):
         kernel = _row_kernel(form, held)
     else:
-        kernel = _Kernel(form, STREAM_THREADS, None).statement()
+        kernel = _Kernel(form, STREAM_THREADS, STREAMED).statement()
         each = max(1, 2 * ELEMENTS // form.lanes.lanes)
         while each > 1 and _kept_bytes(held, each) > KEPT_BYTES[512]:
             each //= 2
@@ -461,7 +310,7 @@ def _row_kernel(form: _Form, held: _Form) -> tirx.Stmt:
         if _kept_bytes(held, each) <= KEPT_BYTES[512 if threads <= 512 else 1024]:
             return _Kernel(held, threads, each).statement()
         threads *= 2
-    return _Kernel(form, min(most, STREAM_THREADS), None).statement()
+    return _Kernel(form, min(most, STREAM_THREADS), STREAMED).statement()
 
 
 def _across_kernel(form: _Form, held: _Form) -> tirx.Stmt:
@@ -470,28 +319,40 @@ def _across_kernel(form: _Form, held: _Form) -> tirx.Stmt:
     if is_constant(form.columns):
         columns = int(form.columns)
         rows = int(form.rows) // form.lanes.lanes if is_constant(form.rows) else FEW_THREADS // threads
-        most = min(MOST_THREADS // WARP, _power_of_two(-(-columns // 2)))
+        most = min(STREAM_THREADS // _width(form), _power_of_two(-(-columns // 2)))
         threads = 1
         while threads < most and (rows * threads < FEW_THREADS or columns > threads * LONGEST_ALONE):
             threads *= 2
         each = -(-columns // threads)
-        if _kept_bytes(held, each) <= KEPT_BYTES[512 if threads * WARP <= 512 else 1024]:
+        if _kept_bytes(held, each) <= KEPT_BYTES[512]:
             return _Kernel(held, threads, each).statement()
-    return _Kernel(form, threads, None).statement()
+    return _Kernel(form, threads, STREAMED).statement()
+
+
+def _width(form: _Form) -> int:
+    """Return how many threads stand along the rows: a warp, or as many as there are vectors of rows."""
+    return min(WARP, _power_of_two(int(form.rows) // form.lanes.lanes)) if is_constant(form.rows) else WARP
 
 
 def _with_kept_values(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) -> _Form:
     """Keep in registers what several passes compute and what costs more than to keep it: exp, divisions."""
     kept: list[tirx.Var] = []
     for computation in reversed(form.expressions.computations):
-        if v.is_reduction(computation) or not _is_costly(computation.value):
+        size = v.product(_extents(form, computation))
+        is_whole = form.lanes.analyzer.can_prove_equal(size, form.rows * form.columns)
+        if v.is_reduction(computation) or not is_whole or not _is_costly(computation.value):
             continue
-        trial = make([*kept, computation.buffer])
-        loads, passes = [], 0
+        try:
+            trial = make([*kept, computation.buffer])
+        except NotTaken:  # what is stored is of these rows only as far as what would be kept is
+            continue
+        loads: list[ir.TensorLoad] = []
+        passes = 0
         for phase in trial.phases:
             read = [*phase.values, *(value for _, value in phase.computes)]
             here = [load for value in read for load in loads_in(value) if load.source.same_as(computation.buffer)]
-            loads, passes = [*loads, *here], passes + bool(here)
+            loads += here
+            passes += bool(here)
         same = all(tvm_ffi.structural_equal(load, loads[0]) for load in loads)
         if passes > 1 and same and all(trial.lanes.varies(index) for index in loads[0].indices[-1:]):
             kept.append(computation.buffer)
@@ -520,20 +381,22 @@ def _power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-_Work = Callable[[int], tuple[list[tirx.Var], Callable[..., tirx.Stmt], list]]
+_Store = tuple[tirx.Var, list[ir.Expr], tirx.Var]  # a buffer, the indices of a lane, the registers that are stored
+_Part = tuple[list[tirx.Var], Callable[[v.Read, ir.Expr, ir.Expr], tirx.Stmt], list[_Store]]
+_Work = Callable[[int], _Part]
 
 
 class _Kernel:
-    """One kernel of a form: ``threads`` to a row, each of which holds ``each`` vectors of it, or (None) streams it.
+    """One kernel of a form: ``threads`` to a row, each of which holds ``each`` vectors of it, or streams it.
 
     A block is of one row, of several short ones, or, across, of a warp's vectors of rows.
     """
 
-    def __init__(self, form: _Form, threads: int, each: int | None) -> None:
+    def __init__(self, form: _Form, threads: int, each: int) -> None:
         self.form, self.threads, self.each = form, threads, each
         self.rows = BLOCK_THREADS // threads if threads <= WARP else 1
         if form.across:
-            self.rows = max(WARP, BLOCK_THREADS // threads)
+            self.rows = max(_width(form), BLOCK_THREADS // threads)
         self.lanes = form.lanes
         self.row_count = _divided(form.rows, self.lanes.lanes) if form.across else form.rows
         self.length = form.columns if form.across else _divided(form.columns, self.lanes.lanes)
@@ -562,11 +425,11 @@ class _Kernel:
         self.is_row = None if exact else row < self.row_count
         self.totals, self.held, self.has_passed = {}, [], False
         statements: list[tirx.Stmt] = []
-        if self.each is not None:
+        if self.each != STREAMED:
             for phase in self.form.phases:
                 statements += self._hold(phase)
         for phase in self.form.phases:
-            statements += self._reduced(phase) if phase.reduction else self._stored(phase)
+            statements += self._reduced(phase, phase.reduction) if phase.reduction else self._stored(phase)
         return v.sequence(statements)
 
     def _hold(self, phase: _Phase) -> list[tirx.Stmt]:
@@ -580,7 +443,9 @@ class _Kernel:
         self.held += new
         return [*allocations, *loads]
 
-    def _take(self, first: ir.Expr, count: int, holds) -> v.Take:
+    def _take(
+        self, first: ir.Expr, count: int, holds: Callable[[ir.Expr], ir.Expr | None] = lambda number: None
+    ) -> v.Take:
         form = self.form
 
         def place(number: ir.Expr) -> v.Values:
@@ -600,13 +465,13 @@ class _Kernel:
 
         ``work(count)`` are the registers, the statement of a lane and the stores of a thread's ``count`` vectors.
         """
-        if self.each is not None:
+        if self.each != STREAMED:
             room, lane, stores = work(self.each)
             take = self._take(ZERO, self.each, self._is_in_row(self.each))
             return [*map(tirx.AllocBuffer, room), take.compute(self.held, lane, stores)]
 
         def several(first: ir.Expr, count: int) -> tirx.Stmt:
-            take = self._take(first, count, lambda number: None)
+            take = self._take(first, count)
             accesses = [dataclasses.replace(access) for access in phase.accesses]
             allocations, loads = take.fill(accesses)
             room, lane, stores = work(count)
@@ -648,15 +513,15 @@ class _Kernel:
 
         return [tirx.AllocBuffer(access.local) for access, _ in made], fill
 
-    def _reduced(self, phase: _Phase) -> list[tirx.Stmt]:
-        reduction = phase.reduction
+    def _reduced(self, phase: _Phase, reduction: Reduction) -> list[tirx.Stmt]:
         sums = [v.registers(f"{b.name}_sum", self.sums, d) for b, d in zip(reduction.buffers, reduction.dtypes)]
         others = [v.registers(f"{b.name}_other", self.sums, d) for b, d in zip(reduction.buffers, reduction.dtypes)]
         statements: list[tirx.Stmt] = [tirx.AllocBuffer(buffer) for buffer in (*sums, *others)]
-        statements += [
-            v.unrolled("lane", self.sums, lambda at, s=s, b=b: tirx.BufferStore(s, b, [at]))
-            for s, b in zip(sums, reduction.begins)
-        ]
+
+        def begin(at: ir.Expr) -> tirx.Stmt:
+            return v.sequence([tirx.BufferStore(s, b, [at]) for s, b in zip(sums, reduction.begins)])
+
+        statements.append(v.unrolled("lane", self.sums, begin))
         allocations, fill = self._computed(phase)
         terms = [self._with_totals(value) for value in phase.values]
 
@@ -668,24 +533,23 @@ class _Kernel:
 
         statements += [*allocations, *self._pass(phase, lambda _count: ([], lane, []))]
         statements += self._over_threads(reduction, sums, others)
-        for number, (computation, start) in enumerate(zip(reduction.computations, reduction.starts)):
-            buffer = computation.buffer
-            total = self.totals[buffer] = v.registers(f"{buffer.name}_total", self.sums, str(buffer.dtype))
+        totals = [v.registers(f"{b.name}_total", self.sums, str(b.dtype)) for b in reduction.buffers]
+        self.totals.update(zip(reduction.buffers, totals))
 
-            def rounded(at: ir.Expr, number=number, start=start, total=total) -> tirx.Stmt:
-                whole = [tirx.BufferLoad(s, [at]) for s in sums]
-                if start is not None:
-                    whole = reduction.combine([start if n == number else w for n, w in enumerate(whole)], whole)
-                return tirx.BufferStore(total, _cast(whole[number], str(total.dtype)), [at])
+        def finish(at: ir.Expr) -> tirx.Stmt:
+            whole = [tirx.BufferLoad(s, [at]) for s in sums]
+            started = [whole[n] if start is None else start for n, start in enumerate(reduction.starts)]
+            both = reduction.combine(started, whole)
+            ends = [one if start is None else two for one, two, start in zip(whole, both, reduction.starts)]
+            return v.sequence([tirx.BufferStore(t, cast(end, str(t.dtype)), [at]) for t, end in zip(totals, ends)])
 
-            statements += [tirx.AllocBuffer(total), v.unrolled("lane", self.sums, rounded)]
-            if self.form.expressions.is_parameter(buffer):
-                statements.append(self._store_total(computation, total))
-        return statements
+        statements += [*map(tirx.AllocBuffer, totals), v.unrolled("lane", self.sums, finish)]
+        stored = [c for c in reduction.computations if self.form.expressions.is_parameter(c.buffer)]
+        return [*statements, *(self._store_total(c, self.totals[c.buffer]) for c in stored)]
 
     def _store_total(self, computation: Computation, total: tirx.Var) -> tirx.Stmt:
         first = _place(self.form, computation)
-        take = self._take(ZERO, 1, lambda number: None)
+        take = self._take(ZERO, 1)
         if self.form.across:
             stored = take.compute((), None, [(computation.buffer, first, total)])
         else:
@@ -698,12 +562,12 @@ class _Kernel:
         value = self._with_totals(phase.values[0])
         buffer, indices = phase.stores[0]
         if phase.columns is None and not self.form.across:
-            take = self._take(ZERO, 1, lambda number: None)
+            take = self._take(ZERO, 1)
             at = [take.at(index, ZERO, ZERO) for index in indices]
             stored = tirx.BufferStore(buffer, take.at(value, ZERO, ZERO), at)
             return [v.where([tirx.EQ(self.thread, 0), self.is_row], stored)]
 
-        def work(count: int):
+        def work(count: int) -> _Part:
             local = v.registers(f"{buffer.name}_local", count * self.lanes.lanes, str(buffer.dtype))
 
             def lane(read: v.Read, slot: ir.Expr, _place: ir.Expr) -> tirx.Stmt:
@@ -713,7 +577,7 @@ class _Kernel:
 
         if phase.columns is None:
             (local,), lane, stores = work(1)
-            stored = self._take(ZERO, 1, lambda number: None).compute((), lane, stores)
+            stored = self._take(ZERO, 1).compute((), lane, stores)
             return [tirx.AllocBuffer(local), v.where([tirx.EQ(self.thread, 0), self.is_row], stored)]
         return [*allocations, v.where([self.is_row], v.sequence(self._pass(phase, work)))]
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 
+import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, is_constant
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.rules.limits import limit_indices
 
@@ -57,6 +59,7 @@ class Rule(ScheduleRule):
         scheduled = self.schedule(func, target)
         if isinstance(scheduled, Schedule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
+        _check_buffers(scheduled)
         return _closed(limit_indices(scheduled)).with_attr(BY, self.name)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
@@ -78,6 +81,19 @@ class Rule(ScheduleRule):
 def is_scheduled(function: tirx.PrimFunc) -> bool:
     """Tell whether a function has been scheduled by a rule, ours or dlight's."""
     return bool(function.attrs) and bool(function.attrs.get(SCHEDULED, False))
+
+
+def _check_buffers(function: tirx.PrimFunc) -> None:
+    """Raise NotTaken for a kernel's buffer whose size only run time knows, which TVM refuses when it compiles."""
+    allocated: list[tirx.Var] = []
+    tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, lambda made: allocated.append(made.buffer)))
+    for buffer in allocated:
+        if buffer.scope() not in DEVICE_SCOPES and not all(map(is_constant, buffer.shape)):
+            raise NotTaken(
+                "a kernel's buffer would have a size that only run time knows",
+                value=f"{buffer.name}, {list(buffer.shape)} in {buffer.scope()}",
+                remedy="leave it to the next rule",
+            )
 
 
 def _closed(function: tirx.PrimFunc) -> tirx.PrimFunc:

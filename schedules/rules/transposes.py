@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -212,7 +212,9 @@ class _Kernel:
 
         return tvm_ffi.structural_map(self.value, (ir.TensorLoad, from_tile))
 
-    def _inside(self, lanes: v.Lanes, place, beside: tirx.Var):
+    def _inside(
+        self, lanes: v.Lanes, place: Callable[[ir.Expr], v.Values], beside: tirx.Var
+    ) -> Callable[[ir.Expr], ir.Expr | None]:
         """Return the condition for a vector to be inside the output: along its own axis, and beside it."""
         along = self.axes.read if lanes is self.reading else self.axes.last
         limits = {lanes.vector: _divided(self.axes.extents[along], lanes.lanes), beside: self.axes.extents[beside]}

@@ -49,6 +49,7 @@ class Source:
     """A function as it is read: its equations, in order, its results, and its symbolic extents in 32 bits.
 
     ``extents`` has what stands for each symbolic extent; ``prologue`` are the host's statements that make it so.
+    ``workspaces`` are in global memory, too, and live from one kernel to another.
     """
 
     function: tirx.PrimFunc
@@ -56,14 +57,16 @@ class Source:
     outputs: tuple[Computation, ...]
     extents: dict[tirx.Var, ir.Expr]
     prologue: tuple[tirx.Stmt, ...]
+    workspaces: tuple[tirx.Var, ...] = ()
 
     def with_body(self, body: tirx.Stmt) -> tirx.PrimFunc:
         """Return the function with what the host does before its kernels, and these."""
         return self.function.with_body(sequence([*self.prologue, body]))
 
     def buffers(self) -> list[tirx.Var]:
-        """Return the parameters that are buffers."""
-        return [parameter for parameter in self.function.params if hasattr(parameter.ty, "shape")]
+        """Return the buffers in global memory: parameters and workspaces."""
+        parameters = [parameter for parameter in self.function.params if hasattr(parameter.ty, "shape")]
+        return [*parameters, *self.workspaces]
 
 
 def read_source(function: tirx.PrimFunc) -> Source:
@@ -113,7 +116,7 @@ class Expressions:
 
     def __init__(self, source: Source, extents: Values, kept: Sequence[tirx.Var] = ()) -> None:
         self.extents, computations = dict(extents), source.computations
-        self.computations, self.parameters = computations, source.buffers()
+        self.computations, self.parameters, self.workspaces = computations, source.buffers(), source.workspaces
         self._computed = {c.buffer: c for c in computations if not is_reduction(c) and c.buffer not in kept}
         self._nodes = 0
 
@@ -430,7 +433,7 @@ class Take:
                 def read(expression: ir.Expr) -> ir.Expr:
                     return self.at(loaded(expression, accesses, slot), number, place)
 
-                return lane(read, slot, place)
+                return lane(read, slot, place) if lane else tirx.Evaluate(place)
 
             statements = [unrolled("lane", self.lanes.lanes, one)] if lane else []
             for buffer, indices, local in stores:
@@ -451,7 +454,13 @@ class Take:
     def _flat(
         self, buffer: tirx.Var, indices: Sequence[ir.Expr], number: ir.Expr, place: ir.Expr, inside: ir.Expr
     ) -> list[ir.Expr]:
-        """Return the indices of an element: its address, as short as it can be made here, in the last."""
+        """Return the indices of an element: its address, as short as it can be made here, in the last.
+
+        Not so for workspaces: TVM makes them as small as the indices let it, dimension by dimension.
+        """
+        if any(buffer.same_as(workspace) for workspace in self.lanes.expressions.workspaces):
+            own = [self.at(self.lanes.analyzer.simplify(index), number, place) for index in indices]
+            return [*own[:-1], own[-1] + inside]
         address = self.lanes.analyzer.simplify(self.lanes.expressions.address(buffer, indices))
         zeros = [tirx.const(0, "int32")] * (len(indices) - 1)
         return [*zeros, self.at(address, number, place) + inside] if indices else []

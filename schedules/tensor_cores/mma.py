@@ -19,17 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from tvm import ir, tirx
-from tvm.backend.cuda.op import cuda_func_call
-from tvm.s_tir import Schedule, TensorIntrin
+from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.script import tirx as T
 
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.inspection import block_name, loop_name, loops_below
-from tensorir_ladder.schedules.isa import MMA, WARP, MmaInstruction
+from tensorir_ladder.schedules.isa import MMA, MmaInstruction
 from tensorir_ladder.schedules.loops.layout import contraction_loops, pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, k_tiles_together, pipelined_k_tiles, raster_blocks
 from tensorir_ladder.schedules.loops.vectorization import vectorize_inner, widest_vector
@@ -45,7 +42,8 @@ from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
 from tensorir_ladder.schedules.passes import require_pipeline
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS, ONE_BARRIER
 from tensorir_ladder.schedules.pipeline.one_barrier import hide_reads as mark_hidden
-from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT, registers_of
+from tensorir_ladder.schedules.tensor_cores.fragments import FRAGMENT
+from tensorir_ladder.schedules.tensor_cores.intrinsics import load_intrinsic, multiply_intrinsic, tile_size
 from tensorir_ladder.schedules.tiles import TensorCoreTile
 
 RASTER_ROWS = 2048  # as many as 132 blocks of 128 x 128 have columns beside them: about a square
@@ -183,7 +181,7 @@ def load_fragments(
     load = sch.cache_read(block, operand, FRAGMENT)
     sch.compute_at(load, loop)
     place = instruction.place_in_b if operand else instruction.place_in_a
-    size = _load_size(instruction, by_k)
+    size = tile_size(instruction, by_k)
 
     def layout(*index: tirx.Var) -> list[ir.Expr]:
         *outer, down, right = index
@@ -199,7 +197,7 @@ def load_fragments(
     scope = str(sch.get(load).reads[0].source.scope())
     if hide_reads:
         mark_hidden(sch, load)
-    return FragmentLoad(load, first_inner, _load_intrinsic(instruction, operand, by_k, scope, hide_reads))
+    return FragmentLoad(load, first_inner, load_intrinsic(instruction, operand, by_k, scope, hide_reads))
 
 
 def accumulate_fragment(sch: Schedule, block: SBlockRV, loops: WarpLoops, instruction: MmaInstruction) -> SBlockRV:
@@ -267,7 +265,7 @@ def use_instruction(
         )
     for load in loads:
         sch.tensorize(load.elements, load.intrinsic)
-    sch.tensorize(loops.element_row, _multiply_intrinsic(instruction))
+    sch.tensorize(loops.element_row, multiply_intrinsic(instruction))
 
 
 @dataclass(frozen=True)
@@ -399,176 +397,3 @@ def _fused_sides(sch: Schedule, loops: list[LoopRV]) -> tuple[LoopRV, LoopRV]:
     rows_outer, columns_outer, row, column = loops
     sch.reorder(rows_outer, row, columns_outer, column)
     return sch.fuse(rows_outer, row), sch.fuse(columns_outer, column)
-
-
-_LOAD = """
-__forceinline__ __device__ void {name}(void* fragment, void*, const void* address{seen}) {{
-  unsigned* r = (unsigned*)fragment;
-  unsigned from = (unsigned)__cvta_generic_to_shared(address);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%0, %1, %2, %3}}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));{rounding}
-}}
-"""
-
-# The instruction cuts the bits off that TF32 has not; to the nearest is half the error.
-_ROUND_TO_TF32 = """
-  for (int i = 0; i < 4; ++i) asm("cvt.rna.tf32.f32 %0, %0;" : "+r"(r[i]));"""
-
-_MULTIPLY = """
-__forceinline__ __device__ void {name}(void* result, void*, const void* left, const void*,
-                                                const void* right, const void*) {{
-  float* c = (float*)result;
-  const unsigned* a = (const unsigned*)left;
-  const unsigned* b = (const unsigned*)right;
-  asm("{ptx} {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}}
-"""
-
-
-@cache
-def _load_intrinsic(instruction: MmaInstruction, operand: int, by_k: bool, scope: str, hide_reads: bool) -> str:
-    """Register the intrinsic that brings 16 rows (columns) of an operand to fragments, and return its name.
-
-    Where k is not the last dimension, the pieces are transposed on their way (``.trans``).
-    """
-    described = _load_description(instruction, operand, by_k, scope)
-    implemented = _load_implementation(instruction, operand, by_k, scope, hide_reads)
-    order = "by_k" if by_k else "across_k"
-    name = f"tensor_core_load_{operand}_{instruction.dtype}_{order}_{scope}_{'hidden' if hide_reads else 'seen'}"
-    TensorIntrin.register(name, described, implemented, override=True)
-    return name
-
-
-def _load_size(instruction: MmaInstruction, by_k: bool) -> tuple[int, int]:
-    """Return rows and columns of a tile as it lies in shared memory."""
-    return (instruction.M, instruction.k) if by_k else (instruction.k, instruction.M)
-
-
-def _load_description(instruction: MmaInstruction, operand: int, by_k: bool, scope: str) -> tirx.PrimFunc:
-    """Describe what a load does, as the schedule has it: element by element."""
-    place = instruction.place_in_b if operand else instruction.place_in_a
-    size, dtype, registers = _load_size(instruction, by_k), instruction.dtype, instruction.operand_registers
-
-    def held(i: tirx.Var, j: tirx.Var) -> tuple[ir.Expr, ir.Expr]:
-        return place(i, j) if by_k else place(j, i)
-
-    @T.prim_func(s_tir=True)
-    def _described(tile_handle: T.handle, fragment_handle: T.handle) -> None:
-        tile = T.match_buffer(tile_handle, size, dtype, scope=scope, offset_factor=1)
-        fragment = T.match_buffer(fragment_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
-        with T.sblock("root"):
-            T.reads(tile[0 : size[0], 0 : size[1]])
-            T.writes(fragment[0:WARP, 0:registers])
-            for i, j in T.grid(size[0], size[1]):
-                with T.sblock("load"):
-                    vi, vj = T.axis.remap("SS", [i, j])
-                    lane, register = T.meta_var(held(vi, vj))
-                    T.reads(tile[vi, vj])
-                    T.writes(fragment[lane, register])
-                    fragment[lane, register] = tile[vi, vj]
-
-    return _described
-
-
-def _load_implementation(
-    instruction: MmaInstruction, operand: int, by_k: bool, scope: str, hide_reads: bool
-) -> tirx.PrimFunc:
-    """Implement a load: each lane's part of ``ldmatrix``."""
-    size, dtype, registers = _load_size(instruction, by_k), instruction.dtype, instruction.operand_registers
-    marks, rounding = {HIDES_READS: 1} if hide_reads else {}, "" if instruction.transposes else _ROUND_TO_TF32
-    function = "tensor_core_load" + "_hidden" * hide_reads + "_transposed" * (not by_k) + "_rounded" * bool(rounding)
-    seen = "" if hide_reads else f", {_ctype(dtype)} seen"
-    source = _LOAD.format(name=function, trans="" if by_k else ".trans", seen=seen, rounding=rounding)
-
-    def moved(fragment: tirx.Var, tile: tirx.Var, lane: tirx.Var) -> ir.Expr:
-        at = tile[instruction.row_address(lane, operand, by_k)]
-        read = [] if hide_reads else [at]  # a value nobody uses: the read that ThreadSync has to see
-        parts = *registers_of(fragment, lane, 0, registers), tirx.address_of(at)
-        return cuda_func_call(function, *parts, *read, source_code=source)
-
-    @T.prim_func(s_tir=True)
-    def _implemented(tile_handle: T.handle, fragment_handle: T.handle) -> None:
-        stride = T.int32()
-        tile = T.match_buffer(tile_handle, size, dtype, scope=scope, offset_factor=1, strides=[stride, 1])
-        fragment = T.match_buffer(fragment_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
-        with T.sblock("root"):
-            T.reads(tile[0 : size[0], 0 : size[1]])
-            T.writes(fragment[0:WARP, 0:registers])
-            T.sblock_attr(marks)
-            for lane in T.thread_binding(WARP, "threadIdx.x"):
-                T.evaluate(moved(fragment, tile, lane))
-
-    return _implemented
-
-
-@cache
-def _multiply_intrinsic(instruction: MmaInstruction) -> str:
-    """Register the intrinsic of two instructions side by side, and return its name."""
-    name = f"{instruction.function}_multiply"
-    described, implemented = _multiply_description(instruction), _multiply_implementation(instruction)
-    TensorIntrin.register(name, described, implemented, override=True)
-    return name
-
-
-def _multiply_description(instruction: MmaInstruction) -> tirx.PrimFunc:
-    """Describe what both instructions do, as the schedule has it: element by element."""
-    m, n, k, dtype, wide = instruction.M, instruction.N, instruction.k, instruction.dtype, instruction.accumulator
-    registers, results = instruction.operand_registers, m * n // WARP
-
-    def widened(fragment: tirx.Var, place: tuple[ir.Expr, ir.Expr]) -> ir.Expr:
-        return fragment[place] if dtype == wide else tirx.Cast(wide, fragment[place])
-
-    @T.prim_func(s_tir=True)
-    def _described(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
-        a = T.match_buffer(a_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
-        b = T.match_buffer(b_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
-        c = T.match_buffer(c_handle, (WARP, results), wide, scope=FRAGMENT, offset_factor=1)
-        with T.sblock("root"):
-            T.reads(c[0:WARP, 0:results], a[0:WARP, 0:registers], b[0:WARP, 0:registers])
-            T.writes(c[0:WARP, 0:results])
-            for i, j, s in T.grid(m, n, k):
-                with T.sblock("multiply"):
-                    vi, vj, vk = T.axis.remap("SSR", [i, j, s])
-                    in_a, in_b, in_c = T.meta_var(
-                        (instruction.place_in_a(vi, vk), instruction.place_in_b(vj, vk), instruction.place_in_c(vi, vj))
-                    )
-                    T.reads(c[in_c[0], in_c[1]], a[in_a[0], in_a[1]], b[in_b[0], in_b[1]])
-                    T.writes(c[in_c[0], in_c[1]])
-                    c[in_c[0], in_c[1]] = c[in_c[0], in_c[1]] + widened(a, in_a) * widened(b, in_b)
-
-    return _described
-
-
-def _multiply_implementation(instruction: MmaInstruction) -> tirx.PrimFunc:
-    """Implement both instructions: a call for each half of the columns."""
-    dtype, wide = instruction.dtype, instruction.accumulator
-    registers, results = instruction.operand_registers, instruction.M * instruction.N // WARP
-    source = _MULTIPLY.format(name=instruction.function, ptx=instruction.ptx)
-
-    def half(c: tirx.Var, a: tirx.Var, b: tirx.Var, lane: tirx.Var, number: int) -> ir.Expr:
-        parts = (
-            *registers_of(c, lane, number * results // 2, results // 2),
-            *registers_of(a, lane, 0, registers),
-            *registers_of(b, lane, number * registers // 2, registers // 2),
-        )
-        return cuda_func_call(instruction.function, *parts, source_code=source)
-
-    @T.prim_func(s_tir=True)
-    def _implemented(a_handle: T.handle, b_handle: T.handle, c_handle: T.handle) -> None:
-        a = T.match_buffer(a_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
-        b = T.match_buffer(b_handle, (WARP, registers), dtype, scope=FRAGMENT, offset_factor=1)
-        c = T.match_buffer(c_handle, (WARP, results), wide, scope=FRAGMENT, offset_factor=1)
-        with T.sblock("root"):
-            T.reads(c[0:WARP, 0:results], a[0:WARP, 0:registers], b[0:WARP, 0:registers])
-            T.writes(c[0:WARP, 0:results])
-            for lane in T.thread_binding(WARP, "threadIdx.x"):
-                T.evaluate(half(c, a, b, lane, 0))
-                T.evaluate(half(c, a, b, lane, 1))
-
-    return _implemented
-
-
-def _ctype(dtype: str) -> str:
-    return {"float16": "half", "bfloat16": "nv_bfloat16", "float32": "float"}[dtype]

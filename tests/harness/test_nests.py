@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tensorir_ladder.harness import cli
-from tensorir_ladder.harness.commands import WRONG, nests
-from tensorir_ladder.harness.lab.nests import FEATURES, Draws, Outcome, draw, emulated_outcome, run_draws
+from tensorir_ladder.harness.commands import WRONG, drawing, nests
+from tensorir_ladder.harness.lab.draws import Draws, Outcome
+from tensorir_ladder.harness.lab.nests import FEATURES, draw, emulated_outcome, run_draws
 from tensorir_ladder.harness.records.kinds import Nests
 
 pytestmark = pytest.mark.emulator
@@ -34,7 +35,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     """What the journal has is not done again: here that one nest was wrong."""
     out = tmp_path / "llvm-nests.jsonl"
     arguments = ["nests", "--runs", "2", "--seed", "3", "--jobs", "1", "--emulate", "0", "--out", str(out)]
-    with nests._journal(cli.parse(arguments)) as journal:
+    with drawing._journal(nests.DRAWN, cli.parse(arguments), emulate=0) as journal:
         journal.add(Outcome(0, "right"))
         journal.add(Outcome(1, "wrong", "y"))
     assert cli.main(arguments) == WRONG

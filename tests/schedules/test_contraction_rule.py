@@ -13,8 +13,8 @@ from tvm.target import Target
 from support.functions import check_function
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, arch_flags, run_nvcc
 from tensorir_ladder.schedules.cost import assumed_machine, contraction_cycles
-from tensorir_ladder.schedules.rules.contraction import Contraction
-from tensorir_ladder.schedules.rules.rule import NotTaken
+from tensorir_ladder.schedules.rules.contraction import RANGES, Contraction
+from tensorir_ladder.schedules.rules.rule import HOW, NotTaken
 from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile
 
 HOPPER, AMPERE, TURING = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_90a", "sm_80", "sm_75"))
@@ -80,7 +80,7 @@ def engines_in(text: str) -> set[str]:
         (product("m", 96, 128), Target({"kind": "cuda", "arch": "sm_90"}), {"mma.sync", "cp_async"}),
         (product("m", 96, 128), AMPERE, {"mma.sync", "cp_async"}),
         (product(64, 96, 128, a_by_rows=False), HOPPER, {"mma.sync", "cp_async"}),
-        (product("m", 96, "k"), HOPPER, {"mma.sync"}),
+        (product("m", 96, "k"), AMPERE, {"mma.sync", "cp_async"}),
         (product("m", 96, 128, "float32"), HOPPER, {"cp_async"}),
         (product("m", 96, 128), TURING, set()),
         (product("m", "n", "k", "float32"), HOPPER, set()),
@@ -91,7 +91,7 @@ def test_the_engine_is_that_of_target_and_dtype(function: tirx.PrimFunc, target:
 
 
 @pytest.mark.parametrize(
-    "function", [product(8, 8, 8), product(1, 512, 512), product(512, 1, 512), product("m", 1, 64)]
+    "function", [product(8, 8, 64), product(1, 512, 512), product(512, 1, 512), product("m", 1, 64)]
 )
 def test_vectors_and_tiny_products_are_left(function: tirx.PrimFunc) -> None:
     with pytest.raises(NotTaken):
@@ -100,24 +100,29 @@ def test_vectors_and_tiny_products_are_left(function: tirx.PrimFunc) -> None:
 
 
 def test_few_rows_get_bodies_of_their_own_and_neighbours_share_theirs() -> None:
-    """Four Llama layers in one compile each: no more than five kernels and the parts' sums."""
-    bodies = Contraction().bodies(product("m", 4096, 4096), HOPPER)
-    assert [most for most, _ in bodies][-1] is None
-    assert len(bodies) >= 3
-    small = Contraction().bodies(product("m", 64, 64), HOPPER)
-    assert len(small) < 5
+    bodies = Contraction().bodies(product("m", 512, 2048), HOPPER)
+    ends = [body.most for body in bodies]
+    assert ends == [*sorted(end for end in ends if end), None]
+    assert len({body.how for body in bodies}) == len(bodies) <= len(RANGES) + 1
+    assert len(Contraction().bodies(product("m", 64, 64), HOPPER)) < len(bodies)
+
+
+def test_a_function_says_how_it_was_made() -> None:
+    taken = Contraction().take(product("m", 64, 128), HOPPER)
+    assert "wgmma 64x" in str(taken.attrs[HOW])
 
 
 def test_rows_that_are_a_multiple_of_the_extent_are_counted_as_rows() -> None:
     """A range ends at 16 rows, which are 2 of ``m`` with 8 of them to each."""
-    m, k = tirx.Var("m", "int32"), te.reduce_axis((0, 4096), "k")
-    a, b = te.placeholder((m, 8, 4096), "float16", name="A"), te.placeholder((4096, 4096), "float16", name="B")
+    m, k = tirx.Var("m", "int32"), te.reduce_axis((0, 512), "k")
+    a, b = te.placeholder((m, 8, 512), "float16", name="A"), te.placeholder((512, 512), "float16", name="B")
     wide = "float32"
     sums = te.compute(
-        (m, 8, 4096), lambda p, i, j: te.sum(a[p, i, k].astype(wide) * b[j, k].astype(wide), axis=k), name="matmul"
+        (m, 8, 512), lambda p, i, j: te.sum(a[p, i, k].astype(wide) * b[j, k].astype(wide), axis=k), name="matmul"
     )
     bodies = Contraction().bodies(te.create_prim_func([a, b, sums]), HOPPER)
-    assert {most for most, _ in bodies} <= {2, 8, 16, 64, None}
+    assert {body.most for body in bodies} <= {1, 2, 8, 16, 64, None}
+    assert bodies[-1].most is None
 
 
 def test_the_cost_of_few_rows_is_that_of_reading_the_weights() -> None:
@@ -143,7 +148,9 @@ RIGHT = {
     "a batch": (product(70, 72, 136, batch=3), HOPPER, [{}]),
     "a batch of any rows": (product("m", 72, 136, batch=3), HOPPER, rows(1, 65)),
     "queries and keys": (product("m", "n", 128, batch=2), HOPPER, [*rows(5, n=77), *rows(65, 0, n=8)]),
-    "values": (product("m", 64, "k", batch=2, b_by_columns=False), HOPPER, [*rows(33, k=77), *rows(1, k=1)]),
+    "values": (product("m", 64, "k", batch=2, b_by_columns=False), HOPPER, [*rows(33, k=77), *rows(5, k=592)]),
+    "values, by mma": (product("m", 64, "k", batch=2, b_by_columns=False), AMPERE, [*rows(9, k=3), *rows(5, k=80)]),
+    "int8": (product(50, 40, 36, "int8"), HOPPER, [{}]),
     "A by columns": (product(100, 72, 136, a_by_rows=False), HOPPER, [{}]),
     "any rows, A by columns": (product("m", 72, 136, a_by_rows=False), HOPPER, rows(33)),
     "a split reduction": (product("m", 256, 2048, epilogue=True), HOPPER, rows(1, 17)),
@@ -170,10 +177,10 @@ def test_it_is_right(function: tirx.PrimFunc, target: Target, sizes: list[dict[s
 @pytest.mark.parametrize(
     ("function", "target"),
     [
-        (product("m", 512, 4096), HOPPER),
-        (product("m", 512, 4096), AMPERE),
-        (product("m", "n", "k"), AMPERE),
-        (product("m", 512, 512, "float32"), AMPERE),
+        (product("m", 128, 256, batch=2), HOPPER),
+        (product(128, 512, 256), AMPERE),
+        (product("m", 64, "k"), AMPERE),
+        (product(64, 64, 128, "float32"), AMPERE),
     ],
 )
 def test_nvcc_takes_its_text(function: tirx.PrimFunc, target: Target, compiler: Compiler, tmp_path: Path) -> None:

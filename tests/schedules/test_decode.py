@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 from support.functions import check_function
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.schedules.errors import IllegalTile
-from tensorir_ladder.schedules.recipes import StreamTile, stream_weights
+from tensorir_ladder.schedules.recipes import WeightsTile, stream_weights
 from tensorir_ladder.schedules.rules import Decode, NotTaken, lowered_for_few_rows
 from tensorir_ladder.schedules.workloads import Matmul, batched_matmul, conv2d_nhwc, matmul_bias_relu, row_sum
 
@@ -75,9 +75,47 @@ def packed(
     return te.create_prim_func([x, q, s, b, out])
 
 
+def mixed(m: int, n: int, k: int, rows: str, weights: str, sums: str, nk: bool = True) -> tirx.PrimFunc:
+    """A product of two dtypes, without scales."""
+    x = te.placeholder((m, k), rows, name="x")
+    w = te.placeholder((n, k) if nk else (k, n), weights, name="w")
+    r = te.reduce_axis((0, k), name="k")
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        return te.sum(x[i, r].astype(sums) * (w[j, r] if nk else w[r, j]).astype(sums), axis=r)
+
+    return te.create_prim_func([x, w, te.compute((m, n), element, name="matmul")])
+
+
+def gated(m: int, n: int, k: int) -> tirx.PrimFunc:
+    """A residual and silu(gate) * up · W: what a layer's second product is, its rows computed."""
+    gates = te.placeholder((m, 2 * k), "float16", name="gates")
+    w = te.placeholder((n, k), "float16", name="w")
+    residual = te.placeholder((m, n), "float16", name="residual")
+    rows = te.compute((m, k), lambda i, p: gates[i, p] * te.sigmoid(gates[i, p]) * gates[i, p + k], name="act")
+    r = te.reduce_axis((0, k), name="k")
+    product = te.compute((m, n), lambda i, j: te.sum(rows[i, r] * w[j, r], axis=r), name="matmul")
+    return te.create_prim_func([gates, w, residual, te.compute((m, n), lambda i, j: product[i, j] + residual[i, j])])
+
+
+def chosen(m: int, n: int, k: int) -> tirx.PrimFunc:
+    """Weights of two matrices, and a row that is a 2 where neither is."""
+    x = te.placeholder((m, k), "float16", name="x")
+    w, v = (te.placeholder((n, k), "float16", name=name) for name in "wv")
+
+    def element(j: tirx.Var, p: tirx.Var) -> tirx.Expr:
+        return tirx.if_then_else(p % 3 < j, w[j, p], tirx.if_then_else(p < 7, v[j, p], tirx.const(2.0, "float16")))
+
+    picked = te.compute((n, k), element, name="picked")
+    r = te.reduce_axis((0, k), name="k")
+    product = te.compute((m, n), lambda i, j: te.sum(x[i, r] * picked[j, r], axis=r), name="matmul")
+    return te.create_prim_func([x, w, v, product])
+
+
 CASES = {
     "one row": half(1, 64, 1024),
     "rows and columns that no tile divides": half(3, 100, 1000),
+    "fewer sums than threads, in groups": half(1, 512, 2048, dtype="float32"),
     "odd extents": half(2, 37, 101),
     "bfloat16": half(2, 64, 256, dtype="bfloat16"),
     "float32": half(4, 64, 256, dtype="float32"),
@@ -102,12 +140,33 @@ CASES = {
     "int8, packed": packed(1, 96, 512, bits=8),
     "int8": packed(1, 96, 512, bits=8, store="int8"),
     "int8, a scale to a column": packed(2, 96, 512, bits=8, store="int8", group=512),
+    "int8 and int8": mixed(2, 33, 128, "int8", "int8", "int32"),
+    "uint8 and int8, along the columns": mixed(1, 33, 128, "uint8", "int8", "int32", nk=False),
+    "int8 without a scale, ragged": mixed(2, 33, 96, "float16", "int8", "float16"),
+    "float16 for float32, ragged": mixed(2, 40, 96, "float32", "float16", "float32"),
+    "rows that are computed": gated(3, 45, 100),
+    "weights that are chosen": chosen(2, 37, 100),
     "int8 along the columns": packed(1, 96, 300, bits=8, store="int8", group=30, nk=False),
 }
 
 
-FAST = ("odd extents", "ragged, along the columns", "a matrix and three vectors", "one column", "bias and ReLU")
-FAST = (*FAST, "int4, bias, ReLU", "int4 along the columns", "int8, a scale to a column")
+FAST = (
+    "odd extents",
+    "fewer sums than threads, in groups",
+    "ragged, along the columns",
+    "a matrix and three vectors",
+    "one column",
+    "bias and ReLU",
+)
+FAST = (
+    *FAST,
+    "int8 without a scale, ragged",
+    "rows that are computed",
+    "weights that are chosen",
+    "int4, bias, ReLU",
+    "int4 along the columns",
+    "int8, a scale to a column",
+)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +189,12 @@ def test_one_function_has_bodies_for_ranges_of_rows(function: tirx.PrimFunc) -> 
     assert launched.pop(0) == ()
     assert len({kernels for m, kernels in launched.items() if m <= 8}) == 4, launched
     assert launched[8] == launched[11]  # more rows than asked for: slow, and right
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_rows_of_a_matrix_may_be_known_at_run_time_only(n: int) -> None:
+    function = Matmul(m=1, n=n, k=2048, dtype="float16", layout="nt").prim_func(any_m=True)
+    check_function(function, Decode().take(function, TARGET), TARGET, {"m": 77}, runs=1)
 
 
 @pytest.mark.emulator
@@ -195,5 +260,5 @@ def test_a_tile_whose_sums_cannot_be_shared_out_is_refused() -> None:
     sch = Schedule(half(3, 64, 256))
     before = sch.mod
     with pytest.raises(IllegalTile, match="3 x 4 sums"):
-        stream_weights(sch, sch.get_sblock("matmul"), StreamTile(3, 4, 1, (1, 8, 1), 32, 6))
+        stream_weights(sch, sch.get_sblock("matmul"), WeightsTile(3, 4, 1, (1, 8, 1), 32, 6))
     assert tvm_ffi.structural_equal(before, sch.mod)

@@ -116,7 +116,7 @@ def test_wmma_is_fed_by_a_ring_too() -> None:
     cuda = generate(tvm.IRModule({"main": lower_ahead(sch.mod["main"], TARGET)}), TARGET, "s_tir").cuda
     body = cuda[cuda.rindex('extern "C"') :]
     assert "__shared__ alignas(64) half A_shared_ptr[1536]" in body  # three stages of 16 x 32
-    assert body.count("ptx_cp_async") == 2 * 3  # of two operands: two tiles ahead of the loop, and one in it
+    assert body.count("ptx_cp_async_legacy") == 2 * 3  # of two operands: two tiles ahead of the loop, and one in it
     assert re.findall(r"wait_group_(\d)\(\)", body) == ["2", "1", "0"]
     assert body.count("__syncthreads") == 4
 

@@ -66,6 +66,7 @@ CASES = {
     "mean_of_images": Case(lambda x: op.mean(x, axis=[1, 2]), ((2, 7, 7, 64),)),
     "mean_of_channels": Case(lambda x: op.mean(x, axis=[0, 2, 3]), ((2, 6, 8, 8),), dtype="float32"),
     "variance": Case(lambda x: op.variance(x, axis=-1), ((4, 96),), dtype="float32"),
+    "deviation": Case(lambda x: op.std(x, axis=-1), ((4, 96),), dtype="float32"),
     "sum_of_all": Case(op.sum, ((7, 33),), dtype="float32"),
     "sum_kept": Case(lambda x: op.sum(x, axis=[1], keepdims=True), ((5, 33),), dtype="float32"),
     "sum_of_columns": Case(
@@ -75,6 +76,7 @@ CASES = {
     "max_of_bytes": Case(lambda x: op.max(x, -1), ((4, 96),), dtype="int8"),
     "argmax": Case(lambda x: op.argmax(x, -1), ((5, 130),), dtype="float32"),
     "argmin_long": Case(lambda x: op.argmin(x, -1), ((3, 1300),), dtype="float32"),
+    "group_norm": Case(lambda x, w, b: nn.group_norm(x, w, b, 4, 1, [2, 3]), ((2, 16, 4, 4), (16,), (16,)), slack=16),
     "average_pool": Case(
         lambda x: nn.avg_pool2d(x, pool_size=(3, 3), strides=(2, 2), padding=(1, 1), layout="NHWC"), ((2, 9, 9, 24),)
     ),
@@ -96,6 +98,24 @@ def test_functions_of_a_framework_compute_what_they_did(name: str) -> None:
         for sizes in case.sizes:
             launched = check_function(function, taken, TARGET, sizes, slack=case.slack).kernels
             assert len(launched) == (0 not in sizes.values())
+
+
+LONG = {
+    "sum_of_all": (Case(op.sum, ((200000,),), dtype="float32"), 2),
+    "mean_of_no_even_parts": (Case(lambda x: op.mean(x, axis=1), ((2, 200003),), dtype="float32"), 2),
+    "softmax_of_columns": (Case(lambda x: nn.softmax(x, axis=0), ((1301, 20),), dtype="float32"), 5),
+    "argmax": (Case(lambda x: op.argmax(x, -1), ((3, 100000),), dtype="float32"), 2),
+    "mean_of_pixels": (Case(lambda x: op.mean(x, axis=[0, 1, 2]), ((2, 50, 40, 24),), dtype="float32"), 2),
+}
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", LONG)
+def test_few_long_rows_are_reduced_by_many_blocks(name: str) -> None:
+    case, kernels = LONG[name]
+    (function,) = case.functions()
+    launched = check_function(function, Rows().take(function, TARGET), TARGET, runs=2).kernels
+    assert len(launched) == kernels
 
 
 def cuda(function: tirx.PrimFunc) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tvm import tirx
 
+from support.dlight_functions import FUNCTIONS
 from support.functions import check_function
 from support.relax_modules import MODULES, SIZES, functions_of, numbered
 from tensorir_ladder.harness.machines import machine_for
@@ -15,6 +16,8 @@ from tensorir_ladder.schedules.rules.rule import is_scheduled
 
 TARGET = machine_for("sm_90a").target()
 ROUNDED_ON_THE_WAY = {"layer_norm": 16.0}  # whose last product TVM rounds to float16, then adds what cancels it
+# Of dlight's tests: a packed function; bits that are unpacked across the columns, for one row, or for no product.
+LEFT = ("a_scan_of_tvms_own", "four_bits_along_columns", "four_bits_transposed", "three_bits_transposed")
 
 
 def taken(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
@@ -39,6 +42,18 @@ def test_what_rules_take_of_a_module_computes_what_it_did(name: str) -> None:
             check_function(before, after, TARGET, SIZES, arrays=indices_of(before), slack=slack)
             checked.append(function_name)
     assert checked
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_that_dlight_is_tested_on_are_right_or_left(name: str) -> None:
+    one = FUNCTIONS[name]
+    before = one.make()
+    after = taken(before)
+    if name in LEFT:
+        assert after is None
+    else:
+        check_function(before, after, TARGET, one.sizes, arrays=one.arrays)
 
 
 def indices_of(function: tirx.PrimFunc) -> dict[str, np.ndarray]:

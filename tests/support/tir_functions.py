@@ -230,6 +230,15 @@ def transposed_after() -> tirx.PrimFunc:
 
 
 @function()
+def heads_projected() -> tirx.PrimFunc:
+    """A reduction over two dimensions, written in another order than they are stored in."""
+    x, w = te.placeholder((20, 3, 8), "float16", name="x"), te.placeholder((28, 3, 8), "float16", name="w")
+    d, h = te.reduce_axis((0, 8), name="d"), te.reduce_axis((0, 3), name="h")
+    element = lambda i, j: te.sum(x[i, h, d] * w[j, h, d], axis=[d, h])  # noqa: E731
+    return te.create_prim_func([x, w, te.compute((20, 28), element, name="C")])
+
+
+@function()
 def columns_from_one_on() -> tirx.PrimFunc:
     """An operand that is a part of a buffer, whose rows do not begin aligned."""
     a, b = te.placeholder((20, 40), "float16", name="A"), te.placeholder((32, 24), "float16", name="B")
@@ -494,6 +503,17 @@ def conv2d_transpose_nchw() -> tirx.PrimFunc:
     )
 
 
+def _grouped_convolution(channels: int, groups: int, batch: object = 2) -> tirx.PrimFunc:
+    weight = (channels, 8 // groups, 3, 3)
+    options = {"stride": 1, "padding": 1, "dilation": 1, "groups": groups}
+    return te.create_prim_func(_convolution(topi.nn.group_conv2d_nchw, (batch, 8, 7, 9), weight, **options))
+
+
+@function({"n": 2})
+def conv2d_grouped() -> tirx.PrimFunc:
+    return _grouped_convolution(16, 2, tirx.Var("n", "int64"))
+
+
 @function()
 def loops_split() -> tirx.PrimFunc:
     """A product whose loops someone has split and reordered, unevenly."""
@@ -563,18 +583,16 @@ def max_plus() -> tirx.PrimFunc:
     return te.create_prim_func([a, b, te.compute((20, 28), lambda i, j: te.max(a[i, k] + b[k, j], axis=k), name="C")])
 
 
-@function(left="grouped")
+@function(left="in groups")
 def depthwise() -> tirx.PrimFunc:
     return te.create_prim_func(
         _convolution(topi.nn.depthwise_conv2d_nchw, (1, 8, 9, 10), (8, 1, 3, 3), stride=1, padding=1, dilation=1)
     )
 
 
-@function(left="grouped")
-def grouped() -> tirx.PrimFunc:
-    return te.create_prim_func(
-        _convolution(topi.nn.group_conv2d_nchw, (1, 8, 9, 10), (12, 4, 3, 3), stride=1, padding=1, dilation=1, groups=2)
-    )
+@function(left="in groups")
+def conv2d_of_narrow_groups() -> tirx.PrimFunc:
+    return _grouped_convolution(8, 4)
 
 
 @function(left="exactly one element")

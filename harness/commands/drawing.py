@@ -1,0 +1,115 @@
+"""What commands share that draw at random and run what they drew, side by side, and go on where they were stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorir_ladder.harness.commands.options import UsageError, add_revision
+from tensorir_ladder.harness.commands.printing import progress
+from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, sources_digest
+from tensorir_ladder.harness.lab.draws import Draws, Outcome
+from tensorir_ladder.harness.lab.workers import Lost, Tell, each_in_a_process
+from tensorir_ladder.harness.records import Journal, append, check_appendable
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a command draws: its name, how a process runs some, how many at once, and the features of one.
+
+    ``recorded`` are fields that tell a record of this command; ``good`` what may become of a draw.
+    """
+
+    command: str
+    run: Callable[[Draws, Tell], list[Outcome]]
+    together: int
+    features: Callable[[int, int], tuple[str, ...]]
+    recorded: tuple[str, ...]
+    good: tuple[str, ...]
+
+
+def add_draw_options(parser: argparse.ArgumentParser, drawn: Drawn, usual: int) -> None:
+    """Add how many are drawn, from which seed, and where the record goes."""
+    what = drawn.command
+    parser.add_argument("--runs", type=int, default=usual, help=f"{what} that are drawn ({usual})")
+    parser.add_argument("--seed", type=int, default=0, help="what they are drawn from (0)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side (one for each core)")
+    parser.add_argument("--limit-s", type=float, default=300, help=f"seconds that {drawn.together} may take (300)")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="run this one alone, and print it")
+    parser.add_argument("--out", type=Path, help="file of JSON lines that the record is appended to")
+    add_revision(parser)
+
+
+def check_draw_options(options: argparse.Namespace) -> None:
+    """Raise UsageError for numbers without a meaning."""
+    if min(options.runs, options.jobs) < 1 or options.limit_s <= 0:
+        given = f"--runs {options.runs} --jobs {options.jobs} --limit-s {options.limit_s}"
+        raise UsageError(f"{given}: at least 1 of them and 1 process, and more than 0 s")
+    if options.only is not None and (options.only < 0 or options.out is not None):
+        raise UsageError(f"--only {options.only}: a number from 0 on, and without --out")
+
+
+def run_drawn(
+    drawn: Drawn, options: argparse.Namespace, record_of: Callable[[list[Outcome]], Any], emulate: int = 0
+) -> Any:
+    """Run all that is drawn and not done yet; append the record of it where one is asked for, and return it."""
+    numbers = range(options.runs)
+    parts = [Draws(options.seed, tuple(numbers[i : i + drawn.together]), emulate) for i in numbers[:: drawn.together]]
+    if options.only is not None:
+        parts = [Draws(options.seed, (options.only,), emulate and 1)]
+    with _journal(drawn, options, emulate) as journal:
+        outcomes = {outcome.number: outcome for outcome in journal.entries} if journal else {}
+        left = [part for part in parts if not all(number in outcomes for number in part.numbers)]
+        with progress() as bar:
+            found = _outcomes(drawn, left, options)
+            for some in bar.track(found, len(parts), len(parts) - len(left), description=drawn.command):
+                for outcome in some:
+                    outcomes[outcome.number] = outcome
+                    if journal:
+                        journal.add(outcome)
+        record = record_of(sorted(outcomes.values(), key=lambda outcome: outcome.number))
+        if journal:
+            append(options.out, record)
+            journal.finish()
+    return record
+
+
+def by_feature(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
+    """Count what became of draws with each feature."""
+    features: dict[str, Counter[str]] = {}
+    for outcome in outcomes:
+        for feature in outcome.features or ("ordinary",):
+            features.setdefault(feature, Counter())[outcome.what] += 1
+    return {feature: dict(sorted(features[feature].items())) for feature in sorted(features)}
+
+
+def _journal(
+    drawn: Drawn, options: argparse.Namespace, emulate: int
+) -> AbstractContextManager[Journal[Outcome] | None]:
+    if options.out is None:
+        return nullcontext()
+    check_appendable(options.out, drawn.recorded)
+    plan = [options.out.name, options.seed, options.runs, emulate, sources_digest(ROOT, MEASURING_SOURCES)]
+    return Journal(options.out.parent, drawn.command, plan, Outcome)
+
+
+def _outcomes(drawn: Drawn, parts: Sequence[Draws], options: argparse.Namespace) -> Iterator[list[Outcome]]:
+    """Yield what became of draws; of those whose process is gone, each again in a process of its own."""
+    gone: list[Draws] = []
+    with closing(each_in_a_process(drawn.run, parts, options.jobs, options.limit_s)) as results:
+        for part, result in results:
+            if not isinstance(result, Lost):
+                yield result
+            elif len(part.numbers) > 1:
+                gone += [Draws(part.seed, (number,), part.emulate) for number in part.numbers]
+            else:
+                (number,), text = part.numbers, f"{result.doing}: {result.reason}"
+                yield [Outcome(number, "lost", text, drawn.features(part.seed, number))]
+    if gone:
+        yield from _outcomes(drawn, gone, options)

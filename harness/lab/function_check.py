@@ -1,0 +1,354 @@
+"""Hold any scheduled function to what it was before: TVM's own code on the CPU against the emulated CUDA.
+
+::
+
+    check_function(before, after, target, sizes={"m": 33})
+
+``before`` is run by LLVM, with every floating-point number in float64, so that it is the reference whatever it sums in;
+``after`` goes through TVM's stock pipeline, as in ``tvm.compile(after, target)``, and its kernels through the emulator.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir import Schedule
+from tvm.target import Target
+
+from tensorir_ladder.emulator import EmulatedProgram, find_host_compiler
+from tensorir_ladder.kernels.codegen.arithmetic import evaluate
+from tensorir_ladder.kernels.codegen.host_code import HostRun, read_host
+from tensorir_ladder.kernels.codegen.lowering import Generated, generate
+
+# Written out whole, a loop over numbers of 16 bits takes LLVM minutes.
+CPU = tvm.target.Target({"kind": "llvm", "opt-level": 1})
+RESIDENT = 132  # blocks that are alive together
+FLOATS = re.compile(r"\b(?:bfloat16|float(?:16|32|8_\w+))\b")
+# Bits that mean a number of one dtype mean another in the next, and what is not written out cannot be rewritten.
+AS_WRITTEN = re.compile(r"\breinterpret\(|\bmetadata\[")
+WHOLE_UNITS = 2.0**10  # whole numbers and such parts of them, as means and halves make
+LARGEST = {"int8": 127, "uint8": 255, "uint32": 2**32 - 1, "bool": 1}  # of drawn whole numbers; of others, 100
+
+
+class WrongFunction(AssertionError):
+    """A scheduled function that computes something else than it did before, leaves some out, or changes an operand."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was checked: kernels launched, by name and in order, and the largest error as a part of its limit."""
+
+    kernels: tuple[str, ...]
+    worst: float
+
+
+def check_function(
+    before: tirx.PrimFunc,
+    after: tirx.PrimFunc | tvm.IRModule | Schedule,
+    target: Target,
+    sizes: Mapping[str, float] | None = None,
+    *,
+    arrays: Mapping[str, np.ndarray] | None = None,
+    seed: int = 0,
+    runs: int = 3,
+    sums: str = "float32",
+    slack: float = 1.0,
+) -> Checked:
+    """Check that ``after`` does what ``before`` does; raise WrongFunction, or the emulator's KernelFault.
+
+    Parameters
+    ----------
+    before : a function without a schedule, of any parameters. Those it writes to are its outputs.
+    after : what became of it: a function, scheduled or lowered, of the same parameters.
+    sizes : values of its symbolic extents and scalar parameters, by name.
+    arrays : operands that cannot be drawn, by name: indices, say. Others are drawn from ``seed``, of standard normal
+        numbers in the first, third, ... of ``runs``, of whole numbers from -2 to 2 in the others. Each run has another
+        order of threads, and copies that are done at once, as late as may be, or in between.
+    sums : the dtype that ``after`` may add up in.
+    slack : a factor for the limit, for functions that lose more.
+
+    Outputs are poisoned before each run (NaN; of whole numbers, others in each run), operands compared byte by byte
+    after it. A number may be off by ``slack`` times
+
+    - 2 eps of the output's dtype, of itself, and its smallest number;
+    - 4 eps of each dtype that ``before`` rounds to on the way, and (4 + 4 √length) eps of ``sums``, of the output's
+      root mean square: what is added up, and cancels, is as large as that. ``length`` is of its longest reduction.
+
+    Whole numbers must be the same. So must numbers of a run on whole ones, where ``before`` as it is written rounds
+    none: every order of additions is exact then. Functions that look at the bits of numbers (``reinterpret``) are run
+    as they are written.
+    """
+    if find_host_compiler() is None:
+        pytest.skip("no C++ compiler, which the emulator needs")
+    case = _Case(before, dict(sizes or {}), arrays or {}, sums, slack)
+    made = generate(_module(after), target, "s_tir")
+    run = read_host(made.host, _named_sizes(_only_function(after), case))
+    program = _program(made, run, case)
+    worst = max(_compare(case, program, run, seed + number, number) for number in range(runs))
+    return Checked(tuple(launch.kernel for launch in run.launches), worst)
+
+
+class _Case:
+    """The function before, in numbers: its parameters' shapes, which it writes, and how it computes them."""
+
+    def __init__(
+        self,
+        before: tirx.PrimFunc,
+        sizes: dict[str, float],
+        arrays: Mapping[str, np.ndarray],
+        sums: str,
+        slack: float,
+    ) -> None:
+        self.function, self.sizes, self.arrays, self.sums, self.slack = before, sizes, arrays, sums, slack
+        self.values = {var: sizes[var.name] for var in _variables(before) if var.name in sizes}
+        self.names = [str(parameter.name) for parameter in before.params]
+        written = _written(before)
+        self.buffers = {n: p for n, p in zip(self.names, before.params) if hasattr(p.ty, "shape")}
+        self.outputs = [n for n, p in self.buffers.items() if any(p.same_as(buffer) for buffer in written)]
+        read = _read(before)
+        self.updated = [n for n in self.outputs if any(self.buffers[n].same_as(buffer) for buffer in read)]
+        wide = _widened(before)
+        # LLVM's code generator has no numbers of 8 bits.
+        as_written = [] if wide is not None and "float8" in before.script() else [before]
+        self.references = [*as_written, *([wide] if wide is not None else [])]
+        self.compiled = [tvm.compile(_module(function), CPU)["main"] for function in self.references]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a parameter's shape at these sizes."""
+        found = [evaluate(extent, self.values) for extent in self.buffers[name].shape]
+        if None in found:
+            raise ValueError(f"{name} is of shape {list(self.buffers[name].shape)}; give its extents by sizes=")
+        return tuple(int(extent) for extent in found)
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return a parameter's dtype, as numpy knows it."""
+        return _numpy(str(self.buffers[name].dtype))
+
+    def draw(self, seed: int, whole: bool) -> dict[str, np.ndarray]:
+        """Draw all operands; outputs are poisoned."""
+        random, drawn = np.random.default_rng(seed), {}
+        for name in self.buffers:
+            shape, dtype = self.shape(name), self.dtype(name)
+            if name in self.arrays:
+                drawn[name] = self.arrays[name].astype(dtype)
+            elif name in self.outputs and name not in self.updated:
+                drawn[name] = _poison(shape, dtype, seed)
+            elif _is_float(dtype):
+                numbers = random.integers(-2, 3, shape) if whole else random.standard_normal(shape)
+                drawn[name] = numbers.astype(dtype)
+            else:
+                most = LARGEST.get(dtype.name, 100)
+                drawn[name] = random.integers(-most - 1 if dtype.kind == "i" else 0, most + 1, shape).astype(dtype)
+        return drawn
+
+    def expected(self, given: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """Run the function on the CPU, as it is written and, where that can be, in float64."""
+        found = []
+        for function, run in zip(self.references, self.compiled):
+            tensors: list[Any] = []
+            for name, parameter in zip(self.names, function.params):
+                if name in given:
+                    tensors.append(tvm.runtime.tensor(given[name].astype(_numpy(str(parameter.dtype)))))
+                elif name in self.sizes:
+                    tensors.append(self.sizes[name])
+                else:
+                    raise ValueError(f"{name} is a number; give it by sizes=")
+            run(*tensors)
+            made = dict(zip(self.names, tensors))
+            found.append({name: made[name].numpy() for name in self.outputs})
+        return found
+
+    def limit(self, name: str, reference: np.ndarray) -> np.ndarray:
+        """Return how far each element may be off."""
+        size = np.abs(reference)
+        mean = math.sqrt(float(np.mean(np.square(size, where=np.isfinite(size), out=np.zeros_like(size)))))
+        between = max((_eps(dtype) for dtype in self._rounded_to()), default=0.0)
+        length = max(self._lengths(), default=1)
+        common = 4 * between + (4 + 4 * math.sqrt(length)) * _eps(self.sums)
+        least = float(ml_dtypes.finfo(self.dtype(name)).smallest_subnormal)
+        return self.slack * (2 * _eps(self.dtype(name).name) * size + common * mean + least)
+
+    def keeps(self, exact: np.ndarray) -> bool:
+        """Tell if numbers as large as these fit into what the function keeps on the way; LLVM rounds less than that."""
+        return all((exact.astype(_numpy(dtype)).astype(np.float64) == exact).all() for dtype in self._rounded_to())
+
+    def _rounded_to(self) -> set[str]:
+        """List the floating-point dtypes of what the function keeps on the way."""
+        blocks = _found(self.function, s_tir.SBlock)
+        kept = {str(buffer.dtype) for block in blocks for buffer in block.alloc_buffers}
+        return {dtype for dtype in kept if "float" in dtype}
+
+    def _lengths(self) -> list[int]:
+        """List how many elements each block reduces to one."""
+        found = []
+        for block in _found(self.function, s_tir.SBlock):
+            extents = [i.dom.extent for i in block.iter_vars if i.iter_type == tirx.IterVar.CommReduce]
+            found.append(math.prod(int(evaluate(extent, self.values) or 1) for extent in extents))
+        return found
+
+
+def _compare(case: _Case, program: EmulatedProgram, run: HostRun, seed: int, number: int) -> float:
+    """Run both on drawn data; return the largest error as a part of its limit."""
+    given = case.draw(seed, whole=bool(number % 2))
+    held = {name: array.copy() for name, array in given.items()}
+    kept = [_poison(buffer.shape, _numpy(buffer.dtype), seed) for buffer in run.kept if not _is_memory(buffer)]
+    program(*held.values(), *kept, seed=seed)
+    for name in given:
+        if name not in case.outputs and given[name].tobytes() != held[name].tobytes():
+            raise WrongFunction(f"operand {name} is not what it was before the run (seed {seed})")
+    *written, exact = case.expected(given)
+    return max(
+        (_check(case, name, held[name], exact[name], written, number, seed) for name in case.outputs), default=0.0
+    )
+
+
+def _check(
+    case: _Case,
+    name: str,
+    got: np.ndarray,
+    exact: np.ndarray,
+    written: list[dict[str, np.ndarray]],
+    number: int,
+    seed: int,
+) -> float:
+    if not got.size:
+        return 0.0
+    if not _is_float(case.dtype(name)):
+        wrong, limit, error = got != exact, np.zeros(got.shape), np.abs(got.astype(np.float64) - exact)
+    else:
+        exact, found = exact.astype(np.float64), got.astype(np.float64)
+        limit = case.limit(name, exact)
+        if number % 2 and written and _is_exact(exact, written[0][name]) and case.keeps(exact):
+            limit = np.zeros_like(exact)
+        with np.errstate(invalid="ignore"):
+            error = np.where(found == exact, 0.0, np.abs(found - exact))
+            wrong = ~((error <= limit) | (np.isnan(found) & np.isnan(exact)))
+    if wrong.any():
+        place = tuple(int(axis[0]) for axis in np.nonzero(wrong))
+        worst = tuple(
+            map(
+                int,
+                np.unravel_index(int(np.argmax(np.where(wrong, np.nan_to_num(error, nan=np.inf), -1.0))), got.shape),
+            )
+        )
+        raise WrongFunction(
+            f"{int(wrong.sum())} of {got.size} elements of {name} are wrong at {case.sizes or got.shape} (seed "
+            f"{seed}): the first, {place}, is {got[place]}, must be {exact[place]}; the worst, {worst}, is "
+            f"{got[worst]}, must be {exact[worst]}, limit {limit[worst]:.3g}"
+        )
+    return float(np.max(np.where(limit > 0, error / np.where(limit > 0, limit, 1), 0.0)))
+
+
+def _is_exact(exact: np.ndarray, written: np.ndarray) -> bool:
+    """Tell if a run rounded nothing: whole numbers, or such parts of them, and the same in narrow arithmetic."""
+    units = exact * WHOLE_UNITS
+    return bool(
+        np.isfinite(units).all() and (units == np.rint(units)).all() and (written.astype(np.float64) == exact).all()
+    )
+
+
+def _program(made: Generated, run: HostRun, case: _Case) -> EmulatedProgram:
+    # Whole numbers that kernels keep are flags to the emulator; these are not, and are given as outputs are.
+    others = [buffer for buffer in run.kept if not _is_memory(buffer)]
+    memory = [buffer for buffer in run.kept if _is_memory(buffer)]
+    names = (*case.buffers, *(buffer.buffer for buffer in (*others, *memory)))
+    kept = tuple((buffer.shape, _numpy(buffer.dtype)) for buffer in memory)
+    operands = tuple(name for name in case.buffers if name not in case.outputs)
+    return EmulatedProgram("after", made.cuda, run.launches, names, kept, RESIDENT, operands)
+
+
+def _is_memory(buffer: Any) -> bool:
+    return "float" in buffer.dtype
+
+
+def _module(function: tirx.PrimFunc | tvm.IRModule | Schedule) -> tvm.IRModule:
+    return tvm.IRModule({"main": _only_function(function).with_attr("global_symbol", "main")})
+
+
+def _only_function(made: tirx.PrimFunc | tvm.IRModule | Schedule) -> tirx.PrimFunc:
+    if isinstance(made, tirx.PrimFunc):
+        return made
+    (function,) = (made.mod if isinstance(made, Schedule) else made).functions.values()
+    return function
+
+
+def _named_sizes(after: tirx.PrimFunc, case: _Case) -> dict[str, float]:
+    """Name sizes as ``after`` does, whose extents and parameters may have other names: by the parameters' places."""
+    assert len(after.params) == len(case.names), "other parameters than before"
+    sizes: dict[str, float] = {}
+    for name, parameter in zip(case.names, after.params):
+        if name not in case.buffers:
+            sizes[str(parameter.name)] = case.sizes[name]
+            continue
+        shape = case.shape(name)
+        assert len(shape) == len(parameter.shape), f"{name} has another rank than before"
+        for extent, value in zip(parameter.shape, shape):
+            if isinstance(extent, tirx.Var):
+                assert sizes.setdefault(extent.name, value) == value, f"two values of {extent.name}: {name} is {shape}"
+            elif isinstance(extent, tirx.IntImm):
+                assert int(extent) == value, f"{name} is of shape {parameter.shape} after, {shape} before"
+    return {**{name: value for name, value in case.sizes.items() if name not in case.buffers}, **sizes}
+
+
+def _widened(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """Return the function with all floating-point numbers in float64; None where it looks at their bits."""
+    text = function.with_attr("global_symbol", "main").script()
+    if AS_WRITTEN.search(text):
+        return None
+    text = re.sub(r"sblock_alloc_buffer\((\((?:[^()]|\([^()]*\))*\))\)", r'sblock_alloc_buffer(\1, "float64")', text)
+    return tvm.script.from_source(FLOATS.sub("float64", text))
+
+
+def _found(function: tirx.PrimFunc, kind: type) -> list[Any]:
+    nodes: list[Any] = []
+    tvm_ffi.structural_walk(function.body, (kind, nodes.append))
+    return nodes
+
+
+def _written(function: tirx.PrimFunc) -> list[tirx.Var]:
+    return [store.buffer for store in _found(function, tirx.BufferStore)]
+
+
+def _read(function: tirx.PrimFunc) -> list[tirx.Var]:
+    """List what is read before the function writes it: not sums, which begin by an init."""
+    sums = [block.writes[0].source for block in _found(function, s_tir.SBlock) if block.init is not None]
+    loads = [load.source for load in _found(function, tvm.ir.TensorLoad)]
+    return [buffer for buffer in loads if not any(buffer.same_as(started) for started in sums)]
+
+
+def _variables(function: tirx.PrimFunc) -> list[tirx.Var]:
+    found: list[tirx.Var] = list(function.params)
+    for parameter in function.params:
+        for extent in getattr(parameter, "shape", ()):
+            tvm_ffi.structural_walk(extent, (tirx.Var, found.append))
+    return found
+
+
+def _poison(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
+    if _is_float(dtype):
+        return np.full(shape, np.nan, dtype)
+    return (
+        np.random.default_rng(seed + 77).integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype).reshape(shape)
+    )
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return "float" in dtype.name
+
+
+def _eps(dtype: str) -> float:
+    return float(ml_dtypes.finfo(_numpy(dtype)).eps)
+
+
+def _numpy(dtype: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))

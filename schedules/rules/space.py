@@ -1,0 +1,257 @@
+"""Contractions on ordinary cores as a space for MetaSchedule: its search decides on tiles, stages and unrolling.
+
+::
+
+    space, builder = contraction_space(), local_builder()
+    database = ms.tune_tir(mod, target, work_dir, max_trials_global=64, space=space, builder=builder)
+    function = ms.tir_integration.compile_tir(database, mod, target).mod["main"]
+    kernel = tvm.compile(lower_ahead(function, target), target)  # as it was measured
+
+The composition is :func:`schedules.recipes.stage_contraction`'s, with tiles that are random variables of the trace:
+whoever changes a decision and replays the trace gets the other schedule. What follows from their values (how copies are
+spread over threads, how wide accesses are, which statement runs in which pipeline stage) is worked out behind them, by
+:class:`FinishContraction`: as a postprocessor it sees numbers, and what it does is in the trace, too. So a trace from a
+database is replayed without any of this.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import LoopRV, SBlockRV, Trace
+from tvm.target import Target
+
+from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.inspection import SHARED_SCOPES, is_constant, loop_extent
+from tensorir_ladder.schedules.loops.layout import contraction_loops, flatten_contraction, pad_to_tile
+from tensorir_ladder.schedules.loops.tiling import TiledLoops, bind_batched_grid
+from tensorir_ladder.schedules.loops.unrolling import unroll_loop
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_write_back
+from tensorir_ladder.schedules.memory.staging import (
+    accumulate_in_registers,
+    fetch_cooperatively,
+    initialize_before,
+    inline_data_movement,
+    stage_in_shared,
+)
+from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop
+from tensorir_ladder.schedules.rules.rule import NotTaken
+from tensorir_ladder.schedules.tiles import ThreadTile
+
+LOG = logging.getLogger(__name__)
+STAGES, UNROLL = "tensorir_ladder.stages", "tensorir_ladder.unroll"  # decisions, on the loop over k tiles until used
+MOST_STAGES = 4
+FEWEST_THREADS = 32  # of a block that is worth a trial
+WHOLE = (64, 64, 16)  # extents are padded to multiples of these, so that tiles which divide them are many
+MOST_PER_THREAD, MOST_STEPS = 16, 64  # outputs of a thread along an axis, and steps of a k tile
+
+
+def contraction_space() -> ms.space_generator.ScheduleFn:
+    """Return the space of one sum of products on ordinary cores: MetaSchedule's ``space`` of a tuning."""
+    return ms.space_generator.ScheduleFn(
+        schedule_contraction,
+        sch_rules=[],
+        postprocs=[FinishContraction()],
+        mutator_probs={ms.mutator.MutateTileSize(): 0.7, MutateChoice(): 0.3},
+    )
+
+
+def schedule_contraction(sch: Schedule) -> Schedule:
+    """Schedule a function's sum of products with tiles that are decisions of the trace, up to what needs their values.
+
+    Raises
+    ------
+    IllegalSchedule : for functions without exactly one reduction, of extents known at run time only, and what
+        :func:`schedules.loops.flatten_contraction` refuses.
+    """
+    block = _contraction(sch)
+    flatten_contraction(sch, block)
+    *batch, rows, columns, reduction = contraction_loops(sch, block)
+    if pad_to_tile(sch, block, [1] * len(batch) + list(WHOLE)):
+        *batch, rows, columns, reduction = sch.get_loops(block)
+    cut = [sch.sample_perfect_tile(axis, 3, MOST_PER_THREAD) for axis in (rows, columns)]
+    block_row, thread_row, register_row = sch.split(rows, cut[0])
+    block_column, thread_column, register_column = sch.split(columns, cut[1])
+    k_outer, k_inner = sch.split(reduction, sch.sample_perfect_tile(reduction, 2, MOST_STEPS))
+    loops = TiledLoops(
+        block_row, block_column, thread_row, thread_column, k_outer, k_inner, register_row, register_column
+    )
+    sch.reorder(*vars(loops).values())
+    bind_batched_grid(sch, batch, [block_row, block_column])
+    for loop, axis in ((thread_row, "threadIdx.y"), (thread_column, "threadIdx.x")):
+        sch.bind(loop, axis)  # of as many as are decided on: their limits are checked then
+    accumulate_in_registers(sch, block, thread_column)
+    for operand in (0, 1):
+        inline_data_movement(sch, stage_in_shared(sch, block, operand, k_outer, "shared.dyn"))
+    initialize_before(sch, block, k_outer)
+    chances = [1 / MOST_STAGES] * MOST_STAGES
+    sch.annotate(k_outer, STAGES, sch.sample_categorical(list(range(1, MOST_STAGES + 1)), chances))
+    sch.annotate(k_outer, UNROLL, sch.sample_categorical([0, 1], [0.5, 0.5]))
+    return sch
+
+
+def _contraction(sch: Schedule) -> SBlockRV:
+    """Return a function's one reduction; NotTaken where there is another number, or an extent is not known."""
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    reducing = [block for block in blocks if any(_reduces(i) for i in sch.get(block).iter_vars)]
+    if len(reducing) != 1:
+        raise NotTaken(
+            "the space is one sum of products",
+            value=f"{len(reducing)} reductions",
+            limit=1,
+            remedy="split the function",
+        )
+    if not all(is_constant(iterator.dom.extent) for iterator in sch.get(reducing[0]).iter_vars):
+        raise NotTaken("tiles divide extents that are constants", remedy="give the function constant shapes")
+    return reducing[0]
+
+
+def _reduces(iterator: tirx.IterVar) -> bool:
+    return bool(iterator.iter_type == tirx.IterVar.CommReduce)
+
+
+@derived_object
+class MutateChoice(ms.mutator.PyMutator):
+    """Decides anew on one of what is drawn from a list: stages and unrolling, which MutateTileSize leaves alone."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        self.random = random.Random(context.rand_state)
+
+    def apply(self, trace: Trace, _seed: int = 0) -> Trace | None:
+        """Return a trace with another decision; None for one without any."""
+        drawn = [inst for inst in trace.insts if inst.kind.name == "SampleCategorical" and inst in trace.decisions]
+        if not drawn:
+            return None
+        inst = self.random.choice(drawn)
+        others = [i for i in range(len(inst.attrs[0])) if i != int(trace.decisions[inst])]
+        return trace.with_decision(inst, self.random.choice(others), remove_postproc=True)
+
+    def clone(self) -> MutateChoice:
+        """Return another one, which draws on from here."""
+        return MutateChoice(self.random.randrange(2**31))
+
+
+@derived_object
+class FinishContraction(ms.postproc.PyPostproc):
+    """Spreads copies over threads, widens accesses, unrolls and pipelines, by what the trace has decided.
+
+    A candidate that is beyond the target's limits, or that cannot be pipelined so, is none: the search draws another.
+    """
+
+    def __init__(self, target: Target | None = None) -> None:
+        super().__init__()
+        self.target = target
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        self.target = context.target
+
+    def apply(self, sch: Schedule) -> bool:
+        """Finish a schedule; False where it is no candidate."""
+        try:
+            for k_outer in _marked_loops(sch):
+                _finish(sch, k_outer, self.target)
+        except IllegalSchedule as reason:
+            LOG.debug("no candidate: %s", reason)
+            return False
+        return True
+
+    def clone(self) -> FinishContraction:
+        """Return another one for the same target."""
+        return FinishContraction(self.target)
+
+
+def _marked_loops(sch: Schedule) -> list[LoopRV]:
+    """List the loops over k tiles that have decisions to be carried out, each once."""
+    found: list[LoopRV] = []
+    for block in _blocks(sch):
+        for loop in sch.get_loops(block):
+            here = sch.get(loop)
+            if STAGES in here.annotations and not any(sch.get(other).same_as(here) for other in found):
+                found.append(loop)
+    return found
+
+
+def _blocks(sch: Schedule) -> list[SBlockRV]:
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def _finish(sch: Schedule, k_outer: LoopRV, target: Target | None) -> None:
+    annotations = sch.get(k_outer).annotations
+    stages, unroll = int(annotations[STAGES]), bool(int(annotations[UNROLL]))
+    sch.unannotate(k_outer, STAGES)
+    sch.unannotate(k_outer, UNROLL)
+    inside = [block for block in _blocks(sch) if _is_around(sch, k_outer, block)]
+    copies = [block for block in inside if _writes(sch, block).scope() in SHARED_SCOPES]
+    (update,) = (block for block in inside if _writes(sch, block).scope() == "local")
+    (write_back,) = (block for block in sch.get_consumers(update) if not _is_around(sch, k_outer, block))
+    *_, thread_row, thread_column, _, k_inner, register_row, register_column = sch.get_loops(update)
+    threads = loop_extent(sch, thread_row), loop_extent(sch, thread_column)
+    per_thread = loop_extent(sch, register_row), loop_extent(sch, register_column)
+    tile = ThreadTile(
+        block=(threads[0] * per_thread[0], threads[1] * per_thread[1], loop_extent(sch, k_inner)), thread=per_thread
+    )
+    stages = min(stages, loop_extent(sch, k_outer))
+    if threads[0] * threads[1] < FEWEST_THREADS:
+        raise IllegalTile("a block of few threads", value=threads, limit=FEWEST_THREADS, remedy="decide on more")
+    if target is not None:
+        tile.validate(target, dtype_bytes(sch.get(copies[0]).writes[0].source.dtype), stages)
+    vectorize_write_back(sch, write_back, thread_column)
+    for copy in copies:
+        fetch_cooperatively(sch, copy, k_outer, threads, vectorize=True)
+    if unroll:
+        unroll_loop(sch, k_inner)
+    if stages > 1:
+        pipeline_loop(sch, k_outer, stages)
+
+
+def _is_around(sch: Schedule, loop: LoopRV, block: SBlockRV) -> bool:
+    """Return whether a loop is around a block."""
+    return any(sch.get(other).same_as(sch.get(loop)) for other in sch.get_loops(block))
+
+
+def _writes(sch: Schedule, block: SBlockRV) -> tirx.Var:
+    """Return the buffer that a block writes."""
+    return sch.get(block).writes[0].source
+
+
+def record_of(mod: tvm.IRModule, made: Schedule, target: Target, seconds: float, database: ms.Database) -> None:
+    """Commit a schedule that was found otherwise, by ``ladder tune`` say, to a database, with the time that it takes.
+
+    ``made`` is a schedule of ``mod`` by primitives alone (a trace holds neither gates nor what retires a wgmma).
+    Several databases are asked together by ``ms.database.OrderedUnionDatabase``.
+    """
+    arguments = ms.arg_info.ArgInfo.from_entry_func(mod, False)
+    workload = database.commit_workload(mod)
+    database.commit_tuning_record(ms.database.TuningRecord(made.trace, workload, [seconds], target, arguments))
+
+
+BUILD = "tensorir_ladder.build_ahead"
+
+
+def local_builder(**options: Any) -> ms.builder.LocalBuilder:
+    """Return MetaSchedule's builder in processes beside this one, of which each lowers candidates ahead."""
+    return ms.builder.LocalBuilder(f_build=BUILD, initializer=_known, **options)
+
+
+@tvm_ffi.register_global_func(BUILD, override=True)
+def build_ahead(mod: tvm.IRModule, target: Target, _params: dict | None = None) -> tvm.runtime.Module:
+    """Build a candidate with its copies asynchronous, by TVM's stock pipeline."""
+    lowered = {name: lower_ahead(function, target) for name, function in mod.functions_items()}
+    return tvm.tirx.build(tvm.IRModule(lowered), target=target)
+
+
+def _known() -> None:
+    """Let a process beside this one know the functions of this module, which unpickling this has imported."""

@@ -1,0 +1,156 @@
+"""Contractions as a space for MetaSchedule: decisions are alive, and what was found is replayed elsewhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm import te
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.target import Target
+
+from support.functions import check_function
+from tensorir_ladder.schedules import workloads
+from tensorir_ladder.schedules.pipeline import pipeline_loop
+from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.recipes import stage_contraction
+from tensorir_ladder.schedules.rules.rule import NotTaken
+from tensorir_ladder.schedules.rules.space import (
+    FinishContraction,
+    MutateChoice,
+    build_ahead,
+    contraction_space,
+    record_of,
+    schedule_contraction,
+)
+from tensorir_ladder.schedules.tiles import ThreadTile
+
+TARGET = Target({"kind": "cuda", "arch": "sm_90a"})
+PRODUCT = workloads.Matmul(64, 128, 96).prim_func()
+DECISIONS = [[1, 16, 4], [4, 8, 4], [3, 32], 2, 1]  # rows, columns, k tiles, one of 1 to 4 stages, unrolled
+
+
+def decided(function: tvm.tirx.PrimFunc, decisions: list | None = None, seed: int = 1) -> Schedule | None:
+    """Draw from the space, or decide as given; None where that is no candidate."""
+    sch = Schedule(function, seed=seed)
+    schedule_contraction(sch)
+    if decisions is not None:
+        trace = sch.trace
+        for inst, decision in zip([inst for inst in trace.insts if inst in trace.decisions], decisions):
+            trace = trace.with_decision(inst, decision, remove_postproc=True)
+        sch = Schedule(function)
+        trace.apply_to_schedule(sch, remove_postproc=True)
+    sch.enter_postproc()
+    return sch if FinishContraction(TARGET).apply(sch) else None
+
+
+def test_each_decision_makes_another_module() -> None:
+    made = [decided(PRODUCT, DECISIONS)]
+    for place, other in enumerate(([2, 8, 4], [8, 4, 4], [6, 16], 0, 0)):
+        made.append(decided(PRODUCT, [*DECISIONS[:place], other, *DECISIONS[place + 1 :]]))
+    texts = {sch.mod.script() for sch in made if sch is not None}
+    assert len(texts) == len(made) == 6
+
+
+@pytest.mark.parametrize(
+    "function",
+    [PRODUCT, workloads.Matmul(45, 75, 90, "float16").prim_func(), workloads.conv2d_nhwc(1, 6, 6, 8, 24)],
+    ids=["product", "ragged", "convolution"],
+)
+def test_candidates_compute_what_the_function_does(function: tvm.tirx.PrimFunc) -> None:
+    candidates = [sch for seed in range(1, 13) if (sch := decided(function, seed=seed))]
+    assert candidates
+    check_function(function, lower_ahead(candidates[0].mod["main"], TARGET), TARGET)
+
+
+def test_what_is_beyond_the_target_is_no_candidate() -> None:
+    big = workloads.Matmul(512, 512, 64).prim_func()
+    assert decided(big, [[1, 64, 8], [1, 64, 8], [1, 64], 3, 0]) is None  # 4096 threads
+    assert decided(PRODUCT, [[16, 2, 2], [64, 2, 1], [3, 32], 0, 0]) is None  # 4 threads
+    assert decided(PRODUCT, [[4, 8, 2], [16, 8, 1], [3, 32], 0, 0]) is not None
+
+
+@pytest.mark.emulator  # for its time
+def test_a_search_mutates_tiles_and_choices() -> None:
+    strategy = ms.search_strategy.EvolutionarySearch(
+        population_size=4, init_min_unmeasured=2, genetic_num_iters=1, genetic_mutate_prob=1.0
+    )
+    context = ms.TuneContext(
+        mod=tvm.IRModule({"main": PRODUCT}),
+        target=TARGET,
+        space_generator=contraction_space(),
+        search_strategy=strategy,
+        task_name="product",
+        num_threads=1,
+        rand_state=1,
+    )
+    context.pre_tuning(4, 3, database=ms.database.MemoryDatabase(), cost_model=ms.cost_model.RandomModel())
+    candidates = context.generate_measure_candidates()
+    assert len(candidates) == len({candidate.sch.mod.script() for candidate in candidates}) == 3
+
+
+def test_a_choice_is_made_anew() -> None:
+    trace = decided(PRODUCT, DECISIONS).trace
+    mutate, seen = MutateChoice(), set()
+    for _ in range(12):
+        other = mutate.apply(trace)
+        choices = [int(value) for inst, value in other.decisions.items() if inst.kind.name == "SampleCategorical"]
+        seen.add(tuple(sorted(choices)))
+        assert sorted(choices) != [1, 2]
+    assert len(seen) > 1
+
+
+FRESH = """
+import json, sys, tvm
+from tvm.s_tir import meta_schedule as ms
+given = json.load(sys.stdin)
+mod, done = (tvm.ir.load_json(given[key]) for key in ("start", "done"))
+target = tvm.target.Target(given["target"])
+database = ms.database.JSONDatabase(work_dir=given["folder"])
+found = database.query_schedule(mod, target, "main")
+tvm.ir.assert_structural_equal(found.mod, done)
+assert not any(name.startswith("tensorir_ladder") for name in sys.modules)
+"""
+
+
+def test_a_database_gives_the_same_module_to_a_process_that_knows_nothing_of_it(tmp_path: Path) -> None:
+    mod, sch = tvm.IRModule({"main": PRODUCT}), decided(PRODUCT, DECISIONS)
+    record_of(mod, sch, TARGET, 1e-3, ms.database.JSONDatabase(work_dir=str(tmp_path)))
+    given = {"start": tvm.ir.save_json(mod), "done": tvm.ir.save_json(sch.mod), "folder": str(tmp_path)}
+    given["target"] = {"kind": "cuda", "arch": "sm_90a"}
+    done = subprocess.run([sys.executable, "-c", FRESH], input=json.dumps(given), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_what_was_found_otherwise_is_asked_first() -> None:
+    """A tile of the ladder's own, scheduled by the recipe, beside what a search has found."""
+    mod, searched, tuned = tvm.IRModule({"main": PRODUCT}), ms.database.MemoryDatabase(), ms.database.MemoryDatabase()
+    record_of(mod, decided(PRODUCT, DECISIONS), TARGET, 2e-3, searched)
+    by_recipe = Schedule(PRODUCT)
+    staged = stage_contraction(
+        by_recipe, by_recipe.get_sblock("matmul"), ThreadTile(block=(32, 64, 16), thread=(4, 4)), vectorize=True
+    )
+    pipeline_loop(by_recipe, staged.loops.k_outer, 3)
+    record_of(mod, by_recipe, TARGET, 1e-3, tuned)
+    found = ms.database.OrderedUnionDatabase(tuned, searched).query_schedule(mod, TARGET, "main")
+    tvm.ir.assert_structural_equal(found.mod, by_recipe.mod)
+    found = ms.database.OrderedUnionDatabase(ms.database.MemoryDatabase(), searched).query_schedule(mod, TARGET, "main")
+    tvm.ir.assert_structural_equal(found.mod, decided(PRODUCT, DECISIONS).mod)
+
+
+def test_candidates_are_built_with_asynchronous_copies() -> None:
+    sch = decided(PRODUCT, DECISIONS)
+    assert "ptx_cp_async" in build_ahead(sch.mod, TARGET).imports[0].inspect_source()
+
+
+def test_what_is_no_contraction_of_constant_extents_is_refused() -> None:
+    a = te.placeholder((16, 16), "float32", "A")
+    with pytest.raises(NotTaken, match="got 0 reductions, limit 1"):
+        schedule_contraction(Schedule(te.create_prim_func([a, te.compute((16, 16), lambda i, j: a[i, j] + 1.0)])))
+    with pytest.raises(NotTaken, match="extents that are constants"):
+        schedule_contraction(Schedule(workloads.Matmul(64, 64, 64).prim_func(any_m=True)))
