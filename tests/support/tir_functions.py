@@ -250,6 +250,22 @@ def columns_from_one_on() -> tirx.PrimFunc:
 
 
 @function()
+def sums_up_to() -> tirx.PrimFunc:
+    """Sums of the rows up to each, as a product with a triangle of ones that nothing is read for."""
+    b, k = te.placeholder((20, 28), "float16", name="B"), te.reduce_axis((0, 20), name="k")
+    ones = te.compute((20, 20), lambda i, k: tirx.Select(k <= i, tirx.const(1, "float16"), tirx.const(0, "float16")))
+    return te.create_prim_func([b, te.compute((20, 28), lambda i, j: te.sum(ones[i, k] * b[k, j], axis=k), name="C")])
+
+
+@function()
+def named_epilogue() -> tirx.PrimFunc:
+    a, k = te.placeholder((20, 36), "float16", name="A"), te.reduce_axis((0, 36), name="k")
+    positive = topi.nn.relu(a)
+    product = te.compute((20, 20), lambda i, j: te.sum(positive[i, k] * positive[j, k], axis=k), name="epilogue")
+    return te.create_prim_func([a, topi.nn.relu(product)])
+
+
+@function()
 def times_its_transposed() -> tirx.PrimFunc:
     """A·Aᵀ: both operands are one buffer."""
     a, k = te.placeholder((20, 36), "float16", name="A"), te.reduce_axis((0, 36), name="k")
@@ -593,6 +609,22 @@ def depthwise() -> tirx.PrimFunc:
 @function(left="in groups")
 def conv2d_of_narrow_groups() -> tirx.PrimFunc:
     return _grouped_convolution(8, 4)
+
+
+@function(left="strides")
+def rows_apart() -> tirx.PrimFunc:
+    @T.prim_func(s_tir=True)
+    def product(a: T.handle, b: T.Buffer((36, 28), "float32"), c: T.Buffer((20, 28), "float32")) -> None:
+        stride = T.int32()
+        matrix = T.match_buffer(a, (20, 36), "float32", strides=(stride, 1))
+        for i, j, k in T.grid(20, 28, 36):
+            with T.sblock("product"):
+                v_i, v_j, v_k = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    c[v_i, v_j] = T.float32(0)
+                c[v_i, v_j] = c[v_i, v_j] + matrix[v_i, v_k] * b[v_k, v_j]
+
+    return product
 
 
 @function(left="exactly one element")
