@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
+from tvm.error import InternalError
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -89,7 +90,7 @@ def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     try:
         return tirx.transform.ForceNarrowIndexToInt32()(tvm.IRModule({"main": func}))["main"]
-    except tvm.error.InternalError as refused:
+    except InternalError as refused:
         raise _left("a number in its indices needs more than 32 bits") from refused
 
 
@@ -335,7 +336,7 @@ def _inverse(read: Sequence[ir.Expr], reduction: Computation, written: Computati
     ranges = [ir.Range(0, extents[var]) for var in missing]
     try:
         inverse = tirx.IndexMap(missing, [index for _, index in left], None).inverse(ranges)
-    except Exception as error:  # TVM's word for a map that is not affine, or not one to one
+    except InternalError as error:  # TVM says so of a map that is not affine, or not one to one
         raise several from error
     return taken | dict(zip(missing, inverse.map_indices([own for own, _ in left])))
 

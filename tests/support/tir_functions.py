@@ -63,12 +63,16 @@ def operands_of(func: tirx.PrimFunc, sizes: Mapping[str, int], seed: int = 0) ->
     return found
 
 
-def run_on_llvm(func: tirx.PrimFunc, operands: list[np.ndarray], compiled: Callable = tvm.compile) -> list[np.ndarray]:
-    """Run a function on copies of its operands and return them all, changed where it writes."""
-    copies = [tvm.runtime.tensor(operand) for operand in operands]
-    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    compiled(mod)["main"](*copies)
-    return [copy.numpy() for copy in copies]
+def run_on_llvm(
+    func: tirx.PrimFunc, *calls: list[np.ndarray], compiled: Callable = tvm.compile
+) -> list[list[np.ndarray]]:
+    """Run a function on copies of the operands of each call, and return them all, changed where it writes."""
+    run, found = compiled(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))["main"], []
+    for operands in calls:
+        copies = [tvm.runtime.tensor(operand) for operand in operands]
+        run(*copies)
+        found.append([copy.numpy() for copy in copies])
+    return found
 
 
 def from_relax(module: nn.Module, shape: tuple[int | str, ...], dtype: str = "float16") -> tirx.PrimFunc:
