@@ -24,7 +24,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
@@ -420,6 +420,9 @@ def _add_up(sch: Schedule, sums: _Sums, grid: LoopRV, tile: WeightsTile, many: i
     for block in filter(None, (sums.shared, groups, stored, sums.total)):
         sch.reverse_compute_at(block, grid, preserve_unit_loops=True)
     write_back = accumulate_in_registers(sch, sums.total, grid)
+    sums_of_block = tile.rows * tile.block_columns
+    _check_outputs(sch, sums.total, grid, sums_of_block)
+    _check_outputs(sch, write_back, grid, sums_of_block)
     own = loops_below(sch, sums.shared, grid)
     if along_k:
         sch.storage_align(sums.shared, 0, len(own) - 2, 2, 1)  # odd: columns, read side by side, meet each bank once
@@ -430,6 +433,7 @@ def _add_up(sch: Schedule, sums: _Sums, grid: LoopRV, tile: WeightsTile, many: i
     for loop in own:
         sch.unroll(loop)
     if groups is not None:
+        _check_outputs(sch, stored, grid, sums_of_block * tile.groups)
         (group, *outputs), k = _outputs_and_reduction(sch, groups, grid)
         _spread(sch, [*outputs, group] if along_k else [group, *outputs], tile, k)
         initialize_before(sch, groups, k)
@@ -447,6 +451,22 @@ def _outputs_and_reduction(sch: Schedule, block: SBlockRV, grid: LoopRV) -> tupl
     loops = dict(enumerate(loops_below(sch, block, grid)))
     k = loops.pop(kinds.index(tirx.IterVar.CommReduce))
     return list(loops.values()), k
+
+
+def _check_outputs(sch: Schedule, block: SBlockRV, grid: LoopRV, count: int) -> None:
+    """Raise IllegalSchedule where TVM lets a block compute more than a tile has, which others do as well."""
+    kinds = [iterator.iter_type for iterator in sch.get(block).iter_vars]
+    loops = loops_below(sch, block, grid)
+    spatial = [loop for loop, kind in zip(loops, kinds) if kind == tirx.IterVar.DataPar] if loops else []
+    found = math.prod(loop_extent(sch, loop) for loop in spatial)
+    if found > count:
+        raise IllegalSchedule(
+            "TVM cannot tell what a tile's part of the result is",
+            block=block_name(sch, block),
+            value=f"{found} elements",
+            limit=count,
+            remedy="schedule the product with stage_contraction",
+        )
 
 
 def _spread(sch: Schedule, outputs: list[LoopRV], tile: WeightsTile, reduction: LoopRV | None = None) -> None:

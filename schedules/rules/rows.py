@@ -310,7 +310,8 @@ def _row_kernel(form: _Form, held: _Form) -> tirx.Stmt:
         if _kept_bytes(held, each) <= KEPT_BYTES[512 if threads <= 512 else 1024]:
             return _Kernel(held, threads, each).statement()
         threads *= 2
-    return _Kernel(form, min(most, STREAM_THREADS), STREAMED).statement()
+    streams = MOST_THREADS if rows is None or rows < 2 * MANY_BLOCKS else STREAM_THREADS
+    return _Kernel(form, min(most, streams), STREAMED).statement()
 
 
 def _across_kernel(form: _Form, held: _Form) -> tirx.Stmt:

@@ -29,7 +29,7 @@ from tensorir_ladder.schedules.rules.computations import (
     simplified,
 )
 from tensorir_ladder.schedules.rules.limits import limit_of
-from tensorir_ladder.schedules.rules.rule import NotTaken
+from tensorir_ladder.schedules.rules.rule import HOW, NotTaken
 
 MOST_NODES = 4000  # of one expression: blocks that read a value often, one after the other, double it each time
 MOST_ELEMENTS = 2**31 - 1
@@ -60,8 +60,17 @@ class Source:
     workspaces: tuple[tirx.Var, ...] = ()
 
     def with_body(self, body: tirx.Stmt) -> tirx.PrimFunc:
-        """Return the function with what the host does before its kernels, and these."""
-        return self.function.with_body(sequence([*self.prologue, body]))
+        """Return the function with what the host does before its kernels, and these; what they are is its attribute."""
+        sizes: list[int] = []
+
+        def note(loop: tirx.For) -> None:
+            if loop.thread_binding is not None:
+                tag = str(loop.thread_binding.thread_tag)
+                sizes.append(1) if tag.startswith("blockIdx") else sizes.append(sizes.pop() * int(loop.extent))
+
+        tvm_ffi.structural_walk(body, (tirx.For, note), order="pre")
+        made = f"{len(sizes)} kernel{'s' * (len(sizes) > 1)} of {', '.join(map(str, sizes))} threads"
+        return self.function.with_body(sequence([*self.prologue, body])).with_attr(HOW, made)
 
     def buffers(self) -> list[tirx.Var]:
         """Return the buffers in global memory: parameters and workspaces."""
@@ -85,6 +94,12 @@ def read_source(function: tirx.PrimFunc) -> Source:
         count = math.prod(int(extent) for extent in buffer.shape if is_constant(extent))
         if count > MOST_ELEMENTS:
             raise NotTaken("a buffer is beyond 32-bit indexing", value=count, limit=MOST_ELEMENTS, remedy=LEAVE)
+    for buffer in {load.source for c in computations for load in loads_in(c.value)} | set(buffers):
+        dtype = tvm_ffi.dtype(str(buffer.dtype))
+        if dtype.lanes != 1 or dtype.bits % 8:
+            raise NotTaken(
+                "elements that are no whole bytes, or vectors", value=f"{buffer.name}: {dtype}", remedy=LEAVE
+            )
     outputs = tuple(c for c in computations if c.buffer in buffers)
     extents, prologue = _narrow_extents(buffers)
     return Source(function, tuple(computations), outputs, extents, prologue)
