@@ -94,6 +94,7 @@ ASSUMED_RATES = CostRates(
 )
 CLOCK_GHZ = 1.9  # of a multiprocessor, by which copying_gb_s becomes bytes per cycle
 LATENCY_CYCLES = 1200  # from the issue of a cp.async to its data, while many others are on their way
+DEVICE_LATENCY_CYCLES = 1700  # the same, of data in device memory, while that is busy
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
 HIDDEN = 0.6  # of what a k tile takes less (multiplying or loading), behind what takes longer
 UNHIDDEN = 0.1  # of what the multiprocessors do while all wait for device memory, or of the memory's time otherwise
@@ -191,7 +192,8 @@ def contraction_cycles(
         in all   = the longer of the loop and reading both operands from device memory once
                    + filling the ring for each round of tiles + storing + (parts > 1) adding them up by another kernel
 
-    Loading is as fast as the L2 cache, or as what is on its way allows (:data:`LATENCY_CYCLES`). Rows that a tile has
+    Loading is as fast as the L2 cache, or as what is on its way allows (:data:`LATENCY_CYCLES`), and so is reading,
+    which is of columns where rows are few. Rows that a tile has
     beyond m are multiplied, and not loaded. Few rows make a product wait for device memory, whatever its tile: then
     parts and narrow tiles that fill the GPU are the cheapest.
     """
@@ -201,12 +203,15 @@ def contraction_cycles(
     busiest = -(-tiles // machine.multiprocessors)
     together = min(busiest, _resident(choice, machine, itemsize))
     brought = (min(m, tile.block_m) + min(n, tile.block_n)) * tile.block_k * itemsize
-    on_their_way = together * min(choice.stages - 1, k_tiles) * brought
-    loading = brought / min(rates.load_bytes_per_cycle, on_their_way / LATENCY_CYCLES)
-    share = 1.0 if isinstance(tile, WarpgroupTile) else MMA_SHARE
+    by_wgmma = isinstance(tile, WarpgroupTile)
+    ahead = together * min(choice.stages - (2 if by_wgmma else 1), k_tiles)  # k tiles on their way
+    loading = brought / min(rates.load_bytes_per_cycle, ahead * brought / LATENCY_CYCLES)
+    share = 1.0 if by_wgmma else MMA_SHARE
     multiplying = tile.block_m * tile.block_n * tile.block_k / (rates.wgmma_multiply_adds_per_cycle * share)
     k_tile = max(multiplying, loading) + (1 - HIDDEN) * min(multiplying, loading)
-    reading = batch * (m + n) * k * itemsize / (rates.copying_gb_s / CLOCK_GHZ)
+    columns_on_their_way = min(tiles, machine.multiprocessors) * ahead * min(n, tile.block_n) * tile.block_k * itemsize
+    streaming = min(rates.copying_gb_s / CLOCK_GHZ, columns_on_their_way / DEVICE_LATENCY_CYCLES)
+    reading = batch * (m + n) * k * itemsize / streaming
     storing = busiest * min(m, tile.block_m) * min(n, tile.block_n) / rates.stored_results_per_cycle
     adding = 0.0
     if parts > 1:

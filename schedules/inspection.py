@@ -49,6 +49,19 @@ def loop_extent(sch: Schedule, loop: LoopRV) -> int:
     return int(extent)
 
 
+def constant_shape(buffer: tirx.Var) -> list[int]:
+    """Return a buffer's extents; IllegalSchedule where only run time knows one."""
+    for extent in buffer.shape:
+        if not is_constant(extent):
+            raise IllegalSchedule(
+                f"an extent of {buffer.name} is known at run time only",
+                value=extent,
+                limit="a constant",
+                remedy="give the function constant shapes",
+            )
+    return [int(extent) for extent in buffer.shape]
+
+
 def is_constant(extent: tirx.Expr) -> bool:
     """Return whether an extent is a number, and not known at run time only."""
     return isinstance(extent, tirx.IntImm)

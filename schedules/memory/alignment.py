@@ -22,7 +22,15 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.cost import CostRates, copying_pays
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import block_name, loop_extent, loop_extents, loops_below, operand_regions
+from tensorir_ladder.schedules.inspection import (
+    block_name,
+    constant_shape,
+    is_multiple,
+    loop_extent,
+    loop_extents,
+    loops_below,
+    operand_regions,
+)
 from tensorir_ladder.schedules.isa import LINE_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import bind_grid
@@ -44,9 +52,10 @@ class AlignedOperand:
 
 
 def unaligned_operands(sch: Schedule, block: SBlockRV, row_bytes: int = VECTOR_BYTES) -> list[int]:
-    """Return which of a contraction's operands (0, 1) have rows that are no multiple of ``row_bytes``."""
+    """Return which of a contraction's operands (0, 1) have rows that need not be multiples of ``row_bytes``."""
     operands = [region.source for region in operand_regions(sch, block)]
-    return [position for position, operand in enumerate(operands) if _row_bytes(operand) % row_bytes]
+    unit = [math.lcm(row_bytes, dtype_bytes(operand.dtype)) // dtype_bytes(operand.dtype) for operand in operands]
+    return [position for position, operand in enumerate(operands) if not is_multiple(operand.shape[-1], unit[position])]
 
 
 def worthwhile_row_bytes(sch: Schedule, block: SBlockRV, rates: CostRates) -> int:
@@ -169,11 +178,11 @@ def compute_operand(sch: Schedule, block: SBlockRV, operand: int, threads: int =
 
 
 def _row_bytes(operand: tirx.Var) -> int:
-    return int(operand.shape[-1]) * dtype_bytes(operand.dtype)
+    return constant_shape(operand)[-1] * dtype_bytes(operand.dtype)
 
 
 def _bytes(operand: tirx.Var) -> int:
-    return math.prod(map(int, operand.shape)) * dtype_bytes(operand.dtype)
+    return math.prod(constant_shape(operand)) * dtype_bytes(operand.dtype)
 
 
 def _widths(operand: tirx.Var, vector_bytes: int) -> tuple[int, int]:

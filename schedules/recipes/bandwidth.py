@@ -21,7 +21,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import block_name, loop_extent, loop_extents, loops_below
+from tensorir_ladder.schedules.inspection import block_name, constant_shape, loop_extent, loop_extents, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import fused_index
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner
@@ -308,7 +308,7 @@ def spread_rows(
 
 def _check_elementwise(sch: Schedule, block: SBlockRV) -> s_tir.SBlock:
     stmt = sch.get(block)
-    shapes = [[int(extent) for extent in region.source.shape] for region in (*stmt.writes, *stmt.reads)]
+    shapes = [constant_shape(region.source) for region in (*stmt.writes, *stmt.reads)]
     if _reduces(stmt) or not stmt.reads or any(shape != shapes[0] for shape in shapes):
         raise IllegalSchedule(
             "no elementwise block: it reduces, or its operands are not all of the output's shape",
@@ -360,7 +360,7 @@ def _lanes(stmt: s_tir.SBlock) -> int:
     """Return a vector's elements: 16 bytes of the widest dtype, narrowed until each operand's rows are a multiple."""
     regions = [region for region in (*stmt.reads, *stmt.writes) if len(region.source.shape) == len(_widest(stmt))]
     width = VECTOR_BYTES // max(dtype_bytes(region.source.dtype) for region in regions)
-    return math.gcd(width, *(int(region.source.shape[-1]) for region in regions))
+    return math.gcd(width, *(constant_shape(region.source)[-1] for region in regions))
 
 
 def _widest(stmt: s_tir.SBlock) -> list[int]:

@@ -24,7 +24,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import block_name, is_constant, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
@@ -413,8 +413,16 @@ def _sums_of_threads(sch: Schedule, block: SBlockRV, tile: WeightsTile) -> _Sums
 
 def _add_up(sch: Schedule, sums: _Sums, grid: LoopRV, tile: WeightsTile, many: int) -> SBlockRV:
     """Add up what the threads have summed, through shared memory, and store it; returns what stores."""
-    along_k = tile.along == "reduction"
-    sch.reverse_compute_at(sums.shared, grid, preserve_unit_loops=True)
+    along_k, groups = tile.along == "reduction", sums.groups
+    stored = sch.cache_write(groups, 0, "local") if groups is not None else None
+    # All are put where they belong before any is spread: TVM 0.27 forgets, silently, that a block's outputs may be
+    # fewer than its threads, and lets whatever is put behind it go on to as many.
+    for block in filter(None, (sums.shared, groups, stored, sums.total)):
+        sch.reverse_compute_at(block, grid, preserve_unit_loops=True)
+    write_back = accumulate_in_registers(sch, sums.total, grid)
+    sums_of_block = tile.rows * tile.block_columns
+    _check_outputs(sch, sums.total, grid, sums_of_block)
+    _check_outputs(sch, write_back, grid, sums_of_block)
     own = loops_below(sch, sums.shared, grid)
     if along_k:
         sch.storage_align(sums.shared, 0, len(own) - 2, 2, 1)  # odd: columns, read side by side, meet each bank once
@@ -424,16 +432,12 @@ def _add_up(sch: Schedule, sums: _Sums, grid: LoopRV, tile: WeightsTile, many: i
         sch.bind(loop, axis)
     for loop in own:
         sch.unroll(loop)
-    if sums.groups is not None:
-        sch.reverse_compute_at(sums.groups, grid, preserve_unit_loops=True)
-        stored = sch.cache_write(sums.groups, 0, "local")
-        sch.reverse_compute_at(stored, grid, preserve_unit_loops=True)
-        (group, *outputs), k = _outputs_and_reduction(sch, sums.groups, grid)
+    if groups is not None:
+        _check_outputs(sch, stored, grid, sums_of_block * tile.groups)
+        (group, *outputs), k = _outputs_and_reduction(sch, groups, grid)
         _spread(sch, [*outputs, group] if along_k else [group, *outputs], tile, k)
-        initialize_before(sch, sums.groups, k)
+        initialize_before(sch, groups, k)
         _spread(sch, loops_below(sch, stored, grid), tile)
-    sch.reverse_compute_at(sums.total, grid, preserve_unit_loops=True)
-    write_back = accumulate_in_registers(sch, sums.total, grid)
     outputs, k = _outputs_and_reduction(sch, sums.total, grid)
     _spread(sch, outputs, tile, k)
     initialize_before(sch, sums.total, k)
@@ -449,12 +453,24 @@ def _outputs_and_reduction(sch: Schedule, block: SBlockRV, grid: LoopRV) -> tupl
     return list(loops.values()), k
 
 
-def _spread(sch: Schedule, outputs: list[LoopRV], tile: WeightsTile, reduction: LoopRV | None = None) -> None:
-    """Give each output to a thread, the last loop's to threads side by side; the sum of one is its thread's.
+def _check_outputs(sch: Schedule, block: SBlockRV, grid: LoopRV, count: int) -> None:
+    """Raise IllegalSchedule where TVM lets a block compute more than a tile has, which others do as well."""
+    kinds = [iterator.iter_type for iterator in sch.get(block).iter_vars]
+    loops = loops_below(sch, block, grid)
+    spatial = [loop for loop, kind in zip(loops, kinds) if kind == tirx.IterVar.DataPar] if loops else []
+    found = math.prod(loop_extent(sch, loop) for loop in spatial)
+    if found > count:
+        raise IllegalSchedule(
+            "TVM cannot tell what a tile's part of the result is",
+            block=block_name(sch, block),
+            value=f"{found} elements",
+            limit=count,
+            remedy="schedule the product with stage_contraction",
+        )
 
-    What stores a sum has to be put where it belongs before, and spread by itself: TVM 0.27 forgets, silently, that
-    outputs may be fewer than threads.
-    """
+
+def _spread(sch: Schedule, outputs: list[LoopRV], tile: WeightsTile, reduction: LoopRV | None = None) -> None:
+    """Give each output to a thread, the last loop's to threads side by side; the sum of one is its thread's."""
     if reduction is not None:
         sch.reorder(*outputs, reduction)
         if loop_extent(sch, reduction) <= MOST_UNROLLED:

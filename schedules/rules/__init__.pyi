@@ -8,6 +8,9 @@ from .explanation import explain as explain
 from .for_target import dlight_rules as dlight_rules
 from .for_target import dlight_target as dlight_target
 from .for_target import rules as rules
+from .normal_form import Product as Product
+from .normal_form import narrowed as narrowed
+from .normal_form import product_of as product_of
 from .ranges import by_extent as by_extent
 from .relax_passes import DequantizeInProduct as DequantizeInProduct
 from .relax_passes import ReadTransposed as ReadTransposed

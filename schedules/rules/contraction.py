@@ -74,13 +74,13 @@ from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     stage_for_warpgroups,
 )
 from tensorir_ladder.schedules.tiles import Choice, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
-from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
 LOG = logging.getLogger(__name__)
 RANGES = (16, 64, 128, 512, None)  # most rows of each body, where only run time knows their number
 RANGES_OF_BATCH = (128, None)
 MANY = 2048  # what such an extent is taken for where tiles are chosen for more than the last range has
-FEWEST = 16  # products with fewer rows, columns and steps than this are not worth a block's tile
+FEWEST = 16  # of rows, columns and steps, two have so many where a tile is worth it
 SELDOM = 64  # and where such an extent is no multiple of 8
 MOST_EXPANDED = 4  # bytes of a computed operand that is kept, to one that it is computed from: 16 bits of 4
 WHOLE = 8  # elements of a vector of 16 bits each
@@ -203,7 +203,7 @@ class Contraction(Rule):
 
     ``machine`` is the GPU that tiles are chosen for; without one, what the target's architecture suggests
     (:func:`schedules.cost.assumed_machine`). Results do not depend on it. Not taken: vectors, products of fewer than
-    16 rows, columns and steps.
+    16 in two of rows, columns and steps.
     """
 
     name = "contraction"
@@ -231,10 +231,20 @@ class Contraction(Rule):
 
         Raises
         ------
-        NotTaken : for no product, or one that no engine takes.
+        NotTaken : for no product, or one that no engine takes; for a target that is no CUDA GPU, or not the machine's.
         """
         product = product_of(func)
-        shape, machine = Shape.of(product), self.machine or assumed_machine(target)
+        shape = Shape.of(product)
+        planned = self.plans(product, target)
+        few = _few_rows(func, target, each) if (each := _rows_of_each(product, shape)) else []
+        return [*few, *(_first_lowered(func, shape, most, plans, target) for most, plans in planned)]
+
+    def plans(self, product: Product, target: Target) -> list[tuple[int | None, list[Plan]]]:
+        """Return the plans of the engines that take a product, the first engine's first, for each range of its rows.
+
+        A range is the most that the symbolic extent may be, None for any. Raises NotTaken as :meth:`bodies`.
+        """
+        shape, machine = Shape.of(product), self._machine_of(target)
         _check_worthwhile(shape)
         each = _rows_of_each(product, shape)
         planned: list[tuple[int | None, list[Plan]]] = []
@@ -243,13 +253,27 @@ class Contraction(Rule):
             if planned and planned[-1][1][:1] == plans[:1]:
                 planned.pop()
             planned.append((most, plans))
-        few = _few_rows(func, target, each) if each else []
-        return [*few, *(_first_lowered(func, shape, most, plans, target) for most, plans in planned)]
+        return planned
 
     def any_extent(self, func: tirx.PrimFunc, target: Target) -> Body:
         """Return the one form of a function for all its extents, made for those that are seldom met: of small tiles."""
-        shape, machine = Shape.of(product_of(func)), self.machine or assumed_machine(target)
-        return _first_lowered(func, shape, None, _plans(shape, SELDOM, machine), target)
+        shape = Shape.of(product_of(func))
+        return _first_lowered(func, shape, None, _plans(shape, SELDOM, self._machine_of(target)), target)
+
+    def _machine_of(self, target: Target) -> Machine:
+        """Return the machine to choose for; NotTaken for a target that is no CUDA GPU, or not the machine's."""
+        if target.kind.name != "cuda":
+            raise NotTaken(
+                "engines are CUDA's", value=target.kind.name, limit="cuda", remedy="leave it to a rule for the target"
+            )
+        if self.machine is None:
+            return assumed_machine(target)
+        wanted, own = (str(one.attrs.get("arch", "")) for one in (target, self.machine.target))
+        if wanted != own:
+            raise NotTaken(
+                "the target is not the machine's", value=wanted, limit=own, remedy="describe the target's GPU"
+            )
+        return self.machine
 
 
 def _plans(shape: Shape, rows: int, machine: Machine) -> list[Plan]:
@@ -294,15 +318,16 @@ def _lowered(product: Product, shape: Shape, plan: Plan, target: Target) -> tirx
 
 
 def _check_worthwhile(shape: Shape) -> None:
-    """Raise NotTaken for vectors, and for products smaller than any tile."""
-    sizes = [size for size in (shape.rows, shape.columns) if size is not None]
-    if 1 in sizes:
+    """Raise NotTaken for vectors, and for products that leave most of any tile empty."""
+    sizes = {"rows": shape.rows, "columns": shape.columns, "steps": shape.reduction}
+    if 1 in (shape.rows, shape.columns):
         raise NotTaken("a product with one row or column streams a matrix", remedy="leave it to a rule for few rows")
-    if all(size is not None and size < FEWEST for size in (shape.rows, shape.columns, shape.reduction)):
+    small = [f"{size} {role}" for role, size in sizes.items() if size is not None and size < FEWEST]
+    if len(small) > 1:
         raise NotTaken(
-            "the product is smaller than any tile",
-            value=f"{shape.rows} x {shape.columns} x {shape.reduction}",
-            limit=f"{FEWEST} of one of them",
+            "the product leaves most of any tile empty",
+            value=" and ".join(small),
+            limit=f"{FEWEST} or more in two of rows, columns and steps",
             remedy="leave it to another rule",
         )
 
@@ -401,14 +426,16 @@ def _no_wgmma(shape: Shape, machine: Machine) -> str:
 
 
 def _warpgroup_choices(shape: Shape) -> tuple[Choice, ...]:
-    """List tiles of one warpgroup for few rows, of two for many; as deep as two blocks or one fill shared memory."""
+    """List tiles of one warpgroup for few rows, of two for many; narrow ones with k tiles of twice the depth, too."""
     widths = [width for width in WIDTHS if shape.b_by_k or width % PANEL == 0]
     tiles = [WarpgroupTile(block=(rows, n, 64), warpgroups=(rows // 64, 1)) for rows in (64, 128) for n in widths]
+    tiles += [WarpgroupTile(block=(64, n, 128), warpgroups=(1, 1)) for n in widths if n <= NARROW]
     tiles.append(WarpgroupTile(block=(256, 128, 64), warpgroups=(2, 1)))
     return tuple(Choice(tile, stages) for tile in tiles for stages in (4, 6, 8))
 
 
 FEWEST_FOR_KEPT = 128  # rows with which it pays to write a computed operand down
+NARROW = 112  # columns of a tile of which a k tile of 64 steps keeps little on its way
 WIDTHS = (32, 48, 64, 96, 112, 128, 160, 192, 224, 256)
 
 
@@ -529,7 +556,8 @@ def _cycles(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: 
 
 def _outputs(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:
     m, n, k = sizes
-    return block_tile_cost(choice, Matmul(m * (shape.batch or 1), n, k), machine, parts)
+    rows = min(m * (shape.batch or 1), (MAX_ELEMENTS - 1) // max(n, k))  # so many as a Matmul may have
+    return block_tile_cost(choice, Matmul(rows, n, k), machine, parts)
 
 
 WGMMA = Engine("wgmma", _of_copies(_no_wgmma), _warpgroup_choices, _cycles, _by_warpgroups, splits=True)

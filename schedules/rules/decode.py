@@ -234,6 +234,8 @@ def _tile(shape: _Shape, loads: int, columns: int, column_threads: int, reductio
 def _registers(tile: WeightsTile, shape: _Shape) -> int:
     """Estimate a thread's registers: weights on their way, rows (of two steps, if weights are unpacked), sums."""
     weights = _loads(tile) * max(1, shape.vector_bytes(tile) // 4)
+    if shape.computed and _is_ragged(tile, shape):
+        weights *= 4  # loaded element by element
     step = math.prod(tile.unit[1:])
     rows = -(-tile.rows * step * shape.row_bytes // 4)
     return weights + tile.rows * tile.columns + (2 * rows + step if shape.computed else rows)
@@ -242,6 +244,10 @@ def _registers(tile: WeightsTile, shape: _Shape) -> int:
 def _loads(tile: WeightsTile) -> int:
     """Return the vectors of weights that a thread asks for together."""
     return tile.columns * tile.steps if tile.along == "reduction" else tile.unit[1]
+
+
+def _is_ragged(tile: WeightsTile, shape: _Shape) -> bool:
+    return bool(shape.columns % tile.block_columns or shape.reduction % tile.block_k)
 
 
 def _blocks(tile: WeightsTile, shape: _Shape) -> int:
@@ -265,8 +271,7 @@ def _cost(tile: WeightsTile, shape: _Shape) -> float:
     beside = tile.reduction_threads if tile.along == "reduction" else tile.column_threads
     run = beside * shape.vector_bytes(tile)
     short = (1 + 0.05 * max(0.0, math.log2(LINE_BYTES / run))) * max(1.0, SECTOR_BYTES / run)
-    ragged = shape.columns % tile.block_columns or shape.reduction % tile.block_k
-    again = 4 if ragged and shape.computed else 1  # what is unpacked is then loaded element by element
+    again = 4 if shape.computed and _is_ragged(tile, shape) else 1
     rows = 1 + 0.06 * shape.rows * (1 if tile.along == "columns" else 2 / tile.columns)
     small = 1 + 0.02 * abs(math.log2(tile.threads / 256))
     sums = 2 * 4 * threads * tile.rows * tile.columns * SHARED_PER_WEIGHT

@@ -223,8 +223,8 @@ def _split(value: ir.Expr, reduction: Computation, wide: bool) -> _Factors | Non
         if not _uses(factor, reduction.reduction):
             found = _split(inner, reduction, wide)
             return found and replace(found, scale=(*found.scale, factor))
-    found = [_attached(_split(inner, reduction, wide), factor, reduction) for inner, factor in sides]
-    best = max([here, *filter(None, found)], key=lambda factors: _separated(factors, reduction))
+    within = [_attached(_split(inner, reduction, wide), factor, reduction) for inner, factor in sides]
+    best = max([here, *filter(None, within)], key=lambda factors: _separated(factors, reduction))
     return best if _separated(best, reduction) else None
 
 

@@ -13,6 +13,8 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, te, tirx
 from tvm.ir.transform import PassContext
 
+from tensorir_ladder.schedules.inspection import is_one
+
 NARROW = re.compile(r"u?int\d+|float[468]_")  # dtypes that weights are kept in, and made wider ones of
 
 
@@ -53,7 +55,7 @@ class _Untransposed(relax.PyExprMutator):
             return call
         operands = [operand if source is None else source for source, operand in zip(sources, call.args)]
         name = "".join("NT"[one] for one in turned) + "_matmul"
-        product = partial(_product, turned=turned, shape=call.ty.shape, dtype=call.ty.dtype, name=name)
+        product = partial(_product, turned=turned, dtype=call.ty.dtype, name=name)
         return self.builder_.call_te(product, *operands, primfunc_name_hint=name)
 
     def _transposed(self, operand: relax.Expr) -> relax.Expr | None:
@@ -66,15 +68,18 @@ class _Untransposed(relax.PyExprMutator):
         return made.args[0] if order == [*range(count - 2), count - 1, count - 2] else None
 
 
-def _product(
-    a: te.Tensor, b: te.Tensor, *, turned: Sequence[bool], shape: Sequence[ir.Expr], dtype: ir.Type, name: str
-) -> te.Tensor:
-    """Compute a @ b, each ``turned`` one of which lies transposed; axes before the last two broadcast."""
+def _product(a: te.Tensor, b: te.Tensor, *, turned: Sequence[bool], dtype: ir.Type, name: str) -> te.Tensor:
+    """Compute a @ b, each ``turned`` one of which lies transposed; axes before the last two broadcast.
+
+    Extents are the operands': what Relax knows of the result has variables of its own in their place.
+    """
+    batch = [_broadcast(a, b, place) for place in range(-max(len(a.shape), len(b.shape)), -2)]
+    shape = [*batch, a.shape[-1 if turned[0] else -2], b.shape[-2 if turned[1] else -1]]
     k = te.reduce_axis((0, a.shape[-2 if turned[0] else -1]), name="k")
 
     def place(operand: te.Tensor, batch: Sequence[tirx.Var], last: tuple[tirx.Var, ...]) -> ir.Expr:
         own = zip(operand.shape[:-2], batch[len(batch) - len(operand.shape) + 2 :])
-        whole = [0 if isinstance(extent, tirx.IntImm) and extent == 1 else axis for extent, axis in own]
+        whole = [0 if is_one(extent) else axis for extent, axis in own]
         return operand(*whole, *last).astype(dtype)
 
     def element(*index: tirx.Var) -> ir.Expr:
@@ -83,6 +88,12 @@ def _product(
         return te.sum(first * place(b, batch, (column, k) if turned[1] else (k, column)), axis=k)
 
     return te.compute(shape, element, name=name)
+
+
+def _broadcast(a: te.Tensor, b: te.Tensor, place: int) -> ir.Expr:
+    """Return the extent of a broadcast axis, counted from the last."""
+    own = [operand.shape[place] for operand in (a, b) if len(operand.shape) >= -place]
+    return next((extent for extent in own if not is_one(extent)), own[0])
 
 
 @tvm.transform.module_pass(opt_level=0, name="DequantizeInProduct")

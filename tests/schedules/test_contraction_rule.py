@@ -14,8 +14,10 @@ from support.functions import check_function
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, arch_flags, run_nvcc
 from tensorir_ladder.schedules.cost import assumed_machine, contraction_cycles
 from tensorir_ladder.schedules.rules.contraction import RANGES, Contraction
+from tensorir_ladder.schedules.rules.normal_form import product_of
 from tensorir_ladder.schedules.rules.rule import HOW, NotTaken
 from tensorir_ladder.schedules.tiles import Choice, WarpgroupTile
+from tensorir_ladder.schedules.workloads import conv2d_nhwc
 
 HOPPER, AMPERE, TURING = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_90a", "sm_80", "sm_75"))
 Size = int | str  # an extent, or the name of one that only run time knows
@@ -91,7 +93,7 @@ def test_the_engine_is_that_of_target_and_dtype(function: tirx.PrimFunc, target:
 
 
 @pytest.mark.parametrize(
-    "function", [product(8, 8, 8), product(1, 512, 512), product(512, 1, 512), product("m", 1, 64)]
+    "function", [product(8, 8, 64), product(1, 512, 512), product(512, 1, 512), product("m", 1, 64)]
 )
 def test_vectors_and_tiny_products_are_left(function: tirx.PrimFunc) -> None:
     with pytest.raises(NotTaken):
@@ -99,12 +101,24 @@ def test_vectors_and_tiny_products_are_left(function: tirx.PrimFunc) -> None:
     assert Contraction().apply(function, HOPPER) is None
 
 
+def plans(function: tirx.PrimFunc, target: Target = HOPPER) -> dict[int | None, str]:
+    """The first plan of each range of a function's rows."""
+    return {most: str(able[0]) for most, able in Contraction().plans(product_of(function), target)}
+
+
 def test_few_rows_get_bodies_of_their_own_and_neighbours_share_theirs() -> None:
-    bodies = Contraction().bodies(product("m", 512, 2048), HOPPER)
-    ends = [body.most for body in bodies]
+    chosen = plans(product("m", 4096, 4096))
+    ends = list(chosen)
     assert ends == [*sorted(end for end in ends if end), None]
-    assert len({body.how for body in bodies}) == len(bodies) <= len(RANGES) + 1
-    assert len(Contraction().bodies(product("m", 64, 64), HOPPER)) < len(bodies)
+    assert 3 <= len(set(chosen.values())) == len(chosen) <= len(RANGES)
+    assert len(plans(product("m", 64, 64))) < len(chosen)
+
+
+def test_few_rows_fill_the_gpu_by_narrow_tiles_or_by_parts() -> None:
+    chosen = plans(product("m", 4096, 14336))
+    assert "wgmma 64x32x" in chosen[16 if 16 in chosen else 64]
+    assert "parts" in chosen[128]
+    assert "128x256x64/2x1" in chosen[None]
 
 
 def test_a_function_says_how_it_was_made() -> None:
@@ -114,24 +128,47 @@ def test_a_function_says_how_it_was_made() -> None:
 
 def test_rows_that_are_a_multiple_of_the_extent_are_counted_as_rows() -> None:
     """A range ends at 16 rows, which are 2 of ``m`` with 8 of them to each."""
-    m, k = tirx.Var("m", "int32"), te.reduce_axis((0, 512), "k")
-    a, b = te.placeholder((m, 8, 512), "float16", name="A"), te.placeholder((512, 512), "float16", name="B")
+    m, k = tirx.Var("m", "int32"), te.reduce_axis((0, 4096), "k")
+    a, b = te.placeholder((m, 8, 4096), "float16", name="A"), te.placeholder((4096, 4096), "float16", name="B")
     wide = "float32"
     sums = te.compute(
-        (m, 8, 512), lambda p, i, j: te.sum(a[p, i, k].astype(wide) * b[j, k].astype(wide), axis=k), name="matmul"
+        (m, 8, 4096), lambda p, i, j: te.sum(a[p, i, k].astype(wide) * b[j, k].astype(wide), axis=k), name="matmul"
     )
-    bodies = Contraction().bodies(te.create_prim_func([a, b, sums]), HOPPER)
-    assert {body.most for body in bodies} <= {1, 2, 8, 16, 64, None}
-    assert bodies[-1].most is None
+    chosen = plans(te.create_prim_func([a, b, sums]))
+    assert set(chosen) <= {2, 8, 16, 64, None}
+    assert len(chosen) > 1
+
+
+def test_a_machine_is_for_its_own_target_and_a_target_is_a_gpu() -> None:
+    function, machine = product(64, 64, 64), assumed_machine(AMPERE)
+    with pytest.raises(NotTaken, match="sm_80"):
+        Contraction(machine).take(function, HOPPER)
+    with pytest.raises(NotTaken, match="llvm"):
+        Contraction().take(function, Target("llvm"))
+    assert Contraction(machine).plans(product_of(function), AMPERE)
 
 
 def test_the_cost_of_few_rows_is_that_of_reading_the_weights() -> None:
     machine = assumed_machine(HOPPER)
-    narrow, wide = (Choice(WarpgroupTile(block=(64, n, 64), warpgroups=(1, 1)), stages=6) for n in (32, 256))
+    tiles = (WarpgroupTile(block=(64, n, 64), warpgroups=(1, 1)) for n in (32, 256))
+    narrow, wide = (Choice(tile, stages) for tile, stages in zip(tiles, (8, 5)))
     sizes = (16, 4096, 4096)
     assert contraction_cycles(narrow, sizes, machine) < contraction_cycles(wide, sizes, machine) / 2
     # Cut in eight, the wide tiles fill the GPU, too.
     assert contraction_cycles(wide, sizes, machine, parts=8) < contraction_cycles(wide, sizes, machine) / 2
+
+
+def weights_of_int8() -> tirx.PrimFunc:
+    """A product with weights that are scaled on their way."""
+    m, k = tirx.Var("m", "int32"), te.reduce_axis((0, 128), "k")
+    a, scale = te.placeholder((m, 128), "float16", name="A"), te.placeholder((72,), "float16", name="S")
+    weights = te.placeholder((72, 128), "int8", name="W")
+    scaled = te.compute((72, 128), lambda j, s: weights[j, s].astype("float16") * scale[j], name="scaled")
+    wide = "float32"
+    sums = te.compute(
+        (m, 72), lambda i, j: te.sum(a[i, k].astype(wide) * scaled[j, k].astype(wide), axis=k), name="matmul"
+    )
+    return te.create_prim_func([a, weights, scale, te.compute((m, 72), lambda i, j: sums[i, j].astype("float16"))])
 
 
 def rows(*counts: int, **others: int) -> list[dict[str, int]]:
@@ -150,6 +187,8 @@ RIGHT = {
     "queries and keys": (product("m", "n", 128, batch=2), HOPPER, [*rows(5, n=77), *rows(65, 0, n=8)]),
     "values": (product("m", 64, "k", batch=2, b_by_columns=False), HOPPER, [*rows(33, k=77), *rows(5, k=592)]),
     "values, by mma": (product("m", 64, "k", batch=2, b_by_columns=False), AMPERE, [*rows(9, k=3), *rows(5, k=80)]),
+    "weights of int8, many rows": (weights_of_int8(), HOPPER, rows(20, 130)),
+    "an image": (conv2d_nhwc(2, 14, 14, 32, 128, dtype="float16"), HOPPER, [{}]),
     "int8": (product(50, 40, 36, "int8"), HOPPER, [{}]),
     "A by columns": (product(100, 72, 136, a_by_rows=False), HOPPER, [{}]),
     "any rows, A by columns": (product("m", 72, 136, a_by_rows=False), HOPPER, rows(33)),
@@ -173,6 +212,7 @@ def test_it_is_right(function: tirx.PrimFunc, target: Target, sizes: list[dict[s
         check_function(function, taken, target, sizes=each, sums="float64" if wide else "float32", runs=2)
 
 
+@pytest.mark.emulator  # as slow
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("function", "target"),

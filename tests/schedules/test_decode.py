@@ -115,6 +115,7 @@ def chosen(m: int, n: int, k: int) -> tirx.PrimFunc:
 CASES = {
     "one row": half(1, 64, 1024),
     "rows and columns that no tile divides": half(3, 100, 1000),
+    "fewer sums than threads, in groups": half(1, 512, 2048, dtype="float32"),
     "odd extents": half(2, 37, 101),
     "bfloat16": half(2, 64, 256, dtype="bfloat16"),
     "float32": half(4, 64, 256, dtype="float32"),
@@ -149,7 +150,14 @@ CASES = {
 }
 
 
-FAST = ("odd extents", "ragged, along the columns", "a matrix and three vectors", "one column", "bias and ReLU")
+FAST = (
+    "odd extents",
+    "fewer sums than threads, in groups",
+    "ragged, along the columns",
+    "a matrix and three vectors",
+    "one column",
+    "bias and ReLU",
+)
 FAST = (
     *FAST,
     "int8 without a scale, ragged",
@@ -181,6 +189,12 @@ def test_one_function_has_bodies_for_ranges_of_rows(function: tirx.PrimFunc) -> 
     assert launched.pop(0) == ()
     assert len({kernels for m, kernels in launched.items() if m <= 8}) == 4, launched
     assert launched[8] == launched[11]  # more rows than asked for: slow, and right
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_rows_of_a_matrix_may_be_known_at_run_time_only(n: int) -> None:
+    function = Matmul(m=1, n=n, k=2048, dtype="float16", layout="nt").prim_func(any_m=True)
+    check_function(function, Decode().take(function, TARGET), TARGET, {"m": 77}, runs=1)
 
 
 @pytest.mark.emulator

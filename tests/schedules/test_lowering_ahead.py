@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import tvm
@@ -23,6 +21,7 @@ from tensorir_ladder.schedules import pipeline, recipes
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalSchedule
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.pipeline.one_barrier import HIDES_READS
+from tensorir_ladder.schedules.rules import by_extent
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -39,9 +38,10 @@ def stock(function: tirx.PrimFunc) -> Generated:
 
 
 def counts(cuda: str) -> dict[str, int]:
-    """Count what must be the same: barriers, copies, their groups and waits, matrix instructions."""
-    words = ("__syncthreads", "ptx_cp_async_legacy", "async_commit", "async_wait", "wgmma", "mma.sync", "ldmatrix")
-    return {word: len(re.findall(word, cuda)) for word in words}
+    """Count what kernels call and must be the same: barriers, copies, their groups and waits, matrix instructions."""
+    words = ("__syncthreads", "ptx_cp_async_legacy", "commit_group_", "wait_group_", "wgmma_", "tensor_core_")
+    kernels = cuda[cuda.index('extern "C" __global__') :]
+    return {word: kernels.count(word) for word in words}
 
 
 def pipelined(problem: Matmul, **form: bool) -> Schedule:
@@ -86,6 +86,27 @@ def test_results_are_those_of_our_own_pipeline_bit_for_bit(number: int, variant:
 def test_a_pipeline_is_right_without_any_configuration(form: dict[str, bool]) -> None:
     problem = Matmul(45, 75, 90)
     check_function(problem.prim_func(), lower_ahead(pipelined(problem, **form).mod["main"], TARGET), TARGET)
+
+
+def test_forms_of_pipelines_stand_beside_each_other_in_one_function() -> None:
+    """Two barriers, one, and none asynchronous, each for a range of rows that only run time knows."""
+    before = Matmul(45, 72, 96).prim_func(any_m=True)
+    forms: list[dict[str, bool]] = [
+        {"async_copy": True},
+        {"one_barrier": True, "unroll_ring": True},
+        {"async_copy": False},
+    ]
+    lowered = []
+    for form in forms:
+        sch = Schedule(before)
+        staged = recipes.stage_contraction(sch, sch.get_sblock("matmul"), TILE, vectorize=True)
+        pipeline.pipeline_loop(sch, staged.loops.k_outer, 3, **form)
+        lowered.append(lower_ahead(sch.mod["main"], TARGET))
+    chosen = by_extent(list(zip((8, 40, None), lowered)))
+    alone, together = [counts(stock(one).cuda) for one in lowered], counts(stock(chosen).cuda)
+    assert together == {word: sum(one[word] for one in alone) for word in together}
+    kernels = [check_function(before, chosen, TARGET, {"m": m}, runs=2).kernels for m in (5, 33, 45)]
+    assert len(set(kernels)) == 3
 
 
 def test_lowered_twice_it_is_the_same() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
 import tvm
-from tvm import te, tirx
+from tvm import te, tirx, topi
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
@@ -17,10 +17,11 @@ from support.tir_functions import FUNCTIONS, OTHERS, operands_of, run_on_llvm
 from tensorir_ladder.harness.execution import compile_serial
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import operand_regions
-from tensorir_ladder.schedules.loops import flatten_contraction
+from tensorir_ladder.schedules.loops import flatten_contraction, unroll_loop
+from tensorir_ladder.schedules.memory import align_operands, worthwhile_row_bytes
 from tensorir_ladder.schedules.pipeline import pipeline_loop
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
-from tensorir_ladder.schedules.recipes import stage_contraction
+from tensorir_ladder.schedules.recipes import BandwidthTile, split_reduction, spread_elements, stage_contraction
 from tensorir_ladder.schedules.rules.normal_form import Product, narrowed, product_of
 from tensorir_ladder.schedules.rules.rule import NotTaken
 from tensorir_ladder.schedules.tensor_cores import tensorize_contraction
@@ -192,6 +193,32 @@ def test_flattening_refuses_before_it_changes_anything(name: str) -> None:
     with pytest.raises(IllegalSchedule, match="product_of"):
         flatten_contraction(sch, block)
     assert sch.mod.script() == written
+
+
+@pytest.mark.parametrize(
+    "compose",
+    [
+        lambda product: align_operands(product.sch, product.block, TILE.block),
+        lambda product: worthwhile_row_bytes(product.sch, product.block, None),
+        lambda product: split_reduction(product.sch, product.block, 2, 16),
+        lambda product: unroll_loop(product.sch, product.reduction),
+        lambda product: pipeline_loop(product.sch, product.reduction, 2),
+    ],
+)
+def test_what_needs_constant_extents_says_so_before_it_changes_anything(compose: Callable[[Product], object]) -> None:
+    product = product_of(FUNCTIONS["all_any"].make())
+    written = product.sch.mod.script()
+    with pytest.raises(IllegalSchedule, match="run time only"):
+        compose(product)
+    assert product.sch.mod.script() == written
+
+
+def test_elementwise_blocks_of_symbolic_extents_are_refused_by_name() -> None:
+    x = te.placeholder((tirx.Var("m", "int64"), 8), "float32", name="x")
+    sch = Schedule(te.create_prim_func([x, topi.tanh(x)]))
+    (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+    with pytest.raises(IllegalSchedule, match="run time only"):
+        spread_elements(sch, block, BandwidthTile(threads=128))
 
 
 def test_epilogues_that_repeat_are_refused_by_name() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,7 +13,6 @@ import tvm
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
-from tvm.s_tir.tensor_intrin import cuda as intrinsics
 from tvm.target import Target
 from tvm.testing.tir import mma_schedule
 
@@ -21,7 +22,14 @@ from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.pipeline import pipeline_loop
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 
+# For their time: TVM parses the texts of all its intrinsics when these are imported, under pytest for a minute.
+pytestmark = pytest.mark.emulator
 TARGET = Target({"kind": "cuda", "arch": "sm_80"})
+
+
+def tvm_intrinsics() -> ModuleType:
+    """Import TVM's intrinsics for CUDA."""
+    return importlib.import_module("tvm.s_tir.tensor_intrin.cuda")
 
 
 def product(m: int, n: int, k: int) -> tirx.PrimFunc:
@@ -36,6 +44,7 @@ def product(m: int, n: int, k: int) -> tirx.PrimFunc:
 
 def by_mma(before: tirx.PrimFunc, steps: int = 1) -> Schedule:
     """TVM's own test schedule: fragments in scope "warp", loaded by ldmatrix."""
+    intrinsics = tvm_intrinsics()
 
     def laid_out(i: tirx.Expr, j: tirx.Expr) -> tuple[tirx.Expr, ...]:
         return (i // 16, j // 16, *intrinsics.shared_16x16_to_ldmatrix_32x8_layout(i % 16, j % 16))
@@ -48,7 +57,7 @@ def by_mma(before: tirx.PrimFunc, steps: int = 1) -> Schedule:
 
 def by_wmma(before: tirx.PrimFunc) -> Schedule:
     """A block of one warp, fragments in scopes "wmma.*"."""
-    group = intrinsics.get_wmma_intrin_group(
+    group = tvm_intrinsics().get_wmma_intrin_group(
         load_scope="shared", store_scope="global", in_dtype="float16", out_dtype="float32", trans_b=False
     )
     sch = Schedule(before)

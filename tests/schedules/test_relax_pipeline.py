@@ -20,6 +20,7 @@ from support.relax_modules import MODULES, arrays_of, functions_of, made_of
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.rules import DequantizeInProduct, ReadTransposed, Rule, dlight_target, fuse_operators
+from tensorir_ladder.schedules.rules.ranges import symbolic_extents
 from tensorir_ladder.schedules.rules.rule import is_scheduled
 
 TARGET = machine_for("sm_90a").target()
@@ -242,6 +243,17 @@ def test_products_read_transposed_operands_where_they_lie(name: str) -> None:
     assert changed["forward"].script().count("permute_dims(") == remaining
     arrays = arrays_of(mod)
     same(outputs(changed, arrays), outputs(mod, arrays), "float32")
+
+
+def test_one_symbolic_extent_stays_one() -> None:
+    builder = relax.BlockBuilder()
+    rows = tirx.Var("rows", "int64")
+    x = relax.Var("x", relax.TensorType((rows, 64), "float16"))
+    w = relax.Var("w", relax.TensorType((48, 64), "float16"))
+    with builder.function("forward", [x, w]):
+        builder.emit_func_output(builder.emit(relax.op.matmul(x, turned(w))))
+    (product,) = functions_of(ReadTransposed()(builder.get())).values()
+    assert len(symbolic_extents(product)) == 1
 
 
 def test_functions_that_nothing_calls_stay() -> None:

@@ -75,7 +75,7 @@ def test_what_is_beyond_the_target_is_no_candidate() -> None:
     assert decided(PRODUCT, [[4, 8, 2], [16, 8, 1], [3, 32], 0, 0]) is not None
 
 
-@pytest.mark.emulator  # for its time
+@pytest.mark.emulator  # for its time: TVM parses the texts of all its intrinsics then
 def test_a_search_mutates_tiles_and_choices() -> None:
     strategy = ms.search_strategy.EvolutionarySearch(
         population_size=4, init_min_unmeasured=2, genetic_num_iters=1, genetic_mutate_prob=1.0
