@@ -16,6 +16,7 @@ operand, whatever follows becomes one epilogue. The function given is never chan
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,7 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 NARROW_FLOATS = ("float16", "bfloat16", "float8")  # beginnings of the dtypes whose sums are kept in float32
 FEWEST_OF_A_GROUP = 8  # channels of the result: less of a tile would be used by a grouped convolution
 EPILOGUE = "epilogue"
+WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul)
 OWN_NAMES = ("root", "first_operand", "second_operand", EPILOGUE)  # of blocks
 MOST_NODES = 4000  # of an epilogue: blocks that read a value often, one after the other, double it each time
 
@@ -123,6 +125,9 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
             raise _left("too much is computed in one block", computation, value=nodes, limit=MOST_NODES)
     factors = _factors_of(reduction, others, sums)
     epilogue = _epilogue_of(reduction, factors, written, others)
+    for value in (factors.first, factors.second, epilogue.value):
+        if _shows_carries(value):
+            raise _left("integers of less than 32 bits that wrap inside of an expression, not in CUDA", reduction)
     return _rewritten(func, *_grouped(reduction, factors, epilogue))
 
 
@@ -181,14 +186,14 @@ def _factors_of(reduction: Computation, producers: Sequence[Computation], sums: 
     written = str(reduction.buffer.dtype)
     wide = sums == "float32" and _is_float(written)
     summed = "float32" if wide and written.startswith(NARROW_FLOATS) else written
-    rounded = not wide and isinstance(value, tirx.Cast)  # products that wrap, or round, before they are added
+    rounded = not wide and isinstance(value, tirx.Cast)  # products that round before they are added
     found = _split(value.value if rounded else value, reduction, wide)
-    if found is None:
+    if found is None or (rounded and not _is_float(found.multiplied)):
         raise _left("the sum is not one of products of two operands", reduction, value=summand)
     first, second = (_as_stored(operand) for operand in (found.first, found.second))
     if wide:
         first, second = _of_one_dtype(first, second, summed)
-    elif found.scale and (rounded or _is_float(written)):
+    elif found.scale and _is_float(written):
         raise _left("a product of several factors has no arithmetic as written", reduction, value=summand)
     for iterator in reduction.reduction:
         if not all(_uses(operand, [iterator]) for operand in (first, second)):
@@ -274,6 +279,31 @@ def _of_one_dtype(first: ir.Expr, second: ir.Expr, summed: str) -> tuple[ir.Expr
         return first, second
     wider = max(dtypes, key=lambda dtype: dtype.bits) if dtypes[0].bits != dtypes[1].bits else summed
     return first.astype(str(wider)), second.astype(str(wider))
+
+
+def _shows_carries(value: ir.Expr) -> bool:
+    """Return whether narrow integers are computed, and more than their low bits are looked at before they are stored.
+
+    In CUDA (as TVM 0.27 writes it) they are int by then, and do not wrap.
+    """
+    found: list[ir.Expr] = []
+    tvm_ffi.structural_walk(value, (WRAPPING, lambda node: found.append(node) if _is_narrow(node) else None))
+
+    def stored(node: ir.Expr) -> int:
+        if isinstance(node, WRAPPING) and _is_narrow(node):
+            return 1 + stored(node.a) + stored(node.b)
+        if isinstance(node, ir.Call) and str(node.op.name).endswith("if_then_else"):
+            return stored(node.args[1]) + stored(node.args[2])
+        if isinstance(node, tirx.Cast) and _is_narrow(node):
+            return stored(node.value)
+        return 0
+
+    return len(found) > stored(value)
+
+
+def _is_narrow(value: ir.Expr) -> bool:
+    """Return whether an expression is an integer of less than 32 bits."""
+    return re.fullmatch(r"u?int(8|16)", str(value.ty.dtype)) is not None
 
 
 def _epilogue_of(
