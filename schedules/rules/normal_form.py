@@ -16,7 +16,6 @@ operand, whatever follows becomes one epilogue. The function given is never chan
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,6 +36,7 @@ from tensorir_ladder.schedules.rules.computations import (
     nodes_inlined,
     replaced,
     same_number,
+    shows_carries,
     simplified,
 )
 from tensorir_ladder.schedules.rules.rule import NotTaken
@@ -45,7 +45,6 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 NARROW_FLOATS = ("float16", "bfloat16", "float8")  # beginnings of the dtypes whose sums are kept in float32
 FEWEST_OF_A_GROUP = 8  # channels of the result: less of a tile would be used by a grouped convolution
 EPILOGUE = "epilogue"
-WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul)
 OWN_NAMES = ("root", "first_operand", "second_operand", EPILOGUE)  # of blocks
 MOST_NODES = 4000  # of an epilogue: blocks that read a value often, one after the other, double it each time
 
@@ -126,7 +125,7 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
     factors = _factors_of(reduction, others, sums)
     epilogue = _epilogue_of(reduction, factors, written, others)
     for value in (factors.first, factors.second, epilogue.value):
-        if _shows_carries(value):
+        if shows_carries(value):
             raise _left("integers of less than 32 bits that wrap inside of an expression, not in CUDA", reduction)
     return _rewritten(func, *_grouped(reduction, factors, epilogue))
 
@@ -279,31 +278,6 @@ def _of_one_dtype(first: ir.Expr, second: ir.Expr, summed: str) -> tuple[ir.Expr
         return first, second
     wider = max(dtypes, key=lambda dtype: dtype.bits) if dtypes[0].bits != dtypes[1].bits else summed
     return first.astype(str(wider)), second.astype(str(wider))
-
-
-def _shows_carries(value: ir.Expr) -> bool:
-    """Return whether narrow integers are computed, and more than their low bits are looked at before they are stored.
-
-    In CUDA (as TVM 0.27 writes it) they are int by then, and do not wrap.
-    """
-    found: list[ir.Expr] = []
-    tvm_ffi.structural_walk(value, (WRAPPING, lambda node: found.append(node) if _is_narrow(node) else None))
-
-    def stored(node: ir.Expr) -> int:
-        if isinstance(node, WRAPPING) and _is_narrow(node):
-            return 1 + stored(node.a) + stored(node.b)
-        if isinstance(node, ir.Call) and str(node.op.name).endswith("if_then_else"):
-            return stored(node.args[1]) + stored(node.args[2])
-        if isinstance(node, tirx.Cast) and _is_narrow(node):
-            return stored(node.value)
-        return 0
-
-    return len(found) > stored(value)
-
-
-def _is_narrow(value: ir.Expr) -> bool:
-    """Return whether an expression is an integer of less than 32 bits."""
-    return re.fullmatch(r"u?int(8|16)", str(value.ty.dtype)) is not None
 
 
 def _epilogue_of(
