@@ -354,7 +354,13 @@ def _ranges(each: int, shape: Shape) -> list[tuple[int | None, int]]:
 
 
 def _row_length(func: tirx.PrimFunc) -> tirx.Var | None:
-    """Return the symbolic extent by which rows of a 16-bit parameter are that long, None where there is no one such."""
+    """Return the symbolic extent by which rows of a 16-bit parameter are that long, None where there is no one such.
+
+    None, too, where an extent is computed from others: TVM gives no values to such.
+    """
+    extents = [extent for parameter in func.params for extent in getattr(parameter, "shape", ())]
+    if not all(is_constant(extent) or isinstance(extent, tirx.Var) for extent in extents):
+        return None
     found: list[tirx.Var] = []
     for parameter in func.params:
         if hasattr(parameter.ty, "shape") and len(parameter.shape) > 1 and dtype_bytes(parameter.dtype) == 2:

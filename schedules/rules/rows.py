@@ -348,14 +348,15 @@ def _with_kept_values(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) 
         except NotTaken:  # what is stored is of these rows only as far as what would be kept is
             continue
         loads: list[ir.TensorLoad] = []
-        passes = 0
+        passes, once = 0, False  # by how many it is read, and if by one that goes over no columns
         for phase in trial.phases:
             read = [*phase.values, *(value for _, value in phase.computes)]
             here = [load for value in read for load in loads_in(value) if load.source.same_as(computation.buffer)]
             loads += here
             passes += bool(here)
+            once = once or (bool(here) and phase.columns is None)
         same = all(tvm_ffi.structural_equal(load, loads[0]) for load in loads)
-        if passes > 1 and same and all(trial.lanes.varies(index) for index in loads[0].indices[-1:]):
+        if passes > 1 and not once and same and all(trial.lanes.varies(index) for index in loads[0].indices[-1:]):
             kept.append(computation.buffer)
             form = trial
     return form

@@ -423,7 +423,7 @@ class Take:
                 conditions.append(self.at(access.guard, number, tirx.const(0, "int32")))
             return where(conditions, loaded)
 
-        return unrolled("load", self.count, vector)
+        return repeated(self.count, vector)
 
     def _read(self, load: ir.TensorLoad, number: ir.Expr, place: ir.Expr, inside: ir.Expr) -> ir.Expr:
         return tirx.BufferLoad(load.source, self._flat(load.source, load.indices, number, place, inside))
@@ -455,7 +455,7 @@ class Take:
                 statements.append(self._stored(buffer, indices, local, number))
             return where([self.holds(number)], sequence(statements))
 
-        return unrolled("number", self.count, vector)
+        return repeated(self.count, vector)
 
     def _stored(self, buffer: tirx.Var, indices: Sequence[ir.Expr], local: tirx.Var, number: ir.Expr) -> tirx.Stmt:
         def piece(place: ir.Expr, inside: ir.Expr) -> tirx.Stmt:
@@ -593,6 +593,14 @@ def loop(
 def unrolled(name: str, extent: int, body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
     """Return a loop that is written out."""
     return loop(name, extent, body, tirx.ForKind.UNROLLED)
+
+
+def repeated(count: int, body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
+    """Return a body for each number below ``count``.
+
+    Not as a loop: from its conditions TVM would conclude that fewer registers do, as many as only run time knows.
+    """
+    return sequence([body(tirx.const(number, "int32")) for number in range(count)])
 
 
 def pieces(lanes: int, width: int, body: Callable[[ir.Expr, ir.Expr], tirx.Stmt]) -> tirx.Stmt:

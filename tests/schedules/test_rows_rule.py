@@ -68,6 +68,8 @@ CASES = {
     "variance": Case(lambda x: op.variance(x, axis=-1), ((4, 96),), dtype="float32"),
     "deviation": Case(lambda x: op.std(x, axis=-1), ((4, 96),), dtype="float32"),
     "sum_of_all": Case(op.sum, ((7, 33),), dtype="float32"),
+    "sum_of_everything_symbolic": Case(op.sum, (("n", "m", 64, 3),), ({"n": 3, "m": 2}, {"n": 1, "m": 40})),
+    "softmax_of_one": Case(lambda x: nn.softmax(x, axis=0), ((1, "n"),), ({"n": 5},)),
     "sum_kept": Case(lambda x: op.sum(x, axis=[1], keepdims=True), ((5, 33),), dtype="float32"),
     "sum_of_columns": Case(
         lambda x: op.sum(x, axis=0), (("n", "m"),), ({"n": 5, "m": 40}, {"n": 100, "m": 3}), dtype="float32"
