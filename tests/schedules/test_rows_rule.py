@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 
 from support.functions import check_function
 from support.legalized import Shape, legalized
@@ -77,6 +78,7 @@ CASES = {
     "prod": Case(lambda x: op.prod(x, axis=1), ((5, 9),), dtype="float32"),
     "max_of_bytes": Case(lambda x: op.max(x, -1), ((4, 96),), dtype="int8"),
     "argmax": Case(lambda x: op.argmax(x, -1), ((5, 130),), dtype="float32"),
+    "argmax_of_halves": Case(lambda x: op.argmax(x, 0), ((70, 9),)),
     "argmin_long": Case(lambda x: op.argmin(x, -1), ((3, 1300),), dtype="float32"),
     "group_norm": Case(lambda x, w, b: nn.group_norm(x, w, b, 4, 1, [2, 3]), ((2, 16, 4, 4), (16,), (16,)), slack=16),
     "average_pool": Case(
@@ -118,6 +120,16 @@ def test_few_long_rows_are_reduced_by_many_blocks(name: str) -> None:
     (function,) = case.functions()
     launched = check_function(function, Rows().take(function, TARGET), TARGET, runs=2).kernels
     assert len(launched) == kernels
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("all_of", [True, False])
+def test_flags_are_reduced(all_of: bool) -> None:
+    flags = te.placeholder((5, 70), "bool", "flags")
+    function = te.create_prim_func([flags, (topi.all if all_of else topi.any)(flags, axis=1)])
+    one = np.ones((5, 70), bool) if all_of else np.zeros((5, 70), bool)
+    one[2, 33] = not all_of
+    assert check_function(function, Rows().take(function, TARGET), TARGET, arrays={"flags": one}).kernels
 
 
 def cuda(function: tirx.PrimFunc) -> str:
