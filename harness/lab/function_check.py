@@ -68,7 +68,8 @@ def check_function(
 
     Parameters
     ----------
-    before : a function without a schedule, of any parameters. Those it writes to are its outputs.
+    before : a function without a schedule, of any parameters. Those it writes to are its outputs;
+        those that it reads before are operands as well.
     after : what became of it: a function, scheduled or lowered, of the same parameters.
     sizes : values of its symbolic extents and scalar parameters, by name.
     arrays : operands that cannot be drawn, by name: indices, say. Others are drawn from ``seed``, of standard normal
@@ -115,8 +116,8 @@ class _Case:
         written = _written(before)
         self.buffers = {n: p for n, p in zip(self.names, before.params) if hasattr(p.ty, "shape")}
         self.outputs = [n for n, p in self.buffers.items() if any(p.same_as(buffer) for buffer in written)]
-        read = _read(before)
-        self.updated = [n for n in self.outputs if any(self.buffers[n].same_as(buffer) for buffer in read)]
+        updated = _updated(before)
+        self.updated = [n for n in self.outputs if any(self.buffers[n].same_as(buffer) for buffer in updated)]
         wide = _widened(before)
         # LLVM's code generator has no numbers of 8 bits.
         as_written = [] if wide is not None and "float8" in before.script() else [before]
@@ -319,11 +320,22 @@ def _written(function: tirx.PrimFunc) -> list[tirx.Var]:
     return [store.buffer for store in _found(function, tirx.BufferStore)]
 
 
-def _read(function: tirx.PrimFunc) -> list[tirx.Var]:
-    """List what is read before the function writes it: not sums, which begin by an init."""
-    sums = [block.writes[0].source for block in _found(function, s_tir.SBlock) if block.init is not None]
-    loads = [load.source for load in _found(function, tvm.ir.TensorLoad)]
-    return [buffer for buffer in loads if not any(buffer.same_as(started) for started in sums)]
+def _updated(function: tirx.PrimFunc) -> list[tirx.Var]:
+    """List what the function reads before it writes it: not sums, which begin by an init."""
+    written: list[tirx.Var] = []
+    found: list[tirx.Var] = []
+    for block in _found(function, s_tir.SBlock):
+        inner: list[s_tir.SBlock] = []
+        tvm_ffi.structural_walk(block.body, (s_tir.SBlock, inner.append))
+        if inner:
+            continue
+        stored = [region.source for region in block.writes]
+        known = [*written, *(stored if block.init is not None else [])]
+        loads: list[tvm.ir.TensorLoad] = []
+        tvm_ffi.structural_walk(block.body, (tvm.ir.TensorLoad, loads.append))
+        found += [load.source for load in loads if not any(load.source.same_as(buffer) for buffer in known)]
+        written += stored
+    return found
 
 
 def _variables(function: tirx.PrimFunc) -> list[tirx.Var]:

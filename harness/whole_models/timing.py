@@ -34,6 +34,7 @@ SUMMED_BY_TORCH = "float16"  # parts of its sums may be
 FUNCTIONS = Plan(rounds=7, warmup_ms=5.0, round_budget_ms=60.0, sample_ms=0.3)  # of one function by itself
 BYTES = 2  # of a float16
 COMPILED, COPY = "torch.compile", "copy"
+CONFIGS = {COMPILED: "shapes as it chooses: those of the first size, then symbols"}
 
 
 @dataclass
@@ -167,7 +168,7 @@ def measure_model(
         bytes_moved=bytes_moved,
         flops=model.flops(value),
         rules=tuple(_timed(attempt, own, rest, functions) for attempt in attempts),
-        beside=(*(Peer(name, "measured", "", "", timing) for name, timing in peers.items()), *failed),
+        beside=(*(Peer(name, "measured", "", CONFIGS.get(name, ""), each) for name, each in peers.items()), *failed),
         method=rounds.method,
         environment=session.environment(rounds),
         command=session.command,

@@ -57,12 +57,6 @@ def contraction_loops(sch: Schedule, block: SBlockRV) -> list[LoopRV]:
     IllegalSchedule : for a block with fewer than three; for one without a start (``C += A * B``), whose sums could not
         be kept elsewhere.
     """
-    if sch.get(block).init is None:
-        raise IllegalSchedule(
-            "a sum that goes on from what its buffer holds",
-            block=block_name(sch, block),
-            remedy="give the block a start (T.init), and add the buffer in an epilogue",
-        )
     loops = sch.get_loops(block)
     if len(loops) < 3:
         raise IllegalSchedule(
@@ -71,6 +65,12 @@ def contraction_loops(sch: Schedule, block: SBlockRV) -> list[LoopRV]:
             value=f"{len(loops)} loops",
             limit="at least 3",
             remedy="call flatten_contraction first, or schedule this block with bind_elements",
+        )
+    if sch.get(block).init is None:
+        raise IllegalSchedule(
+            "a sum that goes on from what its buffer holds",
+            block=block_name(sch, block),
+            remedy="give the block a start (T.init), and add the buffer in an epilogue",
         )
     return loops
 

@@ -115,6 +115,13 @@ def _walks_last_iterator(sch: Schedule, innermost: LoopRV) -> bool:
     return any(found)
 
 
+def _begins_rows_aligned(buffer: tirx.Var, width: int) -> bool:
+    """Prove that strides and offset of a buffer that has its own are multiples of ``width``, elements side by side."""
+    strides = list(buffer.strides)
+    side_by_side = not strides or is_one(strides[-1])
+    return side_by_side and all(is_multiple(number, width) for number in (*strides[:-1], buffer.elem_offset))
+
+
 def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> bool:
     """Prove that ``width`` values of ``variable``, from a multiple of it on, index that many elements from one on."""
     group = tirx.Var("group", "int32")
@@ -124,7 +131,9 @@ def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> b
         value = group * width + lane
         return tvm_ffi.structural_map(index, (tirx.Var, lambda var: value if var.same_as(variable) else var))
 
-    if not all(is_one(dimension.extent) for dimension in region.region):
+    if not all(is_one(dimension.extent) for dimension in region.region) or not _begins_rows_aligned(
+        region.source, width
+    ):
         return False
     indices = [dimension.min for dimension in region.region]
     if not is_multiple(index_at(0, indices[-1]), width):

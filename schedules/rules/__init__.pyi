@@ -18,3 +18,4 @@ from .relax_pipeline import fuse_operators as fuse_operators
 from .rows import Rows as Rows
 from .rule import NotTaken as NotTaken
 from .rule import Rule as Rule
+from .rule import is_scheduled as is_scheduled

@@ -13,14 +13,13 @@ threads    step 6: ordinary cores, by threads                  all else
 =========  ==================================================  =====================================================
 
 Operands that are computed on their way to shared memory (weights that are unpacked, casts) are no copies that cp.async
-could make: mma and threads have a form without it, where each tile is stored before it is used. With many rows a kernel
-in front computes such an operand once, for wgmma ("kept").
+could make. With many rows a kernel in front computes them once ("kept"); with few, mma and threads have a form in which
+each tile is stored before it is used.
 
 Where only run time knows the number of rows there is a body for each range of it (:data:`RANGES`), with the tile that
 should be fastest for its most rows; neighbours with the same tile share one, and up to 8 rows are for the kernels of
-:mod:`schedules.rules.decode`. Few rows make few tiles: a long reduction
-is then cut in parts, which another kernel adds up (:func:`schedules.recipes.split_reduction`). What a tile costs is for
-:mod:`schedules.cost` to say.
+:mod:`schedules.rules.decode`. Few rows make few tiles: a long reduction is then cut in parts, which another kernel adds
+up (:func:`schedules.recipes.split_reduction`). What a tile costs is for :mod:`schedules.cost` to say.
 """
 
 from __future__ import annotations
@@ -342,7 +341,13 @@ def _ranges(each: int, shape: Shape) -> list[tuple[int | None, int]]:
 
 
 def _row_length(func: tirx.PrimFunc) -> tirx.Var | None:
-    """Return the symbolic extent by which rows of a 16-bit parameter are that long, None where there is no one such."""
+    """Return the symbolic extent by which rows of a 16-bit parameter are that long, None where there is no one such.
+
+    None, too, where an extent is computed from others: TVM gives no values to such.
+    """
+    extents = [extent for parameter in func.params for extent in getattr(parameter, "shape", ())]
+    if not all(is_constant(extent) or isinstance(extent, tirx.Var) for extent in extents):
+        return None
     found: list[tirx.Var] = []
     for parameter in func.params:
         if hasattr(parameter.ty, "shape") and len(parameter.shape) > 1 and dtype_bytes(parameter.dtype) == 2:

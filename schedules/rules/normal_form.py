@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
+from tvm.error import InternalError
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -42,6 +43,8 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
 NARROW_FLOATS = ("float16", "bfloat16", "float8")  # beginnings of the dtypes whose sums are kept in float32
 FEWEST_OF_A_GROUP = 8  # channels of the result: less of a tile would be used by a grouped convolution
+EPILOGUE = "epilogue"
+OWN_NAMES = ("root", "first_operand", "second_operand", EPILOGUE)  # of blocks
 MOST_NODES = 4000  # of an epilogue: blocks that read a value often, one after the other, double it each time
 
 
@@ -87,7 +90,7 @@ def narrowed(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     try:
         return tirx.transform.ForceNarrowIndexToInt32()(tvm.IRModule({"main": func}))["main"]
-    except tvm.error.InternalError as refused:
+    except InternalError as refused:
         raise _left("a number in its indices needs more than 32 bits") from refused
 
 
@@ -109,6 +112,9 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
         raise ValueError(f"sums are 'float32' or 'as_written', not {sums!r}")
     func = narrowed(func)
     computations = computations_of(func)
+    for parameter in filter(_is_buffer, func.params):
+        if len(parameter.strides) or not is_constant(parameter.elem_offset) or int(parameter.elem_offset):
+            raise _left("a buffer with strides or an offset of its own", value=parameter.name)
     reduction = _the_reduction(computations)
     others = [computation for computation in computations if computation is not reduction]
     written = _the_output(func, computations)
@@ -330,7 +336,7 @@ def _inverse(read: Sequence[ir.Expr], reduction: Computation, written: Computati
     ranges = [ir.Range(0, extents[var]) for var in missing]
     try:
         inverse = tirx.IndexMap(missing, [index for _, index in left], None).inverse(ranges)
-    except Exception as error:  # TVM's word for a map that is not affine, or not one to one
+    except InternalError as error:  # TVM says so of a map that is not affine, or not one to one
         raise several from error
     return taken | dict(zip(missing, inverse.map_indices([own for own, _ in left])))
 
@@ -397,11 +403,9 @@ def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: _Factors, e
     axes = [_Axis.of("b", [iterator]) for iterator in batch]
     axes += [_Axis.of("i", rows), _Axis.of("j", columns), _Axis.of("k", summed)]
     *batch, i, j, k = axes
-    first = _operand(factors.first, [*batch, i, k], func.params)
-    operands = [
-        first,
-        _operand(factors.second, [*batch, j, k], [p for p in func.params if not p.same_as(first.buffer)]),
-    ]
+    first = _operand(factors.first, [*batch, i, k], func.params, "first")
+    others = [parameter for parameter in func.params if not parameter.same_as(first.buffer)]
+    operands = [first, _operand(factors.second, [*batch, j, k], others, "second")]
     result = [*batch, i, j]
     sums = epilogue.buffer
     if epilogue.value.same_as(epilogue.total) and _reads_plainly(epilogue.indices, sums, result):
@@ -411,18 +415,12 @@ def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: _Factors, e
         after, allocated = [_epilogue_block(epilogue, sums, result)], [sums]
     before = [operand.block for operand in operands if operand.block is not None]
     allocated += [operand.buffer for operand in operands if operand.block is not None]
-    root = s_tir.SBlock(
-        [],
-        [],
-        [],
-        "root",
-        tirx.SeqStmt([*before, _product_block(reduction.name, operands, sums, axes, factors), *after])
-        if before or after
-        else _product_block(reduction.name, operands, sums, axes, factors),
-        alloc_buffers=allocated,
-    )
+    name = reduction.name if reduction.name not in OWN_NAMES else f"{reduction.name}_of_products"
+    blocks = [*before, _product_block(name, operands, sums, axes, factors), *after]
+    body = tirx.SeqStmt(blocks) if len(blocks) > 1 else blocks[0]
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocated)
     sch = Schedule(func.with_body(s_tir.SBlockRealize([], True, root)))
-    block = sch.get_sblock(reduction.name)
+    block = sch.get_sblock(name)
     *batch_loops, row_loop, column_loop, reduction_loop = sch.get_loops(block)
     return Product(sch, block, tuple(batch_loops), row_loop, column_loop, reduction_loop)
 
@@ -463,7 +461,7 @@ class _Operand:
     block: tirx.Stmt | None = None
 
 
-def _operand(value: ir.Expr, axes: Sequence[_Axis], parameters: Sequence[tirx.Var]) -> _Operand:
+def _operand(value: ir.Expr, axes: Sequence[_Axis], parameters: Sequence[tirx.Var], place: str) -> _Operand:
     """Make a matrix of what is multiplied: one of ``parameters`` that is one already, or a block that computes it.
 
     Of the last two axes, that one is last along which the parameter behind it is stored.
@@ -473,11 +471,10 @@ def _operand(value: ir.Expr, axes: Sequence[_Axis], parameters: Sequence[tirx.Va
         for order in ([*batch, own, k], [*batch, k, own]):
             if _reads_plainly(value.indices, value.source, order):
                 return _Operand(value.source, tuple(order))
-    loads = loads_in(value)
-    source = max(loads, key=lambda load: len(_variables(*load.indices)))
-    last = next((_variables(index) for index in reversed(source.indices) if _variables(index)), set())
+    indices = max((load.indices for load in loads_in(value)), key=lambda found: len(_variables(*found)), default=())
+    last = next((_variables(index) for index in reversed(indices) if _variables(index)), set())
     order = [*batch, k, own] if last & {iterator.var for iterator in own.iterators} else [*batch, own, k]
-    name = f"{source.source.name}_operand"
+    name = f"{place}_operand"
     buffer = tirx.decl_buffer([axis.extent for axis in order], str(value.ty.dtype), name=name)
 
     def store(places: Sequence[tirx.Var], taken: dict[tirx.Var, ir.Expr], analyzer: sym.Analyzer) -> tirx.Stmt:
@@ -508,7 +505,7 @@ def _epilogue_block(epilogue: _Epilogue, sums: tirx.Var, axes: Sequence[_Axis]) 
         total = tirx.BufferLoad(sums, list(places))
         return tirx.BufferStore(epilogue.buffer, replaced(value, {epilogue.total: total}), indices)
 
-    return _block("epilogue", axes, store)
+    return _block(EPILOGUE, axes, store)
 
 
 def _block(

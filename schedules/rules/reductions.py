@@ -162,6 +162,7 @@ def _largest(
 
 
 def cast(expression: ir.Expr, dtype: str) -> ir.Expr:
+    """Convert an expression to a dtype, unless it has that."""
     return expression if str(expression.ty.dtype) == dtype else tirx.Cast(dtype, expression)
 
 

@@ -242,7 +242,10 @@ BUILD = "tensorir_ladder.build_ahead"
 
 
 def local_builder(**options: Any) -> ms.builder.LocalBuilder:
-    """Return MetaSchedule's builder in processes beside this one, of which each lowers candidates ahead."""
+    """Return MetaSchedule's builder in processes beside this one, of which each lowers candidates ahead.
+
+    ``options`` are those of ``ms.builder.LocalBuilder``, which needs cloudpickle and psutil.
+    """
     return ms.builder.LocalBuilder(f_build=BUILD, initializer=_known, **options)
 
 

@@ -6,8 +6,8 @@
     after    weights[j, k] = (bits(q & 15 << s | 2²³) · 2⁻ˢ - (2²³⁻ˢ + 7)) * float32(scale)             # in float32
 
 The bits of a small number n, put s places high into the mantissa of 2²³, make the float32 2²³ + n·2ˢ. From there it is
-one multiply-add, exact, to n less its zero point: two instructions instead of four, of which the conversion is slow.
-What float16 would have rounded (the product with the scale) is not.
+one multiply-add to n less its zero point, exact where that is a whole number: fewer instructions, and no conversion,
+which is slow. What float16 would have rounded (the product with the scale) is not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tensorir_ladder.schedules.inspection import block_name, is_constant
 from tensorir_ladder.schedules.rules.normal_form import Product
 
 MANTISSA, BIAS = 23, 127  # of float32
+MOST_ZERO = 1 << 16  # of a zero point: 2²³ and a whole number as small have an exact sum, a fraction has not
 NARROW = ("float16", "bfloat16")
 STORED = ("uint32", "int32")
 
@@ -71,9 +72,9 @@ def _in_float32(value: ir.Expr) -> ir.Expr:
     if isinstance(value, tirx.FloatImm):
         return tirx.const(float(value.value), "float32")
     if isinstance(value, tirx.Sub) and isinstance(value.b, tirx.FloatImm):
-        field = _field(value.a)
-        if field is not None:
-            return _number(*field, float(value.b.value))
+        field, zero = _field(value.a), float(value.b.value)
+        if field is not None and zero.is_integer() and abs(zero) <= MOST_ZERO:
+            return _number(*field, zero)
     if isinstance(value, (tirx.Add, tirx.Sub, tirx.Mul)):
         return type(value)(_in_float32(value.a), _in_float32(value.b))
     if isinstance(value, tirx.Cast) and "int" in str(value.value.ty.dtype):

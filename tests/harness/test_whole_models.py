@@ -165,6 +165,13 @@ def test_dlight_is_asked_by_a_name_it_can_read() -> None:
 
 
 @slow
+def test_a_linear_layer_of_any_rows_has_a_body_for_few() -> None:
+    built = build(small("llama-linears"), 7, RULES["ladder"], MACHINE)
+    (function,) = built.functions.values()
+    assert function.rule.startswith("ladder: contraction (up to 8: decode;")
+
+
+@slow
 @pytest.mark.parametrize("family", ["llama-linears", "mlp", "llama-layer", "vit-block"])
 def test_what_our_rules_make_is_right_in_the_emulator(family: str) -> None:
     for model in FAMILIES[family].models(True):

@@ -189,6 +189,7 @@ RIGHT = {
     "values, by mma": (product("m", 64, "k", batch=2, b_by_columns=False), AMPERE, [*rows(9, k=3), *rows(5, k=80)]),
     "weights of int8, many rows": (weights_of_int8(), HOPPER, rows(20, 130)),
     "an image": (conv2d_nhwc(2, 14, 14, 32, 128, dtype="float16"), HOPPER, [{}]),
+    "an image, in parts": (conv2d_nhwc(1, 7, 7, 256, 64, dtype="float16"), HOPPER, [{}]),
     "int8": (product(50, 40, 36, "int8"), HOPPER, [{}]),
     "A by columns": (product(100, 72, 136, a_by_rows=False), HOPPER, [{}]),
     "any rows, A by columns": (product("m", 72, 136, a_by_rows=False), HOPPER, rows(33)),

@@ -35,6 +35,7 @@ def packed(
     dtype: str = "float16",
     nk: bool = True,
     bias: bool = False,
+    zero: float | None = None,
 ) -> tirx.PrimFunc:
     """x · W as Relax modules of quantized weights write it: unpacked and scaled by blocks of their own, 64-bit indices.
 
@@ -50,7 +51,7 @@ def packed(
     x = te.placeholder((rows, deep), dtype, name="x")
     q = te.placeholder(placed(wide, tirx.const(-(-k // per), "int64")), store, name="q")
     s = te.placeholder(placed(wide, tirx.const(-(-k // group), "int64")), dtype, name="s")
-    zero = tirx.const((1 << bits - 1) - 1 if per > 1 else 0, dtype)
+    middle = tirx.const(float((1 << bits - 1) - 1 if per > 1 else 0) if zero is None else zero, dtype)
 
     def unpacked(*index: tirx.Var) -> tirx.Expr:
         j, p = placed(*index)
@@ -62,7 +63,7 @@ def packed(
 
     def scaled(*index: tirx.Var) -> tirx.Expr:
         j, p = placed(*index)
-        return (values[index] - zero) * s[placed(j, p // group)]
+        return (values[index] - middle) * s[placed(j, p // group)]
 
     values = te.compute(placed(wide, deep), unpacked, name="compute")
     weights = te.compute(values.shape, scaled, name="dequantize")
@@ -134,6 +135,7 @@ CASES = {
     "int4": packed(1, 96, 512),
     "int4, bias, ReLU": packed(4, 96, 512, bias=True),
     "int4 along the columns": packed(3, 64, 256, nk=False),
+    "int4 with a zero point between": packed(1, 64, 256, zero=7.5),
     "int4 in bytes": packed(1, 96, 512, store="uint8"),
     "int4, ragged": packed(3, 35, 344),
     "int4 and bfloat16": packed(1, 64, 256, dtype="bfloat16"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -27,7 +27,15 @@ from tensorir_ladder.schedules.rules.rule import NotTaken
 from tensorir_ladder.schedules.tensor_cores import tensorize_contraction
 from tensorir_ladder.schedules.tiles import TensorCoreTile, ThreadTile
 
-CASES = [(name, sizes) for name, function in FUNCTIONS.items() for sizes in function.sizes]
+SLOW = {
+    "conv1d_ncw",
+    "conv2d_nhwc_dilated",
+    "conv2d_transpose_nchw",
+    "conv3d_ncdhw",
+    "conv3d_ndhwc",
+    "linear_gelu_tanh",
+}
+CASES = [pytest.param(name, marks=pytest.mark.emulator) if name in SLOW else name for name in FUNCTIONS]
 TILE = ThreadTile(block=(32, 64, 32), thread=(4, 4))
 STAGED = [  # what differs on the way to shared memory and back
     "all_any",
@@ -42,16 +50,17 @@ STAGED = [  # what differs on the way to shared memory and back
 ]
 
 
-def _check(name: str, sizes: Mapping[str, int], after: tirx.PrimFunc, compiled=tvm.compile) -> None:
+def _check(name: str, after: tirx.PrimFunc, compiled: Callable = tvm.compile) -> None:
     """Hold a function to what it was before, on whole numbers, whose sums are exact whatever they are kept in."""
     func = FUNCTIONS[name].make()
-    operands = operands_of(func, sizes)
-    for want, got in zip(run_on_llvm(func, operands), run_on_llvm(after, operands, compiled), strict=True):
-        np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=2e-3, atol=2e-3)
+    calls = [operands_of(func, sizes) for sizes in FUNCTIONS[name].sizes]
+    for before, now in zip(run_on_llvm(func, *calls), run_on_llvm(after, *calls, compiled=compiled), strict=True):
+        for want, got in zip(before, now, strict=True):
+            np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize(("name", "sizes"), CASES, ids=lambda value: str(value).replace(" ", ""))
-def test_computes_what_the_function_computed(name: str, sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_computes_what_the_function_computed(name: str) -> None:
     func = FUNCTIONS[name].make()
     written = func.script()
     product = product_of(func)
@@ -63,7 +72,7 @@ def test_computes_what_the_function_computed(name: str, sizes: dict[str, int]) -
     for region, own in zip(operand_regions(sch, product.block), (rows, columns), strict=True):
         indices = [dimension.min for dimension in region.region]
         assert indices in ([*batch, own, reduction], [*batch, reduction, own])
-    _check(name, sizes, sch.mod["main"])
+    _check(name, sch.mod["main"])
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -86,7 +95,7 @@ def _staged(product: Product) -> Schedule:
 @pytest.mark.parametrize("name", STAGED)
 def test_compositions_take_it(name: str) -> None:
     sch = _staged(product_of(FUNCTIONS[name].make()))
-    _check(name, FUNCTIONS[name].sizes[-1], sch.mod["main"], compile_serial)
+    _check(name, sch.mod["main"], compile_serial)
 
 
 @pytest.mark.emulator
@@ -102,7 +111,7 @@ def test_the_layout_of_a_residual_stays() -> None:
     product = product_of(FUNCTIONS["residual_first"].make())
     tensorize_contraction(product.sch, product.block, TensorCoreTile(block=(32, 64, 32), warp=(32, 32)))
     assert list(product.sch.mod["main"].params[0].shape) == [20, 28]
-    _check("residual_first", {}, product.sch.mod["main"], compile_serial)
+    _check("residual_first", product.sch.mod["main"], compile_serial)
 
 
 def test_sums_are_kept_in_float32_or_as_written() -> None:
@@ -113,7 +122,7 @@ def test_sums_are_kept_in_float32_or_as_written() -> None:
     operands = [random.random(shape).astype("float16") for shape in ((8, 3000), (3000, 8), (8, 8))]
     exact = operands[0].astype(np.float64) @ operands[1].astype(np.float64)
     before, wide, narrow = (
-        run_on_llvm(made, operands)[-1].astype(np.float64)
+        run_on_llvm(made, operands)[0][-1].astype(np.float64)
         for made in (func, product_of(func).sch.mod["main"], product_of(func, sums="as_written").sch.mod["main"])
     )
     np.testing.assert_array_equal(narrow, before)

@@ -85,6 +85,35 @@ def test_functions_with_numbers_workspaces_and_several_kernels_are_checked(dtype
     assert 0 <= done.worst < 1
 
 
+def test_results_that_are_read_again_and_those_that_are_updated_are_checked() -> None:
+    """The sums are a result of the first kernel; B is what it was, and more."""
+    text = """@T.prim_func(s_tir=True)
+def main(a: T.handle, s: T.handle, b: T.handle):
+    m = T.int32()
+    A = T.match_buffer(a, (m, 8), "float32")
+    S = T.match_buffer(s, (m,), "float32")
+    B = T.match_buffer(b, (m,), "float32")
+    for i, j in T.grid(m, 8):
+        with T.sblock("S"):
+            vi, vj = T.axis.remap("SR", [i, j])
+            with T.init():
+                S[vi] = T.float32(0)
+            S[vi] = S[vi] + A[vi, vj]
+    for i in LOOP:
+        with T.sblock("B"):
+            vi = T.axis.spatial(m, i)
+            B[vi] = B[vi] + S[vi] * T.float32(FACTOR)
+"""
+
+    def made(loop: str, factor: str) -> tirx.PrimFunc:
+        return tvm.script.from_source(text.replace("LOOP", loop).replace("FACTOR", factor))
+
+    before, by_blocks = made("range(m)", "2"), "T.thread_binding(m, 'blockIdx.x')"
+    check_function(before, bound(made(by_blocks, "2"), "S"), TARGET, {"m": 40})
+    with pytest.raises(WrongFunction, match="elements of B"):
+        check_function(before, bound(made(by_blocks, "3"), "S"), TARGET, {"m": 40})
+
+
 def test_another_function_is_told_from_it() -> None:
     with pytest.raises(WrongFunction, match="128 of 132 elements of B"):  # the middle row is where it was
         check_function(two_kernels(), bound(two_kernels(reverse=False), "scaled", "B"), TARGET, SIZES)

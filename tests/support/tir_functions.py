@@ -63,12 +63,16 @@ def operands_of(func: tirx.PrimFunc, sizes: Mapping[str, int], seed: int = 0) ->
     return found
 
 
-def run_on_llvm(func: tirx.PrimFunc, operands: list[np.ndarray], compiled: Callable = tvm.compile) -> list[np.ndarray]:
-    """Run a function on copies of its operands and return them all, changed where it writes."""
-    copies = [tvm.runtime.tensor(operand) for operand in operands]
-    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    compiled(mod)["main"](*copies)
-    return [copy.numpy() for copy in copies]
+def run_on_llvm(
+    func: tirx.PrimFunc, *calls: list[np.ndarray], compiled: Callable = tvm.compile
+) -> list[list[np.ndarray]]:
+    """Run a function on copies of the operands of each call, and return them all, changed where it writes."""
+    run, found = compiled(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))["main"], []
+    for operands in calls:
+        copies = [tvm.runtime.tensor(operand) for operand in operands]
+        run(*copies)
+        found.append([copy.numpy() for copy in copies])
+    return found
 
 
 def from_relax(module: nn.Module, shape: tuple[int | str, ...], dtype: str = "float16") -> tirx.PrimFunc:
@@ -247,6 +251,22 @@ def columns_from_one_on() -> tirx.PrimFunc:
     return te.create_prim_func(
         [a, b, te.compute((20, 24), lambda i, j: te.sum(part[i, k] * b[k, j], axis=k), name="C")]
     )
+
+
+@function()
+def sums_up_to() -> tirx.PrimFunc:
+    """Sums of the rows up to each, as a product with a triangle of ones that nothing is read for."""
+    b, k = te.placeholder((20, 28), "float16", name="B"), te.reduce_axis((0, 20), name="k")
+    ones = te.compute((20, 20), lambda i, k: tirx.Select(k <= i, tirx.const(1, "float16"), tirx.const(0, "float16")))
+    return te.create_prim_func([b, te.compute((20, 28), lambda i, j: te.sum(ones[i, k] * b[k, j], axis=k), name="C")])
+
+
+@function()
+def named_epilogue() -> tirx.PrimFunc:
+    a, k = te.placeholder((20, 36), "float16", name="A"), te.reduce_axis((0, 36), name="k")
+    positive = topi.nn.relu(a)
+    product = te.compute((20, 20), lambda i, j: te.sum(positive[i, k] * positive[j, k], axis=k), name="epilogue")
+    return te.create_prim_func([a, topi.nn.relu(product)])
 
 
 @function()
@@ -593,6 +613,22 @@ def depthwise() -> tirx.PrimFunc:
 @function(left="in groups")
 def conv2d_of_narrow_groups() -> tirx.PrimFunc:
     return _grouped_convolution(8, 4)
+
+
+@function(left="strides")
+def rows_apart() -> tirx.PrimFunc:
+    @T.prim_func(s_tir=True)
+    def product(a: T.handle, b: T.Buffer((36, 28), "float32"), c: T.Buffer((20, 28), "float32")) -> None:
+        stride = T.int32()
+        matrix = T.match_buffer(a, (20, 36), "float32", strides=(stride, 1))
+        for i, j, k in T.grid(20, 28, 36):
+            with T.sblock("product"):
+                v_i, v_j, v_k = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    c[v_i, v_j] = T.float32(0)
+                c[v_i, v_j] = c[v_i, v_j] + matrix[v_i, v_k] * b[v_k, v_j]
+
+    return product
 
 
 @function(left="exactly one element")
