@@ -71,19 +71,24 @@ def _reduction(block: Sequence[Computation]) -> Reduction:
                 return variable
         return load
 
+    for computation in block:
+        for load in [load for other in block for load in loads_in(other.value)]:
+            same = all(map(tvm_ffi.structural_equal, load.indices, computation.indices))
+            if load.source.same_as(computation.buffer) and not same:
+                raise NotTaken("a sum that reads others of its buffer", block=computation.name, remedy=v.LEAVE)
     values = [tvm_ffi.structural_map(computation.value, (ir.TensorLoad, own)) for computation in block]
     starts = [computation.start for computation in block]
     if any(start is None or loads_in(start) for start in starts):
         raise NotTaken("a sum that goes on from what its buffer holds", block=block[0].name, remedy=v.LEAVE)
-    terms = [_plain_term(value, variable, sums) for value, variable in zip(values, sums)]
-    if all(term is not None for term in terms):
-        return _plain(block, [type(value) for value in values], terms, starts)
+    added = [_plain_term(value, variable, sums) for value, variable in zip(values, sums)]
+    if all(term is not None for term in added):
+        return _plain(block, [type(value) for value in values], added, starts)
     if len(block) == 2:
         for index, best in ((0, 1), (1, 0)):
             found = _largest(values, sums, index, best)
             if found:
                 dtypes = tuple(_wide(c) for c in block)
-                terms, begins = (tuple(map(cast, values, dtypes)) for values in (found[0], starts))
+                terms, begins = (tuple(map(cast, parts, dtypes)) for parts in (found[0], starts))
                 return Reduction(tuple(block), terms, dtypes, found[1], begins, (None, None))
     raise NotTaken("a reduction that is no sum, product, extremum or place of one", block=block[0].name, remedy=v.LEAVE)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, te, tirx, topi
+from tvm.script import tirx as T
 
 from support.functions import check_function
 from support.legalized import Shape, legalized
@@ -179,6 +180,21 @@ def test_what_is_no_chain_over_rows_is_left() -> None:
     assert "columns" in not_taken(te.create_prim_func([x, z, both]))
     shifted = te.compute((8, 64), lambda i, c: x[i, c] - rows[(i + 1) % 8], name="shifted")
     not_taken(te.create_prim_func([x, shifted]))
+
+
+@T.prim_func(s_tir=True)
+def running(a: T.Buffer((8, 4), "float32"), b: T.Buffer((8,), "float32")) -> None:
+    """Each sum goes on from the first."""
+    for i, k in T.grid(8, 4):
+        with T.sblock("running"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                b[vi] = T.float32(0)
+            b[vi] = b[T.int32(0)] + a[vi, vk]
+
+
+def test_a_sum_of_other_sums_is_left() -> None:
+    assert "running" in not_taken(running)
 
 
 @pytest.mark.compiler
