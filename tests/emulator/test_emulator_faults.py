@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from support.broken_kernels import (
@@ -24,10 +25,12 @@ from support.broken_kernels import (
 )
 from support.ring_kernel import edited, ring_program, ring_text, run_ring
 from tensorir_ladder.emulator import Deeds, EmulatedProgram, KernelFault
+from tensorir_ladder.emulator.source import PREAMBLE_END
 from tensorir_ladder.harness.build import Kernel
 from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
 from tensorir_ladder.harness.execution import Backend
 from tensorir_ladder.harness.verify import WrongResult, verify_launch
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer
 
 pytestmark = pytest.mark.emulator
 
@@ -141,3 +144,23 @@ def test_deeds_tell_what_threads_access_from_what_they_wait_for() -> None:
     assert twice.accesses == unchanged.accesses
     other = deeds_of(r"ax1 < 4; \+\+ax1", "ax1 < 3; ++ax1")
     assert other.accesses != unchanged.accesses
+
+
+BYTES = """extern "C" __global__ void __launch_bounds__(32) turned(signed char* A, signed char* B) {
+  __shared__ alignas(64) signed char kept[32];
+  kept[threadIdx.x] = A[threadIdx.x];
+  __syncthreads();
+  B[threadIdx.x] = kept[31 - (int)threadIdx.x];
+}
+"""
+
+
+def test_threads_may_write_neighbouring_bytes_and_not_the_same() -> None:
+    launch = LaunchPlan("turned", (PlainBuffer("A"), PlainBuffer("B")), (1, 1, 1), (32, 1, 1))
+    a, b = np.arange(32, dtype=np.int8), np.full(32, -1, np.int8)
+    EmulatedProgram("turned", PREAMBLE_END + BYTES, (launch,), ("A", "B"))(a, b)
+    assert b.tolist() == a[::-1].tolist()
+    for old, new in (("  __syncthreads();\n", ""), ("kept[threadIdx.x]", "kept[threadIdx.x / 2]")):
+        with pytest.raises(KernelFault) as fault:
+            EmulatedProgram("turned", PREAMBLE_END + BYTES.replace(old, new), (launch,), ("A", "B"))(a, b)
+        assert fault.value.kind == "race"
