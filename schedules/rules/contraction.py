@@ -312,7 +312,7 @@ def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: l
     for plan in plans:
         try:
             return Body(most, _lowered(product_of(func), shape, plan, target), str(plan))
-        except (IllegalSchedule, ScheduleError) as reason:
+        except (ValueError, ScheduleError) as reason:  # TVM's, too, of bounds that do not fit into 32 bits
             reasons.append(f"{plan}: {reason}")
     raise NotTaken("no engine takes the product", value="; ".join(reasons), remedy="leave it to another rule")
 
@@ -461,13 +461,21 @@ def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> 
     tile, stages = plan.choice.tile, plan.choice.stages
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole = shape.columns is not None and shape.columns >= tile.block_n and (shape.rows or tile.block_m) >= tile.block_m
-    # Nor can it bound a tile of rows that are the product of two extents known at run time only.
-    by_rows = whole and plan.parts == 1 and len(symbolic_extents(sch.mod[sch.func_working_on])) <= 1
+    # Nor can it bound a tile of rows that are the product of two extents known at run time only, or eights of one.
+    one = len(symbolic_extents(sch.mod[sch.func_working_on])) <= 1 and not _come_in_eights(sch, block)
+    by_rows = whole and plan.parts == 1 and one
     if by_rows:
         keep_rows_apart(sch, block)
     staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows)
     pipeline_warpgroups(sch, staged.loops.k_outer, stages)
     multiply_by_wgmma(sch, staged.loops, staged.instruction)
+
+
+def _come_in_eights(sch: Schedule, block: SBlockRV) -> bool:
+    """Tell whether only run time knows how many rows there are, and that is a multiple of 8 whatever it is."""
+    *_, rows, _columns, _reduction = sch.get_loops(block)
+    extent = sch.get(rows).extent
+    return not is_constant(extent) and sym.Analyzer().can_prove_equal(extent % WHOLE, 0)
 
 
 # mma.sync
