@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, is_one, is_true
 from tensorir_ladder.schedules.rules.rule import NotTaken
 
 PURE = 2  # TVM's CallEffectKind up to kReadState: what may be computed again, or elsewhere
+WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul)
 POINTERS = ("tirx.address_of", "tirx.tvm_access_ptr")  # what is behind one is not said
 
 
@@ -125,6 +127,31 @@ def index_of(computation: Computation, indices: Sequence[ir.Expr]) -> dict[tirx.
     """Return the value of each spatial iterator at which a computation writes the element at ``indices``."""
     iterators = {iterator.var for iterator in computation.spatial}
     return {own: index for own, index in zip(computation.indices, indices) if own in iterators}
+
+
+def shows_carries(value: ir.Expr) -> bool:
+    """Return whether narrow integers are computed, and more than their low bits are looked at before they are stored.
+
+    In CUDA (as TVM 0.27 writes it) they are int by then, and do not wrap.
+    """
+    found: list[ir.Expr] = []
+    tvm_ffi.structural_walk(value, (WRAPPING, lambda node: found.append(node) if _is_narrow(node) else None))
+
+    def stored(node: ir.Expr) -> int:
+        if isinstance(node, WRAPPING) and _is_narrow(node):
+            return 1 + stored(node.a) + stored(node.b)
+        if isinstance(node, ir.Call) and str(node.op.name).endswith("if_then_else"):
+            return stored(node.args[1]) + stored(node.args[2])
+        if isinstance(node, tirx.Cast) and _is_narrow(node):
+            return stored(node.value)
+        return 0
+
+    return len(found) > stored(value)
+
+
+def _is_narrow(value: ir.Expr) -> bool:
+    """Return whether an expression is an integer of less than 32 bits."""
+    return re.fullmatch(r"u?int(8|16)", str(value.ty.dtype)) is not None
 
 
 def same_number(one: ir.Expr, other: ir.Expr) -> bool:

@@ -17,9 +17,9 @@ could make. With many rows a kernel in front computes them once ("kept"); with f
 each tile is stored before it is used.
 
 Where only run time knows the number of rows there is a body for each range of it (:data:`RANGES`), with the tile that
-should be fastest for its most rows; neighbours with the same tile share one, and up to 8 rows are for the kernels of
-:mod:`schedules.rules.decode`. Few rows make few tiles: a long reduction is then cut in parts, which another kernel adds
-up (:func:`schedules.recipes.split_reduction`). What a tile costs is for :mod:`schedules.cost` to say.
+should be fastest for its most rows; neighbours share one that is hardly slower for both, and up to 8 rows are for the
+kernels of :mod:`schedules.rules.decode`. Few rows make few tiles: a long reduction is then cut in parts, which another
+kernel adds up (:func:`schedules.recipes.split_reduction`). What a tile costs is for :mod:`schedules.cost` to say.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ FEWEST = 16  # of rows, columns and steps, two have so many where a tile is wort
 SELDOM = 64  # and where such an extent is no multiple of 8
 MOST_EXPANDED = 4  # bytes of a computed operand that is kept, to one that it is computed from: 16 bits of 4
 WHOLE = 8  # elements of a vector of 16 bits each
+HARDLY_SLOWER = 1.03  # so much is not worth a body of its own
 PARTS = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
 SHORTEST_PART = 8  # k tiles
 
@@ -246,13 +247,13 @@ class Contraction(Rule):
         shape, machine = Shape.of(product), self._machine_of(target)
         _check_worthwhile(shape)
         each = _rows_of_each(product, shape)
-        planned: list[tuple[int | None, list[Plan]]] = []
+        planned: list[tuple[int | None, int, list[Plan]]] = []
         for most, rows in _ranges(each, shape) if each else [(None, shape.rows or MANY)]:
             plans = _plans(shape, rows, machine)
-            if planned and planned[-1][1][:1] == plans[:1]:
+            while planned and _serves(plans, planned[-1][2], shape, planned[-1][1], machine):
                 planned.pop()
-            planned.append((most, plans))
-        return planned
+            planned.append((most, rows, plans))
+        return [(most, plans) for most, _, plans in planned]
 
     def any_extent(self, func: tirx.PrimFunc, target: Target) -> Body:
         """Return the one form of a function for all its extents, made for those that are seldom met: of small tiles."""
@@ -281,6 +282,18 @@ def _plans(shape: Shape, rows: int, machine: Machine) -> list[Plan]:
     return [plan for engine in able if (plan := engine.plan(shape, rows, machine))]
 
 
+def _serves(plans: list[Plan], fewer: list[Plan], shape: Shape, rows: int, machine: Machine) -> bool:
+    """Return whether the first of ``plans`` is hardly slower for ``rows`` than that of ``fewer``, made for them."""
+    if not plans or not fewer or plans[0].engine != fewer[0].engine:
+        return False
+    if plans[0].choice.tile.block_m > max(rows, fewer[0].choice.tile.block_m):
+        return False  # the cost does not count what it takes to fill up rows with zeros
+    here, there = (
+        plan.engine.cost(plan.choice, shape.sizes(rows), shape, machine, plan.parts) for plan in (plans[0], fewer[0])
+    )
+    return here <= HARDLY_SLOWER * there
+
+
 def _few_rows(func: tirx.PrimFunc, target: Target, each: int) -> list[Body]:
     """Return the body for so few rows that the other operand streams past, none where there is no such form."""
     most = MOST_ROWS // each
@@ -299,7 +312,7 @@ def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: l
     for plan in plans:
         try:
             return Body(most, _lowered(product_of(func), shape, plan, target), str(plan))
-        except (IllegalSchedule, ScheduleError) as reason:
+        except (ValueError, ScheduleError) as reason:  # TVM's, too, of bounds that do not fit into 32 bits
             reasons.append(f"{plan}: {reason}")
     raise NotTaken("no engine takes the product", value="; ".join(reasons), remedy="leave it to another rule")
 
@@ -448,13 +461,21 @@ def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> 
     tile, stages = plan.choice.tile, plan.choice.stages
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole = shape.columns is not None and shape.columns >= tile.block_n and (shape.rows or tile.block_m) >= tile.block_m
-    # Nor can it bound a tile of rows that are the product of two extents known at run time only.
-    by_rows = whole and plan.parts == 1 and len(symbolic_extents(sch.mod[sch.func_working_on])) <= 1
+    # Nor can it bound a tile of rows that are the product of two extents known at run time only, or eights of one.
+    one = len(symbolic_extents(sch.mod[sch.func_working_on])) <= 1 and not _come_in_eights(sch, block)
+    by_rows = whole and plan.parts == 1 and one
     if by_rows:
         keep_rows_apart(sch, block)
     staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows)
     pipeline_warpgroups(sch, staged.loops.k_outer, stages)
     multiply_by_wgmma(sch, staged.loops, staged.instruction)
+
+
+def _come_in_eights(sch: Schedule, block: SBlockRV) -> bool:
+    """Tell whether only run time knows how many rows there are, and that is a multiple of 8 whatever it is."""
+    *_, rows, _columns, _reduction = sch.get_loops(block)
+    extent = sch.get(rows).extent
+    return not is_constant(extent) and sym.Analyzer().can_prove_equal(extent % WHOLE, 0)
 
 
 # mma.sync

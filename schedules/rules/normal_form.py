@@ -36,6 +36,7 @@ from tensorir_ladder.schedules.rules.computations import (
     nodes_inlined,
     replaced,
     same_number,
+    shows_carries,
     simplified,
 )
 from tensorir_ladder.schedules.rules.rule import NotTaken
@@ -123,6 +124,9 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
             raise _left("too much is computed in one block", computation, value=nodes, limit=MOST_NODES)
     factors = _factors_of(reduction, others, sums)
     epilogue = _epilogue_of(reduction, factors, written, others)
+    for value in (factors.first, factors.second, epilogue.value):
+        if shows_carries(value):
+            raise _left("integers of less than 32 bits that wrap inside of an expression, not in CUDA", reduction)
     return _rewritten(func, *_grouped(reduction, factors, epilogue))
 
 
@@ -181,14 +185,14 @@ def _factors_of(reduction: Computation, producers: Sequence[Computation], sums: 
     written = str(reduction.buffer.dtype)
     wide = sums == "float32" and _is_float(written)
     summed = "float32" if wide and written.startswith(NARROW_FLOATS) else written
-    rounded = not wide and isinstance(value, tirx.Cast)  # products that wrap, or round, before they are added
+    rounded = not wide and isinstance(value, tirx.Cast)  # products that round before they are added
     found = _split(value.value if rounded else value, reduction, wide)
-    if found is None:
+    if found is None or (rounded and not _is_float(found.multiplied)):
         raise _left("the sum is not one of products of two operands", reduction, value=summand)
     first, second = (_as_stored(operand) for operand in (found.first, found.second))
     if wide:
         first, second = _of_one_dtype(first, second, summed)
-    elif found.scale and (rounded or _is_float(written)):
+    elif found.scale and _is_float(written):
         raise _left("a product of several factors has no arithmetic as written", reduction, value=summand)
     for iterator in reduction.reduction:
         if not all(_uses(operand, [iterator]) for operand in (first, second)):

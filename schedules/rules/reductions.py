@@ -14,14 +14,16 @@ from tensorir_ladder.schedules.rules.rule import NotTaken
 
 ZERO = tirx.const(0, "int32")
 PLAIN = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min, tirx.And, tirx.Or)
+OF_FLAGS: dict[type, type] = {tirx.And: tirx.Min, tirx.Or: tirx.Max}  # of 0 and 1
 IDENTITY = {tirx.Add: 0, tirx.Mul: 1}
-NARROW = {
+NARROW = {  # and what partial results of these are kept in
     "float16": "float32",
     "bfloat16": "float32",
     "bool": "int32",
     "int8": "int32",
     "uint8": "int32",
     "int16": "int32",
+    "uint16": "int32",
 }
 
 
@@ -69,19 +71,25 @@ def _reduction(block: Sequence[Computation]) -> Reduction:
                 return variable
         return load
 
+    for computation in block:
+        for load in [load for other in block for load in loads_in(other.value)]:
+            same = all(map(tvm_ffi.structural_equal, load.indices, computation.indices))
+            if load.source.same_as(computation.buffer) and not same:
+                raise NotTaken("a sum that reads others of its buffer", block=computation.name, remedy=v.LEAVE)
     values = [tvm_ffi.structural_map(computation.value, (ir.TensorLoad, own)) for computation in block]
     starts = [computation.start for computation in block]
     if any(start is None or loads_in(start) for start in starts):
         raise NotTaken("a sum that goes on from what its buffer holds", block=block[0].name, remedy=v.LEAVE)
-    terms = [_plain_term(value, variable, sums) for value, variable in zip(values, sums)]
-    if all(term is not None for term in terms):
-        return _plain(block, [type(value) for value in values], terms, starts)
+    added = [_plain_term(value, variable, sums) for value, variable in zip(values, sums)]
+    if all(term is not None for term in added):
+        return _plain(block, [type(value) for value in values], added, starts)
     if len(block) == 2:
         for index, best in ((0, 1), (1, 0)):
             found = _largest(values, sums, index, best)
             if found:
-                dtypes = tuple(str(c.buffer.dtype) for c in block)
-                return Reduction(tuple(block), found[0], dtypes, found[1], tuple(starts), (None, None))
+                dtypes = tuple(_wide(c) for c in block)
+                terms, begins = (tuple(map(cast, parts, dtypes)) for parts in (found[0], starts))
+                return Reduction(tuple(block), terms, dtypes, found[1], begins, (None, None))
     raise NotTaken("a reduction that is no sum, product, extremum or place of one", block=block[0].name, remedy=v.LEAVE)
 
 
@@ -94,13 +102,17 @@ def _plain_term(value: ir.Expr, variable: tirx.Var, sums: Sequence[tirx.Var]) ->
     return None
 
 
+def _wide(computation: Computation) -> str:
+    """Return the dtype of partial results: one that shuffles move."""
+    written = str(computation.buffer.dtype)
+    return NARROW.get(written, written)
+
+
 def _plain(
     block: Sequence[Computation], kinds: Sequence[type], terms: Sequence[ir.Expr], starts: Sequence[ir.Expr]
 ) -> Reduction:
-    written = [str(computation.buffer.dtype) for computation in block]
-    dtypes = [
-        NARROW.get(dtype, dtype) if kind not in (tirx.And, tirx.Or) else dtype for dtype, kind in zip(written, kinds)
-    ]
+    dtypes = [_wide(computation) for computation in block]
+    kinds = [OF_FLAGS.get(kind, kind) for kind in kinds]
     wide = [cast(term, dtype) for term, dtype in zip(terms, dtypes)]
     begins = [
         tirx.const(IDENTITY[kind], dtype) if kind in IDENTITY else cast(start, dtype)

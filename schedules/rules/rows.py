@@ -127,7 +127,8 @@ def _best_kernels(source: v.Source, reductions: Sequence[Reduction], extents: v.
         _check_rows(expressions, reduction, names)
     across = stands_along_rows(expressions, reductions[0], names)
     buffers = [b for b in source.buffers() if b.shape and str(b.dtype) != "bool"]
-    lanes = min(VECTOR_BYTES // min(dtype_bytes(str(buffer.dtype)) for buffer in buffers), v.MOST_LANES)
+    narrowest = min((dtype_bytes(str(buffer.dtype)) for buffer in buffers), default=VECTOR_BYTES)
+    lanes = min(VECTOR_BYTES // narrowest, v.MOST_LANES)
     forms = []
     while lanes >= 1:
         form = _form(source, reductions, extents, lanes, across, ())

@@ -26,6 +26,7 @@ from tensorir_ladder.schedules.rules.computations import (
     index_of,
     loads_in,
     replaced,
+    shows_carries,
     simplified,
 )
 from tensorir_ladder.schedules.rules.limits import limit_of
@@ -140,9 +141,12 @@ class Expressions:
         return any(buffer.same_as(parameter) for parameter in self.parameters)
 
     def value(self, expression: ir.Expr, at: Values) -> ir.Expr:
-        """Return an expression where the iterators are ``at``; NotTaken where it becomes too long."""
+        """Return an expression where the iterators are ``at``; NotTaken where it is too long, or would not wrap."""
         self._nodes = 0
-        return self._value(expression, at)
+        value = self._value(expression, at)
+        if shows_carries(value):
+            raise NotTaken("integers of less than 32 bits that wrap inside of an expression, not in CUDA", remedy=LEAVE)
+        return value
 
     def extent(self, expression: ir.Expr) -> ir.Expr:
         """Return an extent in 32 bits."""

@@ -46,6 +46,8 @@ from tensorir_ladder.harness.whole_models.reference import draw_weights, expecte
 from tensorir_ladder.harness.whole_models.timing import sets_of
 from tensorir_ladder.reports.check import model_problems
 from tensorir_ladder.reports.models import function_tables, model_tables
+from tensorir_ladder.schedules.rules import fuse_operators
+from tensorir_ladder.schedules.rules.contraction import Contraction
 
 MACHINE = machine_for("sm_90a")
 STATE = GpuState(1980.0, 3201.0, 200.0, 40.0)
@@ -169,6 +171,17 @@ def test_a_linear_layer_of_any_rows_has_a_body_for_few() -> None:
     built = build(small("llama-linears"), 7, RULES["ladder"], MACHINE)
     (function,) = built.functions.values()
     assert function.rule.startswith("ladder: contraction (up to 8: decode;")
+
+
+@slow
+@pytest.mark.parametrize("family", ["llama-layer", "vit-block"])
+def test_our_rule_takes_every_product_of_a_model_of_its_own_size(family: str) -> None:
+    target = MACHINE.target()
+    fused = fuse_operators(target)(FAMILIES[family].models(False)[0].exported(1)[0])
+    products = {name.name_hint: function for name, function in fused.functions_items() if "matmul" in name.name_hint}
+    assert len(products) == 6
+    for product in products.values():
+        Contraction().take(product, target)
 
 
 @slow

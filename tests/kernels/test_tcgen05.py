@@ -346,7 +346,7 @@ def test_the_machine_code_has_the_instructions(
 
 @pytest.mark.compiler
 def test_the_step_says_that_it_is_compiled_and_no_more(command: Command) -> None:
-    outcome = command("run", "--step", "14", "--size", "128")
+    outcome = command("run", "--step", "14", "--size", "128", "--all-variants")
     assert (outcome.code, outcome.err) == (0, "")
     variants = ("ring", "warp_specialized")
     assert verified_on(outcome) == [""] * len(variants)

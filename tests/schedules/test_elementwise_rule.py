@@ -171,7 +171,7 @@ def test_calls_that_32_bits_do_not_number_are_refused_by_the_function() -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("name", ["swiglu", "rope", "bytes", "mask"])
+@pytest.mark.parametrize("name", [emulated(name) for name in ("swiglu", "rope", "bytes", "mask")])
 def test_nvcc_takes_it_without_spills(name: str, compiler: Compiler) -> None:
     for function in CASES[name].functions():
         assert compile_cubin(cuda(function), "sm_90a", compiler).spill_bytes == 0

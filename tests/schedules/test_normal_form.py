@@ -22,6 +22,7 @@ from tensorir_ladder.schedules.memory import align_operands, worthwhile_row_byte
 from tensorir_ladder.schedules.pipeline import pipeline_loop
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.recipes import BandwidthTile, split_reduction, spread_elements, stage_contraction
+from tensorir_ladder.schedules.rules.elementwise import Elementwise
 from tensorir_ladder.schedules.rules.normal_form import Product, narrowed, product_of
 from tensorir_ladder.schedules.rules.rule import NotTaken
 from tensorir_ladder.schedules.tensor_cores import tensorize_contraction
@@ -228,6 +229,13 @@ def test_elementwise_blocks_of_symbolic_extents_are_refused_by_name() -> None:
     (block,) = sch.get_child_blocks(sch.get_sblock("root"))
     with pytest.raises(IllegalSchedule, match="run time only"):
         spread_elements(sch, block, BandwidthTile(threads=128))
+
+
+def test_elementwise_blocks_that_wrap_are_left() -> None:
+    x = te.placeholder((32, 64), "int8", name="x")
+    with pytest.raises(NotTaken, match="wrap inside"):
+        Elementwise().take(te.create_prim_func([x, topi.nn.relu(topi.add(x, x))]), TARGET)
+    Elementwise().take(te.create_prim_func([x, topi.add(topi.add(x, x), x)]), TARGET)
 
 
 def test_epilogues_that_repeat_are_refused_by_name() -> None:

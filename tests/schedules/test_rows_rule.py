@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
+from tvm.script import tirx as T
 
 from support.functions import check_function
 from support.legalized import Shape, legalized
@@ -77,6 +79,7 @@ CASES = {
     "prod": Case(lambda x: op.prod(x, axis=1), ((5, 9),), dtype="float32"),
     "max_of_bytes": Case(lambda x: op.max(x, -1), ((4, 96),), dtype="int8"),
     "argmax": Case(lambda x: op.argmax(x, -1), ((5, 130),), dtype="float32"),
+    "argmax_of_halves": Case(lambda x: op.argmax(x, 0), ((70, 9),)),
     "argmin_long": Case(lambda x: op.argmin(x, -1), ((3, 1300),), dtype="float32"),
     "group_norm": Case(lambda x, w, b: nn.group_norm(x, w, b, 4, 1, [2, 3]), ((2, 16, 4, 4), (16,), (16,)), slack=16),
     "average_pool": Case(
@@ -84,7 +87,7 @@ CASES = {
     ),
     "vector_times_matrix": Case(lambda p, v: op.matmul(p, v), ((2, 1, "n"), (2, "n", 64)), ({"n": 37},), "float32"),
 }
-QUICK = ("softmax", "rms_norm")
+QUICK = ("softmax", "argmax", "rms_norm_after_add")
 
 
 def emulated(name: str) -> object:
@@ -118,6 +121,16 @@ def test_few_long_rows_are_reduced_by_many_blocks(name: str) -> None:
     (function,) = case.functions()
     launched = check_function(function, Rows().take(function, TARGET), TARGET, runs=2).kernels
     assert len(launched) == kernels
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("all_of", [True, False])
+def test_flags_are_reduced(all_of: bool) -> None:
+    flags = te.placeholder((5, 70), "bool", "flags")
+    function = te.create_prim_func([flags, (topi.all if all_of else topi.any)(flags, axis=1)])
+    one = np.ones((5, 70), bool) if all_of else np.zeros((5, 70), bool)
+    one[2, 33] = not all_of
+    assert check_function(function, Rows().take(function, TARGET), TARGET, arrays={"flags": one}).kernels
 
 
 def cuda(function: tirx.PrimFunc) -> str:
@@ -169,9 +182,28 @@ def test_what_is_no_chain_over_rows_is_left() -> None:
     not_taken(te.create_prim_func([x, shifted]))
 
 
+@T.prim_func(s_tir=True)
+def running(a: T.Buffer((8, 4), "float32"), b: T.Buffer((8,), "float32")) -> None:
+    """Each sum goes on from the first."""
+    for i, k in T.grid(8, 4):
+        with T.sblock("running"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                b[vi] = T.float32(0)
+            b[vi] = b[T.int32(0)] + a[vi, vk]
+
+
+def test_a_sum_of_other_sums_is_left() -> None:
+    assert "running" in not_taken(running)
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize(
-    "name", ["softmax_symbolic", "layer_norm", "rms_norm_after_add", "argmin_long", "mean_of_images"]
+    "name",
+    [
+        emulated(name)
+        for name in ("softmax_symbolic", "layer_norm", "rms_norm_after_add", "argmin_long", "mean_of_images")
+    ],
 )
 def test_nvcc_takes_it_without_spills(name: str, compiler: Compiler) -> None:
     for function in CASES[name].functions():

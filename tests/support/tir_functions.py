@@ -356,6 +356,13 @@ def bias_by_a_copy() -> tirx.PrimFunc:
 
 
 @function()
+def sums_of_i8() -> tirx.PrimFunc:
+    """Sums and epilogue of 8 bits, which wrap where they are stored."""
+    a, b, c = _product(20, 28, 36, "int8")
+    return te.create_prim_func([a, b, topi.add(c, c)])
+
+
+@function()
 def clipped_to_i8() -> tirx.PrimFunc:
     a, b, c = _product(33, 20, 36, "int8", "int32", nt=True)
     scaled = topi.cast(c, "float32") * 0.25
@@ -613,6 +620,20 @@ def depthwise() -> tirx.PrimFunc:
 @function(left="in groups")
 def conv2d_of_narrow_groups() -> tirx.PrimFunc:
     return _grouped_convolution(8, 4)
+
+
+@function(left="products of two operands")
+def wrapping_products() -> tirx.PrimFunc:
+    a, b = te.placeholder((20, 36), "int8", name="A"), te.placeholder((36, 28), "int8", name="B")
+    k = te.reduce_axis((0, 36), name="k")
+    element = lambda i, j: te.sum((a[i, k] * b[k, j]).astype("int32"), axis=k)  # noqa: E731
+    return te.create_prim_func([a, b, te.compute((20, 28), element, name="C")])
+
+
+@function(left="wrap inside")
+def wrapping_epilogue() -> tirx.PrimFunc:
+    a, b, c = _product(20, 28, 36, "int8")
+    return te.create_prim_func([a, b, topi.nn.relu(topi.add(c, c))])
 
 
 @function(left="strides")

@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from support.stock_tvm import failure, kernel, still
 
+NARROW = "schedules/rules/normal_form.py (product_of)"
 VECTORS = "schedules/loops/vectorization.py (widest_vector)"
 
 
@@ -40,6 +41,12 @@ def test_vectors_of_bool_are_twice_as_long() -> None:
 def test_eight_of_fp8_are_converted_by_a_cast_of_vectors() -> None:
     text = by_vectors("float8_e4m3fn", 8, lambda value: value.astype("float16").astype("float8_e4m3fn"))
     still("(uint2)((uint4)(*(uint2*)(x_ptr" in text, VECTORS)
+
+
+def test_bytes_do_not_wrap_inside_of_an_expression() -> None:
+    """C computes in int: the larger of 0 and 100 + 100, which is -56 in int8, is 200, and is stored as -56."""
+    text = by_vectors("int8", 1, lambda value: tirx.max(value + value, tirx.const(0, "int8")))
+    still(re.search(r"max\(\(x_ptr\[(.+)\] \+ x_ptr\[\1\]\), \(signed char\)0\)", text) is not None, NARROW)
 
 
 def test_one_shared_buffer_of_two_loses_its_alignment() -> None:
