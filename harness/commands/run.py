@@ -61,9 +61,9 @@ def run(options: argparse.Namespace, command: str) -> int:
         return _run_without_gpu(options)
     cases = cases_of(options, GPU_SIZES, tunes=True)
     alone = one_form(cases)
+    records = measure_cases(cases, options, command)
     if alone:
         print_opening(lowered(alone))
-    records = measure_cases(cases, options, command)
     print_records(records)
     if len({case.step.number for case in cases}) == 1 and len({case.variant for case in cases}) > 1:
         print_variants([built(case) for case in _per_variant(cases)])
