@@ -14,7 +14,19 @@ from support.cases import ROOT, Outcome
 from support.command_lines import command_lines
 from support.reports_fixtures import record
 from tensorir_ladder.harness import cli
-from tensorir_ladder.harness.commands import bandwidth, fuzz, kernels, measuring, mutants, nests, rebuild, sanitize
+from tensorir_ladder.harness.commands import (
+    bandwidth,
+    drawing,
+    fuzz,
+    kernels,
+    measuring,
+    model,
+    mutants,
+    nests,
+    rebuild,
+    rules,
+    sanitize,
+)
 from tensorir_ladder.harness.records import RecordError
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.reports import plot
@@ -213,8 +225,11 @@ def test_drawn_command_lines_end_with_a_documented_status(
         (kernels, "lower"),
         (bandwidth, "lower_workload"),
         (fuzz, "each_in_a_process"),
-        (nests, "each_in_a_process"),
+        (drawing, "each_in_a_process"),
         (nests, "draw"),
+        (rules, "draw"),
+        (model, "_built"),
+        (model, "verify_model"),
         (mutants, "plan"),
         (rebuild, "ProcessPoolExecutor"),
         (sanitize, "prepare"),

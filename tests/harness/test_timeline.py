@@ -406,7 +406,7 @@ def test_pages_and_readme_show_the_picture(site: Paths) -> None:
     (drawn,) = timeline_plots(results)
     with Image.open(site.plots / drawn.file_name) as image:
         assert image.width == 9 * 160
-    page, readme = step_page(results, 11), site.readme.read_text()
+    page, readme = step_page(results, 11), site.documents[0].read_text()
     for text in (page, readme):
         assert f"plots/{drawn.file_name})" in text
         assert "## One block's life" in text
@@ -418,8 +418,10 @@ def test_without_timelines_nothing_is_said_of_them(tmp_path: Path) -> None:
     write_ladder(tmp_path, variants=False)
     results = load(tmp_path)
     assert list(timeline_plots(results)) == []
-    paths = Paths.of(tmp_path, tmp_path / "README.md")
-    for text in (*(step_page(results, step) for step in results.steps()), results_block(results, paths)):
+    readme = tmp_path / "README.md"
+    readme.touch()
+    block = results_block(results, Paths.of(tmp_path, readme), readme)
+    for text in (*(step_page(results, step) for step in results.steps()), block):
         assert "One block's life" not in text
 
 
