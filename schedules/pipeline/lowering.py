@@ -114,7 +114,8 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
 
 def _has_blocks(function: tirx.PrimFunc) -> bool:
     """Return whether a function is one that a schedule may have been made for."""
-    root, found = root_of(function), []
+    root = root_of(function)
+    found: list[s_tir.SBlock] = []
     if root is not None:
         tvm_ffi.structural_walk(root.body, (s_tir.SBlock, found.append))
     return bool(found)

@@ -29,6 +29,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import tvm_ffi
 from tvm import sym, tirx
@@ -115,17 +116,21 @@ class Shape:
         last = len(sch.get(block).iter_vars) - 1
         computed = tuple(computed_operands(sch, block))
         return cls(
-            _known(sch, *product.batch),
-            *(_known(sch, loop) for loop in (product.rows, product.columns, product.reduction)),
-            operands[0] if len(set(operands)) == 1 else "",
-            *(innermost_iterator(sch, block, operand) == last for operand in (0, 1)),
-            computed,
-            tuple(operand for operand in computed if _worth_keeping(sch, block, operand)),
+            batch=_known(sch, *product.batch),
+            rows=_known(sch, product.rows),
+            columns=_known(sch, product.columns),
+            reduction=_known(sch, product.reduction),
+            dtype=operands[0] if len(set(operands)) == 1 else "",
+            a_by_k=innermost_iterator(sch, block, 0) == last,
+            b_by_k=innermost_iterator(sch, block, 1) == last,
+            computed=computed,
+            kept=tuple(operand for operand in computed if _worth_keeping(sch, block, operand)),
         )
 
     def sizes(self, rows: int) -> tuple[int, int, int]:
         """Return m, n and k, those that are not known taken for ``rows``."""
-        return tuple(rows if size is None else size for size in (self.rows, self.columns, self.reduction))
+        m, n, k = (rows if size is None else size for size in (self.rows, self.columns, self.reduction))
+        return m, n, k
 
 
 @dataclass(frozen=True)
@@ -458,7 +463,7 @@ WIDTHS = (32, 48, 64, 96, 112, 128, 160, 192, 224, 256)
 
 
 def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
-    tile, stages = plan.choice.tile, plan.choice.stages
+    tile, stages = cast(WarpgroupTile, plan.choice.tile), plan.choice.stages
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole = shape.columns is not None and shape.columns >= tile.block_n and (shape.rows or tile.block_m) >= tile.block_m
     # Nor can it bound a tile of rows that are the product of two extents known at run time only, or eights of one.
@@ -502,7 +507,7 @@ MMA_TILES = (
 
 
 def _by_warps_of_tensor_cores(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
-    tile, stages = plan.choice.tile, plan.choice.stages
+    tile, stages = cast(TensorCoreTile, plan.choice.tile), plan.choice.stages
     scope = tile.shared_scope(dtype_bytes(shape.dtype), stages)
     tensorized = tensorize_contraction(sch, block, tile, scope=scope, hide_reads=True)
     loops = tensorized.loops
@@ -513,7 +518,7 @@ def _by_warps_of_tensor_cores(sch: Schedule, block: SBlockRV, shape: Shape, plan
 
 
 def _by_warps_of_tensor_cores_stored(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
-    tile = plan.choice.tile
+    tile = cast(TensorCoreTile, plan.choice.tile)
     tensorized = tensorize_contraction(sch, block, tile, scope=tile.shared_scope(dtype_bytes(shape.dtype)))
     use_instruction(sch, tensorized.loops, tensorized.loads, tensorized.instruction)
 
@@ -543,7 +548,7 @@ THREAD_TILES = (
 
 
 def _by_warps(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
-    tile, stages = plan.choice.tile, plan.choice.stages
+    tile, stages = cast(WarpTile, plan.choice.tile), plan.choice.stages
     warps = stage_for_warps(sch, block, tile, scope=tile.shared_scope(4, stages))
     stages = _fitting(sch, warps.k_outer, stages)
     ahead = tile.steps_ahead > 0 and pipeline_reads(sch, warps.k_inner, stages)
@@ -552,7 +557,7 @@ def _by_warps(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
 
 
 def _by_threads(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
-    tile, stages = plan.choice.tile, plan.choice.stages
+    tile, stages = cast(ThreadTile, plan.choice.tile), plan.choice.stages
     staged = stage_contraction(sch, block, tile, vectorize=True, scope=tile.shared_scope(8, stages))
     stages = _fitting(sch, staged.loops.k_outer, stages)
     pipeline_loop(sch, staged.loops.k_outer, stages, True, one_barrier=True)
@@ -560,7 +565,7 @@ def _by_threads(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> Non
 
 
 def _by_threads_stored(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> None:
-    tile = plan.choice.tile
+    tile = cast(ThreadTile, plan.choice.tile)
     staged = stage_contraction(sch, block, tile, vectorize=True, scope=tile.shared_scope(8))
     unroll_loop(sch, staged.loops.k_inner)
 

@@ -607,6 +607,8 @@ def _is_buffer(var: tirx.Var) -> bool:
     return hasattr(var, "shape")
 
 
-def _left(problem: str, computation: Computation | None = None, **facts: object) -> NotTaken:
-    block = computation and computation.name
-    return NotTaken(problem, block=block, remedy="leave it to the next rule", **facts)
+def _left(
+    problem: str, computation: Computation | None = None, *, value: object = None, limit: object = None
+) -> NotTaken:
+    block = computation.name if computation else None
+    return NotTaken(problem, block=block, value=value, limit=limit, remedy="leave it to the next rule")

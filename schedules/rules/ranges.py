@@ -30,8 +30,9 @@ def by_extent(
         parameters; for an extent that is none of the function's, and several where none is given.
     """
     limits = [most for most, _ in bodies]
-    below: list[int | None] = [0, *limits[:-1]]
-    if not limits or limits[-1] is not None or not all(m is not None and m > b for b, m in zip(below, limits[:-1])):
+    known = [most for most in limits[:-1] if most is not None]
+    rise = len(known) == len(limits) - 1 and all(most > below for below, most in zip([0, *known], known))
+    if not limits or limits[-1] is not None or not rise:
         raise NotTaken(
             "bodies are for ranges of an extent that rise from 1 on, the last for any",
             value=limits,

@@ -123,7 +123,8 @@ class DequantizeInProduct:
 class _Dequantized(relax.PyExprMutator):
     def __init__(self, mod: ir.IRModule) -> None:
         super().__init__(mod)
-        self.mod, self.readers = mod, {}
+        self.mod = mod
+        self.readers: dict[relax.Var, list[relax.Var]] = {}
 
     def rewritten(self, function: relax.Function) -> relax.Function:
         blocks = [block for block in function.body.blocks if isinstance(block, relax.DataflowBlock)]
