@@ -35,7 +35,7 @@ every_module = pytest.mark.parametrize(
 def kernels(executable: tvm.runtime.Executable) -> set[str]:
     """The kernels in the CUDA text of a compiled Relax module."""
     (device,) = executable.mod.imports[0].imports
-    return set(re.findall(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(", device.inspect_source()))
+    return set(re.findall(r"__global__ void (?:__launch_bounds__\([\d, ]+\) )?(\w+)\(", device.inspect_source()))
 
 
 def outputs(mod: tvm.IRModule, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
