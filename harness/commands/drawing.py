@@ -21,7 +21,7 @@ from tensorir_ladder.harness.records import Journal, append, check_appendable
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a command draws: its name, how a process runs some, how many at once, and the features of one.
+    """Describe what a command draws: its name, how a process runs some, how many at once, and the features of one.
 
     ``recorded`` are fields that tell a record of this command; ``good`` what may become of a draw.
     """

@@ -45,7 +45,7 @@ class Function:
 
     @property
     def slack(self) -> float:
-        """How many times the limit of one rounding its numbers may be off."""
+        """Return by how many times the limit of one rounding its numbers may be off."""
         return 1.0 + ROUNDINGS * self.steps
 
 

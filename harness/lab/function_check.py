@@ -46,7 +46,7 @@ class WrongFunction(AssertionError):
 
 @dataclass(frozen=True)
 class Checked:
-    """What was checked: kernels launched, by name and in order, and the largest error as a part of its limit."""
+    """Tell what was checked: kernels launched, by name and in order, and the largest error as a part of its limit."""
 
     kernels: tuple[str, ...]
     worst: float

@@ -129,7 +129,7 @@ def _stock_passes(target: Target, watch: _Watch) -> Pass:
 
 
 def _ladder_passes(target: Target, _watch: _Watch) -> Pass:
-    """What the README tells users to do, before TVM's own pipeline, which finds nothing left to schedule."""
+    """Run what the README tells users to run before TVM's own pipeline, which finds nothing left to schedule."""
     import tensorir_ladder.schedules.rules  # noqa: F401 - registers the pipeline
 
     return Sequential([relax.get_pipeline(LADDER, target=target), relax.get_default_pipeline(target)])

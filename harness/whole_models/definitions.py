@@ -35,7 +35,7 @@ class Transformer:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by."""
+        """Return the factor that scores are multiplied by."""
         return self.head**-0.5
 
 
@@ -430,7 +430,7 @@ def _convolutions(small: bool) -> list[Model]:
 
 @dataclass(frozen=True)
 class Family:
-    """What a name of ``--model`` means: models, small or of their own size, and values of their free extent."""
+    """Say what a name of ``--model`` means: models, small or of their own size, and values of their free extent."""
 
     models: Callable[[bool], list[Model]]
     extent: str

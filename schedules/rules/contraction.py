@@ -91,7 +91,7 @@ SHORTEST_PART = 8  # k tiles
 
 @dataclass(frozen=True)
 class Shape:
-    """What engines and their costs have to know of a product; extents are None where only run time knows them.
+    """Hold what engines and their costs need of a product; extents are None where only run time knows them.
 
     ``dtype`` is both operands', or "" where they differ; ``a_by_k`` and ``b_by_k`` say that the last dimension of the
     first or the second operand is the reduction's. ``computed`` are the operands that are computed before the product,
@@ -135,7 +135,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a product is scheduled: by which engine, with which tile and stages, its reduction in how many parts."""
+    """Say how a product is scheduled: by which engine, with which tile and stages, its reduction in how many parts."""
 
     engine: Engine
     choice: Choice
@@ -595,25 +595,19 @@ WGMMA = Engine("wgmma", _of_copies(_no_wgmma), _warpgroup_choices, _cycles, _by_
 MMA = Engine(
     "mma", _of_copies(_no_mma), lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores, splits=True, rings=True
 )
+
+
+def _kept(engine: Engine, obstacle: Obstacle, build: Build) -> Engine:
+    """Put a kernel in front of an engine that writes computed operands down, where there are rows enough for it."""
+    name, obstacle, build = f"{engine.name}, kept", _of_kept(obstacle), _keeping(build)
+    return replace(engine, name=name, obstacle=obstacle, build=build, splits=False, fewest_rows=FEWEST_FOR_KEPT)
+
+
 ENGINES = (
     WGMMA,
-    replace(
-        WGMMA,
-        name="wgmma, kept",
-        obstacle=_of_kept(_no_wgmma),
-        build=_keeping(_by_warpgroups),
-        splits=False,
-        fewest_rows=FEWEST_FOR_KEPT,
-    ),
+    _kept(WGMMA, _no_wgmma, _by_warpgroups),
     MMA,
-    replace(
-        MMA,
-        name="mma, kept",
-        obstacle=_of_kept(_no_mma),
-        build=_keeping(_by_warps_of_tensor_cores),
-        splits=False,
-        fewest_rows=FEWEST_FOR_KEPT,
-    ),
+    _kept(MMA, _no_mma, _by_warps_of_tensor_cores),
     Engine("mma, stored", _no_mma, lambda shape: MMA_TILES, _cycles, _by_warps_of_tensor_cores_stored),
     Engine("warps", _no_warps, lambda shape: WARP_TILES, _outputs, _by_warps, rings=True),
     Engine("threads", _no_thread_ring, lambda shape: THREAD_TILES, _outputs, _by_threads, rings=True),

@@ -79,7 +79,7 @@ def lowered_for_few_rows(func: tirx.PrimFunc, target: Target, most_rows: int = M
 
 @dataclass(frozen=True)
 class _Shape:
-    """What tiles are chosen by: extents, and how the operands' largest buffers are loaded."""
+    """Hold what tiles are chosen by: extents, and how the operands' largest buffers are loaded."""
 
     rows: int
     columns: int

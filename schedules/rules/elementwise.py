@@ -92,7 +92,7 @@ class _View:
 
     @property
     def divisions(self) -> int:
-        """How many divisions addresses take."""
+        """Count the divisions that addresses take."""
         found: list[ir.Expr] = []
         for access in self.accesses:
             for index in access.load.indices:

@@ -132,7 +132,7 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
 
 @dataclass(frozen=True)
 class _Factors:
-    """What is summed: ``scale * (first * second)``, multiplied in one dtype and summed in another.
+    """Hold what is summed: ``scale * (first * second)``, multiplied in one dtype and summed in another.
 
     ``scale`` are factors that the reduction does not go through, which the epilogue multiplies with. ``in_any_order``:
     the iterators of the reduction may change places.
@@ -148,7 +148,7 @@ class _Factors:
 
 @dataclass(frozen=True)
 class _Epilogue:
-    """What becomes of a sum: ``buffer[indices] = value``, in terms of the product's iterators and of ``total``."""
+    """Say what becomes of a sum: ``buffer[indices] = value``, in terms of the product's iterators and of ``total``."""
 
     buffer: tirx.Var
     indices: tuple[ir.Expr, ...]

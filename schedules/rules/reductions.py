@@ -47,7 +47,7 @@ class Reduction:
 
     @property
     def buffers(self) -> list[tirx.Var]:
-        """What the results are stored in."""
+        """List the buffers that the results are stored in."""
         return [computation.buffer for computation in self.computations]
 
 

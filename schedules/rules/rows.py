@@ -111,7 +111,7 @@ class _Form:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every load and store is a vector."""
+        """Tell if every load and store is a vector."""
         accesses = [access for phase in self.phases for access in phase.accesses]
         stores = [store for phase in self.phases if phase.columns is not None for store in phase.stores]
         return min([*(a.width for a in accesses), *(self.lanes.width(*store) for store in stores)], default=1) > 1

@@ -226,7 +226,7 @@ LEAVE = "leave it to the rules of TVM"
 
 @dataclass
 class Access:
-    """What is loaded at each position: ``load`` at (row, vector, lane) into ``local``, ``width`` elements at a time.
+    """Load at each position: ``load`` at (row, vector, lane) into ``local``, ``width`` elements at a time.
 
     ``guard`` is what must hold for it to be inside its buffer, None where it always is.
     """
@@ -389,7 +389,7 @@ class Lanes:
 
 @dataclass
 class Take:
-    """What one thread takes at a time: ``count`` vectors, the i-th at ``place(i)``, if ``holds(i)``.
+    """Give a thread ``count`` vectors at a time, the i-th at ``place(i)``, if ``holds(i)``.
 
     A place is a value for each variable that expressions have beside the lane.
     """
