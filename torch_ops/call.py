@@ -22,7 +22,8 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting, choose, of_any_rows
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
-from tensorir_ladder.torch_ops.launcher import LoadedKernel, compile_kernel, load_kernel
+from tensorir_ladder.torch_ops.kept import build_kernel
+from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, output_rows
 from tensorir_ladder.torch_ops.product import Product
 from tensorir_ladder.torch_ops.rates import cost_rates
@@ -238,7 +239,7 @@ def _loaded(choice: Choice, problem: Matmul, setting: Setting, device: int) -> L
             f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
             "cannot be captured in a CUDA graph; call it once before"
         )
-    compiled = compile_kernel(choice.build(problem, setting), _gpu(device).target, require_compiler())
+    compiled = build_kernel(choice, problem, setting, require_compiler())
     return load_kernel(compiled, cuda_driver(), device, str(choice))
 
 

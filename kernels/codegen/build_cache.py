@@ -16,7 +16,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -43,12 +43,21 @@ class BuildCache:
     def __init__(self, part: str) -> None:
         self.part = part
 
-    def get(self, recipe: object, suffix: str, build: Callable[[], bytes]) -> Kept:
-        """Return what ``recipe`` (anything JSON can write) was built to, by ``build()`` where it is not kept whole."""
+    def get(
+        self,
+        recipe: object,
+        suffix: str,
+        build: Callable[[], bytes],
+        accepts: Callable[[bytes], bool] = lambda _content: True,
+    ) -> Kept:
+        """Return what ``recipe`` (anything JSON can write) was built to, by ``build()`` where it is not kept whole.
+
+        What ``accepts(content)`` turns down is built again as well.
+        """
         name = hashlib.sha256(json.dumps(recipe).encode()).hexdigest() + suffix
         shared = self.folder()
         for folder in ([shared] if shared else []) + [Path(own.name) for own in _OWN]:
-            if (content := _read(folder / name)) is not None:
+            if (content := _read(folder / name)) is not None and accepts(content):
                 return Kept(folder / name, content)
         content = build()
         if shared:
@@ -71,6 +80,15 @@ class BuildCache:
         except RuntimeError as homeless:
             return _say(None, str(homeless))
         return root / self.part
+
+
+def digest_sources(root: Path, patterns: Iterable[str]) -> str:
+    """Digest the sources of a tree that what is built follows from: by their names and content, in their order."""
+    digest = hashlib.sha256()
+    for pattern in patterns:
+        for path in sorted(root.glob(pattern)):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def cache_folder() -> Path:

@@ -201,33 +201,24 @@ def _simple(_problem: Matmul, _machine: Machine) -> Choice:
     return Choice(KERNELS[11], HopperTile.parse("64x64x64/1x1"), 4)
 
 
-class Noted(Choice):
-    """A choice whose kernel is not made, but comes with what it is for."""
-
-    def build(self, problem: Matmul, setting: Setting) -> Any:
-        return Choice(self.kernel, self.tile, self.stages), problem, setting
-
-
 PLANS: dict[Any, LaunchPlan] = {}  # of kernels for the stand-in's GPU, each lowered once a process
 
 
 def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
     def chosen(problem: Matmul, machine: Machine, *flexible: Any) -> Choice:
-        choice = choosing(problem, machine) if flexible == (1, False) else choose(problem, machine, *flexible)
-        return Noted(choice.kernel, choice.tile, choice.stages)
+        return choosing(problem, machine) if flexible == (1, False) else choose(problem, machine, *flexible)
 
-    def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
-        choice, problem, setting = built
+    def lowered(choice: Choice, problem: Matmul, setting: Setting, _compiler: Any) -> CompiledKernel:
         key = (str(choice), problem, replace(setting, machine=None))
         if key not in PLANS:
-            function = choice.build(problem, setting)
-            PLANS[key] = launch_plan(generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE))
+            module = tvm.IRModule({"main": choice.build(problem, setting)})
+            PLANS[key] = launch_plan(generate(module, setting.machine.target, TIR_PIPELINE))
         return CompiledKernel(PLANS[key], library.add(PLANS[key], problem, setting.finish))
 
     found = Driver(library)
     monkeypatch.setattr(api, "cuda_driver", lambda: found)
     monkeypatch.setattr(api, "choose", chosen)
-    monkeypatch.setattr(api, "compile_kernel", lowered)
+    monkeypatch.setattr(api, "build_kernel", lowered)
     monkeypatch.setattr(api, "require_compiler", lambda: None)
 
 
