@@ -43,6 +43,7 @@ GROUPS = {
     "run": {
         "run": Command("verify, then measure beside cuBLAS and the step before", "GPU (else verifies); seconds a case"),
         "verify": Command("check outputs only", "GPU, or CPU alone; seconds a case"),
+        "build": Command("build the kernels of a file of shapes before torch_ops.matmul calls", "compiler; minutes"),
         "sweep": Command("measure all combinations of tiles, stage counts and variants", "GPU, compiler; minutes"),
     },
     "look": {
@@ -103,6 +104,7 @@ EXAMPLES = """\
   ladder timeline --step 11 --stages 1,2,4       what one block does when; needs a GPU
   ladder model --model llama-layer --seq 1-8192  a Llama layer by stock TVM, dlight, our rules and torch
   ladder depth --step 5 --size 512               how many stages, by the model; needs no GPU
+  ladder build --shapes FILE                     kernels of torch_ops.matmul, before they are called
   ladder launch --step 11 --size 512             host time per launch, TVM's and ours
   ladder tune --step 5 --size 1024 --budget 120  the best of a declared space, kept on disk
   ladder run --step 5 --size 1024 --tile tuned   measured as it was tuned

@@ -222,14 +222,16 @@ def _product(
     if bias:
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
-    return Product(_kernel_for(operands, finish, any_m, device), operands, result, dtype)
+    kernel = _loaded(*choose_for(operands, finish, any_m, gpu_machine(device)), device)
+    return Product(kernel, operands, result, dtype)
 
 
-def _kernel_for(operands: Operands, finish: Epilogue, any_m: bool, device: int) -> LoadedKernel:
-    machine, problem, batch = _gpu(device), operands.problem, operands.batch or 1
+def choose_for(operands: Operands, finish: Epilogue, any_m: bool, machine: Machine) -> tuple[Choice, Matmul, Setting]:
+    """Choose a kernel for operands, and say for which product and in which setting it is made."""
+    problem, batch = operands.problem, operands.batch or 1
     choice = choose(problem, machine, batch, any_m)
     setting = Setting(machine, operands.straddles, finish, batch, any_m)
-    return _loaded(choice, of_any_rows(problem, choice.tile) if any_m else problem, setting, device)
+    return choice, of_any_rows(problem, choice.tile) if any_m else problem, setting
 
 
 @functools.cache
@@ -244,7 +246,7 @@ def _loaded(choice: Choice, problem: Matmul, setting: Setting, device: int) -> L
 
 
 @functools.cache
-def _gpu(device: int) -> Machine:
+def gpu_machine(device: int) -> Machine:
     """Ask the driver for a GPU's limits, multiprocessors and name; UnsupportedGpu for any but an sm_90."""
     driver = cuda_driver()
     capability = tuple(driver.attribute(device, number) for number in CAPABILITY)

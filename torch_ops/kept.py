@@ -19,7 +19,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting
 from tensorir_ladder.torch_ops.launcher import CompiledKernel, compile_kernel
 
-KERNELS, PLAN_END = BuildCache("kernels"), b"\n"  # a line of the launch, then the cubin
+KERNELS, SUFFIX, PLAN_END = BuildCache("kernels"), ".kernel", b"\n"  # a line of the launch, then the cubin
 ROOT = Path(__file__).parents[1]
 SOURCES = ("schedules/**/*.py", "kernels/**/*.py", "torch_ops/*.py")
 LOADED = digest_sources(ROOT, SOURCES)  # of what this process runs
@@ -31,26 +31,30 @@ def build_kernel(choice: Choice, problem: Matmul, setting: Setting, compiler: Co
     Nothing is kept where sources were edited since this process loaded them: it may have made the kernel of both.
     Raises what :func:`torch_ops.launcher.compile_kernel` raises.
     """
-
-    def build() -> CompiledKernel:
-        return compile_kernel(choice.build(problem, setting), setting.machine.target, compiler)
-
-    if digest_sources(ROOT, SOURCES) != LOADED:
-        return build()
-    made_for = [choice.kernel.step, str(choice.tile), choice.stages, problem, setting]
-    versions = [tvm.__version__, tvm_ffi.__version__, compiler.version, LOADED]
-    recipe = msgspec.json.encode([*made_for, *versions], enc_hook=str).decode()  # a target is its text
-    kept = KERNELS.get(recipe, ".kernel", lambda: _write(build()), lambda content: _read(content) is not None)
-    return _read(kept.content) or build()
+    recent = digest_sources(ROOT, SOURCES) == LOADED
+    found = find_kernel(choice, problem, setting, compiler) if recent else None
+    if found is None:
+        found = compile_kernel(choice.build(problem, setting), setting.machine.target, compiler)
+        if recent:
+            KERNELS.put(
+                _recipe(choice, problem, setting, compiler), SUFFIX, found.plan.to_json() + PLAN_END + found.cubin
+            )
+    return found
 
 
-def _write(kernel: CompiledKernel) -> bytes:
-    return kernel.plan.to_json() + PLAN_END + kernel.cubin
-
-
-def _read(content: bytes) -> CompiledKernel | None:
-    plan, _, cubin = content.partition(PLAN_END)
+def find_kernel(choice: Choice, problem: Matmul, setting: Setting, compiler: Compiler) -> CompiledKernel | None:
+    """Return the kernel that is kept; None where there is none, or none that can be read."""
+    kept = KERNELS.find(_recipe(choice, problem, setting, compiler), SUFFIX)
+    if kept is None:
+        return None
+    plan, _, cubin = kept.content.partition(PLAN_END)
     try:
         return CompiledKernel(LaunchPlan.from_json(plan), cubin)
     except ValueError:
         return None
+
+
+def _recipe(choice: Choice, problem: Matmul, setting: Setting, compiler: Compiler) -> str:
+    made_for = [choice.kernel.step, str(choice.tile), choice.stages, problem, setting]
+    versions = [tvm.__version__, tvm_ffi.__version__, compiler.version, LOADED]
+    return msgspec.json.encode([*made_for, *versions], enc_hook=str).decode()  # a target is its text

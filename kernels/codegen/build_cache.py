@@ -43,23 +43,21 @@ class BuildCache:
     def __init__(self, part: str) -> None:
         self.part = part
 
-    def get(
-        self,
-        recipe: object,
-        suffix: str,
-        build: Callable[[], bytes],
-        accepts: Callable[[bytes], bool] = lambda _content: True,
-    ) -> Kept:
-        """Return what ``recipe`` (anything JSON can write) was built to, by ``build()`` where it is not kept whole.
+    def get(self, recipe: object, suffix: str, build: Callable[[], bytes]) -> Kept:
+        """Return what ``recipe`` (anything JSON can write) was built to, by ``build()`` where it is not kept whole."""
+        return self.find(recipe, suffix) or self.put(recipe, suffix, build())
 
-        What ``accepts(content)`` turns down is built again as well.
-        """
-        name = hashlib.sha256(json.dumps(recipe).encode()).hexdigest() + suffix
-        shared = self.folder()
+    def find(self, recipe: object, suffix: str) -> Kept | None:
+        """Return what is kept of a recipe; None where that is nothing, or not whole."""
+        name, shared = _name(recipe, suffix), self.folder()
         for folder in ([shared] if shared else []) + [Path(own.name) for own in _OWN]:
-            if (content := _read(folder / name)) is not None and accepts(content):
+            if (content := _read(folder / name)) is not None:
                 return Kept(folder / name, content)
-        content = build()
+        return None
+
+    def put(self, recipe: object, suffix: str, content: bytes) -> Kept:
+        """Keep what a recipe was built to, in the place of what is there."""
+        name, shared = _name(recipe, suffix), self.folder()
         if shared:
             try:
                 return Kept(_write(shared / name, content), content)
@@ -98,6 +96,10 @@ def cache_folder() -> Path:
     """
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".cache") / "tensorir-ladder"
+
+
+def _name(recipe: object, suffix: str) -> str:
+    return hashlib.sha256(json.dumps(recipe).encode()).hexdigest() + suffix
 
 
 def _unsafe(folder: Path) -> str:

@@ -192,7 +192,7 @@ def library(torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def _forget() -> None:
-    for cache in (api._product, api._loaded, api._gpu):
+    for cache in (api._product, api._loaded, api.gpu_machine):
         cache.cache_clear()
 
 

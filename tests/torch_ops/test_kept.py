@@ -161,10 +161,18 @@ def test_a_plan_is_read_as_it_was_written() -> None:
             LaunchPlan.from_json(text)
 
 
-def test_a_real_kernel_s_plan_is_read_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+REAL = [
+    (CHOICE, Matmul(1 << 20, 128, 64, "float16"), Setting(hopper(), any_rows=True)),
+    (replace(CHOICE, kernel=KERNELS[13]), Matmul(104, 168, 3912, "bfloat16"), Setting(hopper())),
+]
+
+
+@pytest.mark.parametrize(("choice", "problem", "setting"), REAL, ids=["any rows", "workspaces"])
+def test_a_real_kernel_s_plan_is_read_as_it_was_written(
+    choice: Choice, problem: Matmul, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
-    problem, setting = Matmul(1 << 20, 128, 64, "float16"), Setting(hopper(), any_rows=True)
-    module = tvm.IRModule({"main": CHOICE.build(problem, setting)})
+    module = tvm.IRModule({"main": choice.build(problem, setting)})
     plan = launch_plan(generate(module, setting.machine.target, TIR_PIPELINE))
-    assert RowCount() in plan.parameters
+    assert plan.workspaces or RowCount() in plan.parameters
     assert LaunchPlan.from_json(plan.to_json()) == plan
