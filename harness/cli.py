@@ -58,6 +58,9 @@ GROUPS = {
     },
     "measure": {
         "bandwidth": Command("measure memory-bound workloads beside a copy and torch", "GPU (else verifies); minutes"),
+        "bench": Command(
+            "measure drawn shapes beside cuBLAS, group by group", "GPU (else --dry-run); a second a shape"
+        ),
         "model": Command(
             "time whole models by stock TVM, dlight and our rules, beside torch", "GPU (else verifies); minutes"
         ),
@@ -104,6 +107,7 @@ EXAMPLES = """\
   ladder timeline --step 11 --stages 1,2,4       what one block does when; needs a GPU
   ladder model --model llama-layer --seq 1-8192  a Llama layer by stock TVM, dlight, our rules and torch
   ladder depth --step 5 --size 512               how many stages, by the model; needs no GPU
+  ladder bench --shapes random --seed 1 --count 200  shapes that nobody tuned, beside cuBLAS
   ladder build --shapes FILE                     kernels of torch_ops.matmul, before they are called
   ladder launch --step 11 --size 512             host time per launch, TVM's and ours
   ladder tune --step 5 --size 1024 --budget 120  the best of a declared space, kept on disk
@@ -325,7 +329,7 @@ def _join_negative(arguments: list[str]) -> list[str]:
 
 
 def _repeatable(arguments: list[str]) -> list[str]:
-    """Keep the arguments that say what is measured, without those that say where results and tree lie."""
-    places = ("--out", "--revision")
+    """Keep the arguments that say what is measured, without those that say where results lie, and for how long."""
+    places = ("--out", "--revision", "--time-limit")
     kept = [argument for argument in arguments if not argument.startswith(tuple(f"{place}=" for place in places))]
     return [word for before, word in zip(["", *kept], kept) if word not in places and before not in places]

@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, _command: str) -> int:
     """Build what is not kept yet, side by side."""
     wanted = read_shapes(options.shapes)
-    machine = _machine(options.gpu)
+    machine = hopper_machine(options.gpu)
     build_ahead([ToBuild(problem, machine.name, machine.multiprocessors) for problem in wanted], options.jobs)
     print(f"{len(wanted)} products of {options.shapes} are built for the {machine.name}")
     return 0
@@ -82,7 +82,9 @@ def build_ahead(wanted: Sequence[ToBuild], jobs: int) -> None:
     if KERNELS.folder() is None:
         raise UsageError("what is built ahead would not be found again: the build cache is not used, see above")
     waiting = [one for one in wanted if not _is_kept(one, compiler)]
-    print(f"{len(wanted) - len(waiting)} of {len(wanted)} kernels are built already")
+    if not waiting:
+        return
+    print(f"{len(wanted) - len(waiting)} of {len(wanted)} kernels are built already", flush=True)
     with progress() as bar, closing(each_in_a_process(_build, waiting, jobs, LIMIT_S)) as built:
         for one, result in bar.track(built, len(wanted), len(wanted) - len(waiting), description="building"):
             if isinstance(result, Lost):
@@ -119,8 +121,8 @@ def _product(words: Sequence[str], place: str) -> Matmul:
         raise UsageError(f"{place}: {refused}") from None
 
 
-def _machine(gpu: str | None) -> Machine:
-    """Describe the GPU here, or the one named, as the choice sees it."""
+def hopper_machine(gpu: str | None = None) -> Machine:
+    """Describe the GPU here, or the one named, as the choice sees it; without either the one that is usual."""
     if gpu is None and execution.gpu_present():
         return gpu_machine(execution.require_gpu().cuda.current_device())
     machine = machine_for(DEFAULT_ARCH)
