@@ -83,6 +83,7 @@ GROUPS = {
     "reports": {
         "table": Command("print the records as tables, Markdown or JSON", "nothing; seconds"),
         "stages": Command("print what each stage brings and costs, judge the depth model", "nothing; seconds"),
+        "shapes": Command("print how drawn shapes stand beside cuBLAS, and draw them", "nothing; seconds"),
         "plot": Command("draw speeds, gains, rooflines, stage sweeps and timelines as PNG", "nothing; a minute"),
         "page": Command("write a Markdown page per step, one on stages, and their pictures", "nothing; seconds"),
         "readme": Command("rewrite the README's results, and draw its pictures", "nothing; seconds"),
