@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from tensorir_ladder.harness.records import ShapeGroup, shape_text
 from tensorir_ladder.reports.cases import grouped, slug
 from tensorir_ladder.reports.cells import Table
-from tensorir_ladder.reports.drawing import CUBLAS, PALETTE, canvas, finish, note, rounds_and_days
+from tensorir_ladder.reports.drawing import CUBLAS, PALETTE, canvas, finish, mark, note, rounds_and_days
 
+RATIOS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0)  # marked, as far as there are such
 MOST_NAMED = 12  # in a picture: more names than that hide each other
 
 
@@ -84,7 +85,8 @@ def shapes_figure(section: ShapeSection) -> Figure:
         note(axes, shape_text(record.shape), (record.intensity, record.ratio_to_cublas), (side, -3), align)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_major_formatter("{x:g}")
+    mark(axes.yaxis, RATIOS, "g")
     axes.margins(x=0.12)
     axes.set_xlabel("operations for each byte of operands and result (logarithmic)")
     axes.set_ylabel("speed ÷ cuBLAS's speed, same rounds (logarithmic)")
