@@ -133,6 +133,6 @@ def test_the_cut_is_the_first_of_the_cheapest(
 ) -> None:
     rates = replace(RATES, hand_over_bytes_per_cycle=RATES.hand_over_bytes_per_cycle / slow)
     plan = plan_stream_k(tiles, k_tiles, block, workers, shortest, rates)
-    if plan.helpers and plan.helpers <= plan.owned:
+    if 0 < plan.helpers < plan.owned:  # else a tile is cut into even parts
         cuts = [replace(plan, cut=cut) for cut in range(shortest, k_tiles - shortest + 1)]
         assert plan == min(cuts, key=lambda other: stream_k_cycles(other, block, rates))
