@@ -18,6 +18,7 @@ from support.fake_gpu import Command, FakeArena, FakeGpu, interrupted, stop_at
 from tensorir_ladder.harness import shapes
 from tensorir_ladder.harness.commands import bench
 from tensorir_ladder.harness.commands.build import ToBuild
+from tensorir_ladder.harness.execution import gpu_arch
 from tensorir_ladder.harness.peers import Entrant, call
 from tensorir_ladder.harness.records import ShapeRecord, bad_lines, load_shapes, shape_groups
 from tensorir_ladder.harness.session import Session
@@ -272,3 +273,13 @@ def test_intensity_counts_each_byte_once(small: FakeGpu, command: Command, tmp_p
     for record in load_shapes(tmp_path):
         m, n, k = record.shape
         assert record.intensity == pytest.approx(m * n * k / (m * k + k * n + m * n))
+
+
+@pytest.mark.gpu
+def test_every_group_is_measured_on_a_gpu(command: Command, tmp_path: Path) -> None:
+    if gpu_arch() != "sm_90a":
+        pytest.skip("no sm_90")
+    outcome = command("bench", "--seed", "2", "--count", "1", "--out", str(tmp_path))
+    assert outcome.code == 0, outcome.err
+    assert Counter(record.group for record in load_shapes(tmp_path)) == dict.fromkeys(ALL, 1)
+    assert all(record.verification.passed for record in load_shapes(tmp_path))

@@ -37,7 +37,7 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import call as api
-from tensorir_ladder.torch_ops import describe, matmul
+from tensorir_ladder.torch_ops import describe, kept, matmul
 from tensorir_ladder.torch_ops.choice import (
     KERNELS,
     Choice,
@@ -721,6 +721,22 @@ def test_a_first_call_in_a_capture_is_refused(real: Any) -> None:
     with pytest.raises(FirstCallInCapture), real.cuda.graph(real.cuda.CUDAGraph()):
         matmul(a, a)
     check_real(real, matmul(a, a), a, a)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(120, 136, 72), (128, 64, 8192), (1, 4096, 1000)])
+def test_a_kernel_that_was_built_before_is_found_and_right(
+    real: Any, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, n, k = shape
+    a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "transposed", "float16")
+    wanted = matmul(a, b)
+    _forget()
+    monkeypatch.setattr(kept, "compile_kernel", lambda *_: pytest.fail("lowered again"))
+    got = matmul(a, b)
+    check_real(real, got, a, b)
+    assert bool((got == wanted).all())
+    _forget()
 
 
 @pytest.mark.gpu
