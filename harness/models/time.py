@@ -72,13 +72,17 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
     )
 
 
-def tile_times(tile: BlockTile, dtype: str, rates: Rates, gflops: float) -> tuple[float, float]:
+def tile_times(
+    tile: BlockTile, dtype: str, rates: Rates, gflops: float, gb_s: float | None = None
+) -> tuple[float, float]:
     """Time one k tile on one multiprocessor by itself, in ns: its load, and its arithmetic at the GPU's ``gflops``.
 
-    The load is a latency and the bytes of both operand tiles at the multiprocessor's share of the bandwidth.
+    The load is a latency and the bytes of both operand tiles at the multiprocessor's share of ``gb_s``, by default
+    the rate of a copy.
     """
-    bytes_per_ns, flops_per_ns = rates.copy_gb_s / rates.sms, gflops / rates.sms
-    load_ns = rates.dram_latency_ns + tile.smem_bytes(dtype_bytes(dtype)) / bytes_per_ns
+    bytes_per_ns, flops_per_ns = (gb_s or rates.copy_gb_s) / rates.sms, gflops / rates.sms
+    tile_bytes = (tile.block_m + tile.block_n) * tile.block_k * dtype_bytes(dtype)
+    load_ns = rates.dram_latency_ns + tile_bytes / bytes_per_ns
     return load_ns, 2 * tile.block_m * tile.block_n * tile.block_k / flops_per_ns
 
 

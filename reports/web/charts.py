@@ -27,13 +27,14 @@ def chart(
     note: str = "",
     columns: Mapping[str, str] | None = None,
     picked: Mapping[str, str] | None = None,
+    listed: bool = True,
 ) -> Markup:
     """Make the element of a chart whose data are in ``spec["data"]["values"]``.
 
     ``alt`` says what the chart shows to who cannot see it; ``note`` stands below it. ``columns`` maps fields of the
     data to the headings of the table behind the chart (all fields by default). ``picked`` maps names of the page's
     choices ("gpu") to their values at first; each is a field of the data too: only rows that have the chosen value are
-    drawn and listed, all of them where it is "all".
+    drawn and listed, all of them where it is "all". Without ``listed`` there is no table behind it.
     """
     made, picked = copy.deepcopy(dict(spec)), dict(picked or {})
     rows: Sequence[Mapping[str, Any]] = made["data"]["values"]
@@ -52,6 +53,6 @@ def chart(
             alt=alt,
             note=note,
             columns=columns or {name: name for name in (rows[0] if rows else {})},
-            rows=[({name: row[name] for name in picked}, row) for row in rows],
+            rows=[({name: row[name] for name in picked}, row) for row in rows if listed],
         )
     )

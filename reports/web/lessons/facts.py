@@ -12,7 +12,7 @@ from markupsafe import Markup
 from tensorir_ladder.harness.models.rate_files import Rates, rates_of
 from tensorir_ladder.harness.records import Counters, Record, Timeline
 from tensorir_ladder.reports.advice import size_class
-from tensorir_ladder.reports.cases import Shape, shape_label, shape_of
+from tensorir_ladder.reports.cases import shape_label, shape_of
 from tensorir_ladder.reports.selection import Results, Section
 from tensorir_ladder.reports.sweeps import StageSweep, StreamSweep, stage_sweeps, stream_sweeps
 
@@ -54,7 +54,8 @@ class Facts:
     def gain(self, step: int, size: int, variant: str | None = None) -> Markup:
         """Write the speed gained over the step before, with the same tile and in the same rounds."""
         record = self.record(step, size, variant)
-        return figure(record and record.improvement_over_previous_pct, "+.0f", record_source(record), " %")
+        gain = record.improvement_over_previous_pct if record else None
+        return figure(gain, "+.0f" if gain is None or abs(gain) >= 5 else "+.1f", record_source(record), " %")
 
     def us(self, step: int, size: int, variant: str | None = None) -> Markup:
         """Write a launch's median time."""
@@ -183,8 +184,3 @@ def reference_gpu(results: Results) -> str:
     )
     found = [gpu for kind in kinds for gpu in kind]
     return max(dict.fromkeys(found), key=found.count, default="")
-
-
-def shape_of_size(size: int) -> Shape:
-    """Return the shape of a square product."""
-    return size, size, size
