@@ -60,11 +60,17 @@ def shapes_chart(found: Sequence[Row], gpu: str) -> Markup:
     x = {
         "field": "intensity",
         "type": "quantitative",
-        "title": "arithmetic intensity: operations a compulsory byte (logarithmic)",
+        "title": "operations a byte (logarithmic)",
         "scale": {"type": "log", "base": 2, "nice": False, "padding": 20},
         "axis": {"values": [2**power for power in range(15)], "format": "~g"},
     }
-    y = {"field": "ratio", "type": "quantitative", "title": "speed ÷ cuBLAS's, same rounds", "scale": {"zero": True}}
+    y = {
+        "field": "ratio",
+        "type": "quantitative",
+        "title": "speed ÷ cuBLAS's (logarithmic)",
+        "scale": {"type": "log", "base": 2, "nice": False, "padding": 20},
+        "axis": {"values": [0.125, 0.25, 0.5, 0.7, 1, 1.4, 2, 4, 8], "format": "~g"},
+    }
     colour = {"field": "dtype", "type": "nominal", "title": "operands"}
     tooltip = [
         {"field": "shape", "title": "m×n×k"},
