@@ -103,6 +103,22 @@ class Lesson:
         _, source = code.step_source(step)
         return code.parts(source, PARTS[step.number]) if step.number in PARTS else source
 
+    @cached_property
+    def aspects(self) -> Table | None:
+        """What differs in the generated code from the step before, or the one compared with, by aspect."""
+        from tensorir_ladder.harness.explain import aspects
+
+        before = self.sources.steps.get(COMPARED_WITH.get(self.number, 11 if self.step.never_run else self.number - 1))
+        if before is None:
+            return None
+        other = Lesson(self.sources, before, self.facts)
+        old, new = aspects(other.kernel), aspects(self.kernel)
+        names = list(dict.fromkeys((*old, *new)))
+        rows = tuple((n, old.get(n, ""), new.get(n, "")) for n in names if old.get(n) != new.get(n))
+        header = ("", f"step {before.number}", f"step {self.number}")
+        note = f"{other.kernel.case}; {self.kernel.case}."
+        return Table(f"Step {before.number} beside step {self.number}", header, rows, note, left=3)
+
     # --- the pipeline ------------------------------------------------------------------------------------------------
     @cached_property
     def stage_counts(self) -> list[int]:
@@ -201,6 +217,11 @@ class Lesson:
     def swept_sizes(self) -> dict[str, str]:
         """The shapes of that chart, for a choice."""
         return measured.swept_sizes(self.facts, self.number)
+
+    @property
+    def first_swept(self) -> str | None:
+        """The shape that is shown first."""
+        return measured.first_size(self.swept_sizes) if self.swept_sizes else None
 
     def variants(self, size: int) -> Table | None:
         """Compare the step's variants at a size."""

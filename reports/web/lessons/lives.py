@@ -148,5 +148,5 @@ def lives_chart(group: Lives, chosen: int) -> Markup:
         note=f"Of several launches the one with the median duration; the longest shown takes {longest:.1f} µs. A load "
         "lasts until a warpgroup sees its bytes; a wgmma from when its operands are there and the one before is done.",
         picked={"life": str(chosen)},
-        listed=False,  # thousands of rows: the lesson's own table sums them up, and the trace has them all
+        listed="lives-summed",  # thousands of bars; the trace has them all
     )

@@ -96,7 +96,7 @@ def waves_chart(step: Step) -> Markup:
         alt="; ".join(said) + ".",
         note="Drawn from the plan (kernels/stream_k.py) for 132 multiprocessors, not measured. White: nothing to do.",
         picked={"shape": "4096x4096x4096", "way": "cut"},
-        listed=False,
+        listed="waves-summed",
     )
 
 
