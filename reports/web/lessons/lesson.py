@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from markupsafe import Markup
 from tensorir_ladder.harness.build import Case, Kernel
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.harness.models.time import instruction_ceiling, tile_times
+from tensorir_ladder.kernels.stream_k import StreamKPlan
 from tensorir_ladder.reports.cells import Table
 from tensorir_ladder.reports.counters import counters_tables
 from tensorir_ladder.reports.page import records_table
@@ -272,9 +273,10 @@ class Lesson:
         return waves.waves_chart(self.step)
 
     @cached_property
-    def waves(self) -> Iterator[tuple[str, int, int]]:
-        """Name shapes with the k tiles of the busiest block, without and with the cut."""
-        return [(s, *map(waves.fewest_k_tiles, plans)) for s, plans in waves.waves_of(self.step).items()]
+    def waves(self) -> list[tuple[str, StreamKPlan, int, int]]:
+        """Name shapes, each with its plan, and the k tiles of the busiest block without and with the cut."""
+        found = waves.waves_of(self.step)
+        return [(shape, plans[1], *map(waves.fewest_k_tiles, plans)) for shape, plans in found.items()]
 
     def neighbours(self, steps: Sequence[Step]) -> tuple[Step | None, Step | None]:
         """Return the step before and the step behind."""

@@ -154,7 +154,7 @@ def stages_chart(facts: Facts, step: int, wanted: Sequence[str] = ()) -> Markup 
                 "scale": {"zero": True},
             },
             "color": {"field": "case", "type": "nominal", "title": None, "legend": {"columns": 1}},
-            "shape": {"field": "case", "type": "nominal", "title": None},
+            "shape": {"field": "case", "type": "nominal", "legend": None},
             "tooltip": [
                 {"field": "case", "title": "of"},
                 {"field": "stages", "title": "stages"},

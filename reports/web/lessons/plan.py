@@ -161,13 +161,19 @@ def time_chart(
             for bar in in_a_ring(count, load, multiply)
         ]
         rows += [{"stages": str(count), "row": row, **_drawn(bar)} for row, bar in (*before, *with_ring)]
-    names = ["in turn", *(f"stage {n}" for n in range(max(stages))), "multiply"]
+    names = ["in turn", "multiply", *(f"stage {n}" for n in range(max(stages)))]
     spec = {
         "data": {"values": rows},
-        "height": {"step": 26},
-        "autosize": {"type": "fit-x", "contains": "padding"},
+        "height": 26 * len(names),
         "encoding": {
-            "y": {"field": "row", "type": "nominal", "sort": names, "title": None, "axis": {"grid": False}},
+            "y": {
+                "field": "row",
+                "type": "nominal",
+                "sort": None,
+                "scale": {"domain": names},
+                "title": None,
+                "axis": {"grid": False},
+            },
             "x": {
                 "field": "begin",
                 "type": "quantitative",
