@@ -30,6 +30,30 @@ LARGE_FROM = 7  # the step from which a lesson's kernel is that of the large pro
 COMPARED_WITH = {8: 4}  # the step whose schedule is the nearest, where that is not the one before
 DEEPEST = 6
 ROLES = ("the producer", "a consumer")
+# Begin and end of the lines that are a schedule's idea, where its whole difference is longer.
+ESSENCE = {
+    5: (("stage, order =", "async_stages ="), ("sch.annotate(loops", "async_stages)")),
+    6: (("pipeline_loop(", "unroll_loop("),),
+    7: (
+        ("loops = tile_for_warps", "sum_slices"),
+        ("walk_serpentine(", "walk_serpentine("),
+        ("stage_in_padded(", "stage_in_padded("),
+        ("read_through_registers(", "read_through_registers("),
+        ("reads_ahead =", "pipeline_loop("),
+    ),
+    8: (
+        ("instruction = fitting", "instruction = fitting"),
+        ("loops = tile_to_warps", "loops = tile_to_warps"),
+        ("accumulate_fragment(", "accumulate_fragment("),
+        ("stage_in_swizzled(", "load_fragments("),
+        ("use_instruction(", "use_instruction("),
+    ),
+    10: (
+        ("stage_in_panels(", "stage_in_panels("),
+        ("hide_reads(", "hide_reads("),
+        ("in_flight =", "multiply_by_wgmma("),
+    ),
+}
 # Begin and end of what is shown of an explicit kernel's own source.
 PARTS = {
     11: (("def fill(", "product.load("), ("def multiply(", "fill((stage"), ("for turn in", "multiply(stage, turns")),
@@ -99,6 +123,13 @@ class Lesson:
         if before:
             return code.difference(self._shown_source(before), self._shown_source(self.step))
         return code.whole(self._shown_source(self.step))
+
+    @cached_property
+    def essence(self) -> list[code.CodeLine]:
+        """The lines that are the idea, where the whole difference is longer; empty else."""
+        if self.number not in ESSENCE:
+            return []
+        return code.whole(code.parts(code.step_source(self.step)[1], ESSENCE[self.number]))
 
     def _shown_source(self, step: Step) -> str:
         _, source = code.step_source(step)

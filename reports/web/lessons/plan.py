@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SHOWN_TILES = 5  # of a reduction that is long enough to see prologue, body and epilogue
 DRAWN_TILES = 8  # on the axis of time
+NUMBER_PX = 11  # that a k tile's number takes
 # TVM's names of statements, in words.
 WORDS = (
     (r"\(prologue\)$", "read the tile's first fragments"),
@@ -162,6 +163,7 @@ def time_chart(
         ]
         rows += [{"stages": str(count), "row": row, **_drawn(bar)} for row, bar in (*before, *with_ring)]
     names = ["in turn", "multiply", *(f"stage {n}" for n in range(max(stages)))]
+    room = NUMBER_PX * DRAWN_TILES * (load + multiply)  # where a bar is long enough for its number
     spec = {
         "data": {"values": rows},
         "height": 26 * len(names),
@@ -210,6 +212,10 @@ def time_chart(
                     "x": {"field": "middle", "type": "quantitative"},
                     "x2": None,
                     "text": {"field": "tile", "type": "nominal"},
+                    "opacity": {
+                        "condition": {"test": f"(datum.end - datum.begin) * width > {room}", "value": 1},
+                        "value": 0,
+                    },
                 },
             },
         ],
