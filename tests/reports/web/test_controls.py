@@ -113,7 +113,7 @@ def test_the_memory_bound_chart_follows_its_workload(open_page: Open) -> None:
     before = figure.locator("svg").inner_html()
     page.select_option('[data-choice="workload"]', index=1)
     page.wait_for_function(
-        "([place, before]) => document.querySelectorAll('figure.chart')[place].querySelector('svg').innerHTML !== before",
+        "([at, old]) => document.querySelectorAll('figure.chart')[at].querySelector('svg').innerHTML !== old",
         arg=[place, before],
     )
 
