@@ -6,13 +6,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 
 from tensorir_ladder.harness.build import Case, Kernel
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.harness.models.time import instruction_ceiling, tile_times
+from tensorir_ladder.harness.records import shape_text
 from tensorir_ladder.kernels.stream_k import StreamKPlan
+from tensorir_ladder.reports.cases import slug
 from tensorir_ladder.reports.cells import Table
 from tensorir_ladder.reports.counters import counters_tables
 from tensorir_ladder.reports.page import records_table
@@ -134,6 +137,20 @@ class Lesson:
     def _shown_source(self, step: Step) -> str:
         _, source = code.step_source(step)
         return code.parts(source, PARTS[step.number]) if step.number in PARTS else source
+
+    def compared(self, form: str) -> str:
+        """Write the address at which this step's kernel stands beside that of the step compared with, in a form."""
+        before = self.compared_with or self.sources.steps[self.number - 1]
+        sides = [Lesson(self.sources, step, self.facts).identity for step in (before, self.step)]
+        return "compare.html#" + urlencode({"left": sides[0], "right": sides[1], "show": form})
+
+    @property
+    def identity(self) -> str:
+        """The kernel's name in addresses of the page that compares kernels."""
+        case = self.case()
+        shape = shape_text((self.size,) * 3)
+        product = (f"{self.number}:{case.variant}", shape, f"{case.problem.dtype}.{case.problem.layout}")
+        return "~".join([*product, str(case.tile), str(case.stages_built), slug(self.facts.gpu)])
 
     @cached_property
     def aspects(self) -> Table | None:
