@@ -150,7 +150,8 @@ class Lesson:
         case = self.case()
         shape = shape_text((self.size,) * 3)
         product = (f"{self.number}:{case.variant}", shape, f"{case.problem.dtype}.{case.problem.layout}")
-        return "~".join([*product, str(case.tile), str(case.stages_built), slug(self.facts.gpu)])
+        gpu = case.machine.gpu if self.step.never_run else self.facts.gpu
+        return "~".join([*product, str(case.tile), str(case.stages_built), slug(gpu)])
 
     @cached_property
     def aspects(self) -> Table | None:
@@ -247,6 +248,11 @@ class Lesson:
     def life_chart(self, group: Lives) -> Markup:
         """Draw a case's timelines."""
         return pictures.lives_chart(group, max(t.stages for t in group.timelines))
+
+    @property
+    def life_colours(self) -> dict[str, str]:
+        """What a timeline's bars are, with their colours."""
+        return pictures.COLOURS
 
     def life_table(self, group: Lives) -> Table:
         """Sum a case's timelines up."""
