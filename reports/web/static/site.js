@@ -304,7 +304,7 @@
   // --- sorted tables -----------------------------------------------------------------------------------------------
   function worth(cell) {
     if (!cell) return "";
-    const text = cell.dataset.value ?? cell.textContent.trim();
+    const text = cell.dataset.value ?? (cell.firstChild?.textContent ?? "").trim(); // what stands below it is an interval
     const number = Number(text.replace(/[,%×µ³\s]/g, ""));
     return text === "" || Number.isNaN(number) ? text : number;
   }
