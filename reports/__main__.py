@@ -40,10 +40,11 @@ examples:
   ladder stages --step 5 --size 1024  what each stage brings and costs, and the depth model judged
   ladder readme                     after measuring: the README's tables and pictures
   ladder page                       a short page per step, and one on stages with advice by workload
+  ladder report                     the site to open in a browser: reports/site/index.html
   ladder check                      exit 5 and a line per finding if anything is wrong or stale
 
-Records come from `ladder run`. Pages and their plots are written into reports/pages, which git ignores;
-with --results FOLDER, into that folder.
+Records come from `ladder run`. Pages and their plots are written into reports/pages, the site into reports/site,
+which git ignores; with --results FOLDER, into that folder.
 """
 PIPED_WIDTH = 180
 
@@ -78,6 +79,7 @@ def _add_commands(parser: Parser) -> dict[str, Parser]:
         "shapes": _shapes,
         "plot": _plot,
         "page": _page,
+        "report": _site,
         "readme": _readme,
         "check": _check,
     }
@@ -173,6 +175,16 @@ def _plot(_: argparse.Namespace, paths: Paths) -> int:
 
 def _page(_: argparse.Namespace, paths: Paths) -> int:
     return _report(write_pages(load(paths.results), paths))
+
+
+def _site(_: argparse.Namespace, paths: Paths) -> int:
+    from tensorir_ladder.reports.web.build import build  # which needs the extra "report"
+
+    built = build(paths.site, paths)
+    print(
+        f"{len(built.files)} files, {built.bytes / 1e6:.1f} MB, in {built.seconds:.0f} s; open this one in a browser:"
+    )
+    return _report([built.folder / "index.html"])
 
 
 def _readme(options: argparse.Namespace, paths: Paths) -> int:
