@@ -62,6 +62,8 @@
     });
   }
 
+  take();
+
   function show() {
     for (const control of controls) {
       const value = choices[control.dataset.choice];
@@ -178,9 +180,9 @@
   // On a phone: names below each other instead of over each other, legends in few columns.
   const NARROW = 560;
   function fitPhone(spec) {
-    const axis = spec.encoding?.x?.axis;
-    if (axis?.labelAngle) Object.assign(axis, { labelAngle: -90, labelFontSize: 10 });
     for (const part of [spec, ...(spec.layer || []), ...(spec.spec?.layer || [])]) {
+      const axis = part.encoding?.x?.axis;
+      if (axis?.labelAngle) Object.assign(axis, { labelAngle: -90, labelFontSize: 10 });
       for (const channel of ["color", "shape", "strokeDash"]) {
         const own = part.encoding?.[channel];
         if (own && own.field && own.legend !== null) own.legend = { ...own.legend, columns: 3, labelLimit: 110 };
@@ -337,7 +339,6 @@
   }
   for (const table of document.querySelectorAll("table.sortable")) sortable(table);
 
-  take();
   show();
   jump();
 })();
