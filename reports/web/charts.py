@@ -27,19 +27,21 @@ def chart(
     note: str = "",
     columns: Mapping[str, str] | None = None,
     picked: Mapping[str, str] | None = None,
+    listed: str = "",
 ) -> Markup:
     """Make the element of a chart whose data are in ``spec["data"]["values"]``.
 
     ``alt`` says what the chart shows to who cannot see it; ``note`` stands below it. ``columns`` maps fields of the
     data to the headings of the table behind the chart (all fields by default). ``picked`` maps names of the page's
-    choices ("gpu") to their values at first; each is a field of the data too: only rows that have the chosen value are
-    drawn and listed, all of them where it is "all".
+    choices ("gpu") to their values at first; each is a field of the data too: only rows that have the chosen value, or
+    a list with it ("4096,8192"), are drawn and listed; all of them where "all" is chosen, and always those that say
+    "all" themselves. ``listed`` is the id of a table on the page that has the figures already, in place of one behind.
     """
     made, picked = copy.deepcopy(dict(spec)), dict(picked or {})
     rows: Sequence[Mapping[str, Any]] = made["data"]["values"]
     made.setdefault("width", "container")
     made["params"] = [*made.get("params", []), *({"name": name, "value": value} for name, value in picked.items())]
-    own = [{"filter": f"{name} === '{ANY}' || toString(datum.{name}) === {name}"} for name in picked]
+    own = [{"filter": _picks(name)} for name in picked]
     made["transform"] = [*own, *made.get("transform", [])]
     text = json.dumps(made, sort_keys=True)
     return Markup(
@@ -51,7 +53,14 @@ def chart(
             title=title,
             alt=alt,
             note=note,
+            listed=listed,
             columns=columns or {name: name for name in (rows[0] if rows else {})},
             rows=[({name: row[name] for name in picked}, row) for row in rows],
         )
     )
+
+
+def _picks(name: str) -> str:
+    """Write when a row is shown, as static/site.js decides it of elements."""
+    values = f"split(toString(datum.{name}), ',')"
+    return f"{name} === '{ANY}' || indexof({values}, {name}) >= 0 || indexof({values}, '{ANY}') >= 0"

@@ -45,6 +45,10 @@ class Sources:
 
         return find_steps()
 
+    def idea(self, step: int) -> str:
+        """Return a step's idea, the part of its first line behind the colon: "load the coming tiles while …"."""
+        return self.steps[step].title.partition(": ")[2] if step in self.steps else ""
+
     @functools.cached_property
     def lives(self) -> list[Lives]:
         """Timelines, a case each with a timeline per stage count."""

@@ -1,7 +1,7 @@
 // What every page has: choices kept in the address, elements shown by them, charts, sorted tables, and the colours.
 //
 // A control is an element with data-choice="name"; an element with data-when="name:value other:a,b" is shown while
-// every named choice has one of its values. The address keeps all choices behind its "#": "#anchor&gpu=h200&size=4096".
+// every named choice has one of its values, one with data-none="table" while no row of that table is. The address keeps all choices behind its "#": "#anchor&gpu=h200&size=4096".
 // Page scripts use window.site: choices, choose(name, value), onChoice(function), and charts' views by element.
 "use strict";
 (() => {
@@ -70,6 +70,10 @@
       else if (control.value !== value) control.value = value;
     }
     for (const element of document.querySelectorAll("[data-when]")) element.hidden = !matches(element);
+    for (const element of document.querySelectorAll("[data-none]")) {
+      const body = document.getElementById(element.dataset.none).tBodies[0];
+      element.hidden = [...body.rows].some((row) => !row.hidden);
+    }
     for (const listener of listeners) listener(choices);
     passOn();
   }
@@ -150,7 +154,7 @@
     return found;
   }
 
-  function look() {
+  function look(narrow) {
     const [ink, quiet, line] = ["ink", "quiet", "line"].map(colour);
     const axis = { labelColor: quiet, titleColor: ink, gridColor: line, domainColor: line, tickColor: line, titleFontWeight: 500 };
     const font = getComputedStyle(document.body).fontFamily;
@@ -158,13 +162,33 @@
       background: null, font, aria: false,
       view: { stroke: null },
       axis: { ...axis, labelFontSize: 12, titleFontSize: 12, titlePadding: 8 },
-      legend: { labelColor: ink, titleColor: quiet, labelFontSize: 12, titleFontSize: 12, orient: "bottom", direction: "horizontal", symbolLimit: 40, labelLimit: 260 },
+      legend: { columns: 6, labelColor: ink, titleColor: quiet, labelFontSize: 12, titleFontSize: 12, orient: "bottom", direction: "horizontal", symbolLimit: 40, titleLimit: 400, layout: { bottom: { direction: narrow ? "vertical" : "horizontal", anchor: "start", margin: 24 } }, labelLimit: 260 },
       header: { labelColor: ink, titleColor: quiet, labelFontSize: 12 },
       title: { color: ink },
       text: { color: ink }, rule: { color: quiet },
       line: { strokeWidth: 2 }, point: { size: 60, filled: true },
       range: { category: [1, 2, 3, 4, 5, 6, 7].map((place) => colour(`series-${place}`)) },
     };
+  }
+
+  // On a phone: names below each other instead of over each other, legends in few columns.
+  const NARROW = 560;
+  function fitPhone(spec) {
+    const axis = spec.encoding?.x?.axis;
+    if (axis?.labelAngle) Object.assign(axis, { labelAngle: -90, labelFontSize: 10 });
+    for (const part of [spec, ...(spec.layer || []), ...(spec.spec?.layer || [])]) {
+      for (const channel of ["color", "shape", "strokeDash"]) {
+        const own = part.encoding?.[channel];
+        if (own && own.field && own.legend !== null) own.legend = { ...own.legend, columns: 3, labelLimit: 110 };
+      }
+    }
+    if (spec.columns) spec.columns = 1;
+  }
+  // Panels side by side share the width; Vega-Lite fits a single one by itself.
+  function fitPanels(spec, width) {
+    const columns = spec.columns || 1;
+    spec.spec.width = Math.max(140, Math.floor(width / columns) - 62);
+    delete spec.width;
   }
 
   async function draw(figure) {
@@ -174,13 +198,16 @@
     // Names of colours, "var(--series-1)", are written as what they are now.
     const text = JSON.stringify(spec).replace(/var\(--([\w-]+)\)/g, (_, name) => colour(name));
     const made = JSON.parse(text);
+    if (place.clientWidth < NARROW) fitPhone(made);
+    if (made.facet) fitPanels(made, place.clientWidth);
     for (const param of made.params || []) if (param.name in choices) param.value = choices[param.name];
     window.site.views.get(figure)?.finalize();
     const result = await window.vegaEmbed(place, made, {
-      renderer: "svg", actions: false, config: look(), tooltip: { theme: "custom" },
+      renderer: "svg", actions: false, logLevel: 1, // of errors: a choice that leaves nothing to draw is none config: look(place.clientWidth < NARROW), tooltip: { theme: "custom" },
     });
     window.site.views.set(figure, result.view);
     await result.view.runAsync();
+    place.querySelector("svg").setAttribute("aria-hidden", "true"); // the element around it has the text
     figure.dataset.drawn = "true";
   }
 

@@ -117,4 +117,5 @@ def test_links_take_the_gpu_along(site: Path, open_page: Open) -> None:
     other = gpu.evaluate("(own) => own.options[1].value")
     gpu.select_option(other)
     page.locator("nav a").last.click()
+    page.wait_for_load_state()
     assert page.evaluate("site.choices.gpu") == other
