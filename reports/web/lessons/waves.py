@@ -1,0 +1,118 @@
+"""How persistent blocks share out tiles, drawn from the plan: which block multiplies which k tiles, wave by wave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
+from tensorir_ladder.kernels.stream_k import StreamKPlan, plan_for
+from tensorir_ladder.reports.web.charts import chart
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.step import Step
+
+WHOLE, OWNED, HELPED = "a whole tile", "the rest of a tile that others began", "the first k tiles of another's tile"
+SHAPES = ((4096, 4096, 4096), (2048, 2048, 2048), (1024, 1024, 14336))
+
+
+def pieces_of(plan: StreamKPlan, worker: int) -> Iterator[tuple[str, int, int]]:
+    """Yield what a worker does, in its order: kind, tile and k tiles."""
+    if worker < plan.helpers:
+        begin, end = int(plan.begin(worker)), int(plan.begin(worker + 1))
+        while end > begin:
+            tile = (end - 1) // plan.cut
+            count = end - max(begin, tile * plan.cut)
+            yield HELPED, plan.first_owned + tile, count
+            end -= count
+    last = plan.first_owned if plan.helpers else plan.tiles
+    for tile in range(worker, last, plan.workers):
+        yield WHOLE, tile, plan.k_tiles
+    if plan.helpers and 0 <= worker - plan.helpers < plan.owned:
+        yield OWNED, plan.first_owned + worker - plan.helpers, plan.k_tiles - plan.cut
+
+
+def waves_of(step: Step) -> Mapping[str, tuple[StreamKPlan, StreamKPlan]]:
+    """Plan some shapes with the step's own tiles, without a cut and as it is; by the shape in words."""
+    found = {}
+    for shape in SHAPES:
+        problem = Matmul(*shape, dtype="float16")
+        case = Case.default(step, problem, machine_for(DEFAULT_ARCH))
+        plans = [plan_for(problem, case.tile, case.config.machine, cuts=cuts) for cuts in (False, True)]
+        found["x".join(map(str, shape))] = (plans[0], plans[1])
+    return found
+
+
+def waves_chart(step: Step) -> Markup:
+    """Draw all workers' pieces along k tiles, without and with the cut, for the shape that the page chooses."""
+    rows: list[dict[str, Any]] = []
+    said = []
+    for shape, plans in waves_of(step).items():
+        for way, plan in zip(("not cut", "cut"), plans):
+            ends = []
+            for worker in range(plan.workers):
+                at = 0
+                for kind, tile, count in pieces_of(plan, worker):
+                    rows.append(_row(shape, way, worker, kind, tile, at, at + count))
+                    at += count
+                ends.append(at)
+            said.append(f"{shape}, {way}: {plan.workers} blocks, the last ends after {max(ends)} k tiles")
+    spec = {
+        "data": {"values": rows},
+        "height": 330,
+        "encoding": {
+            "x": {"field": "from", "type": "quantitative", "title": "k tiles multiplied one after the other"},
+            "x2": {"field": "to"},
+            "y": {
+                "field": "block",
+                "type": "quantitative",
+                "title": "block",
+                "scale": {"reverse": True, "nice": False},
+                "axis": {"grid": False},
+            },
+            "y2": {"field": "next"},
+        },
+        "mark": {"type": "rect", "stroke": "var(--paper)", "strokeWidth": 0.3},
+    }
+    colour = {
+        "field": "kind",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": [WHOLE, OWNED, HELPED], "range": ["var(--series-1)", "var(--series-3)", "var(--series-2)"]},
+        "legend": {"columns": 1},
+    }
+    tooltip = [
+        {"field": "kind", "title": "what"},
+        {"field": "tile", "title": "output tile"},
+        {"field": "from", "title": "from"},
+        {"field": "to", "title": "to"},
+    ]
+    spec["encoding"] |= {"color": colour, "tooltip": tooltip}
+    return chart(
+        spec,
+        title="Which block multiplies what: the plan of step 13, one row for each block",
+        alt="; ".join(said) + ".",
+        note="Drawn from the plan (kernels/stream_k.py) for 132 multiprocessors, not measured. White: nothing to do.",
+        picked={"shape": "4096x4096x4096", "way": "cut"},
+        listed=False,
+    )
+
+
+def fewest_k_tiles(plan: StreamKPlan) -> int:
+    """Return the k tiles of the busiest worker."""
+    return max(sum(count for _, _, count in pieces_of(plan, worker)) for worker in range(plan.workers))
+
+
+def _row(shape: str, way: str, worker: int, kind: str, tile: int, begin: int, end: int) -> dict[str, Any]:
+    return {
+        "shape": shape,
+        "way": way,
+        "block": worker,
+        "next": worker + 1,
+        "kind": kind,
+        "tile": tile,
+        "from": begin,
+        "to": end,
+    }
