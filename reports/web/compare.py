@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tensorir_ladder.harness.listings import FORMS, NEED_COMPILER, NUMBERED, split_text
-from tensorir_ladder.harness.records import Record, Timing, shape_text
+from tensorir_ladder.harness.records import Record, Timeline, Timing, shape_text
 from tensorir_ladder.reports.cases import grouped, shape_label, slug
 from tensorir_ladder.reports.selection import LAYOUTS
-from tensorir_ladder.reports.web.listings import Kernel, Listing, kernels, listings
+from tensorir_ladder.reports.web.lessons.lives import AT_FIRST_US, bars, lives_spec
+from tensorir_ladder.reports.web.listings import LISTED_SIZES, Kernel, Listing, kernels, listings
 from tensorir_ladder.reports.web.machine_code import MachineCode, read
 from tensorir_ladder.reports.web.packing import pack, unpack_bytes
 from tensorir_ladder.reports.web.page import File, Page
 from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.steps.registry import get_step
 
 ADDRESS = "compare.html"
 VENDOR = Path(__file__).parent / "vendor"
@@ -33,38 +36,95 @@ TITLES = {
     "ptx": "PTX",
     "sass": "SASS",
 }
-# What stands in the tables: by the name of its field, the heading, the unit, and how many digits after the point.
+# What stands in the tables: by the name of its field, the heading, the unit, how many digits after the point, and
+# whether right is set against left.
 SPEED = {
-    "ratio": ("Ratio to cuBLAS", "", 3),
-    "tflops": ("Speed", "TFLOPS", 2),
-    "cublas_tflops": ("cuBLAS in the same rounds", "TFLOPS", 2),
-    "time_us": ("Time of a launch", "µs", 1),
-    "spread_pct": ("Spread of the rounds", "%", 1),
-    "clock_mhz": ("Clock before and after", "MHz", 0),
-    "power_w": ("Power before and after", "W", 0),
-    "bound": ("Bound by", "", 0),
+    "ratio": ("Ratio to cuBLAS", "", 3, True),
+    "tflops": ("Speed", "TFLOPS", 2, True),
+    "cublas_tflops": ("cuBLAS in the same rounds", "TFLOPS", 2, False),
+    "time_us": ("Time of a launch", "µs", 1, True),
+    "spread_pct": ("Spread of the rounds", "%", 1, False),
+    "clock_mhz": ("Clock before and after", "MHz", 0, False),
+    "power_w": ("Power before and after", "W", 0, False),
+    "bound": ("Bound by", "", 0, False),
 }
 RESOURCES = {
-    "registers": ("Registers", "a thread", 0),
-    "spill_bytes": ("Spilled", "bytes a thread", 0),
-    "smem_bytes": ("Shared memory", "bytes a block", 0),
-    "threads": ("Threads", "a block", 0),
-    "blocks": ("Blocks", "", 0),
-    "blocks_per_sm": ("Blocks at once", "a multiprocessor", 0),
-    "occupancy_pct": ("Occupancy", "%", 0),
-    "occupancy_limit": ("Occupancy limited by", "", 0),
+    "registers": ("Registers", "a thread", 0, True),
+    "spill_bytes": ("Spilled", "bytes a thread", 0, True),
+    "smem_bytes": ("Shared memory", "bytes a block", 0, True),
+    "threads": ("Threads", "a block", 0, True),
+    "blocks": ("Blocks", "", 0, True),
+    "blocks_per_sm": ("Blocks at once", "a multiprocessor", 0, True),
+    "occupancy_pct": ("Occupancy", "%", 0, True),
+    "occupancy_limit": ("Occupancy limited by", "", 0, False),
 }
 LOOP = {
-    "stages": ("Stages", "", 0),
-    "barriers": ("Barriers", "a k tile", 0),
-    "cp_async": ("cp.async", "statements a k tile", 0),
-    "cp_async_bytes": ("Bytes of a cp.async", "a thread", 0),
-    "wait_groups": ("Groups that waits leave in flight", "", 0),
-    "vector_loads": ("Vector loads", "statements a k tile", 0),
-    "kernel_lines": ("Lines of CUDA", "", 0),
+    "stages": ("Stages", "", 0, True),
+    "barriers": ("Barriers", "a k tile", 0, True),
+    "cp_async": ("cp.async", "statements a k tile", 0, True),
+    "cp_async_bytes": ("Bytes of a cp.async", "", 0, True),
+    "wait_groups": ("Groups that waits leave in flight", "", 0, False),
+    "vector_loads": ("Vector loads", "statements a k tile", 0, True),
+    "TMA loads": ("TMA loads", "a k tile", 0, True),
+    "wgmma": ("wgmma", "a k tile", 0, True),
+    "tcgen05.mma": ("tcgen05.mma", "a k tile", 0, True),
+    "mbarrier waits": ("mbarrier waits", "a k tile", 0, True),
+    "TMA stores": ("TMA stores", "in all", 0, True),
+    "kernel_lines": ("Lines of CUDA", "", 0, True),
 }
+OF_SCHEDULES = ("cp_async", "cp_async_bytes", "wait_groups", "vector_loads")  # explicit kernels have others
 FIELDS = {"speed": SPEED, "resources": RESOURCES, "loop": LOOP}
 # Left, right, form, and what it shows.
+SPEEDS: dict[str, Any] = {
+    "data": {"values": []},
+    "width": "container",
+    "height": 280,
+    "encoding": {
+        "x": {
+            "field": "size",
+            "type": "quantitative",
+            "title": "m = n = k",
+            "scale": {"type": "log", "base": 2, "nice": False},
+            "axis": {"values": [256, 512, 1024, 2048, 4096, 8192], "format": "d"},
+        },
+        "color": {
+            "field": "side",
+            "type": "nominal",
+            "title": None,
+            "scale": {"domain": ["Left", "Right"], "range": ["var(--series-2)", "var(--series-1)"]},
+        },
+    },
+    "layer": [
+        {
+            "mark": "rule",
+            "encoding": {
+                "y": {"field": "low", "type": "quantitative", "title": "ratio to cuBLAS"},
+                "y2": {"field": "high"},
+            },
+        },
+        {"mark": "line", "encoding": {"y": {"field": "ratio", "type": "quantitative"}}},
+        {
+            "mark": {"type": "point", "filled": True},
+            "encoding": {
+                "y": {"field": "ratio", "type": "quantitative"},
+                "shape": {"field": "side", "type": "nominal", "title": None, "scale": {"domain": ["Left", "Right"]}},
+                "tooltip": [
+                    {"field": "side", "title": "side"},
+                    {"field": "size", "title": "m = n = k"},
+                    {"field": "ratio", "title": "ratio to cuBLAS", "format": ".3f"},
+                    {"field": "low", "title": "from", "format": ".3f"},
+                    {"field": "high", "title": "to", "format": ".3f"},
+                    {"field": "tile", "title": "tile"},
+                ],
+            },
+        },
+        {
+            "mark": {"type": "rule", "strokeDash": [4, 4]},
+            "data": {"values": [{"one": 1}]},
+            "encoding": {"y": {"datum": 1}},
+        },
+    ],
+}
 EXAMPLES = (
     ("4", "5", "cuda", "Steps 4 and 5: what pipelining makes of the loop"),
     ("5:sync", "5:async", "cuda", "Step 5 without and with cp.async"),
@@ -87,7 +147,8 @@ def pages(sources: Sources) -> Iterator[Page | File]:
     steps = grouped((kernel for kernel in found if kernel.key in made), lambda kernel: kernel.step)
     for step, own in steps.items():
         listed = {made[kernel.key].source_sha256: made[kernel.key] for kernel in own}
-        yield _script(f"compare/step{step}.js", f"step{step}", texts(listed, code))
+        stamped = {kernel.identity: lives(kernel.timeline) for kernel in own if kernel.timeline}
+        yield _script(f"compare/step{step}.js", f"step{step}", texts(listed, code) | {"timelines": stamped})
     yield _script("compare/index.js", "index", data)
     yield File("static/codemirror.js", unpack_bytes((VENDOR / "codemirror.js.xz").read_bytes(), "codemirror").decode())
     yield File("static/codemirror.LICENSE.txt", (VENDOR / "codemirror.LICENSE.txt").read_text(encoding="utf-8"))
@@ -99,6 +160,10 @@ def pages(sources: Sources) -> Iterator[Page | File]:
         "form": form,
         "examples": [(f"left={a}&right={b}&show={form}", text) for a, b, form, text in EXAMPLES],
         "compiler": code.compiler if code else "",
+        "speeds": SPEEDS,
+        "lives": {**lives_spec([], None), "width": "container"},
+        "shown_us": AT_FIRST_US,
+        "longest_us": math.ceil(max((k.timeline.duration_ns / 1e3 for k in found if k.timeline), default=AT_FIRST_US)),
     }
     description = "Two kernels of the ladder side by side: code, resources, counters, timeline, speed."
     yield Page(
@@ -140,6 +205,7 @@ def index(
         }
         if listing:
             row["text"] = listing.source_sha256
+            row["timeline"] = kernel.timeline is not None
         if entry and "registers" not in row["resources"]:
             row["resources"] |= {"registers": entry.registers, "spill_bytes": entry.spill_bytes}
         if record := kernel.record:
@@ -156,9 +222,11 @@ def index(
         rows.append(row)
     return {
         "gpus": {slug(name): name for name in gpus},
-        "steps": {number: step.title for number, step in sources.steps.items()},
+        "steps": {number: f"{number} {step.topic.replace('_', ' ')}" for number, step in sources.steps.items()},
         "forms": {form: TITLES[form] for form in FORMS},
         "need_compiler": NEED_COMPILER,
+        "never_run": [number for number, step in sources.steps.items() if step.never_run],
+        "sizes": LISTED_SIZES,
         "numbered": NUMBERED,
         "fields": FIELDS,
         "kernels": rows,
@@ -181,6 +249,14 @@ def texts(own: Mapping[str, Listing], code: MachineCode | None) -> dict[str, Any
         }
     packed = pack(numbers)
     return {"lines": "\n".join(packed.lines), "runs": packed.runs, "texts": places}
+
+
+def lives(timeline: Timeline) -> list[tuple[str, str, int, float, float]]:
+    """List a timeline's bars: row, kind, number, begin and end in µs."""
+    return [
+        (row, kind, span.number, *(round(at / 1e3, 3) for at in (span.begin, span.end)))
+        for row, kind, span in bars(timeline)
+    ]
 
 
 def _script(address: str, name: str, data: dict[str, Any]) -> File:
@@ -229,8 +305,13 @@ def _loop(kernel: Kernel, listing: Listing | None) -> dict[str, Any]:
     code = kernel.record.code if kernel.record and kernel.record.code else listing.code if listing else None
     if code is None:
         return {"stages": kernel.stages}
-    own = {name: getattr(code, name) for name in LOOP if name not in ("stages", "wait_groups")}
-    return {"stages": kernel.stages, **own, "wait_groups": ", ".join(map(str, code.wait_groups)) or "none"}
+    own: dict[str, Any] = {name: getattr(code, name) for name in ("barriers", "kernel_lines")}
+    if get_step(kernel.step).explicit:
+        own |= listing.instructions if listing else {}
+    else:
+        own |= {name: getattr(code, name) for name in OF_SCHEDULES}
+        own["wait_groups"] = ", ".join(map(str, code.wait_groups)) or "none"
+    return {"stages": kernel.stages, **own}
 
 
 def command_of(kernel: Kernel) -> str:

@@ -81,6 +81,7 @@ class Listing:
     blocks: int
     smem_bytes: int
     code: CodeFacts
+    instructions: dict[str, int]  # an explicit kernel's own, by name
 
 
 def kernels(sources: Sources) -> list[Kernel]:
@@ -156,7 +157,8 @@ def _listing(kernel: Kernel) -> Listing | None:
     except ValueError:  # all that a case is refused for: its step, variant, tile, schedule
         return None
     texts = {form: comparable_text(made, form) for form in MADE_HERE}
-    return Listing(made.source_sha256, texts, made.threads, made.blocks, made.smem_bytes, made.code)
+    counted = made.instructions if made.explicit else {}
+    return Listing(made.source_sha256, texts, made.threads, made.blocks, made.smem_bytes, made.code, counted)
 
 
 def _usual(sources: Sources) -> Iterator[Kernel]:
@@ -188,11 +190,13 @@ def _join(found: dict[Key, Kernel], kernel: Kernel, **more: Any) -> None:
 
 
 def _order(sources: Sources) -> Any:
+    gpus = list(sources.gpus.values())
     places = {(n, v): at for n, step in sources.steps.items() for at, v in enumerate(step.variant_names)}
 
     def order(kernel: Kernel) -> tuple[Any, ...]:
         place = places.get((kernel.step, kernel.variant), len(places))
         product = (math.prod(kernel.shape), kernel.shape, kernel.dtype, kernel.layout)
-        return (kernel.step, place, *product, kernel.gpu, not kernel.default, kernel.tile, kernel.stages)
+        gpu = gpus.index(kernel.gpu) if kernel.gpu in gpus else len(gpus)
+        return (kernel.step, place, *product, gpu, not kernel.default, kernel.tile, kernel.stages)
 
     return order

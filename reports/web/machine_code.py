@@ -80,7 +80,8 @@ def read(folder: Path) -> MachineCode | None:
 def write(folder: Path, kernels: Iterable[Kernel]) -> tuple[Path, int]:
     """Compile kernels and write the file; return its path, and how many CUDA texts it has.
 
-    Some two seconds a kernel. Raises NoCompiler where nvcc, cuobjdump or nvdisasm is missing, and what lowering a kernel raises.
+    Some two seconds a kernel. Raises NoCompiler where nvcc, cuobjdump or nvdisasm is missing, and what lowering a
+    kernel raises.
     """
     from tensorir_ladder.harness.build import Kernel as Lowered
     from tensorir_ladder.harness.build import compiled, lower

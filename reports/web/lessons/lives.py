@@ -102,19 +102,43 @@ def lives_chart(group: Lives, chosen: int) -> Markup:
     longest = max(timeline.duration_ns for timeline in group.timelines) / 1e3
     stages = [row for row in order if row.startswith("stage ")]
     order = [*sorted(stages), *(row for row in order if row not in stages)]
-    spec = {
+    spec = lives_spec(rows, order)
+    alt = f"{group.title}: rows for the stages of the ring and for each role, bars from begin to end. "
+    alt += "; ".join(f"{t.stages} stages: the block takes {t.duration_ns / 1e3:.1f} µs" for t in group.timelines)
+    return chart(
+        spec,
+        title=f"One block's life, measured: {group.title}",
+        alt=f"{alt}.",
+        note=f"Of several launches the one with the median duration; the longest shown takes {longest:.1f} µs. A load "
+        "lasts until a warpgroup sees its bytes; a wgmma from when its operands are there and the one before is done.",
+        picked={"life": str(chosen)},
+        listed=False,  # thousands of rows: the lesson's own table sums them up, and the trace has them all
+    )
+
+
+def lives_spec(rows: list[dict[str, Any]], order: list[str] | None) -> dict[str, Any]:
+    """Specify a picture of bars, by "row", "kind", "k", "from" and "to" in µs; its window is from "begin" to "end".
+
+    ``order`` is that of the rows from the top, that of their first bars where it is None.
+    """
+    return {
         "data": {"values": rows},
         "height": {"step": 24},
         "autosize": {"type": "fit-x", "contains": "padding"},
         "params": [{"name": "begin", "value": 0}, {"name": "end", "value": AT_FIRST_US}],
-        "transform": [{"filter": "datum.to >= begin && datum.from <= end"}],
+        "transform": [{"filter": "datum.to >= toNumber(begin) && datum.from <= toNumber(end)"}],
         "encoding": {
             "y": {"field": "row", "type": "nominal", "sort": order, "title": None, "axis": {"grid": False}},
             "x": {
                 "field": "from",
                 "type": "quantitative",
                 "title": "µs since the block began",
-                "scale": {"domainMin": {"expr": "begin"}, "domainMax": {"expr": "end"}, "nice": False, "zero": False},
+                "scale": {
+                    "domainMin": {"expr": "toNumber(begin)"},
+                    "domainMax": {"expr": "toNumber(end)"},
+                    "nice": False,
+                    "zero": False,
+                },
             },
             "x2": {"field": "to"},
         },
@@ -139,14 +163,3 @@ def lives_chart(group: Lives, chosen: int) -> Markup:
             }
         ],
     }
-    alt = f"{group.title}: rows for the stages of the ring and for each role, bars from begin to end. "
-    alt += "; ".join(f"{t.stages} stages: the block takes {t.duration_ns / 1e3:.1f} µs" for t in group.timelines)
-    return chart(
-        spec,
-        title=f"One block's life, measured: {group.title}",
-        alt=f"{alt}.",
-        note=f"Of several launches the one with the median duration; the longest shown takes {longest:.1f} µs. A load "
-        "lasts until a warpgroup sees its bytes; a wgmma from when its operands are there and the one before is done.",
-        picked={"life": str(chosen)},
-        listed=False,  # thousands of rows: the lesson's own table sums them up, and the trace has them all
-    )

@@ -61,7 +61,7 @@
   }
 
   function label(kernel, part) {
-    if (part === "step") return `${kernel.step} ${data.steps[kernel.step]}`;
+    if (part === "step") return data.steps[kernel.step];
     if (part === "gpu") return data.gpus[kernel.gpu];
     return value(kernel, part) + (part === "tile" && kernel.default ? " (default)" : "");
   }
@@ -110,7 +110,7 @@
     const { kernel, given } = chosen[side];
     const said = [];
     if (!given) said.push("There is no kernel of exactly that name here; this one is near it.");
-    if (!kernel.speed) said.push(kernel.step in data.never_run ? "Compiled, and never run." : "Not measured.");
+    if (!kernel.speed) said.push(data.never_run.includes(kernel.step) ? "Compiled, and never run." : "Not measured.");
     else if (!kernel.verified) said.push("Its output failed the check; speeds do not count.");
     if (kernel.other_text) said.push(`Measured at revision ${kernel.revision}, which generated other CUDA than what is shown.`);
     byId(side).querySelector("[data-note]").textContent = said.join(" ");
@@ -180,8 +180,8 @@
         else fresh += parts[i].value.join("");
       }
       const fine = old && fresh && old.length + fresh.length < LARGE;
-      const inside = fine ? codemirror.diff(old, fresh, { scanLimit: 500, timeout: SLOW_MS }) : [{ fromA: 0, toA: old.length, fromB: 0, toB: fresh.length }];
-      for (const own of inside) found.push({ fromA: atA + own.fromA, toA: atA + own.toA, fromB: atB + own.fromB, toB: atB + own.toB });
+      const inside = fine ? codemirror.diff(old, fresh, { scanLimit: 500, timeout: SLOW_MS }) : [new codemirror.Change(0, old.length, 0, fresh.length)];
+      for (const own of inside) found.push(new codemirror.Change(atA + own.fromA, atA + own.toA, atB + own.fromB, atB + own.toB));
       atA += old.length;
       atB += fresh.length;
     }
@@ -228,7 +228,7 @@
     const { kernel } = chosen[side];
     const form = data.forms[choices.show];
     if (kernel.text === undefined) {
-      return `${SIDES[side]}: texts are made at ${data.listed}, and where hardware counters or time stamps were taken; of others by ladder show ${kernel.step}:${kernel.variant} --shape ${kernel.id.split("~")[1]} --show ${choices.show}`;
+      return `${SIDES[side]}: texts are made at ${data.sizes.map((size) => `${size}³`).join(" and ")}, and where hardware counters or time stamps were taken; of others by ladder show ${kernel.step}:${kernel.variant} --shape ${kernel.id.split("~")[1]} --show ${choices.show}`;
     }
     return `${SIDES[side]}: ${form} needs a CUDA compiler, and was not recorded for this kernel (it is for default tiles at 1024); ladder show ${kernel.step}:${kernel.variant} --shape ${kernel.id.split("~")[1]} --tile ${kernel.tile} --stages ${kernel.stages} --show ${choices.show}`;
   }
@@ -298,6 +298,13 @@
     return typeof own === "number" ? write(own, digits) : own;
   }
 
+  function against(left, right) {
+    if (left === right) return "=";
+    if (!(left > 0) || right === undefined) return "";
+    const percent = 100 * (right / left - 1);
+    return `${percent > 0 ? "+" : "−"}${write(Math.abs(percent), Math.abs(percent) < 10 ? 1 : 0)} %`;
+  }
+
   function element(tag, text, attributes = {}) {
     const made = document.createElement(tag);
     made.textContent = text;
@@ -315,20 +322,17 @@
     const head = made.createTHead().insertRow();
     for (const text of ["", "Left", "Right", "Right to left"]) head.append(element("th", text, { scope: "col", class: text ? "number" : "" }));
     const body = made.createTBody();
-    for (const { heading, unit, digits, left, right, more } of rows) {
+    for (const { heading, unit, digits, compared, left, right, more } of rows) {
       const row = body.insertRow();
       const first = element("th", heading, { scope: "row" });
       if (unit) first.append(" ", element("span", unit, { class: "unit" }));
       row.append(first);
       for (const [side, own] of [["left", left], ["right", right]]) {
         const made = element("td", cell(own, digits), { class: "number" });
-        if (more?.[side]) made.append(" ", element("span", more[side], { class: "unit" }));
+        if (more?.[side]) made.append(" ", element("span", more[side], { class: "unit more" }));
         row.append(made);
       }
-      const both = typeof left === "number" && typeof right === "number" && left > 0;
-      const percent = both ? 100 * (right / left - 1) : 0;
-      const text = !both ? (left === right || left === undefined || right === undefined ? "" : "differs") : left === right ? "=" : `${percent > 0 ? "+" : "−"}${write(Math.abs(percent), Math.abs(percent) < 10 ? 1 : 0)} %`;
-      row.append(element("td", text, { class: "number" }));
+      row.append(element("td", compared ? against(left, right) : "", { class: "number" }));
     }
     const scroll = element("div", "", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${group} of both kernels` });
     scroll.append(made);
@@ -339,7 +343,7 @@
     const [left, right] = ["left", "right"].map((side) => chosen[side].kernel[group] || {});
     return Object.entries(data.fields[group])
       .filter(([field]) => left[field] !== undefined || right[field] !== undefined)
-      .map(([field, [heading, unit, digits]]) => ({ field, heading, unit, digits, left: left[field], right: right[field] }));
+      .map(([field, [heading, unit, digits, compared]]) => ({ field, heading, unit, digits, compared, left: left[field], right: right[field] }));
   }
 
   function figures() {
@@ -353,10 +357,10 @@
     const commands = ["left", "right"].map((side) => `${SIDES[side]} ${chosen[side].kernel.speed ? "measured again" : "measured"} by: ${chosen[side].kernel.command}`);
     table("speed", measured, commands);
     table("resources", rowsOf("resources"), []);
-    table("loop", rowsOf("loop"), ["Counted in the CUDA text; in an explicit kernel copies are TMA's and waits are for mbarriers."]);
+    table("loop", rowsOf("loop"), ["Counted in the CUDA text; in all, where TVM has written the k loop out."]);
     const names = [...new Set([left, right].flatMap((kernel) => Object.keys(kernel.counters || {})))];
     const of = (kernel, field) => kernel.counters?.[field];
-    const rows = names.map((field) => ({ heading: field, unit: "", digits: Math.max(of(left, field) ?? 0, of(right, field) ?? 0) >= 1000 ? 0 : 2, left: of(left, field), right: of(right, field) }));
+    const rows = names.map((field) => ({ heading: field, unit: "", digits: Math.max(of(left, field) ?? 0, of(right, field) ?? 0) >= 1000 ? 0 : 2, compared: true, left: of(left, field), right: of(right, field) }));
     const uncounted = ["left", "right"].filter((side) => !chosen[side].kernel.counters);
     table("counters", rows, [
       ...(names.length ? ["One launch under Nsight Compute."] : []),
@@ -417,7 +421,7 @@
       const { kernel } = chosen[side];
       if (!kernel.timeline) continue;
       const pack = await texts(kernel.step);
-      for (const [row, kind, number, from, to] of pack.timelines[kernel.id]) values.push({ side: `${SIDES[side]}, step ${kernel.step}`, row, kind, number, from, to });
+      for (const [row, kind, number, from, to] of pack.timelines[kernel.id]) values.push({ row: `${SIDES[side]}: ${row}`, kind, k: number, from, to });
     }
     if (own !== turn) return;
     const lacking = Object.keys(SIDES).filter((side) => !chosen[side].kernel.timeline);
@@ -445,7 +449,7 @@
     plain.disabled = !(choices.show in data.numbered);
     if (now.text !== last.text) compare(choices);
     if (now.kernels !== last.kernels) lives();
-    for (const control of document.querySelectorAll("#timelines input")) control.parentElement.querySelector("output").textContent = `${control.value} µs`;
+    document.querySelector("#timelines output").textContent = `${choices.begin} to ${choices.end} µs`;
     last = now;
   }
   site.onChoice(update);

@@ -203,7 +203,7 @@
     for (const param of made.params || []) if (param.name in choices) param.value = choices[param.name];
     window.site.views.get(figure)?.finalize();
     const result = await window.vegaEmbed(place, made, {
-      renderer: "svg", actions: false, logLevel: 1, // of errors: a choice that leaves nothing to draw is none config: look(place.clientWidth < NARROW), tooltip: { theme: "custom" },
+      renderer: "svg", actions: false, logLevel: 1, config: look(place.clientWidth < NARROW), tooltip: { theme: "custom" },
     });
     window.site.views.set(figure, result.view);
     await result.view.runAsync();
@@ -220,6 +220,7 @@
   }, { rootMargin: "300px" });
   for (const figure of figures) watcher.observe(figure);
   const redraw = () => { for (const figure of seen) draw(figure); };
+  window.site.redraw = (figure) => { if (seen.has(figure)) draw(figure); }; // its specification is another now
   listeners.push(() => {
     for (const view of window.site.views.values()) {
       for (const name of Object.keys(choices)) {
