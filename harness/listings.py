@@ -28,14 +28,14 @@ OWN_PART = {
     "ptx": r"^\.visible \.entry",
     "sass": r"^\s*Function : ",
 }
-# Names that are numbered anew in every kernel: all but the first group is the number. JavaScript reads these, too.
+# What is numbered anew in every kernel: the first group stays. static/compare.js reads these patterns, too.
 SUBEXPRESSIONS, COPIED_LOOPS = r"\b(cse_v)\d+\b", r"\b([a-z]+\d*_\d+)_\d+\b"
 NUMBERED = {
     "tir": (COPIED_LOOPS,),
     "lowered": (SUBEXPRESSIONS, COPIED_LOOPS),
     "cuda": (SUBEXPRESSIONS, COPIED_LOOPS),
     "ptx": (r"(%[a-z]+<?)\d+\b", r"(\$L__BB\d+_)\d+"),
-    "sass": (r"\b((?:U?[RP]|SB|B))\d+\b", r"(\.L)\d+\b"),
+    "sass": (r"\b(U?[RP]|S?B)\d+\b", r"(\.L)\d+\b", r"()\.reuse\b"),
 }
 INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;?\s*/\* 0x[0-9a-f]+ \*/")
 ENCODING = re.compile(r"\s*/\* 0x[0-9a-f]+ \*/\s*")

@@ -161,7 +161,7 @@ def pages(sources: Sources) -> Iterator[Page | File]:
         "examples": [(f"left={a}&right={b}&show={form}", text) for a, b, form, text in EXAMPLES],
         "compiler": code.compiler if code else "",
         "speeds": SPEEDS,
-        "lives": {**lives_spec([], None), "width": "container"},
+        "lives": _lives_spec(),
         "shown_us": AT_FIRST_US,
         "longest_us": math.ceil(max((k.timeline.duration_ns / 1e3 for k in found if k.timeline), default=AT_FIRST_US)),
     }
@@ -257,6 +257,12 @@ def lives(timeline: Timeline) -> list[tuple[str, str, int, float, float]]:
         (row, kind, span.number, *(round(at / 1e3, 3) for at in (span.begin, span.end)))
         for row, kind, span in bars(timeline)
     ]
+
+
+def _lives_spec() -> dict[str, Any]:
+    spec = lives_spec([], None) | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+    spec["encoding"]["y"]["axis"]["labelLimit"] = 240
+    return spec
 
 
 def _script(address: str, name: str, data: dict[str, Any]) -> File:

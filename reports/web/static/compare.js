@@ -161,9 +161,16 @@
   // --- difference --------------------------------------------------------------------------------------------------
   const cut = (text) => text.match(/[^\n]*\n|[^\n]+$/g) || [];
 
+  // Lines that only one side has, and those of both; undefined where that takes too long. Two ask for the same.
+  let aligned = {};
+  function align(a, b) {
+    if (aligned.a !== a || aligned.b !== b) aligned = { a, b, parts: codemirror.diffArrays(cut(a), cut(b), { timeout: SLOW_MS }) };
+    return aligned.parts;
+  }
+
   // Whole lines first, by jsdiff; then, in lines that changed, what changed, as CodeMirror finds it.
   function changes(a, b) {
-    const parts = codemirror.diffArrays(cut(a), cut(b), { timeout: SLOW_MS });
+    const parts = align(a, b);
     if (!parts) return codemirror.diff(a, b, { scanLimit: 500, timeout: SLOW_MS });
     const found = [];
     let [atA, atB] = [0, 0];
@@ -189,7 +196,7 @@
   }
 
   function counted(a, b) {
-    const parts = codemirror.diffArrays(cut(a), cut(b), { timeout: SLOW_MS });
+    const parts = align(a, b);
     if (!parts) return "The texts differ almost everywhere";
     const sum = (kind) => parts.filter(kind).reduce((total, part) => total + part.value.length, 0);
     const lines = (count) => `${count.toLocaleString("en")} line${count === 1 ? "" : "s"}`;
@@ -224,6 +231,12 @@
   let turn = 0;
   const place = byId("difference");
 
+  // The kernel of a side's variant that every form is kept of.
+  function usual(side) {
+    const { step, variant } = chosen[side].kernel;
+    return `${step}:${variant}`;
+  }
+
   function missing(side, choices) {
     const { kernel } = chosen[side];
     const form = data.forms[choices.show];
@@ -246,10 +259,15 @@
     if (lacking.length) {
       for (const side of lacking) {
         const said = document.createElement("p");
-        said.className = "empty";
+        said.className = "absent";
         said.textContent = missing(side, choices);
         place.append(said);
       }
+      const link = element("a", "Both at a size and with tiles for which it is here");
+      link.href = `compare.html#left=${usual("left")}&right=${usual("right")}&show=${choices.show}`;
+      const line = element("p", "", { class: "absent" });
+      line.append(link);
+      place.append(line);
       byId("differences").textContent = "Nothing to compare.";
       place.dataset.drawn = String(own);
       return;
@@ -380,7 +398,9 @@
     else if (known[1]) spot.append("Right reaches ");
     if (known[1]) spot.append(ratio(right));
     const alike = left.product === right.product && left.gpu === right.gpu;
-    if (known[0] && known[1] && alike) spot.append(": by these ratios right is ", element("strong", `${write(right.speed.ratio / left.speed.ratio, 2)} times`), " as fast.");
+    const apart = known[0] && known[1] && (left.speed.high < right.speed.low || right.speed.high < left.speed.low);
+    if (alike && apart) spot.append(": by these ratios right is ", element("strong", `${write(right.speed.ratio / left.speed.ratio, 2)} times`), " as fast.");
+    else if (alike && known[0] && known[1]) spot.append(": their 95 % intervals overlap, neither is shown to be faster.");
     else spot.append(known[0] && known[1] ? ", each on its own product and GPU." : "; the other was not measured.");
   }
 
