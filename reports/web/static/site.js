@@ -154,7 +154,7 @@
     return found;
   }
 
-  function look(narrow) {
+  function look(stacked) {
     const [ink, quiet, line] = ["ink", "quiet", "line"].map(colour);
     const axis = { labelColor: quiet, titleColor: ink, gridColor: line, domainColor: line, tickColor: line, titleFontWeight: 500 };
     const font = getComputedStyle(document.body).fontFamily;
@@ -162,7 +162,11 @@
       background: null, font, aria: false,
       view: { stroke: null },
       axis: { ...axis, labelFontSize: 12, titleFontSize: 12, titlePadding: 8 },
-      legend: { columns: 6, labelColor: ink, titleColor: quiet, labelFontSize: 12, titleFontSize: 12, orient: "bottom", direction: "horizontal", symbolLimit: 40, titleLimit: 400, layout: { bottom: { direction: narrow ? "vertical" : "horizontal", anchor: "start", margin: 24 } }, labelLimit: 260 },
+      legend: {
+        orient: "bottom", direction: "horizontal", columns: 6, symbolLimit: 40, titleLimit: 400, labelLimit: 260,
+        labelColor: ink, titleColor: quiet, labelFontSize: 12, titleFontSize: 12,
+        ...(stacked && { layout: { bottom: { direction: "vertical" } } }),
+      },
       header: { labelColor: ink, titleColor: quiet, labelFontSize: 12 },
       title: { color: ink },
       text: { color: ink }, rule: { color: quiet },
@@ -203,7 +207,8 @@
     for (const param of made.params || []) if (param.name in choices) param.value = choices[param.name];
     window.site.views.get(figure)?.finalize();
     const result = await window.vegaEmbed(place, made, {
-      renderer: "svg", actions: false, logLevel: 1, config: look(place.clientWidth < NARROW), tooltip: { theme: "custom" },
+      renderer: "svg", actions: false, config: look(place.clientWidth < NARROW && !made.facet), tooltip: { theme: "custom" },
+      logLevel: 1, // errors alone: a choice that leaves nothing to draw is none
     });
     window.site.views.set(figure, result.view);
     await result.view.runAsync();

@@ -100,13 +100,16 @@ def test_every_choice_is_kept_in_the_address_and_found_again(site: Path, open_pa
 
 def test_the_colours_are_switched_and_kept(site: Path, open_page: Open) -> None:
     page = open_page("index.html")
+    page.evaluate(DRAW_ALL)
     paper = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(paper)
+    letters = "document.querySelector('.vega svg .role-axis-label text').getAttribute('fill')"
+    light, on_light = page.evaluate(paper), page.evaluate(letters)
     page.click("#theme")  # light
     assert page.evaluate(paper) == light
     page.click("#theme")  # dark
     dark = page.evaluate(paper)
     assert dark != light
+    page.wait_for_function(f"{letters} !== {on_light!r}")  # charts are drawn again
     page.reload()
     assert page.evaluate(paper) == dark
 
