@@ -18,7 +18,7 @@ from tensorir_ladder.harness.listings import FORMS, NEED_COMPILER, NUMBERED, spl
 from tensorir_ladder.harness.records import Record, Timeline, Timing, shape_text
 from tensorir_ladder.reports.cases import grouped, shape_label, slug
 from tensorir_ladder.reports.selection import LAYOUTS
-from tensorir_ladder.reports.web.lessons.lives import AT_FIRST_US, bars, lives_spec
+from tensorir_ladder.reports.web.lessons.lives import AT_FIRST_US, COLOURS, bars
 from tensorir_ladder.reports.web.listings import LISTED_SIZES, Kernel, Listing, kernels, listings
 from tensorir_ladder.reports.web.machine_code import MachineCode, read
 from tensorir_ladder.reports.web.packing import pack, unpack_bytes
@@ -125,6 +125,40 @@ SPEEDS: dict[str, Any] = {
         },
     ],
 }
+WINDOW = {"domainMin": {"expr": "toNumber(begin)"}, "domainMax": {"expr": "toNumber(end)"}, "nice": False}
+LIVES: dict[str, Any] = {
+    "data": {"values": []},
+    "width": "container",
+    "height": {"step": 24},
+    "autosize": {"type": "fit-x", "contains": "padding"},
+    "params": [{"name": "begin", "value": 0}, {"name": "end", "value": AT_FIRST_US}],
+    "transform": [{"filter": "datum.to >= toNumber(begin) && datum.from <= toNumber(end)"}],
+    "mark": {"type": "bar", "height": 17, "clip": True, "stroke": "var(--paper)", "strokeWidth": 0.5},
+    "encoding": {
+        "y": {
+            "field": "row",
+            "type": "nominal",
+            "sort": None,
+            "title": None,
+            "axis": {"grid": False, "labelLimit": 240},
+        },
+        "x": {"field": "from", "type": "quantitative", "title": "µs since the block began", "scale": WINDOW},
+        "x2": {"field": "to"},
+        "color": {
+            "field": "kind",
+            "type": "nominal",
+            "title": None,
+            "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
+            "legend": {"columns": 2},
+        },
+        "tooltip": [
+            {"field": "kind", "title": "what"},
+            {"field": "k", "title": "number"},
+            {"field": "from", "title": "from, µs"},
+            {"field": "to", "title": "to, µs"},
+        ],
+    },
+}
 EXAMPLES = (
     ("4", "5", "cuda", "Steps 4 and 5: what pipelining makes of the loop"),
     ("5:sync", "5:async", "cuda", "Step 5 without and with cp.async"),
@@ -161,7 +195,7 @@ def pages(sources: Sources) -> Iterator[Page | File]:
         "examples": [(f"left={a}&right={b}&show={form}", text) for a, b, form, text in EXAMPLES],
         "compiler": code.compiler if code else "",
         "speeds": SPEEDS,
-        "lives": _lives_spec(),
+        "lives": LIVES,
         "shown_us": AT_FIRST_US,
         "longest_us": math.ceil(max((k.timeline.duration_ns / 1e3 for k in found if k.timeline), default=AT_FIRST_US)),
     }
@@ -257,12 +291,6 @@ def lives(timeline: Timeline) -> list[tuple[str, str, int, float, float]]:
         (row, kind, span.number, *(round(at / 1e3, 3) for at in (span.begin, span.end)))
         for row, kind, span in bars(timeline)
     ]
-
-
-def _lives_spec() -> dict[str, Any]:
-    spec = lives_spec([], None) | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
-    spec["encoding"]["y"]["axis"]["labelLimit"] = 240
-    return spec
 
 
 def _script(address: str, name: str, data: dict[str, Any]) -> File:

@@ -35,20 +35,20 @@ class Facts:
         """The GPU's ladders with B as stored."""
         return [s for s in self.results.sections() if s.gpu == self.gpu and s.layout == "nn"]
 
-    def section(self, step: int, dtype: str = "") -> Section | None:
+    def section(self, step: int, math: str = "ieee") -> Section | None:
         """Return the records among which a step's are, float32 for the first steps; None where there are none."""
-        wanted = dtype or ("float16" if step >= HALF_FROM else "float32")
-        return next((s for s in self.sections if s.dtype == wanted and s.math == "ieee"), None)
+        wanted = "float16" if step >= HALF_FROM and math == "ieee" else "float32"
+        return next((s for s in self.sections if s.dtype == wanted and s.math == math), None)
 
-    def record(self, step: int, size: int, variant: str | None = None) -> Record | None:
+    def record(self, step: int, size: int, variant: str | None = None, math: str = "ieee") -> Record | None:
         """Return a step's record with its default tile at a size."""
-        section = self.section(step)
+        section = self.section(step, math)
         found = section.pick(step, "default", (size, size, size), variant) if section else None
         return found if found and found.verification.passed else None
 
-    def ratio(self, step: int, size: int, variant: str | None = None) -> Markup:
+    def ratio(self, step: int, size: int, variant: str | None = None, math: str = "ieee") -> Markup:
         """Write a step's speed over cuBLAS's."""
-        record = self.record(step, size, variant)
+        record = self.record(step, size, variant, math)
         return figure(record and record.ratio_to_cublas, ".2f", record_source(record))
 
     def gain(self, step: int, size: int, variant: str | None = None) -> Markup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from markupsafe import Markup
 from tensorir_ladder.harness.build import Case, Kernel
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.harness.models.time import instruction_ceiling, tile_times
+from tensorir_ladder.kernels.stream_k import StreamKPlan
 from tensorir_ladder.reports.cells import Table
 from tensorir_ladder.reports.counters import counters_tables
 from tensorir_ladder.reports.page import records_table
@@ -29,6 +30,30 @@ LARGE_FROM = 7  # the step from which a lesson's kernel is that of the large pro
 COMPARED_WITH = {8: 4}  # the step whose schedule is the nearest, where that is not the one before
 DEEPEST = 6
 ROLES = ("the producer", "a consumer")
+# Begin and end of the lines that are a schedule's idea, where its whole difference is longer.
+ESSENCE = {
+    5: (("stage, order =", "async_stages ="), ("sch.annotate(loops", "async_stages)")),
+    6: (("pipeline_loop(", "unroll_loop("),),
+    7: (
+        ("loops = tile_for_warps", "sum_slices"),
+        ("walk_serpentine(", "walk_serpentine("),
+        ("stage_in_padded(", "stage_in_padded("),
+        ("read_through_registers(", "read_through_registers("),
+        ("reads_ahead =", "pipeline_loop("),
+    ),
+    8: (
+        ("instruction = fitting", "instruction = fitting"),
+        ("loops = tile_to_warps", "loops = tile_to_warps"),
+        ("accumulate_fragment(", "accumulate_fragment("),
+        ("stage_in_swizzled(", "load_fragments("),
+        ("use_instruction(", "use_instruction("),
+    ),
+    10: (
+        ("stage_in_panels(", "stage_in_panels("),
+        ("hide_reads(", "hide_reads("),
+        ("in_flight =", "multiply_by_wgmma("),
+    ),
+}
 # Begin and end of what is shown of an explicit kernel's own source.
 PARTS = {
     11: (("def fill(", "product.load("), ("def multiply(", "fill((stage"), ("for turn in", "multiply(stage, turns")),
@@ -99,9 +124,32 @@ class Lesson:
             return code.difference(self._shown_source(before), self._shown_source(self.step))
         return code.whole(self._shown_source(self.step))
 
+    @cached_property
+    def essence(self) -> list[code.CodeLine]:
+        """The lines that are the idea, where the whole difference is longer; empty else."""
+        if self.number not in ESSENCE:
+            return []
+        return code.whole(code.parts(code.step_source(self.step)[1], ESSENCE[self.number]))
+
     def _shown_source(self, step: Step) -> str:
         _, source = code.step_source(step)
         return code.parts(source, PARTS[step.number]) if step.number in PARTS else source
+
+    @cached_property
+    def aspects(self) -> Table | None:
+        """What differs in the generated code from the step before, or the one compared with, by aspect."""
+        from tensorir_ladder.harness.explain import aspects
+
+        before = self.sources.steps.get(COMPARED_WITH.get(self.number, 11 if self.step.never_run else self.number - 1))
+        if before is None:
+            return None
+        other = Lesson(self.sources, before, self.facts)
+        old, new = aspects(other.kernel), aspects(self.kernel)
+        names = list(dict.fromkeys((*old, *new)))
+        rows = tuple((n, old.get(n, ""), new.get(n, "")) for n in names if old.get(n) != new.get(n))
+        header = ("", f"step {before.number}", f"step {self.number}")
+        note = f"{other.kernel.case}; {self.kernel.case}."
+        return Table(f"Step {before.number} beside step {self.number}", header, rows, note, left=3)
 
     # --- the pipeline ------------------------------------------------------------------------------------------------
     @cached_property
@@ -202,6 +250,11 @@ class Lesson:
         """The shapes of that chart, for a choice."""
         return measured.swept_sizes(self.facts, self.number)
 
+    @property
+    def first_swept(self) -> str | None:
+        """The shape that is shown first."""
+        return measured.first_size(self.swept_sizes) if self.swept_sizes else None
+
     def variants(self, size: int) -> Table | None:
         """Compare the step's variants at a size."""
         return measured.variants_rows(self.facts, self.step, size)
@@ -251,9 +304,10 @@ class Lesson:
         return waves.waves_chart(self.step)
 
     @cached_property
-    def waves(self) -> Iterator[tuple[str, int, int]]:
-        """Name shapes with the k tiles of the busiest block, without and with the cut."""
-        return [(s, *map(waves.fewest_k_tiles, plans)) for s, plans in waves.waves_of(self.step).items()]
+    def waves(self) -> list[tuple[str, StreamKPlan, int, int]]:
+        """Name shapes, each with its plan, and the k tiles of the busiest block without and with the cut."""
+        found = waves.waves_of(self.step)
+        return [(shape, plans[1], *map(waves.fewest_k_tiles, plans)) for shape, plans in found.items()]
 
     def neighbours(self, steps: Sequence[Step]) -> tuple[Step | None, Step | None]:
         """Return the step before and the step behind."""

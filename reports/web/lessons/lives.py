@@ -73,8 +73,8 @@ def chrome_trace(timeline: Timeline) -> str:
         ),
     ]
     for row, kind, span in bars(timeline):
-        event = {"ph": "X", "pid": 1, "tid": names.index(row), "cat": kind, "name": f"{kind} {span.number}"}
-        events.append({**event, "ts": round(span.begin / 1e3, 4), "dur": round((span.end - span.begin) / 1e3, 4)})
+        when = {"ts": round(span.begin / 1e3, 3), "dur": round((span.end - span.begin) / 1e3, 3)}
+        events.append({"ph": "X", "pid": 1, "tid": names.index(row), "name": kind, **when, "args": {"k": span.number}})
     return json.dumps({"displayTimeUnit": "ns", "traceEvents": events}, separators=(",", ":"))
 
 
@@ -85,25 +85,69 @@ def trace_file(timeline: Timeline) -> File:
 
 
 def lives_chart(group: Lives, chosen: int) -> Markup:
-    """Draw one block's life for the stage count of the page's slider; its window of time is moved by the page."""
+    """Draw one block's life for the stage count of the page's choice; its window of time is moved by the page."""
+    order = list(dict.fromkeys(row for timeline in group.timelines for row in rows_of(timeline)))
+    stages = [row for row in order if row.startswith("stage ")]
+    order = [*(row for row in order if row not in stages), *sorted(stages)]
+    kinds = list(COLOURS)
+    # Numbers for rows and kinds, which the chart looks up: there are thousands of bars.
     rows = [
         {
             "life": str(timeline.stages),
-            "row": row,
-            "kind": kind,
+            "r": order.index(row),
+            "c": kinds.index(kind),
             "k": span.number,
-            "from": round(span.begin / 1e3, 3),
-            "to": round(span.end / 1e3, 3),
+            "a": round(span.begin / 1e3, 3),
+            "b": round(span.end / 1e3, 3),
         }
         for timeline in group.timelines
         for row, kind, span in bars(timeline)
     ]
-    order = list(dict.fromkeys(row for timeline in reversed(group.timelines) for row in rows_of(timeline)))
     longest = max(timeline.duration_ns for timeline in group.timelines) / 1e3
-    stages = [row for row in order if row.startswith("stage ")]
-    order = [*sorted(stages), *(row for row in order if row not in stages)]
-    spec = lives_spec(rows, order)
-    alt = f"{group.title}: rows for the stages of the ring and for each role, bars from begin to end. "
+    spec = {
+        "data": {"values": rows},
+        "height": 24 * len(order),
+        "params": [{"name": "begin", "value": 0}, {"name": "end", "value": AT_FIRST_US}],
+        "transform": [
+            {"filter": "datum.b >= begin && datum.a <= end"},
+            {"calculate": f"{json.dumps(order)}[datum.r]", "as": "row"},
+            {"calculate": f"{json.dumps(kinds)}[datum.c]", "as": "kind"},
+        ],
+        "encoding": {
+            "y": {
+                "field": "row",
+                "type": "nominal",
+                "sort": None,
+                "scale": {"domain": order},
+                "title": None,
+                "axis": {"grid": False},
+            },
+            "x": {
+                "field": "a",
+                "type": "quantitative",
+                "title": "µs since the block began",
+                "scale": {"domainMin": {"expr": "begin"}, "domainMax": {"expr": "end"}, "nice": False, "zero": False},
+            },
+            "x2": {"field": "b"},
+        },
+        "mark": {"type": "bar", "height": 17, "clip": True, "stroke": "var(--paper)", "strokeWidth": 0.5},
+    }
+    spec["encoding"] |= {
+        "color": {
+            "field": "kind",
+            "type": "nominal",
+            "title": None,
+            "scale": {"domain": kinds, "range": list(COLOURS.values())},
+            "legend": {"columns": 2},
+        },
+        "tooltip": [
+            {"field": "kind", "title": "what"},
+            {"field": "k", "title": "number"},
+            {"field": "a", "title": "from, µs"},
+            {"field": "b", "title": "to, µs"},
+        ],
+    }
+    alt = f"{group.title}: rows for each role and for the stages of the ring, bars from begin to end. "
     alt += "; ".join(f"{t.stages} stages: the block takes {t.duration_ns / 1e3:.1f} µs" for t in group.timelines)
     return chart(
         spec,
@@ -112,54 +156,5 @@ def lives_chart(group: Lives, chosen: int) -> Markup:
         note=f"Of several launches the one with the median duration; the longest shown takes {longest:.1f} µs. A load "
         "lasts until a warpgroup sees its bytes; a wgmma from when its operands are there and the one before is done.",
         picked={"life": str(chosen)},
-        listed=False,  # thousands of rows: the lesson's own table sums them up, and the trace has them all
+        listed="lives-summed",  # thousands of bars; the trace has them all
     )
-
-
-def lives_spec(rows: list[dict[str, Any]], order: list[str] | None) -> dict[str, Any]:
-    """Specify a picture of bars, by "row", "kind", "k", "from" and "to" in µs; its window is from "begin" to "end".
-
-    ``order`` is that of the rows from the top, that of their first bars where it is None.
-    """
-    return {
-        "data": {"values": rows},
-        "height": {"step": 24},
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "params": [{"name": "begin", "value": 0}, {"name": "end", "value": AT_FIRST_US}],
-        "transform": [{"filter": "datum.to >= toNumber(begin) && datum.from <= toNumber(end)"}],
-        "encoding": {
-            "y": {"field": "row", "type": "nominal", "sort": order, "title": None, "axis": {"grid": False}},
-            "x": {
-                "field": "from",
-                "type": "quantitative",
-                "title": "µs since the block began",
-                "scale": {
-                    "domainMin": {"expr": "toNumber(begin)"},
-                    "domainMax": {"expr": "toNumber(end)"},
-                    "nice": False,
-                    "zero": False,
-                },
-            },
-            "x2": {"field": "to"},
-        },
-        "layer": [
-            {
-                "mark": {"type": "bar", "height": 17, "clip": True, "stroke": "var(--paper)", "strokeWidth": 0.5},
-                "encoding": {
-                    "color": {
-                        "field": "kind",
-                        "type": "nominal",
-                        "title": None,
-                        "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
-                        "legend": {"columns": 2},
-                    },
-                    "tooltip": [
-                        {"field": "kind", "title": "what"},
-                        {"field": "k", "title": "number"},
-                        {"field": "from", "title": "from, µs"},
-                        {"field": "to", "title": "to, µs"},
-                    ],
-                },
-            }
-        ],
-    }

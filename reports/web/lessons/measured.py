@@ -154,7 +154,7 @@ def stages_chart(facts: Facts, step: int, wanted: Sequence[str] = ()) -> Markup 
                 "scale": {"zero": True},
             },
             "color": {"field": "case", "type": "nominal", "title": None, "legend": {"columns": 1}},
-            "shape": {"field": "case", "type": "nominal", "title": None},
+            "shape": {"field": "case", "type": "nominal", "legend": None},
             "tooltip": [
                 {"field": "case", "title": "of"},
                 {"field": "stages", "title": "stages"},
@@ -178,14 +178,14 @@ def stages_chart(facts: Facts, step: int, wanted: Sequence[str] = ()) -> Markup 
             "us": "µs",
             "blocks": "blocks per multiprocessor",
         },
-        picked={"size": rows[0]["size"] if len({row["size"] for row in rows}) == 1 else first_size(rows)},
+        picked={"size": first_size([row["size"] for row in rows])},
     )
 
 
-def first_size(rows: Iterable[dict[str, Any]]) -> str:
+def first_size(sizes: Iterable[str]) -> str:
     """Choose the size that a chart shows first: 1024 where it was swept."""
-    sizes = list(dict.fromkeys(row["size"] for row in rows))
-    return "1024" if "1024" in sizes else sizes[0]
+    found = list(sizes)
+    return "1024" if "1024" in found else found[0]
 
 
 def swept_sizes(facts: Facts, step: int) -> dict[str, str]:

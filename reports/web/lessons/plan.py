@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SHOWN_TILES = 5  # of a reduction that is long enough to see prologue, body and epilogue
 DRAWN_TILES = 8  # on the axis of time
+NUMBER_PX = 11  # that a k tile's number takes
 # TVM's names of statements, in words.
 WORDS = (
     (r"\(prologue\)$", "read the tile's first fragments"),
@@ -161,13 +162,20 @@ def time_chart(
             for bar in in_a_ring(count, load, multiply)
         ]
         rows += [{"stages": str(count), "row": row, **_drawn(bar)} for row, bar in (*before, *with_ring)]
-    names = ["in turn", *(f"stage {n}" for n in range(max(stages))), "multiply"]
+    names = ["in turn", "multiply", *(f"stage {n}" for n in range(max(stages)))]
+    room = NUMBER_PX * DRAWN_TILES * (load + multiply)  # where a bar is long enough for its number
     spec = {
         "data": {"values": rows},
-        "height": {"step": 26},
-        "autosize": {"type": "fit-x", "contains": "padding"},
+        "height": 26 * len(names),
         "encoding": {
-            "y": {"field": "row", "type": "nominal", "sort": names, "title": None, "axis": {"grid": False}},
+            "y": {
+                "field": "row",
+                "type": "nominal",
+                "sort": None,
+                "scale": {"domain": names},
+                "title": None,
+                "axis": {"grid": False},
+            },
             "x": {
                 "field": "begin",
                 "type": "quantitative",
@@ -204,6 +212,10 @@ def time_chart(
                     "x": {"field": "middle", "type": "quantitative"},
                     "x2": None,
                     "text": {"field": "tile", "type": "nominal"},
+                    "opacity": {
+                        "condition": {"test": f"(datum.end - datum.begin) * width > {room}", "value": 1},
+                        "value": 0,
+                    },
                 },
             },
         ],

@@ -15,7 +15,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Step
 
 WHOLE, OWNED, HELPED = "a whole tile", "the rest of a tile that others began", "the first k tiles of another's tile"
-SHAPES = ((4096, 4096, 4096), (2048, 2048, 2048), (1024, 1024, 14336))
+SHAPES = ((2560, 2560, 4096), (1024, 1024, 14336), (4096, 4096, 4096))  # cut; no whole wave; left as it is
 
 
 def pieces_of(plan: StreamKPlan, worker: int) -> Iterator[tuple[str, int, int]]:
@@ -95,8 +95,8 @@ def waves_chart(step: Step) -> Markup:
         title="Which block multiplies what: the plan of step 13, one row for each block",
         alt="; ".join(said) + ".",
         note="Drawn from the plan (kernels/stream_k.py) for 132 multiprocessors, not measured. White: nothing to do.",
-        picked={"shape": "4096x4096x4096", "way": "cut"},
-        listed=False,
+        picked={"shape": "x".join(map(str, SHAPES[0])), "way": "cut"},
+        listed="waves-summed",
     )
 
 
