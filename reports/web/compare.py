@@ -184,8 +184,9 @@ def pages(sources: Sources) -> Iterator[Page | File]:
         stamped = {kernel.identity: lives(kernel.timeline) for kernel in own if kernel.timeline}
         yield _script(f"compare/step{step}.js", f"step{step}", texts(listed, code) | {"timelines": stamped})
     yield _script("compare/index.js", "index", data)
-    yield File("static/codemirror.js", unpack_bytes((VENDOR / "codemirror.js.xz").read_bytes(), "codemirror").decode())
-    yield File("static/codemirror.LICENSE.txt", (VENDOR / "codemirror.LICENSE.txt").read_text(encoding="utf-8"))
+    viewer = unpack_bytes((VENDOR / "codemirror.js.xz").read_bytes(), "codemirror.js.xz")
+    yield _deflated("compare/codemirror.js", "codemirror", viewer)
+    yield File("compare/codemirror.LICENSE.txt", (VENDOR / "codemirror.LICENSE.txt").read_text(encoding="utf-8"))
     left, right, form, _ = FIRST
     values = {
         "titles": TITLES,
@@ -294,8 +295,11 @@ def lives(timeline: Timeline) -> list[tuple[str, str, int, float, float]]:
 
 
 def _script(address: str, name: str, data: dict[str, Any]) -> File:
-    content = zlib.compress(json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode(), 9)
-    text = base64.b64encode(content).decode()
+    return _deflated(address, name, json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def _deflated(address: str, name: str, content: bytes) -> File:
+    text = base64.b64encode(zlib.compress(content, 9)).decode()
     return File(address, f'(window.comparison ??= {{}})["{name}"] = "{text}";\n')
 
 

@@ -14,10 +14,21 @@
   async function unpack(name) {
     const bytes = Uint8Array.from(atob(window.comparison[name]), (sign) => sign.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return JSON.parse(await new Response(stream).text());
+    return new Response(stream).text();
   }
 
-  const data = await unpack("index");
+  async function load(name) {
+    await site.loadScript(new URL(`../compare/${name}.js`, HERE).href);
+    return unpack(name);
+  }
+
+  let viewer;
+  async function loadViewer() {
+    const script = new Blob([await load("codemirror")], { type: "text/javascript" });
+    await site.loadScript(URL.createObjectURL(script));
+  }
+
+  const data = JSON.parse(await unpack("index"));
   for (const kernel of data.kernels) kernel.tiles = kernel.tile + (kernel.stages > 1 ? `, ${kernel.stages} stages` : "");
 
   // --- which two ---------------------------------------------------------------------------------------------------
@@ -125,8 +136,7 @@
   async function texts(step) {
     if (!packs.has(step)) {
       packs.set(step, (async () => {
-        await site.loadScript(new URL(`../compare/step${step}.js`, HERE).href);
-        const pack = await unpack(`step${step}`);
+        const pack = JSON.parse(await load(`step${step}`));
         pack.lines = pack.lines.split("\n");
         return pack;
       })());
@@ -248,7 +258,7 @@
 
   async function compare(choices) {
     const own = ++turn;
-    await site.loadScript(new URL("codemirror.js", HERE).href);
+    await (viewer ??= loadViewer());
     const [a, b] = await Promise.all(["left", "right"].map((side) => textOf(chosen[side].kernel, choices)));
     if (own !== turn) return;
     shown?.destroy();
