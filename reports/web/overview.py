@@ -195,7 +195,7 @@ def _step_row(sources: Sources, section: Section, record: Record, configuration:
         "spread": round(record.timing.spread_pct, 2),
         "gain": None if gain is None else round(gain, 1) + 0.0,  # never −0.0
         "tile": f"{record.variant}, {record.tile}{stages}",
-        "again": f"ladder run --again {sources.results.places[record.key]}",
+        "again": sources.again(record),
         "address": f"lessons/step{record.step}.html",
         "file": f"source/{record.step_name}.html",
         "line": f"{'x'.join(map(str, shape_of(record)))} {record.dtype}",

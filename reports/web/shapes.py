@@ -44,7 +44,7 @@ def rows(sources: Sources) -> list[Row]:
             leader = section.leader(shape)
             if leader and leader.verification.passed:
                 name = f"step {leader.step}, {short_name(leader.step_name)}"
-                again = f"ladder run --again {sources.results.places[leader.key]}"
+                again = sources.again(leader)
                 timed = leader.ratio_to_cublas, leader.ratio_interval
                 found.append(_row(section, leader, "the fastest step", name, *timed, again))
             for peer_name in (name for name in section.peer_names() if name.startswith(CALL)):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorir_ladder.reports.cases import slug
@@ -13,7 +15,10 @@ from tensorir_ladder.reports.timelines import Lives, lives
 
 if TYPE_CHECKING:
     from tensorir_ladder.harness.build import Case, Kernel
+    from tensorir_ladder.harness.records import Record
     from tensorir_ladder.steps.step import Step
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(eq=False)
@@ -48,6 +53,12 @@ class Sources:
     def idea(self, step: int) -> str:
         """Return a step's idea, the part of its first line behind the colon: "load the coming tiles while …"."""
         return self.steps[step].title.partition(": ")[2] if step in self.steps else ""
+
+    def again(self, record: Record) -> str:
+        """Write the command that measures a record's case again, from the project's root for the committed records."""
+        folder = self.paths.results
+        inside = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
+        return f"ladder run --again {shlex.quote((inside / self.results.places[record.key]).as_posix())}"
 
     @functools.cached_property
     def lives(self) -> list[Lives]:

@@ -27,7 +27,7 @@ from support.reports_fixtures import (
     write_tensor_cores,
 )
 from tensorir_ladder.harness.cli import parse
-from tensorir_ladder.harness.records import FunctionTimed, ModelRecord, Peer, RulesTimed
+from tensorir_ladder.harness.records import FunctionTimed, ModelRecord, Peer, RulesTimed, read_place
 from tensorir_ladder.reports.__main__ import main
 from tensorir_ladder.reports.paths import Paths
 from tensorir_ladder.reports.selection import UsageError, load
@@ -35,7 +35,7 @@ from tensorir_ladder.reports.sweeps import product_sweeps, stream_sweeps
 from tensorir_ladder.reports.web import build, extra, models, overview, shapes, stages
 from tensorir_ladder.reports.web.charts import chart
 from tensorir_ladder.reports.web.page import File, Page, check_addresses, highlight, relative, render
-from tensorir_ladder.reports.web.sources import Sources
+from tensorir_ladder.reports.web.sources import ROOT, Sources
 
 
 def sources_of(folder: Path) -> Sources:
@@ -75,11 +75,17 @@ def test_the_ladders_rows_are_its_records_and_their_commands_are_understood(tmp_
     for row in found:
         if not row["peer"]:
             options = parse(shlex.split(row["again"])[1:])
-            file, _, line = options.again.partition(":")
-            case = json.loads((tmp_path / file).read_text().splitlines()[int(line) - 1])
-            assert (case["step"], case["m"]) == (row["place"], row["m"])
+            case = read_place(options.again)
+            assert (case.step, case.m) == (row["place"], row["m"])
     names = [row["label"] for row in found if row["peer"]]
     assert names == ["dlight, float32", "triton, float32"]  # tilelang was not installed
+
+
+def test_the_commands_of_committed_records_are_for_the_projects_root() -> None:
+    sources = Sources.of(Paths.of())
+    command = sources.again(sources.results.records[0])
+    assert command.startswith("ladder run --again reports/results/")
+    assert (ROOT / command.split()[-1].partition(":")[0]).is_file()
 
 
 def test_what_failed_its_check_is_no_row(tmp_path: Path) -> None:
