@@ -6,13 +6,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 
 from tensorir_ladder.harness.build import Case, Kernel
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.harness.models.time import instruction_ceiling, tile_times
+from tensorir_ladder.harness.records import shape_text
 from tensorir_ladder.kernels.stream_k import StreamKPlan
+from tensorir_ladder.reports.cases import slug
 from tensorir_ladder.reports.cells import Table
 from tensorir_ladder.reports.counters import counters_tables
 from tensorir_ladder.reports.page import records_table
@@ -135,6 +138,21 @@ class Lesson:
         _, source = code.step_source(step)
         return code.parts(source, PARTS[step.number]) if step.number in PARTS else source
 
+    def compared(self, form: str) -> str:
+        """Write the address at which this step's kernel stands beside that of the step compared with, in a form."""
+        before = self.compared_with or self.sources.steps[self.number - 1]
+        sides = [Lesson(self.sources, step, self.facts).identity for step in (before, self.step)]
+        return "compare.html#" + urlencode({"left": sides[0], "right": sides[1], "show": form})
+
+    @property
+    def identity(self) -> str:
+        """The kernel's name in addresses of the page that compares kernels."""
+        case = self.case()
+        shape = shape_text((self.size,) * 3)
+        product = (f"{self.number}:{case.variant}", shape, f"{case.problem.dtype}.{case.problem.layout}")
+        gpu = case.machine.gpu if self.step.never_run else self.facts.gpu
+        return "~".join([*product, str(case.tile), str(case.stages_built), slug(gpu)])
+
     @cached_property
     def aspects(self) -> Table | None:
         """What differs in the generated code from the step before, or the one compared with, by aspect."""
@@ -230,6 +248,11 @@ class Lesson:
     def life_chart(self, group: Lives) -> Markup:
         """Draw a case's timelines."""
         return pictures.lives_chart(group, max(t.stages for t in group.timelines))
+
+    @property
+    def life_colours(self) -> dict[str, str]:
+        """What a timeline's bars are, with their colours."""
+        return pictures.COLOURS
 
     def life_table(self, group: Lives) -> Table:
         """Sum a case's timelines up."""

@@ -38,7 +38,7 @@ def bars(timeline: Timeline) -> list[tuple[str, str, Span]]:
     """Return what a timeline says as (row, kind, span): loads by stage, then what each role does and waits for."""
     found = [(f"stage {span.number % timeline.stages}", "load, until seen", span) for span in loads(timeline)]
     for role in waiting_roles(timeline):
-        cores = f"{role}: tensor cores" if multiplications(timeline, role) else role
+        cores = f"{role}, cores" if multiplications(timeline, role) else role
         found += [(cores, "wgmma", span) for span in multiplications(timeline, role)]
         for kind, events in (
             ("epilogue", EPILOGUE),
@@ -46,7 +46,7 @@ def bars(timeline: Timeline) -> list[tuple[str, str, Span]]:
             ("wait for a full stage", FULL_WAIT),
             ("wait for an empty stage", EMPTY_WAIT),
         ):
-            found += [(f"{role}: threads", kind, span) for span in spans(timeline, role, events)]
+            found += [(f"{role}, threads", kind, span) for span in spans(timeline, role, events)]
     return found
 
 
@@ -138,7 +138,7 @@ def lives_chart(group: Lives, chosen: int) -> Markup:
             "type": "nominal",
             "title": None,
             "scale": {"domain": kinds, "range": list(COLOURS.values())},
-            "legend": {"columns": 2},
+            "legend": None,  # the lesson has one in words, which a phone can break
         },
         "tooltip": [
             {"field": "kind", "title": "what"},
