@@ -195,10 +195,56 @@
     delete spec.width;
   }
 
+  // Data come column by column: see reports/web/charts.py, packed.
+  const known = new WeakMap();
+  function specOf(figure) {
+    if (!known.has(figure)) known.set(figure, JSON.parse(figure.querySelector("script[type='application/json']").textContent));
+    const spec = structuredClone(known.get(figure));
+    const { rows, columns } = spec.data.packed;
+    const full = Object.entries(columns).map(([name, own]) => [name, Array.isArray(own) ? own : own.at.map((place) => own.of[place])]);
+    spec.data = { values: Array.from({ length: rows }, (_, row) => Object.fromEntries(full.map(([name, own]) => [name, own[row]]))) };
+    return spec;
+  }
+
+  function written(value) {
+    if (value === null || value === undefined) return "–";
+    return typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : String(value);
+  }
+
+  function list(box) {
+    const columns = Object.entries(JSON.parse(box.dataset.columns));
+    const picked = box.dataset.picked.split(" ").filter(Boolean);
+    const figure = box.closest("figure");
+    const scroll = Object.assign(document.createElement("div"), { className: "scroll", tabIndex: 0 });
+    scroll.setAttribute("role", "region");
+    scroll.setAttribute("aria-label", `Figures of the chart: ${figure.querySelector(".chart-title").textContent}`);
+    const table = scroll.appendChild(document.createElement("table"));
+    const head = table.createTHead().insertRow();
+    for (const [, heading] of columns) {
+      head.append(Object.assign(document.createElement("th"), { textContent: heading, scope: "col" }));
+    }
+    const body = table.createTBody();
+    for (const own of specOf(figure).data.values) {
+      const row = body.insertRow();
+      if (picked.length) row.dataset.when = picked.map((name) => `${name}:${own[name]}`).join(" ");
+      for (const [name] of columns) {
+        const cell = row.insertCell();
+        cell.textContent = written(own[name]);
+        if (typeof own[name] === "number") { cell.className = "number"; cell.dataset.value = own[name]; }
+      }
+    }
+    box.append(scroll);
+    sortable(table);
+    show();
+  }
+  for (const box of document.querySelectorAll("details.behind")) {
+    box.addEventListener("toggle", () => { if (box.open && !box.querySelector("table")) list(box); });
+  }
+
   async function draw(figure) {
     const place = figure.querySelector(".vega");
     await loadScript(VEGA);
-    const spec = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+    const spec = specOf(figure);
     // Names of colours, "var(--series-1)", are written as what they are now.
     const text = JSON.stringify(spec).replace(/var\(--([\w-]+)\)/g, (_, name) => colour(name));
     const made = JSON.parse(text);
@@ -268,7 +314,7 @@
     if (words[0] !== words[1]) return words[0] ? 1 : -1; // what was not measured goes last
     return words[0] ? a.localeCompare(b) : a - b;
   }
-  for (const table of document.querySelectorAll("table.sortable")) {
+  function sortable(table) {
     const headings = [...table.tHead.rows[table.tHead.rows.length - 1].cells];
     const body = table.tBodies[0];
     headings.forEach((heading, column) => {
@@ -290,6 +336,7 @@
     const column = order && headings[Math.abs(Number(order)) - 1]?.querySelector("button");
     if (column) { column.click(); if (order.startsWith("-")) column.click(); }
   }
+  for (const table of document.querySelectorAll("table.sortable")) sortable(table);
 
   take();
   show();

@@ -118,6 +118,21 @@ def test_the_memory_bound_chart_follows_its_workload(open_page: Open) -> None:
     )
 
 
+def test_a_chart_has_its_figures_as_a_table_behind_it(open_page: Open) -> None:
+    page = open_page("stages.html")
+    box = page.locator("details.behind").first
+    box.locator("summary").click()
+    found = box.locator("tbody tr:not([hidden])")
+    few = found.count()
+    assert 0 < few < box.locator("tbody tr").count()  # those of the kernel chosen
+    assert all(cell.inner_text() not in ("", "undefined") for cell in found.first.locator("td").all())
+    box.locator("th button", has_text="measured").click()
+    times = [float(cell.get_attribute("data-value")) for cell in found.locator("td:nth-child(5)").all()]
+    assert times == sorted(times)
+    page.select_option('[data-choice="kernel"]', index=1)
+    assert found.first.inner_text() != ""
+
+
 def test_shapes_are_filtered(open_page: Open) -> None:
     page = open_page("shapes.html")
     drawn(page)

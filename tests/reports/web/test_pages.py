@@ -184,14 +184,27 @@ def test_models_are_shown_beside_others_and_function_by_function(tmp_path: Path)
     assert 'data-when="case:llama-layer-512"' in text
 
 
-def test_a_chart_has_its_data_twice_and_shows_what_is_picked() -> None:
-    rows = [{"gpu": "a", "x": 1, "y": 0.5}, {"gpu": "b", "x": 2, "y": None}]
+def unpacked(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    full = {
+        name: [own["of"][place] for place in own["at"]] if isinstance(own, dict) else own
+        for name, own in columns.items()
+    }
+    return [dict(zip(full, values)) for values in zip(*full.values())]
+
+
+def test_a_chart_has_its_data_and_texts_and_picks_among_them() -> None:
+    rows = [
+        {"gpu": name, "x": place, "y": 1 / 3 if place else None}
+        for place, name in enumerate(["a", "a", "a", "</script>"])
+    ]
     made = str(chart({"data": {"values": rows}, "mark": "point"}, title="T <b>", alt='a "text"', picked={"gpu": "a"}))
-    spec = json.loads(re.search(r'<script type="application/json">(.*?)</script>', made, re.S)[1])
-    assert spec["data"]["values"] == rows
+    (text,) = re.findall(r'<script type="application/json">(.*?)</script>', made, re.S)
+    spec = json.loads(text)
+    assert unpacked(spec["data"]["packed"]["columns"]) == [
+        row | {"y": pytest.approx(row["y"], rel=1e-5) if row["y"] else None} for row in rows
+    ]
     assert spec["params"] == [{"name": "gpu", "value": "a"}]
-    assert 'data-when="gpu:a "' in made
-    assert made.count("<tr") == 3
+    assert 'data-picked="gpu"' in made
     assert "T &lt;b&gt;" in made
     assert "&#34;text&#34;" in made
 
