@@ -107,12 +107,13 @@ def kernels(sources: Sources) -> list[Kernel]:
 def compiled_for_reports(sources: Sources) -> list[Kernel]:
     """List the kernels whose PTX and machine code are kept: of every variant, as its step makes it, at one size.
 
-    Not of builds for debugging.
+    Neither of builds for debugging nor of another arithmetic than the steps', whose texts are as long as all others.
     """
     found = []
     for kernel in kernels(sources):
         usual = kernel.default and set(kernel.shape) == {LISTED_SIZES[0]}
-        if usual and not sources.steps[kernel.step].variant(kernel.variant).debug:
+        form = sources.steps[kernel.step].variant(kernel.variant)
+        if usual and not form.debug and form.math == "ieee":
             found.append(kernel)
     return found
 
