@@ -129,7 +129,7 @@ WINDOW = {"domainMin": {"expr": "toNumber(begin)"}, "domainMax": {"expr": "toNum
 LIVES: dict[str, Any] = {
     "data": {"values": []},
     "width": "container",
-    "height": {"step": 24},
+    "height": 24,  # for each row, which the page counts
     "autosize": {"type": "fit-x", "contains": "padding"},
     "params": [{"name": "begin", "value": 0}, {"name": "end", "value": AT_FIRST_US}],
     "transform": [{"filter": "datum.to >= toNumber(begin) && datum.from <= toNumber(end)"}],

@@ -253,7 +253,7 @@
     if (kernel.text === undefined) {
       return `${SIDES[side]}: texts are made at ${data.sizes.map((size) => `${size}³`).join(" and ")}, and where hardware counters or time stamps were taken; of others by ladder show ${kernel.step}:${kernel.variant} --shape ${kernel.id.split("~")[1]} --show ${choices.show}`;
     }
-    return `${SIDES[side]}: ${form} needs a CUDA compiler, and was not recorded for this kernel (it is for default tiles at 1024); ladder show ${kernel.step}:${kernel.variant} --shape ${kernel.id.split("~")[1]} --tile ${kernel.tile} --stages ${kernel.stages} --show ${choices.show}`;
+    return `${SIDES[side]}: ${form} needs a CUDA compiler, and was not recorded for this kernel: it is for default tiles at 1024³, without TF32 and debugging; ladder show ${kernel.step}:${kernel.variant} --shape ${kernel.id.split("~")[1]} --tile ${kernel.tile} --stages ${kernel.stages} --show ${choices.show}`;
   }
 
   async function compare(choices) {
@@ -415,15 +415,11 @@
   }
 
   // --- charts ------------------------------------------------------------------------------------------------------
-  function feed(figure, values, alt, said) {
+  function feed(figure, values, alt, said, more) {
     figure.hidden = !values.length;
-    const script = figure.querySelector("script[type='application/json']");
-    const spec = JSON.parse(script.textContent);
-    spec.data = { values };
-    script.textContent = JSON.stringify(spec);
     figure.querySelector(".vega").setAttribute("aria-label", alt);
     if (said !== undefined) figure.querySelector(".note").textContent = said;
-    if (values.length) site.redraw(figure);
+    if (values.length) site.feed(figure, values, more);
   }
 
   // The sizes of a kernel as its step makes it go together, whatever tile that is; of any other its own tile and stages.
@@ -458,7 +454,8 @@
     const said = document.querySelector("#timelines [data-missing]");
     said.textContent = lacking.map((side) => `${SIDES[side]}: no time stamps were taken.`).join(" ") + (lacking.length ? " Explicit kernels leave some (steps 11 to 13): ladder timeline --step 11,12 --size 4096." : "");
     document.querySelector("#timelines [data-window]").hidden = !values.length;
-    feed(byId("lives"), values, "Rows of stages and roles, a bar for each load, multiplication and wait; the tables above have their sums.");
+    feed(byId("lives"), values, "Rows of stages and roles, a bar for each load, multiplication and wait; the tables above have their sums.",
+      undefined, { height: 24 * new Set(values.map((bar) => bar.row)).size });
   }
 
   // --- all of it ---------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_steps_4_and_5_stand_side_by_side_at_first(open_page: Open) -> None:
 
 @pytest.mark.parametrize("form", ["schedule", "tir", "lowered", "cuda", "ptx", "sass"])
 def test_every_form_has_texts(open_page: Open, form: str) -> None:
-    page = opened(open_page, f"#left=5:sync&right=6&show={form}")
+    page = opened(open_page, f"#left=5:sync&right=6&show={form}&equal=true")
     assert page.locator(".cm-merge-a").count() == 1
     assert sum(counts(page)) > 10
     signs = {"schedule": "def schedule", "tir": "T.prim_func", "lowered": "T.prim_func", "cuda": "__global__"}
@@ -122,16 +122,19 @@ def test_numbers_are_left_out_and_the_preamble_is_shown_where_asked(open_page: O
 
 
 def test_equal_lines_are_folded_and_the_buttons_go_from_difference_to_difference(open_page: Open) -> None:
-    page = opened(open_page, "#left=7:serpentine&right=7:row_order&show=cuda")
+    page = opened(open_page, "#left=5:async&right=5:one_barrier&show=sass")
     assert page.locator(".cm-collapsedLines").count() > 0
-    scroller, places = page.locator(".cm-mergeView"), []
+    view = "codemirror.EditorView.findFromDOM(document.querySelector('.cm-merge-b'))"
+    places = []
     for button in ("#next", "#next", "#next", "#previous"):
         page.click(button)
-        page.wait_for_timeout(150)
-        places.append(page.evaluate("document.querySelector('.cm-mergeView').scrollTop"))
-    assert scroller.count() == 1
-    assert places[2] > places[0]
-    assert places[3] < places[2]
+        places.append(page.evaluate(f"{view}.state.selection.main.head"))
+    first, second, third, back = places
+    assert first < second < third
+    assert back == second
+    in_view = f"(() => {{ const own = {view}.coordsAtPos({back}), box = document.querySelector('.cm-mergeView')"
+    in_view += ".getBoundingClientRect(); return own.top >= box.top && own.bottom <= box.bottom; })()"
+    page.wait_for_function(in_view)
     do(page, lambda: page.locator("[data-choice='equal']").check())
     assert page.locator(".cm-collapsedLines").count() == 0
 
