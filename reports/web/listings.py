@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tensorir_ladder.harness.build import Case, lower
+from tensorir_ladder.harness.listings import comparable_text
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
 from tensorir_ladder.harness.records import CodeFacts, Counters, Record, Timeline, shape_text
 from tensorir_ladder.reports.cases import slug
 from tensorir_ladder.reports.web.sources import Sources
-
-if TYPE_CHECKING:
-    from tensorir_ladder.harness.build import Case
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.registry import get_step
 
 LISTED_SIZES = (1024, 4096)  # at which every kernel's texts are made; elsewhere, those of counted and stamped ones
 MADE_HERE = ("schedule", "tir", "lowered", "cuda")  # by TVM alone
@@ -139,20 +141,12 @@ def listings(wanted: Iterable[Kernel], jobs: int = JOBS) -> dict[Key, Listing]:
 
 def case_of(kernel: Kernel) -> Case:
     """Make the case that builds a kernel, on the GPU that it is for."""
-    from tensorir_ladder.harness.build import Case
-    from tensorir_ladder.harness.machines import machine_for
-    from tensorir_ladder.schedules.workloads import Matmul
-    from tensorir_ladder.steps.registry import get_step
-
     step, problem = get_step(kernel.step), Matmul(*kernel.shape, kernel.dtype, kernel.layout, kernel.out_dtype)
     machine = machine_for(kernel.arch).of_gpu(kernel.gpu, kernel.multiprocessors)
     return Case(step, problem, kernel.variant, step.tiles.kind.parse(kernel.tile), machine, kernel.stages)
 
 
 def _listing(kernel: Kernel) -> Listing | None:
-    from tensorir_ladder.harness.build import lower
-    from tensorir_ladder.harness.listings import comparable_text
-
     try:
         made = lower(case_of(kernel))
     except ValueError:  # all that a case is refused for: its step, variant, tile, schedule
@@ -167,10 +161,6 @@ def _usual(sources: Sources) -> Iterator[Kernel]:
 
     On other GPUs there is nothing to tell of what was not measured.
     """
-    from tensorir_ladder.harness.build import Case
-    from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
-    from tensorir_ladder.schedules.workloads import Matmul
-
     size = LISTED_SIZES[0]
     for step in sources.steps.values():
         machine = machine_for(step.arch or DEFAULT_ARCH)

@@ -15,8 +15,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from tensorir_ladder.harness.build import Kernel as Lowered
+from tensorir_ladder.harness.build import compiled, lower
+from tensorir_ladder.harness.listings import comparable_text
 from tensorir_ladder.harness.records import RecordError, decode, write_atomically
 from tensorir_ladder.harness.records.parts import Arch, Count, Title
+from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.reports.web.listings import JOBS, Kernel, case_of
 from tensorir_ladder.reports.web.packing import unpack_bytes
 
@@ -83,11 +87,6 @@ def write(folder: Path, kernels: Iterable[Kernel]) -> tuple[Path, int]:
     Some two seconds a kernel. Raises NoCompiler where nvcc, cuobjdump or nvdisasm is missing, and what lowering a
     kernel raises.
     """
-    from tensorir_ladder.harness.build import Kernel as Lowered
-    from tensorir_ladder.harness.build import compiled, lower
-    from tensorir_ladder.harness.listings import comparable_text
-    from tensorir_ladder.kernels.codegen import toolchain
-
     compiler = toolchain.require_compiler()
 
     def compile_one(made: Lowered) -> tuple[Lowered, str, str]:

@@ -348,7 +348,8 @@
     }
     const made = element("table", "", { class: "pair" });
     const head = made.createTHead().insertRow();
-    for (const text of ["", "Left", "Right", "Right to left"]) head.append(element("th", text, { scope: "col", class: text ? "number" : "" }));
+    head.insertCell();
+    for (const text of ["Left", "Right", "Right to left"]) head.append(element("th", text, { scope: "col", class: "number" }));
     const body = made.createTBody();
     for (const { heading, unit, digits, compared, left, right, more } of rows) {
       const row = body.insertRow();
