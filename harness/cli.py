@@ -87,6 +87,7 @@ GROUPS = {
         "plot": Command("draw speeds, gains, rooflines, stage sweeps and timelines as PNG", "nothing; a minute"),
         "page": Command("write a Markdown page per step, one on stages, and their pictures", "nothing; seconds"),
         "report": Command("write the site: ladder, lessons, comparisons, stages; offline", "nothing; a minute"),
+        "listings": Command("compile the default kernels: PTX and machine code for the site", "compiler; minutes"),
         "readme": Command("rewrite the README's results, and draw its pictures", "nothing; seconds"),
         "check": Command("check every record, and that README and pictures follow", "nothing; a minute"),
     },

@@ -41,6 +41,7 @@ examples:
   ladder readme                     after measuring: the README's tables and pictures
   ladder page                       a short page per step, and one on stages with advice by workload
   ladder report                     the site to open in a browser: reports/site/index.html
+  ladder listings                   PTX and machine code for the site, where there is a CUDA compiler
   ladder check                      exit 5 and a line per finding if anything is wrong or stale
 
 Records come from `ladder run`. Pages and their plots are written into reports/pages, the site into reports/site,
@@ -82,6 +83,7 @@ def _add_commands(parser: Parser) -> dict[str, Parser]:
         "report": _site,
         "readme": _readme,
         "check": _check,
+        "listings": _listings,
     }
     for name, command in verbs.items():
         aliases = ["sweep"] if name == "stages" else []  # `ladder sweep` measures
@@ -185,6 +187,16 @@ def _site(_: argparse.Namespace, paths: Paths) -> int:
         f"{len(built.files)} files, {built.bytes / 1e6:.1f} MB, in {built.seconds:.0f} s; open this one in a browser:"
     )
     return _report([built.folder / "index.html"])
+
+
+def _listings(_: argparse.Namespace, paths: Paths) -> int:
+    from tensorir_ladder.reports.web.listings import compiled_for_reports  # TVM, which other tables do without
+    from tensorir_ladder.reports.web.machine_code import write
+    from tensorir_ladder.reports.web.sources import Sources
+
+    path, count = write(paths.results, compiled_for_reports(Sources.of(paths)))
+    print(f"PTX and machine code of {count} CUDA texts, {path.stat().st_size:,} bytes:")
+    return _report([path])
 
 
 def _readme(options: argparse.Namespace, paths: Paths) -> int:
