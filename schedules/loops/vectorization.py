@@ -24,8 +24,8 @@ def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
     """
     stmt = sch.get(block)
     regions = [*stmt.reads, *stmt.writes]
-    if not _walks_last_iterator(sch, innermost):
-        return 1
+    if not _walks_last_iterator(sch, innermost) or not all(region.source.shape for region in regions):
+        return 1  # a buffer of no dimensions is one number for all lanes
     extents = [loop_extent(sch, innermost), *(region.source.shape[-1] for region in regions)]
     width = VECTOR_BYTES // max(dtype_bytes(region.source.dtype) for region in regions)
     width = min(width, _most_elements(stmt))

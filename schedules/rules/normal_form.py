@@ -28,15 +28,16 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.inspection import is_constant, is_one
 from tensorir_ladder.schedules.rules.computations import (
+    MOST_NODES,
     Computation,
     analyzer_for,
+    check_arithmetic,
     computations_of,
     inlined,
     loads_in,
     nodes_inlined,
     replaced,
     same_number,
-    shows_carries,
     simplified,
 )
 from tensorir_ladder.schedules.rules.rule import NotTaken
@@ -46,7 +47,6 @@ NARROW_FLOATS = ("float16", "bfloat16", "float8")  # beginnings of the dtypes wh
 FEWEST_OF_A_GROUP = 8  # channels of the result: less of a tile would be used by a grouped convolution
 EPILOGUE = "epilogue"
 OWN_NAMES = ("root", "first_operand", "second_operand", EPILOGUE)  # of blocks
-MOST_NODES = 4000  # of an epilogue: blocks that read a value often, one after the other, double it each time
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,7 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
     factors = _factors_of(reduction, others, sums)
     epilogue = _epilogue_of(reduction, factors, written, others)
     for value in (factors.first, factors.second, epilogue.value):
-        if shows_carries(value):
-            raise _left("integers of less than 32 bits that wrap inside of an expression, not in CUDA", reduction)
+        check_arithmetic(value, reduction.name)
     return _rewritten(func, *_grouped(reduction, factors, epilogue))
 
 

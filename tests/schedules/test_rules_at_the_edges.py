@@ -1,0 +1,125 @@
+"""What the rules make of functions that are seldom written: nothing to compute, one number, elements of few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import tvm
+from tvm import te, tirx, topi
+from tvm.s_tir import dlight
+
+from support.functions import check_function
+from tensorir_ladder.schedules.errors import IllegalSchedule
+from tensorir_ladder.schedules.rules import rules
+
+TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+
+
+def taken(function: tirx.PrimFunc, target: tvm.target.Target = TARGET) -> tuple[str, tirx.PrimFunc | None]:
+    """The first rule that takes a function, and what it makes of it; an exception that is no refusal is a failure."""
+    for rule in rules(target):
+        try:
+            return rule.name, rule.take(function, target)
+        except IllegalSchedule:
+            continue
+    return "", None
+
+
+def product(
+    m: int, n: int, k: int, dtype: str = "float16", sums: str = "float32", scaled: bool = False
+) -> tirx.PrimFunc:
+    """A[m, k] times B[n, k] transposed, and where it is ``scaled``, times one number in a buffer of no dimensions."""
+    a, b = te.placeholder((m, k), dtype, "A"), te.placeholder((n, k), dtype, "B")
+    scale, axis = te.placeholder((), "float32", "scale"), te.reduce_axis((0, k), "k")
+    c = te.compute((m, n), lambda i, j: te.sum(a[i, axis].astype(sums) * b[j, axis].astype(sums), [axis]), "C")
+    if not scaled:
+        return te.create_prim_func([a, b, c])
+    d = te.compute((m, n), lambda i, j: (c[i, j].astype("float32") * scale()).astype("float32"), "D")
+    return te.create_prim_func([a, b, scale, d])
+
+
+def of_one(shape: Sequence[int], operator: str, dtype: str = "float16") -> tirx.PrimFunc:
+    a = te.placeholder(shape, dtype, "A")
+    found = getattr(topi, operator, None) or getattr(topi.nn, operator)
+    return te.create_prim_func([a, found(a, axis=-1) if operator in ("sum", "max", "softmax", "argmax") else found(a)])
+
+
+EMPTY = {
+    "product of no rows": product(0, 96, 64),
+    "product of no columns": product(32, 0, 64),
+    "elements": of_one((5, 0), "tanh"),
+    "transposed": of_one((0, 40), "transpose"),
+    "sums of no rows": of_one((0, 5), "sum"),
+    "places of no rows": of_one((2, 0, 3), "argmax"),
+    "softmax of no rows": of_one((0, 5), "softmax"),
+    "softmax of nothing": of_one((5, 0), "softmax"),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_function_without_results_launches_nothing(name: str) -> None:
+    with TARGET:
+        made = dlight.ApplyDefaultSchedule(*rules(TARGET))(tvm.IRModule({"main": EMPTY[name]}))
+    assert made["main"].attrs["tensorir_ladder.rule"] == "elementwise"
+    assert not tvm.compile(made, TARGET).mod.imports
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [(product(40, 48, 0), 0), (of_one((5, 0), "sum"), 0), (of_one((0,), "max"), -65504)],
+    ids=["product", "sum", "maximum"],
+)
+def test_a_reduction_of_nothing_is_what_it_begins_with(function: tirx.PrimFunc, value: int) -> None:
+    *operands, result = function.params
+    given = [te.placeholder(p.shape, p.dtype, p.name) for p in operands]
+    filled = te.compute(result.shape, lambda *_: tirx.const(value, result.dtype), result.name)
+    assert taken(function)[1] is not None
+    check_function(te.create_prim_func([*given, filled]), taken(function)[1], TARGET)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(("dtype", "sums"), [("float16", "float32"), ("float32", "float32"), ("int8", "int32")])
+@pytest.mark.parametrize("rows", [3, 40])
+def test_a_product_is_scaled_by_a_buffer_of_no_dimensions(arch: str, dtype: str, sums: str, rows: int) -> None:
+    target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    before = product(rows, 48, 64, dtype, sums, scaled=True)
+    rule, after = taken(before, target)
+    assert rule == ("decode" if rows < 8 else "contraction")
+    check_function(before, after, target)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("operator", ["sum", "max", "argmax"])
+def test_rows_of_8_bit_floats_are_reduced_in_float32(dtype: str, operator: str) -> None:
+    """CUDA adds, compares and shuffles no numbers of 8 bits."""
+    before = of_one((8, 40), operator, dtype)
+    rule, after = taken(before)
+    assert rule == "rows"
+    check_function(before, after, TARGET)
+
+
+@pytest.mark.emulator
+def test_products_of_8_bit_floats_are_right() -> None:
+    for before in (product(40, 48, 72, "float8_e4m3fn"), product(2, 48, 72, "float8_e5m2")):
+        check_function(before, taken(before)[1], TARGET)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (of_one((40, 64), "relu", "float8_e4m3fn"), "arithmetic in 8-bit floats"),
+        (product(40, 48, 64, "int4", "int32"), "no whole bytes"),
+        (product(2, 48, 64, "int4", "int32"), "no whole bytes"),
+    ],
+    ids=["8-bit floats", "int4", "int4 of few rows"],
+)
+def test_what_cuda_cannot_compute_is_left_with_the_reason(function: tirx.PrimFunc, reason: str) -> None:
+    """nvcc has no operators for the first; of the others TVM's CUDA takes eight numbers for one."""
+    for rule in rules(TARGET):
+        with pytest.raises(IllegalSchedule) as left:
+            rule.take(function, TARGET)
+    assert reason in str(left.value)
