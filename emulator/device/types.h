@@ -190,6 +190,10 @@ EMU_FP8_VECTORS(__nv_fp8_e5m2, e5m2)
 #undef EMU_VECTOR
 #undef EMU_LIST
 
+#define CUDART_INF_F INFINITY
+#define CUDART_NAN_F NAN
+#define CUDART_INF double(INFINITY)
+#define CUDART_NAN double(NAN)
 EMU_INLINE half __float2half(float x) { return half(x); }
 EMU_INLINE half __float2half_rn(float x) { return half(x); }
 EMU_INLINE float __half2float(half x) { return x; }

@@ -236,7 +236,7 @@ class Contraction(Rule):
 
         Raises
         ------
-        NotTaken : for no product, or one that no engine takes; for a target that is no CUDA GPU, or not the machine's.
+        NotTaken : for no product, or one that no engine takes; for a target that is not the machine's.
         """
         product = product_of(func)
         shape = Shape.of(product)
@@ -266,11 +266,7 @@ class Contraction(Rule):
         return _first_lowered(func, shape, None, _plans(shape, SELDOM, self._machine_of(target)), target)
 
     def _machine_of(self, target: Target) -> Machine:
-        """Return the machine to choose for; NotTaken for a target that is no CUDA GPU, or not the machine's."""
-        if target.kind.name != "cuda":
-            raise NotTaken(
-                "engines are CUDA's", value=target.kind.name, limit="cuda", remedy="leave it to a rule for the target"
-            )
+        """Return the machine to choose for; NotTaken for a target that is not the machine's."""
         if self.machine is None:
             return assumed_machine(target)
         wanted, own = (str(one.attrs.get("arch", "")) for one in (target, self.machine.target))

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 import tvm
-from tvm import te, tirx, topi
+from tvm import relax, te, tirx, topi
 from tvm.s_tir import dlight
 
 from support.functions import check_function
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.rules import rules
+from tensorir_ladder.schedules.rules import explain, is_scheduled, rules
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 
@@ -123,3 +123,46 @@ def test_what_cuda_cannot_compute_is_left_with_the_reason(function: tirx.PrimFun
         with pytest.raises(IllegalSchedule) as left:
             rule.take(function, TARGET)
     assert reason in str(left.value)
+
+
+def scaled(**attributes: object) -> tvm.IRModule:
+    a = te.placeholder((64,), "float32", "A")
+    function = te.create_prim_func([a, te.compute((64,), lambda i: a[i] * 2.0, "B")])
+    return tvm.IRModule({"scaled": function.with_attrs({"global_symbol": "scaled", **attributes})})
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"target": tvm.target.Target("llvm")}, {"tirx.is_host_func": True}],
+    ids=lambda given: next(iter(given)),
+)
+def test_functions_for_the_cpu_get_no_kernels_of_ours(attributes: dict[str, object]) -> None:
+    mod = scaled(**attributes)
+    assert not any(rule.apply(mod["scaled"], attributes.get("target", TARGET)) for rule in rules(TARGET))
+    assert explain(mod, TARGET)["scaled"].rule not in {rule.name for rule in rules(TARGET)}
+
+
+def test_the_pipeline_changes_no_module_and_keeps_what_else_is_in_it() -> None:
+    mod = scaled().with_attr("external_mods", ["theirs"])
+    before = mod.script()
+    made = relax.get_pipeline("tensorir_ladder", target=TARGET)(mod)
+    assert mod.script() == before
+    assert is_scheduled(made["scaled"])
+    assert list(made.attrs["external_mods"]) == ["theirs"]
+
+
+def test_a_target_is_given_as_tvm_takes_it() -> None:
+    for given in ("nvidia/nvidia-h100", {"kind": "cuda", "arch": "sm_90a"}):
+        assert len(rules(given)) == len(rules(TARGET))
+        assert explain(scaled(), given)["scaled"].rule == "elementwise"
+        assert is_scheduled(relax.get_pipeline("tensorir_ladder", target=given)(scaled())["scaled"])
+    for refused in ("llvm", None):
+        with pytest.raises(IllegalSchedule, match=f"got {refused}"):
+            rules(refused)
+
+
+def test_a_transpose_whose_whole_tiles_no_index_counts_is_compiled_without_them() -> None:
+    function = of_one((32767, 65536), "transpose")
+    assert tvm.compile(
+        tvm.IRModule({"main": taken(function)[1].with_attr("global_symbol", "main")}), TARGET
+    ).mod.imports
