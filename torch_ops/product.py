@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tensorir_ladder.kernels.codegen.launch_plan import BIAS, Rows
 from tensorir_ladder.schedules.isa import TMA_STRIDE_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.torch_ops.errors import PaddedCopy
+from tensorir_ladder.torch_ops.errors import PaddedCopy, WrongDevice
 from tensorir_ladder.torch_ops.launcher import Launcher, LoadedKernel
 from tensorir_ladder.torch_ops.operands import Operands, check_address, overlap, readable
 
@@ -28,7 +28,7 @@ class Product:
 
         problem = operands.problem
         # Of torch's, those without Python of their own: what torch.cuda.current_stream does takes a µs or two.
-        self.device, self.current_device = kernel.device, torch._C._cuda_getDevice
+        self._device, self._current_device = kernel.device, torch._C._cuda_getDevice
         self._stream_of, self._empty_like = torch._C._cuda_getCurrentRawStream, torch.empty_like
         self._note_written = torch._C._increment_version  # so that autograd sees what it kept being overwritten
         self._itemsize, self._out_itemsize = dtype_bytes(problem.dtype), dtype_bytes(problem.out_dtype)
@@ -52,6 +52,8 @@ class Product:
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None
     ) -> torch.Tensor:
+        if (current := self._current_device()) != self._device:
+            raise WrongDevice.of_another_gpu("a", self._device, current)
         first_a, first_b = a.data_ptr(), b.data_ptr()
         if out is None:
             out = self._new(a)
@@ -90,7 +92,7 @@ class Product:
         if (a | b | c) % TMA_STRIDE_BYTES:
             for name, address in (("a", a), ("b", b), ("out", c)):
                 check_address(name, address)
-        stream = self._stream_of(self.device)
+        stream = self._stream_of(self._device)
         given = (a, b, c) if bias is None else (a, b, c, bias.data_ptr())
         if self._keeps:
             room = self._launcher.workspaces.of(stream, like)
