@@ -336,12 +336,28 @@ def _inverse(read: Sequence[ir.Expr], reduction: Computation, written: Computati
     ]
     if not (left and missing and analyzer.can_prove_equal(*counts)):
         raise several
+    if not all(_is_invertible(index, missing, extents) for _, index in left):
+        raise several
     ranges = [ir.Range(0, extents[var]) for var in missing]
     try:
         inverse = tirx.IndexMap(missing, [index for _, index in left], None).inverse(ranges)
     except InternalError as error:  # TVM says so of a map that is not affine, or not one to one
         raise several from error
     return taken | dict(zip(missing, inverse.map_indices([own for own, _ in left])))
+
+
+def _is_invertible(index: ir.Expr, iterators: Sequence[tirx.Var], extents: dict[tirx.Var, ir.Expr]) -> bool:
+    """Return whether all that an index divides runs from 0 on: of ``(j + 3) % 8`` TVM 0.27 takes j for the inverse."""
+    analyzer, begins = sym.Analyzer(), []
+    for var in iterators:
+        analyzer.bind(var, ir.Range(0, extents[var]))
+
+    def note(division: tirx.FloorDiv | tirx.FloorMod) -> None:
+        first = replaced(division.a, {var: tirx.const(0, str(var.ty.dtype)) for var in iterators})
+        begins.append(analyzer.can_prove_equal(first, 0) and analyzer.can_prove(division.a >= 0))
+
+    tvm_ffi.structural_walk(index, ((tirx.FloorDiv, tirx.FloorMod), note))
+    return all(begins)
 
 
 def _grouped(reduction: Computation, factors: _Factors, epilogue: _Epilogue) -> tuple[Computation, _Factors, _Epilogue]:

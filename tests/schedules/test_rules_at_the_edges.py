@@ -11,7 +11,7 @@ from tvm.s_tir import dlight
 
 from support.functions import check_function
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.rules import explain, is_scheduled, rules
+from tensorir_ladder.schedules.rules import explain, is_scheduled, product_of, rules
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 
@@ -89,6 +89,35 @@ def test_a_product_is_scaled_by_a_buffer_of_no_dimensions(arch: str, dtype: str,
     rule, after = taken(before, target)
     assert rule == ("decode" if rows < 8 else "contraction")
     check_function(before, after, target)
+
+
+def test_results_that_are_rotated_are_left() -> None:
+    """TVM's inverse of the index would have them where they were."""
+    a, b, axis = te.placeholder((40, 64), "float16"), te.placeholder((64, 48), "float16"), te.reduce_axis((0, 64), "k")
+    c = te.compute((40, 48), lambda i, j: te.sum(a[i, axis].astype("float32") * b[axis, j].astype("float32"), [axis]))
+    for rotated in (lambda j: (j + 3) % 48, lambda j: (j - 3) % 48, lambda j: j // 8 * 8 + (j + 3) % 8):
+        with pytest.raises(IllegalSchedule, match="exactly one element"):
+            product_of(te.create_prim_func([a, b, te.compute((40, 48), lambda i, j, at=rotated: c[i, at(j)])]))
+    reversed_ = te.compute((40, 48), lambda i, j: c[39 - i, 47 - j])
+    assert product_of(te.create_prim_func([a, b, reversed_]))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("word", ["uint8", "int8"])
+def test_weights_of_four_bits_in_bytes_along_the_reduction_are_compiled(word: str) -> None:
+    """Their shift is one for a row of columns: of a vector of bytes TVM packs nothing but constants."""
+    a, w = te.placeholder((64, 128), "float16", "A"), te.placeholder((64, 48), word, "W")
+    axis = te.reduce_axis((0, 128), "k")
+
+    def unpacked(k: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        code = (w[k // 2, j] >> (k % 2 * 4).astype(word)) & tirx.const(15, word)
+        return code.astype("float16") - tirx.const(8, "float16")
+
+    wide = te.compute((128, 48), unpacked, "wide")
+    before = te.create_prim_func([a, w, te.compute((64, 48), lambda i, j: te.sum(a[i, axis] * wide[axis, j], [axis]))])
+    rule, after = taken(before)
+    assert rule == "contraction"
+    check_function(before, after, TARGET)
 
 
 @pytest.mark.emulator
