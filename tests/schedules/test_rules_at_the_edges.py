@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import tvm
@@ -95,11 +95,15 @@ def test_results_that_are_rotated_are_left() -> None:
     """TVM's inverse of the index would have them where they were."""
     a, b, axis = te.placeholder((40, 64), "float16"), te.placeholder((64, 48), "float16"), te.reduce_axis((0, 64), "k")
     c = te.compute((40, 48), lambda i, j: te.sum(a[i, axis].astype("float32") * b[axis, j].astype("float32"), [axis]))
+
+    def read(at: Callable[[tirx.Var], tirx.Expr]) -> tirx.PrimFunc:
+        return te.create_prim_func([a, b, te.compute((40, 48), lambda i, j: c[39 - i, at(j)])])
+
     for rotated in (lambda j: (j + 3) % 48, lambda j: (j - 3) % 48, lambda j: j // 8 * 8 + (j + 3) % 8):
         with pytest.raises(IllegalSchedule, match="exactly one element"):
-            product_of(te.create_prim_func([a, b, te.compute((40, 48), lambda i, j, at=rotated: c[i, at(j)])]))
-    reversed_ = te.compute((40, 48), lambda i, j: c[39 - i, 47 - j])
-    assert product_of(te.create_prim_func([a, b, reversed_]))
+            product_of(read(rotated))
+    assert product_of(read(lambda j: 47 - j))
+    assert product_of(read(lambda j: j % 2 * 24 + j // 2))
 
 
 @pytest.mark.emulator
