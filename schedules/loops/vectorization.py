@@ -89,6 +89,7 @@ def _most_elements(block: s_tir.SBlock) -> int:
     all else 16 bytes.
     """
     dtypes = {str(region.source.dtype) for region in [*block.reads, *block.writes]}
+    tvm_ffi.structural_walk(block.body, (tirx.Cast, lambda cast: dtypes.add(str(cast.ty.dtype))))
     if "bool" in dtypes:
         return 1
     if any(dtype.startswith("float8") for dtype in dtypes):

@@ -545,11 +545,11 @@ def _block(
     taken = {var: value for axis, place in zip(axes, places) for var, value in axis.values(place).items()}
     stored = store(places, taken, analyzer_for(iterators))
     init = None if start is None else tirx.BufferStore(stored.buffer, start, stored.indices)
-    reads: list[ir.TensorRegion] = []
+    read: list[ir.TensorLoad] = []  # of regions TVM says that they are equal whatever their buffers are
     for load in loads_in(stored.value):
-        point = _point(load.source, load.indices)
-        if not load.source.same_as(stored.buffer) and not any(tvm_ffi.structural_equal(point, read) for read in reads):
-            reads.append(point)
+        if not load.source.same_as(stored.buffer) and not any(tvm_ffi.structural_equal(load, one) for one in read):
+            read.append(load)
+    reads = [_point(load.source, load.indices) for load in read]
     block = s_tir.SBlock(iterators, reads, [_point(stored.buffer, stored.indices)], name, stored, init)
     loops = [tirx.Var(axis.name, "int32") for axis in axes]
     stmt: tirx.Stmt = s_tir.SBlockRealize(loops, True, block)
