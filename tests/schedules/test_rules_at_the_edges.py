@@ -13,7 +13,7 @@ from support.functions import check_function
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.rules import explain, is_scheduled, product_of, rules
 
-TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+TARGET, AMPERE = (tvm.target.Target({"kind": "cuda", "arch": arch}) for arch in ("sm_90a", "sm_80"))
 
 
 def taken(function: tirx.PrimFunc, target: tvm.target.Target = TARGET) -> tuple[str, tirx.PrimFunc | None]:
@@ -122,6 +122,36 @@ def test_weights_of_four_bits_in_bytes_along_the_reduction_are_compiled(word: st
     rule, after = taken(before)
     assert rule == "contraction"
     check_function(before, after, TARGET)
+
+
+def prepared(how: Callable[[te.Tensor, te.Tensor], te.Tensor], rows: int) -> tirx.PrimFunc:
+    """What ``how`` makes of two matrices of one shape, times a third."""
+    a, s, b = (te.placeholder(x, "float16", n) for x, n in (((rows, 64), "A"), ((rows, 64), "S"), ((64, 48), "B")))
+    axis, made = te.reduce_axis((0, 64), "k"), how(a, s)
+    c = te.compute((rows, 48), lambda i, j: te.sum(made[i, axis] * b[axis, j], [axis]), "C")
+    return te.create_prim_func([a, s, b, c])
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("rows", "rule"), [(3, "decode"), (40, "contraction")])
+def test_an_operand_is_computed_from_two_of_one_shape(rows: int, rule: str) -> None:
+    before = prepared(topi.add, rows)
+    by, after = taken(before)
+    assert by == rule
+    check_function(before, after, TARGET)
+
+
+def test_blocks_declare_all_that_they_read() -> None:
+    product = product_of(prepared(topi.add, 40))
+    (first,) = [product.sch.get(block) for block in product.sch.get_producers(product.block)]
+    assert [str(region.source.name) for region in first.reads] == ["A", "S"]
+
+
+@pytest.mark.emulator
+def test_a_cast_through_8_bit_floats_is_compiled() -> None:
+    """Of vectors of more than four nvcc takes none."""
+    before = prepared(lambda a, s: topi.cast(topi.cast(a, "float8_e4m3fn"), "float16"), 40)
+    check_function(before, taken(before, AMPERE)[1], AMPERE)
 
 
 @pytest.mark.emulator

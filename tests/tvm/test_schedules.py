@@ -50,6 +50,13 @@ def test_the_inverse_of_a_rotation_is_not_one() -> None:
     still(first == 0, "schedules/rules/normal_form.py (of a map with such an index no inverse is taken)")
 
 
+def test_regions_are_equal_whatever_buffers_they_are_of() -> None:
+    near, far = (tirx.decl_buffer((8,), "float16", name) for name in ("near", "far"))
+    same = tvm_ffi.structural_equal(tirx.BufferRegion(near, [ir.Range(0, 8)]), tirx.BufferRegion(far, [ir.Range(0, 8)]))
+    assert not tvm_ffi.structural_equal(tirx.BufferLoad(near, [0]), tirx.BufferLoad(far, [0]))
+    still(same, "schedules/rules/normal_form.py (loads are compared)")
+
+
 def test_a_consumer_that_repeats_elements_is_not_inlined() -> None:
     x = te.placeholder((8,), name="x")
     y = te.compute((8,), lambda i: x[i] * 2, name="y")
