@@ -302,9 +302,7 @@ def _few_rows(func: tirx.PrimFunc, target: Target, each: int) -> list[Body]:
         return [Body(most, lowered_for_few_rows(func, target), "decode")] if most else []
     except IllegalSchedule as reason:
         LOG.debug("no body for few rows: %s", reason)
-    except Exception:  # a defect there, which the other bodies need not share
-        LOG.warning("the body for few rows failed, and is left out", exc_info=True)
-    return []
+        return []
 
 
 def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: list[Plan], target: Target) -> Body:
