@@ -108,10 +108,7 @@ def matmul(
         or not (type(a).__torch_dispatch__ is type(b).__torch_dispatch__ is torch.Tensor.__torch_dispatch__)
     ):
         return _by_operator(a, b, out, bias, activation, alpha, out_dtype, any_m, learned)
-    product = _product(left, right, result, out_dtype, added, activation, alpha, any_m)
-    if product.current_device() != product.device:
-        raise _elsewhere("a", product.device)
-    return product(a, b, out, bias)
+    return _product(left, right, result, out_dtype, added, activation, alpha, any_m)(a, b, out, bias)
 
 
 def describe(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, any_m: bool = False) -> str:
@@ -134,10 +131,7 @@ def multiply(
     any_m: bool,
 ) -> torch.Tensor:
     """Do the work of :func:`matmul` and nothing else: what torch's operator runs, which recorded and traced before."""
-    product = _product_of(a, b, out, bias, activation, alpha, out_dtype, any_m)
-    if product.current_device() != product.device:
-        raise _elsewhere("a", product.device)
-    return product(a, b, out, bias)
+    return _product_of(a, b, out, bias, activation, alpha, out_dtype, any_m)(a, b, out, bias)
 
 
 def _by_operator(
@@ -299,15 +293,6 @@ def _device_of(given: dict[str, Key]) -> int:
             if not torch.cuda.is_available():
                 raise UnsupportedGpu("there is no GPU that torch sees", remedy="run where there is an sm_90")
             raise WrongDevice(f"{name} is not on a GPU", value="cpu", limit="cuda", remedy="call .cuda() on it")
-        if device != torch._C._cuda_getDevice():
-            raise _elsewhere(name, device)
+        if device != (current := torch._C._cuda_getDevice()):
+            raise WrongDevice.of_another_gpu(name, device, current)
     return device
-
-
-def _elsewhere(name: str, device: int) -> WrongDevice:
-    return WrongDevice(
-        f"{name} is on another GPU than the current one",
-        value=f"cuda:{device}",
-        limit=f"cuda:{_torch()._C._cuda_getDevice()}",
-        remedy="move it, or call torch.cuda.set_device",
-    )

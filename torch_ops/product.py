@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tensorir_ladder.kernels.codegen.launch_plan import BIAS, Rows
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.torch_ops.errors import PaddedCopy
+from tensorir_ladder.torch_ops.errors import PaddedCopy, WrongDevice
 from tensorir_ladder.torch_ops.launcher import Launcher, LoadedKernel
 from tensorir_ladder.torch_ops.operands import Operands, check_address, overlap, readable
 
@@ -27,7 +27,7 @@ class Product:
 
         problem = operands.problem
         # Of torch's, those without Python of their own: what torch.cuda.current_stream does takes a µs or two.
-        self.device, self.current_device = kernel.device, torch._C._cuda_getDevice
+        self._device, self._current_device = kernel.device, torch._C._cuda_getDevice
         self._stream_of, self._empty_like = torch._C._cuda_getCurrentRawStream, torch.empty_like
         self._note_written = torch._C._increment_version  # so that autograd sees what it kept being overwritten
         self._itemsize, self._out_itemsize = dtype_bytes(problem.dtype), dtype_bytes(problem.out_dtype)
@@ -52,9 +52,11 @@ class Product:
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None
     ) -> torch.Tensor:
+        if (current := self._current_device()) != self._device:
+            raise WrongDevice.of_another_gpu("a", self._device, current)
         result = self._new(a) if out is None else out
         if self._plain:
-            self._launch(self._stream_of(self.device), a.data_ptr(), b.data_ptr(), result.data_ptr())
+            self._launch(self._stream_of(self._device), a.data_ptr(), b.data_ptr(), result.data_ptr())
         elif self._copies:
             self._copied(a, b, result, bias)
         else:
@@ -87,7 +89,7 @@ class Product:
 
     def _run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Launch on these tensors' addresses; workspaces are on the same GPU."""
-        stream, given = self._stream_of(self.device), (a.data_ptr(), b.data_ptr(), c.data_ptr())
+        stream, given = self._stream_of(self._device), (a.data_ptr(), b.data_ptr(), c.data_ptr())
         if bias is not None:
             given += (bias.data_ptr(),)
         if self._keeps:
