@@ -312,6 +312,7 @@ def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: l
         try:
             return Body(most, _lowered(product_of(func), shape, plan, target), str(plan))
         except (ValueError, ScheduleError) as reason:  # TVM's, too, of bounds that do not fit into 32 bits
+            LOG.debug("%s cannot schedule the product: %s", plan, reason)
             reasons.append(f"{plan}: {reason}")
     raise NotTaken("no engine takes the product", value="; ".join(reasons), remedy="leave it to another rule")
 
