@@ -7,6 +7,7 @@ from tensorir_ladder.harness.records.intervals import median_interval
 from tensorir_ladder.harness.records.journal import Journal
 from tensorir_ladder.harness.records.kinds import (
     Counters,
+    FleetRun,
     Listing,
     ModelRecord,
     Mutants,
@@ -27,6 +28,7 @@ from tensorir_ladder.harness.records.parts import (
     FunctionTimed,
     GpuState,
     LivingMutant,
+    MeasuredOn,
     Method,
     Peer,
     Resources,

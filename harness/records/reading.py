@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from tensorir_ladder.harness.records.kinds import (
     Counters,
+    FleetRun,
     Listing,
     ModelRecord,
     Mutants,
@@ -29,7 +30,7 @@ from tensorir_ladder.harness.records.strict import LONGEST_LINE, decode, parse
 from tensorir_ladder.harness.records.writing import NEWLINE
 
 RESULTS = Path(__file__).resolve().parents[2] / "reports" / "results"
-Kind = TypeVar("Kind", Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord)
+Kind = TypeVar("Kind", Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord, FleetRun)
 Content = TypeVar("Content")
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ def read_places(folder: Path, kind: type[Kind]) -> dict[str, Kind]:
 
 def bad_lines(folder: Path) -> list[str]:
     """Say of each line that is no record where it stands, which field is wrong and why."""
-    kinds = {kind.FILE: kind for kind in (Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord)}
+    every = (Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord, FleetRun)
+    kinds = {kind.FILE: kind for kind in every}
     found = []
     for path in sorted(folder.glob("[!.]*.jsonl")):
         kind = kinds.get(path.stem.rpartition("-")[2])
