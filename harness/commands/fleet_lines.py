@@ -31,7 +31,8 @@ class FleetLines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if self._console.is_terminal:
+            self._bars.stop()
 
     def say(self, line: str) -> None:
         """Print a line for good."""

@@ -23,8 +23,7 @@ from tensorir_ladder.harness.records import RecordError, decode
 ANSWER_S = 10.0  # that a tracker may take for an answer
 POLL_S = 0.25
 SESSION_S = 600  # a server ends a session that lasts longer, in which a kernel hangs, say
-KEEP_S = 300.0  # so long a driver keeps one,
-TURN_S = 10.0  # and so long where another waits
+KEEP_S = 300.0  # so long a driver keeps one
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,8 @@ def take_server(
     return _held.where, _held.identity
 
 
-def measure(tracker: Tracker, request: Request) -> Answer | Trouble:
-    """Have a request answered by the server that :func:`take_server` took."""
+def measure(tracker: Tracker, request: Request, turn_s: float) -> Answer | Trouble:
+    """Have a request answered by the server that :func:`take_server` took; see :func:`yield_server`."""
     held = _held
     if held is None:
         return Trouble("no server was taken")
@@ -151,11 +150,17 @@ def measure(tracker: Tracker, request: Request) -> Answer | Trouble:
     except Exception as error:  # noqa: BLE001 - TVM's, of a connection that ended; the driver is told
         let_go()
         return Trouble(f"the server at {held.where} ended: {_last_line(error)}")
-    age = time.monotonic() - held.since
-    # A GPU on which a kernel failed takes no other until its process ends.
-    if answer.status == "failed" or age > KEEP_S or (age > TURN_S and _others_wait(tracker)):
+    if answer.status == "failed":  # a GPU on which a kernel failed takes no other until its process ends
         let_go()
+    yield_server(tracker, turn_s)
     return answer
+
+
+def yield_server(tracker: Tracker, turn_s: float) -> None:
+    """Let a server go that was held for KEEP_S, or for ``turn_s`` while somebody else waits for one."""
+    age = time.monotonic() - _held.since if _held else 0.0
+    if age > KEEP_S or (age > turn_s and _others_wait(tracker)):
+        let_go()
 
 
 def _last_line(error: Exception) -> str:

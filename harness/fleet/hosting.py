@@ -66,9 +66,8 @@ class Host:
         self._place, self._host, self._say = place, host, say
         self._own = Process(quiet=True) if isinstance(tracker, str) else None
         self._tracker = tracker if isinstance(tracker, Tracker) else Tracker(LOOPBACK, 0, tracker)
-        self._servers = {
-            name: Process({"CUDA_VISIBLE_DEVICES": name} if place == "gpu" else {}, quiet=True) for name in devices
-        }
+        own = "CUDA_VISIBLE_DEVICES" if place == "gpu" else "LADDER_DEVICE"  # RPC's device 0 is its own GPU
+        self._servers = {name: Process({own: name}, quiet=True) for name in devices}
         self._names = {name: f"server {number} ({name})" for number, name in enumerate(devices)}
         self._restarts: dict[str, int] = {}
         self._ended, self._watching = threading.Event(), threading.Thread(target=self._watch, daemon=True)

@@ -61,6 +61,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 
 PLAN = Plan(rounds=9, warmup_ms=30.0, sample_ms=1.0)  # of a candidate, the best so far and cuBLAS
 MEASURE_S, CONFIRM_S, BUILD_S = 120.0, 240.0, 300.0  # that one may take; a kernel that hangs takes longer
+IDLE_LOOKS = 4  # at whether there is a job, half a second each, before a server is left to others
 REGISTER_S = 15.0  # until servers that were just started are known to the tracker
 MOST_ATTEMPTS = 3  # to measure a candidate whose server, or process, ends meanwhile
 FINALISTS = 3  # by their speed in the search; the default is measured with them
@@ -81,12 +82,17 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Plans:
-    """How much to measure: the best ``candidates`` by the model, all if None; and how long to wait for what is gone."""
+    """How much to measure, and who waits how long.
+
+    The best ``candidates`` by the model, all if None. ``jobs`` processes build. A server that is gone is waited for for
+    ``patience_s``; one that somebody else waits for is kept for ``turn_s``.
+    """
 
     candidates: int | None = 8
     retune: bool = False
     jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
     patience_s: float = 60.0
+    turn_s: float = 10.0
     seed: int | None = None
 
 
@@ -210,14 +216,15 @@ class FleetSearch:
             lanes = self._count_servers()
             for _ in range(self._plans.jobs):
                 self._pool.submit(self._build, building.warm_up)
-            askers = [Process() for _ in range(lanes)]
-            stack.callback(lambda: [process.end() for process in askers])
-            self._like = self._identify(askers[0])
+            self._askers = [Process() for _ in range(lanes)]
+            stack.callback(lambda: [process.end() for process in self._askers])
+            self._like = self._identify(self._askers[0])
             self._session = self._session_of(self._like)
             order = self._prepare(cases(self._like), stack)
-            self._database = TvmDatabase(self._out / f"{gpu_slug(self._like.gpu)}-tvm")
-            self._measure(askers)
-            self._record(time.monotonic() - begun)
+            if self._tasks:
+                self._database = TvmDatabase(self._out / f"{gpu_slug(self._like.gpu)}-tvm")
+                self._measure()
+                self._record(time.monotonic() - begun)
         for task in order:
             if task.failure:
                 raise task.failure
@@ -329,9 +336,9 @@ class FleetSearch:
 
     # Measuring
 
-    def _measure(self, askers: list[Process]) -> None:
-        self._lanes = dict.fromkeys(range(len(askers)))
-        for number, process in enumerate(askers):
+    def _measure(self) -> None:
+        self._lanes = dict.fromkeys(range(len(self._askers)))
+        for number, process in enumerate(self._askers):
             threading.Thread(target=self._lane, args=(number, process), daemon=True).start()
         with self._condition:
             while self._unfinished and self._lanes and not self._error:
@@ -348,10 +355,21 @@ class FleetSearch:
         return any(not task.done for task in self._tasks)
 
     def _lane(self, number: int, process: Process) -> None:
+        """Measure on one server, and on another where that is lost, until all is done or none is to be had."""
         try:
-            while job := self._next(number):
-                if not self._do(number, process, job):
-                    break
+            attempts = 0
+            while self._goes_on and attempts < MOST_ATTEMPTS:
+                taken = self._server_of(process)
+                if isinstance(taken, Trouble):
+                    attempts = MOST_ATTEMPTS if taken.none else attempts + 1
+                    self._drop(number, taken.why, attempts)
+                elif job := self._next(number):
+                    attempts = 0
+                    self._do(number, process, job, taken[1])
+                else:  # nobody keeps a server from others while there is nothing to do
+                    process.ask(asking.yield_server, self._tracker, self._plans.turn_s)
+        except Lost:
+            pass  # the process that asks was ended with the search
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._error = self._error or error
         with self._condition:
@@ -359,10 +377,26 @@ class FleetSearch:
             self._condition.notify_all()
         self._watcher.lane(number, "done")
 
-    def _next(self, number: int) -> _Job | None:
-        """Wait for a job whose modules are built; None when there is nothing left to wait for."""
+    @property
+    def _goes_on(self) -> bool:
+        return self._unfinished and not self._error and not self._stopped
+
+    def _drop(self, number: int, why: str, attempts: int) -> None:
+        """Say why a lane has no server; at the last attempt it ends."""
+        if not self._goes_on:
+            return
         with self._condition:
-            while self._unfinished and not self._error and not self._stopped:
+            if attempts >= MOST_ATTEMPTS:
+                self._lanes.pop(number, None)
+                why += f"; {len(self._lanes)} other lanes go on"
+        self._watcher.say(why)
+
+    def _next(self, number: int) -> _Job | None:
+        """Wait a moment for a job whose modules are built; None where there is none."""
+        with self._condition:
+            for _ in range(IDLE_LOOKS):
+                if not self._goes_on:
+                    return None
                 if job := self._pick(number):
                     job.task.running += 1
                     self._lanes[number] = job.task.case.problem
@@ -411,25 +445,26 @@ class FleetSearch:
         self._watcher.say(str(task.failure))
         self._condition.notify_all()
 
-    def _do(self, number: int, process: Process, job: _Job) -> bool:
-        """Do a job, or put it back; False where this lane has no server any more."""
+    def _do(self, number: int, process: Process, job: _Job, server: Identity) -> None:
+        """Do a job, put it back, or give it up."""
         task = job.task
         try:
             refused = [case for case in job.cases if self._refused(task, case)]
             cases = [case for case in job.cases if case not in refused]
-            if refused and (job.case or default_case(task.case) in refused):
-                if not job.case:
+            if not job.case and default_case(task.case) in refused:
+                with self._condition:
                     self._fail(task, CompileError(f"its default: {task.builds[refused[0]].result().why}"))
-                return True
-            rival = task.best if job.case else None
-            duel = [rival] if rival not in (None, job.case) and not self._refused(task, rival) else []
-            return self._ask(number, process, job, [*cases, *duel])
+            elif cases:
+                rival = task.best if job.case else None
+                duel = [rival] if rival not in (None, job.case) and not self._refused(task, rival) else []
+                self._watcher.lane(number, f"{server.gpu_uuid} {job}; best {task.best_so_far}")
+                self._ask(process, job, [*cases, *duel])
         finally:
             with self._condition:
                 task.running -= 1
                 self._condition.notify_all()
 
-    def _ask(self, number: int, process: Process, job: _Job, cases: list[Case]) -> bool:
+    def _ask(self, process: Process, job: _Job, cases: list[Case]) -> None:
         task, final = job.task, job.case is None
         built: list[Built] = [task.builds[case].result() for case in cases]
         request = Request(
@@ -441,19 +476,17 @@ class FleetSearch:
             also=tuple(each.large_k for each in built if each.large_k) if final else (),
             seed=self._plans.seed,
         )
-        taken = self._server_of(process)
-        if isinstance(taken, Trouble):
-            return self._again(number, job, taken)
-        self._watcher.lane(number, f"{taken[1].gpu_uuid} {job}; best {task.best_so_far}")
+        limit_s = CONFIRM_S if final else MEASURE_S
         try:
-            answer = process.ask(asking.measure, self._tracker, request, limit_s=CONFIRM_S if final else MEASURE_S)
+            answer = process.ask(asking.measure, self._tracker, request, self._plans.turn_s, limit_s=limit_s)
         except Lost as error:
             answer = Trouble(str(error))
         labels = {each.module.label: case for case, each in zip(cases, built)}
         labels |= {each.large_k.module.label: case for case, each in zip(cases, built) if each.large_k}
-        if isinstance(answer, Trouble) or answer.status == "failed" or answer.wrong not in ("", *labels):
-            return self._again(number, job, answer)
         with self._condition:
+            if isinstance(answer, Trouble) or answer.status == "failed" or answer.wrong not in ("", *labels):
+                self._again(job, answer.why)
+                return
             busy = self._busy_s.get(answer.identity.gpu_uuid, 0.0)
             self._busy_s[answer.identity.gpu_uuid] = busy + answer.took_s
             if answer.status == "wrong":
@@ -462,7 +495,6 @@ class FleetSearch:
                 self._note_confirmed(task, cases, answer)
             else:
                 self._note_timed(task, cases, answer)
-        return True
 
     def _server_of(self, process: Process) -> tuple[str, Identity] | Trouble:
         wanted, like = max(1, len(self._lanes)), getattr(self, "_like", None)
@@ -471,26 +503,22 @@ class FleetSearch:
         except Lost as error:
             return Trouble(str(error))
 
-    def _again(self, number: int, job: _Job, trouble: Trouble | Answer) -> bool:
-        """Put a job back, or give it up; False where the lane has no server."""
-        task, none = job.task, isinstance(trouble, Trouble) and trouble.none
-        with self._condition:
-            self._lost += not none
-            task.attempts[job.case] += not none
-            given_up = task.attempts[job.case] >= MOST_ATTEMPTS
-            why = f"not measured in {MOST_ATTEMPTS} attempts: {trouble.why}" if given_up else trouble.why
-            if none:
-                self._lanes.pop(number, None)
-                self._watcher.say(f"{why}; {len(self._lanes)} lanes go on")
-            else:
-                self._watcher.say(f"{job}: {why}" + ("" if given_up else "; it is measured again"))
-            if job.case and given_up:
-                self._note(task, described(job.case, "not built", why), job.case)
-            elif job.case:
-                task.waiting.appendleft(job.case)
-            elif given_up:
-                self._fail(task, FleetError(why))
-        return not none
+    def _again(self, job: _Job, why: str) -> None:
+        """Put a job back, or give it up."""
+        if not self._goes_on:
+            return
+        task = job.task
+        self._lost += 1
+        task.attempts[job.case] += 1
+        given_up = task.attempts[job.case] >= MOST_ATTEMPTS
+        self._watcher.say(f"{job}: {why}" + ("; given up" if given_up else "; it is measured again"))
+        why = f"not measured in {MOST_ATTEMPTS} attempts: {why}"
+        if job.case and given_up:
+            self._note(task, described(job.case, "not built", why), job.case)
+        elif job.case:
+            task.waiting.appendleft(job.case)
+        elif given_up:
+            self._fail(task, FleetError(why))
 
     # What is kept
 
