@@ -113,7 +113,7 @@ class Host:
         if self._watching.is_alive():
             self._watching.join()
         for process in (*self._servers.values(), *([self._own] if self._own else [])):
-            process.end()
+            process.close()
 
     def _start_tracker(self) -> int:
         return self._started(partial(self._own.ask, start_tracker, LOOPBACK, self._tracker.port), "a tracker")

@@ -52,6 +52,7 @@ class Process:
 
         told = None if not quiet or os.environ.get("LADDER_DEBUG", "0") not in ("", "0") else subprocess.DEVNULL
         self._worker, self._environment, self.pid = PopenWorker(stdout=told, stderr=told), environment or {}, 0
+        self._starting, self._closed = threading.Lock(), False
 
     @property
     def alive(self) -> bool:
@@ -59,37 +60,51 @@ class Process:
         return bool(self.pid) and self._worker.is_alive()
 
     def ask(self, work: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
-        """Return ``work(*arguments)`` as it came out there; ``work`` is a module's function, which raises nothing.
+        """Return ``work(*arguments)`` as it came out there; ``work`` is a module's function.
 
         Lost where the process ended before, or did not answer for ``limit_s`` seconds: it is ended then, and the next
-        question starts another.
+        question starts another, but after :meth:`close`.
         """
         try:
-            if not self.alive:
-                self.end()
-                self._worker.send(_lead_group, [os.getpid(), self._environment])
-                self.pid = self._worker.recv()
+            with self._starting:
+                if self._closed:
+                    raise Lost("it was closed")
+                if not self.alive:
+                    self._end()
+                    self._worker.send(_lead_group, [os.getpid(), self._environment])
+                    self.pid = self._worker.recv()
             self._worker.send(work, arguments, timeout=limit_s)
             return self._worker.recv()
         except TimeoutError:
-            self.end()
+            self._end()
             raise Lost(f"no answer for {limit_s:g} seconds") from None
         except (ChildProcessError, OSError, EOFError) as error:
-            self.end()
+            self._end()
             raise Lost("its process ended") from error
+        except (AttributeError, TypeError, ValueError) as error:
+            if not self._closed:
+                raise
+            raise Lost("it was closed") from error  # by another thread, in the middle of this
 
-    def end(self) -> None:
-        """End it with all that it started."""
-        if self.pid:
-            end_group(self.pid)
+    def close(self) -> None:
+        """End it for good, with all that it started; whoever waits for its answer is told that it is Lost."""
+        self._closed = True
+        end_group(self.pid)
+        with self._starting:
+            self._end()
+
+    def _end(self) -> None:
+        end_group(self.pid)
         self.pid = 0
-        self._worker.kill()
+        with suppress(AttributeError, ValueError):  # of two threads that do so at once
+            self._worker.kill()
 
 
 def end_group(leader: int) -> None:
-    """Kill the processes of a group, if there are any left."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+    """Kill the processes of a group, if there are any left; none for number 0."""
+    if leader:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
 
 
 def _lead_group(parent: int, environment: dict[str, str]) -> int:

@@ -217,7 +217,7 @@ class FleetSearch:
             for _ in range(self._plans.jobs):
                 self._pool.submit(self._build, building.warm_up)
             self._askers = [Process() for _ in range(lanes)]
-            stack.callback(lambda: [process.end() for process in self._askers])
+            stack.callback(lambda: [process.close() for process in self._askers])
             self._like = self._identify(self._askers[0])
             self._session = self._session_of(self._like)
             order = self._prepare(cases(self._like), stack)
@@ -594,7 +594,7 @@ class FleetSearch:
         self._wake()
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in self._builders:
-            process.end()
+            process.close()
 
 
 class Versioned(NamedTuple):
