@@ -102,7 +102,7 @@ def _gpu_executable(kernel: Kernel) -> Any:
 
     mod = pass_workspaces(kernel.mod)
     executable = compile_module(mod, kernel.machine, deliver, kernel.pass_config, kernel.tir_pipeline)
-    if used != [kernel.cuda]:
+    if set(used) != {kernel.cuda}:
         # Without a driver TVM keeps the text, which a server would have to compile.
         raise CompileError(
             "TVM puts cubins into modules only where there is NVIDIA's driver (libcuda); tune where it is installed"
