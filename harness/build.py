@@ -83,6 +83,12 @@ class Case:
         return min(self.stages, self.k_tiles) if self.step.pipelined and self.form.pipelined else 1
 
     @property
+    def stages_held(self) -> int:
+        """The stages that shared memory has room for: a ring that works with no fewer than two has them even where the
+        reduction is one k tile."""
+        return max(self.stages_built, min(self.form.fewest_stages, 2))
+
+    @property
     def tile_built(self) -> BlockTile:
         """The tile that the step makes of the one it was given."""
         return self.step.tile_built(self.tile)
@@ -121,7 +127,7 @@ class Case:
                 f"variant {self.variant!r} of {self.step.name} needs cp.async, which {self.machine.arch} lacks; "
                 f"{remedy}"
             )
-        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.stages_built)
+        self.tile.validate(self.machine.target(), dtype_bytes(self.problem.dtype), self.stages_held)
         self.step.check(self.problem, self.config)
         fewest = self.form.fewest_stages
         if self.stages < min(fewest, self.k_tiles):
@@ -466,7 +472,7 @@ def lower(case: Case, stamps: Stamps | None = None) -> Kernel:
 def lower_schedule(source: Schedule | tirx.PrimFunc, machine: Machine, label: str) -> Lowered:
     """Lower any schedule of one function, or an explicit kernel, to CUDA text; needs neither a compiler nor a GPU.
 
-    Raises IllegalSchedule where a thread's own arrays are too large for registers.
+    Raises IllegalSchedule where a thread's own arrays are too large for registers, or a block's for shared memory.
     """
     planned = Lowered(label, machine, source, tvm.IRModule(), tvm.IRModule(), "")
     config = planned.pass_config
@@ -478,6 +484,13 @@ def lower_schedule(source: Schedule | tirx.PrimFunc, machine: Machine, label: st
             value=f"{lowered.most_local_bytes} bytes",
             limit=MOST_LOCAL_BYTES,
             remedy="spread register loads and their stores alike (fetch_cooperatively with load=)",
+        )
+    if lowered.smem_bytes > (most := machine.smem_per_block_bytes):
+        raise IllegalSchedule(
+            f"{label}: a block has more shared memory than there is on {machine.arch}",
+            value=f"{lowered.smem_bytes} bytes",
+            limit=most,
+            remedy="give a smaller tile or fewer stages",
         )
     return lowered
 

@@ -85,6 +85,8 @@ def require_room(torch: Any, nbytes: int) -> None:
 class Racecourse:
     """Operand sets on the GPU, over which any callables that take one set's operands can be timed."""
 
+    CAPTURE = "global"  # no thread may allocate while a graph is captured
+
     def __init__(self, backend: GpuBackend, sets: list[tuple[Any, ...]], set_bytes: int) -> None:
         self.backend, self.torch, self.sets = backend, backend.torch, sets
         l2_bytes = device_properties(self.torch).L2_cache_size
@@ -96,10 +98,13 @@ class Racecourse:
         """Capture a CUDA graph with ``repeats`` launches per operand set, so that nothing of the host is timed."""
         stream = self.torch.cuda.Stream()
         with self.torch.cuda.stream(stream):
-            launch(*self.sets[0])
+            # Twice, since a capture must not allocate: TVM's virtual machine keeps a call's output until the next has
+            # its own, and takes both from what calls before gave back.
+            for _ in range(2):
+                launch(*self.sets[0])
         self.torch.cuda.synchronize()
         graph = self.torch.cuda.CUDAGraph()
-        with self.torch.cuda.graph(graph):
+        with self.torch.cuda.graph(graph, capture_error_mode=self.CAPTURE):
             for _ in range(repeats):
                 for operands in self.sets:
                     launch(*operands)

@@ -12,7 +12,7 @@ import pytest
 
 from support.cases import SCHEDULED_VARIANTS, THREAD_STEPS, Outcome, make_case, small_case, verified_on
 from tensorir_ladder.harness import execution
-from tensorir_ladder.harness.build import Case, UnsupportedCase, compiled, executable, lower, main_loop
+from tensorir_ladder.harness.build import Case, UnsupportedCase, compiled, executable, lower, lower_schedule, main_loop
 from tensorir_ladder.harness.cli import main
 from tensorir_ladder.harness.explain import aspects, why
 from tensorir_ladder.harness.machines import MACHINES, UnknownTarget, machine_for
@@ -31,7 +31,8 @@ from tensorir_ladder.kernels.codegen.toolchain import (
     ptxas_facts,
     require_compiler,
 )
-from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import ThreadTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
@@ -127,6 +128,33 @@ def test_stages_are_those_that_the_case_really_has() -> None:
     assert make_case(6, (64, 64, 64), stages=4).stages_built == 4
     assert "4 stages" in str(make_case(5, (64, 64, 64), stages=4))
     assert "stages" not in str(make_case(5, (64, 64, 64), "double_buffer", stages=4))
+
+
+RINGS = [(step, "") for step in (5, 9, 11, 12, 13)] + [(10, variant.name) for variant in STEPS[10].variants]
+
+
+@pytest.mark.parametrize(("step", "variant"), RINGS)
+@pytest.mark.parametrize("k_tiles", [1, 3])
+def test_shared_memory_is_never_more_than_was_checked(step: int, variant: str, k_tiles: int) -> None:
+    case = make_case(step, (64, 64, 1), variant or None, stages=3)
+    case = replace(case, problem=replace(case.problem, k=k_tiles * case.tile.block_k))
+    itemsize = dtype_bytes(case.problem.dtype)
+    assert lower(case).smem_bytes <= case.tile.smem_bytes(itemsize, case.stages_held)
+
+
+@pytest.mark.parametrize("step", [10, 12, 13])
+def test_a_ring_of_one_k_tile_that_fits_only_once_is_refused(step: int) -> None:
+    """On a GPU such kernels failed at their launch: they have two stages, and one was checked."""
+    tile = STEPS[step].tiles.kind((64, 256, 192), (1, 2))
+    with pytest.raises(IllegalTile, match=r"in 2 stage\(s\), limit 232448"):
+        lower(make_case(step, (256, 256, 64), tile=tile, stages=4))
+
+
+def test_a_block_with_more_shared_memory_than_the_machine_has_is_refused() -> None:
+    case = small_case(5, (64, 64, 64))
+    tight = replace(case.machine, smem_per_block_bytes=1024)
+    with pytest.raises(IllegalSchedule, match="limit 1024"):
+        lower_schedule(case.step.schedule(case.problem, case.config), tight, "tight")
 
 
 def test_launch_and_shared_memory_are_read_off_the_lowered_kernel() -> None:

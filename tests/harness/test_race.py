@@ -52,7 +52,7 @@ class Clock:
             return end.at - self.at
 
     @contextlib.contextmanager
-    def capture(self, graph: Graph) -> Any:
+    def capture(self, graph: Graph, capture_error_mode: str) -> Any:
         self.captured = graph
         yield
         self.captured = None
