@@ -345,28 +345,28 @@ def tune(
     return tuned
 
 
-def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambda line: None) -> Case:
-    """Return ``case`` as it was tuned; RecordError with the command that tunes it where it was not.
+def tuned_case(session: Session, case: Case) -> Case:
+    """Return ``case`` as it was tuned on this GPU, among the kernels and with the versions at hand.
 
-    ``warn`` is told where the choice was made among other kernels or with other versions: it can be used, but
-    another may be the best by now.
+    RecordError with the command that tunes it where it was not: what won among other kernels, or with another TVM or
+    compiler, is not used.
     """
     problem, tuned = case.problem, _stored(session, case)
-    if tuned is None:
-        output = "" if problem.out_dtype == problem.dtype else f" --out-dtype {problem.out_dtype}"
-        raise RecordError(
-            f"{case.step.name} {problem.shape} {problem.dtype} was not tuned on this GPU (not in {session.out}); run "
-            f"ladder tune --step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} "
-            f"--layout {problem.layout} first"
-        )
     space = TuningSpace.of(case.step, case.machine.has_cp_async)
-    if tuned.kernels_digest != kernels_digest(session.compiler.version, case, space):
-        when = tuned.environment.recorded_at
-        warn(f"{case.step.name} {problem.shape} was tuned with other kernels or versions, on {when}")
-    winner = tuned.winner
-    chosen = replace(case, variant=winner.variant, tile=case.step.tiles.kind.parse(winner.tile), stages=winner.stages)
-    chosen.validate()
-    return chosen
+    if tuned is None:
+        lacking = f"was not tuned on this GPU (not in {session.out})"
+    elif tuned.kernels_digest != kernels_digest(session.compiler.version, case, space):
+        made_by = ", ".join(f"{name} {tuned.environment.versions.get(name)}" for name in ("tvm", "nvcc"))
+        lacking = f"was tuned with other kernels or versions ({made_by}) on {tuned.environment.recorded_at}: not used"
+    else:
+        winner = tuned.winner
+        tile = case.step.tiles.kind.parse(winner.tile)
+        chosen = replace(case, variant=winner.variant, tile=tile, stages=winner.stages)
+        chosen.validate()
+        return chosen
+    output = "" if problem.out_dtype == problem.dtype else f" --out-dtype {problem.out_dtype}"
+    again = f"--step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} --layout {problem.layout}"
+    raise RecordError(f"{case.step.name} {problem.shape} {problem.dtype} {lacking}; run ladder tune {again} first")
 
 
 def _stored(owner: Owner, case: Case) -> TunedConfig | None:

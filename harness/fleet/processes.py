@@ -14,11 +14,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 from tensorir_ladder.harness.lab.workers import PR_SET_PDEATHSIG
 from tensorir_ladder.harness.records import RecordError
 
+PACKAGES = ("cloudpickle", "psutil", "tornado")
 EXTRA = ".venv/bin/python -m pip install -e '.[rpc]'"
 LOOK_S = 0.5  # between two looks at whether the parent lives
 
@@ -33,12 +35,8 @@ class Lost(RuntimeError):
 
 def require_rpc() -> None:
     """Raise FleetError, with the command that installs it, where TVM's RPC lacks a package."""
-    try:
-        import cloudpickle  # noqa: F401
-        import psutil  # noqa: F401
-        import tornado  # noqa: F401
-    except ImportError as error:
-        raise FleetError(f"no {error.name}, which TVM's RPC needs; {EXTRA}") from error
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise FleetError(f"no {missing[0]}, which TVM's RPC needs; {EXTRA}")
 
 
 class Process:

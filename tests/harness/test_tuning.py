@@ -459,14 +459,16 @@ def test_run_measures_what_was_tuned(favoured: FakeGpu, command: Command, tmp_pa
     assert favoured.races[0][3].startswith(f"step4_vectorization[default] 64x64x64 float32 {FAST}")
 
 
-def test_run_with_a_stale_choice_warns(
+def test_run_does_not_use_a_stale_choice(
     favoured: FakeGpu, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert command(*ARGUMENTS, str(tmp_path)).code == 0
+    favoured.races = []
     monkeypatch.setattr(tuning, "kernels_digest", lambda *_: "other kernels")
     outcome = command("run", "--step", "5", "--size", "64", "--tile", "tuned", "--out", str(tmp_path))
-    assert outcome.code == 0
-    assert "warning: step5_pipelining 64x64x64 was tuned with other kernels" in outcome.err
+    assert outcome.code == 2
+    (line,) = outcome.err.splitlines()
+    assert re.search("step5_pipelining 64x64x64 .* other kernels or versions .* not used; run ladder tune", line)
 
 
 @pytest.mark.parametrize("option", [(), ("--layout", "nt"), ("--dtype", "float16", "--out-dtype", "float32")])
