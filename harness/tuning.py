@@ -365,7 +365,8 @@ def tuned_case(session: Session, case: Case) -> Case:
         chosen.validate()
         return chosen
     output = "" if problem.out_dtype == problem.dtype else f" --out-dtype {problem.out_dtype}"
-    again = f"--step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} --layout {problem.layout}"
+    named = f"--step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}"
+    again = f"{named}{output} --layout {problem.layout}"
     raise RecordError(f"{case.step.name} {problem.shape} {problem.dtype} {lacking}; run ladder tune {again} first")
 
 
