@@ -62,6 +62,9 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _tune_here(options: argparse.Namespace, command: str) -> int:
+    from tensorir_ladder.harness.fleet.choices import chosen_of, keep_choice
+    from tensorir_ladder.torch_ops.tuned_here import kernel_digest
+
     if given := [f"--{name}" for name in FLEET_ONLY if getattr(options, name)]:
         raise UsageError(f"{given[0]} is for several GPUs; give --gpus or --tracker as well")
     if options.on == "llvm":
@@ -75,6 +78,8 @@ def _tune_here(options: argparse.Namespace, command: str) -> int:
         case = replace(case, tile_choice="tuned")
         tuned = tune(session, case, options.budget, options.retune, lambda line: print(f"  {line}", flush=True))
         _print_tuned(tuned)
+        if chosen := chosen_of(case, tuned):
+            keep_choice(session.out, tuned, kernel_digest(*chosen))
         found.append(tuned)
     return _status(found)
 

@@ -28,6 +28,7 @@ from tensorir_ladder.harness.environment import ROOT, sources_digest
 from tensorir_ladder.harness.fleet import asking, building
 from tensorir_ladder.harness.fleet.asking import Tracker, Trouble
 from tensorir_ladder.harness.fleet.building import Built, NotBuilt
+from tensorir_ladder.harness.fleet.choices import chosen_of, keep_choice
 from tensorir_ladder.harness.fleet.database import TvmDatabase
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Request
 from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process, require_rpc
@@ -58,6 +59,7 @@ from tensorir_ladder.harness.tuning import (
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import CompileError
 from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops.tuned_here import kernel_digest
 
 PLAN = Plan(rounds=9, warmup_ms=30.0, sample_ms=1.0)  # of a candidate, the best so far and cuBLAS
 MEASURE_S, CONFIRM_S, BUILD_S = 120.0, 240.0, 300.0  # that one may take; a kernel that hangs takes longer
@@ -225,6 +227,7 @@ class FleetSearch:
                 self._database = TvmDatabase(self._out / f"{gpu_slug(self._like.gpu)}-tvm")
                 self._measure()
                 self._record(time.monotonic() - begun)
+            self._keep_choices([task for task in order if task.tuned])
         for task in order:
             if task.failure:
                 raise task.failure
@@ -570,6 +573,17 @@ class FleetSearch:
         self._measured += 1
         beside = f"{tuned.time_ms:.4f} ms, {tuned.ratio_to_cublas:.3f} of {tuned.fastest_baseline.label}"
         self._watcher.say(f"{task.name}: {tuned.verdict}, {tuned.winner.name}: {beside}")
+
+    def _keep_choices(self, tasks: list[_Task]) -> None:
+        """Write down, for products of torch tensors, what was found among the kernels that they choose from."""
+        made = [
+            (self._pool.submit(self._build, kernel_digest, *chosen), found)
+            for task in tasks
+            if (chosen := chosen_of(task.case, task.tuned)) and (found := task.tuned)
+        ]
+        for digest, tuned in made:
+            if isinstance(digest.result(), str):
+                keep_choice(self._out, tuned, digest.result())
 
     def _record(self, wall_s: float) -> None:
         if self._measured:
