@@ -16,7 +16,7 @@ LOOK_S = 1.0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the tracker, the key, how many GPUs, and the address that they listen at."""
-    parser.add_argument("--tracker", type=address, metavar="HOST:PORT", required=True, help="the tracker to tell")
+    parser.add_argument("--tracker", type=address, metavar="HOST:PORT", help="the tracker to tell (required)")
     parser.add_argument("--key", default="gpu", help="what searches ask the tracker for (gpu)")
     parser.add_argument("--gpus", type=between(1, MOST_GPUS), metavar="N", help="so many of this host's GPUs (all)")
     open_to = f"address to listen at; whoever reaches it can run any code here ({hosting.LOOPBACK}: this host only)"
@@ -26,6 +26,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, _command: str) -> int:
     """Serve until interrupted."""
+    if options.tracker is None:
+        raise UsageError("no --tracker HOST:PORT to tell; python -m tvm.exec.rpc_tracker --host 127.0.0.1 starts one")
     here = _is_loopback(options.host)
     if here and not _is_loopback(options.tracker[0]):
         raise UsageError(

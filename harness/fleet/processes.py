@@ -22,6 +22,7 @@ from tensorir_ladder.harness.records import RecordError
 
 PACKAGES = ("cloudpickle", "psutil", "tornado")
 EXTRA = ".venv/bin/python -m pip install -e '.[rpc]'"
+NICENESS = 10  # of who builds, beside who measures
 LOOK_S = 0.5  # between two looks at whether the parent lives
 
 
@@ -43,14 +44,15 @@ class Process:
     """A process that does what it is asked for, one thing after the other; it is started when it is first asked.
 
     ``environment`` is set in it before anything else. ``quiet``: what it prints is dropped, but with LADDER_DEBUG=1.
+    ``behind``: it leaves the processor to others that want it.
     """
 
-    def __init__(self, environment: dict[str, str] | None = None, quiet: bool = False) -> None:
+    def __init__(self, environment: dict[str, str] | None = None, quiet: bool = False, behind: bool = False) -> None:
         from tvm.support.popen_pool import PopenWorker
 
         told = None if not quiet or os.environ.get("LADDER_DEBUG", "0") not in ("", "0") else subprocess.DEVNULL
         self._worker, self._environment, self.pid = PopenWorker(stdout=told, stderr=told), environment or {}, 0
-        self._starting, self._closed = threading.Lock(), False
+        self._starting, self._closed, self._behind = threading.Lock(), False, behind
 
     @property
     def alive(self) -> bool:
@@ -69,7 +71,7 @@ class Process:
                     raise Lost("it was closed")
                 if not self.alive:
                     self._end()
-                    self._worker.send(_lead_group, [os.getpid(), self._environment])
+                    self._worker.send(_lead_group, [os.getpid(), self._environment, self._behind])
                     self.pid = self._worker.recv()
             self._worker.send(work, arguments, timeout=limit_s)
             return self._worker.recv()
@@ -105,9 +107,10 @@ def end_group(leader: int) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
-def _lead_group(parent: int, environment: dict[str, str]) -> int:
+def _lead_group(parent: int, environment: dict[str, str], behind: bool) -> int:
     """Begin a group that ends with ``parent``; return its number."""
     os.setsid()
+    os.nice(NICENESS if behind else 0)
     os.environ.update(environment)
     os.register_at_fork(after_in_child=_end_with_leader)
     threading.Thread(target=_end_after, args=(parent,), daemon=True).start()

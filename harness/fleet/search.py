@@ -329,7 +329,7 @@ class FleetSearch:
             if self._stopped:
                 break
             if not hasattr(self._own_builder, "process"):
-                self._own_builder.process = Process()
+                self._own_builder.process = Process(behind=True)
                 self._builders.append(self._own_builder.process)
             try:
                 return self._own_builder.process.ask(work, *arguments, limit_s=BUILD_S)
