@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import time
+from contextlib import suppress
 
 from tensorir_ladder.harness.commands.printing import warn
 from tensorir_ladder.harness.commands.tune import MOST_GPUS
 from tensorir_ladder.harness.commands.values import UsageError, address, between
 from tensorir_ladder.harness.fleet import asking, hosting
+from tensorir_ladder.harness.fleet.processes import FleetError
 
 LOOK_S = 1.0
 
