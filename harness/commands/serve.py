@@ -41,12 +41,12 @@ def run(options: argparse.Namespace, _command: str) -> int:
     if not here:
         warn(f"whoever reaches {options.host} can run any code as this user: TVM's RPC asks for no password")
     with hosting.Host(options.on, devices, tracker, options.host, warn) as host:
-        print(
-            f"{len(devices)} servers of key {options.key!r} tell tracker {tracker.address}; Ctrl-C ends them",
-            flush=True,
-        )
-        while host.serving:
-            time.sleep(LOOK_S)
+        what = f"{len(devices)} servers of key {options.key!r} tell tracker {tracker.address}"
+        print(f"{what}; Ctrl-C ends them", flush=True)
+        with suppress(KeyboardInterrupt):
+            while host.serving:
+                time.sleep(LOOK_S)
+            raise FleetError("no server is left")
     return 0
 
 
