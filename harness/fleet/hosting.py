@@ -116,6 +116,7 @@ class Host:
             process.close()
 
     def _start_tracker(self) -> int:
+        assert self._own is not None
         return self._started(partial(self._own.ask, start_tracker, LOOPBACK, self._tracker.port), "a tracker")
 
     def _start_server(self, name: str) -> int:

@@ -237,17 +237,18 @@ class FleetSearch:
 
     def _count_servers(self) -> int:
         tracker, begun = self._tracker, time.monotonic()
-        servers, _, _ = tracker.summary()
+        servers, free, _ = tracker.summary()
         while servers < self._expected and time.monotonic() - begun < REGISTER_S:
             time.sleep(asking.POLL_S)
-            servers, _, _ = tracker.summary()
+            servers, free, _ = tracker.summary()
         if not servers:
             keys = ", ".join(tracker.keys()) or "none"
             raise FleetError(
                 f"tracker {tracker.address} knows no server of key {tracker.key!r} (keys there: {keys}); start some "
                 f"with ladder serve --tracker {tracker.address} --key {tracker.key}"
             )
-        self._watcher.say(f"{servers} servers of key {tracker.key!r} at tracker {tracker.address}")
+        taken = f", {servers - free} of them taken by others, who give them up in turn" if free < servers else ""
+        self._watcher.say(f"{servers} servers of key {tracker.key!r} at tracker {tracker.address}{taken}")
         return servers
 
     def _identify(self, process: Process) -> Identity:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,24 +16,28 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 import tvm
 import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 
 from support.cases import STEPS, Outcome, make_case, redeclare
+from support.fake_gpu import FakeArena, FakeGpu
 from tensorir_ladder.harness.build import Case, lower
-from tensorir_ladder.harness.fleet import hosting
+from tensorir_ladder.harness.fleet import hosting, serving
 from tensorir_ladder.harness.fleet.asking import Tracker
 from tensorir_ladder.harness.fleet.building import CONFIG, tuning_entry
 from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDatabase
 from tensorir_ladder.harness.fleet.hosting import Host
-from tensorir_ladder.harness.fleet.messages import Identity
+from tensorir_ladder.harness.fleet.messages import Answer, Identity, Module, Request
 from tensorir_ladder.harness.fleet.processes import FleetError
 from tensorir_ladder.harness.fleet.ranking import modelled_cost, ranked_by_model
 from tensorir_ladder.harness.fleet.search import FleetSearch, Plans
 from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.harness.records import RecordError, TunedConfig, load_tuned
+from tensorir_ladder.harness.race import Plan
+from tensorir_ladder.harness.records import RecordError, TunedConfig, decode, load_tuned
 from tensorir_ladder.harness.tuning import TuningSpace, candidates, described, identity
 from tensorir_ladder.schedules.tiles import Choice, ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
@@ -183,6 +188,70 @@ def test_of_the_recorded_searches_the_models_eight_hold_the_best() -> None:
         assert best_of_first >= 0.95 * max(speeds.values())
 
 
+# A GPU's server, on a made-up GPU
+
+
+@pytest.fixture
+def asked(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answer]]:
+    """Ask a made-up GPU's session to measure modules of a product, by label; numpy stands in for what they load."""
+    known = {"gpu": "NVIDIA Fake", "gpu_uuid": "GPU-1", "driver": "1.0", "power_limit_w": 700.0, "multiprocessors": 132}
+    problem = Matmul(*SHAPE)
+
+    def module(path: str) -> dict[str, Callable[..., None]]:
+        def run(a: np.ndarray, b: np.ndarray, c: np.ndarray, *memory: object) -> None:
+            with np.errstate(invalid="ignore"):
+                c[...] = a.astype("float64") @ b
+            gpu.corrupt(Path(path).stem, c)
+
+        return {"main": run}
+
+    def ask(*labels: str, **change: object) -> Answer:
+        modules = tuple(Module(label, f"{label}.so", "") for label in labels)
+        request = msgspec.json.encode(Request(problem, "ieee", modules, Plan(rounds=5), **change)).decode()
+        return decode(serving._measure("gpu", request), Answer, "the answer")
+
+    monkeypatch.setattr(serving, "gpu_identity", lambda: known)
+    monkeypatch.setattr("tensorir_ladder.harness.cublas.Arena", FakeArena)
+    monkeypatch.setattr(tvm.runtime, "load_module", module)
+    serving._place.cache_clear()
+    yield ask
+    serving._place.cache_clear()
+
+
+def test_modules_are_timed_beside_cublas_on_the_gpu(asked: Callable[..., Answer], gpu: FakeGpu) -> None:
+    gpu.times |= {"fast": 0.5, "slow": 2.0}
+    answer = asked("fast", "slow")
+    assert (answer.status, answer.why) == ("timed", "")
+    assert [timing.label for timing in answer.timings] == ["fast", "slow", "cublas-nn", "cublas-nt"]
+    assert [timing.median_ms for timing in answer.timings] == [0.5, 2.0, 1.0, 1.2]
+    assert (answer.identity.gpu_uuid, answer.identity.arch) == ("GPU-1", "sm_90a")
+    assert (answer.before.sm_clock_mhz, answer.after.power_w) == (1980.0, 200.0)
+    asked("fast", first_seed=7)
+    assert gpu.seeds == [0, 7]  # operands are kept until others are asked for
+
+
+def test_a_module_that_is_wrong_is_named_and_not_timed(asked: Callable[..., Answer], gpu: FakeGpu) -> None:
+    gpu.corrupt = lambda label, output: output.fill(0) if label == "wrong" else None
+    answer = asked("right", "wrong")
+    assert (answer.status, answer.wrong) == ("wrong", "wrong")
+    assert "worst error" in answer.why
+    assert gpu.races == []
+    gpu.times["right"] = 1e-7
+    answer = asked("right")
+    assert (answer.status, answer.wrong) == ("wrong", "right")
+    assert "did not do the work" in answer.why
+
+
+def test_what_goes_wrong_on_the_server_is_told(asked: Callable[..., Answer], gpu: FakeGpu) -> None:
+    def fail(_labels: list[str]) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    gpu.before_race = fail
+    answer = asked("one")
+    assert (answer.status, answer.wrong) == ("failed", "")
+    assert "illegal memory access" in answer.why
+
+
 # TVM's database
 
 
@@ -279,14 +348,15 @@ def test_the_same_winner_twice(host: Host, tmp_path: Path, monkeypatch: pytest.M
 def test_two_searches_share_a_trackers_servers(host: Host, tmp_path: Path) -> None:
     found: dict[str, list[TunedConfig]] = {}
 
-    def search(name: str) -> None:
-        found[name] = a_search(host, tmp_path / name, turn_s=0.5).run(cases_of(SHAPE, (48, 32, 32)))
+    told = Listener()
 
-    threads = [threading.Thread(target=search, args=(name,)) for name in ("one", "other")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    def search(name: str, listener: Listener) -> None:
+        found[name] = a_search(host, tmp_path / name, listener, turn_s=0.1).run(cases_of(SHAPE, (48, 32, 32)))
+
+    other = threading.Thread(target=search, args=("other", told))
+    search("one", Listener(2, other.start))
+    other.join()
+    assert re.search("2 servers of key 'tests' .*, [12] of them taken by others", told.lines[0])
     assert {name: len(tuned) for name, tuned in found.items()} == {"one": 2, "other": 2}
 
 
