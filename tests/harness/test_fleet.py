@@ -174,6 +174,15 @@ def test_the_model_asks_for_several_tiles_before_another_stage_count_of_one() ->
     assert modelled_cost(ranked[0]) == min(by_tile)
 
 
+def test_on_tensor_cores_the_most_stages_of_a_tile_come_first() -> None:
+    case = make_case(12, (1024, 1024, 14336))
+    legal, _ = candidates(case, TuningSpace.of(case.step))
+    ranked = ranked_by_model(legal)
+    for tile in {each.tile for each in legal}:
+        stages = [each.stages_built for each in ranked if each.tile == tile]
+        assert stages == sorted(stages, reverse=True)
+
+
 def test_of_the_recorded_searches_the_models_eight_hold_the_best() -> None:
     """Of steps 9 and 10, whose whole spaces were measured."""
     recorded = [each for each in load_tuned() if each.step in (9, 10) and each.seen == each.legal]
