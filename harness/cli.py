@@ -69,7 +69,8 @@ GROUPS = {
         "launch": Command("time the host's part of a launch, TVM's and our own", "GPU, compiler; seconds a case"),
     },
     "tune": {
-        "tune": Command("search a step's space, confirm and keep the best", "GPU, compiler; minutes a shape"),
+        "tune": Command("search a step's space, confirm and keep the best", "GPUs, compiler; minutes a shape"),
+        "serve": Command("offer this host's GPUs to searches on other machines", "GPUs; until interrupted"),
     },
     "lab": {
         "fuzz": Command("run drawn shapes and configurations: each right, or refused", "C++ compiler or GPU; minutes"),
@@ -114,6 +115,7 @@ EXAMPLES = """\
   ladder build --shapes FILE                     kernels of torch_ops.matmul, before they are called
   ladder launch --step 11 --size 512             host time per launch, TVM's and ours
   ladder tune --step 5 --size 1024 --budget 120  the best of a declared space, kept on disk
+  ladder tune --step 10-13 --size 4096 --gpus 4  the same on four GPUs, the likeliest candidates only
   ladder run --step 5 --size 1024 --tile tuned   measured as it was tuned
   ladder rebuild --step 5 --limit 20             is the CUDA of records still what it was?
   ladder table --step 5 --markdown               step 5 and its variants as Markdown

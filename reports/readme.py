@@ -40,9 +40,11 @@ SUMMARY_SIDES = (1024, 4096)
 
 
 def read_document(path: Path) -> str:
-    """Read a document, byte for byte; UsageError if there is none."""
+    """Read a document, byte for byte; UsageError if there is none, or it is no text."""
     try:
         return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text in UTF-8 ({error}); give a document") from error
     except FileNotFoundError as error:
         raise UsageError(f"no {path}; write one with {BEGIN} and {END} in it") from error
 

@@ -8,6 +8,7 @@ from tensorir_ladder.harness.records.intervals import median_interval
 from tensorir_ladder.harness.records.journal import Journal
 from tensorir_ladder.harness.records.kinds import (
     Counters,
+    FleetRun,
     Listing,
     ModelRecord,
     Mutants,
@@ -29,6 +30,7 @@ from tensorir_ladder.harness.records.parts import (
     FunctionTimed,
     GpuState,
     LivingMutant,
+    MeasuredOn,
     Method,
     Peer,
     Resources,

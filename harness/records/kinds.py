@@ -752,6 +752,52 @@ class TunedConfig(_OfProduct, _Line, _BesideCublas):
         return (*case, self.layout, self.dtype, self.out_dtype)
 
 
+@dataclass(frozen=True)
+class FleetRun(_Line):
+    """One tuning over several GPUs: how long it took, builds included, and what it was stopped by and went on from.
+
+    ``gpu_uuids`` are those that measured; ``searches`` are steps' shapes, ``timed`` their candidates that were timed in
+    this run, ``known`` those that an earlier one had timed. ``build_jobs`` processes built. ``lost``: how often a
+    process ended before it answered, and its work was done again.
+    """
+
+    FILE: ClassVar[str] = "fleet"
+
+    gpu: GpuName
+    gpu_uuids: tuple[Title, ...]
+    build_jobs: Count
+    searches: Count
+    timed: Count
+    known: Count
+    lost: Count
+    wall_s: Annotated[float, msgspec.Meta(gt=0)]
+    measuring_s: tuple[float, ...]
+    versions: dict[str, str]
+    revision: str
+    dirty: bool
+    recorded_at: str
+    command: str
+    schema: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        check_time(self.recorded_at)
+
+    @property
+    def gpu_name(self) -> str:
+        """The GPUs' name, which they share."""
+        return self.gpu
+
+    @property
+    def rank(self) -> tuple[bool, str]:
+        """Put runs of one key in order: by time."""
+        return not self.dirty, self.recorded_at
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tell a run from others: all count."""
+        return (self.gpu, self.recorded_at)
+
+
 def shape_text(shape: Iterable[int]) -> str:
     """Write a shape as options, file names and tables write it: ``1024x512x256``."""
     return "x".join(map(str, shape))

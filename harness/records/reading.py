@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from tensorir_ladder.harness.records.kinds import (
     Counters,
+    FleetRun,
     Listing,
     ModelRecord,
     Mutants,
@@ -30,8 +31,8 @@ from tensorir_ladder.harness.records.strict import LONGEST_LINE, decode, parse
 from tensorir_ladder.harness.records.writing import NEWLINE
 
 RESULTS = Path(__file__).resolve().parents[2] / "reports" / "results"
-KINDS = (Record, ShapeRecord, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord)
-Kind = TypeVar("Kind", Record, ShapeRecord, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord)
+KINDS = (Record, ShapeRecord, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord, FleetRun)
+Kind = TypeVar("Kind", Record, ShapeRecord, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord, FleetRun)
 Content = TypeVar("Content")
 log = logging.getLogger(__name__)
 
