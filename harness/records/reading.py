@@ -32,7 +32,9 @@ from tensorir_ladder.harness.records.writing import NEWLINE
 
 RESULTS = Path(__file__).resolve().parents[2] / "reports" / "results"
 KINDS = (Record, ShapeRecord, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord, FleetRun)
-Kind = TypeVar("Kind", Record, ShapeRecord, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord, FleetRun)
+Kind = TypeVar(
+    "Kind", Record, ShapeRecord, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord, FleetRun
+)
 Content = TypeVar("Content")
 log = logging.getLogger(__name__)
 
