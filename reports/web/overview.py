@@ -64,26 +64,19 @@ def ladder_chart(found: list[Row], gpu: str) -> Markup:
     shown = [
         {name: value for name, value in row.items() if name not in ("command", "address", "file")} for row in found
     ]
-    encoding = {
-        "x": {
-            "field": "label",
-            "type": "nominal",
-            "sort": {"field": "place", "op": "min"},
-            "axis": {"title": None, "labelAngle": -40, "labelLimit": 210, "labelOverlap": False},
-        },
-        "color": {
-            "field": "shape",
-            "type": "nominal",
-            "sort": {"field": "product", "op": "min"},
-            "title": "m = n = k, or m×n×k",
-        },
-        "shape": {
-            "field": "shape",
-            "type": "nominal",
-            "sort": {"field": "product", "op": "min"},
-            "title": "m = n = k, or m×n×k",
-        },
+    x = {
+        "field": "label",
+        "type": "nominal",
+        "sort": {"field": "place", "op": "min"},
+        "axis": {"title": None, "labelAngle": -40, "labelLimit": 210, "labelOverlap": False},
     }
+    size = {
+        "field": "shape",
+        "type": "nominal",
+        "sort": {"field": "product", "op": "min"},
+        "title": "m = n = k, or m×n×k",
+    }
+    beside = {"x": x, "stroke": {**size, "legend": None}}  # colour and shape of points have one legend together
     ratio = {
         "type": "quantitative",
         "scale": {"type": "log", "nice": False},
@@ -104,28 +97,29 @@ def ladder_chart(found: list[Row], gpu: str) -> Markup:
     ]
     lines = {
         "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.6},
-        "encoding": {"y": {"field": "ratio", **ratio}, "detail": {"field": "line"}},
+        "encoding": {**beside, "y": {"field": "ratio", **ratio}, "detail": {"field": "line"}},
     }
     bars = {
         "mark": {"type": "rule", "strokeWidth": 1.5},
-        "encoding": {"y": {"field": "low", **ratio}, "y2": {"field": "high"}},
+        "encoding": {**beside, "y": {"field": "low", **ratio}, "y2": {"field": "high"}},
     }
     points = {
         "mark": {"type": "point", "size": 70, "filled": True},
-        "encoding": {"y": {"field": "ratio", **ratio}, "tooltip": tooltip},
+        "encoding": {"x": x, "y": {"field": "ratio", **ratio}, "color": size, "shape": size, "tooltip": tooltip},
     }
     cublas = {
+        "data": {"values": [{}]},
         "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5},
-        "encoding": {"y": {"datum": 1}, "x": None, "color": {"value": "var(--ink)"}, "shape": None},
+        "encoding": {"y": {"datum": 1}, "color": {"value": "var(--ink)"}},
     }
     name = {
-        "mark": {"type": "text", "align": "right", "baseline": "bottom", "dy": -4, "text": "cuBLAS"},
-        "encoding": {"y": {"datum": 1}, "x": {"value": "width"}, "color": {"value": "var(--ink)"}, "shape": None},
+        "data": {"values": [{}]},
+        "mark": {"type": "text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -3, "text": "cuBLAS"},
+        "encoding": {"y": {"datum": 1}, "x": {"value": 0}, "color": {"value": "var(--ink)"}},
     }
     spec = {
         "data": {"values": shown},
         "height": 380,
-        "encoding": encoding,
         "layer": [cublas, name, lines, bars, points],
     }
     return chart(

@@ -62,6 +62,8 @@
     });
   }
 
+  take();
+
   function show() {
     for (const control of controls) {
       const value = choices[control.dataset.choice];
@@ -178,9 +180,9 @@
   // On a phone: names below each other instead of over each other, legends in few columns.
   const NARROW = 560;
   function fitPhone(spec) {
-    const axis = spec.encoding?.x?.axis;
-    if (axis?.labelAngle) Object.assign(axis, { labelAngle: -90, labelFontSize: 10 });
     for (const part of [spec, ...(spec.layer || []), ...(spec.spec?.layer || [])]) {
+      const axis = part.encoding?.x?.axis;
+      if (axis?.labelAngle) Object.assign(axis, { labelAngle: -90, labelFontSize: 10 });
       for (const channel of ["color", "shape", "strokeDash"]) {
         const own = part.encoding?.[channel];
         if (own && own.field && own.legend !== null) own.legend = { ...own.legend, columns: 3, labelLimit: 110 };
@@ -196,14 +198,12 @@
   }
 
   // Data come column by column: see reports/web/charts.py, packed.
-  const known = new WeakMap();
   function specOf(figure) {
-    if (!known.has(figure)) known.set(figure, JSON.parse(figure.querySelector("script[type='application/json']").textContent));
-    const spec = structuredClone(known.get(figure));
-    if (!spec.data.packed) return spec;
-    const { rows, columns } = spec.data.packed;
-    const full = Object.entries(columns).map(([name, own]) => [name, Array.isArray(own) ? own : own.at.map((place) => own.of[place])]);
-    spec.data = { values: Array.from({ length: rows }, (_, row) => Object.fromEntries(full.map(([name, own]) => [name, own[row]]))) };
+    const spec = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+    const packed = spec.data?.packed;
+    if (!packed) return spec; // a page's own script wrote it
+    const full = Object.entries(packed.columns).map(([name, own]) => [name, Array.isArray(own) ? own : own.at.map((place) => own.of[place])]);
+    spec.data = { values: Array.from({ length: packed.rows }, (_, row) => Object.fromEntries(full.map(([name, own]) => [name, own[row]]))) };
     return spec;
   }
 
@@ -272,12 +272,7 @@
   }, { rootMargin: "300px" });
   for (const figure of figures) watcher.observe(figure);
   const redraw = () => { for (const figure of seen) draw(figure); };
-  // A page that makes a chart's rows itself gives them here, with what else changes in its specification.
-  window.site.feed = (figure, values, more = {}) => {
-    const spec = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
-    known.set(figure, { ...spec, ...more, data: { values } });
-    if (seen.has(figure)) draw(figure);
-  };
+  window.site.redraw = (figure) => { if (seen.has(figure)) draw(figure); }; // its specification is another now
   listeners.push(() => {
     for (const view of window.site.views.values()) {
       for (const name of Object.keys(choices)) {
@@ -311,7 +306,7 @@
   // --- sorted tables -----------------------------------------------------------------------------------------------
   function worth(cell) {
     if (!cell) return "";
-    const text = cell.dataset.value ?? cell.textContent.trim();
+    const text = cell.dataset.value ?? (cell.firstChild?.textContent ?? "").trim(); // what stands below it is an interval
     const number = Number(text.replace(/[,%×µ³\s]/g, ""));
     return text === "" || Number.isNaN(number) ? text : number;
   }
@@ -344,7 +339,6 @@
   }
   for (const table of document.querySelectorAll("table.sortable")) sortable(table);
 
-  take();
   show();
   jump();
 })();
