@@ -254,6 +254,11 @@ class Lesson:
         """What a timeline's bars are, with their colours."""
         return pictures.COLOURS
 
+    @property
+    def wave_colours(self) -> dict[str, str]:
+        """What persistent blocks do, with the colours of it."""
+        return waves.COLOURS
+
     def life_table(self, group: Lives) -> Table:
         """Sum a case's timelines up."""
         return lives_table(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from markupsafe import Markup
@@ -15,6 +16,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Step
 
 WHOLE, OWNED, HELPED = "a whole tile", "the rest of a tile that others began", "the first k tiles of another's tile"
+COLOURS = {WHOLE: "var(--series-1)", OWNED: "var(--series-3)", HELPED: "var(--series-2)"}
 SHAPES = ((2560, 2560, 4096), (1024, 1024, 14336), (4096, 4096, 4096))  # cut; no whole wave; left as it is
 
 
@@ -51,14 +53,8 @@ def waves_chart(step: Step) -> Markup:
     said = []
     for shape, plans in waves_of(step).items():
         for way, plan in zip(("not cut", "cut"), plans):
-            ends = []
-            for worker in range(plan.workers):
-                at = 0
-                for kind, tile, count in pieces_of(plan, worker):
-                    rows.append(_row(shape, way, worker, kind, tile, at, at + count))
-                    at += count
-                ends.append(at)
-            said.append(f"{shape}, {way}: {plan.workers} blocks, the last ends after {max(ends)} k tiles")
+            rows += [{"shape": shape, "way": way, **row} for row in _rectangles(plan)]
+            said.append(f"{shape}, {way}: {plan.workers} blocks, the last ends after {fewest_k_tiles(plan)} k tiles")
     spec = {
         "data": {"values": rows},
         "height": 330,
@@ -74,25 +70,26 @@ def waves_chart(step: Step) -> Markup:
             },
             "y2": {"field": "next"},
         },
-        "mark": {"type": "rect", "stroke": "var(--paper)", "strokeWidth": 0.3},
+        "mark": {"type": "rect", "stroke": "var(--paper)", "strokeWidth": 0.5},
     }
     colour = {
         "field": "kind",
         "type": "nominal",
         "title": None,
-        "scale": {"domain": [WHOLE, OWNED, HELPED], "range": ["var(--series-1)", "var(--series-3)", "var(--series-2)"]},
-        "legend": {"columns": 1},
+        "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
+        "legend": None,  # the lesson has one in words, which a phone can break
     }
     tooltip = [
         {"field": "kind", "title": "what"},
-        {"field": "tile", "title": "output tile"},
+        {"field": "tiles", "title": "output tiles"},
+        {"field": "blocks", "title": "blocks"},
         {"field": "from", "title": "from"},
         {"field": "to", "title": "to"},
     ]
     spec["encoding"] |= {"color": colour, "tooltip": tooltip}
     return chart(
         spec,
-        title="Which block multiplies what: the plan of step 13, one row for each block",
+        title="Which block multiplies what: the plan of step 13, blocks from top to bottom",
         alt="; ".join(said) + ".",
         note="Drawn from the plan (kernels/stream_k.py) for 132 multiprocessors, not measured. White: nothing to do.",
         picked={"shape": "x".join(map(str, SHAPES[0])), "way": "cut"},
@@ -105,14 +102,23 @@ def fewest_k_tiles(plan: StreamKPlan) -> int:
     return max(sum(count for _, _, count in pieces_of(plan, worker)) for worker in range(plan.workers))
 
 
-def _row(shape: str, way: str, worker: int, kind: str, tile: int, begin: int, end: int) -> dict[str, Any]:
-    return {
-        "shape": shape,
-        "way": way,
-        "block": worker,
-        "next": worker + 1,
-        "kind": kind,
-        "tile": tile,
-        "from": begin,
-        "to": end,
-    }
+def _rectangles(plan: StreamKPlan) -> list[dict[str, Any]]:
+    """Draw what workers do; neighbours that do the same from the same k tile to the same are one rectangle."""
+    alike: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
+    for worker in range(plan.workers):
+        at = 0
+        for kind, tile, count in pieces_of(plan, worker):
+            alike.setdefault((kind, at, at + count), []).append((worker, tile))
+            at += count
+    rows = []
+    for (kind, begin, end), found in alike.items():
+        for _, group in groupby(enumerate(found), key=lambda pair: pair[1][0] - pair[0]):
+            run = [pair for _, pair in group]
+            (block, tile), (last, last_tile) = run[0], run[-1]
+            place = {"kind": kind, "block": block, "next": last + 1, "from": begin, "to": end}
+            rows.append({**place, "tiles": _span(tile, last_tile), "blocks": _span(block, last)})
+    return rows
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{min(first, last)}–{max(first, last)}"

@@ -165,6 +165,8 @@ def test_waves_multiply_each_k_tile_once(shape: tuple[int, int, int]) -> None:
                 done[tile] += count
         assert set(done) == {own.k_tiles}
         assert waves.fewest_k_tiles(own) <= own.k_tiles * -(-own.tiles // own.workers)
+        drawn = [(row["next"] - row["block"]) * (row["to"] - row["from"]) for row in waves._rectangles(own)]
+        assert sum(drawn) == own.tiles * own.k_tiles
 
 
 def test_a_trace_has_every_bar_of_its_timeline() -> None:
