@@ -420,10 +420,7 @@
     figure.hidden = !values.length;
     figure.querySelector(".vega").setAttribute("aria-label", alt);
     if (said !== undefined) figure.querySelector(".note").textContent = said;
-    if (!values.length) return;
-    const script = figure.querySelector("script[type='application/json']");
-    script.textContent = JSON.stringify({ ...JSON.parse(script.textContent), ...more, data: { values } });
-    site.redraw(figure);
+    if (values.length) site.feed(figure, values, more);
   }
 
   // The sizes of a kernel as its step makes it go together, whatever tile that is; of any other its own tile and stages.

@@ -198,8 +198,11 @@
   }
 
   // Data come column by column: see reports/web/charts.py, packed.
+  const fed = new WeakMap(); // specifications of figures whose rows a page's script made
   function specOf(figure) {
-    const spec = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+    const spec = fed.has(figure)
+      ? structuredClone(fed.get(figure))
+      : JSON.parse(figure.querySelector("script[type='application/json']").textContent);
     const packed = spec.data?.packed;
     if (!packed) return spec; // a page's own script wrote it
     const full = Object.entries(packed.columns).map(([name, own]) => [name, Array.isArray(own) ? own : own.at.map((place) => own.of[place])]);
@@ -273,6 +276,12 @@
   for (const figure of figures) watcher.observe(figure);
   const redraw = () => { for (const figure of seen) draw(figure); };
   window.site.redraw = (figure) => { if (seen.has(figure)) draw(figure); }; // its specification is another now
+  // A page that makes a chart's rows itself gives them here, with what else changes in its specification.
+  window.site.feed = (figure, values, more = {}) => {
+    const spec = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+    fed.set(figure, { ...spec, ...more, data: { values } });
+    if (seen.has(figure)) draw(figure);
+  };
   listeners.push(() => {
     for (const view of window.site.views.values()) {
       for (const name of Object.keys(choices)) {
