@@ -176,12 +176,21 @@ class Engine:
             return None
         legal = [
             choice
-            for choice in self.choices(shape)
+            for choice in self._measured(shape, machine) or self.choices(shape)
             if not choice.tile.violations(machine.target, itemsize, choice.stages)
             and not (self.rings and sizes[2] <= choice.tile.block_k)
         ]
         plans = [Plan(self, choice, parts) for choice in legal for parts in self._parts(shape, choice)]
         return min(plans, key=lambda plan: self.cost(plan.choice, sizes, shape, machine, plan.parts), default=None)
+
+    def _measured(self, shape: Shape, machine: Machine) -> list[Choice]:
+        """List what was measured for one plain product of these extents with this engine's tiles, none or one."""
+        extents = shape.rows, shape.columns, shape.reduction
+        found = machine.measured_choices(extents, "nt" if shape.b_by_k else "nn", shape.dtype)
+        if not found or shape.batch != 1 or not shape.a_by_k or shape.computed:
+            return []
+        family = type(self.choices(shape)[0].tile)
+        return [choice for choice in found if type(choice.tile) is family]
 
     def _parts(self, shape: Shape, choice: Choice) -> list[int]:
         """List the numbers of parts that a reduction can be cut in, all of the same whole k tiles."""
@@ -236,7 +245,7 @@ class Contraction(Rule):
 
         Raises
         ------
-        NotTaken : for no product, or one that no engine takes; for a target that is no CUDA GPU, or not the machine's.
+        NotTaken : for no product, or one that no engine takes; for a target that is not the machine's.
         """
         product = product_of(func)
         shape = Shape.of(product)
@@ -266,11 +275,7 @@ class Contraction(Rule):
         return _first_lowered(func, shape, None, _plans(shape, SELDOM, self._machine_of(target)), target)
 
     def _machine_of(self, target: Target) -> Machine:
-        """Return the machine to choose for; NotTaken for a target that is no CUDA GPU, or not the machine's."""
-        if target.kind.name != "cuda":
-            raise NotTaken(
-                "engines are CUDA's", value=target.kind.name, limit="cuda", remedy="leave it to a rule for the target"
-            )
+        """Return the machine to choose for; NotTaken for a target that is not the machine's."""
         if self.machine is None:
             return assumed_machine(target)
         wanted, own = (str(one.attrs.get("arch", "")) for one in (target, self.machine.target))
@@ -306,9 +311,7 @@ def _few_rows(func: tirx.PrimFunc, target: Target, each: int) -> list[Body]:
         return [Body(most, lowered_for_few_rows(func, target), "decode")] if most else []
     except IllegalSchedule as reason:
         LOG.debug("no body for few rows: %s", reason)
-    except Exception:  # a defect there, which the other bodies need not share
-        LOG.warning("the body for few rows failed, and is left out", exc_info=True)
-    return []
+        return []
 
 
 def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: list[Plan], target: Target) -> Body:
@@ -318,6 +321,7 @@ def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: l
         try:
             return Body(most, _lowered(product_of(func), shape, plan, target), str(plan))
         except (ValueError, ScheduleError) as reason:  # TVM's, too, of bounds that do not fit into 32 bits
+            LOG.debug("%s cannot schedule the product: %s", plan, reason)
             reasons.append(f"{plan}: {reason}")
     raise NotTaken("no engine takes the product", value="; ".join(reasons), remedy="leave it to another rule")
 

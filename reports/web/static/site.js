@@ -198,14 +198,15 @@
   }
 
   // Data come column by column: see reports/web/charts.py, packed.
-  const known = new WeakMap();
+  const fed = new WeakMap(); // specifications of figures whose rows a page's script made
   function specOf(figure) {
-    if (!known.has(figure)) known.set(figure, JSON.parse(figure.querySelector("script[type='application/json']").textContent));
-    const spec = structuredClone(known.get(figure));
-    if (!spec.data.packed) return spec;
-    const { rows, columns } = spec.data.packed;
-    const full = Object.entries(columns).map(([name, own]) => [name, Array.isArray(own) ? own : own.at.map((place) => own.of[place])]);
-    spec.data = { values: Array.from({ length: rows }, (_, row) => Object.fromEntries(full.map(([name, own]) => [name, own[row]]))) };
+    const spec = fed.has(figure)
+      ? structuredClone(fed.get(figure))
+      : JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+    const packed = spec.data?.packed;
+    if (!packed) return spec; // a page's own script wrote it
+    const full = Object.entries(packed.columns).map(([name, own]) => [name, Array.isArray(own) ? own : own.at.map((place) => own.of[place])]);
+    spec.data = { values: Array.from({ length: packed.rows }, (_, row) => Object.fromEntries(full.map(([name, own]) => [name, own[row]]))) };
     return spec;
   }
 
@@ -277,7 +278,7 @@
   // A page that makes a chart's rows itself gives them here, with what else changes in its specification.
   window.site.feed = (figure, values, more = {}) => {
     const spec = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
-    known.set(figure, { ...spec, ...more, data: { values } });
+    fed.set(figure, { ...spec, ...more, data: { values } });
     if (seen.has(figure)) draw(figure);
   };
   listeners.push(() => {
