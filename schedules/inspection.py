@@ -77,6 +77,11 @@ def is_one(number: object) -> bool:
     return isinstance(number, tirx.IntImm) and int(number) == 1
 
 
+def is_zero(number: object) -> bool:
+    """Return whether an expression is the number 0."""
+    return isinstance(number, tirx.IntImm) and int(number) == 0
+
+
 def is_true(condition: object) -> bool:
     """Return whether a condition always holds, as far as it says so itself."""
     return isinstance(condition, tirx.IntImm) and bool(int(condition))

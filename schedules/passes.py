@@ -33,7 +33,8 @@ def on_functions(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transf
 
     @tvm.transform.module_pass(opt_level=0, name=change.__name__)
     def run(mod: ir.IRModule, _context: tvm.transform.PassContext) -> ir.IRModule:
-        return tvm.IRModule({name: change(function) for name, function in mod.functions_items()})
+        functions = {name: change(function) for name, function in mod.functions_items()}
+        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
     return run
 

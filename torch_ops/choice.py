@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 from tvm import tirx
+from tvm.target import Target
 
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
@@ -138,15 +139,22 @@ def choose(problem: Matmul, machine: Machine, batch: int = 1, any_rows: bool = F
         measured = tuned_here(problem, machine.name, machine.multiprocessors) or measured
     if measured and not flexible:
         return measured
+    legal = _legal(machine.target, flexible)
+    return min(legal, key=lambda each: each.kernel.cost(problem, each.tile, machine, batch))
+
+
+@functools.cache
+def _legal(target: Target, flexible: bool) -> list[Choice]:
+    """List what a target can hold, whatever the product is; see :func:`choose`."""
     able = [each for each in choices() if each.kernel.flexible or not flexible]
-    violations = {each: each.tile.violations(machine.target, ITEMSIZE, each.stages) for each in able}
+    violations = {each: each.tile.violations(target, ITEMSIZE, each.stages) for each in able}
     legal = [each for each, found in violations.items() if not found]
     if not legal:
         raise IllegalTile(
             "no kernel fits this target: " + "; ".join(next(iter(violations.values()))),
             remedy="run on an sm_90a GPU",
         )
-    return min(legal, key=lambda each: each.kernel.cost(problem, each.tile, machine, batch))
+    return legal
 
 
 def of_any_rows(problem: Matmul, tile: HopperTile) -> Matmul:

@@ -12,6 +12,8 @@ of differentiable operators, so that gradients of gradients are right too.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -87,18 +89,9 @@ def _result(
 
 
 @matmul_out.register_fake
-def _nothing(
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    alpha: float,
-    out_dtype: torch.dtype | None,
-    any_m: bool,
-) -> None:
+def _nothing(a: Tensor, b: Tensor, out: Tensor, *how: Any) -> None:
     """Check what the operator without ``out`` checks."""
-    _result(a, b, bias, activation, alpha, out_dtype, any_m)
+    _result(a, b, *how)
 
 
 def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -20,6 +20,16 @@ class WrongDtype(IllegalOperand):
 class WrongDevice(IllegalOperand):
     """A tensor that is not on the current GPU."""
 
+    @classmethod
+    def of_another_gpu(cls, name: str, device: int, current: int) -> WrongDevice:
+        """Make the error for a tensor on a GPU that is not the current one."""
+        return cls(
+            f"{name} is on another GPU than the current one",
+            value=f"cuda:{device}",
+            limit=f"cuda:{current}",
+            remedy="move it, or call torch.cuda.set_device",
+        )
+
 
 class ScatteredRows(IllegalOperand):
     """A matrix whose rows are not side by side in memory, or lie upon each other."""

@@ -178,9 +178,22 @@ EMU_VECTORS(uint, uint, 8, 16)
 EMU_VECTORS(half, half, 4, 8)
 EMU_VECTORS(nv_bfloat16, nv_bfloat16, 4, 8)
 #undef EMU_VECTORS
+
+// Two and four numbers of 8 bits, which CUDA makes of floats and makes floats of.
+#define EMU_FP8_VECTORS(T, kind)                                                                                     \
+  EMU_VECTOR(T, __nv_fp8x2_##kind, 2, EMU_LIST(x, y), EMU_LIST((float2 v)), EMU_LIST(x(v.x), y(v.y)))                \
+  EMU_VECTOR(T, __nv_fp8x4_##kind, 4, EMU_LIST(x, y, z, w), EMU_LIST((float4 v)),                                    \
+             EMU_LIST(x(v.x), y(v.y), z(v.z), w(v.w)))
+EMU_FP8_VECTORS(__nv_fp8_e4m3, e4m3)
+EMU_FP8_VECTORS(__nv_fp8_e5m2, e5m2)
+#undef EMU_FP8_VECTORS
 #undef EMU_VECTOR
 #undef EMU_LIST
 
+#define CUDART_INF_F INFINITY
+#define CUDART_NAN_F NAN
+#define CUDART_INF double(INFINITY)
+#define CUDART_NAN double(NAN)
 EMU_INLINE half __float2half(float x) { return half(x); }
 EMU_INLINE half __float2half_rn(float x) { return half(x); }
 EMU_INLINE float __half2float(half x) { return x; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -13,23 +14,30 @@ from typing import Any
 
 from tensorir_ladder.harness.commands.options import UsageError, add_revision
 from tensorir_ladder.harness.commands.printing import progress
-from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, sources_digest
+from tensorir_ladder.harness.environment import MEASURING_SOURCES, ROOT, sources_digest, tree_state
 from tensorir_ladder.harness.lab.draws import Draws, Outcome
 from tensorir_ladder.harness.lab.workers import Lost, Tell, each_in_a_process
-from tensorir_ladder.harness.records import Journal, append, check_appendable
+from tensorir_ladder.harness.records import Journal, append, check_appendable, now
+from tensorir_ladder.harness.records.kinds import BadDraw
+
+BAD = ("wrong", "failed", "lost")
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Describe what a command draws: its name, how a process runs some, how many at once, and the features of one.
+    """Describe what a command draws: its name, how a process runs some, how many at once, and how one is drawn.
 
-    ``recorded`` are fields that tell a record of this command; ``good`` what may become of a draw.
+    ``draw(seed, number)`` has features and a text. Its record is of a ``kind``, with fields that all kinds have, and
+    ``more`` of the outcomes; ``recorded`` are fields that tell it from others, the second how many were drawn. ``good``
+    is what may become of a draw, beside :data:`BAD`.
     """
 
     command: str
     run: Callable[[Draws, Tell], list[Outcome]]
     together: int
-    features: Callable[[int, int], tuple[str, ...]]
+    draw: Callable[[int, int], Any]
+    kind: Callable[..., Any]
+    more: Callable[[Sequence[Outcome]], dict[str, Any]]
     recorded: tuple[str, ...]
     good: tuple[str, ...]
 
@@ -80,6 +88,41 @@ def run_drawn(
     return record
 
 
+def run_and_record(drawn: Drawn, options: argparse.Namespace, command: str, emulate: int = 0) -> Any:
+    """Run all that is drawn, return the record of it, and print what is bad in it, each with what repeats it.
+
+    What is run alone is printed before.
+    """
+    if options.only is not None:
+        print(drawn.draw(options.seed, options.only).text)
+    started = time.monotonic()
+    record = run_drawn(
+        drawn, options, lambda found: record_of(drawn, options, command, found, time.monotonic() - started), emulate
+    )
+    for bad in record.bad:
+        print(f"{bad.what}: {bad.text}\n  ladder {drawn.command} --seed {options.seed} --only {bad.number}")
+    return record
+
+
+def record_of(
+    drawn: Drawn, options: argparse.Namespace, command: str, outcomes: Sequence[Outcome], seconds: float
+) -> Any:
+    """Make the record of what became of draws."""
+    counts = Counter(outcome.what for outcome in outcomes)
+    return drawn.kind(
+        command=command,
+        **tree_state(options.revision),
+        recorded_at=now(),
+        seed=options.seed,
+        **{drawn.recorded[1]: len(outcomes)},
+        **{what: counts[what] for what in (*drawn.good, *BAD)},
+        seconds=round(seconds, 1),
+        features=by_feature(outcomes),
+        bad=tuple(BadDraw(o.number, o.what, o.text) for o in outcomes if o.what not in drawn.good),
+        **drawn.more(outcomes),
+    )
+
+
 def by_feature(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
     """Count what became of draws with each feature."""
     features: dict[str, Counter[str]] = {}
@@ -110,6 +153,6 @@ def _outcomes(drawn: Drawn, parts: Sequence[Draws], options: argparse.Namespace)
                 gone += [Draws(part.seed, (number,), part.emulate) for number in part.numbers]
             else:
                 (number,), text = part.numbers, f"{result.doing}: {result.reason}"
-                yield [Outcome(number, "lost", text, drawn.features(part.seed, number))]
+                yield [Outcome(number, "lost", text, drawn.draw(part.seed, number).features)]
     if gone:
         yield from _outcomes(drawn, gone, options)

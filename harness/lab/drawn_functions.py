@@ -44,6 +44,11 @@ class Function:
     steps: int
 
     @property
+    def text(self) -> str:
+        """The function in TVMScript, its target's architecture, and the sizes to try."""
+        return " ".join(map(str, (self.function.script(), self.arch, *self.sizes)))
+
+    @property
     def slack(self) -> float:
         """Return by how many times the limit of one rounding its numbers may be off."""
         return 1.0 + ROUNDINGS * self.steps

@@ -235,7 +235,7 @@ def _check(
             error = np.where(found == exact, 0.0, np.abs(found - exact))
             wrong = ~((error <= limit) | (np.isnan(found) & np.isnan(exact)))
     if wrong.any():
-        place = tuple(int(axis[0]) for axis in np.nonzero(wrong))
+        place = tuple(map(int, np.argwhere(wrong)[0]))
         worst = tuple(
             map(
                 int,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
@@ -9,8 +11,9 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.inspection import is_multiple, is_one, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
+from tensorir_ladder.schedules.loops.quotients import without_carries
 
-FOUR = 4  # elements of CUDA's own vectors of small integers: char4, short4
+TWO, FOUR = 2, 4  # elements of CUDA's own vectors of small integers: char4, short4
 
 
 def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
@@ -24,8 +27,8 @@ def widest_vector(sch: Schedule, block: SBlockRV, innermost: LoopRV) -> int:
     """
     stmt = sch.get(block)
     regions = [*stmt.reads, *stmt.writes]
-    if not _walks_last_iterator(sch, innermost):
-        return 1
+    if not _walks_last_iterator(sch, innermost) or not all(region.source.shape for region in regions):
+        return 1  # a buffer of no dimensions is one number for all lanes
     extents = [loop_extent(sch, innermost), *(region.source.shape[-1] for region in regions)]
     width = VECTOR_BYTES // max(dtype_bytes(region.source.dtype) for region in regions)
     width = min(width, _most_elements(stmt))
@@ -83,9 +86,11 @@ def _most_elements(block: s_tir.SBlock) -> int:
     """Return how many elements a vector may have that TVM 0.27 can write as CUDA, which nvcc then takes.
 
     One of bool; four of fp8 that is not just moved; and four of integers below 4 bytes where a vector holds one value
-    in all its lanes, as zeros outside a predicate do, or an element of a row. Of all else 16 bytes.
+    in all its lanes, as zeros outside a predicate do, or an element of a row: two of one byte that is no constant. Of
+    all else 16 bytes.
     """
     dtypes = {str(region.source.dtype) for region in [*block.reads, *block.writes]}
+    tvm_ffi.structural_walk(block.body, (tirx.Cast, lambda cast: dtypes.add(str(cast.ty.dtype))))
     if "bool" in dtypes:
         return 1
     if any(dtype.startswith("float8") for dtype in dtypes):
@@ -104,7 +109,34 @@ def _most_elements(block: s_tir.SBlock) -> int:
         repeated.append(str(number.ty.dtype) in narrow)
 
     tvm_ffi.structural_walk(block.body, [(ir.TensorLoad, note_load), (tirx.IntImm, note_number)])
+    if any(_is_byte_for_all_lanes(side, last) for side in _sides(block.body)):
+        return TWO
     return FOUR if any(repeated) else VECTOR_BYTES
+
+
+def _sides(body: tirx.Stmt) -> list[ir.Expr]:
+    """List what vectors of a block's body may be made of: what it stores, and what it computes with."""
+    found: list[ir.Expr] = []
+
+    def note(node: ir.Expr) -> None:
+        if isinstance(node, ir.Call):
+            found.extend(node.args)
+        elif isinstance(node, tirx.Select):
+            found.extend([node.true_value, node.false_value])
+        elif hasattr(node, "a") and hasattr(node, "b"):
+            found.extend([node.a, node.b])
+
+    tvm_ffi.structural_walk(body, [(ir.Expr, note), (tirx.BufferStore, lambda store: found.append(store.value))])
+    return found
+
+
+def _is_byte_for_all_lanes(value: ir.Expr, lane: tirx.Var) -> bool:
+    """Return whether an expression is a whole number of one byte, no constant, that does not depend on the lane."""
+    if re.fullmatch(r"u?int8", str(getattr(value.ty, "dtype", ""))) is None or isinstance(value, tirx.IntImm):
+        return False
+    used: list[bool] = []
+    tvm_ffi.structural_walk(value, (tirx.Var, lambda var: used.append(var.same_as(lane))))
+    return not any(used)
 
 
 def _walks_last_iterator(sch: Schedule, innermost: LoopRV) -> bool:
@@ -129,7 +161,8 @@ def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> b
 
     def index_at(lane: int, index: tirx.PrimExpr) -> tirx.PrimExpr:
         value = group * width + lane
-        return tvm_ffi.structural_map(index, (tirx.Var, lambda var: value if var.same_as(variable) else var))
+        found = tvm_ffi.structural_map(index, (tirx.Var, lambda var: value if var.same_as(variable) else var))
+        return without_carries(found, analyzer)
 
     if not all(is_one(dimension.extent) for dimension in region.region) or not _begins_rows_aligned(
         region.source, width

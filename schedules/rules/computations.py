@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
-from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, is_one, is_true
+from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, is_one, is_true, is_zero
 from tensorir_ladder.schedules.rules.rule import NotTaken
 
 PURE = 2  # TVM's CallEffectKind up to kReadState: what may be computed again, or elsewhere
 WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul)
+ARITHMETIC = (*WRAPPING, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod, tirx.Min, tirx.Max)
+COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+MOVING = ("prim.if_then_else", "tirx.reinterpret")  # calls that compute nothing
+LEAVE = "leave it to the rules of TVM"
+MOST_NODES = 4000  # of one expression: blocks that read a value often, one after the other, double it each time
 POINTERS = ("tirx.address_of", "tirx.tvm_access_ptr")  # what is behind one is not said
 
 
@@ -57,12 +62,14 @@ def computations_of(func: tirx.PrimFunc) -> list[Computation]:
     ------
     NotTaken : for a function that was scheduled already, or does something else than to compute whole buffers: no root
         block, statements of other kinds, blocks that write parts of a buffer, several writers of one buffer, loops that
-        do not run a block exactly once for each value of its iterators, calls with effects.
+        do not run a block exactly once for each value of its iterators, calls with effects; and for elements that are
+        no whole bytes, or vectors.
     """
     if not isinstance(func.body, s_tir.SBlockRealize):
-        raise NotTaken("a function without a root block", remedy="leave it to the rules of TVM")
+        raise NotTaken("a function without a root block", remedy=LEAVE)
     found: list[Computation] = []
     _read(func.body.block.body, [], found)
+    _check_elements(found)
     for place, computation in enumerate(found):
         if sum(other.buffer.same_as(computation.buffer) for other in found) > 1:
             raise _left("several blocks write one buffer", computation.name, "a reduction's start belongs into T.init")
@@ -70,6 +77,19 @@ def computations_of(func: tirx.PrimFunc) -> list[Computation]:
         if any(load.source.same_as(buffer) for load in loads_in(computation.value) for buffer in later):
             raise _left("a block that reads what it changes, or what is computed later", computation.name)
     return found
+
+
+def _check_elements(computations: Sequence[Computation]) -> None:
+    """Raise NotTaken for elements of which TVM's CUDA reads the whole word that they lie in, and for vectors."""
+    loads = [load.source for computation in computations for load in loads_in(computation.value)]
+    for buffer in [*(computation.buffer for computation in computations), *loads]:
+        dtype = tvm_ffi.dtype(str(buffer.dtype))
+        if dtype.lanes != 1 or dtype.bits % 8:
+            raise NotTaken(
+                "elements that are no whole bytes, or vectors",
+                value=f"{buffer.name}: {dtype}",
+                remedy=LEAVE,
+            )
 
 
 def nodes_inlined(computation: Computation, producers: Sequence[Computation]) -> int:
@@ -129,7 +149,26 @@ def index_of(computation: Computation, indices: Sequence[ir.Expr]) -> dict[tirx.
     return {own: index for own, index in zip(computation.indices, indices) if own in iterators}
 
 
-def shows_carries(value: ir.Expr) -> bool:
+def check_arithmetic(value: ir.Expr, block: str | None = None) -> None:
+    """Raise NotTaken for arithmetic that does something else in CUDA, as TVM 0.27 writes it, or that CUDA lacks."""
+    if _shows_carries(value):
+        problem = "integers of less than 32 bits that wrap inside of an expression, not in CUDA"
+        raise NotTaken(problem, block=block, remedy=LEAVE)
+    computed: list[ir.Expr] = []
+
+    def note_call(call: ir.Call) -> None:
+        if str(call.op.name) not in MOVING:
+            computed.extend([call, *call.args])
+
+    noted = [((*ARITHMETIC, *COMPARISONS), lambda node: computed.extend([node.a, node.b])), (ir.Call, note_call)]
+    tvm_ffi.structural_walk(value, noted)
+    dtypes = [str(getattr(expression.ty, "dtype", "")) for expression in computed]
+    if narrow := next((dtype for dtype in dtypes if dtype.startswith("float8")), None):
+        problem, remedy = "arithmetic in 8-bit floats, which CUDA lacks", "cast to float16 or float32 before it"
+        raise NotTaken(problem, block=block, value=narrow, remedy=remedy)
+
+
+def _shows_carries(value: ir.Expr) -> bool:
     """Return whether narrow integers are computed, and more than their low bits are looked at before they are stored.
 
     In CUDA (as TVM 0.27 writes it) they are int by then, and do not wrap.
@@ -168,9 +207,7 @@ def _read(stmt: tirx.Stmt, loops: list[tirx.For], found: list[Computation]) -> N
     elif isinstance(stmt, s_tir.SBlockRealize):
         found.extend(_computations(stmt, loops))
     else:
-        raise NotTaken(
-            "a statement that is no loop and no block", value=type(stmt).__name__, remedy="leave it to the rules of TVM"
-        )
+        raise NotTaken("a statement that is no loop and no block", value=type(stmt).__name__, remedy=LEAVE)
 
 
 def _computations(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[Computation]:
@@ -196,25 +233,34 @@ def _computations(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[C
     unit = {i.var: tirx.const(0, i.var.ty.dtype) for i in block.iter_vars if is_one(i.dom.extent)}
     kinds: dict[int, list[tirx.IterVar]] = {tirx.IterVar.DataPar: [], tirx.IterVar.CommReduce: []}
     for iterator in block.iter_vars:
-        if iterator.iter_type not in kinds or not _is_zero(iterator.dom.min):
+        if iterator.iter_type not in kinds or not is_zero(iterator.dom.min):
             raise _left("an iterator that is neither spatial nor a reduction's, from 0", name)
         if iterator.var not in unit:
             kinds[iterator.iter_type].append(iterator)
     computations = [
-        Computation(
-            name,
-            store.buffer,
-            tuple(replaced(index, unit) for index in store.indices),
-            replaced(store.value, unit),
-            start.value if start is not None else None,
-            tuple(kinds[tirx.IterVar.DataPar]),
-            tuple(kinds[tirx.IterVar.CommReduce]),
+        _without_steps(
+            Computation(
+                name,
+                store.buffer,
+                tuple(replaced(index, unit) for index in store.indices),
+                replaced(store.value, unit),
+                start.value if start is not None else None,
+                tuple(kinds[tirx.IterVar.DataPar]),
+                tuple(kinds[tirx.IterVar.CommReduce]),
+            )
         )
         for store, start in zip(stores, starts or [None] * len(stores))
     ]
     if not all(map(_writes_whole, computations)):
         raise _left("a block that writes a part of its buffer", name)
     return computations
+
+
+def _without_steps(computation: Computation) -> Computation:
+    """Return a reduction that never takes a step, having an iterator of none, as an equation of what it begins with."""
+    if computation.start is not None and any(is_zero(iterator.dom.extent) for iterator in computation.iterators):
+        return replace(computation, value=computation.start, start=None, reduction=())
+    return computation
 
 
 def _stores(body: tirx.Stmt) -> list[tirx.BufferStore]:
@@ -237,7 +283,7 @@ def _stores(body: tirx.Stmt) -> list[tirx.BufferStore]:
 def _runs_once_each(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> bool:
     """Return whether loops run a block exactly once for each value of its iterators."""
     ranges = {loop.loop_var: ir.Range.from_min_extent(loop.min, loop.extent) for loop in loops}
-    extents = {loop.loop_var: loop.extent for loop in loops if _is_zero(loop.min)}
+    extents = {loop.loop_var: loop.extent for loop in loops if is_zero(loop.min)}
     plain = is_true(realize.predicate) and len(loops) == len(realize.iter_values)
     if plain and len(set(realize.iter_values)) == len(loops):
         domains = [iterator.dom.extent for iterator in realize.block.iter_vars]
@@ -253,7 +299,7 @@ def _runs_once_each(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> bool
 
 def _runs_from_zero(index: sym.iter_affine_map.IterSumExpr, extent: ir.Expr) -> bool:
     """Return whether an index of loops takes each value from 0 up to ``extent``."""
-    if not _is_zero(index.base) or len(index.args) > 1:
+    if not is_zero(index.base) or len(index.args) > 1:
         return False
     if not index.args:
         return is_one(extent)
@@ -266,7 +312,7 @@ def _writes_whole(computation: Computation) -> bool:
     extents = {iterator.var: iterator.dom.extent for iterator in computation.spatial}
     for index, extent in zip(computation.indices, computation.buffer.shape):
         if not (index in extents and same_number(extents.pop(index), extent)) and not (
-            _is_zero(index) and is_one(extent)
+            is_zero(index) and is_one(extent)
         ):
             return False
     return not extents
@@ -284,9 +330,5 @@ def _is_pure(value: ir.Expr) -> bool:
     return all(effect <= PURE for effect in effects)
 
 
-def _is_zero(number: object) -> bool:
-    return isinstance(number, tirx.IntImm) and int(number) == 0
-
-
-def _left(problem: str, block: str, remedy: str = "leave it to the rules of TVM") -> NotTaken:
+def _left(problem: str, block: str, remedy: str = LEAVE) -> NotTaken:
     return NotTaken(problem, block=block, remedy=remedy)

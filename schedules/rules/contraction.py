@@ -245,7 +245,7 @@ class Contraction(Rule):
 
         Raises
         ------
-        NotTaken : for no product, or one that no engine takes; for a target that is no CUDA GPU, or not the machine's.
+        NotTaken : for no product, or one that no engine takes; for a target that is not the machine's.
         """
         product = product_of(func)
         shape = Shape.of(product)
@@ -275,11 +275,7 @@ class Contraction(Rule):
         return _first_lowered(func, shape, None, _plans(shape, SELDOM, self._machine_of(target)), target)
 
     def _machine_of(self, target: Target) -> Machine:
-        """Return the machine to choose for; NotTaken for a target that is no CUDA GPU, or not the machine's."""
-        if target.kind.name != "cuda":
-            raise NotTaken(
-                "engines are CUDA's", value=target.kind.name, limit="cuda", remedy="leave it to a rule for the target"
-            )
+        """Return the machine to choose for; NotTaken for a target that is not the machine's."""
         if self.machine is None:
             return assumed_machine(target)
         wanted, own = (str(one.attrs.get("arch", "")) for one in (target, self.machine.target))
@@ -315,9 +311,7 @@ def _few_rows(func: tirx.PrimFunc, target: Target, each: int) -> list[Body]:
         return [Body(most, lowered_for_few_rows(func, target), "decode")] if most else []
     except IllegalSchedule as reason:
         LOG.debug("no body for few rows: %s", reason)
-    except Exception:  # a defect there, which the other bodies need not share
-        LOG.warning("the body for few rows failed, and is left out", exc_info=True)
-    return []
+        return []
 
 
 def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: list[Plan], target: Target) -> Body:
@@ -327,6 +321,7 @@ def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: l
         try:
             return Body(most, _lowered(product_of(func), shape, plan, target), str(plan))
         except (ValueError, ScheduleError) as reason:  # TVM's, too, of bounds that do not fit into 32 bits
+            LOG.debug("%s cannot schedule the product: %s", plan, reason)
             reasons.append(f"{plan}: {reason}")
     raise NotTaken("no engine takes the product", value="; ".join(reasons), remedy="leave it to another rule")
 

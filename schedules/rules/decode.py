@@ -103,8 +103,6 @@ class _Shape:
 
 def _lowered(product: Product, target: Target, most_rows: int, rows: int | None = None) -> tirx.PrimFunc:
     """Schedule a product in its normal form, and lower it; ``rows`` of a body where run time has their number."""
-    if target.kind.name != "cuda":
-        raise NotTaken("weights are streamed by CUDA's threads", value=target.kind.name, remedy="give a CUDA target")
     few, weights = _roles(product, most_rows, unknown=rows is not None)
     product = unpacked_in_float32(product, weights)
     shape = _shape(product, few, weights, rows)

@@ -10,12 +10,12 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.target import Target
 
-from tensorir_ladder.schedules.inspection import is_constant
+from tensorir_ladder.schedules.inspection import is_constant, is_zero
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import vectors as v
-from tensorir_ladder.schedules.rules.computations import Computation, loads_in
-from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
+from tensorir_ladder.schedules.rules.computations import LEAVE, Computation, loads_in
+from tensorir_ladder.schedules.rules.rule import HOW, NotTaken, Rule
 from tensorir_ladder.schedules.rules.transposes import transposing_kernel
 
 THREADS = 256
@@ -33,7 +33,7 @@ class Elementwise(Rule):
                    y_local = f(x_local * w_local), lane by lane;   y[vector] = y_local
 
     Whatever is computed on the way is computed where it is used. Loads that are not consecutive are single. Symbolic
-    extents are extents of one more body where they are multiples of a vector.
+    extents are extents of one more body where they are multiples of a vector. Outputs without elements have no kernel.
     """
 
     name = "elementwise"
@@ -43,7 +43,11 @@ class Elementwise(Rule):
         source = v.read_source(func)
         reducing = [c.name for c in source.computations if v.is_reduction(c)]
         if reducing or not source.outputs:
-            raise NotTaken("a function that does not only compute elementwise", value=reducing, remedy=v.LEAVE)
+            raise NotTaken("a function that does not only compute elementwise", value=reducing, remedy=LEAVE)
+        some = tuple(output for output in source.outputs if not any(map(is_zero, output.buffer.shape)))
+        if not some:
+            return func.with_body(tirx.Evaluate(0)).with_attr(HOW, "no kernels: there is nothing to compute")
+        source = dataclasses.replace(source, outputs=some)
         return source.with_body(v.for_whole_vectors(source, lambda extents: elementwise_kernels(source, extents)))
 
 

@@ -8,7 +8,7 @@ from tvm import ir, tirx
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.rules.for_target import dlight_rules, dlight_target, rules
+from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target, rules
 from tensorir_ladder.schedules.rules.relax_pipeline import fuse_operators
 from tensorir_ladder.schedules.rules.rule import HOW, Rule, is_scheduled
 
@@ -52,7 +52,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(mod: ir.IRModule, target: Target) -> Explanation:
+def explain(mod: ir.IRModule, target: Target | str | dict[str, object]) -> Explanation:
     """Say what the pipeline "tensorir_ladder" does with each function of a module for ``target``; changes nothing.
 
     Operators of Relax are made functions and fused first, as the pipeline does. The rules are really tried, which
@@ -62,6 +62,7 @@ def explain(mod: ir.IRModule, target: Target) -> Explanation:
     ------
     IllegalSchedule : for a target that is no CUDA GPU with sm_80 or newer.
     """
+    target = as_cuda(target)
     ours = rules(target)
     mod = fuse_operators(target)(mod)
     functions = {name.name_hint: function for name, function in mod.functions_items()}
@@ -73,6 +74,8 @@ def _row(name: str, function: tirx.PrimFunc, target: Target, ours: tuple[Rule, .
     if is_scheduled(function):
         return Row(name, ALREADY, str(function.attrs.get(HOW, "")), ())
     left: list[tuple[str, str]] = []
+    if function.attrs and "target" in function.attrs:
+        target = function.attrs["target"]  # for which dlight asks
     for rule in ours:
         try:
             taken = rule.take(function, target)

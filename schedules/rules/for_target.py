@@ -20,7 +20,7 @@ RULES: tuple[type[Rule], ...] = (Decode, Contraction, Rows, Elementwise)
 OLDEST = 80  # cp.async and mma.sync of float16, bfloat16 and TF32
 
 
-def rules(target: Target, machine: Machine | None = None) -> tuple[Rule, ...]:
+def rules(target: Target | str | dict[str, object], machine: Machine | None = None) -> tuple[Rule, ...]:
     """List our rules for a target in the order in which they are asked: the first that takes a function has it.
 
     ::
@@ -35,7 +35,7 @@ def rules(target: Target, machine: Machine | None = None) -> tuple[Rule, ...]:
     ------
     IllegalSchedule : for a target that is no CUDA GPU with sm_80 or newer.
     """
-    require_cuda(target)
+    as_cuda(target)
     return tuple(Contraction(machine) if rule is Contraction else rule() for rule in RULES)
 
 
@@ -47,17 +47,21 @@ def dlight_rules() -> tuple[ScheduleRule, ...]:
 
 def dlight_target(target: Target) -> Target:
     """Return the target by a name that dlight understands: it takes "sm_90a" for a GPU without tensor cores."""
-    described = target.export()
-    return Target({**described, "arch": re.sub(r"\D+$", "", str(described["arch"]))})
+    described = dict(target.export())
+    if "arch" in described:
+        described["arch"] = re.sub(r"\D+$", "", str(described["arch"]))
+    return Target(described)
 
 
-def require_cuda(target: Target) -> None:
-    """Raise IllegalSchedule for a target that is no CUDA GPU with sm_80 or newer."""
-    named = target.kind.name
+def as_cuda(target: Target | str | dict[str, object]) -> Target:
+    """Return a target, or what TVM makes one of; IllegalSchedule for one that is no CUDA GPU with sm_80 or newer."""
+    if isinstance(target, (str, dict)):
+        target = Target(target)
+    named = target.kind.name if isinstance(target, Target) else str(target)
     if named == "cuda":
         named = str(target.attrs.get("arch", "cuda without an arch"))
         if (found := re.match(r"sm_(\d+)", named)) and int(found[1]) >= OLDEST:
-            return
+            return target
     raise IllegalSchedule(
         "these rules are for CUDA GPUs",
         value=named,

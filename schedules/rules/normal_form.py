@@ -28,15 +28,16 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.inspection import is_constant, is_one
 from tensorir_ladder.schedules.rules.computations import (
+    MOST_NODES,
     Computation,
     analyzer_for,
+    check_arithmetic,
     computations_of,
     inlined,
     loads_in,
     nodes_inlined,
     replaced,
     same_number,
-    shows_carries,
     simplified,
 )
 from tensorir_ladder.schedules.rules.rule import NotTaken
@@ -46,7 +47,6 @@ NARROW_FLOATS = ("float16", "bfloat16", "float8")  # beginnings of the dtypes wh
 FEWEST_OF_A_GROUP = 8  # channels of the result: less of a tile would be used by a grouped convolution
 EPILOGUE = "epilogue"
 OWN_NAMES = ("root", "first_operand", "second_operand", EPILOGUE)  # of blocks
-MOST_NODES = 4000  # of an epilogue: blocks that read a value often, one after the other, double it each time
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,7 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
     factors = _factors_of(reduction, others, sums)
     epilogue = _epilogue_of(reduction, factors, written, others)
     for value in (factors.first, factors.second, epilogue.value):
-        if shows_carries(value):
-            raise _left("integers of less than 32 bits that wrap inside of an expression, not in CUDA", reduction)
+        check_arithmetic(value, reduction.name)
     return _rewritten(func, *_grouped(reduction, factors, epilogue))
 
 
@@ -337,12 +336,28 @@ def _inverse(read: Sequence[ir.Expr], reduction: Computation, written: Computati
     ]
     if not (left and missing and analyzer.can_prove_equal(*counts)):
         raise several
+    if not all(_is_invertible(index, missing, extents) for _, index in left):
+        raise several
     ranges = [ir.Range(0, extents[var]) for var in missing]
     try:
         inverse = tirx.IndexMap(missing, [index for _, index in left], None).inverse(ranges)
     except InternalError as error:  # TVM says so of a map that is not affine, or not one to one
         raise several from error
     return taken | dict(zip(missing, inverse.map_indices([own for own, _ in left])))
+
+
+def _is_invertible(index: ir.Expr, iterators: Sequence[tirx.Var], extents: dict[tirx.Var, ir.Expr]) -> bool:
+    """Return whether all that an index divides runs from 0 on: of ``(j + 3) % 8`` TVM 0.27 takes j for the inverse."""
+    analyzer, begins = sym.Analyzer(), []
+    for var in iterators:
+        analyzer.bind(var, ir.Range(0, extents[var]))
+
+    def note(division: tirx.FloorDiv | tirx.FloorMod) -> None:
+        first = replaced(division.a, {var: tirx.const(0, str(var.ty.dtype)) for var in iterators})
+        begins.append(analyzer.can_prove_equal(first, 0) and analyzer.can_prove(division.a >= 0))
+
+    tvm_ffi.structural_walk(index, ((tirx.FloorDiv, tirx.FloorMod), note))
+    return all(begins)
 
 
 def _grouped(reduction: Computation, factors: _Factors, epilogue: _Epilogue) -> tuple[Computation, _Factors, _Epilogue]:
@@ -530,11 +545,11 @@ def _block(
     taken = {var: value for axis, place in zip(axes, places) for var, value in axis.values(place).items()}
     stored = store(places, taken, analyzer_for(iterators))
     init = None if start is None else tirx.BufferStore(stored.buffer, start, stored.indices)
-    reads: list[ir.TensorRegion] = []
+    read: list[ir.TensorLoad] = []  # of regions TVM says that they are equal whatever their buffers are
     for load in loads_in(stored.value):
-        point = _point(load.source, load.indices)
-        if not load.source.same_as(stored.buffer) and not any(tvm_ffi.structural_equal(point, read) for read in reads):
-            reads.append(point)
+        if not load.source.same_as(stored.buffer) and not any(tvm_ffi.structural_equal(load, one) for one in read):
+            read.append(load)
+    reads = [_point(load.source, load.indices) for load in read]
     block = s_tir.SBlock(iterators, reads, [_point(stored.buffer, stored.indices)], name, stored, init)
     loops = [tirx.Var(axis.name, "int32") for axis in axes]
     stmt: tirx.Stmt = s_tir.SBlockRealize(loops, True, block)

@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from tensorir_ladder.schedules.rules import vectors as v
-from tensorir_ladder.schedules.rules.computations import Computation, loads_in, replaced
+from tensorir_ladder.schedules.rules.computations import LEAVE, Computation, loads_in, replaced
 from tensorir_ladder.schedules.rules.rule import NotTaken
 
 ZERO = tirx.const(0, "int32")
@@ -75,11 +75,11 @@ def _reduction(block: Sequence[Computation]) -> Reduction:
         for load in [load for other in block for load in loads_in(other.value)]:
             same = all(map(tvm_ffi.structural_equal, load.indices, computation.indices))
             if load.source.same_as(computation.buffer) and not same:
-                raise NotTaken("a sum that reads others of its buffer", block=computation.name, remedy=v.LEAVE)
+                raise NotTaken("a sum that reads others of its buffer", block=computation.name, remedy=LEAVE)
     values = [tvm_ffi.structural_map(computation.value, (ir.TensorLoad, own)) for computation in block]
     starts = [computation.start for computation in block]
     if any(start is None or loads_in(start) for start in starts):
-        raise NotTaken("a sum that goes on from what its buffer holds", block=block[0].name, remedy=v.LEAVE)
+        raise NotTaken("a sum that goes on from what its buffer holds", block=block[0].name, remedy=LEAVE)
     added = [_plain_term(value, variable, sums) for value, variable in zip(values, sums)]
     if all(term is not None for term in added):
         return _plain(block, [type(value) for value in values], added, starts)
@@ -90,7 +90,7 @@ def _reduction(block: Sequence[Computation]) -> Reduction:
                 dtypes = tuple(_wide(c) for c in block)
                 terms, begins = (tuple(map(cast, parts, dtypes)) for parts in (found[0], starts))
                 return Reduction(tuple(block), terms, dtypes, found[1], begins, (None, None))
-    raise NotTaken("a reduction that is no sum, product, extremum or place of one", block=block[0].name, remedy=v.LEAVE)
+    raise NotTaken("a reduction that is no sum, product, extremum or place of one", block=block[0].name, remedy=LEAVE)
 
 
 def _plain_term(value: ir.Expr, variable: tirx.Var, sums: Sequence[tirx.Var]) -> ir.Expr | None:
@@ -105,6 +105,8 @@ def _plain_term(value: ir.Expr, variable: tirx.Var, sums: Sequence[tirx.Var]) ->
 def _wide(computation: Computation) -> str:
     """Return the dtype of partial results: one that shuffles move."""
     written = str(computation.buffer.dtype)
+    if written.startswith("float8"):
+        return "float32"
     return NARROW.get(written, written)
 
 

@@ -20,14 +20,14 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 
 from tensorir_ladder.schedules.passes import on_functions
-from tensorir_ladder.schedules.rules.for_target import dlight_rules, dlight_target, require_cuda, rules
+from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target, rules
 from tensorir_ladder.schedules.rules.relax_passes import DequantizeInProduct, ReadTransposed
 from tensorir_ladder.schedules.rules.rule import OPAQUE, is_scheduled
 
 NAME = "tensorir_ladder"
 
 
-def pipeline(target: Target | None = None) -> Pass:
+def pipeline(target: Target | str | dict[str, object] | None = None) -> Pass:
     """Make the pipeline: operators to functions, fused; our rules; dlight's for what these leave.
 
     ``target`` is the GPU to compile for, by default the one that ``with target:`` names when the pipeline runs.
@@ -37,16 +37,15 @@ def pipeline(target: Target | None = None) -> Pass:
     IllegalSchedule : for a target that is no CUDA GPU with sm_80 or newer.
     ValueError : when it runs without a target.
     """
-    if target is not None:
-        require_cuda(target)  # here: what is raised in a pass loses its type
+    given = None if target is None else as_cuda(target)  # here: what is raised in a pass loses its type
 
     @tvm.transform.module_pass(opt_level=0, name=NAME)
     def run(mod: ir.IRModule, _context: PassContext) -> ir.IRModule:
-        chosen = target or Target.current(allow_none=True)
+        chosen = given or Target.current(allow_none=True)
         if chosen is None:
             raise ValueError(f"no target; relax.get_pipeline({NAME!r}, target=...), or run it in `with target:`")
         ours, theirs = rules(chosen), dlight_rules()
-        mod = fuse_operators(chosen)(mod)
+        mod = fuse_operators(chosen)(mod).clone()  # dlight changes the module that it is given
         with chosen:
             mod = dlight.ApplyDefaultSchedule(*ours)(mod)
         with dlight_target(chosen):

@@ -14,7 +14,7 @@ from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import vectors as v
-from tensorir_ladder.schedules.rules.computations import Computation, index_of, loads_in
+from tensorir_ladder.schedules.rules.computations import LEAVE, Computation, index_of, loads_in
 from tensorir_ladder.schedules.rules.long_rows import in_parts
 from tensorir_ladder.schedules.rules.reductions import Reduction, cast, reductions_of, stands_along_rows
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
@@ -59,7 +59,7 @@ class Rows(Rule):
         source = v.read_source(func)
         reductions = reductions_of(source.computations)
         if not reductions:
-            raise NotTaken("a function without a reduction", remedy=v.LEAVE)
+            raise NotTaken("a function without a reduction", remedy=LEAVE)
         cut = in_parts(source, reductions, _best_kernels)
         if cut is None:
             cut = v.for_whole_vectors(source, lambda extents: _best_kernels(source, reductions, extents))
@@ -152,7 +152,7 @@ def _check_rows(expressions: v.Expressions, reduction: Reduction, names: v.Value
         loads = loads_in(expressions.value(term, names))
         if loads and not any(all(v.uses(load, [variable]) for variable in needed) for load in loads):
             name = reduction.computations[0].name
-            raise NotTaken("each operand is used for several results: a contraction", block=name, remedy=v.LEAVE)
+            raise NotTaken("each operand is used for several results: a contraction", block=name, remedy=LEAVE)
 
 
 def _form(
@@ -199,7 +199,7 @@ def _reducing_phase(form: _Form, reduction: Reduction) -> _Phase:
     analyzer = form.lanes.analyzer
     alike = analyzer.can_prove_equal(v.product(own), form.rows)
     if not alike or not analyzer.can_prove_equal(columns, form.columns):
-        raise NotTaken("reductions of rows that are not the same", block=first.name, value=f"{own}", remedy=v.LEAVE)
+        raise NotTaken("reductions of rows that are not the same", block=first.name, value=f"{own}", remedy=LEAVE)
     at = dict(zip([i.var for i in first.spatial], v.digits(form.row, own)))
     at.update(zip([i.var for i in first.reduction], v.digits(form.column, lengths)))
     values = [form.lanes.simplified(form.expressions.value(term, at)) for term in reduction.terms]
@@ -243,7 +243,7 @@ def _storing_phase(
         numbered = dict(zip([i.var for i in result.spatial], v.digits(flat, every)))
         columns = form.columns
     else:
-        raise NotTaken("a result that is not of the rows that were reduced", block=result.name, remedy=v.LEAVE)
+        raise NotTaken("a result that is not of the rows that were reduced", block=result.name, remedy=LEAVE)
     indices = [numbered[index] if isinstance(index, tirx.Var) else ZERO for index in result.indices]
     value = form.lanes.simplified(form.expressions.value(result.value, numbered))
     return _Phase(None, [value], [(result.buffer, indices)], columns)
@@ -260,7 +260,7 @@ def _check_results(form: _Form, phase: _Phase, reductions: Sequence[Reduction]) 
     for load in [load for value in phase.values for load in loads_in(value) if load.source in results]:
         own = _place(form, results[load.source])
         if not all(map(form.lanes.analyzer.can_prove_equal, load.indices, own)):
-            raise NotTaken("results of other rows are read", block=results[load.source].name, remedy=v.LEAVE)
+            raise NotTaken("results of other rows are read", block=results[load.source].name, remedy=LEAVE)
 
 
 def _plan_registers(form: _Form, source: v.Source, kept: Sequence[tirx.Var]) -> None:

@@ -52,8 +52,13 @@ class Rule(ScheduleRule):
 
         A call with extents that 32-bit indices do not reach is refused by the function itself.
         """
+        if target.kind.name != "cuda":
+            remedy = "leave it to a rule for the target"
+            raise NotTaken("kernels are CUDA's", value=target.kind.name, limit="cuda", remedy=remedy)
         if is_scheduled(func):
             raise NotTaken("the function has its schedule", remedy="leave it as it is")
+        if _flag(func, "tirx.is_host_func"):
+            raise NotTaken("the function is the host's", remedy="leave it as it is")
         if isinstance(func.body, s_tir.SBlockRealize) and relax.analysis.has_reshape_pattern(func):
             raise NotTaken("a reshape moves nothing", remedy="leave it to TVM, which makes a view of it")
         scheduled = self.schedule(func, target)
@@ -80,7 +85,11 @@ class Rule(ScheduleRule):
 
 def is_scheduled(function: tirx.PrimFunc) -> bool:
     """Tell whether a function has been scheduled by a rule, ours or dlight's."""
-    return bool(function.attrs) and bool(function.attrs.get(SCHEDULED, False))
+    return _flag(function, SCHEDULED)
+
+
+def _flag(function: tirx.PrimFunc, name: str) -> bool:
+    return bool(function.attrs) and bool(function.attrs.get(name, False))
 
 
 def _check_buffers(function: tirx.PrimFunc) -> None:

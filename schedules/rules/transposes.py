@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,11 @@ def transposing_kernel(expressions: v.Expressions, output: Computation) -> tuple
     axis = across[0][1]
     sides = [int(extents[one]) for one in (axis, last) if is_constant(extents[one])]
     if any(side < SHORTEST for side in sides):
+        return None
+    padded = [
+        -(-int(e) // SIDE) * SIDE if one in (axis, last) else int(e) for one, e in extents.items() if is_constant(e)
+    ]
+    if math.prod(padded) > v.MOST_ELEMENTS:
         return None
     others = tuple(one for one in axes if not one.same_as(axis))
     staged = [load for load, along in across if along.same_as(axis)]

@@ -21,24 +21,25 @@ from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules.computations import (
+    ARITHMETIC,
+    COMPARISONS,
+    LEAVE,
+    MOST_NODES,
     Computation,
+    check_arithmetic,
     computations_of,
     index_of,
     loads_in,
     replaced,
-    shows_carries,
     simplified,
 )
 from tensorir_ladder.schedules.rules.limits import limit_of
 from tensorir_ladder.schedules.rules.rule import HOW, NotTaken
 
-MOST_NODES = 4000  # of one expression: blocks that read a value often, one after the other, double it each time
 MOST_ELEMENTS = 2**31 - 1
 MOST_LANES = 16
 WHOLE = 8  # elements of which an extent must be a multiple for vectors that are proven aligned
 IF = "prim.if_then_else"
-ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod, tirx.Min, tirx.Max)
-COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 LOGIC = (tirx.And, tirx.Or)
 
 Values = Mapping[tirx.Var, ir.Expr]
@@ -95,12 +96,6 @@ def read_source(function: tirx.PrimFunc) -> Source:
         count = math.prod(int(extent) for extent in buffer.shape if is_constant(extent))
         if count > MOST_ELEMENTS:
             raise NotTaken("a buffer is beyond 32-bit indexing", value=count, limit=MOST_ELEMENTS, remedy=LEAVE)
-    for buffer in {load.source for c in computations for load in loads_in(c.value)} | set(buffers):
-        dtype = tvm_ffi.dtype(str(buffer.dtype))
-        if dtype.lanes != 1 or dtype.bits % 8:
-            raise NotTaken(
-                "elements that are no whole bytes, or vectors", value=f"{buffer.name}: {dtype}", remedy=LEAVE
-            )
     outputs = tuple(c for c in computations if c.buffer in buffers)
     extents, prologue = _narrow_extents(buffers)
     return Source(function, tuple(computations), outputs, extents, prologue)
@@ -144,8 +139,7 @@ class Expressions:
         """Return an expression where the iterators are ``at``; NotTaken where it is too long, or would not wrap."""
         self._nodes = 0
         value = self._value(expression, at)
-        if shows_carries(value):
-            raise NotTaken("integers of less than 32 bits that wrap inside of an expression, not in CUDA", remedy=LEAVE)
+        check_arithmetic(value)
         return value
 
     def extent(self, expression: ir.Expr) -> ir.Expr:
@@ -177,7 +171,7 @@ class Expressions:
             raise NotTaken(
                 "an expression that grows with each block it reads through",
                 value=f"more than {MOST_NODES} terms",
-                remedy="leave it to the rules of TVM",
+                remedy=LEAVE,
             )
         if isinstance(expression, ir.TensorLoad):
             return self.load(expression, at)
@@ -219,9 +213,6 @@ class Expressions:
             return tirx.Select(self._value(expression.condition, at), *sides)
         value = self._value(expression, at)
         return value if str(value.ty.dtype) == "int32" else tirx.Cast("int32", value)
-
-
-LEAVE = "leave it to the rules of TVM"
 
 
 @dataclass

@@ -8,6 +8,7 @@ import pytest
 from tvm import tirx
 
 from tensorir_ladder.harness import cli
+from tensorir_ladder.harness.commands import drawing
 from tensorir_ladder.harness.commands import rules as command
 from tensorir_ladder.harness.lab import drawn_functions
 from tensorir_ladder.harness.lab.drawn_functions import KINDS, STEPS, draw, run_draws, run_function
@@ -64,7 +65,8 @@ def test_a_rule_that_fails_is_told_from_one_that_leaves(monkeypatch: pytest.Monk
     assert run_function(draw(0, numbers["rows"])).text == "broken: a reason"
     outcome = run_function(draw(0, numbers["product"]))
     assert (outcome.what, "ZeroDivisionError" in outcome.text) == ("failed", True)
-    record = command._record(cli.parse(["rules", "--revision", "0" * 40]), "ladder rules", [outcome], 1.0)
+    options = cli.parse(["rules", "--revision", "0" * 40])
+    record = drawing.record_of(command.DRAWN, options, "ladder rules", [outcome], 1.0)
     assert (record.failed, record.bad[0].number, record.bad[0].what) == (1, numbers["product"], "failed")
 
 

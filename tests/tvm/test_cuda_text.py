@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 from support.stock_tvm import failure, kernel, still
 
 NARROW = "schedules/rules/normal_form.py (product_of)"
+WHOLE = "schedules/rules/computations.py (computations_of)"
 VECTORS = "schedules/loops/vectorization.py (widest_vector)"
 
 
@@ -30,6 +31,21 @@ def by_vectors(dtype: str, lanes: int, of: Callable[[ir.Expr], ir.Expr]) -> str:
 def test_eight_equal_bytes_are_an_int2_of_eight_numbers() -> None:
     text = by_vectors("int8", 8, lambda _: tirx.const(3, "int8"))
     still(re.search(r"make_int2\((\(signed char\)3(, )?){8}\)", text) is not None, VECTORS)
+
+
+def test_four_bytes_of_a_row_must_be_a_constant() -> None:
+    """What all lanes have in common is one value, which TVM packs as the constant that it takes it for."""
+    x, row = te.placeholder((8, 4), "int8", name="x"), te.placeholder((8,), "int8", name="row")
+    sch = Schedule(te.create_prim_func([x, row, te.compute((8, 4), lambda i, j: x[i, j] & row[i], name="y")]))
+    threads, vector = sch.get_loops(sch.get_sblock("y"))
+    sch.bind(threads, "threadIdx.x")
+    sch.vectorize(vector)
+    still("p.has_value()" in failure(lambda: kernel(sch.mod)), VECTORS)
+
+
+def test_numbers_of_four_bits_are_read_eight_at_a_time() -> None:
+    text = by_vectors("int4", 1, lambda value: value.astype("int32"))
+    still(re.search(r"= \(\(int\)\*\(\(\(int\*\)x_ptr\) \+ .+ / 8\)\);", text) is not None, WHOLE)
 
 
 def test_vectors_of_bool_are_twice_as_long() -> None:
