@@ -43,6 +43,7 @@ GROUPS = {
     "run": {
         "run": Command("verify, then measure beside cuBLAS and the step before", "GPU (else verifies); seconds a case"),
         "verify": Command("check outputs only", "GPU, or CPU alone; seconds a case"),
+        "build": Command("build the kernels of a file of shapes before torch_ops.matmul calls", "compiler; minutes"),
         "sweep": Command("measure all combinations of tiles, stage counts and variants", "GPU, compiler; minutes"),
     },
     "look": {
@@ -57,6 +58,9 @@ GROUPS = {
     },
     "measure": {
         "bandwidth": Command("measure memory-bound workloads beside a copy and torch", "GPU (else verifies); minutes"),
+        "bench": Command(
+            "measure drawn shapes beside cuBLAS, group by group", "GPU (else --dry-run); a second a shape"
+        ),
         "model": Command(
             "time whole models by stock TVM, dlight and our rules, beside torch", "GPU (else verifies); minutes"
         ),
@@ -65,7 +69,8 @@ GROUPS = {
         "launch": Command("time the host's part of a launch, TVM's and our own", "GPU, compiler; seconds a case"),
     },
     "tune": {
-        "tune": Command("search a step's space, confirm and keep the best", "GPU, compiler; minutes a shape"),
+        "tune": Command("search a step's space, confirm and keep the best", "GPUs, compiler; minutes a shape"),
+        "serve": Command("offer this host's GPUs to searches on other machines", "GPUs; until interrupted"),
     },
     "lab": {
         "fuzz": Command("run drawn shapes and configurations: each right, or refused", "C++ compiler or GPU; minutes"),
@@ -79,8 +84,11 @@ GROUPS = {
     "reports": {
         "table": Command("print the records as tables, Markdown or JSON", "nothing; seconds"),
         "stages": Command("print what each stage brings and costs, judge the depth model", "nothing; seconds"),
+        "shapes": Command("print how drawn shapes stand beside cuBLAS, and draw them", "nothing; seconds"),
         "plot": Command("draw speeds, gains, rooflines, stage sweeps and timelines as PNG", "nothing; a minute"),
         "page": Command("write a Markdown page per step, one on stages, and their pictures", "nothing; seconds"),
+        "report": Command("write the site: ladder, lessons, comparisons, stages; offline", "nothing; a minute"),
+        "listings": Command("compile the default kernels: PTX and machine code for the site", "compiler; minutes"),
         "readme": Command("rewrite the README's results, and draw its pictures", "nothing; seconds"),
         "check": Command("check every record, and that README and pictures follow", "nothing; a minute"),
     },
@@ -103,8 +111,11 @@ EXAMPLES = """\
   ladder timeline --step 11 --stages 1,2,4       what one block does when; needs a GPU
   ladder model --model llama-layer --seq 1-8192  a Llama layer by stock TVM, dlight, our rules and torch
   ladder depth --step 5 --size 512               how many stages, by the model; needs no GPU
+  ladder bench --shapes random --seed 1 --count 200  shapes that nobody tuned, beside cuBLAS
+  ladder build --shapes FILE                     kernels of torch_ops.matmul, before they are called
   ladder launch --step 11 --size 512             host time per launch, TVM's and ours
   ladder tune --step 5 --size 1024 --budget 120  the best of a declared space, kept on disk
+  ladder tune --step 10-13 --size 4096 --gpus 4  the same on four GPUs, the likeliest candidates only
   ladder run --step 5 --size 1024 --tile tuned   measured as it was tuned
   ladder rebuild --step 5 --limit 20             is the CUDA of records still what it was?
   ladder table --step 5 --markdown               step 5 and its variants as Markdown
@@ -323,7 +334,7 @@ def _join_negative(arguments: list[str]) -> list[str]:
 
 
 def _repeatable(arguments: list[str]) -> list[str]:
-    """Keep the arguments that say what is measured, without those that say where results and tree lie."""
-    places = ("--out", "--revision")
+    """Keep the arguments that say what is measured, without those that say where results lie, and for how long."""
+    places = ("--out", "--revision", "--time-limit")
     kept = [argument for argument in arguments if not argument.startswith(tuple(f"{place}=" for place in places))]
     return [word for before, word in zip(["", *kept], kept) if word not in places and before not in places]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ import tvm_ffi
 
 from tensorir_ladder.harness.execution import GpuBackend, NoGpu, device_properties, require_gpu
 from tensorir_ladder.harness.records import GpuState
+from tensorir_ladder.kernels.codegen.build_cache import digest_sources
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURING_SOURCES = ("harness/**/*.py", "schedules/**/*.py", "kernels/**/*.py", "steps/*.py")
@@ -109,8 +109,4 @@ def host_cpu() -> str:
 
 def sources_digest(root: Path, patterns: Iterable[str] = MEASURING_SOURCES) -> str:
     """Digest the sources that shape a measurement, to tell trees apart where git is absent."""
-    digest = hashlib.sha256()
-    for pattern in patterns:
-        for path in sorted(root.glob(pattern)):
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest_sources(root, patterns)

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import tvm
 
@@ -27,6 +29,7 @@ from tensorir_ladder.harness.build import Case, lower
 from tensorir_ladder.harness.race import Plan, Rounds
 from tensorir_ladder.harness.records import (
     Candidate,
+    Environment,
     Journal,
     RecordError,
     TunedConfig,
@@ -103,19 +106,33 @@ def candidates(case: Case, space: TuningSpace) -> tuple[list[Case], list[Candida
             candidate.validate()
             legal.setdefault(what, candidate)
         except IllegalSchedule as refused:
-            illegal.setdefault(what, _described(candidate, "illegal", str(refused)))
+            illegal.setdefault(what, described(candidate, "illegal", str(refused)))
     return list(legal.values()), list(illegal.values())
 
 
-class Search:
-    """Successive halving over a space's candidates; ``found`` is what is known of each so far.
+class Owner(Protocol):
+    """What a tuned configuration's record says of who searched: a :class:`harness.session.Session`, or a fleet's."""
 
-    ``known`` are candidates that an earlier, unfinished search has timed: they are not timed again. IllegalSchedule
-    where the machine can run none of the space.
+    out: Path
+    command: str
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Name, driver and power limit of the GPU."""
+
+    def environment(self, rounds: Rounds) -> Environment:
+        """Say where, when and with what the rounds were taken."""
+
+
+class Findings:
+    """What is known of a space's candidates so far: ``found``, by case.
+
+    ``known`` are candidates that an earlier, unfinished search has timed. IllegalSchedule where the machine can run
+    none of the space.
     """
 
-    def __init__(self, session: Session, case: Case, space: TuningSpace, known: tuple[Candidate, ...] = ()) -> None:
-        self.session, self.problem = session, case.problem
+    def __init__(self, case: Case, space: TuningSpace, known: tuple[Candidate, ...] = ()) -> None:
+        self.problem = case.problem
         self.legal, self.illegal = candidates(case, space)
         if not self.legal:
             raise IllegalSchedule(
@@ -124,8 +141,43 @@ class Search:
                 limit=self.illegal[0].why,
                 remedy="add smaller tiles to the step's TileSet",
             )
-        earlier = {_identity(candidate): candidate for candidate in known}
-        self.found = {case: earlier[key] for case in self.legal if (key := _identity(_described(case))) in earlier}
+        earlier = {identity(candidate): candidate for candidate in known}
+        self.found = {case: earlier[key] for case in self.legal if (key := identity(described(case))) in earlier}
+
+    def ranked(self, heat: int | None = None) -> list[Case]:
+        """List the cases that were timed, those that came furthest first, then by their last speed over cuBLAS.
+
+        With ``heat``, only cases timed in it, by their speed there.
+        """
+        if heat is not None:
+            timed = [case for case, candidate in self.found.items() if len(candidate.ratios) > heat]
+            return sorted(timed, key=lambda case: -self.found[case].ratios[heat])
+        timed = [case for case, candidate in self.found.items() if candidate.ratios]
+        return sorted(timed, key=lambda case: (-len(self.found[case].ratios), -self.found[case].ratios[-1]))
+
+    def known(self, case: Case) -> Candidate:
+        """Return what the search found of a case; a bare description where it did not meet it."""
+        return self.found.get(case, described(case))
+
+    def outcome(self) -> tuple[Candidate, ...]:
+        """List every candidate that was seen: timed ones, best first, then refused ones, then illegal ones."""
+        refused = [candidate for candidate in self.found.values() if not candidate.ratios]
+        return (*(self.found[case] for case in self.ranked()), *refused, *self.illegal)
+
+    def require_timed(self) -> None:
+        """Raise WrongResult or CompileError where no candidate could be timed."""
+        if not self.ranked():
+            refused = sorted(self.found.values(), key=lambda candidate: candidate.status != "wrong")[0]
+            error = WrongResult if refused.status == "wrong" else CompileError
+            raise error(f"no candidate may be timed; {refused.name} is {refused.status}: {refused.why}")
+
+
+class Search(Findings):
+    """Successive halving over a space's candidates, on one GPU; those that are known already are not timed again."""
+
+    def __init__(self, session: Session, case: Case, space: TuningSpace, known: tuple[Candidate, ...] = ()) -> None:
+        super().__init__(case, space, known)
+        self.session = session
 
     def run(
         self, enough: Callable[[], bool] = lambda: False, after_batch: Callable[[str], None] = lambda _: None
@@ -145,36 +197,10 @@ class Search:
                     self._time(batch, plan)
                     done = sum(not self._waits_for(case, heat) for case in field)
                     after_batch(f"heat {heat + 1} of {len(HEATS)}: {done} of {len(field)} candidates")
-            self._require_timed()
+            self.require_timed()
             timed = self.ranked(heat)
             field = timed[: max(FEWEST_SURVIVORS, -(-len(timed) // SURVIVING))]
         return self.ranked()
-
-    def ranked(self, heat: int | None = None) -> list[Case]:
-        """List the cases that were timed, those that came furthest first, then by their last speed over cuBLAS.
-
-        With ``heat``, only cases timed in it, by their speed there.
-        """
-        if heat is not None:
-            timed = [case for case, candidate in self.found.items() if len(candidate.ratios) > heat]
-            return sorted(timed, key=lambda case: -self.found[case].ratios[heat])
-        timed = [case for case, candidate in self.found.items() if candidate.ratios]
-        return sorted(timed, key=lambda case: (-len(self.found[case].ratios), -self.found[case].ratios[-1]))
-
-    def known(self, case: Case) -> Candidate:
-        """Return what the search found of a case; a bare description where it did not meet it."""
-        return self.found.get(case, _described(case))
-
-    def outcome(self) -> tuple[Candidate, ...]:
-        """List every candidate that was seen: timed ones, best first, then refused ones, then illegal ones."""
-        refused = [candidate for candidate in self.found.values() if not candidate.ratios]
-        return (*(self.found[case] for case in self.ranked()), *refused, *self.illegal)
-
-    def _require_timed(self) -> None:
-        if not self.ranked():
-            refused = sorted(self.found.values(), key=lambda candidate: candidate.status != "wrong")[0]
-            error = WrongResult if refused.status == "wrong" else CompileError
-            raise error(f"no candidate may be timed; {refused.name} is {refused.status}: {refused.why}")
 
     def _waits_for(self, case: Case, heat: int) -> bool:
         known = self.found.get(case)
@@ -212,9 +238,9 @@ class Search:
         try:
             self.session.check(case)
         except (IllegalSchedule, CompileError) as refused:
-            self.found[case] = _described(case, "not built", str(refused))
+            self.found[case] = described(case, "not built", str(refused))
         except WrongResult as wrong:
-            self.found[case] = _described(case, "wrong", str(wrong))
+            self.found[case] = described(case, "wrong", str(wrong))
         else:
             return True
         return False
@@ -244,6 +270,14 @@ def confirm(session: Session, ranked: list[Case], default: Case) -> Confirmation
     own = [(str(case), session.load(case)[1]) for case in contenders]
     cublas = session.arena(default.problem, CONFIRMATION_SEED).cublas(default.math)
     rounds = session.race(default, [*own, *cublas], CONFIRMATION, CONFIRMATION_SEED)
+    return judged(contenders, rounds, partial(cost, session))
+
+
+def judged(contenders: list[Case], rounds: Rounds, price: Callable[[Case], tuple[int, int, int]]) -> Confirmation:
+    """Find winner, runner-up and verdict in rounds of contenders, in their order, and of cuBLAS's forms behind them.
+
+    ``price`` says which of two is the cheaper, as :func:`cost` does.
+    """
     times = dict(zip(contenders, rounds.timings))
     by_speed = sorted(contenders, key=lambda case: times[case].median_ms)
     if len(by_speed) == 1:
@@ -251,7 +285,7 @@ def confirm(session: Session, ranked: list[Case], default: Case) -> Confirmation
     fastest, second = by_speed[:2]
     ratios = [slow / fast for fast, slow in zip(times[fastest].samples_ms, times[second].samples_ms)]
     verdict = "confirmed" if median_interval(ratios)[0] > 1 + RESOLUTION else "tie"
-    winner, runner_up = by_speed[:2] if verdict == "confirmed" else sorted(by_speed[:2], key=partial(cost, session))
+    winner, runner_up = by_speed[:2] if verdict == "confirmed" else sorted(by_speed[:2], key=price)
     ratios = [other / own for own, other in zip(times[winner].samples_ms, times[runner_up].samples_ms)]
     margins = tuple(100 * (bound - 1) for bound in (statistics.median(ratios), *median_interval(ratios)))
     order = [winner, runner_up, *(case for case in contenders if case not in (winner, runner_up))]
@@ -287,7 +321,7 @@ def tune(
     RecordError names a file that is damaged; WrongResult or CompileError where no candidate can be timed.
     """
     started, space = clock(), TuningSpace.of(case.step, case.machine.has_cp_async)
-    database = _Database(session, case, space)
+    database = Database(session, case, space, kernels_digest(session.compiler.version, case, space))
     stored = None if retune else database.stored()
     if stored and (stored.seen == stored.legal or (budget_s or math.inf) <= (stored.budget_s or 0)):
         say(f"tuned on {stored.environment.recorded_at}, reused (--retune measures anew)")
@@ -311,63 +345,64 @@ def tune(
     return tuned
 
 
-def tuned_case(session: Session, case: Case, warn: Callable[[str], None] = lambda line: None) -> Case:
-    """Return ``case`` as it was tuned; RecordError with the command that tunes it where it was not.
+def tuned_case(session: Session, case: Case) -> Case:
+    """Return ``case`` as it was tuned on this GPU, among the kernels and with the versions at hand.
 
-    ``warn`` is told where the choice was made among other kernels or with other versions: it can be used, but
-    another may be the best by now.
+    RecordError with the command that tunes it where it was not: what won among other kernels, or with another TVM or
+    compiler, is not used.
     """
     problem, tuned = case.problem, _stored(session, case)
+    space = TuningSpace.of(case.step, case.machine.has_cp_async)
     if tuned is None:
-        output = "" if problem.out_dtype == problem.dtype else f" --out-dtype {problem.out_dtype}"
-        raise RecordError(
-            f"{case.step.name} {problem.shape} {problem.dtype} was not tuned on this GPU (not in {session.out}); run "
-            f"ladder tune --step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}{output} "
-            f"--layout {problem.layout} first"
-        )
-    if tuned.kernels_digest != kernels_digest(session, case, TuningSpace.of(case.step, case.machine.has_cp_async)):
-        when = tuned.environment.recorded_at
-        warn(f"{case.step.name} {problem.shape} was tuned with other kernels or versions, on {when}")
-    winner = tuned.winner
-    chosen = replace(case, variant=winner.variant, tile=case.step.tiles.kind.parse(winner.tile), stages=winner.stages)
-    chosen.validate()
-    return chosen
+        lacking = f"was not tuned on this GPU (not in {session.out})"
+    elif tuned.kernels_digest != kernels_digest(session.compiler.version, case, space):
+        made_by = ", ".join(f"{name} {tuned.environment.versions.get(name)}" for name in ("tvm", "nvcc"))
+        lacking = f"was tuned with other kernels or versions ({made_by}) on {tuned.environment.recorded_at}: not used"
+    else:
+        winner = tuned.winner
+        tile = case.step.tiles.kind.parse(winner.tile)
+        chosen = replace(case, variant=winner.variant, tile=tile, stages=winner.stages)
+        chosen.validate()
+        return chosen
+    output = "" if problem.out_dtype == problem.dtype else f" --out-dtype {problem.out_dtype}"
+    named = f"--step {case.step.number} --shape {problem.shape} --dtype {problem.dtype}"
+    again = f"{named}{output} --layout {problem.layout}"
+    raise RecordError(f"{case.step.name} {problem.shape} {problem.dtype} {lacking}; run ladder tune {again} first")
 
 
-def _stored(session: Session, case: Case) -> TunedConfig | None:
+def _stored(owner: Owner, case: Case) -> TunedConfig | None:
     """Read the newest tuned configuration of a case; RecordError where its winner is none of its candidates."""
     problem = case.problem
     shape = (problem.m, problem.n, problem.k)
-    key = (session.identity["gpu"], case.step.number, *shape, problem.layout, problem.dtype, problem.out_dtype)
-    tuned = next((tuned for tuned in load_tuned(session.out) if tuned.key == key), None)
+    key = (owner.identity["gpu"], case.step.number, *shape, problem.layout, problem.dtype, problem.out_dtype)
+    tuned = next((tuned for tuned in load_tuned(owner.out) if tuned.key == key), None)
     if tuned and tuned.winner not in tuned.candidates:
         raise RecordError(
-            f"{session.out}: {case.step.name} {problem.shape} was tuned to {tuned.winner.name!r}, which is none of "
+            f"{owner.out}: {case.step.name} {problem.shape} was tuned to {tuned.winner.name!r}, which is none of "
             "its candidates; restore the file from git, or tune again with --retune"
         )
     return tuned
 
 
-class _Database:
+class Database:
     """One case's tuned configuration, and the journal of its unfinished search."""
 
-    def __init__(self, session: Session, case: Case, space: TuningSpace) -> None:
-        self.session, self.case, self.space = session, case, space
-        self.kernels = kernels_digest(session, case, space)
+    def __init__(self, owner: Owner, case: Case, space: TuningSpace, kernels: str) -> None:
+        self.owner, self.case, self.space, self.kernels = owner, case, space, kernels
 
     def stored(self) -> TunedConfig | None:
         """Read what is on disk, if it was found in the same space among the same kernels."""
-        found = _stored(self.session, self.case)
+        found = _stored(self.owner, self.case)
         same = found and (found.space_digest, found.kernels_digest) == (self.space.digest, self.kernels)
         return found if same else None
 
     def journal(self) -> Journal[tuple[Candidate, ...]]:
         """Open what an interrupted search of the same space and kernels has found, a batch an entry."""
-        gpu, step, problem = gpu_slug(self.session.identity["gpu"]), self.case.step.number, self.case.problem
+        gpu, step, problem = gpu_slug(self.owner.identity["gpu"]), self.case.step.number, self.case.problem
         plan = [gpu, step, asdict(problem), self.space.digest, self.kernels]
-        return Journal(self.session.out, f"tune-{gpu}-step{step}-{problem.shape}", plan, tuple[Candidate, ...])
+        return Journal(self.owner.out, f"tune-{gpu}-step{step}-{problem.shape}", plan, tuple[Candidate, ...])
 
-    def save(self, search: Search, confirmed: Confirmation, budget_s: float | None) -> TunedConfig:
+    def save(self, search: Findings, confirmed: Confirmation, budget_s: float | None) -> TunedConfig:
         """Write down the outcome."""
         problem, default, runner_up = self.case.problem, default_case(self.case), confirmed.runner_up
         tuned = TunedConfig(
@@ -394,28 +429,32 @@ class _Database:
             kernels_digest=self.kernels,
             budget_s=budget_s,
             method=confirmed.rounds.method,
-            environment=self.session.environment(confirmed.rounds),
-            command=self.session.command,
+            environment=self.owner.environment(confirmed.rounds),
+            command=self.owner.command,
         )
-        tuned.save(self.session.out)
+        tuned.save(self.owner.out)
         return tuned
 
 
-def kernels_digest(session: Session, case: Case, space: TuningSpace) -> str:
+def kernels_digest(compiler: str, case: Case, space: TuningSpace) -> str:
     """Digest what the default configuration is lowered to in every variant of the space, and the versions.
+
+    ``compiler``: its version.
 
     It tells a search's kernels from others: a change to the schedules shows in these texts, one to their comments
     does not.
     """
     default = default_case(case)
     texts = [lower(replace(default, variant=variant)).source_sha256 for variant in space.variants]
-    parts = [*texts, tvm.__version__, session.compiler.version]
+    parts = [*texts, tvm.__version__, compiler]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _described(case: Case, status: str = "timed", why: str = "") -> Candidate:
+def described(case: Case, status: str = "timed", why: str = "") -> Candidate:
+    """Name a case's configuration, and what became of it."""
     return Candidate(case.variant, str(case.tile), case.stages_built, status, why=why)
 
 
-def _identity(candidate: Candidate) -> tuple[str, str, int]:
+def identity(candidate: Candidate) -> tuple[str, str, int]:
+    """Return what tells a candidate from others of its space."""
     return candidate.variant, candidate.tile, candidate.stages

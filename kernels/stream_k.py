@@ -9,6 +9,7 @@ wave is cut, at the same k for all its tiles, so that blocks that run together r
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -111,15 +112,20 @@ def plan_stream_k(
     if not cuts or not owned or k_tiles < 4 * shortest or workers == owned:
         return plan
     parts = max(1, min(workers // owned, k_tiles // (2 * shortest)))
+    helpers = owned * (parts - 1) if parts > 1 else min(workers - owned, owned)
+
+    def cut_at(cut: int) -> StreamKPlan:
+        return StreamKPlan(tiles, k_tiles, workers, shortest, helpers, cut)
+
+    def cycles(cut: int) -> float:
+        return stream_k_cycles(cut_at(cut), block, rates)
+
     if parts > 1:
-        cuttings = [k_tiles // parts * (parts - 1)]
-        helpers = owned * (parts - 1)
-    else:
-        cuttings, helpers = range(shortest, k_tiles - shortest + 1), min(workers - owned, owned)
-    candidates = [StreamKPlan(tiles, k_tiles, workers, shortest, helpers, cut) for cut in cuttings]
-    best = min(candidates, key=lambda candidate: stream_k_cycles(candidate, block, rates))
-    saves = stream_k_cycles(best, block, rates) < WORTHWHILE * stream_k_cycles(plan, block, rates)
-    return best if saves else plan
+        cut = k_tiles // parts * (parts - 1)
+    else:  # the farther the cut, the longer helpers take and the shorter owners: cycles fall, then rise
+        before_last = range(shortest, k_tiles - shortest)
+        cut = shortest + bisect_left(before_last, True, key=lambda cut: cycles(cut + 1) >= cycles(cut))
+    return cut_at(cut) if cycles(cut) < WORTHWHILE * stream_k_cycles(plan, block, rates) else plan
 
 
 def plan_for(

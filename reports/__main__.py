@@ -22,9 +22,11 @@ from tensorir_ladder.reports.check import findings
 from tensorir_ladder.reports.judgement import judgement_tables
 from tensorir_ladder.reports.page import write_pages
 from tensorir_ladder.reports.paths import Paths
-from tensorir_ladder.reports.plot import plots, speed_kind, stage_plots
+from tensorir_ladder.reports.plot import plots, shape_plots, speed_kind, stage_plots
 from tensorir_ladder.reports.readme import write_readme
 from tensorir_ladder.reports.selection import UsageError, load
+from tensorir_ladder.reports.shapes import rows as rows_of_shapes
+from tensorir_ladder.reports.shapes import shapes_table
 from tensorir_ladder.reports.sweep_tables import rows, tradeoff_table
 from tensorir_ladder.reports.sweeps import chosen_sweeps, product_sweeps
 from tensorir_ladder.reports.table import all_tables, row
@@ -38,10 +40,12 @@ examples:
   ladder stages --step 5 --size 1024  what each stage brings and costs, and the depth model judged
   ladder readme                     after measuring: the README's tables and pictures
   ladder page                       a short page per step, and one on stages with advice by workload
+  ladder report                     the site to open in a browser: reports/site/index.html
+  ladder listings                   PTX and machine code for the site, where there is a CUDA compiler
   ladder check                      exit 5 and a line per finding if anything is wrong or stale
 
-Records come from `ladder run`. Pages and their plots are written into reports/pages, which git ignores;
-with --results FOLDER, into that folder.
+Records come from `ladder run`. Pages and their plots are written into reports/pages, the site into reports/site,
+which git ignores; with --results FOLDER, into that folder.
 """
 PIPED_WIDTH = 180
 
@@ -70,7 +74,17 @@ def parsers() -> dict[str, Parser]:
 
 def _add_commands(parser: Parser) -> dict[str, Parser]:
     commands = parser.add_subparsers(required=True, metavar="command")
-    verbs = {"table": _table, "stages": _stages, "plot": _plot, "page": _page, "readme": _readme, "check": _check}
+    verbs = {
+        "table": _table,
+        "stages": _stages,
+        "shapes": _shapes,
+        "plot": _plot,
+        "page": _page,
+        "report": _site,
+        "readme": _readme,
+        "check": _check,
+        "listings": _listings,
+    }
     for name, command in verbs.items():
         aliases = ["sweep"] if name == "stages" else []  # `ladder sweep` measures
         about = {"help": COMMANDS[name].text, "description": COMMANDS[name].sentences, "epilog": STATUS}
@@ -80,10 +94,11 @@ def _add_commands(parser: Parser) -> dict[str, Parser]:
         sub.add_argument(
             "--readme", type=Path, metavar="FILE", help="a document with result markers (README.md and docs/results.md)"
         )
-        if name in ("table", "stages"):
-            form = sub.add_mutually_exclusive_group()
-            form.add_argument("--json", action="store_true", help="one JSON array on stdout, a row per record")
+        if name in ("table", "stages", "shapes"):
+            form, of = sub.add_mutually_exclusive_group(), "group" if name == "shapes" else "record"
+            form.add_argument("--json", action="store_true", help=f"one JSON array on stdout, a row per {of}")
             form.add_argument("--markdown", action="store_true", help="Markdown tables")
+        if name in ("table", "stages"):
             sub.add_argument("--step", metavar="STEPS", help="5, 1-6 or 1,3 (all)")
         if name == "stages":
             sub.add_argument("--tile", metavar="TILE", help="MxNxK/TMxTN, as records write it (all)")
@@ -126,6 +141,17 @@ def _stages(options: argparse.Namespace, paths: Paths) -> int:
     return _report([plot.path(paths.figures) for plot in stage_plots(results) if plot.kind in wanted])
 
 
+def _shapes(options: argparse.Namespace, paths: Paths) -> int:
+    results = load(paths.results)
+    if options.json:
+        print(json.dumps(rows_of_shapes(results.shapes), indent=1))
+        return 0
+    if not results.shapes:
+        raise UsageError(f"no drawn shapes in {paths.results}; measure some: ladder bench")
+    _print_tables([shapes_table(results.shapes)], options.markdown)
+    return 0 if options.markdown else _report([plot.path(paths.figures) for plot in shape_plots(results)])
+
+
 def _print_tables(tables: list[Table], markdown: bool) -> None:
     if markdown:
         print("\n\n".join(Markdown("### {}\n\n{}").format(table.title, table.markdown()) for table in tables))
@@ -151,6 +177,26 @@ def _plot(_: argparse.Namespace, paths: Paths) -> int:
 
 def _page(_: argparse.Namespace, paths: Paths) -> int:
     return _report(write_pages(load(paths.results), paths))
+
+
+def _site(_: argparse.Namespace, paths: Paths) -> int:
+    from tensorir_ladder.reports.web.build import build  # which needs the extra "report"
+
+    built = build(paths.site, paths)
+    print(
+        f"{len(built.files)} files, {built.bytes / 1e6:.1f} MB, in {built.seconds:.0f} s; open this one in a browser:"
+    )
+    return _report([built.folder / "index.html"])
+
+
+def _listings(_: argparse.Namespace, paths: Paths) -> int:
+    from tensorir_ladder.reports.web.listings import compiled_for_reports  # TVM, which other tables do without
+    from tensorir_ladder.reports.web.machine_code import write
+    from tensorir_ladder.reports.web.sources import Sources
+
+    path, count = write(paths.results, compiled_for_reports(Sources.of(paths)))
+    print(f"PTX and machine code of {count} CUDA texts, {path.stat().st_size:,} bytes:")
+    return _report([path])
 
 
 def _readme(options: argparse.Namespace, paths: Paths) -> int:

@@ -11,6 +11,7 @@ from tensorir_ladder.harness.records import (
     ModelRecord,
     Mutants,
     Record,
+    ShapeRecord,
     StreamRecord,
     Timeline,
     Timing,
@@ -43,6 +44,7 @@ def findings(paths: Paths) -> list[str]:
     others = {
         TunedConfig: tuned_problems,
         StreamRecord: stream_problems,
+        ShapeRecord: shape_problems,
         Timeline: timeline_problems,
         Mutants: mutant_problems,
         ModelRecord: model_problems,
@@ -80,6 +82,12 @@ def tuned_problems(tuned: TunedConfig) -> Iterator[str]:
     yield from _method_problems(tuned)
     for wrong in (candidate for candidate in tuned.candidates if candidate.status == "wrong"):
         yield f"the candidate {wrong.name} is wrong: {wrong.why}"
+
+
+def shape_problems(record: ShapeRecord) -> Iterator[str]:
+    """Find what makes the record of a drawn shape no evidence."""
+    yield from _method_problems(record)
+    yield from _check_problems(record.verification)
 
 
 def stream_problems(record: StreamRecord) -> Iterator[str]:
@@ -180,7 +188,9 @@ def _tile_problems(record: Record) -> Iterator[str]:
         yield f"{record.step_name} takes no tile {record.tile}: {error}"
 
 
-def _method_problems(record: Record | StreamRecord | TunedConfig | Timeline | ModelRecord) -> Iterator[str]:
+def _method_problems(
+    record: Record | ShapeRecord | StreamRecord | TunedConfig | Timeline | ModelRecord,
+) -> Iterator[str]:
     for timing in _timings(record):
         if len(timing.samples_ms) != record.method.rounds:
             yield f"{timing.label} has {len(timing.samples_ms)} samples in {record.method.rounds} rounds"
@@ -197,7 +207,7 @@ def _check_problems(check: Verification, whole_numbers: bool = True) -> Iterator
         yield f"not verified (passed {check.passed}, error {check.max_error:g} of {check.tolerance:g} tolerated)"
 
 
-def _timings(record: Record | StreamRecord | TunedConfig | Timeline | ModelRecord) -> list[Timing]:
+def _timings(record: Record | ShapeRecord | StreamRecord | TunedConfig | Timeline | ModelRecord) -> list[Timing]:
     """Return every contender's times in a record: its own, and those it was measured beside."""
     if isinstance(record, TunedConfig):
         found = list(record.confirmation)
@@ -205,6 +215,8 @@ def _timings(record: Record | StreamRecord | TunedConfig | Timeline | ModelRecor
         found = [record.plain, record.stamped]
     elif isinstance(record, StreamRecord):
         found = [record.timing, record.copy, record.torch]
+    elif isinstance(record, ShapeRecord):
+        found = [record.timing, *record.baseline]
     elif isinstance(record, ModelRecord):
         found = [timing for made in record.rules for timing in (made.timing, made.rest)]
         found += [peer.timing for peer in record.beside]

@@ -9,6 +9,7 @@ from tensorir_ladder.reports.selection import Results, Section
 from tensorir_ladder.reports.templating import Markdown, code
 
 STALLED = "stalled, warps per issue: "
+TENSOR, TENSOR_BUSY = "tensor pipe: ", "tensor pipe busy, %"
 
 
 def counters_tables(results: Results, step: int, section: Section) -> list[Table]:
@@ -52,6 +53,15 @@ def stalls(counters: Counters) -> dict[str, float]:
     return {name: value for name, value in found.items() if name not in ("selected", "not selected")}
 
 
+def shown_values(counted: Counters) -> dict[str, float]:
+    """Return a case's counters by name, without instructions of a tensor pipe that was never busy.
+
+    The hardware's counter of them counts some instructions of every warp, also of kernels that multiply in float32.
+    """
+    idle = not counted.values.get(TENSOR_BUSY)
+    return {name: value for name, value in counted.values.items() if not (idle and name.startswith(TENSOR))}
+
+
 def _table(group: list[Counters], step: int) -> Table:
     before = group[0] if group[0].step < step else None
     own = [counted for counted in group if counted.step == step]
@@ -59,11 +69,11 @@ def _table(group: list[Counters], step: int) -> Table:
     for counted in own:
         header += [counted_name(group, counted), *(["change"] if before else [])]
     rows = []
-    for name in dict.fromkeys(name for counted in (*own, *group) for name in counted.values):
-        old = before.values.get(name) if before else None
+    for name in dict.fromkeys(name for counted in (*own, *group) for name in shown_values(counted)):
+        old = shown_values(before).get(name) if before else None
         cells = [_number(old)] if before else []
         for counted in own:
-            value = counted.values.get(name)
+            value = shown_values(counted).get(name)
             change = 100 * (value / old - 1) if old and value is not None else None
             cells += [_number(value), *([percent(change, "+.0f")] if before else [])]
         rows.append((name, *cells))

@@ -20,6 +20,7 @@ from tensorir_ladder.reports.selection import Results, Section, shown_gain
 from tensorir_ladder.reports.table import CHOICE_TITLES, cublas_gflops, default_tiles, short_name, step_label
 
 ROOF, PAST_CUBLAS = "#555555", "#E6EEF5"
+BESIDE_OCTAVES = 0.085  # between markers of two steps at one intensity, so that none hides another
 # The reasons that these kernels' warps wait for most, in the same colours in every figure.
 STALLS = ("long scoreboard", "short scoreboard", "barrier", "dispatch stall", "wait", "mio throttle")
 
@@ -89,13 +90,21 @@ def gain_figure(results: Results, section: Section) -> Figure:
 
 
 def variants_figure(results: Results, section: Section, step: int) -> Figure:
-    """Draw the speed each variant of a step gains over the step before, a bar per size."""
+    """Draw the speed each variant of a step gains over the step before, a bar per size that all were measured at."""
+
+    choices = section.variant_choices(step)
+    found = {choice: section.variant_lines(step, choice) for choice in choices}
+    common = set.intersection(*(set(_gains(line)) for own in found.values() for line in own.values()))
 
     def lines(choice: str) -> dict[str, dict[Shape, Record]]:
-        return {name.replace("_", "\n"): line for name, line in section.variant_lines(step, choice).items()}
+        return {
+            name.replace("_", "\n"): {shape: r for shape, r in line.items() if shape in common or not common}
+            for name, line in found[choice].items()
+        }
 
     title = f"Variants of step {step}, {short_name(results.step_name(step))}: gain over step {step - 1}"
-    return _bar_panels(section, title, section.variant_choices(step), lines)
+    remark = " Sizes at which all of these variants were measured." if common else ""
+    return _bar_panels(section, title, choices, lines, remark)
 
 
 def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
@@ -106,7 +115,8 @@ def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
             records = _verified(section, step, choice)
             style = {} if choice == "default" else {"markerfacecolor": "none"}
             label = step_label(results, step) if choice == section.shown_choices[0] else "_"
-            places = [intensity(record) for record in records], [record.gflops for record in records]
+            aside = 2 ** (BESIDE_OCTAVES * (section.steps.index(step) - (len(section.steps) - 1) / 2))
+            places = [aside * intensity(record) for record in records], [record.gflops for record in records]
             axes.plot(*places, linestyle="none", label=label, markersize=6.5, **step_look(step), **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -123,11 +133,12 @@ def roofline_figure(results: Results, section: Section, peak: dict) -> Figure:
         sample = next(record for record in section.records if shape_of(record) == shape)
         note(axes, f"{shape[0]}³", (intensity(sample), low / 1.6), (0, 4), "center")
     _mark_speeds(axes)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("arithmetic intensity, FLOP per compulsory byte (A and B read once, C written once)")
-    axes.set_ylabel("GFLOPS")
-    marks = "Filled: default tile; hollow: fastest. " if len(section.shown_choices) > 1 else ""
-    return finish(figure, [axes], marks + caption_of(section))
+    mark(axes.xaxis, [2.0**power for power in range(16) if left <= 2**power <= right], "g")
+    axes.set_xlabel("arithmetic intensity, FLOP per compulsory byte: A and B read once, C written once (logarithmic)")
+    axes.set_ylabel("GFLOPS (logarithmic)")
+    marks = "Steps of one size stand side by side, around their intensity. "
+    marks += "Filled: default tile; hollow: fastest. " if len(section.shown_choices) > 1 else ""
+    return finish(figure, [axes], marks + caption_of(_shown(section)))
 
 
 def stalls_figure(results: Results, section: Section, step: int) -> Figure:
@@ -135,7 +146,7 @@ def stalls_figure(results: Results, section: Section, step: int) -> Figure:
     groups = counted_groups(results, step, section)
     title = f"Why warps wait: {step_label(results, step)}"
     bars = [counters for group in groups for counters in group]
-    figure, (axes,) = canvas(title, section.title, height=1.6 + 0.375 * len(bars))
+    figure, (axes,) = canvas(title, section.title, height=1.6 + 0.42 * len(bars))
     names = [counted_name(group, counters) for group in groups for counters in group]
     numbers = [number for number, group in enumerate(groups) for _ in group]
     places = [place + 0.35 * number for place, number in enumerate(numbers)]
@@ -147,13 +158,14 @@ def stalls_figure(results: Results, section: Section, step: int) -> Figure:
         axes.barh(places, widths, left=starts, color=color, edgecolor="#333333", linewidth=0.4, label=reason)
         starts = [start + width for start, width in zip(starts, widths)]
     cases = [f"{shape_of(c)[0]}³ {name}" for c, name in zip(bars, names)]
-    cases = [f"{case}, {c.tile}" if cases.count(case) > 1 else case for case, c in zip(cases, bars)]
+    tiles = list(dict.fromkeys(c.tile for c in bars))
+    cases = [f"{case}\n{c.tile}" if len(tiles) > 1 else case for case, c in zip(cases, bars)]
     labels = [f"{case}, {c.values['time, ns'] / 1e3:,.0f} µs" for case, c in zip(cases, bars)]
     axes.set_yticks(places, labels, fontsize=9)
     axes.invert_yaxis()
     axes.set_xlabel("stalled warps per issued instruction")
-    tiles = ", ".join(dict.fromkeys(c.tile for c in bars))
-    return finish(figure, [axes], f"Nsight Compute, one launch each, {bars[0].gpu}; tile {tiles}.")
+    told = f"tile {tiles[0]}" if len(tiles) == 1 else "tiles differ, as named"
+    return finish(figure, [axes], f"Nsight Compute, one launch each, {bars[0].gpu}; {told}.")
 
 
 def _mark_speeds(axes: Axes) -> None:
@@ -174,9 +186,8 @@ def intensity(record: Record) -> float:
     return 2 * m * n * k / moved
 
 
-def caption_of(section: Section) -> str:
-    """Say what was measured, with what, when: one sentence each."""
-    records = section.drawn()
+def caption_of(records: Sequence[Record]) -> str:
+    """Say of the records that a figure draws what was measured, with which default tiles, and when."""
     tiles = default_tiles(records)
     return (f"Default tile {tiles}. " if tiles else "") + rounds_and_days(records)
 
@@ -193,13 +204,20 @@ def _size_panels(section: Section, title: str, ylabel: str, draw: Callable[[Axes
         axes.set_xlim(sizes[0] / 2**0.25, sizes[-1] * 2**0.25)
         axes.set_xlabel("m = n = k (logarithmic)")
     panels[0].set_ylabel(ylabel)
-    return finish(figure, panels, caption_of(section))
+    return finish(figure, panels, caption_of(_shown(section)))
 
 
 def _bar_panels(
-    section: Section, title: str, choices: list[str], lines: Callable[[str], dict[str, dict[Shape, Record]]]
+    section: Section,
+    title: str,
+    choices: list[str],
+    lines: Callable[[str], dict[str, dict[Shape, Record]]],
+    remark: str = "",
 ) -> Figure:
-    """Draw panels one above the other, a group of bars per line, a bar per size, each with its number."""
+    """Draw panels one above the other, a group of bars per line, a bar per size, each with its number.
+
+    ``remark`` ends the caption.
+    """
     height = 1.4 + 2.6 * len(choices)
     figure, panels = canvas(title, section.title, height, rows=len(choices), sharey=True)
     found = {choice: lines(choice) for choice in choices}
@@ -214,31 +232,30 @@ def _bar_panels(
             gains = {place: gain for place, gain in gains.items() if gain is not None}
             if gains:
                 look = {"color": shades[index], "edgecolor": "#333333", "linewidth": 0.4, "label": str(shape[0])}
-                bars = axes.bar([*gains], [*gains.values()], width * 0.92, **look)
+                bars = axes.bar([*gains], [gain / 100 for gain in gains.values()], width * 0.92, bottom=1, **look)
                 labels = [f"{gain:+.0f}" if round(gain) else "0" for gain in gains.values()]
                 axes.bar_label(bars, labels, rotation=90, fontsize=7, padding=2)
-        axes.axhline(0, color=CUBLAS, linewidth=0.8)
+        axes.axhline(1, color=CUBLAS, linewidth=0.8)
         axes.set_xticks(range(len(groups)), groups, fontsize=9)
         axes.set_xlim(-0.5, len(groups) - 0.5)
         axes.set_title(CHOICE_TITLES[choice], fontsize=10)
-        axes.set_ylabel("speed gained, %")
+        axes.set_ylabel("speed gained, % (logarithmic)")
     _scale_gains(panels[0])
-    scale = "A bar per m = n = k, linear to ±50 %, logarithmic beyond."
-    return finish(figure, panels, f"{scale} {caption_of(section)}")
+    shown = [record for groups in found.values() for line in groups.values() for record in line.values()]
+    return finish(figure, panels, f"A bar per m = n = k. {caption_of(shown)}{remark}")
 
 
 def _scale_gains(axes: Axes) -> None:
-    """Make the axis linear to ±50 %, logarithmic beyond: a step that triples the speed must not flatten the others."""
-    axes.set_yscale("symlog", linthresh=50, linscale=1.0)
-    scale = axes.yaxis.get_transform()
-    low, high = scale.transform([min(axes.dataLim.y0, 0), max(axes.dataLim.y1, 10)])
-    room = 0.26 * (high - low)  # for the numbers at the bars' ends
-    axes.set_ylim(*scale.inverted().transform([low - room if low < 0 else 0, high + room]))
-    largest = max(abs(axes.dataLim.y0), abs(axes.dataLim.y1))
-    marks = [2, 5, 10, 20] if largest < 25 else [25, 50, 100, 200, 400, 800, 1600]
-    marks = [*(-place for place in marks if place < 100), -90, 0, *marks]
-    mark(axes.yaxis, marks, "+.0f")
-    axes.yaxis.set_ticklabels([f"{place:+}" if place else "0" for place in marks])
+    """Make the axis logarithmic, so that twice as fast is as far up as half as fast is down; marked in percent."""
+    axes.set_yscale("log")
+    low, high = min(axes.dataLim.y0, 1), max(axes.dataLim.y1, 1.05)
+    room = (high / low) ** 0.28  # for the numbers at the bars' ends
+    low, high = low / room if low < 1 else low, high * room
+    axes.set_ylim(low, high)
+    marks = [0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 10]
+    marks = [place for place in marks if low <= place <= high and (high < 2.5 or place not in (0.8, 0.9, 1.1, 1.2))]
+    mark(axes.yaxis, marks, "g")
+    axes.yaxis.set_ticklabels([f"{100 * (place - 1):+.0f}" if place != 1 else "0" for place in marks])
 
 
 def _draw_steps(axes: Axes, results: Results, section: Section, choice: str, value: Callable[[Record], float]) -> None:
@@ -256,6 +273,11 @@ def step_look(step: int) -> dict[str, str]:
 def _verified(section: Section, step: int, choice: str) -> list[Record]:
     """Return the records of a line that have a place on an axis of sizes and passed their check."""
     return [record for record in section.line(step, choice, at=section.sizes()).values() if record.verification.passed]
+
+
+def _shown(section: Section) -> list[Record]:
+    """List the records of the lines that a figure of the whole ladder draws."""
+    return [r for choice in section.shown_choices for step in section.steps for r in _verified(section, step, choice)]
 
 
 def _gains(line: dict[Shape, Record]) -> dict[Shape, float]:

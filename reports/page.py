@@ -1,4 +1,4 @@
-"""Short pages made on demand: one per step with its idea, records and pictures; and one on stages."""
+"""Short pages made on demand: one per step with its idea, records and pictures; on stages, and on drawn shapes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tensorir_ladder.reports.cells import NOT_MEASURED, NOT_VERIFIED, Table, occ
 from tensorir_ladder.reports.counters import counters_tables
 from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.paths import Paths
-from tensorir_ladder.reports.plot import ladder_plots, plots, stage_plots, timeline_plots
+from tensorir_ladder.reports.plot import ladder_plots, plots, shape_plots, stage_plots, timeline_plots
 from tensorir_ladder.reports.selection import TUNED, Results, Section
+from tensorir_ladder.reports.shapes import shapes_table
 from tensorir_ladder.reports.sweep_tables import streams_table
 from tensorir_ladder.reports.sweeps import has_sweeps, product_sweeps, stage_sweeps, stream_sweeps
 from tensorir_ladder.reports.table import measured_on, tuned_table, variants_table
@@ -26,9 +27,10 @@ STEPS = Path(__file__).parents[1] / "steps"
 
 
 def write_pages(results: Results, paths: Paths) -> list[Path]:
-    """Write a page per step, one on stages where some were swept, and their pictures; returns the files."""
+    """Write a page per step, on stages where some were swept, on drawn shapes, and their pictures; returns files."""
     pages = {path_name(f"{results.step_name(step)}.md"): step_page(results, step) for step in results.steps()}
     pages |= {"stages.md": stages_page(results)} if has_sweeps(results) else {}
+    pages |= {"shapes.md": shapes_page(results)} if results.shapes else {}
     shown = [plot for plot in plots(results) if any(f"(plots/{plot.file_name})" in text for text in pages.values())]
     drawn = [plot.path(paths.figures) for plot in shown]
     return [*drawn, *(write_atomically(paths.pages / name, text + "\n") for name, text in pages.items())]
@@ -67,6 +69,12 @@ def stages_page(results: Results) -> str:
         streams_table=streams_table,
         measured_on=measured_on,
     )
+
+
+def shapes_page(results: Results) -> str:
+    """Render the page "Shapes that nobody tuned": a table of all groups, and a picture of each."""
+    table, pictures = shapes_table(results.shapes), list(shape_plots(results))
+    return render("shapes.md.j2", generated=GENERATED, table=table, pictures=pictures)
 
 
 def records_table(section: Section, step: int) -> Table:

@@ -23,6 +23,11 @@ class Paths:
     documents: tuple[Path, ...]
 
     @property
+    def site(self) -> Path:
+        """Name the folder of the site, beside that of the pages."""
+        return self.pages.with_name("site")
+
+    @property
     def figures(self) -> Path:
         """Name the folder of the pages' pictures."""
         return self.pages / "plots"

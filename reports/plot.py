@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
 from tensorir_ladder.harness.records import path_name, read_file
-from tensorir_ladder.reports import drawing, figures, stage_figures, timeline_figure, timelines
+from tensorir_ladder.reports import drawing, figures, shapes, stage_figures, timeline_figure, timelines
 from tensorir_ladder.reports.cases import Shape, grouped
 from tensorir_ladder.reports.counters import counted_groups
 from tensorir_ladder.reports.judgement import points
@@ -43,7 +43,7 @@ class Plot:
     fonts need not agree to the byte.
     """
 
-    section: Section | StreamSection | timelines.Lives
+    section: Section | StreamSection | timelines.Lives | shapes.ShapeSection
     kind: str
     digest: str
     draw: Callable[[], Figure]
@@ -75,10 +75,11 @@ class Plot:
 
 
 def plots(results: Results) -> Iterator[Plot]:
-    """Yield every figure: the ladder's, section by section, then those of stage sweeps, then timelines."""
+    """Yield every figure: the ladder's, section by section, those of stage sweeps, timelines, then drawn shapes."""
     yield from ladder_plots(results)
     yield from stage_plots(results)
     yield from timeline_plots(results)
+    yield from shape_plots(results)
 
 
 def ladder_plots(results: Results) -> Iterator[Plot]:
@@ -135,6 +136,13 @@ def timeline_plots(results: Results, step: int | None = None) -> Iterator[Plot]:
     for group in timelines.lives(results, step):
         digest = _digest(group.timelines, timelines, timeline_figure)
         yield Plot(group, group.kind, digest, partial(timeline_figure.timeline_figure, group))
+
+
+def shape_plots(results: Results) -> Iterator[Plot]:
+    """Yield the figures of drawn shapes, a group each, as drawn last."""
+    for group in shapes.latest(results.shapes):
+        section = shapes.ShapeSection(group)
+        yield Plot(section, section.kind, _digest(group.records, shapes), partial(shapes.shapes_figure, section))
 
 
 def speed_kind(sweep: StageSweep) -> str:

@@ -16,7 +16,7 @@ from tensorir_ladder.reports.cases import Shape, is_size, steps_text
 from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.models import model_tables, whole_models
 from tensorir_ladder.reports.paths import Paths, link
-from tensorir_ladder.reports.plot import Plot, climb_plot, ladder_plots, stage_curve, timeline_plots
+from tensorir_ladder.reports.plot import Plot, climb_plot, ladder_plots, shape_plots, stage_curve, timeline_plots
 from tensorir_ladder.reports.readme_tables import (
     fastest,
     gpus_beside,
@@ -27,6 +27,7 @@ from tensorir_ladder.reports.readme_tables import (
     steps_in_short,
 )
 from tensorir_ladder.reports.selection import Results, Section, UsageError, section_key
+from tensorir_ladder.reports.shapes import latest, shapes_table
 from tensorir_ladder.reports.sweeps import has_sweeps, product_sweeps
 from tensorir_ladder.reports.table import measured_on, peers_table, step_label
 from tensorir_ladder.reports.templating import Markdown, render
@@ -39,9 +40,11 @@ SUMMARY_SIDES = (1024, 4096)
 
 
 def read_document(path: Path) -> str:
-    """Read a document, byte for byte; UsageError if there is none."""
+    """Read a document, byte for byte; UsageError if there is none, or it is no text."""
     try:
         return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text in UTF-8 ({error}); give a document") from error
     except FileNotFoundError as error:
         raise UsageError(f"no {path}; write one with {BEGIN} and {END} in it") from error
 
@@ -74,7 +77,13 @@ def pictures(results: Results, paths: Paths) -> list[Plot]:
     ratios = [plot for plot in ladder_plots(results) if plot.kind == "ratio" and _is_main(plot.section, main)]
     summarized = any(SUMMARY_BEGIN in read_document(path) for path in paths.documents)
     climb = _climb(results) if summarized else None
-    return [*ratios, *filter(None, [climb, stage_curve(results), *list(timeline_plots(results))[:1]])]
+    found = [climb, stage_curve(results), *list(timeline_plots(results))[:1]]
+    return [*ratios, *filter(None, found), *_drawn_shapes(results)]
+
+
+def _drawn_shapes(results: Results) -> list[Plot]:
+    main = _main_gpu(results)
+    return [plot for plot in shape_plots(results) if plot.section.group.records[0].environment.gpu == main]
 
 
 def summary_block(results: Results, paths: Paths, document: Path) -> str:
@@ -139,6 +148,8 @@ def results_block(results: Results, paths: Paths, document: Path) -> str:
         leaders=overview(shown) if shown else None,
         gpus=gpus_beside(shown, label),
         models=model_tables(results.models),
+        shapes=shapes_table(latest(results.shapes)) if results.shapes else None,
+        drawn=_drawn_shapes(results),
         ladders=[
             {"main": _is_main(section, main), "picture": ratios.get(section.slug), **_ladder(results, section, label)}
             for section in sections

@@ -12,16 +12,19 @@ from tensorir_ladder.harness.records import (
     ModelRecord,
     Peer,
     Record,
+    ShapeGroup,
     StreamRecord,
     Timeline,
     TunedConfig,
     load_counters,
     load_models,
+    load_shapes,
     load_streams,
     load_timelines,
     load_tuned,
     newest,
     read_places,
+    shape_groups,
 )
 from tensorir_ladder.reports.cases import Shape, by_product, grouped, is_size, natural, shape_of, slug
 
@@ -270,6 +273,7 @@ class Results:
     tuned: tuple[TunedConfig, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     models: tuple[ModelRecord, ...] = ()
+    shapes: tuple[ShapeGroup, ...] = ()
     places: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def sections(self) -> list[Section]:
@@ -321,6 +325,7 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
         tuned=kept(load_tuned(folder)),
         timelines=kept(load_timelines(folder)),
         models=tuple(load_models(folder)) if wanted is None else (),
+        shapes=tuple(shape_groups(load_shapes(folder))) if wanted is None else (),
         places=places,
     )
 

@@ -309,11 +309,16 @@ def tiles_in_words(lines: Collection[dict[Shape, Record]], choice: str) -> str:
 
 
 def default_tiles(records: Iterable[Record]) -> str:
-    """Write the default tiles, with their steps where they are several: ``32x64x16/4x4 (steps 1–6), …``."""
-    tiles = grouped((record for record in records if record.tile_choice == "default"), lambda record: record.tile)
-    steps = {tile: {record.step for record in own} for tile, own in tiles.items()}
-    named = sorted(steps, key=lambda tile: min(steps[tile]))
-    return named[0] if len(named) == 1 else ", ".join(f"{tile} ({steps_text(steps[tile])})" for tile in named)
+    """Write the default tiles with their steps, those with the same tiles together: ``32x64x16/4x4 (steps 1–6); …``.
+
+    Of a step with several it says that they go by size.
+    """
+    by_step = grouped((record for record in records if record.tile_choice == "default"), lambda record: record.step)
+    tiles = {step: tuple(dict.fromkeys(record.tile for record in own)) for step, own in by_step.items()}
+    steps = {own: [step for step in tiles if tiles[step] == own] for own in tiles.values()}
+    words = {own: ", ".join(own) + (" by size" if len(own) > 1 else "") for own in steps}
+    named = [f"{words[own]} ({steps_text(steps[own])})" for own in sorted(steps, key=lambda own: min(steps[own]))]
+    return words[next(iter(steps))] if len(named) == 1 else "; ".join(named)
 
 
 def _average(found: list[float], expected: int) -> str:

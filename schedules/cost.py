@@ -61,14 +61,35 @@ class CostRates:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A tile and stages that were measured to be the fastest for a product of ``sizes`` (m, n, k), layout and dtype."""
+
+    sizes: tuple[int, int, int]
+    layout: str
+    dtype: str
+    choice: Choice
+
+
+@dataclass(frozen=True)
 class Machine:
-    """A GPU as the model sees it: TVM target with limits, multiprocessors, rates, cp.async, and its name, if known."""
+    """A GPU as the model sees it: TVM target with limits, multiprocessors, rates, cp.async, and its name, if known.
+
+    ``measured`` goes before what the model says, for those who ask for it.
+    """
 
     target: Target
     multiprocessors: int
     rates: CostRates
     has_cp_async: bool = True
     name: str = ""
+    measured: tuple[Measured, ...] = ()
+
+    def measured_choices(
+        self, sizes: tuple[int | None, int | None, int | None], layout: str, dtype: str
+    ) -> list[Choice]:
+        """List what was measured to be the fastest for a product, of each family of tiles; none for unknown extents."""
+        wanted = sizes, layout, dtype
+        return [each.choice for each in self.measured if (each.sizes, each.layout, each.dtype) == wanted]
 
 
 # Of a GPU of which nothing is known but its architecture: rates of sm_90, in round numbers, and its multiprocessors.

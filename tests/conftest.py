@@ -44,6 +44,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("no C++ compiler, which the emulator needs")
     if item.get_closest_marker("compiler") and find_compiler() is None:
         pytest.skip(f"no CUDA compiler; {toolchain.INSTALL_HINT}")
+    if item.get_closest_marker("browser") and "browser" not in item.config.getoption("markexpr"):
+        pytest.skip("the site in a browser is tested by itself: pytest -m browser")
     if item.get_closest_marker("gpu") and not gpu_present():
         pytest.skip("no GPU that torch sees")
 

@@ -22,7 +22,8 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting, choose, of_any_rows
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
-from tensorir_ladder.torch_ops.launcher import LoadedKernel, compile_kernel, load_kernel
+from tensorir_ladder.torch_ops.kept import build_kernel
+from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, output_rows
 from tensorir_ladder.torch_ops.product import Product
 from tensorir_ladder.torch_ops.rates import cost_rates
@@ -215,14 +216,16 @@ def _product(
     if bias:
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
-    return Product(_kernel_for(operands, finish, any_m, device), operands, result, dtype)
+    kernel = _loaded(*choose_for(operands, finish, any_m, gpu_machine(device)), device)
+    return Product(kernel, operands, result, dtype)
 
 
-def _kernel_for(operands: Operands, finish: Epilogue, any_m: bool, device: int) -> LoadedKernel:
-    machine, problem, batch = _gpu(device), operands.problem, operands.batch or 1
+def choose_for(operands: Operands, finish: Epilogue, any_m: bool, machine: Machine) -> tuple[Choice, Matmul, Setting]:
+    """Choose a kernel for operands, and say for which product and in which setting it is made."""
+    problem, batch = operands.problem, operands.batch or 1
     choice = choose(problem, machine, batch, any_m)
     setting = Setting(machine, operands.straddles, finish, batch, any_m)
-    return _loaded(choice, of_any_rows(problem, choice.tile) if any_m else problem, setting, device)
+    return choice, of_any_rows(problem, choice.tile) if any_m else problem, setting
 
 
 @functools.cache
@@ -232,12 +235,12 @@ def _loaded(choice: Choice, problem: Matmul, setting: Setting, device: int) -> L
             f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
             "cannot be captured in a CUDA graph; call it once before"
         )
-    compiled = compile_kernel(choice.build(problem, setting), _gpu(device).target, require_compiler())
+    compiled = build_kernel(choice, problem, setting, require_compiler())
     return load_kernel(compiled, cuda_driver(), device, str(choice))
 
 
 @functools.cache
-def _gpu(device: int) -> Machine:
+def gpu_machine(device: int) -> Machine:
     """Ask the driver for a GPU's limits, multiprocessors and name; UnsupportedGpu for any but an sm_90."""
     driver = cuda_driver()
     capability = tuple(driver.attribute(device, number) for number in CAPABILITY)

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 from tvm import tirx
+from tvm.target import Target
 
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
@@ -126,22 +127,34 @@ def choices() -> Iterator[Choice]:
 def choose(problem: Matmul, machine: Machine, batch: int = 1, any_rows: bool = False) -> Choice:
     """Return what was measured to be fastest on this GPU; or else the choice of least cost that it can hold.
 
+    What the user measured (:mod:`.tuned_here`) goes before what we did.
     ``batch`` and ``any_rows`` are those of :class:`Setting`; nothing of theirs was measured. Raises IllegalTile where
     the GPU can hold no choice, with what is wrong with the first.
     """
     measured = tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout))
     flexible = batch > 1 or any_rows
+    if not flexible and problem.out_dtype == problem.dtype:
+        from tensorir_ladder.torch_ops.tuned_here import tuned_here  # which needs the choices
+
+        measured = tuned_here(problem, machine.name, machine.multiprocessors) or measured
     if measured and not flexible:
         return measured
+    legal = _legal(machine.target, flexible)
+    return min(legal, key=lambda each: each.kernel.cost(problem, each.tile, machine, batch))
+
+
+@functools.cache
+def _legal(target: Target, flexible: bool) -> list[Choice]:
+    """List what a target can hold, whatever the product is; see :func:`choose`."""
     able = [each for each in choices() if each.kernel.flexible or not flexible]
-    violations = {each: each.tile.violations(machine.target, ITEMSIZE, each.stages) for each in able}
+    violations = {each: each.tile.violations(target, ITEMSIZE, each.stages) for each in able}
     legal = [each for each, found in violations.items() if not found]
     if not legal:
         raise IllegalTile(
             "no kernel fits this target: " + "; ".join(next(iter(violations.values()))),
             remedy="run on an sm_90a GPU",
         )
-    return min(legal, key=lambda each: each.kernel.cost(problem, each.tile, machine, batch))
+    return legal
 
 
 def of_any_rows(problem: Matmul, tile: HopperTile) -> Matmul:
@@ -157,7 +170,7 @@ def of_any_rows(problem: Matmul, tile: HopperTile) -> Matmul:
     return replace(problem, m=most)
 
 
-class _Tuned(msgspec.Struct, forbid_unknown_fields=True):
+class Tuned(msgspec.Struct, forbid_unknown_fields=True):
     """A line of a GPU's file: a product, and what was fastest."""
 
     m: Extent
@@ -176,6 +189,7 @@ class _Tuned(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def choice(self) -> Choice:
+        """The kernel, tile and stages."""
         kernel = KERNELS[self.step]
         return Choice(kernel, type(kernel.tiles[0].tile).parse(self.tile), self.stages)
 
@@ -184,5 +198,5 @@ class _Tuned(msgspec.Struct, forbid_unknown_fields=True):
 def tuned(gpu: str) -> dict[tuple[int, int, int, str, str], Choice]:
     """Read what was measured to be faster on a GPU than what costs least, by m, n, k, dtype and layout."""
     wanted = gpu.lower().replace(" ", "-")
-    lines = [line for path in TUNED.glob("*.json") if path.stem == wanted for line in read(path, list[_Tuned])]
+    lines = [line for path in TUNED.glob("*.json") if path.stem == wanted for line in read(path, list[Tuned])]
     return {(line.m, line.n, line.k, line.dtype, line.layout): line.choice for line in lines}

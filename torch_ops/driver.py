@@ -76,13 +76,16 @@ class _Entered(threading.local):
 
 
 class Driver:
-    """The driver's functions, checked: those of ``library``, which is libcuda or offers the same functions."""
+    """The driver's functions, checked: those of ``library``, which is libcuda or offers the same functions.
+
+    ``entered.devices`` are those whose contexts :meth:`enter` has made this thread's.
+    """
 
     def __init__(self, library: Any) -> None:
         self.library = library
         self.call("cuInit", 0)
         self._contexts: dict[int, ctypes.c_void_p] = {}
-        self._entered = _Entered()
+        self.entered = _Entered()
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; DriverError names it and what its status means."""
@@ -98,7 +101,7 @@ class Driver:
 
     def enter(self, device: int) -> None:
         """Make a device's primary context, which torch works in, this thread's, which may not have one yet."""
-        if device in self._entered.devices:
+        if device in self.entered.devices:
             return
         if device not in self._contexts:
             context, number = ctypes.c_void_p(), ctypes.c_int()
@@ -106,7 +109,7 @@ class Driver:
             self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
             self._contexts[device] = context
         self.call("cuCtxSetCurrent", self._contexts[device])
-        self._entered.devices.add(device)
+        self.entered.devices.add(device)
 
     def attribute(self, device: int, number: int) -> int:
         """Ask for a device's attribute, by its number among CUdevice_attribute."""

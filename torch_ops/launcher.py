@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -88,7 +88,7 @@ class Workspaces:
         """Give room to a launch in torch's current stream, whose address is given, on the GPU of a tensor."""
         import torch
 
-        if torch.cuda.is_current_stream_capturing():
+        if torch._C._cuda_isCurrentStreamCapturing():  # torch.cuda's asks whether there is CUDA, each time
             return self._made(like)
         # Of two threads' first launches one makes the room that both take.
         return self._by_stream.get(stream) or self._by_stream.setdefault(stream, self._made(like))
@@ -123,48 +123,48 @@ def load_kernel(kernel: CompiledKernel, driver: Driver, device: int, label: str 
     return LoadedKernel(driver, device, kernel.plan, function, Workspaces(kernel.plan.workspaces), label)
 
 
-class BoundLaunch(NamedTuple):
-    """A launch of one kernel in one stream on given addresses, ready for the driver."""
-
-    config: Any  # a pointer to a LaunchConfig
-    parameters: ctypes.Array
-    values: tuple[object, ...]  # what the parameters point to
-
-
 class Launcher:
     """Launches a loaded kernel for matrices that lie in memory as ``matrices`` says, in the order of its arguments.
 
     ``launcher(stream, *addresses)``, the matrices' and behind them those of :attr:`workspaces`, puts a launch into a
     stream, which is a CUstream's address (0: the default stream), and returns before it runs. Nothing is checked but
-    the driver's status: addresses must be multiples of 16, of memory that the GPU can reach. It only launches, so that
-    it may be called while a CUDA graph is captured; it may be called by several threads at once.
+    the driver's status: addresses must be multiples of 16, of memory that the GPU can reach. ``check(*addresses)`` may
+    refuse some; it is asked when they are seen for the first time. It only launches, so that it may be called while a
+    CUDA graph is captured; it may be called by several threads at once.
 
     Raises UnsupportedLaunch, when made, for matrices that the kernel cannot reach so; DriverError.
     """
 
-    def __init__(self, loaded: LoadedKernel, matrices: Mapping[str, Rows]) -> None:
+    def __init__(
+        self,
+        loaded: LoadedKernel,
+        matrices: Mapping[str, Rows],
+        check: Callable[..., object] = lambda *_addresses: None,
+    ) -> None:
         self._kernel, self.workspaces = loaded, loaded.workspaces
         self._names = (*matrices, *(buffer.buffer for buffer in loaded.plan.workspaces))
         self._parameters = _with_matrices(loaded.plan, matrices)
         self._rows = matrices["A"].rows
         self._plan = loaded.plan.of_rows(self._rows)
         self._bound = functools.lru_cache(CACHED_LAUNCHES)(self._bind)
-        self._launch = loaded.driver.library.cuLaunchKernelEx
-        self._enter, self._device, self._function = loaded.driver.enter, loaded.device, loaded.function
+        self._check, self._entered = check, loaded.driver.entered
+        self._enter, self._device = loaded.driver.enter, loaded.device
 
     def __call__(self, stream: int, *addresses: int) -> None:
-        self._enter(self._device)
-        config, parameters, _ = self._bound(stream, *addresses)
-        status = self._launch(config, self._function, parameters, None)
-        if status:
+        if self._device not in self._entered.devices:
+            self._enter(self._device)
+        if status := self._bound(stream, *addresses)():
             raise self._kernel.driver.error("cuLaunchKernelEx", status)
 
-    def _bind(self, stream: int, *addresses: int) -> BoundLaunch:
+    def _bind(self, stream: int, *addresses: int) -> Callable[[], int]:
         """Encode the tensor maps. The stream is part of it, so that no thread changes what another is launching."""
+        self._check(*addresses)
         by_name = dict(zip(self._names, addresses, strict=True))
         values = tuple(self._value(parameter, by_name) for parameter in self._parameters)
         parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        return BoundLaunch(ctypes.pointer(launch_config(self._plan, stream)), parameters, values)
+        parameters.values = values  # what they point to lives as long
+        config, launch = ctypes.pointer(launch_config(self._plan, stream)), self._kernel.driver.library.cuLaunchKernelEx
+        return functools.partial(launch, config, self._kernel.function, parameters, None)
 
     def _value(self, parameter: Parameter, addresses: Mapping[str, int]) -> Any:
         """Make the value that the driver is given for a parameter."""

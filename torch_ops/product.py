@@ -6,7 +6,6 @@ import warnings
 from typing import TYPE_CHECKING
 
 from tensorir_ladder.kernels.codegen.launch_plan import BIAS, Rows
-from tensorir_ladder.schedules.isa import TMA_STRIDE_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.torch_ops.errors import PaddedCopy, WrongDevice
 from tensorir_ladder.torch_ops.launcher import Launcher, LoadedKernel
@@ -44,8 +43,9 @@ class Product:
         self._bias_itemsize = kernel.plan.bias_itemsize
         if self._bias_itemsize:
             matrices[BIAS] = Rows(1, problem.n, problem.n * self._bias_itemsize)
-        self._launcher = Launcher(kernel, matrices)
+        self._launch = Launcher(kernel, matrices, self._check)
         self._keeps, self._label = bool(kernel.workspaces), kernel.label
+        self._plain = not (self._copies or self._keeps or self._bias_itemsize)  # three addresses are all there is
         self._like: torch.Tensor | None = None
         self._warn()
 
@@ -54,16 +54,16 @@ class Product:
     ) -> torch.Tensor:
         if (current := self._current_device()) != self._device:
             raise WrongDevice.of_another_gpu("a", self._device, current)
-        first_a, first_b = a.data_ptr(), b.data_ptr()
-        if out is None:
-            out = self._new(a)
+        result = self._new(a) if out is None else out
+        if self._plain:
+            self._launch(self._stream_of(self._device), a.data_ptr(), b.data_ptr(), result.data_ptr())
+        elif self._copies:
+            self._copied(a, b, result, bias)
         else:
-            self._check_apart(out.data_ptr(), first_a, first_b, bias)
+            self._run(a, b, result, bias)
+        if out is not None:
             self._note_written((out,))
-        if self._copies:
-            return self._copied(a, b, out, bias)
-        self._run(out, bias, first_a, first_b, out.data_ptr())
-        return out
+        return result
 
     def _new(self, a: torch.Tensor) -> torch.Tensor:
         """Make a contiguous result; from one kept element seen as the whole matrix, which torch is quickest with."""
@@ -71,8 +71,9 @@ class Product:
             self._like = a.new_empty(1, dtype=self._dtype).expand(self._operands.shape)
         return self._empty_like(self._like)
 
-    def _copied(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _copied(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Multiply by way of copies in rows that the kernel can reach."""
+        self._check_apart(a.data_ptr(), b.data_ptr(), out.data_ptr(), None if bias is None else bias.data_ptr())
         left, right, result = a, b, out
         if self._a is not self._operands.a:
             left = _with_rows(a, self._a, self._itemsize)
@@ -82,25 +83,27 @@ class Product:
             result = _room(out, self._result, self._out_itemsize)
         if bias is not None:
             bias = _as_long_as(bias, self._operands.problem.n)
-        self._run(out, bias, left.data_ptr(), right.data_ptr(), result.data_ptr())
+        self._run(left, right, result, bias)
         if result is not out:
             out.copy_(result[:, : self._out.columns])
-        return out
 
-    def _run(self, like: torch.Tensor, bias: torch.Tensor | None, a: int, b: int, c: int) -> None:
-        """Launch on these addresses, which are checked here; workspaces are on the GPU of ``like``."""
-        if (a | b | c) % TMA_STRIDE_BYTES:
-            for name, address in (("a", a), ("b", b), ("out", c)):
-                check_address(name, address)
-        stream = self._stream_of(self._device)
-        given = (a, b, c) if bias is None else (a, b, c, bias.data_ptr())
+    def _run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Launch on these tensors' addresses; workspaces are on the same GPU."""
+        stream, given = self._stream_of(self._device), (a.data_ptr(), b.data_ptr(), c.data_ptr())
+        if bias is not None:
+            given += (bias.data_ptr(),)
         if self._keeps:
-            room = self._launcher.workspaces.of(stream, like)
-            self._launcher(stream, *given, *room.addresses)
-        else:
-            self._launcher(stream, *given)
+            given += self._launch.workspaces.of(stream, c).addresses
+        self._launch(stream, *given)
 
-    def _check_apart(self, first: int, a: int, b: int, bias: torch.Tensor | None) -> None:
+    def _check(self, a: int, b: int, c: int, *more: int) -> None:
+        """Raise UnalignedOperand for addresses that TMA cannot read, OverlappingOutput for a result upon an operand."""
+        for name, address in (("a", a), ("b", b), ("out", c)):
+            check_address(name, address)
+        if not self._copies:
+            self._check_apart(a, b, c, more[0] if self._bias_itemsize else None)
+
+    def _check_apart(self, a: int, b: int, first: int, bias: int | None) -> None:
         """Raise OverlappingOutput where the output's bytes, from first to last, meet an operand's."""
         end, (a_extent, b_extent) = first + self._out_extent, self._extents
         if first < a + a_extent and a < end:
@@ -108,10 +111,9 @@ class Product:
         if first < b + b_extent and b < end:
             raise overlap("b", (first, end), (b, b + b_extent))
         if bias is not None:
-            begin = bias.data_ptr()
-            behind = begin + self._operands.columns * self._bias_itemsize
-            if first < behind and begin < end:
-                raise overlap("bias", (first, end), (begin, behind))
+            behind = bias + self._operands.columns * self._bias_itemsize
+            if first < behind and bias < end:
+                raise overlap("bias", (first, end), (bias, behind))
 
     @property
     def description(self) -> str:

@@ -38,7 +38,7 @@ def measure_cases(cases: list[Case], options: argparse.Namespace, command: str, 
     """
     session = open_session(options, command)
     measurer = Measurer(session, options.stages is None, tuple(find_peers(options.peers)), forecasts=sweep)
-    cases = [tuned_case(session, case, warn) if case.tile_choice == "tuned" else case for case in cases]
+    cases = [tuned_case(session, case) if case.tile_choice == "tuned" else case for case in cases]
     with CaseJournal(session, "sweep" if sweep else "run", cases) as journal:
         session.run = journal.run  # an interrupted command that goes on is one run, as long as its GPU is the same
         groups = _groups(cases, together=sweep)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Collection, Sequence
 
@@ -12,22 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.syntax import Syntax
 from rich.table import Table
 
-from tensorir_ladder.harness.build import Kernel, compiled
+from tensorir_ladder.harness.build import Kernel
 from tensorir_ladder.harness.explain import why
+from tensorir_ladder.harness.listings import FORMS, LANGUAGES, text_of
 from tensorir_ladder.harness.models.time import ceiling_share, predict_tile
 from tensorir_ladder.harness.records import Peer, Record, shape_text
-from tensorir_ladder.kernels.codegen import toolchain
-from tensorir_ladder.kernels.codegen.toolchain import compile_ptx, disassemble
-
-FORMS = {
-    "schedule": "the schedule's source",
-    "tir": "the scheduled TensorIR",
-    "lowered": "the lowered TensorIR",
-    "cuda": "the generated CUDA",
-    "ptx": "the PTX",
-    "sass": "the machine code",
-}
-LANGUAGES = {"schedule": "python", "tir": "python", "lowered": "python", "cuda": "cuda", "ptx": "ptx"}
 
 
 def warn(text: str) -> None:
@@ -54,20 +42,6 @@ def new_table(title: str, headings: Sequence[str], texts: Collection[str], no_wr
     for heading in headings:
         table.add_column(heading, no_wrap=no_wrap, justify="left" if heading in texts else "right")
     return table
-
-
-def text_of(kernel: Kernel, form: str) -> str:
-    """Return a kernel in one of FORMS, without what all kernels begin with."""
-    if form == "schedule":
-        step = kernel.case.step
-        return inspect.getsource(inspect.unwrap(step.schedule or step.kernel))
-    if form == "ptx":
-        return compile_ptx(kernel.cuda, kernel.case.machine.arch, toolchain.require_compiler())
-    if form == "sass":
-        return disassemble(compiled(kernel, toolchain.require_compiler()).cubin)
-    if form == "cuda":
-        return "\n".join(kernel.text_of(name.name_hint) for name in kernel.device.functions)
-    return str((kernel.mod["main"] if form == "tir" else kernel.device).script())
 
 
 def print_form(kernel: Kernel, form: str) -> None:

@@ -6,7 +6,8 @@ import argparse
 
 from tensorir_ladder.harness.commands.kernels import lowered
 from tensorir_ladder.harness.commands.one_kernel import WHERE, add_kernel_options, case_named
-from tensorir_ladder.harness.commands.printing import FORMS, print_form
+from tensorir_ladder.harness.commands.printing import print_form
+from tensorir_ladder.harness.listings import FORMS
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
+from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands import WRONG
 from tensorir_ladder.harness.commands.measuring import open_session
 from tensorir_ladder.harness.commands.options import (
     GPU_SIZES,
+    MOST_JOBS,
     UsageError,
     add_places,
     add_problem_options,
@@ -17,33 +22,120 @@ from tensorir_ladder.harness.commands.options import (
     cases_of,
     runs_on_gpu,
 )
-from tensorir_ladder.harness.records import TunedConfig
+from tensorir_ladder.harness.commands.values import address, between
+from tensorir_ladder.harness.records import RESULTS, TunedConfig
 from tensorir_ladder.harness.tuning import tune
+
+CANDIDATES = 8
+MOST_GPUS = 64
+FLEET_ONLY = ("candidates", "exhaustive", "jobs", "key")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add steps, products and how long to search; what is searched is not for choice."""
+    """Add steps, products, how long to search, and which GPUs measure; what is searched is not for choice."""
     add_problem_options(parser, GPU_SIZES)
-    budget = "stop searching a step's shape after so many seconds, and confirm the best so far (no limit)"
+    budget = "on one GPU: stop searching a step's shape after so many seconds, and confirm the best so far (no limit)"
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=budget)
     parser.add_argument("--retune", action="store_true", help="measure even what is on disk and still good")
+    fleet = parser.add_argument_group("over several GPUs, through TVM's RPC (pip install -e '.[rpc]')")
+    own = "start a tracker and a server for each of so many GPUs of this host, which nobody else can reach"
+    fleet.add_argument("--gpus", type=between(1, MOST_GPUS), metavar="N", help=own)
+    fleet.add_argument("--tracker", type=address, metavar="HOST:PORT", help="use the servers of a tracker that runs")
+    fleet.add_argument("--key", help="the servers that are meant, of the tracker's (gpu)")
+    by_model = f"measure the best so many of each step's shape by the cost model, and its default ({CANDIDATES})"
+    fleet.add_argument("--candidates", type=between(1, 10**6), metavar="K", help=by_model)
+    fleet.add_argument("--exhaustive", action="store_true", help="measure all candidates")
+    jobs = "processes that build side by side (one for each core)"
+    fleet.add_argument("--jobs", type=between(1, MOST_JOBS), metavar="N", help=jobs)
+    where = "where servers run kernels (gpu); llvm tries all of this on CPUs, beside numpy, and needs --out"
+    fleet.add_argument("--on", choices=("gpu", "llvm"), default="gpu", help=where)
     add_seed(parser)
     add_places(parser)
-    parser.set_defaults(variant="default", stages=None, tile="default", arch=None, on="gpu", show=None)
+    parser.set_defaults(variant="default", stages=None, tile="default", arch=None, show=None)
 
 
 def run(options: argparse.Namespace, command: str) -> int:
     """Tune each case; exit status 1 where a candidate of one was wrong, though a right one was found."""
+    if options.gpus is None and options.tracker is None:
+        return _tune_here(options, command)
+    return _tune_fleet(options, command)
+
+
+def _tune_here(options: argparse.Namespace, command: str) -> int:
+    from tensorir_ladder.harness.fleet.choices import chosen_of, keep_choice
+    from tensorir_ladder.torch_ops.tuned_here import kernel_digest
+
+    if given := [f"--{name}" for name in FLEET_ONLY if getattr(options, name)]:
+        raise UsageError(f"{given[0]} is for several GPUs; give --gpus or --tracker as well")
+    if options.on == "llvm":
+        raise UsageError("--on llvm tries a fleet on CPUs; give --gpus or --tracker as well")
     runs_on_gpu(options)
     if options.budget is not None and not options.budget > 0:
         raise UsageError(f"--budget {options.budget:g}: seconds, more than 0")
-    session, wrong = open_session(options, command), []
+    session, found = open_session(options, command), []
     for case in cases_of(options, GPU_SIZES):
         print(f"{case.step.name} {case.problem.shape} {case.problem.dtype} {case.problem.layout}", flush=True)
         case = replace(case, tile_choice="tuned")
         tuned = tune(session, case, options.budget, options.retune, lambda line: print(f"  {line}", flush=True))
         _print_tuned(tuned)
-        wrong += [candidate.why for candidate in tuned.candidates if candidate.status == "wrong"]
+        if chosen := chosen_of(case, tuned):
+            keep_choice(session.out, tuned, kernel_digest(*chosen))
+        found.append(tuned)
+    return _status(found)
+
+
+def _tune_fleet(options: argparse.Namespace, command: str) -> int:
+    if options.gpus is not None and options.tracker is not None:
+        raise UsageError("--gpus starts a tracker and --tracker uses one; give one of them")
+    if options.exhaustive and options.candidates is not None:
+        raise UsageError("--exhaustive measures all candidates and --candidates some; give one of them")
+    if options.budget is not None:
+        raise UsageError("--budget is for one GPU; give --candidates")
+    if options.on == "llvm" and options.out is None:
+        raise UsageError("--on llvm measures no GPU; give a folder of its own with --out")
+    from tensorir_ladder.harness.commands.fleet_lines import FleetLines
+    from tensorir_ladder.harness.environment import tree_state
+    from tensorir_ladder.harness.fleet import asking, hosting, search
+    from tensorir_ladder.harness.fleet.messages import Identity
+    from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
+    from tensorir_ladder.kernels.codegen import toolchain
+
+    compiler = toolchain.require_compiler().version if options.on == "gpu" else "llvm"
+    key = options.key or "gpu"
+
+    def cases(like: Identity) -> list[Case]:
+        arch = like.arch or DEFAULT_ARCH
+        machine = machine_for(arch).of_gpu(like.gpu, like.multiprocessors) if like.arch else machine_for(arch)
+        options.arch = arch
+        named = [replace(case, machine=machine, tile_choice="tuned") for case in cases_of(options, GPU_SIZES)]
+        return list(dict.fromkeys(named))
+
+    with ExitStack() as stack:
+        lines = stack.enter_context(FleetLines())
+        tracker = options.tracker and asking.Tracker(*options.tracker, key)
+        if options.gpus is not None:
+            devices = hosting.devices(options.on, options.gpus)
+            tracker = stack.enter_context(hosting.Host(options.on, devices, key, say=lines.say)).tracker
+        plans = search.Plans(
+            None if options.exhaustive else options.candidates or CANDIDATES,
+            options.retune,
+            options.jobs or os.cpu_count() or 1,
+            seed=options.seed,
+        )
+        tree = tree_state(options.revision)
+        out = options.out or RESULTS
+        fleet = search.FleetSearch(
+            tracker, options.on, out, command, plans, lines, compiler, tree, expected=options.gpus or 0
+        )
+        found = fleet.run(cases)
+    for tuned in found:
+        print(f"{tuned.step_name} {tuned.m}x{tuned.n}x{tuned.k} {tuned.dtype} {tuned.layout}")
+        _print_tuned(tuned)
+    return _status(found)
+
+
+def _status(found: Sequence[TunedConfig]) -> int:
+    wrong = [candidate.why for tuned in found for candidate in tuned.candidates if candidate.status == "wrong"]
     for why_wrong in wrong:
         print(f"error: wrong result: {why_wrong}", file=sys.stderr)
     return WRONG if wrong else 0

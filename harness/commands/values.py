@@ -58,3 +58,11 @@ def between(least: float, most: float, kind: type = int) -> Callable[[str], floa
 
     read.__name__ = "number"  # by which argparse would name it
     return read
+
+
+def address(text: str) -> tuple[str, int]:
+    """Read ``HOST:PORT``, the ``type`` of an option."""
+    match = re.fullmatch(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5})", text)
+    if not match or not 0 < int(match[2]) < 65536:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is no HOST:PORT, such as 127.0.0.1:9190")
+    return match[1].strip("[]"), int(match[2])

@@ -62,16 +62,28 @@ def predict_tile(kernel: Kernel) -> TilePrediction | None:
         return None
     if not kernel.code.cp_async or accumulator_dtype(kernel.case.problem.dtype) != "float32":
         return None
-    bytes_per_ns = rates.copy_gb_s / rates.sms
-    flops_per_ns = rates.fp32_gflops / rates.sms
-    tile_bytes = tile.smem_bytes(dtype_bytes(kernel.case.problem.dtype))
+    load_ns, compute_ns = tile_times(tile, kernel.case.problem.dtype, rates, rates.fp32_gflops)
     resident = min(resources.blocks_per_sm, -(-resources.blocks // rates.sms))
     return TilePrediction(
-        load_ns=rates.dram_latency_ns + tile_bytes / bytes_per_ns,
-        compute_ns=2 * tile.block_m * tile.block_n * tile.block_k / flops_per_ns,
+        load_ns=load_ns,
+        compute_ns=compute_ns,
         resident_blocks=resident,
         stages=min(kernel.case.stages_built, kernel.code.shared_versions),
     )
+
+
+def tile_times(
+    tile: BlockTile, dtype: str, rates: Rates, gflops: float, gb_s: float | None = None
+) -> tuple[float, float]:
+    """Time one k tile on one multiprocessor by itself, in ns: its load, and its arithmetic at the GPU's ``gflops``.
+
+    The load is a latency and the bytes of both operand tiles at the multiprocessor's share of ``gb_s``, by default
+    the rate of a copy.
+    """
+    bytes_per_ns, flops_per_ns = (gb_s or rates.copy_gb_s) / rates.sms, gflops / rates.sms
+    tile_bytes = (tile.block_m + tile.block_n) * tile.block_k * dtype_bytes(dtype)
+    load_ns = rates.dram_latency_ns + tile_bytes / bytes_per_ns
+    return load_ns, 2 * tile.block_m * tile.block_n * tile.block_k / flops_per_ns
 
 
 def instruction_ceiling(rates: Rates, tile: type[BlockTile], math: str) -> float | None:

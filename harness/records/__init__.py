@@ -3,14 +3,17 @@
 :mod:`.kinds` says what there is, :mod:`.parts` what it is made of; :mod:`.writing` appends, :mod:`.reading` checks.
 """
 
+from tensorir_ladder.harness.records.groups import ShapeGroup, shape_groups
 from tensorir_ladder.harness.records.intervals import median_interval
 from tensorir_ladder.harness.records.journal import Journal
 from tensorir_ladder.harness.records.kinds import (
     Counters,
+    FleetRun,
     Listing,
     ModelRecord,
     Mutants,
     Record,
+    ShapeRecord,
     StreamRecord,
     Timeline,
     TunedConfig,
@@ -27,6 +30,7 @@ from tensorir_ladder.harness.records.parts import (
     FunctionTimed,
     GpuState,
     LivingMutant,
+    MeasuredOn,
     Method,
     Peer,
     Resources,
@@ -42,6 +46,7 @@ from tensorir_ladder.harness.records.reading import (
     load_listings,
     load_models,
     load_records,
+    load_shapes,
     load_streams,
     load_timelines,
     load_tuned,

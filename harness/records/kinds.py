@@ -57,6 +57,7 @@ from tensorir_ladder.harness.records.writing import append, write_atomically
 
 # What was launched early in records that do not say so themselves.
 EARLY_BEFORE_IT_WAS_RECORDED = {("step13_persistent", "overlapped")}
+BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # of an element
 # A timeline without these tells nothing.
 TOLD = (("load issued",), ("full wait ends", "mma retired"), ("epilogue begins", "results stored"))
 
@@ -244,6 +245,52 @@ class Record(_OfKernel, _Measured, _BesideCublas):
         chosen = {"default": (self.stages, ""), "best": (0, ""), "tuned": (0, "")}
         config = chosen.get(self.tile_choice, (self.stages, self.tile))
         return (*case, *config, self.dtype, self.out_dtype, self.layout, self.m, self.n, self.k)
+
+
+@dataclass(frozen=True)
+class ShapeRecord(_Measured, _BesideCublas):
+    """One drawn shape: what takes products by itself, beside both forms of cuBLAS in the same rounds.
+
+    ``group`` says what the shape is drawn from (:mod:`harness.shapes`), and ``seed`` by which draw. ``contender`` is
+    the Python call or a step, ``config`` what it chose for the shape.
+    """
+
+    FILE: ClassVar[str] = "shapes"
+
+    group: Name
+    seed: Count
+    m: Extent
+    n: Extent
+    k: Extent
+    layout: Layout
+    dtype: Dtype
+    contender: Title
+    config: Title
+    timing: Timing
+    baseline: Annotated[tuple[Timing, ...], msgspec.Meta(min_length=2)]
+    verification: Verification
+    schema: Literal[1] = 1
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, columns and depth of the product."""
+        return (self.m, self.n, self.k)
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte of operands and result, each moved once."""
+        nbytes = BYTES[self.dtype] * (self.m * self.k + self.k * self.n + self.m * self.n)
+        return 2 * self.m * self.n * self.k / nbytes
+
+    @property
+    def family(self) -> tuple[Any, ...]:
+        """Tell the group's shapes from others: those of one GPU, dtype, group and seed."""
+        return (self.environment.gpu, self.dtype, self.group, self.seed)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tell a shape from others: of a key, the newest clean record is the one that counts."""
+        return (*self.family, *self.shape, self.layout)
 
 
 @dataclass(frozen=True)
@@ -703,6 +750,52 @@ class TunedConfig(_OfProduct, _Line, _BesideCublas):
         """Tell a case from others: of a key, the newest search counts."""
         case = (self.environment.gpu, self.step, self.m, self.n, self.k)
         return (*case, self.layout, self.dtype, self.out_dtype)
+
+
+@dataclass(frozen=True)
+class FleetRun(_Line):
+    """One tuning over several GPUs: how long it took, builds included, and what it was stopped by and went on from.
+
+    ``gpu_uuids`` are those that measured; ``searches`` are steps' shapes, ``timed`` their candidates that were timed in
+    this run, ``known`` those that an earlier one had timed. ``build_jobs`` processes built. ``lost``: how often a
+    process ended before it answered, and its work was done again.
+    """
+
+    FILE: ClassVar[str] = "fleet"
+
+    gpu: GpuName
+    gpu_uuids: tuple[Title, ...]
+    build_jobs: Count
+    searches: Count
+    timed: Count
+    known: Count
+    lost: Count
+    wall_s: Annotated[float, msgspec.Meta(gt=0)]
+    measuring_s: tuple[float, ...]
+    versions: dict[str, str]
+    revision: str
+    dirty: bool
+    recorded_at: str
+    command: str
+    schema: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        check_time(self.recorded_at)
+
+    @property
+    def gpu_name(self) -> str:
+        """The GPUs' name, which they share."""
+        return self.gpu
+
+    @property
+    def rank(self) -> tuple[bool, str]:
+        """Put runs of one key in order: by time."""
+        return not self.dirty, self.recorded_at
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tell a run from others: all count."""
+        return (self.gpu, self.recorded_at)
 
 
 def shape_text(shape: Iterable[int]) -> str:

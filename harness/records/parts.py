@@ -224,13 +224,22 @@ class Track:
 
 
 @dataclass(frozen=True)
+class MeasuredOn:
+    """The GPU that timed a candidate of a search over several, and its state before and after."""
+
+    gpu_uuid: Title
+    before: GpuState
+    after: GpuState
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One configuration of a tuning space, and what became of it.
 
     ``status`` is "timed", "illegal" (beyond the machine's limits), "not built" or "wrong" (its output is not the
     product); ``why`` says the reason of all but the first. ``times_ms`` are medians of one launch, one for each
     round of the search that the candidate took part in, and ``ratios`` its speeds over the faster cuBLAS form of the
-    same rounds: only these compare candidates of different races.
+    same rounds: only these compare candidates of different races. ``measured_on`` is None where one GPU timed all.
     """
 
     variant: Name
@@ -240,6 +249,7 @@ class Candidate:
     times_ms: tuple[Milliseconds, ...] = ()
     ratios: tuple[Amount, ...] = ()
     why: str = ""
+    measured_on: MeasuredOn | None = None
 
     @property
     def name(self) -> str:

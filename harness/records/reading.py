@@ -16,10 +16,12 @@ from typing import TypeVar
 
 from tensorir_ladder.harness.records.kinds import (
     Counters,
+    FleetRun,
     Listing,
     ModelRecord,
     Mutants,
     Record,
+    ShapeRecord,
     StreamRecord,
     Timeline,
     TunedConfig,
@@ -29,7 +31,10 @@ from tensorir_ladder.harness.records.strict import LONGEST_LINE, decode, parse
 from tensorir_ladder.harness.records.writing import NEWLINE
 
 RESULTS = Path(__file__).resolve().parents[2] / "reports" / "results"
-Kind = TypeVar("Kind", Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord)
+KINDS = (Record, ShapeRecord, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord, FleetRun)
+Kind = TypeVar(
+    "Kind", Record, ShapeRecord, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord, FleetRun
+)
 Content = TypeVar("Content")
 log = logging.getLogger(__name__)
 
@@ -50,7 +55,7 @@ def read_places(folder: Path, kind: type[Kind]) -> dict[str, Kind]:
 
 def bad_lines(folder: Path) -> list[str]:
     """Say of each line that is no record where it stands, which field is wrong and why."""
-    kinds = {kind.FILE: kind for kind in (Record, StreamRecord, Timeline, Counters, TunedConfig, Mutants, ModelRecord)}
+    kinds = {kind.FILE: kind for kind in KINDS}
     found = []
     for path in sorted(folder.glob("[!.]*.jsonl")):
         kind = kinds.get(path.stem.rpartition("-")[2])
@@ -91,6 +96,11 @@ def load_records(folder: Path = RESULTS) -> Iterator[Record]:
 def load_streams(folder: Path = RESULTS) -> list[StreamRecord]:
     """Read the newest clean record of each memory-bound case, by workload, shape and stages."""
     return sorted(_newest_in(folder, StreamRecord), key=lambda r: (r.workload, r.shape, r.variant, r.stages))
+
+
+def load_shapes(folder: Path = RESULTS) -> list[ShapeRecord]:
+    """Read the newest clean record of each drawn shape, by GPU, dtype, group and seed."""
+    return sorted(_newest_in(folder, ShapeRecord), key=lambda r: (r.family, r.shape))
 
 
 def load_timelines(folder: Path = RESULTS) -> list[Timeline]:

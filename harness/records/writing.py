@@ -43,12 +43,12 @@ def append(path: Path, record: object) -> str:
     return f"{path}:{(before + line).count(NEWLINE)}"
 
 
-def write_atomically(path: Path, text: str) -> Path:
+def write_atomically(path: Path, content: str | bytes) -> Path:
     """Write a file under a temporary name, then rename it; RecordError if the folder cannot take it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(path) as file:
-            write_through(file, text.encode())
+            write_through(file, content if isinstance(content, bytes) else content.encode())
             os.replace(file.name, path)
     except OSError as error:
         raise cannot_write(path, error) from error

@@ -33,6 +33,7 @@ from tensorir_ladder.harness.whole_models.reference import draw_weights, expecte
 SUMMED_BY_TORCH = "float16"  # parts of its sums may be
 FUNCTIONS = Plan(rounds=7, warmup_ms=5.0, round_budget_ms=60.0, sample_ms=0.3)  # of one function by itself
 BYTES = 2  # of a float16
+PAGE = 4096  # bytes
 COMPILED, COPY = "torch.compile", "copy"
 CONFIGS = {COMPILED: "shapes as it chooses: those of the first size, then symbols"}
 
@@ -87,7 +88,8 @@ class ModelCourse(Racecourse):
             weights = draw_weights(shapes, backend, seed + number + 1000)
             stored = eager.stored(model, weights)
             if model.kind == "linear":
-                floats = (-(-self.bytes_moved(value * model.size[0]) // 8),)
+                # Half is read and half written, in whole pages: other sizes are copied at two thirds of the speed.
+                floats = (-(-self.bytes_moved(value * model.size[0]) // (2 * PAGE)) * PAGE // 4,)
                 stored[COPY] = tuple(backend.poisoned(floats, "float32", 0.0) for _ in range(2))
             return Operands(backend.normal(seed + number, self.shape, DTYPE), tuple(weights.values()), stored, number)
 

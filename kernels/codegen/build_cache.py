@@ -16,7 +16,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -45,12 +45,19 @@ class BuildCache:
 
     def get(self, recipe: object, suffix: str, build: Callable[[], bytes]) -> Kept:
         """Return what ``recipe`` (anything JSON can write) was built to, by ``build()`` where it is not kept whole."""
-        name = hashlib.sha256(json.dumps(recipe).encode()).hexdigest() + suffix
-        shared = self.folder()
+        return self.find(recipe, suffix) or self.put(recipe, suffix, build())
+
+    def find(self, recipe: object, suffix: str) -> Kept | None:
+        """Return what is kept of a recipe; None where that is nothing, or not whole."""
+        name, shared = _name(recipe, suffix), self.folder()
         for folder in ([shared] if shared else []) + [Path(own.name) for own in _OWN]:
             if (content := _read(folder / name)) is not None:
                 return Kept(folder / name, content)
-        content = build()
+        return None
+
+    def put(self, recipe: object, suffix: str, content: bytes) -> Kept:
+        """Keep what a recipe was built to, in the place of what is there."""
+        name, shared = _name(recipe, suffix), self.folder()
         if shared:
             try:
                 return Kept(_write(shared / name, content), content)
@@ -73,6 +80,15 @@ class BuildCache:
         return root / self.part
 
 
+def digest_sources(root: Path, patterns: Iterable[str]) -> str:
+    """Digest the sources of a tree that what is built follows from: by their names and content, in their order."""
+    digest = hashlib.sha256()
+    for pattern in patterns:
+        for path in sorted(root.glob(pattern)):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def cache_folder() -> Path:
     """Return the folder of cached builds: ``$XDG_CACHE_HOME/tensorir-ladder`` or ``~/.cache/tensorir-ladder``.
 
@@ -80,6 +96,10 @@ def cache_folder() -> Path:
     """
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".cache") / "tensorir-ladder"
+
+
+def _name(recipe: object, suffix: str) -> str:
+    return hashlib.sha256(json.dumps(recipe).encode()).hexdigest() + suffix
 
 
 def _unsafe(folder: Path) -> str:

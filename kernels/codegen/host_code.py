@@ -162,7 +162,7 @@ class _Reading:
 
     def _allocate(self, buffer: Var) -> None:
         taken = {known.buffer for known in self.buffers.values()}
-        names = itertools.chain([buffer.name], (f"{buffer.name}_{number}" for number in itertools.count(1)))
+        names = itertools.chain([str(buffer.name)], (f"{buffer.name}_{number}" for number in itertools.count(1)))
         name = next(name for name in names if name not in taken)
         shape, dtype = tuple(self._number(extent) for extent in buffer.shape), str(buffer.dtype)
         if lanes := re.fullmatch(r"(\w+?)x(\d+)", dtype):  # TVM makes vectors of what is only used so
@@ -178,7 +178,7 @@ class _Reading:
         if any(known.buffer == buffer.name for known in self.buffers.values()):
             raise UnsupportedLaunch("two parameters have one name", value=buffer.name, remedy="give each its own")
         shape = tuple(evaluate(extent, self.values) for extent in buffer.shape)
-        self.buffers[buffer] = PlainBuffer(buffer.name, str(buffer.dtype), shape)
+        self.buffers[buffer] = PlainBuffer(str(buffer.name), str(buffer.dtype), shape)
 
     def _call(self, call: Expr) -> None:
         name = call.op.name if isinstance(call, Call) else ""

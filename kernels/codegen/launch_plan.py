@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
@@ -162,6 +164,18 @@ class LaunchPlan:
     shared_bytes: int = 0
     overlaps: bool = False
 
+    def to_json(self) -> bytes:
+        """Write the plan as one line of JSON, each parameter behind its kind."""
+        kinds = [(type(parameter).__name__, parameter) for parameter in self.parameters]
+        return msgspec.json.encode({**vars(self), "parameters": kinds})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> LaunchPlan:
+        """Read what :meth:`to_json` wrote; ValueError for all else."""
+        found = msgspec.json.decode(text, type=_Written)
+        parameters = [msgspec.json.decode(written, type=_KINDS[kind]) for kind, written in found.parameters]
+        return cls(**{**vars(found), "parameters": tuple(parameters)})
+
     def of_rows(self, rows: int) -> LaunchPlan:
         """Launch for an A of so many rows, where the kernel takes any number: a block for each of their tiles.
 
@@ -202,3 +216,19 @@ class LaunchPlan:
     def maps(self, buffer: str) -> bool:
         """Tell if the kernel reaches a buffer by tensor maps alone, so that its rows may lie anyhow."""
         return all(plain.buffer != buffer for plain in self._plain)
+
+
+_KINDS = {kind.__name__: kind for kind in (TensorMap, PlainBuffer, RowCount, Real, int)}
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A plan as JSON, its parameters not read yet: each is of the type that its kind names."""
+
+    kernel: str
+    parameters: tuple[tuple[Literal["TensorMap", "PlainBuffer", "RowCount", "Real", "int"], msgspec.Raw], ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    shared_bytes: int
+    overlaps: bool

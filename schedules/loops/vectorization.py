@@ -11,6 +11,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.inspection import is_multiple, is_one, loop_extent, loops_below
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
+from tensorir_ladder.schedules.loops.quotients import without_carries
 
 TWO, FOUR = 2, 4  # elements of CUDA's own vectors of small integers: char4, short4
 
@@ -160,7 +161,8 @@ def _is_contiguous(region: ir.TensorRegion, variable: tirx.Var, width: int) -> b
 
     def index_at(lane: int, index: tirx.PrimExpr) -> tirx.PrimExpr:
         value = group * width + lane
-        return tvm_ffi.structural_map(index, (tirx.Var, lambda var: value if var.same_as(variable) else var))
+        found = tvm_ffi.structural_map(index, (tirx.Var, lambda var: value if var.same_as(variable) else var))
+        return without_carries(found, analyzer)
 
     if not all(is_one(dimension.extent) for dimension in region.region) or not _begins_rows_aligned(
         region.source, width

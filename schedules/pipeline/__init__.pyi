@@ -1,6 +1,7 @@
 from .checks import buffer_stages as buffer_stages
 from .checks import check_pipeline as check_pipeline
 from .explain import explain_pipeline as explain_pipeline
+from .explain import pseudo_code as pseudo_code
 from .explain import time_table as time_table
 from .lowering import lower_ahead as lower_ahead
 from .lowering import required_tir_pipeline as required_tir_pipeline

@@ -21,6 +21,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, Statement, loop_name
+from tensorir_ladder.schedules.loops.quotients import without_carries
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ class _Move:
         """Return whether it is so many elements from one place to another, in both buffers; the iterators' values."""
         analyzer = sym.Analyzer()
         for indices in (self.store.indices, self.load.indices):
-            *outer, last = (_replaced(index, there) - _replaced(index, here) for index in indices)
+            places = ([without_carries(_replaced(index, at), analyzer) for index in indices] for at in (there, here))
+            *outer, last = (later - sooner for later, sooner in zip(*places))
             if not all(analyzer.can_prove_equal(step, 0) for step in outer):
                 return False
             if not analyzer.can_prove_equal(last, elements):

@@ -80,6 +80,14 @@ def time_table(sch: Schedule, loop: LoopRV) -> str:
     return _time_table(statements_under(sch, loop), lists, loop_extent(sch, loop))
 
 
+def pseudo_code(sch: Schedule, loop: LoopRV) -> str:
+    """Write out prologue, body and epilogue of a pipelined loop (that part of :func:`explain_pipeline` alone)."""
+    lists = _annotated(sch, loop)
+    if lists is None:
+        return _not_pipelined(sch, loop)
+    return _pseudo_code(statements_under(sch, loop), lists, loop_name(sch, loop), loop_extent(sch, loop))
+
+
 def _not_pipelined(sch: Schedule, loop: LoopRV) -> str:
     names = ", ".join(statement.name for statement in statements_under(sch, loop))
     return f"loop {loop_name(sch, loop)!r} is not pipelined: {names} take turns"

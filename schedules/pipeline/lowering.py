@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING
+from tensorir_ladder.schedules.loops.quotients import divide_without_carries
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
@@ -137,6 +138,7 @@ def _until_barriers() -> list[Pass]:
         s.UnifyThreadBinding(),
         s.LowerMatchBuffer(),
         s.StmtSimplify(),
+        divide_without_carries(),
         s.InjectPermutedLayout(),
         s.AnnotateIrregularLoop(),
         s.InjectSoftwarePipeline(),

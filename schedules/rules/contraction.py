@@ -176,12 +176,21 @@ class Engine:
             return None
         legal = [
             choice
-            for choice in self.choices(shape)
+            for choice in self._measured(shape, machine) or self.choices(shape)
             if not choice.tile.violations(machine.target, itemsize, choice.stages)
             and not (self.rings and sizes[2] <= choice.tile.block_k)
         ]
         plans = [Plan(self, choice, parts) for choice in legal for parts in self._parts(shape, choice)]
         return min(plans, key=lambda plan: self.cost(plan.choice, sizes, shape, machine, plan.parts), default=None)
+
+    def _measured(self, shape: Shape, machine: Machine) -> list[Choice]:
+        """List what was measured for one plain product of these extents with this engine's tiles, none or one."""
+        extents = shape.rows, shape.columns, shape.reduction
+        found = machine.measured_choices(extents, "nt" if shape.b_by_k else "nn", shape.dtype)
+        if not found or shape.batch != 1 or not shape.a_by_k or shape.computed:
+            return []
+        family = type(self.choices(shape)[0].tile)
+        return [choice for choice in found if type(choice.tile) is family]
 
     def _parts(self, shape: Shape, choice: Choice) -> list[int]:
         """List the numbers of parts that a reduction can be cut in, all of the same whole k tiles."""
@@ -312,6 +321,7 @@ def _first_lowered(func: tirx.PrimFunc, shape: Shape, most: int | None, plans: l
         try:
             return Body(most, _lowered(product_of(func), shape, plan, target), str(plan))
         except (ValueError, ScheduleError) as reason:  # TVM's, too, of bounds that do not fit into 32 bits
+            LOG.debug("%s cannot schedule the product: %s", plan, reason)
             reasons.append(f"{plan}: {reason}")
     raise NotTaken("no engine takes the product", value="; ".join(reasons), remedy="leave it to another rule")
 

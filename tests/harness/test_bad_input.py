@@ -27,6 +27,7 @@ from tensorir_ladder.harness.commands import (
     rules,
     sanitize,
 )
+from tensorir_ladder.harness.fleet import hosting, search
 from tensorir_ladder.harness.records import RecordError
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.reports import plot
@@ -233,6 +234,8 @@ def test_drawn_command_lines_end_with_a_documented_status(
         (mutants, "plan"),
         (rebuild, "ProcessPoolExecutor"),
         (sanitize, "prepare"),
+        (hosting, "Host"),
+        (search, "FleetSearch"),
     ):
         monkeypatch.setattr(module, name, stop)
     monkeypatch.chdir(tmp_path)

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tvm
 
 from support.cases import STEPS, THREAD_STEPS, Outcome, make_case, redeclare
 from support.fake_gpu import SHAPE, FakeGpu, interrupted, stop_at
 from tensorir_ladder.harness import execution, session, tuning
 from tensorir_ladder.harness.build import Case, Kernel, lower
 from tensorir_ladder.harness.execution import NoGpu
+from tensorir_ladder.harness.fleet.for_rules import tuned_machine
 from tensorir_ladder.harness.records import RecordError, TunedConfig, load_records, load_tuned
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.tuning import (
@@ -28,9 +30,13 @@ from tensorir_ladder.harness.tuning import (
 )
 from tensorir_ladder.harness.verify import WrongResult
 from tensorir_ladder.kernels.codegen.toolchain import CompileError
+from tensorir_ladder.schedules.cost import Measured
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.tiles import BlockTile, ThreadTile, WarpgroupTile
+from tensorir_ladder.schedules.rules.contraction import Contraction
+from tensorir_ladder.schedules.rules.normal_form import product_of
+from tensorir_ladder.schedules.tiles import BlockTile, Choice, ThreadTile, WarpgroupTile
+from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Step
 from tensorir_ladder.steps.thread_tiles import DEFAULT, THREAD_TILES
 
@@ -459,14 +465,16 @@ def test_run_measures_what_was_tuned(favoured: FakeGpu, command: Command, tmp_pa
     assert favoured.races[0][3].startswith(f"step4_vectorization[default] 64x64x64 float32 {FAST}")
 
 
-def test_run_with_a_stale_choice_warns(
+def test_run_does_not_use_a_stale_choice(
     favoured: FakeGpu, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert command(*ARGUMENTS, str(tmp_path)).code == 0
+    favoured.races = []
     monkeypatch.setattr(tuning, "kernels_digest", lambda *_: "other kernels")
     outcome = command("run", "--step", "5", "--size", "64", "--tile", "tuned", "--out", str(tmp_path))
-    assert outcome.code == 0
-    assert "warning: step5_pipelining 64x64x64 was tuned with other kernels" in outcome.err
+    assert outcome.code == 2
+    (line,) = outcome.err.splitlines()
+    assert re.search("step5_pipelining 64x64x64 .* other kernels or versions .* not used; run ladder tune", line)
 
 
 @pytest.mark.parametrize("option", [(), ("--layout", "nt"), ("--dtype", "float16", "--out-dtype", "float32")])
@@ -535,3 +543,42 @@ def test_a_winner_that_is_none_of_its_candidates_is_refused(
     for outcome in (command(*ARGUMENTS, str(tmp_path)), command("run", "--tile", "tuned", *arguments)):
         assert outcome.code == 2
         assert "none of its candidates" in outcome.err
+
+
+# For the rules
+
+
+def test_the_rules_take_what_was_tuned(made: Session, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a number of stages that no rule tries by itself, so that it is seen where it comes from."""
+    fastest = WarpgroupTile.parse("64x64x64/1x1")
+    tiles = (STEPS[10].tiles.default.tile, fastest)
+    redeclare(
+        monkeypatch, 10, tiles=replace(STEPS[10].tiles, choices=(), best=tiles[:1], tuning=tiles), tuning_stages=(3, 5)
+    )
+    gpu.times[f"{fastest} 5 stages"] = 0.125
+    case = make_case(10, (256, 256, 1024))
+    machine = replace(case.machine, gpu="NVIDIA Fake")
+    tuned_again(made, case)
+    known = tuned_machine(machine, made.out)
+    assert known.measured == (Measured((256, 256, 1024), "nn", "float16", Choice(fastest, 5)),)
+    for problem, wanted in ((case.problem, True), (Matmul(256, 256, 1024, "float16", "nt"), False)):
+        ((_, plans),) = Contraction(known).plans(product_of(problem.prim_func()), known.target)
+        assert (plans[0].choice == Choice(fastest, 5)) is wanted
+    assert tuned_machine(replace(machine, gpu="NVIDIA H200"), made.out).measured == ()
+
+
+def test_the_rules_do_not_take_what_another_tvm_or_other_kernels_won_with(
+    made: Session, favoured: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    case, version = make_case(5, SHAPE), tvm.__version__
+    machine = replace(case.machine, gpu="NVIDIA Fake")
+    tuned_again(made, case)
+    assert len(tuned_machine(machine, made.out).measured) == 1
+    monkeypatch.setattr("tensorir_ladder.harness.fleet.for_rules.kernels_digest", lambda *_: "others")
+    assert tuned_machine(machine, made.out).measured == ()
+    monkeypatch.setattr(tvm, "__version__", "0.1")
+    assert tuned_machine(machine, made.out).measured == ()
+    assert [line.split(" by ")[1] for line in caplog.messages] == [
+        "other kernels than this version makes: not used",
+        f"TVM {version}, and this is 0.1: not used",
+    ]

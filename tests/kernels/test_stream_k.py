@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -117,3 +117,22 @@ def test_a_last_wave_is_cut_where_that_pays() -> None:
 def test_clusters_are_workers(blocks: int) -> None:
     plan = plan_for(Matmul(4096, 4096, 4096, "float16"), RoleTile.parse("128x256x64/2x1"), hopper(H200), blocks)
     assert (plan.tiles, plan.workers) == (512 // blocks, H200 // blocks)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tiles=st.integers(1, 2000),
+    k_tiles=st.integers(1, 200),
+    block=st.sampled_from([(64, 64, 64), (128, 128, 64), BLOCK]),
+    workers=st.integers(2, 140),
+    shortest=st.sampled_from([1, 2, 4]),
+    slow=st.sampled_from([1, 8]),
+)
+def test_the_cut_is_the_first_of_the_cheapest(
+    tiles: int, k_tiles: int, block: tuple[int, int, int], workers: int, shortest: int, slow: int
+) -> None:
+    rates = replace(RATES, hand_over_bytes_per_cycle=RATES.hand_over_bytes_per_cycle / slow)
+    plan = plan_stream_k(tiles, k_tiles, block, workers, shortest, rates)
+    if 0 < plan.helpers < plan.owned:  # else a tile is cut into even parts
+        cuts = [replace(plan, cut=cut) for cut in range(shortest, k_tiles - shortest + 1)]
+        assert plan == min(cuts, key=lambda other: stream_k_cycles(other, block, rates))

@@ -877,14 +877,81 @@ def test_every_axis_of_speeds_has_two_marks_in_sight():
             assert sum(low <= mark <= high for mark in axes.get_yticks()) >= 2, item.section.title
 
 
-def test_bars_of_one_case_are_told_apart():
-    """By their tile, where step and variant are the same."""
-    committed = load(RESULTS)
-    for item in plots(committed):
-        if item.kind.endswith("-stalls"):
-            labels = [label.get_text().rpartition(", ")[0] for label in item.draw().axes[0].get_yticklabels()]
-            shown = [label for label in labels if labels.count(label) > 1]
-            assert all("/" in label for label in shown), shown
+def test_bars_of_several_tiles_name_theirs(tmp_path):
+    for step in (4, 5):
+        for size in (512, 1024):
+            record(step, size).save(tmp_path)
+    for shape, tile in ((512, "32x64x16/4x4"), (1024, "64x64x32/8x4")):
+        for step, variant in ((4, "default"), (5, "async")):
+            replace(counted(step, variant, 1.0, shape=shape), tile=tile).save(tmp_path)
+    (stalls,) = (item for item in plots(load(tmp_path)) if item.kind == "step5-stalls")
+    labels = [label.get_text().rpartition(", ")[0] for label in stalls.draw().axes[0].get_yticklabels()]
+    told = ["32x64x16/4x4", "32x64x16/4x4", "64x64x32/8x4", "64x64x32/8x4"]
+    assert [label.rpartition("\n")[2] for label in labels] == told
+    assert len(set(labels)) == 4
+
+
+def drawn(folder, kind):
+    (item,) = (item for item in plots(load(folder)) if item.kind == kind)
+    return item.draw()
+
+
+def caption(figure):
+    return figure.legends[0].get_title().get_text().replace("\n", " ")
+
+
+def test_captions_name_the_tiles_that_are_drawn_and_no_others(tmp_path):
+    write_ladder(tmp_path)
+    for size in SIZES:
+        record(6, size, tile="128x128x8/8x8").save(tmp_path)
+    assert "32x64x16/4x4 (steps 1–5); 128x128x8/8x8 (step 6)." in caption(drawn(tmp_path, "ratio"))
+    assert "Default tile 32x64x16/4x4." in caption(drawn(tmp_path, "step5-variants"))
+    assert "128x64x32/8x4" not in caption(drawn(tmp_path, "ratio"))  # the best tile, which is not named as a default
+
+
+def test_variants_are_drawn_at_the_sizes_that_all_of_them_have(tmp_path):
+    for size in SIZES:
+        record(4, size).save(tmp_path)
+        record(5, size).save(tmp_path)
+    for size in (512, 1024):
+        record(5, size, speed=9000, variant="sync", default_variant=False).save(tmp_path)
+    figure = drawn(tmp_path, "step5-variants")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["512", "1024"]
+    assert len(figure.axes[0].patches) == 4
+
+
+def test_gains_have_one_logarithmic_scale_and_every_mark_is_labelled(tmp_path):
+    write_ladder(tmp_path)
+    for kind in ("gain", "step5-variants"):
+        for axes in drawn(tmp_path, kind).axes:
+            assert axes.get_yscale() == "log"
+            assert len(axes.yaxis.get_minorticklocs()) == 0
+            assert len(axes.get_yticks()) >= 2
+            places = zip(axes.get_yticks(), (label.get_text() for label in axes.get_yticklabels()))
+            assert all(float(text) == pytest.approx(100 * (place - 1)) for place, text in places)
+
+
+def test_no_marker_of_the_roofline_hides_another(tmp_path):
+    write_ladder(tmp_path)
+    axes = drawn(tmp_path, "roofline").axes[0]
+    lines = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
+    filled = [line for line in lines if line.get_markerfacecolor() != "none"]
+    places = [x for line in filled for x in line.get_xdata()]
+    assert len(places) == len(set(places)) == 6 * len(SIZES)
+    assert len(axes.xaxis.get_minorticklocs()) == 0
+
+
+def test_an_idle_tensor_pipe_has_no_instructions_of_its_own(tmp_path):
+    for step in (4, 5):
+        record(step).save(tmp_path)
+    pipe = {"tensor pipe busy, %": 0.0, "tensor pipe: warps' instructions (hmma)": 65536.0}
+    for step, variant in ((4, "default"), (5, "async")):
+        made = counted(step, variant, 1.0)
+        replace(made, values=made.values | pipe).save(tmp_path)
+    (table,) = counters_tables(load(tmp_path), 5, load(tmp_path).sections()[0])
+    names = [row[0] for row in table.rows]
+    assert "tensor pipe busy, %" in names
+    assert not any("hmma" in name for name in names)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,14 @@ def test_the_engine_is_that_of_target_and_dtype(function: tirx.PrimFunc, target:
     assert engines_in(text_of(function, target)) == engine
 
 
+@pytest.mark.parametrize(("channels", "stride"), [(64, 1), (128, 1), (128, 2), (512, 2)])
+def test_a_padded_image_is_copied_asynchronously(channels: int, stride: int) -> None:
+    """Of more than 64 channels a tap is several k tiles, and of those a part may begin within one."""
+    text = text_of(conv2d_nhwc(8, 14, 14, channels, 256, stride=stride, dtype="float16"), HOPPER)
+    assert "cp_async_legacy_pred_cg_16" in text
+    assert "condval" not in text
+
+
 @pytest.mark.parametrize(
     "function", [product(8, 8, 64), product(1, 512, 512), product(512, 1, 512), product("m", 1, 64)]
 )
@@ -190,6 +198,7 @@ RIGHT = {
     "weights of int8, many rows": (weights_of_int8(), HOPPER, rows(20, 130)),
     "an image": (conv2d_nhwc(2, 14, 14, 32, 128, dtype="float16"), HOPPER, [{}]),
     "an image, in parts": (conv2d_nhwc(1, 7, 7, 256, 64, dtype="float16"), HOPPER, [{}]),
+    "an image, taps of two k tiles": (conv2d_nhwc(1, 9, 9, 128, 64, stride=2, dtype="float16"), HOPPER, [{}]),
     "int8": (product(50, 40, 36, "int8"), HOPPER, [{}]),
     "A by columns": (product(100, 72, 136, a_by_rows=False), HOPPER, [{}]),
     "any rows, A by columns": (product("m", 72, 136, a_by_rows=False), HOPPER, rows(33)),

@@ -123,6 +123,7 @@ def torch_stand_in(gpus: int = 1) -> SimpleNamespace:
     private = SimpleNamespace(
         _cuda_getDevice=lambda: cuda.device,
         _cuda_getCurrentRawStream=lambda _: cuda.stream,
+        _cuda_isCurrentStreamCapturing=lambda: cuda.capturing,
         _increment_version=written.extend,
         _len_torch_dispatch_stack=lambda: 0,
     )

@@ -37,7 +37,7 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import call as api
-from tensorir_ladder.torch_ops import describe, matmul
+from tensorir_ladder.torch_ops import describe, kept, matmul
 from tensorir_ladder.torch_ops.choice import (
     KERNELS,
     Choice,
@@ -192,7 +192,7 @@ def library(torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def _forget() -> None:
-    for cache in (api._product, api._loaded, api._gpu):
+    for cache in (api._product, api._loaded, api.gpu_machine):
         cache.cache_clear()
 
 
@@ -201,33 +201,24 @@ def _simple(_problem: Matmul, _machine: Machine) -> Choice:
     return Choice(KERNELS[11], HopperTile.parse("64x64x64/1x1"), 4)
 
 
-class Noted(Choice):
-    """A choice whose kernel is not made, but comes with what it is for."""
-
-    def build(self, problem: Matmul, setting: Setting) -> Any:
-        return Choice(self.kernel, self.tile, self.stages), problem, setting
-
-
 PLANS: dict[Any, LaunchPlan] = {}  # of kernels for the stand-in's GPU, each lowered once a process
 
 
 def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
     def chosen(problem: Matmul, machine: Machine, *flexible: Any) -> Choice:
-        choice = choosing(problem, machine) if flexible == (1, False) else choose(problem, machine, *flexible)
-        return Noted(choice.kernel, choice.tile, choice.stages)
+        return choosing(problem, machine) if flexible == (1, False) else choose(problem, machine, *flexible)
 
-    def lowered(built: tuple, target: Any, _compiler: Any) -> CompiledKernel:
-        choice, problem, setting = built
+    def lowered(choice: Choice, problem: Matmul, setting: Setting, _compiler: Any) -> CompiledKernel:
         key = (str(choice), problem, replace(setting, machine=None))
         if key not in PLANS:
-            function = choice.build(problem, setting)
-            PLANS[key] = launch_plan(generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE))
+            module = tvm.IRModule({"main": choice.build(problem, setting)})
+            PLANS[key] = launch_plan(generate(module, setting.machine.target, TIR_PIPELINE))
         return CompiledKernel(PLANS[key], library.add(PLANS[key], problem, setting.finish))
 
     found = Driver(library)
     monkeypatch.setattr(api, "cuda_driver", lambda: found)
     monkeypatch.setattr(api, "choose", chosen)
-    monkeypatch.setattr(api, "compile_kernel", lowered)
+    monkeypatch.setattr(api, "build_kernel", lowered)
     monkeypatch.setattr(api, "require_compiler", lambda: None)
 
 
@@ -730,6 +721,22 @@ def test_a_first_call_in_a_capture_is_refused(real: Any) -> None:
     with pytest.raises(FirstCallInCapture), real.cuda.graph(real.cuda.CUDAGraph()):
         matmul(a, a)
     check_real(real, matmul(a, a), a, a)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(120, 136, 72), (128, 64, 8192), (1, 4096, 1000)])
+def test_a_kernel_that_was_built_before_is_found_and_right(
+    real: Any, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, n, k = shape
+    a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "transposed", "float16")
+    wanted = matmul(a, b)
+    _forget()
+    monkeypatch.setattr(kept, "compile_kernel", lambda *_: pytest.fail("lowered again"))
+    got = matmul(a, b)
+    check_real(real, got, a, b)
+    assert bool((got == wanted).all())
+    _forget()
 
 
 @pytest.mark.gpu

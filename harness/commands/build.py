@@ -1,0 +1,139 @@
+"""``build``: build the kernels that :func:`torch_ops.matmul` takes for a file of shapes, before they are called for."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.commands.options import UsageError, add_jobs
+from tensorir_ladder.harness.commands.printing import progress
+from tensorir_ladder.harness.commands.values import whole
+from tensorir_ladder.harness.lab.workers import Lost, Tell, each_in_a_process
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
+from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.kernels.codegen.toolchain import Compiler
+from tensorir_ladder.kernels.fused_epilogue import PLAIN
+from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.isa import PTX_TYPES
+from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
+from tensorir_ladder.torch_ops.call import choose_for, gpu_machine
+from tensorir_ladder.torch_ops.choice import Choice, Setting
+from tensorir_ladder.torch_ops.kept import KERNELS, build_kernel, find_kernel
+from tensorir_ladder.torch_ops.operands import Form, arrange
+
+SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
+LIMIT_S = 600.0  # for one kernel
+
+
+class NotBuilt(RuntimeError):
+    """A kernel that could not be built, or could not be kept."""
+
+
+@dataclass(frozen=True)
+class ToBuild:
+    """A product of contiguous tensors, and all that its kernel is made for; it can be sent to another process."""
+
+    problem: Matmul
+    gpu: str
+    multiprocessors: int
+
+    @property
+    def made_for(self) -> tuple[Choice, Matmul, Setting]:
+        """The kernel's choice, its product with rows as TMA takes them, and its setting."""
+        m, n, k, dtype = self.problem.m, self.problem.n, self.problem.k, self.problem.dtype
+        b_strides = (n, 1) if self.problem.layout == "nn" else (1, k)
+        operands = arrange(Form("a", (m, k), (k, 1), dtype), Form("b", (k, n), b_strides, dtype), dtype)
+        machine = machine_for(DEFAULT_ARCH).of_gpu(self.gpu, self.multiprocessors).for_choices()
+        return choose_for(operands, PLAIN, False, replace(machine, name=self.gpu))
+
+    def __str__(self) -> str:
+        return f"{self.problem.m}x{self.problem.n}x{self.problem.k} {self.problem.layout} {self.problem.dtype}"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the file, the GPU and how many processes."""
+    text = f"a line for each product: MxNxK [{' | '.join(LAYOUTS)}] [{' | '.join(PTX_TYPES)}] (nn, float16)"
+    parser.add_argument("--shapes", type=Path, required=True, metavar="FILE", help=text)
+    usual = machine_for(DEFAULT_ARCH).gpu
+    parser.add_argument("--gpu", metavar="NAME", help=f"as its driver names it (the one here; else {usual})")
+    add_jobs(parser)
+
+
+def run(options: argparse.Namespace, _command: str) -> int:
+    """Build what is not kept yet, side by side."""
+    wanted = read_shapes(options.shapes)
+    machine = hopper_machine(options.gpu)
+    build_ahead([ToBuild(problem, machine.name, machine.multiprocessors) for problem in wanted], options.jobs)
+    print(f"{len(wanted)} products of {options.shapes} are built for the {machine.name}")
+    return 0
+
+
+def build_ahead(wanted: Sequence[ToBuild], jobs: int) -> None:
+    """Build kernels in processes side by side; those that are kept already are left.
+
+    Raises UsageError where nothing can be kept, NotBuilt with the first kernel that was not; NoCompiler.
+    """
+    compiler = toolchain.require_compiler()
+    if KERNELS.folder() is None:
+        raise UsageError("what is built ahead would not be found again: the build cache is not used, see above")
+    waiting = [one for one in wanted if not _is_kept(one, compiler)]
+    if not waiting:
+        return
+    print(f"{len(wanted) - len(waiting)} of {len(wanted)} kernels are built already", flush=True)
+    with progress() as bar, closing(each_in_a_process(_build, waiting, jobs, LIMIT_S)) as built:
+        for one, result in bar.track(built, len(wanted), len(wanted) - len(waiting), description="building"):
+            if isinstance(result, Lost):
+                raise NotBuilt(f"{one}: {result.reason}; what was built before it is kept")
+            if not _is_kept(one, compiler):
+                raise NotBuilt(f"{one} was built and is not kept: {KERNELS.folder()} takes no file; free space there")
+
+
+def read_shapes(path: Path) -> list[Matmul]:
+    """Read a file of products, each once; UsageError names the line that is none. Empty lines and ``#`` are passed."""
+    found = {}
+    for number, line in enumerate(path.read_bytes().decode(errors="replace").splitlines(), 1):
+        if words := line.partition("#")[0].split():
+            found[_product(words, f"{path}:{number}")] = None
+    if not found:
+        raise UsageError(f"{path} names no product; write a line for each, for example 1024x512x256 nt bfloat16")
+    return list(found)
+
+
+def _product(words: Sequence[str], place: str) -> Matmul:
+    shape, *more = words
+    match = SHAPE.fullmatch(shape)
+    layouts, dtypes = ([word for word in more if word in known] for known in (LAYOUTS, PTX_TYPES))
+    if not match or len(more) != len(layouts) + len(dtypes) or max(len(layouts), len(dtypes)) > 1:
+        written = " ".join(words)
+        raise UsageError(
+            f"{place}: {written!r:.60} is not MxNxK [{' | '.join(LAYOUTS)}] [{' | '.join(PTX_TYPES)}]; write for "
+            "example 1024x512x256 nt bfloat16"
+        )
+    sizes = [whole(size, place) for size in match.groups()]
+    try:
+        return Matmul(*sizes, *(dtypes or ["float16"]), *(layouts or ["nn"]))
+    except ValueError as refused:
+        raise UsageError(f"{place}: {refused}") from None
+
+
+def hopper_machine(gpu: str | None = None) -> Machine:
+    """Describe the GPU here, or the one named, as the choice sees it; without either the one that is usual."""
+    if gpu is None and execution.gpu_present():
+        return gpu_machine(execution.require_gpu().cuda.current_device())
+    machine = machine_for(DEFAULT_ARCH)
+    machine = machine.of_gpu(gpu or machine.gpu)
+    return replace(machine.for_choices(), name=machine.gpu)
+
+
+def _is_kept(one: ToBuild, compiler: Compiler) -> bool:
+    return find_kernel(*one.made_for, compiler) is not None
+
+
+def _build(one: ToBuild, tell: Tell) -> None:
+    tell(str(one))
+    build_kernel(*one.made_for, toolchain.require_compiler())

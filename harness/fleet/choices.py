@@ -1,0 +1,41 @@
+"""Write down what was found where products of torch tensors look for it (:mod:`torch_ops.tuned_here`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.records import TunedConfig
+from tensorir_ladder.harness.records.writing import cannot_write
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops.choice import KERNELS, Choice
+from tensorir_ladder.torch_ops.tuned_here import FILE, Found, keep
+
+
+def chosen_of(case: Case, tuned: TunedConfig) -> tuple[Choice, Matmul, int] | None:
+    """Return what products of torch tensors would take, for what product, on how many multiprocessors.
+
+    None for a step that they do not choose from, another output than the operands' dtype, and what no GPU measured.
+    """
+    multiprocessors = tuned.environment.multiprocessors
+    if tuned.step not in KERNELS or tuned.out_dtype != tuned.dtype or not multiprocessors:
+        return None
+    tile = case.step.tiles.kind.parse(tuned.winner.tile)
+    return Choice(KERNELS[tuned.step], tile, tuned.winner.stages), case.problem, multiprocessors
+
+
+def keep_choice(folder: Path, tuned: TunedConfig, digest: str) -> None:
+    """Append it to the folder's file; RecordError where that cannot be written."""
+    fields = ("m", "n", "k", "dtype", "layout", "step", "ratio_to_cublas")
+    found = Found(
+        **{name: getattr(tuned, name) for name in fields},
+        tile=tuned.winner.tile,
+        stages=tuned.winner.stages,
+        gpu=tuned.environment.gpu,
+        tvm=tuned.environment.versions["tvm"],
+        kernel=digest,
+    )
+    try:
+        keep(folder, found)
+    except OSError as error:
+        raise cannot_write(folder / FILE, error) from error

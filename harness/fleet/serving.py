@@ -1,0 +1,248 @@
+"""One GPU's server: TVM's RPC server with two functions more, which a tracker knows by a key.
+
+TVM starts a process for each session by forking. So this process may import torch, but not touch the GPU, which a
+session does.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import tvm
+import tvm_ffi
+
+from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.environment import ROOT, gpu_identity, host_cpu, sources_digest, versions
+from tensorir_ladder.harness.execution import LlvmBackend
+from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, Answer, Identity, Module, Request
+from tensorir_ladder.harness.fleet.processes import end_group
+from tensorir_ladder.harness.race import Contender, Plan, Rounds
+from tensorir_ladder.harness.records import GpuState, Method, Timing, decode
+from tensorir_ladder.harness.roofline import ImpossibleTime, product_roofline
+from tensorir_ladder.harness.verify import WrongResult, draw_seeds, verify_launch
+from tensorir_ladder.schedules.workloads import Matmul
+
+PORTS = (9200, 9999)
+LLVM_VERSIONS = {"tvm": tvm.__version__, "numpy": np.__version__}
+NOTHING = GpuState(0.0, 0.0, 0.0, 0.0)  # of a CPU: no clocks, no power
+
+
+def start_server(place: str, host: str, tracker: tuple[str, int], key: str, address: str | None) -> int:
+    """Serve in this process until it ends; return the port. ``address``: where others reach it, if not at ``host``."""
+    import multiprocessing
+
+    from tvm.rpc.server import PopenRPCServerState
+
+    multiprocessing.set_start_method("fork", force=True)  # TVM's: a session takes over this process's functions
+    if place == "gpu" and find_spec("torch"):
+        import torch  # noqa: F401 - once, not in each session
+    tvm_ffi.register_global_func(IDENTITY, functools.partial(_identity, place), override=True)
+    tvm_ffi.register_global_func(MEASURE, functools.partial(_measure, place), override=True)
+    state = PopenRPCServerState(host, *PORTS, tracker_addr=tracker, key=key, custom_addr=address, silent=True)
+    PopenRPCServerState.current = state
+    threading.Thread(target=end_after, args=(state.thread,), daemon=True).start()
+    return state.port
+
+
+def end_after(thread: threading.Thread) -> None:
+    """End this process when a thread of TVM's has ended: it cannot be started again, and another process can."""
+    # TVM's server stops listening when a session has crashed, and stays as it is: who watches it starts another.
+    thread.join()
+    end_group(os.getpid())
+
+
+class Place:
+    """Where a session runs modules: operands of the product at hand, modules loaded, and which of them were right."""
+
+    def __init__(self, backend: Any, identity: Identity) -> None:
+        self.backend, self.identity = backend, identity
+        self._arena: dict[tuple[Matmul, int], Any] = {}
+        self._loaded: dict[str, Callable[..., Any]] = {}
+        self._right: set[str] = set()
+
+    def measure(self, request: Request) -> Rounds:
+        """Check and time what is asked for; WrongResult names a module that is not right."""
+        arena = self._arena_of(request)
+        for check in request.also:
+            self._check(check.module, check.problem, request)
+        contenders: list[Contender] = []
+        for module in request.modules:
+            self._check(module, request.problem, request)
+            contenders.append((module.label, self._run(module)))
+        rounds = arena.race([*contenders, *arena.cublas(request.math)], request.plan)
+        self._hold(request, arena, rounds)
+        return rounds
+
+    def _check(self, module: Module, problem: Matmul, request: Request) -> None:
+        if module.file not in self._right:
+            seeds = draw_seeds(request.seed, 1)
+            try:
+                verify_launch(self._run(module), problem, self.backend, module.label, seeds, request.math)
+            except WrongResult as error:
+                raise WrongModule(module.label, str(error)) from error
+            self._right.add(module.file)
+
+    def _run(self, module: Module) -> Callable[..., Any]:
+        if module.file not in self._loaded:
+            function = tvm.runtime.load_module(str(Path(module.file).resolve()))["main"]
+            memory = [self._memory(shape, dtype) for shape, dtype in module.workspaces]
+            self._loaded[module.file] = self._adapted(lambda *arrays: function(*arrays, *memory))
+        return self._loaded[module.file]
+
+    def _arena_of(self, request: Request) -> Any:
+        wanted = request.problem, request.first_seed
+        if wanted not in self._arena:
+            if all(problem != request.problem for problem, _ in self._arena):
+                self._loaded.clear()  # modules, and with them the GPU's memory that is theirs
+                self._right.clear()
+            self._arena.clear()
+            self._arena[wanted] = self._new_arena(*wanted)
+        return self._arena[wanted]
+
+    def _new_arena(self, problem: Matmul, first_seed: int) -> Any:
+        raise NotImplementedError
+
+    def _memory(self, shape: tuple[int, ...], dtype: str) -> Any:
+        raise NotImplementedError
+
+    def _adapted(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        return run
+
+    def _hold(self, request: Request, arena: Any, rounds: Rounds) -> None:
+        """Raise ImpossibleTime for what cannot have done the work."""
+
+
+class WrongModule(WrongResult):
+    """A module whose output is not the product, by its label."""
+
+    def __init__(self, label: str, why: str) -> None:
+        super().__init__(why)
+        self.label = label
+
+
+class GpuPlace(Place):
+    """The GPU that CUDA_VISIBLE_DEVICES leaves, by torch."""
+
+    def __init__(self) -> None:
+        backend = execution.GpuBackend()
+        known = gpu_identity()
+        made_by = {name: text for name, text in versions(backend, "").items() if text}
+        sources = sources_digest(ROOT)
+        super().__init__(backend, Identity(**known, arch=execution.gpu_arch(), versions=made_by, sources=sources))
+
+    def _new_arena(self, problem: Matmul, first_seed: int) -> Any:
+        from tensorir_ladder.harness.cublas import Arena
+
+        self.backend.torch.cuda.empty_cache()
+        return Arena(problem, self.backend, first_seed)
+
+    def _memory(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return tvm.runtime.tensor(np.zeros(shape, dtype), tvm.cuda())  # zeros, which flags begin as
+
+    def _hold(self, request: Request, arena: Any, rounds: Rounds) -> None:
+        roofline = product_roofline(execution.gpu_machine(), request.problem, request.math, arena.from_memory)
+        for timing in rounds.timings:
+            try:
+                roofline.check(timing)
+            except ImpossibleTime as error:
+                raise WrongModule(timing.label, str(error)) from error
+
+
+class LlvmPlace(Place):
+    """The CPU, through LLVM: for trying a fleet where there is no GPU. numpy stands in for cuBLAS."""
+
+    def __init__(self) -> None:
+        cpu = f"LLVM on {host_cpu()}"[:80]
+        uuid = f"CPU-{os.uname().nodename}-{os.environ.get('LADDER_DEVICE', '0')}"
+        super().__init__(LlvmBackend(), Identity(cpu, uuid, "none", 0.0, 0, "", LLVM_VERSIONS, sources_digest(ROOT)))
+
+    def _new_arena(self, problem: Matmul, first_seed: int) -> CpuArena:
+        return CpuArena(problem, self.backend, first_seed)
+
+    def _memory(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return tvm.runtime.tensor(np.zeros(shape, dtype))
+
+    def _adapted(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arrays: Any) -> None:
+            # TVM takes bfloat16 of its own tensors only, and memory that is aligned.
+            tensors = [tvm.runtime.tensor(array) for array in arrays]
+            run(*tensors)
+            for array, tensor in zip(arrays, tensors):
+                np.copyto(array, tensor.numpy())
+
+        return call
+
+
+class CpuArena:
+    """Operands of one product in the host's memory, and rounds by the host's clock."""
+
+    def __init__(self, problem: Matmul, backend: LlvmBackend, first_seed: int) -> None:
+        a = backend.normal(2 * first_seed, (problem.m, problem.k), problem.dtype)
+        b = backend.normal(2 * first_seed + 1, problem.b_shape, problem.dtype)
+        self.operands = a, b, backend.poisoned((problem.m, problem.n), problem.out_dtype)
+        self.problem = problem
+
+    def cublas(self, _math: str) -> tuple[Contender, Contender]:
+        """Return numpy's product with B as stored, and transposed in memory."""
+        b = self.operands[1] if self.problem.layout == "nn" else self.operands[1].T
+        other = np.asfortranarray(b) if self.problem.layout == "nn" else np.ascontiguousarray(b)
+
+        def multiply(right: np.ndarray) -> Callable[..., Any]:
+            return lambda a, _, c: np.copyto(c, np.matmul(a, right).astype(c.dtype))
+
+        return ("numpy", multiply(b)), ("numpy, B turned", multiply(other))
+
+    def race(self, contenders: list[Contender], plan: Plan) -> Rounds:
+        """Time contenders in interleaved rounds, each round in another order; see :class:`harness.race.Racecourse`."""
+        for _, run in contenders:
+            run(*self.operands)
+        samples: list[list[float]] = [[] for _ in contenders]
+        for number in range(plan.rounds):
+            for place in range(len(contenders)):
+                index = (number + place) % len(contenders)
+                begun = time.perf_counter()
+                contenders[index][1](*self.operands)
+                samples[index].append((time.perf_counter() - begun) * 1e3)
+        timings = tuple(Timing(label, tuple(times)) for (label, _), times in zip(contenders, samples))
+        method = Method(plan.rounds, 1, 1, "standard normal", "warm", "host call, host clock", 0.0)
+        return Rounds(timings, method, NOTHING, NOTHING)
+
+
+@functools.cache
+def _place(name: str) -> Place:
+    return GpuPlace() if name == "gpu" else LlvmPlace()
+
+
+def _identity(place: str) -> str:
+    try:
+        return msgspec.json.encode(_place(place).identity).decode()
+    except Exception as error:  # noqa: BLE001 - the driver is told, whatever it is
+        return msgspec.json.encode({"error": f"{type(error).__name__}: {error}"}).decode()
+
+
+def _measure(place: str, text: str) -> str:
+    """Answer a request, as JSON; what a module does wrong, and what else goes wrong, is an answer as well."""
+    begun = time.perf_counter()
+    request = decode(text, Request, "a request")
+    here = _place(place)
+    try:
+        rounds = here.measure(request)
+    except WrongModule as error:
+        answer = Answer("wrong", here.identity, str(error), error.label)
+    except Exception as error:  # noqa: BLE001 - the driver is told, whatever it is
+        answer = Answer("failed", here.identity, f"{type(error).__name__}: {error}"[:500])
+    else:
+        took = time.perf_counter() - begun
+        state = {"before": rounds.before, "after": rounds.after}
+        answer = Answer("timed", here.identity, timings=rounds.timings, method=rounds.method, took_s=took, **state)
+    return msgspec.json.encode(asdict(answer)).decode()

@@ -1,0 +1,95 @@
+"""Drawn shapes, group by group: a table of how they stand beside cuBLAS, and a picture with a point for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from tensorir_ladder.harness.records import ShapeGroup, shape_text
+from tensorir_ladder.reports.cases import grouped, slug
+from tensorir_ladder.reports.cells import Table
+from tensorir_ladder.reports.drawing import CUBLAS, PALETTE, canvas, finish, mark, note, rounds_and_days
+
+RATIOS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0)  # marked, as far as there are such
+MOST_NAMED = 12  # in a picture: more names than that hide each other
+
+
+@dataclass(frozen=True)
+class ShapeSection:
+    """One group of drawn shapes, as pictures and their files name it."""
+
+    group: ShapeGroup
+
+    @property
+    def title(self) -> str:
+        """Say in words what is shown, GPU first."""
+        own = self.group.summary
+        return f"{own['gpu']}, {own['dtype']}, group {own['group']}, seed {own['seed']}"
+
+    @property
+    def slug(self) -> str:
+        """Write what is drawn as part of a file name."""
+        own = self.group.summary
+        return slug(own["gpu"], own["dtype"])
+
+    @property
+    def kind(self) -> str:
+        """The kind of its picture, as part of a file name."""
+        own = self.group.summary
+        return f"shapes-{own['group']}-{own['seed']}"
+
+
+def rows(groups: Iterable[ShapeGroup]) -> list[dict[str, Any]]:
+    """Return one object for each group, as JSON has it."""
+    return [group.summary for group in groups]
+
+
+def latest(groups: Iterable[ShapeGroup]) -> list[ShapeGroup]:
+    """Return of each GPU, dtype and group what the seed measured last has drawn."""
+
+    def measured(group: ShapeGroup) -> str:
+        return max(record.environment.recorded_at for record in group.records)
+
+    kinds = grouped(groups, lambda group: group.records[0].family[:-1])
+    return [max(own, key=measured) for own in kinds.values()]
+
+
+def shapes_table(groups: Sequence[ShapeGroup]) -> Table:
+    """Make a row a group: its shapes' speeds beside cuBLAS, and the worst three by name."""
+    header = ("GPU", "dtype", "group", "worst shapes", "seed", "shapes", "geometric mean", "worst", "at least 1")
+    lines = []
+    for group in groups:
+        own = group.summary
+        worst = ", ".join(f"{shape_text(record.shape)} {record.ratio_to_cublas:.2f}" for record in group.losers[:3])
+        speeds = (f"{own['geomean']:.3f}", f"{own['worst']:.3f}", f"{own['share_at_least_1']:.0%}")
+        lines.append((own["gpu"], own["dtype"], own["group"], worst, str(own["seed"]), str(own["count"]), *speeds))
+    text = "Shapes that nobody tuned, drawn by a seed; speed over the faster form of cuBLAS, in the same rounds."
+    return Table("Drawn shapes", header, tuple(lines), text, left=4)
+
+
+def shapes_figure(section: ShapeSection) -> Figure:
+    """Draw the ratio to cuBLAS over arithmetic intensity, a point a shape; the worst that lose are named."""
+    records, losers, own = section.group.records, section.group.losers, section.group.summary
+    figure, panels = canvas("Drawn shapes beside cuBLAS", section.title, height=5.6)
+    (axes,) = panels
+    axes.axhline(1.0, color=CUBLAS, linestyle="--", linewidth=1.4, label="cuBLAS")
+    winners = [record for record in records if record.ratio_to_cublas >= 1]
+    for some, color, label in ((winners, PALETTE[2], "at least as fast"), (losers, PALETTE[3], "slower")):
+        places = [record.intensity for record in some], [record.ratio_to_cublas for record in some]
+        axes.plot(*places, "o", color=color, markersize=4, label=f"{label}: {len(some)}")
+    for number, record in enumerate(losers[:MOST_NAMED]):
+        align, side = (("left", 5), ("right", -5))[number % 2]
+        note(axes, shape_text(record.shape), (record.intensity, record.ratio_to_cublas), (side, -3), align)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    mark(axes.yaxis, RATIOS, "g")
+    axes.margins(x=0.12)
+    axes.set_xlabel("operations for each byte of operands and result (logarithmic)")
+    axes.set_ylabel("speed ÷ cuBLAS's speed, same rounds (logarithmic)")
+    named = f" The worst {MOST_NAMED} of {len(losers)} slower ones are named." if len(losers) > MOST_NAMED else ""
+    caption = f"{own['count']} shapes, geometric mean {own['geomean']:.3f}.{named} {rounds_and_days(records)}"
+    return finish(figure, panels, caption)

@@ -1,0 +1,496 @@
+"""Tuning over several servers: a real tracker and two real servers that time on CPUs what LLVM built."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm.s_tir import meta_schedule as ms
+
+from support.cases import STEPS, Outcome, make_case, redeclare
+from support.fake_gpu import FakeArena, FakeGpu
+from tensorir_ladder.harness.build import Case, lower
+from tensorir_ladder.harness.fleet import hosting, serving
+from tensorir_ladder.harness.fleet.asking import Tracker
+from tensorir_ladder.harness.fleet.building import CONFIG, tuning_entry
+from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDatabase
+from tensorir_ladder.harness.fleet.hosting import Host
+from tensorir_ladder.harness.fleet.messages import Answer, Identity, Module, Request
+from tensorir_ladder.harness.fleet.processes import FleetError
+from tensorir_ladder.harness.fleet.ranking import modelled_cost, ranked_by_model
+from tensorir_ladder.harness.fleet.search import FleetSearch, Plans
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.harness.race import Plan
+from tensorir_ladder.harness.records import RecordError, TunedConfig, decode, load_tuned
+from tensorir_ladder.harness.tuning import TuningSpace, candidates, described, identity
+from tensorir_ladder.schedules.tiles import Choice, ThreadTile
+from tensorir_ladder.schedules.workloads import Matmul
+
+psutil = pytest.importorskip("psutil")
+pytest.importorskip("cloudpickle")
+pytest.importorskip("tornado")
+
+Command = Callable[..., Outcome]
+SHAPE = (32, 32, 32)
+DEVICES = [f"CPU-{os.uname().nodename}-cpu{number}" for number in range(2)]
+TREE = {"revision": "abc", "dirty": False}
+
+
+class Listener:
+    """Keeps what a search tells; ``act`` is called at the n-th measurement, once."""
+
+    def __init__(self, at: int = 0, act: Callable[[], object] = lambda: None) -> None:
+        self.lines: list[str] = []
+        self.lanes: dict[int, list[str]] = {}
+        self.at, self.act, self.acted = at, act, False
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def lane(self, number: int, text: str) -> None:
+        self.lanes.setdefault(number, []).append(text)
+        if self.at and not self.acted and sum(map(len, self.lanes.values())) >= self.at:
+            self.acted = True
+            self.act()
+
+    def total(self, done: int, of: int) -> None:
+        assert 0 <= done <= of
+
+
+def a_search(host: Host, out: Path, listener: Listener | None = None, **plans: object) -> FleetSearch:
+    """A search on a host's servers."""
+    asked = Plans(**{"candidates": 4, "jobs": 2, "patience_s": 30.0} | plans)
+    return FleetSearch(host.tracker, "llvm", out, "a command", asked, listener or Listener(), "llvm", TREE, expected=2)
+
+
+def cases_of(*shapes: tuple[int, int, int], step: int = 3) -> Callable[[Identity], list[Case]]:
+    """Cases of a step, as a search asks for them."""
+    return lambda _: [replace(make_case(step, shape), tile_choice="tuned") for shape in shapes]
+
+
+def descendants() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children(recursive=True) if process.status() != "zombie"]
+
+
+def assert_gone(processes: list[psutil.Process], limit_s: float = 5.0) -> None:
+    """None of the processes runs after a moment."""
+    _, alive = psutil.wait_procs(processes, timeout=limit_s)
+    assert [process for process in alive if process.is_running() and process.status() != "zombie"] == []
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    """A tracker and two servers."""
+    with Host("llvm", ["cpu0", "cpu1"], "tests") as running:
+        yield running
+
+
+# Without servers
+
+
+def test_what_does_not_answer_is_no_tracker(tmp_path: Path, command: Command) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        arguments = ("tune", "--step", "3", "--size", "32", "--on", "llvm", "--out", str(tmp_path))
+        outcome = command(*arguments, "--tracker", f"127.0.0.1:{port}")
+    assert outcome.code == 2
+    (line,) = outcome.err.splitlines()
+    assert f"127.0.0.1:{port} does not answer (Connection refused)" in line
+    assert "tvm.exec.rpc_tracker" in line
+
+
+def test_another_service_is_no_tracker() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        tracker = Tracker("127.0.0.1", other.getsockname()[1], "k")
+        thread = threading.Thread(target=lambda: other.accept()[0].sendall(b"HTTP"))
+        thread.start()
+        with pytest.raises(FleetError, match="no tracker"):
+            tracker.summary()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--gpus", "2", "--tracker", "a:1"), "give one of them"),
+        (("--gpus", "2", "--exhaustive", "--candidates", "3"), "give one of them"),
+        (("--gpus", "2", "--budget", "3"), "--candidates"),
+        (("--gpus", "2"), "--out"),
+        (("--candidates", "3"), "--gpus or --tracker"),
+        (("--gpus", "0"), "from 1 to 64"),
+        (("--tracker", "host"), "no HOST:PORT"),
+        (("--tracker", "host:70000"), "no HOST:PORT"),
+    ],
+)
+def test_options_that_do_not_go_together(options: tuple[str, ...], message: str, command: Command) -> None:
+    outcome = command("tune", "--step", "3", "--size", "32", "--on", "llvm", *options)
+    assert outcome.code == 2
+    assert message in outcome.err
+
+
+def test_an_open_port_has_to_be_asked_for(command: Command) -> None:
+    outcome = command("serve", "--tracker", "192.0.2.1:9190", "--on", "llvm")
+    assert outcome.code == 2
+    assert "--host ADDRESS" in outcome.err
+
+
+def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    for name in ("nvmlInit", "nvmlDeviceGetCount"):
+        monkeypatch.setattr(hosting.pynvml, name, lambda: 0)
+    assert hosting.visible_gpus(None) == hosting.visible_gpus(2) == ["2", "3"]
+    with pytest.raises(FleetError, match="--gpus 3: this host has 2"):
+        hosting.visible_gpus(3)
+
+
+def test_the_model_asks_for_several_tiles_before_another_stage_count_of_one() -> None:
+    case = make_case(5, (512, 512, 512))
+    legal, _ = candidates(case, TuningSpace.of(case.step))
+    ranked = ranked_by_model(legal)
+    assert sorted(map(str, ranked)) == sorted(map(str, legal))
+    first = ranked[:8]
+    assert len({each.tile for each in first}) >= 4
+    assert ranked[0].tile == min(legal, key=modelled_cost).tile
+    by_tile = [modelled_cost(each) for each in legal if each.tile == ranked[0].tile]
+    assert modelled_cost(ranked[0]) == min(by_tile)
+
+
+def test_on_tensor_cores_the_most_stages_of_a_tile_come_first() -> None:
+    case = make_case(12, (1024, 1024, 14336))
+    legal, _ = candidates(case, TuningSpace.of(case.step))
+    ranked = ranked_by_model(legal)
+    for tile in {each.tile for each in legal}:
+        stages = [each.stages_built for each in ranked if each.tile == tile]
+        assert stages == sorted(stages, reverse=True)
+
+
+def test_of_the_recorded_searches_the_models_eight_hold_the_best() -> None:
+    """Of steps 9 and 10, whose whole spaces were measured."""
+    recorded = [each for each in load_tuned() if each.step in (9, 10) and each.seen == each.legal]
+    assert recorded
+    for tuned in recorded:
+        problem = Matmul(tuned.m, tuned.n, tuned.k, tuned.dtype, tuned.layout, tuned.out_dtype)
+        case = Case.default(STEPS[tuned.step], problem, machine_for("sm_90a"))
+        legal, _ = candidates(case, TuningSpace.of(case.step))
+        first = {identity(described(each)) for each in ranked_by_model(legal)[:8]}
+        speeds = {identity(each): each.ratios[0] for each in tuned.candidates if each.ratios}
+        best_of_first = max(speed for key, speed in speeds.items() if key in first)
+        assert best_of_first >= 0.95 * max(speeds.values())
+
+
+# A GPU's server, on a made-up GPU
+
+
+@pytest.fixture
+def asked(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answer]]:
+    """Ask a made-up GPU's session to measure modules of a product, by label; numpy stands in for what they load."""
+    known = {"gpu": "NVIDIA Fake", "gpu_uuid": "GPU-1", "driver": "1.0", "power_limit_w": 700.0, "multiprocessors": 132}
+    problem = Matmul(*SHAPE)
+
+    def module(path: str) -> dict[str, Callable[..., None]]:
+        def run(a: np.ndarray, b: np.ndarray, c: np.ndarray, *memory: object) -> None:
+            with np.errstate(invalid="ignore"):
+                c[...] = a.astype("float64") @ b
+            gpu.corrupt(Path(path).stem, c)
+
+        return {"main": run}
+
+    def ask(*labels: str, **change: object) -> Answer:
+        modules = tuple(Module(label, f"{label}.so", "") for label in labels)
+        request = msgspec.json.encode(Request(problem, "ieee", modules, Plan(rounds=5), **change)).decode()
+        return decode(serving._measure("gpu", request), Answer, "the answer")
+
+    monkeypatch.setattr(serving, "gpu_identity", lambda: known)
+    monkeypatch.setattr("tensorir_ladder.harness.cublas.Arena", FakeArena)
+    monkeypatch.setattr(tvm.runtime, "load_module", module)
+    serving._place.cache_clear()
+    yield ask
+    serving._place.cache_clear()
+
+
+def test_modules_are_timed_beside_cublas_on_the_gpu(asked: Callable[..., Answer], gpu: FakeGpu) -> None:
+    gpu.times |= {"fast": 0.5, "slow": 2.0}
+    answer = asked("fast", "slow")
+    assert (answer.status, answer.why) == ("timed", "")
+    assert [timing.label for timing in answer.timings] == ["fast", "slow", "cublas-nn", "cublas-nt"]
+    assert [timing.median_ms for timing in answer.timings] == [0.5, 2.0, 1.0, 1.2]
+    assert (answer.identity.gpu_uuid, answer.identity.arch) == ("GPU-1", "sm_90a")
+    assert (answer.before.sm_clock_mhz, answer.after.power_w) == (1980.0, 200.0)
+    asked("fast", first_seed=7)
+    assert gpu.seeds == [0, 7]  # operands are kept until others are asked for
+
+
+def test_a_module_that_is_wrong_is_named_and_not_timed(asked: Callable[..., Answer], gpu: FakeGpu) -> None:
+    gpu.corrupt = lambda label, output: output.fill(0) if label == "wrong" else None
+    answer = asked("right", "wrong")
+    assert (answer.status, answer.wrong) == ("wrong", "wrong")
+    assert "worst error" in answer.why
+    assert gpu.races == []
+    gpu.times["right"] = 1e-7
+    answer = asked("right")
+    assert (answer.status, answer.wrong) == ("wrong", "right")
+    assert "did not do the work" in answer.why
+
+
+def test_what_goes_wrong_on_the_server_is_told(asked: Callable[..., Answer], gpu: FakeGpu) -> None:
+    def fail(_labels: list[str]) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    gpu.before_race = fail
+    answer = asked("one")
+    assert (answer.status, answer.wrong) == ("failed", "")
+    assert "illegal memory access" in answer.why
+
+
+# TVM's database
+
+
+def entry_of(number: int, shape: tuple[int, int, int]) -> tuple[Case, str]:
+    case = make_case(number, shape)
+    return case, tuning_entry(lower(case), "gpu")
+
+
+def test_tvm_reads_the_database_and_schedules_by_it(tmp_path: Path) -> None:
+    slow, fast = entry_of(1, (64, 64, 64)), entry_of(3, (64, 64, 64))
+    database = TvmDatabase(tmp_path)
+    for (case, entry), seconds in ((slow, 2e-3), (fast, 1e-3), (entry_of(1, (32, 64, 64)), 1e-4)):
+        database.add(case.problem, entry, seconds)
+    opened = ms.database.JSONDatabase(work_dir=str(tmp_path))
+    assert len(opened) == 3
+    case = fast[0]
+    mod = tvm.IRModule({"main": case.problem.prim_func()})
+    found = opened.query_tuning_record(mod, case.machine.target(), "main")
+    assert float(found.run_secs[0]) == pytest.approx(1e-3)
+    assert tvm_ffi.structural_equal(
+        opened.query_ir_module(mod, case.machine.target(), "main"), lower(case).schedule.mod
+    )
+
+
+def test_what_no_trace_holds_is_named_in_one(tmp_path: Path) -> None:
+    for number in (10, 12):
+        case, entry = entry_of(number, (256, 256, 256))
+        TvmDatabase(tmp_path).add(case.problem, entry, 1e-3 / number)
+        opened = ms.database.JSONDatabase(work_dir=str(tmp_path))
+        mod = tvm.IRModule({"main": case.problem.prim_func()})
+        sch = opened.query_schedule(mod, case.machine.target(), "main")
+        named = str(sch.get(sch.get_sblock("matmul")).annotations[CONFIG])
+        assert named == f"{case.step.name} {case.variant} {case.tile} {case.stages_built}"
+    assert (tmp_path / WORKLOADS).read_text().count("\n") == 1
+
+
+def test_a_torn_line_is_taken_off(tmp_path: Path) -> None:
+    case, entry = entry_of(1, (32, 32, 32))
+    TvmDatabase(tmp_path).add(case.problem, entry, 1e-3)
+    for name in (WORKLOADS, RECORDS):
+        with (tmp_path / name).open("a") as file:
+            file.write((tmp_path / name).read_text()[:50])
+    TvmDatabase(tmp_path).add(case.problem, entry, 2e-3)
+    assert len(TvmDatabase(tmp_path).opened()) == 2
+
+
+def test_a_full_disk_leaves_the_database_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, entry = entry_of(1, (32, 32, 32))
+    database = TvmDatabase(tmp_path)
+    database.add(case.problem, entry, 1e-3)
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(RecordError, match="No space left on device"):
+        database.add(case.problem, entry, 2e-3)
+    assert len(database.opened()) == 1
+
+
+# With servers
+
+
+@pytest.mark.emulator
+def test_candidates_are_measured_and_kept(host: Host, tmp_path: Path) -> None:
+    listener = Listener()
+    found = a_search(host, tmp_path, listener).run(cases_of(SHAPE, (48, 32, 32)))
+    assert [(tuned.m, tuned.seen, tuned.verdict != "alone") for tuned in found] == [(32, 4, True), (48, 4, True)]
+    for tuned in found:
+        timed = [candidate for candidate in tuned.candidates if candidate.status == "timed"]
+        assert {candidate.measured_on.gpu_uuid for candidate in timed} <= set(DEVICES)
+        assert tuned.winner in tuned.candidates
+        assert tuned.default in [timing.label for timing in tuned.confirmation]
+    told = {text.split()[0] for texts in listener.lanes.values() for text in texts}
+    assert told <= {*DEVICES, "done"}
+    assert sorted(load_tuned(tmp_path), key=lambda tuned: tuned.m) == found
+    (database,) = tmp_path.glob("*-tvm")
+    assert len(ms.database.JSONDatabase(work_dir=str(database))) == 8
+    again = Listener()
+    assert a_search(host, tmp_path, again).run(cases_of(SHAPE, (48, 32, 32))) == found
+    assert again.lanes == {}
+    more = a_search(host, tmp_path, again, candidates=6).run(cases_of(SHAPE))
+    assert (more[0].seen, len(ms.database.JSONDatabase(work_dir=str(database)))) == (6, 10)
+
+
+@pytest.mark.emulator
+def test_the_same_winner_twice(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three candidates of which one takes a fraction of the others' time."""
+    tiles = tuple(ThreadTile.parse(text) for text in ("16x16x16/1x1", "32x32x16/4x4", "32x32x8/1x1"))
+    redeclare(monkeypatch, 3, tiles=replace(STEPS[3].tiles, choices=(), default=Choice(tiles[0], 1), tuning=tiles))
+    winners = [
+        a_search(host, tmp_path, candidates=None, retune=True).run(cases_of((96, 96, 96)))[0].winner for _ in range(2)
+    ]
+    assert winners[0].tile == winners[1].tile == "32x32x16/4x4"
+
+
+@pytest.mark.emulator
+def test_two_searches_share_a_trackers_servers(host: Host, tmp_path: Path) -> None:
+    found: dict[str, list[TunedConfig]] = {}
+
+    told = Listener()
+
+    def search(name: str, listener: Listener) -> None:
+        found[name] = a_search(host, tmp_path / name, listener, turn_s=0.1).run(cases_of(SHAPE, (48, 32, 32)))
+
+    other = threading.Thread(target=search, args=("other", told))
+    search("one", Listener(2, other.start))
+    other.join()
+    assert re.search("2 servers of key 'tests' .*, [12] of them taken by others", told.lines[0])
+    assert {name: len(tuned) for name, tuned in found.items()} == {"one": 2, "other": 2}
+
+
+@pytest.mark.emulator
+def test_two_searches_do_not_write_the_same_journal(host: Host, tmp_path: Path) -> None:
+    second: list[BaseException] = []
+
+    def run_another() -> None:
+        try:
+            a_search(host, tmp_path).run(cases_of(SHAPE))
+        except RecordError as error:
+            second.append(error)
+
+    a_search(host, tmp_path, Listener(2, run_another), turn_s=0.1).run(cases_of(SHAPE))
+    assert "another process runs this command" in str(second[0])
+
+
+@pytest.mark.emulator
+def test_another_key_is_no_server(host: Host, tmp_path: Path) -> None:
+    search = a_search(host, tmp_path)
+    search._tracker, search._expected = replace(host.tracker, key="h200"), 0
+    with pytest.raises(FleetError, match=r"no server of key 'h200' \(keys there: tests\)"):
+        search.run(cases_of(SHAPE))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("change", [{"gpu": "another GPU"}, {"versions": {"tvm": "0.1"}}, {"sources": "0" * 16}])
+def test_a_server_unlike_the_others_is_left_out(change: dict, host: Host, tmp_path: Path) -> None:
+    listener = Listener()
+    search = a_search(host, tmp_path, listener, patience_s=2.0)
+    seen: list[Identity] = []
+
+    def cases(like: Identity) -> list[Case]:
+        seen.append(like)
+        search._like = replace(like, **change)  # as if the first server had been of that kind
+        return cases_of(SHAPE)(like)
+
+    with pytest.raises(FleetError, match="no server is left"):
+        search.run(cases)
+    told = [line for line in listener.lines if "left out" in line]
+    assert len(told) == 2
+    assert all(str(next(iter(change.values()))) in line or "0.1" in line for line in told)
+
+
+@pytest.mark.emulator
+def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill() -> None:
+        monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+
+    with pytest.raises(RecordError, match="No space left on device"):
+        a_search(host, tmp_path, Listener(4, fill)).run(cases_of(SHAPE))
+    monkeypatch.undo()
+    listener = Listener()
+    (tuned,) = a_search(host, tmp_path, listener).run(cases_of(SHAPE))
+    assert tuned.seen == 4
+    assert any("going on with an unfinished search" in line for line in listener.lines)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("part", ["server", "session", "tracker", "asker", "builder", "both servers"])
+def test_what_is_killed_is_made_good(part: str, tmp_path: Path) -> None:
+    """Killed with -9 in the middle of measurements: all candidates are measured all the same, and nothing is left."""
+    before = {process.pid for process in descendants()}
+    listener = Listener()
+    with Host("llvm", ["cpu0", "cpu1"], "kills", say=listener.say) as host:
+        search = a_search(host, tmp_path, listener, candidates=6)
+        listener.at, listener.act = 3, partial(kill, part, host, search)
+        (tuned,) = search.run(cases_of(SHAPE))
+        alive = descendants()
+    assert listener.acted
+    assert (tuned.seen, {candidate.status for candidate in tuned.candidates} - {"illegal"}) == (6, {"timed"})
+    assert_gone([process for process in alive if process.pid not in before])
+
+
+def kill(part: str, host: Host, search: FleetSearch) -> None:
+    """Kill a part of a fleet, or both servers."""
+    servers = [pid for name, pid in host.processes.items() if name != "tracker"]
+    sessions = [child.pid for pid in servers for child in psutil.Process(pid).children()]
+    pids = {
+        "server": servers[:1],
+        "both servers": servers,
+        "session": sessions[:1],
+        "tracker": [host.processes["tracker"]],
+        "asker": [search._askers[0].pid],
+        "builder": [search._builders[0].pid],
+    }[part]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.emulator
+def test_a_server_that_does_not_come_back_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting, "MOST_RESTARTS", 0)
+    listener = Listener()
+    with Host("llvm", ["cpu0", "cpu1"], "kills", say=listener.say) as host:
+        search = a_search(host, tmp_path, listener, candidates=6, patience_s=2.0)
+        listener.at, listener.act = 3, partial(kill, "server", host, search)
+        (tuned,) = search.run(cases_of(SHAPE))
+    assert tuned.seen == 6
+    assert any("is not started again" in line for line in listener.lines)
+
+
+@pytest.mark.emulator
+def test_a_driver_that_is_killed_leaves_nothing_running_and_goes_on(tmp_path: Path) -> None:
+    module = [sys.executable, "-m", "tensorir_ladder.harness", "tune", "--step", "3", "--shape", "32x32x32"]
+    command = [*module, "--on", "llvm", "--gpus", "2", "--candidates", "6", "--jobs", "2", "--out", str(tmp_path)]
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    database = tmp_path / "never"
+    for _ in range(600):
+        database = next(tmp_path.glob("*-tvm/database_tuning_record.json"), database)
+        if database.exists() and database.read_text().count("\n") >= 2:
+            break
+        time.sleep(0.05)
+    left = psutil.Process(driver.pid).children(recursive=True)
+    driver.kill()
+    driver.communicate()
+    assert len(left) >= 5  # a tracker, two servers, two that build
+    assert_gone(left)
+    known = database.read_text().count("\n")
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "going on with an unfinished search" in again.stderr
+    assert json.loads(next(tmp_path.glob("*-fleet.jsonl")).read_text())["timed"] <= 6 - known + 1
+    (tuned,) = load_tuned(tmp_path)
+    assert tuned.seen == 6
