@@ -13,6 +13,7 @@ from tensorir_ladder.reports.templating import Markdown
 OURS, STOCK, DLIGHT = "ladder", "stock", "dlight-sm90"
 TORCH, TURNED, COMPILED, REST, COPY = "torch", "torch, turned", "torch.compile", "torch, rest", "copy"
 LINEAR, CONVOLUTION = "linear-", "conv-"
+ABOUT = 1.05  # times as many bytes are about as many
 MODELS_NOTE = Markdown(
     "float16, one build for all sizes where the extent is symbolic (not ResNet's). Speed of "
     '`relax.get_pipeline("tensorir_ladder")` over that of the others in the same rounds, each a CUDA graph: the median '
@@ -22,7 +23,8 @@ MODELS_NOTE = Markdown(
 )
 LAYERS_NOTE = Markdown(
     "One layer by itself, one build for any number of rows: ratio to cuBLAS (the faster layout of its weight), "
-    "its interval, and below it the ratio to dlight (sm_90). Copy: bytes moved at one row over those of a copy."
+    "its interval, and below it the ratio to dlight (sm_90). Copy: bytes per second at one row over those of a "
+    "copy of about as many."
 )
 Ratio = tuple[float, tuple[float, float]]
 
@@ -109,10 +111,25 @@ def _linears(gpu: str, records: Sequence[ModelRecord]) -> Table | None:
     for model, own in grouped(records, lambda record: record.model).items():
         of = {record.value: record for record in own}
         cells = [_layer(of.get(value), (TORCH, TURNED), DLIGHT) for value in values]
-        one = of.get(1)
-        rows.append((model.removeprefix(LINEAR), *cells, _plain(one and one.ratio(OURS, COPY))))
+        rows.append((model.removeprefix(LINEAR), *cells, _of_copy(own)))
     header = ("n × k", *(f"{value} row{'s' if value > 1 else ''}" for value in values), "copy")
     return Table(f"Linear layers of Llama-3-8B, {gpu}", header, tuple(rows), LAYERS_NOTE) if rows else None
+
+
+def _of_copy(records: Sequence[ModelRecord]) -> str:
+    """Write bytes per second at one row over those of the fastest copy of about as many bytes, of any run."""
+    one = next((record for record in records if record.value == 1), None)
+    made = one and one.of_rules(OURS)
+    if not made or not made.timing:
+        return ""
+    near = [record for record in records if record.bytes_moved <= ABOUT * one.bytes_moved]
+    copies = [
+        record.bytes_moved / peer.timing.median_ms
+        for record in near
+        for peer in record.beside
+        if peer.name == COPY and peer.timing
+    ]
+    return f"{one.bytes_moved / made.timing.median_ms / max(copies):.2f}" if copies else ""
 
 
 def _convolutions(gpu: str, records: Sequence[ModelRecord]) -> Table | None:

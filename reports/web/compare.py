@@ -149,7 +149,7 @@ LIVES: dict[str, Any] = {
             "type": "nominal",
             "title": None,
             "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
-            "legend": {"columns": 2},
+            "legend": None,  # the page has one, which wraps
         },
         "tooltip": [
             {"field": "kind", "title": "what"},
@@ -197,6 +197,7 @@ def pages(sources: Sources) -> Iterator[Page | File]:
         "compiler": code.compiler if code else "",
         "speeds": SPEEDS,
         "lives": LIVES,
+        "colours": COLOURS,
         "shown_us": AT_FIRST_US,
         "longest_us": math.ceil(max((k.timeline.duration_ns / 1e3 for k in found if k.timeline), default=AT_FIRST_US)),
     }

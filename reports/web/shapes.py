@@ -7,12 +7,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tensorir_ladder.harness.records import Record
-from tensorir_ladder.reports.cases import is_size, shape_of, slug
+from tensorir_ladder.harness.records import Record, ShapeRecord, Timing
+from tensorir_ladder.reports.cases import grouped, is_size, slug
 from tensorir_ladder.reports.figures import intensity
 from tensorir_ladder.reports.plot import peaks
 from tensorir_ladder.reports.readme_tables import size_header
-from tensorir_ladder.reports.selection import Section
+from tensorir_ladder.reports.shapes import latest, shapes_table
 from tensorir_ladder.reports.table import short_name
 from tensorir_ladder.reports.web.charts import ANY, chart
 from tensorir_ladder.reports.web.page import Page
@@ -24,13 +24,16 @@ Row = dict[str, Any]
 
 def pages(sources: Sources) -> Iterator[Page]:
     """Yield the page."""
-    found = rows(sources)
+    found, drawn = rows(sources), drawn_rows(sources)
+    everything = sorted([*found, *drawn], key=lambda row: row["intensity"])
+    by_gpu = grouped(latest(sources.results.shapes), lambda group: slug(group.summary["gpu"]))
     values = {
         "rows": found,
-        "chart": shapes_chart(found, next(iter(sources.gpus), "")) if found else "",
-        "dtypes": {ANY: "all", **{row["dtype"]: row["dtype"] for row in found}},
-        "kinds": {ANY: "all", **{row["kind"]: row["kind"].replace("-", " ") for row in found}},
-        "unmeasured": {gpu: name for gpu, name in sources.gpus.items() if gpu not in {row["gpu"] for row in found}},
+        "chart": shapes_chart(everything, next(iter(sources.gpus), "")) if everything else "",
+        "dtypes": {ANY: "all", **{row["dtype"]: row["dtype"] for row in everything}},
+        "kinds": {ANY: "all", **{row["kind"]: row["kind"].replace("-", " ") for row in everything}},
+        "drawn": {gpu: shapes_table(own) for gpu, own in by_gpu.items()},
+        "unmeasured": {gpu: name for gpu, name in sources.gpus.items() if gpu not in {r["gpu"] for r in everything}},
     }
     about = "The ratio to cuBLAS over arithmetic intensity, for squares and for all other shapes"
     yield Page("shapes.html", "Shapes", "shapes.html.j2", values, "Shapes", description=about)
@@ -43,16 +46,28 @@ def rows(sources: Sources) -> list[Row]:
         for shape in dict.fromkeys([*section.sizes(), *section.other_shapes(), *section.peer_shapes()]):
             leader = section.leader(shape)
             if leader and leader.verification.passed:
-                name = f"step {leader.step}, {short_name(leader.step_name)}"
-                again = sources.again(leader)
-                timed = leader.ratio_to_cublas, leader.ratio_interval
-                found.append(_row(section, leader, "the fastest step", name, *timed, again))
-            for peer_name in (name for name in section.peer_names() if name.startswith(CALL)):
-                record, peer = section.peer(shape, peer_name) or (None, None)
+                what = (
+                    "the fastest step",
+                    f"step {leader.step}, {short_name(leader.step_name)}",
+                    sources.again(leader),
+                )
+                found.append(_row(leader, leader.timing, intensity(leader), *what))
+            for name in (name for name in section.peer_names() if name.startswith(CALL)):
+                record, peer = section.peer(shape, name) or (None, None)
                 if record and peer.timing:
-                    timed = record.ratio_of(peer.timing), record.interval_of(peer.timing)
-                    found.append(_row(section, record, "our call", peer.config, *timed, record.command))
+                    what = ("our call", peer.config, record.command)
+                    found.append(_row(record, peer.timing, intensity(record), *what))
     return sorted(found, key=lambda row: row["intensity"])
+
+
+def drawn_rows(sources: Sources) -> list[Row]:
+    """Make a row per shape that a seed drew, of each GPU, operands and group what was drawn last."""
+    records = [record for group in latest(sources.results.shapes) for record in group.records]
+    return [
+        _row(r, r.timing, r.intensity, "drawn by a seed", f"{r.contender}, {r.config}", r.command) | {"kind": r.group}
+        for r in records
+        if r.verification.passed
+    ]
 
 
 def shapes_chart(found: Sequence[Row], gpu: str) -> Markup:
@@ -120,32 +135,42 @@ def shapes_chart(found: Sequence[Row], gpu: str) -> Markup:
         "the GPU's peak arithmetic and its memory's bandwidth balance, for each kind of operands; left of it, memory "
         "bounds a product.",
         picked={"gpu": gpu, "dtype": ANY, "kind": ANY},
-        listed="shapes",
+        columns={
+            "shape": "m × n × k",
+            "dtype": "operands",
+            "who": "whose",
+            "name": "what",
+            "intensity": "operations a byte",
+            "ratio": "of cuBLAS",
+            "low": "interval from",
+            "high": "to",
+        },
     )
 
 
-def _row(
-    section: Section, record: Record, who: str, name: str, ratio: float, interval: tuple[float, float], again: str
-) -> Row:
-    shape = shape_of(record)
-    peak = peaks().get(section.gpu)
-    most = peak["peak_gflops"].get(section.arithmetic) if peak else None
-    turned = "" if section.layout == "nn" else ", B transposed"
+def _row(record: Record | ShapeRecord, timing: Timing, per_byte: float, who: str, name: str, again: str) -> Row:
+    """Describe a contender's time beside the cuBLAS of a record's rounds."""
+    gpu, shape = record.environment.gpu, record.shape
+    math = record.math if isinstance(record, Record) else "ieee"
+    peak = peaks().get(gpu)
+    most = peak["peak_gflops"].get(f"{record.dtype} {math}") if peak else None
+    ratio, (low, high) = record.ratio_of(timing), record.interval_of(timing)
+    turned = "" if record.layout == "nn" else ", B transposed"
     return {
-        "gpu": slug(section.gpu),
-        "dtype": section.dtype,
+        "gpu": slug(gpu),
+        "dtype": record.dtype,
         "kind": _kind(shape),
         "shape": (size_header(shape) if len(set(shape)) == 1 else "×".join(map(str, shape))) + turned,
         "product": record.m * record.n * record.k,
-        "intensity": round(intensity(record), 1),
+        "intensity": round(per_byte, 1),
         "balance": round(most / peak["bandwidth_gb_s"], 1) if peak and most else 0,
         "who": who,
         "name": name,
         "ratio": round(ratio, 4),
-        "low": round(interval[0], 4),
-        "high": round(interval[1], 4),
-        "interval": f"{interval[0]:.3f} to {interval[1]:.3f}",
-        "past": interval[0] > 1,
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "interval": f"{low:.3f} to {high:.3f}",
+        "past": low > 1,
         "again": again,
     }
 

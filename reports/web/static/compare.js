@@ -448,7 +448,7 @@
       const { kernel } = chosen[side];
       if (!kernel.timeline) continue;
       const pack = await texts(kernel.step);
-      for (const [row, kind, number, from, to] of pack.timelines[kernel.id]) values.push({ row: `${SIDES[side]}: ${row}`, kind, k: number, from, to });
+      for (const [row, kind, number, from, to] of pack.timelines[kernel.id]) values.push({ row: `${narrow.matches ? SIDES[side][0] : `${SIDES[side]}:`} ${row}`, kind, k: number, from, to });
     }
     if (own !== turn) return;
     const lacking = Object.keys(SIDES).filter((side) => !chosen[side].kernel.timeline);
@@ -481,5 +481,5 @@
     last = now;
   }
   site.onChoice(update);
-  narrow.addEventListener("change", () => compare(site.choices));
+  narrow.addEventListener("change", () => { compare(site.choices); lives(); });
 })();

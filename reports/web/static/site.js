@@ -275,7 +275,6 @@
   }, { rootMargin: "300px" });
   for (const figure of figures) watcher.observe(figure);
   const redraw = () => { for (const figure of seen) draw(figure); };
-  window.site.redraw = (figure) => { if (seen.has(figure)) draw(figure); }; // its specification is another now
   // A page that makes a chart's rows itself gives them here, with what else changes in its specification.
   window.site.feed = (figure, values, more = {}) => {
     const spec = JSON.parse(figure.querySelector("script[type='application/json']").textContent);

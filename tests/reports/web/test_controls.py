@@ -123,6 +123,7 @@ def test_a_chart_has_its_figures_as_a_table_behind_it(open_page: Open) -> None:
     page = open_page("stages.html")
     box = page.locator("details.behind").first
     box.locator("summary").click()
+    box.locator("table").wait_for()
     found = box.locator("tbody tr:not([hidden])")
     few = found.count()
     assert 0 < few < box.locator("tbody tr").count()  # those of the kernel chosen
