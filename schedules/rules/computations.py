@@ -62,14 +62,17 @@ def computations_of(func: tirx.PrimFunc) -> list[Computation]:
     ------
     NotTaken : for a function that was scheduled already, or does something else than to compute whole buffers: no root
         block, statements of other kinds, blocks that write parts of a buffer, several writers of one buffer, loops that
-        do not run a block exactly once for each value of its iterators, calls with effects; and for elements that are
-        no whole bytes, or vectors.
+        do not run a block exactly once for each value of its iterators, calls with effects; and for parameters with
+        strides or an offset, elements that are no whole bytes, or vectors.
     """
     if not isinstance(func.body, s_tir.SBlockRealize):
         raise NotTaken("a function without a root block", remedy=LEAVE)
     found: list[Computation] = []
     _read(func.body.block.body, [], found)
     _check_elements(found)
+    for parameter in (parameter for parameter in func.params if hasattr(parameter.ty, "shape")):
+        if len(parameter.strides) or not (parameter.elem_offset is None or is_zero(parameter.elem_offset)):
+            raise NotTaken("a buffer with strides or an offset of its own", value=parameter.name, remedy=LEAVE)
     for place, computation in enumerate(found):
         if sum(other.buffer.same_as(computation.buffer) for other in found) > 1:
             raise _left("several blocks write one buffer", computation.name, "a reduction's start belongs into T.init")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 from tvm.target import Target
 
 from tensorir_ladder.schedules.inspection import is_constant, is_zero
@@ -121,15 +121,13 @@ def _view(expressions: v.Expressions, outputs: Sequence[Computation], lanes: int
     taken = v.Lanes(lanes, expressions)
     total = v.product(shape)
     if flat:
-        taken.bind(
-            taken.vector, sym.Analyzer().simplify(tirx.FloorDiv(total + (lanes - 1), tirx.const(lanes, "int32")))
-        )
+        taken.bind(taken.vector, v.ceil_div(total, lanes))
         indices = v.digits(taken.vector * lanes + taken.lane, shape)
     else:
         last = shape[-1] if shape else tirx.const(1, "int32")
         if len(shape) < 2 or not v.is_multiple(last, lanes):
             return None
-        vectors = sym.Analyzer().simplify(tirx.FloorDiv(last, tirx.const(lanes, "int32")))
+        vectors = v.divided(last, lanes)
         taken.bind(taken.vector, v.product([*shape[:-1], vectors]))
         *outer, inner = v.digits(taken.vector, [*shape[:-1], vectors])
         indices = [*outer, inner * lanes + taken.lane]
@@ -144,7 +142,7 @@ def _view(expressions: v.Expressions, outputs: Sequence[Computation], lanes: int
 
 def _kernel(view: _View) -> tirx.Stmt:
     lanes = view.lanes.lanes
-    vectors = sym.Analyzer().simplify(tirx.FloorDiv(view.total, tirx.const(lanes, "int32")))
+    vectors = v.divided(view.total, lanes)
     ragged = not v.is_multiple(view.total, lanes)
     each = _vectors_of_a_thread(vectors, len(view.accesses))
     blocks = v.ceil_div(vectors + (1 if ragged else 0), THREADS * each)

@@ -113,9 +113,6 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
         raise ValueError(f"sums are 'float32' or 'as_written', not {sums!r}")
     func = narrowed(func)
     computations = computations_of(func)
-    for parameter in filter(_is_buffer, func.params):
-        if len(parameter.strides) or not is_constant(parameter.elem_offset) or int(parameter.elem_offset):
-            raise _left("a buffer with strides or an offset of its own", value=parameter.name)
     reduction = _the_reduction(computations)
     others = [computation for computation in computations if computation is not reduction]
     written = _the_output(func, computations)

@@ -7,19 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 from tvm.target import Target
 
 from tensorir_ladder.schedules.inspection import is_constant
-from tensorir_ladder.schedules.isa import VECTOR_BYTES
+from tensorir_ladder.schedules.isa import VECTOR_BYTES, WARP
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import vectors as v
 from tensorir_ladder.schedules.rules.computations import LEAVE, Computation, index_of, loads_in
 from tensorir_ladder.schedules.rules.long_rows import in_parts
-from tensorir_ladder.schedules.rules.reductions import Reduction, cast, reductions_of, stands_along_rows
+from tensorir_ladder.schedules.rules.reductions import ZERO, Reduction, cast, reductions_of, stands_along_rows
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
 
-WARP = 32
 MOST_THREADS = 1024
 BLOCK_THREADS = 128  # of a block that takes several rows
 STREAM_THREADS = 512  # of a row that registers do not hold
@@ -30,7 +29,6 @@ MANY_BLOCKS = 128
 FEW_THREADS = 2**17  # with fewer in all, rows are given more
 KEPT_BYTES = {512: 256, 1024: 128}  # of registers that a thread of a block up to so many may hold rows in
 LONGEST_ALONE = 64  # elements of a row that one thread adds up where neighbours are of other rows
-ZERO = tirx.const(0, "int32")
 
 
 class Rows(Rule):
@@ -175,7 +173,7 @@ def _form(
         return None
     other = tirx.Var("column" if across else "row", "int32")
     lanes.bind(other, columns if across else rows)
-    lanes.bind(lanes.vector, sym.Analyzer().simplify(tirx.FloorDiv(along, tirx.const(count, "int32"))))
+    lanes.bind(lanes.vector, v.divided(along, count))
     number = lanes.vector * count + lanes.lane
     row, column = (number, other) if across else (other, number)
     form = _Form(expressions, lanes, across, row, column, other, rows, columns, [])
@@ -401,8 +399,8 @@ class _Kernel:
         if form.across:
             self.rows = max(_width(form), BLOCK_THREADS // threads)
         self.lanes = form.lanes
-        self.row_count = _divided(form.rows, self.lanes.lanes) if form.across else form.rows
-        self.length = form.columns if form.across else _divided(form.columns, self.lanes.lanes)
+        self.row_count = v.divided(form.rows, self.lanes.lanes) if form.across else form.rows
+        self.length = form.columns if form.across else v.divided(form.columns, self.lanes.lanes)
         self.sums = self.lanes.lanes if form.across else 1  # that a thread adds up side by side
         self.totals: dict[tirx.Var, tirx.Var] = {}
         self.held: list[v.Access] = []
@@ -482,7 +480,7 @@ class _Kernel:
                 [*allocations, *map(tirx.AllocBuffer, room), *loads, take.compute(accesses, lane, stores)]
             )
 
-        whole = _divided(self.length, self.threads * STREAM_VECTORS)
+        whole = v.divided(self.length, self.threads * STREAM_VECTORS)
 
         def one(number: ir.Expr) -> tirx.Stmt:
             index = whole * STREAM_VECTORS + number
@@ -690,7 +688,3 @@ def _place(form: _Form, computation: Computation) -> list[ir.Expr]:
     """Return where a row's result is stored."""
     at = dict(zip([i.var for i in computation.spatial], v.digits(form.row, _extents(form, computation))))
     return [at[index] if isinstance(index, tirx.Var) else ZERO for index in computation.indices]
-
-
-def _divided(extent: ir.Expr, by: int) -> ir.Expr:
-    return sym.Analyzer().simplify(tirx.FloorDiv(extent, tirx.const(by, "int32")))

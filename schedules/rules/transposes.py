@@ -145,7 +145,7 @@ class _Kernel:
             return {
                 **self.block,
                 axes.read: self.corner[axes.read] + row,
-                self.writing.vector: _divided(self.corner[axes.last], lanes) + vector,
+                self.writing.vector: v.divided(self.corner[axes.last], lanes) + vector,
                 local_row: row,
                 local_vector: vector,
             }
@@ -179,7 +179,7 @@ class _Kernel:
             return {
                 **self.block,
                 axes.last: self.corner[axes.last] + row,
-                self.reading.vector: _divided(self.corner[axes.read], lanes) + vector,
+                self.reading.vector: v.divided(self.corner[axes.read], lanes) + vector,
             }
 
         take = v.Take(self.reading, side * per_row // THREADS, place, self._inside(self.reading, place, axes.last))
@@ -223,7 +223,7 @@ class _Kernel:
     ) -> Callable[[ir.Expr], ir.Expr | None]:
         """Return the condition for a vector to be inside the output: along its own axis, and beside it."""
         along = self.axes.read if lanes is self.reading else self.axes.last
-        limits = {lanes.vector: _divided(self.axes.extents[along], lanes.lanes), beside: self.axes.extents[beside]}
+        limits = {lanes.vector: v.divided(self.axes.extents[along], lanes.lanes), beside: self.axes.extents[beside]}
         whole = all(v.is_multiple(self.axes.extents[axis], self.side) for axis in (along, beside))
 
         def condition(number: ir.Expr) -> ir.Expr | None:
@@ -245,12 +245,8 @@ class _Kernel:
             lanes = v.Lanes(count, expressions)
             for other, extent in self.axes.extents.items():
                 lanes.bind(other, extent)
-            lanes.bind(lanes.vector, _divided(self.axes.extents[axis], count))
+            lanes.bind(lanes.vector, v.divided(self.axes.extents[axis], count))
             widths = [lanes.width(b, [self._along(lanes, axis, i) for i in indices]) for b, indices in accesses]
             if count == 1 or (v.is_multiple(self.axes.extents[axis], count) and min(widths) == count):
                 return lanes
             count //= 2
-
-
-def _divided(extent: ir.Expr, by: int) -> ir.Expr:
-    return sym.Analyzer().simplify(tirx.FloorDiv(extent, tirx.const(by, "int32")))

@@ -85,14 +85,12 @@ def read_source(function: tirx.PrimFunc) -> Source:
 
     Raises
     ------
-    NotTaken : as :func:`schedules.rules.computations.computations_of`, and for a buffer with strides or with more
-        elements than 32 bits can number.
+    NotTaken : as :func:`schedules.rules.computations.computations_of`, and for a buffer with more elements than 32 bits
+        can number.
     """
     computations = computations_of(function)
     buffers = [parameter for parameter in function.params if hasattr(parameter.ty, "shape")]
     for buffer in buffers:
-        if len(buffer.strides) or not _is_plain(buffer.elem_offset):
-            raise NotTaken("a buffer with strides or an offset", value=buffer.name, remedy=LEAVE)
         count = math.prod(int(extent) for extent in buffer.shape if is_constant(extent))
         if count > MOST_ELEMENTS:
             raise NotTaken("a buffer is beyond 32-bit indexing", value=count, limit=MOST_ELEMENTS, remedy=LEAVE)
@@ -112,10 +110,6 @@ def _narrow_extents(buffers: Sequence[tirx.Var]) -> tuple[dict[tirx.Var, ir.Expr
             bound.append(tirx.Bind(extents[symbol], tirx.Cast("int32", symbol)))
         extents.setdefault(symbol, symbol)
     return extents, tuple(bound)
-
-
-def _is_plain(offset: object) -> bool:
-    return offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0)
 
 
 class Expressions:
@@ -518,6 +512,11 @@ def is_multiple(extent: ir.Expr, of: int) -> bool:
 def ceil_div(extent: ir.Expr, by: int) -> ir.Expr:
     """Return an extent divided by a number, rounded up."""
     return sym.Analyzer().simplify(tirx.FloorDiv(extent + (by - 1), tirx.const(by, "int32")))
+
+
+def divided(extent: ir.Expr, by: int) -> ir.Expr:
+    """Return an extent divided by a number, rounded down."""
+    return sym.Analyzer().simplify(tirx.FloorDiv(extent, tirx.const(by, "int32")))
 
 
 def for_whole_vectors(source: Source, body: Callable[[Values], tuple[tirx.Stmt, bool]]) -> tirx.Stmt:

@@ -48,6 +48,19 @@ def test_numbers_of_four_bits_are_read_eight_at_a_time() -> None:
     still(re.search(r"= \(\(int\)\*\(\(\(int\*\)x_ptr\) \+ .+ / 8\)\);", text) is not None, WHOLE)
 
 
+def test_a_shared_part_of_indices_takes_their_alignment_away() -> None:
+    m = tirx.Var("m", "int32")
+    x = te.placeholder((m, 64), "float16", name="x")
+    sch = Schedule(te.create_prim_func([x, te.compute((2, 64), lambda i, j: x[m - 1 - i, j], name="y")]))
+    rows, columns = sch.get_loops(sch.get_sblock("y"))
+    thread, vector = sch.split(columns, [None, 8])
+    sch.reorder(thread, rows, vector)
+    sch.bind(thread, "threadIdx.x")
+    sch.vectorize(vector)
+    text = kernel(sch.mod)
+    still(re.search(r"make_uint4\((x_ptr\[[^\]]*\],?){8}\)", text) is not None, "schedules/recipes/streamed_weights.py")
+
+
 def test_vectors_of_bool_are_twice_as_long() -> None:
     """Four of one byte each are copied as four of two bytes: the last thread writes past the end."""
     text = by_vectors("bool", 4, lambda value: value)
