@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
@@ -85,6 +87,24 @@ def is_zero(number: object) -> bool:
 def is_true(condition: object) -> bool:
     """Return whether a condition always holds, as far as it says so itself."""
     return isinstance(condition, tirx.IntImm) and bool(int(condition))
+
+
+def without_carries(value: Any, analyzer: sym.Analyzer) -> Any:
+    """Divide and take remainders in an expression or statement without the parts of sums that cannot carry.
+
+    ``(64·k + lane) % 384`` becomes ``k % 6 · 64 + lane``, and that ``// 128`` becomes ``k % 6 // 2``, where
+    ``analyzer`` knows that a lane is below 64.
+    """
+
+    def quotient(found: tirx.FloorDiv) -> ir.Expr:
+        parts = _parts(found, analyzer)
+        return found if parts is None else parts[0] // (int(found.b) // parts[2])
+
+    def remainder(found: tirx.FloorMod) -> ir.Expr:
+        parts = _parts(found, analyzer)
+        return found if parts is None else parts[0] % (int(found.b) // parts[2]) * parts[2] + parts[1]
+
+    return tvm_ffi.structural_map(value, [(tirx.FloorDiv, quotient), (tirx.FloorMod, remainder)])
 
 
 def loop_extents(sch: Schedule, block: SBlockRV) -> list[int]:
@@ -307,3 +327,32 @@ def _blocks(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
 
 def _leaf_blocks(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
     return [block for block in _blocks(stmt) if not _blocks(block.body)]
+
+
+def _parts(found: tirx.FloorDiv | tirx.FloorMod, analyzer: sym.Analyzer) -> tuple[ir.Expr, ir.Expr, int] | None:
+    """Write what is divided as ``high * step + low``, where ``step`` divides the divisor and ``low`` is less than it.
+
+    None where there is no such form.
+    """
+    if not isinstance(found.b, tirx.IntImm) or int(found.b) < 1:
+        return None
+    divisor, terms = int(found.b), _terms(found.a)
+    for step in sorted({math.gcd(factor, divisor) for _, factor in terms} - {1}, reverse=True):
+        high = [term * (factor // step) for term, factor in terms if factor % step == 0]
+        low = [term * factor for term, factor in terms if factor % step]
+        if high and (not low or analyzer.can_prove(tirx.all(sum(low) >= 0, sum(low) < step))):
+            return sum(high[1:], high[0]), sum(low), step
+    return None
+
+
+def _terms(value: ir.Expr, factor: int = 1) -> list[tuple[ir.Expr, int]]:
+    """List the terms of a sum, each with its constant factor."""
+    match value:
+        case tirx.Add():
+            return [*_terms(value.a, factor), *_terms(value.b, factor)]
+        case tirx.Mul() if isinstance(value.b, tirx.IntImm):
+            return _terms(value.a, factor * int(value.b))
+        case tirx.IntImm():
+            return [(tirx.const(1, str(value.ty)), factor * int(value))]
+        case _:
+            return [(value, factor)]

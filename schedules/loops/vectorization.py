@@ -9,9 +9,8 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.inspection import is_multiple, is_one, loop_extent, loops_below
+from tensorir_ladder.schedules.inspection import is_multiple, is_one, loop_extent, loops_below, without_carries
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
-from tensorir_ladder.schedules.loops.quotients import without_carries
 
 TWO, FOUR = 2, 4  # elements of CUDA's own vectors of small integers: char4, short4
 

@@ -20,8 +20,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, Statement, loop_name
-from tensorir_ladder.schedules.loops.quotients import without_carries
+from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, Statement, loop_name, without_carries
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the site as the committed records make it."""
+    """The folder of the site as the committed records make it: $LADDER_SITE, where `ladder report` wrote it before."""
+    if written := os.environ.get("LADDER_SITE"):
+        return Path(written)
     if find_spec("vl_convert") is None:
         pytest.skip("no vl-convert-python; install the extra: report")
     folder = tmp_path_factory.mktemp("site") / "site"
