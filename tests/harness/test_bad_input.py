@@ -242,7 +242,7 @@ def test_drawn_command_lines_end_with_a_documented_status(
     for name in ("empty", "places"):
         (tmp_path / name).mkdir()
     (tmp_path / "README.md").touch()
-    for line in command_lines(264, seed=7, folder=tmp_path / "places"):
+    for line in command_lines(200, seed=7, folder=tmp_path / "places"):
         if line[0] in cli.GROUPS["reports"] or line[0] == "rebuild":  # which would read and write the project's own
             line[1:1] = ["--results", str(tmp_path / "empty")]
         if line[0] == "readme":
