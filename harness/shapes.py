@@ -41,7 +41,7 @@ WEIGHTS = (*LLAMA_3_8B, *LLAMA_3_70B, *LLAMA_2_13B, *LLAMA_32_1B, *QWEN_25_7B)
 
 @dataclass(frozen=True)
 class Group:
-    """What shapes are drawn from: ``draw(random, dtype)`` gives one product of ``dtypes``.
+    """Draw shapes: ``draw(random, dtype)`` gives one product of ``dtypes``.
 
     ``scheduled``: the last step that is a schedule takes them, else the Python call.
     """

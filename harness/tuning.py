@@ -111,7 +111,7 @@ def candidates(case: Case, space: TuningSpace) -> tuple[list[Case], list[Candida
 
 
 class Owner(Protocol):
-    """What a tuned configuration's record says of who searched: a :class:`harness.session.Session`, or a fleet's."""
+    """Tell whoever records a tuned configuration who searched: a :class:`harness.session.Session`, or a fleet's."""
 
     out: Path
     command: str
@@ -125,7 +125,7 @@ class Owner(Protocol):
 
 
 class Findings:
-    """What is known of a space's candidates so far: ``found``, by case.
+    """Hold what is known of a space's candidates so far: ``found``, by case.
 
     ``known`` are candidates that an earlier, unfinished search has timed. IllegalSchedule where the machine can run
     none of the space.

@@ -28,7 +28,7 @@ KEEP_S = 300.0  # so long a driver keeps one
 
 @dataclass(frozen=True)
 class Tracker:
-    """Where a tracker listens, and the key of its servers that are meant."""
+    """Name where a tracker listens, and the key of its servers that are meant."""
 
     host: str
     port: int
@@ -110,7 +110,7 @@ _held: _Held | None = None
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why there is no answer; ``lost``: the server ended meanwhile; ``none``: there is no server to be had."""
+    """Say why there is no answer; ``lost``: the server ended meanwhile; ``none``: there is no server to be had."""
 
     why: str
     none: bool = False

@@ -81,7 +81,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a request: times of its modules and then of cuBLAS's forms, or which module is not right, and why.
+    """Answer a request: times of its modules and then of cuBLAS's forms, or which module is not right, and why.
 
     ``status`` "failed": the server could not measure, whatever the modules.
     """

@@ -84,7 +84,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Plans:
-    """How much to measure, and who waits how long.
+    """Say how much to measure, and who waits how long.
 
     The best ``candidates`` by the model, all if None. ``jobs`` processes build. A server that is gone is waited for for
     ``patience_s``; one that somebody else waits for is kept for ``turn_s``.
@@ -100,7 +100,7 @@ class Plans:
 
 @dataclass
 class FleetSession:
-    """What searches of one command share, as :class:`harness.session.Session` is to those of one GPU."""
+    """Hold what searches of one command share, as :class:`harness.session.Session` is to those of one GPU."""
 
     out: Path
     command: str

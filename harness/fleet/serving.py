@@ -62,7 +62,7 @@ def end_after(thread: threading.Thread) -> None:
 
 
 class Place:
-    """Where a session runs modules: operands of the product at hand, modules loaded, and which of them were right."""
+    """Run a session's modules: operands of the product at hand, modules loaded, and which of them were right."""
 
     def __init__(self, backend: Any, identity: Identity) -> None:
         self.backend, self.identity = backend, identity

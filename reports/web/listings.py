@@ -50,12 +50,12 @@ class Kernel:
 
     @property
     def key(self) -> Key:
-        """What two kernels of a page differ in."""
+        """Return what two kernels of a page differ in."""
         return (*self.text_key, self.gpu)
 
     @property
     def text_key(self) -> Key:
-        """What two kernels' texts may differ by, besides the GPU that they are made for."""
+        """Return what two kernels' texts may differ by, besides the GPU that they are made for."""
         product = (self.shape, self.dtype, self.out_dtype, self.layout)
         return (self.step, self.variant, *product, self.tile, self.stages)
 

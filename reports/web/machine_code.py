@@ -31,7 +31,7 @@ Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiler made of one CUDA text; ``ptx`` and ``sass`` are numbers of texts."""
+    """Hold what a compiler made of one CUDA text; ``ptx`` and ``sass`` are numbers of texts."""
 
     source_sha256: Digest
     cubin_sha256: Digest

@@ -244,7 +244,7 @@ def _first_tile(lines: list[Line]) -> list[Line]:
 
 
 def _without_repetition(lines: list[Line]) -> list[Line]:
-    """Where a part with a multiplication is written out several times with other constants, keep it once."""
+    """Keep a part with a multiplication once where it is written out several times with other constants."""
     while (shorter := _with_one_repetition_less(lines)) != lines:
         lines = shorter
     return lines

@@ -22,7 +22,7 @@ HALF_FROM = 8  # the step from which the ladder is float16's
 
 @dataclass(frozen=True)
 class Facts:
-    """What the records of one GPU say, by step and size, as marked-up numbers for a text.
+    """Give what the records of one GPU say, by step and size, as marked-up numbers for a text.
 
     A size is the side of a square product. What nobody has measured reads "not measured" in its place.
     """
@@ -139,7 +139,7 @@ class Facts:
 
     @cached_property
     def rates(self) -> Rates | None:
-        """What microbenchmarks measured of the GPU; None where none were kept."""
+        """Return what microbenchmarks measured of the GPU; None where none were kept."""
         arch = next((r.arch for s in self.sections for r in s.records if r.arch), "")
         return rates_of(arch, self.gpu) if arch else None
 

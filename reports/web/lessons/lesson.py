@@ -81,7 +81,7 @@ class Lesson:
 
     @property
     def title(self) -> str:
-        """What the step is called, without its number."""
+        """Return what the step is called, without its number."""
         name = self.step.title.partition(", ")[2] or self.step.title
         return name[0].upper() + name[1:]
 
@@ -155,7 +155,7 @@ class Lesson:
 
     @cached_property
     def aspects(self) -> Table | None:
-        """What differs in the generated code from the step before, or the one compared with, by aspect."""
+        """Return what differs in the generated code from the step before, or the one compared with, by aspect."""
         from tensorir_ladder.harness.explain import aspects
 
         before = self.sources.steps.get(COMPARED_WITH.get(self.number, 11 if self.step.never_run else self.number - 1))
@@ -203,7 +203,7 @@ class Lesson:
 
     @cached_property
     def lengths(self) -> tuple[float, float, str, str] | None:
-        """How long a k tile's load and multiplication take in the picture, where that is from, and the unit."""
+        """Return how long a k tile's load and multiplication take in the picture, where that is from, and the unit."""
         if self.step.never_run:
             return (
                 2.0,
@@ -251,12 +251,12 @@ class Lesson:
 
     @property
     def life_colours(self) -> dict[str, str]:
-        """What a timeline's bars are, with their colours."""
+        """Return what a timeline's bars are, with their colours."""
         return pictures.COLOURS
 
     @property
     def wave_colours(self) -> dict[str, str]:
-        """What persistent blocks do, with the colours of it."""
+        """Return what persistent blocks do, with the colours of it."""
         return waves.COLOURS
 
     def life_table(self, group: Lives) -> Table:
@@ -265,7 +265,7 @@ class Lesson:
 
     @cached_property
     def brought(self) -> Markup | None:
-        """What the step brought, over sizes."""
+        """Draw what the step brought, over sizes."""
         return measured.brought_chart(self.sources.results, self.number, self.facts.gpu)
 
     @cached_property
@@ -328,7 +328,7 @@ class Lesson:
     # --- pictures of one step ----------------------------------------------------------------------------------------
     @cached_property
     def waves_chart(self) -> Markup:
-        """How persistent blocks share out their tiles."""
+        """Draw how persistent blocks share out their tiles."""
         return waves.waves_chart(self.step)
 
     @cached_property

@@ -105,7 +105,7 @@ def plan_of(kernel: Kernel) -> Plan | None:
 
 @dataclass(frozen=True)
 class Bar:
-    """What happens to a k tile from ``begin`` to ``end``: its load, or its multiplication."""
+    """Place what happens to a k tile from ``begin`` to ``end``: its load, or its multiplication."""
 
     what: str
     tile: int
