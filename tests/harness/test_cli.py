@@ -493,14 +493,14 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert (result.returncode, result.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("name", ["list", "compile"])
+@pytest.mark.parametrize("name", ["list", "verify"])
 def test_output_in_ascii(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True) for _ in range(2))
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     code = cli.main([name, *([] if name == "list" else ["--tile", "128×64"])])
-    text = {"list": out, "compile": err}[name].buffer.getvalue().decode("ascii")
-    assert (code, "×" in text) == ({"list": 0, "compile": 2}[name], False)
+    text = {"list": out, "verify": err}[name].buffer.getvalue().decode("ascii")
+    assert (code, "×" in text) == ({"list": 0, "verify": 2}[name], False)
     assert re.search(r"\dx\d", text)
 
 
