@@ -372,8 +372,9 @@ class FleetSearch:
                     self._do(number, process, job, taken[1])
                 else:  # nobody keeps a server from others while there is nothing to do
                     process.ask(asking.yield_server, self._tracker, self._plans.turn_s)
-        except Lost:
-            pass  # the process that asks was ended with the search
+        except Lost as error:
+            if self._goes_on:  # otherwise the process that asks was ended with the search
+                self._watcher.say(f"{error}; the other servers go on")
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._error = self._error or error
         with self._condition:

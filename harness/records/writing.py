@@ -107,7 +107,7 @@ def is_alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        return True  # somebody else's
     return True
 
 
