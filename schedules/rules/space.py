@@ -191,11 +191,15 @@ class TileCost(ms.cost_model.PyCostModel):
 
     ::
 
-        ln seconds ≈ ln block_tile_cost(tile) + constant + a weight for each decision's value
+        cost       = block_tile_cost(tile) · (1 + 2 / thread's rows + 2 / thread's columns) · (1 + 1 / k tile's depth)
+        ln seconds ≈ ln cost + constant + a weight for each decision's value
 
-    Before the first measurements the order is :func:`schedules.cost.block_tile_cost`'s. The weights (of the stages, the
-    unrolling, the depth of a k tile, the outputs of a thread along each axis, the threads) are those of least squares
-    with a penalty on their size: a value that was measured once hardly counts. Needs neither xgboost nor torch.
+    Before the first measurements the order is the cost's: :func:`schedules.cost.block_tile_cost`, which is made for
+    threads of 8x8 outputs or so; what a thread reads from shared memory for each multiply-add, if a warp reads one
+    value in the time in which it multiplies four, half of it hidden; and a barrier for each k tile. The weights (of
+    the stages, the unrolling, the depth of a k tile, a thread's outputs along each axis, the threads) are those of
+    least squares with a penalty on their size: a value that was measured once hardly counts. Needs neither xgboost
+    nor torch.
     """
 
     PENALTY = 2.0  # as if each weight had been seen to be 0 this often
@@ -236,7 +240,8 @@ class TileCost(ms.cost_model.PyCostModel):
         machine = self.machine or assumed_machine(context.target)
         values = {"stages": stages, "unrolled": unrolled, "depth": depth[1], "threads": rows[1] * columns[1]}
         values |= {"thread rows": rows[2], "thread columns": columns[2]}
-        return values, block_tile_cost(Choice(tile, stages + 1), problem, machine)
+        reading = 1 + 2 / rows[2] + 2 / columns[2]
+        return values, block_tile_cost(Choice(tile, stages + 1), problem, machine) * reading * (1 + 1 / depth[1])
 
     def _corrections(self, wanted: list[dict[str, int]]) -> np.ndarray:
         if not self.seen:
