@@ -17,6 +17,7 @@ from tvm.tirx.build import split_host_device_mods
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
+KERNELS = "tensorir_ladder.kernels"  # attribute of a function: the module of kernels, lowered, that it launches too
 _one_compiler = threading.RLock()  # TVM has one such function for all threads
 
 
@@ -51,9 +52,18 @@ def generate(
                 limit=f"below {MAX_ELEMENTS}",
                 remedy="split the product along one of its extents",
             ) from error
-    ((device_target, device),) = devices.items()
+    device_target, device = next(iter(devices.items()), (target, tvm.IRModule()))  # one target's, or none
     device = finalize_device()(device)
+    for kernels in brought(mod):
+        device.update(kernels)
     return Generated(host, device, _cuda_text(device, device_target))
+
+
+def brought(mod: tvm.IRModule) -> list[tvm.IRModule]:
+    """List the modules of lowered kernels that functions of a module bring with them."""
+    return [
+        function.attrs[KERNELS] for function in mod.functions.values() if function.attrs and KERNELS in function.attrs
+    ]
 
 
 class _TextOnly(Exception):
