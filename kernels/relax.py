@@ -22,6 +22,8 @@ from tvm import ir, sym, tirx
 from tvm.target import Target
 
 from tensorir_ladder.kernels import epilogue
+from tensorir_ladder.kernels.codegen.launch_plan import RESIDUAL
+from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
 from tensorir_ladder.kernels.host_launch import DeviceCode, device_code, launch, with_kernels
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import cut_role_cost, role_cost
@@ -33,7 +35,7 @@ from tensorir_ladder.schedules.isa import PTX_TYPES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules.computations import Computation
 from tensorir_ladder.schedules.rules.contraction import Body, Contraction, steps_of
-from tensorir_ladder.schedules.rules.normal_form import equation_of, narrowed
+from tensorir_ladder.schedules.rules.normal_form import Epilogue, equation_of, narrowed
 from tensorir_ladder.schedules.rules.ranges import by_extent, symbolic_extents, unless_empty
 from tensorir_ladder.schedules.rules.rule import HOW, SCHEDULED, NotTaken, Rule
 from tensorir_ladder.schedules.tiles import Choice
@@ -50,7 +52,7 @@ LEAVE = "leave it to schedules"
 class PlainProduct:
     """``C[i, j] = sum over k of A[i, k] * B[k, j]``, or ``B[j, k]``: a function's parameters, and its extents.
 
-    ``rows`` are the leading extents of A and C together, known or not.
+    ``rows`` are the leading extents of A and C together, known or not; ``residual`` is added to what is rounded.
     """
 
     a: tirx.Var
@@ -60,6 +62,7 @@ class PlainProduct:
     n: int
     k: int
     layout: str
+    residual: tirx.Var | None = None
 
     def problem(self, rows: int) -> Matmul:
         """Return the product of so many rows."""
@@ -68,21 +71,21 @@ class PlainProduct:
     @property
     def matrices(self) -> dict[str, tirx.Var]:
         """The parameters by the kernels' names."""
-        return {"A": self.a, "B": self.b, "C": self.c}
+        found = {"A": self.a, "B": self.b, "C": self.c}
+        return found if self.residual is None else {**found, RESIDUAL: self.residual}
 
 
 def plain_product(func: tirx.PrimFunc) -> PlainProduct:
-    """Read a function, its indices narrowed, as a product of matrices that lie in memory row by row.
+    """Read a function, its indices narrowed, as a product of matrices that lie in memory row by row, and a residual.
 
     Raises
     ------
     NotTaken : for all else, and for what TMA or the kernels do not take.
     """
     reduction, factors, after = equation_of(func)
-    if not tvm_ffi.structural_equal(after.value, after.total.astype(str(after.buffer.dtype))):
-        raise NotTaken("something follows the sums", value=after.value, remedy=LEAVE)
+    residual = _residual(after)
     loads = factors.first, factors.second
-    for load in loads:
+    for load in loads if residual is None else (*loads, residual):
         if not isinstance(load, ir.TensorLoad) or not any(load.source.same_as(each) for each in func.params):
             raise NotTaken("an operand is computed", value=load, remedy=LEAVE)
     (k, *more), result = [each.var for each in reduction.reduction], _walked(after.buffer, after.indices, reduction)
@@ -94,8 +97,25 @@ def plain_product(func: tirx.PrimFunc) -> PlainProduct:
             if _same(b, order) and all(map(is_constant, second.source.shape)):
                 rows = _product(first.source.shape[:-1])
                 n, steps = int(after.buffer.shape[-1]), int(first.source.shape[-1])
-                return _taken(PlainProduct(first.source, second.source, after.buffer, rows, n, steps, layout))
+                added = None if residual is None else residual.source
+                return _taken(PlainProduct(first.source, second.source, after.buffer, rows, n, steps, layout, added))
     raise NotTaken("operands are no matrices stored by rows", remedy=LEAVE)
+
+
+def _residual(after: Epilogue) -> ir.TensorLoad | None:
+    """Return the element of a matrix like the result that is added to a rounded sum, None where none is; NotTaken."""
+    rounded = after.total.astype(str(after.buffer.dtype))
+    if tvm_ffi.structural_equal(after.value, rounded):
+        return None
+    terms = (after.value.a, after.value.b) if isinstance(after.value, tirx.Add) else ()
+    for one, other in (terms, terms[::-1]) if terms else ():
+        alike = isinstance(other, ir.TensorLoad) and all(
+            tvm_ffi.structural_equal(list(mine), list(its))
+            for mine, its in ((other.indices, after.indices), (other.source.shape, after.buffer.shape))
+        )
+        if alike and tvm_ffi.structural_equal(one, rounded):
+            return other
+    raise NotTaken("something else than a residual follows the sums", value=after.value, remedy=LEAVE)
 
 
 def _walked(buffer: tirx.Var, indices: Sequence[tirx.Expr], within: Computation) -> list[tirx.Var] | None:
@@ -145,16 +165,19 @@ class Launch:
         return 13 if self.cut else 12
 
     def __str__(self) -> str:
-        return f"TMA, step {self.step} {self.choice.tile}, {self.choice.stages} stages"
+        added = "" if self.product.residual is None else ", residual"
+        return f"TMA, step {self.step} {self.choice.tile}, {self.choice.stages} stages{added}"
 
     def code(self, target: Target, machine: Machine) -> DeviceCode:
         """Make and lower the kernel."""
         problem, tile, stages = self.product.problem(self.most), self.choice.tile, self.choice.stages
+        finish = Finish(residual=self.product.residual is not None)
         if self.cut:
-            kernel = persistent(problem, tile, stages, machine=machine, overlapped=True)
+            kernel = persistent(problem, tile, stages, machine=machine, overlapped=True, finish=finish)
         else:
-            kernel = warp_specialized(problem, tile, stages, any_rows=True)
-        words = (self.step, *problem.shape.split("x"), problem.layout, problem.dtype, problem.out_dtype, tile, stages)
+            kernel = warp_specialized(problem, tile, stages, any_rows=True, finish=finish)
+        added = ("residual",) if finish.residual else ()
+        words = (self.step, problem.shape, problem.layout, problem.dtype, problem.out_dtype, tile, stages, *added)
         return device_code(kernel, "tma_" + "_".join(map(str, words)).replace("/", "_"), target)
 
     def lowered(self, func: tirx.PrimFunc, code: DeviceCode) -> tirx.PrimFunc:
