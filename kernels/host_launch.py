@@ -12,7 +12,7 @@ lowered by itself (:func:`device_code`), and the function has the launch alone::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -28,7 +28,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import (
     TensorMap,
     UnsupportedLaunch,
 )
-from tensorir_ladder.kernels.codegen.lowering import KERNELS, brought, generate
+from tensorir_ladder.kernels.codegen.lowering import brought, generate
 from tensorir_ladder.kernels.codegen.overlap import flag_overlap, flagged
 
 TIR_PIPELINE = "tirx"
@@ -127,24 +127,15 @@ def _zeros(flags: tirx.Var) -> tirx.Stmt:
     return body
 
 
-def with_kernels(function: tirx.PrimFunc, kernels: Sequence[DeviceCode]) -> tirx.PrimFunc:
-    """Return a function that says which kernels it launches, for :func:`link_kernels`."""
-    return function.with_attr(KERNELS, _joined(each.device for each in kernels)) if kernels else function
-
-
 def link_kernels(mod: ir.IRModule) -> ir.IRModule:
     """Have TVM link a module with the kernels that its functions launch, each a CUDA module, once.
 
     They are compiled as TVM compiles all: now where there is a GPU, else when they are loaded.
     """
-    kernels = _joined(brought(mod))
     build = tvm.get_global_func("target.build.cuda")
-    linked = [build(ir.IRModule({name: kernel}), kernel.attrs["target"]) for name, kernel in kernels.functions_items()]
+    kernels = brought(mod).functions_items()
+    linked = [build(ir.IRModule({name: kernel}), kernel.attrs["target"]) for name, kernel in kernels]
     if not linked:
         return mod
     before = mod.attrs.get(LINKED, ()) if mod.attrs else ()
     return mod.with_attr(LINKED, [*before, *linked])
-
-
-def _joined(modules: Iterable[ir.IRModule]) -> ir.IRModule:
-    return ir.IRModule({name: kernel for each in modules for name, kernel in each.functions_items()})

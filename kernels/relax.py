@@ -13,6 +13,7 @@ The kernels are linked with the module (:mod:`kernels.host_launch`).
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from tvm.target import Target
 
 from tensorir_ladder.kernels import epilogue
 from tensorir_ladder.kernels.codegen.launch_plan import RESIDUAL
+from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
-from tensorir_ladder.kernels.host_launch import DeviceCode, device_code, launch, with_kernels
+from tensorir_ladder.kernels.host_launch import DeviceCode, device_code, launch
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import cut_role_cost, role_cost
 from tensorir_ladder.kernels.tiles import ROLE_CHOICES, RoleTile
@@ -45,6 +47,7 @@ LOG = logging.getLogger(__name__)
 SCHEDULED_ROWS = 64  # up to so many rows schedules are as fast
 CUT_ROWS = (128, 256, 384, 512)  # most rows of kernels whose last wave is cut, each for its own number of tiles
 MANY_ROWS = 2048  # what rows beyond are taken for where a tile is chosen
+DIGITS = 12  # of a digest, by which kernels are told from each other
 LEAVE = "leave it to schedules"
 
 
@@ -176,9 +179,9 @@ class Launch:
             kernel = persistent(problem, tile, stages, machine=machine, overlapped=True, finish=finish)
         else:
             kernel = warp_specialized(problem, tile, stages, any_rows=True, finish=finish)
-        added = ("residual",) if finish.residual else ()
-        words = (self.step, problem.shape, problem.layout, problem.dtype, problem.out_dtype, tile, stages, *added)
-        return device_code(kernel, "tma_" + "_".join(map(str, words)).replace("/", "_"), target)
+        made_of = repr((self.step, problem, tile, stages, finish, machine)).encode()
+        name = f"tma_{self.step}_{problem.shape}_{hashlib.sha256(made_of).hexdigest()[:DIGITS]}"
+        return device_code(kernel, name, target)
 
     def lowered(self, func: tirx.PrimFunc, code: DeviceCode) -> tirx.PrimFunc:
         """Return the function as this launch."""
@@ -211,7 +214,8 @@ class TmaContraction(Contraction):
         codes = [each.code(target, self._machine_of(target)) for _, each in found]
         bodies = [*few, *(Body(most, each.lowered(func, code), str(each)) for (most, each), code in zip(found, codes))]
         joined = by_extent([(body.most, body.lowered) for body in bodies]) if len(bodies) > 1 else bodies[0].lowered
-        return with_kernels(joined, codes).with_attr(HOW, "; ".join(map(str, bodies)))
+        kernels = ir.IRModule({name: one for code in codes for name, one in code.device.functions_items()})
+        return with_kernels(joined, kernels).with_attr(HOW, "; ".join(map(str, bodies)))
 
     def _launches(
         self, product: PlainProduct, extents: Sequence[tirx.Var], target: Target
