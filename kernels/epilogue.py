@@ -62,9 +62,14 @@ def write_box(packed: Buffer, box: int, into: Buffer, first: Expr, warp: Expr, l
     addresses of 16-byte pieces that its lanes give.
     """
     for square in range(PANEL // 16):
-        piece = tma.swizzled(warp * 16 + lane % 16, square * 16 + lane // 16 * 8)
+        piece = piece_of(square, warp, lane)
         registers = (packed[box * PANEL // 4 + square * 4 + i] for i in range(4))
         T.evaluate(T.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(into.ptr_to([first + piece]), *registers))
+
+
+def piece_of(square: int, warp: Expr, lane: Expr) -> Expr:
+    """Return the byte of a swizzled box that a lane names for a square of 16 × 16 elements of its warp's rows."""
+    return tma.swizzled(warp * 16 + lane % 16, square * 16 + lane // 16 * 8)
 
 
 def collect(

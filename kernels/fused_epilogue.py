@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tvm import tirx
@@ -36,7 +36,8 @@ class Epilogue:
     """``activation(alpha · sum + bias[column])`` of each sum, in float32, before it is rounded; by default nothing.
 
     ``bias`` is the dtype of a bias of n elements, "" where there is none; ``activation`` one of ACTIVATIONS or "".
-    Factor and activation are written into the kernel.
+    Factor and activation are written into the kernel. With ``residual`` a matrix of the results' shape and dtype is
+    added to what is rounded (:mod:`kernels.residual`).
 
     Raises
     ------
@@ -46,6 +47,7 @@ class Epilogue:
     alpha: float = 1.0
     bias: str = ""
     activation: str = ""
+    residual: bool = False
 
     def __post_init__(self) -> None:
         for what, value, known in (
@@ -61,8 +63,8 @@ class Epilogue:
 
     @property
     def is_nothing(self) -> bool:
-        """True where sums stay what they are."""
-        return self == PLAIN
+        """True where sums stay what they are until they are rounded."""
+        return replace(self, residual=False) == PLAIN
 
     def bind(self, pointer: Var, columns: int) -> Buffer | None:
         """Emit the bias' buffer, ``columns`` elements behind a kernel's parameter; None where there is no bias."""

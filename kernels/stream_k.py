@@ -221,6 +221,12 @@ class Pieces:
                 if self.first != self.plan.cut:
                     act(self.plan.piece(self.worker, self.tile - self.plan.first_owned))
 
+    def finishes(self) -> Expr | bool:
+        """Tell whether who has this piece also finishes its tile: a helper does not."""
+        if not self.plan.helpers:
+            return True
+        return T.Or(self.tile < self.plan.first_owned, self.first == self.plan.cut)
+
     @T.inline
     def _help(self):
         self.tile = self.plan.first_owned + (self.end - 1) // max(self.plan.cut, 1)

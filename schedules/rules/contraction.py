@@ -240,8 +240,8 @@ class Contraction(Rule):
             joined = by_multiple(joined, self.any_extent(func, target).lowered, ragged.name, WHOLE)
         return joined.with_attr(HOW, how)
 
-    def bodies(self, func: tirx.PrimFunc, target: Target) -> list[Body]:
-        """Return the lowered forms of a function, by rising extent.
+    def bodies(self, func: tirx.PrimFunc, target: Target, most_rows: int | None = None) -> list[Body]:
+        """Return the lowered forms of a function, by rising extent; those for at most so many rows where that is given.
 
         Raises
         ------
@@ -249,20 +249,25 @@ class Contraction(Rule):
         """
         product = product_of(func)
         shape = Shape.of(product)
-        planned = self.plans(product, target)
+        planned = self.plans(product, target, most_rows)
         few = _few_rows(func, target, each) if (each := _rows_of_each(product, shape)) else []
         return [*few, *(_first_lowered(func, shape, most, plans, target) for most, plans in planned)]
 
-    def plans(self, product: Product, target: Target) -> list[tuple[int | None, list[Plan]]]:
+    def plans(
+        self, product: Product, target: Target, most_rows: int | None = None
+    ) -> list[tuple[int | None, list[Plan]]]:
         """Return the plans of the engines that take a product, the first engine's first, for each range of its rows.
 
-        A range is the most that the symbolic extent may be, None for any. Raises NotTaken as :meth:`bodies`.
+        A range is the most that the symbolic extent may be, None for any; ``most_rows`` leaves out those of more rows.
+        Raises NotTaken as :meth:`bodies`.
         """
         shape, machine = Shape.of(product), self._machine_of(target)
         _check_worthwhile(shape)
         each = _rows_of_each(product, shape)
         planned: list[tuple[int | None, int, list[Plan]]] = []
         for most, rows in _ranges(each, shape) if each else [(None, shape.rows or MANY)]:
+            if most_rows is not None and rows > most_rows:
+                break
             plans = _plans(shape, rows, machine)
             while planned and _serves(plans, planned[-1][2], shape, planned[-1][1], machine):
                 planned.pop()
@@ -382,7 +387,7 @@ def _rows_of_each(product: Product, shape: Shape) -> int:
     extents = symbolic_extents(product.sch.mod[product.sch.func_working_on])
     if shape.rows is not None or len(extents) != 1:
         return 0
-    return _multiple_of(product.sch.get(product.rows).extent, extents[0])
+    return steps_of(product.sch.get(product.rows).extent, extents[0])
 
 
 def _worth_keeping(sch: Schedule, block: SBlockRV, operand: int) -> bool:
@@ -396,8 +401,8 @@ def _worth_keeping(sch: Schedule, block: SBlockRV, operand: int) -> bool:
     return size <= MOST_EXPANDED * sum(sources)
 
 
-def _multiple_of(rows: tirx.Expr, extent: tirx.Var) -> int:
-    """Return c where rows are c times a symbolic extent, 0 where they are no such multiple."""
+def steps_of(rows: tirx.Expr, extent: tirx.Var) -> int:
+    """Return how many rows there are to each step of a symbolic extent, 0 where they are no multiple of it."""
     analyzer = sym.Analyzer()
     once = analyzer.simplify(tvm_ffi.structural_map(rows, (tirx.Var, lambda var: tirx.IntImm(str(var.ty.dtype), 1))))
     each = int(once) if is_constant(once) else 0
