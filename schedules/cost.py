@@ -234,7 +234,7 @@ def contraction_cycles(
     together = min(busiest, _resident(choice, machine, itemsize))
     brought = (min(m, tile.block_m) * lines[0] + min(n, tile.block_n) * lines[1]) * tile.block_k * itemsize
     by_wgmma = isinstance(tile, WarpgroupTile)
-    ahead = together * min(choice.stages - (2 if by_wgmma else 1), k_tiles)  # k tiles on their way
+    ahead = together * max(1, min(choice.stages - (2 if by_wgmma else 1), k_tiles))  # k tiles on their way
     loading = brought / min(rates.load_bytes_per_cycle, ahead * brought / LATENCY_CYCLES)
     share = 1.0 if by_wgmma else MMA_SHARE
     multiplying = tile.block_m * tile.block_n * tile.block_k / (rates.wgmma_multiply_adds_per_cycle * share)

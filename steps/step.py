@@ -45,8 +45,7 @@ class Variant:
     says what went wrong, which nobody measures unless asked to. ``splits_k``: it cuts a long reduction in parts.
     ``early_launch``: it is launched while the kernel before it in the stream still runs, so that chained launches take
     less time than those of kernels that are not. ``tiles`` are those that it chooses among, where the step's are not.
-    ``fits``: it may be taken in the default's place for products that the default does not fit, in another order of
-    additions.
+    ``fits(problem, config)``: it may be taken in the default's place, and does something else than the default there.
     What models of its time ask: ``one_barrier`` per k tile; ``unrolled_ring``, so that stage numbers are constants;
     ``unroll``, how many steps of a k tile are written out (None: all); ``modelled``: the depth model covers its loop.
     ``note``: a sentence that its code cannot tell.
@@ -63,7 +62,7 @@ class Variant:
     debug: bool = False
     splits_k: bool = False
     tiles: TileSet | None = None
-    fits: bool = False
+    fits: Callable[[Matmul, Config], bool] | None = None
     one_barrier: bool = False
     unrolled_ring: bool = False
     unroll: int | None = 1

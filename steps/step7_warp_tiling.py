@@ -125,7 +125,9 @@ def fit_of(problem: Matmul, config: Config) -> Fit:
     scattered = problem.layout == "nn" and problem.n * problem.itemsize % VECTOR_BYTES
     results = tile.collected_bytes(problem.itemsize, config.stages_of(problem))
     room = results <= int(machine.target.attrs["max_shared_memory_per_block"])
-    return Fit(parts, copied_first(choice, problem, machine, parts), bool(scattered and room))
+    unaligned = problem.k * problem.itemsize % VECTOR_BYTES or problem.b_shape[1] * problem.itemsize % VECTOR_BYTES
+    copied = not unaligned or copied_first(choice, problem, machine, parts)
+    return Fit(parts, copied, bool(scattered and room))
 
 
 def align_and_split(sch: Schedule, tile: WarpTile, fit: Fit) -> SBlockRV:
@@ -187,7 +189,14 @@ STEP = Step(
             Variant(name, dtypes=("float32",), needs_async_copy=True)
             for name in ("serpentine", "row_order", "unpadded", "no_raster", "in_turn")
         ),
-        Variant("fitted", dtypes=("float32",), needs_async_copy=True, splits_k=True, fits=True, tiles=FITTED),
+        Variant(
+            "fitted",
+            dtypes=("float32",),
+            needs_async_copy=True,
+            splits_k=True,
+            tiles=FITTED,
+            fits=lambda problem, config: fit_of(problem, config) != Fit(),
+        ),
     ),
 )
 
