@@ -122,7 +122,7 @@ def fit_of(problem: Matmul, config: Config) -> Fit:
         return Fit()
     choice, machine, tile = Choice(config.tile, config.stages), config.machine, config.tile
     parts = warp_parts(problem, choice, machine)
-    scattered = problem.layout == "nn" and problem.n * problem.itemsize % VECTOR_BYTES
+    scattered = problem.layout == "nn" and problem.n * problem.itemsize % VECTOR_BYTES and parts == 1
     results = tile.collected_bytes(problem.itemsize, config.stages_of(problem))
     room = results <= int(machine.target.attrs["max_shared_memory_per_block"])
     unaligned = problem.k * problem.itemsize % VECTOR_BYTES or problem.b_shape[1] * problem.itemsize % VECTOR_BYTES
@@ -137,6 +137,7 @@ def align_and_split(sch: Schedule, tile: WarpTile, fit: Fit) -> SBlockRV:
         align_operands(sch, block, (tile.block_m, tile.block_n, tile.block_k * fit.parts))
     if fit.parts == 1:
         return block
+    pad_to_tile(sch, block, (tile.block_m, tile.block_n, tile.block_k * fit.parts))  # so that sums have whole rows
     split = split_reduction(sch, block, fit.parts, tile.block_k)
     add_parts(sch, split)
     return split.partial
