@@ -7,7 +7,7 @@ from dataclasses import replace
 from tensorir_ladder.schedules.cost import Machine, choose
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
-from tensorir_ladder.steps.step import Config, Step, UnsupportedDtype
+from tensorir_ladder.steps.step import Config, Step
 
 
 def choose_step(problem: Matmul, machine: Machine) -> tuple[Step, Config]:
@@ -19,26 +19,24 @@ def choose_step(problem: Matmul, machine: Machine) -> tuple[Step, Config]:
 
         step, config = choose_step(Matmul(513, 1025, 4097), machine)
         sch = step.schedule(problem, config)
-
-    Raises
-    ------
-    UnsupportedDtype : for operands that no schedule takes.
     """
-    for step in sorted(find_steps().values(), key=lambda step: -step.number):
-        variant = step.default_variant(machine.has_cp_async)
-        if step.explicit or not step.takes(variant, problem.dtype, machine.has_cp_async):
-            continue
-        config = _configured(step, variant, problem, machine)
-        if config.tile.missing(machine.target):
-            continue
-        for form in step.variants:
-            if form.fits and step.takes(form.name, problem.dtype, machine.has_cp_async):
-                fitted = _configured(step, form.name, problem, machine)
-                return step, fitted if form.fits(problem, fitted) else replace(fitted, variant=variant)
-        return step, config
-    raise UnsupportedDtype(f"no step that is a schedule takes operands in {problem.dtype}")
+    able = [
+        (step, config)
+        for step in find_steps().values()
+        if not step.explicit
+        and (config := _configured(step, step.default_variant(machine.has_cp_async), problem, machine))
+    ]
+    step, config = max(able, key=lambda found: found[0].number)
+    for form in step.variants:
+        fitted = _configured(step, form.name, problem, machine) if form.fits else None
+        if form.fits and fitted:
+            return step, fitted if form.fits(problem, fitted) else replace(fitted, variant=config.variant)
+    return step, config
 
 
-def _configured(step: Step, variant: str, problem: Matmul, machine: Machine) -> Config:
+def _configured(step: Step, variant: str, problem: Matmul, machine: Machine) -> Config | None:
+    """Return how a variant takes a product; None where it does not take the operands, or the machine lacks for it."""
+    if not step.takes(variant, problem.dtype, machine.has_cp_async):
+        return None
     chosen = choose(step.tiles_of(variant), problem, machine, split=step.variant(variant).splits_k)
-    return Config(variant, chosen.tile, chosen.stages, machine)
+    return None if chosen.tile.missing(machine.target) else Config(variant, chosen.tile, chosen.stages, machine)
