@@ -8,7 +8,8 @@ Three questions, each a function here:
 - How long do a product's block tiles take (:func:`block_tile_cost`; on tensor cores, with few rows too,
   :func:`contraction_cycles`; by warps on ordinary cores :func:`warp_cycles`; of kernels with roles
   :func:`stream_k_cycles`)?
-- Into how many parts should a long reduction go (:func:`parts_to_fill`, :func:`parts_for`, :func:`warp_parts`)?
+- Into how many parts should a long reduction go (:func:`parts_to_fill`, :func:`parts_for`,
+  :func:`warp_parts`, :func:`wgmma_parts`)?
 - Does copying operands to aligned rows first pay (:func:`copying_pays`, :func:`copied_first`)?
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -295,10 +296,19 @@ def copied_first(choice: Choice, problem: Matmul, machine: Machine, parts: int =
 
 def warp_parts(problem: Matmul, choice: Choice, machine: Machine) -> int:
     """Return into how many parts a reduction by warps should go; each has at least as many k tiles as stages."""
+    return _cheapest_parts(warp_cycles, problem, choice, machine)
+
+
+def wgmma_parts(problem: Matmul, choice: Choice, machine: Machine) -> int:
+    """Return into how many parts a reduction by warpgroups should go; each has at least as many k tiles as stages."""
+    return _cheapest_parts(wgmma_cycles, problem, choice, machine)
+
+
+def _cheapest_parts(cycles: Callable[..., float], problem: Matmul, choice: Choice, machine: Machine) -> int:
     most = max(1, -(-problem.k // choice.tile.block_k) // max(choice.stages, 2))
-    cycles = {parts: warp_cycles(choice, problem, machine, parts) for parts in PARTS if parts <= most}
-    best = min(cycles, key=cycles.__getitem__)
-    return best if cycles[best] < SPLIT_PAYS * cycles[1] else 1
+    found = {parts: cycles(choice, problem, machine, parts) for parts in PARTS if parts <= most}
+    best = min(found, key=found.__getitem__)
+    return best if found[best] < SPLIT_PAYS * found[1] else 1
 
 
 def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, copied: bool) -> float:
