@@ -26,7 +26,7 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from tensorir_ladder.schedules.cost import parts_for
+from tensorir_ladder.schedules.cost import wgmma_cycles, wgmma_parts
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import (
     accumulate_in_registers,
@@ -95,7 +95,7 @@ def schedule_for_cpu(problem: Matmul, config: Config) -> Schedule:
 def parts_of(problem: Matmul, config: Config) -> int:
     """Return into how many parts the reduction goes: 1, unless the variant splits and tiles are too few for the GPU."""
     splits = STEP.variant(config.variant).splits_k
-    return parts_for(problem, Choice(config.tile, config.stages), config.machine) if splits else 1
+    return wgmma_parts(problem, Choice(config.tile, config.stages), config.machine) if splits else 1
 
 
 def align_and_split(sch: Schedule, config: Config, parts: int) -> SBlockRV:
@@ -117,13 +117,17 @@ TILES = TileSet.of(
     Choice(WarpgroupTile(block=(128, 256, 64), warpgroups=(2, 1)), stages=4),
     Choice(WarpgroupTile(block=(64, 128, 64), warpgroups=(1, 1)), stages=6),
     Choice(WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1)), stages=6),
+    Choice(WarpgroupTile(block=(128, 128, 64), warpgroups=(2, 1)), stages=6),
+    Choice(WarpgroupTile(block=(128, 192, 64), warpgroups=(2, 1)), stages=4),
+    Choice(WarpgroupTile(block=(192, 128, 64), warpgroups=(3, 1)), stages=4),
+    Choice(WarpgroupTile(block=(256, 128, 64), warpgroups=(4, 1)), stages=4),
     more=(
         WarpgroupTile(block=(256, 128, 64), warpgroups=(2, 1)),
-        WarpgroupTile(block=(256, 128, 64), warpgroups=(4, 1)),
-        WarpgroupTile(block=(128, 128, 64), warpgroups=(2, 1)),
         WarpgroupTile(block=(128, 64, 64), warpgroups=(2, 1)),
         WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)),
     ),
+    cost=wgmma_cycles,
+    parts=wgmma_parts,
 )
 STEP = Step(
     number=10,
