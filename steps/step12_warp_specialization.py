@@ -30,6 +30,7 @@ from tensorir_ladder.kernels.epilogue import untaken
 from tensorir_ladder.kernels.roles import FEWEST_STAGES
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.stream_k import role_cost
+from tensorir_ladder.kernels.swapped import swapped
 from tensorir_ladder.kernels.tiles import ROLE_CHOICES, RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.tiles import TileSet
@@ -40,7 +41,8 @@ from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 @checked
 def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
     """Multiply by warpgroups with roles, and a ring of ``config.stages`` stages; with time stamps if asked for."""
-    return warp_specialized(problem, config.tile, config.stages, bounded=config.variant == "bounded", stamps=stamps)
+    make = swapped if config.tile.swapped else warp_specialized
+    return make(problem, config.tile, config.stages, bounded=config.variant == "bounded", stamps=stamps)
 
 
 MORE_TILES = (
