@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalTile
-from tensorir_ladder.schedules.isa import ROW_BYTES, SHARED_KIB, WARPGROUP, WGMMA_ROWS, WIDEST, wgmma_misfits
+from tensorir_ladder.schedules.isa import PANEL, ROW_BYTES, SHARED_KIB, WARPGROUP, WGMMA_ROWS, WIDEST, wgmma_misfits
 from tensorir_ladder.schedules.tiles import WGMMA_REGISTERS, BlockTile, Choice, WarpgroupTile, indivisible
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -23,6 +23,7 @@ PRODUCER_REGISTERS = 40
 MOST_CONSUMER_REGISTERS = 240
 MOST_CONSUMERS = 3
 MOST_PARTS = 8  # blocks of a cluster that every GPU with clusters can hold
+ADDED_AT_ONCE = 16  # floats of another part's sums that a thread has on their way
 MOST_RESIDENT = 4  # blocks of a swapped product's kernel that a multiprocessor is asked to hold at once
 
 
@@ -41,6 +42,11 @@ class TmaTile(BlockTile):
     def group_n(self) -> int:
         """Columns of one instruction."""
         raise NotImplementedError
+
+    @property
+    def reads_parts_of_panels(self) -> bool:
+        """True where the kernel takes columns of a B stored [k, n], and of results, that are no whole panels."""
+        return False
 
     @classmethod
     def missing(cls, target: Target) -> str:
@@ -103,6 +109,11 @@ class RoleTile(HopperTile):
         return SwappedTile.parse(text) if cls is RoleTile and text.count("/") == 2 else super().parse(text)
 
     @property
+    def reads_parts_of_panels(self) -> bool:
+        """True where no other warpgroup's columns begin within a panel, nor a box has more columns than there are."""
+        return self.warpgroups[1] == 1 and self.group_n >= PANEL
+
+    @property
     def swapped(self) -> bool:
         """True where weights are the instruction's rows: a :class:`SwappedTile`."""
         return False
@@ -160,8 +171,9 @@ class RoleTile(HopperTile):
         return found
 
     def pool_bytes(self, itemsize: int, stages: int) -> int:
-        """Return the shared memory of the ring's stages alone."""
-        return BlockTile.smem_bytes(self, itemsize, stages)
+        """Return the shared memory of the ring's stages alone, B's columns in whole panels if it is stored [k, n]."""
+        columns = -(-self.block_n // PANEL) * PANEL if self.reads_parts_of_panels else self.block_n
+        return (self.block_m + columns) * self.block_k * itemsize * stages
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
         """Return the shared memory of a block: stages with two barriers each, two boxes of results a consumer."""
@@ -189,6 +201,11 @@ class SwappedTile(RoleTile):
         return True
 
     @property
+    def reads_parts_of_panels(self) -> bool:
+        """False: B's columns are the instruction's rows."""
+        return False
+
+    @property
     def turned(self) -> RoleTile:
         """The tile of the product as the instruction sees it: B's columns down, A's rows across."""
         rows, columns, steps = self.block
@@ -196,8 +213,8 @@ class SwappedTile(RoleTile):
 
     @property
     def registers(self) -> int:
-        """Registers of a thread, consumer or producer: sums, as many for the other parts', and what addresses take."""
-        return self.consumer_registers
+        """Registers of a thread, of whatever role: those of a consumer, and what it adds of another part at once."""
+        return self.consumer_registers + (ADDED_AT_ONCE if self.parts > 1 else 0)
 
     @property
     def consumer_share(self) -> int:
