@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
@@ -15,15 +17,19 @@ from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_STAGES, OVERLAPS, Consumer, RoleBlock, SharedRing
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Log, Stamps
-from tensorir_ladder.kernels.tiles import SwappedTile
+from tensorir_ladder.kernels.tiles import SwappedTile, most_stages
 from tensorir_ladder.kernels.tma import Maps, Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
+from tensorir_ladder.schedules.cost import Machine, contraction_cycles
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.tiles import Choice
 from tensorir_ladder.schedules.workloads import Matmul
 
 EIGHT = 8  # rows of A that one of stmatrix's squares has
+MOST_ROWS = 128  # of a tile that is worth a look
+FEWEST_OF_A_PART = 4  # k tiles
 
 
 @on_a_short_stack
@@ -143,6 +149,36 @@ def swapped(
 
     made = main if finish.bias else without(main, "bias_ptr")
     return made.with_attr(OVERLAPS, True) if overlapped else made
+
+
+def swapped_choices(problem: Matmul, machine: Machine) -> list[Choice]:
+    """List tiles with their stages that may be the fastest for a product, the cheapest by :func:`swapped_cost` first.
+
+    As many rows as the product has, or an even share of them up to 128, by the eight; 64 columns, or 128 by one
+    warpgroup or two; k tiles of 64 and of 128; 1 to 8 parts, of four k tiles at least.
+    """
+    found = []
+    for blocks_down in range(-(-problem.m // MOST_ROWS), -(-problem.m // MOST_ROWS) + 2):
+        rows = -(-problem.m // (blocks_down * EIGHT)) * EIGHT
+        for columns, groups, steps, parts in itertools.product((64, 128), (1, 2), (64, 128), range(1, 9)):
+            tile = SwappedTile((rows, columns, steps), (1, groups), parts)
+            if columns == groups * 32 or -(-problem.k // steps) < parts * FEWEST_OF_A_PART or tile.misfits():
+                continue
+            stages = most_stages(tile, MOST_STAGES, blocks=2)  # two blocks of a multiprocessor hide each other's ends
+            if stages > FEWEST_STAGES:
+                found.append(Choice(tile, stages))
+    return sorted(dict.fromkeys(found), key=lambda choice: swapped_cost(choice, problem, machine))
+
+
+def swapped_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+    """Return what a product costs by :func:`swapped`, in the cycles of :func:`schedules.cost.contraction_cycles`.
+
+    A part is a product of its own, and the cluster's first block waits for the others' sums.
+    """
+    split = choice.tile.parts
+    sizes = problem.m, problem.n, -(-problem.k // split)
+    cycles = contraction_cycles(choice, sizes, machine, batch=split)
+    return cycles + machine.rates.launch_cycles + (machine.rates.hand_over_cycles if split > 1 else 0)
 
 
 def _box_bytes(product: WarpgroupProduct) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -252,6 +253,28 @@ class SwappedTile(RoleTile):
         by_shared = (SHARED_KIB[90] + 1) * 1024 // (self.smem_bytes(itemsize, stages) + 1024)  # 1 KiB is the driver's
         by_registers = BLOCK_REGISTERS // (self.threads_per_block * (_in_steps(self.registers - 1) + REGISTER_STEP))
         return max(1, min(by_shared, by_registers, MOST_RESIDENT))
+
+
+def role_choices() -> Iterator[Choice]:
+    """Yield the tiles that kernels with roles take, of 64, 128 and 192 rows and each width from 64 to 256 by 16.
+
+    With as many stages as a block's shared memory holds, up to 8: what measuring may choose among. Of three consumers
+    only widths whose sums their registers hold.
+    """
+    for groups in (1, 2, 3):
+        for columns in range(PANEL, WIDEST + 1, 16):
+            tile = RoleTile((groups * WGMMA_ROWS, columns, PANEL), (groups, 1))
+            if not tile.misfits():
+                yield Choice(tile, most_stages(tile, 8))
+
+
+def most_stages(tile: RoleTile, most: int, blocks: int = 1) -> int:
+    """Return how many stages a tile of 16-bit operands has room for where so many blocks share a multiprocessor.
+
+    0 where there is none.
+    """
+    room = SHARED_KIB[90] * 1024 // blocks - (0 if blocks == 1 else 1024)
+    return next((stages for stages in range(most, 0, -1) if tile.smem_bytes(2, stages) <= room), 0)
 
 
 # Tiles with their stages, large ones first: what steps 11 to 13 and torch_ops choose among.
