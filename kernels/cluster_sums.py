@@ -10,7 +10,8 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
-from tensorir_ladder.kernels.partial_sums import AT_ONCE, VECTOR
+from tensorir_ladder.kernels.partial_sums import VECTOR
+from tensorir_ladder.kernels.tiles import ADDED_AT_ONCE
 from tensorir_ladder.schedules.isa import VECTOR_BYTES, WARPGROUP
 
 STRIDE = WARPGROUP * VECTOR_BYTES  # bytes from one of a thread's vectors to its next
@@ -22,18 +23,23 @@ __forceinline__ __device__ void leave_for_the_first(void* to, const float* sums)
 }
 """
 _ADD = """
-__forceinline__ __device__ void {name}(float* sums, void* from, int part) {{
-  unsigned int there;
-  float others[{floats}];
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(there) : "r"((unsigned int)__cvta_generic_to_shared(from)), "r"(part));
+__forceinline__ __device__ void {name}(float* sums, void* from) {{
+  unsigned int own = (unsigned int)__cvta_generic_to_shared(from), there[{others}];
+  float others[{others}][{floats}];
 #pragma unroll
-  for (int i = 0; i < {floats}; i += 4)
-    asm volatile("ld.shared::cluster.v4.f32 {{%0, %1, %2, %3}}, [%4];"
-                 : "=f"(others[i]), "=f"(others[i + 1]), "=f"(others[i + 2]), "=f"(others[i + 3])
-                 : "r"(there + i / 4 * {stride}) : "memory");
+  for (int part = 0; part < {others}; ++part) {{
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there[part]) : "r"(own), "r"(part + 1));
 #pragma unroll
-  for (int i = 0; i < {floats}; ++i) sums[i] += others[i];
+    for (int i = 0; i < {floats}; i += 4)
+      asm volatile("ld.shared::cluster.v4.f32 {{%0, %1, %2, %3}}, [%4];"
+                   : "=f"(others[part][i]), "=f"(others[part][i + 1]), "=f"(others[part][i + 2]),
+                     "=f"(others[part][i + 3])
+                   : "r"(there[part] + i / 4 * {stride}) : "memory");
+  }}
+#pragma unroll
+  for (int part = 0; part < {others}; ++part)
+#pragma unroll
+    for (int i = 0; i < {floats}; ++i) sums[i] += others[part][i];
 }}
 """
 
@@ -71,15 +77,18 @@ class ClusterSums:
             )
 
     def add(self, sums: Buffer, memory: Buffer, first: Expr, thread: Expr) -> None:
-        """Emit, for a warpgroup of the first block, the addition of the others' sums, part after part."""
-        vectors = self.registers // VECTOR
-        for part in range(1, self.parts):
-            for index in range(0, vectors, AT_ONCE):
-                count = min(AT_ONCE, vectors - index)
-                name = f"add_{count}_vectors_of_a_part"
-                text = _ADD.format(name=name, floats=count * VECTOR, stride=STRIDE)
-                given = (T.address_of(sums[index * VECTOR]), self._at(memory, first, index, thread), part)
-                T.evaluate(T.cuda.func_call(name, *given, source_code=text))
+        """Emit, for a warpgroup of the first block, the addition of the others' sums to its own, in the parts' order.
+
+        As many of a thread's vectors as fit :data:`kernels.tiles.ADDED_AT_ONCE` are on their way together.
+        """
+        others, vectors = self.parts - 1, self.registers // VECTOR
+        at_once = max(1, ADDED_AT_ONCE // (VECTOR * others)) if others else vectors
+        for index in range(0, vectors if others else 0, at_once):
+            count = min(at_once, vectors - index)
+            name = f"add_{count}_vectors_of_{others}_parts"
+            text = _ADD.format(name=name, others=others, floats=count * VECTOR, stride=STRIDE)
+            given = T.address_of(sums[index * VECTOR]), self._at(memory, first, index, thread)
+            T.evaluate(T.cuda.func_call(name, *given, source_code=text))
 
     @staticmethod
     def _at(memory: Buffer, first: Expr, index: int, thread: Expr) -> Expr:

@@ -24,7 +24,7 @@ PRODUCER_REGISTERS = 40
 MOST_CONSUMER_REGISTERS = 240
 MOST_CONSUMERS = 3
 MOST_PARTS = 8  # blocks of a cluster that every GPU with clusters can hold
-ADDED_AT_ONCE = 16  # floats of another part's sums that a thread has on their way
+ADDED_AT_ONCE = 32  # floats of other parts' sums that a thread has on their way
 MOST_RESIDENT = 4  # blocks of a swapped product's kernel that a multiprocessor is asked to hold at once
 
 
@@ -214,7 +214,7 @@ class SwappedTile(RoleTile):
 
     @property
     def registers(self) -> int:
-        """Registers of a thread, of whatever role: those of a consumer, and what it adds of another part at once."""
+        """Registers of a thread, of whatever role: those of a consumer, and what it adds of other parts at once."""
         return self.consumer_registers + (ADDED_AT_ONCE if self.parts > 1 else 0)
 
     @property
