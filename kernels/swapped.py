@@ -76,7 +76,7 @@ def swapped(
             "more parts than the reduction has k tiles", value=parts, limit=k_tiles, remedy="choose fewer parts"
         )
     by_tma = problem.out_dtype in PTX_TYPES and tma.rows_fit(problem.n, problem.out_dtype)
-    stages = max(FEWEST_STAGES, min(stages, -(-k_tiles // parts)))
+    stages = max(FEWEST_STAGES, min(stages, k_tiles))
     resident = tile.resident(dtype_bytes(problem.dtype), stages)
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
