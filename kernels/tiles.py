@@ -106,8 +106,8 @@ class RoleTile(HopperTile):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a tile, or where the text has three fields a :class:`SwappedTile`; IllegalTile shows the form."""
-        return SwappedTile.parse(text) if cls is RoleTile and text.count("/") == 2 else super().parse(text)
+        """Read a tile, or a :class:`SwappedTile` where the text is one's; IllegalTile shows the form of others."""
+        return SwappedTile.parse(text) if cls is RoleTile and SwappedTile._match(text) else super().parse(text)
 
     @property
     def reads_parts_of_panels(self) -> bool:
