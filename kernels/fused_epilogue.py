@@ -16,7 +16,7 @@ from tvm.tirx import Buffer, Var
 from tensorir_ladder.kernels.codegen.launch_plan import BIAS
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalWorkload
-from tensorir_ladder.schedules.isa import PTX_TYPES, wgmma_element
+from tensorir_ladder.schedules.isa import PTX_TYPES, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
 # gelu is the exact form by erf, as in schedules.workloads; silu is x · sigmoid(x). All let NaN through.
@@ -86,6 +86,21 @@ class Epilogue:
                 for below in (0, 2):
                     register = row_tile * product.registers_per_tile + first + below
                     T.buffer_store(sums, self._value(sums[register], added), [register])
+
+    def apply_down(
+        self, bias: Buffer | None, sums: Buffer, product: WarpgroupProduct, first: Expr, warp: Expr, lane: Expr
+    ) -> None:
+        """Emit the same for sums whose rows are the output's columns, from ``first`` on: operands were exchanged."""
+        if self.is_nothing:
+            return
+        for row_tile in range(product.row_tiles):
+            for below in (0, 2):
+                row = wgmma_element(warp, lane, below)[0]
+                added = self._added(bias, first + row_tile * WGMMA_ROWS + row)
+                for inside in range(product.registers_per_tile):
+                    if inside % 4 - inside % 2 == below:
+                        register = row_tile * product.registers_per_tile + inside
+                        T.buffer_store(sums, self._value(sums[register], added), [register])
 
     def _added(self, bias: Buffer | None, column: Expr) -> Expr | None:
         """Read what is added to the sums of a column; beyond the last nothing is read."""

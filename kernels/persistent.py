@@ -81,6 +81,7 @@ def persistent(
     ------
     IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for a B tile that a cluster cannot share.
     """
+    tile.check_not_swapped()
     epilogue.check_taken(problem)
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)

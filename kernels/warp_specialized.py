@@ -72,6 +72,7 @@ def warp_specialized(
     IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8; IllegalWorkload for a
     batch whose results cannot leave by TMA.
     """
+    tile.check_not_swapped()
     epilogue.check_taken(problem)
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)

@@ -81,7 +81,7 @@ class BlockTile:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the family's ``FORM``; IllegalTile shows it where the text is another."""
-        match = re.fullmatch(re.sub("[A-Z]+", r"(\\d{1,18})", cls.FORM), text.strip())
+        match = cls._match(text)
         if not match:
             raise IllegalTile(
                 "malformed tile", value=repr(text), limit=cls.FORM, remedy=f"write for example {cls.EXAMPLE}"
@@ -90,6 +90,10 @@ class BlockTile:
         groups = [tuple(next(numbers) for _ in range(length)) for length in cls._lengths()]
         fields: list[Any] = [group if len(group) > 1 else group[0] for group in groups]
         return cls(*fields)
+
+    @classmethod
+    def _match(cls, text: str) -> re.Match[str] | None:
+        return re.fullmatch(re.sub("[A-Z]+", r"(\\d{1,18})", cls.FORM), text.strip())
 
     def __str__(self) -> str:
         return "/".join(
