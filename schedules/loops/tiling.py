@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -13,10 +13,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import is_constant, loop_extent, loop_name
 from tensorir_ladder.schedules.tiles import ThreadTile
 
-if TYPE_CHECKING:
-    pass
-
-
+MOST_OF_Y = 65535  # blocks along blockIdx.y
 K_TILES = 4  # of a pipeline in a loop whose trip count is known at run time only
 
 
@@ -112,21 +109,27 @@ def bind_grid(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
 
 
 def bind_batched_grid(sch: Schedule, batch: Sequence[LoopRV], tiles: Sequence[LoopRV]) -> LoopRV:
-    """Spread a batch of products over the grid: one behind the other, as long as all numbers of tiles are constants.
+    """Spread a batch of products over the grid, one behind the other, so that blocks that run together share operands.
 
     ::
 
         before   for batch:  for block_row:  for block_column:  ...
-        after    for tile < batch·rows·columns, bound to blockIdx.x:  ...        # tile // (rows·columns) is the batch's
-                                                                                 # or tile % batch, of any rows
+        after    for tile < batch·rows·columns, bound to blockIdx.x:  ...    # tile // (rows·columns) is the batch's
+                 for b < batch, bound to blockIdx.y:
+                   for tile < rows·columns, bound to blockIdx.x:  ...        # of numbers known at run time only
 
-    Where one is known at run time only, the batch's loops are the innermost of the grid, so that a block finds its
-    place by dividing by constants. Otherwise as :func:`bind_grid`. Returns the fused loop.
+    Where a number of tiles is known at run time only, a batch of up to 65535 has a grid dimension of its own, so that
+    no block divides by such a number to find its place; others are the innermost loops of the grid. Returns the
+    innermost loop.
     """
-    if batch and not all(is_constant(sch.get(loop).extent) for loop in tiles):
+    if not batch or all(is_constant(sch.get(loop).extent) for loop in tiles):
+        return bind_grid(sch, [*batch, *tiles])
+    count = math.prod(loop_extent(sch, loop) if is_constant(sch.get(loop).extent) else MOST_OF_Y + 1 for loop in batch)
+    if count > MOST_OF_Y:
         sch.reorder(*tiles, *batch)
         return bind_grid(sch, [*tiles, *batch])
-    return bind_grid(sch, [*batch, *tiles])
+    sch.bind(sch.fuse(*batch) if len(batch) > 1 else batch[0], "blockIdx.y")
+    return bind_grid(sch, tiles)
 
 
 def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> list[LoopRV]:

@@ -10,7 +10,7 @@ from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING
-from tensorir_ladder.schedules.loops.quotients import divide_without_carries
+from tensorir_ladder.schedules.loops.quotients import divide_without_carries, divide_without_signs
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
@@ -98,7 +98,7 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     passed, count = pass_workspaces(scheduled), len(function.params)
     module = tirx.transform.BindTarget(target.with_host("llvm"))(passed)
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [on_functions(lower_serpentines), unroll_rings()]
+    after = [on_functions(lower_serpentines), unroll_rings(), divide_without_signs()]
     copies: list[Pass] = []
     if required_pass_config(function):
         barriers = [s_tir.transform.ThreadSync(scope) for scope in SHARED_SCOPES]

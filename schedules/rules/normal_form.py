@@ -46,6 +46,7 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 NARROW_FLOATS = ("float16", "bfloat16", "float8")  # beginnings of the dtypes whose sums are kept in float32
 FEWEST_OF_A_GROUP = 8  # channels of the result: less of a tile would be used by a grouped convolution
 EPILOGUE = "epilogue"
+IF = "prim.if_then_else"
 OWN_NAMES = ("root", "first_operand", "second_operand", EPILOGUE)  # of blocks
 
 
@@ -525,12 +526,33 @@ def _product_block(
 
 def _epilogue_block(epilogue: Epilogue, sums: tirx.Var, axes: Sequence[_Axis]) -> tirx.Stmt:
     def store(places: Sequence[tirx.Var], taken: dict[tirx.Var, ir.Expr], analyzer: sym.Analyzer) -> tirx.Stmt:
-        value = simplified(replaced(epilogue.value, taken), analyzer)
+        value = _without_branches(simplified(replaced(epilogue.value, taken), analyzer))
         indices = [analyzer.simplify(replaced(index, taken)) for index in epilogue.indices]
         total = tirx.BufferLoad(sums, list(places))
         return tirx.BufferStore(epilogue.buffer, replaced(value, {epilogue.total: total}), indices)
 
     return _block(EPILOGUE, axes, store)
+
+
+def _without_branches(value: ir.Expr) -> ir.Expr:
+    """Choose by a Select where both sides can be computed anywhere: TVM makes no vectors around ``if_then_else``."""
+
+    def chosen(call: ir.Call) -> ir.Expr:
+        if call.op.name != IF or not all(map(_is_harmless, call.args[1:])):
+            return call
+        return tirx.Select(*call.args)
+
+    return tvm_ffi.structural_map(value, (ir.Call, chosen))
+
+
+def _is_harmless(value: ir.Expr) -> bool:
+    """Return whether an expression reads no memory and divides integers by constants only."""
+    divided: list[ir.Expr] = []
+    divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+    tvm_ffi.structural_walk(
+        value, (divisions, lambda node: None if _is_float(str(node.ty.dtype)) else divided.append(node.b))
+    )
+    return not loads_in(value) and all(map(is_constant, divided))
 
 
 def _block(
