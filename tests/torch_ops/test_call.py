@@ -270,15 +270,16 @@ def test_dtype_of_the_result(library: Library) -> None:
 def test_the_chosen_kernel_gets_its_workspaces(
     library: Library, torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A last wave that is cut: each stream's launches have the same flags, a captured one others."""
+    """A last wave that is cut: each stream's launches have the same flags, those of a capture others."""
     _use(library, monkeypatch, choose)
     a, b = operand(0, (128, 8192)), operand(1, (8192, 64), "transposed")
-    for stream, capturing in ((0, False), (0, False), (5, False), (5, True), (0, False)):
+    for stream, capturing in ((0, False), (0, False), (5, False), (5, True), (5, True), (0, False)):
         torch.cuda.stream, torch.cuda.capturing = stream, capturing
         assert (matmul(a, b).array.astype(np.float64) == product_of(a, b, np.float16)).all()
     assert library.kernels[0][0].overlaps
-    first, again, other, captured, last = library.flags
+    first, again, other, captured, captured_again, last = library.flags
     assert first == again == last
+    assert captured == captured_again
     assert len({first, other, captured}) == 3
 
 
@@ -825,7 +826,8 @@ def test_streams_and_graphs_beside_each_other_have_their_own_workspaces(real: An
     real.cuda.synchronize()
     graph = real.cuda.CUDAGraph()
     with real.cuda.graph(graph):
-        captured = matmul(a, b)
+        matmul(a, b)
+        captured = matmul(a, b)  # in the same memory, with the flags that the first has left
     streams, results = [real.cuda.Stream() for _ in range(3)], []
     for _ in range(50):
         graph.replay()
