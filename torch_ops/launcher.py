@@ -48,13 +48,15 @@ class CompiledKernel(NamedTuple):
     cubin: bytes
 
 
-def compile_kernel(function: tirx.PrimFunc, target: Target, compiler: Compiler) -> CompiledKernel:
-    """Lower and compile an explicit kernel, once per CUDA text: cubins are kept on disk.
+def compile_kernel(
+    function: tirx.PrimFunc, target: Target, compiler: Compiler, pipeline: str = TIR_PIPELINE
+) -> CompiledKernel:
+    """Lower a kernel by TVM's passes of that name and compile it, once per CUDA text: cubins are kept on disk.
 
     Raises UnsupportedLaunch for what :func:`kernels.codegen.host_code.launch_plan` cannot read, CompileError from the
     compiler.
     """
-    generated = generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE)
+    generated = generate(tvm.IRModule({"main": function}), target, pipeline)
     plan = launch_plan(generated)
     cubin = compile_cubin(generated.cuda, str(target.attrs["arch"]), compiler, kernel=plan.kernel)
     return CompiledKernel(plan, cubin.data)
