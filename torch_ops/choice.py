@@ -8,7 +8,6 @@ record's (``reports/results``).
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,12 +28,7 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
-from tensorir_ladder.torch_ops.kernel_cost import (
-    Forms,
-    kernel_rates,
-    microseconds,
-    streaming_microseconds,
-)
+from tensorir_ladder.torch_ops.kernel_cost import Costs, cost_file
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 from tensorir_ladder.torch_ops.rates import read
 
@@ -77,12 +71,8 @@ class StepKernel:
     flexible: bool = False
 
     def takes(self, problem: Matmul, tile: HopperTile, machine: Machine) -> bool:
-        """Tell whether the kernel is another for this product than those of fewer blocks and of whole tiles."""
-        if not self.stays or self.blocks is None:
-            return True
-        if self.blocks > 1 and cluster_blocks(problem, tile, True) != self.blocks:
-            return False
-        return not self.cuts or plan_for(problem, tile, machine, self.blocks).helpers > 0
+        """Tell whether the kernel is another for this product than that of whole tiles."""
+        return not self.cuts or plan_for(problem, tile, machine, self.blocks or 1).helpers > 0
 
 
 def _ring(problem: Matmul, tile: HopperTile, stages: int, setting: Setting) -> tirx.PrimFunc:
@@ -126,7 +116,7 @@ _MORE_ROLES = (
     ("64x64x128/1x1", 6),
 )
 ROLE_MENU = (*ROLE_CHOICES, *(tiles.Choice(RoleTile.parse(tile), stages) for tile, stages in _MORE_ROLES))
-RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 4))
+RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 5))
 
 KERNELS = {  # as each step is, which a tuned line names
     kernel.step: kernel
@@ -168,7 +158,7 @@ class Choice:
         return self.kernel.build(problem, self.tile, self.stages, setting)
 
     def takes(self, problem: Matmul, machine: Machine) -> bool:
-        """Tell whether this is another kernel for the product than a simpler one: see :meth:`StepKernel.takes`."""
+        """Tell whether this is another kernel for the product than one of whole tiles."""
         return self.kernel.takes(problem, self.tile, machine)
 
 
@@ -196,22 +186,15 @@ def choose(
         measured = tuned_here(problem, machine.name, machine.multiprocessors) or measured
     if measured and not flexible:
         return measured
-    rates = kernel_rates(machine.name)
-    legal, forms = _legal(machine.target, machine.name, flexible)
-    sizes, multiprocessors = (problem.m, problem.n, problem.k), machine.multiprocessors
-    times = microseconds(forms, *sizes, problem.layout == "nt", multiprocessors, rates, batch)
-    while not legal[least := int(times.argmin())].takes(problem, machine):
-        times[least] = math.inf
-    if dense and batch == 1 and streams(problem):
-        few, many = sorted(sizes[:2])
-        if streaming_microseconds(few, many, problem.k, rates) < times[least]:
-            return Streamed()
-    return legal[least]
+    costs = _costs(machine.target, machine.name, machine.multiprocessors, flexible)
+    places, _ = costs.estimate(problem, batch, streamed=dense and batch == 1 and streams(problem))
+    likeliest = [costs.choices[place] for place in places]
+    return next(each for each in likeliest if each.takes(problem, machine))
 
 
 @functools.cache
-def _legal(target: Target, gpu: str, flexible: bool) -> tuple[list[Choice], Forms]:
-    """List what a target can hold, whatever the product is, as choices and as their forms; see :func:`choose`."""
+def _costs(target: Target, gpu: str, multiprocessors: int, flexible: bool) -> Costs:
+    """Prepare what a target can hold, whatever the product is; see :func:`choose`."""
     able = list(choices([KERNELS[12]] if flexible else MENU))
     violations = {each: each.tile.violations(target, ITEMSIZE, each.stages) for each in able}
     legal = [each for each, found in violations.items() if not found]
@@ -220,7 +203,7 @@ def _legal(target: Target, gpu: str, flexible: bool) -> tuple[list[Choice], Form
             "no kernel fits this target: " + "; ".join(next(iter(violations.values()))),
             remedy="run on an sm_90a GPU",
         )
-    return legal, Forms.of(legal, kernel_rates(gpu))
+    return Costs(legal, cost_file(gpu), multiprocessors)
 
 
 def of_any_rows(problem: Matmul, tile: HopperTile) -> Matmul:

@@ -14,6 +14,7 @@ from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.schedules.workloads import Matmul, accumulator_dtype
 
 if TYPE_CHECKING:
+    from tensorir_ladder.schedules.cost import Machine
     from tensorir_ladder.torch_ops.choice import Setting
 
 MOST_ROWS = 8  # or columns, whichever are fewer
@@ -32,6 +33,10 @@ class Streamed:
 
     def __str__(self) -> str:
         return "weights streamed to registers"
+
+    def takes(self, _problem: Matmul, _machine: Machine) -> bool:
+        """Tell that this is no other kernel than it says."""
+        return True
 
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
         """Schedule and lower a product of few rows or columns; NotTaken for all others."""
