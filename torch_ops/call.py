@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.target import Target
 
+from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
+from tensorir_ladder.kernels.epilogue import can_store_by_tma
 from tensorir_ladder.kernels.fused_epilogue import Epilogue
-from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.kernels.tiles import ROLE_CHOICES, HopperTile
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting, choose, of_any_rows
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
+from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.kept import build_kernel
 from tensorir_ladder.torch_ops.launcher import LoadedKernel, load_kernel
 from tensorir_ladder.torch_ops.operands import Form, Operands, arrange, check_bias, output_rows
@@ -71,7 +74,8 @@ def matmul(
     factor and activation are written into the kernel, so that each pair of them is a kernel of its own.
 
     With ``any_m`` kernels take any m: there is one for each n, k and tile, four at most, instead of one for each m.
-    They are step 12's, with whole tiles; rows and results as in a batch, which they do not take.
+    They are step 12's, with whole tiles; rows and results as in a batch, which they do not take. Up to 8 rows of
+    matrices without gaps may have kernels of their own, which stream ``b``.
 
     The first call with tensors of some sizes, strides and dtypes compiles a kernel, which takes seconds; cubins are
     kept on disk, loaded kernels for the life of the process. Calls run in torch's current stream, may be captured in
@@ -216,20 +220,29 @@ def _product(
     if bias:
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
-    kernel = _loaded(*choose_for(operands, finish, any_m, gpu_machine(device)), device)
+    kernel = _loaded(*choose_for(operands, finish, any_m, gpu_machine(device), result), device)
     return Product(kernel, operands, result, dtype)
 
 
-def choose_for(operands: Operands, finish: Epilogue, any_m: bool, machine: Machine) -> tuple[Choice, Matmul, Setting]:
-    """Choose a kernel for operands, and say for which product and in which setting it is made."""
+def choose_for(
+    operands: Operands, finish: Epilogue, any_m: bool, machine: Machine, out: Rows | None = None
+) -> tuple[Choice | Streamed, Matmul, Setting]:
+    """Choose a kernel for operands, and say for which product and in which setting it is made.
+
+    ``out``: how its output lies; contiguous where that is not said.
+    """
     problem, batch = operands.problem, operands.batch or 1
-    choice = choose(problem, machine, batch, any_m)
+    # What is refused of many rows is refused of few: results that do not leave by TMA.
+    dense = operands.are_dense(out) and (not any_m or can_store_by_tma(problem, ROLE_CHOICES[0].tile))
+    choice = choose(problem, machine, batch, any_m, dense)
+    if isinstance(choice, Streamed):
+        return choice, problem, Setting(machine, finish=finish)
     setting = Setting(machine, operands.straddles, finish, batch, any_m)
     return choice, of_any_rows(problem, choice.tile) if any_m else problem, setting
 
 
 @functools.cache
-def _loaded(choice: Choice, problem: Matmul, setting: Setting, device: int) -> LoadedKernel:
+def _loaded(choice: Choice | Streamed, problem: Matmul, setting: Setting, device: int) -> LoadedKernel:
     if _torch().cuda.is_current_stream_capturing():
         raise FirstCallInCapture(
             f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "

@@ -8,10 +8,10 @@ record's (``reports/results``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from tvm import tirx
@@ -19,7 +19,7 @@ from tvm.target import Target
 
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
-from tensorir_ladder.kernels.stream_k import plan_cost, plan_for
+from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.tiles import RING_CHOICES, ROLE_CHOICES, HopperTile, RoleTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
@@ -27,6 +27,9 @@ from tensorir_ladder.schedules import tiles
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
+from tensorir_ladder.torch_ops.few_rows import Streamed, streams
+from tensorir_ladder.torch_ops.kernel_cost import Costs, cost_file
+from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 from tensorir_ladder.torch_ops.rates import read
 
 ITEMSIZE = 2
@@ -52,27 +55,24 @@ class Setting:
 
 @dataclass(frozen=True)
 class StepKernel:
-    """A step's kernel, its tiles with their stages, and what it costs beside its tiles' work.
+    """A step's kernel, its tiles with their stages, and what it does that its cost depends on.
 
-    ``build(problem, tile, stages, setting)`` makes the kernel. ``cuts``: the last wave of tiles may be cut.
-    ``waits``: its launch begins only when the kernel before it has ended; ``meets``: its threads meet at a block
-    barrier in each k tile. ``flexible``: it takes batches of products, and any number of rows.
+    ``build(problem, tile, stages, setting)`` makes the kernel. ``stays``: its blocks have one tile after the other, and
+    begin before the kernel in front has ended; ``cuts``: their last wave of tiles may be cut. ``blocks``: of a cluster,
+    None where the setting says it. ``flexible``: it takes batches of products, and any number of rows.
     """
 
     step: int
     tiles: tuple[tiles.Choice, ...]
     build: Callable[[Matmul, HopperTile, int, Setting], tirx.PrimFunc]
+    stays: bool = False
     cuts: bool = False
-    waits: bool = True
-    meets: bool = False
+    blocks: int | None = 1
     flexible: bool = False
 
-    def cost(self, problem: Matmul, tile: HopperTile, machine: Machine, batch: int = 1) -> float:
-        """Return the clock cycles of a batch of products: :func:`kernels.stream_k.plan_cost`, and the kernel's own."""
-        plan, rates = plan_for(problem, tile, machine, cuts=self.cuts, batch=batch), machine.rates
-        k_tiles = -(-plan.tiles // plan.workers) * plan.k_tiles
-        own = self.waits * rates.launch_cycles + self.meets * k_tiles * rates.barrier_cycles
-        return plan_cost(plan, tile, rates) + own
+    def takes(self, problem: Matmul, tile: HopperTile, machine: Machine) -> bool:
+        """Tell whether the kernel is another for this product than that of whole tiles."""
+        return not self.cuts or plan_for(problem, tile, machine, self.blocks or 1).helpers > 0
 
 
 def _ring(problem: Matmul, tile: HopperTile, stages: int, setting: Setting) -> tirx.PrimFunc:
@@ -84,52 +84,99 @@ def _roles(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> ti
     return warp_specialized(problem, tile, stages, finish=setting.finish, **more)
 
 
-def _persistent(problem: Matmul, tile: RoleTile, stages: int, setting: Setting) -> tirx.PrimFunc:
+def _persistent(
+    problem: Matmul,
+    tile: RoleTile,
+    stages: int,
+    setting: Setting,
+    blocks: int | None = None,
+    stream_k: bool = True,
+) -> tirx.PrimFunc:
     """Its overlapped form: it waits for what is before it in the stream before it touches memory."""
-    blocks = cluster_blocks(problem, tile, setting.straddles)
-    sharing = {"machine": setting.machine, "blocks": blocks}
+    blocks = blocks or cluster_blocks(problem, tile, setting.straddles)
+    sharing = {"machine": setting.machine, "blocks": blocks, "stream_k": stream_k}
     return persistent(problem, tile, stages, **sharing, overlapped=True, finish=setting.finish)
 
 
-KERNELS = {
+def _kept_on(blocks: int, cuts: bool) -> StepKernel:
+    """Make the form of step 13 that has clusters of so many blocks, and cuts or leaves the last wave."""
+    build = functools.partial(_persistent, blocks=blocks, stream_k=cuts)
+    return StepKernel(13, ROLE_MENU, build, stays=True, cuts=cuts, blocks=blocks)
+
+
+# What the call's tiles are beside those that the steps choose among: found on shapes off the squares.
+_MORE_ROLES = (
+    ("128x192x64/2x1", 4),
+    ("192x128x64/3x1", 4),
+    ("256x128x64/2x1", 4),
+    ("64x256x64/1x1", 5),
+    ("64x192x64/1x1", 6),
+    ("64x128x128/1x1", 4),
+    ("128x64x64/2x1", 8),
+    ("64x64x128/1x1", 6),
+)
+ROLE_MENU = (*ROLE_CHOICES, *(tiles.Choice(RoleTile.parse(tile), stages) for tile, stages in _MORE_ROLES))
+RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 5))
+
+KERNELS = {  # as each step is, which a tuned line names
     kernel.step: kernel
     for kernel in (
-        StepKernel(13, ROLE_CHOICES, _persistent, cuts=True, waits=False),
+        StepKernel(13, ROLE_CHOICES, _persistent, stays=True, cuts=True, blocks=None),
         StepKernel(12, ROLE_CHOICES, _roles, flexible=True),
-        StepKernel(11, RING_CHOICES, _ring, meets=True),
+        StepKernel(11, RING_CHOICES, _ring),
     )
 }
+MENU = (
+    replace(KERNELS[12], tiles=ROLE_MENU),
+    *(_kept_on(blocks, cuts) for blocks in (1, 2) for cuts in (False, True)),
+    replace(KERNELS[11], tiles=RING_MENU),
+)
 
 
 @dataclass(frozen=True)
 class Choice:
     """A step's kernel with a tile and stages."""
 
+    PIPELINE: ClassVar[str] = TIR_PIPELINE
+
     kernel: StepKernel
     tile: HopperTile
     stages: int
 
     def __str__(self) -> str:
-        early = "" if self.kernel.waits else ", launched early"
-        return f"step {self.kernel.step}, {self.tile}, {self.stages} stages{early}"
+        kernel = self.kernel
+        said = [f"step {kernel.step}", str(self.tile), f"{self.stages} stages"]
+        if kernel.stays:
+            said.append("launched early")
+        if kernel.stays and kernel.blocks is not None:
+            said.append("last wave cut" if kernel.cuts else "whole tiles")
+            said += [f"clusters of {kernel.blocks}"] if kernel.blocks > 1 else []
+        return ", ".join(said)
 
     def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
         """Make the kernel for a problem."""
         return self.kernel.build(problem, self.tile, self.stages, setting)
 
+    def takes(self, problem: Matmul, machine: Machine) -> bool:
+        """Tell whether this is another kernel for the product than one of whole tiles."""
+        return self.kernel.takes(problem, self.tile, machine)
 
-def choices() -> Iterator[Choice]:
+
+def choices(menu: Iterable[StepKernel] = MENU) -> Iterator[Choice]:
     """Yield every kernel with each of its tiles."""
-    for kernel in KERNELS.values():
+    for kernel in menu:
         yield from (Choice(kernel, each.tile, each.stages) for each in kernel.tiles)
 
 
-def choose(problem: Matmul, machine: Machine, batch: int = 1, any_rows: bool = False) -> Choice:
-    """Return what was measured to be fastest on this GPU; or else the choice of least cost that it can hold.
+def choose(
+    problem: Matmul, machine: Machine, batch: int = 1, any_rows: bool = False, dense: bool = False
+) -> Choice | Streamed:
+    """Return what was measured to be fastest on this GPU; or else the choice that should take the least time.
 
     What the user measured (:mod:`.tuned_here`) goes before what we did.
-    ``batch`` and ``any_rows`` are those of :class:`Setting`; nothing of theirs was measured. Raises IllegalTile where
-    the GPU can hold no choice, with what is wrong with the first.
+    ``batch`` and ``any_rows`` are those of :class:`Setting`; nothing of theirs was measured. Where operands are
+    ``dense``, without gaps between rows, few rows may be taken by a kernel that streams the other operand. Raises
+    IllegalTile where the GPU can hold no choice, with what is wrong with the first.
     """
     measured = tuned(machine.name).get((problem.m, problem.n, problem.k, problem.dtype, problem.layout))
     flexible = batch > 1 or any_rows
@@ -139,14 +186,16 @@ def choose(problem: Matmul, machine: Machine, batch: int = 1, any_rows: bool = F
         measured = tuned_here(problem, machine.name, machine.multiprocessors) or measured
     if measured and not flexible:
         return measured
-    legal = _legal(machine.target, flexible)
-    return min(legal, key=lambda each: each.kernel.cost(problem, each.tile, machine, batch))
+    costs = _costs(machine.target, machine.name, machine.multiprocessors, flexible)
+    places, _ = costs.estimate(problem, batch, streamed=dense and batch == 1 and streams(problem))
+    likeliest = [costs.choices[place] for place in places]
+    return next(each for each in likeliest if each.takes(problem, machine))
 
 
 @functools.cache
-def _legal(target: Target, flexible: bool) -> list[Choice]:
-    """List what a target can hold, whatever the product is; see :func:`choose`."""
-    able = [each for each in choices() if each.kernel.flexible or not flexible]
+def _costs(target: Target, gpu: str, multiprocessors: int, flexible: bool) -> Costs:
+    """Prepare what a target can hold, whatever the product is; see :func:`choose`."""
+    able = list(choices([KERNELS[12]] if flexible else MENU))
     violations = {each: each.tile.violations(target, ITEMSIZE, each.stages) for each in able}
     legal = [each for each, found in violations.items() if not found]
     if not legal:
@@ -154,7 +203,7 @@ def _legal(target: Target, flexible: bool) -> list[Choice]:
             "no kernel fits this target: " + "; ".join(next(iter(violations.values()))),
             remedy="run on an sm_90a GPU",
         )
-    return legal
+    return Costs(legal, cost_file(gpu), multiprocessors)
 
 
 def of_any_rows(problem: Matmul, tile: HopperTile) -> Matmul:

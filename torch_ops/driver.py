@@ -139,6 +139,13 @@ class Driver:
             self.call("cuFuncSetAttribute", function, ALLOW_LARGE_CLUSTERS, 1)
         return function
 
+    def capture(self, stream: int) -> int:
+        """Number the capture of a CUDA graph that a stream takes part in, as no other in this process."""
+        status, number = ctypes.c_int(), ctypes.c_uint64()
+        found = (ctypes.byref(status), ctypes.byref(number), None, None, None)
+        self.call("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), *found)
+        return number.value
+
     def encode(self, tensor_map: TensorMap, address: int) -> ctypes.Array:
         """Encode a tensor map of the memory at ``address``: a CUtensorMap, 128 bytes, aligned to as many."""
         room = (ctypes.c_char * (TENSOR_MAP_BYTES + TENSOR_MAP_ALIGNMENT))()

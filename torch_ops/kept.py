@@ -17,6 +17,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting
+from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.launcher import CompiledKernel, compile_kernel
 
 KERNELS, SUFFIX, PLAN_END = BuildCache("kernels"), ".kernel", b"\n"  # a line of the launch, then the cubin
@@ -25,7 +26,7 @@ SOURCES = ("schedules/**/*.py", "kernels/**/*.py", "torch_ops/*.py")
 LOADED = digest_sources(ROOT, SOURCES)  # of what this process runs
 
 
-def build_kernel(choice: Choice, problem: Matmul, setting: Setting, compiler: Compiler) -> CompiledKernel:
+def build_kernel(choice: Choice | Streamed, problem: Matmul, setting: Setting, compiler: Compiler) -> CompiledKernel:
     """Return the choice's kernel for a problem: the one that is kept, or else a new one, which then is kept.
 
     Nothing is kept where sources were edited since this process loaded them: it may have made the kernel of both.
@@ -34,7 +35,7 @@ def build_kernel(choice: Choice, problem: Matmul, setting: Setting, compiler: Co
     recent = digest_sources(ROOT, SOURCES) == LOADED
     found = find_kernel(choice, problem, setting, compiler) if recent else None
     if found is None:
-        found = compile_kernel(choice.build(problem, setting), setting.machine.target, compiler)
+        found = compile_kernel(choice.build(problem, setting), setting.machine.target, compiler, choice.PIPELINE)
         if recent:
             KERNELS.put(
                 _recipe(choice, problem, setting, compiler), SUFFIX, found.plan.to_json() + PLAN_END + found.cubin
@@ -42,7 +43,9 @@ def build_kernel(choice: Choice, problem: Matmul, setting: Setting, compiler: Co
     return found
 
 
-def find_kernel(choice: Choice, problem: Matmul, setting: Setting, compiler: Compiler) -> CompiledKernel | None:
+def find_kernel(
+    choice: Choice | Streamed, problem: Matmul, setting: Setting, compiler: Compiler
+) -> CompiledKernel | None:
     """Return the kernel that is kept; None where there is none, or none that can be read."""
     kept = KERNELS.find(_recipe(choice, problem, setting, compiler), SUFFIX)
     if kept is None:
@@ -54,7 +57,7 @@ def find_kernel(choice: Choice, problem: Matmul, setting: Setting, compiler: Com
         return None
 
 
-def _recipe(choice: Choice, problem: Matmul, setting: Setting, compiler: Compiler) -> str:
-    made_for = [choice.kernel.step, str(choice.tile), choice.stages, problem, setting]
+def _recipe(choice: Choice | Streamed, problem: Matmul, setting: Setting, compiler: Compiler) -> str:
+    made_for = [str(choice), problem, setting]
     versions = [tvm.__version__, tvm_ffi.__version__, compiler.version, LOADED]
     return msgspec.json.encode([*made_for, *versions], enc_hook=str).decode()  # a target is its text

@@ -38,6 +38,7 @@ Parameter = TensorMap | PlainBuffer | RowCount
 TIR_PIPELINE = "tirx"
 FLAGS = "int32"  # the dtype of workspaces that are zeros between launches
 CACHED_LAUNCHES = 512  # of one kernel; one takes less than 1 KiB
+CAPTURED_ROOMS = 4  # of one kernel, for captures that may still go on
 
 
 class CompiledKernel(NamedTuple):
@@ -47,13 +48,15 @@ class CompiledKernel(NamedTuple):
     cubin: bytes
 
 
-def compile_kernel(function: tirx.PrimFunc, target: Target, compiler: Compiler) -> CompiledKernel:
-    """Lower and compile an explicit kernel, once per CUDA text: cubins are kept on disk.
+def compile_kernel(
+    function: tirx.PrimFunc, target: Target, compiler: Compiler, pipeline: str = TIR_PIPELINE
+) -> CompiledKernel:
+    """Lower a kernel by TVM's passes of that name and compile it, once per CUDA text: cubins are kept on disk.
 
     Raises UnsupportedLaunch for what :func:`kernels.codegen.host_code.launch_plan` cannot read, CompileError from the
     compiler.
     """
-    generated = generate(tvm.IRModule({"main": function}), target, TIR_PIPELINE)
+    generated = generate(tvm.IRModule({"main": function}), target, pipeline)
     plan = launch_plan(generated)
     cubin = compile_cubin(generated.cuda, str(target.attrs["arch"]), compiler, kernel=plan.kernel)
     return CompiledKernel(plan, cubin.data)
@@ -73,13 +76,16 @@ class Workspaces:
     zeros before the first launch and that every launch leaves as zeros. Room is made at a stream's first launch, and
     kept as long as the kernel.
 
-    What a CUDA graph launches may be replayed in any stream, beside launches of the one where it was captured: each
-    launch captured has memory of the graph's own, whose flags the graph lowers first, a few bytes at each replay.
+    What a CUDA graph launches may be replayed in any stream, beside launches of the one where it was captured: a graph
+    has memory of its own, a set for each stream of its capture, whose flags it lowers once at each replay, before the
+    first of these launches. ``capture_of(stream)`` numbers the capture that a stream takes part in; who forgets a
+    capture that goes on makes new room, whose flags are lowered as well.
     """
 
-    def __init__(self, buffers: tuple[PlainBuffer, ...]) -> None:
-        self._buffers = buffers
+    def __init__(self, buffers: tuple[PlainBuffer, ...], capture_of: Callable[[int], int]) -> None:
+        self._buffers, self._capture_of = buffers, capture_of
         self._by_stream: dict[int, Room] = {}
+        self._captured: dict[tuple[int, int], Room] = {}
 
     def __bool__(self) -> bool:
         return bool(self._buffers)
@@ -89,9 +95,17 @@ class Workspaces:
         import torch
 
         if torch._C._cuda_isCurrentStreamCapturing():  # torch.cuda's asks whether there is CUDA, each time
-            return self._made(like)
+            return self._of_capture((self._capture_of(stream), stream), like)
         # Of two threads' first launches one makes the room that both take.
         return self._by_stream.get(stream) or self._by_stream.setdefault(stream, self._made(like))
+
+    def _of_capture(self, key: tuple[int, int], like: torch.Tensor) -> Room:
+        """Give the room of a capture's stream. It is kept until the capture has ended, lest the graph reuse it."""
+        if (room := self._captured.get(key)) is None:
+            for oldest in list(self._captured)[: 1 - CAPTURED_ROOMS]:
+                self._captured.pop(oldest, None)
+            room = self._captured[key] = self._made(like)
+        return room
 
     def _made(self, like: torch.Tensor) -> Room:
         """Make new memory; only flags are filled."""
@@ -120,7 +134,8 @@ def load_kernel(kernel: CompiledKernel, driver: Driver, device: int, label: str 
     """Load a kernel on a GPU, for good; raises DriverError."""
     driver.enter(device)
     function = driver.load(kernel.cubin, kernel.plan)
-    return LoadedKernel(driver, device, kernel.plan, function, Workspaces(kernel.plan.workspaces), label)
+    workspaces = Workspaces(kernel.plan.workspaces, driver.capture)
+    return LoadedKernel(driver, device, kernel.plan, function, workspaces, label)
 
 
 class Launcher:

@@ -143,6 +143,20 @@ class Operands:
         """True where rows of B that a kernel reads begin within cache lines."""
         return readable(self.b, dtype_bytes(self.problem.dtype)).row_bytes % ROW_BYTES != 0
 
+    def are_dense(self, out: Rows | None = None) -> bool:
+        """Tell whether operands, and an output, are whole matrices without gaps, as a kernel without maps wants them.
+
+        None of a batch are.
+        """
+        problem, itemsize = self.problem, dtype_bytes(self.problem.dtype)
+        lain = [(self.a, (problem.m, problem.k), itemsize), (self.b, problem.b_shape, itemsize)]
+        if out is not None:
+            lain.append((out, (problem.m, problem.n), dtype_bytes(problem.out_dtype)))
+        return self.batch is None and all(
+            matrix.shape == shape and (matrix.rows == 1 or matrix.row_bytes == matrix.columns * element_bytes)
+            for matrix, shape, element_bytes in lain
+        )
+
     def output(self, plan: LaunchPlan, out: Rows) -> Rows:
         """Find the rows that a kernel stores: ``out`` itself, or what must be copied to it.
 

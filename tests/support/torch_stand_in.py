@@ -149,7 +149,7 @@ class Library:
     """Stands in for libcuda: notes calls, and multiplies. ``failing`` maps a function's name to its status.
 
     ``streams`` are those of launches, ``grids`` their blocks, ``flags`` the addresses of the flags in workspaces
-    that these were given.
+    that these were given; ``capture`` numbers the capture that goes on.
     """
 
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
@@ -159,6 +159,7 @@ class Library:
         self.flags: list[int] = []
         self.grids: list[tuple[int, ...]] = []
         self.kernels: list[tuple[LaunchPlan, Matmul, Epilogue]] = []
+        self.capture = 1
         self._attributes = {75: capability[0], 76: capability[1], 1: 1024, 10: 32, 12: 65536, 97: 232448, 16: 132}
         self._maps: dict[int, tuple] = {}
         self._lock = threading.Lock()
@@ -190,6 +191,9 @@ class Library:
 
     def _cuDeviceGetName(self, text: Any, _length: int, _device: Any) -> None:
         text.value = b"NVIDIA H200"
+
+    def _cuStreamGetCaptureInfo_v2(self, _stream: Any, _status: Any, number: Any, *_optional: None) -> None:
+        number._obj.value = self.capture
 
     def _cuTensorMapEncodeTiled(self, encoded: Any, dtype: int, rank: int, address: Any, *described: Any) -> None:
         assert ctypes.addressof(encoded._obj) % 64 == 0

@@ -59,7 +59,8 @@ from tensorir_ladder.torch_ops.errors import (
     WrongDtype,
     WrongShape,
 )
-from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE, CompiledKernel
+from tensorir_ladder.torch_ops.few_rows import Streamed
+from tensorir_ladder.torch_ops.launcher import CompiledKernel
 from tensorir_ladder.torch_ops.operands import Form, arrange
 
 TARGET = machine_for("sm_90a").target()
@@ -204,15 +205,19 @@ def _simple(_problem: Matmul, _machine: Machine) -> Choice:
 PLANS: dict[Any, LaunchPlan] = {}  # of kernels for the stand-in's GPU, each lowered once a process
 
 
-def _use(library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice] = _simple) -> None:
-    def chosen(problem: Matmul, machine: Machine, *flexible: Any) -> Choice:
-        return choosing(problem, machine) if flexible == (1, False) else choose(problem, machine, *flexible)
+def _use(
+    library: Library, monkeypatch: pytest.MonkeyPatch, choosing: Callable[..., Choice | Streamed] = _simple
+) -> None:
+    def chosen(problem: Matmul, machine: Machine, batch: int, any_rows: bool, dense: bool) -> Choice | Streamed:
+        if choosing is _simple and (batch, any_rows) == (1, False):
+            return _simple(problem, machine)
+        return choose(problem, machine, batch, any_rows, dense)
 
-    def lowered(choice: Choice, problem: Matmul, setting: Setting, _compiler: Any) -> CompiledKernel:
+    def lowered(choice: Choice | Streamed, problem: Matmul, setting: Setting, _compiler: Any) -> CompiledKernel:
         key = (str(choice), problem, replace(setting, machine=None))
         if key not in PLANS:
             module = tvm.IRModule({"main": choice.build(problem, setting)})
-            PLANS[key] = launch_plan(generate(module, setting.machine.target, TIR_PIPELINE))
+            PLANS[key] = launch_plan(generate(module, setting.machine.target, choice.PIPELINE))
         return CompiledKernel(PLANS[key], library.add(PLANS[key], problem, setting.finish))
 
     found = Driver(library)
@@ -270,15 +275,16 @@ def test_dtype_of_the_result(library: Library) -> None:
 def test_the_chosen_kernel_gets_its_workspaces(
     library: Library, torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A last wave that is cut: each stream's launches have the same flags, a captured one others."""
+    """A last wave that is cut: each stream's launches have the same flags, those of a capture others."""
     _use(library, monkeypatch, choose)
     a, b = operand(0, (128, 8192)), operand(1, (8192, 64), "transposed")
-    for stream, capturing in ((0, False), (0, False), (5, False), (5, True), (0, False)):
+    for stream, capturing in ((0, False), (0, False), (5, False), (5, True), (5, True), (0, False)):
         torch.cuda.stream, torch.cuda.capturing = stream, capturing
         assert (matmul(a, b).array.astype(np.float64) == product_of(a, b, np.float16)).all()
     assert library.kernels[0][0].overlaps
-    first, again, other, captured, last = library.flags
+    first, again, other, captured, captured_again, last = library.flags
     assert first == again == last
+    assert captured == captured_again
     assert len({first, other, captured}) == 3
 
 
@@ -326,11 +332,34 @@ def test_a_batch_is_one_launch(library: Library, batch: int, transposed: bool) -
 @pytest.mark.parametrize("b_lies", ["dense", "transposed"])
 def test_one_kernel_takes_any_number_of_rows(library: Library, b_lies: str) -> None:
     b = operand(1, (72, 136), b_lies)
-    for m in (1, 40, 64, 65, 300):
+    for m in (9, 40, 64, 65, 300):
         a = operand(0, (m, 72))
         assert (matmul(a, b, any_m=True).array.astype(np.float64) == product_of(a, b, np.float16)).all()
     assert library.count("cuModuleLoadData") == 1
     assert [grid[0] for grid in library.grids] == [3, 3, 3, 6, 15]
+
+
+@pytest.mark.parametrize("any_m", [False, True])
+@pytest.mark.parametrize("b_lies", ["dense", "transposed"])
+def test_few_rows_are_streamed_where_matrices_have_no_gaps(
+    library: Library, monkeypatch: pytest.MonkeyPatch, b_lies: str, any_m: bool
+) -> None:
+    """A kernel without tensor maps; with gaps in an operand or the output one that has them, and nothing is copied."""
+    _use(library, monkeypatch, choose)
+    b = operand(1, (72, 136), b_lies)
+    apart = Tensor.empty((3, 144), "float16")[:, :136]
+    wide = "both" if b_lies == "transposed" else "wide"
+    for a, weights, out, streamed in (
+        (operand(0, (3, 72)), b, None, True),
+        (operand(0, (3, 72), "wide"), b, None, False),
+        (operand(0, (3, 72)), operand(1, (72, 136), wide), None, False),
+        (operand(0, (3, 72)), b, apart, False),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PaddedCopy)
+            got = matmul(a, weights, out=out, any_m=any_m)
+        assert (got.array.astype(np.float64) == product_of(a, weights, np.float16)).all()
+        assert (describe(a, weights, out=out, any_m=any_m) == str(Streamed())) == streamed
 
 
 def test_any_number_of_rows_has_few_tiles() -> None:
@@ -825,7 +854,8 @@ def test_streams_and_graphs_beside_each_other_have_their_own_workspaces(real: An
     real.cuda.synchronize()
     graph = real.cuda.CUDAGraph()
     with real.cuda.graph(graph):
-        captured = matmul(a, b)
+        matmul(a, b)
+        captured = matmul(a, b)  # in the same memory, with the flags that the first has left
     streams, results = [real.cuda.Stream() for _ in range(3)], []
     for _ in range(50):
         graph.replay()

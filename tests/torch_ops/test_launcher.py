@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import call as api
 from tensorir_ladder.torch_ops import driver, launcher
 from tensorir_ladder.torch_ops.driver import Driver, DriverError, LaunchAttribute, LaunchConfig, NoDriver, launch_config
-from tensorir_ladder.torch_ops.launcher import CompiledKernel, Launcher, Workspaces, load_kernel
+from tensorir_ladder.torch_ops.launcher import CAPTURED_ROOMS, CompiledKernel, Launcher, Workspaces, load_kernel
 
 TARGET = machine_for("sm_90a").target()
 TILE = HopperTile.parse("128x256x64/2x1")
@@ -313,30 +314,40 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_flags_are_zeros_and_sums_are_as_long_as_the_kernels(torch: SimpleNamespace) -> None:
-    flags, sums = Workspaces(CUT).of(0, Tensor.empty((1,), "float16")).tensors
+    flags, sums = Workspaces(CUT, int).of(0, Tensor.empty((1,), "float16")).tensors
     assert (flags.shape, flags.array.dtype, flags.array.any()) == ((4,), "int32", False)
     assert (sums.shape, sums.array.dtype) == ((256,), "float32")
 
 
 def test_each_stream_has_its_workspaces_for_good(torch: SimpleNamespace) -> None:
-    kept, like = Workspaces(CUT), Tensor.empty((1,), "float16")
+    kept, like = Workspaces(CUT, int), Tensor.empty((1,), "float16")
     first, other, again = (kept.of(stream, like) for stream in (1, 2, 1))
     assert first is again
     assert not set(first.addresses) & set(other.addresses)
 
 
-def test_a_captured_launch_has_workspaces_of_its_own(torch: SimpleNamespace) -> None:
-    kept, like = Workspaces(CUT), Tensor.empty((1,), "float16")
+def test_a_capture_has_workspaces_of_its_own_for_each_stream(torch: SimpleNamespace) -> None:
+    captures = iter([1, 1, 1, 2])
+    kept, like = Workspaces(CUT, lambda _stream: next(captures)), Tensor.empty((1,), "float16")
     before = kept.of(1, like)
     torch.cuda.capturing = True
-    captured = [kept.of(1, like) for _ in range(2)]
+    first, again, beside, next_graph = (kept.of(stream, like) for stream in (1, 1, 2, 1))
     torch.cuda.capturing = False
-    assert len({room.addresses for room in (before, *captured)}) == 3
+    assert first is again
+    assert len({room.addresses for room in (before, first, beside, next_graph)}) == 4
     assert kept.of(1, like) is before
 
 
+def test_workspaces_of_old_captures_are_given_back(torch: SimpleNamespace) -> None:
+    captures = iter(range(100))
+    kept, like = Workspaces(CUT, lambda _stream: next(captures)), Tensor.empty((1,), "float16")
+    torch.cuda.capturing = True
+    tensors = [weakref.ref(kept.of(1, like).tensors[0]) for _ in range(50)]
+    assert sum(tensor() is not None for tensor in tensors) == CAPTURED_ROOMS
+
+
 def test_threads_share_a_streams_workspaces(torch: SimpleNamespace) -> None:
-    kept, like, rooms = Workspaces(CUT), Tensor.empty((1,), "float16"), []
+    kept, like, rooms = Workspaces(CUT, int), Tensor.empty((1,), "float16"), []
     begin = threading.Barrier(8)
 
     def call() -> None:

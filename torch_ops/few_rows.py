@@ -1,0 +1,83 @@
+"""The kernel of a product of few rows, or of few columns: the schedule of :class:`rules.Decode`, which streams weights.
+
+It reaches its operands by their addresses: they lie side by side, without gaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tvm import te, tirx
+
+from tensorir_ladder.kernels.fused_epilogue import Epilogue
+from tensorir_ladder.schedules.workloads import Matmul, accumulator_dtype
+
+if TYPE_CHECKING:
+    from tensorir_ladder.schedules.cost import Machine
+    from tensorir_ladder.torch_ops.choice import Setting
+
+MOST_ROWS = 8  # or columns, whichever are fewer
+
+
+def streams(problem: Matmul) -> bool:
+    """Tell whether a product has so few rows, or columns, that the other operand's elements are used once or twice."""
+    return min(problem.m, problem.n) <= MOST_ROWS
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """The choice of this kernel, beside those of :class:`.choice.Choice`."""
+
+    PIPELINE: ClassVar[str] = "s_tir"
+
+    def __str__(self) -> str:
+        return "weights streamed to registers"
+
+    def takes(self, _problem: Matmul, _machine: Machine) -> bool:
+        """Tell that this is no other kernel than it says."""
+        return True
+
+    def build(self, problem: Matmul, setting: Setting) -> tirx.PrimFunc:
+        """Schedule and lower a product of few rows or columns; NotTaken for all others."""
+        from tensorir_ladder.schedules.rules import Decode  # here: most calls take other kernels
+
+        return Decode().schedule(finished_matmul(problem, setting.finish), setting.machine.target)
+
+
+def finished_matmul(problem: Matmul, finish: Epilogue) -> tirx.PrimFunc:
+    """Write ``C = activation(alpha · A·B + bias)``, rounded once, as ``(A, B, C)`` or ``(A, B, bias, C)``."""
+    m, n, k, wide = problem.m, problem.n, problem.k, accumulator_dtype(problem.dtype)
+    a = te.placeholder((m, k), problem.dtype, name="A")
+    b = te.placeholder(problem.b_shape, problem.dtype, name="B")
+    bias = te.placeholder((n,), finish.bias, name="bias") if finish.bias else None
+    inner = te.reduce_axis((0, k), name="k")
+
+    def product(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        other = b[inner, j] if problem.layout == "nn" else b[j, inner]
+        return te.sum(a[i, inner].astype(wide) * other.astype(wide), axis=inner)
+
+    sums = te.compute((m, n), product, name="matmul")
+
+    def finished(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        value = sums[i, j]
+        if finish.alpha != 1:
+            value = value * tirx.const(finish.alpha, wide)
+        if bias is not None:
+            value = value + bias[j].astype(wide)
+        return _activated(value, finish.activation, wide).astype(problem.out_dtype)
+
+    c = te.compute((m, n), finished, name="C")
+    return te.create_prim_func([a, b, *([] if bias is None else [bias]), c])
+
+
+def _activated(x: tirx.PrimExpr, activation: str, dtype: str) -> tirx.PrimExpr:
+    """Write what :data:`kernels.fused_epilogue.ACTIVATIONS` has as CUDA: NaN passes through each."""
+    zero, half, one, root = (tirx.const(value, dtype) for value in (0.0, 0.5, 1.0, 0.5**0.5))
+    if activation == "relu":
+        return tirx.Select(x < zero, zero, x)
+    if activation == "gelu":
+        return half * x * (one + te.erf(x * root))
+    if activation == "silu":
+        return x / (one + te.exp(-x))
+    return x

@@ -1,0 +1,288 @@
+"""What a product takes by each kernel of the call's menu, in microseconds: a formula for all, and what was measured.
+
+Kernels differ by step, tile, clusters, and by whether the last wave of tiles is cut (:mod:`kernels.stream_k`).
+:func:`microseconds` counts the same for all of them, so that they can be compared; its constants are a GPU's
+(``costs/``), fitted to times of the menu on shapes drawn for that. What these times were beside the formula corrects it
+for shapes near by (:meth:`Costs.estimate`). It is for an order: its constants have taken up what it leaves out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import numpy as np
+
+from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
+from tensorir_ladder.torch_ops.errors import DamagedFile
+from tensorir_ladder.torch_ops.few_rows import Streamed
+from tensorir_ladder.torch_ops.rates import MODELLED, read
+
+if TYPE_CHECKING:
+    from tensorir_ladder.torch_ops.choice import Choice
+
+FOLDER = Path(__file__).parent / "costs"
+ITEMSIZE, SUM_BYTES, LINE = 2, 4, 64  # bytes of an operand's element and of a sum; elements of a cache line
+PANEL_RESULTS = 64 * 64  # of a box
+CORRECTED = 8  # kernels that the formula puts first, among which measurements decide
+NEAR, NEAR_WAVES = 1.5, 0.6  # how far measurements count: doublings of each extent, of the waves of tiles
+OTHER_LINES = 0.3  # what it counts as, squared, if rows lie across cache lines in one product and not in the other
+DOUBT = 0.3  # of measurements: as much weight as one of the very shape, if that kernel was the fastest there by far
+FEWEST_ROWS = 16  # fewer cost the same
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Extent = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
+
+class KernelRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Constants of :func:`microseconds`; times in microseconds, rates per microsecond.
+
+    ``launch`` of any kernel, until its first k tile is there; ``waits`` more where it begins only after the kernel
+    before it; ``ring`` more where all its threads load and multiply in turn (step 11), ``pair`` more for clusters of
+    two. ``turn`` of a k tile in any kernel, ``ring_turn`` more in step 11's, ``pair_turn`` more in a cluster's.
+    ``multiply_adds`` of a multiprocessor, times the tile's ``efficiency``; ``load_bytes`` of one multiprocessor and
+    ``all_load_bytes`` of all together, ``straddling`` times as many where rows lie across cache lines; ``latency`` of a
+    load while many are under way; ``unhidden``, the part of the shorter of multiplying and loading that takes time.
+    ``crowding``: how far blocks that begin early are crowded together where they are more than half of the
+    multiprocessors (0: not; 1: as if these were all busy). ``results`` that a multiprocessor stores; ``refill`` between
+    tiles of blocks that do not stay. ``cut`` of the last wave, ``cut_first`` more where no wave is before it; ``sums``
+    in bytes that an owner reads. ``memory_bytes`` of the GPU, ``writing`` what a byte of results counts as;
+    ``memory_unhidden``, the part of the shorter of reading and multiplying that takes time. ``streamed_launch`` and
+    ``streamed_bytes`` of the kernel that streams weights; ``streamed_row``, the part that each row adds;
+    ``streamed_across``, how much longer weights take whose rows lie along the columns.
+    """
+
+    launch: Positive
+    waits: Positive
+    ring: Positive
+    pair: Positive
+    turn: Positive
+    ring_turn: Positive
+    pair_turn: Positive
+    multiply_adds: Positive
+    load_bytes: Positive
+    all_load_bytes: Positive
+    straddling: Positive
+    latency: Positive
+    unhidden: Positive
+    crowding: Positive
+    results: Positive
+    refill: Positive
+    cut: Positive
+    cut_first: Positive
+    sums: Positive
+    memory_bytes: Positive
+    writing: Positive
+    memory_unhidden: Positive
+    streamed_launch: Positive
+    streamed_bytes: Positive
+    streamed_row: Positive
+    streamed_across: Positive
+    efficiency: dict[str, Positive]
+
+    def efficiency_of(self, tile: object) -> float:
+        """Return a tile's efficiency; of one that was not measured the median."""
+        return self.efficiency.get(str(tile)) or float(np.median([*self.efficiency.values()] or [1.0]))
+
+
+class MeasuredShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Times of kernels for one product: places in the file's list of kernels, and microseconds."""
+
+    m: Extent
+    n: Extent
+    k: Extent
+    layout: str
+    times: Annotated[tuple[tuple[int, Positive], ...], msgspec.Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"no layout {self.layout!r}")
+
+
+class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A GPU's constants, the kernels that were measured, by their names, and on what shapes."""
+
+    gpu: str
+    origin: str
+    rates: KernelRates
+    kernels: tuple[str, ...]
+    shapes: tuple[MeasuredShape, ...]
+
+    def __post_init__(self) -> None:
+        if not all(0 <= place < len(self.kernels) for shape in self.shapes for place, _ in shape.times):
+            raise ValueError("times of a kernel that is not listed")
+
+
+@functools.cache
+def cost_file(gpu: str) -> CostFile:
+    """Read a GPU's file, or that of ``rates.MODELLED`` where it has none; DamagedFile names a bad one."""
+    files = {file.gpu: file for file in (read(path, CostFile) for path in sorted(FOLDER.glob("*.json")))}
+    if MODELLED not in files:
+        raise DamagedFile(f"{FOLDER} has no file of the {MODELLED}; restore it from git, or install the package again")
+    return files.get(gpu, files[MODELLED])
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Kernels as the formula sees them, an element each: block tiles, clusters, and which kind each is.
+
+    ``boxes`` are the fewest k tiles of a piece of a tile that is cut. ``stays``: persistent blocks; ``ring``: step 11.
+    """
+
+    block_m: np.ndarray
+    block_n: np.ndarray
+    block_k: np.ndarray
+    stages: np.ndarray
+    blocks: np.ndarray
+    boxes: np.ndarray
+    efficiency: np.ndarray
+    cuts: np.ndarray
+    stays: np.ndarray
+    ring: np.ndarray
+
+    @classmethod
+    def of(cls, choices: Sequence[Choice], rates: KernelRates) -> Forms:
+        """Describe choices."""
+        tiles, kernels = [each.tile for each in choices], [each.kernel for each in choices]
+        numbers = (
+            [tile.block_m for tile in tiles],
+            [tile.block_n for tile in tiles],
+            [tile.block_k for tile in tiles],
+            [each.stages for each in choices],
+            [kernel.blocks or 1 for kernel in kernels],
+            [max(1, tile.group_m * tile.group_n // PANEL_RESULTS) for tile in tiles],
+            [rates.efficiency_of(tile) for tile in tiles],
+        )
+        kinds = ([kernel.cuts for kernel in kernels], [k.stays for k in kernels], [k.step == 11 for k in kernels])
+        return cls(*map(np.array, (*numbers, *kinds)))
+
+    def at(self, places: np.ndarray) -> Forms:
+        """Take those at some places, in their order."""
+        return Forms(*(values[places] for values in vars(self).values()))
+
+    def waves(self, m: Any, n: Any, multiprocessors: int, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """Count the whole waves of tiles, and the tiles of the last one that is not whole."""
+        tiles = -(-m // (self.block_m * self.blocks)) * -(-n // self.block_n) * batch
+        return np.divmod(tiles, multiprocessors // self.blocks)
+
+
+def microseconds(
+    forms: Forms, m: Any, n: Any, k: Any, nt: Any, multiprocessors: int, rates: KernelRates, batch: int = 1
+) -> np.ndarray:
+    """Return about how long each kernel takes for ``batch`` products; ``nt`` for a B stored transposed.
+
+    ::
+
+        k tile   = the longer of multiplying and loading it, a part of the other, and a turn of the ring
+        loop     = waves of tiles · k tiles · k tile;  of a cut last wave only the longest piece, and handing over
+        in all   = the longer of the loop and reading both operands once, a part of the other, launch and storing
+
+    A last wave that is not whole has the GPU's bandwidth for fewer multiprocessors. Sizes may be arrays too, an element
+    for each kernel. Infinite where a last wave cannot be cut, or a cluster cannot share its B tile.
+    """
+    f, r, whole = forms, rates, ~forms.cuts
+    workers, k_tiles = multiprocessors // f.blocks, -(-k // f.block_k)
+    waves, owned = f.waves(m, n, multiprocessors, batch)
+    multiplying = f.block_m * f.block_n * f.block_k / (r.multiply_adds * f.efficiency)
+    a_factor = 1 + (r.straddling - 1) * (k % LINE != 0)
+    b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * (n % LINE != 0))
+    brought = (f.block_m * a_factor + f.block_n * b_factor / f.blocks) * f.block_k * ITEMSIZE
+    arriving = r.latency / (f.stages - 1)
+    turn = r.turn + r.ring_turn * f.ring + r.pair_turn * (f.blocks - 1)
+
+    def k_tile(busy: Any) -> np.ndarray:
+        """Of a wave that keeps so many multiprocessors busy."""
+        loading = np.maximum(brought * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes), arriving)
+        return np.maximum(multiplying, loading) + r.unhidden * np.minimum(multiplying, loading) + turn
+
+    alone = owned * f.blocks
+    crowded = f.stays & (waves == 0) & (2 * alone > multiprocessors)
+    busy = np.where(crowded, alone + (multiprocessors - alone) * min(r.crowding, 1.0), alone)
+    # A cut last wave: in equal parts where workers are twice the tiles, else some of them help all the others.
+    left = np.maximum(owned, 1)
+    parts = np.maximum(1, np.minimum(workers // left, k_tiles // (2 * f.boxes)))
+    share = np.where(parts > 1, 1 / parts, left / np.minimum(workers, 2 * left))
+    heard = np.maximum(parts - 1, 1)
+    handing = r.cut + r.cut_first * (waves == 0) + heard * f.block_m * f.block_n * (SUM_BYTES / r.sums)
+    last = (owned > 0) * np.where(whole, 1.0, share) * k_tile(np.where(whole, busy, multiprocessors))
+    loop = k_tiles * (waves * k_tile(multiprocessors) + last) + f.cuts * handing
+    reading = ((m + n) * k + m * n * r.writing) * (batch * ITEMSIZE / r.memory_bytes)
+    rounds = np.where(f.stays, 1, waves + (owned > 0))
+    storing = rounds * np.minimum(f.block_m, m) * np.minimum(f.block_n, n) / r.results + (rounds - 1) * r.refill
+    begin = r.launch + r.waits * ~f.stays + r.ring * f.ring + r.pair * (f.blocks - 1)
+    in_all = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + storing + begin
+    cuttable = whole | ((owned > 0) & (owned < workers) & (k_tiles >= 4 * np.minimum(f.boxes, k_tiles)))
+    shared = (f.blocks == 1) | nt | (f.block_n % (f.blocks * LINE) == 0)  # panels of a B stored [k, n] stay whole
+    return np.where(cuttable & shared, in_all, np.inf)
+
+
+def streaming_microseconds(m: Any, n: Any, k: Any, nt: Any, rates: KernelRates) -> Any:
+    """Return about how long a product of few rows or columns takes that streams the other operand."""
+    rows, columns = np.minimum(m, n), np.maximum(m, n)
+    streaming = columns * k * (ITEMSIZE / rates.streamed_bytes) * (1 + rates.streamed_row * rows)
+    across = np.where(nt | (m > n), 1.0, rates.streamed_across)  # rows of A, streamed for few columns, run along k
+    return rates.streamed_launch + streaming * across
+
+
+class Costs:
+    """What a product takes by each of some kernels on a GPU: ``choices``, and :class:`Streamed` behind them."""
+
+    def __init__(self, choices: Sequence[Choice], file: CostFile, multiprocessors: int) -> None:
+        self.choices: list[Choice | Streamed] = [*choices, Streamed()]
+        self.rates, self.multiprocessors, self.forms = file.rates, multiprocessors, Forms.of(choices, file.rates)
+        places = {str(choice): place for place, choice in enumerate(self.choices)}
+        known = [places.get(name, -1) for name in file.kernels]
+        taken = [[(known[old], us) for old, us in shape.times if known[old] >= 0] for shape in file.shapes]
+        shapes = [shape for shape, times in zip(file.shapes, taken) if times]
+        self._shapes = np.array([_place(shape.m, shape.n, shape.k, shape.layout == "nt") for shape in shapes])
+        size = (len(shapes), len(self.choices))
+        self._off, self._weights, self._waves = np.zeros(size), np.zeros(size), np.zeros(size)
+        for row, (shape, times) in enumerate(zip(shapes, (times for times in taken if times))):
+            at, us = np.array([place for place, _ in times]), np.array([us for _, us in times])
+            weights = (us.min() / us) ** 2
+            guessed, waves = self._guess(shape.m, shape.n, shape.k, shape.layout == "nt")
+            off = np.log(us / guessed[at])
+            # Cuts that the formula excludes and the file has: of another version.
+            sure = np.isfinite(off)
+            weights, off = np.where(sure, weights, 0.0), np.where(sure, off, 0.0)
+            self._off[row, at] = off - np.average(off, weights=weights if weights.any() else None)
+            self._weights[row, at], self._waves[row, at] = weights, waves[at]
+
+    def _guess(self, m: int, n: int, k: int, nt: bool, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """Return the formula's microseconds of each choice, and its waves of tiles, as a power of two."""
+        whole, left = self.forms.waves(m, n, self.multiprocessors, batch)
+        waves = np.append(np.log2(whole + left * self.forms.blocks / self.multiprocessors), 0.0)
+        times = microseconds(self.forms, m, n, k, nt, self.multiprocessors, self.rates, batch)
+        return np.append(times, streaming_microseconds(m, n, k, nt, self.rates)), waves
+
+    def estimate(self, problem: Matmul, batch: int = 1, streamed: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Estimate microseconds: the places of the choices in the order in which to take them, and their times.
+
+        Of the CORRECTED that the formula puts first each is corrected by what it was measured to take, beside the
+        formula, for other products: the nearer their sizes, waves and raggedness, the more they count. ``streamed``
+        allows the kernel that streams weights.
+        """
+        m, n, k, nt = problem.m, problem.n, problem.k, problem.layout == "nt"
+        times, waves = self._guess(m, n, k, nt, batch)
+        if not streamed:
+            times[-1] = np.inf
+        order = np.argsort(times)
+        first, rest = order[:CORRECTED], order[CORRECTED:]
+        guessed = times[first]
+        if len(self._shapes) and batch == 1:
+            apart = ((self._shapes - _place(m, n, k, nt)) ** 2).sum(1)
+            off = ((self._waves[:, first] - waves[first]) / NEAR_WAVES) ** 2 + apart[:, None]
+            weights = np.exp(-off / 2) * self._weights[:, first]
+            guessed = guessed * np.exp((weights * self._off[:, first]).sum(0) / (weights.sum(0) + DOUBT))
+        order = np.argsort(guessed)
+        return np.append(first[order], rest), np.append(guessed[order], times[rest])
+
+
+def _place(m: int, n: int, k: int, nt: bool) -> np.ndarray:
+    """Place a product among others, so that squared distances say how little one tells of the other."""
+    sizes = np.log2((max(m, FEWEST_ROWS), n, k)) / NEAR
+    return np.array([*sizes, *(OTHER_LINES**0.5 * flag for flag in (nt, n % LINE != 0, k % LINE != 0))])
