@@ -3,10 +3,11 @@
 A function of a Relax module that is no more than a product of 16-bit matrices gets launches of the kernels of steps 12
 and 13 beside the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of rows::
 
-    if m <= 64: as Contraction                       # few rows: the weights stream past
-    elif m <= 128: step 13, cut for 128 rows         # by tensor maps of the rows at hand: beyond them are zeros
+    if m <= 16: as Contraction                       # few rows: the weights stream past
+    elif m <= 64: step 13, cut for 64 rows           # by tensor maps of the rows at hand: beyond them are zeros
+    elif m <= 256: step 12, tiles of 64 x 192        # any number of rows
     ...
-    else: step 12, whole tiles, any number of rows
+    else: step 12, tiles of 128 x 256
 
 The kernels are linked with the module (:mod:`kernels.host_launch`).
 """
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -29,7 +31,7 @@ from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
 from tensorir_ladder.kernels.host_launch import DeviceCode, device_code, launch
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import cut_role_cost, role_cost
-from tensorir_ladder.kernels.tiles import ROLE_CHOICES, RoleTile
+from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.inspection import is_constant, is_one
@@ -44,9 +46,27 @@ from tensorir_ladder.schedules.tiles import Choice
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
 LOG = logging.getLogger(__name__)
-SCHEDULED_ROWS = 64  # up to so many rows schedules are as fast
-CUT_ROWS = (128, 256, 384, 512)  # most rows of kernels whose last wave is cut, each for its own number of tiles
-MANY_ROWS = 2048  # what rows beyond are taken for where a tile is chosen
+SCHEDULED_ROWS = 16  # up to so many rows schedules are as fast
+CUT_ROWS = (64, 128, 256, 384, 512)  # most rows of kernels whose last wave is cut, each for its own number of tiles
+LIMITS = (*range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256))  # of ranges of rows: whole tiles
+MANY_ROWS = 8192  # what rows beyond are taken for
+CUT_CYCLES = 4000  # that sums on their way from helpers to owners take, and the kernel that lowers flags
+WORTH_A_KERNEL = 0.9  # of the time without, for a kernel of a few numbers of rows alone
+FEW_WAVES = 3  # up to which the smaller of two tiles that cost the same is faster
+HARDLY_SLOWER = 1.03  # so much is worth neither a range of its own nor a smaller tile
+TILES = tuple(
+    Choice(RoleTile.parse(tile), stages)
+    for tile, stages in (
+        ("128x256x64/2x1", 4),
+        ("128x192x64/2x1", 4),
+        ("192x128x64/3x1", 4),
+        ("128x128x64/2x1", 6),
+        ("64x256x64/1x1", 5),
+        ("64x192x64/1x1", 6),
+        ("64x128x64/1x1", 8),
+        ("64x64x128/1x1", 6),
+    )
+)  # large ones first: of two that cost the same in many waves they take less power
 DIGITS = 12  # of a digest, by which kernels are told from each other
 LEAVE = "leave it to schedules"
 
@@ -148,7 +168,7 @@ def _taken(product: PlainProduct) -> PlainProduct:
         raise NotTaken("operands are not both float16 or bfloat16", value=sorted(operands), remedy=LEAVE)
     if why := epilogue.untaken(problem):
         raise NotTaken(why, remedy=LEAVE)
-    if not all(epilogue.can_store_by_tma(problem, each.tile) for each in ROLE_CHOICES):
+    if not all(epilogue.can_store_by_tma(problem, each.tile) for each in TILES):
         raise NotTaken("results cannot leave by TMA", value=f"rows of {product.n} {product.c.dtype}", remedy=LEAVE)
     return product
 
@@ -170,6 +190,11 @@ class Launch:
     def __str__(self) -> str:
         added = "" if self.product.residual is None else ", residual"
         return f"TMA, step {self.step} {self.choice.tile}, {self.choice.stages} stages{added}"
+
+    @property
+    def kernel(self) -> tuple[Choice, int, bool]:
+        """What the product's kernels are told from each other by."""
+        return self.choice, self.most, self.cut
 
     def code(self, target: Target, machine: Machine) -> DeviceCode:
         """Make and lower the kernel."""
@@ -211,43 +236,67 @@ class TmaContraction(Contraction):
         if not found:
             return super().schedule(func, target)
         few = self.bodies(func, target, SCHEDULED_ROWS) if found[0][0] is not None else []
-        codes = [each.code(target, self._machine_of(target)) for _, each in found]
-        bodies = [*few, *(Body(most, each.lowered(func, code), str(each)) for (most, each), code in zip(found, codes))]
+        made = {each.kernel: each.code(target, self._machine_of(target)) for _, each in reversed(found)}
+        bodies = [*few, *(Body(most, each.lowered(func, made[each.kernel]), str(each)) for most, each in found)]
         joined = by_extent([(body.most, body.lowered) for body in bodies]) if len(bodies) > 1 else bodies[0].lowered
-        kernels = ir.IRModule({name: one for code in codes for name, one in code.device.functions_items()})
+        kernels = ir.IRModule({name: one for code in made.values() for name, one in code.device.functions_items()})
         return with_kernels(joined, kernels).with_attr(HOW, "; ".join(map(str, bodies)))
 
     def _launches(
         self, product: PlainProduct, extents: Sequence[tirx.Var], target: Target
     ) -> list[tuple[int | None, Launch]]:
         """List launches by the most steps of the symbolic extent that each is for; none where schedules are better."""
-        machine = self._machine_of(target)
-        legal = [
-            each
-            for each in ROLE_CHOICES
-            if not each.tile.violations(machine.target, dtype_bytes(product.a.dtype), each.stages)
-        ]
-        if not legal:
-            raise NotTaken("the target holds none of the kernels", value=target.attrs.get("arch"), remedy=LEAVE)
-
-        def cut(rows: int) -> Launch:
-            best = min(legal, key=lambda each: cut_role_cost(each, product.problem(rows), machine))
-            return Launch(product, best, rows, True)
-
+        menu = Menu(product, self._machine_of(target))
         if is_constant(product.rows):
             rows = int(product.rows)
-            return [(None, cut(rows))] if rows > SCHEDULED_ROWS else []
+            return [(None, menu.best(rows, None))] if rows > SCHEDULED_ROWS else []
         each = steps_of(product.rows, extents[0]) if len(extents) == 1 else 0
         if not 1 <= each <= SCHEDULED_ROWS:
             raise NotTaken("rows are no multiple of one extent", value=product.rows, remedy=LEAVE)
-        many = min(legal, key=lambda each: role_cost(each, product.problem(MANY_ROWS), machine))
-        return [*((rows // each, cut(rows)) for rows in CUT_ROWS), (None, _of_any_rows(product, many))]
+        found: list[tuple[int | None, Launch]] = []
+        for limit in (*LIMITS, None):
+            launch = menu.best(limit or MANY_ROWS, found[-1][1] if found and limit else None)
+            if found and found[-1][1].kernel == launch.kernel:
+                found.pop()
+            found.append((limit and limit // each, launch))
+        return found
 
 
-def _of_any_rows(product: PlainProduct, choice: Choice) -> Launch:
-    tile: RoleTile = choice.tile
-    most = (MAX_ELEMENTS - 1) // max(product.n, product.k) // tile.block_m * tile.block_m
-    return Launch(product, choice, most, False)
+class Menu:
+    """The launches that a product may be made by, and what each costs; NotTaken where the machine holds none."""
+
+    def __init__(self, product: PlainProduct, machine: Machine) -> None:
+        size = dtype_bytes(product.a.dtype)
+        self.product, self.machine = product, machine
+        self.tiles = [each for each in TILES if not each.tile.violations(machine.target, size, each.stages)]
+        if not self.tiles:
+            raise NotTaken("the machine holds no TMA kernel", value=machine.target.attrs.get("arch"), remedy=LEAVE)
+
+    def best(self, rows: int, before: Launch | None) -> Launch:
+        """Return what should be fastest for so many rows; what is made for fewer, ``before``, where that hardly loses.
+
+        Whole tiles take any number of rows; a kernel whose last wave is cut is made for some.
+        """
+        problem = self.product.problem(rows)
+        whole = self._least(role_cost, problem, 1)
+        if math.prod(whole.tile.counts(problem)[:2]) > FEW_WAVES * self.machine.multiprocessors:
+            whole = self._least(role_cost, problem, HARDLY_SLOWER)
+        if before and not before.cut:
+            least, former = (role_cost(each, problem, self.machine) for each in (whole, before.choice))
+            whole = before.choice if former <= HARDLY_SLOWER * least else whole
+        most = rows if is_constant(self.product.rows) else next((cut for cut in CUT_ROWS if cut >= rows), None)
+        if most is not None:
+            cut = self._least(cut_role_cost, self.product.problem(most), 1)
+            cycles = cut_role_cost(cut, self.product.problem(most), self.machine) + CUT_CYCLES
+            if cycles <= WORTH_A_KERNEL * role_cost(whole, problem, self.machine):
+                return Launch(self.product, cut, most, True)
+        any_number = (MAX_ELEMENTS - 1) // max(self.product.n, self.product.k)
+        return Launch(self.product, whole, any_number // whole.tile.block_m * whole.tile.block_m, False)
+
+    def _least(self, cost: Callable[[Choice, Matmul, Machine], float], problem: Matmul, slack: float) -> Choice:
+        """Return the first tile that costs no more than ``slack`` times the least."""
+        cycles = [cost(each, problem, self.machine) for each in self.tiles]
+        return next(each for each, own in zip(self.tiles, cycles) if own <= slack * min(cycles))
 
 
 def with_kernels_of_steps(rules: Sequence[Rule]) -> tuple[Rule, ...]:
