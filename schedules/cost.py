@@ -120,7 +120,7 @@ DEVICE_LATENCY_CYCLES = 1700  # the same, of data in device memory, while that i
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
 SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
 SIMT_TURNS = 0.8  # cycles of a multiply-add by warps, over what block_tile_cost says
-STRAIGHT_EDGE = 9.0  # instructions of an element that is copied by itself, over those of a multiply-add
+STRAIGHT_EDGE = 4.5  # instructions of an element that is copied by itself, where a multiply-add is one
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
 STRADDLING = 2.0  # cache lines that rows of a k tile touch, over those that they would fill
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
@@ -326,7 +326,9 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     elif tile.steps_ahead:
         return math.inf  # their addresses and predicates are more than the registers that are left
     else:
-        multiplying *= 1 + STRAIGHT_EDGE * (unaligned[0] / tile.block_n + unaligned[1] / tile.block_m)
+        one_by_one = [math.gcd(row * itemsize, VECTOR_BYTES) for row in (k, problem.b_shape[1])]
+        copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]  # an element
+        multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
     blocks, resident = block_count(problem, tile) * parts, _resident(choice, machine, itemsize)
     busiest = -(-blocks // machine.multiprocessors)
     rounds = -(-busiest // resident)

@@ -17,6 +17,7 @@ from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 from tensorir_ladder.schedules.passes import PIPELINE, admit, needs_of, on_functions, root_of
 from tensorir_ladder.schedules.pipeline.one_barrier import SYNC, check_gates, drop_hidden_reads
 from tensorir_ladder.schedules.pipeline.pipelining import required_pass_config
+from tensorir_ladder.schedules.pipeline.zero_fill import lower_zero_fills
 from tensorir_ladder.schedules.tensor_cores.fragments import compact_blocks, lower_fragments
 
 AWAITED = "async_wait_inflight_count"  # of what TVM makes of a pipeline: an attribute around what waits for copies
@@ -61,7 +62,7 @@ def tir_pipeline() -> tuple[Pass, Pass, Pass]:
     """
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [on_functions(lower_serpentines), unroll_rings()]
+    after = [on_functions(lower_zero_fills), on_functions(lower_serpentines), unroll_rings()]
     return Sequential([*before, lower, *after]), finalize_host, finalize_device
 
 
@@ -98,7 +99,7 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     passed, count = pass_workspaces(scheduled), len(function.params)
     module = tirx.transform.BindTarget(target.with_host("llvm"))(passed)
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [on_functions(lower_serpentines), unroll_rings()]
+    after = [on_functions(lower_zero_fills), on_functions(lower_serpentines), unroll_rings()]
     copies: list[Pass] = []
     if required_pass_config(function):
         barriers = [s_tir.transform.ThreadSync(scope) for scope in SHARED_SCOPES]
