@@ -120,8 +120,9 @@ DEVICE_LATENCY_CYCLES = 1700  # the same, of data in device memory, while that i
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
 SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
 SIMT_TURNS = 0.8  # cycles of a multiply-add by warps, over what block_tile_cost says
-STRAIGHT_EDGE = 9.0  # instructions of an element that is copied by itself, over those of a multiply-add
+STRAIGHT_EDGE = 4.5  # instructions of an element that is copied by itself, where a multiply-add is one
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
+STRAIGHT_REGISTERS = 32  # that their addresses and predicates take, seen in these kernels' cubins
 STRADDLING = 2.0  # cache lines that rows of a k tile touch, over those that they would fill
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
@@ -180,7 +181,9 @@ def block_count(problem: Matmul, tile: BlockTile) -> int:
     return -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n)
 
 
-def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+def block_tile_cost(
+    choice: Choice, problem: Matmul, machine: Machine, parts: int = 1, more_registers: int = 0
+) -> float:
     """Return what a product costs with one block to a block tile, in outputs: good for an order, no time.
 
     A multiprocessor's time is the outputs that fall to it, dearer where few warps hide each other's latencies
@@ -189,8 +192,8 @@ def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: in
         ceil(blocks / multiprocessors) · block_m · block_n
           · (1 + warps_to_hide / warps resident) · (1 + edge · (1 / block_m + 1 / block_n))
 
-    A warp that reads one step ahead counts twice: it hides latency as two do. ``ladder table`` shows what
-    the choice costs against tuning.
+    A warp that reads one step ahead counts twice: it hides latency as two do. ``more_registers``: of a thread, beside
+    those that the tile takes. ``ladder table`` shows what the choice costs against tuning.
     """
     tile = choice.tile
     ordinary = isinstance(tile, (ThreadTile, WarpTile))
@@ -198,7 +201,7 @@ def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: in
     hide = rates.simt_warps_to_hide if ordinary else rates.tensor_warps_to_hide
     edge = rates.simt_edge if ordinary else rates.tensor_edge
     per_multiprocessor = -(-block_count(problem, tile) * parts // machine.multiprocessors)
-    resident = _resident(choice, machine, problem.itemsize)
+    resident = _resident(choice, machine, problem.itemsize, more_registers)
     warps = min(per_multiprocessor, resident) * tile.threads_per_block / WARP * (1 + tile.steps_ahead)
     edges = 1 + edge * (1 / tile.block_m + 1 / tile.block_n)
     return per_multiprocessor / parts * tile.block_m * tile.block_n * (1 + hide / warps) * edges
@@ -316,18 +319,20 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     m, n, k = problem.m, problem.n, problem.k
     unaligned = _unaligned(problem, VECTOR_BYTES)
     k_of_part = math.ceil(-(-k // tile.block_k) / parts) * tile.block_k
-    outputs = block_tile_cost(choice, problem, machine, parts)
+    straight = any(unaligned) and not copied
+    registers = STRAIGHT_REGISTERS if straight else 0
+    outputs = block_tile_cost(choice, problem, machine, parts, registers)
     multiplying = outputs * parts * k_of_part * SIMT_TURNS / SIMT_MULTIPLY_ADDS
     front = 0.0
-    if not any(unaligned):
-        pass
-    elif copied:
+    if copied:
         front = _copying_cycles((m * unaligned[0] + n * unaligned[1]) * k * itemsize, machine)
-    elif tile.steps_ahead:
+    elif straight and tile.steps_ahead:
         return math.inf  # their addresses and predicates are more than the registers that are left
-    else:
-        multiplying *= 1 + STRAIGHT_EDGE * (unaligned[0] / tile.block_n + unaligned[1] / tile.block_m)
-    blocks, resident = block_count(problem, tile) * parts, _resident(choice, machine, itemsize)
+    elif straight:
+        one_by_one = [math.gcd(row * itemsize, VECTOR_BYTES) for row in (k, problem.b_shape[1])]
+        copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]  # an element
+        multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
+    blocks, resident = block_count(problem, tile) * parts, _resident(choice, machine, itemsize, registers)
     busiest = -(-blocks // machine.multiprocessors)
     rounds = -(-busiest // resident)
     ahead = max(1, min(choice.stages - 1, k_of_part // tile.block_k))
@@ -361,11 +366,11 @@ def _adding_cycles(m: int, n: int, parts: int, machine: Machine) -> float:
     return rates.launch_cycles + LATENCY_CYCLES + sums / fast
 
 
-def _resident(choice: Choice, machine: Machine, itemsize: int) -> int:
+def _resident(choice: Choice, machine: Machine, itemsize: int, more_registers: int = 0) -> int:
     """Return how many blocks of a choice a multiprocessor holds at once, one at least."""
     tile, limits = choice.tile, machine.target.attrs
     by_shared = int(limits["max_shared_memory_per_block"]) // tile.smem_bytes(itemsize, choice.stages)
-    by_registers = int(limits["registers_per_block"]) // (tile.registers * tile.threads_per_block)
+    by_registers = int(limits["registers_per_block"]) // ((tile.registers + more_registers) * tile.threads_per_block)
     return max(1, min(by_shared, by_registers))
 
 

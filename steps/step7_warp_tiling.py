@@ -65,7 +65,7 @@ from tensorir_ladder.schedules.memory import (
     stage_in_padded,
     store_through_shared,
 )
-from tensorir_ladder.schedules.pipeline import pipeline_loop, pipeline_reads
+from tensorir_ladder.schedules.pipeline import fill_with_zeros, pipeline_loop, pipeline_reads
 from tensorir_ladder.schedules.recipes import add_parts, split_reduction
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
@@ -91,6 +91,8 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
         walk_serpentine(sch, loops.row)
     if fit.collected and tile.slices == 1:
         store_through_shared(sch, sums, grid, tile.threads, scope)
+    if variant == "fitted":
+        fill_with_zeros(sch, loops.row)
     write_back = accumulate_in_registers(sch, sums, lane)
     vectorize_write_back(sch, write_back, lane, unroll_scalars=True)
     if tile.slices > 1:

@@ -17,6 +17,7 @@ from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 from tensorir_ladder.schedules.passes import PIPELINE, admit, needs_of, on_functions, root_of
 from tensorir_ladder.schedules.pipeline.one_barrier import SYNC, check_gates, drop_hidden_reads
 from tensorir_ladder.schedules.pipeline.pipelining import required_pass_config
+from tensorir_ladder.schedules.pipeline.zero_fill import lower_zero_fills
 from tensorir_ladder.schedules.tensor_cores.fragments import compact_blocks, lower_fragments
 
 AWAITED = "async_wait_inflight_count"  # of what TVM makes of a pipeline: an attribute around what waits for copies
@@ -56,12 +57,13 @@ def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
 def tir_pipeline() -> tuple[Pass, Pass, Pass]:
     """Make :data:`schedules.passes.PIPELINE`: TVM's own for scheduled functions, and what it lacks.
 
-    Fragments and swizzles are lowered as soon as buffers are compact, serpentine loops and rings at the end. What needs
+    Fragments and swizzles are lowered as soon as buffers are compact, copies that fill with zeros, serpentine loops and
+    rings at the end. What needs
     nothing of this comes out as TVM lowers it.
     """
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [on_functions(lower_serpentines), unroll_rings()]
+    after = [on_functions(lower_zero_fills), on_functions(lower_serpentines), unroll_rings()]
     return Sequential([*before, lower, *after]), finalize_host, finalize_device
 
 
@@ -75,7 +77,8 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
 
     The passes that change what is computed where have run then, with ours before and after; what the stock pipeline
     runs once more finds nothing left to do. It places all barriers that it sees a reason for: of asynchronous copies it
-    sees none any more, so that theirs are placed here, but for those behind waits, which it adds in any case.
+    sees none any more, so that theirs are placed here, but for those behind waits, which it adds in any case. Copies
+    that :func:`fill_with_zeros` marked stay two instructions.
 
     A function without blocks in its root block, or without that, is returned as it is: one that is lowered already.
 
