@@ -18,6 +18,7 @@ from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.swapped import swapped, swapped_choices, swapped_cost
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, role_choices
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
@@ -108,6 +109,12 @@ def test_parts_are_the_blocks_of_a_cluster() -> None:
     assert (kernel.blocks, kernel.threads, kernel.launch["clusterCtaIdx.x"]) == (9, 384, 3)
     assert kernel.body.count("add_2_vectors_of_2_parts(") == 1  # of the other two blocks
     assert not kernel.workspaces
+
+
+def test_its_roles_leave_time_stamps() -> None:
+    kernel = lower(roles_case(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3), Stamps(0))
+    assert kernel.body.count("stamp(") > 10
+    assert "stamp(" not in roles(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3).body
 
 
 def test_it_can_be_launched_early() -> None:
