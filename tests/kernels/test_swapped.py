@@ -207,6 +207,7 @@ def test_a_long_reduction_of_few_tiles_is_split() -> None:
         ((13, 136, 520), "16x64x64/1x1/2", {"layout": "nt"}),
         ((13, 136, 1160), "16x128x64/1x2/5", {"layout": "nn"}),  # 19 k tiles, 3 or 4 of each part
         ((60, 72, 520), "64x64x64/1x1/8", {"layout": "nt"}),
+        ((13, 72, 1032), "16x64x256/1x1/2", {"layout": "nn"}),
         ((37, 131, 648), "40x128x64/1x1/3", {"layout": "nt", "out_dtype": "float32"}),
     ],
     ids=str,
