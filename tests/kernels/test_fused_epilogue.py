@@ -22,7 +22,8 @@ from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import ACTIVATIONS, PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import plan_for
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.kernels.swapped import swapped
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.errors import IllegalWorkload
@@ -31,12 +32,15 @@ from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 
 TARGET = machine_for("sm_90a").target()
 SIMPLE, ROLES = HopperTile.parse("64x128x64/1x1"), RoleTile.parse("64x128x64/1x1")
+WIDE, PARTS = RoleTile.parse("64x104x64/1x1"), SwappedTile.parse("72x128x64/1x1/2")
 SMALL = RoleTile.parse("64x64x64/1x1")
 TWO_ROWS = RoleTile.parse("128x64x64/1x1")
 KERNELS: dict[str, Callable[..., Any]] = {
     "ring": lambda problem, finish: tma_ring(problem, SIMPLE, 2, finish=finish),
     "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, finish=finish),
     "two row tiles": lambda problem, finish: warp_specialized(problem, TWO_ROWS, 2, finish=finish),
+    "swapped": lambda problem, finish: swapped(problem, PARTS, 2, finish=finish, overlapped=True),
+    "wide": lambda problem, finish: persistent(problem, WIDE, 2, machine=hopper(2), finish=finish),
     "persistent": lambda problem, finish: persistent(problem, ROLES, 2, machine=hopper(2), finish=finish),
 }
 REFERENCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -18,6 +18,7 @@ from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.swapped import swapped, swapped_choices, swapped_cost
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, role_choices
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
@@ -110,6 +111,12 @@ def test_parts_are_the_blocks_of_a_cluster() -> None:
     assert not kernel.workspaces
 
 
+def test_its_roles_leave_time_stamps() -> None:
+    kernel = lower(roles_case(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3), Stamps(0))
+    assert kernel.body.count("stamp(") > 10
+    assert "stamp(" not in roles(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3).body
+
+
 def test_it_can_be_launched_early() -> None:
     made = swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse("16x64x64/1x1/2"), 3, overlapped=True)
     assert made.attrs["overlaps_launches"]
@@ -200,6 +207,7 @@ def test_a_long_reduction_of_few_tiles_is_split() -> None:
         ((13, 136, 520), "16x64x64/1x1/2", {"layout": "nt"}),
         ((13, 136, 1160), "16x128x64/1x2/5", {"layout": "nn"}),  # 19 k tiles, 3 or 4 of each part
         ((60, 72, 520), "64x64x64/1x1/8", {"layout": "nt"}),
+        ((13, 72, 1032), "16x64x256/1x1/2", {"layout": "nn"}),
         ((37, 131, 648), "40x128x64/1x1/3", {"layout": "nt", "out_dtype": "float32"}),
     ],
     ids=str,
