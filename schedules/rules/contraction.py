@@ -602,9 +602,9 @@ def _fitting(sch: Schedule, loop: LoopRV, stages: int) -> int:
 
 
 def _cycles(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:
-    return contraction_cycles(
-        choice, sizes, machine, batch=shape.batch or 1, parts=parts, result_bytes=shape.result_bytes
-    )
+    filled = K_TILES if shape.reduction is None else None
+    batch, moved = shape.batch or 1, shape.result_bytes
+    return contraction_cycles(choice, sizes, machine, batch=batch, parts=parts, result_bytes=moved, filled=filled)
 
 
 def _outputs(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:
