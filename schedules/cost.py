@@ -126,6 +126,7 @@ STRAIGHT_REGISTERS = 32  # that their addresses and predicates take, seen in the
 STRADDLING = 2.0  # cache lines that rows of a k tile touch, over those that they would fill
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
+STORED_BYTES = 2  # of the results that stored_results_per_cycle counts: float16
 HIDDEN = 0.6  # of what a k tile takes less (multiplying or loading), behind what takes longer
 UNHIDDEN = 0.1  # of what the multiprocessors do while all wait for device memory, or of the memory's time otherwise
 
@@ -216,6 +217,8 @@ def contraction_cycles(
     parts: int = 1,
     itemsize: int = 2,
     lines: tuple[float, float] = (1.0, 1.0),
+    result_bytes: int = 2,
+    filled: int | None = None,
 ) -> float:
     """Return about how many cycles a product of ``sizes`` (m, n, k) takes on tensor cores; good for an order.
 
@@ -223,19 +226,26 @@ def contraction_cycles(
 
         k tile   = the longer of multiplying and loading it, and what the other does not hide
         loop     = tiles of the busiest multiprocessor · k tiles of a part · k tile
-        in all   = the longer of the loop and reading both operands from device memory once
-                   + filling the ring for each round of tiles + storing + (parts > 1) adding them up by another kernel
+        busy     = loop + storing, less multiplying that one block does while another stores
+                   + filling the ring for each round of tiles, while which others run
+        device   = reading both operands once + writing the results, which takes no less than storing unhidden
+        in all   = the longer of busy and device, and a little of the other
+                   + filling the first ring + (parts > 1) adding them up by another kernel
 
     Loading is as fast as the L2 cache, or as what is on its way allows (:data:`LATENCY_CYCLES`), and so is reading,
     which is of columns where rows are few. Rows that a tile has beyond m are multiplied, and not loaded. ``lines``:
     cache lines that a row of each operand's tile touches, over those that it fills. Few rows make a product wait for
-    device memory, whatever its tile: then parts and narrow tiles that fill the GPU are the cheapest.
+    device memory, whatever its tile: then parts and narrow tiles that fill the GPU are the cheapest. A product of few
+    k tiles waits for its results to be stored (``result_bytes`` each, what is read beside them counted): then tiles of
+    which several blocks are resident are cheaper, since one stores while another multiplies. ``filled`` is after how
+    many k tiles the ring is filled anew, by default only for the next tile.
     """
     (m, n, k), tile, rates = sizes, choice.tile, machine.rates
     tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
-    k_tiles = math.ceil(math.ceil(k / tile.block_k) / parts)
+    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 2)  # a loop of one is made two
     busiest = -(-tiles // machine.multiprocessors)
-    together = min(busiest, _resident(choice, machine, itemsize))
+    together = min(busiest, _resident(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
+    rounds = -(-busiest // together)
     brought = (min(m, tile.block_m) * lines[0] + min(n, tile.block_n) * lines[1]) * tile.block_k * itemsize
     by_wgmma = isinstance(tile, WarpgroupTile)
     ahead = together * max(1, min(choice.stages - (2 if by_wgmma else 1), k_tiles))  # k tiles on their way
@@ -243,14 +253,19 @@ def contraction_cycles(
     share = 1.0 if by_wgmma else MMA_SHARE
     multiplying = tile.block_m * tile.block_n * tile.block_k / (rates.wgmma_multiply_adds_per_cycle * share)
     k_tile = max(multiplying, loading) + (1 - HIDDEN) * min(multiplying, loading)
-    columns_on_their_way = min(tiles, machine.multiprocessors) * ahead * min(n, tile.block_n) * tile.block_k * itemsize
-    streaming = min(rates.copying_gb_s / CLOCK_GHZ, columns_on_their_way / DEVICE_LATENCY_CYCLES)
-    reading = batch * (m + n) * k * itemsize / streaming
-    storing = busiest * min(m, tile.block_m) * min(n, tile.block_n) / rates.stored_results_per_cycle
-    adding = _adding_cycles(m, n, parts, machine) if parts > 1 else 0.0
-    filling = -(-busiest // together) * LATENCY_CYCLES
     loop = busiest * k_tiles * k_tile
-    return max(loop, reading) + UNHIDDEN * min(loop, reading) + filling + storing + adding
+    stored_bytes = busiest * min(m, tile.block_m) * min(n, tile.block_n) * result_bytes
+    storing = stored_bytes / (rates.stored_results_per_cycle * STORED_BYTES)
+    hidden = (1 - 1 / together) * (1 - 1 / rounds) * min(busiest * k_tiles * multiplying, storing)
+    columns_on_their_way = min(tiles, machine.multiprocessors) * ahead * min(n, tile.block_n) * tile.block_k * itemsize
+    per_cycle = rates.copying_gb_s / CLOCK_GHZ
+    reading = batch * (m + n) * k * itemsize / min(per_cycle, columns_on_their_way / DEVICE_LATENCY_CYCLES)
+    fills = math.ceil(k_tiles / (filled or k_tiles))
+    waiting = (rounds * fills - 1) * LATENCY_CYCLES / together
+    busy = loop + storing - hidden + waiting
+    device = reading + max(batch * m * n * result_bytes / per_cycle, storing - hidden)
+    adding = _adding_cycles(m, n, parts, machine) if parts > 1 else 0.0
+    return max(busy, device) + UNHIDDEN * min(busy, device) + LATENCY_CYCLES + adding
 
 
 def wgmma_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:

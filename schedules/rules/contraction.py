@@ -47,6 +47,7 @@ from tensorir_ladder.schedules.inspection import (
     operand_regions,
 )
 from tensorir_ladder.schedules.isa import MMA_ARCH, PANEL, PTX_TYPES
+from tensorir_ladder.schedules.loops.tiling import K_TILES
 from tensorir_ladder.schedules.loops.unrolling import unroll_loop
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.alignment import compute_operand
@@ -55,6 +56,7 @@ from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipelin
 from tensorir_ladder.schedules.recipes.contraction import stage_contraction
 from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
 from tensorir_ladder.schedules.recipes.warp_tiling import stage_for_warps
+from tensorir_ladder.schedules.rules.computations import same_number
 from tensorir_ladder.schedules.rules.decode import MOST_ROWS, lowered_for_few_rows
 from tensorir_ladder.schedules.rules.normal_form import Product, narrowed, product_of
 from tensorir_ladder.schedules.rules.ranges import (
@@ -96,6 +98,7 @@ class Shape:
     ``dtype`` is both operands', or "" where they differ; ``a_by_k`` and ``b_by_k`` say that the last dimension of the
     first or the second operand is the reduction's. ``computed`` are the operands that are computed before the product,
     and not just moved; ``kept`` those of them that may be kept: of known extents, and not much more than their source.
+    ``result_bytes`` are moved for each result: its own, and those of elements that the epilogue reads for it alone.
     """
 
     batch: int | None
@@ -107,6 +110,7 @@ class Shape:
     b_by_k: bool
     computed: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
+    result_bytes: int = 2
 
     @classmethod
     def of(cls, product: Product) -> Shape:
@@ -125,6 +129,7 @@ class Shape:
             b_by_k=innermost_iterator(sch, block, 1) == last,
             computed=computed,
             kept=tuple(operand for operand in computed if _worth_keeping(sch, block, operand)),
+            result_bytes=_result_bytes(sch, block),
         )
 
     def sizes(self, rows: int) -> tuple[int, int, int]:
@@ -401,6 +406,17 @@ def _worth_keeping(sch: Schedule, block: SBlockRV, operand: int) -> bool:
     return size <= MOST_EXPANDED * sum(sources)
 
 
+def _result_bytes(sch: Schedule, block: SBlockRV) -> int:
+    """Return how many bytes are moved for each result: it is written, and what the epilogue reads of its shape read."""
+    product = sch.get(block)
+    epilogue = [sch.get(consumer) for consumer in sch.get_consumers(block)]
+    written = next(each.writes[0].source for each in (*epilogue, product))
+    read = [region.source for each in epilogue for region in each.reads]
+    beside = [buffer for buffer in read if not buffer.same_as(product.writes[0].source)]
+    beside = [b for b in beside if len(b.shape) == len(written.shape) and all(map(same_number, b.shape, written.shape))]
+    return sum(dtype_bytes(buffer.dtype) for buffer in (written, *beside))
+
+
 def steps_of(rows: tirx.Expr, extent: tirx.Var) -> int:
     """Return how many rows there are to each step of a symbolic extent, 0 where they are no multiple of it."""
     analyzer = sym.Analyzer()
@@ -463,7 +479,7 @@ def _warpgroup_choices(shape: Shape) -> tuple[Choice, ...]:
     tiles = [WarpgroupTile(block=(rows, n, 64), warpgroups=(rows // 64, 1)) for rows in (64, 128) for n in widths]
     tiles += [WarpgroupTile(block=(64, n, 128), warpgroups=(1, 1)) for n in widths if n <= NARROW]
     tiles.append(WarpgroupTile(block=(256, 128, 64), warpgroups=(2, 1)))
-    return tuple(Choice(tile, stages) for tile in tiles for stages in (4, 6, 8))
+    return tuple(Choice(tile, stages) for tile in tiles for stages in (3, 4, 6, 8))
 
 
 FEWEST_FOR_KEPT = 128  # rows with which it pays to write a computed operand down
@@ -591,7 +607,9 @@ def _fitting(sch: Schedule, loop: LoopRV, stages: int) -> int:
 
 
 def _cycles(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:
-    return contraction_cycles(choice, sizes, machine, batch=shape.batch or 1, parts=parts)
+    filled = K_TILES if shape.reduction is None else None
+    batch, moved = shape.batch or 1, shape.result_bytes
+    return contraction_cycles(choice, sizes, machine, batch=batch, parts=parts, result_bytes=moved, filled=filled)
 
 
 def _outputs(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:
