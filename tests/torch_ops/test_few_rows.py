@@ -19,6 +19,7 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Setting, choose
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 
+SLOW = pytest.mark.emulator
 H200 = hopper(name="NVIDIA H200")
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 FINISHES = (
@@ -43,8 +44,15 @@ def activated(x: np.ndarray, activation: str) -> np.ndarray:
     return {"relu": np.where(x < 0, 0, x), "silu": x / (1 + np.exp(-x)), "": x}[activation]
 
 
-@pytest.mark.parametrize("finish", FINISHES, ids=str)
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: f"{problem.shape} {problem.layout}")
+CASES = [
+    pytest.param(problem, finish, id=f"{problem.shape} {problem.layout} {finish}", marks=() if fast else SLOW)
+    for number, problem in enumerate(PROBLEMS)
+    for place, finish in enumerate(FINISHES)
+    for fast in (number == place,)
+]
+
+
+@pytest.mark.parametrize(("problem", "finish"), CASES)
 def test_results_are_those_of_float64(problem: Matmul, finish: Epilogue) -> None:
     draw, kind = np.random.default_rng(0), DTYPES[problem.dtype]
     a, b = (draw.integers(-2, 3, shape).astype(kind) for shape in ((problem.m, problem.k), problem.b_shape))

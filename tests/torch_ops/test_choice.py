@@ -1,0 +1,162 @@
+"""What the call chooses, and by what: the formula, the measurements that correct it, and their file."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from support.cases import hopper
+from tensorir_ladder.kernels.persistent import cluster_blocks
+from tensorir_ladder.kernels.stream_k import plan_for
+from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops import kernel_cost
+from tensorir_ladder.torch_ops.choice import MENU, Choice, choices, choose
+from tensorir_ladder.torch_ops.errors import DamagedFile
+from tensorir_ladder.torch_ops.few_rows import Streamed, streams
+from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, Forms, cost_file, microseconds
+
+H200 = hopper(name="NVIDIA H200")
+FILE = cost_file("NVIDIA H200")
+ALL = list(choices())
+FOLDS = 8
+
+
+def first_taken(costs: Costs, problem: Matmul) -> Choice | Streamed:
+    """The choice that these costs lead to."""
+    places, _ = costs.estimate(problem, streamed=streams(problem))
+    return next(each for each in (costs.choices[place] for place in places) if each.takes(problem, H200))
+
+
+def shares_of_the_best() -> Iterator[float]:
+    """How fast what is chosen was beside the fastest, for each measured shape, as if that had not been measured."""
+    for fold in range(FOLDS):
+        others = tuple(shape for place, shape in enumerate(FILE.shapes) if place % FOLDS != fold)
+        costs = Costs(ALL, msgspec.structs.replace(FILE, shapes=others), H200.multiprocessors)
+        for shape in FILE.shapes[fold::FOLDS]:
+            times = {FILE.kernels[place]: us for place, us in shape.times}
+            chosen = str(first_taken(costs, Matmul(shape.m, shape.n, shape.k, "float16", shape.layout)))
+            if chosen in times:
+                yield min(times.values()) / times[chosen]
+
+
+def test_on_shapes_not_measured_what_is_chosen_is_as_fast_as_the_best_of_the_menu() -> None:
+    found = list(shares_of_the_best())
+    assert len(found) > 0.95 * len(FILE.shapes)
+    assert math.exp(fmean(map(math.log, found))) >= 0.965
+
+
+def test_what_was_measured_of_this_very_shape_decides() -> None:
+    """The formula's second is measured to be faster than its first, at one shape: there it is taken, far away not."""
+    near, far = Matmul(1000, 1000, 1000, "float16"), Matmul(64, 8192, 256, "float16")
+    blank = msgspec.structs.replace(FILE, shapes=())
+    costs = Costs(ALL, blank, H200.multiprocessors)
+    (first, second, *_), (us, _, *_) = costs.estimate(near)
+    names = tuple(map(str, costs.choices))
+    times = tuple((int(place), float(us) * factor) for place, factor in ((first, 1.2), (second, 0.8)))
+    shape = kernel_cost.MeasuredShape(m=1000, n=1000, k=1000, layout="nn", times=times)
+    told = Costs(ALL, msgspec.structs.replace(blank, kernels=names, shapes=(shape,)), H200.multiprocessors)
+    assert told.estimate(near)[0][0] == second
+    assert told.estimate(far)[0][0] == costs.estimate(far)[0][0]
+
+
+def test_only_kernels_that_can_be_built_are_chosen() -> None:
+    """A cut only where the plan has helpers, a cluster only where its blocks can share their B tile."""
+    draw, seen = random.Random(0), set()
+    for _ in range(400):
+        m, n, k = (8 * round(math.exp(draw.uniform(0, math.log(1024)))) for _ in range(3))
+        problem = Matmul(m, n, k, "float16", draw.choice(("nn", "nt")))
+        chosen = choose(problem, H200)
+        kernel = chosen.kernel
+        seen.add((kernel.step, kernel.cuts, kernel.blocks))
+        if kernel.cuts:
+            assert plan_for(problem, chosen.tile, H200, kernel.blocks).helpers
+        if kernel.blocks > 1:
+            assert cluster_blocks(problem, chosen.tile, True) == kernel.blocks
+    assert len(seen) >= 5, "drawn shapes are taken by kernels of all kinds"
+
+
+def forms(tile: str) -> tuple[dict[str, int], Forms]:
+    """All kernels with one tile, and their places by what they are called in describing them."""
+    found = [
+        Choice(kernel, each.tile, each.stages) for kernel in MENU for each in kernel.tiles if str(each.tile) == tile
+    ]
+    names = {str(each).split(", ", 3)[-1]: place for place, each in enumerate(found)}
+    return names | {f"step {each.kernel.step}": place for place, each in enumerate(found)}, Forms.of(found, FILE.rates)
+
+
+def test_kernels_cost_what_they_do_beside_their_tiles_work() -> None:
+    places, found = forms("128x256x64/2x1")
+    us = microseconds(found, 1024, 2048, 4096, False, 132, FILE.rates)  # 64 tiles: a wave, and no crowd
+    early, pairs = us[places["launched early, whole tiles"]], us[places["launched early, whole tiles, clusters of 2"]]
+    assert us[places["step 12"]] - early == pytest.approx(FILE.rates.waits)
+    assert us[places["step 11"]] > us[places["step 12"]]
+    assert pairs != early
+    assert np.isinf(
+        microseconds(found, 1024, 2048, 64, False, 132, FILE.rates)[places["launched early, last wave cut"]]
+    )
+
+
+def test_a_b_tile_of_one_panel_is_not_shared() -> None:
+    places, found = forms("64x64x64/1x1")
+    shared = places["launched early, whole tiles, clusters of 2"]
+    stored = [microseconds(found, 4096, 4096, 4096, nt, 132, FILE.rates)[shared] for nt in (False, True)]
+    assert [math.isinf(us) for us in stored] == [True, False]
+
+
+def test_ragged_rows_take_longer() -> None:
+    places, found = forms("128x128x64/2x1")
+    whole, ragged = (microseconds(found, 4096, n, 4096, False, 132, FILE.rates) for n in (4096, 4088))
+    assert (ragged[places["step 12"]]) > whole[places["step 12"]]
+
+
+def test_a_tile_that_was_not_fitted_has_the_median_efficiency() -> None:
+    assert FILE.rates.efficiency_of(RoleTile.parse("64x64x192/1x1")) == np.median([*FILE.rates.efficiency.values()])
+
+
+def test_a_gpu_without_a_file_has_the_modelled_one_s() -> None:
+    assert cost_file("NVIDIA H100 80GB HBM3") == cost_file("NVIDIA H200")
+    other = replace(H200, name="NVIDIA Other")
+    assert choose(Matmul(640, 480, 320, "float16"), other) == choose(Matmul(640, 480, 320, "float16"), H200)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rates": {}},
+        {"shapes": [{"m": 8, "n": 8, "k": 8, "layout": "nn", "times": [[10**6, 1.0]]}]},
+        {"shapes": [{"m": 8, "n": 8, "k": 8, "layout": "tn", "times": [[0, 1.0]]}]},
+        {"shapes": [{"m": 8, "n": 8, "k": 8, "layout": "nn", "times": [[0, -1.0]]}]},
+        {"shapes": [{"m": 8, "n": 8, "k": 8, "layout": "nn", "times": []}]},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_damaged_file_of_costs_is_named(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = json.loads((kernel_cost.FOLDER / "nvidia-h200.json").read_text())
+    path = tmp_path / "nvidia-h200.json"
+    path.write_text(json.dumps(whole | change))
+    monkeypatch.setattr(kernel_cost, "FOLDER", tmp_path)
+    with pytest.raises(DamagedFile, match=r"nvidia-h200\.json is damaged"):
+        cost_file.__wrapped__("NVIDIA H200")
+    path.unlink()
+    with pytest.raises(DamagedFile, match="has no file of the NVIDIA H200"):
+        cost_file.__wrapped__("NVIDIA H200")
+
+
+def test_the_file_names_kernels_of_the_menu() -> None:
+    """Times of a kernel that the menu has no more would be kept in vain."""
+    assert set(FILE.kernels) <= {*map(str, ALL), str(Streamed())}
+    assert isinstance(FILE, CostFile)
