@@ -153,7 +153,7 @@ def test_steps_8_and_9_are_the_recipe_for_tensor_cores(
         ((100, 72, 200), "whole", 1),
         ((45, 75, 90), "in_flight", 1),  # rows that are copied first
         ((64, 128, 256), "awaited", 1),
-        ((64, 72, 2048), "rows", 8),
+        ((64, 72, 2048), "rows", 2),
     ],
     ids=str,
 )
