@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -160,18 +160,70 @@ class Forms:
         kinds = ([kernel.cuts for kernel in kernels], [k.stays for k in kernels], [k.step == 11 for k in kernels])
         return cls(*map(np.array, (*numbers, *kinds)))
 
-    def at(self, places: np.ndarray) -> Forms:
-        """Take those at some places, in their order."""
-        return Forms(*(values[places] for values in vars(self).values()))
+    @functools.cached_property
+    def area(self) -> np.ndarray:
+        """Results of a block tile."""
+        return self.block_m * self.block_n
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """Rows of a cluster's tiles together."""
+        return self.block_m * self.blocks
+
+    def workers(self, multiprocessors: int) -> np.ndarray:
+        """Count the blocks, or clusters, that run at once."""
+        return multiprocessors // self.blocks
+
+    def unshared(self, nt: Any) -> np.ndarray:
+        """Tell where a cluster cannot share its B tile: of a B stored [k, n] each block loads whole panels."""
+        return (self.blocks > 1) & ~np.asarray(nt, bool) & (self.block_n % (self.blocks * LINE) != 0)
 
     def waves(self, m: Any, n: Any, multiprocessors: int, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Count the whole waves of tiles, and the tiles of the last one that is not whole."""
-        tiles = -(-m // (self.block_m * self.blocks)) * -(-n // self.block_n) * batch
-        return np.divmod(tiles, multiprocessors // self.blocks)
+        tiles = -(-m // self.rows) * -(-n // self.block_n) * batch
+        return np.divmod(tiles, self.workers(multiprocessors))
+
+
+@dataclass(frozen=True)
+class KTile:
+    """What a k tile takes in each kernel: multiplying, bytes brought, the least that their arriving takes, its turn.
+
+    ``all_busy`` is its time while all multiprocessors load.
+    """
+
+    rates: KernelRates
+    multiplying: np.ndarray
+    brought: np.ndarray
+    arriving: np.ndarray
+    turn: np.ndarray
+    all_busy: np.ndarray
+
+    @classmethod
+    def of(cls, forms: Forms, n: Any, k: Any, nt: Any, multiprocessors: int, rates: KernelRates) -> KTile:
+        """Describe kernels' k tiles of products of these sizes; ``nt`` for a B stored transposed."""
+        f, r = forms, rates
+        a_factor = 1 + (r.straddling - 1) * (k % LINE != 0)
+        b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * (n % LINE != 0))
+        made = cls(
+            rates,
+            f.block_m * f.block_n * f.block_k / (r.multiply_adds * f.efficiency),
+            (f.block_m * a_factor + f.block_n * b_factor / f.blocks) * f.block_k * ITEMSIZE,
+            r.latency / (f.stages - 1),
+            r.turn + r.ring_turn * f.ring + r.pair_turn * (f.blocks - 1),
+            np.array(0.0),
+        )
+        return replace(made, all_busy=made.time(multiprocessors))
+
+    def time(self, busy: Any) -> np.ndarray:
+        """Return the microseconds of a k tile while so many multiprocessors are busy."""
+        rate = np.maximum(1 / self.rates.load_bytes, busy * (1 / self.rates.all_load_bytes))
+        loading = np.maximum(self.brought * rate, self.arriving)
+        shorter = np.minimum(self.multiplying, loading)
+        return np.maximum(self.multiplying, loading) + self.rates.unhidden * shorter + self.turn
 
 
 def microseconds(
-    forms: Forms, m: Any, n: Any, k: Any, nt: Any, multiprocessors: int, rates: KernelRates, batch: int = 1
+    forms: Forms, k_tile: KTile, m: Any, n: Any, k: Any, nt: Any, multiprocessors: int, batch: int = 1
 ) -> np.ndarray:
     """Return about how long each kernel takes for ``batch`` products; ``nt`` for a B stored transposed.
 
@@ -184,40 +236,28 @@ def microseconds(
     A last wave that is not whole has the GPU's bandwidth for fewer multiprocessors. Sizes may be arrays too, an element
     for each kernel. Infinite where a last wave cannot be cut, or a cluster cannot share its B tile.
     """
-    f, r, whole = forms, rates, ~forms.cuts
-    workers, k_tiles = multiprocessors // f.blocks, -(-k // f.block_k)
+    f, r = forms, k_tile.rates
+    workers, k_tiles = f.workers(multiprocessors), -(-k // f.block_k)
     waves, owned = f.waves(m, n, multiprocessors, batch)
-    multiplying = f.block_m * f.block_n * f.block_k / (r.multiply_adds * f.efficiency)
-    a_factor = 1 + (r.straddling - 1) * (k % LINE != 0)
-    b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * (n % LINE != 0))
-    brought = (f.block_m * a_factor + f.block_n * b_factor / f.blocks) * f.block_k * ITEMSIZE
-    arriving = r.latency / (f.stages - 1)
-    turn = r.turn + r.ring_turn * f.ring + r.pair_turn * (f.blocks - 1)
-
-    def k_tile(busy: Any) -> np.ndarray:
-        """Of a wave that keeps so many multiprocessors busy."""
-        loading = np.maximum(brought * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes), arriving)
-        return np.maximum(multiplying, loading) + r.unhidden * np.minimum(multiplying, loading) + turn
-
+    first, some = waves == 0, owned > 0
+    # Blocks that begin early take what places the kernel before leaves: near each other, where these are few.
     alone = owned * f.blocks
-    crowded = f.stays & (waves == 0) & (2 * alone > multiprocessors)
+    crowded = f.stays & first & (2 * alone > multiprocessors)
     busy = np.where(crowded, alone + (multiprocessors - alone) * min(r.crowding, 1.0), alone)
     # A cut last wave: in equal parts where workers are twice the tiles, else some of them help all the others.
     left = np.maximum(owned, 1)
     parts = np.maximum(1, np.minimum(workers // left, k_tiles // (2 * f.boxes)))
     share = np.where(parts > 1, 1 / parts, left / np.minimum(workers, 2 * left))
-    heard = np.maximum(parts - 1, 1)
-    handing = r.cut + r.cut_first * (waves == 0) + heard * f.block_m * f.block_n * (SUM_BYTES / r.sums)
-    last = (owned > 0) * np.where(whole, 1.0, share) * k_tile(np.where(whole, busy, multiprocessors))
-    loop = k_tiles * (waves * k_tile(multiprocessors) + last) + f.cuts * handing
+    handing = r.cut + r.cut_first * first + np.maximum(parts - 1, 1) * f.area * (SUM_BYTES / r.sums)
+    last = some * np.where(f.cuts, share * k_tile.all_busy, k_tile.time(busy))
+    loop = k_tiles * (waves * k_tile.all_busy + last) + f.cuts * handing
     reading = ((m + n) * k + m * n * r.writing) * (batch * ITEMSIZE / r.memory_bytes)
-    rounds = np.where(f.stays, 1, waves + (owned > 0))
+    rounds = np.where(f.stays, 1, waves + some)
     storing = rounds * np.minimum(f.block_m, m) * np.minimum(f.block_n, n) / r.results + (rounds - 1) * r.refill
     begin = r.launch + r.waits * ~f.stays + r.ring * f.ring + r.pair * (f.blocks - 1)
     in_all = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + storing + begin
-    cuttable = whole | ((owned > 0) & (owned < workers) & (k_tiles >= 4 * np.minimum(f.boxes, k_tiles)))
-    shared = (f.blocks == 1) | nt | (f.block_n % (f.blocks * LINE) == 0)  # panels of a B stored [k, n] stay whole
-    return np.where(cuttable & shared, in_all, np.inf)
+    uncuttable = f.cuts & (~some | (owned == workers) | (k_tiles < 4 * np.minimum(f.boxes, k_tiles)))
+    return np.where(uncuttable | f.unshared(nt), np.inf, in_all)
 
 
 def streaming_microseconds(m: Any, n: Any, k: Any, nt: Any, rates: KernelRates) -> Any:
@@ -234,6 +274,7 @@ class Costs:
     def __init__(self, choices: Sequence[Choice], file: CostFile, multiprocessors: int) -> None:
         self.choices: list[Choice | Streamed] = [*choices, Streamed()]
         self.rates, self.multiprocessors, self.forms = file.rates, multiprocessors, Forms.of(choices, file.rates)
+        self._k_tile = functools.cache(lambda n, k, nt: KTile.of(self.forms, n, k, nt, multiprocessors, file.rates))
         places = {str(choice): place for place, choice in enumerate(self.choices)}
         known = [places.get(name, -1) for name in file.kernels]
         taken = [[(known[old], us) for old, us in shape.times if known[old] >= 0] for shape in file.shapes]
@@ -256,7 +297,8 @@ class Costs:
         """Return the formula's microseconds of each choice, and its waves of tiles, as a power of two."""
         whole, left = self.forms.waves(m, n, self.multiprocessors, batch)
         waves = np.append(np.log2(whole + left * self.forms.blocks / self.multiprocessors), 0.0)
-        times = microseconds(self.forms, m, n, k, nt, self.multiprocessors, self.rates, batch)
+        k_tile = self._k_tile(n % LINE, k % LINE, nt)
+        times = microseconds(self.forms, k_tile, m, n, k, nt, self.multiprocessors, batch)
         return np.append(times, streaming_microseconds(m, n, k, nt, self.rates)), waves
 
     def estimate(self, problem: Matmul, batch: int = 1, streamed: bool = False) -> tuple[np.ndarray, np.ndarray]:

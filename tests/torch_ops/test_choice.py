@@ -24,7 +24,7 @@ from tensorir_ladder.torch_ops import kernel_cost
 from tensorir_ladder.torch_ops.choice import MENU, Choice, choices, choose
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
-from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, Forms, cost_file, microseconds
+from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, Forms, KTile, cost_file, microseconds
 
 H200 = hopper(name="NVIDIA H200")
 FILE = cost_file("NVIDIA H200")
@@ -95,28 +95,31 @@ def forms(tile: str) -> tuple[dict[str, int], Forms]:
     return names | {f"step {each.kernel.step}": place for place, each in enumerate(found)}, Forms.of(found, FILE.rates)
 
 
+def timed(found: Forms, m: int, n: int, k: int, nt: bool = False) -> np.ndarray:
+    """The formula's microseconds for one product."""
+    return microseconds(found, KTile.of(found, n, k, nt, 132, FILE.rates), m, n, k, nt, 132)
+
+
 def test_kernels_cost_what_they_do_beside_their_tiles_work() -> None:
     places, found = forms("128x256x64/2x1")
-    us = microseconds(found, 1024, 2048, 4096, False, 132, FILE.rates)  # 64 tiles: a wave, and no crowd
+    us = timed(found, 1024, 2048, 4096)  # 64 tiles: a wave, and no crowd
     early, pairs = us[places["launched early, whole tiles"]], us[places["launched early, whole tiles, clusters of 2"]]
     assert us[places["step 12"]] - early == pytest.approx(FILE.rates.waits)
     assert us[places["step 11"]] > us[places["step 12"]]
     assert pairs != early
-    assert np.isinf(
-        microseconds(found, 1024, 2048, 64, False, 132, FILE.rates)[places["launched early, last wave cut"]]
-    )
+    assert np.isinf(timed(found, 1024, 2048, 64)[places["launched early, last wave cut"]])
 
 
 def test_a_b_tile_of_one_panel_is_not_shared() -> None:
     places, found = forms("64x64x64/1x1")
     shared = places["launched early, whole tiles, clusters of 2"]
-    stored = [microseconds(found, 4096, 4096, 4096, nt, 132, FILE.rates)[shared] for nt in (False, True)]
+    stored = [timed(found, 4096, 4096, 4096, nt)[shared] for nt in (False, True)]
     assert [math.isinf(us) for us in stored] == [True, False]
 
 
 def test_ragged_rows_take_longer() -> None:
     places, found = forms("128x128x64/2x1")
-    whole, ragged = (microseconds(found, 4096, n, 4096, False, 132, FILE.rates) for n in (4096, 4088))
+    whole, ragged = (timed(found, 4096, n, 4096) for n in (4096, 4088))
     assert (ragged[places["step 12"]]) > whole[places["step 12"]]
 
 
