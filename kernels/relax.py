@@ -37,11 +37,21 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.inspection import is_constant, is_one
 from tensorir_ladder.schedules.isa import PTX_TYPES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.rules.computations import Computation
-from tensorir_ladder.schedules.rules.contraction import Body, Contraction, steps_of
-from tensorir_ladder.schedules.rules.normal_form import Epilogue, equation_of, narrowed
-from tensorir_ladder.schedules.rules.ranges import by_extent, symbolic_extents, unless_empty
-from tensorir_ladder.schedules.rules.rule import HOW, SCHEDULED, NotTaken, Rule
+from tensorir_ladder.schedules.rules import (
+    Body,
+    Computation,
+    Contraction,
+    Epilogue,
+    NotTaken,
+    Rule,
+    by_extent,
+    equation_of,
+    narrowed,
+    steps_of,
+    symbolic_extents,
+    unless_empty,
+)
+from tensorir_ladder.schedules.rules.rule import HOW, SCHEDULED
 from tensorir_ladder.schedules.tiles import Choice
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 

@@ -84,11 +84,15 @@ def warp_specialized(
             limit="16-bit results, rows of multiples of 16 bytes, warpgroups of multiples of 64 columns",
             remedy="give 16-bit results and pad rows, or do without",
         )
-    if batch > 1 and (any_rows or finish.residual):
+    if batch > 1 and any_rows:
         raise IllegalWorkload(
-            "a batch has a fixed number of rows, and no residual",
+            "a batch has a fixed number of rows",
             value=f"batch {batch}",
-            remedy="do without these, or without a batch",
+            remedy="do without any number of rows",
+        )
+    if batch > 1 and finish.residual:
+        raise IllegalWorkload(
+            "a batch has no residual", value=f"batch {batch}", remedy="add it afterwards, or multiply one by one"
         )
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
     tiles = tile_rows * tile_columns
