@@ -120,7 +120,7 @@ DEVICE_LATENCY_CYCLES = 1700  # the same, of data in device memory, while that i
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
 SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
 SIMT_TURNS = 0.8  # cycles of a multiply-add by warps, over what block_tile_cost says
-STRAIGHT_EDGE = 4.5  # instructions of an element that is copied by itself, where a multiply-add is one
+STRAIGHT_EDGE = 3.6  # instructions of an element that is copied by itself, where a multiply-add is one
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
 STRAIGHT_REGISTERS = 32  # that their addresses and predicates take, seen in these kernels' cubins
 STRADDLING = 2.0  # cache lines that rows of a k tile touch, over those that they would fill
@@ -341,8 +341,6 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     front = 0.0
     if copied:
         front = _copying_cycles((m * unaligned[0] + n * unaligned[1]) * k * itemsize, machine)
-    elif straight and tile.steps_ahead:
-        return math.inf  # their addresses and predicates are more than the registers that are left
     elif straight:
         one_by_one = [math.gcd(row * itemsize, VECTOR_BYTES) for row in (k, problem.b_shape[1])]
         copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]  # an element

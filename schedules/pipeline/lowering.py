@@ -77,8 +77,7 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
 
     The passes that change what is computed where have run then, with ours before and after; what the stock pipeline
     runs once more finds nothing left to do. It places all barriers that it sees a reason for: of asynchronous copies it
-    sees none any more, so that theirs are placed here, but for those behind waits, which it adds in any case. Copies
-    that :func:`fill_with_zeros` marked stay two instructions.
+    sees none any more, so that theirs are placed here, but for those behind waits, which it adds in any case.
 
     A function without blocks in its root block, or without that, is returned as it is: one that is lowered already.
 
@@ -105,7 +104,8 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     copies: list[Pass] = []
     if required_pass_config(function):
         barriers = [s_tir.transform.ThreadSync(scope) for scope in SHARED_SCOPES]
-        copies = [*barriers, on_functions(_without_awaited), s_tir.transform.InjectPTXAsyncCopy()]
+        inject = [s_tir.transform.InjectPTXAsyncCopy(), on_functions(lower_zero_fills)]
+        copies = [*barriers, on_functions(_without_awaited), *inject]
     with tvm.transform.PassContext(config={"tirx.use_async_copy": True}):
         lowered = Sequential([*before, *_until_barriers(), *copies, *after])(module)["main"].without_attr("target")
     # Workspaces were arguments for as long as it took: TVM makes vectors of what it allocates itself, of which it then

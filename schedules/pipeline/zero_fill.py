@@ -17,7 +17,6 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
-from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.passes import require_pipeline
 
 ZERO_FILL = "zero_fill"
@@ -57,15 +56,19 @@ def _filling(call: ir.Call) -> ir.Call:
     if call.op.name != RAW_COPY or len(call.args) != PREDICATED:
         return call
     to, to_offset, source, offset, size, predicate = call.args
-    width, scales = int(size), [dtype_bytes(str(pointer.ty.element_type.dtype)) for pointer in (to, source)]
+    width, (to_type, source_type) = int(size), (str(pointer.ty.element_type.dtype) for pointer in (to, source))
     cached = "cg" if width == VECTOR_BYTES else "ca"
-    name = f"ptx_cp_async_legacy_pred_{cached}_{width}_{scales[0]}_{scales[1]}_zero_fill"
+    name = f"ptx_cp_async_legacy_pred_{cached}_{width}_zero_fill"
     text = f"""
-__forceinline__ __device__ void {name}(void* dst, int dst_off, void* src, int src_off, int predicate) {{
-  unsigned int to = __cvta_generic_to_shared((uint8_t*)dst + dst_off * {scales[0]});
-  const uint8_t* from = (const uint8_t*)src + src_off * {scales[1]};
+__forceinline__ __device__ void {name}(void* to, void* from, int predicate) {{
+  unsigned int shared = __cvta_generic_to_shared(to);
   asm volatile("cp.async.{cached}.shared.global [%0], [%1], %2, %3;"
-               :: "r"(to), "l"(from), "n"({width}), "r"(predicate ? {width} : 0));
+               :: "r"(shared), "l"(from), "n"({width}), "r"(predicate ? {width} : 0));
 }}
 """
-    return cuda_func_call(name, to, to_offset, source, offset, predicate, source_code=text)
+    # Addresses in a form that TVM moves when it puts several tiles into one array of shared memory.
+    addresses = [
+        tirx.call_intrin("handle", "tirx.tvm_access_ptr", tirx.type_annotation(dtype), pointer, place, width, access)
+        for dtype, pointer, place, access in ((to_type, to, to_offset, 2), (source_type, source, offset, 1))
+    ]
+    return cuda_func_call(name, *addresses, predicate, source_code=text)

@@ -53,6 +53,7 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.alignment import compute_operand
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipeline_reads
+from tensorir_ladder.schedules.pipeline.zero_fill import fill_with_zeros
 from tensorir_ladder.schedules.recipes.contraction import stage_contraction
 from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
 from tensorir_ladder.schedules.recipes.warp_tiling import stage_for_warps
@@ -497,6 +498,7 @@ def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> 
     if by_rows:
         keep_rows_apart(sch, block)
     staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows)
+    fill_with_zeros(sch, staged.loops.k_outer)
     pipeline_warpgroups(sch, staged.loops.k_outer, stages)
     multiply_by_wgmma(sch, staged.loops, staged.instruction)
 
@@ -538,6 +540,7 @@ def _by_warps_of_tensor_cores(sch: Schedule, block: SBlockRV, shape: Shape, plan
     loops = tensorized.loops
     ahead = pipeline_reads(sch, loops.k_step, stages)
     stages = _fitting(sch, loops.k_outer, stages)
+    fill_with_zeros(sch, loops.k_outer)
     pipeline_loop(sch, loops.k_outer, stages, True, one_barrier=True, unroll_ring=True, fill_ahead=ahead)
     use_instruction(sch, loops, tensorized.loads, tensorized.instruction)
 
