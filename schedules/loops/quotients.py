@@ -61,6 +61,10 @@ def _unsigned(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def note_extent(var: tirx.Var) -> None:
         analyzer.update(var, sym.ConstIntBound(0, sym.ConstIntBound.POS_INF))
 
+    def note_named(bound: tirx.Bind) -> None:
+        if "int" in str(bound.value.ty.dtype) and analyzer.can_prove(bound.value >= 0):
+            note_extent(bound.var)
+
     def divided(division: tirx.FloorDiv | tirx.FloorMod) -> ir.Expr:
         if is_constant(division.b) or not all(analyzer.can_prove(side >= 0) for side in (division.a, division.b)):
             return division
@@ -70,7 +74,8 @@ def _unsigned(function: tirx.PrimFunc) -> tirx.PrimFunc:
     for parameter in function.params:
         for extent in getattr(parameter, "shape", ()):
             tvm_ffi.structural_walk(extent, (tirx.Var, note_extent))
-    tvm_ffi.structural_walk(function.body, [(tirx.For, note_loop), (tirx.AttrStmt, note_thread)])
+    noted = [(tirx.For, note_loop), (tirx.AttrStmt, note_thread), (tirx.Bind, note_named)]
+    tvm_ffi.structural_walk(function.body, noted, order="pre")
     return function.with_body(tvm_ffi.structural_map(function.body, ((tirx.FloorDiv, tirx.FloorMod), divided)))
 
 

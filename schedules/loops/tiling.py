@@ -72,16 +72,16 @@ def tile_contraction(sch: Schedule, rows: LoopRV, columns: LoopRV, reduction: Lo
     return loops
 
 
-def k_tiles_together(sch: Schedule, reduction: LoopRV, fewest: int = 1) -> int:
+def k_tiles_together(sch: Schedule, reduction: LoopRV, fewest: int = 1, together: int = K_TILES) -> int:
     """Return of how many k tiles a reduction's tiles should be a multiple: ``fewest``, or 4 of unknown numbers of them.
 
     A pipelined loop has a constant number of iterations. Where only run time knows how many k tiles there are, the
-    pipeline is one of :data:`K_TILES`, filled and drained for each so many (:func:`pipelined_k_tiles`).
+    pipeline is one of ``together``, filled and drained for each so many (:func:`pipelined_k_tiles`).
     """
-    return fewest if is_constant(sch.get(reduction).extent) else K_TILES
+    return fewest if is_constant(sch.get(reduction).extent) else together
 
 
-def pipelined_k_tiles(sch: Schedule, k_outer: LoopRV) -> LoopRV:
+def pipelined_k_tiles(sch: Schedule, k_outer: LoopRV, together: int = K_TILES) -> LoopRV:
     """Return the loop over k tiles to pipeline: the loop itself, or of unknown trip count, its innermost 4 iterations.
 
     ::
@@ -89,7 +89,7 @@ def pipelined_k_tiles(sch: Schedule, k_outer: LoopRV) -> LoopRV:
         before   for k_outer < (k + 255) // 256 * 4:  ...
         after    for turn < (k + 255) // 256:  for k_outer < 4:  ...         # returned: k_outer
     """
-    return k_outer if is_constant(sch.get(k_outer).extent) else sch.split(k_outer, [None, K_TILES])[1]
+    return k_outer if is_constant(sch.get(k_outer).extent) else sch.split(k_outer, [None, together])[1]
 
 
 def bind_grid(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:

@@ -76,7 +76,7 @@ from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     pipeline_warpgroups,
     stage_for_warpgroups,
 )
-from tensorir_ladder.schedules.tiles import Choice, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
+from tensorir_ladder.schedules.tiles import BlockTile, Choice, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
 LOG = logging.getLogger(__name__)
@@ -497,10 +497,15 @@ def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> 
     by_rows = whole and plan.parts == 1 and one
     if by_rows:
         keep_rows_apart(sch, block)
-    staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows)
+    staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows, k_tiles=_pipelined_together(tile))
     fill_with_zeros(sch, staged.loops.k_outer)
     pipeline_warpgroups(sch, staged.loops.k_outer, stages)
     multiply_by_wgmma(sch, staged.loops, staged.instruction)
+
+
+def _pipelined_together(tile: BlockTile) -> int:
+    """Return how many k tiles of an unknown number are one pipeline: twice as many with tiles for many rows."""
+    return 2 * K_TILES if isinstance(tile, WarpgroupTile) and tile.block_m > PANEL else K_TILES
 
 
 def _come_in_eights(sch: Schedule, block: SBlockRV) -> bool:
@@ -610,7 +615,7 @@ def _fitting(sch: Schedule, loop: LoopRV, stages: int) -> int:
 
 
 def _cycles(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:
-    filled = K_TILES if shape.reduction is None else None
+    filled = _pipelined_together(choice.tile) if shape.reduction is None else None
     batch, moved = shape.batch or 1, shape.result_bytes
     return contraction_cycles(choice, sizes, machine, batch=batch, parts=parts, result_bytes=moved, filled=filled)
 

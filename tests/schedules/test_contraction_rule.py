@@ -246,6 +246,11 @@ RIGHT = {
     "masked scores": (masked_scores(), HOPPER, rows(0, 5, 64, 130)),
     "masked scores, a bias": (masked_scores(True), HOPPER, rows(70)),
     "values": (product("m", 64, "k", batch=2, b_by_columns=False), HOPPER, [*rows(33, k=77), *rows(5, k=592)]),
+    "values, many rows": (
+        product("m", 128, "k", batch=8, b_by_columns=False),
+        HOPPER,
+        [*rows(130, k=77), *rows(9, k=592)],
+    ),
     "values, by mma": (product("m", 64, "k", batch=2, b_by_columns=False), AMPERE, [*rows(9, k=3), *rows(5, k=80)]),
     "weights of int8, many rows": (weights_of_int8(), HOPPER, rows(20, 130)),
     "an image": (conv2d_nhwc(2, 14, 14, 32, 128, dtype="float16"), HOPPER, [{}]),
