@@ -8,6 +8,7 @@ for shapes near by (:meth:`Costs.estimate`). It is for an order: its constants h
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Sequence
@@ -131,20 +132,30 @@ class Forms:
 
     def __init__(self, choices: Sequence[Choice], rates: KernelRates, multiprocessors: int) -> None:
         tiles, kernels = [each.tile for each in choices], [each.kernel for each in choices]
-        self.rates, self.multiprocessors = rates, multiprocessors
+        self.multiprocessors, self.tiles = multiprocessors, [str(tile) for tile in tiles]
         self.block_m, self.block_n, self.block_k = (np.array([tile.block[axis] for tile in tiles]) for axis in range(3))
         self.stages = np.array([each.stages for each in choices])
         self.blocks = np.array([kernel.blocks or 1 for kernel in kernels])
         self.cuts, self.stays = (np.array([getattr(k, kind) for k in kernels]) for kind in ("cuts", "stays"))
         self.ring = np.array([kernel.step == 11 for kernel in kernels])
-        self.efficiency = np.array([rates.efficiency_of(tile) for tile in tiles])
         # What follows of them, whatever the product is.
         self.rows, self.workers = self.block_m * self.blocks, multiprocessors // self.blocks
         self.leaves, self.whole = ~self.stays, ~self.cuts
         self.shortest = np.array([max(1, tile.group_m * tile.group_n // PANEL_RESULTS) for tile in tiles])
+        self.unshared = (self.blocks > 1) & (self.block_n % (self.blocks * LINE) != 0)
+        self._rate(rates)
+
+    def rated(self, rates: KernelRates) -> Forms:
+        """Return the same kernels on a GPU of other rates."""
+        made = copy.copy(self)
+        made._rate(rates)
+        return made
+
+    def _rate(self, rates: KernelRates) -> None:
+        self.rates = rates
+        self.efficiency = np.array([rates.efficiency_of(tile) for tile in self.tiles])
         self.sums_us = self.block_m * self.block_n * (SUM_BYTES / rates.sums)
         self.begin = rates.launch + rates.waits * self.leaves + rates.ring * self.ring + rates.pair * (self.blocks - 1)
-        self.unshared = (self.blocks > 1) & (self.block_n % (self.blocks * LINE) != 0)
 
     def waves(self, m: Any, n: Any, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Count the whole waves of tiles, and the tiles of the last one that is not whole."""
