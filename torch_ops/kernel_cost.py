@@ -157,6 +157,19 @@ class Forms:
         self.sums_us = self.block_m * self.block_n * (SUM_BYTES / rates.sums)
         self.begin = rates.launch + rates.waits * self.leaves + rates.ring * self.ring + rates.pair * (self.blocks - 1)
 
+    def at(self, places: np.ndarray) -> Forms:
+        """Return the kernels at some places, in their order."""
+        made = copy.copy(self)
+        made.tiles = [self.tiles[place] for place in places]
+        for name, values in vars(self).items():
+            if isinstance(values, np.ndarray):
+                setattr(made, name, values[places])
+        return made
+
+    def log_waves(self, m: Any, n: Any, batch: int = 1) -> np.ndarray:
+        """Return how many waves of tiles there are, as a power of two."""
+        return np.log2(-(-m // self.rows) * -(-n // self.block_n) * batch / self.workers)
+
     def waves(self, m: Any, n: Any, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Count the whole waves of tiles, and the tiles of the last one that is not whole."""
         return np.divmod(-(-m // self.rows) * -(-n // self.block_n) * batch, self.workers)
@@ -240,31 +253,46 @@ class Costs:
         self.choices: list[Choice | Streamed] = [*choices, Streamed()]
         self.forms = Forms(choices, file.rates, multiprocessors)
         self._k_tile = functools.cache(functools.partial(KTile, self.forms))
-        places = {str(choice): place for place, choice in enumerate(self.choices)}
-        known = [places.get(name, -1) for name in file.kernels]
-        taken = [[(known[old], us) for old, us in shape.times if known[old] >= 0] for shape in file.shapes]
-        shapes = [shape for shape, times in zip(file.shapes, taken) if times]
-        self._shapes = np.array([_place(shape.m, shape.n, shape.k, shape.layout == "nt") for shape in shapes])
-        size = (len(self.choices), len(shapes))
-        self._off, self._weights, self._waves = np.zeros(size), np.zeros(size), np.zeros(size)
-        for row, (shape, times) in enumerate(zip(shapes, (times for times in taken if times))):
-            at, us = np.array([place for place, _ in times]), np.array([us for _, us in times])
-            weights = (us.min() / us) ** 2
-            guessed, waves = self._guess(shape.m, shape.n, shape.k, shape.layout == "nt")
-            off = np.log(us / guessed[at])
-            # Cuts that the formula excludes and the file has: of another version.
-            sure = np.isfinite(off)
-            weights, off = np.where(sure, weights, 0.0), np.where(sure, off, 0.0)
-            self._off[at, row] = off - np.average(off, weights=weights if weights.any() else None)
-            self._weights[at, row], self._waves[at, row] = weights, waves[at]
+        self._remember(file)
+
+    def _remember(self, file: CostFile) -> None:
+        """Keep by what part each time of the file differs from the formula's, beside the others of its shape."""
+        named = {str(choice): place for place, choice in enumerate(self.choices)}
+        places = [named.get(name, -1) for name in file.kernels]
+        shapes = [shape for shape in file.shapes if any(places[old] >= 0 for old, _ in shape.times)]
+        taken = [
+            (row, places[old], us) for row, shape in enumerate(shapes) for old, us in shape.times if places[old] >= 0
+        ]
+        self._shapes = np.array([_place(each.m, each.n, each.k, each.layout == "nt") for each in shapes])
+        self._off, self._weights, self._waves = np.zeros((3, len(self.choices), len(shapes)))
+        if not shapes:
+            return
+        rows, at, us = np.array([t[0] for t in taken]), np.array([t[1] for t in taken]), np.array([t[2] for t in taken])
+        sizes = [np.array([getattr(shape, side) for shape in shapes]) for side in "mnk"]
+        nt = np.array([shape.layout == "nt" for shape in shapes])
+        streamed = [
+            streaming_microseconds(*size, self.forms.rates) for size in zip(*(side.tolist() for side in sizes), nt)
+        ]
+        explicit = at < len(self.choices) - 1
+        m, n, k, b_nt = (side[rows[explicit]] for side in (*sizes, nt))
+        forms = self.forms.at(at[explicit])
+        guessed, waves = np.array(streamed)[rows], np.zeros(len(rows))
+        guessed[explicit] = microseconds(forms, KTile(forms, n, k, b_nt), m, n, k)
+        waves[explicit] = forms.log_waves(m, n)
+        least = np.full(len(shapes), np.inf)
+        np.minimum.at(least, rows, us)
+        # Infinite: a cut that the formula excludes and another version has timed.
+        weights = np.where(np.isfinite(guessed), (least[rows] / us) ** 2, 0.0)
+        off = np.where(np.isfinite(guessed), np.log(us / guessed), 0.0)
+        common = np.bincount(rows, weights * off) / np.maximum(np.bincount(rows, weights), 1e-9)
+        self._off[at, rows], self._weights[at, rows], self._waves[at, rows] = off - common[rows], weights, waves
 
     def _guess(self, m: int, n: int, k: int, nt: bool, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Return the formula's microseconds of each choice, and its waves of tiles, as a power of two."""
         forms = self.forms
-        tiles = -(-m // forms.rows) * -(-n // forms.block_n) * batch
-        waves = np.append(np.log2(tiles / forms.workers), 0.0)
         times = microseconds(forms, self._k_tile(n % LINE, k % LINE, nt), m, n, k, batch)
-        return np.append(times, streaming_microseconds(m, n, k, nt, forms.rates)), waves
+        streamed = streaming_microseconds(m, n, k, nt, forms.rates)
+        return np.append(times, streamed), np.append(forms.log_waves(m, n, batch), 0.0)
 
     def estimate(self, problem: Matmul, batch: int = 1, streamed: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Estimate microseconds: the places of the choices in the order in which to take them, and their times.
