@@ -8,9 +8,10 @@ for shapes near by (:meth:`Costs.estimate`). It is for an order: its constants h
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,106 +127,83 @@ def cost_file(gpu: str) -> CostFile:
     return files.get(gpu, files[MODELLED])
 
 
-@dataclass(frozen=True)
 class Forms:
-    """Kernels as the formula sees them, an element each: block tiles, clusters, and which kind each is.
+    """Kernels as the formula sees them on a GPU, an element each: their choices' tiles, clusters and kinds."""
 
-    ``boxes`` are the fewest k tiles of a piece of a tile that is cut. ``stays``: persistent blocks; ``ring``: step 11.
-    """
-
-    block_m: np.ndarray
-    block_n: np.ndarray
-    block_k: np.ndarray
-    stages: np.ndarray
-    blocks: np.ndarray
-    boxes: np.ndarray
-    efficiency: np.ndarray
-    cuts: np.ndarray
-    stays: np.ndarray
-    ring: np.ndarray
-
-    @classmethod
-    def of(cls, choices: Sequence[Choice], rates: KernelRates) -> Forms:
-        """Describe choices."""
+    def __init__(self, choices: Sequence[Choice], rates: KernelRates, multiprocessors: int) -> None:
         tiles, kernels = [each.tile for each in choices], [each.kernel for each in choices]
-        numbers = (
-            [tile.block_m for tile in tiles],
-            [tile.block_n for tile in tiles],
-            [tile.block_k for tile in tiles],
-            [each.stages for each in choices],
-            [kernel.blocks or 1 for kernel in kernels],
-            [max(1, tile.group_m * tile.group_n // PANEL_RESULTS) for tile in tiles],
-            [rates.efficiency_of(tile) for tile in tiles],
-        )
-        kinds = ([kernel.cuts for kernel in kernels], [k.stays for k in kernels], [k.step == 11 for k in kernels])
-        return cls(*map(np.array, (*numbers, *kinds)))
+        self.multiprocessors, self.tiles = multiprocessors, [str(tile) for tile in tiles]
+        self.block_m, self.block_n, self.block_k = (np.array([tile.block[axis] for tile in tiles]) for axis in range(3))
+        self.stages = np.array([each.stages for each in choices])
+        self.blocks = np.array([kernel.blocks or 1 for kernel in kernels])
+        self.cuts, self.stays = (np.array([getattr(k, kind) for k in kernels]) for kind in ("cuts", "stays"))
+        self.ring = np.array([kernel.step == 11 for kernel in kernels])
+        # What follows of them, whatever the product is.
+        self.rows, self.workers = self.block_m * self.blocks, multiprocessors // self.blocks
+        self.leaves, self.whole = ~self.stays, ~self.cuts
+        self.shortest = np.array([max(1, tile.group_m * tile.group_n // PANEL_RESULTS) for tile in tiles])
+        self.unshared = (self.blocks > 1) & (self.block_n % (self.blocks * LINE) != 0)
+        self._rate(rates)
 
-    @functools.cached_property
-    def area(self) -> np.ndarray:
-        """Results of a block tile."""
-        return self.block_m * self.block_n
+    def rated(self, rates: KernelRates) -> Forms:
+        """Return the same kernels on a GPU of other rates."""
+        made = copy.copy(self)
+        made._rate(rates)
+        return made
 
-    @functools.cached_property
-    def rows(self) -> np.ndarray:
-        """Rows of a cluster's tiles together."""
-        return self.block_m * self.blocks
+    def _rate(self, rates: KernelRates) -> None:
+        self.rates = rates
+        self.efficiency = np.array([rates.efficiency_of(tile) for tile in self.tiles])
+        self.sums_us = self.block_m * self.block_n * (SUM_BYTES / rates.sums)
+        self.begin = rates.launch + rates.waits * self.leaves + rates.ring * self.ring + rates.pair * (self.blocks - 1)
 
-    def workers(self, multiprocessors: int) -> np.ndarray:
-        """Count the blocks, or clusters, that run at once."""
-        return multiprocessors // self.blocks
+    def at(self, places: np.ndarray) -> Forms:
+        """Return the kernels at some places, in their order."""
+        made = copy.copy(self)
+        made.tiles = [self.tiles[place] for place in places]
+        for name, values in vars(self).items():
+            if isinstance(values, np.ndarray):
+                setattr(made, name, values[places])
+        return made
 
-    def unshared(self, nt: Any) -> np.ndarray:
-        """Tell where a cluster cannot share its B tile: of a B stored [k, n] each block loads whole panels."""
-        return (self.blocks > 1) & ~np.asarray(nt, bool) & (self.block_n % (self.blocks * LINE) != 0)
+    def log_waves(self, m: Any, n: Any, batch: int = 1) -> np.ndarray:
+        """Return how many waves of tiles there are, as a power of two."""
+        return np.log2(-(-m // self.rows) * -(-n // self.block_n) * batch / self.workers)
 
-    def waves(self, m: Any, n: Any, multiprocessors: int, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    def waves(self, m: Any, n: Any, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Count the whole waves of tiles, and the tiles of the last one that is not whole."""
-        tiles = -(-m // self.rows) * -(-n // self.block_n) * batch
-        return np.divmod(tiles, self.workers(multiprocessors))
+        return np.divmod(-(-m // self.rows) * -(-n // self.block_n) * batch, self.workers)
 
 
-@dataclass(frozen=True)
 class KTile:
-    """What a k tile takes in each kernel: multiplying, bytes brought, the least that their arriving takes, its turn.
+    """What a k tile takes in each kernel, where rows of the operands lie so: multiplying, loading, and its turn.
 
-    ``all_busy`` is its time while all multiprocessors load.
+    ``all_busy`` is its time while all multiprocessors load. ``n``, ``k`` and ``nt`` (B is stored transposed) say which
+    rows lie across cache lines.
     """
 
-    rates: KernelRates
-    multiplying: np.ndarray
-    brought: np.ndarray
-    arriving: np.ndarray
-    turn: np.ndarray
-    all_busy: np.ndarray
-
-    @classmethod
-    def of(cls, forms: Forms, n: Any, k: Any, nt: Any, multiprocessors: int, rates: KernelRates) -> KTile:
-        """Describe kernels' k tiles of products of these sizes; ``nt`` for a B stored transposed."""
-        f, r = forms, rates
+    def __init__(self, forms: Forms, n: Any, k: Any, nt: Any) -> None:
+        f, r = forms, forms.rates
         a_factor = 1 + (r.straddling - 1) * (k % LINE != 0)
         b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * (n % LINE != 0))
-        made = cls(
-            rates,
-            f.block_m * f.block_n * f.block_k / (r.multiply_adds * f.efficiency),
-            (f.block_m * a_factor + f.block_n * b_factor / f.blocks) * f.block_k * ITEMSIZE,
-            r.latency / (f.stages - 1),
-            r.turn + r.ring_turn * f.ring + r.pair_turn * (f.blocks - 1),
-            np.array(0.0),
-        )
-        return replace(made, all_busy=made.time(multiprocessors))
+        self.rates = r
+        self.multiplying = f.block_m * f.block_n * f.block_k / (r.multiply_adds * f.efficiency)
+        self.brought = (f.block_m * a_factor + f.block_n * b_factor / f.blocks) * f.block_k * ITEMSIZE
+        self.arriving = r.latency / (f.stages - 1)
+        self.turn = r.turn + r.ring_turn * f.ring + r.pair_turn * (f.blocks - 1)
+        self.all_busy = self.time(np.array(f.multiprocessors))
+        self.impossible = f.unshared & ~np.asarray(nt, bool)
 
-    def time(self, busy: Any) -> np.ndarray:
+    def time(self, busy: np.ndarray) -> np.ndarray:
         """Return the microseconds of a k tile while so many multiprocessors are busy."""
         rate = np.maximum(1 / self.rates.load_bytes, busy * (1 / self.rates.all_load_bytes))
         loading = np.maximum(self.brought * rate, self.arriving)
-        shorter = np.minimum(self.multiplying, loading)
-        return np.maximum(self.multiplying, loading) + self.rates.unhidden * shorter + self.turn
+        shorter = self.rates.unhidden * np.minimum(self.multiplying, loading)
+        return np.maximum(self.multiplying, loading) + shorter + self.turn
 
 
-def microseconds(
-    forms: Forms, k_tile: KTile, m: Any, n: Any, k: Any, nt: Any, multiprocessors: int, batch: int = 1
-) -> np.ndarray:
-    """Return about how long each kernel takes for ``batch`` products; ``nt`` for a B stored transposed.
+def microseconds(forms: Forms, k_tile: KTile, m: Any, n: Any, k: Any, batch: int = 1) -> np.ndarray:
+    """Return about how long each kernel takes for ``batch`` products.
 
     ::
 
@@ -234,38 +212,38 @@ def microseconds(
         in all   = the longer of the loop and reading both operands once, a part of the other, launch and storing
 
     A last wave that is not whole has the GPU's bandwidth for fewer multiprocessors. Sizes may be arrays too, an element
-    for each kernel. Infinite where a last wave cannot be cut, or a cluster cannot share its B tile.
+    for each kernel. Infinite where a last wave cannot be cut, or a cluster cannot share its B tile: of a B stored
+    [k, n] each of its blocks loads whole panels.
     """
-    f, r = forms, k_tile.rates
-    workers, k_tiles = f.workers(multiprocessors), -(-k // f.block_k)
-    waves, owned = f.waves(m, n, multiprocessors, batch)
+    f, r = forms, forms.rates
+    k_tiles = -(-k // f.block_k)
+    waves, owned = f.waves(m, n, batch)
     first, some = waves == 0, owned > 0
-    # Blocks that begin early take what places the kernel before leaves: near each other, where these are few.
+    # Blocks that begin early take the places that the kernel before leaves; where these are few, near each other.
     alone = owned * f.blocks
-    crowded = f.stays & first & (2 * alone > multiprocessors)
-    busy = np.where(crowded, alone + (multiprocessors - alone) * min(r.crowding, 1.0), alone)
+    crowded = f.stays & first & (alone > f.multiprocessors / 2)
+    busy = alone + min(r.crowding, 1.0) * (crowded * (f.multiprocessors - alone))
     # A cut last wave: in equal parts where workers are twice the tiles, else some of them help all the others.
     left = np.maximum(owned, 1)
-    parts = np.maximum(1, np.minimum(workers // left, k_tiles // (2 * f.boxes)))
-    share = np.where(parts > 1, 1 / parts, left / np.minimum(workers, 2 * left))
-    handing = r.cut + r.cut_first * first + np.maximum(parts - 1, 1) * f.area * (SUM_BYTES / r.sums)
-    last = some * np.where(f.cuts, share * k_tile.all_busy, k_tile.time(busy))
+    parts = np.maximum(1, np.minimum(f.workers // left, k_tiles // (2 * f.shortest)))
+    share = np.where(parts > 1, 1 / parts, left / np.minimum(f.workers, 2 * left))
+    handing = r.cut + r.cut_first * first + np.maximum(parts - 1, 1) * f.sums_us
+    last = some * (f.whole * k_tile.time(busy) + f.cuts * share * k_tile.all_busy)
     loop = k_tiles * (waves * k_tile.all_busy + last) + f.cuts * handing
     reading = ((m + n) * k + m * n * r.writing) * (batch * ITEMSIZE / r.memory_bytes)
-    rounds = np.where(f.stays, 1, waves + some)
-    storing = rounds * np.minimum(f.block_m, m) * np.minimum(f.block_n, n) / r.results + (rounds - 1) * r.refill
-    begin = r.launch + r.waits * ~f.stays + r.ring * f.ring + r.pair * (f.blocks - 1)
-    in_all = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + storing + begin
-    uncuttable = f.cuts & (~some | (owned == workers) | (k_tiles < 4 * np.minimum(f.boxes, k_tiles)))
-    return np.where(uncuttable | f.unshared(nt), np.inf, in_all)
+    rounds = f.stays + f.leaves * (waves + some)
+    stored = np.minimum(f.block_m, m) * np.minimum(f.block_n, n) * (1 / r.results)
+    storing = rounds * (stored + r.refill) - r.refill
+    in_all = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + storing + f.begin
+    uncuttable = f.cuts & (~some | (owned == f.workers) | (k_tiles < 4 * f.shortest))
+    return np.where(uncuttable | k_tile.impossible, np.inf, in_all)
 
 
-def streaming_microseconds(m: Any, n: Any, k: Any, nt: Any, rates: KernelRates) -> Any:
+def streaming_microseconds(m: int, n: int, k: int, nt: bool, rates: KernelRates) -> float:
     """Return about how long a product of few rows or columns takes that streams the other operand."""
-    rows, columns = np.minimum(m, n), np.maximum(m, n)
-    streaming = columns * k * (ITEMSIZE / rates.streamed_bytes) * (1 + rates.streamed_row * rows)
-    across = np.where(nt | (m > n), 1.0, rates.streamed_across)  # rows of A, streamed for few columns, run along k
-    return rates.streamed_launch + streaming * across
+    streaming = max(m, n) * k * (ITEMSIZE / rates.streamed_bytes) * (1 + rates.streamed_row * min(m, n))
+    along = nt or m > n  # rows of A, streamed for few columns, run along k as well
+    return rates.streamed_launch + streaming * (1.0 if along else rates.streamed_across)
 
 
 class Costs:
@@ -273,33 +251,48 @@ class Costs:
 
     def __init__(self, choices: Sequence[Choice], file: CostFile, multiprocessors: int) -> None:
         self.choices: list[Choice | Streamed] = [*choices, Streamed()]
-        self.rates, self.multiprocessors, self.forms = file.rates, multiprocessors, Forms.of(choices, file.rates)
-        self._k_tile = functools.cache(lambda n, k, nt: KTile.of(self.forms, n, k, nt, multiprocessors, file.rates))
-        places = {str(choice): place for place, choice in enumerate(self.choices)}
-        known = [places.get(name, -1) for name in file.kernels]
-        taken = [[(known[old], us) for old, us in shape.times if known[old] >= 0] for shape in file.shapes]
-        shapes = [shape for shape, times in zip(file.shapes, taken) if times]
-        self._shapes = np.array([_place(shape.m, shape.n, shape.k, shape.layout == "nt") for shape in shapes])
-        size = (len(shapes), len(self.choices))
-        self._off, self._weights, self._waves = np.zeros(size), np.zeros(size), np.zeros(size)
-        for row, (shape, times) in enumerate(zip(shapes, (times for times in taken if times))):
-            at, us = np.array([place for place, _ in times]), np.array([us for _, us in times])
-            weights = (us.min() / us) ** 2
-            guessed, waves = self._guess(shape.m, shape.n, shape.k, shape.layout == "nt")
-            off = np.log(us / guessed[at])
-            # Cuts that the formula excludes and the file has: of another version.
-            sure = np.isfinite(off)
-            weights, off = np.where(sure, weights, 0.0), np.where(sure, off, 0.0)
-            self._off[row, at] = off - np.average(off, weights=weights if weights.any() else None)
-            self._weights[row, at], self._waves[row, at] = weights, waves[at]
+        self.forms = Forms(choices, file.rates, multiprocessors)
+        self._k_tile = functools.cache(functools.partial(KTile, self.forms))
+        self._remember(file)
+
+    def _remember(self, file: CostFile) -> None:
+        """Keep by what part each time of the file differs from the formula's, beside the others of its shape."""
+        named = {str(choice): place for place, choice in enumerate(self.choices)}
+        places = [named.get(name, -1) for name in file.kernels]
+        shapes = [shape for shape in file.shapes if any(places[old] >= 0 for old, _ in shape.times)]
+        taken = [
+            (row, places[old], us) for row, shape in enumerate(shapes) for old, us in shape.times if places[old] >= 0
+        ]
+        self._shapes = np.array([_place(each.m, each.n, each.k, each.layout == "nt") for each in shapes])
+        self._off, self._weights, self._waves = np.zeros((3, len(self.choices), len(shapes)))
+        if not shapes:
+            return
+        rows, at, us = np.array([t[0] for t in taken]), np.array([t[1] for t in taken]), np.array([t[2] for t in taken])
+        sizes = [np.array([getattr(shape, side) for shape in shapes]) for side in "mnk"]
+        nt = np.array([shape.layout == "nt" for shape in shapes])
+        streamed = [
+            streaming_microseconds(*size, self.forms.rates) for size in zip(*(side.tolist() for side in sizes), nt)
+        ]
+        explicit = at < len(self.choices) - 1
+        m, n, k, b_nt = (side[rows[explicit]] for side in (*sizes, nt))
+        forms = self.forms.at(at[explicit])
+        guessed, waves = np.array(streamed)[rows], np.zeros(len(rows))
+        guessed[explicit] = microseconds(forms, KTile(forms, n, k, b_nt), m, n, k)
+        waves[explicit] = forms.log_waves(m, n)
+        least = np.full(len(shapes), np.inf)
+        np.minimum.at(least, rows, us)
+        # Infinite: a cut that the formula excludes and another version has timed.
+        weights = np.where(np.isfinite(guessed), (least[rows] / us) ** 2, 0.0)
+        off = np.where(np.isfinite(guessed), np.log(us / guessed), 0.0)
+        common = np.bincount(rows, weights * off) / np.maximum(np.bincount(rows, weights), 1e-9)
+        self._off[at, rows], self._weights[at, rows], self._waves[at, rows] = off - common[rows], weights, waves
 
     def _guess(self, m: int, n: int, k: int, nt: bool, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Return the formula's microseconds of each choice, and its waves of tiles, as a power of two."""
-        whole, left = self.forms.waves(m, n, self.multiprocessors, batch)
-        waves = np.append(np.log2(whole + left * self.forms.blocks / self.multiprocessors), 0.0)
-        k_tile = self._k_tile(n % LINE, k % LINE, nt)
-        times = microseconds(self.forms, k_tile, m, n, k, nt, self.multiprocessors, batch)
-        return np.append(times, streaming_microseconds(m, n, k, nt, self.rates)), waves
+        forms = self.forms
+        times = microseconds(forms, self._k_tile(n % LINE, k % LINE, nt), m, n, k, batch)
+        streamed = streaming_microseconds(m, n, k, nt, forms.rates)
+        return np.append(times, streamed), np.append(forms.log_waves(m, n, batch), 0.0)
 
     def estimate(self, problem: Matmul, batch: int = 1, streamed: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Estimate microseconds: the places of the choices in the order in which to take them, and their times.
@@ -317,14 +310,14 @@ class Costs:
         guessed = times[first]
         if len(self._shapes) and batch == 1:
             apart = ((self._shapes - _place(m, n, k, nt)) ** 2).sum(1)
-            off = ((self._waves[:, first] - waves[first]) / NEAR_WAVES) ** 2 + apart[:, None]
-            weights = np.exp(-off / 2) * self._weights[:, first]
-            guessed = guessed * np.exp((weights * self._off[:, first]).sum(0) / (weights.sum(0) + DOUBT))
+            apart = apart + (((self._waves[first] - waves[first, None]) / NEAR_WAVES) ** 2)
+            weights = np.exp(apart * -0.5) * self._weights[first]
+            guessed = guessed * np.exp((weights * self._off[first]).sum(1) / (weights.sum(1) + DOUBT))
         order = np.argsort(guessed)
         return np.append(first[order], rest), np.append(guessed[order], times[rest])
 
 
 def _place(m: int, n: int, k: int, nt: bool) -> np.ndarray:
     """Place a product among others, so that squared distances say how little one tells of the other."""
-    sizes = np.log2((max(m, FEWEST_ROWS), n, k)) / NEAR
+    sizes = (math.log2(size) / NEAR for size in (max(m, FEWEST_ROWS), n, k))
     return np.array([*sizes, *(OTHER_LINES**0.5 * flag for flag in (nt, n % LINE != 0, k % LINE != 0))])

@@ -92,12 +92,14 @@ def forms(tile: str) -> tuple[dict[str, int], Forms]:
         Choice(kernel, each.tile, each.stages) for kernel in MENU for each in kernel.tiles if str(each.tile) == tile
     ]
     names = {str(each).split(", ", 3)[-1]: place for place, each in enumerate(found)}
-    return names | {f"step {each.kernel.step}": place for place, each in enumerate(found)}, Forms.of(found, FILE.rates)
+    return names | {f"step {each.kernel.step}": place for place, each in enumerate(found)}, Forms(
+        found, FILE.rates, 132
+    )
 
 
 def timed(found: Forms, m: int, n: int, k: int, nt: bool = False) -> np.ndarray:
     """The formula's microseconds for one product."""
-    return microseconds(found, KTile.of(found, n, k, nt, 132, FILE.rates), m, n, k, nt, 132)
+    return microseconds(found, KTile(found, n, k, nt), m, n, k)
 
 
 def test_kernels_cost_what_they_do_beside_their_tiles_work() -> None:

@@ -1,0 +1,65 @@
+"""``menu``: time the menu that the Python call chooses from on drawn shapes, and fit its choice to the GPU."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from tensorir_ladder.harness import execution
+from tensorir_ladder.harness.commands.build import build_ahead, hopper_machine
+from tensorir_ladder.harness.commands.options import add_jobs, seed_number
+from tensorir_ladder.harness.commands.values import between
+from tensorir_ladder.harness.menu import candidates, draw_products, file_text, time_menu, with_times
+from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_rates, geometric_mean
+from tensorir_ladder.harness.records import check_writable
+from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.torch_ops import kernel_cost
+from tensorir_ladder.torch_ops.choice import choices
+from tensorir_ladder.torch_ops.kernel_cost import Costs, cost_file
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add how many shapes of each group, by what seed, for how long, and where the GPU's file lies."""
+    text = "what shapes are drawn from; judge the choice by `ladder bench` with another (0)"
+    parser.add_argument("--seed", type=seed_number, default=0, help=text)
+    parser.add_argument("--count", type=between(1, 200), default=40, help="shapes of each of three groups (40)")
+    text = "begin no shape after so many seconds of timing (none)"
+    parser.add_argument("--time-limit", type=between(1, 10**6, float), default=math.inf, metavar="SECONDS", help=text)
+    parser.add_argument("--dry-run", action="store_true", help="draw and build, and time nothing")
+    add_jobs(parser)
+    parser.add_argument("--out", type=Path, default=kernel_cost.FOLDER, help="folder of the file (torch_ops/costs)")
+
+
+def run(options: argparse.Namespace, command: str) -> int:
+    """Build all that is timed, time it shape by shape, then fit the constants and write the file."""
+    machine, compiler = hopper_machine(), toolchain.require_compiler()
+    check_writable(options.out)
+    known, able = cost_file(machine.name), list(choices())
+    costs = Costs(able, known, machine.multiprocessors)
+    drawn = draw_products(options.seed, options.count)
+    taken = {problem: candidates(problem, costs, machine) for problem in drawn}
+    build_ahead([each for of_one in taken.values() for each in of_one], options.jobs)
+    if options.dry_run:
+        print(f"{sum(map(len, taken.values()))} kernels of {len(drawn)} shapes are built; none is timed: --dry-run")
+        return 0
+    backend, found, end = execution.GpuBackend(), {}, time.monotonic() + options.time_limit
+    for problem in drawn:
+        if time.monotonic() >= end:
+            break
+        found[problem], cublas_us = time_menu(taken[problem], backend, compiler)
+        name, us = min(found[problem].items(), key=lambda pair: pair[1])
+        print(f"{problem.shape} {problem.layout}: {us:.2f} us, {cublas_us / us:.3f} of cuBLAS, {name}", flush=True)
+    origin = f"{command}, {datetime.now(UTC):%Y-%m-%d}: medians of interleaved rounds in CUDA graphs, L2 cold"
+    file = with_times(known, machine.name, origin, found)
+    file = msgspec.structs.replace(file, rates=fit_rates(file, able, machine))
+    path = options.out / f"{machine.name.lower().replace(' ', '-')}.json"
+    path.write_text(file_text(file))
+    shares = chosen_over_best(file, able, machine)
+    print(f"{len(found)} of {len(drawn)} shapes, in {path}; of shapes left out in turn, what is chosen is")
+    print(f"{geometric_mean(shares):.3f} as fast as the best that was timed, {min(shares):.3f} at worst")
+    return 0

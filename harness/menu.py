@@ -1,0 +1,130 @@
+"""Times of the call's menu on drawn shapes: the kernels that may be the fastest, in the same rounds beside cuBLAS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from tensorir_ladder.harness.cublas import Arena
+from tensorir_ladder.harness.execution import GpuBackend
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
+from tensorir_ladder.harness.race import Plan
+from tensorir_ladder.harness.shapes import draw_shapes
+from tensorir_ladder.harness.verify import WrongResult, draw_seeds, hold, matmul_trial
+from tensorir_ladder.kernels.codegen.launch_plan import Rows
+from tensorir_ladder.kernels.codegen.toolchain import Compiler
+from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops.choice import Choice, Setting, choices
+from tensorir_ladder.torch_ops.driver import cuda_driver
+from tensorir_ladder.torch_ops.few_rows import Streamed, streams
+from tensorir_ladder.torch_ops.kept import build_kernel
+from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, MeasuredShape
+from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
+
+GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
+SQUARES = (256, 512, 1024, 2048, 4096, 8192)
+LIKELIEST, OF_EACH_KIND, WORTHWHILE = 13, 2, 2.0  # kernels of a shape; the slowest, beside the likeliest
+PLAN = Plan(rounds=9, warmup_ms=25.0, sample_ms=1.0, round_budget_ms=250.0)
+DIGITS = 4  # of microseconds that are kept
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel of the menu for a product, by its name; it can be sent to another process."""
+
+    problem: Matmul
+    name: str
+    gpu: str
+    multiprocessors: int
+
+    @property
+    def made_for(self) -> tuple[Choice | Streamed, Matmul, Setting]:
+        """The kernel's choice, its product, and its setting: see :class:`harness.commands.build.ToBuild`."""
+        machine = machine_for(DEFAULT_ARCH).of_gpu(self.gpu, self.multiprocessors).for_choices()
+        choice = next(each for each in (*choices(), Streamed()) if str(each) == self.name)
+        return choice, self.problem, Setting(replace(machine, name=self.gpu))
+
+    def __str__(self) -> str:
+        return f"{self.problem.shape} {self.problem.layout}: {self.name}"
+
+
+def draw_products(seed: int, count: int) -> list[Matmul]:
+    """Draw ``count`` products of each of GROUPS by a seed, one of each in turn, and squares before them."""
+    drawn = [draw_shapes(name, seed, count, "float16") for name in GROUPS]
+    mixed = [one.problem for of_each in zip(*drawn) for one in of_each]
+    return list(dict.fromkeys([*(Matmul(size, size, size, "float16") for size in SQUARES), *mixed]))
+
+
+def candidates(problem: Matmul, costs: Costs, machine: Machine) -> list[Candidate]:
+    """List the kernels that a product is timed with: the likeliest, and some of each kind that are not far behind."""
+    places, times = costs.estimate(problem, streamed=streams(problem))
+    able = [(costs.choices[place], us) for place, us in zip(places.tolist(), times.tolist()) if us < float("inf")]
+    able = [(each, us) for each, us in able if each.takes(problem, machine)]
+    kinds: dict[Any, int] = {}
+    taken = []
+    for number, (each, us) in enumerate(able):
+        kind = each if isinstance(each, Streamed) else each.kernel
+        kinds[kind] = kinds.get(kind, 0) + 1
+        near = us < WORTHWHILE * able[0][1] and kinds[kind] <= OF_EACH_KIND
+        if number < LIKELIEST or near or isinstance(each, Streamed):
+            taken.append(Candidate(problem, str(each), machine.name, machine.multiprocessors))
+    return taken
+
+
+def time_menu(taken: Sequence[Candidate], backend: GpuBackend, compiler: Compiler) -> tuple[dict[str, float], float]:
+    """Check and time a product's kernels: microseconds by their names, and of the faster form of cuBLAS.
+
+    Raises WrongResult for a kernel whose result is not the product's; what building raises.
+    """
+    problem, torch = taken[0].problem, backend.torch
+    arena, trial = Arena(problem, backend), matmul_trial(problem, backend, draw_seeds(None, 1)[0])
+    contenders = [*arena.cublas()]
+    for each in taken:
+        loaded = load_kernel(build_kernel(*each.made_for, compiler), cuda_driver(), torch.cuda.current_device())
+        shapes = {"A": (problem.m, problem.k), "B": problem.b_shape, "C": (problem.m, problem.n)}
+        launcher = Launcher(loaded, {name: Rows(*shape, shape[1] * 2) for name, shape in shapes.items()})
+
+        def run(a: Any, b: Any, c: Any, launcher: Launcher = launcher) -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            room = launcher.workspaces.of(stream, c)
+            launcher(stream, a.data_ptr(), b.data_ptr(), c.data_ptr(), *room.addresses)
+
+        try:
+            hold(run, trial, backend)
+        except WrongResult as wrong:
+            raise WrongResult(f"{each}: {wrong}") from None
+        contenders.append((each.name, run))
+    stored, other, *own = (timing.median_ms * 1e3 for timing in arena.race(contenders, PLAN).timings)
+    return dict(zip((each.name for each in taken), own)), min(stored, other)
+
+
+def with_times(file: CostFile, gpu: str, origin: str, found: dict[Matmul, dict[str, float]]) -> CostFile:
+    """Return a GPU's file with what was found: beside what it has of other products, or, of another GPU's, alone."""
+    names = tuple(map(str, (*choices(), Streamed())))
+    shapes = (
+        {} if file.gpu != gpu else {(s.m, s.n, s.k, s.layout): _renamed(s, file.kernels, names) for s in file.shapes}
+    )
+    for problem, times in found.items():
+        key = problem.m, problem.n, problem.k, problem.layout
+        placed = tuple((names.index(name), float(f"{us:.{DIGITS}g}")) for name, us in times.items())
+        shapes[key] = MeasuredShape(*key, placed)
+    return CostFile(gpu, origin, file.rates, names, tuple(shape for shape in shapes.values() if shape is not None))
+
+
+def _renamed(shape: MeasuredShape, old: Sequence[str], new: Sequence[str]) -> MeasuredShape | None:
+    """Place times in a new list of kernels; None where no kernel of them is in it."""
+    times = tuple((new.index(old[place]), us) for place, us in shape.times if old[place] in new)
+    return msgspec.structs.replace(shape, times=times) if times else None
+
+
+def file_text(file: CostFile) -> str:
+    """Write a file as JSON, a line for each shape."""
+    head = msgspec.to_builtins(msgspec.structs.replace(file, shapes=()))
+    del head["shapes"]
+    lines = ",\n".join("  " + msgspec.json.encode(shape).decode() for shape in file.shapes)
+    text = msgspec.json.format(msgspec.json.encode(head), indent=1).decode()
+    return f'{text[:-2]},\n "shapes": [\n{lines}\n ]\n}}\n'

@@ -1,0 +1,143 @@
+"""Fit the constants of the call's cost formula (:mod:`torch_ops.kernel_cost`) to times of its menu.
+
+What counts is the order of kernels on each shape: an error that a shape's kernels share is forgiven for the most part,
+and a kernel counts the less, the slower it is beside the shape's fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops.choice import Choice
+from tensorir_ladder.torch_ops.few_rows import Streamed, streams
+from tensorir_ladder.torch_ops.kernel_cost import (
+    CostFile,
+    Costs,
+    Forms,
+    KernelRates,
+    KTile,
+    MeasuredShape,
+    microseconds,
+    streaming_microseconds,
+)
+
+EFFICIENCY = 0.85  # of tiles, to begin with; 1 at most
+COMMON = 0.2  # what counts of an error that all of a shape's kernels share
+PULL = 0.05  # of a constant towards what it begins with, in units of a time's error
+STEP, LONGEST, ROUNDS, TRIES = 1e-4, 0.7, 60, 8  # of the logarithms of constants
+FIXED = ("multiply_adds",)  # the tensor cores' rate is known
+AT_MOST_ONE = ("crowding",)
+FOLDS = 10
+Named = tuple[MeasuredShape, tuple[tuple[str, float], ...]]  # a shape, and microseconds by names of kernels
+
+
+class _Fit:
+    """Times of all kernels on all shapes as arrays, and what the formula says of them for given constants."""
+
+    def __init__(self, named: Sequence[Named], choices: Sequence[Choice], machine: Machine, start: KernelRates) -> None:
+        by_name = {str(choice): choice for choice in choices}
+        rows = [(place, shape, name, us) for place, (shape, times) in enumerate(named) for name, us in times]
+        cut = [row for row in rows if row[2] in by_name]
+        self.streamed = [row for row in rows if row[2] == str(Streamed())]
+        self.start = start
+        self.forms = Forms([by_name[name] for _, _, name, _ in cut], start, machine.multiprocessors)
+        self.m, self.n, self.k = (np.array([getattr(row[1], side) for row in cut]) for side in "mnk")
+        self.nt = np.array([row[1].layout == "nt" for row in cut])
+        ordered = [*cut, *self.streamed]
+        self.shape, self.us = np.array([row[0] for row in ordered]), np.array([row[3] for row in ordered])
+        best = np.full(len(named), np.inf)
+        np.minimum.at(best, self.shape, self.us)
+        self.weights = (best[self.shape] / self.us) ** 2
+        self.tiles = sorted(set(self.forms.tiles))
+        self.names = [field for field in KernelRates.__struct_fields__ if field != "efficiency"]
+        first = [getattr(start, name) for name in self.names]
+        self.x = np.log([*first, *(start.efficiency.get(tile, EFFICIENCY) for tile in self.tiles)])
+
+    def rates(self, x: np.ndarray) -> KernelRates:
+        """Make constants of their logarithms, within what is possible."""
+        values = np.exp(x).tolist()
+        found = dict(zip(self.names, values))
+        found |= {name: getattr(self.start, name) for name in FIXED}
+        found |= {name: min(found[name], 1.0) for name in AT_MOST_ONE}
+        efficiency = {tile: min(value, 1.0) for tile, value in zip(self.tiles, values[len(self.names) :])}
+        return KernelRates(**found, efficiency=efficiency)
+
+    def guess(self, x: np.ndarray) -> np.ndarray:
+        """Return the formula's microseconds of all times; those of kernels that stream weights are the last."""
+        rates = self.rates(x)
+        forms = self.forms.rated(rates)
+        times = microseconds(forms, KTile(forms, self.n, self.k, self.nt), self.m, self.n, self.k)
+        shapes = [shape for _, shape, _, _ in self.streamed]
+        few = [streaming_microseconds(each.m, each.n, each.k, each.layout == "nt", rates) for each in shapes]
+        return np.append(times, few)
+
+    def errors(self, x: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Return what is to be small: weighted logarithms of guessed over measured, and how far constants moved."""
+        off = np.where(counts, np.log(self.guess(x) / self.us), 0.0)
+        weights = np.where(counts, self.weights, 0.0)
+        common = np.bincount(self.shape, weights * off) / np.maximum(np.bincount(self.shape, weights), STEP)
+        return np.append(np.sqrt(weights) * (off - (1 - COMMON) * common[self.shape]), PULL * (x - self.x))
+
+
+def _least_squares(errors: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Minimize the sum of squared errors from x on (Levenberg and Marquardt), by differences."""
+    damping, found = 1e-2, errors(x)
+    for _ in range(ROUNDS):
+        slopes = np.stack([(errors(x + STEP * unit) - found) / STEP for unit in np.eye(len(x))], axis=1)
+        normal, before = slopes.T @ slopes, found @ found
+        for _ in range(TRIES):
+            step = -np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), slopes.T @ found)
+            step = np.clip(step, -LONGEST, LONGEST)
+            tried = errors(x + step)
+            if tried @ tried < before:
+                x, found, damping = x + step, tried, max(damping / 3, 1e-6)
+                break
+            damping *= 4
+        if before - found @ found < 1e-6 * before:
+            break
+    return x
+
+
+def fit_rates(file: CostFile, choices: Sequence[Choice], machine: Machine) -> KernelRates:
+    """Fit the constants to a file's times, from its own constants on; those of kernels not in ``choices`` are left."""
+    named = [(shape, tuple((file.kernels[place], us) for place, us in shape.times)) for shape in file.shapes]
+    fit = _Fit(named, choices, machine, file.rates)
+    counts = np.isfinite(fit.guess(fit.x))
+    return fit.rates(_least_squares(lambda x: fit.errors(x, counts), fit.x))
+
+
+def chosen_over_best(file: CostFile, choices: Sequence[Choice], machine: Machine, refit: bool = False) -> list[float]:
+    """Return, for each shape, how fast what would be chosen was beside the fastest, had the shape not been measured.
+
+    Of shapes where what would be chosen was not timed there is nothing to say. ``refit`` fits the constants to the
+    others too; else they are the file's.
+    """
+    shares = []
+    for fold in range(FOLDS):
+        others = tuple(shape for place, shape in enumerate(file.shapes) if place % FOLDS != fold)
+        known = msgspec.structs.replace(file, shapes=others)
+        if refit:
+            known = msgspec.structs.replace(known, rates=fit_rates(known, choices, machine))
+        costs = Costs(choices, known, machine.multiprocessors)
+        for shape in file.shapes[fold::FOLDS]:
+            times: dict[Any, float] = {file.kernels[place]: us for place, us in shape.times}
+            problem = Matmul(shape.m, shape.n, shape.k, "float16", shape.layout)
+            places, _ = costs.estimate(problem, streamed=streams(problem))
+            likeliest = (costs.choices[place] for place in places)
+            chosen = str(next(each for each in likeliest if each.takes(problem, machine)))
+            if chosen in times:
+                shares.append(min(times.values()) / times[chosen])
+    return shares
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(fmean(map(math.log, values)))

@@ -1,0 +1,140 @@
+"""``ladder menu``: times of what the Python call chooses from, on drawn shapes, and the constants fitted to them."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from support.cases import Outcome, hopper
+from support.fake_gpu import Command
+from tensorir_ladder.harness import execution, menu
+from tensorir_ladder.harness.commands import menu as menu_command
+from tensorir_ladder.harness.menu import Candidate, candidates, draw_products, file_text, with_times
+from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_rates, geometric_mean
+from tensorir_ladder.kernels.codegen import toolchain
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.torch_ops import kernel_cost
+from tensorir_ladder.torch_ops.choice import choices
+from tensorir_ladder.torch_ops.few_rows import Streamed, streams
+from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, cost_file
+
+H200 = hopper(name="NVIDIA H200")
+FILE = msgspec.structs.replace(cost_file("NVIDIA H200"), shapes=())
+ALL = list(choices())
+COSTS = Costs(ALL, FILE, H200.multiprocessors)
+
+
+def timed_on(costs: Costs, problem: Matmul, noise: random.Random | None = None) -> dict[str, float]:
+    """Times of a product's candidates on a made-up GPU, of which the formula with some constants is all there is."""
+    places, times = costs.estimate(problem, streamed=streams(problem))
+    found = {str(costs.choices[place]): us for place, us in zip(places.tolist(), times.tolist())}
+    factor = (lambda: math.exp(noise.gauss(0, 0.01))) if noise else (lambda: 1.0)
+    return {each.name: found[each.name] * factor() for each in candidates(problem, COSTS, H200)}
+
+
+def test_a_product_s_candidates_are_the_likeliest_and_some_of_each_kind() -> None:
+    for problem in draw_products(3, 4):
+        taken = candidates(problem, COSTS, H200)
+        names = [each.name for each in taken]
+        assert len(set(names)) == len(names) >= menu.LIKELIEST
+        assert (str(Streamed()) in names) == streams(problem)
+        for each in taken[:: len(taken) - 1]:
+            choice, product, setting = each.made_for
+            assert (str(choice), product, setting.machine.name) == (each.name, problem, "NVIDIA H200")
+    assert {"step 11", "step 12", "step 13"} <= {name.split(",")[0] for name in names}
+
+
+def test_products_are_drawn_by_their_seed() -> None:
+    assert draw_products(3, 4) == draw_products(3, 4)
+    assert len(set(draw_products(3, 40)) & set(draw_products(4, 40))) < 15
+    assert all(problem.n % 8 == problem.k % 8 == 0 for problem in draw_products(5, 30))
+
+
+def test_constants_of_another_gpu_are_found() -> None:
+    """Launches that wait cost three times as much there, cuts half, memory is slower: what is chosen follows."""
+    rates = FILE.rates
+    changes = {"waits": 3 * rates.waits, "cut": rates.cut / 2, "memory_bytes": rates.memory_bytes / 1.5}
+    other = msgspec.structs.replace(FILE, rates=msgspec.structs.replace(rates, **changes))
+    costs, noise = Costs(ALL, other, H200.multiprocessors), random.Random(1)
+    found = {problem: timed_on(costs, problem, noise) for problem in draw_products(11, 12)}
+    file = with_times(FILE, "NVIDIA Other", "made up", found)
+    fitted = fit_rates(file, ALL, H200)
+    for name, value in changes.items():
+        begun, got = getattr(rates, name), getattr(fitted, name)
+        assert abs(math.log(got / value)) < 0.6 * abs(math.log(begun / value)), name
+    assert fitted.multiply_adds == rates.multiply_adds
+    assert max(fitted.efficiency.values()) <= 1
+    mended = msgspec.structs.replace(file, rates=fitted)
+    assert geometric_mean(chosen_over_best(mended, ALL, H200)) > 0.985
+
+
+def test_times_stand_beside_those_of_the_gpu_s_other_products() -> None:
+    one, two = Matmul(64, 64, 64, "float16"), Matmul(64, 128, 64, "float16", "nt")
+    names = [str(choice) for choice in ALL]
+    first = with_times(FILE, "NVIDIA H200", "first", {one: {names[0]: 2.0}, two: {names[1]: 3.0}})
+    again = with_times(first, "NVIDIA H200", "again", {one: {names[2]: 2.34567}})
+    assert [(shape.m, shape.n, shape.times) for shape in again.shapes] == [
+        (64, 64, ((2, 2.346),)),
+        (64, 128, ((1, 3.0),)),
+    ]
+    assert len(with_times(first, "NVIDIA Other", "another GPU", {one: {names[2]: 2.0}}).shapes) == 1
+    gone = msgspec.structs.replace(first, kernels=("a kernel of before", *first.kernels[1:]))
+    assert [shape.n for shape in with_times(gone, "NVIDIA H200", "", {}).shapes] == [128]
+    assert msgspec.json.decode(file_text(again), type=CostFile) == again
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
+    """A GPU whose times are the formula's; what is built for it."""
+    built: list[Candidate] = []
+
+    def timed(taken: list[Candidate], *_: Any) -> tuple[dict[str, float], float]:
+        return timed_on(COSTS, taken[0].problem), 5.0
+
+    monkeypatch.setattr(menu_command, "hopper_machine", lambda: H200)
+    monkeypatch.setattr(menu_command, "build_ahead", lambda wanted, _jobs: built.extend(wanted))
+    monkeypatch.setattr(menu_command, "time_menu", timed)
+    monkeypatch.setattr(execution, "GpuBackend", lambda: None)
+    monkeypatch.setattr(toolchain, "require_compiler", lambda: None)
+    return built
+
+
+def measure(command: Command, folder: Path, *more: str) -> Outcome:
+    """Time few shapes."""
+    return command("menu", "--seed", "5", "--count", "2", "--out", str(folder), *more)
+
+
+def test_a_run_leaves_a_file_that_is_read_again(
+    made_up: list[Candidate], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = measure(command, tmp_path)
+    assert outcome.code == 0, outcome
+    monkeypatch.setattr(kernel_cost, "FOLDER", tmp_path)
+    read = cost_file.__wrapped__("NVIDIA H200")
+    sizes = {(shape.m, shape.n, shape.k) for shape in read.shapes}
+    assert {(problem.m, problem.n, problem.k) for problem in draw_products(5, 2)} <= sizes
+    assert len(made_up) == sum(
+        len(candidates(problem, Costs(ALL, cost_file("NVIDIA H200"), 132), H200)) for problem in draw_products(5, 2)
+    )
+    assert "of cuBLAS" in outcome.out
+
+
+def test_a_dry_run_times_and_writes_nothing(made_up: list[Candidate], command: Command, tmp_path: Path) -> None:
+    outcome = measure(command, tmp_path, "--dry-run")
+    assert outcome.code == 0, outcome
+    assert made_up
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+def test_kernels_are_checked_and_timed() -> None:
+    backend, problem = execution.GpuBackend(), Matmul(256, 512, 512, "float16")
+    taken = candidates(problem, COSTS, H200)[:3]
+    times, cublas_us = menu.time_menu(taken, backend, toolchain.require_compiler())
+    assert set(times) == {each.name for each in taken}
+    assert min(*times.values(), cublas_us) > 0
