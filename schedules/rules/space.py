@@ -2,8 +2,8 @@
 
 ::
 
-    space, builder = contraction_space(), local_builder()
-    database = ms.tune_tir(mod, target, work_dir, max_trials_global=64, space=space, builder=builder)
+    how = {"space": contraction_space(), "strategy": evolution(), "cost_model": TileCost(), "builder": local_builder()}
+    database = ms.tune_tir(mod, target, work_dir, max_trials_global=64, num_trials_per_iter=16, **how)
     function = ms.tir_integration.compile_tir(database, mod, target).mod["main"]
     kernel = tvm.compile(lower_ahead(function, target), target)  # as it was measured
 
@@ -17,9 +17,12 @@ database is replayed without any of this.
 from __future__ import annotations
 
 import logging
+import math
 import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -29,6 +32,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Trace
 from tvm.target import Target
 
+from tensorir_ladder.schedules.cost import Machine, assumed_machine, block_tile_cost
 from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, is_constant, loop_extent
 from tensorir_ladder.schedules.loops.layout import contraction_loops, flatten_contraction, pad_to_tile
@@ -45,7 +49,8 @@ from tensorir_ladder.schedules.memory.staging import (
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop
 from tensorir_ladder.schedules.rules.rule import NotTaken
-from tensorir_ladder.schedules.tiles import ThreadTile
+from tensorir_ladder.schedules.tiles import Choice, ThreadTile
+from tensorir_ladder.schedules.workloads import Matmul
 
 LOG = logging.getLogger(__name__)
 STAGES, UNROLL = "tensorir_ladder.stages", "tensorir_ladder.unroll"  # decisions, on the loop over k tiles until used
@@ -62,6 +67,18 @@ def contraction_space() -> ms.space_generator.ScheduleFn:
         sch_rules=[],
         postprocs=[FinishContraction()],
         mutator_probs={ms.mutator.MutateTileSize(): 0.7, MutateChoice(): 0.3},
+    )
+
+
+def evolution(population: int = 128) -> ms.search_strategy.EvolutionarySearch:
+    """Return MetaSchedule's evolution with a population that is finished in seconds: ``strategy`` of a tuning.
+
+    Candidates are finished in Python, some 60 ms each, one after the other whatever ``num_tuning_cores`` is: the usual
+    512 of a population, four generations long, are two minutes before each batch of trials. Ranked by
+    :class:`TileCost`, ``population`` of them in three generations do.
+    """
+    return ms.search_strategy.EvolutionarySearch(
+        population_size=population, init_min_unmeasured=population // 4, genetic_num_iters=3
     )
 
 
@@ -171,6 +188,86 @@ class FinishContraction(ms.postproc.PyPostproc):
     def clone(self) -> FinishContraction:
         """Return another one for the same target."""
         return FinishContraction(self.target)
+
+
+def decisions_of(trace: Trace) -> tuple[list[list[int]], list[int]]:
+    """Return what a trace of this space decided: parts of rows, columns and k, and places in the lists drawn from."""
+    drawn = [inst for inst in trace.insts if inst in trace.decisions]
+    cuts = [[int(part) for part in trace.decisions[i]] for i in drawn if i.kind.name == "SamplePerfectTile"]
+    return cuts, [int(trace.decisions[i]) for i in drawn if i.kind.name == "SampleCategorical"]
+
+
+@derived_object
+class TileCost(ms.cost_model.PyCostModel):
+    """Ranks candidates of this space by what their tiles cost, corrected by what was measured: MetaSchedule's model.
+
+    ::
+
+        cost       = block_tile_cost(tile) · (1 + 2 / thread's rows + 2 / thread's columns) · (1 + 1 / k tile's depth)
+        ln seconds ≈ ln cost + constant + a weight for each decision's value
+
+    Before the first measurements the order is the cost's: :func:`schedules.cost.block_tile_cost`, which is made for
+    threads of 8x8 outputs or so; what a thread reads from shared memory for each multiply-add, if a warp reads one
+    value in the time in which it multiplies four, half of it hidden; and a barrier for each k tile. The weights (of
+    the stages, the unrolling, the depth of a k tile, a thread's outputs along each axis, the threads) are those of
+    least squares with a penalty on their size: a value that was measured once hardly counts. Needs neither xgboost
+    nor torch.
+    """
+
+    PENALTY = 2.0  # as if each weight had been seen to be 0 this often
+
+    def __init__(self, machine: Machine | None = None) -> None:
+        super().__init__()
+        self.machine = machine
+        self.seen: list[tuple[dict[str, int], float]] = []  # values of the decisions, ln(measured / modelled)
+
+    def load(self, path: str) -> None:
+        """Refuse: what was measured is in the database."""
+        raise NotImplementedError(
+            f"TileCost has no file ({path}): tune with the database, and it sees what is measured"
+        )
+
+    def save(self, path: str) -> None:
+        """Write nothing: what was measured is in the database."""
+
+    def update(self, context: ms.TuneContext, candidates: Sequence[Any], results: Sequence[Any]) -> None:
+        """Take in what candidates took; those that failed teach nothing."""
+        for candidate, result in zip(candidates, results):
+            if not result.run_secs:
+                continue
+            values, cost = self._described(candidate.sch, context)
+            seconds = float(np.median([float(run) for run in result.run_secs]))
+            self.seen.append((values, math.log(seconds / cost)))
+
+    def predict(self, context: ms.TuneContext, candidates: Sequence[Any]) -> np.ndarray:
+        """Return a score for each candidate, higher for what should be faster: the cheapest one's cost over its own."""
+        described = [self._described(candidate.sch, context) for candidate in candidates]
+        logs = np.array([math.log(cost) for _, cost in described]) + self._corrections([v for v, _ in described])
+        return np.exp(logs.min() - logs) if len(logs) else logs
+
+    def _described(self, sch: Schedule, context: ms.TuneContext) -> tuple[dict[str, int], float]:
+        (rows, columns, depth), (stages, unrolled) = decisions_of(sch.trace)
+        tile = ThreadTile((rows[1] * rows[2], columns[1] * columns[2], depth[1]), (rows[2], columns[2]))
+        problem = Matmul(math.prod(rows), math.prod(columns), math.prod(depth))
+        machine = self.machine or assumed_machine(context.target)
+        values = {"stages": stages, "unrolled": unrolled, "depth": depth[1], "threads": rows[1] * columns[1]}
+        values |= {"thread rows": rows[2], "thread columns": columns[2]}
+        reading = 1 + 2 / rows[2] + 2 / columns[2]
+        return values, block_tile_cost(Choice(tile, stages + 1), problem, machine) * reading * (1 + 1 / depth[1])
+
+    def _corrections(self, wanted: list[dict[str, int]]) -> np.ndarray:
+        if not self.seen:
+            return np.zeros(len(wanted))
+        known = sorted({pair for values, _ in self.seen for pair in values.items()})
+        table = np.array([[1.0, *_held(values, known)] for values, _ in self.seen])
+        penalty = np.diag([0.0] + [self.PENALTY] * len(known))
+        weights = np.linalg.solve(table.T @ table + penalty, table.T @ np.array([ratio for _, ratio in self.seen]))
+        return np.array([[1.0, *_held(values, known)] for values in wanted]) @ weights
+
+
+def _held(values: dict[str, int], known: list[tuple[str, int]]) -> Iterator[float]:
+    """Yield 1 for each known value that is among these, 0 for the others."""
+    return (float(values[name] == value) for name, value in known)
 
 
 def _marked_loops(sch: Schedule) -> list[LoopRV]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tvm.target import Target
 
 from support.functions import check_function
 from tensorir_ladder.schedules import workloads
+from tensorir_ladder.schedules.cost import assumed_machine
 from tensorir_ladder.schedules.pipeline import pipeline_loop
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.recipes import stage_contraction
@@ -23,8 +25,10 @@ from tensorir_ladder.schedules.rules.rule import NotTaken
 from tensorir_ladder.schedules.rules.space import (
     FinishContraction,
     MutateChoice,
+    TileCost,
     build_ahead,
     contraction_space,
+    evolution,
     record_of,
     schedule_contraction,
 )
@@ -77,9 +81,7 @@ def test_what_is_beyond_the_target_is_no_candidate() -> None:
 
 @pytest.mark.emulator  # for its time: TVM parses the texts of all its intrinsics then
 def test_a_search_mutates_tiles_and_choices() -> None:
-    strategy = ms.search_strategy.EvolutionarySearch(
-        population_size=4, init_min_unmeasured=2, genetic_num_iters=1, genetic_mutate_prob=1.0
-    )
+    strategy = evolution(population=4)
     context = ms.TuneContext(
         mod=tvm.IRModule({"main": PRODUCT}),
         target=TARGET,
@@ -89,9 +91,31 @@ def test_a_search_mutates_tiles_and_choices() -> None:
         num_threads=1,
         rand_state=1,
     )
-    context.pre_tuning(4, 3, database=ms.database.MemoryDatabase(), cost_model=ms.cost_model.RandomModel())
+    context.pre_tuning(4, 3, database=ms.database.MemoryDatabase(), cost_model=TileCost())
     candidates = context.generate_measure_candidates()
     assert len(candidates) == len({candidate.sch.mod.script() for candidate in candidates}) == 3
+
+
+def candidate(*decisions: object) -> ms.MeasureCandidate:
+    sch = decided(PRODUCT, list(decisions))
+    assert sch is not None
+    return ms.MeasureCandidate(sch, [])
+
+
+def test_the_cost_model_learns_what_the_tile_does_not_say() -> None:
+    context = ms.TuneContext(target=TARGET)
+    small, large = candidate([32, 2, 1], [4, 32, 1], [24, 4], 1, 0), candidate([4, 8, 2], [8, 4, 4], [6, 16], 1, 0)
+    one, three = (candidate([1, 16, 4], [4, 8, 4], [3, 32], stages, 1) for stages in (0, 2))
+    model = TileCost(replace(assumed_machine(TARGET), multiprocessors=1))  # so that the product is no small one
+    scores = model.predict(context, [small, large, one])
+    assert scores.max() == 1.0
+    assert scores[0] < scores[1:].min()  # a thread with one output reads most for it
+    slow, fast = (ms.runner.RunnerResult([seconds] * 3, None) for seconds in (2e-3, 1e-3))
+    model.update(context, [one, three, small], [slow, fast, ms.runner.RunnerResult(None, "failed")])
+    before, after = model.predict(context, [one, three])
+    assert before < after
+    deep = candidate([4, 8, 2], [8, 4, 4], [6, 16], 2, 0)
+    assert model.predict(context, [large, deep]).argmax() == 1  # of another tile too
 
 
 def test_a_choice_is_made_anew() -> None:
