@@ -350,7 +350,7 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
 
 
 def _turns(tile: WarpTile, blocks: int, rates: CostRates) -> float:
-    """Return the cycles of a multiply-add by warps, on all cores together 1, with so many blocks on a multiprocessor."""
+    """Return a multiply-add's cycles by warps, with so many blocks on a multiprocessor; at best 1 of all cores."""
     waited = SIMT_WAITED * rates.simt_warps_to_hide * WARP / (blocks * tile.threads_per_block)
     edges = 1 + rates.simt_edge * (1 / tile.block_m + 1 / tile.block_n)
     return SIMT_TURNS * edges * (1 + waited ** (1 + tile.steps_ahead))
