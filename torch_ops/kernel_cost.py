@@ -30,9 +30,9 @@ FOLDER = Path(__file__).parent / "costs"
 ITEMSIZE, SUM_BYTES, LINE = 2, 4, 64  # bytes of an operand's element and of a sum; elements of a cache line
 PANEL_RESULTS = 64 * 64  # of a box
 CORRECTED = 8  # kernels that the formula puts first, among which measurements decide
-NEAR, NEAR_WAVES = 1.5, 0.6  # how far measurements count: doublings of each extent, of the waves of tiles
+NEAR, NEAR_WAVES = 1.2, 0.6  # how far measurements count: doublings of each extent, of the waves of tiles
 OTHER_LINES = 0.3  # what it counts as, squared, if rows lie across cache lines in one product and not in the other
-DOUBT = 0.3  # of measurements: as much weight as one of the very shape, if that kernel was the fastest there by far
+DOUBT = 0.15  # of measurements: as much weight as one of the very shape, if that kernel was the fastest there by far
 FEWEST_ROWS = 16  # fewer cost the same
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
