@@ -149,7 +149,7 @@ class Case:
     ) -> Case:
         """Make a step's case with the tile chosen for it, and its stages if None; "" is the default variant."""
         variant = variant or step.default_variant(machine.has_cp_async)
-        chosen = choose(step.tiles, problem, machine.for_choices(), split=step.variant(variant).splits_k)
+        chosen = choose(step.tiles_of(variant), problem, machine.for_choices(), split=step.variant(variant).splits_k)
         return cls(step, problem, variant, chosen.tile, machine, stages or chosen.stages)
 
     @property

@@ -26,7 +26,7 @@ from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import IEEE, draw_seeds, verify_launch
 from tensorir_ladder.schedules.isa import PTX_TYPES
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.steps.registry import find_steps
+from tensorir_ladder.steps.choice import choose_step
 
 SMALLEST, LARGEST, WHOLE, MOST_TOKENS = 64, 8192, 8, 8192
 DRAWN = Plan(rounds=9, warmup_ms=30.0, sample_ms=2.0, half_width=0.01, most_rounds=40, budget_ms=300.0)
@@ -107,14 +107,9 @@ def draw_shapes(group: str, seed: int, count: int, dtype: str) -> list[Drawn]:
 
 
 def scheduled_case(problem: Matmul, machine: Machine) -> Case:
-    """Return the last step that is a schedule and takes the product, as it takes it by itself."""
-    able = [
-        step
-        for step in find_steps().values()
-        if not step.explicit
-        and step.takes(step.default_variant(machine.has_cp_async), problem.dtype, machine.has_cp_async)
-    ]
-    return Case.default(max(able, key=lambda step: step.number), problem, machine)
+    """Return the step, form and tile that are chosen among the schedules (:func:`steps.choice.choose_step`)."""
+    step, config = choose_step(problem, machine.for_choices())
+    return Case(step, problem, config.variant, config.tile, machine, config.stages)
 
 
 def measure_shape(session: Session, drawn: Drawn) -> ShapeRecord:

@@ -5,6 +5,7 @@ whose docstring has the main loop in a few lines:
 
 - :mod:`.tma_ring` (step 11): one thread loads by TMA into a ring, all warpgroups multiply by wgmma.
 - :mod:`.warp_specialized` (step 12): a warpgroup that only loads, warpgroups that only multiply.
+- :mod:`.swapped` (step 12 for few rows): the same with operands exchanged, the reduction split over a cluster.
 - :mod:`.persistent` (step 13): as many blocks as run at once, each with one output tile after the other.
 - :mod:`.tcgen05_ring` (step 14): step 11's ring on Blackwell, sums in tensor memory.
 
@@ -15,7 +16,8 @@ They are put together from public building blocks:
   :mod:`.panels` (operands as TMA writes and instructions read them, descriptors).
 - multiplying: :mod:`.wgmma` (Hopper), :mod:`.tcgen05` (Blackwell, its tensor memory).
 - who does what: :mod:`.roles` (producer and consumer warpgroups), :mod:`.raster` (the order of blocks),
-  :mod:`.stream_k` (k tiles shared out among persistent blocks), :mod:`.partial_sums` (what these hand to each other).
+  :mod:`.stream_k` (k tiles shared out among persistent blocks), :mod:`.partial_sums` (what these hand to each other),
+  :mod:`.cluster_sums` (what the blocks of a cluster hand to their first).
 - results: :mod:`.fused_epilogue` (a factor, a bias, an activation), :mod:`.epilogue` (rounding and storing),
   :mod:`.boxes` (storing box by box, beside other work).
 - around a kernel: :mod:`.stamps` (time stamps of its roles), :mod:`.short_stack` (parsing it faster), :mod:`.codegen`

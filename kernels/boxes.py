@@ -39,7 +39,7 @@ class Boxes:
                 if box == 0:
                     T.ptx.cp.async_.bulk.wait_group.read(0)
         T.cuda.warpgroup_sync(1 + group)
-        write_box(packed, box, self.results, self.place(group, box), warp, lane)
+        write_box(packed, self.product, box, self.results, self.place(group, box), warp, lane)
         T.ptx.fence.proxy.async_.shared__cta()
         T.cuda.warpgroup_sync(1 + group)
         if warp == 0 and tma.elected():

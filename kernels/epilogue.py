@@ -10,7 +10,7 @@ from tvm.tirx import Buffer, Var
 
 from tensorir_ladder.kernels import tma
 from tensorir_ladder.kernels.panels import TileProduct
-from tensorir_ladder.kernels.tiles import TmaTile
+from tensorir_ladder.kernels.tiles import RoleTile, TmaTile
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WGMMA_ROWS, wgmma_element
@@ -40,8 +40,12 @@ def check_taken(problem: Matmul, remedy: str = tma.ALIGNING_STEP) -> None:
 
 
 def can_store_by_tma(problem: Matmul, tile: TmaTile) -> bool:
-    """Tell whether results can leave by TMA: 16 bits each, rows it can step over, instructions of whole boxes."""
-    return problem.out_dtype in PTX_TYPES and tma.rows_fit(problem.n, problem.out_dtype) and tile.group_n % PANEL == 0
+    """Tell whether results can leave by TMA: 16 bits each, rows it can step over, instructions of whole boxes.
+
+    Kernels with roles let boxes share columns, and need one box's at least.
+    """
+    fits = tile.group_n % PANEL == 0 or (isinstance(tile, RoleTile) and tile.group_n > PANEL)
+    return problem.out_dtype in PTX_TYPES and tma.rows_fit(problem.n, problem.out_dtype) and fits
 
 
 def round_pair(into: Expr, low: Expr, high: Expr, dtype: str) -> None:
@@ -55,16 +59,26 @@ def pack(sums: Buffer, packed: Buffer, dtype: str) -> None:
         round_pair(packed[pair], sums[2 * pair], sums[2 * pair + 1], dtype)
 
 
-def write_box(packed: Buffer, box: int, into: Buffer, first: Expr, warp: Expr, lane: Expr) -> None:
+def write_box(
+    packed: Buffer, product: WarpgroupProduct, box: int, into: Buffer, first: Expr, warp: Expr, lane: Expr
+) -> None:
     """Emit the writing of one swizzled box of 64 × 64 results to shared memory, at byte ``first``, by ``stmatrix``.
 
-    Boxes go along columns, then to the next 64 rows. One ``stmatrix`` stores 16 × 16 elements of a warp, to the
+    Boxes go along columns, then to the next 64 rows. Where columns are no multiple of 64, the last box in a row begins
+    within the one before, and has the same results there. One ``stmatrix`` stores 16 × 16 elements of a warp, to the
     addresses of 16-byte pieces that its lanes give.
     """
+    row_tile, column = product.box_place(box)
+    start = (row_tile * product.columns + column) // 4
     for square in range(PANEL // 16):
-        piece = tma.swizzled(warp * 16 + lane % 16, square * 16 + lane // 16 * 8)
-        registers = (packed[box * PANEL // 4 + square * 4 + i] for i in range(4))
+        piece = piece_of(square, warp, lane)
+        registers = (packed[start + square * 4 + i] for i in range(4))
         T.evaluate(T.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(into.ptr_to([first + piece]), *registers))
+
+
+def piece_of(square: int, warp: Expr, lane: Expr) -> Expr:
+    """Return the byte of a swizzled box that a lane names for a square of 16 × 16 elements of its warp's rows."""
+    return tma.swizzled(warp * 16 + lane % 16, square * 16 + lane // 16 * 8)
 
 
 def collect(
@@ -74,7 +88,7 @@ def collect(
     packed = T.alloc_local((product.registers // 2,), "uint32")
     pack(sums, packed, dtype)
     for box in range(product.boxes):
-        write_box(packed, box, into, first + box * BOX_BYTES, warp, lane)
+        write_box(packed, product, box, into, first + box * BOX_BYTES, warp, lane)
 
 
 def store_boxes(tensor_map: Var, product: TileProduct, source: Buffer, first: Expr, row: Expr, column: Expr) -> None:
@@ -90,8 +104,8 @@ def store_boxes(tensor_map: Var, product: TileProduct, source: Buffer, first: Ex
 
 def store_box(tensor_map: Var, product: TileProduct, box: int, address: Expr, row: Expr, column: Expr) -> None:
     """Emit the TMA store of one box to its place in the product's part of the output, which begins at row, column."""
-    across = product.columns // PANEL
-    tma.store(tensor_map, column + box % across * PANEL, row + box // across * product.ROWS, address)
+    row_tile, first_column = product.box_place(box)
+    tma.store(tensor_map, column + first_column, row + row_tile * product.ROWS, address)
 
 
 @T.inline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tvm import tirx
@@ -16,7 +16,7 @@ from tvm.tirx import Buffer, Var
 from tensorir_ladder.kernels.codegen.launch_plan import BIAS
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
 from tensorir_ladder.schedules.errors import IllegalWorkload
-from tensorir_ladder.schedules.isa import PTX_TYPES, wgmma_element
+from tensorir_ladder.schedules.isa import PTX_TYPES, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 
 # gelu is the exact form by erf, as in schedules.workloads; silu is x · sigmoid(x). All let NaN through.
@@ -36,7 +36,8 @@ class Epilogue:
     """``activation(alpha · sum + bias[column])`` of each sum, in float32, before it is rounded; by default nothing.
 
     ``bias`` is the dtype of a bias of n elements, "" where there is none; ``activation`` one of ACTIVATIONS or "".
-    Factor and activation are written into the kernel.
+    Factor and activation are written into the kernel. With ``residual`` a matrix of the results' shape and dtype is
+    added to what is rounded (:mod:`kernels.residual`).
 
     Raises
     ------
@@ -46,6 +47,7 @@ class Epilogue:
     alpha: float = 1.0
     bias: str = ""
     activation: str = ""
+    residual: bool = False
 
     def __post_init__(self) -> None:
         for what, value, known in (
@@ -61,8 +63,8 @@ class Epilogue:
 
     @property
     def is_nothing(self) -> bool:
-        """True where sums stay what they are."""
-        return self == PLAIN
+        """True where sums stay what they are until they are rounded."""
+        return replace(self, residual=False) == PLAIN
 
     def bind(self, pointer: Var, columns: int) -> Buffer | None:
         """Emit the bias' buffer, ``columns`` elements behind a kernel's parameter; None where there is no bias."""
@@ -84,6 +86,21 @@ class Epilogue:
                 for below in (0, 2):
                     register = row_tile * product.registers_per_tile + first + below
                     T.buffer_store(sums, self._value(sums[register], added), [register])
+
+    def apply_down(
+        self, bias: Buffer | None, sums: Buffer, product: WarpgroupProduct, first: Expr, warp: Expr, lane: Expr
+    ) -> None:
+        """Emit the same for sums whose rows are the output's columns, from ``first`` on: operands were exchanged."""
+        if self.is_nothing:
+            return
+        for row_tile in range(product.row_tiles):
+            for below in (0, 2):
+                row = wgmma_element(warp, lane, below)[0]
+                added = self._added(bias, first + row_tile * WGMMA_ROWS + row)
+                for inside in range(product.registers_per_tile):
+                    if inside % 4 - inside % 2 == below:
+                        register = row_tile * product.registers_per_tile + inside
+                        T.buffer_store(sums, self._value(sums[register], added), [register])
 
     def _added(self, bias: Buffer | None, column: Expr) -> Expr | None:
         """Read what is added to the sums of a column; beyond the last nothing is read."""

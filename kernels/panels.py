@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
 from tvm.tirx import Buffer, Var
@@ -109,7 +110,7 @@ class TileProduct:
         found = []
         if problem.dtype not in isa.PTX_TYPES:
             found.append(f"operands of {problem.dtype}, where it takes {' or '.join(isa.PTX_TYPES)}")
-        if major == "n" and tile.group_n % PANEL:
+        if major == "n" and tile.group_n % PANEL and not tile.reads_parts_of_panels:
             found.append(f"{tile.group_n} columns {cls.PART} of a B stored [k, n] are not a multiple of {PANEL}")
         if found:
             raise IllegalTile(
@@ -126,7 +127,19 @@ class TileProduct:
     @property
     def boxes(self) -> int:
         """Boxes of ROWS × 64 results: a warpgroup's, or the block's where it has one instruction."""
-        return self.row_tiles * self.columns // PANEL
+        return self.row_tiles * self.boxes_across
+
+    @property
+    def boxes_across(self) -> int:
+        """Boxes beside each other, the last of which may share columns with the one before."""
+        return -(-self.columns // PANEL)
+
+    def box_place(self, box: int | Expr) -> tuple[int | Expr, int | Expr]:
+        """Return a box's row tile, and its first column: the last box ends where the instruction's columns do."""
+        row_tile, column = box // self.boxes_across, box % self.boxes_across * PANEL
+        if self.columns % PANEL == 0:
+            return row_tile, column
+        return row_tile, (min if isinstance(box, int) else tirx.min)(column, self.columns - PANEL)
 
     def load(
         self,

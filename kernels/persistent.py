@@ -10,6 +10,7 @@ from tensorir_ladder.kernels.boxes import Boxes, LateResults
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.partial_sums import PartialSums
 from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.residual import Residual, add_residual, load_residual
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
     FEWEST_STAGES,
@@ -29,6 +30,7 @@ from tensorir_ladder.kernels.tiles import RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.isa import WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -79,10 +81,13 @@ def persistent(
     ------
     IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for a B tile that a cluster cannot share.
     """
+    tile.check_not_swapped()
     epilogue.check_taken(problem)
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)
     product.b.check_shares(blocks)
+    if blocks > 1 and finish.residual:
+        raise IllegalWorkload("clusters add no residual", value=f"{blocks} blocks", remedy="take blocks on their own")
     by_tma = epilogue.can_store_by_tma(problem, tile)
     rows = (product.a.rows, product.b.box_rows(blocks), WGMMA_ROWS if by_tma else None)
     plan = plan_for(problem, tile, machine, blocks, stream_k)
@@ -91,16 +96,24 @@ def persistent(
     stages = max(FEWEST_STAGES, min(stages, plan.k_tiles))
     room, again = plan.pieces * blocks, plan.tiles > plan.workers
     floats = room * PartialSums.floats(product.registers, tile.consumers)
+    residual = Residual(problem, tile, product) if finish.residual else None
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
     def main(
-        A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, sums_ptr: T.handle, flags_ptr: T.handle, bias_ptr: T.handle
+        A_ptr: T.handle,
+        B_ptr: T.handle,
+        C_ptr: T.handle,
+        sums_ptr: T.handle,
+        flags_ptr: T.handle,
+        bias_ptr: T.handle,
+        residual_ptr: T.handle,
     ):
         shared_sums = T.match_buffer(sums_ptr, (max(1, floats),), "float32", align=16)
         flags = T.match_buffer(flags_ptr, (max(1, room * tile.consumers),), "int32", align=4)
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), rows)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
+        added = T.meta_var(residual.bind(residual_ptr) if finish.residual else None)
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -129,6 +142,9 @@ def persistent(
                         product.load(matrices, corner, shared.ring, fill.stage, shared.full, here.member, blocks)
                         loads.mark("load issued", k_tile)
                         fill.advance()
+                    if finish.residual:
+                        if work.finishes():
+                            load_residual(residual, added, (row, column), shared, fill, loads, work.count)
                     loads.advance(work.count)
                     work.advance()
         else:  # a consumer
@@ -176,6 +192,8 @@ def persistent(
                     finish.apply(bias, mine.sums, product, column, here.lane)
                     if by_tma:
                         late.keep(row, column, problem.out_dtype)  # they leave beside the next piece
+                        if finish.residual:
+                            add_residual(residual, late.packed, mine, marks, work.count)
                     else:
                         epilogue.store_fragments(mine.sums, product, matrices.c, row, column, here.warp, here.lane)
                     marks.mark("sums free")
@@ -190,7 +208,8 @@ def persistent(
         end_together(blocks)  # a cluster's other block may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    made = main if finish.bias else without(main, "bias_ptr")
+    used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual}
+    made = without(main, *(name for name, is_used in used.items() if not is_used))
     return made.with_attr(OVERLAPS, True) if overlapped else made
 
 

@@ -81,12 +81,23 @@ class RoleBlock:
 
 @T.meta_class
 class SharedRing:
-    """A block's shared memory: a ring of stages, each with a full and an empty barrier, and boxes for results."""
+    """A block's shared memory: a ring of stages, each with a full and an empty barrier, and room for results.
 
-    def __init__(self, pool: T.SMEMPool, stages: int, stage_bytes: int, consumers: int, bounded: bool) -> None:
+    ``result_bytes`` of a consumer: by default two boxes of 64 × 64.
+    """
+
+    def __init__(
+        self,
+        pool: T.SMEMPool,
+        stages: int,
+        stage_bytes: int,
+        consumers: int,
+        bounded: bool,
+        result_bytes: int = RESULT_BOXES * WGMMA_ROWS * ROW_BYTES,
+    ) -> None:
         self.stages = stages
         self.ring = _named("ring", pool.alloc((stages * stage_bytes,), "uint8", align=1024))
-        boxes = pool.alloc((consumers * RESULT_BOXES * WGMMA_ROWS * ROW_BYTES,), "uint8", align=1024)
+        boxes = pool.alloc((consumers * result_bytes,), "uint8", align=1024)
         self.results = _named("results", boxes)
         self.full = Barriers(pool, stages, bounded)
         self.empty = Barriers(pool, stages, bounded)

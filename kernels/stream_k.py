@@ -137,7 +137,7 @@ def plan_for(
     """
     tiles = -(-problem.m // (tile.block_m * blocks)) * -(-problem.n // tile.block_n) * batch
     k_tiles = -(-problem.k // tile.block_k)
-    boxes = max(1, tile.group_m * tile.group_n // (WGMMA_ROWS * PANEL))
+    boxes = max(1, tile.group_m // WGMMA_ROWS * -(-tile.group_n // PANEL))
     workers, shortest = machine.multiprocessors // blocks, min(boxes, k_tiles)
     return plan_stream_k(tiles, k_tiles, tile.block, workers, shortest, machine.rates, cuts)
 
@@ -220,6 +220,12 @@ class Pieces:
             if self.tile >= self.plan.first_owned:
                 if self.first != self.plan.cut:
                     act(self.plan.piece(self.worker, self.tile - self.plan.first_owned))
+
+    def finishes(self) -> Expr | bool:
+        """Tell whether who has this piece also finishes its tile: a helper does not."""
+        if not self.plan.helpers:
+            return True
+        return T.Or(self.tile < self.plan.first_owned, self.first == self.plan.cut)
 
     @T.inline
     def _help(self):

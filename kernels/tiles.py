@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tvm.target import Target
 
-from tensorir_ladder.schedules.isa import ROW_BYTES, WARPGROUP, WGMMA_ROWS, WIDEST
-from tensorir_ladder.schedules.tiles import WGMMA_REGISTERS, BlockTile, Choice, WarpgroupTile
+from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.isa import PANEL, ROW_BYTES, SHARED_KIB, WARPGROUP, WGMMA_ROWS, WIDEST, wgmma_misfits
+from tensorir_ladder.schedules.tiles import WGMMA_REGISTERS, BlockTile, Choice, WarpgroupTile, indivisible
 from tensorir_ladder.schedules.workloads import Matmul
+
+if TYPE_CHECKING:
+    from typing import Self
 
 BARRIER_BYTES = 8
 RESULT_BOXES = 2  # of 64 × 64 results, that a warpgroup of a kernel with roles has
@@ -18,6 +23,9 @@ REGISTER_STEP = 8  # a thread's registers come in steps of so many
 PRODUCER_REGISTERS = 40
 MOST_CONSUMER_REGISTERS = 240
 MOST_CONSUMERS = 3
+MOST_PARTS = 8  # blocks of a cluster that every GPU with clusters can hold
+ADDED_AT_ONCE = 32  # floats of other parts' sums that a thread has on their way
+MOST_RESIDENT = 4  # blocks of a swapped product's kernel that a multiprocessor is asked to hold at once
 
 
 def _in_steps(registers: int) -> int:
@@ -35,6 +43,11 @@ class TmaTile(BlockTile):
     def group_n(self) -> int:
         """Columns of one instruction."""
         raise NotImplementedError
+
+    @property
+    def reads_parts_of_panels(self) -> bool:
+        """True where the kernel takes columns of a B stored [k, n], and of results, that are no whole panels."""
+        return False
 
     @classmethod
     def missing(cls, target: Target) -> str:
@@ -86,7 +99,35 @@ class HopperTile(TmaTile, WarpgroupTile):
 
 @dataclass(frozen=True)
 class RoleTile(HopperTile):
-    """The tile of kernels whose warpgroups have roles: a producer beside consumers, results in boxes of their own."""
+    """The tile of kernels whose warpgroups have roles: a producer beside consumers, results in boxes of their own.
+
+    With a third field, ``16x128x64/1x2/4``, the text is a :class:`SwappedTile`'s.
+    """
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a tile, or a :class:`SwappedTile` where the text is one's; IllegalTile shows the form of others."""
+        return SwappedTile.parse(text) if cls is RoleTile and SwappedTile._match(text) else super().parse(text)
+
+    @property
+    def reads_parts_of_panels(self) -> bool:
+        """True where no other warpgroup's columns begin within a panel, nor a box has more columns than there are."""
+        return self.warpgroups[1] == 1 and self.group_n >= PANEL
+
+    @property
+    def swapped(self) -> bool:
+        """True where weights are the instruction's rows: a :class:`SwappedTile`."""
+        return False
+
+    def check_not_swapped(self) -> None:
+        """Raise IllegalTile for a tile of a kernel that exchanges the operands."""
+        if self.swapped:
+            raise IllegalTile(
+                "this kernel does not exchange the operands",
+                value=str(self),
+                limit=RoleTile.FORM,
+                remedy="leave out the third field, or take step 12",
+            )
 
     @property
     def consumers(self) -> int:
@@ -131,13 +172,109 @@ class RoleTile(HopperTile):
         return found
 
     def pool_bytes(self, itemsize: int, stages: int) -> int:
-        """Return the shared memory of the ring's stages alone."""
-        return BlockTile.smem_bytes(self, itemsize, stages)
+        """Return the shared memory of the ring's stages alone, B's columns in whole panels if it is stored [k, n]."""
+        columns = -(-self.block_n // PANEL) * PANEL if self.reads_parts_of_panels else self.block_n
+        return (self.block_m + columns) * self.block_k * itemsize * stages
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
         """Return the shared memory of a block: stages with two barriers each, two boxes of results a consumer."""
         boxes = self.consumers * RESULT_BOXES * WGMMA_ROWS * ROW_BYTES
         return self.pool_bytes(itemsize, stages) + boxes + 2 * stages * BARRIER_BYTES
+
+
+@dataclass(frozen=True)
+class SwappedTile(RoleTile):
+    """The tile of the kernel with roles that exchanges the operands: Cᵀ = Bᵀ · Aᵀ, for products of few rows.
+
+    Written ``16x128x64/1x2/4``: 16 rows and 128 columns of the output to a block, 64 columns to each of two warpgroups,
+    and the reduction in 4 ``parts``, each a block of a cluster. B's columns are the instruction's 64 rows, and A's rows
+    its columns, which come by the eight.
+    """
+
+    parts: int = 1
+
+    FORM: ClassVar[str] = "MxNxK/WGMxWGN/P"
+    EXAMPLE: ClassVar[str] = "16x128x64/1x2/4"
+
+    @property
+    def swapped(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def reads_parts_of_panels(self) -> bool:
+        """False: B's columns are the instruction's rows."""
+        return False
+
+    @property
+    def turned(self) -> RoleTile:
+        """The tile of the product as the instruction sees it: B's columns down, A's rows across."""
+        rows, columns, steps = self.block
+        return RoleTile((columns, rows, steps), self.warpgroups[::-1])
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread, of whatever role: those of a consumer, and what it adds of other parts at once."""
+        return self.consumer_registers + (ADDED_AT_ONCE if self.parts > 1 else 0)
+
+    @property
+    def consumer_share(self) -> int:
+        """Registers of a consumer's thread: roles exchange none, since none of them needs many."""
+        return MOST_CONSUMER_REGISTERS
+
+    def misfits(self) -> list[str]:
+        """Return what does not fit warpgroups, wgmma with its operands exchanged, TMA, or a cluster."""
+        rows, columns = self.warpgroups
+        sides = (
+            ("rows of the block", self.block_m, "warpgroups along rows", rows),
+            ("columns of the block", self.block_n, "warpgroups along columns", columns),
+        )
+        found = indivisible(sides) + self.oversized()
+        if not found:
+            clauses = wgmma_misfits(self.group_n, self.group_m, self.block_k)
+            found += [f"with operands exchanged, {clause}" for clause in clauses]
+        if self.consumers > MOST_CONSUMERS:
+            found.append(f"{self.consumers} consumer warpgroups, limit {MOST_CONSUMERS}")
+        if self.parts > MOST_PARTS:
+            found.append(f"{self.parts} parts, limit {MOST_PARTS} blocks of a cluster")
+        return found
+
+    @property
+    def result_bytes(self) -> int:
+        """Return a consumer's shared memory for results: its sums in float32 where others add them, else rounded."""
+        return self.group_m * self.group_n * (4 if self.parts > 1 else 2)
+
+    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
+        """Return the shared memory of a block: stages with two barriers each, and the consumers' results."""
+        return self.pool_bytes(itemsize, stages) + self.consumers * self.result_bytes + 2 * stages * BARRIER_BYTES
+
+    def resident(self, itemsize: int, stages: int) -> int:
+        """Return how many blocks a multiprocessor holds at once, by shared memory and registers: 1 to 4."""
+        by_shared = (SHARED_KIB[90] + 1) * 1024 // (self.smem_bytes(itemsize, stages) + 1024)  # 1 KiB is the driver's
+        by_registers = BLOCK_REGISTERS // (self.threads_per_block * (_in_steps(self.registers - 1) + REGISTER_STEP))
+        return max(1, min(by_shared, by_registers, MOST_RESIDENT))
+
+
+def role_choices() -> Iterator[Choice]:
+    """Yield the tiles that kernels with roles take, of 64, 128 and 192 rows and each width from 64 to 256 by 16.
+
+    With as many stages as a block's shared memory holds, up to 8: what measuring may choose among. Of three consumers
+    only widths whose sums their registers hold.
+    """
+    for groups in (1, 2, 3):
+        for columns in range(PANEL, WIDEST + 1, 16):
+            tile = RoleTile((groups * WGMMA_ROWS, columns, PANEL), (groups, 1))
+            if not tile.misfits():
+                yield Choice(tile, most_stages(tile, 8))
+
+
+def most_stages(tile: RoleTile, most: int, blocks: int = 1) -> int:
+    """Return how many stages a tile of 16-bit operands has room for where so many blocks share a multiprocessor.
+
+    0 where there is none.
+    """
+    room = SHARED_KIB[90] * 1024 // blocks - (0 if blocks == 1 else 1024)
+    return next((stages for stages in range(most, 0, -1) if tile.smem_bytes(2, stages) <= room), 0)
 
 
 # Tiles with their stages, large ones first: what steps 11 to 13 and torch_ops choose among.

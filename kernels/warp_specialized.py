@@ -10,6 +10,7 @@ from tensorir_ladder.kernels.boxes import Boxes
 from tensorir_ladder.kernels.codegen.launch_plan import ROWS_PARAMETER
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.residual import Residual, add_residual, load_residual
 from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import (
     FEWEST_STAGES,
@@ -18,6 +19,7 @@ from tensorir_ladder.kernels.roles import (
     RoleBlock,
     SharedRing,
     give_up_registers,
+    release,
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
@@ -70,6 +72,7 @@ def warp_specialized(
     IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8; IllegalWorkload for a
     batch whose results cannot leave by TMA.
     """
+    tile.check_not_swapped()
     epilogue.check_taken(problem)
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)
@@ -87,16 +90,24 @@ def warp_specialized(
             value=f"batch {batch}",
             remedy="do without any number of rows",
         )
+    if batch > 1 and finish.residual:
+        raise IllegalWorkload(
+            "a batch has no residual", value=f"batch {batch}", remedy="add it afterwards, or multiply one by one"
+        )
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
     tiles = tile_rows * tile_columns
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
+    residual = Residual(problem, tile, product) if finish.residual else None
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
 
     @T.prim_func
-    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, rows: T.int32, bias_ptr: T.handle):
+    def main(
+        A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, rows: T.int32, bias_ptr: T.handle, residual_ptr: T.handle
+    ):
         boxes_of = T.meta_var((product.a.rows, product.b.rows, WGMMA_ROWS if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
+        added = T.meta_var(residual.bind(residual_ptr) if finish.residual else None)
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -122,6 +133,8 @@ def warp_specialized(
                     product.load(maps, corner, shared.ring, fill.stage, shared.full)  # returns at once
                     loads.mark("load issued", k_tile)
                     fill.advance()
+                if finish.residual:
+                    load_residual(residual, added, (row, column), shared, fill, loads, k_tiles)
         else:  # a consumer
             take_registers(tile)
             mine = Consumer(here, shared, product, tile)
@@ -131,6 +144,8 @@ def warp_specialized(
                 mine.multiply(marks, k_tile, k_tile != 0)  # issued; it runs on
                 mine.retire_former(marks, k_tile, k_tile > 0)  # the stage of the k tile before is empty
             retire(mine.sums, 0)
+            if finish.residual:
+                release(shared.empty, mine.last, here.lane, here.cluster)  # a turn of the residual may want the stage
             marks.mark("mma retired", k_tiles - 1)
             marks.mark("epilogue begins")
             finish.apply(bias, mine.sums, product, column + mine.column, here.lane)
@@ -138,6 +153,8 @@ def warp_specialized(
                 packed = T.alloc_local((product.registers // 2,), "uint32")
                 boxes = Boxes(maps.c_map, product, shared.results, RESULT_BOXES)
                 epilogue.pack(mine.sums, packed, problem.out_dtype)
+                if finish.residual:
+                    add_residual(residual, packed, mine, marks, k_tiles)
                 marks.mark("sums free")
                 for box in T.unroll(product.boxes):
                     marks.mark("box begins", box)
@@ -150,5 +167,5 @@ def warp_specialized(
             marks.mark("results stored", together=True)
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    unused = ("" if finish.bias else "bias_ptr", "" if any_rows else ROWS_PARAMETER)
-    return without(main, *unused)
+    used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual, ROWS_PARAMETER: any_rows}
+    return without(main, *(name for name, is_used in used.items() if not is_used))

@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from tvm.tirx import Buffer
 
 from tensorir_ladder.kernels.panels import TileProduct
-from tensorir_ladder.kernels.tiles import HopperTile
+from tensorir_ladder.kernels.tiles import HopperTile, SwappedTile
 from tensorir_ladder.schedules.isa import PTX_TYPES, STEP, WARPGROUP, WGMMA_ROWS
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -44,6 +44,12 @@ class WarpgroupProduct(TileProduct):
     def of(cls, problem: Matmul, tile: HopperTile) -> Self:
         """See :meth:`TileProduct.of`."""
         return replace(super().of(problem, tile), row_tiles=tile.group_m // WGMMA_ROWS)
+
+    @classmethod
+    def swapped(cls, problem: Matmul, tile: SwappedTile) -> Self:
+        """The product with its operands exchanged: ``a`` are B's panels, ``b`` A's; raises as :meth:`of`."""
+        made = super().of(problem, tile)
+        return replace(made, a=made.b, b=made.a, columns=tile.group_m, row_tiles=tile.group_n // WGMMA_ROWS)
 
     @property
     def registers(self) -> int:
@@ -74,6 +80,7 @@ class WarpgroupProduct(TileProduct):
         """
         keep(sums)
         T.evaluate(T.ptx.wgmma.fence.sync.aligned())
+        transposed = int(self.a.major == "n"), int(self.b.major == "n")
         for step in range(self.a.depth // STEP):
             added = accumulate if step == 0 else T.bool(True)
             for row_tile in range(self.row_tiles):
@@ -81,7 +88,7 @@ class WarpgroupProduct(TileProduct):
                 own = [sums[first + i] for i in range(self.registers_per_tile)]
                 rows = self.a.step_offset(step) + self.a.extent_offset(row_tile * WGMMA_ROWS)
                 operands = (self.moved(a, stage, rows), self.moved(b, stage, self.b.step_offset(step)))
-                T.evaluate(T.ptx[self.instruction](*own, *operands, added, 1, 1, 0, int(self.b.major == "n")))
+                T.evaluate(T.ptx[self.instruction](*own, *operands, added, 1, 1, *transposed))
         T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
         keep(sums)
 

@@ -6,23 +6,24 @@ GPU is data (:class:`CostRates`), read from that GPU's rates file by whoever ask
 Three questions, each a function here:
 
 - How long do a product's block tiles take (:func:`block_tile_cost`; on tensor cores, with few rows too,
-  :func:`contraction_cycles`; of kernels with roles :func:`stream_k_cycles`)?
-- Into how many parts should a long reduction go (:func:`parts_to_fill`, :func:`parts_for`)?
-- Does copying operands to aligned rows first pay (:func:`copying_pays`)?
+  :func:`contraction_cycles`; by warps on ordinary cores :func:`warp_cycles`; of kernels with roles
+  :func:`stream_k_cycles`)?
+- Into how many parts should a long reduction go (:func:`parts_to_fill`, :func:`parts_for`,
+  :func:`warp_parts`, :func:`wgmma_parts`)?
+- Does copying operands to aligned rows first pay (:func:`copying_pays`, :func:`copied_first`)?
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tvm.target import Target
 
-from tensorir_ladder.schedules.isa import SHARED_KIB, WARP
-from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.isa import LINE_BYTES, SHARED_KIB, VECTOR_BYTES, WARP
 from tensorir_ladder.schedules.tiles import BlockTile, Choice, ThreadTile, TileSet, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -117,6 +118,15 @@ CLOCK_GHZ = 1.9  # of a multiprocessor, by which copying_gb_s becomes bytes per 
 LATENCY_CYCLES = 1200  # from the issue of a cp.async to its data, while many others are on their way
 DEVICE_LATENCY_CYCLES = 1700  # the same, of data in device memory, while that is busy
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
+SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
+SIMT_TURNS = 0.8  # cycles of a multiply-add by warps, over what block_tile_cost says
+STRAIGHT_EDGE = 3.6  # instructions of an element that is copied by itself, where a multiply-add is one
+CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
+STRAIGHT_REGISTERS = 32  # that their addresses and predicates take, seen in these kernels' cubins
+STRADDLING = 2.0  # cache lines that rows of a k tile touch, over those that they would fill
+PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
+STORED_BYTES = 2  # of the results that stored_results_per_cycle counts: float16
 HIDDEN = 0.6  # of what a k tile takes less (multiplying or loading), behind what takes longer
 UNHIDDEN = 0.1  # of what the multiprocessors do while all wait for device memory, or of the memory's time otherwise
 
@@ -143,18 +153,19 @@ def choose(tiles: TileSet, problem: Matmul, machine: Machine, *, split: bool = F
     """Return the tile and stages of ``tiles`` that should be fastest for a product; the default where none is listed.
 
     Choices that the machine cannot hold are left out, or taken with fewer stages where it can hold none as it is.
-    ``split`` counts each block in the parts that :func:`parts_for` makes of it.
+    ``split`` counts each block in the parts that a variant which splits the reduction makes of it.
     """
 
     def cost(choice: Choice) -> float:
-        parts = parts_for(problem, choice, machine) if split else 1
-        return (
-            tiles.cost(choice, problem, machine, parts)
-            if tiles.cost
-            else block_tile_cost(choice, problem, machine, parts)
-        )
+        return choice_cost(tiles, choice, problem, machine, split=split)
 
-    return min(_fitting(tiles.choices, machine.target, dtype_bytes(problem.dtype)), key=cost, default=tiles.default)
+    return min(_fitting(tiles.choices, machine.target, problem.itemsize), key=cost, default=tiles.default)
+
+
+def choice_cost(tiles: TileSet, choice: Choice, problem: Matmul, machine: Machine, *, split: bool = False) -> float:
+    """Return what a product costs by a tile and stages of a set; see :func:`choose` for ``split``."""
+    parts = (tiles.parts or parts_for)(problem, choice, machine) if split else 1
+    return (tiles.cost or block_tile_cost)(choice, problem, machine, parts)
 
 
 def _fitting(choices: Sequence[Choice], target: Target, itemsize: int) -> list[Choice]:
@@ -171,7 +182,9 @@ def block_count(problem: Matmul, tile: BlockTile) -> int:
     return -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n)
 
 
-def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+def block_tile_cost(
+    choice: Choice, problem: Matmul, machine: Machine, parts: int = 1, more_registers: int = 0
+) -> float:
     """Return what a product costs with one block to a block tile, in outputs: good for an order, no time.
 
     A multiprocessor's time is the outputs that fall to it, dearer where few warps hide each other's latencies
@@ -180,8 +193,8 @@ def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: in
         ceil(blocks / multiprocessors) · block_m · block_n
           · (1 + warps_to_hide / warps resident) · (1 + edge · (1 / block_m + 1 / block_n))
 
-    A warp that reads one step ahead counts twice: it hides latency as two do. ``ladder table`` shows what
-    the choice costs against tuning.
+    A warp that reads one step ahead counts twice: it hides latency as two do. ``more_registers``: of a thread, beside
+    those that the tile takes. ``ladder table`` shows what the choice costs against tuning.
     """
     tile = choice.tile
     ordinary = isinstance(tile, (ThreadTile, WarpTile))
@@ -189,7 +202,7 @@ def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: in
     hide = rates.simt_warps_to_hide if ordinary else rates.tensor_warps_to_hide
     edge = rates.simt_edge if ordinary else rates.tensor_edge
     per_multiprocessor = -(-block_count(problem, tile) * parts // machine.multiprocessors)
-    resident = _resident(choice, machine, dtype_bytes(problem.dtype))
+    resident = _resident(choice, machine, problem.itemsize, more_registers)
     warps = min(per_multiprocessor, resident) * tile.threads_per_block / WARP * (1 + tile.steps_ahead)
     edges = 1 + edge * (1 / tile.block_m + 1 / tile.block_n)
     return per_multiprocessor / parts * tile.block_m * tile.block_n * (1 + hide / warps) * edges
@@ -203,6 +216,9 @@ def contraction_cycles(
     batch: int = 1,
     parts: int = 1,
     itemsize: int = 2,
+    lines: tuple[float, float] = (1.0, 1.0),
+    result_bytes: int = 2,
+    filled: int | None = None,
 ) -> float:
     """Return about how many cycles a product of ``sizes`` (m, n, k) takes on tensor cores; good for an order.
 
@@ -210,44 +226,164 @@ def contraction_cycles(
 
         k tile   = the longer of multiplying and loading it, and what the other does not hide
         loop     = tiles of the busiest multiprocessor · k tiles of a part · k tile
-        in all   = the longer of the loop and reading both operands from device memory once
-                   + filling the ring for each round of tiles + storing + (parts > 1) adding them up by another kernel
+        busy     = loop + storing, less multiplying that one block does while another stores
+                   + filling the ring for each round of tiles, while which others run
+        device   = reading both operands once + writing the results, which takes no less than storing unhidden
+        in all   = the longer of busy and device, and a little of the other
+                   + filling the first ring + (parts > 1) adding them up by another kernel
 
     Loading is as fast as the L2 cache, or as what is on its way allows (:data:`LATENCY_CYCLES`), and so is reading,
-    which is of columns where rows are few. Rows that a tile has
-    beyond m are multiplied, and not loaded. Few rows make a product wait for device memory, whatever its tile: then
-    parts and narrow tiles that fill the GPU are the cheapest.
+    which is of columns where rows are few. Rows that a tile has beyond m are multiplied, and not loaded. ``lines``:
+    cache lines that a row of each operand's tile touches, over those that it fills. Few rows make a product wait for
+    device memory, whatever its tile: then parts and narrow tiles that fill the GPU are the cheapest. A product of few
+    k tiles waits for its results to be stored (``result_bytes`` each, what is read beside them counted): then tiles of
+    which several blocks are resident are cheaper, since one stores while another multiplies. ``filled`` is after how
+    many k tiles the ring is filled anew, by default only for the next tile.
     """
     (m, n, k), tile, rates = sizes, choice.tile, machine.rates
     tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
-    k_tiles = math.ceil(math.ceil(k / tile.block_k) / parts)
+    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 2)  # a loop of one is made two
     busiest = -(-tiles // machine.multiprocessors)
-    together = min(busiest, _resident(choice, machine, itemsize))
-    brought = (min(m, tile.block_m) + min(n, tile.block_n)) * tile.block_k * itemsize
+    together = min(busiest, _resident(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
+    rounds = -(-busiest // together)
+    brought = (min(m, tile.block_m) * lines[0] + min(n, tile.block_n) * lines[1]) * tile.block_k * itemsize
     by_wgmma = isinstance(tile, WarpgroupTile)
-    ahead = together * min(choice.stages - (2 if by_wgmma else 1), k_tiles)  # k tiles on their way
+    ahead = together * max(1, min(choice.stages - (2 if by_wgmma else 1), k_tiles))  # k tiles on their way
     loading = brought / min(rates.load_bytes_per_cycle, ahead * brought / LATENCY_CYCLES)
     share = 1.0 if by_wgmma else MMA_SHARE
     multiplying = tile.block_m * tile.block_n * tile.block_k / (rates.wgmma_multiply_adds_per_cycle * share)
     k_tile = max(multiplying, loading) + (1 - HIDDEN) * min(multiplying, loading)
-    columns_on_their_way = min(tiles, machine.multiprocessors) * ahead * min(n, tile.block_n) * tile.block_k * itemsize
-    streaming = min(rates.copying_gb_s / CLOCK_GHZ, columns_on_their_way / DEVICE_LATENCY_CYCLES)
-    reading = batch * (m + n) * k * itemsize / streaming
-    storing = busiest * min(m, tile.block_m) * min(n, tile.block_n) / rates.stored_results_per_cycle
-    adding = 0.0
-    if parts > 1:
-        sums = 2 * parts * m * n * 4 / (rates.add_bytes_per_cycle * machine.multiprocessors)
-        adding = rates.launch_cycles + LATENCY_CYCLES + sums
-    filling = -(-busiest // together) * LATENCY_CYCLES
     loop = busiest * k_tiles * k_tile
-    return max(loop, reading) + UNHIDDEN * min(loop, reading) + filling + storing + adding
+    stored_bytes = busiest * min(m, tile.block_m) * min(n, tile.block_n) * result_bytes
+    storing = stored_bytes / (rates.stored_results_per_cycle * STORED_BYTES)
+    hidden = (1 - 1 / together) * (1 - 1 / rounds) * min(busiest * k_tiles * multiplying, storing)
+    columns_on_their_way = min(tiles, machine.multiprocessors) * ahead * min(n, tile.block_n) * tile.block_k * itemsize
+    per_cycle = rates.copying_gb_s / CLOCK_GHZ
+    reading = batch * (m + n) * k * itemsize / min(per_cycle, columns_on_their_way / DEVICE_LATENCY_CYCLES)
+    fills = math.ceil(k_tiles / (filled or k_tiles))
+    waiting = (rounds * fills - 1) * LATENCY_CYCLES / together
+    busy = loop + storing - hidden + waiting
+    device = reading + max(batch * m * n * result_bytes / per_cycle, storing - hidden)
+    adding = _adding_cycles(m, n, parts, machine) if parts > 1 else 0.0
+    return max(busy, device) + UNHIDDEN * min(busy, device) + LATENCY_CYCLES + adding
 
 
-def _resident(choice: Choice, machine: Machine, itemsize: int) -> int:
+def wgmma_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+    """Return about how many cycles a product takes by warpgroups, with what rows that straddle cache lines add.
+
+    They are copied to whole lines first where that pays (:func:`copying_pays`) or where they are no whole vectors, and
+    take twice as many lines otherwise; a TileSet's ``cost``.
+    """
+    sizes, itemsize = (problem.m, problem.n, problem.k), problem.itemsize
+    no_vectors, straddling = _unaligned(problem, VECTOR_BYTES), _unaligned(problem, LINE_BYTES)
+    worth = [lines and not whole for lines, whole in zip(straddling, no_vectors)]
+    operands = problem.m * problem.k * itemsize, problem.n * problem.k * itemsize
+    copied_bytes = sum(size for size, copied in zip(operands, worth) if copied)
+    operations = 2.0 * problem.m * problem.n * problem.k
+    copied = copying_pays(operations, copied_bytes, machine.rates, sum(worth) / 2)
+    fronted = [whole or (copied and lines) for lines, whole in zip(straddling, no_vectors)]
+    front = _copying_cycles(sum(size for size, first in zip(operands, fronted) if first), machine)
+    lines = [STRADDLING if lines and not first else 1.0 for lines, first in zip(straddling, fronted)]
+    return front + contraction_cycles(
+        choice, sizes, machine, parts=parts, itemsize=itemsize, lines=(lines[0], lines[1])
+    )
+
+
+def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+    """Return about how many cycles a product takes by warps on ordinary cores, its reduction in ``parts``.
+
+    ::
+
+        in all   = the longer of multiplying (:func:`block_tile_cost`) and device memory's time, and a part of the other
+                   + filling the ring for each round of blocks + storing + (parts > 1) adding up by another kernel
+                   + operands whose rows are no whole vectors: copied by a kernel in front, or element by element
+
+    A TileSet's ``cost``; what is cheaper of the last two counts (:func:`copied_first`).
+    """
+    return min(_by_warps(choice, problem, machine, parts, copied) for copied in (True, False))
+
+
+def copied_first(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> bool:
+    """Return whether operands whose rows are no whole vectors should be copied to such rows by a kernel in front.
+
+    The other way is copying them to shared memory element by element, every time that a block needs them.
+    """
+    copied, straight = (_by_warps(choice, problem, machine, parts, first) for first in (True, False))
+    return copied <= straight
+
+
+def warp_parts(problem: Matmul, choice: Choice, machine: Machine) -> int:
+    """Return into how many parts a reduction by warps should go; each has at least as many k tiles as stages."""
+    return _cheapest_parts(warp_cycles, problem, choice, machine)
+
+
+def wgmma_parts(problem: Matmul, choice: Choice, machine: Machine) -> int:
+    """Return into how many parts a reduction by warpgroups should go; each has at least as many k tiles as stages."""
+    return _cheapest_parts(wgmma_cycles, problem, choice, machine)
+
+
+def _cheapest_parts(cycles: Callable[..., float], problem: Matmul, choice: Choice, machine: Machine) -> int:
+    most = max(1, -(-problem.k // choice.tile.block_k) // max(choice.stages, 2))
+    found = {parts: cycles(choice, problem, machine, parts) for parts in PARTS if parts <= most}
+    best = min(found, key=found.__getitem__)
+    return best if found[best] < SPLIT_PAYS * found[1] else 1
+
+
+def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, copied: bool) -> float:
+    tile, rates, itemsize = choice.tile, machine.rates, problem.itemsize
+    m, n, k = problem.m, problem.n, problem.k
+    unaligned = _unaligned(problem, VECTOR_BYTES)
+    k_of_part = math.ceil(-(-k // tile.block_k) / parts) * tile.block_k
+    straight = any(unaligned) and not copied
+    registers = STRAIGHT_REGISTERS if straight else 0
+    outputs = block_tile_cost(choice, problem, machine, parts, registers)
+    multiplying = outputs * parts * k_of_part * SIMT_TURNS / SIMT_MULTIPLY_ADDS
+    front = 0.0
+    if copied:
+        front = _copying_cycles((m * unaligned[0] + n * unaligned[1]) * k * itemsize, machine)
+    elif straight:
+        one_by_one = [math.gcd(row * itemsize, VECTOR_BYTES) for row in (k, problem.b_shape[1])]
+        copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]  # an element
+        multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
+    blocks, resident = block_count(problem, tile) * parts, _resident(choice, machine, itemsize, registers)
+    busiest = -(-blocks // machine.multiprocessors)
+    rounds = -(-busiest // resident)
+    ahead = max(1, min(choice.stages - 1, k_of_part // tile.block_k))
+    on_its_way = min(blocks, machine.multiprocessors * resident) * ahead
+    on_its_way *= (min(m, tile.block_m) + min(n, tile.block_n)) * tile.block_k * itemsize
+    copying = rates.copying_gb_s / CLOCK_GHZ
+    memory = (m + n) * k * itemsize / min(copying, on_its_way / DEVICE_LATENCY_CYCLES) + m * n * itemsize / copying
+    storing = busiest * min(m, tile.block_m) * min(n, tile.block_n) / rates.stored_results_per_cycle
+    adding = _adding_cycles(m, n, parts, machine) if parts > 1 else 0.0
+    longer, shorter = max(multiplying, memory), min(multiplying, memory)
+    return front + longer + UNHIDDEN * shorter + rounds * LATENCY_CYCLES + storing + adding
+
+
+def _unaligned(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:
+    """Return of both operands whether their rows are no multiples of so many bytes."""
+    a, b = (length * problem.itemsize % row_bytes for length in (problem.k, problem.b_shape[1]))
+    return bool(a), bool(b)
+
+
+def _copying_cycles(copied_bytes: float, machine: Machine) -> float:
+    """Return the cycles of a kernel in front that reads and writes so many bytes; none of none."""
+    rates = machine.rates
+    return (2 * copied_bytes / rates.copying_gb_s + 1e3 * rates.copying_us) * CLOCK_GHZ if copied_bytes else 0.0
+
+
+def _adding_cycles(m: int, n: int, parts: int, machine: Machine) -> float:
+    """Return the cycles of a kernel that adds up parts, and of storing and reading them."""
+    rates, sums = machine.rates, 2 * parts * m * n * 4
+    by_cache = rates.add_bytes_per_cycle * machine.multiprocessors
+    fast = by_cache if sums <= 2 * CACHED_BYTES else rates.copying_gb_s / CLOCK_GHZ
+    return rates.launch_cycles + LATENCY_CYCLES + sums / fast
+
+
+def _resident(choice: Choice, machine: Machine, itemsize: int, more_registers: int = 0) -> int:
     """Return how many blocks of a choice a multiprocessor holds at once, one at least."""
     tile, limits = choice.tile, machine.target.attrs
     by_shared = int(limits["max_shared_memory_per_block"]) // tile.smem_bytes(itemsize, choice.stages)
-    by_registers = int(limits["registers_per_block"]) // (tile.registers * tile.threads_per_block)
+    by_registers = int(limits["registers_per_block"]) // ((tile.registers + more_registers) * tile.threads_per_block)
     return max(1, min(by_shared, by_registers))
 
 

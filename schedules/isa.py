@@ -172,8 +172,8 @@ class Panels:
 
     @property
     def count(self) -> int:
-        """Panels of the tile."""
-        return (self.depth if self.major == "k" else self.extent) // PANEL
+        """Panels of the tile; where they run along n, the last may have more columns than the tile."""
+        return -(-(self.depth if self.major == "k" else self.extent) // PANEL)
 
     @property
     def rows(self) -> int:

@@ -81,7 +81,7 @@ class BlockTile:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the family's ``FORM``; IllegalTile shows it where the text is another."""
-        match = re.fullmatch(re.sub("[A-Z]+", r"(\\d{1,18})", cls.FORM), text.strip())
+        match = cls._match(text)
         if not match:
             raise IllegalTile(
                 "malformed tile", value=repr(text), limit=cls.FORM, remedy=f"write for example {cls.EXAMPLE}"
@@ -90,6 +90,10 @@ class BlockTile:
         groups = [tuple(next(numbers) for _ in range(length)) for length in cls._lengths()]
         fields: list[Any] = [group if len(group) > 1 else group[0] for group in groups]
         return cls(*fields)
+
+    @classmethod
+    def _match(cls, text: str) -> re.Match[str] | None:
+        return re.fullmatch(re.sub("[A-Z]+", r"(\\d{1,18})", cls.FORM), text.strip())
 
     def __str__(self) -> str:
         return "/".join(
@@ -343,10 +347,18 @@ class WarpTile(_ByThread):
         TVM keeps a stage more of what is read ahead. Slices' sums take the place of one operand's stages in the end,
         which TVM makes the larger.
         """
-        kept = stages + (self.steps_ahead if stages > 1 else 0)
-        rows = (self.block_k + self._padding(itemsize)) * itemsize * kept
-        sums = FLOAT_BYTES * self.slices * self.block_m * self.block_n if self.slices > 1 else 0
+        rows = self._row_bytes(itemsize, stages)
+        return self.collected_bytes(itemsize, stages) if self.slices > 1 else (self.block_m + self.block_n) * rows
+
+    def collected_bytes(self, itemsize: int, stages: int = 1) -> int:
+        """Return at most how much shared memory it takes with all results in it in the end, as slices' sums are."""
+        rows = self._row_bytes(itemsize, stages)
+        sums = FLOAT_BYTES * self.slices * self.block_m * self.block_n
         return max((self.block_m + self.block_n) * rows, min(self.block_m, self.block_n) * rows + sums)
+
+    def _row_bytes(self, itemsize: int, stages: int) -> int:
+        kept = stages + (self.steps_ahead if stages > 1 else 0)
+        return (self.block_k + self._padding(itemsize)) * itemsize * kept
 
     def _padding(self, itemsize: int) -> int:
         """Elements by which a row along k is made longer to be an odd number of 16-byte vectors."""
@@ -482,8 +494,9 @@ class TileSet:
     """The tiles that a step takes, and which of them are chosen among. Steps that are tiled alike share one.
 
     Without measuring, :func:`schedules.cost.choose` takes one of ``choices`` by ``cost`` (by default
-    :func:`schedules.cost.block_tile_cost`), or the ``default``. ``best`` are those that ``--tile best`` measures, and
-    ``tuning`` those that ``tune`` does, in likely order.
+    :func:`schedules.cost.block_tile_cost`), or the ``default``; ``parts`` are those that a split reduction has by a
+    variant that splits (by default :func:`schedules.cost.parts_for`). ``best`` are those that ``--tile best`` measures,
+    and ``tuning`` those that ``tune`` does, in likely order.
     """
 
     default: Choice
@@ -491,12 +504,19 @@ class TileSet:
     best: tuple[BlockTile, ...]
     tuning: tuple[BlockTile, ...]
     cost: Callable[..., float] | None = None
+    parts: Callable[..., int] | None = None
 
     @classmethod
-    def of(cls, *choices: Choice, more: Iterable[BlockTile] = (), cost: Callable[..., float] | None = None) -> Self:
+    def of(
+        cls,
+        *choices: Choice,
+        more: Iterable[BlockTile] = (),
+        cost: Callable[..., float] | None = None,
+        parts: Callable[..., int] | None = None,
+    ) -> Self:
         """Make a set of ``choices``, the first of which is the default; ``more`` are for tuning only."""
         best = tuple(dict.fromkeys(choice.tile for choice in choices))
-        return cls(choices[0], choices, best, (*best, *more), cost)
+        return cls(choices[0], choices, best, (*best, *more), cost, parts)
 
     @property
     def kind(self) -> type[BlockTile]:

@@ -44,7 +44,8 @@ class Variant:
     tuning may take it in the default's place, since it computes the same in the same order. ``debug``: a build that
     says what went wrong, which nobody measures unless asked to. ``splits_k``: it cuts a long reduction in parts.
     ``early_launch``: it is launched while the kernel before it in the stream still runs, so that chained launches take
-    less time than those of kernels that are not.
+    less time than those of kernels that are not. ``tiles`` are those that it chooses among, where the step's are not.
+    ``fits(problem, config)``: it may be taken in the default's place, and does something else than the default there.
     What models of its time ask: ``one_barrier`` per k tile; ``unrolled_ring``, so that stage numbers are constants;
     ``unroll``, how many steps of a k tile are written out (None: all); ``modelled``: the depth model covers its loop.
     ``note``: a sentence that its code cannot tell.
@@ -60,6 +61,8 @@ class Variant:
     early_launch: bool = False
     debug: bool = False
     splits_k: bool = False
+    tiles: TileSet | None = None
+    fits: Callable[[Matmul, Config], bool] | None = None
     one_barrier: bool = False
     unrolled_ring: bool = False
     unroll: int | None = 1
@@ -183,6 +186,10 @@ class Step:
             if variant.name == name:
                 return variant
         raise UnknownStep(f"{self.name} has no variant {name!r}; it has: {', '.join(self.variant_names)}")
+
+    def tiles_of(self, name: str) -> TileSet:
+        """Return the tiles that a variant chooses among."""
+        return self.variant(name).tiles or self.tiles
 
     def default_variant(self, async_copy: bool = True) -> str:
         """Return the variant that stands for the step, given whether the target has cp.async."""

@@ -15,7 +15,9 @@ when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/t
 Variants:
 - rows (the default): as above; results are stored row by row through shared memory. Where tiles are too few to fill the
   GPU, a long reduction is cut in parts, each summed by blocks of its own and added up by a second kernel.
-- whole: the same, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
+- fitted: for shapes off the squares: as many parts as the cost model finds, and copies that fill with zeros beyond
+  ragged edges by themselves, without a branch.
+- whole: as rows, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
   awaited in its own iteration; one tile more is on its way in as many stages.
 A kernel in front copies operands to aligned rows: theirs are no multiples of 16 bytes, or of 128 where that pays.
 What to expect: larger tiles multiply more per element brought; small products have too few for all multiprocessors.
@@ -26,7 +28,7 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from tensorir_ladder.schedules.cost import parts_for
+from tensorir_ladder.schedules.cost import parts_for, wgmma_cycles, wgmma_parts
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import (
     accumulate_in_registers,
@@ -34,7 +36,7 @@ from tensorir_ladder.schedules.memory import (
     initialize_before,
     worthwhile_row_bytes,
 )
-from tensorir_ladder.schedules.pipeline import hide_reads
+from tensorir_ladder.schedules.pipeline import fill_with_zeros, hide_reads
 from tensorir_ladder.schedules.recipes import add_parts, split_reduction
 from tensorir_ladder.schedules.tensor_cores import (
     FRAGMENT,
@@ -71,13 +73,15 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     lay_out_accumulators(sch, block, instruction)
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole_tiles = problem.m >= tile.block_m and problem.n >= tile.block_n
-    if config.variant in ("rows", "whole") and parts == 1 and whole_tiles:
+    if config.variant in ("rows", "whole", "fitted") and parts == 1 and whole_tiles:
         store_by_rows(sch, write_back, grid, tile.threads)
     spread_fragment(sch, write_back, group, vectorize=True)
     for operand in (0, 1):
         stage_in_panels(sch, block, operand, loops.k_outer, tile.threads)
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
     hide_reads(sch, block)  # the instruction's, which reads shared memory by itself
+    if config.variant == "fitted":
+        fill_with_zeros(sch, loops.k_outer)
 
     in_flight = 0 if config.variant == "awaited" else 1  # multiplications that nobody has waited for
     enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
@@ -94,8 +98,13 @@ def schedule_for_cpu(problem: Matmul, config: Config) -> Schedule:
 
 def parts_of(problem: Matmul, config: Config) -> int:
     """Return into how many parts the reduction goes: 1, unless the variant splits and tiles are too few for the GPU."""
-    splits = STEP.variant(config.variant).splits_k
-    return parts_for(problem, Choice(config.tile, config.stages), config.machine) if splits else 1
+    form, choice = STEP.variant(config.variant), Choice(config.tile, config.stages)
+    return (STEP.tiles_of(form.name).parts or parts_for)(problem, choice, config.machine) if form.splits_k else 1
+
+
+def is_ragged(problem: Matmul, config: Config) -> bool:
+    """Return whether the tile does not divide the product."""
+    return any(size % extent for size, extent in zip((problem.m, problem.n, problem.k), config.tile.block))
 
 
 def align_and_split(sch: Schedule, config: Config, parts: int) -> SBlockRV:
@@ -117,14 +126,18 @@ TILES = TileSet.of(
     Choice(WarpgroupTile(block=(128, 256, 64), warpgroups=(2, 1)), stages=4),
     Choice(WarpgroupTile(block=(64, 128, 64), warpgroups=(1, 1)), stages=6),
     Choice(WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1)), stages=6),
+    Choice(WarpgroupTile(block=(128, 128, 64), warpgroups=(2, 1)), stages=6),
+    Choice(WarpgroupTile(block=(128, 192, 64), warpgroups=(2, 1)), stages=4),
+    Choice(WarpgroupTile(block=(192, 128, 64), warpgroups=(3, 1)), stages=4),
+    Choice(WarpgroupTile(block=(256, 128, 64), warpgroups=(4, 1)), stages=4),
     more=(
         WarpgroupTile(block=(256, 128, 64), warpgroups=(2, 1)),
-        WarpgroupTile(block=(256, 128, 64), warpgroups=(4, 1)),
-        WarpgroupTile(block=(128, 128, 64), warpgroups=(2, 1)),
         WarpgroupTile(block=(128, 64, 64), warpgroups=(2, 1)),
         WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)),
     ),
+    cost=wgmma_cycles,
 )
+FITTED = TileSet.of(*TILES.choices, cost=wgmma_cycles, parts=wgmma_parts)
 STEP = Step(
     number=10,
     topic="wgmma",
@@ -140,6 +153,15 @@ STEP = Step(
         Variant("whole", dtypes=HALVES, needs_async_copy=True, fewest_stages=3),
         Variant("in_flight", dtypes=HALVES, needs_async_copy=True, fewest_stages=3),
         Variant("awaited", dtypes=HALVES, needs_async_copy=True, fewest_stages=2),
+        Variant(
+            "fitted",
+            dtypes=HALVES,
+            needs_async_copy=True,
+            fewest_stages=3,
+            splits_k=True,
+            tiles=FITTED,
+            fits=lambda problem, config: is_ragged(problem, config) or parts_of(problem, config) > 1,
+        ),
     ),
 )
 

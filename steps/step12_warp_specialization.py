@@ -16,6 +16,8 @@ to the block (setmaxnreg), and the consumers take them.
 Variants:
 - roles (the default).
 - bounded: a debug build: a wait of more than two seconds names block, thread, role, barrier and phase, and traps.
+A tile with a third field (16x64x64/1x1/4) exchanges the operands, Cᵀ = Bᵀ · Aᵀ, for products of few rows: B's columns
+are then the instruction's 64 rows, and each part of the reduction is a block of a cluster (kernels/swapped.py).
 At least two stages, since a consumer keeps one k tile's wgmma in flight. Rows that are no multiples of 16 bytes are
 refused, as in step 11.
 What to expect: the tensor cores hardly ever wait in the loop; what is left is before it and behind it.
@@ -30,6 +32,7 @@ from tensorir_ladder.kernels.epilogue import untaken
 from tensorir_ladder.kernels.roles import FEWEST_STAGES
 from tensorir_ladder.kernels.stamps import Stamps
 from tensorir_ladder.kernels.stream_k import role_cost
+from tensorir_ladder.kernels.swapped import swapped
 from tensorir_ladder.kernels.tiles import ROLE_CHOICES, RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.tiles import TileSet
@@ -40,7 +43,8 @@ from tensorir_ladder.steps.step import HALVES, Config, Step, Variant, checked
 @checked
 def kernel(problem: Matmul, config: Config, stamps: Stamps | None = None) -> tirx.PrimFunc:
     """Multiply by warpgroups with roles, and a ring of ``config.stages`` stages; with time stamps if asked for."""
-    return warp_specialized(problem, config.tile, config.stages, bounded=config.variant == "bounded", stamps=stamps)
+    make = swapped if config.tile.swapped else warp_specialized
+    return make(problem, config.tile, config.stages, bounded=config.variant == "bounded", stamps=stamps)
 
 
 MORE_TILES = (

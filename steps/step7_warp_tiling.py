@@ -26,6 +26,10 @@ Variants, compared by name:
 - unpadded: rows in shared memory as long as they are.
 - no_raster: blocks row by row.
 - in_turn: operands read when they are needed.
+- fitted: serpentine, for shapes off the squares. Where tiles are too few to fill the GPU, or bring too little at once,
+  the reduction is cut in parts, which a second kernel adds up. Operands whose rows are no multiples of 16 bytes are
+  copied straight from where they are, element by element, where that is sooner done than a copy of them in front; and
+  results with such rows are collected in shared memory, so that neighbours are stored side by side.
 
 What to expect: the first of these kernels that is held back by multiply-adds rather than by their operands; most in
 large products. Small ones gain by slices. Operands are float32; 16-bit ones are for tensor cores, in step 8.
@@ -33,8 +37,13 @@ large products. Small ones gain by slices. Operands are float32; 16-bit ones are
 
 from __future__ import annotations
 
-from tvm.s_tir import Schedule
+from dataclasses import dataclass
 
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
+
+from tensorir_ladder.schedules.cost import copied_first, warp_cycles, warp_parts
+from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops import (
     add_slices,
     bind_grid,
@@ -54,8 +63,10 @@ from tensorir_ladder.schedules.memory import (
     initialize_before,
     read_through_registers,
     stage_in_padded,
+    store_through_shared,
 )
-from tensorir_ladder.schedules.pipeline import pipeline_loop, pipeline_reads
+from tensorir_ladder.schedules.pipeline import fill_with_zeros, pipeline_loop, pipeline_reads
+from tensorir_ladder.schedules.recipes import add_parts, split_reduction
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Config, Step, Variant, checked
@@ -65,24 +76,27 @@ from tensorir_ladder.steps.step import Config, Step, Variant, checked
 def schedule(problem: Matmul, config: Config) -> Schedule:
     """Give each warp a tile of its own, and its lanes operands in registers; cp.async fills a ring of stages."""
     sch = Schedule(problem.prim_func())
-    block, tile, variant = sch.get_sblock("matmul"), config.tile, config.variant
-    stages = config.stages_of(problem)
-    scope = tile.shared_scope(problem.itemsize, stages)
-    align_operands(
-        sch, block, tile.block
-    )  # rows that cp.async cannot copy in vectors are brought to aligned ones first
-    pad_to_tile(sch, block, tile.block)
+    tile, variant = config.tile, config.variant
+    fit = fit_of(problem, config)
+    stages = min(config.stages, -(-config.k_tiles(problem) // fit.parts))
+    scope = "shared.dyn" if fit.collected else tile.shared_scope(problem.itemsize, stages)
+    block = align_and_split(sch, tile, fit)
+    pad_to_tile(sch, block, [*(1 for _ in sch.get_loops(block)[:-3]), *tile.block])
     loops = tile_for_warps(sch, interleave_lanes(sch, block, tile.lanes), tile)
     sums, loops = sum_slices(sch, block, loops, scope)
     rows_together = 1 if variant == "no_raster" else 8
-    grid = bind_grid(sch, raster_blocks(sch, loops.block_row, loops.block_column, rows_together))
+    grid = bind_grid(sch, [*loops.batch, *raster_blocks(sch, loops.block_row, loops.block_column, rows_together)])
     lane = bind_warps(sch, loops)
     if variant != "row_order":
         walk_serpentine(sch, loops.row)
+    if fit.collected and tile.slices == 1:
+        store_through_shared(sch, sums, grid, tile.threads, scope)
+    if variant == "fitted":
+        fill_with_zeros(sch, loops.row)
     write_back = accumulate_in_registers(sch, sums, lane)
     vectorize_write_back(sch, write_back, lane, unroll_scalars=True)
     if tile.slices > 1:
-        add_slices(sch, block, grid, warps=tile.threads[0])
+        add_slices(sch, block, grid, tile.threads[0], len(loops.batch), by_element=fit.collected)
     for operand in (0, 1):
         stage_in_padded(sch, sums, operand, loops.k_outer, tile.threads, scope, pad=variant != "unpadded")
     for operand in (0, 1):
@@ -92,6 +106,43 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
     unroll_loop(sch, loops.k_inner)
     pipeline_loop(sch, loops.k_outer, stages, stages > 1, one_barrier=stages > 1, fill_ahead=reads_ahead)
     return sch
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Say how a product that the tiles do not fit is computed: its reduction in ``parts``; operands whose rows are no
+    whole vectors ``copied`` first; results with such rows ``collected`` in shared memory."""
+
+    parts: int = 1
+    copied: bool = True
+    collected: bool = False
+
+
+def fit_of(problem: Matmul, config: Config) -> Fit:
+    """Return what the variant "fitted" does; the others copy first, and do no more."""
+    if config.variant != "fitted":
+        return Fit()
+    choice, machine, tile = Choice(config.tile, config.stages), config.machine, config.tile
+    parts = warp_parts(problem, choice, machine)
+    scattered = problem.layout == "nn" and problem.n * problem.itemsize % VECTOR_BYTES and parts == 1
+    results = tile.collected_bytes(problem.itemsize, config.stages_of(problem))
+    room = results <= int(machine.target.attrs["max_shared_memory_per_block"])
+    unaligned = problem.k * problem.itemsize % VECTOR_BYTES or problem.b_shape[1] * problem.itemsize % VECTOR_BYTES
+    copied = not unaligned or copied_first(choice, problem, machine, parts)
+    return Fit(parts, copied, bool(scattered and room))
+
+
+def align_and_split(sch: Schedule, tile: WarpTile, fit: Fit) -> SBlockRV:
+    """Bring rows that cp.async cannot copy in vectors to aligned ones, and cut the reduction; return what to tile."""
+    block = sch.get_sblock("matmul")
+    if fit.copied:
+        align_operands(sch, block, (tile.block_m, tile.block_n, tile.block_k * fit.parts))
+    if fit.parts == 1:
+        return block
+    pad_to_tile(sch, block, (tile.block_m, tile.block_n, tile.block_k * fit.parts))  # so that sums have whole rows
+    split = split_reduction(sch, block, fit.parts, tile.block_k)
+    add_parts(sch, split)
+    return split.partial
 
 
 # In exploratory sweeps on an H200, not kept here, threads with 8x16 outputs that read operands ahead were fastest from
@@ -118,6 +169,15 @@ TILES = TileSet.of(
         WarpTile(block=(16, 32, 32), warp=(16, 32), thread=(4, 4), slices=4),
     ),
 )
+FITTED = TileSet.of(
+    *TILES.choices,
+    Choice(WarpTile(block=(64, 64, 32), warp=(32, 64), thread=(8, 8), slices=4), stages=3),
+    Choice(WarpTile(block=(64, 128, 32), warp=(32, 128), thread=(8, 16), slices=2), stages=3),
+    Choice(WarpTile(block=(32, 32, 64), warp=(32, 32), thread=(8, 4), slices=8), stages=3),
+    Choice(WarpTile(block=(16, 32, 64), warp=(16, 32), thread=(4, 4), slices=8), stages=3),
+    cost=warp_cycles,
+    parts=warp_parts,
+)
 STEP = Step(
     number=7,
     topic="warp_tiling",
@@ -127,9 +187,19 @@ STEP = Step(
     stages=3,
     tuning_stages=(2, 3, 4),
     pipelined=True,
-    variants=tuple(
-        Variant(name, dtypes=("float32",), needs_async_copy=True)
-        for name in ("serpentine", "row_order", "unpadded", "no_raster", "in_turn")
+    variants=(
+        *(
+            Variant(name, dtypes=("float32",), needs_async_copy=True)
+            for name in ("serpentine", "row_order", "unpadded", "no_raster", "in_turn")
+        ),
+        Variant(
+            "fitted",
+            dtypes=("float32",),
+            needs_async_copy=True,
+            splits_k=True,
+            tiles=FITTED,
+            fits=lambda problem, config: fit_of(problem, config) != Fit(),
+        ),
     ),
 )
 

@@ -93,6 +93,13 @@ EMU_INLINE void mma(List<float*, 4> d, List<uint, A> a, List<uint, B> b, List<fl
 EMU_INLINE void cvt_rna_tf32(uint& to, uint from) { to = round_to_tf32(from); }
 EMU_INLINE void cvt_f16x2(uint& to, float high, float low) { to = __pack_half2(half(low), half(high)); }
 EMU_INLINE void cvt_bf16x2(uint& to, float high, float low) { to = __pack_nv_bfloat162(low, high); }
+template <typename T> EMU_INLINE void add_pairs(uint& to, uint one, uint other) {
+  T pairs[2][2];
+  memcpy(pairs[0], &one, sizeof one);
+  memcpy(pairs[1], &other, sizeof other);
+  const T sums[2] = {T(float(pairs[0][0]) + float(pairs[1][0])), T(float(pairs[0][1]) + float(pairs[1][1]))};
+  memcpy(&to, sums, sizeof to);
+}
 
 // Matrix instructions of a warpgroup.
 struct Wgmma { Type type; int columns; uint64_t a, b; int accumulate, scale_a, scale_b, transpose_a, transpose_b; };

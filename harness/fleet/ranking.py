@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensorir_ladder.harness.build import Case
-from tensorir_ladder.schedules.cost import block_tile_cost, parts_for
+from tensorir_ladder.schedules.cost import choice_cost
 from tensorir_ladder.schedules.tiles import Choice, ThreadTile, WarpTile
 
 # Of one tile, the model hardly tells stage counts and variants apart. So the next of a tile is asked for when as many
@@ -18,8 +18,7 @@ SHARING = (ThreadTile, WarpTile)
 def modelled_cost(case: Case) -> float:
     """Price a candidate by the cost that the step's tiles are chosen by (:mod:`schedules.cost`); good for an order."""
     machine, choice = case.machine.for_choices(), Choice(case.tile, case.stages_built)
-    parts = parts_for(case.problem, choice, machine) if case.form.splits_k else 1
-    return (case.step.tiles.cost or block_tile_cost)(choice, case.problem, machine, parts)
+    return choice_cost(case.step.tiles_of(case.variant), choice, case.problem, machine, split=case.form.splits_k)
 
 
 def ranked_by_model(legal: Sequence[Case]) -> list[Case]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile
 from tensorir_ladder.schedules import isa
 from tensorir_ladder.schedules.tiles import FLOATS, BlockTile, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 
@@ -61,11 +61,22 @@ def _of_warpgroups(choose: Choose, kind: type[WarpgroupTile]) -> WarpgroupTile:
     return kind((groups[0] * rows, groups[1] * columns, steps), groups)
 
 
+def _of_roles(choose: Choose, kind: type[RoleTile]) -> RoleTile:
+    """Draw one of four with its operands exchanged, which not every kernel with roles takes."""
+    if choose(range(4)):
+        return _of_warpgroups(choose, kind)
+    groups = choose((*[(1, 1), (1, 2), (1, 3)] * 3, (2, 1), (1, 4)))
+    rows = isa.WGMMA_WIDTHS * choose((1, 1, 2, 2, 3, 4, 5, 6, 8, 8, 13, 16, 32))
+    columns, steps = isa.WGMMA_ROWS * choose((1, 1, 1, 2, 3)), isa.PANEL * choose((1, 1, 1, 2))
+    parts = choose((1, 1, 1, 2, 2, 3, 4, 5, 8, 9))
+    return SwappedTile((groups[0] * rows, groups[1] * columns, steps), groups, parts)
+
+
 DRAWN: dict[type[BlockTile], Callable[[Choose, Any], BlockTile]] = {
     ThreadTile: _of_threads,
     WarpTile: _of_warps,
     TensorCoreTile: _of_tensor_cores,
     WarpgroupTile: _of_warpgroups,
     HopperTile: _of_warpgroups,
-    RoleTile: _of_warpgroups,
+    RoleTile: _of_roles,
 }

@@ -17,8 +17,9 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.isa import TMA_L2_PROMOTION_128B, TMA_STRIDE_BYTES, WIDEST
 
 BIAS = "bias"
+RESIDUAL = "R"  # a matrix like C, which is added to the results
 ROWS_PARAMETER = "rows"  # of a kernel that takes any number of rows
-GIVEN = ("A", "B", "C", BIAS)  # buffers of a kernel that a caller gives; all others are its workspaces
+GIVEN = ("A", "B", "C", BIAS, RESIDUAL)  # buffers of a kernel that a caller gives; all others are its workspaces
 
 
 def _bytes_of(dtype: str) -> int:

@@ -10,14 +10,20 @@ from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.target import Target
 from tvm.tirx.build import split_host_device_mods
 
-from tensorir_ladder.schedules.errors import IllegalWorkload
+from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
+KERNELS = "tensorir_ladder.kernels"  # attribute of a function: the names of lowered kernels that it launches too
+_lowered: dict[str, tuple[ir.GlobalVar, tirx.PrimFunc]] = {}
 _one_compiler = threading.RLock()  # TVM has one such function for all threads
+
+
+class UnknownKernel(IllegalSchedule):
+    """A kernel that a function launches and that nobody made here."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,33 @@ def generate(
                 limit=f"below {MAX_ELEMENTS}",
                 remedy="split the product along one of its extents",
             ) from error
-    ((device_target, device),) = devices.items()
+    device_target, device = next(iter(devices.items()), (target, tvm.IRModule()))  # one target's, or none
     device = finalize_device()(device)
+    device.update(brought(mod))
     return Generated(host, device, _cuda_text(device, device_target))
+
+
+def with_kernels(function: tirx.PrimFunc, kernels: tvm.IRModule) -> tirx.PrimFunc:
+    """Return a function that says which kernels, lowered already, it launches beside its own; their names are unique.
+
+    This process keeps them by name: TVM prints no function that has a module in its attributes.
+    """
+    names = [name.name_hint for name in kernels.functions]
+    _lowered.update({name.name_hint: (name, kernel) for name, kernel in kernels.functions_items()})
+    return function.with_attr(KERNELS, names)
+
+
+def brought(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return the lowered kernels that functions of a module launch beside their own."""
+    functions = [function for function in mod.functions.values() if function.attrs and KERNELS in function.attrs]
+    names = dict.fromkeys(str(name) for function in functions for name in function.attrs[KERNELS])
+    if missing := [name for name in names if name not in _lowered]:
+        raise UnknownKernel(
+            "a function launches kernels that another process made",
+            value=", ".join(missing),
+            remedy="schedule the module in the process that compiles it",
+        )
+    return tvm.IRModule(dict(_lowered[name] for name in names))
 
 
 class _TextOnly(Exception):

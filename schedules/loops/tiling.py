@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -13,10 +13,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import is_constant, loop_extent, loop_name
 from tensorir_ladder.schedules.tiles import ThreadTile
 
-if TYPE_CHECKING:
-    pass
-
-
+MOST_OF_Y = 65535  # blocks along blockIdx.y
 K_TILES = 4  # of a pipeline in a loop whose trip count is known at run time only
 
 
@@ -75,16 +72,16 @@ def tile_contraction(sch: Schedule, rows: LoopRV, columns: LoopRV, reduction: Lo
     return loops
 
 
-def k_tiles_together(sch: Schedule, reduction: LoopRV, fewest: int = 1) -> int:
+def k_tiles_together(sch: Schedule, reduction: LoopRV, fewest: int = 1, together: int = K_TILES) -> int:
     """Return of how many k tiles a reduction's tiles should be a multiple: ``fewest``, or 4 of unknown numbers of them.
 
     A pipelined loop has a constant number of iterations. Where only run time knows how many k tiles there are, the
-    pipeline is one of :data:`K_TILES`, filled and drained for each so many (:func:`pipelined_k_tiles`).
+    pipeline is one of ``together``, filled and drained for each so many (:func:`pipelined_k_tiles`).
     """
-    return fewest if is_constant(sch.get(reduction).extent) else K_TILES
+    return fewest if is_constant(sch.get(reduction).extent) else together
 
 
-def pipelined_k_tiles(sch: Schedule, k_outer: LoopRV) -> LoopRV:
+def pipelined_k_tiles(sch: Schedule, k_outer: LoopRV, together: int = K_TILES) -> LoopRV:
     """Return the loop over k tiles to pipeline: the loop itself, or of unknown trip count, its innermost 4 iterations.
 
     ::
@@ -92,7 +89,7 @@ def pipelined_k_tiles(sch: Schedule, k_outer: LoopRV) -> LoopRV:
         before   for k_outer < (k + 255) // 256 * 4:  ...
         after    for turn < (k + 255) // 256:  for k_outer < 4:  ...         # returned: k_outer
     """
-    return k_outer if is_constant(sch.get(k_outer).extent) else sch.split(k_outer, [None, K_TILES])[1]
+    return k_outer if is_constant(sch.get(k_outer).extent) else sch.split(k_outer, [None, together])[1]
 
 
 def bind_grid(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
@@ -112,21 +109,27 @@ def bind_grid(sch: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
 
 
 def bind_batched_grid(sch: Schedule, batch: Sequence[LoopRV], tiles: Sequence[LoopRV]) -> LoopRV:
-    """Spread a batch of products over the grid: one behind the other, as long as all numbers of tiles are constants.
+    """Spread a batch of products over the grid, one behind the other, so that blocks that run together share operands.
 
     ::
 
         before   for batch:  for block_row:  for block_column:  ...
-        after    for tile < batch·rows·columns, bound to blockIdx.x:  ...        # tile // (rows·columns) is the batch's
-                                                                                 # or tile % batch, of any rows
+        after    for tile < batch·rows·columns, bound to blockIdx.x:  ...    # tile // (rows·columns) is the batch's
+                 for b < batch, bound to blockIdx.y:
+                   for tile < rows·columns, bound to blockIdx.x:  ...        # of numbers known at run time only
 
-    Where one is known at run time only, the batch's loops are the innermost of the grid, so that a block finds its
-    place by dividing by constants. Otherwise as :func:`bind_grid`. Returns the fused loop.
+    Where a number of tiles is known at run time only, a batch of up to 65535 has a grid dimension of its own, so that
+    no block divides by such a number to find its place; others are the innermost loops of the grid. Returns the
+    innermost loop.
     """
-    if batch and not all(is_constant(sch.get(loop).extent) for loop in tiles):
+    if not batch or all(is_constant(sch.get(loop).extent) for loop in tiles):
+        return bind_grid(sch, [*batch, *tiles])
+    count = math.prod(loop_extent(sch, loop) if is_constant(sch.get(loop).extent) else MOST_OF_Y + 1 for loop in batch)
+    if count > MOST_OF_Y:
         sch.reorder(*tiles, *batch)
         return bind_grid(sch, [*tiles, *batch])
-    return bind_grid(sch, [*batch, *tiles])
+    sch.bind(sch.fuse(*batch) if len(batch) > 1 else batch[0], "blockIdx.y")
+    return bind_grid(sch, tiles)
 
 
 def raster_blocks(sch: Schedule, row: LoopRV, column: LoopRV, group: int) -> list[LoopRV]:

@@ -20,6 +20,7 @@ from tensorir_ladder.schedules.inspection import (
     loops_below,
     operand_regions,
 )
+from tensorir_ladder.schedules.isa import WARP
 from tensorir_ladder.schedules.loops.layout import index_map
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_write_back
 from tensorir_ladder.schedules.memory.staging import ADDS_PARTS, accumulate_in_registers, initialize_before
@@ -195,7 +196,9 @@ def sum_slices(sch: Schedule, block: SBlockRV, loops: WarpTileLoops, scope: str)
     return partial, loops.of_another(sch.get_loops(partial))
 
 
-def add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batches: int = 0) -> SBlockRV:
+def add_slices(
+    sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batches: int = 0, *, by_element: bool = False
+) -> SBlockRV:
     """Add up what :func:`sum_slices` left in shared memory, and store it with what follows elementwise.
 
     ::
@@ -204,14 +207,22 @@ def add_slices(sch: Schedule, total: SBlockRV, grid: LoopRV, warps: int, batches
 
     Each of the block's ``warps`` has as many of the tile's outputs. None may be left without: TVM's predicate for the
     write-back would let it store to the next block's outputs. ``total`` is the block that sum_slices was given,
-    ``grid`` the loop over block tiles, ``batches`` the number of batch loops. Returns the write-back.
+    ``grid`` the loop over block tiles, ``batches`` the number of batch loops. ``by_element``: lanes have neighbouring
+    columns, for outputs whose rows are no whole vectors, which lanes would store a vector apart from each other.
+    Returns the write-back.
     """
     sch.reverse_compute_at(total, grid, preserve_unit_loops=True)
     part, *outer = loops_below(sch, total, grid)
     batch, (row_group, lane_row, column_group, lane_column, *vector) = outer[:batches], outer[batches:]
     turns = [*batch, row_group, column_group]
     count = loop_extent(sch, row_group) * loop_extent(sch, column_group)
-    if vector and count % warps:  # more warps than vectors per lane: parts of vectors
+    if vector and by_element:
+        columns = sch.fuse(lane_column, *vector)
+        width, vector = min(loop_extent(sch, columns), WARP), []
+        row_turn, lane_row = sch.split(lane_row, [None, WARP // width])
+        column_turn, lane_column = sch.split(columns, [None, width])
+        turns += [row_turn, column_turn]
+    elif vector and count % warps:  # more warps than vectors per lane: parts of vectors
         parts = 2 if count * 2 % warps == 0 else FLOATS
         among_warps, *vector = sch.split(*vector, [parts, None])
         turns.append(among_warps)

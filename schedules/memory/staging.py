@@ -261,6 +261,29 @@ def _check_reads_each_once(sch: Schedule, producer: SBlockRV, consumer: SBlockRV
         )
 
 
+def store_through_shared(
+    sch: Schedule, block: SBlockRV, grid: LoopRV, threads: tuple[int, int], scope: str = "shared"
+) -> CooperativeFetch:
+    """Collect a block tile's results in shared memory, and store them from there, neighbours side by side.
+
+    ::
+
+        before   for k:  C[i, j] += ...                          epilogue: D[i, j] = f(C[i, j])
+        after    for k:  C_shared[i, j] += ...                   # accumulate_in_registers: in registers until the end
+                 D[i, j] = f(C_shared[i, j])                     # by all ``threads`` of the block together
+
+    For outputs whose rows are no whole vectors: the single elements that lanes have, a vector apart from each other,
+    would be written in four times as many pieces. Whatever follows elementwise is fused into what is returned. ``grid``
+    is the loop over block tiles. Call it before :func:`accumulate_in_registers`; ``scope`` is "shared.dyn" where the
+    operands' tiles should make room for the results.
+    """
+    rows = sch.cache_write(block, 0, scope)
+    sch.reverse_compute_at(rows, grid, preserve_unit_loops=True)
+    _inline_consumers(sch, block, rows)
+    sch.annotate(rows, KEPT, 1)
+    return fetch_cooperatively(sch, rows, grid, threads, vectorize=True)
+
+
 def accumulate_per_tile(sch: Schedule, block: SBlockRV, k_outer: LoopRV) -> SBlockRV:
     """Finish each k tile's product in registers of its own, and add it to the result as a second step.
 

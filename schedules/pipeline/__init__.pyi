@@ -17,3 +17,4 @@ from .pipelining import infer_pipeline as infer_pipeline
 from .pipelining import pipeline_loop as pipeline_loop
 from .pipelining import pipeline_reads as pipeline_reads
 from .pipelining import required_pass_config as required_pass_config
+from .zero_fill import fill_with_zeros as fill_with_zeros

@@ -10,13 +10,14 @@ from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING
-from tensorir_ladder.schedules.loops.quotients import divide_without_carries
+from tensorir_ladder.schedules.loops.quotients import divide_without_carries, divide_without_signs
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 from tensorir_ladder.schedules.passes import PIPELINE, admit, needs_of, on_functions, root_of
 from tensorir_ladder.schedules.pipeline.one_barrier import SYNC, check_gates, drop_hidden_reads
 from tensorir_ladder.schedules.pipeline.pipelining import required_pass_config
+from tensorir_ladder.schedules.pipeline.zero_fill import lower_zero_fills
 from tensorir_ladder.schedules.tensor_cores.fragments import compact_blocks, lower_fragments
 
 AWAITED = "async_wait_inflight_count"  # of what TVM makes of a pipeline: an attribute around what waits for copies
@@ -56,12 +57,13 @@ def required_tir_pipeline(mod: ir.IRModule | tirx.PrimFunc) -> str:
 def tir_pipeline() -> tuple[Pass, Pass, Pass]:
     """Make :data:`schedules.passes.PIPELINE`: TVM's own for scheduled functions, and what it lacks.
 
-    Fragments and swizzles are lowered as soon as buffers are compact, serpentine loops and rings at the end. What needs
+    Fragments and swizzles are lowered as soon as buffers are compact, copies that fill with zeros, serpentine loops and
+    rings at the end. What needs
     nothing of this comes out as TVM lowers it.
     """
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [on_functions(lower_serpentines), unroll_rings()]
+    after = [on_functions(lower_zero_fills), on_functions(lower_serpentines), unroll_rings()]
     return Sequential([*before, lower, *after]), finalize_host, finalize_device
 
 
@@ -98,11 +100,12 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     passed, count = pass_workspaces(scheduled), len(function.params)
     module = tirx.transform.BindTarget(target.with_host("llvm"))(passed)
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [on_functions(lower_serpentines), unroll_rings()]
+    after = [on_functions(lower_serpentines), unroll_rings(), divide_without_signs()]
     copies: list[Pass] = []
     if required_pass_config(function):
         barriers = [s_tir.transform.ThreadSync(scope) for scope in SHARED_SCOPES]
-        copies = [*barriers, on_functions(_without_awaited), s_tir.transform.InjectPTXAsyncCopy()]
+        inject = [s_tir.transform.InjectPTXAsyncCopy(), on_functions(lower_zero_fills)]
+        copies = [*barriers, on_functions(_without_awaited), *inject]
     with tvm.transform.PassContext(config={"tirx.use_async_copy": True}):
         lowered = Sequential([*before, *_until_barriers(), *copies, *after])(module)["main"].without_attr("target")
     # Workspaces were arguments for as long as it took: TVM makes vectors of what it allocates itself, of which it then

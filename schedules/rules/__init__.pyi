@@ -1,4 +1,7 @@
+from .computations import Computation as Computation
+from .contraction import Body as Body
 from .contraction import Contraction as Contraction
+from .contraction import steps_of as steps_of
 from .decode import Decode as Decode
 from .decode import lowered_for_few_rows as lowered_for_few_rows
 from .elementwise import Elementwise as Elementwise
@@ -8,10 +11,14 @@ from .explanation import explain as explain
 from .for_target import dlight_rules as dlight_rules
 from .for_target import dlight_target as dlight_target
 from .for_target import rules as rules
+from .normal_form import Epilogue as Epilogue
 from .normal_form import Product as Product
+from .normal_form import equation_of as equation_of
 from .normal_form import narrowed as narrowed
 from .normal_form import product_of as product_of
 from .ranges import by_extent as by_extent
+from .ranges import symbolic_extents as symbolic_extents
+from .ranges import unless_empty as unless_empty
 from .relax_passes import DequantizeInProduct as DequantizeInProduct
 from .relax_passes import ReadTransposed as ReadTransposed
 from .relax_pipeline import fuse_operators as fuse_operators

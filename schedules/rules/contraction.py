@@ -47,14 +47,17 @@ from tensorir_ladder.schedules.inspection import (
     operand_regions,
 )
 from tensorir_ladder.schedules.isa import MMA_ARCH, PANEL, PTX_TYPES
+from tensorir_ladder.schedules.loops.tiling import K_TILES
 from tensorir_ladder.schedules.loops.unrolling import unroll_loop
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.alignment import compute_operand
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipeline_reads
+from tensorir_ladder.schedules.pipeline.zero_fill import fill_with_zeros
 from tensorir_ladder.schedules.recipes.contraction import stage_contraction
 from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
 from tensorir_ladder.schedules.recipes.warp_tiling import stage_for_warps
+from tensorir_ladder.schedules.rules.computations import same_number
 from tensorir_ladder.schedules.rules.decode import MOST_ROWS, lowered_for_few_rows
 from tensorir_ladder.schedules.rules.normal_form import Product, narrowed, product_of
 from tensorir_ladder.schedules.rules.ranges import (
@@ -73,7 +76,7 @@ from tensorir_ladder.schedules.tensor_cores.warpgroup import (
     pipeline_warpgroups,
     stage_for_warpgroups,
 )
-from tensorir_ladder.schedules.tiles import Choice, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
+from tensorir_ladder.schedules.tiles import BlockTile, Choice, TensorCoreTile, ThreadTile, WarpgroupTile, WarpTile
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
 LOG = logging.getLogger(__name__)
@@ -96,6 +99,7 @@ class Shape:
     ``dtype`` is both operands', or "" where they differ; ``a_by_k`` and ``b_by_k`` say that the last dimension of the
     first or the second operand is the reduction's. ``computed`` are the operands that are computed before the product,
     and not just moved; ``kept`` those of them that may be kept: of known extents, and not much more than their source.
+    ``result_bytes`` are moved for each result: its own, and those of elements that the epilogue reads for it alone.
     """
 
     batch: int | None
@@ -107,6 +111,7 @@ class Shape:
     b_by_k: bool
     computed: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
+    result_bytes: int = 2
 
     @classmethod
     def of(cls, product: Product) -> Shape:
@@ -125,6 +130,7 @@ class Shape:
             b_by_k=innermost_iterator(sch, block, 1) == last,
             computed=computed,
             kept=tuple(operand for operand in computed if _worth_keeping(sch, block, operand)),
+            result_bytes=_result_bytes(sch, block),
         )
 
     def sizes(self, rows: int) -> tuple[int, int, int]:
@@ -240,8 +246,8 @@ class Contraction(Rule):
             joined = by_multiple(joined, self.any_extent(func, target).lowered, ragged.name, WHOLE)
         return joined.with_attr(HOW, how)
 
-    def bodies(self, func: tirx.PrimFunc, target: Target) -> list[Body]:
-        """Return the lowered forms of a function, by rising extent.
+    def bodies(self, func: tirx.PrimFunc, target: Target, most_rows: int | None = None) -> list[Body]:
+        """Return the lowered forms of a function, by rising extent; those for at most so many rows where that is given.
 
         Raises
         ------
@@ -249,20 +255,25 @@ class Contraction(Rule):
         """
         product = product_of(func)
         shape = Shape.of(product)
-        planned = self.plans(product, target)
+        planned = self.plans(product, target, most_rows)
         few = _few_rows(func, target, each) if (each := _rows_of_each(product, shape)) else []
         return [*few, *(_first_lowered(func, shape, most, plans, target) for most, plans in planned)]
 
-    def plans(self, product: Product, target: Target) -> list[tuple[int | None, list[Plan]]]:
+    def plans(
+        self, product: Product, target: Target, most_rows: int | None = None
+    ) -> list[tuple[int | None, list[Plan]]]:
         """Return the plans of the engines that take a product, the first engine's first, for each range of its rows.
 
-        A range is the most that the symbolic extent may be, None for any. Raises NotTaken as :meth:`bodies`.
+        A range is the most that the symbolic extent may be, None for any; ``most_rows`` leaves out those of more rows.
+        Raises NotTaken as :meth:`bodies`.
         """
         shape, machine = Shape.of(product), self._machine_of(target)
         _check_worthwhile(shape)
         each = _rows_of_each(product, shape)
         planned: list[tuple[int | None, int, list[Plan]]] = []
         for most, rows in _ranges(each, shape) if each else [(None, shape.rows or MANY)]:
+            if most_rows is not None and rows > most_rows:
+                break
             plans = _plans(shape, rows, machine)
             while planned and _serves(plans, planned[-1][2], shape, planned[-1][1], machine):
                 planned.pop()
@@ -382,7 +393,7 @@ def _rows_of_each(product: Product, shape: Shape) -> int:
     extents = symbolic_extents(product.sch.mod[product.sch.func_working_on])
     if shape.rows is not None or len(extents) != 1:
         return 0
-    return _multiple_of(product.sch.get(product.rows).extent, extents[0])
+    return steps_of(product.sch.get(product.rows).extent, extents[0])
 
 
 def _worth_keeping(sch: Schedule, block: SBlockRV, operand: int) -> bool:
@@ -396,8 +407,19 @@ def _worth_keeping(sch: Schedule, block: SBlockRV, operand: int) -> bool:
     return size <= MOST_EXPANDED * sum(sources)
 
 
-def _multiple_of(rows: tirx.Expr, extent: tirx.Var) -> int:
-    """Return c where rows are c times a symbolic extent, 0 where they are no such multiple."""
+def _result_bytes(sch: Schedule, block: SBlockRV) -> int:
+    """Return how many bytes are moved for each result: it is written, and what the epilogue reads of its shape read."""
+    product = sch.get(block)
+    epilogue = [sch.get(consumer) for consumer in sch.get_consumers(block)]
+    written = next(each.writes[0].source for each in (*epilogue, product))
+    read = [region.source for each in epilogue for region in each.reads]
+    beside = [buffer for buffer in read if not buffer.same_as(product.writes[0].source)]
+    beside = [b for b in beside if len(b.shape) == len(written.shape) and all(map(same_number, b.shape, written.shape))]
+    return sum(dtype_bytes(buffer.dtype) for buffer in (written, *beside))
+
+
+def steps_of(rows: tirx.Expr, extent: tirx.Var) -> int:
+    """Return how many rows there are to each step of a symbolic extent, 0 where they are no multiple of it."""
     analyzer = sym.Analyzer()
     once = analyzer.simplify(tvm_ffi.structural_map(rows, (tirx.Var, lambda var: tirx.IntImm(str(var.ty.dtype), 1))))
     each = int(once) if is_constant(once) else 0
@@ -458,7 +480,7 @@ def _warpgroup_choices(shape: Shape) -> tuple[Choice, ...]:
     tiles = [WarpgroupTile(block=(rows, n, 64), warpgroups=(rows // 64, 1)) for rows in (64, 128) for n in widths]
     tiles += [WarpgroupTile(block=(64, n, 128), warpgroups=(1, 1)) for n in widths if n <= NARROW]
     tiles.append(WarpgroupTile(block=(256, 128, 64), warpgroups=(2, 1)))
-    return tuple(Choice(tile, stages) for tile in tiles for stages in (4, 6, 8))
+    return tuple(Choice(tile, stages) for tile in tiles for stages in (3, 4, 6, 8))
 
 
 FEWEST_FOR_KEPT = 128  # rows with which it pays to write a computed operand down
@@ -475,9 +497,15 @@ def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> 
     by_rows = whole and plan.parts == 1 and one
     if by_rows:
         keep_rows_apart(sch, block)
-    staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows)
+    staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows, k_tiles=_pipelined_together(tile))
+    fill_with_zeros(sch, staged.loops.k_outer)
     pipeline_warpgroups(sch, staged.loops.k_outer, stages)
     multiply_by_wgmma(sch, staged.loops, staged.instruction)
+
+
+def _pipelined_together(tile: BlockTile) -> int:
+    """Return how many k tiles of an unknown number are one pipeline: twice as many with tiles for many rows."""
+    return 2 * K_TILES if isinstance(tile, WarpgroupTile) and tile.block_m > PANEL else K_TILES
 
 
 def _come_in_eights(sch: Schedule, block: SBlockRV) -> bool:
@@ -517,6 +545,7 @@ def _by_warps_of_tensor_cores(sch: Schedule, block: SBlockRV, shape: Shape, plan
     loops = tensorized.loops
     ahead = pipeline_reads(sch, loops.k_step, stages)
     stages = _fitting(sch, loops.k_outer, stages)
+    fill_with_zeros(sch, loops.k_outer)
     pipeline_loop(sch, loops.k_outer, stages, True, one_barrier=True, unroll_ring=True, fill_ahead=ahead)
     use_instruction(sch, loops, tensorized.loads, tensorized.instruction)
 
@@ -586,7 +615,9 @@ def _fitting(sch: Schedule, loop: LoopRV, stages: int) -> int:
 
 
 def _cycles(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:
-    return contraction_cycles(choice, sizes, machine, batch=shape.batch or 1, parts=parts)
+    filled = _pipelined_together(choice.tile) if shape.reduction is None else None
+    batch, moved = shape.batch or 1, shape.result_bytes
+    return contraction_cycles(choice, sizes, machine, batch=batch, parts=parts, result_bytes=moved, filled=filled)
 
 
 def _outputs(choice: Choice, sizes: tuple[int, int, int], shape: Shape, machine: Machine, parts: int) -> float:

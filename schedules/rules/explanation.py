@@ -8,8 +8,8 @@ from tvm import ir, tirx
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target, rules
-from tensorir_ladder.schedules.rules.relax_pipeline import fuse_operators
+from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target
+from tensorir_ladder.schedules.rules.relax_pipeline import fuse_operators, rules_with
 from tensorir_ladder.schedules.rules.rule import HOW, Rule, is_scheduled
 
 NOBODY, ALREADY = "none", "already scheduled"
@@ -52,8 +52,10 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(mod: ir.IRModule, target: Target | str | dict[str, object]) -> Explanation:
+def explain(mod: ir.IRModule, target: Target | str | dict[str, object], kernels: bool = True) -> Explanation:
     """Say what the pipeline "tensorir_ladder" does with each function of a module for ``target``; changes nothing.
+
+    ``kernels`` is the pipeline's.
 
     Operators of Relax are made functions and fused first, as the pipeline does. The rules are really tried, which
     takes as long as compiling with them.
@@ -63,7 +65,7 @@ def explain(mod: ir.IRModule, target: Target | str | dict[str, object]) -> Expla
     IllegalSchedule : for a target that is no CUDA GPU with sm_80 or newer.
     """
     target = as_cuda(target)
-    ours = rules(target)
+    ours = rules_with(target, kernels)
     mod = fuse_operators(target)(mod)
     functions = {name.name_hint: function for name, function in mod.functions_items()}
     kernels = {name: function for name, function in sorted(functions.items()) if isinstance(function, tirx.PrimFunc)}

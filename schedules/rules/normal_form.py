@@ -46,6 +46,7 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 NARROW_FLOATS = ("float16", "bfloat16", "float8")  # beginnings of the dtypes whose sums are kept in float32
 FEWEST_OF_A_GROUP = 8  # channels of the result: less of a tile would be used by a grouped convolution
 EPILOGUE = "epilogue"
+IF = "prim.if_then_else"
 OWN_NAMES = ("root", "first_operand", "second_operand", EPILOGUE)  # of blocks
 
 
@@ -109,9 +110,18 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
         result that something else than one elementwise epilogue reads, a scheduled function (see
         :func:`schedules.rules.computations.computations_of`).
     """
+    func = narrowed(func)  # once: the equation is in terms of its variables
+    return _rewritten(func, *_grouped(*equation_of(func, sums=sums)))
+
+
+def equation_of(func: tirx.PrimFunc, *, sums: str = "float32") -> tuple[Computation, Factors, Epilogue]:
+    """Read a function around one sum of products: the reduction, what it multiplies, and what becomes of each sum.
+
+    In terms of the variables of a function that :func:`narrowed` made. ``sums`` and what is raised are as in
+    :func:`product_of`.
+    """
     if sums not in ("float32", "as_written"):
         raise ValueError(f"sums are 'float32' or 'as_written', not {sums!r}")
-    func = narrowed(func)
     computations = computations_of(func)
     reduction = _the_reduction(computations)
     others = [computation for computation in computations if computation is not reduction]
@@ -123,11 +133,11 @@ def product_of(func: tirx.PrimFunc, *, sums: str = "float32") -> Product:
     epilogue = _epilogue_of(reduction, factors, written, others)
     for value in (factors.first, factors.second, epilogue.value):
         check_arithmetic(value, reduction.name)
-    return _rewritten(func, *_grouped(reduction, factors, epilogue))
+    return reduction, factors, epilogue
 
 
 @dataclass(frozen=True)
-class _Factors:
+class Factors:
     """Hold what is summed: ``scale * (first * second)``, multiplied in one dtype and summed in another.
 
     ``scale`` are factors that the reduction does not go through, which the epilogue multiplies with. ``in_any_order``:
@@ -143,7 +153,7 @@ class _Factors:
 
 
 @dataclass(frozen=True)
-class _Epilogue:
+class Epilogue:
     """Say what becomes of a sum: ``buffer[indices] = value``, in terms of the product's iterators and of ``total``."""
 
     buffer: tirx.Var
@@ -173,7 +183,7 @@ def _the_output(func: tirx.PrimFunc, computations: Sequence[Computation]) -> Com
     return found[0]
 
 
-def _factors_of(reduction: Computation, producers: Sequence[Computation], sums: str) -> _Factors:
+def _factors_of(reduction: Computation, producers: Sequence[Computation], sums: str) -> Factors:
     """Read the sum of products, with all that is computed before inlined."""
     summand = _summand(reduction)
     analyzer = analyzer_for(reduction.iterators)
@@ -193,7 +203,7 @@ def _factors_of(reduction: Computation, producers: Sequence[Computation], sums: 
     for iterator in reduction.reduction:
         if not all(_uses(operand, [iterator]) for operand in (first, second)):
             raise _left("a reduction over one operand alone", reduction, value=iterator.var.name)
-    return _Factors(first, second, summed if wide else found.multiplied, summed, found.scale, sums == "float32")
+    return Factors(first, second, summed if wide else found.multiplied, summed, found.scale, sums == "float32")
 
 
 def _summand(reduction: Computation) -> ir.Expr:
@@ -210,7 +220,7 @@ def _summand(reduction: Computation) -> ir.Expr:
     raise _left("a reduction that is no sum", reduction, value=reduction.value)
 
 
-def _split(value: ir.Expr, reduction: Computation, wide: bool) -> _Factors | None:
+def _split(value: ir.Expr, reduction: Computation, wide: bool) -> Factors | None:
     """Split a product into two operands, of which one is indexed by rows, one by columns; None where there are none.
 
     Of several factors, ``A[i, k] * (W[j, k] * s[j, k // 32])``, those that the reduction does not go through are set
@@ -221,7 +231,7 @@ def _split(value: ir.Expr, reduction: Computation, wide: bool) -> _Factors | Non
         value = value.value
     if not isinstance(value, tirx.Mul):
         return None
-    here = _Factors(value.a, value.b, str(value.ty.dtype), str(value.ty.dtype))
+    here = Factors(value.a, value.b, str(value.ty.dtype), str(value.ty.dtype))
     if _separated(here, reduction) == 2:
         return here
     sides = ((value.a, value.b), (value.b, value.a))
@@ -234,13 +244,13 @@ def _split(value: ir.Expr, reduction: Computation, wide: bool) -> _Factors | Non
     return best if _separated(best, reduction) else None
 
 
-def _separated(factors: _Factors, reduction: Computation) -> int:
+def _separated(factors: Factors, reduction: Computation) -> int:
     """Return how many of two operands have spatial iterators that the other has not."""
     first, second = (_uses(operand, reduction.spatial) for operand in (factors.first, factors.second))
     return bool(first - second) + bool(second - first)
 
 
-def _attached(found: _Factors | None, factor: ir.Expr, reduction: Computation) -> _Factors | None:
+def _attached(found: Factors | None, factor: ir.Expr, reduction: Computation) -> Factors | None:
     """Multiply that operand by one more factor that has all of its iterators."""
     if found is None:
         return None
@@ -277,8 +287,8 @@ def _of_one_dtype(first: ir.Expr, second: ir.Expr, summed: str) -> tuple[ir.Expr
 
 
 def _epilogue_of(
-    reduction: Computation, factors: _Factors, written: Computation, others: Sequence[Computation]
-) -> _Epilogue:
+    reduction: Computation, factors: Factors, written: Computation, others: Sequence[Computation]
+) -> Epilogue:
     """Read what becomes of a sum, in terms of the product's iterators."""
     total = tirx.Var("total", factors.summed)
     result: ir.Expr = total
@@ -286,7 +296,7 @@ def _epilogue_of(
         result = result * factor.astype(factors.summed)
     result = result.astype(str(reduction.buffer.dtype))
     if written is reduction:
-        return _Epilogue(written.buffer, written.indices, result, total)
+        return Epilogue(written.buffer, written.indices, result, total)
     analyzer = analyzer_for(written.iterators)
     value = simplified(inlined(written.value, others), analyzer)
     reads = [load for load in loads_in(value) if load.source.same_as(reduction.buffer)]
@@ -302,7 +312,7 @@ def _epilogue_of(
     value = tvm_ffi.structural_map(replaced(value, taken), (ir.TensorLoad, summed))
     own = analyzer_for(reduction.iterators)
     indices = tuple(own.simplify(replaced(index, taken)) for index in written.indices)
-    return _Epilogue(written.buffer, indices, simplified(value, own), total)
+    return Epilogue(written.buffer, indices, simplified(value, own), total)
 
 
 def _inverse(read: Sequence[ir.Expr], reduction: Computation, written: Computation) -> dict[tirx.Var, ir.Expr]:
@@ -357,7 +367,7 @@ def _is_invertible(index: ir.Expr, iterators: Sequence[tirx.Var], extents: dict[
     return all(begins)
 
 
-def _grouped(reduction: Computation, factors: _Factors, epilogue: _Epilogue) -> tuple[Computation, _Factors, _Epilogue]:
+def _grouped(reduction: Computation, factors: Factors, epilogue: Epilogue) -> tuple[Computation, Factors, Epilogue]:
     """Cut an iterator in two of which one operand uses groups alone, as heads that share their keys, or channels do.
 
     ::
@@ -400,7 +410,7 @@ def _group_sizes(iterator: tirx.IterVar, operands: Sequence[ir.Expr]) -> set[int
     return {size for size in found if size > 1 and int(iterator.dom.extent) % size == 0}
 
 
-def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: _Factors, epilogue: _Epilogue) -> Product:
+def _rewritten(func: tirx.PrimFunc, reduction: Computation, factors: Factors, epilogue: Epilogue) -> Product:
     """Write a function anew, as operands, product and epilogue, and schedule it."""
     one, other = (_uses(operand, reduction.spatial) for operand in (factors.first, factors.second))
     places = {v: p for p, index in reversed(list(enumerate(epilogue.indices))) for v in _variables(index)}
@@ -500,7 +510,7 @@ def _operand(value: ir.Expr, axes: Sequence[_Axis], parameters: Sequence[tirx.Va
 
 
 def _product_block(
-    name: str, operands: Sequence[_Operand], sums: tirx.Var, axes: Sequence[_Axis], factors: _Factors
+    name: str, operands: Sequence[_Operand], sums: tirx.Var, axes: Sequence[_Axis], factors: Factors
 ) -> tirx.Stmt:
     *_, k = axes
 
@@ -514,14 +524,35 @@ def _product_block(
     return _block(name, axes, store, reduction=k, start=tirx.const(0, factors.summed))
 
 
-def _epilogue_block(epilogue: _Epilogue, sums: tirx.Var, axes: Sequence[_Axis]) -> tirx.Stmt:
+def _epilogue_block(epilogue: Epilogue, sums: tirx.Var, axes: Sequence[_Axis]) -> tirx.Stmt:
     def store(places: Sequence[tirx.Var], taken: dict[tirx.Var, ir.Expr], analyzer: sym.Analyzer) -> tirx.Stmt:
-        value = simplified(replaced(epilogue.value, taken), analyzer)
+        value = _without_branches(simplified(replaced(epilogue.value, taken), analyzer))
         indices = [analyzer.simplify(replaced(index, taken)) for index in epilogue.indices]
         total = tirx.BufferLoad(sums, list(places))
         return tirx.BufferStore(epilogue.buffer, replaced(value, {epilogue.total: total}), indices)
 
     return _block(EPILOGUE, axes, store)
+
+
+def _without_branches(value: ir.Expr) -> ir.Expr:
+    """Choose by a Select where both sides can be computed anywhere: TVM makes no vectors around ``if_then_else``."""
+
+    def chosen(call: ir.Call) -> ir.Expr:
+        if call.op.name != IF or not all(map(_is_harmless, call.args[1:])):
+            return call
+        return tirx.Select(*call.args)
+
+    return tvm_ffi.structural_map(value, (ir.Call, chosen))
+
+
+def _is_harmless(value: ir.Expr) -> bool:
+    """Return whether an expression reads no memory and divides integers by constants only."""
+    divided: list[ir.Expr] = []
+    divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+    tvm_ffi.structural_walk(
+        value, (divisions, lambda node: None if _is_float(str(node.ty.dtype)) else divided.append(node.b))
+    )
+    return not loads_in(value) and all(map(is_constant, divided))
 
 
 def _block(
@@ -577,7 +608,7 @@ def _slides(operand: ir.Expr, reduction: Computation) -> bool:
     return any(_uses(index, reduction.spatial) and _uses(index, reduction.reduction) for index in indices)
 
 
-def _as_stored_order(factors: _Factors, reduction: Computation) -> list[tirx.IterVar]:
+def _as_stored_order(factors: Factors, reduction: Computation) -> list[tirx.IterVar]:
     """Order a reduction's iterators as an operand is stored along them, so that vectors of it are consecutive."""
     iterators = {iterator.var: iterator for iterator in reduction.reduction}
     loads = [load for operand in (factors.first, factors.second) for load in loads_in(operand)]

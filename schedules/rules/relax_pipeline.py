@@ -19,18 +19,20 @@ from tvm.ir.transform import Pass, PassContext, Sequential
 from tvm.s_tir import dlight
 from tvm.target import Target
 
+import tensorir_ladder
 from tensorir_ladder.schedules.passes import on_functions
 from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target, rules
 from tensorir_ladder.schedules.rules.relax_passes import DequantizeInProduct, ReadTransposed
-from tensorir_ladder.schedules.rules.rule import OPAQUE, is_scheduled
+from tensorir_ladder.schedules.rules.rule import OPAQUE, Rule, is_scheduled
 
 NAME = "tensorir_ladder"
 
 
-def pipeline(target: Target | str | dict[str, object] | None = None) -> Pass:
+def pipeline(target: Target | str | dict[str, object] | None = None, kernels: bool = True) -> Pass:
     """Make the pipeline: operators to functions, fused; our rules; dlight's for what these leave.
 
-    ``target`` is the GPU to compile for, by default the one that ``with target:`` names when the pipeline runs.
+    ``target`` is the GPU to compile for, by default the one that ``with target:`` names when the pipeline runs. With
+    ``kernels`` off, plain products of many rows are schedules' too, instead of explicit kernels'.
 
     Raises
     ------
@@ -44,15 +46,25 @@ def pipeline(target: Target | str | dict[str, object] | None = None) -> Pass:
         chosen = given or Target.current(allow_none=True)
         if chosen is None:
             raise ValueError(f"no target; relax.get_pipeline({NAME!r}, target=...), or run it in `with target:`")
-        ours, theirs = rules(chosen), dlight_rules()
+        ours, theirs = rules_with(chosen, kernels), dlight_rules()
         mod = fuse_operators(chosen)(mod).clone()  # dlight changes the module that it is given
         with chosen:
             mod = dlight.ApplyDefaultSchedule(*ours)(mod)
         with dlight_target(chosen):
             mod = dlight.ApplyDefaultSchedule(*theirs)(mod)
-        return on_functions(_closed)(mod)
+        mod = on_functions(_closed)(mod)
+        return tensorir_ladder.link_kernels(mod) if kernels else mod
 
     return run
+
+
+def rules_with(target: Target, kernels: bool) -> tuple[Rule, ...]:
+    """List our rules for a target (:func:`schedules.rules.rules`), those that launch explicit kernels with ``kernels``.
+
+    Schedules know none of these: the package's root says what there is.
+    """
+    ours = rules(target)
+    return tensorir_ladder.with_kernels_of_steps(ours) if kernels else ours
 
 
 def register() -> None:

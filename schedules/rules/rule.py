@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 
+import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.s_tir import Schedule
@@ -19,6 +20,7 @@ from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, is_constant
+from tensorir_ladder.schedules.loops.quotients import divide_without_signs
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.rules.limits import limit_indices
 
@@ -65,7 +67,8 @@ class Rule(ScheduleRule):
         if isinstance(scheduled, Schedule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
         _check_buffers(scheduled)
-        return _closed(limit_indices(scheduled)).with_attr(BY, self.name)
+        divided = divide_without_signs()(tvm.IRModule({"main": scheduled}))["main"]
+        return _closed(limit_indices(divided)).with_attr(BY, self.name)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
         """Return the scheduled function as dlight takes it, or None where the next rule has its turn.

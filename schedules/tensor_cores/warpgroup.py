@@ -42,7 +42,13 @@ from tensorir_ladder.schedules.inspection import (
 )
 from tensorir_ladder.schedules.isa import PANEL, SWIZZLED_PIECES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.layout import contraction_loops, index_map, pad_to_tile
-from tensorir_ladder.schedules.loops.tiling import bind_batched_grid, k_tiles_together, pipelined_k_tiles, raster_blocks
+from tensorir_ladder.schedules.loops.tiling import (
+    K_TILES,
+    bind_batched_grid,
+    k_tiles_together,
+    pipelined_k_tiles,
+    raster_blocks,
+)
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes, vectorize_inner, widest_vector
 from tensorir_ladder.schedules.memory.staging import (
     KEPT,
@@ -266,7 +272,13 @@ def store_by_rows(
 
 
 def stage_for_warpgroups(
-    sch: Schedule, block: SBlockRV, tile: WarpgroupTile, *, raster: int = 8, store_rows: bool = False
+    sch: Schedule,
+    block: SBlockRV,
+    tile: WarpgroupTile,
+    *,
+    raster: int = 8,
+    store_rows: bool = False,
+    k_tiles: int = K_TILES,
 ) -> WarpgroupContraction:
     """Tile a contraction for warpgroups and stage its operands as the instruction reads them.
 
@@ -281,13 +293,14 @@ def stage_for_warpgroups(
                    D = f(C_local)                                            # casts, bias, activation fused
 
     Ragged extents are padded on the fly, and a reduction of one k tile to two, so that there is a loop to pipeline; of
-    one whose length only run time knows, it is four k tiles (:func:`schedules.loops.tiling.pipelined_k_tiles`).
+    one whose length only run time knows, it is of ``k_tiles`` (:func:`schedules.loops.tiling.pipelined_k_tiles`).
     Follow with :func:`pipeline_warpgroups` and :func:`multiply_by_wgmma`; without the latter any CPU can run it.
 
     Parameters
     ----------
     raster : rows of blocks that run before the next column does (:func:`schedules.loops.raster_blocks`).
     store_rows : bring results into rows in shared memory before they are stored (:func:`store_by_rows`).
+    k_tiles : how many of a number that only run time knows are one pipeline, which is filled and drained for each.
 
     Raises
     ------
@@ -298,7 +311,7 @@ def stage_for_warpgroups(
     instruction = instruction_for(sch, block, tile)
     *batch, rows, columns, reduction = loops_of_block
     short = is_constant(sch.get(reduction).extent) and loop_extent(sch, reduction) <= tile.block_k
-    k_tile = tile.block_k * k_tiles_together(sch, reduction, 2 if short else 1)
+    k_tile = tile.block_k * k_tiles_together(sch, reduction, 2 if short else 1, k_tiles)
     if pad_to_tile(sch, block, [1] * len(batch) + [tile.block_m, tile.block_n, k_tile]):
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)
@@ -313,7 +326,7 @@ def stage_for_warpgroups(
     copies = tuple(stage_in_panels(sch, block, operand, loops.k_outer, tile.threads) for operand in (0, 1))
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
     hide_reads(sch, block)
-    loops = replace(loops, k_outer=pipelined_k_tiles(sch, loops.k_outer))
+    loops = replace(loops, k_outer=pipelined_k_tiles(sch, loops.k_outer, k_tiles))
     return WarpgroupContraction(loops, copies, write_back, instruction)
 
 

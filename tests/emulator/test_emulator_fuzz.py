@@ -30,7 +30,7 @@ from tensorir_ladder.steps.step import Step
 
 pytestmark = pytest.mark.emulator
 SMALL = {kind: [tile] for kind, tile in SMALL_TILES.items()} | {
-    RoleTile: [RoleTile.parse("64x64x64/1x1"), RoleTile.parse("64x128x64/1x1")]
+    RoleTile: [RoleTile.parse(text) for text in ("64x64x64/1x1", "64x128x64/1x1", "16x64x64/1x1/1", "24x64x64/1x1/2")]
 }
 
 
@@ -60,13 +60,16 @@ def test_tiles_are_drawn_beyond_the_menu(kind: type[BlockTile]) -> None:
     numbers = range(300)
     tiles = [draw_tile(random.Random(number).choice, kind) for number in numbers]
     assert tiles == [draw_tile(random.Random(number).choice, kind) for number in numbers]
-    assert all(type(tile) is kind and kind.parse(str(tile)) == tile for tile in tiles)
+    assert all(isinstance(tile, kind) and kind.parse(str(tile)) == tile for tile in tiles)
     menu = {tile for step in STEPS.values() for tile in step.tiles.tuning}
     assert len(set(tiles) - menu) > 150
     sound = [tile for tile in tiles if not tile.misfits()]
     assert 100 < len(sound) < 300
     if kind is RoleTile:
-        assert {tile.consumers for tile in sound} == {1, 2, 3}
+        for swapped in (False, True):
+            assert {tile.consumers for tile in sound if tile.swapped == swapped} == {1, 2, 3}
+    else:
+        assert {type(tile) for tile in tiles} == {kind}
 
 
 def test_all_of_a_draw_follows_from_its_number() -> None:

@@ -254,7 +254,7 @@ def test_aspects_show_what_changes_from_step_to_step() -> None:
     ("step", "variant"), [(step, variant) for step, variant in SCHEDULED_VARIANTS if step not in THREAD_STEPS]
 )
 def test_what_is_said_of_tiles_of_warps_is_read_off_their_code(step: int, variant: str) -> None:
-    kernel = lower(small_case(step, (512, 512, 1024), variant))
+    kernel = lower(small_case(step, (2048, 2048, 1024), variant))
     assert kernel.launches == 1
     code, ring = kernel.code, step != 8
     assert code.shared_versions == kernel.case.stages_built == (kernel.case.step.stages if ring else 1)

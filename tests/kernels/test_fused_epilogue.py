@@ -22,7 +22,8 @@ from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import ACTIVATIONS, PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import plan_for
-from tensorir_ladder.kernels.tiles import HopperTile, RoleTile
+from tensorir_ladder.kernels.swapped import swapped
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.errors import IllegalWorkload
@@ -31,12 +32,16 @@ from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 
 TARGET = machine_for("sm_90a").target()
 SIMPLE, ROLES = HopperTile.parse("64x128x64/1x1"), RoleTile.parse("64x128x64/1x1")
+WIDE, PARTS = RoleTile.parse("64x104x64/1x1"), SwappedTile.parse("72x128x64/1x1/2")
 SMALL = RoleTile.parse("64x64x64/1x1")
+HIGH, DEEP = RoleTile.parse("192x128x64/3x1"), RoleTile.parse("64x64x128/1x1")
 TWO_ROWS = RoleTile.parse("128x64x64/1x1")
 KERNELS: dict[str, Callable[..., Any]] = {
     "ring": lambda problem, finish: tma_ring(problem, SIMPLE, 2, finish=finish),
     "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, finish=finish),
     "two row tiles": lambda problem, finish: warp_specialized(problem, TWO_ROWS, 2, finish=finish),
+    "swapped": lambda problem, finish: swapped(problem, PARTS, 2, finish=finish, overlapped=True),
+    "wide": lambda problem, finish: persistent(problem, WIDE, 2, machine=hopper(2), finish=finish),
     "persistent": lambda problem, finish: persistent(problem, ROLES, 2, machine=hopper(2), finish=finish),
 }
 REFERENCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -96,6 +101,41 @@ def test_helpers_sums_are_finished_once_by_the_owner() -> None:
     got, bias = np.full((180, 128), np.nan, np.float16), draw.integers(-9, 9, 128).astype(np.float32)
     emulate(function, {"A": a, "B": b, "C": got, "bias": bias})
     assert (got == np.maximum(0.5 * (a.astype(np.float64) @ b) + bias, 0)).all()
+
+
+ROUNDED: dict[str, Callable[[Matmul, Epilogue], Any]] = {
+    "roles": lambda problem, finish: warp_specialized(problem, ROLES, 2, finish=finish),
+    "three warpgroups, two turns": lambda problem, finish: warp_specialized(problem, HIGH, 2, finish=finish),
+    "persistent": lambda problem, finish: persistent(problem, ROLES, 2, machine=hopper(2), finish=finish),
+    "deep": lambda problem, finish: persistent(problem, DEEP, 3, machine=hopper(3), finish=finish),
+}
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kernel", ROUNDED)
+def test_a_residual_is_added_to_what_is_rounded(kernel: str, dtype: str) -> None:
+    """Ragged edges, helpers and owners; the sum is rounded, and its sum with the residual once more."""
+    problem, draw = Matmul(200, 264, 1032, dtype, "nt"), np.random.default_rng(0)
+    a, b, r = (draw.integers(-9, 10, s).astype(numpy_dtype(dtype)) for s in ((200, 1032), (264, 1032), (200, 264)))
+    got = np.full((200, 264), np.nan, numpy_dtype(dtype))
+    emulate(ROUNDED[kernel](problem, Epilogue(residual=True)), {"A": a, "B": b, "C": got, "R": r})
+    sums = (a.astype(np.float32) @ b.astype(np.float32).T).astype(numpy_dtype(dtype))
+    assert (got == (sums.astype(np.float32) + r.astype(np.float32)).astype(numpy_dtype(dtype))).all()
+
+
+def test_a_residual_that_cannot_be_added_is_refused() -> None:
+    finish = Epilogue(residual=True)
+    for problem, tile in (
+        (Matmul(64, 64, 64, "float16", out_dtype="float32"), ROLES),
+        (Matmul(64, 64, 64, "float16"), RoleTile.parse("64x128x64/1x2")),
+    ):
+        with pytest.raises(IllegalWorkload, match="residual"):
+            warp_specialized(problem, tile, 2, finish=finish)
+    with pytest.raises(IllegalWorkload, match="residual"):
+        warp_specialized(Matmul(64, 64, 64, "float16"), ROLES, 2, finish=finish, batch=2)
+    with pytest.raises(IllegalWorkload, match="residual"):
+        persistent(Matmul(64, 64, 64, "float16"), ROLES, 2, machine=hopper(2), blocks=2, finish=finish)
 
 
 @pytest.mark.emulator

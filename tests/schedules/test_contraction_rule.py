@@ -179,6 +179,56 @@ def weights_of_int8() -> tirx.PrimFunc:
     return te.create_prim_func([a, weights, scale, te.compute((m, 72), lambda i, j: sums[i, j].astype("float16"))])
 
 
+def masked_scores(shifted: bool = False) -> tirx.PrimFunc:
+    """A batch of products whose results beyond the diagonal are a constant; or zero but for a bias, which is read."""
+    m, k = tirx.Var("m", "int32"), te.reduce_axis((0, 128), "k")
+    a, b = (te.placeholder(shape, "float16", name=name) for name, shape in (("A", (2, m, 128)), ("B", (2, 128, m))))
+    bias, wide = te.placeholder((m,), "float32", name="bias"), "float32"
+    sums = te.compute(
+        (2, m, m), lambda h, i, j: te.sum(a[h, i, k].astype(wide) * b[h, k, j].astype(wide), axis=k), name="matmul"
+    )
+
+    def masked(h: tirx.Var, i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        inside = sums[h, i, j] * 0.125
+        if not shifted:
+            return tirx.if_then_else(j <= i, inside, tirx.const(-3e38, wide))
+        return inside + tirx.if_then_else(j <= i, bias[j], tirx.const(0, wide))
+
+    return te.create_prim_func([a, b, *([bias] if shifted else []), te.compute(sums.shape, masked, name="masked")])
+
+
+@pytest.mark.parametrize(("shifted", "width"), [(False, 2), (True, 1)])
+def test_a_mask_of_registers_and_constants_keeps_vectors(shifted: bool, width: int) -> None:
+    """What reads memory under a condition stays behind it, element by element."""
+    (kernel,) = [k for k in text_of(masked_scores(shifted), HOPPER).split("__global__") if "wgmma_m64n128k64_" in k][
+        -1:
+    ]
+    assert [kernel.count("(float2*)(masked_ptr"), kernel.count("float condval")] == ([32, 0] if width == 2 else [0, 32])
+
+
+def test_a_block_finds_its_place_without_signs() -> None:
+    """Of two numbers of tiles that only run time knows, and a batch: one division, of numbers that are not negative."""
+    text = text_of(masked_scores(), HOPPER)
+    assert "blockIdx.y" in text
+    assert "rmod" not in text
+
+
+def test_a_short_product_is_cut_in_tiles_that_share_a_multiprocessor() -> None:
+    """Of 64 steps, and of results of 4 bytes; where reductions are long, tiles stay as wide as fits."""
+    machine = assumed_machine(HOPPER)
+    wide, square = (
+        Choice(WarpgroupTile(block=(128, n, 64), warpgroups=(2, 1)), stages) for n, stages in ((256, 4), (128, 3))
+    )
+
+    def cycles(choice: Choice, sizes: tuple[int, int, int], result_bytes: int) -> float:
+        return contraction_cycles(choice, sizes, machine, result_bytes=result_bytes)
+
+    for sizes, result_bytes in (((100352, 256, 64), 2), ((65536, 2048, 128), 4)):
+        assert cycles(square, sizes, result_bytes) < cycles(wide, sizes, result_bytes)
+    assert cycles(wide, (4096, 4096, 4096), 2) < cycles(square, (4096, 4096, 4096), 2)
+    assert cycles(wide, (4096, 4096, 64), 2) < cycles(wide, (4096, 4096, 64), 4)
+
+
 def rows(*counts: int, **others: int) -> list[dict[str, int]]:
     """Sizes of calls with so many rows each."""
     return [{"m": count, **others} for count in counts]
@@ -193,7 +243,14 @@ RIGHT = {
     "a batch": (product(70, 72, 136, batch=3), HOPPER, [{}]),
     "a batch of any rows": (product("m", 72, 136, batch=3), HOPPER, rows(1, 65)),
     "queries and keys": (product("m", "n", 128, batch=2), HOPPER, [*rows(5, n=77), *rows(65, 0, n=8)]),
+    "masked scores": (masked_scores(), HOPPER, rows(0, 5, 64, 130)),
+    "masked scores, a bias": (masked_scores(True), HOPPER, rows(70)),
     "values": (product("m", 64, "k", batch=2, b_by_columns=False), HOPPER, [*rows(33, k=77), *rows(5, k=592)]),
+    "values, many rows": (
+        product("m", 128, "k", batch=8, b_by_columns=False),
+        HOPPER,
+        [*rows(130, k=77), *rows(9, k=592)],
+    ),
     "values, by mma": (product("m", 64, "k", batch=2, b_by_columns=False), AMPERE, [*rows(9, k=3), *rows(5, k=80)]),
     "weights of int8, many rows": (weights_of_int8(), HOPPER, rows(20, 130)),
     "an image": (conv2d_nhwc(2, 14, 14, 32, 128, dtype="float16"), HOPPER, [{}]),
@@ -228,6 +285,7 @@ def test_it_is_right(function: tirx.PrimFunc, target: Target, sizes: list[dict[s
     ("function", "target"),
     [
         (product("m", 128, 256, batch=2), HOPPER),
+        (masked_scores(), HOPPER),
         (product(128, 512, 256), AMPERE),
         (product("m", 64, "k"), AMPERE),
         (product(64, 64, 128, "float32"), AMPERE),

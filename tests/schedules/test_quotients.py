@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.script import tirx as T
 
-from tensorir_ladder.schedules.loops.quotients import divide_without_carries
+from tensorir_ladder.schedules.loops.quotients import divide_without_carries, divide_without_signs
 
 
 def table(outer: int, inner: int, formula: str, *constants: int) -> tirx.PrimFunc:
@@ -66,3 +66,19 @@ def test_values_stay_and_what_cannot_carry_goes(
     after = divide_without_carries()(tvm.IRModule({"main": before}))["main"]
     assert (values(after, (outer, inner)) == values(before, (outer, inner))).all()
     assert mentioned(after) == left
+
+
+@pytest.mark.parametrize(("first", "truncated"), [(0, True), (-7, False)])
+def test_signs_are_left_out_where_there_are_none(first: int, truncated: bool) -> None:
+    @T.prim_func(s_tir=True)
+    def main(out_handle: T.handle):
+        n = T.int32()
+        out = T.match_buffer(out_handle, (8, n), "int32")
+        for x, y in T.grid(8, n):
+            out[x, y] = (x * n + y + first) // n * 100 + (x * n + y + first) % n
+
+    made = divide_without_signs()(tvm.IRModule({"main": main}))["main"]
+    found: list[object] = []
+    tvm_ffi.structural_walk(made.body, ((tirx.Div, tirx.Mod), found.append))
+    assert len(found) == (2 if truncated else 0)
+    assert (values(made, (8, 5)) == values(main, (8, 5))).all()

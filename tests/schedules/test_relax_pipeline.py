@@ -33,9 +33,9 @@ every_module = pytest.mark.parametrize(
 
 
 def kernels(executable: tvm.runtime.Executable) -> set[str]:
-    """The kernels in the CUDA text of a compiled Relax module."""
-    (device,) = executable.mod.imports[0].imports
-    return set(re.findall(r"__global__ void (?:__launch_bounds__\([\d, ]+\) )?(\w+)\(", device.inspect_source()))
+    """The kernels in the CUDA texts of a compiled Relax module."""
+    texts = [device.inspect_source() for device in executable.mod.imports[0].imports]
+    return set(re.findall(r"__global__ void (?:__launch_bounds__\([\d, ]+\) )?(\w+)\(", "".join(texts)))
 
 
 def outputs(mod: tvm.IRModule, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -118,10 +118,52 @@ def test_a_pipeline_changes_no_bit(tile: WarpTile, layout: str) -> None:
 
 
 @pytest.mark.parametrize("tile", [SLICED[2], AHEAD], ids=str)
-@pytest.mark.parametrize("variant", STEPS[7].variant_names[1:])
+@pytest.mark.parametrize("variant", [each.name for each in STEPS[7].variants[1:] if not each.fits])
 def test_variants_add_in_the_same_order(variant: str, tile: WarpTile) -> None:
     default, other = (product((33, 70, 50), tile, "nt", 2, name)[0] for name in ("serpentine", variant))
     assert np.array_equal(default, other)
+
+
+FITS = [step7.Fit(parts, copied, collected) for parts, collected in ((1, True), (3, False)) for copied in (True, False)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tile", [SMALL, SLICED[4], AHEAD], ids=str)
+@pytest.mark.parametrize("fit", FITS, ids=str)
+def test_a_product_is_right_however_it_is_fitted(
+    fit: step7.Fit, tile: WarpTile, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step7, "fit_of", lambda problem, config: fit)
+    shape = (33, 35, 6 * tile.block_k + 1)
+    a, b, expected = operands(shape, layout)
+    sch = step7.schedule(Matmul(*shape, layout=layout), config("fitted", tile, 2))
+    close(run(sch, a, b, shape=shape[:2]), expected)
+
+
+def test_parts_are_added_by_a_second_kernel_and_elements_copied_without_one_in_front() -> None:
+    few, long = build((33, 35, 50), "fitted"), build((16, 32, 4000), "fitted")
+    assert (few.launches, long.launches) == (1, 2)
+    assert few.workspaces == []
+    (parts,) = long.workspaces
+    assert int(parts.shape[0]) == long.blocks > 1  # of one tile
+    # From rows of 50 floats two at a time, of 35 one; four from whole vectors.
+    widths = [set(re.findall(r"cp_async_legacy_(?:pred_)?c[ag]_(\d+)_", each.cuda)) for each in (few, long)]
+    assert widths == [{"4", "8"}, {"16"}]
+
+
+@pytest.mark.parametrize("tile", [SMALL, SLICED[4]], ids=str)
+def test_neighbours_are_stored_side_by_side(tile: WarpTile) -> None:
+    """Lanes store single elements beside each other, where rows are no whole vectors; else a vector each."""
+    stores = {}
+    for columns in (33, 36):
+        lines = build((16, columns, 40), "fitted", tile).body.splitlines()
+        (stores[columns],) = (
+            line.partition(" = ")[0]
+            for line in lines
+            if line.strip().startswith(("matmul_ptr[", "*(float4*)(matmul_ptr"))
+        )
+    assert stores[33].endswith("((int)threadIdx.x))]")
+    assert "float4" in stores[36]
 
 
 def test_reads_are_a_step_ahead_where_few_warps_fit() -> None:

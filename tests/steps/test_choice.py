@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 from support.cases import EVERY_VARIANT, STEPS, THREAD_STEPS
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.machines import MACHINES, machine_for
+from tensorir_ladder.harness.records import RESULTS, load_records, load_tuned
 from tensorir_ladder.schedules import cost
 from tensorir_ladder.schedules.cost import choose
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import Choice, TileSet
 from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.choice import choose_step
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 H200 = machine_for("sm_90a")
@@ -118,6 +121,60 @@ def test_a_reduction_that_is_split_affords_larger_tiles() -> None:
     assert chosen == [whole.tile, parts.tile, parts.tile]
 
 
+def test_among_schedules_the_last_is_chosen_that_the_machine_runs() -> None:
+    found = {}
+    for arch in ("sm_75", "sm_80", "sm_90a"):
+        for dtype in ("float32", "float16"):
+            step, config = choose_step(Matmul(1000, 1000, 1000, dtype), machine_for(arch).for_choices())
+            found[arch, dtype] = step.number
+            assert not config.tile.violations(machine_for(arch).target(), dtype_bytes(dtype), config.stages)
+    by_arch = {"sm_75": (6, 6), "sm_80": (7, 9), "sm_90a": (7, 10)}
+    assert found == {(arch, dtype): n for arch, ns in by_arch.items() for dtype, n in zip(("float32", "float16"), ns)}
+
+
+def test_a_shape_gets_the_form_that_fits_it() -> None:
+    def chosen(*shape: int) -> str:
+        return choose_step(Matmul(*shape), machine_of())[1].variant
+
+    assert chosen(4096, 4096, 4096) == chosen(2048, 2048, 2048) == "serpentine"
+    assert chosen(640, 480, 3840) == chosen(513, 1025, 4097) == "fitted"
+
+
+@pytest.mark.parametrize("size", [256, 512, 1024, 2048, 4096, 8192])
+def test_squares_keep_the_tiles_that_they_were_measured_with(size: int) -> None:
+    recorded = {
+        (record.tile, record.stages)
+        for record in load_records(RESULTS)
+        if (record.step, record.variant, record.tile_choice, record.dtype) == (10, "rows", "default", "float16")
+        and (record.m, record.n, record.k) == (size, size, size)
+    }
+    case = Case.default(STEPS[10], Matmul(size, size, size, "float16"), H200)
+    assert recorded == {(str(case.tile), case.stages_built)}
+
+
+def test_the_cheapest_by_the_model_is_near_the_fastest_that_was_measured() -> None:
+    """Of the tiles that tuning step 10 has timed, on five shapes of an H200."""
+    tuned = [each for each in load_tuned(RESULTS) if each.step == 10 and "H200" in each.environment.gpu]
+    assert len(tuned) >= 5
+    for each in tuned:
+        problem = Matmul(each.m, each.n, each.k, each.dtype, each.layout)
+        speeds = {(c.tile, c.stages): statistics.median(c.ratios) for c in each.candidates if c.ratios}
+
+        def cycles(key: tuple[str, int], problem: Matmul = problem) -> float:
+            choice = Choice(STEPS[10].tiles.kind.parse(key[0]), key[1])
+            return cost.choice_cost(STEPS[10].tiles, choice, problem, machine_of(), split=True)
+
+        assert speeds[min(speeds, key=cycles)] > 0.95 * max(speeds.values())
+
+
+def test_rows_that_straddle_lines_cost_more_than_whole_ones() -> None:
+    choice = STEPS[10].tiles.default
+    whole, straddling = (
+        cost.wgmma_cycles(choice, Matmul(1024, size, size, "float16"), machine_of()) for size in (1024, 1016)
+    )
+    assert straddling > 1.2 * whole
+
+
 @pytest.mark.parametrize(("step", "variant"), CHOOSING)
 def test_what_is_chosen_can_be_built_wherever_the_step_can(step: int, variant: str) -> None:
     able = []
@@ -133,6 +190,7 @@ def test_what_is_chosen_can_be_built_wherever_the_step_can(step: int, variant: s
         able.append(machine.arch)
         for case in cases:
             case.validate()
-            assert any(case.tile == each.tile and case.stages <= each.stages for each in case.step.tiles.choices)
+            listed = case.step.tiles_of(case.variant).choices
+            assert any(case.tile == each.tile and case.stages <= each.stages for each in listed)
     own = STEPS[step].arch or ("sm_90a" if step >= 10 else "")
     assert able == ([own] if own else [arch for arch in MACHINES if arch != "sm_75"])

@@ -61,6 +61,22 @@ def test_a_shared_part_of_indices_takes_their_alignment_away() -> None:
     still(re.search(r"make_uint4\((x_ptr\[[^\]]*\],?){8}\)", text) is not None, "schedules/recipes/streamed_weights.py")
 
 
+def test_a_choice_is_made_element_by_element() -> None:
+    text = by_vectors("float32", 2, lambda value: tirx.if_then_else(value < 0, tirx.const(0, "float32"), value))
+    still("condval" in text and "float2" not in text, "schedules/rules/normal_form.py")
+    chosen = by_vectors("float32", 2, lambda value: tirx.Select(value < 0, tirx.const(0, "float32"), value))
+    assert "*(float2*)(y_ptr" in chosen
+
+
+def test_divisions_by_numbers_of_tiles_mind_signs() -> None:
+    m = tirx.Var("m", "int32")
+    tiles = (m + 31) // 32
+    x = te.placeholder((m, m), "float32", name="x")
+    sch = Schedule(te.create_prim_func([x, te.compute((tiles * tiles,), lambda i: x[i // tiles, i % tiles], name="y")]))
+    sch.bind(sch.get_loops(sch.get_sblock("y"))[0], "blockIdx.x")
+    still("rdiv - 1" in kernel(sch.mod), "schedules/loops/quotients.py (divide_without_signs)")
+
+
 def test_vectors_of_bool_are_twice_as_long() -> None:
     """Four of one byte each are copied as four of two bytes: the last thread writes past the end."""
     text = by_vectors("bool", 4, lambda value: value)

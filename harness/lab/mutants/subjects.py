@@ -65,6 +65,9 @@ SUBJECTS = (
     Subject(11, "bounded", _MANY, _GROUPS, 3),
     Subject(12, "roles", _MANY, _GROUPS, 3),
     Subject(12, "bounded", _MANY, _GROUP, 3, layout="nt"),
+    Subject(12, "roles", (13, 120, 1128), "16x128x64/1x2/1", 3),  # operands exchanged
+    Subject(12, "roles", (21, 72, 2280), "24x64x64/1x1/2", 3, layout="nt"),
+    Subject(12, "roles", (64, 168, 1128), "64x104x64/1x1", 3),  # a panel loaded for a part of its columns
     Subject(13, "stream", (364, 248, 552), _GROUPS, 3, 5),  # two waves of whole tiles, and two tiles with helpers
     Subject(13, "overlapped", (184, 184, 552), _GROUP, 3, 4),
     Subject(13, "whole", (1090, 120, 264), _GROUP, 4, 3),  # more rows of tiles than one group has

@@ -1,0 +1,225 @@
+"""Step 12's kernel for few rows: operands exchanged, so that B's columns fill the instruction's 64 rows."""
+
+from __future__ import annotations
+
+import itertools
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script import tirx as T
+from tvm.tirx import Buffer, Var
+
+from tensorir_ladder.kernels import epilogue, tma
+from tensorir_ladder.kernels.cluster_sums import ClusterSums
+from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
+from tensorir_ladder.kernels.raster import grouped
+from tensorir_ladder.kernels.ring import RingState, check_stages
+from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_STAGES, OVERLAPS, Consumer, RoleBlock, SharedRing
+from tensorir_ladder.kernels.short_stack import on_a_short_stack
+from tensorir_ladder.kernels.stamps import Log, Stamps
+from tensorir_ladder.kernels.tiles import SwappedTile, most_stages
+from tensorir_ladder.kernels.tma import Maps, Matrices
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
+from tensorir_ladder.schedules.cost import Machine, contraction_cycles
+from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
+from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.schedules.tiles import Choice
+from tensorir_ladder.schedules.workloads import Matmul
+
+EIGHT = 8  # rows of A that one of stmatrix's squares has
+MOST_ROWS = 128  # of a tile that is worth a look
+FEWEST_OF_A_PART = 4  # k tiles
+
+
+@on_a_short_stack
+def swapped(
+    problem: Matmul,
+    tile: SwappedTile,
+    stages: int,
+    *,
+    overlapped: bool = False,
+    bounded: bool = False,
+    group: int = 16,
+    stamps: Stamps | None = None,
+    finish: Epilogue = PLAIN,
+) -> tirx.PrimFunc:
+    """``main(A, B, C)``: each cluster multiplies one output tile as Cᵀ = Bᵀ · Aᵀ, its blocks a part of the reduction.
+
+    ::
+
+        A 16 × k, B k × n     64 rows of the instruction: of A, 48 of which do not exist    columns: 64 … 256 of B
+        here                  64 rows of the instruction: columns of B                      columns: 16 rows of A
+
+    Roles, stages and waits are those of :func:`kernels.warp_specialized.warp_specialized`; sums are transposed on their
+    way to shared memory (``stmatrix.trans``). Where a tile has ``parts``, each block of the cluster multiplies as many
+    k tiles, give or take one; the first adds the others' sums to its own, in the order of the parts, so that results
+    are the same to the last bit each time. Blocks are small: a multiprocessor holds several
+    (:meth:`kernels.tiles.SwappedTile.resident`), whose loads are on their way together.
+
+    ``overlapped`` is as in :func:`kernels.persistent.persistent`; ``bounded``, ``stamps`` and ``finish`` as in
+    :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits and rows of multiples of 16 bytes leave by
+    TMA, all others by threads.
+
+    Raises
+    ------
+    IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for more parts than k tiles.
+    """
+    epilogue.check_taken(problem)
+    check_stages(stages, FEWEST_STAGES, MOST_STAGES)
+    tile.check_sound()
+    product = WarpgroupProduct.swapped(problem, tile)
+    turned, parts = tile.turned, tile.parts
+    tile_rows, tile_columns, k_tiles = tile.counts(problem)
+    if parts > k_tiles:
+        raise IllegalTile(
+            "more parts than the reduction has k tiles", value=parts, limit=k_tiles, remedy="choose fewer parts"
+        )
+    by_tma = problem.out_dtype in PTX_TYPES and tma.rows_fit(problem.n, problem.out_dtype)
+    stages = max(FEWEST_STAGES, min(stages, k_tiles))
+    resident = tile.resident(dtype_bytes(problem.dtype), stages)
+    log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
+
+    @T.prim_func
+    def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
+        boxes_of = T.meta_var((product.b.rows, product.a.rows, tile.group_m if by_tma else None))
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of)
+        maps = T.meta_var(Maps(matrices.b_map, matrices.a_map, matrices.c_map))
+        bias = T.meta_var(finish.bind(bias_ptr, problem.n))
+        log.bind()
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident})
+        here = RoleBlock(tile_rows * tile_columns * parts, tile.consumers)
+        cluster = ClusterSums(parts, product.registers)
+        pool = T.SMEMPool()
+        shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded, tile.result_bytes)
+        log.clocks("begin", here.number, here.thread == 0)
+        shared.begin(here)
+        if overlapped:
+            T.ptx.griddepcontrol.wait()
+            T.ptx.griddepcontrol.launch_dependents()
+        place = T.meta_var(grouped(here.number // parts, tile_rows, tile_columns, group))
+        row: T.let = place[0] * tile.block_m
+        column: T.let = place[1] * tile.block_n
+        first: T.let = cluster.part * k_tiles // parts
+        count: T.let = (cluster.part + 1) * k_tiles // parts - first
+        if here.warpgroup == 0:  # the producer
+            if here.warp == 0 and tma.elected():
+                fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
+                loads = T.meta_var(log.role("producer", here.number))
+                for k_tile in T.serial(count):
+                    loads.wait("empty", shared.empty, fill, k_tile, "producer")
+                    corner = T.meta_var((column, row, (first + k_tile) * tile.block_k))
+                    product.load(maps, corner, shared.ring, fill.stage, shared.full)  # returns at once
+                    loads.mark("load issued", k_tile)
+                    fill.advance()
+            cluster.meet()
+            cluster.meet()
+        else:  # a consumer
+            mine = Consumer(here, shared, product, turned)
+            own: T.let = here.thread % WARPGROUP
+            marks = T.meta_var(log.role("consumer 0", here.number, mine.number, own == 0))
+            for k_tile in T.serial(count):
+                marks.wait("full", shared.full, mine.read, k_tile, "consumer")
+                mine.multiply(marks, k_tile, k_tile != 0)  # issued; it runs on
+                mine.retire_former(marks, k_tile, k_tile > 0)  # the stage of the k tile before is empty
+            retire(mine.sums, 0)
+            marks.mark("mma retired", count - 1)
+            marks.mark("epilogue begins")
+            results = T.meta_var(mine.number * tile.result_bytes)
+            cluster.leave(mine.sums, shared.results, results, own)
+            cluster.meet()
+            if cluster.part == 0:
+                cluster.add(mine.sums, shared.results, results, own)
+                # A warpgroup's rows are columns of the output.
+                corner = T.meta_var((row + mine.column, column + mine.row))
+                finish.apply_down(bias, mine.sums, product, corner[1], here.warp, here.lane)
+                if by_tma:
+                    _collect(mine.sums, product, problem.out_dtype, shared.results, results, here.warp, here.lane)
+                    marks.mark("sums free")
+                    T.ptx.fence.proxy.async_.shared__cta()
+                    T.cuda.warpgroup_sync(1 + mine.number)
+                    if here.warp == 0 and tma.elected():
+                        _store(maps.c_map, product, shared.results, results, *corner)
+                else:
+                    _store_elements(mine.sums, product, matrices.c, *corner, here.warp, here.lane)
+                marks.mark("results stored", together=True)
+            cluster.meet()
+        log.clocks("end", here.number, here.thread == 0, together=True)
+
+    made = main if finish.bias else without(main, "bias_ptr")
+    return made.with_attr(OVERLAPS, True) if overlapped else made
+
+
+def swapped_choices(problem: Matmul, machine: Machine) -> list[Choice]:
+    """List tiles with their stages that may be the fastest for a product, the cheapest by :func:`swapped_cost` first.
+
+    As many rows as the product has, or an even share of them up to 128, by the eight; 64 columns, or 128 by one
+    warpgroup or two; k tiles of 64 and of 128; 1 to 8 parts, of four k tiles at least.
+    """
+    found = []
+    for blocks_down in range(-(-problem.m // MOST_ROWS), -(-problem.m // MOST_ROWS) + 2):
+        rows = -(-problem.m // (blocks_down * EIGHT)) * EIGHT
+        for columns, groups, steps, parts in itertools.product((64, 128), (1, 2), (64, 128), range(1, 9)):
+            tile = SwappedTile((rows, columns, steps), (1, groups), parts)
+            if columns == groups * 32 or -(-problem.k // steps) < parts * FEWEST_OF_A_PART or tile.misfits():
+                continue
+            stages = most_stages(tile, MOST_STAGES, blocks=2)  # two blocks of a multiprocessor hide each other's ends
+            if stages > FEWEST_STAGES:
+                found.append(Choice(tile, stages))
+    return sorted(dict.fromkeys(found), key=lambda choice: swapped_cost(choice, problem, machine))
+
+
+def swapped_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+    """Return what a product costs by :func:`swapped`, in the cycles of :func:`schedules.cost.contraction_cycles`.
+
+    A part is a product of its own, and the cluster's first block waits for the others' sums.
+    """
+    split = choice.tile.parts
+    sizes = problem.m, problem.n, -(-problem.k // split)
+    cycles = contraction_cycles(choice, sizes, machine, batch=split)
+    return cycles + machine.rates.launch_cycles + (machine.rates.hand_over_cycles if split > 1 else 0)
+
+
+def _box_bytes(product: WarpgroupProduct) -> int:
+    return product.columns * ROW_BYTES
+
+
+def _collect(
+    sums: Buffer, product: WarpgroupProduct, dtype: str, into: Buffer, first: Expr, warp: Expr, lane: Expr
+) -> None:
+    """Emit the rounding of a warpgroup's sums, and their writing, transposed, into swizzled boxes from byte ``first``.
+
+    A box has 64 of the output's columns, which are the rows of one instruction, in a row of 128 bytes for each of the
+    instruction's columns. One ``stmatrix.trans`` stores two squares of 8 × 8 of a warp beside each other, or four: also
+    those of the next eight columns.
+    """
+    packed = T.alloc_local((product.registers // 2,), "uint32")
+    epilogue.pack(sums, packed, dtype)
+    for row_tile in range(product.row_tiles):
+        for square in range(0, product.columns // EIGHT, 2):
+            squares = 2 * min(2, product.columns // EIGHT - square)
+            row = square * EIGHT + (lane // 16 * EIGHT if squares == 4 else 0) + lane % EIGHT
+            piece = tma.swizzled(row, warp * 16 + lane // EIGHT % 2 * EIGHT)
+            start = row_tile * product.registers_per_tile // 2 + square * 2
+            registers = (packed[start + i] for i in range(squares))
+            place = into.ptr_to([first + row_tile * _box_bytes(product) + piece])
+            T.evaluate(T.ptx[f"stmatrix.sync.aligned.m8n8.x{squares}.trans.shared.b16"](place, *registers))
+
+
+def _store(tensor_map: Var, product: WarpgroupProduct, source: Buffer, first: Expr, row: Expr, column: Expr) -> None:
+    """Emit one thread's TMA stores of a warpgroup's boxes to the output's (row, column), and the wait for them."""
+    for box in range(product.row_tiles):
+        tma.store(tensor_map, column + box * PANEL, row, source.ptr_to([first + box * _box_bytes(product)]))
+    T.evaluate(T.ptx.cp.async_.bulk.commit_group())
+    T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
+
+
+def _store_elements(
+    sums: Buffer, product: WarpgroupProduct, output: Buffer, row: Expr, column: Expr, warp: Expr, lane: Expr
+) -> None:
+    """Emit each thread's stores of its sums to the output's (row, column), one at a time: neighbours are rows apart."""
+    for register in range(product.registers):
+        row_tile, inside = divmod(register, product.registers_per_tile)
+        down, across = wgmma_element(warp, lane, inside)
+        epilogue.store_element(output, row + across, column + row_tile * WGMMA_ROWS + down, sums[register])

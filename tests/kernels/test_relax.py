@@ -1,0 +1,270 @@
+"""Products of Relax modules as launches of explicit kernels: which, for which rows, right, linked and exported."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te, tirx
+from tvm.relax.frontend import nn
+
+import tensorir_ladder
+from tensorir_ladder.emulator import EmulatedProgram
+from tensorir_ladder.harness.execution import numpy_dtype
+from tensorir_ladder.harness.machines import machine_for
+from tensorir_ladder.kernels.codegen.host_code import read_host
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, TensorMap
+from tensorir_ladder.kernels.codegen.lowering import Generated, brought, generate
+from tensorir_ladder.kernels.codegen.toolchain import NoCompiler, compile_cubin, require_compiler
+from tensorir_ladder.kernels.relax import TmaContraction, plain_product
+from tensorir_ladder.schedules.rules import NotTaken, narrowed
+from tensorir_ladder.schedules.rules.rule import HOW
+
+TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+MACHINE = machine_for("sm_90a")
+ROWS = (1, 7, 17, 64, 65, 100, 129, 512, 700)
+slow = pytest.mark.emulator
+
+
+def product(
+    m: int | None, n: int, k: int, *, dtype: str = "float16", layout: str = "nt", residual: bool = False, out: str = ""
+) -> tirx.PrimFunc:
+    """``C = A · B``, sums of the result's dtype, as Relax writes it, maybe + R."""
+    rows = te.var("rows") if m is None else m
+    a = te.placeholder((rows, k), dtype, "A")
+    b = te.placeholder((n, k) if layout == "nt" else (k, n), dtype, "B")
+    step = te.reduce_axis((0, k), "k")
+
+    def element(i: tirx.Var, j: tirx.Var) -> Any:
+        return te.sum((a[i, step] * (b[j, step] if layout == "nt" else b[step, j])).astype(out or dtype), axis=step)
+
+    c = te.compute((rows, n), element, "C")
+    if not residual:
+        return te.create_prim_func([a, b, c])
+    r = te.placeholder((rows, n), dtype, "R")
+    return te.create_prim_func([a, b, r, te.compute((rows, n), lambda i, j: r[i, j] + c[i, j], "D")])
+
+
+def taken(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function as the rule makes it."""
+    return TmaContraction().take(function, TARGET)
+
+
+def lowered(function: tirx.PrimFunc) -> Generated:
+    """The function's host code, and all kernels' text."""
+    return generate(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), TARGET, "s_tir")
+
+
+def launches(made: Generated, rows: int) -> list[LaunchPlan]:
+    """The kernels' launches of a call with so many rows, less those that lower flags."""
+    found = read_host(made.host, {"rows": rows}).launches
+    return [each for each in found if each.kernel.startswith("tma_")]
+
+
+# Which kernels
+
+
+@pytest.fixture(scope="module")
+def any_rows() -> tuple[tirx.PrimFunc, Generated]:
+    """A product of any number of rows, and its code."""
+    function = taken(product(None, 4096, 1024))
+    return function, lowered(function)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_many_rows_are_launched_by_tensor_maps_of_the_rows_at_hand(
+    rows: int, any_rows: tuple[tirx.PrimFunc, Generated]
+) -> None:
+    found = launches(any_rows[1], rows)
+    assert len(found) == (rows > 16)
+    for launch in found:
+        maps = {each.buffer: each for each in launch.parameters if isinstance(each, TensorMap)}
+        assert maps["A"].sizes == (1024, rows)
+        assert maps["B"].sizes == (1024, 4096)
+        assert maps["C"].sizes == (4096, rows)
+        tiles = -(-rows // maps["A"].box[1]) * -(-4096 // maps["B"].box[1])
+        assert launch.kernel.startswith("tma_12")
+        assert launch.grid == (tiles, 1, 1)
+
+
+def test_what_runs_which_rows_is_said(any_rows: tuple[tirx.PrimFunc, Generated]) -> None:
+    few, some, *many, last = str(any_rows[0].attrs[HOW]).split("; ")
+    assert few == "up to 8: decode"
+    assert some.startswith("up to 16: wgmma")
+    limits = [int(re.match(r"up to (\d+): TMA, step 12", each)[1]) for each in many]
+    assert limits == sorted(limits) != []
+    assert last.startswith("TMA, step 12")
+    tiles = {re.search(r"\d+x\d+x\d+/\dx\d", each)[0] for each in (*many, last)}
+    assert len(brought(tvm.IRModule({"main": any_rows[0]})).functions) == len(tiles)
+    assert any_rows[0].script()  # TVM prints it
+
+
+def test_a_long_reduction_of_few_tiles_is_cut() -> None:
+    function = taken(product(None, 512, 8192))
+    made = lowered(function)
+    for rows, most in ((20, 64), (100, 128), (300, 384)):
+        run = read_host(made.host, {"rows": rows})
+        flags, launch = run.launches
+        assert launch.kernel.startswith(f"tma_13_{most}x512x8192")
+        assert launch.grid == (MACHINE.multiprocessors, 1, 1)
+        assert [each.buffer for each in flags.parameters] == ["flags"]
+        assert next(each for each in launch.parameters if each.buffer == "C").sizes == (512, rows)
+
+
+def test_known_rows_have_one_launch_or_none() -> None:
+    many, few = taken(product(300, 256, 128)), taken(product(16, 256, 128))
+    assert str(many.attrs[HOW]).startswith("TMA, step 12")
+    assert "TMA" not in str(few.attrs[HOW])
+    (launch,) = launches(lowered(many), 300)
+    assert launch.parameters[0].sizes == (128, 300)
+
+
+def relu() -> tirx.PrimFunc:
+    """A product with something behind it that no explicit kernel does."""
+    a, b, k = te.placeholder((300, 128), "float16"), te.placeholder((256, 128), "float16"), te.reduce_axis((0, 128))
+    c = te.compute((300, 256), lambda i, j: te.sum(a[i, k] * b[j, k], axis=k))
+    return te.create_prim_func([a, b, te.compute((300, 256), lambda i, j: te.max(c[i, j], tirx.const(0, "float16")))])
+
+
+OTHERS: dict[str, tuple[Callable[[], tirx.PrimFunc], str]] = {
+    "operands of 32 bits": (lambda: product(300, 256, 128, dtype="float32"), "float32"),
+    "results of 32 bits": (lambda: product(300, 256, 128, out="float32"), "float32"),
+    "rows of results that TMA cannot step over": (lambda: product(300, 252, 128), "252"),
+    "rows of operands that TMA cannot step over": (lambda: product(300, 256, 132), "132"),
+    "relu": (relu, "follows the sums"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_functions_are_left_to_schedules(name: str) -> None:
+    make, reason = OTHERS[name]
+    function = make()
+    with pytest.raises(NotTaken, match=reason):
+        plain_product(narrowed(function))
+    assert not brought(tvm.IRModule({"main": taken(function)})).functions
+
+
+# Right
+
+
+def emulate(function: tirx.PrimFunc, rows: int, made: Generated, arrays: list[np.ndarray]) -> np.ndarray:
+    """Run a call in the emulator; the last array is the result, poisoned."""
+    arrays[-1][...] = np.nan
+    run = read_host(made.host, {"rows": rows})
+    kept = tuple((each.shape, numpy_dtype(each.dtype)) for each in run.kept)
+    names = [str(parameter.name) for parameter in function.params]
+    program = EmulatedProgram(
+        "relax", made.cuda, run.launches, (*names, *(each.buffer for each in run.kept)), kept,
+        MACHINE.multiprocessors, tuple(names[:-1]),
+    )  # fmt: skip
+    program(*arrays, seed=rows)
+    return arrays[-1]
+
+
+CASES: dict[str, tuple[Callable[[], tirx.PrimFunc], tuple[int, ...]]] = {
+    "any rows": (lambda: product(None, 264, 1096), (1, 7, 17, 64, 100, 129, 300, 512, 700)),
+    "residual": (lambda: product(None, 264, 1096, residual=True), (5, 100, 129, 300, 700)),
+    "as stored": (lambda: product(None, 136, 264, layout="nn", dtype="bfloat16", residual=True), (9, 130, 600)),
+    "known rows": (lambda: product(150, 264, 1096), (150,)),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(name, marks=slow if name != "known rows" else ()) for name in CASES])
+def test_results_are_those_of_the_function_for_any_rows(case: str) -> None:
+    make, numbers = CASES[case]
+    written = make()
+    function = taken(written)
+    made, random = lowered(function), np.random.default_rng(7)
+    for rows in numbers:
+        shapes = [tuple(rows if isinstance(e, tirx.Var) else int(e) for e in each.shape) for each in function.params]
+        dtype = numpy_dtype(str(function.params[0].dtype))
+        arrays = [random.integers(-3, 4, shape).astype(dtype) for shape in shapes]
+        a, b = (each.astype(np.float32) for each in arrays[:2])
+        want = (a @ (b.T if "B[j" in str(written) or b.shape[0] == shapes[-1][1] else b)).astype(dtype)
+        want = want + arrays[2] if len(arrays) > 3 else want
+        np.testing.assert_array_equal(emulate(function, rows, made, arrays), want, err_msg=f"{rows} rows")
+
+
+# As TVM links it
+
+
+class Linear(nn.Module):
+    """A layer whose product is of the module's only function."""
+
+    def __init__(self) -> None:
+        self.linear = nn.Linear(512, 256, bias=False, dtype="float16")
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        """Multiply."""
+        return self.linear(x)
+
+
+def exported() -> tvm.IRModule:
+    """The layer for any number of rows."""
+    return Linear().export_tvm(spec={"forward": {"x": nn.spec.Tensor(["rows", 512], "float16")}})[0]
+
+
+@pytest.fixture(scope="module")
+def executable() -> tvm.runtime.Executable:
+    """The layer as a user of TVM compiles it."""
+    return tvm.compile(relax.get_pipeline("tensorir_ladder", target=TARGET)(exported()), TARGET)
+
+
+def texts_of(executable: tvm.runtime.Executable) -> list[str]:
+    """The CUDA texts that the host's functions find kernels in."""
+    return [each.inspect_source() for each in executable.mod.imports[0].imports]
+
+
+def test_tvms_stock_pipeline_links_the_kernels(executable: tvm.runtime.Executable) -> None:
+    texts = texts_of(executable)
+    assert len(texts) > 2
+    assert all("tma_1" in text for text in texts[1:])
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_kernels_may_be_switched_off(kernels: bool) -> None:
+    made = relax.get_pipeline("tensorir_ladder", target=TARGET, kernels=kernels)(exported())
+    assert ("external_mods" in (made.attrs or {})) == kernels
+    (said,) = tensorir_ladder.explain(exported(), TARGET, kernels=kernels).rows
+    assert ("TMA, step 12" in said.how) == kernels
+
+
+LOADS = """
+import sys, tvm, tvm_ffi
+found = []
+def load(content):
+    found.append(bytes(content))
+    return tvm.target.codegen.build_module(tvm.IRModule(), tvm.target.Target("llvm"))
+tvm_ffi.register_global_func("ffi.Module.load_from_bytes.cuda", load, override=True)
+module = tvm.runtime.load_module(sys.argv[1])
+assert module.imports, "nothing is linked"
+print(len(found), sum(b"tma_1" in each for each in found))
+"""
+
+
+def test_an_exported_library_has_the_kernels_in_it(executable: tvm.runtime.Executable, tmp_path: Path) -> None:
+    library = tmp_path / "layer.so"
+    executable.export_library(str(library))
+    # Where there is no driver TVM cannot load CUDA: what it would load is looked at.
+    found = subprocess.run(
+        [sys.executable, "-c", LOADS, str(library)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    count = len(texts_of(executable))
+    assert [int(each) for each in found] == [count, count - 1]
+
+
+@slow
+def test_the_kernels_compile(executable: tvm.runtime.Executable) -> None:
+    try:
+        compiler = require_compiler()
+    except NoCompiler as missing:
+        pytest.skip(f"nvcc: {missing}")
+    for text in texts_of(executable):
+        assert compile_cubin(text, "sm_90a", compiler).data

@@ -1,0 +1,290 @@
+"""Step 12 with its operands exchanged, for few rows, and tiles of widths that are no whole panels."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.cases import STEPS, hopper
+from support.roles import HOPPER, roles, roles_case
+from tensorir_ladder.harness.build import compiled, lower
+from tensorir_ladder.harness.emulation import EmulatorBackend
+from tensorir_ladder.harness.execution import GpuBackend
+from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.kernels.codegen import overlap
+from tensorir_ladder.kernels.codegen.toolchain import Compiler
+from tensorir_ladder.kernels.panels import Panels
+from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.stamps import Stamps
+from tensorir_ladder.kernels.swapped import swapped, swapped_choices, swapped_cost
+from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, role_choices
+from tensorir_ladder.kernels.warp_specialized import warp_specialized
+from tensorir_ladder.kernels.wgmma import WarpgroupProduct
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
+from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.steps.step import Config
+
+# The tile
+
+
+def test_a_third_field_exchanges_the_operands() -> None:
+    tile = RoleTile.parse("16x128x64/1x2/4")
+    assert tile == SwappedTile(block=(16, 128, 64), warpgroups=(1, 2), parts=4)
+    assert (str(tile), tile.swapped, tile.turned) == ("16x128x64/1x2/4", True, RoleTile.parse("128x16x64/2x1"))
+    assert not RoleTile.parse("128x128x64/2x1").swapped
+    for family, text in ((HopperTile, "16x128x64/1x2/4"), (SwappedTile, "16x128x64/1x2"), (RoleTile, "16x64x64/1x1/")):
+        with pytest.raises(IllegalTile, match="malformed tile"):
+            family.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("tile", "clause"),
+    [
+        ("20x64x64/1x1/1", "20 columns per warpgroup are not a multiple of 8"),
+        ("264x64x64/1x1/1", "264 rows of the block, limit 256 of a TMA box"),
+        ("16x96x64/1x1/1", "96 rows per warpgroup are not a multiple of 64"),
+        ("16x64x32/1x1/1", "32 steps of the k tile are not a multiple of 64"),
+        ("16x64x64/1x1/9", "9 parts, limit 8 blocks of a cluster"),
+        ("16x256x64/1x4/1", "4 consumer warpgroups, limit 3"),
+        ("256x128x64/1x1/1", "registers per thread, limit 255"),
+        ("24x128x64/2x1/1", "12 columns per warpgroup are not a multiple of 8"),
+    ],
+)
+def test_every_limit_of_an_exchanged_tile_is_named(tile: str, clause: str) -> None:
+    assert clause in "; ".join(RoleTile.parse(tile).violations(HOPPER.target(), 2, 3))
+
+
+def test_shared_memory_and_registers_say_how_many_blocks_run_together() -> None:
+    small, split, wide = (RoleTile.parse(text) for text in ("8x64x64/1x1/1", "64x64x64/1x1/4", "256x64x64/1x1/1"))
+    assert small.smem_bytes(2, 3) == 3 * (8 + 64) * 128 + 8 * 64 * 2 + 3 * 2 * 8
+    assert split.smem_bytes(2, 3) == 3 * (64 + 64) * 128 + 64 * 64 * 4 + 3 * 2 * 8  # sums in float32
+    assert (small.resident(2, 3), split.resident(2, 3), wide.resident(2, 3)) == (4, 2, 1)
+
+
+# What is refused
+
+
+def test_kernels_that_exchange_nothing_refuse_such_tiles() -> None:
+    problem, tile = Matmul(64, 64, 64, "float16"), RoleTile.parse("64x64x64/1x1/1")
+    for make in (
+        lambda: warp_specialized(problem, tile, 3),
+        lambda: persistent(problem, tile, 3, machine=hopper()),
+        lambda: STEPS[13].kernel(problem, Config("stream", tile, 3, hopper())),
+    ):
+        with pytest.raises(IllegalTile, match=r"does not exchange the operands.*64x64x64/1x1/1.*take step 12"):
+            make()
+
+
+def test_bad_input_is_refused() -> None:
+    tile = SwappedTile.parse("16x64x64/1x1/3")
+    with pytest.raises(IllegalTile, match=r"more parts than the reduction has k tiles.*3.*2.*fewer parts"):
+        swapped(Matmul(16, 64, 128, "float16"), tile, 3)
+    with pytest.raises(IllegalPipeline, match="2 to 8"):
+        swapped(Matmul(16, 64, 512, "float16"), tile, 1)
+    with pytest.raises(IllegalWorkload, match="4095 elements"):
+        swapped(Matmul(16, 64, 4095, "float16"), tile, 3)
+    with pytest.raises(IllegalTile, match="float32"):
+        swapped(Matmul(16, 64, 512, "float32"), tile, 3)
+    with pytest.raises(IllegalTile, match="20 columns per warpgroup"):
+        swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse("20x64x64/1x1/1"), 3)
+
+
+# The code
+
+
+def test_weights_are_the_rows_of_the_instruction() -> None:
+    for layout, transposed in (("nt", 0), ("nn", 1)):
+        kernel = roles(12, (13, 264, 520), "16x64x64/1x1/1", layout=layout, stages=3)
+        assert f"m64n16k16_f32_f16_f16_1_1_{transposed}_0(" in kernel.body
+        assert "x4_trans_shared_b16(" in kernel.body
+        assert "cluster" not in kernel.body.replace("shared__cluster", "").replace("g2s_cluster", "")
+        assert (kernel.blocks, kernel.threads, kernel.smem_bytes) == (5, 256, kernel.case.tile.smem_bytes(2, 3))
+
+
+def test_parts_are_the_blocks_of_a_cluster() -> None:
+    kernel = roles(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3)
+    assert (kernel.blocks, kernel.threads, kernel.launch["clusterCtaIdx.x"]) == (9, 384, 3)
+    assert kernel.body.count("add_2_vectors_of_2_parts(") == 1  # of the other two blocks
+    assert not kernel.workspaces
+
+
+def test_its_roles_leave_time_stamps() -> None:
+    kernel = lower(roles_case(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3), Stamps(0))
+    assert kernel.body.count("stamp(") > 10
+    assert "stamp(" not in roles(12, (13, 264, 520), "16x128x64/1x2/3", layout="nt", stages=3).body
+
+
+def test_it_can_be_launched_early() -> None:
+    made = swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse("16x64x64/1x1/2"), 3, overlapped=True)
+    assert made.attrs["overlaps_launches"]
+    assert "griddepcontrol" in str(made)
+    assert overlap.FLAG not in str(roles(12, (16, 64, 512), "16x64x64/1x1/2").device)
+
+
+# Widths
+
+
+@pytest.mark.parametrize("columns", [64, 72, 80, 104, 128, 160, 200, 208, 256])
+@pytest.mark.parametrize("rows", [64, 128])
+def test_boxes_of_results_cover_any_width(rows: int, columns: int) -> None:
+    product = WarpgroupProduct.of(Matmul(rows, 256, 64, "float16"), RoleTile((rows, columns, 64), (1, 1)))
+    covered = set()
+    for box in range(product.boxes):
+        row_tile, first = product.box_place(box)
+        assert 0 <= first <= columns - 64
+        covered |= {(row_tile, column) for column in range(first, first + 64)}
+    assert covered == {(row_tile, column) for row_tile in range(rows // 64) for column in range(columns)}
+
+
+def test_the_last_panel_of_a_width_is_loaded_whole() -> None:
+    assert (Panels(208, 64, "n").count, Panels(208, 64, "n").bytes) == (4, 4 * 64 * 128)
+    assert (Panels(208, 64, "k").count, Panels(208, 64, "k").bytes) == (1, 208 * 128)
+    tile = RoleTile.parse("128x208x64/2x1")
+    assert tile.smem_bytes(2, 4) == RoleTile.parse("128x256x64/2x1").smem_bytes(2, 4)
+    for text, clause in (("128x208x64/1x2", "104 columns"), ("64x40x64/1x1", "40 columns")):
+        with pytest.raises(IllegalTile, match=f"{clause} per warpgroup of a B stored"):
+            WarpgroupProduct.of(Matmul(128, 208, 64, "float16"), RoleTile.parse(text))
+
+
+def test_a_b_of_any_width_is_loaded_in_whole_panels() -> None:
+    for tile, layout, boxes, size in (
+        ("64x80x64/1x1", "nn", 1 + 2, (64 + 128) * 128),
+        ("64x80x64/1x1", "nt", 1 + 1, (64 + 80) * 128),
+    ):
+        kernel = roles(12, (64, 160, 512), tile, layout=layout, stages=3)
+        assert kernel.body.count("cp_async_bulk_tensor_g2s") == boxes
+        assert re.findall(r"expect_tx_shared_b64\(.*, \(uint\)(\d+)\);", kernel.body) == [str(size)]
+        assert kernel.body.count("cp_async_bulk_tensor_s2g") == 2
+        assert kernel.body.count("stmatrix") == 8
+
+
+# Menus
+
+
+def test_every_tile_of_the_menus_is_legal() -> None:
+    machine, widths = hopper(), {choice.tile.block_n for choice in role_choices()}
+    assert widths == set(range(64, 257, 16))
+    for choice in role_choices():
+        assert not choice.tile.violations(machine.target, 2, choice.stages), str(choice.tile)
+    for shape in ((1, 64, 256), (9, 6144, 4096), (64, 6264, 792), (272, 832, 6136), (2000, 64, 64)):
+        problem = Matmul(*shape, "float16", "nt")
+        found = swapped_choices(problem, machine)
+        assert len(set(found)) == len(found)
+        for choice in found:
+            assert not choice.tile.violations(machine.target, 2, choice.stages), str(choice.tile)
+            assert choice.tile.parts <= -(-problem.k // choice.tile.block_k)
+    assert swapped_choices(Matmul(64, 64, 64, "float16"), machine) == []  # one k tile is no part
+
+
+def test_a_long_reduction_of_few_tiles_is_split() -> None:
+    problem = Matmul(104, 168, 3912, "float16")
+    best, *_ = found = swapped_choices(problem, hopper())
+    assert best.tile.parts > 4
+    whole = next(choice for choice in found if choice.tile.parts <= 2)
+    assert swapped_cost(best, problem, hopper()) < swapped_cost(whole, problem, hopper())
+
+
+# In the emulator
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("shape", "tile", "given"),
+    [
+        ((1, 64, 8), "8x64x64/1x1/1", {"layout": "nt"}),
+        ((9, 72, 200), "16x64x64/1x1/1", {"layout": "nn", "dtype": "bfloat16"}),
+        ((13, 264, 520), "16x128x64/1x2/1", {"layout": "nt"}),
+        ((21, 200, 520), "24x128x64/1x1/1", {"layout": "nn"}),
+        ((37, 136, 1032), "40x64x128/1x1/1", {"layout": "nt"}),
+        ((70, 136, 264), "64x64x64/1x1/1", {"layout": "nn"}),  # more rows than a tile has
+        ((200, 72, 264), "104x64x64/1x1/1", {"layout": "nt"}),
+        ((60, 136, 264), "32x64x64/2x1/1", {"layout": "nt"}),  # warpgroups beside each other along rows
+        ((21, 131, 264), "24x64x64/1x1/1", {"layout": "nt"}),  # rows of the output that TMA cannot step over
+        ((13, 136, 264), "16x64x64/1x1/1", {"layout": "nn", "out_dtype": "float32"}),
+        ((13, 136, 520), "16x64x64/1x1/2", {"layout": "nt"}),
+        ((13, 136, 1160), "16x128x64/1x2/5", {"layout": "nn"}),  # 19 k tiles, 3 or 4 of each part
+        ((60, 72, 520), "64x64x64/1x1/8", {"layout": "nt"}),
+        ((13, 72, 1032), "16x64x256/1x1/2", {"layout": "nn"}),
+        ((37, 131, 648), "40x128x64/1x1/3", {"layout": "nt", "out_dtype": "float32"}),
+    ],
+    ids=str,
+)
+def test_few_rows_are_right(shape: tuple[int, int, int], tile: str, given: dict[str, Any]) -> None:
+    assert verify(roles(12, shape, tile, stages=3, **given), EmulatorBackend()).passed
+
+
+@pytest.mark.emulator
+def test_a_debug_build_of_parts_is_right() -> None:
+    assert verify(roles(12, (13, 72, 520), "16x64x64/1x1/2", "bounded", stages=3), EmulatorBackend()).passed
+
+
+@pytest.mark.emulator
+def test_parts_are_added_in_the_same_order_each_time() -> None:
+    """Whatever ends first: the order of the emulator's threads changes with the seed."""
+    kernel = roles(12, (13, 72, 1160), "16x64x64/1x1/4", layout="nt", stages=3, out_dtype="float32")
+    draw = np.random.default_rng(0)
+    a, b = (draw.standard_normal(sizes).astype(np.float16) for sizes in ((13, 1160), (72, 1160)))
+    results = []
+    for seed in range(4):
+        got = np.full((13, 72), np.nan, np.float32)
+        EmulatorBackend(seed=seed).load(kernel)(a, b, got)
+        results.append(got)
+    assert all((got == results[0]).all() for got in results)
+    assert not np.isnan(results[0]).any()
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("number", "variant", "shape", "tile", "given"),
+    [
+        (12, "roles", (70, 216, 264), "64x80x64/1x1", {"layout": "nn"}),
+        (12, "roles", (130, 440, 264), "128x208x64/2x1", {"layout": "nt"}),
+        (12, "roles", (130, 136, 264), "128x72x64/1x1", {"layout": "nn", "dtype": "bfloat16"}),
+        (12, "bounded", (70, 201, 264), "64x72x64/1x1", {"layout": "nt", "out_dtype": "float32"}),
+        (13, "stream", (130, 440, 392), "128x208x64/2x1", {"layout": "nn", "sms": 2}),
+        (13, "whole", (180, 440, 392), "64x104x64/1x1", {"layout": "nn", "sms": 2}),
+        (13, "stream", (180, 200, 1032), "64x88x64/1x1", {"layout": "nt", "sms": 5}),  # helpers' sums
+        (13, "multicast", (250, 440, 264), "64x104x64/1x1", {"layout": "nn", "sms": 4}),
+        (13, "overlapped", (250, 200, 264), "64x160x64/1x1", {"layout": "nt", "sms": 3}),
+    ],
+    ids=str,
+)
+def test_every_width_is_right(
+    number: int, variant: str, shape: tuple[int, int, int], tile: str, given: dict[str, Any]
+) -> None:
+    assert verify(roles(number, shape, tile, variant, stages=3, **given), EmulatorBackend()).passed
+
+
+# With the CUDA compiler, and on the GPU
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("tile", ["8x64x64/1x1/4", "48x64x64/1x1/8", "64x128x64/1x1/2", "72x64x64/1x1/5"])
+def test_few_rows_compile_without_spills(tile: str, compiler: Compiler) -> None:
+    cubin = compiled(roles(12, (300, 6144, 4096), tile, layout="nt", stages=4), compiler).cubin
+    assert (cubin.spill_bytes, cubin.smem_bytes) == (0, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [1, 3, 8])
+@pytest.mark.parametrize("rows", [8, 16, 24, 64, 104])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+def test_few_rows_are_right_on_the_gpu(out_dtype: str, layout: str, rows: int, parts: int, compiler: Compiler) -> None:
+    given = {"layout": layout, "out_dtype": out_dtype, "stages": 4}
+    for columns in ("64x64/1x1", "128x64/1x2", "128x64/1x1", "64x128/1x1"):
+        case = roles_case(12, (rows - 3, 1096, 2056), f"{rows}x{columns}/{parts}", **given)
+        assert verify(compiled(lower(case), compiler), GpuBackend(), seeds=(0, 1)).passed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [80, 104, 144, 208, 240])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("number", [12, 13])
+def test_every_width_is_right_on_the_gpu(number: int, layout: str, columns: int, compiler: Compiler) -> None:
+    for rows in (1, 2):
+        case = roles_case(number, (500, 1096, 1032), f"{64 * rows}x{columns}x64/{rows}x1", layout=layout, stages=3)
+        assert verify(compiled(lower(case), compiler), GpuBackend(), seeds=(0, 1)).passed
