@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
+from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_STAGES
+from tensorir_ladder.kernels.tiles import MOST_PARTS, SwappedTile, most_stages
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.few_rows import Streamed
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from tensorir_ladder.torch_ops.choice import Choice
 
 FOLDER = Path(__file__).parent / "costs"
+EIGHT, MOST_EXCHANGED, EXCHANGED_ROWS = 8, 128, 384  # rows come by the eight; of a tile; of a product
+EXCHANGED_DEPTHS, SHORTEST_PART = (64, 128, 256), 256  # of k tiles, and of a part
 ITEMSIZE, SUM_BYTES, LINE = 2, 4, 64  # bytes of an operand's element and of a sum; elements of a cache line
 PANEL_RESULTS = 64 * 64  # of a box
 CORRECTED = 8  # kernels that the formula puts first, among which measurements decide
@@ -90,6 +94,26 @@ class KernelRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.efficiency.get(str(tile)) or float(np.median([*self.efficiency.values()] or [1.0]))
 
 
+class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Constants of :func:`exchanged_choice`, as those of :class:`KernelRates`.
+
+    ``join`` where the reduction has parts, ``part`` more for each 64 × 64 sums of each part but the first; ``refill``
+    of each further round of blocks; ``idle``, the power of the share of busy multiprocessors by which memory is slower.
+    """
+
+    launch: Positive
+    join: Positive
+    part: Positive
+    load_bytes: Positive
+    all_load_bytes: Positive
+    straddling: Positive
+    latency: Positive
+    refill: Positive
+    memory_bytes: Positive
+    memory_unhidden: Positive
+    idle: Positive
+
+
 class MeasuredShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Times of kernels for one product: places in the file's list of kernels, and microseconds."""
 
@@ -105,11 +129,15 @@ class MeasuredShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A GPU's constants, the kernels that were measured, by their names, and on what shapes."""
+    """A GPU's constants, the kernels that were measured, by their names, and on what shapes.
+
+    Those of ``exchanged`` were fitted apart, to times of few rows.
+    """
 
     gpu: str
     origin: str
     rates: KernelRates
+    exchanged: ExchangedRates
     kernels: tuple[str, ...]
     shapes: tuple[MeasuredShape, ...]
 
@@ -244,6 +272,63 @@ def streaming_microseconds(m: int, n: int, k: int, nt: bool, rates: KernelRates)
     streaming = max(m, n) * k * (ITEMSIZE / rates.streamed_bytes) * (1 + rates.streamed_row * min(m, n))
     along = nt or m > n  # rows of A, streamed for few columns, run along k as well
     return rates.streamed_launch + streaming * (1.0 if along else rates.streamed_across)
+
+
+@functools.cache
+def _exchanged_tiles(rows: int) -> tuple[list[tuple[SwappedTile, tuple[int, int]]], tuple[np.ndarray, ...]]:
+    """List tiles of so many rows, with their stages where one and where several blocks share a multiprocessor.
+
+    As arrays: depths, parts, both numbers of stages, both of the blocks that a multiprocessor holds.
+    """
+    found = []
+    for depth in EXCHANGED_DEPTHS:
+        for parts in range(1, MOST_PARTS + 1):
+            tile = SwappedTile((rows, LINE, depth), (1, 1), parts)
+            stages = most_stages(tile, MOST_STAGES), most_stages(tile, MOST_STAGES, blocks=2)
+            if not tile.misfits() and min(stages) > FEWEST_STAGES:
+                found.append((tile, stages))
+    depths, parts = (np.array([getattr(tile, name) for tile, _ in found]) for name in ("block_k", "parts"))
+    stages = [np.array([each[shared] for _, each in found]) for shared in (0, 1)]
+    held = [np.array([tile.resident(ITEMSIZE, each[shared]) for tile, each in found]) for shared in (0, 1)]
+    return found, (depths, parts, *stages, *held)
+
+
+def exchanged_choice(
+    problem: Matmul, multiprocessors: int, rates: ExchangedRates
+) -> tuple[float, SwappedTile | None, int]:
+    """Find the tile and stages that :func:`kernels.swapped.swapped` should be fastest with, and its microseconds.
+
+    Tiles have as many rows as the product, or an even share of up to 128, and 64 columns: others were slower wherever
+    they were timed. Infinite, and None, for more than EXCHANGED_ROWS rows.
+    """
+    m, n, k, r = problem.m, problem.n, problem.k, rates
+    best: tuple[float, SwappedTile | None, int] = math.inf, None, 0
+    if m > EXCHANGED_ROWS:
+        return best
+    a_factor = r.straddling if k % LINE else 1.0
+    b_factor = a_factor if problem.layout == "nt" else r.straddling if n % LINE else 1.0
+    reading = ((m + n) * k + m * n) * ITEMSIZE / r.memory_bytes
+    fewest = -(-m // MOST_EXCHANGED)
+    for down in (fewest, fewest + 1):
+        rows = -(-m // (down * EIGHT)) * EIGHT
+        tiles, (depths, parts, *by_blocks) = _exchanged_tiles(rows)
+        blocks = -(-m // rows) * -(-n // LINE) * parts
+        each = -(-blocks // multiprocessors)
+        shared = each > 1
+        stages, held = (np.where(shared, by_blocks[at + 1], by_blocks[at]) for at in (0, 2))
+        rounds, k_tiles = -(-each // held), -(-k // (depths * parts))
+        brought = (rows * a_factor + LINE * b_factor) * depths * ITEMSIZE
+        busy = np.minimum(blocks, multiprocessors)
+        loading = each * brought * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes)
+        loop = k_tiles * np.maximum(loading, rounds * r.latency / (stages - 1))
+        read = reading * (multiprocessors / busy) ** r.idle
+        us = np.maximum(loop, read) + r.memory_unhidden * np.minimum(loop, read)
+        us += r.launch + r.join * (parts > 1) + (parts - 1) * (r.part * rows / LINE) + (rounds - 1) * r.refill
+        us = np.where(k >= depths * parts * np.maximum(2, SHORTEST_PART // depths), us, np.inf)
+        least = int(us.argmin())
+        if us[least] < best[0]:
+            best = float(us[least]), tiles[least][0], int(stages[least])
+    return best
 
 
 class Costs:
