@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -274,23 +275,31 @@ def streaming_microseconds(m: int, n: int, k: int, nt: bool, rates: KernelRates)
     return rates.streamed_launch + streaming * (1.0 if along else rates.streamed_across)
 
 
-@functools.cache
-def _exchanged_tiles(rows: int) -> tuple[list[tuple[SwappedTile, tuple[int, int]]], tuple[np.ndarray, ...]]:
-    """List tiles of so many rows, with their stages where one and where several blocks share a multiprocessor.
+class _Exchanged:
+    """Tiles of some numbers of rows, an element each, with their stages and the blocks that a multiprocessor holds.
 
-    As arrays: depths, parts, both numbers of stages, both of the blocks that a multiprocessor holds.
+    Stages and blocks in two rows: where each multiprocessor has one block, and where it has several.
     """
-    found = []
-    for depth in EXCHANGED_DEPTHS:
-        for parts in range(1, MOST_PARTS + 1):
-            tile = SwappedTile((rows, LINE, depth), (1, 1), parts)
-            stages = most_stages(tile, MOST_STAGES), most_stages(tile, MOST_STAGES, blocks=2)
-            if not tile.misfits() and min(stages) > FEWEST_STAGES:
-                found.append((tile, stages))
-    depths, parts = (np.array([getattr(tile, name) for tile, _ in found]) for name in ("block_k", "parts"))
-    stages = [np.array([each[shared] for _, each in found]) for shared in (0, 1)]
-    held = [np.array([tile.resident(ITEMSIZE, each[shared]) for tile, each in found]) for shared in (0, 1)]
-    return found, (depths, parts, *stages, *held)
+
+    def __init__(self, *rows: int) -> None:
+        self.tiles, stages = [], []
+        for of_rows, depth, parts in itertools.product(rows, EXCHANGED_DEPTHS, range(1, MOST_PARTS + 1)):
+            tile = SwappedTile((of_rows, LINE, depth), (1, 1), parts)
+            able = most_stages(tile, MOST_STAGES), most_stages(tile, MOST_STAGES, blocks=2)
+            if not tile.misfits() and min(able) > FEWEST_STAGES:
+                self.tiles.append(tile)
+                stages.append(able)
+        self.rows, self.depth, self.parts = (
+            np.array([getattr(tile, name) for tile in self.tiles]) for name in ("block_m", "block_k", "parts")
+        )
+        self.stages = np.array(stages).T
+        held = [[tile.resident(ITEMSIZE, each) for each in able] for tile, able in zip(self.tiles, stages)]
+        self.held = np.array(held).T
+        self.shortest = self.depth * self.parts * np.maximum(2, SHORTEST_PART // self.depth)
+        self.each = np.arange(len(self.tiles))
+
+
+_exchanged_of = functools.cache(_Exchanged)
 
 
 def exchanged_choice(
@@ -302,33 +311,26 @@ def exchanged_choice(
     they were timed. Infinite, and None, for more than EXCHANGED_ROWS rows.
     """
     m, n, k, r = problem.m, problem.n, problem.k, rates
-    best: tuple[float, SwappedTile | None, int] = math.inf, None, 0
     if m > EXCHANGED_ROWS:
-        return best
+        return math.inf, None, 0
+    fewest = -(-m // MOST_EXCHANGED)
+    t = _exchanged_of(*dict.fromkeys(-(-m // (down * EIGHT)) * EIGHT for down in (fewest, fewest + 1)))
     a_factor = r.straddling if k % LINE else 1.0
     b_factor = a_factor if problem.layout == "nt" else r.straddling if n % LINE else 1.0
-    reading = ((m + n) * k + m * n) * ITEMSIZE / r.memory_bytes
-    fewest = -(-m // MOST_EXCHANGED)
-    for down in (fewest, fewest + 1):
-        rows = -(-m // (down * EIGHT)) * EIGHT
-        tiles, (depths, parts, *by_blocks) = _exchanged_tiles(rows)
-        blocks = -(-m // rows) * -(-n // LINE) * parts
-        each = -(-blocks // multiprocessors)
-        shared = each > 1
-        stages, held = (np.where(shared, by_blocks[at + 1], by_blocks[at]) for at in (0, 2))
-        rounds, k_tiles = -(-each // held), -(-k // (depths * parts))
-        brought = (rows * a_factor + LINE * b_factor) * depths * ITEMSIZE
-        busy = np.minimum(blocks, multiprocessors)
-        loading = each * brought * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes)
-        loop = k_tiles * np.maximum(loading, rounds * r.latency / (stages - 1))
-        read = reading * (multiprocessors / busy) ** r.idle
-        us = np.maximum(loop, read) + r.memory_unhidden * np.minimum(loop, read)
-        us += r.launch + r.join * (parts > 1) + (parts - 1) * (r.part * rows / LINE) + (rounds - 1) * r.refill
-        us = np.where(k >= depths * parts * np.maximum(2, SHORTEST_PART // depths), us, np.inf)
-        least = int(us.argmin())
-        if us[least] < best[0]:
-            best = float(us[least]), tiles[least][0], int(stages[least])
-    return best
+    blocks = -(-m // t.rows) * (-(-n // LINE) * t.parts)
+    on_each, busy = -(-blocks // multiprocessors), np.minimum(blocks, multiprocessors)
+    several = (on_each > 1).astype(int)
+    stages = t.stages[several, t.each]
+    rounds = -(-on_each // t.held[several, t.each])
+    brought = (t.rows * a_factor + LINE * b_factor) * t.depth * ITEMSIZE
+    loading = on_each * brought * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes)
+    loop = -(-k // (t.depth * t.parts)) * np.maximum(loading, rounds * r.latency / (stages - 1))
+    reading = ((m + n) * k + m * n) * (ITEMSIZE / r.memory_bytes) * (multiprocessors / busy) ** r.idle
+    joining = r.join * (t.parts > 1) + (t.parts - 1) * t.rows * (r.part / LINE)
+    us = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + joining + (rounds - 1) * r.refill
+    us = np.where(k >= t.shortest, us + r.launch, np.inf)
+    least = int(us.argmin())
+    return float(us[least]), t.tiles[least], int(stages[least])
 
 
 class Costs:
