@@ -112,7 +112,9 @@ def with_times(file: CostFile, gpu: str, origin: str, found: dict[Matmul, dict[s
         key = problem.m, problem.n, problem.k, problem.layout
         placed = tuple((names.index(name), float(f"{us:.{DIGITS}g}")) for name, us in times.items())
         shapes[key] = MeasuredShape(*key, placed)
-    return CostFile(gpu, origin, file.rates, names, tuple(shape for shape in shapes.values() if shape is not None))
+    return CostFile(
+        gpu, origin, file.rates, file.exchanged, names, tuple(shape for shape in shapes.values() if shape is not None)
+    )
 
 
 def _renamed(shape: MeasuredShape, old: Sequence[str], new: Sequence[str]) -> MeasuredShape | None:

@@ -20,7 +20,8 @@ from tvm.target import Target
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
 from tensorir_ladder.kernels.stream_k import plan_for
-from tensorir_ladder.kernels.tiles import RING_CHOICES, ROLE_CHOICES, HopperTile, RoleTile
+from tensorir_ladder.kernels.swapped import swapped
+from tensorir_ladder.kernels.tiles import RING_CHOICES, ROLE_CHOICES, HopperTile, RoleTile, SwappedTile
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules import tiles
@@ -28,7 +29,7 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
-from tensorir_ladder.torch_ops.kernel_cost import Costs, cost_file
+from tensorir_ladder.torch_ops.kernel_cost import Costs, cost_file, exchanged_choice
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 from tensorir_ladder.torch_ops.rates import read
 
@@ -57,14 +58,15 @@ class Setting:
 class StepKernel:
     """A step's kernel, its tiles with their stages, and what it does that its cost depends on.
 
-    ``build(problem, tile, stages, setting)`` makes the kernel. ``stays``: its blocks have one tile after the other, and
-    begin before the kernel in front has ended; ``cuts``: their last wave of tiles may be cut. ``blocks``: of a cluster,
-    None where the setting says it. ``flexible``: it takes batches of products, and any number of rows.
+    ``build(problem, tile, stages, setting)`` makes the kernel. ``early``: its blocks begin before the kernel in front
+    has ended; ``stays``: they have one tile after the other; ``cuts``: their last wave of tiles may be cut. ``blocks``:
+    of a cluster, None where the setting says it. ``flexible``: it takes batches of products, and any number of rows.
     """
 
     step: int
     tiles: tuple[tiles.Choice, ...]
     build: Callable[[Matmul, HopperTile, int, Setting], tirx.PrimFunc]
+    early: bool = False
     stays: bool = False
     cuts: bool = False
     blocks: int | None = 1
@@ -98,10 +100,14 @@ def _persistent(
     return persistent(problem, tile, stages, **sharing, overlapped=True, finish=setting.finish)
 
 
+def _exchanged(problem: Matmul, tile: SwappedTile, stages: int, setting: Setting) -> tirx.PrimFunc:
+    return swapped(problem, tile, stages, overlapped=True, finish=setting.finish)
+
+
 def _kept_on(blocks: int, cuts: bool) -> StepKernel:
     """Make the form of step 13 that has clusters of so many blocks, and cuts or leaves the last wave."""
     build = functools.partial(_persistent, blocks=blocks, stream_k=cuts)
-    return StepKernel(13, ROLE_MENU, build, stays=True, cuts=cuts, blocks=blocks)
+    return StepKernel(13, ROLE_MENU, build, early=True, stays=True, cuts=cuts, blocks=blocks)
 
 
 # What the call's tiles are beside those that the steps choose among: found on shapes off the squares.
@@ -121,7 +127,7 @@ RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 5))
 KERNELS = {  # as each step is, which a tuned line names
     kernel.step: kernel
     for kernel in (
-        StepKernel(13, ROLE_CHOICES, _persistent, stays=True, cuts=True, blocks=None),
+        StepKernel(13, ROLE_CHOICES, _persistent, early=True, stays=True, cuts=True, blocks=None),
         StepKernel(12, ROLE_CHOICES, _roles, flexible=True),
         StepKernel(11, RING_CHOICES, _ring),
     )
@@ -131,6 +137,7 @@ MENU = (
     *(_kept_on(blocks, cuts) for blocks in (1, 2) for cuts in (False, True)),
     replace(KERNELS[11], tiles=RING_MENU),
 )
+EXCHANGED = StepKernel(12, (), _exchanged, early=True)  # few rows: its tiles follow from the product
 
 
 @dataclass(frozen=True)
@@ -146,8 +153,7 @@ class Choice:
     def __str__(self) -> str:
         kernel = self.kernel
         said = [f"step {kernel.step}", str(self.tile), f"{self.stages} stages"]
-        if kernel.stays:
-            said.append("launched early")
+        said += ["launched early"] if kernel.early else []
         if kernel.stays and kernel.blocks is not None:
             said.append("last wave cut" if kernel.cuts else "whole tiles")
             said += [f"clusters of {kernel.blocks}"] if kernel.blocks > 1 else []
@@ -187,9 +193,14 @@ def choose(
     if measured and not flexible:
         return measured
     costs = _costs(machine.target, machine.name, machine.multiprocessors, flexible)
-    places, _ = costs.estimate(problem, batch, streamed=dense and batch == 1 and streams(problem))
-    likeliest = [costs.choices[place] for place in places]
-    return next(each for each in likeliest if each.takes(problem, machine))
+    places, times = costs.estimate(problem, batch, streamed=dense and batch == 1 and streams(problem))
+    likeliest = ((costs.choices[place], us) for place, us in zip(places, times))
+    chosen, least_us = next(each for each in likeliest if each[0].takes(problem, machine))
+    if not flexible:
+        us, tile, stages = exchanged_choice(problem, machine.multiprocessors, cost_file(machine.name).exchanged)
+        if us < least_us:
+            return Choice(EXCHANGED, tile, stages)
+    return chosen
 
 
 @functools.cache

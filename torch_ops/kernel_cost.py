@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
+from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_STAGES
+from tensorir_ladder.kernels.tiles import MOST_PARTS, SwappedTile, most_stages
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.few_rows import Streamed
@@ -27,12 +30,14 @@ if TYPE_CHECKING:
     from tensorir_ladder.torch_ops.choice import Choice
 
 FOLDER = Path(__file__).parent / "costs"
+EIGHT, MOST_EXCHANGED, EXCHANGED_ROWS = 8, 128, 384  # rows come by the eight; of a tile; of a product
+EXCHANGED_DEPTHS, SHORTEST_PART = (64, 128, 256), 256  # of k tiles, and of a part
 ITEMSIZE, SUM_BYTES, LINE = 2, 4, 64  # bytes of an operand's element and of a sum; elements of a cache line
 PANEL_RESULTS = 64 * 64  # of a box
 CORRECTED = 8  # kernels that the formula puts first, among which measurements decide
-NEAR, NEAR_WAVES = 1.5, 0.6  # how far measurements count: doublings of each extent, of the waves of tiles
+NEAR, NEAR_WAVES = 1.2, 0.6  # how far measurements count: doublings of each extent, of the waves of tiles
 OTHER_LINES = 0.3  # what it counts as, squared, if rows lie across cache lines in one product and not in the other
-DOUBT = 0.3  # of measurements: as much weight as one of the very shape, if that kernel was the fastest there by far
+DOUBT = 0.15  # of measurements: as much weight as one of the very shape, if that kernel was the fastest there by far
 FEWEST_ROWS = 16  # fewer cost the same
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -90,6 +95,26 @@ class KernelRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.efficiency.get(str(tile)) or float(np.median([*self.efficiency.values()] or [1.0]))
 
 
+class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Constants of :func:`exchanged_choice`, as those of :class:`KernelRates`.
+
+    ``join`` where the reduction has parts, ``part`` more for each 64 × 64 sums of each part but the first; ``refill``
+    of each further round of blocks; ``idle``, the power of the share of busy multiprocessors by which memory is slower.
+    """
+
+    launch: Positive
+    join: Positive
+    part: Positive
+    load_bytes: Positive
+    all_load_bytes: Positive
+    straddling: Positive
+    latency: Positive
+    refill: Positive
+    memory_bytes: Positive
+    memory_unhidden: Positive
+    idle: Positive
+
+
 class MeasuredShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Times of kernels for one product: places in the file's list of kernels, and microseconds."""
 
@@ -105,11 +130,15 @@ class MeasuredShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CostFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A GPU's constants, the kernels that were measured, by their names, and on what shapes."""
+    """A GPU's constants, the kernels that were measured, by their names, and on what shapes.
+
+    Those of ``exchanged`` were fitted apart, to times of few rows.
+    """
 
     gpu: str
     origin: str
     rates: KernelRates
+    exchanged: ExchangedRates
     kernels: tuple[str, ...]
     shapes: tuple[MeasuredShape, ...]
 
@@ -244,6 +273,64 @@ def streaming_microseconds(m: int, n: int, k: int, nt: bool, rates: KernelRates)
     streaming = max(m, n) * k * (ITEMSIZE / rates.streamed_bytes) * (1 + rates.streamed_row * min(m, n))
     along = nt or m > n  # rows of A, streamed for few columns, run along k as well
     return rates.streamed_launch + streaming * (1.0 if along else rates.streamed_across)
+
+
+class _Exchanged:
+    """Tiles of some numbers of rows, an element each, with their stages and the blocks that a multiprocessor holds.
+
+    Stages and blocks in two rows: where each multiprocessor has one block, and where it has several.
+    """
+
+    def __init__(self, *rows: int) -> None:
+        self.tiles, stages = [], []
+        for of_rows, depth, parts in itertools.product(rows, EXCHANGED_DEPTHS, range(1, MOST_PARTS + 1)):
+            tile = SwappedTile((of_rows, LINE, depth), (1, 1), parts)
+            able = most_stages(tile, MOST_STAGES), most_stages(tile, MOST_STAGES, blocks=2)
+            if not tile.misfits() and min(able) > FEWEST_STAGES:
+                self.tiles.append(tile)
+                stages.append(able)
+        self.rows, self.depth, self.parts = (
+            np.array([getattr(tile, name) for tile in self.tiles]) for name in ("block_m", "block_k", "parts")
+        )
+        self.stages = np.array(stages).T
+        held = [[tile.resident(ITEMSIZE, each) for each in able] for tile, able in zip(self.tiles, stages)]
+        self.held = np.array(held).T
+        self.shortest = self.depth * self.parts * np.maximum(2, SHORTEST_PART // self.depth)
+        self.each = np.arange(len(self.tiles))
+
+
+_exchanged_of = functools.cache(_Exchanged)
+
+
+def exchanged_choice(
+    problem: Matmul, multiprocessors: int, rates: ExchangedRates
+) -> tuple[float, SwappedTile | None, int]:
+    """Find the tile and stages that :func:`kernels.swapped.swapped` should be fastest with, and its microseconds.
+
+    Tiles have as many rows as the product, or an even share of up to 128, and 64 columns: others were slower wherever
+    they were timed. Infinite, and None, for more than EXCHANGED_ROWS rows.
+    """
+    m, n, k, r = problem.m, problem.n, problem.k, rates
+    if m > EXCHANGED_ROWS:
+        return math.inf, None, 0
+    fewest = -(-m // MOST_EXCHANGED)
+    t = _exchanged_of(*dict.fromkeys(-(-m // (down * EIGHT)) * EIGHT for down in (fewest, fewest + 1)))
+    a_factor = r.straddling if k % LINE else 1.0
+    b_factor = a_factor if problem.layout == "nt" else r.straddling if n % LINE else 1.0
+    blocks = -(-m // t.rows) * (-(-n // LINE) * t.parts)
+    on_each, busy = -(-blocks // multiprocessors), np.minimum(blocks, multiprocessors)
+    several = (on_each > 1).astype(int)
+    stages = t.stages[several, t.each]
+    rounds = -(-on_each // t.held[several, t.each])
+    brought = (t.rows * a_factor + LINE * b_factor) * t.depth * ITEMSIZE
+    loading = on_each * brought * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes)
+    loop = -(-k // (t.depth * t.parts)) * np.maximum(loading, rounds * r.latency / (stages - 1))
+    reading = ((m + n) * k + m * n) * (ITEMSIZE / r.memory_bytes) * (multiprocessors / busy) ** r.idle
+    joining = r.join * (t.parts > 1) + (t.parts - 1) * t.rows * (r.part / LINE)
+    us = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + joining + (rounds - 1) * r.refill
+    us = np.where(k >= t.shortest, us + r.launch, np.inf)
+    least = int(us.argmin())
+    return float(us[least]), t.tiles[least], int(stages[least])
 
 
 class Costs:

@@ -21,7 +21,7 @@ from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import kernel_cost
-from tensorir_ladder.torch_ops.choice import MENU, Choice, choices, choose
+from tensorir_ladder.torch_ops.choice import EXCHANGED, Choice, choices, choose
 from tensorir_ladder.torch_ops.errors import DamagedFile
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, Forms, KTile, cost_file, microseconds
@@ -78,19 +78,32 @@ def test_only_kernels_that_can_be_built_are_chosen() -> None:
         problem = Matmul(m, n, k, "float16", draw.choice(("nn", "nt")))
         chosen = choose(problem, H200)
         kernel = chosen.kernel
-        seen.add((kernel.step, kernel.cuts, kernel.blocks))
+        seen.add((kernel.step, kernel.cuts, kernel.blocks, kernel is EXCHANGED))
+        assert not chosen.tile.misfits()
+        assert not chosen.tile.violations(H200.target, 2, chosen.stages)
         if kernel.cuts:
             assert plan_for(problem, chosen.tile, H200, kernel.blocks).helpers
         if kernel.blocks > 1:
             assert cluster_blocks(problem, chosen.tile, True) == kernel.blocks
-    assert len(seen) >= 5, "drawn shapes are taken by kernels of all kinds"
+    assert len(seen) >= 6, "drawn shapes are taken by kernels of all kinds"
+
+
+def test_few_rows_exchange_the_operands() -> None:
+    """Weights fill the instruction's rows; where they are few, the reduction goes in parts. Not of batches."""
+    few, fewer = (Matmul(16, n, 4096, "float16", "nt") for n in (6144, 1024))
+    taken, split = choose(few, H200), choose(fewer, H200)
+    assert taken.kernel is split.kernel is EXCHANGED
+    assert (taken.tile.block_m, taken.tile.parts) == (16, 1)
+    assert split.tile.parts > 1
+    assert "launched early" in str(taken)
+    for batch, any_rows in ((2, False), (1, True)):
+        assert choose(few, H200, batch, any_rows).kernel is not EXCHANGED
+    assert choose(Matmul(1024, 6144, 4096, "float16", "nt"), H200).kernel is not EXCHANGED
 
 
 def forms(tile: str) -> tuple[dict[str, int], Forms]:
     """All kernels with one tile, and their places by what they are called in describing them."""
-    found = [
-        Choice(kernel, each.tile, each.stages) for kernel in MENU for each in kernel.tiles if str(each.tile) == tile
-    ]
+    found = [choice for choice in ALL if str(choice.tile) == tile]
     names = {str(each).split(", ", 3)[-1]: place for place, each in enumerate(found)}
     return names | {f"step {each.kernel.step}": place for place, each in enumerate(found)}, Forms(
         found, FILE.rates, 132
