@@ -229,7 +229,7 @@ def contraction_cycles(
     """
     (m, n, k), tile, rates = sizes, choice.tile, machine.rates
     tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
-    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 2)  # a loop of one is made two
+    k_tiles = math.ceil(math.ceil(k / tile.block_k) / parts)
     busiest = -(-tiles // machine.multiprocessors)
     together = min(busiest, _resident(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
     rounds = -(-busiest // together)

@@ -52,6 +52,7 @@ from tensorir_ladder.schedules.loops.unrolling import unroll_loop
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.alignment import compute_operand
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.pipeline.one_barrier import meet_behind_copies
 from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipeline_reads
 from tensorir_ladder.schedules.recipes.contraction import stage_contraction
 from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_reduction
@@ -492,7 +493,10 @@ def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> 
     if by_rows:
         keep_rows_apart(sch, block)
     staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows, k_tiles=_pipelined_together(tile))
-    pipeline_warpgroups(sch, staged.loops.k_outer, stages)
+    if loop_extent(sch, staged.loops.k_outer) > 1:
+        pipeline_warpgroups(sch, staged.loops.k_outer, stages)
+    else:
+        meet_behind_copies(sch, staged.loops.k_outer, [0, 1])
     multiply_by_wgmma(sch, staged.loops, staged.instruction)
 
 
