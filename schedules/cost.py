@@ -115,6 +115,7 @@ ASSUMED_RATES = CostRates(
 )
 CLOCK_GHZ = 1.9  # of a multiprocessor, by which copying_gb_s becomes bytes per cycle
 LATENCY_CYCLES = 1200  # from the issue of a cp.async to its data, while many others are on their way
+ROUND_CYCLES = 3000  # from a block's last k tile to the first of the block behind it, as short products show it
 DEVICE_LATENCY_CYCLES = 1700  # the same, of data in device memory, while that is busy
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
 STORED_BYTES = 2  # of the results that stored_results_per_cycle counts: float16
@@ -213,15 +214,14 @@ def contraction_cycles(
 
         k tile   = the longer of multiplying and loading it, and what the other does not hide
         loop     = tiles of the busiest multiprocessor · k tiles of a part · k tile
-        busy     = loop + storing, less multiplying that one block does while another stores
-                   + filling the ring for each round of tiles, while which others run
+        busy     = loop + storing, less multiplying that one resident block does while another stores
+                   + from block to block and ring to ring, less while others run
         device   = reading both operands once + writing the results, which takes no less than storing unhidden
         in all   = the longer of busy and device, and a little of the other
                    + filling the first ring + (parts > 1) adding them up by another kernel
 
     Loading is as fast as the L2 cache, or as what is on its way allows (:data:`LATENCY_CYCLES`), and so is reading,
-    which is of columns where rows are few. Rows that a tile has
-    beyond m are multiplied, and not loaded. Few rows make a product wait for device memory, whatever its tile: then
+    which is of columns where rows are few. Rows that a tile has beyond m are multiplied, and not loaded. Few rows make a product wait for device memory, whatever its tile: then
     parts and narrow tiles that fill the GPU are the cheapest. A product of few k tiles waits for its results to be
     stored (``result_bytes`` each, what is read beside them counted): then tiles of which several blocks are resident
     are cheaper, since one stores while another multiplies. ``filled`` is after how many k tiles the ring is filled
@@ -229,7 +229,7 @@ def contraction_cycles(
     """
     (m, n, k), tile, rates = sizes, choice.tile, machine.rates
     tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
-    k_tiles = math.ceil(math.ceil(k / tile.block_k) / parts)
+    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
     busiest = -(-tiles // machine.multiprocessors)
     together = min(busiest, _resident(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
     rounds = -(-busiest // together)
@@ -243,12 +243,12 @@ def contraction_cycles(
     loop = busiest * k_tiles * k_tile
     stored_bytes = busiest * min(m, tile.block_m) * min(n, tile.block_n) * result_bytes
     storing = stored_bytes / (rates.stored_results_per_cycle * STORED_BYTES)
-    hidden = (1 - 1 / together) * (1 - 1 / rounds) * min(busiest * k_tiles * multiplying, storing)
+    hidden = (1 - 1 / together) * (1 - 1 / rounds) * min(loop - busiest * k_tiles * loading, storing)
     columns_on_their_way = min(tiles, machine.multiprocessors) * ahead * min(n, tile.block_n) * tile.block_k * itemsize
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
     reading = batch * (m + n) * k * itemsize / min(per_cycle, columns_on_their_way / DEVICE_LATENCY_CYCLES)
-    fills = math.ceil(k_tiles / (filled or k_tiles))
-    waiting = (rounds * fills - 1) * LATENCY_CYCLES / together
+    fills = rounds * (math.ceil(k_tiles / (filled or k_tiles)) - 1)
+    waiting = ((rounds - 1) * ROUND_CYCLES + fills * LATENCY_CYCLES) / together
     busy = loop + storing - hidden + waiting
     device = reading + max(batch * m * n * result_bytes / per_cycle, storing - hidden)
     adding = 0.0

@@ -475,10 +475,11 @@ def _warpgroup_choices(shape: Shape) -> tuple[Choice, ...]:
     tiles = [WarpgroupTile(block=(rows, n, 64), warpgroups=(rows // 64, 1)) for rows in (64, 128) for n in widths]
     tiles += [WarpgroupTile(block=(64, n, 128), warpgroups=(1, 1)) for n in widths if n <= NARROW]
     tiles.append(WarpgroupTile(block=(256, 128, 64), warpgroups=(2, 1)))
-    return tuple(Choice(tile, stages) for tile in tiles for stages in (3, 4, 6, 8))
+    return tuple(Choice(t, stages) for t in tiles for stages in (3, 4, 6, 8) if stages > 3 or t.block_n <= SQUARE)
 
 
 FEWEST_FOR_KEPT = 128  # rows with which it pays to write a computed operand down
+SQUARE = 128  # columns up to which blocks with rings of three stages share a multiprocessor
 NARROW = 112  # columns of a tile of which a k tile of 64 steps keeps little on its way
 WIDTHS = (32, 48, 64, 96, 112, 128, 160, 192, 224, 256)
 
