@@ -23,6 +23,9 @@ LOOPBACK = "127.0.0.1"
 START_S = 120.0  # that starting may take: torch is imported
 MOST_RESTARTS = 5  # of one process
 LOOK_S = 0.3
+# TVM asks torch for GPUs when it is imported, and who has asked the driver can fork no process that uses one: torch
+# asks NVML then.
+UNTOUCHED = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def visible_gpus(count: int | None = None) -> list[str]:
@@ -67,7 +70,7 @@ class Host:
         self._own = Process(quiet=True) if isinstance(tracker, str) else None
         self._tracker = tracker if isinstance(tracker, Tracker) else Tracker(LOOPBACK, 0, tracker)
         own = "CUDA_VISIBLE_DEVICES" if place == "gpu" else "LADDER_DEVICE"  # RPC's device 0 is its own GPU
-        self._servers = {name: Process({own: name}, quiet=True) for name in devices}
+        self._servers = {name: Process({own: name, **UNTOUCHED}, quiet=True) for name in devices}
         self._names = {name: f"server {number} ({name})" for number, name in enumerate(devices)}
         self._restarts: dict[str, int] = {}
         self._ended, self._watching = threading.Event(), threading.Thread(target=self._watch, daemon=True)

@@ -12,8 +12,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,6 +22,7 @@ from tensorir_ladder.harness.records import RecordError
 
 PACKAGES = ("cloudpickle", "psutil", "tornado")
 EXTRA = ".venv/bin/python -m pip install -e '.[rpc]'"
+STARTING = threading.Lock()  # of a process with an environment of its own, which this one has meanwhile
 NICENESS = 10  # of who builds, beside who measures
 LOOK_S = 0.5  # between two looks at whether the parent lives
 
@@ -43,7 +44,8 @@ def require_rpc() -> None:
 class Process:
     """A process that does what it is asked for, one thing after the other; it is started when it is first asked.
 
-    ``environment`` is set in it before anything else. ``quiet``: what it prints is dropped, but with LADDER_DEBUG=1.
+    ``environment`` is there when it imports TVM, and with it torch, which looks for GPUs. ``quiet``: what it prints is
+    dropped, but with LADDER_DEBUG=1.
     ``behind``: it leaves the processor to others that want it.
     """
 
@@ -71,7 +73,8 @@ class Process:
                     raise Lost("it was closed")
                 if not self.alive:
                     self._end()
-                    self._worker.send(_lead_group, [os.getpid(), self._environment, self._behind])
+                    with _environment(self._environment):
+                        self._worker.send(_lead_group, [os.getpid(), self._behind])  # which starts it
                     self.pid = self._worker.recv()
             self._worker.send(work, arguments, timeout=limit_s)
             return self._worker.recv()
@@ -107,11 +110,26 @@ def end_group(leader: int) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
-def _lead_group(parent: int, environment: dict[str, str], behind: bool) -> int:
+@contextmanager
+def _environment(more: dict[str, str]) -> Iterator[None]:
+    """Have ``more`` in this process's environment, for TVM's ``PopenWorker``, which cannot be given another."""
+    with STARTING:
+        before = {name: os.environ.get(name) for name in more}
+        os.environ.update(more)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def _lead_group(parent: int, behind: bool) -> int:
     """Begin a group that ends with ``parent``; return its number."""
     os.setsid()
     os.nice(NICENESS if behind else 0)
-    os.environ.update(environment)
     os.register_at_fork(after_in_child=_end_with_leader)
     threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     return os.getpid()

@@ -240,6 +240,9 @@ class FleetSearch:
         servers, free, _ = tracker.summary()
         while servers < self._expected and time.monotonic() - begun < REGISTER_S:
             time.sleep(asking.POLL_S)
+            servers, _, _ = tracker.summary()
+        if free < servers:  # one that was just started is known a moment before it is free
+            time.sleep(asking.POLL_S)
             servers, free, _ = tracker.summary()
         if not servers:
             keys = ", ".join(tracker.keys()) or "none"

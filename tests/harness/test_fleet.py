@@ -32,7 +32,7 @@ from tensorir_ladder.harness.fleet.building import CONFIG, tuning_entry
 from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDatabase
 from tensorir_ladder.harness.fleet.hosting import Host
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Module, Request
-from tensorir_ladder.harness.fleet.processes import FleetError
+from tensorir_ladder.harness.fleet.processes import FleetError, Process
 from tensorir_ladder.harness.fleet.ranking import modelled_cost, ranked_by_model
 from tensorir_ladder.harness.fleet.search import FleetSearch, Plans
 from tensorir_ladder.harness.machines import machine_for
@@ -457,6 +457,17 @@ def kill(part: str, host: Host, search: FleetSearch) -> None:
     assert pids
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_a_process_has_its_environment_before_it_imports_tvm() -> None:
+    """Importing TVM looks for GPUs, of which a server is to see its own, without touching the driver."""
+    process = Process({"LADDER_DEVICE": "cpu7"} | hosting.UNTOUCHED)
+    try:
+        began_with = process.ask(Path("/proc/self/environ").read_text).split("\0")
+    finally:
+        process.close()
+    assert {"LADDER_DEVICE=cpu7", "PYTORCH_NVML_BASED_CUDA_CHECK=1"} <= set(began_with)
+    assert "LADDER_DEVICE" not in os.environ
 
 
 @pytest.mark.emulator

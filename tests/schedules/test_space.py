@@ -28,6 +28,7 @@ from tensorir_ladder.schedules.rules.space import (
     TileCost,
     build_ahead,
     contraction_space,
+    evolution,
     record_of,
     schedule_contraction,
 )
@@ -80,9 +81,7 @@ def test_what_is_beyond_the_target_is_no_candidate() -> None:
 
 @pytest.mark.emulator  # for its time: TVM parses the texts of all its intrinsics then
 def test_a_search_mutates_tiles_and_choices() -> None:
-    strategy = ms.search_strategy.EvolutionarySearch(
-        population_size=4, init_min_unmeasured=2, genetic_num_iters=1, genetic_mutate_prob=1.0
-    )
+    strategy = evolution(population=4)
     context = ms.TuneContext(
         mod=tvm.IRModule({"main": PRODUCT}),
         target=TARGET,
