@@ -116,6 +116,7 @@ ASSUMED_RATES = CostRates(
 )
 CLOCK_GHZ = 1.9  # of a multiprocessor, by which copying_gb_s becomes bytes per cycle
 LATENCY_CYCLES = 1200  # from the issue of a cp.async to its data, while many others are on their way
+ROUND_CYCLES = 3000  # from a block's last k tile to the first of the block behind it, as short products show it
 DEVICE_LATENCY_CYCLES = 1700  # the same, of data in device memory, while that is busy
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
 SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
@@ -226,8 +227,8 @@ def contraction_cycles(
 
         k tile   = the longer of multiplying and loading it, and what the other does not hide
         loop     = tiles of the busiest multiprocessor · k tiles of a part · k tile
-        busy     = loop + storing, less multiplying that one block does while another stores
-                   + filling the ring for each round of tiles, while which others run
+        busy     = loop + storing, less multiplying that one resident block does while another stores
+                   + from block to block and ring to ring, less while others run
         device   = reading both operands once + writing the results, which takes no less than storing unhidden
         in all   = the longer of busy and device, and a little of the other
                    + filling the first ring + (parts > 1) adding them up by another kernel
@@ -242,7 +243,7 @@ def contraction_cycles(
     """
     (m, n, k), tile, rates = sizes, choice.tile, machine.rates
     tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
-    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 2)  # a loop of one is made two
+    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
     busiest = -(-tiles // machine.multiprocessors)
     together = min(busiest, _resident(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
     rounds = -(-busiest // together)
@@ -256,12 +257,12 @@ def contraction_cycles(
     loop = busiest * k_tiles * k_tile
     stored_bytes = busiest * min(m, tile.block_m) * min(n, tile.block_n) * result_bytes
     storing = stored_bytes / (rates.stored_results_per_cycle * STORED_BYTES)
-    hidden = (1 - 1 / together) * (1 - 1 / rounds) * min(busiest * k_tiles * multiplying, storing)
+    hidden = (1 - 1 / together) * (1 - 1 / rounds) * min(loop - busiest * k_tiles * loading, storing)
     columns_on_their_way = min(tiles, machine.multiprocessors) * ahead * min(n, tile.block_n) * tile.block_k * itemsize
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
     reading = batch * (m + n) * k * itemsize / min(per_cycle, columns_on_their_way / DEVICE_LATENCY_CYCLES)
-    fills = math.ceil(k_tiles / (filled or k_tiles))
-    waiting = (rounds * fills - 1) * LATENCY_CYCLES / together
+    fills = rounds * (math.ceil(k_tiles / (filled or k_tiles)) - 1)
+    waiting = ((rounds - 1) * ROUND_CYCLES + fills * LATENCY_CYCLES) / together
     busy = loop + storing - hidden + waiting
     device = reading + max(batch * m * n * result_bytes / per_cycle, storing - hidden)
     adding = _adding_cycles(m, n, parts, machine) if parts > 1 else 0.0
