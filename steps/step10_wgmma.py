@@ -137,7 +137,14 @@ TILES = TileSet.of(
     ),
     cost=wgmma_cycles,
 )
-FITTED = TileSet.of(*TILES.choices, cost=wgmma_cycles, parts=wgmma_parts)
+FITTED = TileSet.of(
+    *TILES.choices,
+    Choice(WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)), stages=5),
+    Choice(WarpgroupTile(block=(64, 192, 64), warpgroups=(1, 1)), stages=6),
+    Choice(WarpgroupTile(block=(128, 64, 64), warpgroups=(2, 1)), stages=6),
+    cost=wgmma_cycles,
+    parts=wgmma_parts,
+)
 STEP = Step(
     number=10,
     topic="wgmma",
