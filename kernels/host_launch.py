@@ -22,14 +22,17 @@ from tvm.target import Target
 
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import (
+    ROWS_PARAMETER,
     LaunchPlan,
     PlainBuffer,
+    Planned,
     RowCount,
     TensorMap,
     UnsupportedLaunch,
 )
 from tensorir_ladder.kernels.codegen.lowering import brought, generate
 from tensorir_ladder.kernels.codegen.overlap import flag_overlap, flagged
+from tensorir_ladder.schedules.rules import when
 
 TIR_PIPELINE = "tirx"
 LINKED = "external_mods"  # TVM's attribute of a module: what its functions are linked with
@@ -57,24 +60,28 @@ def device_code(kernel: tirx.PrimFunc, name: str, target: Target) -> DeviceCode:
 
 
 def launch(
-    plan: LaunchPlan, matrices: Mapping[str, tirx.Var], rows: tirx.Expr | int, blocks: tirx.Expr | int
+    plan: LaunchPlan,
+    matrices: Mapping[str, tirx.Var],
+    numbers: Mapping[str, tirx.Expr | int],
+    blocks: tirx.Expr | int,
+    flags: tirx.Expr | bool = False,
 ) -> tirx.Stmt:
     """Write a launch of so many ``blocks`` as statements of a host function, on its buffers.
 
-    Tensor maps of A and C have so many ``rows``. Workspaces are what TVM's runtime keeps for such; a kernel in front
-    writes zeros to flags among them.
+    ``numbers`` are what the kernel is told, by name, with the ``rows`` of all matrices but B. Workspaces are
+    what TVM's runtime keeps for such; where ``flags`` among them are used, a kernel in front writes zeros to these.
     """
     stmts: list[tirx.Stmt] = []
     arguments: list[ir.Expr] = []
     for parameter in plan.parameters:
         if isinstance(parameter, TensorMap):
-            stmts += _encode(parameter, matrices[parameter.buffer], rows, arguments)
-        elif isinstance(parameter, RowCount):
-            arguments.append(rows)
+            stmts += _encode(parameter, matrices[parameter.buffer], numbers[ROWS_PARAMETER], arguments)
+        elif isinstance(parameter, (RowCount, Planned)):
+            arguments.append(numbers[parameter.buffer])
         elif isinstance(parameter, PlainBuffer) and parameter.buffer in matrices:
             arguments.append(matrices[parameter.buffer].data)
         elif isinstance(parameter, PlainBuffer):
-            stmts += _allocate(parameter, arguments)
+            stmts += _allocate(parameter, flags, arguments)
         else:
             raise UnsupportedLaunch("a parameter is no matrix", value=parameter, remedy="give the kernel buffers alone")
     if plan.cluster_blocks > 1 or len(set(plan.grid[1:] + plan.block[1:])) > 1:
@@ -106,11 +113,14 @@ def _encode(parameter: TensorMap, matrix: tirx.Var, rows: tirx.Expr | int, argum
     return [tirx.Bind(tensor_map, tirx.op.tvm_stack_alloca("tensormap", 1)), tirx.Evaluate(call)]
 
 
-def _allocate(parameter: PlainBuffer, arguments: list[ir.Expr]) -> list[tirx.Stmt]:
+def _allocate(parameter: PlainBuffer, flags: tirx.Expr | bool, arguments: list[ir.Expr]) -> list[tirx.Stmt]:
     """Allocate a workspace, and add it to the arguments."""
     workspace = tirx.decl_buffer(parameter.shape, parameter.dtype, parameter.buffer, layout=None)
     arguments.append(workspace.data)
-    return [tirx.AllocBuffer(workspace), *([_zeros(workspace)] if parameter.dtype == FLAGS else [])]
+    if parameter.dtype != FLAGS or flags is False:
+        return [tirx.AllocBuffer(workspace)]
+    zeros = _zeros(workspace)
+    return [tirx.AllocBuffer(workspace), zeros if flags is True else when(flags, zeros)]
 
 
 def _zeros(flags: tirx.Var) -> tirx.Stmt:

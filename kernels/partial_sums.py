@@ -72,10 +72,13 @@ __forceinline__ __device__ void {name}(float* sums, const float* from) {{
 class PartialSums:
     """Room in device memory for ``pieces`` of a block's sums, ``registers`` a thread of ``groups`` warpgroups, and
     a flag for each of these, which is 0 before and after a launch.
+
+    With ``among_others`` kernels of other tiles may stand in the same text: the names of functions tell them apart.
     """
 
-    def __init__(self, memory: Buffer, flags: Buffer, registers: int, groups: int) -> None:
+    def __init__(self, memory: Buffer, flags: Buffer, registers: int, groups: int, among_others: bool = False) -> None:
         self.memory, self.flags, self.registers, self.groups = memory, flags, registers, groups
+        self.among_others = among_others
 
     @staticmethod
     def floats(registers: int, groups: int) -> int:
@@ -128,7 +131,7 @@ class PartialSums:
         vectors = self.registers // VECTOR
         for first in range(0, vectors, AT_ONCE):
             count = min(AT_ONCE, vectors - first)
-            name = f"add_{count}_vectors"
+            name = f"add_{count}_vectors" + (f"_{self.stride}_apart" if self.among_others else "")
             text = _ADD.format(name=name, count=count, stride=self.stride)
             arguments = (T.address_of(sums[first * VECTOR]), self.at(piece, first, group, thread))
             T.evaluate(T.cuda.func_call(name, *arguments, source_code=text))

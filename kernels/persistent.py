@@ -7,6 +7,7 @@ from tvm.script import tirx as T
 
 from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.boxes import Boxes, LateResults
+from tensorir_ladder.kernels.codegen.launch_plan import PLANNED
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue, without
 from tensorir_ladder.kernels.partial_sums import PartialSums
 from tensorir_ladder.kernels.raster import grouped
@@ -25,7 +26,7 @@ from tensorir_ladder.kernels.roles import (
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Log, Stamps
-from tensorir_ladder.kernels.stream_k import Pieces, plan_for
+from tensorir_ladder.kernels.stream_k import Pieces, TileRows, known_at_run_time, most_pieces, plan_for
 from tensorir_ladder.kernels.tiles import RESULT_BOXES, RoleTile
 from tensorir_ladder.kernels.tma import Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
@@ -49,6 +50,7 @@ def persistent(
     group: int = 16,
     stamps: Stamps | None = None,
     finish: Epilogue = PLAIN,
+    any_rows: bool = False,
 ) -> tirx.PrimFunc:
     """``main(A, B, C, sums, flags)``: blocks that stay, and share all tiles' work out among themselves.
 
@@ -77,24 +79,37 @@ def persistent(
     (TMA multicast). Stages, edges, results, ``bounded``,
     ``stamps`` and ``finish`` are as in :func:`kernels.warp_specialized.warp_specialized`.
 
+    With ``any_rows`` the kernel takes any number of rows, in a further parameter, and with it, as ``helpers`` and
+    ``cut``, how the last wave is cut then (:func:`kernels.stream_k.plans_by_rows`): as many workers as the machine runs
+    at once are launched for each, and have room for the pieces of any.
+
     Raises
     ------
-    IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for a B tile that a cluster cannot share.
+    IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for a B tile that a cluster cannot share;
+        IllegalWorkload for clusters with a residual or any number of rows.
     """
     tile.check_not_swapped()
     epilogue.check_taken(problem)
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)
     product.b.check_shares(blocks)
-    if blocks > 1 and finish.residual:
-        raise IllegalWorkload("clusters add no residual", value=f"{blocks} blocks", remedy="take blocks on their own")
+    if blocks > 1 and (finish.residual or any_rows):
+        what = "clusters add no residual, and take no number of rows but their own"
+        raise IllegalWorkload(what, value=f"{blocks} blocks", remedy="take blocks on their own")
     by_tma = epilogue.can_store_by_tma(problem, tile)
-    rows = (product.a.rows, product.b.box_rows(blocks), WGMMA_ROWS if by_tma else None)
-    plan = plan_for(problem, tile, machine, blocks, stream_k)
-    early, tile_columns = plan.shortest, tile.counts(problem)[1]  # k tiles beside which results leave
-    tile_rows = plan.tiles // tile_columns
-    stages = max(FEWEST_STAGES, min(stages, plan.k_tiles))
-    room, again = plan.pieces * blocks, plan.tiles > plan.workers
+    if any_rows and not by_tma:
+        raise IllegalWorkload(
+            "results of any number of rows leave by TMA alone",
+            value=f"rows of {problem.n} of {problem.out_dtype}",
+            remedy="give 16-bit results and rows of multiples of 16 bytes",
+        )
+    box_rows = (product.a.rows, product.b.box_rows(blocks), WGMMA_ROWS if by_tma else None)
+    known = plan_for(problem, tile, machine, blocks, stream_k)
+    early, tile_columns = known.shortest, tile.counts(problem)[1]  # k tiles beside which results leave
+    stages = max(FEWEST_STAGES, min(stages, known.k_tiles))
+    pieces = most_pieces(problem, tile, machine) if any_rows else known.pieces
+    room, again = pieces * blocks, any_rows or known.tiles > known.workers
+    workers = machine.multiprocessors if any_rows else known.workers
     floats = room * PartialSums.floats(product.registers, tile.consumers)
     residual = Residual(problem, tile, product) if finish.residual else None
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
@@ -108,16 +123,19 @@ def persistent(
         flags_ptr: T.handle,
         bias_ptr: T.handle,
         residual_ptr: T.handle,
+        rows: T.int32,
+        helpers: T.int32,
+        cut: T.int32,
     ):
         shared_sums = T.match_buffer(sums_ptr, (max(1, floats),), "float32", align=16)
         flags = T.match_buffer(flags_ptr, (max(1, room * tile.consumers),), "int32", align=4)
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), rows)
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), box_rows)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         added = T.meta_var(residual.bind(residual_ptr) if finish.residual else None)
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        here = RoleBlock(plan.workers * blocks, tile.consumers, blocks)
+        here = RoleBlock(workers * blocks, tile.consumers, blocks)
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
@@ -125,15 +143,17 @@ def persistent(
         if overlapped:
             T.ptx.griddepcontrol.wait()
             T.ptx.griddepcontrol.launch_dependents()
+        high = T.meta_var(TileRows(rows, tile.block_m).count if any_rows else known.tiles // tile_columns)
+        plan = T.meta_var(known_at_run_time(known, workers, high * tile_columns, helpers, cut) if any_rows else known)
         work = Pieces(plan, here.number // blocks)
-        partial = PartialSums(shared_sums, flags, product.registers, tile.consumers)
+        partial = PartialSums(shared_sums, flags, product.registers, tile.consumers, any_rows)
         if here.warpgroup == 0:  # the producer
             give_up_registers()
             if here.warp == 0 and tma.elected():
                 fill = RingState(stages, 1)  # 1: the ring's first turn waits for nobody
                 loads = T.meta_var(log.role("producer", here.number, counts=True))
                 while work.tile < plan.tiles:
-                    place = T.meta_var(grouped(work.tile, tile_rows, tile_columns, max(1, group // blocks)))
+                    place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, group // blocks)))
                     row: T.let = (place[0] * blocks + here.member) * tile.block_m
                     column: T.let = place[1] * tile.block_n
                     for k_tile in T.serial(work.count):
@@ -168,7 +188,7 @@ def persistent(
 
             while work.tile < plan.tiles:
                 marks.mark("piece begins")
-                place = T.meta_var(grouped(work.tile, tile_rows, tile_columns, max(1, group // blocks)))
+                place = T.meta_var(grouped(work.tile, high, tile_columns, max(1, group // blocks)))
                 row: T.let = (place[0] * blocks + here.member) * tile.block_m + mine.row
                 column: T.let = place[1] * tile.block_n + mine.column
                 for k_tile in T.unroll(early):  # beside these the piece before stores its results, a box each
@@ -208,7 +228,7 @@ def persistent(
         end_together(blocks)  # a cluster's other block may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)
 
-    used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual}
+    used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual, **dict.fromkeys(PLANNED, any_rows)}
     made = without(main, *(name for name, is_used in used.items() if not is_used))
     return made.with_attr(OVERLAPS, True) if overlapped else made
 

@@ -4,10 +4,9 @@ A function of a Relax module that is no more than a product of 16-bit matrices g
 and 13 beside the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of rows::
 
     if m <= 16: as Contraction                       # few rows: the weights stream past
-    elif m <= 64: step 13, cut for 64 rows           # by tensor maps of the rows at hand: beyond them are zeros
-    elif m <= 256: step 12, tiles of 64 x 192        # any number of rows
+    elif m <= 256: step 12, tiles of 64 x 192        # tensor maps of the rows at hand, a block for each tile
     ...
-    else: step 12, tiles of 128 x 256
+    else: step 13, tiles of 128 x 256                # as many blocks as the GPU runs; how the last wave is cut
 
 The kernels are linked with the module (:mod:`kernels.host_launch`).
 """
@@ -25,17 +24,17 @@ from tvm import ir, sym, tirx
 from tvm.target import Target
 
 from tensorir_ladder.kernels import epilogue
-from tensorir_ladder.kernels.codegen.launch_plan import RESIDUAL
+from tensorir_ladder.kernels.codegen.launch_plan import RESIDUAL, ROWS_PARAMETER
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
 from tensorir_ladder.kernels.host_launch import DeviceCode, device_code, launch
 from tensorir_ladder.kernels.persistent import persistent
-from tensorir_ladder.kernels.stream_k import cut_role_cost, role_cost
+from tensorir_ladder.kernels.stream_k import cut_role_cost, plan_for, plans_by_rows, role_cost
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.inspection import is_constant, is_one
-from tensorir_ladder.schedules.isa import PTX_TYPES
+from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import (
     Body,
@@ -57,12 +56,13 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
 LOG = logging.getLogger(__name__)
 SCHEDULED_ROWS = 16  # up to so many rows schedules are as fast
-CUT_ROWS = (64, 128, 256, 384, 512)  # most rows of kernels whose last wave is cut, each for its own number of tiles
-LIMITS = (*range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256))  # of ranges of rows: whole tiles
+LIMITS = (32, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256))  # of ranges of rows: whole tiles
 MANY_ROWS = 8192  # what rows beyond are taken for
-CUT_CYCLES = 4000  # that sums on their way from helpers to owners take, and the kernel that lowers flags
-WORTH_A_KERNEL = 0.9  # of the time without, for a kernel of a few numbers of rows alone
-FEW_WAVES = 3  # up to which the smaller of two tiles that cost the same is faster
+CUT_CYCLES = 6000  # that sums on their way from helpers to owners take, and the kernel that lowers flags
+MEMORY_SHARE = 0.27  # of the bytes that all multiprocessors load in a cycle: what device memory gives
+SPARSE_ROWS = 32  # up to which narrow tiles are slow: all blocks load the same few rows, the more often the more blocks
+WORTH_CUTTING = 0.9  # of the time without
+FEW_WAVES = 1.5  # up to which blocks with one tile each are faster, and of two tiles that cost the same the smaller
 HARDLY_SLOWER = 1.03  # so much is worth neither a range of its own nor a smaller tile
 TILES = tuple(
     Choice(RoleTile.parse(tile), stages)
@@ -185,48 +185,66 @@ def _taken(product: PlainProduct) -> PlainProduct:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel of a step with its tile, made for at most so many rows; ``cut``: step 13's, else step 12's."""
+    """A kernel of a step with its tile, for at most so many rows: step 13's, whose last wave may be cut, or step 12's.
+
+    ``known``: the rows are known, and the kernel is made for them; otherwise it takes any number.
+    """
 
     product: PlainProduct
     choice: Choice
+    step: int
     most: int
-    cut: bool
-
-    @property
-    def step(self) -> int:
-        """The step whose kernel it is."""
-        return 13 if self.cut else 12
+    known: bool
 
     def __str__(self) -> str:
         added = "" if self.product.residual is None else ", residual"
         return f"TMA, step {self.step} {self.choice.tile}, {self.choice.stages} stages{added}"
 
     @property
-    def kernel(self) -> tuple[Choice, int, bool]:
+    def kernel(self) -> tuple[Choice, int]:
         """What the product's kernels are told from each other by."""
-        return self.choice, self.most, self.cut
+        return self.choice, self.step
 
     def code(self, target: Target, machine: Machine) -> DeviceCode:
         """Make and lower the kernel."""
         problem, tile, stages = self.product.problem(self.most), self.choice.tile, self.choice.stages
-        finish = Finish(residual=self.product.residual is not None)
-        if self.cut:
-            kernel = persistent(problem, tile, stages, machine=machine, overlapped=True, finish=finish)
+        more = {"finish": Finish(residual=self.product.residual is not None), "any_rows": not self.known}
+        if self.step == 13:
+            kernel = persistent(problem, tile, stages, machine=machine, overlapped=True, **more)
         else:
-            kernel = warp_specialized(problem, tile, stages, any_rows=True, finish=finish)
-        made_of = repr((self.step, problem, tile, stages, finish, machine)).encode()
+            kernel = warp_specialized(problem, tile, stages, **more)
+        made_of = repr((self.step, problem, tile, stages, more, machine)).encode()
         name = f"tma_{self.step}_{problem.shape}_{hashlib.sha256(made_of).hexdigest()[:DIGITS]}"
         return device_code(kernel, name, target)
 
-    def lowered(self, func: tirx.PrimFunc, code: DeviceCode) -> tirx.PrimFunc:
+    def lowered(self, func: tirx.PrimFunc, code: DeviceCode, machine: Machine) -> tirx.PrimFunc:
         """Return the function as this launch."""
-        rows, blocks = self.product.rows, code.plan.grid[0]
-        if not self.cut:
-            tile = self.choice.tile.block_m
-            blocks = blocks // -(-self.most // tile) * tirx.floordiv(rows + (tile - 1), tile)
-        body = launch(code.plan, self.product.matrices, rows, blocks)
+        rows, tile = self.product.rows, self.choice.tile
+        numbers: dict[str, tirx.Expr | int] = {ROWS_PARAMETER: rows}
+        blocks, flags = code.plan.grid[0], False
+        if self.step == 13:
+            plans = [plan_for(self.product.problem(self.most), tile, machine)]
+            if not self.known:
+                plans = plans_by_rows(self.product.problem(self.most), tile, machine)
+                high = tirx.floordiv(rows + (tile.block_m - 1), tile.block_m)
+                numbers |= {
+                    name: _by_count(high, [getattr(plan, name) for plan in plans]) for name in ("helpers", "cut")
+                }
+            flags = any(plan.helpers for plan in plans) and (self.known or numbers["helpers"] > 0)
+        elif not self.known:
+            blocks = blocks // -(-self.most // tile.block_m) * tirx.floordiv(rows + (tile.block_m - 1), tile.block_m)
+        body = launch(code.plan, self.product.matrices, numbers, blocks, flags)
         made = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs).with_attr(SCHEDULED, True)
         return unless_empty(made, symbolic_extents(tirx.PrimFunc([self.product.c], tirx.Evaluate(0))))
+
+
+def _by_count(count: tirx.Expr, values: Sequence[int]) -> tirx.Expr:
+    """Return the value that a count, from 1 on, has in a list; 0 beyond it."""
+    chosen: tirx.Expr = tirx.const(0, "int32")
+    for place in range(len(values), 0, -1):
+        if place == len(values) or values[place - 1] != values[place]:
+            chosen = tirx.Select(count <= place, tirx.const(values[place - 1], "int32"), chosen)
+    return chosen
 
 
 class TmaContraction(Contraction):
@@ -246,8 +264,12 @@ class TmaContraction(Contraction):
         if not found:
             return super().schedule(func, target)
         few = self.bodies(func, target, SCHEDULED_ROWS) if found[0][0] is not None else []
-        made = {each.kernel: each.code(target, self._machine_of(target)) for _, each in reversed(found)}
-        bodies = [*few, *(Body(most, each.lowered(func, made[each.kernel]), str(each)) for most, each in found)]
+        machine = self._machine_of(target)
+        made = {each.kernel: each.code(target, machine) for _, each in reversed(found)}
+        bodies = [
+            *few,
+            *(Body(most, each.lowered(func, made[each.kernel], machine), str(each)) for most, each in found),
+        ]
         joined = by_extent([(body.most, body.lowered) for body in bodies]) if len(bodies) > 1 else bodies[0].lowered
         kernels = ir.IRModule({name: one for code in made.values() for name, one in code.device.functions_items()})
         return with_kernels(joined, kernels).with_attr(HOW, "; ".join(map(str, bodies)))
@@ -283,30 +305,34 @@ class Menu:
             raise NotTaken("the machine holds no TMA kernel", value=machine.target.attrs.get("arch"), remedy=LEAVE)
 
     def best(self, rows: int, before: Launch | None) -> Launch:
-        """Return what should be fastest for so many rows; what is made for fewer, ``before``, where that hardly loses.
-
-        Whole tiles take any number of rows; a kernel whose last wave is cut is made for some.
-        """
+        """Return what should be fastest for so many rows; where it hardly loses, ``before``, which is so for fewer."""
         problem = self.product.problem(rows)
-        whole = self._least(role_cost, problem, 1)
-        if math.prod(whole.tile.counts(problem)[:2]) > FEW_WAVES * self.machine.multiprocessors:
-            whole = self._least(role_cost, problem, HARDLY_SLOWER)
-        if before and not before.cut:
-            least, former = (role_cost(each, problem, self.machine) for each in (whole, before.choice))
-            whole = before.choice if former <= HARDLY_SLOWER * least else whole
-        most = rows if is_constant(self.product.rows) else next((cut for cut in CUT_ROWS if cut >= rows), None)
-        if most is not None:
-            cut = self._least(cut_role_cost, self.product.problem(most), 1)
-            cycles = cut_role_cost(cut, self.product.problem(most), self.machine) + CUT_CYCLES
-            if cycles <= WORTH_A_KERNEL * role_cost(whole, problem, self.machine):
-                return Launch(self.product, cut, most, True)
+        step, cost = 12, role_cost
+        choice, cut = self._least(role_cost, problem, 1), self._least(cut_role_cost, problem, 1)
+        if math.prod(choice.tile.counts(problem)[:2]) > FEW_WAVES * self.machine.multiprocessors:
+            step, cost, choice = 13, cut_role_cost, self._least(cut_role_cost, problem, HARDLY_SLOWER)
+        elif self._with_sums(cut, problem) <= WORTH_CUTTING * role_cost(choice, problem, self.machine):
+            step, cost, choice = 13, cut_role_cost, cut
+        least = cost(choice, problem, self.machine)
+        if before and before.step == step and cost(before.choice, problem, self.machine) <= HARDLY_SLOWER * least:
+            return before
+        if is_constant(self.product.rows):
+            return Launch(self.product, choice, step, rows, True)
         any_number = (MAX_ELEMENTS - 1) // max(self.product.n, self.product.k)
-        return Launch(self.product, whole, any_number // whole.tile.block_m * whole.tile.block_m, False)
+        return Launch(self.product, choice, step, any_number // choice.tile.block_m * choice.tile.block_m, False)
+
+    def _with_sums(self, choice: Choice, problem: Matmul) -> float:
+        """Return the cycles of a kernel whose last wave is cut, with what its helpers' sums take; memory's at least."""
+        moved = sum(math.prod(shape) for shape in ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n)))
+        loaded = self.machine.multiprocessors * self.machine.rates.load_bytes_per_cycle
+        memory = moved * dtype_bytes(problem.dtype) / (MEMORY_SHARE * loaded)
+        return max(cut_role_cost(choice, problem, self.machine), memory) + CUT_CYCLES
 
     def _least(self, cost: Callable[[Choice, Matmul, Machine], float], problem: Matmul, slack: float) -> Choice:
         """Return the first tile that costs no more than ``slack`` times the least."""
-        cycles = [cost(each, problem, self.machine) for each in self.tiles]
-        return next(each for each, own in zip(self.tiles, cycles) if own <= slack * min(cycles))
+        tiles = [each for each in self.tiles if problem.m > SPARSE_ROWS or each.tile.block_n > PANEL]
+        cycles = [cost(each, problem, self.machine) for each in tiles]
+        return next(each for each, own in zip(tiles, cycles) if own <= slack * min(cycles))
 
 
 def with_kernels_of_steps(rules: Sequence[Rule]) -> tuple[Rule, ...]:

@@ -9,8 +9,9 @@ wave is cut, at the same k for all its tiles, so that blocks that run together r
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -22,6 +23,7 @@ from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.tiles import Choice
 from tensorir_ladder.schedules.workloads import Matmul
 
+PLANNED_ROWS = 8192  # rows beyond which a kernel for any number of them cuts nothing
 WORTHWHILE = 0.98  # of the time without: what cutting must save at least
 
 
@@ -61,19 +63,24 @@ class StreamKPlan:
         """Room for the helpers' pieces, by :meth:`piece`."""
         return self.helpers + self.owned if self.helpers else 0
 
+    @property
+    def cuts(self) -> bool:
+        """Tell whether the last wave is cut, or may be."""
+        return not isinstance(self.helpers, int) or self.helpers > 0
+
     def begin(self, helper: int | Expr) -> int | Expr:
         """Return where a helper's k tiles begin in the row of all last tiles' first ``cut``; takes expressions too.
 
         Near a tile's edge it is moved there.
         """
-        even = helper * (self.owned * self.cut) // max(self.helpers, 1)
-        left = even % max(self.cut, 1)
+        even = helper * (self.owned * self.cut) // _at_least_one(self.helpers)
+        left = even % _at_least_one(self.cut)
         moved = _choose(self.cut - left < self.shortest, even - left + self.cut, even)
         return _choose(left < self.shortest, even - left, moved)
 
     def first_helper(self, tile: int | Expr) -> int | Expr:
         """Find the first helper that multiplies for a tile, counted from the last wave's first."""
-        guess = tile * self.helpers // max(self.owned, 1)
+        guess = tile * self.helpers // _at_least_one(self.owned)
         after = _choose(self.begin(guess + 1) > tile * self.cut, guess, guess + 1)
         return _choose(self.begin(guess) > tile * self.cut, guess - 1, after)
 
@@ -81,6 +88,10 @@ class StreamKPlan:
     def piece(helper: int | Expr, tile: int | Expr) -> int | Expr:
         """Number a helper's piece of a tile, as no other piece: both grow along the row of k tiles."""
         return helper + tile
+
+
+def _at_least_one(number: int | Expr) -> int | Expr:
+    return max(number, 1) if isinstance(number, int) else tirx.max(number, 1)
 
 
 def _choose(condition: bool | Expr, yes: int | Expr, no: int | Expr) -> int | Expr:
@@ -142,6 +153,23 @@ def plan_for(
     return plan_stream_k(tiles, k_tiles, tile.block, workers, shortest, machine.rates, cuts)
 
 
+@functools.lru_cache(256)
+def plans_by_rows(problem: Matmul, tile: RoleTile, machine: Machine) -> tuple[StreamKPlan, ...]:
+    """Plan products of 1, 2, ... rows of tiles with the columns and steps of ``problem``, to :data:`PLANNED_ROWS`."""
+    counts = range(1, PLANNED_ROWS // tile.block_m + 1)
+    return tuple(plan_for(replace(problem, m=count * tile.block_m), tile, machine) for count in counts)
+
+
+def most_pieces(problem: Matmul, tile: RoleTile, machine: Machine) -> int:
+    """Return the room for pieces that a kernel for any number of rows needs."""
+    return max(plan.pieces for plan in plans_by_rows(problem, tile, machine))
+
+
+def known_at_run_time(plan: StreamKPlan, workers: int, tiles: Expr, helpers: Expr, cut: Expr) -> StreamKPlan:
+    """Return a plan whose numbers a kernel is told; emits their binding."""
+    return replace(plan, tiles=T.Bind(tiles), workers=workers, helpers=helpers, cut=cut)
+
+
 def plan_cost(plan: StreamKPlan, tile: RoleTile, rates: CostRates) -> float:
     """Return the cycles of a plan, and of the last results' way out, for choosing among tiles."""
     return stream_k_cycles(plan, tile.block, rates) + tile.block_m * tile.block_n / rates.stored_results_per_cycle
@@ -155,6 +183,19 @@ def role_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1)
 def cut_role_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
     """Return what a product costs by persistent blocks, whose last wave may be cut; a TileSet's ``cost``."""
     return plan_cost(plan_for(problem, choice.tile, machine), choice.tile, machine.rates)
+
+
+@T.meta_class
+class TileRows:
+    """How many rows of tiles so many rows are, in a register: TVM's arithmetic on what is not known leaves 32 bits."""
+
+    def __init__(self, rows: Expr, height: int) -> None:
+        self.count = T.local_scalar("int32")
+        self._begin(rows, height)
+
+    @T.inline
+    def _begin(self, rows, height):
+        self.count = (rows + (height - 1)) // height
 
 
 @T.meta_class
@@ -223,13 +264,13 @@ class Pieces:
 
     def finishes(self) -> Expr | bool:
         """Tell whether who has this piece also finishes its tile: a helper does not."""
-        if not self.plan.helpers:
+        if not self.plan.cuts:
             return True
         return T.Or(self.tile < self.plan.first_owned, self.first == self.plan.cut)
 
     @T.inline
     def _help(self):
-        self.tile = self.plan.first_owned + (self.end - 1) // max(self.plan.cut, 1)
+        self.tile = self.plan.first_owned + (self.end - 1) // _at_least_one(self.plan.cut)
         self.first = T.max(self.begin - (self.tile - self.plan.first_owned) * self.plan.cut, 0)
         self.count = self.end - (self.tile - self.plan.first_owned) * self.plan.cut - self.first
         self.end = self.end - self.count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -17,10 +18,10 @@ from tensorir_ladder.kernels.ring import RingState, check_stages
 from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_STAGES, OVERLAPS, Consumer, RoleBlock, SharedRing
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 from tensorir_ladder.kernels.stamps import Log, Stamps
-from tensorir_ladder.kernels.tiles import SwappedTile, most_stages
+from tensorir_ladder.kernels.tiles import MOST_PARTS, MOST_RESIDENT, SwappedTile, most_stages
 from tensorir_ladder.kernels.tma import Maps, Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
-from tensorir_ladder.schedules.cost import Machine, contraction_cycles
+from tensorir_ladder.schedules.cost import CLOCK_GHZ, UNHIDDEN, Machine
 from tensorir_ladder.schedules.errors import IllegalTile
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -29,7 +30,10 @@ from tensorir_ladder.schedules.workloads import Matmul
 
 EIGHT = 8  # rows of A that one of stmatrix's squares has
 MOST_ROWS = 128  # of a tile that is worth a look
-FEWEST_OF_A_PART = 4  # k tiles
+# Of the cost, fitted: a stage's turn through both barriers and what its k steps add; from the end of a wave of blocks
+# to the next one's first k tile; how much of a wave the last lacks; of multiprocessors, those that clusters can have.
+TURN_CYCLES, TURN_CYCLES_PER_STEP, BEGINNING_CYCLES = 160, 1.3, 5700
+UNFILLED, CLUSTERED = 0.25, 0.9
 
 
 @on_a_short_stack
@@ -155,30 +159,77 @@ def swapped_choices(problem: Matmul, machine: Machine) -> list[Choice]:
     """List tiles with their stages that may be the fastest for a product, the cheapest by :func:`swapped_cost` first.
 
     As many rows as the product has, or an even share of them up to 128, by the eight; 64 columns, or 128 by one
-    warpgroup or two; k tiles of 64 and of 128; 1 to 8 parts, of four k tiles at least.
+    warpgroup or two; k tiles of 64, 128 and 256; parts where the tiles alone leave multiprocessors without work, each
+    of two k tiles at least; as many stages as leave room for 1 to 4 blocks on a multiprocessor.
     """
     found = []
-    for blocks_down in range(-(-problem.m // MOST_ROWS), -(-problem.m // MOST_ROWS) + 2):
+    fewest_down = -(-problem.m // MOST_ROWS)
+    for blocks_down, (columns, groups), steps in itertools.product(
+        (fewest_down, fewest_down + 1), ((64, 1), (128, 1), (128, 2)), (64, 128, 256)
+    ):
         rows = -(-problem.m // (blocks_down * EIGHT)) * EIGHT
-        for columns, groups, steps, parts in itertools.product((64, 128), (1, 2), (64, 128), range(1, 9)):
+        tiles, k_tiles = -(-problem.m // rows) * -(-problem.n // columns), -(-problem.k // steps)
+        for parts in range(1, MOST_PARTS + 1):
             tile = SwappedTile((rows, columns, steps), (1, groups), parts)
-            if columns == groups * 32 or -(-problem.k // steps) < parts * FEWEST_OF_A_PART or tile.misfits():
+            filled = -(-tiles * parts // _places(machine, parts))
+            if tile.misfits() or (parts > 1 and (k_tiles < 2 * parts or tiles >= machine.multiprocessors)):
                 continue
-            stages = most_stages(tile, MOST_STAGES, blocks=2)  # two blocks of a multiprocessor hide each other's ends
-            if stages > FEWEST_STAGES:
-                found.append(Choice(tile, stages))
+            stages = {most_stages(tile, MOST_STAGES, together) for together in range(1, min(filled, MOST_RESIDENT) + 1)}
+            found += [Choice(tile, count) for count in sorted(stages) if count > FEWEST_STAGES]
     return sorted(dict.fromkeys(found), key=lambda choice: swapped_cost(choice, problem, machine))
 
 
-def swapped_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
-    """Return what a product costs by :func:`swapped`, in the cycles of :func:`schedules.cost.contraction_cycles`.
+def swapped_cost(choice: Choice, problem: Matmul, machine: Machine) -> float:
+    """Return about how many cycles a product takes by :func:`swapped`; good for an order of tiles.
 
-    A part is a product of its own, and the cluster's first block waits for the others' sums.
+    ::
+
+        k tile   = the longest of multiplying and loading it, of all blocks of a multiprocessor, and of a stage's turn
+        waves    = blocks by the places that are there for them: those of clusters lie within parts of the GPU
+        in all   = the longer of the waves' k tiles and reading both operands from device memory, a little of the other
+                   + launching + a beginning for each further wave + handing over sums + storing
+
+    Constants were fitted to timings of these kernels on an H200 (1 to 128 rows).
     """
-    split = choice.tile.parts
-    sizes = problem.m, problem.n, -(-problem.k // split)
-    cycles = contraction_cycles(choice, sizes, machine, batch=split)
-    return cycles + machine.rates.launch_cycles + (machine.rates.hand_over_cycles if split > 1 else 0)
+    tile, rates, (m, n, k) = choice.tile, machine.rates, (problem.m, problem.n, problem.k)
+    blocks, places = _blocks(problem, tile), _places(machine, tile.parts)
+    together = min(-(-blocks // places), tile.resident(dtype_bytes(problem.dtype), choice.stages))
+    waves = blocks / (places * together)
+    if waves > 1:  # the last wave is seldom full; a cluster waits until all its blocks have a place
+        waves = math.ceil(waves) if tile.parts > 1 else waves + UNFILLED
+    waves = max(1.0, waves)
+    brought = (min(m, tile.block_m) + min(n, tile.block_n)) * tile.block_k * 2
+    multiplying = tile.block_m * tile.block_n * tile.block_k / rates.wgmma_multiply_adds_per_cycle
+    turn = TURN_CYCLES + TURN_CYCLES_PER_STEP * tile.block_k
+    k_tile = max(together * max(multiplying, brought / rates.load_bytes_per_cycle), turn)
+    loop = waves * math.ceil(-(-k // tile.block_k) / tile.parts) * k_tile
+    reading = (m + n) * k * 2 / (rates.copying_gb_s / CLOCK_GHZ)
+    sums = (tile.parts - 1) * tile.block_m * tile.block_n * 4 / rates.add_bytes_per_cycle
+    storing = together * tile.block_m * tile.block_n / rates.stored_results_per_cycle
+    around = 2 * rates.launch_cycles + (waves - 1) * BEGINNING_CYCLES + sums + storing
+    return max(loop, reading) + UNHIDDEN * min(loop, reading) + around
+
+
+def fits_at_once(problem: Matmul, tile: SwappedTile, machine: Machine) -> bool:
+    """Tell whether each multiprocessor has one block at most: :func:`swapped` is then sooner done ``overlapped``.
+
+    Where there are more, blocks that begin early take places beside the last kernel's, and lie unevenly: measured, that
+    costs more than a launch.
+    """
+    return _blocks(problem, tile) <= _places(machine, tile.parts)
+
+
+def _blocks(problem: Matmul, tile: SwappedTile) -> int:
+    return -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n) * tile.parts
+
+
+def _places(machine: Machine, parts: int) -> int:
+    """Count the blocks that run at once in clusters of ``parts``, one to a multiprocessor.
+
+    A cluster's blocks lie in one part of the GPU, whose 14 to 18 multiprocessors leave some over.
+    """
+    share = 1.0 if parts <= 2 else CLUSTERED
+    return int(share * machine.multiprocessors / parts) * parts
 
 
 def _box_bytes(product: WarpgroupProduct) -> int:

@@ -116,10 +116,13 @@ ASSUMED_RATES = CostRates(
 )
 CLOCK_GHZ = 1.9  # of a multiprocessor, by which copying_gb_s becomes bytes per cycle
 LATENCY_CYCLES = 1200  # from the issue of a cp.async to its data, while many others are on their way
+ROUND_CYCLES = 3000  # from a block's last k tile to the first of the block behind it, as short products show it
 DEVICE_LATENCY_CYCLES = 1700  # the same, of data in device memory, while that is busy
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
 SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
-SIMT_TURNS = 0.8  # cycles of a multiply-add by warps, over what block_tile_cost says
+SIMT_TURNS = 0.75  # cycles of a multiply-add by warps, over what small tiles and few warps make of it
+SIMT_WAITED = 1.2  # warps that hide latency: where operands are read ahead, its square counts
+SHARED_BYTES_PER_CYCLE = 128
 STRAIGHT_EDGE = 3.6  # instructions of an element that is copied by itself, where a multiply-add is one
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
 STRAIGHT_REGISTERS = 32  # that their addresses and predicates take, seen in these kernels' cubins
@@ -182,9 +185,7 @@ def block_count(problem: Matmul, tile: BlockTile) -> int:
     return -(-problem.m // tile.block_m) * -(-problem.n // tile.block_n)
 
 
-def block_tile_cost(
-    choice: Choice, problem: Matmul, machine: Machine, parts: int = 1, more_registers: int = 0
-) -> float:
+def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
     """Return what a product costs with one block to a block tile, in outputs: good for an order, no time.
 
     A multiprocessor's time is the outputs that fall to it, dearer where few warps hide each other's latencies
@@ -193,8 +194,8 @@ def block_tile_cost(
         ceil(blocks / multiprocessors) · block_m · block_n
           · (1 + warps_to_hide / warps resident) · (1 + edge · (1 / block_m + 1 / block_n))
 
-    A warp that reads one step ahead counts twice: it hides latency as two do. ``more_registers``: of a thread, beside
-    those that the tile takes. ``ladder table`` shows what the choice costs against tuning.
+    A warp that reads one step ahead counts twice: it hides latency as two do. ``ladder table`` shows what
+    the choice costs against tuning.
     """
     tile = choice.tile
     ordinary = isinstance(tile, (ThreadTile, WarpTile))
@@ -202,7 +203,7 @@ def block_tile_cost(
     hide = rates.simt_warps_to_hide if ordinary else rates.tensor_warps_to_hide
     edge = rates.simt_edge if ordinary else rates.tensor_edge
     per_multiprocessor = -(-block_count(problem, tile) * parts // machine.multiprocessors)
-    resident = _resident(choice, machine, problem.itemsize, more_registers)
+    resident = _resident(choice, machine, problem.itemsize)
     warps = min(per_multiprocessor, resident) * tile.threads_per_block / WARP * (1 + tile.steps_ahead)
     edges = 1 + edge * (1 / tile.block_m + 1 / tile.block_n)
     return per_multiprocessor / parts * tile.block_m * tile.block_n * (1 + hide / warps) * edges
@@ -226,8 +227,8 @@ def contraction_cycles(
 
         k tile   = the longer of multiplying and loading it, and what the other does not hide
         loop     = tiles of the busiest multiprocessor · k tiles of a part · k tile
-        busy     = loop + storing, less multiplying that one block does while another stores
-                   + filling the ring for each round of tiles, while which others run
+        busy     = loop + storing, less multiplying that one resident block does while another stores
+                   + from block to block and ring to ring, less while others run
         device   = reading both operands once + writing the results, which takes no less than storing unhidden
         in all   = the longer of busy and device, and a little of the other
                    + filling the first ring + (parts > 1) adding them up by another kernel
@@ -242,7 +243,7 @@ def contraction_cycles(
     """
     (m, n, k), tile, rates = sizes, choice.tile, machine.rates
     tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
-    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 2)  # a loop of one is made two
+    k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
     busiest = -(-tiles // machine.multiprocessors)
     together = min(busiest, _resident(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
     rounds = -(-busiest // together)
@@ -256,12 +257,12 @@ def contraction_cycles(
     loop = busiest * k_tiles * k_tile
     stored_bytes = busiest * min(m, tile.block_m) * min(n, tile.block_n) * result_bytes
     storing = stored_bytes / (rates.stored_results_per_cycle * STORED_BYTES)
-    hidden = (1 - 1 / together) * (1 - 1 / rounds) * min(busiest * k_tiles * multiplying, storing)
+    hidden = (1 - 1 / together) * (1 - 1 / rounds) * min(loop - busiest * k_tiles * loading, storing)
     columns_on_their_way = min(tiles, machine.multiprocessors) * ahead * min(n, tile.block_n) * tile.block_k * itemsize
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
     reading = batch * (m + n) * k * itemsize / min(per_cycle, columns_on_their_way / DEVICE_LATENCY_CYCLES)
-    fills = math.ceil(k_tiles / (filled or k_tiles))
-    waiting = (rounds * fills - 1) * LATENCY_CYCLES / together
+    fills = rounds * (math.ceil(k_tiles / (filled or k_tiles)) - 1)
+    waiting = ((rounds - 1) * ROUND_CYCLES + fills * LATENCY_CYCLES) / together
     busy = loop + storing - hidden + waiting
     device = reading + max(batch * m * n * result_bytes / per_cycle, storing - hidden)
     adding = _adding_cycles(m, n, parts, machine) if parts > 1 else 0.0
@@ -294,7 +295,8 @@ def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 
 
     ::
 
-        in all   = the longer of multiplying (:func:`block_tile_cost`) and device memory's time, and a part of the other
+        turn     = a multiply-add, longer where few warps hide each other's latencies and where tiles are small
+        in all   = the longer of multiplying and device memory's time, and a part of the other
                    + filling the ring for each round of blocks + storing + (parts > 1) adding up by another kernel
                    + operands whose rows are no whole vectors: copied by a kernel in front, or element by element
 
@@ -336,8 +338,12 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     k_of_part = math.ceil(-(-k // tile.block_k) / parts) * tile.block_k
     straight = any(unaligned) and not copied
     registers = STRAIGHT_REGISTERS if straight else 0
-    outputs = block_tile_cost(choice, problem, machine, parts, registers)
-    multiplying = outputs * parts * k_of_part * SIMT_TURNS / SIMT_MULTIPLY_ADDS
+    blocks, resident = block_count(problem, tile) * parts, _resident(choice, machine, itemsize, registers)
+    busiest = -(-blocks // machine.multiprocessors)
+    last = busiest % resident  # blocks of the last round, which hide less
+    together = ((busiest - last, resident), (last, last))
+    turns = sum(count * _turns(tile, blocks_there, rates) for count, blocks_there in together if count)
+    multiplying = turns * tile.block_m * tile.block_n * k_of_part / SIMT_MULTIPLY_ADDS
     front = 0.0
     if copied:
         front = _copying_cycles((m * unaligned[0] + n * unaligned[1]) * k * itemsize, machine)
@@ -345,8 +351,6 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
         one_by_one = [math.gcd(row * itemsize, VECTOR_BYTES) for row in (k, problem.b_shape[1])]
         copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]  # an element
         multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
-    blocks, resident = block_count(problem, tile) * parts, _resident(choice, machine, itemsize, registers)
-    busiest = -(-blocks // machine.multiprocessors)
     rounds = -(-busiest // resident)
     ahead = max(1, min(choice.stages - 1, k_of_part // tile.block_k))
     on_its_way = min(blocks, machine.multiprocessors * resident) * ahead
@@ -355,8 +359,17 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     memory = (m + n) * k * itemsize / min(copying, on_its_way / DEVICE_LATENCY_CYCLES) + m * n * itemsize / copying
     storing = busiest * min(m, tile.block_m) * min(n, tile.block_n) / rates.stored_results_per_cycle
     adding = _adding_cycles(m, n, parts, machine) if parts > 1 else 0.0
+    if tile.slices > 1:  # their sums, written to shared memory and read again
+        adding += busiest * 2 * tile.slices * tile.block_m * tile.block_n * 4 / SHARED_BYTES_PER_CYCLE
     longer, shorter = max(multiplying, memory), min(multiplying, memory)
     return front + longer + UNHIDDEN * shorter + rounds * LATENCY_CYCLES + storing + adding
+
+
+def _turns(tile: WarpTile, blocks: int, rates: CostRates) -> float:
+    """Return a multiply-add's cycles by warps, with so many blocks on a multiprocessor; at best 1 of all cores."""
+    waited = SIMT_WAITED * rates.simt_warps_to_hide * WARP / (blocks * tile.threads_per_block)
+    edges = 1 + rates.simt_edge * (1 / tile.block_m + 1 / tile.block_n)
+    return SIMT_TURNS * edges * (1 + waited ** (1 + tile.steps_ahead))
 
 
 def _unaligned(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:

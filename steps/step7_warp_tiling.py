@@ -172,7 +172,7 @@ TILES = TileSet.of(
 FITTED = TileSet.of(
     *TILES.choices,
     Choice(WarpTile(block=(64, 64, 32), warp=(32, 64), thread=(8, 8), slices=4), stages=3),
-    Choice(WarpTile(block=(64, 128, 32), warp=(32, 128), thread=(8, 16), slices=2), stages=3),
+    Choice(WarpTile(block=(64, 128, 32), warp=(32, 64), thread=(8, 8), slices=2), stages=3),
     Choice(WarpTile(block=(32, 32, 64), warp=(32, 32), thread=(8, 4), slices=8), stages=3),
     Choice(WarpTile(block=(16, 32, 64), warp=(16, 32), thread=(4, 4), slices=8), stages=3),
     cost=warp_cycles,

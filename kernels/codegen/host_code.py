@@ -22,9 +22,11 @@ from tvm.ir import Call, Expr, PrimType, Var
 from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.arithmetic import evaluate
 from tensorir_ladder.kernels.codegen.launch_plan import (
+    PLANNED,
     ROWS_PARAMETER,
     LaunchPlan,
     PlainBuffer,
+    Planned,
     Real,
     RowCount,
     TensorMap,
@@ -222,11 +224,13 @@ class _Reading:
         buffer = self._buffer_of(data).buffer
         return TensorMap(buffer, str(attributes.descriptor_dtype), sizes, strides, box, *enumerators)
 
-    def _parameter(self, value: Expr) -> PlainBuffer | RowCount | Real | int:
+    def _parameter(self, value: Expr) -> PlainBuffer | RowCount | Planned | Real | int:
         if isinstance(value.ty, PrimType):
             number = evaluate(value, self.values)
             if number is None and isinstance(value, Var) and value.name == ROWS_PARAMETER:
                 return RowCount()
+            if number is None and isinstance(value, Var) and value.name in PLANNED:
+                return Planned(value.name)
             if number is None:
                 raise _no_matrix(value)
             return Real(number, str(value.ty.dtype)) if "float" in str(value.ty.dtype) else int(number)

@@ -19,6 +19,7 @@ from tensorir_ladder.schedules.isa import TMA_L2_PROMOTION_128B, TMA_STRIDE_BYTE
 BIAS = "bias"
 RESIDUAL = "R"  # a matrix like C, which is added to the results
 ROWS_PARAMETER = "rows"  # of a kernel that takes any number of rows
+PLANNED = (ROWS_PARAMETER, "helpers", "cut")  # of one whose work is shared out for each number of rows
 GIVEN = ("A", "B", "C", BIAS, RESIDUAL)  # buffers of a kernel that a caller gives; all others are its workspaces
 
 
@@ -141,6 +142,13 @@ class RowCount:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A kernel's whole number that says how its work is shared out, which who launches fills in, by its name."""
+
+    buffer: str
+
+
+@dataclass(frozen=True)
 class Real:
     """A kernel's floating-point number."""
 
@@ -158,7 +166,7 @@ class LaunchPlan:
     """
 
     kernel: str
-    parameters: tuple[TensorMap | PlainBuffer | RowCount | Real | int, ...]
+    parameters: tuple[TensorMap | PlainBuffer | RowCount | Planned | Real | int, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int] = (1, 1, 1)
@@ -219,7 +227,7 @@ class LaunchPlan:
         return all(plain.buffer != buffer for plain in self._plain)
 
 
-_KINDS = {kind.__name__: kind for kind in (TensorMap, PlainBuffer, RowCount, Real, int)}
+_KINDS = {kind.__name__: kind for kind in (TensorMap, PlainBuffer, RowCount, Planned, Real, int)}
 
 
 @dataclass(frozen=True)
@@ -227,7 +235,9 @@ class _Written:
     """A plan as JSON, its parameters not read yet: each is of the type that its kind names."""
 
     kernel: str
-    parameters: tuple[tuple[Literal["TensorMap", "PlainBuffer", "RowCount", "Real", "int"], msgspec.Raw], ...]
+    parameters: tuple[
+        tuple[Literal["TensorMap", "PlainBuffer", "RowCount", "Planned", "Real", "int"], msgspec.Raw], ...
+    ]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]

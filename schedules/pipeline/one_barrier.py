@@ -115,6 +115,19 @@ def gate_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:
     sch.annotate(loop, ONE_BARRIER, 1)
 
 
+def meet_behind_copies(sch: Schedule, loop: LoopRV, copies: list[int]) -> None:
+    """Give a loop of one iteration its gate, and a barrier behind it: what TVM puts there in a pipeline.
+
+    As :func:`gate_copies`, for copies that are not asynchronous.
+    """
+    gate_copies(sch, loop, copies)
+    stmt = sch.get(loop)
+    filling, gate, *using = stmt.body.seq
+    body = tirx.SeqStmt([filling, gate, _barrier("met"), *using])
+    changed = tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    replace_untraced(sch, sch.get_sref(loop), changed, GATING)
+
+
 def is_gate(statement: Statement) -> bool:
     """Return whether a statement is the gate that :func:`gate_copies` made."""
     return any(GATE in block.annotations for block in statement.blocks)
@@ -265,8 +278,13 @@ def place_behind(sch: Schedule, loop: LoopRV, statement: tirx.Stmt, by: str) -> 
 
 def _meet_behind(sch: Schedule, loop: LoopRV) -> None:
     """Put a barrier that TVM can see behind a loop."""
-    barrier = s_tir.SBlock([], [], [], "left", tirx.Evaluate(tirx.call_intrin("int32", SYNC, "shared")))
-    place_behind(sch, loop, s_tir.SBlockRealize([], True, barrier), GATING)
+    place_behind(sch, loop, _barrier("left"), GATING)
+
+
+def _barrier(name: str) -> s_tir.SBlockRealize:
+    """Make a statement in which a block's threads meet."""
+    barrier = s_tir.SBlock([], [], [], name, tirx.Evaluate(tirx.call_intrin("int32", SYNC, "shared")))
+    return s_tir.SBlockRealize([], True, barrier)
 
 
 def _hiding(block: s_tir.SBlock, buffers: list[tirx.Var]) -> s_tir.SBlock:

@@ -19,6 +19,7 @@ from .normal_form import product_of as product_of
 from .ranges import by_extent as by_extent
 from .ranges import symbolic_extents as symbolic_extents
 from .ranges import unless_empty as unless_empty
+from .ranges import when as when
 from .relax_passes import DequantizeInProduct as DequantizeInProduct
 from .relax_passes import ReadTransposed as ReadTransposed
 from .relax_pipeline import fuse_operators as fuse_operators

@@ -52,6 +52,7 @@ from tensorir_ladder.schedules.loops.unrolling import unroll_loop
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.alignment import compute_operand
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.pipeline.one_barrier import meet_behind_copies
 from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipeline_reads
 from tensorir_ladder.schedules.pipeline.zero_fill import fill_with_zeros
 from tensorir_ladder.schedules.recipes.contraction import stage_contraction
@@ -480,10 +481,11 @@ def _warpgroup_choices(shape: Shape) -> tuple[Choice, ...]:
     tiles = [WarpgroupTile(block=(rows, n, 64), warpgroups=(rows // 64, 1)) for rows in (64, 128) for n in widths]
     tiles += [WarpgroupTile(block=(64, n, 128), warpgroups=(1, 1)) for n in widths if n <= NARROW]
     tiles.append(WarpgroupTile(block=(256, 128, 64), warpgroups=(2, 1)))
-    return tuple(Choice(tile, stages) for tile in tiles for stages in (3, 4, 6, 8))
+    return tuple(Choice(t, stages) for t in tiles for stages in (3, 4, 6, 8) if stages > 3 or t.block_n <= SQUARE)
 
 
 FEWEST_FOR_KEPT = 128  # rows with which it pays to write a computed operand down
+SQUARE = 128  # columns up to which blocks with rings of three stages share a multiprocessor
 NARROW = 112  # columns of a tile of which a k tile of 64 steps keeps little on its way
 WIDTHS = (32, 48, 64, 96, 112, 128, 160, 192, 224, 256)
 
@@ -499,7 +501,10 @@ def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> 
         keep_rows_apart(sch, block)
     staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows, k_tiles=_pipelined_together(tile))
     fill_with_zeros(sch, staged.loops.k_outer)
-    pipeline_warpgroups(sch, staged.loops.k_outer, stages)
+    if loop_extent(sch, staged.loops.k_outer) > 1:
+        pipeline_warpgroups(sch, staged.loops.k_outer, stages)
+    else:
+        meet_behind_copies(sch, staged.loops.k_outer, [0, 1])
     multiply_by_wgmma(sch, staged.loops, staged.instruction)
 
 

@@ -44,7 +44,7 @@ def by_extent(
     chosen = []
     for low, (most, function) in zip([least, *limits[:-1]], bodies):
         inside = chooser > low if most is None else tirx.all(chooser > low, chooser <= most)
-        chosen.append(_if(inside, _with_parameters_of(function, last)))
+        chosen.append(when(inside, _with_parameters_of(function, last)))
     return last.with_body(tirx.SeqStmt(chosen) if len(chosen) > 1 else chosen[0])
 
 
@@ -83,7 +83,7 @@ def by_multiple(multiples: tirx.PrimFunc, others: tirx.PrimFunc, extent: str, st
     taken |= {v: _chosen(symbolic_extents(others), v.name) for v in symbolic_extents(multiples) if not v.same_as(count)}
     body = tvm_ffi.structural_map(multiples.body, (tirx.Var, lambda var: taken.get(var, var)))
     whole = tirx.floormod(own, step) == 0
-    return others.with_body(tirx.SeqStmt([_if(whole, body), _if(tirx.Not(whole), others.body)]))
+    return others.with_body(tirx.SeqStmt([when(whole, body), when(tirx.Not(whole), others.body)]))
 
 
 def _chosen(extents: list[tirx.Var], wanted: str | tirx.Var | None) -> tirx.Var:
@@ -99,7 +99,7 @@ def _chosen(extents: list[tirx.Var], wanted: str | tirx.Var | None) -> tirx.Var:
     return found[0]
 
 
-def _if(condition: tirx.Expr, body: tirx.Stmt) -> tirx.Stmt:
+def when(condition: tirx.Expr, body: tirx.Stmt) -> tirx.Stmt:
     """Return a statement that is executed under a condition, as a loop of one step or none.
 
     TVM places barriers while kernels still stand in the host's code, and would refuse those that stand in a kernel's
@@ -111,7 +111,7 @@ def _if(condition: tirx.Expr, body: tirx.Stmt) -> tirx.Stmt:
 def unless_empty(function: tirx.PrimFunc, extents: Sequence[tirx.Var]) -> tirx.PrimFunc:
     """Return a lowered function that launches nothing where one of its result's ``extents`` is 0."""
     some = tirx.all(*(extent > 0 for extent in extents)) if extents else None
-    return function if some is None else function.with_body(_if(some, function.body))
+    return function if some is None else function.with_body(when(some, function.body))
 
 
 def written_extents(function: tirx.PrimFunc) -> list[tirx.Var]:

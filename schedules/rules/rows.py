@@ -26,6 +26,7 @@ STREAMED = 0  # vectors that a thread holds of a row that it reads again in each
 STREAM_VECTORS = 4  # that a thread has on their way then
 ELEMENTS = 16  # of a row that a thread holds, where there are many rows
 MANY_BLOCKS = 128
+RANGES_OF_THREADS = (256, 64, WARP)  # of a row of symbolic length, each for rows up to so many times what one holds
 FEW_THREADS = 2**17  # with fewer in all, rows are given more
 KEPT_BYTES = {512: 256, 1024: 128}  # of registers that a thread of a block up to so many may hold rows in
 LONGEST_ALONE = 64  # elements of a row that one thread adds up where neighbours are of other rows
@@ -291,7 +292,7 @@ def _kernels(form: _Form, make: Callable[[Sequence[tirx.Var]], _Form]) -> tirx.S
         each = max(1, 2 * ELEMENTS // form.lanes.lanes)
         while each > 1 and _kept_bytes(held, each) > KEPT_BYTES[512]:
             each //= 2
-        for threads in (256, WARP):
+        for threads in RANGES_OF_THREADS:
             short = _Kernel(held, threads, each).statement()
             kernel = tirx.IfThenElse(form.columns <= threads * each * form.lanes.lanes, short, kernel)
     return kernel if is_constant(form.rows) else tirx.IfThenElse(form.rows > 0, kernel, None)

@@ -45,7 +45,8 @@ def transposing_kernel(expressions: v.Expressions, output: Computation) -> tuple
                    x_tile[j, i] = x[tile]            # threads along i, in vectors
                    y[tile] = f(x_tile[j, i], z)      # threads along j, in vectors
 
-    Rows of the tile are padded by a bank, so that reading them across meets few banks twice.
+    Rows of the tile are padded by a bank, so that reading them across meets few banks twice. What is computed of
+    operands that all lie along i is staged in their place.
     """
     names = {i.var: tirx.Var(str(i.var.name), "int32") for i in output.spatial}
     extents = {names[i.var]: expressions.extent(i.dom.extent) for i in output.spatial}
@@ -101,7 +102,8 @@ class _Kernel:
         staged: Sequence[ir.TensorLoad],
         names: v.Values,
     ) -> None:
-        self.axes, self.staged, self.output = axes, staged, output
+        self.axes, self.output = axes, output
+        self.staged: list[ir.Expr] = list(staged)
         self.side = SIDE if all(dtype_bytes(str(load.source.dtype)) <= BANK_BYTES for load in staged) else WIDE_SIDE
         self.reading = self._lanes(expressions, axes.read, [(load.source, load.indices) for load in staged])
         indices = [names.get(index, index) for index in output.indices]
@@ -109,6 +111,8 @@ class _Kernel:
         self.writing = self._lanes(expressions, axes.last, [(output.buffer, indices)])
         self.indices = [self._along(self.writing, axes.last, index) for index in indices]
         self.value = self.writing.simplified(self._along(self.writing, axes.last, value))
+        if self._is_sooner_computed(value):
+            self.staged = [value]
 
     def statement(self) -> tirx.Stmt:
         """Return the kernel; nothing is launched where there is nothing."""
@@ -130,12 +134,13 @@ class _Kernel:
         axes, side = self.axes, self.side
         tiles = []
         statements: list[tirx.Stmt] = []
-        for load in self.staged:
-            pad = max(1, BANK_BYTES // dtype_bytes(str(load.source.dtype)))
-            shape = (side * (side + pad),)
-            tile = tirx.decl_buffer(shape, str(load.source.dtype), f"{load.source.name}_tile", scope="shared")
-            tiles.append((load, tile, side + pad))
-            statements += [tirx.AllocBuffer(tile), *self._filled(load, tile, side + pad, thread)]
+        for value in self.staged:
+            dtype = str(value.ty.dtype)
+            pad = max(1, BANK_BYTES // dtype_bytes(dtype))
+            name = value.source.name if isinstance(value, ir.TensorLoad) else self.output.buffer.name
+            tile = tirx.decl_buffer((side * (side + pad),), dtype, f"{name}_tile", scope="shared")
+            tiles.append((value, tile, side + pad))
+            statements += [tirx.AllocBuffer(tile), *self._filled(value, tile, side + pad, thread)]
         local_row, local_vector = (tirx.Var(name, "int32") for name in ("local_row", "local_vector"))
         lanes, per_row = self.writing.lanes, side // self.writing.lanes
 
@@ -163,60 +168,70 @@ class _Kernel:
         rest = [*allocations, tirx.AllocBuffer(result), *loads, v.barrier(), stored]
         return v.sequence([*statements, *rest])
 
-    def _filled(self, load: ir.TensorLoad, tile: tirx.Var, stride: int, thread: ir.Expr) -> list[tirx.Stmt]:
-        """Load a tile along the axis that it lies along, and store it to shared memory as it lies."""
+    def _filled(self, value: ir.Expr, tile: tirx.Var, stride: int, thread: ir.Expr) -> list[tirx.Stmt]:
+        """Load what a value needs along the axis that it lies along, and store it to shared memory as it lies."""
         axes, side, lanes = self.axes, self.side, self.reading.lanes
         per_row = side // lanes
-
-        def places(number: ir.Expr) -> tuple[ir.Expr, ir.Expr]:
-            index = number * THREADS + thread
-            return tirx.FloorDiv(index, tirx.const(per_row, "int32")), tirx.FloorMod(
-                index, tirx.const(per_row, "int32")
-            )
+        local_row, local_vector = (tirx.Var(name, "int32") for name in ("local_row", "local_vector"))
 
         def place(number: ir.Expr) -> v.Values:
-            row, vector = places(number)
+            index = number * THREADS + thread
+            row, vector = (kind(index, tirx.const(per_row, "int32")) for kind in (tirx.FloorDiv, tirx.FloorMod))
             return {
                 **self.block,
                 axes.last: self.corner[axes.last] + row,
                 self.reading.vector: v.divided(self.corner[axes.read], lanes) + vector,
+                local_row: row,
+                local_vector: vector,
             }
 
         take = v.Take(self.reading, side * per_row // THREADS, place, self._inside(self.reading, place, axes.last))
-        along = self.reading.simplified(self._along(self.reading, axes.read, load))
-        access = v.Access(along, self.reading.width(load.source, along.indices), None)
-        allocations, loads = take.fill([access])
+        along = self.reading.simplified(self._along(self.reading, axes.read, value))
+        accesses = self.reading.accesses([along])
+        allocations, loads = take.fill(accesses)
+        slot = local_row * stride + local_vector * lanes + self.reading.lane
 
-        def store(number: ir.Expr) -> tirx.Stmt:
-            row, vector = places(number)
+        def lane(read: v.Read, _slot: ir.Expr, _place: ir.Expr) -> tirx.Stmt:
+            return tirx.BufferStore(tile, read(along), [read(slot)])
 
-            def one(lane: ir.Expr) -> tirx.Stmt:
-                slot = number * lanes + lane
-                return tirx.BufferStore(
-                    tile, tirx.BufferLoad(access.local, [slot]), [row * stride + vector * lanes + lane]
-                )
+        return [*allocations, *loads, take.compute(accesses, lane)]
 
-            return v.unrolled("lane", lanes, one)
+    def _is_sooner_computed(self, value: ir.Expr) -> bool:
+        """Return whether all that a value reads comes in vectors where it is read along, and some would not elsewhere.
 
-        return [*allocations, *loads, v.unrolled("number", take.count, store)]
+        A tile of results is then enough, where each of the operands would have one.
+        """
+        along = self.reading.simplified(self._along(self.reading, self.axes.read, value))
+        left = [access for access in self.writing.accesses([self.value]) if not self._is_staged(access.load)]
+        gathered = [access for access in left if access.width == 1 and self._varies(self.writing, access)]
+        return bool(gathered) and all(
+            access.width > 1 or not self._varies(self.reading, access) for access in self.reading.accesses([along])
+        )
 
-    def _from_tiles(
-        self, tiles: Sequence[tuple[ir.TensorLoad, tirx.Var, int]], row: tirx.Var, vector: tirx.Var
-    ) -> ir.Expr:
+    def _is_staged(self, load: ir.TensorLoad) -> bool:
+        own = (self.writing.simplified(self._along(self.writing, self.axes.last, staged)) for staged in self.staged)
+        return any(tvm_ffi.structural_equal(load, staged) for staged in own)
+
+    @staticmethod
+    def _varies(lanes: v.Lanes, access: v.Access) -> bool:
+        return any(lanes.varies(index) for index in access.load.indices)
+
+    def _from_tiles(self, tiles: Sequence[tuple[ir.Expr, tirx.Var, int]], row: tirx.Var, vector: tirx.Var) -> ir.Expr:
         """Return what is computed, with what was staged read from its tile."""
-        staged = [
-            (self.writing.simplified(self._along(self.writing, self.axes.last, load)), tile, stride)
-            for load, tile, stride in tiles
+        column = vector * self.writing.lanes + self.writing.lane
+        kept = [
+            (
+                self.writing.simplified(self._along(self.writing, self.axes.last, value)),
+                tirx.BufferLoad(tile, [column * stride + row]),
+            )
+            for value, tile, stride in tiles
         ]
 
-        def from_tile(load: ir.TensorLoad) -> ir.TensorLoad:
-            for other, tile, stride in staged:
-                if tvm_ffi.structural_equal(other, load):
-                    column = vector * self.writing.lanes + self.writing.lane
-                    return tirx.BufferLoad(tile, [column * stride + row])
-            return load
+        def from_tile(value: ir.Expr) -> ir.Expr:
+            return next((load for staged, load in kept if tvm_ffi.structural_equal(staged, value)), value)
 
-        return tvm_ffi.structural_map(self.value, (ir.TensorLoad, from_tile))
+        whole = from_tile(self.value)
+        return whole if whole is not self.value else tvm_ffi.structural_map(self.value, (ir.TensorLoad, from_tile))
 
     def _inside(
         self, lanes: v.Lanes, place: Callable[[ir.Expr], v.Values], beside: tirx.Var

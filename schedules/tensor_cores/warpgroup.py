@@ -33,7 +33,6 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import (
-    is_constant,
     loop_extent,
     loop_name,
     loops_below,
@@ -292,9 +291,10 @@ def stage_for_warpgroups(
                      for row, column, k_inner:  C_local += A_shared * B_shared
                    D = f(C_local)                                            # casts, bias, activation fused
 
-    Ragged extents are padded on the fly, and a reduction of one k tile to two, so that there is a loop to pipeline; of
-    one whose length only run time knows, it is of ``k_tiles`` (:func:`schedules.loops.tiling.pipelined_k_tiles`).
-    Follow with :func:`pipeline_warpgroups` and :func:`multiply_by_wgmma`; without the latter any CPU can run it.
+    Ragged extents are padded on the fly; of a reduction whose length only run time knows, ``k_outer`` is the innermost
+    loop (:func:`schedules.loops.tiling.pipelined_k_tiles`). Follow with :func:`pipeline_warpgroups`, or of a single k
+    tile with :func:`schedules.pipeline.one_barrier.meet_behind_copies`, and with :func:`multiply_by_wgmma`; without
+    the latter any CPU can run it.
 
     Parameters
     ----------
@@ -310,8 +310,7 @@ def stage_for_warpgroups(
     loops_of_block = contraction_loops(sch, block)
     instruction = instruction_for(sch, block, tile)
     *batch, rows, columns, reduction = loops_of_block
-    short = is_constant(sch.get(reduction).extent) and loop_extent(sch, reduction) <= tile.block_k
-    k_tile = tile.block_k * k_tiles_together(sch, reduction, 2 if short else 1, k_tiles)
+    k_tile = tile.block_k * k_tiles_together(sch, reduction, together=k_tiles)
     if pad_to_tile(sch, block, [1] * len(batch) + [tile.block_m, tile.block_n, k_tile]):
         *batch, rows, columns, reduction = sch.get_loops(block)
     loops = tile_for_warpgroups(sch, rows, columns, reduction, tile)

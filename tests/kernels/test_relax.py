@@ -20,12 +20,16 @@ from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.execution import numpy_dtype
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.kernels.codegen.host_code import read_host
-from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, TensorMap
+from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, TensorMap
 from tensorir_ladder.kernels.codegen.lowering import Generated, brought, generate
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler, compile_cubin, require_compiler
 from tensorir_ladder.kernels.relax import TmaContraction, plain_product
+from tensorir_ladder.kernels.stream_k import plans_by_rows
+from tensorir_ladder.kernels.tiles import RoleTile
+from tensorir_ladder.schedules.cost import assumed_machine
 from tensorir_ladder.schedules.rules import NotTaken, narrowed
 from tensorir_ladder.schedules.rules.rule import HOW
+from tensorir_ladder.schedules.workloads import Matmul
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 MACHINE = machine_for("sm_90a")
@@ -98,24 +102,49 @@ def test_what_runs_which_rows_is_said(any_rows: tuple[tirx.PrimFunc, Generated])
     few, some, *many, last = str(any_rows[0].attrs[HOW]).split("; ")
     assert few == "up to 8: decode"
     assert some.startswith("up to 16: wgmma")
-    limits = [int(re.match(r"up to (\d+): TMA, step 12", each)[1]) for each in many]
+    limits = [int(re.match(r"up to (\d+): TMA, step 1[23]", each)[1]) for each in many]
     assert limits == sorted(limits) != []
-    assert last.startswith("TMA, step 12")
-    tiles = {re.search(r"\d+x\d+x\d+/\dx\d", each)[0] for each in (*many, last)}
+    assert last.startswith("TMA, step 13")
+    tiles = {re.search(r"step \d+ \d+x\d+x\d+/\dx\d", each)[0] for each in (*many, last)}
     assert len(brought(tvm.IRModule({"main": any_rows[0]})).functions) == len(tiles)
     assert any_rows[0].script()  # TVM prints it
 
 
-def test_a_long_reduction_of_few_tiles_is_cut() -> None:
-    function = taken(product(None, 512, 8192))
-    made = lowered(function)
-    for rows, most in ((20, 64), (100, 128), (300, 384)):
-        run = read_host(made.host, {"rows": rows})
-        flags, launch = run.launches
-        assert launch.kernel.startswith(f"tma_13_{most}x512x8192")
+def numbers(launch: LaunchPlan) -> list[int]:
+    """What a kernel is told: where the last wave is cut, for how many helpers, how many rows there are."""
+    return [each for each in launch.parameters if isinstance(each, int)]
+
+
+def test_a_long_reduction_of_few_tiles_is_cut_as_its_rows_ask() -> None:
+    made = lowered(taken(product(None, 512, 8192)))
+    told = set()
+    for rows in (20, 200, 300):
+        flags, launch = read_host(made.host, {"rows": rows}).launches
+        assert launch.kernel.startswith("tma_13")
         assert launch.grid == (MACHINE.multiprocessors, 1, 1)
-        assert [each.buffer for each in flags.parameters] == ["flags"]
-        assert next(each for each in launch.parameters if each.buffer == "C").sizes == (512, rows)
+        assert [each.buffer for each in flags.parameters if isinstance(each, PlainBuffer)] == ["flags"]
+        cut, helpers, given = numbers(launch)
+        assert given == rows
+        assert 0 < cut < 128
+        told.add((launch.kernel, helpers, cut))
+    assert len(told) == 3
+
+
+def test_many_tiles_are_shared_out_among_blocks_that_stay() -> None:
+    problem, tile = Matmul(1, 6144, 2048, "float16", "nt"), RoleTile.parse("128x256x64/2x1")
+    made, plans = lowered(taken(product(None, 6144, 2048))), plans_by_rows(problem, tile, assumed_machine(TARGET))
+    for rows in (5000, 7000, 8000, 8192, 8193, 20_000):
+        *flags, launch = read_host(made.host, {"rows": rows}).launches
+        a, b = (next(each for each in launch.parameters if getattr(each, "buffer", "") == name) for name in "AB")
+        assert launch.kernel.startswith("tma_13")
+        assert launch.grid == (MACHINE.multiprocessors, 1, 1)
+        assert (a.box[1], b.box[1]) == (128, 256)
+        cut, helpers, given = numbers(launch)
+        wanted = plans[-(-rows // 128) - 1] if rows <= 8192 else None
+        assert (helpers, cut) == ((wanted.helpers, wanted.cut) if wanted else (0, 0))
+        assert given == rows
+        assert len(flags) == (helpers > 0)  # a kernel in front lowers flags only where there are helpers
+    assert any(plan.helpers for plan in plans)
 
 
 def test_known_rows_have_one_launch_or_none() -> None:
@@ -170,6 +199,7 @@ def emulate(function: tirx.PrimFunc, rows: int, made: Generated, arrays: list[np
 
 CASES: dict[str, tuple[Callable[[], tirx.PrimFunc], tuple[int, ...]]] = {
     "any rows": (lambda: product(None, 264, 1096), (1, 7, 17, 64, 100, 129, 300, 512, 700)),
+    "tiles shared out": (lambda: product(None, 8200, 72), (700,)),
     "residual": (lambda: product(None, 264, 1096, residual=True), (5, 100, 129, 300, 700)),
     "as stored": (lambda: product(None, 136, 264, layout="nn", dtype="bfloat16", residual=True), (9, 130, 600)),
     "known rows": (lambda: product(150, 264, 1096), (150,)),

@@ -19,7 +19,7 @@ from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stamps import Stamps
-from tensorir_ladder.kernels.swapped import swapped, swapped_choices, swapped_cost
+from tensorir_ladder.kernels.swapped import fits_at_once, swapped, swapped_choices, swapped_cost
 from tensorir_ladder.kernels.tiles import HopperTile, RoleTile, SwappedTile, role_choices
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct
@@ -176,15 +176,30 @@ def test_every_tile_of_the_menus_is_legal() -> None:
         for choice in found:
             assert not choice.tile.violations(machine.target, 2, choice.stages), str(choice.tile)
             assert choice.tile.parts <= -(-problem.k // choice.tile.block_k)
-    assert swapped_choices(Matmul(64, 64, 64, "float16"), machine) == []  # one k tile is no part
+    whole = {choice.tile.parts for choice in swapped_choices(Matmul(64, 64, 64, "float16"), machine)}
+    assert whole == {1}  # one k tile is no two parts
 
 
 def test_a_long_reduction_of_few_tiles_is_split() -> None:
     problem = Matmul(104, 168, 3912, "float16")
     best, *_ = found = swapped_choices(problem, hopper())
     assert best.tile.parts > 4
-    whole = next(choice for choice in found if choice.tile.parts <= 2)
-    assert swapped_cost(best, problem, hopper()) < swapped_cost(whole, problem, hopper())
+    whole = next(choice for choice in found if choice.tile.parts == 1)
+    assert swapped_cost(best, problem, hopper()) < swapped_cost(whole, problem, hopper()) / 2
+
+
+@pytest.mark.parametrize(("columns", "parts", "at_once"), [(4096, 2, True), (6144, 1, True), (6144, 2, False)])
+def test_blocks_begin_early_where_each_has_a_multiprocessor(columns: int, parts: int, at_once: bool) -> None:
+    tile = SwappedTile((16, 64, 64), (1, 1), parts)
+    assert fits_at_once(Matmul(16, columns, 4096, "float16", "nt"), tile, hopper()) == at_once
+
+
+def test_clusters_find_no_place_on_every_multiprocessor() -> None:
+    """26 clusters of 5 took two waves on an H200's 132 multiprocessors, and 66 of 2 one."""
+    tiles = {parts: SwappedTile((64, 64, 64), (1, 1), parts) for parts in (2, 5)}
+    problems = {parts: Matmul(64, 64 * clusters, 4096, "float16") for parts, clusters in ((2, 66), (5, 26))}
+    assert [fits_at_once(problems[parts], tiles[parts], hopper()) for parts in (2, 5)] == [True, False]
+    assert fits_at_once(Matmul(64, 64 * 20, 4096, "float16"), tiles[5], hopper())
 
 
 # In the emulator

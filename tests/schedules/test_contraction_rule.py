@@ -206,6 +206,14 @@ def test_a_mask_of_registers_and_constants_keeps_vectors(shifted: bool, width: i
     assert [kernel.count("(float2*)(masked_ptr"), kernel.count("float condval")] == ([32, 0] if width == 2 else [0, 32])
 
 
+def test_a_single_k_tile_is_no_pipeline() -> None:
+    """One multiplication for each 64 rows, of what one barrier has brought together; a second k tile would be zeros."""
+    text = text_of(product(512, 256, 64), HOPPER)
+    kernel = text.split("__global__")[-1]
+    assert kernel.count("wgmma_m64n") == 1
+    assert "wait_group" not in kernel
+
+
 def test_a_block_finds_its_place_without_signs() -> None:
     """Of two numbers of tiles that only run time knows, and a batch: one division, of numbers that are not negative."""
     text = text_of(masked_scores(), HOPPER)
@@ -243,6 +251,9 @@ RIGHT = {
     "a batch": (product(70, 72, 136, batch=3), HOPPER, [{}]),
     "a batch of any rows": (product("m", 72, 136, batch=3), HOPPER, rows(1, 65)),
     "queries and keys": (product("m", "n", 128, batch=2), HOPPER, [*rows(5, n=77), *rows(65, 0, n=8)]),
+    "one k tile": (product("m", 96, 64), HOPPER, rows(0, 5, 130)),
+    "one k tile, ragged": (product(70, 136, 40, epilogue=True), HOPPER, [{}]),
+    "one k tile of an image": (conv2d_nhwc(2, 9, 9, 64, 128, kernel=1, padding=0, dtype="float16"), HOPPER, [{}]),
     "masked scores": (masked_scores(), HOPPER, rows(0, 5, 64, 130)),
     "masked scores, a bias": (masked_scores(True), HOPPER, rows(70)),
     "values": (product("m", 64, "k", batch=2, b_by_columns=False), HOPPER, [*rows(33, k=77), *rows(5, k=592)]),

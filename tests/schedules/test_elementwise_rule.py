@@ -67,6 +67,11 @@ CASES = {
         lambda x, y: x * y, (("n", "m"), ("n", "m")), ({"n": 5, "m": 5}, {"n": 16, "m": 130}), dtype="float32"
     ),
     "rope": Case(rotated, (("n", 4, 64), ("n", 1, 64), ("n", 1, 64)), ({"n": 3},)),
+    "rope_transposed": Case(
+        lambda x, cos, sin: op.permute_dims(rotated(x, cos, sin), [1, 2, 0]),
+        (("n", 2, 64), ("n", 1, 64), ("n", 1, 64)),
+        ({"n": 3}, {"n": 72}),
+    ),
     "concat_aligned": Case(lambda x, y: op.concat([x, y], axis=1), ((8, 16), (8, 24))),
     "concat_ragged": Case(lambda x, y: op.concat([x, y], axis=1), ((8, 7), (8, 9))),
     "concat_transposed": Case(lambda x: op.concat([x, op.permute_dims(x, [1, 0])], axis=1), ((8, 8),)),
@@ -140,6 +145,15 @@ def test_a_transpose_reads_and_writes_vectors_through_shared_memory() -> None:
     assert "__shared__" in text
     for name in ("x0_0", "T_transpose_1"):
         assert re.search(rf"\*\(uint4\*\)\({name}_ptr", text)
+
+
+def test_what_is_transposed_is_computed_before_it_is_staged() -> None:
+    """All operands are read in vectors, once, and what they make is in one tile."""
+    (function,) = CASES["rope_transposed"].functions()
+    whole, *_ = (kernel for kernel in cuda(function).split("__global__") if "__shared__" in kernel)
+    assert whole.count("__shared__") == 1
+    assert len(re.findall(r"= \*\(uint4\*\)\(x\d_", whole)) == 10
+    assert not re.search(r"= x\d_\d_ptr\[", whole)
 
 
 def taken_by(rule: Elementwise, function: tirx.PrimFunc) -> str:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from tvm.s_tir import Schedule
+from tvm.target import Target
 
 from support.cases import STEPS, make_case
 from tensorir_ladder.harness.build import lower, lower_schedule
 from tensorir_ladder.harness.emulation import EmulatorBackend, emulated
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
+from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.schedules import pipeline
 from tensorir_ladder.schedules.passes import needs_of
+from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.recipes import stage_contraction
+from tensorir_ladder.schedules.rules import Contraction
 from tensorir_ladder.schedules.tiles import ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 
+TARGET = Target({"kind": "cuda", "arch": "sm_90a"})
 TILE = ThreadTile(block=(16, 16, 16), thread=(2, 2))
 OTHERWISE = "@!p st.shared"
 
@@ -47,6 +53,13 @@ def test_of_the_steps_only_the_fitted_forms_ask_for_it(number: int) -> None:
     for variant in STEPS[number].variants:
         cuda = lower(make_case(number, shape, variant.name, stages=3)).cuda
         assert ("_zero_fill(" in cuda, OTHERWISE in cuda) == (bool(variant.fits), not variant.fits)
+
+
+def test_the_rules_kernels_ask_for_it() -> None:
+    made = Contraction().apply(Matmul(200, 4096, 1032, "float16", "nt").prim_func(), TARGET, False)
+    cuda = generate(tvm.IRModule({"main": lower_ahead(made.mod["main"], TARGET)}), TARGET, "s_tir").cuda
+    assert "_zero_fill(" in cuda
+    assert OTHERWISE not in cuda
 
 
 @pytest.mark.emulator

@@ -13,10 +13,11 @@ from support.cases import EVERY_VARIANT, STEPS, THREAD_STEPS
 from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.machines import MACHINES, machine_for
 from tensorir_ladder.harness.records import RESULTS, load_records, load_tuned
+from tensorir_ladder.harness.shapes import scheduled_case
 from tensorir_ladder.schedules import cost
 from tensorir_ladder.schedules.cost import choose
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.tiles import Choice, TileSet
+from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.choice import choose_step
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
@@ -165,6 +166,33 @@ def test_the_cheapest_by_the_model_is_near_the_fastest_that_was_measured() -> No
             return cost.choice_cost(STEPS[10].tiles, choice, problem, machine_of(), split=True)
 
         assert speeds[min(speeds, key=cycles)] > 0.95 * max(speeds.values())
+
+
+def test_cycles_by_warps_are_about_what_was_measured() -> None:
+    """Of the tiles that tuning step 7 has timed on an H200: their order, and the time but for a launch."""
+    tuned = [each for each in load_tuned(RESULTS) if each.step == 7 and "H200" in each.environment.gpu]
+    assert len(tuned) >= 2
+    listed = {str(choice.tile) for choice in STEPS[7].tiles_of("fitted").choices}
+    for each in tuned:
+        problem, timed = Matmul(each.m, each.n, each.k), {}
+        for found in each.candidates:
+            if found.ratios and found.tile in listed:
+                choice = Choice(WarpTile.parse(found.tile), found.stages)
+                us = cost.warp_cycles(choice, problem, machine_of()) / cost.CLOCK_GHZ / 1e3
+                timed[choice] = us, statistics.median(found.times_ms) * 1e3
+        _, measured = min(timed.values())
+        assert measured < 1.06 * min(us for _, us in timed.values())
+        assert all(0.6 < measured / modelled < 1.6 for modelled, measured in timed.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=st.tuples(*[st.integers(1, 9000)] * 3), dtype=st.sampled_from(["float32", "float16"]))
+def test_every_shape_gets_what_can_be_built(shape: tuple[int, int, int], dtype: str) -> None:
+    case = scheduled_case(Matmul(*shape, dtype), H200)
+    case.validate()
+    choice, machine = Choice(case.tile, case.stages), H200.for_choices()
+    parts = (cost.warp_parts if dtype == "float32" else cost.wgmma_parts)(case.problem, choice, machine)
+    assert parts == 1 or parts * case.stages <= case.k_tiles
 
 
 def test_rows_that_straddle_lines_cost_more_than_whole_ones() -> None:
