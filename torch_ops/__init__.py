@@ -5,14 +5,15 @@ strides and dtypes come for the first time:
 
 - :mod:`.call`: :func:`matmul` and :func:`describe`; looks up the product of tensors of such forms.
 - (:mod:`.operands`: checks how tensors lie in memory, and finds what must be copied so that TMA can read it.)
-- (:mod:`.choice`: chooses the step, tile and stages, by cost or by what was measured.)
+- (:mod:`.choice`: chooses a kernel, by what was measured or by :mod:`.kernel_cost`; :mod:`.few_rows` is one of them.)
 - :mod:`.product`: copies what must be copied, and launches on the tensors' addresses, in torch's current stream.
 - :mod:`.launcher`: (compiles and loads a kernel;) keeps its launches by addresses, for :mod:`.driver`, the CUDA driver.
 
 Where gradients are recorded or torch traces, :mod:`.custom_op` comes before: torch's operator, derivative and shapes.
 
-What they refuse is said in :mod:`.errors`. ``rates/`` and ``tuned/`` are what was measured of each GPU. Torch and a GPU
-are needed by calls alone; ``__init__.pyi`` lists the names, each of which is loaded when it is first used.
+What they refuse is said in :mod:`.errors`. ``rates/``, ``costs/`` and ``tuned/`` are what was measured of each GPU.
+Torch and a GPU are needed by calls alone; ``__init__.pyi`` lists the names, each of which is loaded when it is first
+used.
 """
 
 import lazy_loader

@@ -352,6 +352,7 @@ class Costs:
         ]
         self._shapes = np.array([_place(each.m, each.n, each.k, each.layout == "nt") for each in shapes])
         self._off, self._weights, self._waves = np.zeros((3, len(self.choices), len(shapes)))
+        self._common = np.zeros(len(shapes))
         if not shapes:
             return
         rows, at, us = np.array([t[0] for t in taken]), np.array([t[1] for t in taken]), np.array([t[2] for t in taken])
@@ -373,6 +374,7 @@ class Costs:
         off = np.where(np.isfinite(guessed), np.log(us / guessed), 0.0)
         common = np.bincount(rows, weights * off) / np.maximum(np.bincount(rows, weights), 1e-9)
         self._off[at, rows], self._weights[at, rows], self._waves[at, rows] = off - common[rows], weights, waves
+        self._common = common
 
     def _guess(self, m: int, n: int, k: int, nt: bool, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Return the formula's microseconds of each choice, and its waves of tiles, as a power of two."""
@@ -397,9 +399,11 @@ class Costs:
         guessed = times[first]
         if len(self._shapes) and batch == 1:
             apart = ((self._shapes - _place(m, n, k, nt)) ** 2).sum(1)
+            near = np.exp(apart * -0.5)
+            times *= math.exp(near @ self._common / (near.sum() + DOUBT))  # what all kernels take longer there
             apart = apart + (((self._waves[first] - waves[first, None]) / NEAR_WAVES) ** 2)
             weights = np.exp(apart * -0.5) * self._weights[first]
-            guessed = guessed * np.exp((weights * self._off[first]).sum(1) / (weights.sum(1) + DOUBT))
+            guessed = times[first] * np.exp((weights * self._off[first]).sum(1) / (weights.sum(1) + DOUBT))
         order = np.argsort(guessed)
         return np.append(first[order], rest), np.append(guessed[order], times[rest])
 
