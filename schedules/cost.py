@@ -221,11 +221,11 @@ def contraction_cycles(
                    + filling the first ring + (parts > 1) adding them up by another kernel
 
     Loading is as fast as the L2 cache, or as what is on its way allows (:data:`LATENCY_CYCLES`), and so is reading,
-    which is of columns where rows are few. Rows that a tile has beyond m are multiplied, and not loaded. Few rows make a product wait for device memory, whatever its tile: then
-    parts and narrow tiles that fill the GPU are the cheapest. A product of few k tiles waits for its results to be
-    stored (``result_bytes`` each, what is read beside them counted): then tiles of which several blocks are resident
-    are cheaper, since one stores while another multiplies. ``filled`` is after how many k tiles the ring is filled
-    anew, by default only for the next tile.
+    which is of columns where rows are few. Rows that a tile has beyond m are multiplied, and not loaded. Few rows make
+    a product wait for device memory, whatever its tile: then parts and narrow tiles that fill the GPU are the cheapest.
+    A product of few k tiles waits for its results to be stored (``result_bytes`` each, what is read beside them
+    counted): then tiles of which several blocks are resident are cheaper, since one stores while another multiplies.
+    ``filled`` is after how many k tiles the ring is filled anew, by default only for the next tile.
     """
     (m, n, k), tile, rates = sizes, choice.tile, machine.rates
     tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
