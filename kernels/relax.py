@@ -226,10 +226,8 @@ class Launch:
             plans = [plan_for(self.product.problem(self.most), tile, machine)]
             if not self.known:
                 plans = plans_by_rows(self.product.problem(self.most), tile, machine)
-                high = tirx.floordiv(rows + (tile.block_m - 1), tile.block_m)
-                numbers |= {
-                    name: _by_count(high, [getattr(plan, name) for plan in plans]) for name in ("helpers", "cut")
-                }
+                for name in ("helpers", "cut"):
+                    numbers[name] = _by_rows(rows, tile.block_m, [getattr(plan, name) for plan in plans])
             flags = any(plan.helpers for plan in plans) and (self.known or numbers["helpers"] > 0)
         elif not self.known:
             blocks = blocks // -(-self.most // tile.block_m) * tirx.floordiv(rows + (tile.block_m - 1), tile.block_m)
@@ -238,13 +236,24 @@ class Launch:
         return unless_empty(made, symbolic_extents(tirx.PrimFunc([self.product.c], tirx.Evaluate(0))))
 
 
-def _by_count(count: tirx.Expr, values: Sequence[int]) -> tirx.Expr:
-    """Return the value that a count, from 1 on, has in a list; 0 beyond it."""
-    chosen: tirx.Expr = tirx.const(0, "int32")
-    for place in range(len(values), 0, -1):
-        if place == len(values) or values[place - 1] != values[place]:
-            chosen = tirx.Select(count <= place, tirx.const(values[place - 1], "int32"), chosen)
-    return chosen
+def _by_rows(rows: tirx.Expr, step: int, values: Sequence[int]) -> tirx.Expr:
+    """Return the first value for up to ``step`` rows, the second for up to twice as many, ...; 0 for more.
+
+    Searched by halves, by comparisons of the rows alone: TVM's passes take seconds over a long chain of choices.
+    """
+    runs: list[tuple[int, int]] = []  # the most rows that each value is for
+    for place, value in enumerate(values, start=1):
+        if runs and runs[-1][1] == value:
+            runs.pop()
+        runs.append((place * step, value))
+
+    def among(few: Sequence[tuple[int, int]]) -> tirx.Expr:
+        if len(few) == 1:
+            return tirx.const(few[0][1], "int32")
+        half = len(few) // 2
+        return tirx.Select(rows <= few[half - 1][0], among(few[:half]), among(few[half:]))
+
+    return tirx.Select(rows <= runs[-1][0], among(runs), tirx.const(0, "int32"))
 
 
 class TmaContraction(Contraction):

@@ -23,7 +23,7 @@ from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
 from tensorir_ladder.schedules.tiles import Choice
 from tensorir_ladder.schedules.workloads import Matmul
 
-PLANNED_ROWS = 8192  # rows beyond which a kernel for any number of them cuts nothing
+PLANNED_ROWS = 2048  # rows beyond which a kernel for any number of them cuts nothing: TVM is slow with long tables
 WORTHWHILE = 0.98  # of the time without: what cutting must save at least
 
 
