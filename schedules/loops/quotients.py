@@ -62,7 +62,7 @@ def _unsigned(function: tirx.PrimFunc) -> tirx.PrimFunc:
         analyzer.update(var, sym.ConstIntBound(0, sym.ConstIntBound.POS_INF))
 
     def note_named(bound: tirx.Bind) -> None:
-        if "int" in str(bound.value.ty.dtype) and analyzer.can_prove(bound.value >= 0):
+        if "int" in str(getattr(bound.value.ty, "dtype", "")) and analyzer.can_prove(bound.value >= 0):
             note_extent(bound.var)
 
     def divided(division: tirx.FloorDiv | tirx.FloorMod) -> ir.Expr:

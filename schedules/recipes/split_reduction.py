@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import tvm_ffi
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -76,9 +77,11 @@ def add_parts(sch: Schedule, split: SplitReduction, threads: int = 256) -> LoopR
     """
     rows, columns, part = sch.get_loops(split.total)
     vector = max(width for width in (4, 2, 1) if loop_extent(sch, columns) % width == 0)
-    if is_constant(sch.get(rows).extent):
+    stored = [sch.get(sch.get_loops(after)[-1]).extent for after in sch.get_consumers(split.total)]
+    whole = all(tvm_ffi.structural_equal(extent, sch.get(columns).extent) for extent in stored)
+    if whole and is_constant(sch.get(rows).extent):
         tile, thread, outputs = sch.split(sch.fuse(rows, columns), [None, threads, vector])
-    else:  # TVM does not see that a vector lies in one row of so many, and keeps a thread all of them
+    else:  # TVM does not see that a vector lies in one row of so many, and a thread would keep all of them
         columns, outputs = sch.split(columns, [None, vector])
         tile, thread = sch.split(sch.fuse(rows, columns), [None, threads])
     sch.reorder(part, outputs)

@@ -151,6 +151,13 @@ def test_parts_are_added_by_a_second_kernel_and_elements_copied_without_one_in_f
     assert widths == [{"4", "8"}, {"16"}]
 
 
+def test_a_thread_that_adds_parts_keeps_its_own_results_alone() -> None:
+    """Also of rows that are longer than what a block of them adds, and cut short when they are stored."""
+    kernel = build((144, 1997, 2130), "fitted", WarpTile.parse("64x128x32/32x64/8x8/1"))
+    assert kernel.launches == 2
+    assert kernel.most_local_bytes <= 1024
+
+
 @pytest.mark.parametrize("tile", [SMALL, SLICED[4]], ids=str)
 def test_neighbours_are_stored_side_by_side(tile: WarpTile) -> None:
     """Lanes store single elements beside each other, where rows are no whole vectors; else a vector each."""
