@@ -1,12 +1,13 @@
 """A rule for products in Relax modules that explicit kernels take: TMA, warpgroups with roles.
 
-A function of a Relax module that is no more than a product of 16-bit matrices gets launches of the kernels of steps 12
-and 13 beside the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of rows::
+A function of a Relax module that is no more than a product of 16-bit matrices gets launches of step 12's kernels
+(:data:`STEPS`) beside the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of
+rows::
 
     if m <= 16: as Contraction                       # few rows: the weights stream past
     elif m <= 256: step 12, tiles of 64 x 192        # tensor maps of the rows at hand, a block for each tile
     ...
-    else: step 13, tiles of 128 x 256                # as many blocks as the GPU runs; how the last wave is cut
+    else: step 12, tiles of 128 x 256
 
 The kernels are linked with the module (:mod:`kernels.host_launch`).
 """
@@ -56,6 +57,7 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
 LOG = logging.getLogger(__name__)
 SCHEDULED_ROWS = 16  # up to so many rows schedules are as fast
+STEPS = (12,)  # whose kernels are launched; step 13's takes any number of rows, too, and was not measured so
 LIMITS = (32, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256))  # of ranges of rows: whole tiles
 MANY_ROWS = 8192  # what rows beyond are taken for
 CUT_CYCLES = 6000  # that sums on their way from helpers to owners take, and the kernel that lowers flags
@@ -318,9 +320,10 @@ class Menu:
         problem = self.product.problem(rows)
         step, cost = 12, role_cost
         choice, cut = self._least(role_cost, problem, 1), self._least(cut_role_cost, problem, 1)
-        if math.prod(choice.tile.counts(problem)[:2]) > FEW_WAVES * self.machine.multiprocessors:
+        many = math.prod(choice.tile.counts(problem)[:2]) > FEW_WAVES * self.machine.multiprocessors
+        if 13 in STEPS and many:
             step, cost, choice = 13, cut_role_cost, self._least(cut_role_cost, problem, HARDLY_SLOWER)
-        elif self._with_sums(cut, problem) <= WORTH_CUTTING * role_cost(choice, problem, self.machine):
+        elif 13 in STEPS and self._with_sums(cut, problem) <= WORTH_CUTTING * role_cost(choice, problem, self.machine):
             step, cost, choice = 13, cut_role_cost, cut
         least = cost(choice, problem, self.machine)
         if before and before.step == step and cost(before.choice, problem, self.machine) <= HARDLY_SLOWER * least:
