@@ -333,6 +333,8 @@ def _cheapest_parts(cycles: Callable[..., float], problem: Matmul, choice: Choic
 
 def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, copied: bool) -> float:
     tile, rates, itemsize = choice.tile, machine.rates, problem.itemsize
+    if not isinstance(tile, WarpTile):
+        raise TypeError(f"{tile} is no tile of warps on ordinary cores")
     m, n, k = problem.m, problem.n, problem.k
     unaligned = _unaligned(problem, VECTOR_BYTES)
     k_of_part = math.ceil(-(-k // tile.block_k) / parts) * tile.block_k
@@ -341,8 +343,9 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     blocks, resident = block_count(problem, tile) * parts, _resident(choice, machine, itemsize, registers)
     busiest = -(-blocks // machine.multiprocessors)
     last = busiest % resident  # blocks of the last round, which hide less
-    together = ((busiest - last, resident), (last, last))
-    turns = sum(count * _turns(tile, blocks_there, rates) for count, blocks_there in together if count)
+    turns = sum(
+        count * _turns(tile, there, rates) for count, there in ((busiest - last, resident), (last, last)) if count
+    )
     multiplying = turns * tile.block_m * tile.block_n * k_of_part / SIMT_MULTIPLY_ADDS
     front = 0.0
     if copied:

@@ -55,7 +55,7 @@ class Explanation:
 def explain(mod: ir.IRModule, target: Target | str | dict[str, object], kernels: bool = True) -> Explanation:
     """Say what the pipeline "tensorir_ladder" does with each function of a module for ``target``; changes nothing.
 
-    ``kernels`` is the pipeline's.
+    ``kernels`` is the pipeline's: whether explicit kernels are launched for plain products.
 
     Operators of Relax are made functions and fused first, as the pipeline does. The rules are really tried, which
     takes as long as compiling with them.
@@ -68,8 +68,8 @@ def explain(mod: ir.IRModule, target: Target | str | dict[str, object], kernels:
     ours = rules_with(target, kernels)
     mod = fuse_operators(target)(mod)
     functions = {name.name_hint: function for name, function in mod.functions_items()}
-    kernels = {name: function for name, function in sorted(functions.items()) if isinstance(function, tirx.PrimFunc)}
-    return Explanation(tuple(_row(name, function, target, ours) for name, function in kernels.items()))
+    in_tir = {name: function for name, function in sorted(functions.items()) if isinstance(function, tirx.PrimFunc)}
+    return Explanation(tuple(_row(name, function, target, ours) for name, function in in_tir.items()))
 
 
 def _row(name: str, function: tirx.PrimFunc, target: Target, ours: tuple[Rule, ...]) -> Row:
