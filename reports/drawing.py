@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from tensorir_ladder.harness.records import Record, StreamRecord
@@ -42,9 +43,11 @@ def mark(axis: Axis, places: Sequence[float], form: str) -> None:
     axis.set_major_formatter(f"{{x:{form}}}")
 
 
-def note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], align: str = "left") -> None:
+def note(
+    axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], align: str = "left"
+) -> Annotation:
     """Write a text beside a place; the offset is in points."""
-    axes.annotate(text, place, xytext=offset, textcoords="offset points", ha=align, fontsize=9)
+    return axes.annotate(text, place, xytext=offset, textcoords="offset points", ha=align, fontsize=9)
 
 
 def rounds_and_days(records: Sequence[Record | StreamRecord]) -> str:

@@ -6,15 +6,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
-from tensorir_ladder.harness.records import ShapeGroup, shape_text
+from tensorir_ladder.harness.records import ShapeGroup, ShapeRecord, shape_text
 from tensorir_ladder.reports.cases import grouped, slug
 from tensorir_ladder.reports.cells import Table
 from tensorir_ladder.reports.drawing import CUBLAS, PALETTE, canvas, finish, mark, note, rounds_and_days
 
 RATIOS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0)  # marked, as far as there are such
-MOST_NAMED = 12  # in a picture: more names than that hide each other
+MOST_NAMED = 12  # in a picture
+BESIDE = (
+    ("left", (5, -3)),
+    ("right", (-5, -3)),
+    ("left", (5, -12)),
+    ("right", (-5, -12)),
+    ("left", (5, 5)),
+    ("right", (-5, 5)),
+)
+POINT = 4  # pixels from a point's middle that no name may hide
 
 
 @dataclass(frozen=True)
@@ -80,9 +91,6 @@ def shapes_figure(section: ShapeSection) -> Figure:
     for some, color, label in ((winners, PALETTE[2], "at least as fast"), (losers, PALETTE[3], "slower")):
         places = [record.intensity for record in some], [record.ratio_to_cublas for record in some]
         axes.plot(*places, "o", color=color, markersize=4, label=f"{label}: {len(some)}")
-    for number, record in enumerate(losers[:MOST_NAMED]):
-        align, side = (("left", 5), ("right", -5))[number % 2]
-        note(axes, shape_text(record.shape), (record.intensity, record.ratio_to_cublas), (side, -3), align)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
@@ -90,6 +98,28 @@ def shapes_figure(section: ShapeSection) -> Figure:
     axes.margins(x=0.12)
     axes.set_xlabel("operations for each byte of operands and result (logarithmic)")
     axes.set_ylabel("speed ÷ cuBLAS's speed, same rounds (logarithmic)")
-    named = f" The worst {MOST_NAMED} of {len(losers)} slower ones are named." if len(losers) > MOST_NAMED else ""
+    named = " Slower ones are named, the worst first, where a name finds room." if losers else ""
     caption = f"{own['count']} shapes, geometric mean {own['geomean']:.3f}.{named} {rounds_and_days(records)}"
-    return finish(figure, panels, caption)
+    finish(figure, panels, caption)
+    _name(figure, axes, losers[:MOST_NAMED], records)
+    return figure
+
+
+def _name(figure: Figure, axes: Axes, some: Sequence[ShapeRecord], records: Sequence[ShapeRecord]) -> None:
+    """Write shapes beside their points, each where it hides no point and no other name, and leaves no axis."""
+    figure.draw_without_rendering()
+    places = axes.transData.transform([(record.intensity, record.ratio_to_cublas) for record in records])
+    hidden = [Bbox.from_extents(x - POINT, y - POINT, x + POINT, y + POINT) for x, y in places]
+    height = axes.transData.transform((1.0, 1.0))[1]
+    hidden.append(Bbox.from_extents(axes.bbox.x0, height - 2, axes.bbox.x1, height + 2))  # the line of cuBLAS
+    for record in some:
+        for align, offset in BESIDE:
+            place = record.intensity, record.ratio_to_cublas
+            text = note(axes, shape_text(record.shape), place, offset, align)
+            text.set_in_layout(False)
+            box = text.get_window_extent()
+            inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1
+            if inside and not box.count_overlaps(hidden):
+                hidden.append(box)
+                break
+            text.remove()
