@@ -16,10 +16,13 @@ from support.reports_fixtures import record
 from tensorir_ladder.harness import cli
 from tensorir_ladder.harness.commands import (
     bandwidth,
+    bench,
+    build,
     drawing,
     fuzz,
     kernels,
     measuring,
+    menu,
     model,
     mutants,
     nests,
@@ -31,6 +34,7 @@ from tensorir_ladder.harness.fleet import hosting, search
 from tensorir_ladder.harness.records import RecordError
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.reports import plot
+from tensorir_ladder.reports.web import machine_code
 from tensorir_ladder.schedules.errors import IllegalSchedule
 
 Command = Callable[..., Outcome]
@@ -231,6 +235,10 @@ def test_drawn_command_lines_end_with_a_documented_status(
         (rules, "draw"),
         (model, "_built"),
         (model, "verify_model"),
+        (bench, "build_ahead"),
+        (build, "build_ahead"),
+        (menu, "build_ahead"),
+        (machine_code, "lower"),
         (mutants, "plan"),
         (rebuild, "ProcessPoolExecutor"),
         (sanitize, "prepare"),
