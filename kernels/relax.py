@@ -204,7 +204,7 @@ class Launch:
 
     @property
     def kernel(self) -> tuple[Choice, int]:
-        """What the product's kernels are told from each other by."""
+        """Tell the product's kernels from each other: by tile, stages and step."""
         return self.choice, self.step
 
     def code(self, target: Target, machine: Machine) -> DeviceCode:

@@ -187,7 +187,7 @@ def cut_role_cost(choice: Choice, problem: Matmul, machine: Machine, parts: int 
 
 @T.meta_class
 class TileRows:
-    """How many rows of tiles so many rows are, in a register: TVM's arithmetic on what is not known leaves 32 bits."""
+    """Keep the count of rows of tiles in a register: TVM's arithmetic on a number it does not know leaves 32 bits."""
 
     def __init__(self, rows: Expr, height: int) -> None:
         self.count = T.local_scalar("int32")

@@ -205,7 +205,7 @@ class Forms:
 
 
 class KTile:
-    """What a k tile takes in each kernel, where rows of the operands lie so: multiplying, loading, and its turn.
+    """Hold what a k tile takes in each kernel, where rows of the operands lie so: multiplying, loading, and its turn.
 
     ``all_busy`` is its time while all multiprocessors load. ``n``, ``k`` and ``nt`` (B is stored transposed) say which
     rows lie across cache lines.
@@ -334,7 +334,7 @@ def exchanged_choice(
 
 
 class Costs:
-    """What a product takes by each of some kernels on a GPU: ``choices``, and :class:`Streamed` behind them."""
+    """Estimate what a product takes by each kernel on a GPU: ``choices``, and :class:`Streamed` behind them."""
 
     def __init__(self, choices: Sequence[Choice], file: CostFile, multiprocessors: int) -> None:
         self.choices: list[Choice | Streamed] = [*choices, Streamed()]
