@@ -25,6 +25,7 @@ from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.rules.for_target import dlight_target
 from tensorir_ladder.schedules.rules.rule import BY, HOW, is_scheduled
+from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 
 LADDER = "tensorir_ladder"
 UNNAMED = "TVM's default"  # who schedules what no rule takes
@@ -179,7 +180,7 @@ def build(model: Model, value: int, rules: RuleSet, machine: Machine, compiler: 
         return compile_cubin(source, machine.arch, compiler).data
 
     module = model.exported(value)[0]
-    with cuda_compiler(deliver), PassContext(instruments=[watch.instrument()]):
+    with import_quickly(), cuda_compiler(deliver), PassContext(instruments=[watch.instrument()]):
         executable = tvm.compile(module, target, relax_pipeline=pipeline)
     texts = cuda_texts(executable)
     for text in texts if compiler is not None else ():
@@ -214,7 +215,7 @@ def _rule_of(before: tirx.PrimFunc, function: tirx.PrimFunc, watch: _Watch, targ
         return f"{OURS}: {function.attrs[BY]}{how and f' ({how})'}"[:LONGEST]
     if not is_scheduled(function):
         return UNNAMED
-    with dlight_target(target) as named:
+    with dlight_target(target) as named, import_quickly():
         for rule in dlight_rules():
             made = rule.apply(before, named, False)
             if made is not None and _same_kernel(made, function):

@@ -11,6 +11,7 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target
 from tensorir_ladder.schedules.rules.relax_pipeline import fuse_operators, rules_with
 from tensorir_ladder.schedules.rules.rule import HOW, Rule, is_scheduled
+from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 
 NOBODY, ALREADY = "none", "already scheduled"
 
@@ -86,7 +87,7 @@ def _row(name: str, function: tirx.PrimFunc, target: Target, ours: tuple[Rule, .
             left.append((rule.name, str(reason)))
         except Exception as defect:  # noqa: BLE001 - the rule leaves the function then, and dlight schedules it
             left.append((rule.name, f"failed, a defect of the rule: {type(defect).__name__}: {defect}"))
-    with dlight_target(target) as named:
+    with dlight_target(target) as named, import_quickly():
         for theirs in dlight_rules():
             if theirs.apply(function, named, False) is not None:
                 return Row(name, f"dlight.gpu.{type(theirs).__name__}", "", tuple(left))
