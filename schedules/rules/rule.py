@@ -39,6 +39,7 @@ class Rule(ScheduleRule):
     """Schedules functions of one shape; what remains to be written is :meth:`schedule`."""
 
     name = ""
+    numbers_elements = False  # whether kernels compare elements' numbers, and not rows and columns apart
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> Schedule | tirx.PrimFunc:
         """Return a schedule for a function, or the function already lowered.
@@ -68,7 +69,7 @@ class Rule(ScheduleRule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
         _check_buffers(scheduled)
         divided = divide_without_signs()(tvm.IRModule({"main": scheduled}))["main"]
-        return _closed(limit_indices(divided)).with_attr(BY, self.name)
+        return _closed(limit_indices(divided, self.numbers_elements)).with_attr(BY, self.name)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
         """Return the scheduled function as dlight takes it, or None where the next rule has its turn.
