@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     of_a_range = "a range names the usual ones in it"
     parser.add_argument("--seq", help=f"tokens of llama-layer and mlp: 1,512 | 1-8192, {of_a_range} (usual ones)")
     parser.add_argument("--batch", help=f"batches of vit-block, resnet50 and resnet50-convs ({_usual('batch')})")
-    parser.add_argument("--rows", help=f"rows of llama-linears ({_usual('rows')})")
+    parser.add_argument("--rows", help=f"rows of llama-linears and functions ({_usual('rows')})")
     what = "; ".join(f"{each.name}: {each.what}" for each in RULES.values())
     parser.add_argument("--rules", default=",".join(RULES), help=f"sets of schedule rules: a list (all). {what}")
     parser.add_argument("--no-torch-compile", action="store_true", help="leave torch.compile out, which takes a while")

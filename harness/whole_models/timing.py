@@ -116,7 +116,7 @@ class TorchForms:
 
     def __init__(self, torch: Any, model: Model, compiles: bool) -> None:
         self.torch, self.forms = torch, eager.forms(torch, model)
-        if compiles and model.kind not in ("linear", "conv"):
+        if compiles and model.kind not in ("linear", "conv", "function"):
             self.forms[COMPILED] = torch.compile(self.forms["torch"])
         if model.kind == "linear":
             self.forms[COPY] = lambda _x, stored: stored[COPY][1].copy_(stored[COPY][0])
