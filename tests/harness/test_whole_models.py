@@ -88,6 +88,14 @@ def test_small_models_are_what_they_are_defined_as(family: str) -> None:
         assert 0 < found.max_error <= found.tolerance
 
 
+def test_small_functions_are_what_they_are_defined_as() -> None:
+    models = FAMILIES["functions"].models(True)
+    assert len(models) >= 30
+    for model in models:
+        found = verify_model(model, 7, RULES["stock"], MACHINE, LlvmBackend(), 7, emulated=False)
+        assert found.max_error <= found.tolerance > 0
+
+
 def test_one_build_of_a_layer_is_right_at_all_lengths(llama: Running) -> None:
     for value in (1, 7, 9):
         x, weights = drawn(small("llama-layer"), value)
@@ -480,6 +488,10 @@ def test_tables_say_how_rules_compare() -> None:
     assert line[0] == "6144x4096"
     assert line[-1] == "0.50"
     assert linears.header[1:3] == ("1 row", "512 rows")
+    (functions,) = model_tables([made_up("function-relu", 4096, attention=False)])
+    assert functions.rows[0][:3] == ("relu", "4096", "2.000")
+    assert "**4.00**" in functions.rows[0][3]
+    assert "of 1 timed beside dlight, 0 are slower" in functions.note
 
 
 def test_a_table_of_functions_compares_those_of_one_name() -> None:

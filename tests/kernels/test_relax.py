@@ -352,13 +352,9 @@ class OnGpu:
         """Compile it as a user of TVM does."""
         monkeypatch.setattr(kernels_of_relax, "STEPS", self.steps)
         rows = "rows" if self.rows is None else self.rows
-        shapes = {
-            "x": nn.spec.Tensor([rows, self.k], self.dtype),
-            "residual": nn.spec.Tensor([rows, self.n], self.dtype),
-        }
-        mod = Product(self.n, self.k, self.layout, self.dtype, self.added).export_tvm(
-            spec={"forward": {"x": x, "residual": residual}}
-        )[0]
+        x, residual = (nn.spec.Tensor([rows, columns], self.dtype) for columns in (self.k, self.n))
+        layer = Product(self.n, self.k, self.layout, self.dtype, self.added)
+        mod = layer.export_tvm(spec={"forward": {"x": x, "residual": residual}})[0]
         made = relax.get_pipeline("tensorir_ladder", target=TARGET)(mod)
         said = " ".join(str(f.attrs[HOW]) for f in made.functions.values() if f.attrs and HOW in f.attrs)
         assert all(f"TMA, step {step}" in said for step in self.steps if self.added != "bias")
