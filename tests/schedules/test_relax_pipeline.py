@@ -310,3 +310,45 @@ def test_dequantised_weights_are_read_by_the_product(name: str) -> None:
     assert len(functions_of(changed)) == count, list(functions_of(changed))
     arrays = arrays_of(mod)
     same(outputs(changed, arrays), outputs(mod, arrays), "float16")
+
+
+def widened(x: relax.Expr) -> relax.Expr:
+    """Numbers made wider element by element."""
+    return relax.op.astype(x, "float32")
+
+
+WIDENED: dict[str, tuple[dict[str, tuple], Callable[..., relax.Expr], list[str]]] = {
+    # name: inputs, the function, the dtypes of what its functions give
+    "softmax of scores": (
+        {"x": ((2, "seq", 16), "float16"), "w": ((2, 16, 24), "float16")},
+        lambda x, w: relax.op.astype(relax.op.nn.softmax(widened(relax.op.matmul(x, w))), "float16"),
+        ["float16", "float16"],
+    ),
+    "a sum": ({"x": (("seq", 64), "float16")}, lambda x: relax.op.sum(widened(x), axis=[0]), ["float32"]),
+    "read twice": ({"x": (("seq", 64), "float16")}, lambda x: _summed_twice(x), ["float32"] * 4),
+    "by a product": (
+        {"x": (("seq", 64), "float16"), "w": ((64, 48), "float32")},
+        lambda x, w: relax.op.matmul(widened(x), w),
+        ["float32", "float32"],
+    ),
+    "no wider": (
+        {"x": (("seq", 64), "float16")},
+        lambda x: relax.op.sum(relax.op.add(x, x), axis=[1]),
+        ["float16"],  # as TVM fuses it
+    ),
+}
+
+
+def _summed_twice(x: relax.Expr) -> relax.Expr:
+    wider = relax.BlockBuilder.current().emit(widened(x))
+    return relax.op.add(relax.op.sum(wider, axis=[0]), relax.op.max(wider, axis=[0]))
+
+
+@pytest.mark.parametrize("name", WIDENED)
+def test_rows_read_what_was_narrow_before(name: str) -> None:
+    inputs, body, results = WIDENED[name]
+    mod = made_of(inputs, body)
+    changed = fuse_operators(CPU)(mod)
+    assert [str(function.params[-1].dtype) for function in functions_of(changed).values()] == results
+    arrays = arrays_of(mod)
+    same(outputs(changed, arrays), outputs(mod, arrays), "float16")
