@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -33,12 +34,12 @@ from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDataba
 from tensorir_ladder.harness.fleet.hosting import Host
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Module, Request
 from tensorir_ladder.harness.fleet.processes import FleetError, Process
-from tensorir_ladder.harness.fleet.ranking import modelled_cost, ranked_by_model
+from tensorir_ladder.harness.fleet.ranking import modelled_costs, ranked_by_model, reached_by_model
 from tensorir_ladder.harness.fleet.search import FleetSearch, Plans
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.race import Plan
 from tensorir_ladder.harness.records import RecordError, TunedConfig, decode, load_tuned
-from tensorir_ladder.harness.tuning import TuningSpace, candidates, described, identity
+from tensorir_ladder.harness.tuning import TuningSpace, candidates
 from tensorir_ladder.schedules.tiles import Choice, ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -162,39 +163,56 @@ def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
         hosting.visible_gpus(3)
 
 
+def spaces_of(step: int, shape: tuple[int, int, int], dtype: str = "float32") -> list[Case]:
+    """The legal candidates of a step's space on an H200."""
+    case = Case.default(STEPS[step], Matmul(*shape, dtype), machine_for("sm_90a").of_gpu("NVIDIA H200", 132))
+    return candidates(case, TuningSpace.of(case.step))[0]
+
+
 def test_the_model_asks_for_several_tiles_before_another_stage_count_of_one() -> None:
-    case = make_case(5, (512, 512, 512))
-    legal, _ = candidates(case, TuningSpace.of(case.step))
-    ranked = ranked_by_model(legal)
+    legal = spaces_of(5, (512, 512, 512))
+    ranked, costs = ranked_by_model(legal), dict(zip(legal, modelled_costs(legal)))
     assert sorted(map(str, ranked)) == sorted(map(str, legal))
-    first = ranked[:8]
-    assert len({each.tile for each in first}) >= 4
-    assert ranked[0].tile == min(legal, key=modelled_cost).tile
-    by_tile = [modelled_cost(each) for each in legal if each.tile == ranked[0].tile]
-    assert modelled_cost(ranked[0]) == min(by_tile)
+    assert len({each.tile for each in ranked[:8]}) >= 4
+    assert costs[ranked[0]] == min(costs.values())
 
 
-def test_on_tensor_cores_the_most_stages_of_a_tile_come_first() -> None:
-    case = make_case(12, (1024, 1024, 14336))
-    legal, _ = candidates(case, TuningSpace.of(case.step))
-    ranked = ranked_by_model(legal)
-    for tile in {each.tile for each in legal}:
-        stages = [each.stages_built for each in ranked if each.tile == tile]
-        assert stages == sorted(stages, reverse=True)
+def test_by_warpgroups_the_most_stages_of_a_tile_come_first_and_nearly_all_tiles() -> None:
+    for step in (10, 11, 12, 13):
+        legal = spaces_of(step, (1280, 1280, 14336), "float16")
+        ranked = ranked_by_model(legal)
+        assert sorted(map(str, ranked)) == sorted(map(str, legal))
+        assert len({each.tile for each in ranked[:8]}) >= 6
+        for tile in {each.tile for each in legal}:
+            stages = [each.stages_built for each in ranked if each.tile == tile]
+            assert stages[0] == max(stages)
+
+
+def test_after_the_most_stages_comes_room_for_another_block_where_blocks_come_and_go() -> None:
+    tile = "64x128x64/1x1"
+    of_step = {step: ranked_by_model(spaces_of(step, (1280, 1280, 14336), "float16")) for step in (12, 13)}
+    stages = {
+        step: [each.stages_built for each in ranked if str(each.tile) == tile] for step, ranked in of_step.items()
+    }
+    assert stages == {12: [8, 4, 6, 3], 13: [8, 6, 4, 3]}
+
+
+def test_kernels_of_the_call_are_ranked_by_times_even_where_a_ring_cannot_turn() -> None:
+    for step in (11, 12, 13):
+        for shape in ((64, 64, 64), (8, 128, 64), (4096, 4096, 4096)):
+            costs = modelled_costs(spaces_of(step, shape, "float16"))
+            assert all(0 < cost < 1e6 for cost in costs)
+    half, whole = (modelled_costs(spaces_of(10, (1024,) * 3, dtype)) for dtype in ("float16", "bfloat16"))
+    assert half == whole
 
 
 def test_of_the_recorded_searches_the_models_eight_hold_the_best() -> None:
-    """Of steps 9 and 10, whose whole spaces were measured."""
-    recorded = [each for each in load_tuned() if each.step in (9, 10) and each.seen == each.legal]
+    """Of tensor cores' steps, where whole spaces were measured: 98 % of the best's speed, and 95 % in each."""
+    recorded = [each for each in load_tuned() if each.step >= 9 and each.seen == each.legal]
     assert recorded
-    for tuned in recorded:
-        problem = Matmul(tuned.m, tuned.n, tuned.k, tuned.dtype, tuned.layout, tuned.out_dtype)
-        case = Case.default(STEPS[tuned.step], problem, machine_for("sm_90a"))
-        legal, _ = candidates(case, TuningSpace.of(case.step))
-        first = {identity(described(each)) for each in ranked_by_model(legal)[:8]}
-        speeds = {identity(each): each.ratios[0] for each in tuned.candidates if each.ratios}
-        best_of_first = max(speed for key, speed in speeds.items() if key in first)
-        assert best_of_first >= 0.95 * max(speeds.values())
+    shares = [reached_by_model(tuned, 8) for tuned in recorded]
+    assert min(shares) >= 0.95
+    assert statistics.geometric_mean(shares) >= 0.98
 
 
 # A GPU's server, on a made-up GPU
