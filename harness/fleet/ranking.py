@@ -101,7 +101,9 @@ def reached_by_model(tuned: TunedConfig, most: int) -> float:
 
     As a part of the speed of the best of all, both over cuBLAS in the search's first rounds.
     """
-    machine = machine_for(tuned.arch).of_gpu(tuned.environment.gpu, tuned.environment.multiprocessors or None)
+    machine, where = machine_for(tuned.arch), tuned.environment
+    if where.multiprocessors:
+        machine = machine.of_gpu(where.gpu, where.multiprocessors)
     problem = Matmul(tuned.m, tuned.n, tuned.k, tuned.dtype, tuned.layout, tuned.out_dtype)
     case = Case.default(find_steps()[tuned.step], problem, machine)
     legal, _ = candidates(case, TuningSpace.of(case.step, machine.has_cp_async))
