@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -96,12 +97,14 @@ def _tune_fleet(options: argparse.Namespace, command: str) -> int:
     from tensorir_ladder.harness.commands.fleet_lines import FleetLines
     from tensorir_ladder.harness.environment import tree_state
     from tensorir_ladder.harness.fleet import asking, hosting, search
+    from tensorir_ladder.harness.fleet.crew import Crew
     from tensorir_ladder.harness.fleet.messages import Identity
     from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
     from tensorir_ladder.kernels.codegen import toolchain
 
+    begun = time.monotonic()
     compiler = toolchain.require_compiler().version if options.on == "gpu" else "llvm"
-    key = options.key or "gpu"
+    key, jobs = options.key or "gpu", options.jobs or os.cpu_count() or 1
 
     def cases(like: Identity) -> list[Case]:
         arch = like.arch or DEFAULT_ARCH
@@ -113,19 +116,20 @@ def _tune_fleet(options: argparse.Namespace, command: str) -> int:
     with ExitStack() as stack:
         lines = stack.enter_context(FleetLines())
         tracker = options.tracker and asking.Tracker(*options.tracker, key)
-        if options.gpus is not None:
-            devices = hosting.devices(options.on, options.gpus)
+        devices = hosting.devices(options.on, options.gpus) if options.gpus is not None else []
+        crew = stack.enter_context(Crew(jobs, len(devices)))
+        if devices:
             tracker = stack.enter_context(hosting.Host(options.on, devices, key, say=lines.say)).tracker
         plans = search.Plans(
             None if options.exhaustive else options.candidates or CANDIDATES,
             options.retune,
-            options.jobs or os.cpu_count() or 1,
+            jobs,
             seed=options.seed,
         )
         tree = tree_state(options.revision)
         out = options.out or RESULTS
         fleet = search.FleetSearch(
-            tracker, options.on, out, command, plans, lines, compiler, tree, expected=options.gpus or 0
+            tracker, options.on, out, command, plans, lines, compiler, tree, len(devices), crew, begun
         )
         found = fleet.run(cases)
     for tuned in found:

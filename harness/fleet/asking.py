@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, Answer, Identity, Request
+from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, PREPARE, Answer, Identity, Request
 from tensorir_ladder.harness.fleet.processes import FleetError
 from tensorir_ladder.harness.records import RecordError, decode
 
@@ -116,6 +116,13 @@ class Trouble:
     none: bool = False
 
 
+def warm_up() -> bool:
+    """Import what asking needs, while servers start."""
+    from tvm import rpc
+
+    return bool(rpc)
+
+
 def take_server(
     tracker: Tracker, wanted: int, patience_s: float, like: Identity | None = None
 ) -> tuple[str, Identity] | Trouble:
@@ -135,6 +142,15 @@ def take_server(
     if other := like and like.differs(_held.identity):
         return Trouble(f"the server at {_held.where} has {other}; it is left out", none=True)
     return _held.where, _held.identity
+
+
+def prepare_server() -> bool:
+    """Have the server that :func:`take_server` took begin what its first measurement would wait for."""
+    try:
+        return _held is not None and bool(_held.session.get_function(PREPARE)())
+    except Exception:  # noqa: BLE001 - TVM's, of a connection that ended; who measures next is told
+        let_go()
+        return False
 
 
 def measure(tracker: Tracker, request: Request, turn_s: float) -> Answer | Trouble:

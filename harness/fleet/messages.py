@@ -11,7 +11,8 @@ from tensorir_ladder.harness.records import GpuState, Method, Timing
 from tensorir_ladder.harness.records.parts import Arch, Count, Extent, GpuName, Title
 from tensorir_ladder.schedules.workloads import Matmul
 
-IDENTITY, MEASURE = "tensorir_ladder.identity", "tensorir_ladder.measure"  # functions of a server
+# Functions of a server.
+IDENTITY, PREPARE, MEASURE = (f"tensorir_ladder.{name}" for name in ("identity", "prepare", "measure"))
 
 
 @dataclass(frozen=True)

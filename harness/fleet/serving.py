@@ -24,7 +24,7 @@ import tvm_ffi
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.environment import ROOT, gpu_identity, host_cpu, sources_digest, versions
 from tensorir_ladder.harness.execution import LlvmBackend
-from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, Answer, Identity, Module, Request
+from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, PREPARE, Answer, Identity, Module, Request
 from tensorir_ladder.harness.fleet.processes import end_group
 from tensorir_ladder.harness.race import Contender, Plan, Rounds
 from tensorir_ladder.harness.records import GpuState, Method, Timing, decode
@@ -37,6 +37,13 @@ LLVM_VERSIONS = {"tvm": tvm.__version__, "numpy": np.__version__}
 NOTHING = GpuState(0.0, 0.0, 0.0, 0.0)  # of a CPU: no clocks, no power
 
 
+def warm_up(place: str) -> bool:
+    """Import what a server needs, once, not in each session."""
+    if place == "gpu" and find_spec("torch"):
+        import torch  # noqa: F401
+    return True
+
+
 def start_server(place: str, host: str, tracker: tuple[str, int], key: str, address: str | None) -> int:
     """Serve in this process until it ends; return the port. ``address``: where others reach it, if not at ``host``."""
     import multiprocessing
@@ -44,9 +51,9 @@ def start_server(place: str, host: str, tracker: tuple[str, int], key: str, addr
     from tvm.rpc.server import PopenRPCServerState
 
     multiprocessing.set_start_method("fork", force=True)  # TVM's: a session takes over this process's functions
-    if place == "gpu" and find_spec("torch"):
-        import torch  # noqa: F401 - once, not in each session
+    warm_up(place)
     tvm_ffi.register_global_func(IDENTITY, functools.partial(_identity, place), override=True)
+    tvm_ffi.register_global_func(PREPARE, lambda: _place(place).prepare(), override=True)
     tvm_ffi.register_global_func(MEASURE, functools.partial(_measure, place), override=True)
     state = PopenRPCServerState(host, *PORTS, tracker_addr=tracker, key=key, custom_addr=address, silent=True)
     PopenRPCServerState.current = state
@@ -109,6 +116,10 @@ class Place:
             self._arena[wanted] = self._new_arena(*wanted)
         return self._arena[wanted]
 
+    def prepare(self) -> bool:
+        """Begin what a first measurement would wait for."""
+        return True
+
     def _new_arena(self, problem: Matmul, first_seed: int) -> Any:
         raise NotImplementedError
 
@@ -139,6 +150,15 @@ class GpuPlace(Place):
         made_by = {name: text for name, text in versions(backend, "").items() if text}
         sources = sources_digest(ROOT)
         super().__init__(backend, Identity(**known, arch=execution.gpu_arch(), versions=made_by, sources=sources))
+
+    def prepare(self) -> bool:
+        """Load cuBLAS and what checks outputs."""
+        torch = self.backend.torch
+        for dtype in (torch.float16, torch.float64):
+            square = torch.ones((256, 256), device="cuda", dtype=dtype)
+            torch.mm(square, square)
+        torch.cuda.synchronize()
+        return True
 
     def _new_arena(self, problem: Matmul, first_seed: int) -> Any:
         from tensorir_ladder.harness.cublas import Arena

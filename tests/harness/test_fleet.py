@@ -342,7 +342,10 @@ def test_a_full_disk_leaves_the_database_as_it_was(tmp_path: Path, monkeypatch: 
 def test_candidates_are_measured_and_kept(host: Host, tmp_path: Path) -> None:
     listener = Listener()
     found = a_search(host, tmp_path, listener).run(cases_of(SHAPE, (48, 32, 32)))
-    assert [(tuned.m, tuned.seen, tuned.verdict != "alone") for tuned in found] == [(32, 4, True), (48, 4, True)]
+    assert [(tuned.m, tuned.seen, tuned.verdict != "alone") for tuned in found] == [
+        (32, 5, True),
+        (48, 5, True),
+    ]  # four by the model, and the default
     for tuned in found:
         timed = [candidate for candidate in tuned.candidates if candidate.status == "timed"]
         assert {candidate.measured_on.gpu_uuid for candidate in timed} <= set(DEVICES)
@@ -352,12 +355,12 @@ def test_candidates_are_measured_and_kept(host: Host, tmp_path: Path) -> None:
     assert told <= {*DEVICES, "done"}
     assert sorted(load_tuned(tmp_path), key=lambda tuned: tuned.m) == found
     (database,) = tmp_path.glob("*-tvm")
-    assert len(ms.database.JSONDatabase(work_dir=str(database))) == 8
+    assert len(ms.database.JSONDatabase(work_dir=str(database))) == 10
     again = Listener()
     assert a_search(host, tmp_path, again).run(cases_of(SHAPE, (48, 32, 32))) == found
-    assert again.lanes == {}
+    assert {*again.lanes[0], *again.lanes[1]} == {"done"}
     more = a_search(host, tmp_path, again, candidates=6).run(cases_of(SHAPE))
-    assert (more[0].seen, len(ms.database.JSONDatabase(work_dir=str(database)))) == (6, 10)
+    assert (more[0].seen, len(ms.database.JSONDatabase(work_dir=str(database)))) == (7, 12)
 
 
 @pytest.mark.emulator
@@ -440,7 +443,7 @@ def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on(
     monkeypatch.undo()
     listener = Listener()
     (tuned,) = a_search(host, tmp_path, listener).run(cases_of(SHAPE))
-    assert tuned.seen == 4
+    assert tuned.seen == 5
     assert any("going on with an unfinished search" in line for line in listener.lines)
 
 
@@ -456,7 +459,7 @@ def test_what_is_killed_is_made_good(part: str, tmp_path: Path) -> None:
         (tuned,) = search.run(cases_of(SHAPE))
         alive = descendants()
     assert listener.acted
-    assert (tuned.seen, {candidate.status for candidate in tuned.candidates} - {"illegal"}) == (6, {"timed"})
+    assert (tuned.seen, {candidate.status for candidate in tuned.candidates} - {"illegal"}) == (7, {"timed"})
     assert_gone([process for process in alive if process.pid not in before])
 
 
@@ -469,8 +472,8 @@ def kill(part: str, host: Host, search: FleetSearch) -> None:
         "both servers": servers,
         "session": sessions[:1],
         "tracker": [host.processes["tracker"]],
-        "asker": [search._askers[0].pid],
-        "builder": [search._builders[0].pid],
+        "asker": [search._crew.askers[0].pid],
+        "builder": [search._crew.builders[0].pid],
     }[part]
     assert pids
     for pid in pids:
@@ -496,7 +499,7 @@ def test_a_server_that_does_not_come_back_is_reported(tmp_path: Path, monkeypatc
         search = a_search(host, tmp_path, listener, candidates=6, patience_s=2.0)
         listener.at, listener.act = 3, partial(kill, "server", host, search)
         (tuned,) = search.run(cases_of(SHAPE))
-    assert tuned.seen == 6
+    assert tuned.seen == 7
     assert any("is not started again" in line for line in listener.lines)
 
 
@@ -520,6 +523,6 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_goes_on(tmp_path: Pa
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert "going on with an unfinished search" in again.stderr
-    assert json.loads(next(tmp_path.glob("*-fleet.jsonl")).read_text())["timed"] <= 6 - known + 1
+    assert json.loads(next(tmp_path.glob("*-fleet.jsonl")).read_text())["timed"] <= 7 - known + 1
     (tuned,) = load_tuned(tmp_path)
-    assert tuned.seen == 6
+    assert tuned.seen == 7
