@@ -84,7 +84,8 @@ class Request:
 class Answer:
     """Answer a request: times of its modules and then of cuBLAS's forms, or which module is not right, and why.
 
-    ``status`` "failed": the server could not measure, whatever the modules.
+    ``status`` "failed": the server could not measure, whatever the modules. All of it took ``took_s``, and checking
+    outputs ``checking_s`` of that.
     """
 
     status: Literal["timed", "wrong", "failed"]
@@ -96,6 +97,7 @@ class Answer:
     before: GpuState | None = None
     after: GpuState | None = None
     took_s: float = field(default=0.0)
+    checking_s: float = field(default=0.0)
 
 
 def file_name(content: bytes) -> str:

@@ -226,7 +226,8 @@ class FleetSearch:
         self._why = ""  # the last lane had no server
         self._known = self._lost = self._timed = self._measured = 0
         self._starting_s = 0.0
-        self._busy_s: dict[str, float] = {}
+        self._busy_s: Counter[str] = Counter()
+        self._checking_s: Counter[str] = Counter()
         self._waiting_s: Counter[str] = Counter()
 
     def run(self, cases: Callable[[Identity], list[Case]]) -> list[TunedConfig]:
@@ -339,7 +340,8 @@ class FleetSearch:
         if isinstance(kernels, NotBuilt):
             raise FleetError(f"{case.step.name} {case.problem.shape}: {kernels.why}")
         database = Database(self._session, case, space, kernels)
-        kept = None if self._plans.retune else database.stored()
+        with self._condition:  # in which lanes write what is read here
+            kept = None if self._plans.retune else database.stored()
         legal = len(candidates(case, space)[0])
         wanted = legal if self._plans.candidates is None else min(self._plans.candidates, legal)
         journal, known = None, kept.candidates if kept else ()
@@ -559,8 +561,8 @@ class FleetSearch:
             if isinstance(answer, Trouble) or answer.status == "failed" or answer.wrong not in ("", *labels):
                 self._again(job, answer.why)
                 return
-            busy = self._busy_s.get(answer.identity.gpu_uuid, 0.0)
-            self._busy_s[answer.identity.gpu_uuid] = busy + answer.took_s
+            self._busy_s[answer.identity.gpu_uuid] += answer.took_s
+            self._checking_s[answer.identity.gpu_uuid] += answer.checking_s
             if answer.status == "wrong":
                 self._note_wrong(job, labels[answer.wrong], answer.why)
             elif final:
@@ -670,6 +672,7 @@ class FleetSearch:
                 wall_s=wall_s,
                 starting_s=self._starting_s,
                 measuring_s=tuple(self._busy_s.values()),
+                checking_s=tuple(self._checking_s[uuid] for uuid in self._busy_s),
                 waiting_s=tuple(self._waiting_s[uuid] for uuid in self._busy_s),
                 versions=self._session.versions,
                 **self._tree,

@@ -40,6 +40,7 @@ from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.race import Plan
 from tensorir_ladder.harness.records import RecordError, TunedConfig, decode, load_tuned
 from tensorir_ladder.harness.tuning import TuningSpace, candidates
+from tensorir_ladder.harness.verify import matmul_trial
 from tensorir_ladder.schedules.tiles import Choice, ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -267,6 +268,34 @@ def test_a_module_that_is_wrong_is_named_and_not_timed(asked: Callable[..., Answ
     answer = asked("right")
     assert (answer.status, answer.wrong) == ("wrong", "right")
     assert "did not do the work" in answer.why
+
+
+def test_trials_are_kept_for_the_next_module_and_drawn_anew_before_one_is_called_wrong(
+    asked: Callable[..., Answer], gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, str]] = []
+
+    def draw(problem: Matmul, backend: object, seed: int, data: str, math: str) -> object:
+        drawn.append((seed, data))
+        return matmul_trial(problem, backend, seed, data, math)
+
+    monkeypatch.setattr(serving, "matmul_trial", draw)
+    for label in ("one", "two"):
+        assert asked(label).status == "timed"
+    assert len(drawn) == len(set(drawn)) == 3
+    place = serving._place("gpu")
+    for trial in place._trials.values():
+        trial.reference[...] += 1.0  # as a module might that writes where it should not
+    assert asked("three").status == "timed"
+    assert len(drawn) == 6
+    gpu.corrupt = lambda label, output: output.fill(0) if label == "four" else None
+    assert asked("four").wrong == "four"
+    monkeypatch.setattr(place, "_room", lambda: 0)
+    gpu.corrupt = lambda label, output: None
+    drawn.clear()
+    for label in ("five", "six"):
+        assert asked(label).status == "timed"
+    assert len(drawn) == 6
 
 
 def test_what_goes_wrong_on_the_server_is_told(asked: Callable[..., Answer], gpu: FakeGpu) -> None:
