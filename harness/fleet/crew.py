@@ -32,6 +32,7 @@ class Crew:
         self.lost, self._closed = 0, False
         self._work: PriorityQueue[tuple[float, int, Future, Callable[..., Any], tuple]] = PriorityQueue()
         self._numbers = itertools.count()
+        self._asked: dict[tuple[Callable[..., Any], tuple], Future] = {}
         self.builders = [Process(behind=True) for _ in range(jobs)]
         for process in self.builders:
             threading.Thread(target=self._build, args=(process,), daemon=True).start()
@@ -52,19 +53,21 @@ class Crew:
         return self.askers[:number]
 
     def build(self, urgency: float, work: Callable[..., Any], *arguments: Any) -> Future:
-        """Have a process do ``work(*arguments)``: the least ``urgency`` first, then what was asked for first.
+        """Have a process do ``work(*arguments)``, once: the least ``urgency`` first, then what was asked for first.
 
         NotBuilt where no process lives to do it.
         """
-        future: Future = Future()
-        self._work.put((urgency, next(self._numbers), future, work, arguments))
-        return future
+        known = self._asked.get((work, arguments))
+        if known is None:
+            known = self._asked[work, arguments] = Future()
+            self._work.put((urgency, next(self._numbers), known, work, arguments))
+        return known
 
     def close(self) -> None:
         """End all processes; what was not built is not."""
         self._closed = True
-        for _ in self.builders:
-            self.build(LAST, building.warm_up)
+        for number in range(len(self.builders)):
+            self.build(LAST, building.warm_up, number)  # which nobody does any more: who waits for work is woken
         for process in (*self.builders, *self.askers):
             process.close()
 

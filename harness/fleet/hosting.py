@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
+from tensorir_ladder.harness.execution import arch_of
 from tensorir_ladder.harness.fleet.asking import Tracker
 from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process, require_rpc
 from tensorir_ladder.harness.fleet.serving import start_server, warm_up
 from tensorir_ladder.harness.fleet.tracking import start_tracker
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, UnknownTarget, machine_for
 
 if TYPE_CHECKING:
     from typing import Self
@@ -42,6 +44,20 @@ def visible_gpus(count: int | None = None) -> list[str]:
     if not found or (count or 0) > len(found):
         raise FleetError(f"--gpus {count}: this host has {len(found)}; give fewer, or a --tracker of several hosts")
     return found[:count]
+
+
+def likely_machine(place: str, device: str) -> Machine | None:
+    """Describe the machine of one of :func:`devices` before its server can; None where that takes more than NVML."""
+    if place == "llvm":
+        return machine_for(DEFAULT_ARCH)
+    try:
+        pynvml.nvmlInit()
+        by_number = pynvml.nvmlDeviceGetHandleByIndex(int(device)) if device.isdigit() else None
+        gpu = by_number or pynvml.nvmlDeviceGetHandleByUUID(device)
+        arch = arch_of(*pynvml.nvmlDeviceGetCudaComputeCapability(gpu))
+        return machine_for(arch).of_gpu(str(pynvml.nvmlDeviceGetName(gpu)))
+    except (pynvml.NVMLError, UnknownTarget):
+        return None
 
 
 def devices(place: str, count: int | None) -> list[str]:

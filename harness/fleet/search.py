@@ -187,6 +187,30 @@ class _Job:
         return f"{self.task.name} {described(self.case).name if self.case else 'the finalists'}"
 
 
+def build_ahead(crew: Crew, place: str, compiler: str, plans: Plans, cases: Sequence[Case]) -> None:
+    """Have a crew begin, while servers start, with what a search of ``cases`` asks for first: a build for each process.
+
+    Of a search for another machine than that of ``cases`` nothing is ready then.
+    """
+    left = plans.jobs
+    for number, case in enumerate(cases):
+        space = TuningSpace.of(case.step, case.machine.has_cp_async)
+        legal, _ = candidates(case, space)
+        asked = _asked_first(case, legal, plans.candidates)[:left]
+        if not asked:
+            break
+        crew.build(number, kernels_digest, compiler, case, space)
+        for each in asked:
+            crew.build(number, building.build, each, place)
+        left -= len(asked)
+
+
+def _asked_first(case: Case, legal: list[Case], most: int | None) -> list[Case]:
+    """List what is measured: the best by the model, and always the default."""
+    asked, default = ranked_by_model(legal)[:most], default_case(case)
+    return asked if default in asked or default not in legal else [default, *asked]
+
+
 class FleetSearch:
     """Tunes cases on all servers of a tracker's key; ``expected`` of them were just started.
 
@@ -349,9 +373,7 @@ class FleetSearch:
             kept, journal = None, stack.enter_context(database.journal())
             known = tuple(candidate for batch in journal.entries for candidate in batch) or known
         search = Findings(case, space, known)
-        asked, default = ranked_by_model(search.legal)[:wanted], default_case(case)
-        if default in search.legal and default not in asked:
-            asked = [default, *asked]  # always, beside what the model asks for
+        asked = _asked_first(case, search.legal, wanted)
         task = _Task(case, search, database, journal, deque(case for case in asked if case not in search.found))
         task.best, task.tuned = next(iter(search.ranked()), None), kept
         if kept:
