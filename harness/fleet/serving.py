@@ -56,7 +56,9 @@ def start_server(place: str, host: str, tracker: tuple[str, int], key: str, addr
     tvm_ffi.register_global_func(IDENTITY, functools.partial(_identity, place), override=True)
     tvm_ffi.register_global_func(PREPARE, lambda: _place(place).prepare(), override=True)
     tvm_ffi.register_global_func(MEASURE, functools.partial(_measure, place), override=True)
-    state = PopenRPCServerState(host, *PORTS, tracker_addr=tracker, key=key, custom_addr=address, silent=True)
+    # An address that is reused may be bound by two that start at once, of which one cannot listen then.
+    told = {"tracker_addr": tracker, "key": key, "custom_addr": address, "silent": True, "reuse_addr": False}
+    state = PopenRPCServerState(host, *PORTS, **told)
     PopenRPCServerState.current = state
     threading.Thread(target=end_after, args=(state.thread,), daemon=True).start()
     return state.port
