@@ -86,6 +86,7 @@ def _tune_here(options: argparse.Namespace, command: str) -> int:
 
 
 def _tune_fleet(options: argparse.Namespace, command: str) -> int:
+    begun = time.monotonic()
     if options.gpus is not None and options.tracker is not None:
         raise UsageError("--gpus starts a tracker and --tracker uses one; give one of them")
     if options.exhaustive and options.candidates is not None:
@@ -102,7 +103,6 @@ def _tune_fleet(options: argparse.Namespace, command: str) -> int:
     from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
     from tensorir_ladder.kernels.codegen import toolchain
 
-    begun = time.monotonic()
     compiler = toolchain.require_compiler().version if options.on == "gpu" else "llvm"
     key, jobs = options.key or "gpu", options.jobs or os.cpu_count() or 1
 

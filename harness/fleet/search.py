@@ -666,20 +666,21 @@ class FleetSearch:
         tuned = task.database.save(task.search, judged(cases, rounds, costs.__getitem__), None)
         task.journal.finish()
         task.tuned = tuned
+        self._choice_digest(task)
         self._measured += 1
         beside = f"{tuned.time_ms:.4f} ms, {tuned.ratio_to_cublas:.3f} of {tuned.fastest_baseline.label}"
         self._watcher.say(f"{task.name}: {tuned.verdict}, {tuned.winner.name}: {beside}")
 
     def _keep_choices(self, tasks: list[_Task]) -> None:
         """Write down, for products of torch tensors, what was found among the kernels that they choose from."""
-        made = [
-            (self._crew.build(FIRST, kernel_digest, *chosen), found)
-            for task in tasks
-            if (chosen := chosen_of(task.case, task.tuned)) and (found := task.tuned)
-        ]
-        for digest, tuned in made:
-            if isinstance(digest.result(), str):
-                keep_choice(self._out, tuned, digest.result())
+        for task, digest in [(task, self._choice_digest(task)) for task in tasks]:
+            if digest and isinstance(digest.result(), str):
+                keep_choice(self._out, task.tuned, digest.result())
+
+    def _choice_digest(self, task: _Task) -> Future | None:
+        """Have the digest made of the kernel that products of torch tensors would take, if they choose from such."""
+        chosen = chosen_of(task.case, task.tuned)
+        return self._crew.build(task.urgency, kernel_digest, *chosen) if chosen else None
 
     def _record(self, wall_s: float) -> None:
         if self._measured:

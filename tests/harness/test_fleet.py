@@ -12,10 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -27,19 +30,20 @@ from tvm.s_tir import meta_schedule as ms
 from support.cases import STEPS, Outcome, make_case, redeclare
 from support.fake_gpu import FakeArena, FakeGpu
 from tensorir_ladder.harness.build import Case, lower
-from tensorir_ladder.harness.fleet import hosting, serving
+from tensorir_ladder.harness.fleet import building, hosting, serving
 from tensorir_ladder.harness.fleet.asking import Tracker
 from tensorir_ladder.harness.fleet.building import CONFIG, tuning_entry
+from tensorir_ladder.harness.fleet.crew import Crew
 from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDatabase
 from tensorir_ladder.harness.fleet.hosting import Host
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Module, Request
-from tensorir_ladder.harness.fleet.processes import FleetError, Process
+from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process
 from tensorir_ladder.harness.fleet.ranking import modelled_costs, ranked_by_model, reached_by_model
-from tensorir_ladder.harness.fleet.search import FleetSearch, Plans
+from tensorir_ladder.harness.fleet.search import FleetSearch, Plans, _Task, build_ahead
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.race import Plan
-from tensorir_ladder.harness.records import RecordError, TunedConfig, decode, load_tuned
-from tensorir_ladder.harness.tuning import TuningSpace, candidates
+from tensorir_ladder.harness.records import FleetRun, RecordError, TunedConfig, decode, load_tuned, read_places
+from tensorir_ladder.harness.tuning import Findings, TuningSpace, candidates, described
 from tensorir_ladder.harness.verify import matmul_trial
 from tensorir_ladder.schedules.tiles import Choice, ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
@@ -87,13 +91,20 @@ def cases_of(*shapes: tuple[int, int, int], step: int = 3) -> Callable[[Identity
 
 
 def descendants() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children(recursive=True) if process.status() != "zombie"]
+    return [process for process in psutil.Process().children(recursive=True) if lives(process)]
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != "zombie"
+    except psutil.NoSuchProcess:
+        return False
 
 
 def assert_gone(processes: list[psutil.Process], limit_s: float = 5.0) -> None:
     """None of the processes runs after a moment."""
     _, alive = psutil.wait_procs(processes, timeout=limit_s)
-    assert [process for process in alive if process.is_running() and process.status() != "zombie"] == []
+    assert list(filter(lives, alive)) == []
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +225,121 @@ def test_of_the_recorded_searches_the_models_eight_hold_the_best() -> None:
     shares = [reached_by_model(tuned, 8) for tuned in recorded]
     assert min(shares) >= 0.95
     assert statistics.geometric_mean(shares) >= 0.98
+
+
+# Who builds, and what is measured next
+
+
+class Told:
+    """Stands in for a process: notes what it is asked for, from when it is let go."""
+
+    asked: ClassVar[list[object]]
+    released: ClassVar[threading.Event]
+
+    def __init__(self, **_how: object) -> None:
+        self.fails = 1
+
+    def ask(self, work: Callable[..., object], *arguments: object, limit_s: float | None = None) -> object:
+        if work is building.warm_up:
+            return self.released.wait(10)
+        self.asked.append(arguments)
+        if arguments == ("ends",) and self.fails:
+            self.fails = 0
+            raise Lost("its process ended")
+        return work(*arguments)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> type[Told]:
+    """Crews of stand-ins, which do nothing before they are released."""
+    Told.asked, Told.released = [], threading.Event()
+    monkeypatch.setattr("tensorir_ladder.harness.fleet.crew.Process", Told)
+    return Told
+
+
+def test_the_most_urgent_is_built_first_and_nothing_twice(told: type[Told]) -> None:
+    with Crew(1) as crew:
+        late, soon = crew.build(5, str, "late"), crew.build(1, str, "soon")
+        again, first = crew.build(0, str, "late"), crew.build(-1, str, "first")
+        told.released.set()
+        assert [future.result(10) for future in (late, soon, first)] == ["late", "soon", "first"]
+    assert again is late
+    assert told.asked == [("first",), ("soon",), ("late",)]
+
+
+def test_a_build_whose_process_ends_is_done_again_and_one_that_fails_says_so(told: type[Told]) -> None:
+    told.released.set()
+    with Crew(1) as crew:
+        assert crew.build(0, str, "ends").result(10) == "ends"
+        assert crew.lost == 1
+        with pytest.raises(ValueError, match="invalid literal"):
+            crew.build(0, int, "x").result(10)
+        assert crew.build(0, str, "goes on").result(10) == "goes on"
+
+
+def test_what_is_built_ahead_is_what_the_search_asks_for_first(told: type[Told]) -> None:
+    cases, plans = cases_of(SHAPE, (48, 32, 32))(None), Plans(candidates=4, jobs=7)
+    with Crew(1) as crew:
+        build_ahead(crew, "llvm", "llvm", plans, cases)
+        asked = [arguments for _, arguments in crew._asked]
+    assert [each[0].problem.m for each in asked if each[1:] == ("llvm",)] == [32] * 5 + [48] * 2
+    assert [each[1].problem.m for each in asked if each[0] == "llvm"] == [32, 48]  # digests
+
+
+def a_task(search: FleetSearch, shape: tuple[int, int, int], left: int) -> _Task:
+    """A task of which two candidates are timed and ``left`` are built; so is what its finalists take."""
+    (case,) = cases_of(shape)(None)
+    findings = Findings(case, TuningSpace.of(case.step))
+    timed, waiting = findings.legal[:2], deque(findings.legal[2 : 2 + left])
+    findings.found |= {each: replace(described(each), times_ms=(1.0,), ratios=(0.5,)) for each in timed}
+    task = _Task(case, findings, None, None, waiting, best=timed[0])
+    done: Future = Future()
+    done.set_result(None)
+    task.builds = dict.fromkeys((*timed, *waiting), done)
+    for each in task.likely_finalists:
+        task.builds[each] = task.checks[each] = done
+    search._tasks.append(task)
+    return task
+
+
+def test_a_lane_finishes_a_product_before_the_next_and_helps_others_at_last(told: type[Told], tmp_path: Path) -> None:
+    place = (Tracker("127.0.0.1", 1, "k"), "llvm", tmp_path, "a command", Plans(jobs=1), Listener(), "llvm", TREE)
+    search = FleetSearch(*place)
+    mine, others, nobodys = (a_task(search, (m, 32, 32), 1) for m in (32, 48, 64))
+    search._lanes = {0: mine.case.problem, 1: others.case.problem}
+    picked = []
+    while (job := search._pick(0)) is not None:
+        picked.append((job.task, job.case is None))
+        search._lanes[0] = job.task.case.problem
+        if job.case is None:
+            job.task.failure = RuntimeError("done")
+    assert picked == [(task, final) for task in (mine, nobodys, others) for final in (False, True)]
+
+
+def test_the_machine_is_known_before_its_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"nvmlInit": None, "nvmlDeviceGetCudaComputeCapability": (9, 0), "nvmlDeviceGetName": "NVIDIA H200"}
+    answers |= {"nvmlDeviceGetHandleByUUID": 1, "nvmlDeviceGetHandleByIndex": 1}
+    for name, answer in answers.items():
+        monkeypatch.setattr(hosting.pynvml, name, lambda *_, answer=answer: answer)
+    expected = machine_for("sm_90a").of_gpu("NVIDIA H200", 132)
+    assert hosting.likely_machine("gpu", "GPU-1") == hosting.likely_machine("gpu", "0") == expected
+    monkeypatch.setattr(hosting.pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA of tomorrow")
+    assert hosting.likely_machine("gpu", "0") is None
+
+
+@pytest.mark.emulator
+def test_only_servers_import_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import pathlib; pathlib.Path(__file__).with_name('imported').touch()")
+    for torch in (False, True):
+        process = Process({"PYTHONPATH": str(tmp_path)}, torch=torch)
+        try:
+            assert process.ask(building.warm_up)
+        finally:
+            process.close()
+        assert (tmp_path / "imported").exists() == torch
 
 
 # A GPU's server, on a made-up GPU
@@ -383,6 +509,10 @@ def test_candidates_are_measured_and_kept(host: Host, tmp_path: Path) -> None:
     told = {text.split()[0] for texts in listener.lanes.values() for text in texts}
     assert told <= {*DEVICES, "done"}
     assert sorted(load_tuned(tmp_path), key=lambda tuned: tuned.m) == found
+    (run,) = read_places(tmp_path, FleetRun).values()
+    assert 0 < run.starting_s < run.wall_s
+    assert all(0 < checking < busy < run.wall_s for checking, busy in zip(run.checking_s, run.measuring_s))
+    assert len(run.waiting_s) == len(run.gpu_uuids)
     (database,) = tmp_path.glob("*-tvm")
     assert len(ms.database.JSONDatabase(work_dir=str(database))) == 10
     again = Listener()
