@@ -332,7 +332,9 @@ def test_the_machine_is_known_before_its_server_is(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.emulator
 def test_only_servers_import_torch(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("import pathlib; pathlib.Path(__file__).with_name('imported').touch()")
+    (tmp_path / "torch.py").write_text(
+        "import pathlib; pathlib.Path(__file__).with_name('imported').touch(); raise ImportError"
+    )
     for torch in (False, True):
         process = Process({"PYTHONPATH": str(tmp_path)}, torch=torch)
         try:
