@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, Answer, Identity, Request
+from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, PREPARE, Answer, Identity, Request
 from tensorir_ladder.harness.fleet.processes import FleetError
 from tensorir_ladder.harness.records import RecordError, decode
 
@@ -24,6 +24,7 @@ ANSWER_S = 10.0  # that a tracker may take for an answer
 POLL_S = 0.25
 SESSION_S = 600  # a server ends a session that lasts longer, in which a kernel hangs, say
 KEEP_S = 300.0  # so long a driver keeps one
+LOOKS = 5  # in each turn, at whether others wait: a tracker takes 50 ms to answer
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Tracker:
 
         try:
             with socket.create_connection((self.host, self.port), timeout=ANSWER_S) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # questions go in two pieces
                 connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
                 (magic,) = struct.unpack("<i", base.recvall(connection, 4))
                 if magic != base.RPC_TRACKER_MAGIC:
@@ -102,6 +104,7 @@ class _Held:
     where: str
     identity: Identity
     since: float = field(default_factory=time.monotonic)
+    looked: float = 0.0
     uploaded: set[str] = field(default_factory=set)
 
 
@@ -114,6 +117,13 @@ class Trouble:
 
     why: str
     none: bool = False
+
+
+def warm_up() -> bool:
+    """Import what asking needs, while servers start."""
+    from tvm import rpc
+
+    return bool(rpc)
 
 
 def take_server(
@@ -137,6 +147,15 @@ def take_server(
     return _held.where, _held.identity
 
 
+def prepare_server() -> bool:
+    """Have the server that :func:`take_server` took begin what its first measurement would wait for."""
+    try:
+        return _held is not None and bool(_held.session.get_function(PREPARE)())
+    except Exception:  # noqa: BLE001 - TVM's, of a connection that ended; who measures next is told
+        let_go()
+        return False
+
+
 def measure(tracker: Tracker, request: Request, turn_s: float) -> Answer | Trouble:
     """Have a request answered by the server that :func:`take_server` took; see :func:`yield_server`."""
     held = _held
@@ -158,8 +177,15 @@ def measure(tracker: Tracker, request: Request, turn_s: float) -> Answer | Troub
 
 def yield_server(tracker: Tracker, turn_s: float) -> None:
     """Let a server go that was held for KEEP_S, or for ``turn_s`` while somebody else waits for one."""
-    age = time.monotonic() - _held.since if _held else 0.0
-    if age > KEEP_S or (age > turn_s and _others_wait(tracker)):
+    if _held is None:
+        return
+    now = time.monotonic()
+    age = now - _held.since
+    if age > turn_s and now - _held.looked > turn_s / LOOKS:
+        _held.looked = now
+        if _others_wait(tracker):
+            let_go()
+    if age > KEEP_S:
         let_go()
 
 
