@@ -55,7 +55,7 @@ class Rows(Rule):
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return the function with a kernel of its own; NotTaken for one that is no chain over the same rows."""
-        source = v.read_source(func)
+        source = v.read_source(func, self.numbers_elements)
         reductions = reductions_of(source.computations)
         if not reductions:
             raise NotTaken("a function without a reduction", remedy=LEAVE)

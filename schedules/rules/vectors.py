@@ -80,8 +80,8 @@ class Source:
         return [*parameters, *self.workspaces]
 
 
-def read_source(function: tirx.PrimFunc) -> Source:
-    """Read a function that is not scheduled yet.
+def read_source(function: tirx.PrimFunc, numbered: bool = True) -> Source:
+    """Read a function that is not scheduled yet; ``numbered`` is :func:`schedules.rules.limits.limit_of`'s.
 
     Raises
     ------
@@ -95,15 +95,17 @@ def read_source(function: tirx.PrimFunc) -> Source:
         if count > MOST_ELEMENTS:
             raise NotTaken("a buffer is beyond 32-bit indexing", value=count, limit=MOST_ELEMENTS, remedy=LEAVE)
     outputs = tuple(c for c in computations if c.buffer in buffers)
-    extents, prologue = _narrow_extents(buffers)
+    extents, prologue = _narrow_extents(buffers, numbered)
     return Source(function, tuple(computations), outputs, extents, prologue)
 
 
-def _narrow_extents(buffers: Sequence[tirx.Var]) -> tuple[dict[tirx.Var, ir.Expr], tuple[tirx.Stmt, ...]]:
+def _narrow_extents(
+    buffers: Sequence[tirx.Var], numbered: bool
+) -> tuple[dict[tirx.Var, ir.Expr], tuple[tirx.Stmt, ...]]:
     """Return what stands for each symbolic extent in 32 bits, and what binds it, once these suffice."""
     extents: dict[tirx.Var, ir.Expr] = {}
     wide = [buffer for buffer in buffers if any(str(e.ty.dtype) != "int32" and variables_in(e) for e in buffer.shape)]
-    bound: list[tirx.Stmt] = [limit_of(buffer) for buffer in wide]
+    bound: list[tirx.Stmt] = [limit_of(buffer, numbered) for buffer in wide]
     for symbol in [symbol for buffer in buffers for extent in buffer.shape for symbol in variables_in(extent)]:
         if symbol not in extents and str(symbol.ty.dtype) != "int32":
             extents[symbol] = tirx.Var(str(symbol.name), "int32")
