@@ -203,7 +203,7 @@ def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: in
     hide = rates.simt_warps_to_hide if ordinary else rates.tensor_warps_to_hide
     edge = rates.simt_edge if ordinary else rates.tensor_edge
     per_multiprocessor = -(-block_count(problem, tile) * parts // machine.multiprocessors)
-    resident = _resident(choice, machine, problem.itemsize)
+    resident = resident_blocks(choice, machine, problem.itemsize)
     warps = min(per_multiprocessor, resident) * tile.threads_per_block / WARP * (1 + tile.steps_ahead)
     edges = 1 + edge * (1 / tile.block_m + 1 / tile.block_n)
     return per_multiprocessor / parts * tile.block_m * tile.block_n * (1 + hide / warps) * edges
@@ -245,7 +245,7 @@ def contraction_cycles(
     tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
     k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
     busiest = -(-tiles // machine.multiprocessors)
-    together = min(busiest, _resident(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
+    together = min(busiest, resident_blocks(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
     rounds = -(-busiest // together)
     brought = (min(m, tile.block_m) * lines[0] + min(n, tile.block_n) * lines[1]) * tile.block_k * itemsize
     by_wgmma = isinstance(tile, WarpgroupTile)
@@ -340,7 +340,7 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     k_of_part = math.ceil(-(-k // tile.block_k) / parts) * tile.block_k
     straight = any(unaligned) and not copied
     registers = STRAIGHT_REGISTERS if straight else 0
-    blocks, resident = block_count(problem, tile) * parts, _resident(choice, machine, itemsize, registers)
+    blocks, resident = block_count(problem, tile) * parts, resident_blocks(choice, machine, itemsize, registers)
     busiest = -(-blocks // machine.multiprocessors)
     last = busiest % resident  # blocks of the last round, which hide less
     turns = sum(
@@ -395,7 +395,7 @@ def _adding_cycles(m: int, n: int, parts: int, machine: Machine) -> float:
     return rates.launch_cycles + LATENCY_CYCLES + sums / fast
 
 
-def _resident(choice: Choice, machine: Machine, itemsize: int, more_registers: int = 0) -> int:
+def resident_blocks(choice: Choice, machine: Machine, itemsize: int, more_registers: int = 0) -> int:
     """Return how many blocks of a choice a multiprocessor holds at once, one at least."""
     tile, limits = choice.tile, machine.target.attrs
     by_shared = int(limits["max_shared_memory_per_block"]) // tile.smem_bytes(itemsize, choice.stages)

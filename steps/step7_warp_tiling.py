@@ -42,13 +42,14 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from tensorir_ladder.schedules.cost import copied_first, warp_cycles, warp_parts
+from tensorir_ladder.schedules.cost import copied_first, resident_blocks, warp_cycles, warp_parts
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.loops import (
     add_slices,
     bind_grid,
     bind_warps,
     interleave_lanes,
+    keep_resident,
     pad_to_tile,
     raster_blocks,
     sum_slices,
@@ -93,6 +94,7 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
         store_through_shared(sch, sums, grid, tile.threads, scope)
     if variant == "fitted":
         fill_with_zeros(sch, loops.row)
+        keep_resident(sch, loops.row, resident_blocks(Choice(tile, stages), config.machine, problem.itemsize))
     write_back = accumulate_in_registers(sch, sums, lane)
     vectorize_write_back(sch, write_back, lane, unroll_scalars=True)
     if tile.slices > 1:
