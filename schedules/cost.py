@@ -125,7 +125,6 @@ SIMT_WAITED = 1.2  # warps that hide latency: where operands are read ahead, its
 SHARED_BYTES_PER_CYCLE = 128
 STRAIGHT_EDGE = 3.6  # instructions of an element that is copied by itself, where a multiply-add is one
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
-STRAIGHT_REGISTERS = 32  # that their addresses and predicates take, seen in these kernels' cubins
 STRADDLING = 2.0  # cache lines that rows of a k tile touch, over those that they would fill
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
@@ -339,8 +338,7 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     unaligned = _unaligned(problem, VECTOR_BYTES)
     k_of_part = math.ceil(-(-k // tile.block_k) / parts) * tile.block_k
     straight = any(unaligned) and not copied
-    registers = STRAIGHT_REGISTERS if straight else 0
-    blocks, resident = block_count(problem, tile) * parts, resident_blocks(choice, machine, itemsize, registers)
+    blocks, resident = block_count(problem, tile) * parts, resident_blocks(choice, machine, itemsize)
     busiest = -(-blocks // machine.multiprocessors)
     last = busiest % resident  # blocks of the last round, which hide less
     turns = sum(
@@ -395,11 +393,11 @@ def _adding_cycles(m: int, n: int, parts: int, machine: Machine) -> float:
     return rates.launch_cycles + LATENCY_CYCLES + sums / fast
 
 
-def resident_blocks(choice: Choice, machine: Machine, itemsize: int, more_registers: int = 0) -> int:
+def resident_blocks(choice: Choice, machine: Machine, itemsize: int) -> int:
     """Return how many blocks of a choice a multiprocessor holds at once, one at least."""
     tile, limits = choice.tile, machine.target.attrs
     by_shared = int(limits["max_shared_memory_per_block"]) // tile.smem_bytes(itemsize, choice.stages)
-    by_registers = int(limits["registers_per_block"]) // ((tile.registers + more_registers) * tile.threads_per_block)
+    by_registers = int(limits["registers_per_block"]) // (tile.registers * tile.threads_per_block)
     return max(1, min(by_shared, by_registers))
 
 
