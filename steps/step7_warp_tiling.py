@@ -50,6 +50,7 @@ from tensorir_ladder.schedules.loops import (
     bind_warps,
     interleave_lanes,
     keep_resident,
+    keep_rolled,
     pad_to_tile,
     raster_blocks,
     sum_slices,
@@ -71,6 +72,8 @@ from tensorir_ladder.schedules.recipes import add_parts, split_reduction
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.step import Config, Step, Variant, checked
+
+COPIES_TOGETHER = 8  # of single elements, that a thread with many sums has registers for
 
 
 @checked
@@ -100,7 +103,9 @@ def schedule(problem: Matmul, config: Config) -> Schedule:
     if tile.slices > 1:
         add_slices(sch, block, grid, tile.threads[0], len(loops.batch), by_element=fit.collected)
     for operand in (0, 1):
-        stage_in_padded(sch, sums, operand, loops.k_outer, tile.threads, scope, pad=variant != "unpadded")
+        fetched = stage_in_padded(sch, sums, operand, loops.k_outer, tile.threads, scope, pad=variant != "unpadded")
+        if variant == "fitted" and tile.steps_ahead:  # sums leave no registers for the addresses of many copies
+            keep_rolled(sch, fetched.rounds, COPIES_TOGETHER)
     for operand in (0, 1):
         read_through_registers(sch, sums, operand, loops.k_inner)
     initialize_before(sch, sums, loops.k_outer)
