@@ -77,7 +77,7 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
         store_by_rows(sch, write_back, grid, tile.threads)
     spread_fragment(sch, write_back, group, vectorize=True)
     for operand in (0, 1):
-        stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, by_rows=config.variant == "fitted")
+        stage_in_panels(sch, block, operand, loops.k_outer, tile.threads)
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
     hide_reads(sch, block)  # the instruction's, which reads shared memory by itself
     if config.variant == "fitted":

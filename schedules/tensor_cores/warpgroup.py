@@ -170,23 +170,19 @@ def lay_out_panels(sch: Schedule, copy: SBlockRV) -> None:
 
 
 def stage_in_panels(
-    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, threads: tuple[int, int], by_rows: bool = False
+    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, threads: tuple[int, int]
 ) -> CooperativeFetch:
     """Copy an operand's k tile to shared memory by all threads, in panels as the instruction reads them.
 
     :func:`schedules.memory.stage_in_shared`, :func:`lay_out_panels` and
-    :func:`schedules.memory.fetch_cooperatively` in one. ``operand`` counts from 0. Threads side by side copy 128 bytes
-    of a row, for one panel after the other; with ``by_rows`` a whole row of the tile, for all panels, where threads
-    divide into such: of rows that do not begin with cache lines, each piece touches one line more than it fills.
+    :func:`schedules.memory.fetch_cooperatively` in one. ``operand`` counts from 0.
     """
     copy = stage_in_shared(sch, block, operand, loop, SCOPE)
     lay_out_panels(sch, copy)
     inline_data_movement(sch, copy)
     *_, row, element = loops_below(sch, copy, loop)
-    pieces = loop_extent(sch, element) * dtype_bytes(sch.get(copy).writes[0].source.dtype) // VECTOR_BYTES
-    if not by_rows or threads[0] * threads[1] % pieces:
-        panel, element = sch.split(element, [None, PANEL])
-        sch.reorder(panel, row, element)
+    panel, element = sch.split(element, [None, PANEL])
+    sch.reorder(panel, row, element)
     return fetch_cooperatively(sch, copy, loop, threads, vectorize=True)
 
 
