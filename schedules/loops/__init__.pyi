@@ -13,7 +13,6 @@ from .tiling import bind_grid as bind_grid
 from .tiling import bind_threads as bind_threads
 from .tiling import raster_blocks as raster_blocks
 from .tiling import tile_contraction as tile_contraction
-from .unrolling import keep_rolled as keep_rolled
 from .unrolling import unroll_loop as unroll_loop
 from .vectorization import dtype_bytes as dtype_bytes
 from .vectorization import vectorize_inner as vectorize_inner

@@ -50,8 +50,7 @@ def keep_resident(sch: Schedule, loop: LoopRV, blocks: int) -> None:
 
 
 def lower_residency(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Say of each kernel that :func:`keep_resident` marked how many blocks are to fit; part of the lowering pipeline."""
-
+    """Say of kernels that :func:`keep_resident` marked how many blocks are to fit; part of the lowering pipeline."""
     if KERNEL in (function.attrs or {}):  # split from its host's part already
         asked = _asked(function.body)
         return function.with_attr(LEAST_BLOCKS, max(asked)) if asked else function

@@ -8,8 +8,6 @@ from tvm.s_tir.schedule import LoopRV
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import loop_extent, loop_name
 
-ROLLED = "disable_unroll"  # TVM's annotation for #pragma unroll 1
-
 
 def unroll_loop(sch: Schedule, loop: LoopRV, factor: int | None = None) -> int:
     """Write out ``factor`` iterations of a loop in a row; ``None`` writes out all.
@@ -28,44 +26,7 @@ def unroll_loop(sch: Schedule, loop: LoopRV, factor: int | None = None) -> int:
     IllegalSchedule : if ``factor`` is below 1.
     """
     extent = loop_extent(sch, loop)
-    applied = extent if factor is None else _divisor(sch, loop, factor)
-    if applied == extent:
-        sch.unroll(loop)
-    elif applied > 1:
-        _, inner = sch.split(loop, [None, applied])
-        sch.unroll(inner)
-    return applied
-
-
-def keep_rolled(sch: Schedule, loop: LoopRV, factor: int = 1) -> int:
-    """Keep CUDA's compiler from writing out more than ``factor`` iterations of a loop in a row.
-
-    ::
-
-        before   for round < 16:  copy(round)                        # written out: 16 addresses, kept in registers
-        after    #pragma unroll 1
-                 for turn < 2:  for round < 8:  copy(8·turn + round)
-
-    For loops of little work in kernels that need their registers for something else. A factor that does not divide
-    the trip count is lowered to the next divisor. Returns the factor applied; a loop of no more iterations than that
-    stays as it is.
-
-    Raises
-    ------
-    IllegalSchedule : if ``factor`` is below 1.
-    """
-    extent = loop_extent(sch, loop)
-    applied = _divisor(sch, loop, factor)
-    if applied < extent:
-        rolled = loop if applied == 1 else sch.split(loop, [None, applied])[0]
-        sch.annotate(rolled, ROLLED, 1)
-    return applied
-
-
-def _divisor(sch: Schedule, loop: LoopRV, factor: int) -> int:
-    """Return the largest divisor of a loop's trip count up to a factor; IllegalSchedule for one below 1."""
-    extent = loop_extent(sch, loop)
-    if factor < 1:
+    if factor is not None and factor < 1:
         raise IllegalSchedule(
             "unroll factor below 1",
             loop=loop_name(sch, loop),
@@ -73,4 +34,10 @@ def _divisor(sch: Schedule, loop: LoopRV, factor: int) -> int:
             limit="at least 1",
             remedy="give 1 to leave the loop alone, None to unroll all of it",
         )
-    return max(d for d in range(1, min(factor, extent) + 1) if extent % d == 0)
+    applied = extent if factor is None else max(d for d in range(1, min(factor, extent) + 1) if extent % d == 0)
+    if applied == extent:
+        sch.unroll(loop)
+    elif applied > 1:
+        _, inner = sch.split(loop, [None, applied])
+        sch.unroll(inner)
+    return applied
