@@ -10,16 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.cases import EVERY_VARIANT, STEPS, THREAD_STEPS
-from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.build import Case, Kernel, lower
+from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.machines import MACHINES, machine_for
 from tensorir_ladder.harness.records import RESULTS, load_records, load_tuned
-from tensorir_ladder.harness.shapes import scheduled_case
+from tensorir_ladder.harness.shapes import draw_shapes, scheduled_case
+from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.schedules import cost
 from tensorir_ladder.schedules.cost import choose
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
-from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.steps.choice import choose_step
+from tensorir_ladder.steps.step import Config
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 H200 = machine_for("sm_90a")
@@ -139,6 +142,39 @@ def test_a_shape_gets_the_form_that_fits_it() -> None:
 
     assert chosen(4096, 4096, 4096) == chosen(2048, 2048, 2048) == "serpentine"
     assert chosen(640, 480, 3840) == chosen(513, 1025, 4097) == "fitted"
+
+
+def lowered_as_chosen(problem: Matmul) -> Kernel:
+    return lower(scheduled_case(problem, H200))
+
+
+def test_a_long_reduction_of_few_ragged_results_is_chosen_in_parts_and_lowered() -> None:
+    """Its parts are added up by threads that keep a vector each, not all of the result."""
+    problem = Matmul(145, 1997, 2130)
+    for config in (choose_step(problem, machine_of())[1], Config("fitted", STEPS[7].tiles.choices[1].tile, 2, H200)):
+        kernel = lower(Case(STEPS[7], problem, "fitted", config.tile, H200, config.stages))
+        assert kernel.launches == 2
+        assert kernel.most_local_bytes <= 1024
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.emulator)])
+def test_what_is_chosen_for_drawn_shapes_is_lowered(seed: int, dtype: str) -> None:
+    count = 3 if seed == 1 else 30
+    for number, drawn in enumerate(draw_shapes("schedules", seed, count, dtype)):
+        kernel = lowered_as_chosen(replace(drawn.problem, layout=LAYOUTS[number % 2]))
+        assert kernel.most_local_bytes <= 2048
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_is_chosen_for_drawn_shapes_is_right(dtype: str, layout: str) -> None:
+    shapes = [each.problem for each in draw_shapes("schedules", 3, 40, dtype)]
+    small = [replace(each, layout=layout) for each in shapes if each.m * each.n * each.k < 4e6]
+    assert len(small) >= 3
+    for problem in small[:4]:
+        verify(lowered_as_chosen(problem), EmulatorBackend(), [3])
 
 
 @pytest.mark.parametrize("size", [256, 512, 1024, 2048, 4096, 8192])
