@@ -24,7 +24,7 @@ ANSWER_S = 10.0  # that a tracker may take for an answer
 POLL_S = 0.25
 SESSION_S = 600  # a server ends a session that lasts longer, in which a kernel hangs, say
 KEEP_S = 300.0  # so long a driver keeps one
-LOOKS = 5  # in each turn, at whether others wait: a tracker takes 50 ms to answer
+LOOKS = 5  # in each turn, at whether others wait
 
 
 @dataclass(frozen=True)
@@ -62,38 +62,44 @@ class Tracker:
 
     def summary(self) -> tuple[int, int, int]:
         """Count the key's servers, those that are free, and requests that wait; see :meth:`connected` for errors."""
-        from tvm.rpc import base
-
-        with self.connected() as connection:
-            base.sendjson(connection, [base.TrackerCode.SUMMARY])
-            _, found = base.recvjson(connection)
+        found = self._known()
         queue = found["queue_info"].get(self.key, {"free": 0, "pending": 0})
         servers = [each for each in found["server_info"] if each.get("key") == f"server:{self.key}"]
         return len(servers), int(queue["free"]), int(queue["pending"])
 
     def keys(self) -> list[str]:
         """List the keys of all servers that the tracker knows."""
+        return sorted({str(each.get("key", "")).partition(":")[2] for each in self._known()["server_info"]})
+
+    def _known(self) -> dict[str, Any]:
         from tvm.rpc import base
 
         with self.connected() as connection:
-            base.sendjson(connection, [base.TrackerCode.SUMMARY])
-            _, found = base.recvjson(connection)
-        return sorted({str(each.get("key", "")).partition(":")[2] for each in found["server_info"]})
+            _, found = _answer_to([base.TrackerCode.SUMMARY], connection)
+        return found
 
     def request(self) -> tuple[str, int, str] | None:
         """Take a server: host, port and the word that opens it. None where none was free for ANSWER_S."""
         from tvm.rpc import base
 
         with self.connected() as connection:
-            base.sendjson(connection, [base.TrackerCode.REQUEST, self.key, "", 1])
             try:
-                code, value = base.recvjson(connection)
+                code, value = _answer_to([base.TrackerCode.REQUEST, self.key, "", 1], connection)
             except TimeoutError:
                 return None  # the tracker passes over who has gone
             if code != base.TrackerCode.SUCCESS:
                 raise FleetError(f"tracker {self.address} refused a request for {self.key!r}")
             host, port, word = value
         return host, int(port), word
+
+
+def _answer_to(question: list, connection: socket.socket) -> Any:
+    """Ask a tracker, whose answers come in two pieces: the second when the first was acknowledged, at once so."""
+    from tvm.rpc import base
+
+    base.sendjson(connection, question)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+    return base.recvjson(connection)
 
 
 @dataclass

@@ -17,7 +17,6 @@ from tvm.s_tir import meta_schedule as ms
 from tensorir_ladder.harness.build import Case, Kernel, UnsupportedCase, compile_module, compiled, lower
 from tensorir_ladder.harness.execution import compile_serial
 from tensorir_ladder.harness.fleet.messages import Check, Module, file_name
-from tensorir_ladder.harness.large_k import large_k_case
 from tensorir_ladder.kernels.codegen.build_cache import BuildCache
 from tensorir_ladder.kernels.codegen.toolchain import CompileError, require_compiler
 from tensorir_ladder.schedules.errors import IllegalSchedule
@@ -65,17 +64,9 @@ def build(case: Case, place: str) -> Built | NotBuilt:
     return _or_why(built)
 
 
-def build_check(case: Case, place: str) -> Check | NotBuilt | None:
-    """Build what checks a case's configuration with a long reduction; None where its own is as long, or none is to be.
-
-    See :mod:`harness.large_k`.
-    """
-
-    def built() -> Check | None:
-        long = large_k_case(case, place)
-        return None if isinstance(long, str) else Check(_module(long, place)[1], long.problem)
-
-    return _or_why(built)
+def build_check(long: Case, place: str) -> Check | NotBuilt:
+    """Build a configuration's case with a long reduction (:mod:`harness.large_k`), to be run and checked."""
+    return _or_why(lambda: Check(_module(long, place)[1], long.problem))
 
 
 def _or_why(build: Callable[[], Result]) -> Result | NotBuilt:

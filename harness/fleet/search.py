@@ -35,6 +35,7 @@ from tensorir_ladder.harness.fleet.database import TvmDatabase
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Request
 from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process, require_rpc
 from tensorir_ladder.harness.fleet.ranking import ranked_by_model
+from tensorir_ladder.harness.large_k import large_k_case
 from tensorir_ladder.harness.race import Plan, Rounds
 from tensorir_ladder.harness.records import (
     Candidate,
@@ -70,7 +71,6 @@ REGISTER_S = 15.0  # until servers that were just started are known to the track
 MOST_ATTEMPTS = 3  # to measure a candidate whose server, or process, ends meanwhile
 FINALISTS = 3  # by their speed in the search; the default is measured with them
 FORESEEN = 2  # candidates before the last: from here on, what would be finalists' checks are built
-FIRST = -1.0  # urgency of what a lane waits for; else the task's number
 
 
 class Watcher(Protocol):
@@ -131,7 +131,7 @@ class _Task:
     database: Database
     journal: Any  # None of one that is done
     waiting: deque[Case]
-    urgency: float = 0.0
+    urgency: float = 0.0  # of its builds: its number
     builds: dict[Case, Future] = field(default_factory=dict)
     checks: dict[Case, Future] = field(default_factory=dict)  # with a long reduction
     best: Case | None = None
@@ -381,18 +381,23 @@ class FleetSearch:
             self._watcher.say(f"{task.name}: tuned on {when}, reused (--retune measures anew)")
         return task
 
-    def _want(self, task: _Task, case: Case, urgency: float | None = None) -> None:
+    def _want(self, task: _Task, case: Case) -> None:
         """Have a candidate built, once."""
         if case not in task.builds:
-            urgency = task.urgency if urgency is None else urgency
-            task.builds[case] = self._crew.build(urgency, building.build, case, self._place)
+            task.builds[case] = self._crew.build(task.urgency, building.build, case, self._place)
             task.builds[case].add_done_callback(self._wake)
 
     def _want_check(self, task: _Task, case: Case) -> None:
-        """Have a likely finalist built, and what checks its configuration with a long reduction, once."""
-        self._want(task, case, FIRST)
-        if case not in task.checks:
-            task.checks[case] = self._crew.build(FIRST, building.build_check, case, self._place)
+        """Have a likely finalist built, and what checks its configuration with a long reduction, whatever the shape."""
+        self._want(task, case)
+        if case in task.checks:
+            return
+        long = large_k_case(case, self._place)
+        if isinstance(long, str):
+            task.checks[case] = Future()
+            task.checks[case].set_result(None)
+        else:
+            task.checks[case] = self._crew.build(task.urgency, building.build_check, long, self._place)
             task.checks[case].add_done_callback(self._wake)
 
     def _wake(self, _: object = None) -> None:
