@@ -22,7 +22,7 @@ from tvm.target import Target
 import tensorir_ladder
 from tensorir_ladder.schedules.passes import on_functions
 from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target, rules
-from tensorir_ladder.schedules.rules.relax_passes import DequantizeInProduct, ReadTransposed
+from tensorir_ladder.schedules.rules.relax_passes import DequantizeInProduct, ReadTransposed, WidenInRows
 from tensorir_ladder.schedules.rules.rule import OPAQUE, Rule, functions_named, is_scheduled
 from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 
@@ -91,6 +91,9 @@ def fuse_operators(target: Target) -> Pass:
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
+            WidenInRows(),
+            relax.transform.FuseTIR(),
+            relax.transform.AnnotateTIROpPattern(),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
             DequantizeInProduct(),

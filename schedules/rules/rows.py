@@ -179,6 +179,7 @@ def _form(
     row, column = (number, other) if across else (other, number)
     form = _Form(expressions, lanes, across, row, column, other, rows, columns, [])
     place = v.digits(row, shape)
+    lanes.inside += [*zip(place, shape), *zip(v.digits(column, lengths), lengths)]
     for reduction in reductions:
         form.phases.append(_reducing_phase(form, reduction))
     results = [c for c in source.outputs if not v.is_reduction(c)]

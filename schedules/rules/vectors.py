@@ -228,11 +228,12 @@ class Access:
 class Lanes:
     """The vectors that threads take: their variables, their ``lanes``, and what is known of all of these.
 
-    ``ranges`` are of every variable that indices are made of.
+    ``inside`` has indices that are below an extent by what they number, which no analysis of them alone would find.
     """
 
     lanes: int
     expressions: Expressions
+    inside: list[tuple[ir.Expr, ir.Expr]] = field(default_factory=list)
     vector: tirx.Var = field(default_factory=lambda: tirx.Var("vector", "int32"))
     lane: tirx.Var = field(default_factory=lambda: tirx.Var("lane", "int32"))
     analyzer: sym.Analyzer = field(default_factory=sym.Analyzer)
@@ -368,10 +369,21 @@ class Lanes:
         found.append(Access(load, self.width(load.source, load.indices), needed))
 
     def _is_inside(self, load: ir.TensorLoad) -> bool:
-        for index, extent in zip(load.indices, self.expressions.shape(load.source)):
-            if loads_in(index) or not self.analyzer.can_prove(tirx.And(index >= 0, index < extent)):
-                return False
-        return True
+        return all(
+            self._is_below(index, extent) for index, extent in zip(load.indices, self.expressions.shape(load.source))
+        )
+
+    def _is_below(self, index: ir.Expr, extent: ir.Expr) -> bool:
+        """Return whether an index is one of an axis of this extent."""
+        if loads_in(index):
+            return False
+        if self.analyzer.can_prove(tirx.And(index >= 0, index < extent)):
+            return True
+        return any(
+            self.analyzer.can_prove_equal(extent, limit)
+            and tvm_ffi.structural_equal(self.simplified(index), self.simplified(known))
+            for known, limit in self.inside
+        )
 
 
 @dataclass

@@ -32,6 +32,7 @@ from tensorir_ladder.schedules.rules.space import (
     contraction_space,
     evolution,
     local_builder,
+    local_runner,
     record_of,
     schedule_contraction,
 )
@@ -188,6 +189,19 @@ def test_builders_link_candidates_and_import_no_torch(tmp_path: Path, monkeypatc
     shutil.rmtree(Path(made.artifact_path).parent)
     assert not (tmp_path / "imported").exists()
     assert dict(os.environ) == before
+
+
+@pytest.mark.gpu
+def test_candidates_are_built_and_run_in_processes_of_their_own() -> None:
+    builder, runner = local_builder(max_workers=2), local_runner()
+    mods = [decided(PRODUCT, DECISIONS).mod, decided(PRODUCT, [*DECISIONS[:3], 0, 0]).mod]
+    made = builder.build([ms.builder.BuilderInput(mod, TARGET) for mod in mods])
+    assert [one.error_msg for one in made] == [None, None]
+    arguments = ms.arg_info.ArgInfo.from_entry_func(mods[0], False)
+    inputs = [ms.runner.RunnerInput(one.artifact_path, "cuda", arguments) for one in made]
+    results = [future.result() for future in runner.run(inputs)]
+    assert [one.error_msg for one in results] == [None, None]
+    assert all(0 < float(seconds) < 1 for one in results for seconds in one.run_secs)
 
 
 def test_what_is_no_contraction_of_constant_extents_is_refused() -> None:
