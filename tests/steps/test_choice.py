@@ -236,7 +236,7 @@ def test_rows_that_straddle_lines_cost_more_than_whole_ones() -> None:
     whole, straddling = (
         cost.wgmma_cycles(choice, Matmul(1024, size, size, "float16"), machine_of()) for size in (1024, 1016)
     )
-    assert straddling > 1.2 * whole
+    assert straddling > 1.1 * whole
 
 
 @pytest.mark.parametrize(("step", "variant"), CHOOSING)
