@@ -312,8 +312,9 @@ def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 
 
         turn     = a multiply-add, longer where few warps hide each other's latencies, where tiles are small, and
                    where threads have few sums; where operands are read a step ahead, the square of what waits counts
-        in all   = the longer of multiplying and device memory's time, and a part of the other
-                   + filling the ring and bringing the instructions for each round of blocks + storing
+        in all   = the longer of multiplying, with a barrier for each k tile, and device memory's time
+                   + a part of the other + storing
+                   + filling the ring and bringing the instructions for each round of blocks
                    + (parts > 1) adding up by another kernel
                    + operands whose rows are no whole vectors: copied by a kernel in front, or element by element
 
@@ -371,6 +372,7 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
         copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]  # an element
         multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
     rounds = -(-busiest // resident)
+    multiplying += rounds * (k_of_part // tile.block_k) * rates.barrier_cycles
     written_out = tile.thread_m * tile.thread_n * tile.block_k / tile.slices * choice.stages
     starting = LATENCY_CYCLES + CODE_CYCLES * written_out + FETCHED_CYCLES * max(0.0, written_out - KEPT_CODE)
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
