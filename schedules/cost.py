@@ -128,10 +128,11 @@ CODE_CYCLES = 0.5  # of a multiply-add that is written out, until a round of blo
 KEPT_CODE, FETCHED_CYCLES = 3300, 6.0  # multiply-adds written out that stay cached, and cycles of each beyond
 SHARED_BYTES_PER_CYCLE = 128
 STRAIGHT_EDGE = 3.6  # instructions of an element that is copied by itself, where a multiply-add is one
-CACHED_BYTES = 32 * 2**20  # of wgmma's parts, which then find room in the L2 cache until they are added up
-STRADDLING = 2.0  # cache lines that rows of a k tile touch, over those that they would fill
+CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
+STRADDLING = 1.5  # what rows of a k tile that touch a cache line more take longer
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
+PART_BYTES = 4  # of a sum that waits to be added up: float32
 STORED_BYTES = 2  # of the results that stored_results_per_cycle counts: float16
 HIDDEN = 0.6  # of what a k tile takes less (multiplying or loading), behind what takes longer
 UNHIDDEN = 0.1  # of what the multiprocessors do while all wait for device memory, or of the memory's time otherwise
@@ -223,6 +224,7 @@ def contraction_cycles(
     lines: tuple[float, float] = (1.0, 1.0),
     result_bytes: int = 2,
     filled: int | None = None,
+    cached: bool = True,
 ) -> float:
     """Return about how many cycles a product of ``sizes`` (m, n, k) takes on tensor cores; good for an order.
 
@@ -242,7 +244,8 @@ def contraction_cycles(
     device memory, whatever its tile: then parts and narrow tiles that fill the GPU are the cheapest. A product of few
     k tiles waits for its results to be stored (``result_bytes`` each, what is read beside them counted): then tiles of
     which several blocks are resident are cheaper, since one stores while another multiplies. ``filled`` is after how
-    many k tiles the ring is filled anew, by default only for the next tile.
+    many k tiles the ring is filled anew, by default only for the next tile. ``cached``: parts are added up out of the
+    L2 cache where they find room there, not out of device memory.
     """
     (m, n, k), tile, rates = sizes, choice.tile, machine.rates
     tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
@@ -268,7 +271,7 @@ def contraction_cycles(
     waiting = ((rounds - 1) * ROUND_CYCLES + fills * LATENCY_CYCLES) / together
     busy = loop + storing - hidden + waiting
     device = reading + max(batch * m * n * result_bytes / per_cycle, storing - hidden)
-    adding = _adding_cycles(m, n, parts, machine) if parts > 1 else 0.0
+    adding = _adding_cycles(m, n, parts, machine, cached) if parts > 1 else 0.0
     return max(busy, device) + UNHIDDEN * min(busy, device) + LATENCY_CYCLES + adding
 
 
@@ -288,9 +291,18 @@ def wgmma_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int =
     fronted = [whole or (copied and lines) for lines, whole in zip(straddling, no_vectors)]
     front = _copying_cycles(sum(size for size, first in zip(operands, fronted) if first), machine)
     lines = [STRADDLING if lines and not first else 1.0 for lines, first in zip(straddling, fronted)]
-    return front + contraction_cycles(
-        choice, sizes, machine, parts=parts, itemsize=itemsize, lines=(lines[0], lines[1])
+    stored = PART_BYTES if parts > 1 else itemsize
+    by_tiles = contraction_cycles(
+        choice,
+        sizes,
+        machine,
+        parts=parts,
+        itemsize=itemsize,
+        lines=(lines[0], lines[1]),
+        result_bytes=stored,
+        cached=False,
     )
+    return front + by_tiles
 
 
 def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
@@ -300,8 +312,9 @@ def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 
 
         turn     = a multiply-add, longer where few warps hide each other's latencies, where tiles are small, and
                    where threads have few sums; where operands are read a step ahead, the square of what waits counts
-        in all   = the longer of multiplying and device memory's time, and a part of the other
-                   + filling the ring and bringing the instructions for each round of blocks + storing
+        in all   = the longer of multiplying, with a barrier for each k tile, and device memory's time
+                   + a part of the other + storing
+                   + filling the ring and bringing the instructions for each round of blocks
                    + (parts > 1) adding up by another kernel
                    + operands whose rows are no whole vectors: copied by a kernel in front, or element by element
 
@@ -359,12 +372,13 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
         copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]  # an element
         multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
     rounds = -(-busiest // resident)
+    multiplying += rounds * (k_of_part // tile.block_k) * rates.barrier_cycles
     written_out = tile.thread_m * tile.thread_n * tile.block_k / tile.slices * choice.stages
     starting = LATENCY_CYCLES + CODE_CYCLES * written_out + FETCHED_CYCLES * max(0.0, written_out - KEPT_CODE)
     per_cycle = rates.copying_gb_s / CLOCK_GHZ
     memory = ((m + n) * k + m * n) * itemsize / per_cycle
     storing = busiest * min(m, tile.block_m) * min(n, tile.block_n) / rates.stored_results_per_cycle
-    adding = rates.launch_cycles + LATENCY_CYCLES + 2 * parts * m * n * 4 / per_cycle if parts > 1 else 0.0
+    adding = _adding_cycles(m, n, parts, machine, cached=False) if parts > 1 else 0.0
     if tile.slices > 1:  # their sums, written to shared memory and read again
         adding += busiest * 2 * tile.slices * tile.block_m * tile.block_n * 4 / SHARED_BYTES_PER_CYCLE
     longer, shorter = max(multiplying, memory), min(multiplying, memory)
@@ -392,11 +406,11 @@ def _copying_cycles(copied_bytes: float, machine: Machine) -> float:
     return (2 * copied_bytes / rates.copying_gb_s + 1e3 * rates.copying_us) * CLOCK_GHZ if copied_bytes else 0.0
 
 
-def _adding_cycles(m: int, n: int, parts: int, machine: Machine) -> float:
+def _adding_cycles(m: int, n: int, parts: int, machine: Machine, cached: bool) -> float:
     """Return the cycles of a kernel that adds up parts, and of storing and reading them."""
-    rates, sums = machine.rates, 2 * parts * m * n * 4
+    rates, sums = machine.rates, 2 * parts * m * n * PART_BYTES
     by_cache = rates.add_bytes_per_cycle * machine.multiprocessors
-    fast = by_cache if sums <= 2 * CACHED_BYTES else rates.copying_gb_s / CLOCK_GHZ
+    fast = by_cache if cached and sums <= 2 * CACHED_BYTES else rates.copying_gb_s / CLOCK_GHZ
     return rates.launch_cycles + LATENCY_CYCLES + sums / fast
 
 

@@ -29,7 +29,8 @@ Variants, compared by name:
 - fitted: serpentine, for shapes off the squares. Where tiles are too few to fill the GPU, or bring too little at once,
   the reduction is cut in parts, which a second kernel adds up. Operands whose rows are no multiples of 16 bytes are
   copied straight from where they are, element by element, where that is sooner done than a copy of them in front; and
-  results with such rows are collected in shared memory, so that neighbours are stored side by side.
+  results with such rows are collected in shared memory, so that neighbours are stored side by side. Threads have 8x8
+  outputs at most, and registers for no more, so that as many blocks are resident as without such copies.
 
 What to expect: the first of these kernels that is held back by multiply-adds rather than by their operands; most in
 large products. Small ones gain by slices. Operands are float32; 16-bit ones are for tensor cores, in step 8.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import replace
 
@@ -168,12 +169,14 @@ def test_what_is_chosen_for_drawn_shapes_is_lowered(seed: int, dtype: str) -> No
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_what_is_chosen_for_drawn_shapes_is_right(dtype: str, layout: str) -> None:
-    shapes = [each.problem for each in draw_shapes("schedules", 3, 40, dtype)]
-    small = [replace(each, layout=layout) for each in shapes if each.m * each.n * each.k < 4e6]
-    assert len(small) >= 3
-    for problem in small[:4]:
+@pytest.mark.parametrize(("dtype", "whole"), [("float32", 1), ("float16", 8)])
+def test_what_is_chosen_for_small_shapes_is_right(dtype: str, whole: int, layout: str) -> None:
+    """Drawn as others are, each extent a sixteenth."""
+    drawn = [each.problem for each in draw_shapes("schedules", 3, 8, dtype)]
+    extents = [[whole * max(1, size // (16 * whole)) for size in (each.m, each.n, each.k)] for each in drawn]
+    small = [Matmul(*sizes, dtype, layout) for sizes in extents if math.prod(sizes) < 1e6]
+    assert len(small) >= 4
+    for problem in small:
         verify(lowered_as_chosen(problem), EmulatorBackend(), [3])
 
 
@@ -236,7 +239,7 @@ def test_rows_that_straddle_lines_cost_more_than_whole_ones() -> None:
     whole, straddling = (
         cost.wgmma_cycles(choice, Matmul(1024, size, size, "float16"), machine_of()) for size in (1024, 1016)
     )
-    assert straddling > 1.2 * whole
+    assert straddling > 1.1 * whole
 
 
 @pytest.mark.parametrize(("step", "variant"), CHOOSING)
