@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import re
@@ -63,25 +64,43 @@ def _device_digest() -> str:
 
 
 def kernel_library(text: str) -> Path:
-    """Build the shared library of a kernel's C++ text and the runtime, or take it from the cache."""
-    compiler, granule = require_host_compiler(), BYTEWISE if OF_BYTES.search(text) else ()
+    """Build the shared library of a kernel's C++ text, or take it from the cache; :func:`load_library` loads it."""
+    granule = _granule(text)
+    flags, runtime = (*KERNEL_FLAGS, *granule), str(_runtime(granule))
+    # Without the C++ library: to look through its names takes as long as to compile a small kernel.
+    linked = ("-shared", "-nodefaultlibs")
+    return _kept(".kernel.so", text, (*flags, *linked), runtime, "-lm", "-lgcc", header_flags=flags)
+
+
+def load_library(library: Path, text: str) -> ctypes.CDLL:
+    """Load the library of a kernel's text, behind its runtime, which the loader then knows by its name."""
+    ctypes.CDLL(str(_runtime(_granule(text))))
+    return ctypes.CDLL(str(library))
+
+
+def _granule(text: str) -> tuple[str, ...]:
+    return BYTEWISE if OF_BYTES.search(text) else ()
+
+
+def _runtime(granule: tuple[str, ...]) -> Path:
     code = (DEVICE / "runtime.cpp").read_text(encoding="utf-8")
-    runtime = _kept(compiler, ".runtime.o", code, (*RUNTIME_FLAGS, *granule, "-c"))
-    return _kept(compiler, ".kernel.so", text, (*KERNEL_FLAGS, *granule), str(runtime))
+    made_of = (_version(require_host_compiler()), _device_digest(), *granule)
+    name = f"tensorir-ladder-emulator-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
+    return _kept(".runtime.so", code, (*RUNTIME_FLAGS, *granule, "-shared", f"-Wl,-soname,{name}"))
 
 
-def _kept(compiler: str, kind: str, text: str, flags: tuple[str, ...], runtime: str = "") -> Path:
+def _kept(kind: str, text: str, flags: tuple[str, ...], *linked: str, header_flags: tuple[str, ...] = ()) -> Path:
     """Build ``text``, unless a build is kept under the digest of all that it depends on."""
+    compiler = require_host_compiler()
 
     def build() -> bytes:
         with tempfile.TemporaryDirectory() as folder:
-            source, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.o"
+            source, built = Path(folder) / "source.cpp", Path(folder) / f"built{kind}"
             source.write_text(text, encoding="utf-8")
-            _compile([compiler, *flags, "-c", f"-I{DEVICE}", str(source), "-o", str(built)])
-            if runtime:
-                library = Path(folder) / "kernel.so"
-                _compile([compiler, "-shared", str(built), runtime, "-o", str(library)])
-                built = library
+            if header_flags:  # g++ takes what lies beside the text for kernel.h, already read; others read it again
+                header = _kept(".kernel.h.gch", '#include "kernel.h"\n', (*header_flags, "-x", "c++-header"))
+                (Path(folder) / "kernel.h.gch").symlink_to(header)
+            _compile([compiler, *flags, f"-I{DEVICE}", str(source), *linked, "-o", str(built)])
             return built.read_bytes()
 
     return BUILDS.get([text, flags, _version(compiler), _device_digest()], kind, build).path

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from tensorir_ladder.emulator.compiler import kernel_library, source_lines
+from tensorir_ladder.emulator.compiler import kernel_library, load_library, source_lines
 from tensorir_ladder.emulator.errors import KernelFault, UnknownLaunch
 from tensorir_ladder.emulator.source import host_text, launch_registers, parameters
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, Real, RowCount, TensorMap
@@ -33,6 +33,7 @@ class _Map(ctypes.Structure):
 
 class _Launch(ctypes.Structure):
     _fields_ = (
+        ("code", ctypes.c_void_p),
         ("kernel", ctypes.c_void_p),
         ("arguments", ctypes.c_void_p),
         ("grid", ctypes.POINTER(ctypes.c_int)),
@@ -106,13 +107,17 @@ class EmulatedProgram:
         return (ctypes.c_int * len(self.names))(*given, *[KEPT] * len(self.memory))
 
     @cached_property
+    def _text(self) -> str:
+        return host_text(self.cuda)
+
+    @cached_property
     def library(self) -> Path:
         """The compiled kernels."""
-        return kernel_library(host_text(self.cuda))
+        return kernel_library(self._text)
 
     @cached_property
     def _loaded(self) -> ctypes.CDLL:
-        loaded = ctypes.CDLL(str(self.library))
+        loaded = load_library(self.library, self._text)
         loaded.emu_launch.restype = ctypes.c_char_p
         loaded.emu_deeds.restype = loaded.emu_accesses.restype = ctypes.c_uint64
         return loaded
@@ -146,6 +151,7 @@ class EmulatedProgram:
         )
         uses = self._uses(memory)
         described = _Launch(
+            ctypes.cast(self._loaded.emu_code, ctypes.c_void_p),
             ctypes.cast(self._loaded[f"launch_{launch.kernel}"], ctypes.c_void_p),
             ctypes.addressof(pointers),
             (ctypes.c_int * 3)(*launch.grid),

@@ -62,7 +62,8 @@ def host_text(cuda: str) -> str:
     for change in (_static_arrays, _dynamic_array, _poisoned_registers, _kernels_beginning):
         text = change(text)
     launches = "\n".join(_launch(name, found) for name, found in parameters(cuda).items())
-    return f'#include "kernel.h"\n#line 1 "{KERNEL_FILE}"\n{text}\n#line 1 "launches"\n{launches}\n'
+    code = 'extern "C" const emu::Library emu_code = {&__ehdr_start, &_end};'
+    return f'#include "kernel.h"\n#line 1 "{KERNEL_FILE}"\n{text}\n#line 1 "launches"\n{launches}\n{code}\n'
 
 
 def _parameter(text: str) -> Parameter:

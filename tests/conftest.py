@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import inspect
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +16,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import tvm
+import tvm_ffi.structural
+from tvm.s_tir.schedule import _type_checker
 
 from support.cases import UNOPTIMISED, Outcome
 from tensorir_ladder.emulator import find_host_compiler
@@ -26,6 +30,17 @@ from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, NoCompile
 # Lowering is pure and is most of what tests spend, so each case is lowered once a process. Here, before any module has
 # taken the function by name. A test that replaces what a schedule calls must clear it: build.lower.cache_clear().
 build.lower = functools.lru_cache(maxsize=512)(build.lower)
+
+# What follows from types alone, which TVM works out at every call; and the modules of frames on the stack, of which its
+# parser asks for the source: for those that have no file, inspect would look through every module that is loaded.
+_type_checker._dispatcher = functools.cache(_type_checker._dispatcher)
+tvm_ffi.structural._callback_type_to_type_index = functools.cache(tvm_ffi.structural._callback_type_to_type_index)
+for name in ("importlib._bootstrap", "importlib._bootstrap_external"):
+    inspect.modulesbyfile[f"<frozen {name}>"] = name
+
+# What is loaded by now stays, so that nobody looks for garbage in it; and there is memory for more between the looks.
+gc.freeze()
+gc.set_threshold(20_000, 20, 50)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -141,8 +141,9 @@ void load_flag(int& value, const int* from, bool acquires) {
   value = *from;
 }
 
-// The library's own bounds: hidden, as the program that loads it has an _end, too, far away.
-extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;
+inline bool lies_in(const Library& library, uintptr_t address) {
+  return address - uintptr_t(library.first) < size_t(library.end - library.first);
+}
 
 inline void access_memory(const void* pointer, size_t bytes, bool writes, const void* from) {
   Thread& t = *machine.current;
@@ -159,7 +160,7 @@ inline void access_memory(const void* pointer, size_t bytes, bool writes, const 
   if (address - uintptr_t(machine.here->windows) < size_t(WINDOW) * machine.blocks) {
     perhaps_preempt(t);
     access_shared(t, shared_address(pointer), bytes, writes);
-  } else if (address - uintptr_t(&__ehdr_start) >= size_t(&_end - &__ehdr_start)) {
+  } else if (!lies_in(machine.code, address) && !lies_in({&__ehdr_start, &_end}, address)) {
     perhaps_preempt(t);
     access_global(t, pointer, bytes, writes, writes ? "a write" : "a read");
   }

@@ -209,6 +209,7 @@ struct Machine {
   int registers;        // that each thread is launched with; 0 where nobody says so
   Index extent, grid;
   size_t static_and_dynamic, dynamic_bytes;
+  Library code;  // that of the kernel
   void (*kernel)(void**);
   void** arguments;
   std::vector<GlobalArray> arrays;

@@ -20,7 +20,7 @@ std::string text(const char* format, ...) {
 }
 
 // An address in the kernel's code, for the caller to make a line of; calls return behind what they are of.
-uint place_number(const void* address) { return uint(static_cast<const char*>(address) - &__ehdr_start) - 1; }
+uint place_number(const void* address) { return uint(static_cast<const char*>(address) - machine.code.first) - 1; }
 std::string place(uint number) { return text("<code 0x%x>", number); }
 std::string place(const void* address) { return place(place_number(address)); }
 
@@ -158,6 +158,7 @@ static void free_machine() {
 }  // namespace emu
 
 struct EmuLaunch {
+  const emu::Library* code;
   void (*kernel)(void**);
   void** arguments;
   const int *grid, *block;
@@ -174,6 +175,7 @@ extern "C" const char* emu_launch(const EmuLaunch* launch) {
   using namespace emu;
   machine = Machine();
   if (!_setjmp(machine.launch)) {
+    machine.code = *launch->code;
     machine.kernel = launch->kernel;
     machine.arguments = launch->arguments;
     machine.grid = gridDim = {launch->grid[0], launch->grid[1], launch->grid[2]};

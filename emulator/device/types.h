@@ -16,7 +16,15 @@ typedef unsigned char uchar;
 typedef unsigned short ushort;
 typedef unsigned int uint;
 
+// The bounds of the library that this is compiled into: hidden, as the program that loads it has an _end, too, far away.
+extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start, _end;
+
 namespace emu {
+
+// Where a library's code and constants lie.
+struct Library {
+  const char *first, *end;
+};
 
 inline uint32_t bits_of(float x) {
   uint32_t bits;

@@ -65,10 +65,10 @@ def functions_named(mod: tvm.IRModule) -> Iterator[None]:
 @contextlib.contextmanager
 def failures_kept() -> Iterator[list[Failure]]:
     """Give a list of the failures of rules inside, each of which is logged as well."""
-    kept: list[Failure] = []
-    token = _failures.set(kept)
+    failures: list[Failure] = []
+    token = _failures.set(failures)
     try:
-        yield kept
+        yield failures
     finally:
         _failures.reset(token)
 

@@ -20,7 +20,7 @@ def import_quickly() -> Iterator[None]:
     Inside this, ``inspect`` finds these frames' modules in the cache that it has for all others.
     """
     known = {f"<frozen {name}>": name for name in IMPORTING}
-    cache: dict[str, str] = inspect.modulesbyfile
+    cache: dict[str, str] = vars(inspect)["modulesbyfile"]
     added = {name: module for name, module in known.items() if name not in cache}
     cache.update(added)
     try:

@@ -34,7 +34,9 @@ from tensorir_ladder.harness.fleet import hosting, search
 from tensorir_ladder.harness.records import RecordError
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.reports import plot
+from tensorir_ladder.reports.web import build as site
 from tensorir_ladder.reports.web import machine_code
+from tensorir_ladder.reports.web.page import File
 from tensorir_ladder.schedules.errors import IllegalSchedule
 
 Command = Callable[..., Outcome]
@@ -246,6 +248,7 @@ def test_drawn_command_lines_end_with_a_documented_status(
         (search, "FleetSearch"),
     ):
         monkeypatch.setattr(module, name, stop)
+    monkeypatch.setattr(site, "contents", lambda _sources: [File("index.html", "")])
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "places"):
         (tmp_path / name).mkdir()

@@ -232,13 +232,14 @@ def test_a_damaged_library_is_linked_again(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(compiler, "_version", lambda _compiler: "0")
     monkeypatch.setattr(compiler, "require_host_compiler", lambda: "g++")
     library = compiler.kernel_library("text")
-    for kind, again in (("kernel.so", ["kernel.o", "kernel.so"]), ("runtime.o", ["kernel.o"])):
+    for kinds in (["kernel.so"], ["runtime.so"], ["kernel.h.gch", "kernel.so"]):
         made.clear()
-        (path,) = tmp_path.rglob(f"*.{kind}")
-        os.truncate(path, 3)
+        damaged = [path for kind in kinds for path in tmp_path.rglob(f"*.{kind}")]
+        for path in damaged:
+            os.truncate(path, 3)
         assert compiler.kernel_library("text") == library
-        assert made == again
-        assert path.read_bytes().startswith(b"\x7fELF")
+        assert made == [f"built.{kind}" for kind in kinds]
+        assert all(path.read_bytes().startswith(b"\x7fELF") for path in damaged)
 
 
 @pytest.mark.emulator

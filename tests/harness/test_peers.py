@@ -259,19 +259,9 @@ def test_dlight_enters_as_detected_and_by_the_plain_name(layout: str, winner: st
 
 @pytest.mark.emulator
 def test_dlights_plain_target_has_tensor_cores_and_the_detected_none() -> None:
-    # In a process of its own: under pytest TVM takes minutes to read its intrinsics.
-    code = """
-from tensorir_ladder.harness.machines import machine_for
-from tensorir_ladder.harness.peers import dlight
-from tensorir_ladder.schedules.workloads import Matmul
-
-machine = machine_for("sm_90a")
-for target in (machine, dlight.plain(machine)):
-    mod, rule = dlight.scheduled(Matmul(128, 96, 80, "float16", "nt"), target.target())
-    print(rule, "wmma" in str(mod))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["Matmul", "False", "Matmul", "True"]
+    targets = [machine.target() for machine in (MACHINE, dlight.plain(MACHINE))]
+    found = [dlight.scheduled(Matmul(128, 96, 80, "float16", "nt"), target) for target in targets]
+    assert [(rule, "wmma" in str(mod)) for mod, rule in found] == [("Matmul", False), ("Matmul", True)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
