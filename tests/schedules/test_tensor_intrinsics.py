@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import tvm
 
-from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
+from tensorir_ladder.schedules.rules.tensor_intrinsics import IMPORTING, import_quickly
 
 SOURCE = """
 from tvm.script import tirx as T
@@ -49,6 +49,8 @@ def parsed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[tv
 
 
 def test_modules_are_not_searched_for_the_frames_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in IMPORTING:  # which the tests have in the cache from the start
+        monkeypatch.delitem(inspect.modulesbyfile, f"<frozen {name}>", raising=False)
     usual, many = parsed("usual_script", tmp_path, monkeypatch)
     with import_quickly():
         quick, few = parsed("quick_script", tmp_path, monkeypatch)
