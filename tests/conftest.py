@@ -26,17 +26,17 @@ from tensorir_ladder.harness.cli import main
 from tensorir_ladder.harness.execution import gpu_present
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, NoCompiler, disassemble, find_compiler
+from tensorir_ladder.kernels.short_stack import NO_FILES
 
 # Lowering is pure and is most of what tests spend, so each case is lowered once a process. Here, before any module has
 # taken the function by name. A test that replaces what a schedule calls must clear it: build.lower.cache_clear().
 build.lower = functools.lru_cache(maxsize=512)(build.lower)
 
-# What follows from types alone, which TVM works out at every call; and the modules of frames on the stack, of which its
-# parser asks for the source: for those that have no file, inspect would look through every module that is loaded.
+# What follows from types alone, which TVM works out at every call; and modules of frames, for what parses without a
+# stack of its own, as TVM's own intrinsics do.
 _type_checker._dispatcher = functools.cache(_type_checker._dispatcher)
 tvm_ffi.structural._callback_type_to_type_index = functools.cache(tvm_ffi.structural._callback_type_to_type_index)
-for name in ("importlib._bootstrap", "importlib._bootstrap_external"):
-    inspect.modulesbyfile[f"<frozen {name}>"] = name
+inspect.modulesbyfile.update(NO_FILES)
 
 # What is loaded by now stays, so that nobody looks for garbage in it; and there is memory for more between the looks.
 gc.freeze()
