@@ -217,7 +217,11 @@ def why_none() -> str:
 
 def gpu_arch() -> str:
     """Name the architecture of the GPU at hand, with the suffix of its own instructions from sm_90 on."""
-    major, minor = require_gpu().cuda.get_device_capability()
+    return arch_of(*require_gpu().cuda.get_device_capability())
+
+
+def arch_of(major: int, minor: int) -> str:
+    """Name the architecture of a compute capability; see :func:`gpu_arch`."""
     return f"sm_{major}{minor}" + ("a" if major in (9, 10) else "")
 
 

@@ -18,8 +18,9 @@ from tensorir_ladder.kernels.codegen.launch_plan import Rows
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops.choice import Choice, Setting, choices
+from tensorir_ladder.torch_ops.choice import EXCHANGED, Choice, Setting, choices
 from tensorir_ladder.torch_ops.driver import cuda_driver
+from tensorir_ladder.torch_ops.exchanged import MOST_RESULTS, all_tiles, exchanged_stages, named
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.kept import build_kernel
 from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, MeasuredShape
@@ -27,7 +28,8 @@ from tensorir_ladder.torch_ops.launcher import Launcher, load_kernel
 
 GROUPS = ("llm", "random8", "decode")  # whose products TMA reads as they lie
 SQUARES = (256, 512, 1024, 2048, 4096, 8192)
-LIKELIEST, OF_EACH_KIND, WORTHWHILE = 13, 2, 2.0  # kernels of a shape; the slowest, beside the likeliest
+LIKELIEST, OF_EACH_KIND, WORTHWHILE = 9, 2, 2.0  # kernels of a shape; the slowest, beside the likeliest
+EXCHANGED_TILES, OF_EACH_SIZE = 8, 2  # and tiles of exchanged operands, so many of them of the same rows and columns
 PLAN = Plan(rounds=9, warmup_ms=25.0, sample_ms=1.0, round_budget_ms=250.0)
 DIGITS = 4  # of microseconds that are kept
 
@@ -45,8 +47,15 @@ class Candidate:
     def made_for(self) -> tuple[Choice | Streamed, Matmul, Setting]:
         """The kernel's choice, its product, and its setting: see :class:`harness.commands.build.ToBuild`."""
         machine = machine_for(DEFAULT_ARCH).of_gpu(self.gpu, self.multiprocessors).for_choices()
-        choice = next(each for each in (*choices(), Streamed()) if str(each) == self.name)
-        return choice, self.problem, Setting(replace(machine, name=self.gpu))
+        return self._choice, self.problem, Setting(replace(machine, name=self.gpu))
+
+    @property
+    def _choice(self) -> Choice | Streamed:
+        place = all_tiles().place(self.name)
+        if place is None:
+            return next(each for each in (*choices(), Streamed()) if str(each) == self.name)
+        stages = exchanged_stages(self.problem, place, self.multiprocessors)
+        return Choice(EXCHANGED, all_tiles().tile(place), stages)
 
     def __str__(self) -> str:
         return f"{self.problem.shape} {self.problem.layout}: {self.name}"
@@ -72,7 +81,22 @@ def candidates(problem: Matmul, costs: Costs, machine: Machine) -> list[Candidat
         near = us < WORTHWHILE * able[0][1] and kinds[kind] <= OF_EACH_KIND
         if number < LIKELIEST or near or isinstance(each, Streamed):
             taken.append(Candidate(problem, str(each), machine.name, machine.multiprocessors))
-    return taken
+    names = _likeliest_exchanged(problem, costs, WORTHWHILE * able[0][1])
+    return taken + [Candidate(problem, name, machine.name, machine.multiprocessors) for name in names]
+
+
+def _likeliest_exchanged(problem: Matmul, costs: Costs, longest_us: float) -> list[str]:
+    if problem.m * problem.n > MOST_RESULTS:
+        return []
+    times, tiles = costs.exchanged_times(problem), all_tiles()
+    sizes: dict[tuple[int, int], int] = {}
+    names = []
+    for place in times.argsort()[: int((times < longest_us).sum())].tolist():
+        size = int(tiles.rows[place]), int(tiles.columns[place])
+        sizes[size] = sizes.get(size, 0) + 1
+        if sizes[size] <= OF_EACH_SIZE and len(names) < EXCHANGED_TILES:
+            names.append(named(tiles.tile(place)))
+    return names
 
 
 def time_menu(taken: Sequence[Candidate], backend: GpuBackend, compiler: Compiler) -> tuple[dict[str, float], float]:
@@ -104,7 +128,9 @@ def time_menu(taken: Sequence[Candidate], backend: GpuBackend, compiler: Compile
 
 def with_times(file: CostFile, gpu: str, origin: str, found: dict[Matmul, dict[str, float]]) -> CostFile:
     """Return a GPU's file with what was found: beside what it has of other products, or, of another GPU's, alone."""
-    names = tuple(map(str, (*choices(), Streamed())))
+    exchanged = {name for times in found.values() for name in times} | set(file.kernels if file.gpu == gpu else ())
+    exchanged = sorted(name for name in exchanged if all_tiles().place(name) is not None)
+    names = (*map(str, (*choices(), Streamed())), *exchanged)
     shapes = (
         {} if file.gpu != gpu else {(s.m, s.n, s.k, s.layout): _renamed(s, file.kernels, names) for s in file.shapes}
     )

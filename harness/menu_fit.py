@@ -15,8 +15,10 @@ import msgspec
 import numpy as np
 
 from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.isa import PANEL
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice
+from tensorir_ladder.torch_ops.exchanged import ExchangedRates, all_tiles, exchanged_microseconds
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.kernel_cost import (
     CostFile,
@@ -56,7 +58,8 @@ class _Fit:
         best = np.full(len(named), np.inf)
         np.minimum.at(best, self.shape, self.us)
         self.weights = (best[self.shape] / self.us) ** 2
-        self.tiles = sorted(set(self.forms.tiles))
+        whole = self.forms.block_n % PANEL == 0  # others lie between them
+        self.tiles = sorted({tile for tile, is_whole in zip(self.forms.tiles, whole) if is_whole})
         self.names = [field for field in KernelRates.__struct_fields__ if field != "efficiency"]
         first = [getattr(start, name) for name in self.names]
         self.x = np.log([*first, *(start.efficiency.get(tile, EFFICIENCY) for tile in self.tiles)])
@@ -114,27 +117,59 @@ def fit_rates(file: CostFile, choices: Sequence[Choice], machine: Machine) -> Ke
     return fit.rates(_least_squares(lambda x: fit.errors(x, counts), fit.x))
 
 
-def chosen_over_best(file: CostFile, choices: Sequence[Choice], machine: Machine, refit: bool = False) -> list[float]:
-    """Return, for each shape, how fast what would be chosen was beside the fastest, had the shape not been measured.
+def fit_exchanged(file: CostFile, multiprocessors: int) -> ExchangedRates:
+    """Fit the constants of exchanged operands to a file's times of them, from its own constants on."""
+    places = file.tiles
+    timed = [(each, place, us) for each in file.shapes for old, us in each.times if (place := places[old]) is not None]
+    if not timed:
+        return file.exchanged
+    m, n, k = (np.array([getattr(shape, side) for shape, _, _ in timed]) for side in "mnk")
+    nt, us = np.array([shape.layout == "nt" for shape, _, _ in timed]), np.array([us for _, _, us in timed])
+    tiles = all_tiles().at(np.array([place for _, place, _ in timed]))
+    least = {id(shape): math.inf for shape, _, _ in timed}
+    for shape, _, one in timed:
+        least[id(shape)] = min(least[id(shape)], one)
+    weights = np.array([least[id(shape)] for shape, _, _ in timed]) / us
+    names = [name for name in ExchangedRates.__struct_fields__ if name not in FIXED]
+    first = np.log([getattr(file.exchanged, name) for name in names])
 
-    Of shapes where what would be chosen was not timed there is nothing to say. ``refit`` fits the constants to the
-    others too; else they are the file's.
+    def rates(x: np.ndarray) -> ExchangedRates:
+        return msgspec.structs.replace(file.exchanged, **dict(zip(names, np.exp(x).tolist())))
+
+    def errors(x: np.ndarray) -> np.ndarray:
+        guessed = exchanged_microseconds(tiles, m, n, k, nt, multiprocessors, rates(x))
+        known = np.isfinite(guessed)
+        return np.append(weights * np.where(known, np.log(np.where(known, guessed, us) / us), 0.0), PULL * (x - first))
+
+    return rates(_least_squares(errors, first))
+
+
+def chosen_over_best(file: CostFile, choices: Sequence[Choice], machine: Machine, refit: bool = False) -> list[float]:
+    """Return, for each shape, how fast what would be chosen of its kernels was beside the fastest of them.
+
+    As if the shape had not been measured. ``refit`` fits the constants to the others too; else they are the file's.
     """
-    shares = []
+    shares, tiles = [], file.tiles
     for fold in range(FOLDS):
         others = tuple(shape for place, shape in enumerate(file.shapes) if place % FOLDS != fold)
         known = msgspec.structs.replace(file, shapes=others)
         if refit:
-            known = msgspec.structs.replace(known, rates=fit_rates(known, choices, machine))
+            known = msgspec.structs.replace(
+                known,
+                rates=fit_rates(known, choices, machine),
+                exchanged=fit_exchanged(known, machine.multiprocessors),
+            )
         costs = Costs(choices, known, machine.multiprocessors)
         for shape in file.shapes[fold::FOLDS]:
             times: dict[Any, float] = {file.kernels[place]: us for place, us in shape.times}
             problem = Matmul(shape.m, shape.n, shape.k, "float16", shape.layout)
-            places, _ = costs.estimate(problem, streamed=streams(problem))
-            likeliest = (costs.choices[place] for place in places)
-            chosen = str(next(each for each in likeliest if each.takes(problem, machine)))
-            if chosen in times:
-                shares.append(min(times.values()) / times[chosen])
+            places, guessed = costs.estimate(problem, streamed=streams(problem))
+            expected = {str(costs.choices[place]): us for place, us in zip(places.tolist(), guessed.tolist())}
+            exchanged = costs.exchanged_times(problem)
+            timed = [(old, tiles[old]) for old, _ in shape.times]
+            expected |= {file.kernels[old]: float(exchanged[place]) for old, place in timed if place is not None}
+            if able := [name for name in times if name in expected]:
+                shares.append(min(times[name] for name in able) / times[min(able, key=expected.__getitem__)])
     return shares
 
 

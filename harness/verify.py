@@ -268,17 +268,18 @@ def verify_launch(
     name: str,
     seeds: Sequence[int] = (),
     math: str = IEEE,
+    draw: Callable[[Matmul, Backend, int, str, str], Trial] = matmul_trial,
 ) -> Verification:
     """Run ``run(a, b, c)`` on normal data of each seed, and on whole numbers and special values of the first.
 
-    Without ``seeds``, SEEDS fresh ones; the record has them. ``math`` says how much rounding is allowed. Raise
-    WrongResult, which begins with ``name`` and says which seed repeats it.
+    Without ``seeds``, SEEDS fresh ones; the record has them. ``math`` says how much rounding is allowed; ``draw`` makes
+    the trials. Raise WrongResult, which begins with ``name`` and says which seed repeats it.
     """
     seeds = tuple(seeds) or draw_seeds()
     found = []
     for seed, data in (*((seed, NORMAL) for seed in seeds), (seeds[0], WHOLE), (seeds[0], SPECIAL)):
         try:
-            found.append(check_run(run, problem, backend, seed, data, math))
+            found.append(hold(run, draw(problem, backend, seed, data, math), backend))
         except WrongResult as wrong:
             raise WrongResult(f"{name} on {backend.name}, seed {seed} (--seed {seed} repeats it): {wrong}") from None
     error, limit = max(found[: len(seeds)], key=lambda pair: pair[0] / pair[1])

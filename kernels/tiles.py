@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from tvm.target import Target
 
 from tensorir_ladder.schedules.errors import IllegalTile
@@ -215,7 +216,7 @@ class SwappedTile(RoleTile):
     @property
     def registers(self) -> int:
         """Registers of a thread, of whatever role: those of a consumer, and what it adds of other parts at once."""
-        return self.consumer_registers + (ADDED_AT_ONCE if self.parts > 1 else 0)
+        return _swapped_registers(self.group_m, self.group_n, self.parts)
 
     @property
     def consumer_share(self) -> int:
@@ -242,27 +243,63 @@ class SwappedTile(RoleTile):
     @property
     def result_bytes(self) -> int:
         """Return a consumer's shared memory for results: its sums in float32 where others add them, else rounded."""
-        return self.group_m * self.group_n * (4 if self.parts > 1 else 2)
+        return _swapped_results(self.group_m, self.group_n, self.parts)
 
     def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
         """Return the shared memory of a block: stages with two barriers each, and the consumers' results."""
-        return self.pool_bytes(itemsize, stages) + self.consumers * self.result_bytes + 2 * stages * BARRIER_BYTES
+        return _swapped_bytes(*self.block, self.parts, itemsize, stages)
 
     def resident(self, itemsize: int, stages: int) -> int:
         """Return how many blocks a multiprocessor holds at once, by shared memory and registers: 1 to 4."""
-        by_shared = (SHARED_KIB[90] + 1) * 1024 // (self.smem_bytes(itemsize, stages) + 1024)  # 1 KiB is the driver's
-        by_registers = BLOCK_REGISTERS // (self.threads_per_block * (_in_steps(self.registers - 1) + REGISTER_STEP))
-        return max(1, min(by_shared, by_registers, MOST_RESIDENT))
+        return max(1, int(_resident(self.smem_bytes(itemsize, stages), self.threads_per_block, self.registers)))
 
 
-def role_choices() -> Iterator[Choice]:
-    """Yield the tiles that kernels with roles take, of 64, 128 and 192 rows and each width from 64 to 256 by 16.
+# What a tile of exchanged operands takes, also of many at once (:mod:`torch_ops.exchanged`): of numbers or arrays.
+
+
+def _swapped_results(rows: Any, columns: Any, parts: Any) -> Any:
+    return rows * columns * (2 + 2 * (parts > 1))
+
+
+def _swapped_registers(rows: Any, columns: Any, parts: Any) -> Any:
+    return rows * columns * 3 // (2 * WARPGROUP) + WGMMA_REGISTERS + ADDED_AT_ONCE * (parts > 1)
+
+
+def _swapped_bytes(rows: Any, columns: Any, steps: Any, parts: Any, itemsize: int, stages: Any) -> Any:
+    stage = (rows + columns) * steps * itemsize + 2 * BARRIER_BYTES
+    return stage * stages + _swapped_results(rows, columns, parts)
+
+
+def _resident(smem_bytes: Any, threads: Any, registers: Any) -> Any:
+    by_shared = (SHARED_KIB[90] + 1) * 1024 // (smem_bytes + 1024)  # 1 KiB is the driver's
+    by_registers = BLOCK_REGISTERS // (threads * (_in_steps(registers - 1) + REGISTER_STEP))
+    return np.minimum(np.minimum(by_shared, by_registers), MOST_RESIDENT)
+
+
+def swapped_room(
+    rows: np.ndarray, columns: np.ndarray, steps: np.ndarray, groups: np.ndarray, parts: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return stages, up to ``most``, and blocks that a multiprocessor holds, of many tiles of 16-bit operands.
+
+    ``groups`` warpgroups share the columns. In two rows: where a block has its multiprocessor to itself, and where two
+    share one. 0 blocks: a tile that takes more registers than there are.
+    """
+    registers = _swapped_registers(rows, columns // groups, parts)
+    fixed = _swapped_bytes(rows, columns, steps, parts, 2, 0)
+    stage = _swapped_bytes(rows, columns, steps, parts, 2, 1) - fixed
+    stages = np.stack([np.clip((_room(blocks) - fixed) // stage, 0, most) for blocks in (1, 2)])
+    held = _resident(fixed + stages * stage, (groups + 1) * WARPGROUP, registers)
+    return stages, np.where(registers <= MOST_CONSUMER_REGISTERS, held, 0)
+
+
+def role_choices(by: int = 16) -> Iterator[Choice]:
+    """Yield the tiles that kernels with roles take, of 64, 128 and 192 rows and each width from 64 to 256 in steps.
 
     With as many stages as a block's shared memory holds, up to 8: what measuring may choose among. Of three consumers
     only widths whose sums their registers hold.
     """
     for groups in (1, 2, 3):
-        for columns in range(PANEL, WIDEST + 1, 16):
+        for columns in range(PANEL, WIDEST + 1, by):
             tile = RoleTile((groups * WGMMA_ROWS, columns, PANEL), (groups, 1))
             if not tile.misfits():
                 yield Choice(tile, most_stages(tile, 8))
@@ -273,8 +310,11 @@ def most_stages(tile: RoleTile, most: int, blocks: int = 1) -> int:
 
     0 where there is none.
     """
-    room = SHARED_KIB[90] * 1024 // blocks - (0 if blocks == 1 else 1024)
-    return next((stages for stages in range(most, 0, -1) if tile.smem_bytes(2, stages) <= room), 0)
+    return next((stages for stages in range(most, 0, -1) if tile.smem_bytes(2, stages) <= _room(blocks)), 0)
+
+
+def _room(blocks: int) -> int:
+    return SHARED_KIB[90] * 1024 // blocks - (0 if blocks == 1 else 1024)
 
 
 # Tiles with their stages, large ones first: what steps 11 to 13 and torch_ops choose among.

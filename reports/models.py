@@ -12,7 +12,7 @@ from tensorir_ladder.reports.templating import Markdown
 
 OURS, STOCK, DLIGHT = "ladder", "stock", "dlight-sm90"
 TORCH, TURNED, COMPILED, REST, COPY = "torch", "torch, turned", "torch.compile", "torch, rest", "copy"
-LINEAR, CONVOLUTION = "linear-", "conv-"
+LINEAR, CONVOLUTION, FUNCTION = "linear-", "conv-", "function-"
 ABOUT = 1.05  # times as many bytes are about as many
 MODELS_NOTE = Markdown(
     "float16, one build for all sizes where the extent is symbolic (not ResNet's). Speed of "
@@ -30,13 +30,14 @@ Ratio = tuple[float, tuple[float, float]]
 
 
 def model_tables(records: Sequence[ModelRecord]) -> list[Table]:
-    """Make, for each GPU, a table of its models, one of linear layers and one of convolutions, as far as measured."""
+    """Make, for each GPU, tables of its models, linear layers, convolutions and functions, as far as measured."""
     found = []
     for gpu, own in grouped(records, lambda record: record.environment.gpu).items():
         made = (
             _models(gpu, _others(own)),
             _linears(gpu, _named(own, LINEAR)),
             _convolutions(gpu, _named(own, CONVOLUTION)),
+            _by_themselves(gpu, _named(own, FUNCTION)),
         )
         found += [table for table in made if table]
     return found
@@ -78,7 +79,7 @@ def _named(records: Iterable[ModelRecord], begin: str) -> list[ModelRecord]:
 
 
 def _others(records: Iterable[ModelRecord]) -> list[ModelRecord]:
-    return [record for record in records if not record.model.startswith((LINEAR, CONVOLUTION))]
+    return [record for record in records if not record.model.startswith((LINEAR, CONVOLUTION, FUNCTION))]
 
 
 def _models(gpu: str, records: Sequence[ModelRecord]) -> Table | None:
@@ -140,6 +141,26 @@ def _convolutions(gpu: str, records: Sequence[ModelRecord]) -> Table | None:
     header = ("batch", "convolutions", "cuDNN, mean", "least", "stock, mean", "least")
     note = "ResNet-50's distinct convolutions, NHWC, each by itself; geometric means of ratios, and the least of them."
     return Table(f"Convolutions of ResNet-50, {gpu}", header, tuple(rows), note) if rows else None
+
+
+def _by_themselves(gpu: str, records: Sequence[ModelRecord]) -> Table | None:
+    rows = [
+        (
+            record.model.removeprefix(FUNCTION),
+            str(record.value),
+            _time(record),
+            *(_beside(record, other) for other in (DLIGHT, TORCH)),
+        )
+        for record in records
+    ]
+    to_dlight = [ratio for record in records if (ratio := record.ratio(OURS, DLIGHT))]
+    slower = sum(interval[1] < 1 for _, interval in to_dlight)
+    note = f"float16, one build for any number of rows; of {len(to_dlight)} timed beside dlight, {slower} are slower."
+    return (
+        Table(f"Functions by themselves, {gpu}", ("function", "rows", "ms", "dlight", "torch"), tuple(rows), note)
+        if rows
+        else None
+    )
 
 
 def _summary(ratios: Sequence[Ratio | None]) -> tuple[str, str]:

@@ -120,15 +120,19 @@ ROUND_CYCLES = 3000  # from a block's last k tile to the first of the block behi
 DEVICE_LATENCY_CYCLES = 1700  # the same, of data in device memory, while that is busy
 MMA_SHARE = 0.55  # of wgmma's multiply-adds that mma.sync does, its operands read by ldmatrix
 SIMT_MULTIPLY_ADDS = 128  # of ordinary cores, per cycle of a multiprocessor
-SIMT_TURNS = 0.75  # cycles of a multiply-add by warps, over what small tiles and few warps make of it
-SIMT_WAITED = 1.2  # warps that hide latency: where operands are read ahead, its square counts
+# Of products by warps on ordinary cores, fitted to times of 700 kernels on 41 shapes drawn for that, on an H200.
+SIMT_TURNS = 0.8  # cycles of a multiply-add by warps, over what small tiles and few warps make of it
+FEW_SUMS, FEW_SUMS_TURNS = 64, 1.25  # threads with fewer sums read more operands for each: so many cycles for one
+AHEAD_TURNS = 0.9  # of threads that read operands a step ahead: so many cycles for one
+CODE_CYCLES = 0.5  # of a multiply-add that is written out, until a round of blocks has its instructions
+KEPT_CODE, FETCHED_CYCLES = 3300, 6.0  # multiply-adds written out that stay cached, and cycles of each beyond
 SHARED_BYTES_PER_CYCLE = 128
 STRAIGHT_EDGE = 3.6  # instructions of an element that is copied by itself, where a multiply-add is one
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
-STRAIGHT_REGISTERS = 32  # that their addresses and predicates take, seen in these kernels' cubins
-STRADDLING = 2.0  # cache lines that rows of a k tile touch, over those that they would fill
+STRADDLING = 1.5  # what rows of a k tile that touch a cache line more take longer
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 SPLIT_PAYS = 0.95  # of the time of a whole reduction: what parts are modelled to save has to be more than the rest
+PART_BYTES = 4  # of a sum that waits to be added up: float32
 STORED_BYTES = 2  # of the results that stored_results_per_cycle counts: float16
 HIDDEN = 0.6  # of what a k tile takes less (multiplying or loading), behind what takes longer
 UNHIDDEN = 0.1  # of what the multiprocessors do while all wait for device memory, or of the memory's time otherwise
@@ -203,7 +207,7 @@ def block_tile_cost(choice: Choice, problem: Matmul, machine: Machine, parts: in
     hide = rates.simt_warps_to_hide if ordinary else rates.tensor_warps_to_hide
     edge = rates.simt_edge if ordinary else rates.tensor_edge
     per_multiprocessor = -(-block_count(problem, tile) * parts // machine.multiprocessors)
-    resident = _resident(choice, machine, problem.itemsize)
+    resident = resident_blocks(choice, machine, problem.itemsize)
     warps = min(per_multiprocessor, resident) * tile.threads_per_block / WARP * (1 + tile.steps_ahead)
     edges = 1 + edge * (1 / tile.block_m + 1 / tile.block_n)
     return per_multiprocessor / parts * tile.block_m * tile.block_n * (1 + hide / warps) * edges
@@ -220,6 +224,7 @@ def contraction_cycles(
     lines: tuple[float, float] = (1.0, 1.0),
     result_bytes: int = 2,
     filled: int | None = None,
+    cached: bool = True,
 ) -> float:
     """Return about how many cycles a product of ``sizes`` (m, n, k) takes on tensor cores; good for an order.
 
@@ -239,13 +244,14 @@ def contraction_cycles(
     device memory, whatever its tile: then parts and narrow tiles that fill the GPU are the cheapest. A product of few
     k tiles waits for its results to be stored (``result_bytes`` each, what is read beside them counted): then tiles of
     which several blocks are resident are cheaper, since one stores while another multiplies. ``filled`` is after how
-    many k tiles the ring is filled anew, by default only for the next tile.
+    many k tiles the ring is filled anew, by default only for the next tile. ``cached``: parts are added up out of the
+    L2 cache where they find room there, not out of device memory.
     """
     (m, n, k), tile, rates = sizes, choice.tile, machine.rates
     tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
     k_tiles = max(math.ceil(math.ceil(k / tile.block_k) / parts), 1)
     busiest = -(-tiles // machine.multiprocessors)
-    together = min(busiest, _resident(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
+    together = min(busiest, resident_blocks(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
     rounds = -(-busiest // together)
     brought = (min(m, tile.block_m) * lines[0] + min(n, tile.block_n) * lines[1]) * tile.block_k * itemsize
     by_wgmma = isinstance(tile, WarpgroupTile)
@@ -265,7 +271,7 @@ def contraction_cycles(
     waiting = ((rounds - 1) * ROUND_CYCLES + fills * LATENCY_CYCLES) / together
     busy = loop + storing - hidden + waiting
     device = reading + max(batch * m * n * result_bytes / per_cycle, storing - hidden)
-    adding = _adding_cycles(m, n, parts, machine) if parts > 1 else 0.0
+    adding = _adding_cycles(m, n, parts, machine, cached) if parts > 1 else 0.0
     return max(busy, device) + UNHIDDEN * min(busy, device) + LATENCY_CYCLES + adding
 
 
@@ -285,9 +291,18 @@ def wgmma_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int =
     fronted = [whole or (copied and lines) for lines, whole in zip(straddling, no_vectors)]
     front = _copying_cycles(sum(size for size, first in zip(operands, fronted) if first), machine)
     lines = [STRADDLING if lines and not first else 1.0 for lines, first in zip(straddling, fronted)]
-    return front + contraction_cycles(
-        choice, sizes, machine, parts=parts, itemsize=itemsize, lines=(lines[0], lines[1])
+    stored = PART_BYTES if parts > 1 else itemsize
+    by_tiles = contraction_cycles(
+        choice,
+        sizes,
+        machine,
+        parts=parts,
+        itemsize=itemsize,
+        lines=(lines[0], lines[1]),
+        result_bytes=stored,
+        cached=False,
     )
+    return front + by_tiles
 
 
 def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
@@ -295,9 +310,12 @@ def warp_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 
 
     ::
 
-        turn     = a multiply-add, longer where few warps hide each other's latencies and where tiles are small
-        in all   = the longer of multiplying and device memory's time, and a part of the other
-                   + filling the ring for each round of blocks + storing + (parts > 1) adding up by another kernel
+        turn     = a multiply-add, longer where few warps hide each other's latencies, where tiles are small, and
+                   where threads have few sums; where operands are read a step ahead, the square of what waits counts
+        in all   = the longer of multiplying, with a barrier for each k tile, and device memory's time
+                   + a part of the other + storing
+                   + filling the ring and bringing the instructions for each round of blocks
+                   + (parts > 1) adding up by another kernel
                    + operands whose rows are no whole vectors: copied by a kernel in front, or element by element
 
     A TileSet's ``cost``; what is cheaper of the last two counts (:func:`copied_first`).
@@ -339,8 +357,7 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
     unaligned = _unaligned(problem, VECTOR_BYTES)
     k_of_part = math.ceil(-(-k // tile.block_k) / parts) * tile.block_k
     straight = any(unaligned) and not copied
-    registers = STRAIGHT_REGISTERS if straight else 0
-    blocks, resident = block_count(problem, tile) * parts, _resident(choice, machine, itemsize, registers)
+    blocks, resident = block_count(problem, tile) * parts, resident_blocks(choice, machine, itemsize)
     busiest = -(-blocks // machine.multiprocessors)
     last = busiest % resident  # blocks of the last round, which hide less
     turns = sum(
@@ -355,24 +372,26 @@ def _by_warps(choice: Choice, problem: Matmul, machine: Machine, parts: int, cop
         copies = [itemsize / width if apart else 0.0 for width, apart in zip(one_by_one, unaligned)]  # an element
         multiplying *= 1 + STRAIGHT_EDGE * (copies[0] / tile.block_n + copies[1] / tile.block_m)
     rounds = -(-busiest // resident)
-    ahead = max(1, min(choice.stages - 1, k_of_part // tile.block_k))
-    on_its_way = min(blocks, machine.multiprocessors * resident) * ahead
-    on_its_way *= (min(m, tile.block_m) + min(n, tile.block_n)) * tile.block_k * itemsize
-    copying = rates.copying_gb_s / CLOCK_GHZ
-    memory = (m + n) * k * itemsize / min(copying, on_its_way / DEVICE_LATENCY_CYCLES) + m * n * itemsize / copying
+    multiplying += rounds * (k_of_part // tile.block_k) * rates.barrier_cycles
+    written_out = tile.thread_m * tile.thread_n * tile.block_k / tile.slices * choice.stages
+    starting = LATENCY_CYCLES + CODE_CYCLES * written_out + FETCHED_CYCLES * max(0.0, written_out - KEPT_CODE)
+    per_cycle = rates.copying_gb_s / CLOCK_GHZ
+    memory = ((m + n) * k + m * n) * itemsize / per_cycle
     storing = busiest * min(m, tile.block_m) * min(n, tile.block_n) / rates.stored_results_per_cycle
-    adding = _adding_cycles(m, n, parts, machine) if parts > 1 else 0.0
+    adding = _adding_cycles(m, n, parts, machine, cached=False) if parts > 1 else 0.0
     if tile.slices > 1:  # their sums, written to shared memory and read again
         adding += busiest * 2 * tile.slices * tile.block_m * tile.block_n * 4 / SHARED_BYTES_PER_CYCLE
     longer, shorter = max(multiplying, memory), min(multiplying, memory)
-    return front + longer + UNHIDDEN * shorter + rounds * LATENCY_CYCLES + storing + adding
+    return front + longer + UNHIDDEN * shorter + rounds * starting + storing + adding
 
 
 def _turns(tile: WarpTile, blocks: int, rates: CostRates) -> float:
     """Return a multiply-add's cycles by warps, with so many blocks on a multiprocessor; at best 1 of all cores."""
-    waited = SIMT_WAITED * rates.simt_warps_to_hide * WARP / (blocks * tile.threads_per_block)
+    waited = rates.simt_warps_to_hide * WARP / (blocks * tile.threads_per_block)
     edges = 1 + rates.simt_edge * (1 / tile.block_m + 1 / tile.block_n)
-    return SIMT_TURNS * edges * (1 + waited ** (1 + tile.steps_ahead))
+    reading = FEW_SUMS_TURNS if tile.thread_m * tile.thread_n < FEW_SUMS else 1.0
+    reading *= AHEAD_TURNS if tile.steps_ahead else 1.0
+    return SIMT_TURNS * reading * edges * (1 + waited ** (1 + tile.steps_ahead))
 
 
 def _unaligned(problem: Matmul, row_bytes: int) -> tuple[bool, bool]:
@@ -387,19 +406,19 @@ def _copying_cycles(copied_bytes: float, machine: Machine) -> float:
     return (2 * copied_bytes / rates.copying_gb_s + 1e3 * rates.copying_us) * CLOCK_GHZ if copied_bytes else 0.0
 
 
-def _adding_cycles(m: int, n: int, parts: int, machine: Machine) -> float:
+def _adding_cycles(m: int, n: int, parts: int, machine: Machine, cached: bool) -> float:
     """Return the cycles of a kernel that adds up parts, and of storing and reading them."""
-    rates, sums = machine.rates, 2 * parts * m * n * 4
+    rates, sums = machine.rates, 2 * parts * m * n * PART_BYTES
     by_cache = rates.add_bytes_per_cycle * machine.multiprocessors
-    fast = by_cache if sums <= 2 * CACHED_BYTES else rates.copying_gb_s / CLOCK_GHZ
+    fast = by_cache if cached and sums <= 2 * CACHED_BYTES else rates.copying_gb_s / CLOCK_GHZ
     return rates.launch_cycles + LATENCY_CYCLES + sums / fast
 
 
-def _resident(choice: Choice, machine: Machine, itemsize: int, more_registers: int = 0) -> int:
+def resident_blocks(choice: Choice, machine: Machine, itemsize: int) -> int:
     """Return how many blocks of a choice a multiprocessor holds at once, one at least."""
     tile, limits = choice.tile, machine.target.attrs
     by_shared = int(limits["max_shared_memory_per_block"]) // tile.smem_bytes(itemsize, choice.stages)
-    by_registers = int(limits["registers_per_block"]) // ((tile.registers + more_registers) * tile.threads_per_block)
+    by_registers = int(limits["registers_per_block"]) // (tile.registers * tile.threads_per_block)
     return max(1, min(by_shared, by_registers))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tensorir_ladder.schedules.cost import Machine, choose
+from tensorir_ladder.schedules.cost import Machine, choice_cost, choose
+from tensorir_ladder.schedules.tiles import Choice
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.steps.step import Config, Step
@@ -15,7 +16,7 @@ def choose_step(problem: Matmul, machine: Machine) -> tuple[Step, Config]:
 
     It is the last step of the ladder that takes the operands and whose instructions the machine has, with the tile and
     stages that the cost model finds for this shape; and its form for shapes off the squares, where that does anything
-    else than the default. Nothing is measured::
+    else than the default: otherwise the cheaper tile of both. Nothing is measured::
 
         step, config = choose_step(Matmul(513, 1025, 4097), machine)
         sch = step.schedule(problem, config)
@@ -30,7 +31,12 @@ def choose_step(problem: Matmul, machine: Machine) -> tuple[Step, Config]:
     for form in step.variants:
         fitted = _configured(step, form.name, problem, machine) if form.fits else None
         if form.fits and fitted:
-            return step, fitted if form.fits(problem, fitted) else replace(fitted, variant=config.variant)
+            if form.fits(problem, fitted):
+                return step, fitted
+            tiles, plain = step.tiles_of(form.name), replace(fitted, variant=config.variant)
+            return step, min(
+                (config, plain), key=lambda each: choice_cost(tiles, Choice(each.tile, each.stages), problem, machine)
+            )
     return step, config
 
 

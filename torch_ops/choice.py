@@ -21,7 +21,7 @@ from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.kernels.persistent import cluster_blocks, persistent
 from tensorir_ladder.kernels.stream_k import plan_for
 from tensorir_ladder.kernels.swapped import swapped
-from tensorir_ladder.kernels.tiles import RING_CHOICES, ROLE_CHOICES, HopperTile, RoleTile, SwappedTile
+from tensorir_ladder.kernels.tiles import RING_CHOICES, ROLE_CHOICES, HopperTile, RoleTile, SwappedTile, role_choices
 from tensorir_ladder.kernels.tma_ring import tma_ring
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules import tiles
@@ -29,7 +29,7 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
-from tensorir_ladder.torch_ops.kernel_cost import Costs, cost_file, exchanged_choice
+from tensorir_ladder.torch_ops.kernel_cost import Costs, cost_file
 from tensorir_ladder.torch_ops.launcher import TIR_PIPELINE
 from tensorir_ladder.torch_ops.rates import read
 
@@ -105,9 +105,13 @@ def _exchanged(problem: Matmul, tile: SwappedTile, stages: int, setting: Setting
 
 
 def _kept_on(blocks: int, cuts: bool) -> StepKernel:
-    """Make the form of step 13 that has clusters of so many blocks, and cuts or leaves the last wave."""
+    """Make the form of step 13 that has clusters of so many blocks, and cuts or leaves the last wave.
+
+    Blocks on their own take any width, so that a product's columns can be divided evenly.
+    """
     build = functools.partial(_persistent, blocks=blocks, stream_k=cuts)
-    return StepKernel(13, ROLE_MENU, build, early=True, stays=True, cuts=cuts, blocks=blocks)
+    menu = ROLE_MENU if blocks > 1 else (*ROLE_MENU, *WIDTHS)
+    return StepKernel(13, menu, build, early=True, stays=True, cuts=cuts, blocks=blocks)
 
 
 # What the call's tiles are beside those that the steps choose among: found on shapes off the squares.
@@ -122,6 +126,7 @@ _MORE_ROLES = (
     ("64x64x128/1x1", 6),
 )
 ROLE_MENU = (*ROLE_CHOICES, *(tiles.Choice(RoleTile.parse(tile), stages) for tile, stages in _MORE_ROLES))
+WIDTHS = tuple(each for each in role_choices(by=8) if each.tile not in [one.tile for one in ROLE_MENU])
 RING_MENU = (*RING_CHOICES, tiles.Choice(HopperTile.parse("128x192x64/2x1"), 5))
 
 KERNELS = {  # as each step is, which a tuned line names
@@ -137,7 +142,7 @@ MENU = (
     *(_kept_on(blocks, cuts) for blocks in (1, 2) for cuts in (False, True)),
     replace(KERNELS[11], tiles=RING_MENU),
 )
-EXCHANGED = StepKernel(12, (), _exchanged, early=True)  # few rows: its tiles follow from the product
+EXCHANGED = StepKernel(12, (), _exchanged, early=True)  # its tile follows from the product: torch_ops/exchanged.py
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,7 @@ def choose(
     likeliest = ((costs.choices[place], us) for place, us in zip(places, times))
     chosen, least_us = next(each for each in likeliest if each[0].takes(problem, machine))
     if not flexible:
-        us, tile, stages = exchanged_choice(problem, machine.multiprocessors, cost_file(machine.name).exchanged)
+        us, tile, stages = costs.exchanged_choice(problem)
         if us < least_us:
             return Choice(EXCHANGED, tile, stages)
     return chosen

@@ -15,7 +15,7 @@ from tensorir_ladder.harness.commands.build import build_ahead, hopper_machine
 from tensorir_ladder.harness.commands.options import add_jobs, seed_number
 from tensorir_ladder.harness.commands.values import between
 from tensorir_ladder.harness.menu import candidates, draw_products, file_text, time_menu, with_times
-from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_rates, geometric_mean
+from tensorir_ladder.harness.menu_fit import chosen_over_best, fit_exchanged, fit_rates, geometric_mean
 from tensorir_ladder.harness.records import check_writable
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.torch_ops import kernel_cost
@@ -56,7 +56,8 @@ def run(options: argparse.Namespace, command: str) -> int:
         print(f"{problem.shape} {problem.layout}: {us:.2f} us, {cublas_us / us:.3f} of cuBLAS, {name}", flush=True)
     origin = f"{command}, {datetime.now(UTC):%Y-%m-%d}: medians of interleaved rounds in CUDA graphs, L2 cold"
     file = with_times(known, machine.name, origin, found)
-    file = msgspec.structs.replace(file, rates=fit_rates(file, able, machine))
+    rates, exchanged = fit_rates(file, able, machine), fit_exchanged(file, machine.multiprocessors)
+    file = msgspec.structs.replace(file, rates=rates, exchanged=exchanged)
     path = options.out / f"{machine.name.lower().replace(' ', '-')}.json"
     path.write_text(file_text(file))
     shares = chosen_over_best(file, able, machine)

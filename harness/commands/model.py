@@ -22,7 +22,7 @@ from tensorir_ladder.harness.peers.entrant import reason, say
 from tensorir_ladder.harness.records import ModelRecord, check_writable
 from tensorir_ladder.harness.session import CaseJournal, Session
 from tensorir_ladder.harness.verify import WrongResult, draw_seeds
-from tensorir_ladder.harness.whole_models.building import RULES, Built, RuleSet, build, rule_sets
+from tensorir_ladder.harness.whole_models.building import RULES, Built, RuleSet, build, interruptible, rule_sets
 from tensorir_ladder.harness.whole_models.checking import verify_model
 from tensorir_ladder.harness.whole_models.definitions import FAMILIES, Family, Model
 from tensorir_ladder.harness.whole_models.timing import Attempt, TorchForms, measure_model
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     of_a_range = "a range names the usual ones in it"
     parser.add_argument("--seq", help=f"tokens of llama-layer and mlp: 1,512 | 1-8192, {of_a_range} (usual ones)")
     parser.add_argument("--batch", help=f"batches of vit-block, resnet50 and resnet50-convs ({_usual('batch')})")
-    parser.add_argument("--rows", help=f"rows of llama-linears ({_usual('rows')})")
+    parser.add_argument("--rows", help=f"rows of llama-linears and functions ({_usual('rows')})")
     what = "; ".join(f"{each.name}: {each.what}" for each in RULES.values())
     parser.add_argument("--rules", default=",".join(RULES), help=f"sets of schedule rules: a list (all). {what}")
     parser.add_argument("--no-torch-compile", action="store_true", help="leave torch.compile out, which takes a while")
@@ -81,7 +81,8 @@ def run(options: argparse.Namespace, command: str) -> int:
         return _verify(asked, rules, options)
     records = _measure(asked, rules, options, command)
     _print_records(records)
-    return WRONG if any(made.status == "wrong" for record in records for made in record.rules) else 0
+    wrong = any(made.status == "wrong" for record in records for made in record.rules)
+    return WRONG if wrong or any(record.notes for record in records) else 0
 
 
 def _usual(extent: str) -> str:
@@ -126,12 +127,15 @@ def _values(family: Family, text: str | None, small: bool) -> list[int]:
 def _built(each: Asked, rules: RuleSet, machine: Machine, compiler: Compiler | None) -> Attempt:
     """Build a model by a set of rules, and say how long that took; its failure is kept, too."""
     try:
-        built = build(each.model, each.value, rules, machine, compiler)
+        with interruptible():
+            built = build(each.model, each.value, rules, machine, compiler)
     except Exception as error:  # noqa: BLE001 - a set of rules may fail in any way; the record says which did and how
         attempt = Attempt(rules, None)
         attempt.refuse("failed", reason(error))
         return attempt
     say(f"{each.model.name} by {rules.name}: built in {built.seconds:.1f} s")
+    for failure in built.failures:
+        say(f"{each.model.name} by {rules.name}: {failure}; a defect, others took the function")
     return Attempt(rules, built)
 
 
@@ -150,7 +154,7 @@ def _build(asked: Sequence[Asked], rules: Sequence[RuleSet], machine: Machine, c
             attempt = _built(first, one, machine, compiler)
             if attempt.built:
                 _print_functions(attempt.built)
-            failed = failed or attempt.built is None
+            failed = failed or attempt.built is None or bool(attempt.failures)
     return WRONG if failed else 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -85,6 +86,7 @@ def _tune_here(options: argparse.Namespace, command: str) -> int:
 
 
 def _tune_fleet(options: argparse.Namespace, command: str) -> int:
+    begun = time.monotonic()
     if options.gpus is not None and options.tracker is not None:
         raise UsageError("--gpus starts a tracker and --tracker uses one; give one of them")
     if options.exhaustive and options.candidates is not None:
@@ -96,36 +98,42 @@ def _tune_fleet(options: argparse.Namespace, command: str) -> int:
     from tensorir_ladder.harness.commands.fleet_lines import FleetLines
     from tensorir_ladder.harness.environment import tree_state
     from tensorir_ladder.harness.fleet import asking, hosting, search
+    from tensorir_ladder.harness.fleet.crew import Crew
     from tensorir_ladder.harness.fleet.messages import Identity
-    from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
+    from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
     from tensorir_ladder.kernels.codegen import toolchain
 
     compiler = toolchain.require_compiler().version if options.on == "gpu" else "llvm"
-    key = options.key or "gpu"
+    key, jobs = options.key or "gpu", options.jobs or os.cpu_count() or 1
 
-    def cases(like: Identity) -> list[Case]:
-        arch = like.arch or DEFAULT_ARCH
-        machine = machine_for(arch).of_gpu(like.gpu, like.multiprocessors) if like.arch else machine_for(arch)
-        options.arch = arch
+    def cases_on(machine: Machine) -> list[Case]:
+        options.arch = machine.arch
         named = [replace(case, machine=machine, tile_choice="tuned") for case in cases_of(options, GPU_SIZES)]
         return list(dict.fromkeys(named))
+
+    def cases(like: Identity) -> list[Case]:
+        machine = machine_for(like.arch or DEFAULT_ARCH)
+        return cases_on(machine.of_gpu(like.gpu, like.multiprocessors) if like.arch else machine)
 
     with ExitStack() as stack:
         lines = stack.enter_context(FleetLines())
         tracker = options.tracker and asking.Tracker(*options.tracker, key)
-        if options.gpus is not None:
-            devices = hosting.devices(options.on, options.gpus)
-            tracker = stack.enter_context(hosting.Host(options.on, devices, key, say=lines.say)).tracker
+        devices = hosting.devices(options.on, options.gpus) if options.gpus is not None else []
+        crew = stack.enter_context(Crew(jobs, len(devices)))
         plans = search.Plans(
             None if options.exhaustive else options.candidates or CANDIDATES,
             options.retune,
-            options.jobs or os.cpu_count() or 1,
+            jobs,
             seed=options.seed,
         )
+        if devices:
+            if machine := hosting.likely_machine(options.on, devices[0]):
+                search.build_ahead(crew, options.on, compiler, plans, cases_on(machine))
+            tracker = stack.enter_context(hosting.Host(options.on, devices, key, say=lines.say)).tracker
         tree = tree_state(options.revision)
         out = options.out or RESULTS
         fleet = search.FleetSearch(
-            tracker, options.on, out, command, plans, lines, compiler, tree, expected=options.gpus or 0
+            tracker, options.on, out, command, plans, lines, compiler, tree, len(devices), crew, begun
         )
         found = fleet.run(cases)
     for tuned in found:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, Answer, Identity, Request
+from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, PREPARE, Answer, Identity, Request
 from tensorir_ladder.harness.fleet.processes import FleetError
 from tensorir_ladder.harness.records import RecordError, decode
 
@@ -24,6 +24,7 @@ ANSWER_S = 10.0  # that a tracker may take for an answer
 POLL_S = 0.25
 SESSION_S = 600  # a server ends a session that lasts longer, in which a kernel hangs, say
 KEEP_S = 300.0  # so long a driver keeps one
+LOOKS = 5  # in each turn, at whether others wait
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Tracker:
 
         try:
             with socket.create_connection((self.host, self.port), timeout=ANSWER_S) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # questions go in two pieces
                 connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
                 (magic,) = struct.unpack("<i", base.recvall(connection, 4))
                 if magic != base.RPC_TRACKER_MAGIC:
@@ -60,38 +62,44 @@ class Tracker:
 
     def summary(self) -> tuple[int, int, int]:
         """Count the key's servers, those that are free, and requests that wait; see :meth:`connected` for errors."""
-        from tvm.rpc import base
-
-        with self.connected() as connection:
-            base.sendjson(connection, [base.TrackerCode.SUMMARY])
-            _, found = base.recvjson(connection)
+        found = self._known()
         queue = found["queue_info"].get(self.key, {"free": 0, "pending": 0})
         servers = [each for each in found["server_info"] if each.get("key") == f"server:{self.key}"]
         return len(servers), int(queue["free"]), int(queue["pending"])
 
     def keys(self) -> list[str]:
         """List the keys of all servers that the tracker knows."""
+        return sorted({str(each.get("key", "")).partition(":")[2] for each in self._known()["server_info"]})
+
+    def _known(self) -> dict[str, Any]:
         from tvm.rpc import base
 
         with self.connected() as connection:
-            base.sendjson(connection, [base.TrackerCode.SUMMARY])
-            _, found = base.recvjson(connection)
-        return sorted({str(each.get("key", "")).partition(":")[2] for each in found["server_info"]})
+            _, found = _answer_to([base.TrackerCode.SUMMARY], connection)
+        return found
 
     def request(self) -> tuple[str, int, str] | None:
         """Take a server: host, port and the word that opens it. None where none was free for ANSWER_S."""
         from tvm.rpc import base
 
         with self.connected() as connection:
-            base.sendjson(connection, [base.TrackerCode.REQUEST, self.key, "", 1])
             try:
-                code, value = base.recvjson(connection)
+                code, value = _answer_to([base.TrackerCode.REQUEST, self.key, "", 1], connection)
             except TimeoutError:
                 return None  # the tracker passes over who has gone
             if code != base.TrackerCode.SUCCESS:
                 raise FleetError(f"tracker {self.address} refused a request for {self.key!r}")
             host, port, word = value
         return host, int(port), word
+
+
+def _answer_to(question: list, connection: socket.socket) -> Any:
+    """Ask a tracker, whose answers come in two pieces: the second when the first was acknowledged, at once so."""
+    from tvm.rpc import base
+
+    base.sendjson(connection, question)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+    return base.recvjson(connection)
 
 
 @dataclass
@@ -102,6 +110,7 @@ class _Held:
     where: str
     identity: Identity
     since: float = field(default_factory=time.monotonic)
+    looked: float = 0.0
     uploaded: set[str] = field(default_factory=set)
 
 
@@ -114,6 +123,13 @@ class Trouble:
 
     why: str
     none: bool = False
+
+
+def warm_up() -> bool:
+    """Import what asking needs, while servers start."""
+    from tvm import rpc
+
+    return bool(rpc)
 
 
 def take_server(
@@ -137,6 +153,15 @@ def take_server(
     return _held.where, _held.identity
 
 
+def prepare_server() -> bool:
+    """Have the server that :func:`take_server` took begin what its first measurement would wait for."""
+    try:
+        return _held is not None and bool(_held.session.get_function(PREPARE)())
+    except Exception:  # noqa: BLE001 - TVM's, of a connection that ended; who measures next is told
+        let_go()
+        return False
+
+
 def measure(tracker: Tracker, request: Request, turn_s: float) -> Answer | Trouble:
     """Have a request answered by the server that :func:`take_server` took; see :func:`yield_server`."""
     held = _held
@@ -158,8 +183,15 @@ def measure(tracker: Tracker, request: Request, turn_s: float) -> Answer | Troub
 
 def yield_server(tracker: Tracker, turn_s: float) -> None:
     """Let a server go that was held for KEEP_S, or for ``turn_s`` while somebody else waits for one."""
-    age = time.monotonic() - _held.since if _held else 0.0
-    if age > KEEP_S or (age > turn_s and _others_wait(tracker)):
+    if _held is None:
+        return
+    now = time.monotonic()
+    age = now - _held.since
+    if age > turn_s and now - _held.looked > turn_s / LOOKS:
+        _held.looked = now
+        if _others_wait(tracker):
+            let_go()
+    if age > KEEP_S:
         let_go()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm
 import tvm_ffi
@@ -16,13 +17,13 @@ from tvm.s_tir import meta_schedule as ms
 from tensorir_ladder.harness.build import Case, Kernel, UnsupportedCase, compile_module, compiled, lower
 from tensorir_ladder.harness.execution import compile_serial
 from tensorir_ladder.harness.fleet.messages import Check, Module, file_name
-from tensorir_ladder.harness.large_k import large_k_case
 from tensorir_ladder.kernels.codegen.build_cache import BuildCache
 from tensorir_ladder.kernels.codegen.toolchain import CompileError, require_compiler
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 from tensorir_ladder.schedules.workloads import Matmul
 
+Result = TypeVar("Result")
 MODULES = BuildCache("modules")
 CONFIG = "tensorir_ladder.config"  # annotation of a trace that names a configuration
 
@@ -32,13 +33,12 @@ class Built:
     """A candidate ready to be measured, and what it costs beside its time.
 
     ``cost`` as :func:`harness.tuning.cost` has it; ``entry`` is a tuning record of TVM's database, without its run
-    time; ``large_k`` checks its configuration with a long reduction, where one was asked for and there is one.
+    time.
     """
 
     module: Module
     cost: tuple[int, int, int]
     entry: str
-    large_k: Check | None = None
 
 
 @dataclass(frozen=True)
@@ -53,24 +53,29 @@ def warm_up() -> bool:
     return bool(tvm.__version__)
 
 
-def build(case: Case, place: str, with_large_k: bool = False) -> Built | NotBuilt:
+def build(case: Case, place: str) -> Built | NotBuilt:
     """Build a case for a server of ``place``, "gpu" or "llvm"."""
-    try:
+
+    def built() -> Built:
         kernel, module = _module(case, place)
-        check = _large_k(case, place) if with_large_k else None
         cost = case.stages_built, kernel.smem_bytes, kernel.cubin.registers if kernel.cubin else 0
-        return Built(module, cost, tuning_entry(kernel, place), check)
+        return Built(module, cost, tuning_entry(kernel, place))
+
+    return _or_why(built)
+
+
+def build_check(long: Case, place: str) -> Check | NotBuilt:
+    """Build a configuration's case with a long reduction (:mod:`harness.large_k`), to be run and checked."""
+    return _or_why(lambda: Check(_module(long, place)[1], long.problem))
+
+
+def _or_why(build: Callable[[], Result]) -> Result | NotBuilt:
+    try:
+        return build()
     except (IllegalSchedule, UnsupportedCase, CompileError) as refused:
         return NotBuilt(str(refused))
     except Exception as error:  # noqa: BLE001 - TVM's, of many kinds: one candidate, not the search
         return NotBuilt(f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}")
-
-
-def _large_k(case: Case, place: str) -> Check | None:
-    long = large_k_case(case, place)
-    if isinstance(long, str):
-        return None
-    return Check(_module(long, place)[1], long.problem)
 
 
 def _module(case: Case, place: str) -> tuple[Kernel, Module]:

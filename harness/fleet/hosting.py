@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
+from tensorir_ladder.harness.execution import arch_of
 from tensorir_ladder.harness.fleet.asking import Tracker
 from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process, require_rpc
-from tensorir_ladder.harness.fleet.serving import start_server
+from tensorir_ladder.harness.fleet.serving import start_server, warm_up
 from tensorir_ladder.harness.fleet.tracking import start_tracker
+from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, UnknownTarget, machine_for
 
 if TYPE_CHECKING:
     from typing import Self
@@ -44,6 +46,20 @@ def visible_gpus(count: int | None = None) -> list[str]:
     return found[:count]
 
 
+def likely_machine(place: str, device: str) -> Machine | None:
+    """Describe the machine of one of :func:`devices` before its server can; None where that takes more than NVML."""
+    if place == "llvm":
+        return machine_for(DEFAULT_ARCH)
+    try:
+        pynvml.nvmlInit()
+        by_number = pynvml.nvmlDeviceGetHandleByIndex(int(device)) if device.isdigit() else None
+        gpu = by_number or pynvml.nvmlDeviceGetHandleByUUID(device)
+        arch = arch_of(*pynvml.nvmlDeviceGetCudaComputeCapability(gpu))
+        return machine_for(arch).of_gpu(str(pynvml.nvmlDeviceGetName(gpu)))
+    except (pynvml.NVMLError, UnknownTarget):
+        return None
+
+
 def devices(place: str, count: int | None) -> list[str]:
     """Name a device for each server of ``place``: GPUs as :func:`visible_gpus` has them, or CPUs, one if None."""
     return visible_gpus(count) if place == "gpu" else [f"cpu{number}" for number in range(count or 1)]
@@ -70,7 +86,7 @@ class Host:
         self._own = Process(quiet=True) if isinstance(tracker, str) else None
         self._tracker = tracker if isinstance(tracker, Tracker) else Tracker(LOOPBACK, 0, tracker)
         own = "CUDA_VISIBLE_DEVICES" if place == "gpu" else "LADDER_DEVICE"  # RPC's device 0 is its own GPU
-        self._servers = {name: Process({own: name, **UNTOUCHED}, quiet=True) for name in devices}
+        self._servers = {name: Process({own: name, **UNTOUCHED}, quiet=True, torch=place == "gpu") for name in devices}
         self._names = {name: f"server {number} ({name})" for number, name in enumerate(devices)}
         self._restarts: dict[str, int] = {}
         self._ended, self._watching = threading.Event(), threading.Thread(target=self._watch, daemon=True)
@@ -95,12 +111,13 @@ class Host:
 
     def __enter__(self) -> Self:
         try:
-            if self._own:
-                self._tracker = Tracker(LOOPBACK, self._start_tracker(), self._tracker.key)
-            else:
+            if not self._own:
                 self._tracker.summary()  # is it there?
-            with ThreadPoolExecutor(len(self._servers)) as together:
-                list(together.map(self._start_server, self._servers))
+            with ThreadPoolExecutor(len(self._servers) + 1) as together:
+                tracker = together.submit(self._begin_tracking)
+                servers = [together.submit(self._first_start, name, tracker) for name in self._servers]
+            for started in (tracker, *servers):
+                started.result()
         except BaseException:
             self.close()
             raise
@@ -118,6 +135,16 @@ class Host:
         for process in (*self._servers.values(), *([self._own] if self._own else [])):
             process.close()
 
+    def _begin_tracking(self) -> None:
+        if self._own:
+            self._tracker = Tracker(LOOPBACK, self._start_tracker(), self._tracker.key)
+
+    def _first_start(self, name: str, tracker: Future[None]) -> None:
+        """Start a server: its imports while the tracker starts."""
+        self._started(partial(self._servers[name].ask, warm_up, self._place), self._names[name])
+        tracker.result()
+        self._start_server(name)
+
     def _start_tracker(self) -> int:
         assert self._own is not None
         return self._started(partial(self._own.ask, start_tracker, LOOPBACK, self._tracker.port), "a tracker")
@@ -128,7 +155,7 @@ class Host:
         ask = partial(self._servers[name].ask, start_server, self._place, self._host, there, self._tracker.key, address)
         return self._started(ask, self._names[name])
 
-    def _started(self, ask: Callable[..., int], what: str) -> int:
+    def _started(self, ask: Callable[..., Any], what: str) -> Any:
         try:
             return ask(limit_s=START_S)
         except (Lost, RuntimeError, ValueError, ImportError) as error:

@@ -11,7 +11,8 @@ from tensorir_ladder.harness.records import GpuState, Method, Timing
 from tensorir_ladder.harness.records.parts import Arch, Count, Extent, GpuName, Title
 from tensorir_ladder.schedules.workloads import Matmul
 
-IDENTITY, MEASURE = "tensorir_ladder.identity", "tensorir_ladder.measure"  # functions of a server
+# Functions of a server.
+IDENTITY, PREPARE, MEASURE = (f"tensorir_ladder.{name}" for name in ("identity", "prepare", "measure"))
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class Request:
 class Answer:
     """Answer a request: times of its modules and then of cuBLAS's forms, or which module is not right, and why.
 
-    ``status`` "failed": the server could not measure, whatever the modules.
+    ``status`` "failed": the server could not measure, whatever the modules. All of it took ``took_s``, and checking
+    outputs ``checking_s`` of that.
     """
 
     status: Literal["timed", "wrong", "failed"]
@@ -95,6 +97,7 @@ class Answer:
     before: GpuState | None = None
     after: GpuState | None = None
     took_s: float = field(default=0.0)
+    checking_s: float = field(default=0.0)
 
 
 def file_name(content: bytes) -> str:

@@ -1,7 +1,7 @@
 """Processes of a fleet: each leads a group of its own, which ends with it, and with the process that started it.
 
-TVM's ``PopenWorker`` starts them and takes work to them. It does not end what they start: a server's session, or a
-compiler. Hence the groups.
+TVM's ``PopenWorker`` takes work to them. It does not end what they start: a server's session, or a compiler. Hence the
+groups.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
+
+from tvm.support.popen_pool import PopenWorker
 
 from tensorir_ladder.harness.lab.workers import PR_SET_PDEATHSIG
 from tensorir_ladder.harness.records import RecordError
 
 PACKAGES = ("cloudpickle", "psutil", "tornado")
 EXTRA = ".venv/bin/python -m pip install -e '.[rpc]'"
-STARTING = threading.Lock()  # of a process with an environment of its own, which this one has meanwhile
-NICENESS = 10  # of who builds, beside who measures
+PROGRAM = "tensorir_ladder.harness.fleet.working"
+BEHIND, TORCH = "behind", "torch"  # what the program is told
 LOOK_S = 0.5  # between two looks at whether the parent lives
 
 
@@ -41,20 +44,41 @@ def require_rpc() -> None:
         raise FleetError(f"no {missing[0]}, which TVM's RPC needs; {EXTRA}")
 
 
+class _Worker(PopenWorker):
+    """TVM's, for a program and an environment of ours."""
+
+    def __init__(self, told: int | None, environment: dict[str, str], how: list[str]) -> None:
+        super().__init__(stdout=told, stderr=told)
+        self._environment, self._how = environment, how
+
+    def _start(self) -> None:
+        if self._proc is not None:
+            return
+        (answers, there_writes), (there_reads, questions) = os.pipe(), os.pipe()
+        there = (there_reads, there_writes)
+        program = [sys.executable, "-m", PROGRAM, *map(str, there), *self._how]
+        told = {"stdout": self._stdout, "stderr": self._stderr}
+        self._proc = subprocess.Popen(program, pass_fds=there, env=os.environ | self._environment, **told)
+        for descriptor in there:
+            os.close(descriptor)
+        self._reader, self._writer = os.fdopen(answers, "rb"), os.fdopen(questions, "wb")
+
+
 class Process:
     """A process that does what it is asked for, one thing after the other; it is started when it is first asked.
 
-    ``environment`` is there when it imports TVM, and with it torch, which looks for GPUs. ``quiet``: what it prints is
-    dropped, but with LADDER_DEBUG=1.
-    ``behind``: it leaves the processor to others that want it.
+    ``environment`` is there when it imports TVM, which imports torch where there is one; only with ``torch``, since
+    that takes longer than all else. ``quiet``: what it prints is dropped, but with LADDER_DEBUG=1. ``behind``: it
+    leaves the processor to others that want it.
     """
 
-    def __init__(self, environment: dict[str, str] | None = None, quiet: bool = False, behind: bool = False) -> None:
-        from tvm.support.popen_pool import PopenWorker
-
+    def __init__(
+        self, environment: dict[str, str] | None = None, quiet: bool = False, behind: bool = False, torch: bool = False
+    ) -> None:
         told = None if not quiet or os.environ.get("LADDER_DEBUG", "0") not in ("", "0") else subprocess.DEVNULL
-        self._worker, self._environment, self.pid = PopenWorker(stdout=told, stderr=told), environment or {}, 0
-        self._starting, self._closed, self._behind = threading.Lock(), False, behind
+        how = [BEHIND] * behind + [TORCH] * torch
+        self._worker, self.pid = _Worker(told, environment or {}, how), 0
+        self._asking, self._starting, self._closed = threading.Lock(), threading.Lock(), False
 
     @property
     def alive(self) -> bool:
@@ -65,16 +89,19 @@ class Process:
         """Return ``work(*arguments)`` as it came out there; ``work`` is a module's function.
 
         Lost where the process ended before, or did not answer for ``limit_s`` seconds: it is ended then, and the next
-        question starts another, but after :meth:`close`.
+        question starts another, but after :meth:`close`. Who asks while another thread does waits for its turn.
         """
+        with self._asking:
+            return self._ask(work, arguments, limit_s)
+
+    def _ask(self, work: Callable[..., Any], arguments: tuple, limit_s: float | None) -> Any:
         try:
             with self._starting:
                 if self._closed:
                     raise Lost("it was closed")
                 if not self.alive:
                     self._end()
-                    with _environment(self._environment):
-                        self._worker.send(_lead_group, [os.getpid(), self._behind])  # which starts it
+                    self._worker.send(_lead_group, [os.getpid()])  # which starts it
                     self.pid = self._worker.recv()
             self._worker.send(work, arguments, timeout=limit_s)
             return self._worker.recv()
@@ -110,26 +137,9 @@ def end_group(leader: int) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
-@contextmanager
-def _environment(more: dict[str, str]) -> Iterator[None]:
-    """Have ``more`` in this process's environment, for TVM's ``PopenWorker``, which cannot be given another."""
-    with STARTING:
-        before = {name: os.environ.get(name) for name in more}
-        os.environ.update(more)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
-
-
-def _lead_group(parent: int, behind: bool) -> int:
+def _lead_group(parent: int) -> int:
     """Begin a group that ends with ``parent``; return its number."""
     os.setsid()
-    os.nice(NICENESS if behind else 0)
     os.register_at_fork(after_in_child=_end_with_leader)
     threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     return os.getpid()

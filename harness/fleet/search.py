@@ -2,8 +2,9 @@
 
 Each GPU has a lane, a thread with a process that asks servers (:mod:`.asking`). A lane stays with a product as long as
 there is work on it, since its operands are on that GPU; it takes the next product that nobody works on, and at last
-helps others. A candidate meets cuBLAS and the best so far in the same rounds. The two best of a step's shape, and its
+helps others. A candidate meets cuBLAS and the best so far in the same rounds. The best of a step's shape, and its
 default, are then measured once more, longer and on other operands, as one GPU alone does (:mod:`harness.tuning`).
+Lanes begin when the first candidates are built, whatever else is still prepared.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,10 +30,12 @@ from tensorir_ladder.harness.fleet import asking, building
 from tensorir_ladder.harness.fleet.asking import Tracker, Trouble
 from tensorir_ladder.harness.fleet.building import Built, NotBuilt
 from tensorir_ladder.harness.fleet.choices import chosen_of, keep_choice
+from tensorir_ladder.harness.fleet.crew import Crew
 from tensorir_ladder.harness.fleet.database import TvmDatabase
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Request
 from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process, require_rpc
 from tensorir_ladder.harness.fleet.ranking import ranked_by_model
+from tensorir_ladder.harness.large_k import large_k_case
 from tensorir_ladder.harness.race import Plan, Rounds
 from tensorir_ladder.harness.records import (
     Candidate,
@@ -62,11 +65,12 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.tuned_here import kernel_digest
 
 PLAN = Plan(rounds=9, warmup_ms=30.0, sample_ms=1.0)  # of a candidate, the best so far and cuBLAS
-MEASURE_S, CONFIRM_S, BUILD_S = 120.0, 240.0, 300.0  # that one may take; a kernel that hangs takes longer
+MEASURE_S, CONFIRM_S = 120.0, 240.0  # that one may take; a kernel that hangs takes longer
 IDLE_LOOKS = 4  # at whether there is a job, half a second each, before a server is left to others
 REGISTER_S = 15.0  # until servers that were just started are known to the tracker
 MOST_ATTEMPTS = 3  # to measure a candidate whose server, or process, ends meanwhile
 FINALISTS = 3  # by their speed in the search; the default is measured with them
+FORESEEN = 2  # candidates before the last: from here on, what would be finalists' checks are built
 
 
 class Watcher(Protocol):
@@ -127,7 +131,9 @@ class _Task:
     database: Database
     journal: Any  # None of one that is done
     waiting: deque[Case]
+    urgency: float = 0.0  # of its builds: its number
     builds: dict[Case, Future] = field(default_factory=dict)
+    checks: dict[Case, Future] = field(default_factory=dict)  # with a long reduction
     best: Case | None = None
     running: int = 0
     attempts: Counter = field(default_factory=Counter)
@@ -158,6 +164,15 @@ class _Task:
     def built(self, case: Case) -> bool:
         return case in self.builds and self.builds[case].done()
 
+    def checkable(self, case: Case) -> bool:
+        return self.built(case) and case in self.checks and self.checks[case].done()
+
+    @property
+    def likely_finalists(self) -> list[Case]:
+        """The fastest so far, the best of all its duels first, and the default."""
+        leading = sorted(self.search.ranked()[:FINALISTS], key=lambda case: case != self.best)
+        return list(dict.fromkeys([*leading, default_case(self.case)]))
+
 
 @dataclass(frozen=True)
 class _Job:
@@ -170,6 +185,30 @@ class _Job:
 
     def __str__(self) -> str:
         return f"{self.task.name} {described(self.case).name if self.case else 'the finalists'}"
+
+
+def build_ahead(crew: Crew, place: str, compiler: str, plans: Plans, cases: Sequence[Case]) -> None:
+    """Have a crew begin, while servers start, with what a search of ``cases`` asks for first: a build for each process.
+
+    Of a search for another machine than that of ``cases`` nothing is ready then.
+    """
+    left = plans.jobs
+    for number, case in enumerate(cases):
+        space = TuningSpace.of(case.step, case.machine.has_cp_async)
+        legal, _ = candidates(case, space)
+        asked = _asked_first(case, legal, plans.candidates)[:left]
+        if not asked:
+            break
+        crew.build(number, kernels_digest, compiler, case, space)
+        for each in asked:
+            crew.build(number, building.build, each, place)
+        left -= len(asked)
+
+
+def _asked_first(case: Case, legal: list[Case], most: int | None) -> list[Case]:
+    """List what is measured: the best by the model, and always the default."""
+    asked, default = ranked_by_model(legal)[:most], default_case(case)
+    return asked if default in asked or default not in legal else [default, *asked]
 
 
 class FleetSearch:
@@ -190,43 +229,45 @@ class FleetSearch:
         compiler: str,
         tree: dict[str, Any],
         expected: int = 0,
+        crew: Crew | None = None,
+        begun: float | None = None,
     ) -> None:
         require_rpc()
         check_writable(out)
         self._tracker, self._place, self._out, self._command = tracker, place, out, command
         self._plans, self._watcher, self._compiler, self._tree = plans, watcher, compiler, tree
         self._expected, self._run = expected, secrets.token_hex(8)
+        self._begun = time.monotonic() if begun is None else begun
+        self._crew = crew or Crew(plans.jobs, expected)
         self._condition = threading.Condition()
         self._tasks: list[_Task] = []
+        self._prepared = False
+        self._first: tuple[str, Identity] | None = None  # server that a lane has taken
+        self._like: Identity | None = None
         self._lanes: dict[int, Matmul | None] = {}  # those that measure; the product that each has on its GPU
         self._error: BaseException | None = None
         self._stopped = False
-        self._builders: list[Process] = []
-        self._own_builder = threading.local()
+        self._why = ""  # the last lane had no server
         self._known = self._lost = self._timed = self._measured = 0
-        self._busy_s: dict[str, float] = {}
+        self._starting_s = 0.0
+        self._busy_s: Counter[str] = Counter()
+        self._checking_s: Counter[str] = Counter()
+        self._waiting_s: Counter[str] = Counter()
 
     def run(self, cases: Callable[[Identity], list[Case]]) -> list[TunedConfig]:
         """Tune what ``cases`` names for the servers' GPU; return what was found, in that order.
 
         Every task is gone through; then the first failure of one is raised.
         """
-        begun = time.monotonic()
         with ExitStack() as stack:
-            self._pool = ThreadPoolExecutor(self._plans.jobs)
             stack.callback(self._end)
-            lanes = self._count_servers()
-            for _ in range(self._plans.jobs):
-                self._pool.submit(self._build, building.warm_up)
-            self._askers = [Process() for _ in range(lanes)]
-            stack.callback(lambda: [process.close() for process in self._askers])
-            self._like = self._identify(self._askers[0])
+            self._start_lanes()
+            self._like = self._identify()
             self._session = self._session_of(self._like)
             order = self._prepare(cases(self._like), stack)
             if self._tasks:
-                self._database = TvmDatabase(self._out / f"{gpu_slug(self._like.gpu)}-tvm")
                 self._measure()
-                self._record(time.monotonic() - begun)
+                self._record(time.monotonic() - self._begun)
             self._keep_choices([task for task in order if task.tuned])
         for task in order:
             if task.failure:
@@ -235,12 +276,18 @@ class FleetSearch:
 
     # Before measuring
 
+    def _start_lanes(self) -> None:
+        askers = self._crew.require_askers(self._count_servers())
+        self._lanes = dict.fromkeys(range(len(askers)))
+        for number, process in enumerate(askers):
+            threading.Thread(target=self._lane, args=(number, process), daemon=True).start()
+
     def _count_servers(self) -> int:
         tracker, begun = self._tracker, time.monotonic()
         servers, free, _ = tracker.summary()
         while servers < self._expected and time.monotonic() - begun < REGISTER_S:
             time.sleep(asking.POLL_S)
-            servers, _, _ = tracker.summary()
+            servers, free, _ = tracker.summary()
         if free < servers:  # one that was just started is known a moment before it is free
             time.sleep(asking.POLL_S)
             servers, free, _ = tracker.summary()
@@ -254,17 +301,19 @@ class FleetSearch:
         self._watcher.say(f"{servers} servers of key {tracker.key!r} at tracker {tracker.address}{taken}")
         return servers
 
-    def _identify(self, process: Process) -> Identity:
-        found = self._server_of(process)
-        for _ in range(MOST_ATTEMPTS - 1):
-            if isinstance(found, Trouble) and not found.none:
-                found = self._server_of(process)
-        if isinstance(found, Trouble):
-            raise FleetError(found.why)
-        there = found[1]
+    def _identify(self) -> Identity:
+        """Wait for the first lane that has a server; what that one is, the others' must be."""
+        with self._condition:
+            while not self._first and self._lanes and not self._error:
+                self._condition.wait(0.5)
+        if self._error:
+            raise self._error
+        if not self._first:
+            raise FleetError(self._why)
+        where, there = self._first
         here = replace(there, versions=there.versions | {"tvm": tvm.__version__}, sources=sources_digest(ROOT))
         if other := here.differs(there):
-            raise FleetError(f"the server at {found[0]} has {other.replace('the others have', 'this machine has')}")
+            raise FleetError(f"the server at {where} has {other.replace('the others have', 'this machine has')}")
         if (there.arch == "") != (self._place == "llvm"):
             runs = "the CPU, through LLVM" if not there.arch else "a GPU"
             raise FleetError(f"servers of key {self._tracker.key!r} run kernels on {runs}; give --on, or another --key")
@@ -278,28 +327,45 @@ class FleetSearch:
         return FleetSession(self._out, self._command, Versioned(self._compiler), known, versions, self._run, self._tree)
 
     def _prepare(self, cases: Sequence[Case], stack: ExitStack) -> list[_Task]:
-        """Make a task of each case, and begin to build those that have no good result on disk."""
+        """Make a task of each case, and have built, in their order, those that have no good result on disk."""
         spaces = [TuningSpace.of(case.step, case.machine.has_cp_async) for case in cases]
         digests = [
-            self._pool.submit(self._build, kernels_digest, self._compiler, case, space)
-            for case, space in zip(cases, spaces)
+            self._crew.build(number, kernels_digest, self._compiler, case, space)
+            for number, (case, space) in enumerate(zip(cases, spaces))
         ]
-        order = [self._task(*each, stack) for each in zip(cases, spaces, digests)]
-        self._tasks = [task for task in order if not task.done]
-        self._known = sum(len(task.search.found) for task in self._tasks)
+        order = []
+        for number, each in enumerate(zip(cases, spaces, digests)):
+            task = self._task(*each, stack)
+            task.urgency = number
+            order.append(task)
+            if not task.done:
+                self._begin(task)
+        with self._condition:
+            self._prepared = True
+            self._condition.notify_all()
         if self._known:
             self._watcher.say(f"going on with an unfinished search: {self._known} candidates are known")
-        for task in self._tasks:
-            for case in (*([task.best] if task.best else []), *task.waiting):
-                self._want(task, case)
         return order
+
+    def _begin(self, task: _Task) -> None:
+        """Have a task's candidates built, and let lanes have it."""
+        if not self._tasks:
+            assert self._like is not None
+            self._database = TvmDatabase(self._out / f"{gpu_slug(self._like.gpu)}-tvm")
+        for case in (*([task.best] if task.best else []), *task.waiting):
+            self._want(task, case)
+        with self._condition:
+            self._known += len(task.search.found)
+            self._tasks.append(task)
+            self._condition.notify_all()
 
     def _task(self, case: Case, space: TuningSpace, digest: Future, stack: ExitStack) -> _Task:
         kernels = digest.result()
         if isinstance(kernels, NotBuilt):
             raise FleetError(f"{case.step.name} {case.problem.shape}: {kernels.why}")
         database = Database(self._session, case, space, kernels)
-        kept = None if self._plans.retune else database.stored()
+        with self._condition:  # in which lanes write what is read here
+            kept = None if self._plans.retune else database.stored()
         legal = len(candidates(case, space)[0])
         wanted = legal if self._plans.candidates is None else min(self._plans.candidates, legal)
         journal, known = None, kept.candidates if kept else ()
@@ -307,9 +373,7 @@ class FleetSearch:
             kept, journal = None, stack.enter_context(database.journal())
             known = tuple(candidate for batch in journal.entries for candidate in batch) or known
         search = Findings(case, space, known)
-        asked, default = ranked_by_model(search.legal)[:wanted], default_case(case)
-        if default in search.legal and default not in asked:
-            asked = [default, *asked[:-1]]
+        asked = _asked_first(case, search.legal, wanted)
         task = _Task(case, search, database, journal, deque(case for case in asked if case not in search.found))
         task.best, task.tuned = next(iter(search.ranked()), None), kept
         if kept:
@@ -317,36 +381,32 @@ class FleetSearch:
             self._watcher.say(f"{task.name}: tuned on {when}, reused (--retune measures anew)")
         return task
 
-    def _want(self, task: _Task, case: Case, with_large_k: bool = False) -> None:
-        """Have a candidate built, with what checks its configuration with a long reduction if that is wanted."""
-        task.builds[case] = self._pool.submit(self._build, building.build, case, self._place, with_large_k)
-        task.builds[case].add_done_callback(self._wake)
+    def _want(self, task: _Task, case: Case) -> None:
+        """Have a candidate built, once."""
+        if case not in task.builds:
+            task.builds[case] = self._crew.build(task.urgency, building.build, case, self._place)
+            task.builds[case].add_done_callback(self._wake)
+
+    def _want_check(self, task: _Task, case: Case) -> None:
+        """Have a likely finalist built, and what checks its configuration with a long reduction, whatever the shape."""
+        self._want(task, case)
+        if case in task.checks:
+            return
+        long = large_k_case(case, self._place)
+        if isinstance(long, str):
+            task.checks[case] = Future()
+            task.checks[case].set_result(None)
+        else:
+            task.checks[case] = self._crew.build(task.urgency, building.build_check, long, self._place)
+            task.checks[case].add_done_callback(self._wake)
 
     def _wake(self, _: object = None) -> None:
         with self._condition:
             self._condition.notify_all()
 
-    def _build(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Have this thread's own process do it; one that ended is started again."""
-        why = "the search ended"
-        for _ in range(MOST_ATTEMPTS):
-            if self._stopped:
-                break
-            if not hasattr(self._own_builder, "process"):
-                self._own_builder.process = Process(behind=True)
-                self._builders.append(self._own_builder.process)
-            try:
-                return self._own_builder.process.ask(work, *arguments, limit_s=BUILD_S)
-            except Lost as error:
-                self._lost, why = self._lost + 1, f"{error}, while it was built"
-        return NotBuilt(why)
-
     # Measuring
 
     def _measure(self) -> None:
-        self._lanes = dict.fromkeys(range(len(self._askers)))
-        for number, process in enumerate(self._askers):
-            threading.Thread(target=self._lane, args=(number, process), daemon=True).start()
         with self._condition:
             while self._unfinished and self._lanes and not self._error:
                 self._condition.wait(0.5)
@@ -359,7 +419,7 @@ class FleetSearch:
 
     @property
     def _unfinished(self) -> bool:
-        return any(not task.done for task in self._tasks)
+        return not self._prepared or any(not task.done for task in self._tasks)
 
     def _lane(self, number: int, process: Process) -> None:
         """Measure on one server, and on another where that is lost, until all is done or none is to be had."""
@@ -370,7 +430,9 @@ class FleetSearch:
                 if isinstance(taken, Trouble):
                     attempts = MOST_ATTEMPTS if taken.none else attempts + 1
                     self._drop(number, taken.why, attempts)
-                elif job := self._next(number):
+                    continue
+                self._greet(process, taken)
+                if job := self._next(number, taken[1]):
                     attempts = 0
                     self._do(number, process, job, taken[1])
                 else:  # nobody keeps a server from others while there is nothing to do
@@ -385,6 +447,14 @@ class FleetSearch:
             self._condition.notify_all()
         self._watcher.lane(number, "done")
 
+    def _greet(self, process: Process, taken: tuple[str, Identity]) -> None:
+        """Take note of a lane's first server, which is then prepared while the first candidates are built."""
+        if not self._starting_s:
+            with self._condition:
+                self._first = self._first or taken
+                self._condition.notify_all()
+            process.ask(asking.prepare_server)
+
     @property
     def _goes_on(self) -> bool:
         return self._unfinished and not self._error and not self._stopped
@@ -394,59 +464,80 @@ class FleetSearch:
         if not self._goes_on:
             return
         with self._condition:
+            self._why = why
             if attempts >= MOST_ATTEMPTS:
                 self._lanes.pop(number, None)
                 why += f"; {len(self._lanes)} other lanes go on"
-        self._watcher.say(why)
+        if self._lanes or self._first:  # otherwise it is why there is no search
+            self._watcher.say(why)
 
-    def _next(self, number: int) -> _Job | None:
+    def _next(self, number: int, server: Identity) -> _Job | None:
         """Wait a moment for a job whose modules are built; None where there is none."""
+        begun = time.monotonic()
         with self._condition:
-            for _ in range(IDLE_LOOKS):
-                if not self._goes_on:
-                    return None
-                if job := self._pick(number):
-                    job.task.running += 1
-                    self._lanes[number] = job.task.case.problem
-                    return job
-                self._condition.wait(0.5)
+            try:
+                return self._awaited(number)
+            finally:
+                if self._starting_s:
+                    self._waiting_s[server.gpu_uuid] += time.monotonic() - begun
+
+    def _awaited(self, number: int) -> _Job | None:
+        for _ in range(IDLE_LOOKS):
+            if not self._goes_on:
+                break
+            if job := self._pick(number):
+                job.task.running += 1
+                self._lanes[number] = job.task.case.problem
+                return job
+            self._condition.wait(0.5)
         return None
 
     def _pick(self, number: int) -> _Job | None:
-        """Choose what to measure: of the product at hand, else of one that nobody has, else where most is left."""
+        """Choose what to measure: of the product at hand, else of one that nobody has, else where most is left.
+
+        Of a product first the candidates of all its tasks, then the finalists, whose operands are others.
+        """
+        open_tasks = [task for task in self._tasks if not task.done]
         mine = self._lanes[number]
         others = {problem for lane, problem in self._lanes.items() if lane != number}
-
-        def place(task: _Task) -> tuple[bool, bool, int]:
-            problem = task.case.problem
-            return problem != mine, problem in others, -len(task.waiting)
-
-        open_tasks = sorted((task for task in self._tasks if not task.done), key=place)
+        left: Counter[Matmul] = Counter()
         for task in open_tasks:
-            ready = task.best is None or task.built(task.best)
-            case = next((case for case in task.waiting if ready and task.built(case)), None)
-            if case is not None:
-                task.waiting.remove(case)
-                return _Job(task, case)
-        for task in open_tasks:
-            if not task.waiting and not task.running and self._choose_finalists(task):
-                return _Job(task, None)
+            left[task.case.problem] += task.left
+
+        def place(problem: Matmul) -> tuple[bool, bool, int]:
+            return problem != mine, problem in others, -left[problem] if problem in others else 0
+
+        for problem in sorted(left, key=place):
+            tasks = [task for task in open_tasks if task.case.problem == problem]
+            for task in tasks:
+                ready = task.best is None or task.built(task.best)
+                case = next((case for case in task.waiting if ready and task.built(case)), None)
+                if case is not None:
+                    task.waiting.remove(case)
+                    return _Job(task, case)
+            for task in tasks:
+                if not task.waiting and not task.running and self._choose_finalists(task):
+                    return _Job(task, None)
         return None
 
     def _choose_finalists(self, task: _Task) -> bool:
         """Choose what is measured at last, once; True when all of it is built."""
         if not task.finalists:
-            ranked = task.search.ranked()
             try:
                 task.search.require_timed()
             except (WrongResult, CompileError) as error:
                 self._fail(task, error)
                 return False
-            leading = sorted(ranked[:FINALISTS], key=lambda case: case != task.best)
-            task.finalists = list(dict.fromkeys([*leading, default_case(task.case)]))
+            task.finalists = task.likely_finalists
             for case in task.finalists:
-                self._want(task, case, with_large_k=True)
-        return all(map(task.built, task.finalists))
+                self._want_check(task, case)
+        return all(map(task.checkable, task.finalists))
+
+    def _foresee(self, task: _Task) -> None:
+        """Have finalists' checks built before the last candidates are measured, so that no lane waits for them."""
+        if len(task.waiting) <= FORESEEN:
+            for case in task.likely_finalists:
+                self._want_check(task, case)
 
     def _fail(self, task: _Task, error: Exception) -> None:
         task.failure = type(error)(f"{task.name}: {error}")
@@ -457,11 +548,11 @@ class FleetSearch:
         """Do a job, put it back, or give it up."""
         task = job.task
         try:
-            refused = [case for case in job.cases if self._refused(task, case)]
+            refused = {case: why for case in job.cases if (why := self._refused(task, case, not job.case))}
             cases = [case for case in job.cases if case not in refused]
-            if not job.case and default_case(task.case) in refused:
+            if not job.case and (why := refused.get(default_case(task.case))):
                 with self._condition:
-                    self._fail(task, CompileError(f"its default: {task.builds[refused[0]].result().why}"))
+                    self._fail(task, CompileError(f"its default: {why}"))
             elif cases:
                 rival = task.best if job.case else None
                 duel = [rival] if rival not in (None, job.case) and not self._refused(task, rival) else []
@@ -475,28 +566,30 @@ class FleetSearch:
     def _ask(self, process: Process, job: _Job, cases: list[Case]) -> None:
         task, final = job.task, job.case is None
         built: list[Built] = [task.builds[case].result() for case in cases]
+        checks = {case: check for case in cases if final and (check := task.checks[case].result())}
         request = Request(
             problem=task.case.problem,
             math=task.case.math,
             modules=tuple(each.module for each in built),
             plan=CONFIRMATION if final else PLAN,
             first_seed=CONFIRMATION_SEED if final else 0,
-            also=tuple(each.large_k for each in built if each.large_k) if final else (),
+            also=tuple(checks.values()),
             seed=self._plans.seed,
         )
         limit_s = CONFIRM_S if final else MEASURE_S
+        self._starting_s = self._starting_s or time.monotonic() - self._begun
         try:
             answer = process.ask(asking.measure, self._tracker, request, self._plans.turn_s, limit_s=limit_s)
         except Lost as error:
             answer = Trouble(str(error))
         labels = {each.module.label: case for case, each in zip(cases, built)}
-        labels |= {each.large_k.module.label: case for case, each in zip(cases, built) if each.large_k}
+        labels |= {check.module.label: case for case, check in checks.items()}
         with self._condition:
             if isinstance(answer, Trouble) or answer.status == "failed" or answer.wrong not in ("", *labels):
                 self._again(job, answer.why)
                 return
-            busy = self._busy_s.get(answer.identity.gpu_uuid, 0.0)
-            self._busy_s[answer.identity.gpu_uuid] = busy + answer.took_s
+            self._busy_s[answer.identity.gpu_uuid] += answer.took_s
+            self._checking_s[answer.identity.gpu_uuid] += answer.checking_s
             if answer.status == "wrong":
                 self._note_wrong(job, labels[answer.wrong], answer.why)
             elif final:
@@ -505,9 +598,9 @@ class FleetSearch:
                 self._note_timed(task, cases, answer)
 
     def _server_of(self, process: Process) -> tuple[str, Identity] | Trouble:
-        wanted, like = max(1, len(self._lanes)), getattr(self, "_like", None)
+        wanted = max(1, len(self._lanes))
         try:
-            return process.ask(asking.take_server, self._tracker, wanted, self._plans.patience_s, like)
+            return process.ask(asking.take_server, self._tracker, wanted, self._plans.patience_s, self._like)
         except Lost as error:
             return Trouble(str(error))
 
@@ -530,18 +623,20 @@ class FleetSearch:
 
     # What is kept
 
-    def _refused(self, task: _Task, case: Case) -> bool:
-        """Note a candidate that could not be built; True for one."""
-        built = task.builds[case].result()
-        if isinstance(built, NotBuilt):
+    def _refused(self, task: _Task, case: Case, final: bool = False) -> str:
+        """Note a candidate that could not be built, or with ``final`` what checks it; return why, empty of others."""
+        results = [each.result() for each in (task.builds[case], *([task.checks[case]] if final else []))]
+        why = next((result.why for result in results if isinstance(result, NotBuilt)), "")
+        if why:
             with self._condition:
-                self._note(task, described(case, "not built", built.why), case)
-        return isinstance(built, NotBuilt)
+                self._note(task, described(case, "not built", why), case)
+        return why
 
     def _note(self, task: _Task, candidate: Candidate, case: Case) -> None:
         task.search.found[case] = candidate
         task.journal.add((candidate,))
         self._measured += 1
+        self._foresee(task)
 
     def _note_timed(self, task: _Task, cases: list[Case], answer: Answer) -> None:
         own, *others = answer.timings
@@ -555,6 +650,7 @@ class FleetSearch:
         self._timed += 1
         if all(statistics.median(own.ratios_to(rival)) > 1 for rival in rivals):
             task.best = cases[0]
+        self._foresee(task)
 
     def _note_wrong(self, job: _Job, wrong: Case, why: str) -> None:
         task = job.task
@@ -563,7 +659,7 @@ class FleetSearch:
         if job.case and wrong != job.case:
             task.waiting.appendleft(job.case)
         task.finalists, task.best = [], next(iter(task.search.ranked()), None)
-        if task.best and task.best not in task.builds:
+        if task.best:
             self._want(task, task.best)
         if wrong == default_case(task.case):
             self._fail(task, WrongResult(why))
@@ -575,20 +671,21 @@ class FleetSearch:
         tuned = task.database.save(task.search, judged(cases, rounds, costs.__getitem__), None)
         task.journal.finish()
         task.tuned = tuned
+        self._choice_digest(task)
         self._measured += 1
         beside = f"{tuned.time_ms:.4f} ms, {tuned.ratio_to_cublas:.3f} of {tuned.fastest_baseline.label}"
         self._watcher.say(f"{task.name}: {tuned.verdict}, {tuned.winner.name}: {beside}")
 
     def _keep_choices(self, tasks: list[_Task]) -> None:
         """Write down, for products of torch tensors, what was found among the kernels that they choose from."""
-        made = [
-            (self._pool.submit(self._build, kernel_digest, *chosen), found)
-            for task in tasks
-            if (chosen := chosen_of(task.case, task.tuned)) and (found := task.tuned)
-        ]
-        for digest, tuned in made:
-            if isinstance(digest.result(), str):
-                keep_choice(self._out, tuned, digest.result())
+        for task, digest in [(task, self._choice_digest(task)) for task in tasks]:
+            if digest and isinstance(digest.result(), str):
+                keep_choice(self._out, task.tuned, digest.result())
+
+    def _choice_digest(self, task: _Task) -> Future | None:
+        """Have the digest made of the kernel that products of torch tensors would take, if they choose from such."""
+        chosen = chosen_of(task.case, task.tuned)
+        return self._crew.build(task.urgency, kernel_digest, *chosen) if chosen else None
 
     def _record(self, wall_s: float) -> None:
         if self._measured:
@@ -599,9 +696,12 @@ class FleetSearch:
                 searches=len(self._tasks),
                 timed=self._timed,
                 known=self._known,
-                lost=self._lost,
+                lost=self._lost + self._crew.lost,
                 wall_s=wall_s,
+                starting_s=self._starting_s,
                 measuring_s=tuple(self._busy_s.values()),
+                checking_s=tuple(self._checking_s[uuid] for uuid in self._busy_s),
+                waiting_s=tuple(self._waiting_s[uuid] for uuid in self._busy_s),
                 versions=self._session.versions,
                 **self._tree,
                 recorded_at=now(),
@@ -611,9 +711,7 @@ class FleetSearch:
     def _end(self) -> None:
         self._stopped = True
         self._wake()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in self._builders:
-            process.close()
+        self._crew.close()
 
 
 class Versioned(NamedTuple):

@@ -23,18 +23,26 @@ import tvm_ffi
 
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.environment import ROOT, gpu_identity, host_cpu, sources_digest, versions
-from tensorir_ladder.harness.execution import LlvmBackend
-from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, Answer, Identity, Module, Request
+from tensorir_ladder.harness.execution import Backend, LlvmBackend
+from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, PREPARE, Answer, Identity, Module, Request
 from tensorir_ladder.harness.fleet.processes import end_group
 from tensorir_ladder.harness.race import Contender, Plan, Rounds
 from tensorir_ladder.harness.records import GpuState, Method, Timing, decode
 from tensorir_ladder.harness.roofline import ImpossibleTime, product_roofline
-from tensorir_ladder.harness.verify import WrongResult, draw_seeds, verify_launch
+from tensorir_ladder.harness.verify import Trial, WrongResult, draw_seeds, matmul_trial, verify_launch
 from tensorir_ladder.schedules.workloads import Matmul
 
 PORTS = (9200, 9999)
 LLVM_VERSIONS = {"tvm": tvm.__version__, "numpy": np.__version__}
+TRIALS = 3  # of a module: normal data, whole numbers, special values
 NOTHING = GpuState(0.0, 0.0, 0.0, 0.0)  # of a CPU: no clocks, no power
+
+
+def warm_up(place: str) -> bool:
+    """Import what a server needs, once, not in each session."""
+    if place == "gpu" and find_spec("torch"):
+        import torch  # noqa: F401
+    return True
 
 
 def start_server(place: str, host: str, tracker: tuple[str, int], key: str, address: str | None) -> int:
@@ -44,11 +52,13 @@ def start_server(place: str, host: str, tracker: tuple[str, int], key: str, addr
     from tvm.rpc.server import PopenRPCServerState
 
     multiprocessing.set_start_method("fork", force=True)  # TVM's: a session takes over this process's functions
-    if place == "gpu" and find_spec("torch"):
-        import torch  # noqa: F401 - once, not in each session
+    warm_up(place)
     tvm_ffi.register_global_func(IDENTITY, functools.partial(_identity, place), override=True)
+    tvm_ffi.register_global_func(PREPARE, lambda: _place(place).prepare(), override=True)
     tvm_ffi.register_global_func(MEASURE, functools.partial(_measure, place), override=True)
-    state = PopenRPCServerState(host, *PORTS, tracker_addr=tracker, key=key, custom_addr=address, silent=True)
+    # An address that is reused may be bound by two that start at once, of which one cannot listen then.
+    told = {"tracker_addr": tracker, "key": key, "custom_addr": address, "silent": True, "reuse_addr": False}
+    state = PopenRPCServerState(host, *PORTS, **told)
     PopenRPCServerState.current = state
     threading.Thread(target=end_after, args=(state.thread,), daemon=True).start()
     return state.port
@@ -62,35 +72,63 @@ def end_after(thread: threading.Thread) -> None:
 
 
 class Place:
-    """Run a session's modules: operands of the product at hand, modules loaded, and which of them were right."""
+    """Run a session's modules: operands of the product at hand, modules loaded, and which of them were right.
+
+    Trials of the product are kept for its next module, as far as there is room: what they must give is computed in
+    float64, which takes longer than to run a module.
+    """
 
     def __init__(self, backend: Any, identity: Identity) -> None:
         self.backend, self.identity = backend, identity
         self._arena: dict[tuple[Matmul, int], Any] = {}
         self._loaded: dict[str, Callable[..., Any]] = {}
         self._right: set[str] = set()
+        self._trials: dict[tuple[int, str, str], Trial] = {}
+        self._seeds: tuple[int, ...] = ()
+        self.checking_s = 0.0  # of the last measurement
 
     def measure(self, request: Request) -> Rounds:
         """Check and time what is asked for; WrongResult names a module that is not right."""
         arena = self._arena_of(request)
+        begun = time.perf_counter()
         for check in request.also:
             self._check(check.module, check.problem, request)
-        contenders: list[Contender] = []
         for module in request.modules:
             self._check(module, request.problem, request)
-            contenders.append((module.label, self._run(module)))
+        self.checking_s = time.perf_counter() - begun
+        contenders: list[Contender] = [(module.label, self._run(module)) for module in request.modules]
         rounds = arena.race([*contenders, *arena.cublas(request.math)], request.plan)
         self._hold(request, arena, rounds)
         return rounds
 
     def _check(self, module: Module, problem: Matmul, request: Request) -> None:
-        if module.file not in self._right:
-            seeds = draw_seeds(request.seed, 1)
-            try:
-                verify_launch(self._run(module), problem, self.backend, module.label, seeds, request.math)
-            except WrongResult as error:
+        if module.file in self._right:
+            return
+        draw = self._trial if problem == request.problem else matmul_trial
+        kept, run = bool(self._trials), self._run(module)
+        try:
+            verify_launch(run, problem, self.backend, module.label, self._seeds, request.math, draw)
+        except WrongResult as error:
+            self._trials.clear()
+            if draw == matmul_trial or not kept:
                 raise WrongModule(module.label, str(error)) from error
-            self._right.add(module.file)
+            self._check(module, problem, request)  # once more: another module may have written to what was kept
+        self._right.add(module.file)
+
+    def _trial(self, problem: Matmul, backend: Backend, seed: int, data: str, math: str) -> Trial:
+        """Draw a trial of the product at hand, once."""
+        wanted = seed, data, math
+        if wanted in self._trials:
+            return self._trials[wanted]
+        trial = matmul_trial(problem, backend, seed, data, math)
+        arrays = *trial.operands.values(), trial.reference, trial.limit
+        if TRIALS * sum(array.nbytes for array in arrays) <= self._room():
+            self._trials[wanted] = trial
+        return trial
+
+    def _room(self) -> int:
+        """Return the bytes that kept trials may take."""
+        return 2**30
 
     def _run(self, module: Module) -> Callable[..., Any]:
         if module.file not in self._loaded:
@@ -105,9 +143,15 @@ class Place:
             if all(problem != request.problem for problem, _ in self._arena):
                 self._loaded.clear()  # modules, and with them the GPU's memory that is theirs
                 self._right.clear()
+                self._trials.clear()
+                self._seeds = draw_seeds(request.seed, 1)
             self._arena.clear()
             self._arena[wanted] = self._new_arena(*wanted)
         return self._arena[wanted]
+
+    def prepare(self) -> bool:
+        """Begin what a first measurement would wait for."""
+        return True
 
     def _new_arena(self, problem: Matmul, first_seed: int) -> Any:
         raise NotImplementedError
@@ -139,6 +183,18 @@ class GpuPlace(Place):
         made_by = {name: text for name, text in versions(backend, "").items() if text}
         sources = sources_digest(ROOT)
         super().__init__(backend, Identity(**known, arch=execution.gpu_arch(), versions=made_by, sources=sources))
+
+    def prepare(self) -> bool:
+        """Load cuBLAS and what checks outputs."""
+        torch = self.backend.torch
+        for dtype in (torch.float16, torch.float64):
+            square = torch.ones((256, 256), device="cuda", dtype=dtype)
+            torch.mm(square, square)
+        torch.cuda.synchronize()
+        return True
+
+    def _room(self) -> int:
+        return int(self.backend.torch.cuda.mem_get_info()[0]) // 4
 
     def _new_arena(self, problem: Matmul, first_seed: int) -> Any:
         from tensorir_ladder.harness.cublas import Arena
@@ -244,5 +300,13 @@ def _measure(place: str, text: str) -> str:
     else:
         took = time.perf_counter() - begun
         state = {"before": rounds.before, "after": rounds.after}
-        answer = Answer("timed", here.identity, timings=rounds.timings, method=rounds.method, took_s=took, **state)
+        answer = Answer(
+            "timed",
+            here.identity,
+            timings=rounds.timings,
+            method=rounds.method,
+            took_s=took,
+            checking_s=here.checking_s,
+            **state,
+        )
     return msgspec.json.encode(asdict(answer)).decode()

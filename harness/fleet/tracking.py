@@ -14,7 +14,7 @@ def start_tracker(host: str, port: int = 0) -> int:
     from tensorir_ladder.harness.fleet.serving import end_after
 
     ports = (port, port + 1) if port else PORTS
-    state = PopenTrackerServerState(host, *ports, silent=True)
+    state = PopenTrackerServerState(host, *ports, silent=True, reuse_addr=bool(port))  # see serving
     PopenTrackerServerState.current = state
     threading.Thread(target=end_after, args=(state.thread,), daemon=True).start()
     return state.port

@@ -758,7 +758,9 @@ class FleetRun(_Line):
 
     ``gpu_uuids`` are those that measured; ``searches`` are steps' shapes, ``timed`` their candidates that were timed in
     this run, ``known`` those that an earlier one had timed. ``build_jobs`` processes built. ``lost``: how often a
-    process ended before it answered, and its work was done again.
+    process ended before it answered, and its work was done again. ``wall_s`` begins with the command, of which
+    ``starting_s`` are until the first measurement. Since then each GPU took ``measuring_s``, of which ``checking_s``
+    were for checking outputs, and waited for something to measure for ``waiting_s``.
     """
 
     FILE: ClassVar[str] = "fleet"
@@ -778,6 +780,9 @@ class FleetRun(_Line):
     recorded_at: str
     command: str
     schema: Literal[1] = 1
+    starting_s: float = 0.0
+    checking_s: tuple[float, ...] = ()
+    waiting_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_time(self.recorded_at)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import tvm
@@ -24,7 +28,8 @@ from tensorir_ladder.kernels.codegen.lowering import cuda_compiler
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.rules.for_target import dlight_target
-from tensorir_ladder.schedules.rules.rule import BY, HOW, is_scheduled
+from tensorir_ladder.schedules.rules.rule import BY, HOW, Failure, failures_kept, is_scheduled
+from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 
 LADDER = "tensorir_ladder"
 UNNAMED = "TVM's default"  # who schedules what no rule takes
@@ -47,7 +52,7 @@ class Built:
 
     ``fused`` is the module before rules see it; ``scheduled`` has what the rules made of its functions.
     ``sums`` is float16 where a function that adds products up in it, as TVM writes them, was left to dlight, which does
-    so; ours add in float32.
+    so; ours add in float32. ``failures`` are defects of our rules, whose functions others took.
     """
 
     model: Model
@@ -60,6 +65,7 @@ class Built:
     fused: tvm.IRModule
     scheduled: tvm.IRModule
     seconds: float
+    failures: tuple[Failure, ...] = ()
 
     @property
     def source_sha256(self) -> str:
@@ -179,13 +185,17 @@ def build(model: Model, value: int, rules: RuleSet, machine: Machine, compiler: 
         return compile_cubin(source, machine.arch, compiler).data
 
     module = model.exported(value)[0]
-    with cuda_compiler(deliver), PassContext(instruments=[watch.instrument()]):
+    instruments = [watch.instrument()]
+    with import_quickly(), failures_kept() as failures, cuda_compiler(deliver), PassContext(instruments=instruments):
         executable = tvm.compile(module, target, relax_pipeline=pipeline)
     texts = cuda_texts(executable)
     for text in texts if compiler is not None else ():
         compile_cubin(text, machine.arch, compiler)
     kept = {name: function for name, function in kept.items() if name in watch.before}  # others are the host's
-    functions = {name: _described(name, function, watch, target, model) for name, function in kept.items()}
+    failed = {failure.function: f" ({failure.rule} failed)" for failure in failures}
+    functions = {
+        name: _described(name, function, watch, target, model, failed.get(name, "")) for name, function in kept.items()
+    }
     return Built(
         model,
         rules.name,
@@ -197,12 +207,15 @@ def build(model: Model, value: int, rules: RuleSet, machine: Machine, compiler: 
         watch.fused,
         tvm.IRModule(dict(kept)),
         time.monotonic() - started,
+        tuple(failures),
     )
 
 
-def _described(name: str, function: tirx.PrimFunc, watch: _Watch, target: Target, model: Model) -> Function:
+def _described(
+    name: str, function: tirx.PrimFunc, watch: _Watch, target: Target, model: Model, failed: str
+) -> Function:
     before = watch.before[name]
-    return Function(name, _rule_of(before, function, watch, target), _has_scores(before, model))
+    return Function(name, _rule_of(before, function, watch, target) + failed, _has_scores(before, model))
 
 
 def _rule_of(before: tirx.PrimFunc, function: tirx.PrimFunc, watch: _Watch, target: Target) -> str:
@@ -214,7 +227,7 @@ def _rule_of(before: tirx.PrimFunc, function: tirx.PrimFunc, watch: _Watch, targ
         return f"{OURS}: {function.attrs[BY]}{how and f' ({how})'}"[:LONGEST]
     if not is_scheduled(function):
         return UNNAMED
-    with dlight_target(target) as named:
+    with dlight_target(target) as named, import_quickly():
         for rule in dlight_rules():
             made = rule.apply(before, named, False)
             if made is not None and _same_kernel(made, function):
@@ -252,6 +265,30 @@ def _is(extent: Any, wanted: str | int) -> bool:
     if isinstance(extent, tirx.IntImm):
         return int(extent) == wanted
     return isinstance(extent, tirx.Var) and extent.name == wanted
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt for an exception that stands for one: TVM makes an empty error of it in its callbacks."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    interrupts: list[int] = []
+
+    def interrupted(number: int, frame: FrameType | None) -> Any:
+        interrupts.append(number)
+        return before(number, frame)
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    except Exception as error:
+        if interrupts:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def cuda_texts(executable: Any) -> list[str]:

@@ -15,6 +15,7 @@ from tvm import relax, te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import op
 
+from tensorir_ladder.harness.whole_models.functions import OneOperation, operations
 from tensorir_ladder.schedules.errors import IllegalWorkload
 
 DTYPE = "float16"
@@ -373,6 +374,7 @@ FLOPS: dict[str, Callable[[Model, int], int]] = {
     "mlp": lambda model, seq: _linear_flops([model.size] * 2, seq),
     "linear": lambda model, rows: _linear_flops([model.size], rows),
     "conv": lambda model, batch: _convolution_flops([model.size], batch),
+    "function": lambda model, rows: model.size.flops * rows,
 }
 LINEARS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 SMALL_LINEARS = ((96, 64), (64, 96))
@@ -428,6 +430,13 @@ def _convolutions(small: bool) -> list[Model]:
     ]
 
 
+def _functions(small: bool) -> list[Model]:
+    return [
+        Model(f"function-{each.name}", "function", each, "rows", lambda each=each: OneOperation(each), each.shape)
+        for each in operations(small)
+    ]
+
+
 @dataclass(frozen=True)
 class Family:
     """Say what a name of ``--model`` means: models, small or of their own size, and values of their free extent."""
@@ -445,4 +454,5 @@ FAMILIES = {
     "mlp": Family(_mlp, "seq", (1, 16, 128, 512, 2048, 8192), (7,)),
     "llama-linears": Family(_linears, "rows", (1, 16, 64, 128, 512, 2048, 8192), (7,)),
     "resnet50-convs": Family(_convolutions, "batch", (32,), (1,)),
+    "functions": Family(_functions, "rows", (4096,), (7,)),
 }

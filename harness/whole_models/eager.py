@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensorir_ladder.harness.whole_models.definitions import Convolution, Model, ResNetSize, Transformer
+from tensorir_ladder.harness.whole_models.functions import Operation
 
 Weights = Mapping[str, Any]
 
@@ -120,4 +121,16 @@ def _conv(torch: Any, size: Convolution, x: Any, w: Weights, _attend: bool) -> A
     return made.permute(0, 2, 3, 1)
 
 
-FORMS = {"llama": _llama, "vit": _vit, "resnet": _resnet, "mlp": _mlp, "linear": _linear, "conv": _conv}
+def _function(torch: Any, operation: Operation, x: Any, w: Weights, _attend: bool) -> Any:
+    return operation.torch(torch, x, w)
+
+
+FORMS = {
+    "llama": _llama,
+    "vit": _vit,
+    "resnet": _resnet,
+    "mlp": _mlp,
+    "linear": _linear,
+    "conv": _conv,
+    "function": _function,
+}

@@ -25,6 +25,7 @@ from tensorir_ladder.harness.whole_models.definitions import (
     ResNetSize,
     Transformer,
 )
+from tensorir_ladder.harness.whole_models.functions import Operation
 
 SIGMAS = 8.0  # of errors that add up at random: none of 10⁹ elements is farther off
 STEEPEST = 1.13  # slope of gelu and silu
@@ -285,4 +286,16 @@ def _conv(a: Arithmetic, size: Convolution, x: Known, w: Weights) -> Known:
     return a.convolved(x, w["weight"], size)
 
 
-FORMS = {"llama": _llama, "vit": _vit, "resnet": _resnet, "mlp": _mlp, "linear": _linear, "conv": _conv}
+def _function(a: Arithmetic, operation: Operation, x: Known, w: Weights) -> Known:
+    return operation.known(a, x, w)
+
+
+FORMS = {
+    "llama": _llama,
+    "vit": _vit,
+    "resnet": _resnet,
+    "mlp": _mlp,
+    "linear": _linear,
+    "conv": _conv,
+    "function": _function,
+}

@@ -25,10 +25,11 @@ from tensorir_ladder.harness.records import (
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.verify import Trial, WrongResult, draw_seeds, hold
 from tensorir_ladder.harness.whole_models import eager
-from tensorir_ladder.harness.whole_models.building import Built, RuleSet
+from tensorir_ladder.harness.whole_models.building import Built, RuleSet, interruptible
 from tensorir_ladder.harness.whole_models.definitions import DTYPE, Model
 from tensorir_ladder.harness.whole_models.execution import Call, Running
 from tensorir_ladder.harness.whole_models.reference import draw_weights, expected
+from tensorir_ladder.schedules.rules.rule import Failure
 
 SUMMED_BY_TORCH = "float16"  # parts of its sums may be
 FUNCTIONS = Plan(rounds=7, warmup_ms=5.0, round_budget_ms=60.0, sample_ms=0.3)  # of one function by itself
@@ -54,6 +55,11 @@ class Attempt:
         """Say why there are no times."""
         self.status, self.why, self.running, self.calls = status, why, None, []
         say(f"{self.rules.name}: {status}: {why}")
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Defects of rules that building came upon, whose functions other rules took."""
+        return self.built.failures if self.built else ()
 
     @property
     def rest(self) -> list[list[Call]]:
@@ -110,7 +116,7 @@ class TorchForms:
 
     def __init__(self, torch: Any, model: Model, compiles: bool) -> None:
         self.torch, self.forms = torch, eager.forms(torch, model)
-        if compiles and model.kind not in ("linear", "conv"):
+        if compiles and model.kind not in ("linear", "conv", "function"):
             self.forms[COMPILED] = torch.compile(self.forms["torch"])
         if model.kind == "linear":
             self.forms[COPY] = lambda _x, stored: stored[COPY][1].copy_(stored[COPY][0])
@@ -176,6 +182,7 @@ def measure_model(
         method=rounds.method,
         environment=session.environment(rounds),
         command=session.command,
+        notes=tuple(f"{attempt.rules.name}: {each}" for attempt in attempts for each in attempt.failures),
     )
 
 
@@ -189,26 +196,30 @@ def _check(attempt: Attempt, course: ModelCourse, trials: Mapping[str, Trial], s
     if attempt.built is None:
         return
     try:
-        functions = attempt.built.functions
-        running = attempt.running or Running(attempt.built.executable, list(functions), tvm.cuda())
-        attempt.status, attempt.why, attempt.running = "measured", "", running
-        operands = course.sets[0][0]
-        running(operands.x * math.nan, *operands.weights)
-
-        def run(x: Any, *given: Any) -> None:
-            output = given[-1]
-            output[...] = course.backend.xp.from_dlpack(running(x, *given[:-1])).reshape(output.shape)
-
-        error, limit = hold(run, trials[attempt.built.sums], course.backend)
-        attempt.verification = Verification(True, "gpu", (seed,), error, limit, integers_exact=False)
-        course.graph(partial(_run, running))
-        attempt.calls = [
-            [call.of(course.backend.xp) for call in running.calls(each.x, *each.weights)] for (each,) in course.sets
-        ]
+        with interruptible():
+            _check_running(attempt, attempt.built, course, trials, seed)
     except WrongResult as wrong:
         attempt.refuse("wrong", f"{wrong} (--seed {seed} repeats it)"[:300])
     except Exception as error:  # noqa: BLE001 - a set of rules may fail in any way; the record says which did and how
         attempt.refuse("failed", reason(error))
+
+
+def _check_running(attempt: Attempt, built: Built, course: ModelCourse, trials: Mapping[str, Trial], seed: int) -> None:
+    running = attempt.running or Running(built.executable, list(built.functions), tvm.cuda())
+    attempt.status, attempt.why, attempt.running = "measured", "", running
+    operands = course.sets[0][0]
+    running(operands.x * math.nan, *operands.weights)
+
+    def run(x: Any, *given: Any) -> None:
+        output = given[-1]
+        output[...] = course.backend.xp.from_dlpack(running(x, *given[:-1])).reshape(output.shape)
+
+    error, limit = hold(run, trials[built.sums], course.backend)
+    attempt.verification = Verification(True, "gpu", (seed,), error, limit, integers_exact=False)
+    course.graph(partial(_run, running))
+    attempt.calls = [
+        [call.of(course.backend.xp) for call in running.calls(each.x, *each.weights)] for (each,) in course.sets
+    ]
 
 
 def _run(running: Running, operands: Operands) -> None:

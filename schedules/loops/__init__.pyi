@@ -1,6 +1,7 @@
 from .layout import contraction_loops as contraction_loops
 from .layout import flatten_contraction as flatten_contraction
 from .layout import pad_to_tile as pad_to_tile
+from .residency import keep_resident as keep_resident
 from .serpentine import lower_serpentines as lower_serpentines
 from .serpentine import required_ptxas_options as required_ptxas_options
 from .serpentine import walk_serpentine as walk_serpentine

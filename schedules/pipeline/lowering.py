@@ -11,6 +11,7 @@ from tvm.target import Target
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, UNROLL_RING
 from tensorir_ladder.schedules.loops.quotients import divide_without_carries, divide_without_signs
+from tensorir_ladder.schedules.loops.residency import lower_residency
 from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
@@ -63,7 +64,7 @@ def tir_pipeline() -> tuple[Pass, Pass, Pass]:
     """
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [on_functions(lower_zero_fills), on_functions(lower_serpentines), unroll_rings()]
+    after = [*map(on_functions, (lower_residency, lower_zero_fills, lower_serpentines)), unroll_rings()]
     return Sequential([*before, lower, *after]), finalize_host, finalize_device
 
 
@@ -100,7 +101,7 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     passed, count = pass_workspaces(scheduled), len(function.params)
     module = tirx.transform.BindTarget(target.with_host("llvm"))(passed)
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [on_functions(lower_serpentines), unroll_rings(), divide_without_signs()]
+    after = [on_functions(lower_residency), on_functions(lower_serpentines), unroll_rings(), divide_without_signs()]
     copies: list[Pass] = []
     if required_pass_config(function):
         barriers = [s_tir.transform.ThreadSync(scope) for scope in SHARED_SCOPES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -76,8 +77,10 @@ def add_parts(sch: Schedule, split: SplitReduction, threads: int = 256) -> LoopR
     Returns the loop over threads.
     """
     rows, columns, part = sch.get_loops(split.total)
-    vector = max(width for width in (4, 2, 1) if loop_extent(sch, columns) % width == 0)
     stored = [sch.get(sch.get_loops(after)[-1]).extent for after in sch.get_consumers(split.total)]
+    # Of rows that are cut short when they are stored, too: lanes store vectors, or single elements, side by side.
+    lengths = [loop_extent(sch, columns), *(int(extent) for extent in stored if is_constant(extent))]
+    vector = max(width for width in (4, 2, 1) if math.gcd(*lengths) % width == 0)
     whole = all(tvm_ffi.structural_equal(extent, sch.get(columns).extent) for extent in stored)
     if whole and is_constant(sch.get(rows).extent):
         tile, thread, outputs = sch.split(sch.fuse(rows, columns), [None, threads, vector])

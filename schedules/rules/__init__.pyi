@@ -22,6 +22,7 @@ from .ranges import unless_empty as unless_empty
 from .ranges import when as when
 from .relax_passes import DequantizeInProduct as DequantizeInProduct
 from .relax_passes import ReadTransposed as ReadTransposed
+from .relax_passes import WidenInRows as WidenInRows
 from .relax_pipeline import fuse_operators as fuse_operators
 from .rows import Rows as Rows
 from .rule import NotTaken as NotTaken

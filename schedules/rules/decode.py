@@ -20,6 +20,7 @@ from tvm.target import Target
 
 from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import WARP
+from tensorir_ladder.schedules.loops.residency import least_blocks
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.recipes.streamed_weights import Load, WeightsTile, operand_loads, stream_weights
@@ -135,8 +136,7 @@ def _bounded(function: tirx.PrimFunc, resident: int) -> tirx.PrimFunc:
     def bounded(stmt: tirx.AttrStmt) -> tirx.Stmt:
         if stmt.attr_key != "thread_extent" or str(stmt.node.thread_tag) != "blockIdx.x":
             return stmt
-        body = tirx.AttrStmt(0, "tirx.launch_bounds_min_blocks_per_sm", resident, stmt.body)
-        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
+        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, least_blocks(resident, stmt.body))
 
     return tvm_ffi.structural_map(function, (tirx.AttrStmt, bounded))
 

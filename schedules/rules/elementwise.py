@@ -37,10 +37,11 @@ class Elementwise(Rule):
     """
 
     name = "elementwise"
+    numbers_elements = True
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return the function with kernels of its own; NotTaken for one with reductions."""
-        source = v.read_source(func)
+        source = v.read_source(func, self.numbers_elements)
         reducing = [c.name for c in source.computations if v.is_reduction(c)]
         if reducing or not source.outputs:
             raise NotTaken("a function that does not only compute elementwise", value=reducing, remedy=LEAVE)

@@ -10,9 +10,11 @@ from tvm.target import Target
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target
 from tensorir_ladder.schedules.rules.relax_pipeline import fuse_operators, rules_with
-from tensorir_ladder.schedules.rules.rule import HOW, Rule, is_scheduled
+from tensorir_ladder.schedules.rules.rule import HOW, Rule, in_a_line, is_scheduled
+from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 
 NOBODY, ALREADY = "none", "already scheduled"
+FAILED = "failed, a defect of the rule"  # in the place of a reason
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Explanation:
         lines = []
         for row in self.rows:
             lines.append(f"{row.function:{wide}}  {row.rule:{deep}}  {row.how}".rstrip())
-            lines += (f"    not {rule}: {reason}" for rule, reason in row.left)
+            lines += (f"    {'' if reason.startswith(FAILED) else 'not '}{rule}: {reason}" for rule, reason in row.left)
         return "\n".join(lines)
 
 
@@ -85,8 +87,8 @@ def _row(name: str, function: tirx.PrimFunc, target: Target, ours: tuple[Rule, .
         except IllegalSchedule as reason:
             left.append((rule.name, str(reason)))
         except Exception as defect:  # noqa: BLE001 - the rule leaves the function then, and dlight schedules it
-            left.append((rule.name, f"failed, a defect of the rule: {type(defect).__name__}: {defect}"))
-    with dlight_target(target) as named:
+            left.append((rule.name, f"{FAILED}: {in_a_line(defect)}"))
+    with dlight_target(target) as named, import_quickly():
         for theirs in dlight_rules():
             if theirs.apply(function, named, False) is not None:
                 return Row(name, f"dlight.gpu.{type(theirs).__name__}", "", tuple(left))

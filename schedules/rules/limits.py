@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tvm_ffi
 from tvm import ir, tirx
 
@@ -12,7 +14,7 @@ PADDING = 4096  # indices that whole tiles and groups of them lead beyond an ext
 TILE = 256  # and that whole tiles alone do
 
 
-def limit_indices(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def limit_indices(function: tirx.PrimFunc, numbered: bool = True) -> tirx.PrimFunc:
     """Return a lowered function that refuses calls whose indices would not fit into 32 bits, when they are made.
 
     ::
@@ -23,14 +25,14 @@ def limit_indices(function: tirx.PrimFunc) -> tirx.PrimFunc:
     So many elements may each parameter and each workspace have whose extents are known at run time only, such an extent
     rounded up: kernels count whole tiles, and groups of them, before they compare with what there is. Of several such
     extents of a buffer the last two are rounded up to a tile; those before them count a batch. Functions whose extents
-    are 64 bits wide count so as well, and are returned as they are.
+    are 64 bits wide count so as well, and are returned as they are. ``numbered`` is :func:`limit_of`'s.
     """
     allocated: list[tirx.Var] = []
     tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, lambda made: allocated.append(made.buffer)))
     buffers = [p for p in function.params if hasattr(p.ty, "shape")] + [
         b for b in allocated if b.scope() in DEVICE_SCOPES
     ]
-    checks = [limit_of(buffer) for buffer in buffers if _symbolic(buffer)]
+    checks = [limit_of(buffer, numbered) for buffer in buffers if _symbolic(buffer)]
     return function.with_body(tirx.SeqStmt([*checks, function.body])) if checks else function
 
 
@@ -39,15 +41,31 @@ def _symbolic(buffer: tirx.Var) -> list[tirx.Expr]:
     return [extent for extent in buffer.shape if not is_constant(extent) and str(extent.ty.dtype) == "int32"]
 
 
-def limit_of(buffer: tirx.Var) -> tirx.AssertStmt:
-    """Assert that a buffer's elements can be counted; no product of fewer of its extents passes 63 bits either."""
-    elements, fits = tirx.const(1, "int64"), []
-    several = sum(not is_constant(extent) for extent in buffer.shape) > 1
-    for place, extent in enumerate(buffer.shape, start=-len(buffer.shape)):
-        wide = tirx.Cast("int64", extent) if str(extent.ty.dtype) != "int64" else extent
-        padding = PADDING if not several else TILE if place >= -2 else 0
-        elements *= wide if is_constant(extent) else wide + padding
-        fits.append(elements < MAX_ELEMENTS)
+def limit_of(buffer: tirx.Var, numbered: bool = True) -> tirx.AssertStmt:
+    """Assert that a buffer's elements can be counted; no product of fewer of its extents passes 63 bits either.
+
+    ``numbered``: kernels number elements, and compare these numbers. Those that compare rows and columns apart reach
+    the last element that 32 bits number, whatever a tile's places beyond it would be: nothing is read or written there.
+    So several extents that are known at run time only, the last among them and none of them 1, are counted as they are:
+    rows and columns are then at most half as many as elements, and have room for whole tiles.
+    """
+    symbolic = [extent for extent in buffer.shape if not is_constant(extent)]
+    several = len(symbolic) > 1
+    paddings = [PADDING if not several else TILE if place >= -2 else 0 for place in range(-len(buffer.shape), 0)]
+    fits = _counted(buffer, paddings, MAX_ELEMENTS - 1)
+    if several and not numbered and not is_constant(buffer.shape[-1]):
+        exact = _counted(buffer, [0] * len(buffer.shape), MAX_ELEMENTS)
+        fits = tirx.any(fits, tirx.all(exact, *(extent > 1 for extent in symbolic)))
     said = f"{buffer.name}, padded to whole tiles, has {MAX_ELEMENTS} elements or more, beyond 32-bit indices"
     # In TVM 0.27 the constructor's first two parameters have each other's names.
-    return tirx.AssertStmt(tirx.all(*fits), ir.StringImm("ValueError"), [ir.StringImm(said)])
+    return tirx.AssertStmt(fits, ir.StringImm("ValueError"), [ir.StringImm(said)])
+
+
+def _counted(buffer: tirx.Var, paddings: Sequence[int], most: int) -> tirx.Expr:
+    """Return whether a buffer has at most so many elements, each symbolic extent padded."""
+    elements, fits = tirx.const(1, "int64"), []
+    for extent, padding in zip(buffer.shape, paddings):
+        wide = tirx.Cast("int64", extent) if str(extent.ty.dtype) != "int64" else extent
+        elements *= wide if is_constant(extent) else wide + padding
+        fits.append(elements <= most)
+    return tirx.all(*fits)

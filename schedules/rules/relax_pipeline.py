@@ -22,8 +22,9 @@ from tvm.target import Target
 import tensorir_ladder
 from tensorir_ladder.schedules.passes import on_functions
 from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target, rules
-from tensorir_ladder.schedules.rules.relax_passes import DequantizeInProduct, ReadTransposed
-from tensorir_ladder.schedules.rules.rule import OPAQUE, Rule, is_scheduled
+from tensorir_ladder.schedules.rules.relax_passes import DequantizeInProduct, ReadTransposed, WidenInRows
+from tensorir_ladder.schedules.rules.rule import OPAQUE, Rule, functions_named, is_scheduled
+from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 
 NAME = "tensorir_ladder"
 
@@ -48,9 +49,9 @@ def pipeline(target: Target | str | dict[str, object] | None = None, kernels: bo
             raise ValueError(f"no target; relax.get_pipeline({NAME!r}, target=...), or run it in `with target:`")
         ours, theirs = rules_with(chosen, kernels), dlight_rules()
         mod = fuse_operators(chosen)(mod).clone()  # dlight changes the module that it is given
-        with chosen:
+        with chosen, functions_named(mod):
             mod = dlight.ApplyDefaultSchedule(*ours)(mod)
-        with dlight_target(chosen):
+        with dlight_target(chosen), import_quickly():
             mod = dlight.ApplyDefaultSchedule(*theirs)(mod)
         mod = on_functions(_closed)(mod)
         return tensorir_ladder.link_kernels(mod) if kernels else mod
@@ -90,6 +91,9 @@ def fuse_operators(target: Target) -> Pass:
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
+            WidenInRows(),
+            relax.transform.FuseTIR(),
+            relax.transform.AnnotateTIROpPattern(),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
             DequantizeInProduct(),

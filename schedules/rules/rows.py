@@ -55,7 +55,7 @@ class Rows(Rule):
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return the function with a kernel of its own; NotTaken for one that is no chain over the same rows."""
-        source = v.read_source(func)
+        source = v.read_source(func, self.numbers_elements)
         reductions = reductions_of(source.computations)
         if not reductions:
             raise NotTaken("a function without a reduction", remedy=LEAVE)
@@ -179,6 +179,7 @@ def _form(
     row, column = (number, other) if across else (other, number)
     form = _Form(expressions, lanes, across, row, column, other, rows, columns, [])
     place = v.digits(row, shape)
+    lanes.inside += [*zip(place, shape), *zip(v.digits(column, lengths), lengths)]
     for reduction in reductions:
         form.phases.append(_reducing_phase(form, reduction))
     results = [c for c in source.outputs if not v.is_reduction(c)]

@@ -9,7 +9,11 @@ never lets an exception out, and logs why it left a function to the next one::
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
@@ -29,6 +33,52 @@ SCHEDULED = "tirx.is_scheduled"  # what dlight marks functions with that it need
 BY = "tensorir_ladder.rule"  # attribute of a function: the name of the rule that took it
 HOW = "tensorir_ladder.schedule"  # attribute of a function, for people: engine, tiles, ranges
 OPAQUE = 8  # include/tvm/relax/op_attr_types.h: what FuseOps fuses with nothing
+LONGEST = 200  # characters of an error
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A defect of a rule: the function that it failed at, the rule's name, and the exception in a line."""
+
+    function: str
+    rule: str
+    error: str
+
+    def __str__(self) -> str:
+        return f"{self.function}: rule {self.rule} failed: {self.error}"
+
+
+_names: ContextVar[dict[tirx.PrimFunc, str] | None] = ContextVar("names", default=None)
+_failures: ContextVar[list[Failure] | None] = ContextVar("failures", default=None)
+
+
+@contextlib.contextmanager
+def functions_named(mod: tvm.IRModule) -> Iterator[None]:
+    """Let rules that fail name a module's functions: those that Relax made do not have their names in them."""
+    token = _names.set({f: name.name_hint for name, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)})
+    try:
+        yield
+    finally:
+        _names.reset(token)
+
+
+@contextlib.contextmanager
+def failures_kept() -> Iterator[list[Failure]]:
+    """Give a list of the failures of rules inside, each of which is logged as well."""
+    failures: list[Failure] = []
+    token = _failures.set(failures)
+    try:
+        yield failures
+    finally:
+        _failures.reset(token)
+
+
+def in_a_line(error: Exception) -> str:
+    """Write an exception as its type and the line of its message that says most: TVM puts a traceback in front."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    named = type(error).__name__
+    told = [line for line in lines if line.startswith(f"{named}:")]
+    return (told[-1] if told else f"{named}: {lines[0]}")[:LONGEST]
 
 
 class NotTaken(IllegalSchedule):
@@ -39,6 +89,7 @@ class Rule(ScheduleRule):
     """Schedules functions of one shape; what remains to be written is :meth:`schedule`."""
 
     name = ""
+    numbers_elements = False  # whether kernels compare elements' numbers, and not rows and columns apart
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> Schedule | tirx.PrimFunc:
         """Return a schedule for a function, or the function already lowered.
@@ -68,21 +119,25 @@ class Rule(ScheduleRule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
         _check_buffers(scheduled)
         divided = divide_without_signs()(tvm.IRModule({"main": scheduled}))["main"]
-        return _closed(limit_indices(divided)).with_attr(BY, self.name)
+        return _closed(limit_indices(divided, self.numbers_elements)).with_attr(BY, self.name)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
         """Return the scheduled function as dlight takes it, or None where the next rule has its turn.
 
         ``tunable`` changes nothing. An exception that is no refusal is a defect: it is logged as a warning with its
-        traceback, and the function is left, too.
+        traceback, kept for :func:`failures_kept`, and the function is left, too.
         """
-        named = func.attrs.get("global_symbol", "a function") if func.attrs else "a function"
+        named = str(func.attrs.get("global_symbol", "a function")) if func.attrs else "a function"
+        named = (_names.get() or {}).get(func, named)
         try:
             return Schedule(self.take(func, target))
         except IllegalSchedule as reason:
             LOG.debug("%s left %s: %s", self.name, named, reason)
-        except Exception:
-            LOG.warning("%s failed at %s, which is left to the next rule", self.name, named, exc_info=True)
+        except Exception as defect:
+            failure = Failure(named, self.name, in_a_line(defect))
+            if (kept := _failures.get()) is not None:
+                kept.append(failure)
+            LOG.warning("%s; the function is left to the next rule", failure, exc_info=True)
         return None
 
 

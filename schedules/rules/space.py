@@ -2,8 +2,10 @@
 
 ::
 
-    how = {"space": contraction_space(), "strategy": evolution(), "cost_model": TileCost(), "builder": local_builder()}
-    database = ms.tune_tir(mod, target, work_dir, max_trials_global=64, num_trials_per_iter=16, **how)
+    how = {"space": contraction_space(), "strategy": evolution(), "cost_model": TileCost()}
+    how |= {"builder": local_builder(), "runner": local_runner()}
+    with import_quickly():  # schedules.rules.tensor_intrinsics
+        database = ms.tune_tir(mod, target, work_dir, max_trials_global=64, num_trials_per_iter=16, **how)
     function = ms.tir_integration.compile_tir(database, mod, target).mod["main"]
     kernel = tvm.compile(lower_ahead(function, target), target)  # as it was measured
 
@@ -16,10 +18,15 @@ database is replayed without any of this.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
 import random
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -335,15 +342,80 @@ def record_of(mod: tvm.IRModule, made: Schedule, target: Target, seconds: float,
     database.commit_tuning_record(ms.database.TuningRecord(made.trace, workload, [seconds], target, arguments))
 
 
-BUILD = "tensorir_ladder.build_ahead"
+BUILD, EXPORT = "tensorir_ladder.build_ahead", "tensorir_ladder.export_linked"
 
 
-def local_builder(**options: Any) -> ms.builder.LocalBuilder:
+@derived_object
+class _Builders(ms.builder.PyBuilder):
+    """MetaSchedule's builder in processes, which start quickly and say how long each batch took."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        with _without_torch():
+            self.local = ms.builder.LocalBuilder(f_build=BUILD, f_export=EXPORT, initializer=_known, **options)
+
+    def build(self, build_inputs: list[Any]) -> list[Any]:
+        """Build a batch."""
+        begin = time.monotonic()
+        with _without_torch():
+            results = list(self.local.build(build_inputs))
+        failed = [str(result.error_msg) for result in results if result.error_msg is not None]
+        LOG.info("%d candidates built in %.1f s, %d failed", len(results), time.monotonic() - begin, len(failed))
+        for message in failed[:1]:
+            LOG.warning("a candidate was not built: %s", message)
+        return results
+
+
+@derived_object
+class _Runner(ms.runner.PyRunner):
+    """MetaSchedule's runner in a process, which starts quickly and says how long each batch took."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        with _without_torch():
+            self.local = ms.runner.LocalRunner(**options)
+
+    def run(self, runner_inputs: list[Any]) -> list[Any]:
+        """Run a batch, one candidate after the other."""
+        begin = time.monotonic()
+        with _without_torch():
+            futures = list(self.local.run(runner_inputs))
+        errors = [result.error_msg for future in futures if (result := future.result()).error_msg is not None]
+        LOG.info("%d candidates run in %.1f s, %d failed", len(futures), time.monotonic() - begin, len(errors))
+        for message in errors[:1]:
+            LOG.warning("a candidate did not run: %s", message)
+        return futures
+
+
+def local_builder(**options: Any) -> ms.builder.PyBuilder:
     """Return MetaSchedule's builder in processes beside this one, of which each lowers candidates ahead.
 
-    ``options`` are those of ``ms.builder.LocalBuilder``, which needs cloudpickle and psutil.
+    Each also compiles and links its own, where there is a GPU: the runner, which is one process, only loads them. None
+    imports torch, which starts a context on the GPU. ``options`` are those of ``ms.builder.LocalBuilder``, which needs
+    cloudpickle and psutil. What a batch took is logged, at level info.
     """
-    return ms.builder.LocalBuilder(f_build=BUILD, initializer=_known, **options)
+    return _Builders(options)
+
+
+def local_runner(**options: Any) -> ms.runner.PyRunner:
+    """Return MetaSchedule's runner in a process beside this one, without torch; ``options`` are ``LocalRunner``'s."""
+    return _Runner(options)
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Have processes that start inside find no torch, which TVM imports where there is one: it takes seconds."""
+    before = os.environ.get("PYTHONPATH")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "torch.py").write_text('raise ImportError("builders and runners of a search need no torch")')
+        os.environ["PYTHONPATH"] = folder if not before else f"{folder}{os.pathsep}{before}"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
 
 
 @tvm_ffi.register_global_func(BUILD, override=True)
@@ -351,6 +423,14 @@ def build_ahead(mod: tvm.IRModule, target: Target, _params: dict | None = None) 
     """Build a candidate with its copies asynchronous, by TVM's stock pipeline."""
     lowered = {name: lower_ahead(function, target) for name, function in mod.functions_items()}
     return tvm.tirx.build(tvm.IRModule(lowered), target=target)
+
+
+@tvm_ffi.register_global_func(EXPORT, override=True)
+def export_linked(mod: tvm.runtime.Module) -> str:
+    """Write a candidate as a shared library into a folder of its own, which MetaSchedule removes; return its path."""
+    path = Path(tempfile.mkdtemp()) / "candidate.so"
+    mod.export_library(str(path))
+    return str(path)
 
 
 def _known() -> None:

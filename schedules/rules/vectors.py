@@ -80,8 +80,8 @@ class Source:
         return [*parameters, *self.workspaces]
 
 
-def read_source(function: tirx.PrimFunc) -> Source:
-    """Read a function that is not scheduled yet.
+def read_source(function: tirx.PrimFunc, numbered: bool = True) -> Source:
+    """Read a function that is not scheduled yet; ``numbered`` is :func:`schedules.rules.limits.limit_of`'s.
 
     Raises
     ------
@@ -95,15 +95,17 @@ def read_source(function: tirx.PrimFunc) -> Source:
         if count > MOST_ELEMENTS:
             raise NotTaken("a buffer is beyond 32-bit indexing", value=count, limit=MOST_ELEMENTS, remedy=LEAVE)
     outputs = tuple(c for c in computations if c.buffer in buffers)
-    extents, prologue = _narrow_extents(buffers)
+    extents, prologue = _narrow_extents(buffers, numbered)
     return Source(function, tuple(computations), outputs, extents, prologue)
 
 
-def _narrow_extents(buffers: Sequence[tirx.Var]) -> tuple[dict[tirx.Var, ir.Expr], tuple[tirx.Stmt, ...]]:
+def _narrow_extents(
+    buffers: Sequence[tirx.Var], numbered: bool
+) -> tuple[dict[tirx.Var, ir.Expr], tuple[tirx.Stmt, ...]]:
     """Return what stands for each symbolic extent in 32 bits, and what binds it, once these suffice."""
     extents: dict[tirx.Var, ir.Expr] = {}
     wide = [buffer for buffer in buffers if any(str(e.ty.dtype) != "int32" and variables_in(e) for e in buffer.shape)]
-    bound: list[tirx.Stmt] = [limit_of(buffer) for buffer in wide]
+    bound: list[tirx.Stmt] = [limit_of(buffer, numbered) for buffer in wide]
     for symbol in [symbol for buffer in buffers for extent in buffer.shape for symbol in variables_in(extent)]:
         if symbol not in extents and str(symbol.ty.dtype) != "int32":
             extents[symbol] = tirx.Var(str(symbol.name), "int32")
@@ -226,11 +228,12 @@ class Access:
 class Lanes:
     """The vectors that threads take: their variables, their ``lanes``, and what is known of all of these.
 
-    ``ranges`` are of every variable that indices are made of.
+    ``inside`` has indices that are below an extent by what they number, which no analysis of them alone would find.
     """
 
     lanes: int
     expressions: Expressions
+    inside: list[tuple[ir.Expr, ir.Expr]] = field(default_factory=list)
     vector: tirx.Var = field(default_factory=lambda: tirx.Var("vector", "int32"))
     lane: tirx.Var = field(default_factory=lambda: tirx.Var("lane", "int32"))
     analyzer: sym.Analyzer = field(default_factory=sym.Analyzer)
@@ -366,10 +369,21 @@ class Lanes:
         found.append(Access(load, self.width(load.source, load.indices), needed))
 
     def _is_inside(self, load: ir.TensorLoad) -> bool:
-        for index, extent in zip(load.indices, self.expressions.shape(load.source)):
-            if loads_in(index) or not self.analyzer.can_prove(tirx.And(index >= 0, index < extent)):
-                return False
-        return True
+        return all(
+            self._is_below(index, extent) for index, extent in zip(load.indices, self.expressions.shape(load.source))
+        )
+
+    def _is_below(self, index: ir.Expr, extent: ir.Expr) -> bool:
+        """Return whether an index is one of an axis of this extent."""
+        if loads_in(index):
+            return False
+        if self.analyzer.can_prove(tirx.And(index >= 0, index < extent)):
+            return True
+        return any(
+            self.analyzer.can_prove_equal(extent, limit)
+            and tvm_ffi.structural_equal(self.simplified(index), self.simplified(known))
+            for known, limit in self.inside
+        )
 
 
 @dataclass

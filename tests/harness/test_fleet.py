@@ -7,14 +7,18 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -26,19 +30,21 @@ from tvm.s_tir import meta_schedule as ms
 from support.cases import STEPS, Outcome, make_case, redeclare
 from support.fake_gpu import FakeArena, FakeGpu
 from tensorir_ladder.harness.build import Case, lower
-from tensorir_ladder.harness.fleet import hosting, serving
+from tensorir_ladder.harness.fleet import building, hosting, serving
 from tensorir_ladder.harness.fleet.asking import Tracker
 from tensorir_ladder.harness.fleet.building import CONFIG, tuning_entry
+from tensorir_ladder.harness.fleet.crew import Crew
 from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDatabase
 from tensorir_ladder.harness.fleet.hosting import Host
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Module, Request
-from tensorir_ladder.harness.fleet.processes import FleetError, Process
-from tensorir_ladder.harness.fleet.ranking import modelled_cost, ranked_by_model
-from tensorir_ladder.harness.fleet.search import FleetSearch, Plans
+from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process
+from tensorir_ladder.harness.fleet.ranking import modelled_costs, ranked_by_model, reached_by_model
+from tensorir_ladder.harness.fleet.search import FleetSearch, Plans, _Task, build_ahead
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.race import Plan
-from tensorir_ladder.harness.records import RecordError, TunedConfig, decode, load_tuned
-from tensorir_ladder.harness.tuning import TuningSpace, candidates, described, identity
+from tensorir_ladder.harness.records import FleetRun, RecordError, TunedConfig, decode, load_tuned, read_places
+from tensorir_ladder.harness.tuning import Findings, TuningSpace, candidates, described
+from tensorir_ladder.harness.verify import matmul_trial
 from tensorir_ladder.schedules.tiles import Choice, ThreadTile
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -85,13 +91,20 @@ def cases_of(*shapes: tuple[int, int, int], step: int = 3) -> Callable[[Identity
 
 
 def descendants() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children(recursive=True) if process.status() != "zombie"]
+    return [process for process in psutil.Process().children(recursive=True) if lives(process)]
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != "zombie"
+    except psutil.NoSuchProcess:
+        return False
 
 
 def assert_gone(processes: list[psutil.Process], limit_s: float = 5.0) -> None:
     """None of the processes runs after a moment."""
     _, alive = psutil.wait_procs(processes, timeout=limit_s)
-    assert [process for process in alive if process.is_running() and process.status() != "zombie"] == []
+    assert list(filter(lives, alive)) == []
 
 
 @pytest.fixture(scope="module")
@@ -162,39 +175,173 @@ def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
         hosting.visible_gpus(3)
 
 
+def spaces_of(step: int, shape: tuple[int, int, int], dtype: str = "float32") -> list[Case]:
+    """The legal candidates of a step's space on an H200."""
+    case = Case.default(STEPS[step], Matmul(*shape, dtype), machine_for("sm_90a").of_gpu("NVIDIA H200", 132))
+    return candidates(case, TuningSpace.of(case.step))[0]
+
+
 def test_the_model_asks_for_several_tiles_before_another_stage_count_of_one() -> None:
-    case = make_case(5, (512, 512, 512))
-    legal, _ = candidates(case, TuningSpace.of(case.step))
-    ranked = ranked_by_model(legal)
+    legal = spaces_of(5, (512, 512, 512))
+    ranked, costs = ranked_by_model(legal), dict(zip(legal, modelled_costs(legal)))
     assert sorted(map(str, ranked)) == sorted(map(str, legal))
-    first = ranked[:8]
-    assert len({each.tile for each in first}) >= 4
-    assert ranked[0].tile == min(legal, key=modelled_cost).tile
-    by_tile = [modelled_cost(each) for each in legal if each.tile == ranked[0].tile]
-    assert modelled_cost(ranked[0]) == min(by_tile)
+    assert len({each.tile for each in ranked[:8]}) >= 4
+    assert costs[ranked[0]] == min(costs.values())
 
 
-def test_on_tensor_cores_the_most_stages_of_a_tile_come_first() -> None:
-    case = make_case(12, (1024, 1024, 14336))
-    legal, _ = candidates(case, TuningSpace.of(case.step))
-    ranked = ranked_by_model(legal)
-    for tile in {each.tile for each in legal}:
-        stages = [each.stages_built for each in ranked if each.tile == tile]
-        assert stages == sorted(stages, reverse=True)
+def test_by_warpgroups_the_most_stages_of_a_tile_come_first_and_nearly_all_tiles() -> None:
+    for step in (10, 11, 12, 13):
+        legal = spaces_of(step, (1280, 1280, 14336), "float16")
+        ranked = ranked_by_model(legal)
+        assert sorted(map(str, ranked)) == sorted(map(str, legal))
+        assert len({each.tile for each in ranked[:8]}) >= 6
+        for tile in {each.tile for each in legal}:
+            stages = [each.stages_built for each in ranked if each.tile == tile]
+            assert stages[0] == max(stages)
+
+
+def test_after_the_most_stages_comes_room_for_another_block_where_blocks_come_and_go() -> None:
+    tile = "64x128x64/1x1"
+    of_step = {step: ranked_by_model(spaces_of(step, (1280, 1280, 14336), "float16")) for step in (12, 13)}
+    stages = {
+        step: [each.stages_built for each in ranked if str(each.tile) == tile] for step, ranked in of_step.items()
+    }
+    assert stages == {12: [8, 4, 6, 3], 13: [8, 6, 4, 3]}
+
+
+def test_kernels_of_the_call_are_ranked_by_times_even_where_a_ring_cannot_turn() -> None:
+    for step in (11, 12, 13):
+        for shape in ((64, 64, 64), (8, 128, 64), (4096, 4096, 4096)):
+            costs = modelled_costs(spaces_of(step, shape, "float16"))
+            assert all(0 < cost < 1e6 for cost in costs)
+    half, whole = (modelled_costs(spaces_of(10, (1024,) * 3, dtype)) for dtype in ("float16", "bfloat16"))
+    assert half == whole
 
 
 def test_of_the_recorded_searches_the_models_eight_hold_the_best() -> None:
-    """Of steps 9 and 10, whose whole spaces were measured."""
-    recorded = [each for each in load_tuned() if each.step in (9, 10) and each.seen == each.legal]
+    """Of tensor cores' steps, where whole spaces were measured: 98 % of the best's speed, and 95 % in each."""
+    recorded = [each for each in load_tuned() if each.step >= 9 and each.seen == each.legal]
     assert recorded
-    for tuned in recorded:
-        problem = Matmul(tuned.m, tuned.n, tuned.k, tuned.dtype, tuned.layout, tuned.out_dtype)
-        case = Case.default(STEPS[tuned.step], problem, machine_for("sm_90a"))
-        legal, _ = candidates(case, TuningSpace.of(case.step))
-        first = {identity(described(each)) for each in ranked_by_model(legal)[:8]}
-        speeds = {identity(each): each.ratios[0] for each in tuned.candidates if each.ratios}
-        best_of_first = max(speed for key, speed in speeds.items() if key in first)
-        assert best_of_first >= 0.95 * max(speeds.values())
+    shares = [reached_by_model(tuned, 8) for tuned in recorded]
+    assert min(shares) >= 0.95
+    assert statistics.geometric_mean(shares) >= 0.98
+
+
+# Who builds, and what is measured next
+
+
+class Told:
+    """Stands in for a process: notes what it is asked for, from when it is let go."""
+
+    asked: ClassVar[list[object]]
+    released: ClassVar[threading.Event]
+
+    def __init__(self, **_how: object) -> None:
+        self.fails = 1
+
+    def ask(self, work: Callable[..., object], *arguments: object, limit_s: float | None = None) -> object:
+        if work is building.warm_up:
+            return self.released.wait(10)
+        self.asked.append(arguments)
+        if arguments == ("ends",) and self.fails:
+            self.fails = 0
+            raise Lost("its process ended")
+        return work(*arguments)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> type[Told]:
+    """Crews of stand-ins, which do nothing before they are released."""
+    Told.asked, Told.released = [], threading.Event()
+    monkeypatch.setattr("tensorir_ladder.harness.fleet.crew.Process", Told)
+    return Told
+
+
+def test_the_most_urgent_is_built_first_and_nothing_twice(told: type[Told]) -> None:
+    with Crew(1) as crew:
+        late, soon = crew.build(5, str, "late"), crew.build(1, str, "soon")
+        again, first = crew.build(0, str, "late"), crew.build(-1, str, "first")
+        told.released.set()
+        assert [future.result(10) for future in (late, soon, first)] == ["late", "soon", "first"]
+    assert again is late
+    assert told.asked == [("first",), ("soon",), ("late",)]
+
+
+def test_a_build_whose_process_ends_is_done_again_and_one_that_fails_says_so(told: type[Told]) -> None:
+    told.released.set()
+    with Crew(1) as crew:
+        assert crew.build(0, str, "ends").result(10) == "ends"
+        assert crew.lost == 1
+        with pytest.raises(ValueError, match="invalid literal"):
+            crew.build(0, int, "x").result(10)
+        assert crew.build(0, str, "goes on").result(10) == "goes on"
+
+
+def test_what_is_built_ahead_is_what_the_search_asks_for_first(told: type[Told]) -> None:
+    cases, plans = cases_of(SHAPE, (48, 32, 32))(None), Plans(candidates=4, jobs=7)
+    with Crew(1) as crew:
+        build_ahead(crew, "llvm", "llvm", plans, cases)
+        asked = [arguments for _, arguments in crew._asked]
+    assert [each[0].problem.m for each in asked if each[1:] == ("llvm",)] == [32] * 5 + [48] * 2
+    assert [each[1].problem.m for each in asked if each[0] == "llvm"] == [32, 48]  # digests
+
+
+def a_task(search: FleetSearch, shape: tuple[int, int, int], left: int) -> _Task:
+    """A task of which two candidates are timed and ``left`` are built; so is what its finalists take."""
+    (case,) = cases_of(shape)(None)
+    findings = Findings(case, TuningSpace.of(case.step))
+    timed, waiting = findings.legal[:2], deque(findings.legal[2 : 2 + left])
+    findings.found |= {each: replace(described(each), times_ms=(1.0,), ratios=(0.5,)) for each in timed}
+    task = _Task(case, findings, None, None, waiting, best=timed[0])
+    done: Future = Future()
+    done.set_result(None)
+    task.builds = dict.fromkeys((*timed, *waiting), done)
+    for each in task.likely_finalists:
+        task.builds[each] = task.checks[each] = done
+    search._tasks.append(task)
+    return task
+
+
+def test_a_lane_finishes_a_product_before_the_next_and_helps_others_at_last(told: type[Told], tmp_path: Path) -> None:
+    place = (Tracker("127.0.0.1", 1, "k"), "llvm", tmp_path, "a command", Plans(jobs=1), Listener(), "llvm", TREE)
+    search = FleetSearch(*place)
+    mine, others, nobodys = (a_task(search, (m, 32, 32), 1) for m in (32, 48, 64))
+    search._lanes = {0: mine.case.problem, 1: others.case.problem}
+    picked = []
+    while (job := search._pick(0)) is not None:
+        picked.append((job.task, job.case is None))
+        search._lanes[0] = job.task.case.problem
+        if job.case is None:
+            job.task.failure = RuntimeError("done")
+    assert picked == [(task, final) for task in (mine, nobodys, others) for final in (False, True)]
+
+
+def test_the_machine_is_known_before_its_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"nvmlInit": None, "nvmlDeviceGetCudaComputeCapability": (9, 0), "nvmlDeviceGetName": "NVIDIA H200"}
+    answers |= {"nvmlDeviceGetHandleByUUID": 1, "nvmlDeviceGetHandleByIndex": 1}
+    for name, answer in answers.items():
+        monkeypatch.setattr(hosting.pynvml, name, lambda *_, answer=answer: answer)
+    expected = machine_for("sm_90a").of_gpu("NVIDIA H200", 132)
+    assert hosting.likely_machine("gpu", "GPU-1") == hosting.likely_machine("gpu", "0") == expected
+    monkeypatch.setattr(hosting.pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA of tomorrow")
+    assert hosting.likely_machine("gpu", "0") is None
+
+
+@pytest.mark.emulator
+def test_only_servers_import_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import pathlib; pathlib.Path(__file__).with_name('imported').touch(); raise ImportError"
+    )
+    for torch in (False, True):
+        process = Process({"PYTHONPATH": str(tmp_path)}, torch=torch)
+        try:
+            assert process.ask(building.warm_up)
+        finally:
+            process.close()
+        assert (tmp_path / "imported").exists() == torch
 
 
 # A GPU's server, on a made-up GPU
@@ -249,6 +396,34 @@ def test_a_module_that_is_wrong_is_named_and_not_timed(asked: Callable[..., Answ
     answer = asked("right")
     assert (answer.status, answer.wrong) == ("wrong", "right")
     assert "did not do the work" in answer.why
+
+
+def test_trials_are_kept_for_the_next_module_and_drawn_anew_before_one_is_called_wrong(
+    asked: Callable[..., Answer], gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, str]] = []
+
+    def draw(problem: Matmul, backend: object, seed: int, data: str, math: str) -> object:
+        drawn.append((seed, data))
+        return matmul_trial(problem, backend, seed, data, math)
+
+    monkeypatch.setattr(serving, "matmul_trial", draw)
+    for label in ("one", "two"):
+        assert asked(label).status == "timed"
+    assert len(drawn) == len(set(drawn)) == 3
+    place = serving._place("gpu")
+    for trial in place._trials.values():
+        trial.reference[...] += 1.0  # as a module might that writes where it should not
+    assert asked("three").status == "timed"
+    assert len(drawn) == 6
+    gpu.corrupt = lambda label, output: output.fill(0) if label == "four" else None
+    assert asked("four").wrong == "four"
+    monkeypatch.setattr(place, "_room", lambda: 0)
+    gpu.corrupt = lambda label, output: None
+    drawn.clear()
+    for label in ("five", "six"):
+        assert asked(label).status == "timed"
+    assert len(drawn) == 6
 
 
 def test_what_goes_wrong_on_the_server_is_told(asked: Callable[..., Answer], gpu: FakeGpu) -> None:
@@ -324,7 +499,10 @@ def test_a_full_disk_leaves_the_database_as_it_was(tmp_path: Path, monkeypatch: 
 def test_candidates_are_measured_and_kept(host: Host, tmp_path: Path) -> None:
     listener = Listener()
     found = a_search(host, tmp_path, listener).run(cases_of(SHAPE, (48, 32, 32)))
-    assert [(tuned.m, tuned.seen, tuned.verdict != "alone") for tuned in found] == [(32, 4, True), (48, 4, True)]
+    assert [(tuned.m, tuned.seen, tuned.verdict != "alone") for tuned in found] == [
+        (32, 5, True),
+        (48, 5, True),
+    ]  # four by the model, and the default
     for tuned in found:
         timed = [candidate for candidate in tuned.candidates if candidate.status == "timed"]
         assert {candidate.measured_on.gpu_uuid for candidate in timed} <= set(DEVICES)
@@ -333,13 +511,17 @@ def test_candidates_are_measured_and_kept(host: Host, tmp_path: Path) -> None:
     told = {text.split()[0] for texts in listener.lanes.values() for text in texts}
     assert told <= {*DEVICES, "done"}
     assert sorted(load_tuned(tmp_path), key=lambda tuned: tuned.m) == found
+    (run,) = read_places(tmp_path, FleetRun).values()
+    assert 0 < run.starting_s < run.wall_s
+    assert all(0 < checking < busy < run.wall_s for checking, busy in zip(run.checking_s, run.measuring_s))
+    assert len(run.waiting_s) == len(run.gpu_uuids)
     (database,) = tmp_path.glob("*-tvm")
-    assert len(ms.database.JSONDatabase(work_dir=str(database))) == 8
+    assert len(ms.database.JSONDatabase(work_dir=str(database))) == 10
     again = Listener()
     assert a_search(host, tmp_path, again).run(cases_of(SHAPE, (48, 32, 32))) == found
-    assert again.lanes == {}
+    assert {*again.lanes[0], *again.lanes[1]} == {"done"}
     more = a_search(host, tmp_path, again, candidates=6).run(cases_of(SHAPE))
-    assert (more[0].seen, len(ms.database.JSONDatabase(work_dir=str(database)))) == (6, 10)
+    assert (more[0].seen, len(ms.database.JSONDatabase(work_dir=str(database)))) == (7, 12)
 
 
 @pytest.mark.emulator
@@ -422,7 +604,7 @@ def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on(
     monkeypatch.undo()
     listener = Listener()
     (tuned,) = a_search(host, tmp_path, listener).run(cases_of(SHAPE))
-    assert tuned.seen == 4
+    assert tuned.seen == 5
     assert any("going on with an unfinished search" in line for line in listener.lines)
 
 
@@ -438,7 +620,7 @@ def test_what_is_killed_is_made_good(part: str, tmp_path: Path) -> None:
         (tuned,) = search.run(cases_of(SHAPE))
         alive = descendants()
     assert listener.acted
-    assert (tuned.seen, {candidate.status for candidate in tuned.candidates} - {"illegal"}) == (6, {"timed"})
+    assert (tuned.seen, {candidate.status for candidate in tuned.candidates} - {"illegal"}) == (7, {"timed"})
     assert_gone([process for process in alive if process.pid not in before])
 
 
@@ -451,8 +633,8 @@ def kill(part: str, host: Host, search: FleetSearch) -> None:
         "both servers": servers,
         "session": sessions[:1],
         "tracker": [host.processes["tracker"]],
-        "asker": [search._askers[0].pid],
-        "builder": [search._builders[0].pid],
+        "asker": [search._crew.askers[0].pid],
+        "builder": [search._crew.builders[0].pid],
     }[part]
     assert pids
     for pid in pids:
@@ -478,7 +660,7 @@ def test_a_server_that_does_not_come_back_is_reported(tmp_path: Path, monkeypatc
         search = a_search(host, tmp_path, listener, candidates=6, patience_s=2.0)
         listener.at, listener.act = 3, partial(kill, "server", host, search)
         (tuned,) = search.run(cases_of(SHAPE))
-    assert tuned.seen == 6
+    assert tuned.seen == 7
     assert any("is not started again" in line for line in listener.lines)
 
 
@@ -502,6 +684,6 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_goes_on(tmp_path: Pa
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert "going on with an unfinished search" in again.stderr
-    assert json.loads(next(tmp_path.glob("*-fleet.jsonl")).read_text())["timed"] <= 6 - known + 1
+    assert json.loads(next(tmp_path.glob("*-fleet.jsonl")).read_text())["timed"] <= 7 - known + 1
     (tuned,) = load_tuned(tmp_path)
-    assert tuned.seen == 6
+    assert tuned.seen == 7

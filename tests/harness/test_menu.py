@@ -20,6 +20,7 @@ from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import kernel_cost
 from tensorir_ladder.torch_ops.choice import choices
+from tensorir_ladder.torch_ops.exchanged import all_tiles, named
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
 from tensorir_ladder.torch_ops.kernel_cost import CostFile, Costs, cost_file
 
@@ -33,6 +34,8 @@ def timed_on(costs: Costs, problem: Matmul, noise: random.Random | None = None) 
     """Times of a product's candidates on a made-up GPU, of which the formula with some constants is all there is."""
     places, times = costs.estimate(problem, streamed=streams(problem))
     found = {str(costs.choices[place]): us for place, us in zip(places.tolist(), times.tolist())}
+    exchanged = costs.exchanged_times(problem)
+    found |= {named(all_tiles().tile(place)): us for place, us in enumerate(exchanged.tolist())}
     factor = (lambda: math.exp(noise.gauss(0, 0.01))) if noise else (lambda: 1.0)
     return {each.name: found[each.name] * factor() for each in candidates(problem, COSTS, H200)}
 
@@ -45,7 +48,9 @@ def test_a_product_s_candidates_are_the_likeliest_and_some_of_each_kind() -> Non
         assert (str(Streamed()) in names) == streams(problem)
         for each in taken[:: len(taken) - 1]:
             choice, product, setting = each.made_for
-            assert (str(choice), product, setting.machine.name) == (each.name, problem, "NVIDIA H200")
+            exchanged = all_tiles().place(each.name) is not None
+            name = named(choice.tile) if exchanged else str(choice)
+            assert (name, product, setting.machine.name) == (each.name, problem, "NVIDIA H200")
     assert {"step 11", "step 12", "step 13"} <= {name.split(",")[0] for name in names}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,10 +45,12 @@ from tensorir_ladder.harness.whole_models.definitions import FAMILIES, Family, M
 from tensorir_ladder.harness.whole_models.execution import Call, Running, arrays, on_the_cpu
 from tensorir_ladder.harness.whole_models.reference import draw_weights, expected
 from tensorir_ladder.harness.whole_models.timing import sets_of
+from tensorir_ladder.kernels.relax import TmaContraction
 from tensorir_ladder.reports.check import model_problems
 from tensorir_ladder.reports.models import function_tables, model_tables
-from tensorir_ladder.schedules.rules import fuse_operators
+from tensorir_ladder.schedules.rules import explain, fuse_operators
 from tensorir_ladder.schedules.rules.contraction import Contraction
+from tensorir_ladder.schedules.rules.rule import Failure
 
 MACHINE = machine_for("sm_90a")
 STATE = GpuState(1980.0, 3201.0, 200.0, 40.0)
@@ -83,6 +86,14 @@ def test_small_models_are_what_they_are_defined_as(family: str) -> None:
         (value,) = FAMILIES[family].small_values
         found = verify_model(model, value, RULES["stock"], MACHINE, LlvmBackend(), 7, emulated=False)
         assert 0 < found.max_error <= found.tolerance
+
+
+def test_small_functions_are_what_they_are_defined_as() -> None:
+    models = FAMILIES["functions"].models(True)
+    assert len(models) >= 30
+    for model in models:
+        found = verify_model(model, 7, RULES["stock"], MACHINE, LlvmBackend(), 7, emulated=False)
+        assert found.max_error <= found.tolerance > 0
 
 
 def test_one_build_of_a_layer_is_right_at_all_lengths(llama: Running) -> None:
@@ -209,6 +220,37 @@ def test_calls_can_be_stood_in_for_and_their_errors_come_through() -> None:
     assert running(*arrays(x, weights)).shape == (7, 64)  # as before
 
 
+def test_a_rule_that_fails_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: Any) -> Any:
+        raise AttributeError("'PointerType' object has no attribute 'dtype'\nand a traceback of TVM's")
+
+    monkeypatch.setattr(TmaContraction, "schedule", broken)
+    built = build(small("llama-linears"), 7, RULES["ladder"], MACHINE)
+    (function,) = built.functions.values()
+    assert function.rule == "dlight.gpu.Matmul (contraction failed)"
+    (failure,) = built.failures
+    assert (failure.function, failure.rule) == (function.name, "contraction")
+    assert failure.error == "AttributeError: 'PointerType' object has no attribute 'dtype'"
+    (warned,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert str(failure) in warned.getMessage()
+    row = explain(small("llama-linears").exported(7)[0], MACHINE.target())[function.name]
+    assert dict(row.left)["contraction"] == f"failed, a defect of the rule: {failure.error}"
+
+
+def test_an_interruption_is_none_of_a_rules_failures() -> None:
+    @building.interruptible()
+    def build(interrupted: bool) -> None:
+        if interrupted:
+            with contextlib.suppress(KeyboardInterrupt):  # as TVM does where its callbacks are interrupted
+                signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("no message")
+
+    with pytest.raises(KeyboardInterrupt):
+        build(interrupted=True)
+    with pytest.raises(RuntimeError, match="no message"):
+        build(interrupted=False)
+
+
 # What is measured
 
 
@@ -305,6 +347,19 @@ def test_a_model_is_timed_beside_torch(on_numpy: FakeGpu, command: Command, tmp_
     assert ["stock", "ladder"] in on_numpy.races  # functions of one name, in the same rounds
     assert bad_lines(tmp_path) == []
     assert list(model_problems(replace(first, method=replace(first.method, rounds=15)))) == []
+    assert first.notes == ()
+
+
+def test_failures_of_rules_are_recorded(
+    on_numpy: FakeGpu, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = Failure("matmul", "contraction", "AttributeError: no dtype")
+    monkeypatch.setattr(command_module, "build", lambda *given: replace(by_llvm(*given), failures=(failure,)))
+    outcome = command(*MEASURE, "5", "--out", str(tmp_path))
+    assert outcome.code == 1
+    assert f"mlp by ladder: {failure}" in outcome.err
+    (record,) = load_models(tmp_path)
+    assert record.notes == (f"stock: {failure}", f"ladder: {failure}")
 
 
 def test_an_interrupted_run_goes_on(on_numpy: FakeGpu, command: Command, tmp_path: Path) -> None:
@@ -433,6 +488,10 @@ def test_tables_say_how_rules_compare() -> None:
     assert line[0] == "6144x4096"
     assert line[-1] == "0.50"
     assert linears.header[1:3] == ("1 row", "512 rows")
+    (functions,) = model_tables([made_up("function-relu", 4096, attention=False)])
+    assert functions.rows[0][:3] == ("relu", "4096", "2.000")
+    assert "**4.00**" in functions.rows[0][3]
+    assert "of 1 timed beside dlight, 0 are slower" in functions.note
 
 
 def test_a_table_of_functions_compares_those_of_one_name() -> None:
@@ -504,7 +563,7 @@ def test_models_are_compiled_ahead(command: Command) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.compiler
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "resnet50-convs"])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("resnet50-convs", "functions")])
 def test_small_models_run_on_the_gpu(family: str, command: Command, tmp_path: Path) -> None:
     outcome = command("model", "--model", family, "--small", "--no-torch-compile", "--out", str(tmp_path))
     assert outcome.code == 0, outcome.err

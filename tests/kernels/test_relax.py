@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,101 @@ def test_the_kernels_compile(executable: tvm.runtime.Executable) -> None:
         pytest.skip(f"nvcc: {missing}")
     for text in texts_of(executable):
         assert compile_cubin(text, "sm_90a", compiler).data
+
+
+# On a GPU
+
+
+class Product(nn.Module):
+    """A product of weights that lie either way, and perhaps what is added: a bias, or a matrix like the result."""
+
+    def __init__(self, n: int, k: int, layout: str, dtype: str, added: str) -> None:
+        self.layout, self.added = layout, added
+        self.weight = nn.Parameter((n, k) if layout == "nt" else (k, n), dtype=dtype)
+        if added == "bias":
+            self.bias = nn.Parameter((n,), dtype=dtype)
+
+    def forward(self, x: nn.Tensor, residual: nn.Tensor) -> nn.Tensor:
+        """Multiply, and add."""
+        weight = nn.op.permute_dims(self.weight, [1, 0]) if self.layout == "nt" else self.weight
+        made = nn.op.matmul(x, weight)
+        return {"bias": lambda: made + self.bias, "residual": lambda: residual + made}.get(self.added, lambda: made)()
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    """A product to compile for a GPU, and the steps whose kernels it may have."""
+
+    n: int
+    k: int
+    layout: str = "nt"
+    dtype: str = "float16"
+    added: str = ""
+    rows: int | None = None
+    steps: tuple[int, ...] = (12,)
+
+    def compiled(self, monkeypatch: pytest.MonkeyPatch) -> tvm.runtime.Executable:
+        """Compile it as a user of TVM does."""
+        monkeypatch.setattr(kernels_of_relax, "STEPS", self.steps)
+        rows = "rows" if self.rows is None else self.rows
+        x, residual = (nn.spec.Tensor([rows, columns], self.dtype) for columns in (self.k, self.n))
+        layer = Product(self.n, self.k, self.layout, self.dtype, self.added)
+        mod = layer.export_tvm(spec={"forward": {"x": x, "residual": residual}})[0]
+        made = relax.get_pipeline("tensorir_ladder", target=TARGET)(mod)
+        said = " ".join(str(f.attrs[HOW]) for f in made.functions.values() if f.attrs and HOW in f.attrs)
+        assert all(f"TMA, step {step}" in said for step in self.steps if self.added != "bias")
+        return tvm.compile(made, TARGET)
+
+
+ANY = (1, 8, 9, 16, 17, 31, 64, 65, 127, 128, 129, 200, 500, 512, 1000, 2048, 2049, 4097, 8191, 8192)
+ON_GPU = {
+    "plain": OnGpu(1032, 520),
+    "bias": OnGpu(264, 520, added="bias"),
+    "residual": OnGpu(1032, 520, added="residual"),
+    "as stored": OnGpu(520, 264, layout="nn", dtype="bfloat16", added="residual"),
+    "known rows": OnGpu(264, 1096, rows=150, added="residual"),
+    "step 13, a wave that is cut": OnGpu(512, 8192, added="residual", steps=(12, 13)),
+    "step 13, many tiles": OnGpu(6144, 264, steps=(12, 13)),
+}
+CHECKS = """
+def check(run, n, k, layout, dtype, added, numbers):
+    import torch
+    random, dtype = torch.Generator("cuda").manual_seed(7), getattr(torch, dtype)
+    def drawn(*shape):  # whole numbers whose sums float16 and bfloat16 have exactly
+        return torch.randint(-1, 2, shape, generator=random, device="cuda").to(dtype)
+    weight, bias = drawn(n, k) if layout == "nt" else drawn(k, n), drawn(n)
+    for rows in numbers:
+        x, residual = drawn(rows, k), drawn(rows, n)
+        want = x.float() @ (weight.T if layout == "nt" else weight).float()
+        want = want.to(dtype) + (bias if added == "bias" else residual if added == "residual" else 0)
+        for _ in range(2):  # flags and workspaces are used again
+            made = torch.from_dlpack(run(x, residual, weight, *([bias] if added == "bias" else [])))
+            assert torch.equal(made, want), (rows, (made != want).sum().item(), made.numel())
+"""
+CHECK_FRESH = """
+import sys, torch, tvm
+from tvm import relax
+library, n, k, layout, dtype, added, *numbers = sys.argv[1:]
+run = relax.VirtualMachine(tvm.runtime.load_module(library), tvm.cuda())["forward"]
+check(run, int(n), int(k), layout, dtype, added, [int(rows) for rows in numbers])
+assert not any(name.startswith("tensorir_ladder") for name in sys.modules)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ON_GPU)
+def test_products_are_right_on_the_gpu(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here, and of the plain one and those of step 13 the exported library, in a process that knows nothing of it."""
+    one = ON_GPU[case]
+    executable = one.compiled(monkeypatch)
+    numbers = ANY if one.rows is None else (one.rows,)
+    given = (one.n, one.k, one.layout, one.dtype, one.added)
+    scope: dict[str, Any] = {}
+    exec(CHECKS, scope)  # the text that the other process has
+    scope["check"](relax.VirtualMachine(executable, tvm.cuda())["forward"], *given, numbers)
+    if case in ("plain", "residual", "step 13, a wave that is cut"):
+        library = tmp_path / "product.so"
+        executable.export_library(str(library))
+        command = [sys.executable, "-c", CHECKS + CHECK_FRESH, str(library), *map(str, (*given, *numbers))]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]

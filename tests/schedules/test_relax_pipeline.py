@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, te, tirx
+from tvm.relax.frontend import nn
 from tvm.s_tir import dlight
 
 import tensorir_ladder
@@ -310,3 +311,80 @@ def test_dequantised_weights_are_read_by_the_product(name: str) -> None:
     assert len(functions_of(changed)) == count, list(functions_of(changed))
     arrays = arrays_of(mod)
     same(outputs(changed, arrays), outputs(mod, arrays), "float16")
+
+
+def widened(x: relax.Expr) -> relax.Expr:
+    """Numbers made wider element by element."""
+    return relax.op.astype(x, "float32")
+
+
+WIDENED: dict[str, tuple[dict[str, tuple], Callable[..., relax.Expr], list[str]]] = {
+    # name: inputs, the function, the dtypes of what its functions give
+    "softmax of scores": (
+        {"x": ((2, "seq", 16), "float16"), "w": ((2, 16, 24), "float16")},
+        lambda x, w: relax.op.astype(relax.op.nn.softmax(widened(relax.op.matmul(x, w))), "float16"),
+        ["float16", "float16"],
+    ),
+    "a sum": ({"x": (("seq", 64), "float16")}, lambda x: relax.op.sum(widened(x), axis=[0]), ["float32"]),
+    "read twice": ({"x": (("seq", 64), "float16")}, lambda x: _summed_twice(x), ["float32"] * 4),
+    "by a product": (
+        {"x": (("seq", 64), "float16"), "w": ((64, 48), "float32")},
+        lambda x, w: relax.op.matmul(widened(x), w),
+        ["float32", "float32"],
+    ),
+    "no wider": (
+        {"x": (("seq", 64), "float16")},
+        lambda x: relax.op.sum(relax.op.add(x, x), axis=[1]),
+        ["float16"],  # as TVM fuses it
+    ),
+}
+
+
+def _summed_twice(x: relax.Expr) -> relax.Expr:
+    wider = relax.BlockBuilder.current().emit(widened(x))
+    return relax.op.add(relax.op.sum(wider, axis=[0]), relax.op.max(wider, axis=[0]))
+
+
+@pytest.mark.parametrize("name", WIDENED)
+def test_rows_read_what_was_narrow_before(name: str) -> None:
+    inputs, body, results = WIDENED[name]
+    mod = made_of(inputs, body)
+    changed = fuse_operators(CPU)(mod)
+    assert [str(function.params[-1].dtype) for function in functions_of(changed).values()] == results
+    arrays = arrays_of(mod)
+    same(outputs(changed, arrays), outputs(mod, arrays), "float16")
+
+
+class Attention(nn.Module):
+    """The weights of causal attention: what a token takes of those before it."""
+
+    def forward(self, q: nn.Tensor, k: nn.Tensor) -> nn.Tensor:
+        """Multiply, scale and mask in float32, and take the softmax."""
+        scores = nn.op.tensor_expr_op(self._masked, "masked", [nn.op.matmul(q, nn.op.permute_dims(k, [0, 2, 1]))])
+        return nn.op.astype(nn.op.softmax(scores, axis=-1), "float16")
+
+    @staticmethod
+    def _masked(scores: te.Tensor) -> te.Tensor:
+        def one(*at: tirx.Var) -> tirx.PrimExpr:
+            value = scores(*at).astype("float32") * 0.125
+            return tirx.if_then_else(at[-1] <= at[-2], value, tirx.const(-3e38, "float32"))
+
+        return te.compute(scores.shape, one, name="masked")
+
+
+@pytest.mark.gpu
+def test_attention_of_any_length_is_right_on_the_gpu() -> None:
+    import torch
+
+    spec = {name: nn.spec.Tensor([2, "seq", 64], "float16") for name in ("q", "k")}
+    mod, _ = Attention().export_tvm(spec={"forward": spec})
+    executable = tvm.compile(relax.get_pipeline("tensorir_ladder", target=TARGET)(mod), TARGET)
+    run = relax.VirtualMachine(executable, tvm.cuda())["forward"]
+    random = torch.Generator("cuda").manual_seed(3)
+    for seq in (1, 2, 7, 16, 17, 64, 100, 1000, 1024, 2047, 2048, 3000, 4096, 8192, 8200):
+        q, k = (torch.randn(2, seq, 64, generator=random, device="cuda").half() for _ in range(2))
+        scores = (q.float() @ k.float().mT).half().float() * 0.125
+        wanted = torch.softmax(scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -3e38), -1)
+        made = torch.from_dlpack(run(q, k)).float()
+        # A score of float16, below 64, may be rounded to the other side: 2⁻⁵ times the scale.
+        torch.testing.assert_close(made, wanted, rtol=1e-2, atol=1e-5, msg=lambda text, seq=seq: f"seq {seq}: {text}")

@@ -6,19 +6,22 @@ from collections.abc import Callable
 
 import pytest
 import tvm
-from tvm import te, tirx
+from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
 from support.functions import WrongFunction, check_function
+from support.legalized import legalized
 from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.kernels.codegen.arithmetic import evaluate
 from tensorir_ladder.kernels.codegen.host_code import read_host
 from tensorir_ladder.kernels.codegen.launch_plan import UnsupportedLaunch
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
+from tensorir_ladder.schedules.rules.elementwise import Elementwise
 from tensorir_ladder.schedules.rules.limits import limit_indices
 from tensorir_ladder.schedules.rules.ranges import by_extent
-from tensorir_ladder.schedules.rules.rule import NotTaken
+from tensorir_ladder.schedules.rules.rows import Rows
+from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 
@@ -265,3 +268,20 @@ def test_arithmetic_of_the_host_does_not_wrap() -> None:
     assert evaluate(tirx.if_then_else(rows > 5, rows << 2, last), {rows: 6}) == 24
     with pytest.raises(UnsupportedLaunch, match=f"got {2**32}, limit below {2**31}"):
         evaluate(rows * 2**16, {rows: 2**16})
+
+
+def test_rows_and_columns_reach_the_last_element_that_32_bits_number() -> None:
+    (softmax,) = legalized(relax.op.nn.softmax, (32, "m", "n"), dtype="float32")
+    (added,) = legalized(lambda x: x + x, (32, "m", "n"), dtype="float32")
+
+    def launches(rule: Rule, function: tirx.PrimFunc, m: int, n: int) -> int:
+        mod = tvm.IRModule({"main": rule.take(function, TARGET).with_attr("global_symbol", "main")})
+        return len(read_host(generate(mod, TARGET, "s_tir").host, {"m": m, "n": n}).launches)
+
+    assert launches(Rows(), softmax, 8192, 8192) == 1
+    for m, n in ((8193, 8192), (2**26, 1)):
+        with pytest.raises(UnsupportedLaunch, match=f"has {2**31} elements or more"):
+            launches(Rows(), softmax, m, n)
+    assert launches(Elementwise(), added, 7935, 7936) == 1
+    with pytest.raises(UnsupportedLaunch, match=f"has {2**31} elements or more"):
+        launches(Elementwise(), added, 8192, 8192)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,6 +31,8 @@ from tensorir_ladder.schedules.rules.space import (
     build_ahead,
     contraction_space,
     evolution,
+    local_builder,
+    local_runner,
     record_of,
     schedule_contraction,
 )
@@ -170,6 +174,34 @@ def test_what_was_found_otherwise_is_asked_first() -> None:
 def test_candidates_are_built_with_asynchronous_copies() -> None:
     sch = decided(PRODUCT, DECISIONS)
     assert "ptx_cp_async" in build_ahead(sch.mod, TARGET).imports[0].inspect_source()
+
+
+@pytest.mark.emulator  # for its time: two processes import TVM
+def test_builders_link_candidates_and_import_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nraise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    subprocess.run([sys.executable, "-c", "import tvm"], check=True)
+    (tmp_path / "imported").unlink()  # what TVM does otherwise
+    before = dict(os.environ)
+    (made,) = local_builder(max_workers=1).build([ms.builder.BuilderInput(decided(PRODUCT, DECISIONS).mod, TARGET)])
+    assert made.error_msg is None
+    assert b"ptx_cp_async" in Path(made.artifact_path).read_bytes()
+    shutil.rmtree(Path(made.artifact_path).parent)
+    assert not (tmp_path / "imported").exists()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.gpu
+def test_candidates_are_built_and_run_in_processes_of_their_own() -> None:
+    builder, runner = local_builder(max_workers=2), local_runner()
+    mods = [decided(PRODUCT, DECISIONS).mod, decided(PRODUCT, [*DECISIONS[:3], 0, 0]).mod]
+    made = builder.build([ms.builder.BuilderInput(mod, TARGET) for mod in mods])
+    assert [one.error_msg for one in made] == [None, None]
+    arguments = ms.arg_info.ArgInfo.from_entry_func(mods[0], False)
+    inputs = [ms.runner.RunnerInput(one.artifact_path, "cuda", arguments) for one in made]
+    results = [future.result() for future in runner.run(inputs)]
+    assert [one.error_msg for one in results] == [None, None]
+    assert all(0 < float(seconds) < 1 for one in results for seconds in one.run_secs)
 
 
 def test_what_is_no_contraction_of_constant_extents_is_refused() -> None:

@@ -23,18 +23,20 @@ from tensorir_ladder.harness.execution import GpuBackend, gpu_arch
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, require_compiler
+from tensorir_ladder.schedules.cost import resident_blocks
 from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import annotated_loops
 from tensorir_ladder.schedules.loops import (
     flatten_contraction,
     interleave_lanes,
+    keep_resident,
     lower_serpentines,
     required_ptxas_options,
     walk_serpentine,
 )
 from tensorir_ladder.schedules.loops.serpentine import SERPENTINE
 from tensorir_ladder.schedules.recipes import stage_for_warps
-from tensorir_ladder.schedules.tiles import ThreadTile, WarpTile
+from tensorir_ladder.schedules.tiles import Choice, ThreadTile, WarpTile
 from tensorir_ladder.schedules.workloads import (
     Matmul,
     batched_matmul,
@@ -156,6 +158,24 @@ def test_a_thread_that_adds_parts_keeps_its_own_results_alone() -> None:
     kernel = build((144, 1997, 2130), "fitted", WarpTile.parse("64x128x32/32x64/8x8/1"))
     assert kernel.launches == 2
     assert kernel.most_local_bytes <= 1024
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("choice", STEPS[7].tiles_of("fitted").choices[:8:3], ids=lambda choice: str(choice.tile))
+def test_fitted_blocks_leave_each_other_the_registers_that_their_cost_counts(choice: Choice) -> None:
+    """Also where single elements are copied, whose addresses would otherwise be kept in registers; nothing spills."""
+    case = make_case(7, (201, 203, 507), "fitted", tile=choice.tile, stages=choice.stages)
+    kernel = compiled(lower(case), require_compiler())
+    counted = resident_blocks(choice, case.config.machine, 4)
+    assert f"__launch_bounds__({choice.tile.threads_per_block}, {counted})" in kernel.cuda
+    assert kernel.resources.blocks_per_sm >= counted
+    assert kernel.resources.spill_bytes <= 64
+
+
+def test_one_block_at_least_is_kept_resident() -> None:
+    sch = Schedule(Matmul(16, 16, 16).prim_func())
+    with pytest.raises(IllegalSchedule, match=r"got 0, limit at least 1"):
+        keep_resident(sch, sch.get_loops(sch.get_sblock("matmul"))[0], 0)
 
 
 @pytest.mark.parametrize("tile", [SMALL, SLICED[4]], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import replace
 
@@ -10,16 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.cases import EVERY_VARIANT, STEPS, THREAD_STEPS
-from tensorir_ladder.harness.build import Case
+from tensorir_ladder.harness.build import Case, Kernel, lower
+from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.machines import MACHINES, machine_for
 from tensorir_ladder.harness.records import RESULTS, load_records, load_tuned
-from tensorir_ladder.harness.shapes import scheduled_case
+from tensorir_ladder.harness.shapes import draw_shapes, scheduled_case
+from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.schedules import cost
 from tensorir_ladder.schedules.cost import choose
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
-from tensorir_ladder.schedules.workloads import Matmul
+from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.steps.choice import choose_step
+from tensorir_ladder.steps.step import Config
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
 
 H200 = machine_for("sm_90a")
@@ -141,6 +145,41 @@ def test_a_shape_gets_the_form_that_fits_it() -> None:
     assert chosen(640, 480, 3840) == chosen(513, 1025, 4097) == "fitted"
 
 
+def lowered_as_chosen(problem: Matmul) -> Kernel:
+    return lower(scheduled_case(problem, H200))
+
+
+def test_a_long_reduction_of_few_ragged_results_is_chosen_in_parts_and_lowered() -> None:
+    """Its parts are added up by threads that keep a vector each, not all of the result."""
+    problem = Matmul(145, 1997, 2130)
+    for config in (choose_step(problem, machine_of())[1], Config("fitted", STEPS[7].tiles.choices[1].tile, 2, H200)):
+        kernel = lower(Case(STEPS[7], problem, "fitted", config.tile, H200, config.stages))
+        assert kernel.launches == 2
+        assert kernel.most_local_bytes <= 1024
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.emulator)])
+def test_what_is_chosen_for_drawn_shapes_is_lowered(seed: int, dtype: str) -> None:
+    count = 3 if seed == 1 else 30
+    for number, drawn in enumerate(draw_shapes("schedules", seed, count, dtype)):
+        kernel = lowered_as_chosen(replace(drawn.problem, layout=LAYOUTS[number % 2]))
+        assert kernel.most_local_bytes <= 2048
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("dtype", "whole"), [("float32", 1), ("float16", 8)])
+def test_what_is_chosen_for_small_shapes_is_right(dtype: str, whole: int, layout: str) -> None:
+    """Drawn as others are, each extent a sixteenth."""
+    drawn = [each.problem for each in draw_shapes("schedules", 3, 8, dtype)]
+    extents = [[whole * max(1, size // (16 * whole)) for size in (each.m, each.n, each.k)] for each in drawn]
+    small = [Matmul(*sizes, dtype, layout) for sizes in extents if math.prod(sizes) < 1e6]
+    assert len(small) >= 4
+    for problem in small:
+        verify(lowered_as_chosen(problem), EmulatorBackend(), [3])
+
+
 @pytest.mark.parametrize("size", [256, 512, 1024, 2048, 4096, 8192])
 def test_squares_keep_the_tiles_that_they_were_measured_with(size: int) -> None:
     recorded = {
@@ -200,7 +239,7 @@ def test_rows_that_straddle_lines_cost_more_than_whole_ones() -> None:
     whole, straddling = (
         cost.wgmma_cycles(choice, Matmul(1024, size, size, "float16"), machine_of()) for size in (1024, 1016)
     )
-    assert straddling > 1.2 * whole
+    assert straddling > 1.1 * whole
 
 
 @pytest.mark.parametrize(("step", "variant"), CHOOSING)

@@ -76,7 +76,7 @@ class FakeBackend(LlvmBackend):
         self.torch = SimpleNamespace(
             __version__="0.0",
             version=SimpleNamespace(cuda="0.0"),
-            cuda=SimpleNamespace(empty_cache=lambda: None),
+            cuda=SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda: (2**30, 2**31)),
             empty=lambda _count, dtype: SimpleNamespace(element_size=lambda: numpy_dtype(dtype).itemsize),
             float32="float32",
         )

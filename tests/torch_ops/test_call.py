@@ -37,7 +37,6 @@ from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops import call as api
-from tensorir_ladder.torch_ops import choice as choice_of_call
 from tensorir_ladder.torch_ops import describe, kept, matmul
 from tensorir_ladder.torch_ops.choice import (
     KERNELS,
@@ -62,6 +61,7 @@ from tensorir_ladder.torch_ops.errors import (
     WrongShape,
 )
 from tensorir_ladder.torch_ops.few_rows import Streamed
+from tensorir_ladder.torch_ops.kernel_cost import Costs
 from tensorir_ladder.torch_ops.launcher import CompiledKernel
 from tensorir_ladder.torch_ops.operands import Form, arrange
 
@@ -253,6 +253,7 @@ def test_the_chosen_kernel_gets_its_workspaces(
 ) -> None:
     """A last wave that is cut: each stream's launches have the same flags, those of a capture others."""
     _use(library, monkeypatch, choose)
+    monkeypatch.setattr(Costs, "exchanged_choice", lambda *_: (float("inf"), None, 0))
     a, b = operand(0, (512, 8192)), operand(1, (8192, 64), "transposed")
     for stream, capturing in ((0, False), (0, False), (5, False), (5, True), (5, True), (0, False)):
         torch.cuda.stream, torch.cuda.capturing = stream, capturing
@@ -322,7 +323,7 @@ def test_few_rows_are_streamed_where_matrices_have_no_gaps(
 ) -> None:
     """A kernel without tensor maps; with gaps in an operand or the output one that has them, and nothing is copied."""
     _use(library, monkeypatch, choose)
-    monkeypatch.setattr(choice_of_call, "exchanged_choice", lambda *_: (float("inf"), None, 0))
+    monkeypatch.setattr(Costs, "exchanged_choice", lambda *_: (float("inf"), None, 0))
     m, n, k = 2, 1024, 2048
     a, b = operand(0, (m, k)), operand(1, (k, n), b_lies)
     apart = Tensor.empty((m, n + 8), "float16")[:, :n]

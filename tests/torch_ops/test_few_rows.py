@@ -16,9 +16,9 @@ from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.schedules.rules import NotTaken
 from tensorir_ladder.schedules.workloads import Matmul
-from tensorir_ladder.torch_ops import choice
 from tensorir_ladder.torch_ops.choice import Setting, choose
 from tensorir_ladder.torch_ops.few_rows import Streamed, streams
+from tensorir_ladder.torch_ops.kernel_cost import Costs
 
 SLOW = pytest.mark.emulator
 H200 = hopper(name="NVIDIA H200")
@@ -77,7 +77,7 @@ def test_results_are_those_of_float64(problem: Matmul, finish: Epilogue) -> None
 
 
 def test_only_dense_operands_of_few_rows_or_columns_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "exchanged_choice", lambda *_: (math.inf, None, 0))
+    monkeypatch.setattr(Costs, "exchanged_choice", lambda *_: (math.inf, None, 0))
     few, many = Matmul(2, 4096, 4096, "float16", "nt"), Matmul(9, 4096, 4096, "float16", "nt")
     assert choose(few, H200, dense=True) == Streamed()
     assert choose(Matmul(4096, 2, 4096, "float16", "nt"), H200, dense=True) == Streamed()

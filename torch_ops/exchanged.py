@@ -1,0 +1,169 @@
+"""What a product takes by step 12's kernel with its operands exchanged (:mod:`kernels.swapped`), for every tile of it.
+
+Tiles are many, and which is best follows from the product: so that choosing stays short, all are priced at once, as
+arrays. Constants are a GPU's (``costs/``), fitted to times; :mod:`.kernel_cost` prices the other kernels.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from tensorir_ladder.kernels.roles import FEWEST_STAGES, MOST_STAGES
+from tensorir_ladder.kernels.tiles import MOST_PARTS, SwappedTile, swapped_room
+from tensorir_ladder.schedules.isa import PANEL, WGMMA_ROWS
+from tensorir_ladder.schedules.workloads import Matmul
+
+EIGHT, MOST_ROWS = 8, 256  # rows of a tile come by the eight
+GROUPS, DEPTHS = (1, 2, 3), (64, 128, 256)  # warpgroups, of 64 columns each; of k tiles
+DEEP_ROWS = 72  # of a tile whose k tiles may be deeper than a panel
+SHORTEST_PART = 256  # of the reduction
+MOST_RESULTS = 12e6  # of a product that is worth a look: others have more tiles than a few waves
+# Clusters lie within groups of multiprocessors. Of 132, this is what clusters of 3 to 8 blocks found room in at once.
+GROUP, GROUP_OF, SHORT_GROUP = 16, 18, 8
+ITEMSIZE = 2
+KIND = "exchanged "  # and the tile: how files name the kernel; its stages follow from the product
+NAME = re.compile(KIND + r"(\d{1,3})x(\d{1,3})x(\d{1,3})/1x(\d)/(\d)")
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Constants of :func:`exchanged_choice`, as those of :class:`.kernel_cost.KernelRates`.
+
+    ``join`` where the reduction has parts, ``part`` more for each 64 × 64 sums of each part but the first; ``refill``
+    of each further round of blocks; ``idle``, the power of the share of busy multiprocessors by which memory is slower;
+    ``results`` that a multiprocessor stores.
+    """
+
+    launch: Positive
+    join: Positive
+    part: Positive
+    multiply_adds: Positive
+    unhidden: Positive
+    load_bytes: Positive
+    all_load_bytes: Positive
+    straddling: Positive
+    latency: Positive
+    refill: Positive
+    results: Positive
+    memory_bytes: Positive
+    memory_unhidden: Positive
+    idle: Positive
+
+
+class _Tiles:
+    """Every tile of the kernel, an element each, with its stages and the blocks that a multiprocessor holds.
+
+    Stages and blocks in two rows: where each multiprocessor has one block, and where it has several.
+    """
+
+    def __init__(self) -> None:
+        axes = np.arange(EIGHT, MOST_ROWS + 1, EIGHT), np.array(GROUPS), np.array(DEPTHS), np.arange(1, MOST_PARTS + 1)
+        rows, groups, depth, parts = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
+        stages, held = swapped_room(rows, groups * WGMMA_ROWS, depth, groups, parts, MOST_STAGES)
+        together = stages[1] > FEWEST_STAGES
+        stages[1], held[1] = np.where(together, stages[1], stages[0]), np.where(together, held[1], held[0])
+        able = (stages[0] > FEWEST_STAGES) & (held[0] > 0) & ((depth == PANEL) | (rows <= DEEP_ROWS))
+        self.rows, self.groups, self.depth, self.parts = (each[able] for each in (rows, groups, depth, parts))
+        self.stages, self.held = stages[:, able], held[:, able]
+        self.columns = self.groups * WGMMA_ROWS
+        # An instruction reads its 64 rows of shared memory whatever its width: narrow ones are slower than their work.
+        self.work = self.columns * self.depth * np.maximum(self.rows, (self.rows + WGMMA_ROWS) / 2)
+        self.shortest = self.depth * self.parts * np.maximum(2, SHORTEST_PART // self.depth)
+        self.split = self.parts > 1
+
+    @functools.cached_property
+    def places(self) -> dict[tuple[int, ...], int]:
+        """The place of each tile, by its rows, columns, depth and parts."""
+        sizes = (self.rows, self.columns, self.depth, self.parts)
+        return {key: place for place, key in enumerate(zip(*(each.tolist() for each in sizes)))}
+
+    def place(self, name: str) -> int | None:
+        """Find a tile by what :func:`named` says of it: None for other kernels, and tiles that are not offered.
+
+        Raises ValueError for a name without a tile.
+        """
+        if not name.startswith(KIND):
+            return None
+        match = NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(f"{name!r} names no tile {SwappedTile.FORM}")
+        rows, columns, depth, groups, parts = map(int, match.groups())
+        return self.places.get((rows, columns, depth, parts)) if columns == groups * WGMMA_ROWS else None
+
+    def at(self, places: np.ndarray) -> _Tiles:
+        """Return the tiles of some places, in their order, to be priced."""
+        made = copy.copy(self)
+        for name, values in vars(self).items():
+            if isinstance(values, np.ndarray):
+                setattr(made, name, values[..., places])
+        return made
+
+    def tile(self, place: int) -> SwappedTile:
+        """Make the tile of a place."""
+        rows, columns, depth, groups, parts = (
+            int(each[place]) for each in (self.rows, self.columns, self.depth, self.groups, self.parts)
+        )
+        return SwappedTile((rows, columns, depth), (1, groups), parts)
+
+
+all_tiles = functools.cache(_Tiles)
+
+
+def exchanged_microseconds(
+    tiles: _Tiles, m: Any, n: Any, k: Any, nt: Any, multiprocessors: int, rates: ExchangedRates
+) -> np.ndarray:
+    """Return about how long a product takes by each tile; infinite where it cannot.
+
+    Sizes, and ``nt`` (B is stored transposed), may be arrays, an element for each tile.
+
+    ::
+
+        k tile   = the longer of multiplying and loading it, of all blocks of a multiprocessor, and a part of the other
+        loop     = k tiles · k tile, or what a ring of so many stages can have on its way
+        in all   = the longer of the loop and reading both operands once, a part of the other, launch, joining, storing
+    """
+    r, t = rates, tiles
+    a_factor = 1 + (r.straddling - 1) * (k % PANEL != 0)
+    b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * (n % PANEL != 0))
+    blocks = -(-m // t.rows) * -(-n // t.columns) * t.parts
+    on_each, busy = _spread(t, blocks, multiprocessors)
+    stages, held = (np.where(on_each > 1, each[1], each[0]) for each in (t.stages, t.held))
+    rounds = -(-on_each // held)
+    loading = (t.rows * a_factor + t.columns * b_factor) * t.depth * ITEMSIZE
+    loading = loading * np.maximum(1 / r.load_bytes, busy / r.all_load_bytes)
+    multiplying = t.work / r.multiply_adds
+    k_tile = on_each * (np.maximum(multiplying, loading) + r.unhidden * np.minimum(multiplying, loading))
+    loop = -(-k // (t.depth * t.parts)) * np.maximum(k_tile, rounds * r.latency / (stages - 1))
+    reading = ((m + n) * k + m * n) * (ITEMSIZE / r.memory_bytes) * (multiprocessors / busy) ** r.idle
+    joining = r.join * t.split + (t.parts - 1) * t.rows * t.groups * (r.part / WGMMA_ROWS)
+    storing = on_each * np.minimum(t.rows, m) * np.minimum(t.columns, n) / r.results
+    around = r.launch + joining + storing + (rounds - 1) * r.refill
+    us = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + around
+    return np.where((k >= t.shortest) | ~t.split, us, np.inf)
+
+
+def exchanged_stages(problem: Matmul, place: int, multiprocessors: int) -> int:
+    """Return the stages of a product's tile: fewer where a multiprocessor has several blocks."""
+    tile = all_tiles().at(np.array([place]))
+    blocks = -(-problem.m // tile.rows) * -(-problem.n // tile.columns) * tile.parts
+    on_each, _ = _spread(tile, blocks, multiprocessors)
+    return int(tile.stages[int(on_each[0] > 1), 0])
+
+
+def _spread(tiles: _Tiles, blocks: np.ndarray, multiprocessors: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the blocks of a multiprocessor, and the multiprocessors that have one."""
+    clusters = multiprocessors // GROUP_OF * (GROUP // tiles.parts) + SHORT_GROUP // tiles.parts
+    places = np.where(tiles.parts > 2, clusters * tiles.parts, multiprocessors)
+    return -(-blocks // places), np.minimum(blocks, places)
+
+
+def named(tile: SwappedTile) -> str:
+    """Name the kernel in a GPU's file of times."""
+    return f"{KIND}{tile}"
