@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,17 +25,14 @@ from tensorir_ladder.harness.cli import main
 from tensorir_ladder.harness.execution import gpu_present
 from tensorir_ladder.kernels.codegen import toolchain
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, NoCompiler, disassemble, find_compiler
-from tensorir_ladder.kernels.short_stack import NO_FILES
 
 # Lowering is pure and is most of what tests spend, so each case is lowered once a process. Here, before any module has
 # taken the function by name. A test that replaces what a schedule calls must clear it: build.lower.cache_clear().
 build.lower = functools.lru_cache(maxsize=512)(build.lower)
 
-# What follows from types alone, which TVM works out at every call; and modules of frames, for what parses without a
-# stack of its own, as TVM's own intrinsics do.
+# What follows from types alone, which TVM works out at every call.
 _type_checker._dispatcher = functools.cache(_type_checker._dispatcher)
 tvm_ffi.structural._callback_type_to_type_index = functools.cache(tvm_ffi.structural._callback_type_to_type_index)
-inspect.modulesbyfile.update(NO_FILES)
 
 # What is loaded by now stays, so that nobody looks for garbage in it; and there is memory for more between the looks.
 gc.freeze()
