@@ -5,11 +5,16 @@ from __future__ import annotations
 import concurrent.futures
 import contextvars
 import functools
+import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+# What frames of expressions that the parser evaluates have for a file, and their module. For one that it does not know,
+# inspect looks through all modules that are loaded, twice a frame: a third of the time in which step 13 is lowered.
+EVALUATED, EVALUATOR = "<ast>", "tvm.script.parser.core.evaluator"
 
 
 def on_a_short_stack(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -24,6 +29,7 @@ def on_a_short_stack(function: Callable[Arguments, Result]) -> Callable[Argument
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        vars(inspect)["modulesbyfile"][EVALUATED] = EVALUATOR
         context = contextvars.copy_context()
         with concurrent.futures.ThreadPoolExecutor(1, "parse a kernel") as thread:
             return thread.submit(context.run, function, *args, **kwargs).result()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -31,12 +30,9 @@ from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, NoCompile
 # taken the function by name. A test that replaces what a schedule calls must clear it: build.lower.cache_clear().
 build.lower = functools.lru_cache(maxsize=512)(build.lower)
 
-# What follows from types alone, which TVM works out at every call; and the modules of frames on the stack, of which its
-# parser asks for the source: for those that have no file, inspect would look through every module that is loaded.
+# What follows from types alone, which TVM works out at every call.
 _type_checker._dispatcher = functools.cache(_type_checker._dispatcher)
 tvm_ffi.structural._callback_type_to_type_index = functools.cache(tvm_ffi.structural._callback_type_to_type_index)
-for name in ("importlib._bootstrap", "importlib._bootstrap_external"):
-    inspect.modulesbyfile[f"<frozen {name}>"] = name
 
 # What is loaded by now stays, so that nobody looks for garbage in it; and there is memory for more between the looks.
 gc.freeze()

@@ -21,6 +21,7 @@ from tensorir_ladder.harness.machines import Machine
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, checked, say
 from tensorir_ladder.harness.race import TUNING
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin, require_compiler
+from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 from tensorir_ladder.schedules.workloads import Matmul
 
 NAMES = ("dlight", "dlight (sm_90)")
@@ -36,7 +37,7 @@ def rules() -> tuple[Any, ...]:
 def scheduled(problem: Matmul, target: Target) -> tuple[tvm.IRModule, str]:
     """Let dlight schedule the product for ``target``; returns it, and the name of the rule that did, or PeerFailed."""
     for rule in rules():
-        with target:
+        with target, import_quickly():  # where dlight looks for tensor cores
             mod = dlight.ApplyDefaultSchedule(rule)(tvm.IRModule({"main": problem.prim_func()}))
         if "tirx.is_scheduled" in mod["main"].attrs:
             return mod, type(rule).__name__

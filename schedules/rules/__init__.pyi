@@ -25,6 +25,9 @@ from .relax_passes import ReadTransposed as ReadTransposed
 from .relax_passes import WidenInRows as WidenInRows
 from .relax_pipeline import fuse_operators as fuse_operators
 from .rows import Rows as Rows
+from .rule import Failure as Failure
 from .rule import NotTaken as NotTaken
 from .rule import Rule as Rule
+from .rule import failures_kept as failures_kept
 from .rule import is_scheduled as is_scheduled
+from .tensor_intrinsics import import_quickly as import_quickly

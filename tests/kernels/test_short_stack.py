@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextvars
 import inspect
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from support.cases import make_case
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
 
 SETTING = contextvars.ContextVar("SETTING", default="nobody's")
@@ -38,3 +41,17 @@ def test_context_and_errors_are_the_callers() -> None:
 def test_the_function_keeps_its_name_and_text() -> None:
     assert depth.__name__ == "depth"
     assert depth.__doc__ == depth.__wrapped__.__doc__
+
+
+def test_the_modules_of_all_frames_are_known_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched, find_module = set(), inspect.getmodule
+
+    def watched(found: Any, file: str | None = None) -> ModuleType | None:
+        if inspect.isframe(found) and file not in inspect.modulesbyfile:
+            searched.add(file)
+        return find_module(found, file)
+
+    case = make_case(12, (128, 128, 192))
+    monkeypatch.setattr(inspect, "getmodule", watched)
+    case.step.kernel(case.problem, case.config)
+    assert not searched

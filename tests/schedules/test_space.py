@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from tensorir_ladder.schedules.rules.space import (
     record_of,
     schedule_contraction,
 )
+from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 from tensorir_ladder.schedules.tiles import ThreadTile
 
 TARGET = Target({"kind": "cuda", "arch": "sm_90a"})
@@ -104,6 +106,12 @@ def candidate(*decisions: object) -> ms.MeasureCandidate:
     sch = decided(PRODUCT, list(decisions))
     assert sch is not None
     return ms.MeasureCandidate(sch, [])
+
+
+@pytest.fixture(autouse=True)
+def _quick_imports() -> Iterator[None]:
+    with import_quickly():
+        yield
 
 
 def test_the_cost_model_learns_what_the_tile_does_not_say() -> None:
