@@ -56,7 +56,8 @@ def each_in_a_process(
     """
     _sweep(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=f"{NOTES}{os.getpid()}-") as notes:
-        pool = ProcessPool(jobs, initializer=end_with_parent, initargs=(os.getpid(),), context=CONTEXT)
+        # Each process imports the work's module as it begins, all at once: later only one at a time takes a piece.
+        pool = ProcessPool(jobs, initializer=_begin, initargs=(os.getpid(), work), context=CONTEXT)
         try:
             pieces = {}
             for number, item in enumerate(items):
@@ -68,6 +69,10 @@ def each_in_a_process(
         finally:
             pool.stop()
             pool.join()
+
+
+def _begin(parent: int, _work: Callable[..., object]) -> None:
+    end_with_parent(parent)
 
 
 def end_with_parent(parent: int) -> None:

@@ -39,6 +39,7 @@ from tensorir_ladder.harness.records.parts import (
     Peer,
     Resources,
     RulesTimed,
+    Sentence,
     Some,
     Space,
     Stages,
@@ -265,7 +266,7 @@ class ShapeRecord(_Measured, _BesideCublas):
     layout: Layout
     dtype: Dtype
     contender: Title
-    config: Title
+    config: Sentence
     timing: Timing
     baseline: Annotated[tuple[Timing, ...], msgspec.Meta(min_length=2)]
     verification: Verification

@@ -25,6 +25,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 Name = text_like(NAME, "a name of letters, digits, _, . and - that does not begin with . or -")  # part of a path
 INVISIBLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"  # or turning the direction of text
 Title = text_like(rf"^[^{INVISIBLE}]{{1,200}}\Z", "1 to 200 characters that can be seen")
+Sentence = text_like(rf"^[^{INVISIBLE}]{{1,400}}\Z", "1 to 400 characters that can be seen")
 GpuName = text_like(rf"^[^{INVISIBLE}]{{1,80}}\Z", "1 to 80 characters that can be seen")
 Run = text_like(r"^[A-Za-z0-9_.-]{0,50}\Z", "a run's name, of letters, digits, _, . and -, or none")
 Arch = text_like(r"^(sm_\d{1,4}[af]?)?\Z", "an architecture such as sm_90a")  # none for cuBLAS alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tvm_ffi
@@ -12,6 +13,7 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
 PADDING = 4096  # indices that whole tiles and groups of them lead beyond an extent, at most
 TILE = 256  # and that whole tiles alone do
+LONGEST_ROW = 2**18  # elements behind an extent, of several further extents, beyond which they are rows as well
 
 
 def limit_indices(function: tirx.PrimFunc, numbered: bool = True) -> tirx.PrimFunc:
@@ -23,9 +25,10 @@ def limit_indices(function: tirx.PrimFunc, numbered: bool = True) -> tirx.PrimFu
         after    def f(A: (m, 4096), ...):  assert (m + 4096) * 4096 < 2**31, "...";  launch ...
 
     So many elements may each parameter and each workspace have whose extents are known at run time only, such an extent
-    rounded up: kernels count whole tiles, and groups of them, before they compare with what there is. Of several such
-    extents of a buffer the last two are rounded up to a tile; those before them count a batch. Functions whose extents
-    are 64 bits wide count so as well, and are returned as they are. ``numbered`` is :func:`limit_of`'s.
+    rounded up: kernels count whole tiles, and groups of them, before they compare with what there is. An extent
+    in front of rows, as images of 197 rows of 4096 elements have, is rounded up by as many as have these rows. Of
+    several such extents of a buffer the last two are rounded up to a tile; those before them count a batch. Functions
+    whose extents are 64 bits wide count so as well, and are returned as they are. ``numbered`` is :func:`limit_of`'s.
     """
     allocated: list[tirx.Var] = []
     tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, lambda made: allocated.append(made.buffer)))
@@ -51,7 +54,8 @@ def limit_of(buffer: tirx.Var, numbered: bool = True) -> tirx.AssertStmt:
     """
     symbolic = [extent for extent in buffer.shape if not is_constant(extent)]
     several = len(symbolic) > 1
-    paddings = [PADDING if not several else TILE if place >= -2 else 0 for place in range(-len(buffer.shape), 0)]
+    places = range(-len(buffer.shape), 0)
+    paddings = [(TILE if place >= -2 else 0) if several else _padding(buffer.shape[place:][1:]) for place in places]
     fits = _counted(buffer, paddings, MAX_ELEMENTS - 1)
     if several and not numbered and not is_constant(buffer.shape[-1]):
         exact = _counted(buffer, [0] * len(buffer.shape), MAX_ELEMENTS)
@@ -59,6 +63,18 @@ def limit_of(buffer: tirx.Var, numbered: bool = True) -> tirx.AssertStmt:
     said = f"{buffer.name}, padded to whole tiles, has {MAX_ELEMENTS} elements or more, beyond 32-bit indices"
     # In TVM 0.27 the constructor's first two parameters have each other's names.
     return tirx.AssertStmt(fits, ir.StringImm("ValueError"), [ir.StringImm(said)])
+
+
+def _padding(behind: Sequence[tirx.Expr]) -> int:
+    """Return how far whole tiles lead beyond an extent, by the extents behind it; symbolic ones stand alone."""
+    if not all(map(is_constant, behind)):
+        return PADDING
+    rows, elements = 1, math.prod(map(int, behind))
+    for extent in behind[:-1]:
+        if elements <= LONGEST_ROW:
+            break
+        rows, elements = rows * int(extent), elements // int(extent)
+    return -(-PADDING // rows)
 
 
 def _counted(buffer: tirx.Var, paddings: Sequence[int], most: int) -> tirx.Expr:

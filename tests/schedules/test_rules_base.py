@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -18,7 +19,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import UnsupportedLaunch
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.rules.elementwise import Elementwise
-from tensorir_ladder.schedules.rules.limits import limit_indices
+from tensorir_ladder.schedules.rules.limits import limit_indices, limit_of
 from tensorir_ladder.schedules.rules.ranges import by_extent
 from tensorir_ladder.schedules.rules.rows import Rows
 from tensorir_ladder.schedules.rules.rule import NotTaken, Rule
@@ -247,6 +248,15 @@ def test_indices_beyond_32_bits_are_refused_by_the_function_itself() -> None:
         read_host(host, {"m": most + 1})
     ((_, wide),) = bodies(scaled_rows(tirx.Var("m", "int64"), 4096), None)
     assert limit_indices(wide).same_as(wide)
+
+
+@pytest.mark.parametrize(("behind", "padding"), [((197, 4096), 21), ((32, 128), 4096), ((151552,), 4096), ((), 4096)])
+def test_images_of_rows_are_rounded_up_by_whole_images(behind: tuple[int, ...], padding: int) -> None:
+    """A block of a vision transformer has images of 197 rows; 4096 more images would never fit into 32 bits."""
+    images = tirx.Var("images", "int32")
+    limit = limit_of(te.create_prim_func([te.placeholder((images, *behind), "float16", "A")]).params[0])
+    most = (2**31 - 1) // math.prod(behind) - padding
+    assert [evaluate(limit.condition, {images: number}) for number in (most, most + 1)] == [True, False]
 
 
 def test_a_host_function_is_read_as_far_as_its_numbers_are_known() -> None:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 import tvm
@@ -27,6 +28,7 @@ from tensorir_ladder.harness.execution import require_gpu
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.peers import call as call_peer
 from tensorir_ladder.harness.records import load_records
+from tensorir_ladder.harness.records.parts import Sentence
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan
 from tensorir_ladder.kernels.codegen.lowering import generate
@@ -263,6 +265,13 @@ def test_the_chosen_kernel_gets_its_workspaces(
     assert first == again == last
     assert captured == captured_again
     assert len({first, other, captured}) == 3
+
+
+def test_what_is_said_of_three_copies_has_room_in_a_record(library: Library) -> None:
+    a, b, out = (Tensor.empty((8191, 8191), "float16") for _ in range(3))
+    (said,) = {describe(a, b, out=out)}
+    assert said.count("copies") == 3
+    assert msgspec.convert(said, Sentence) == said
 
 
 def test_one_kernel_for_all_tensors_of_a_shape(library: Library) -> None:
