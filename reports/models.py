@@ -155,7 +155,7 @@ def _by_themselves(gpu: str, records: Sequence[ModelRecord]) -> Table | None:
     ]
     to_dlight = [ratio for record in records if (ratio := record.ratio(OURS, DLIGHT))]
     slower = sum(interval[1] < 1 for _, interval in to_dlight)
-    note = f"float16, one build for any number of rows; of {len(to_dlight)} timed beside dlight, slower than it: {slower}."
+    note = f"float16, one build for any number of rows; of {len(to_dlight)} beside dlight slower than it: {slower}."
     return (
         Table(f"Functions by themselves, {gpu}", ("function", "rows", "ms", "dlight", "torch"), tuple(rows), note)
         if rows
