@@ -491,7 +491,7 @@ def test_tables_say_how_rules_compare() -> None:
     (functions,) = model_tables([made_up("function-relu", 4096, attention=False)])
     assert functions.rows[0][:3] == ("relu", "4096", "2.000")
     assert "**4.00**" in functions.rows[0][3]
-    assert "of 1 timed beside dlight, 0 are slower" in functions.note
+    assert "of 1 beside dlight slower than it: 0" in functions.note
 
 
 def test_a_table_of_functions_compares_those_of_one_name() -> None:
