@@ -111,7 +111,7 @@ class _Case:
         slack: float,
     ) -> None:
         self.function, self.sizes, self.arrays, self.sums, self.slack = before, sizes, arrays, sums, slack
-        self.values = {var: sizes[var.name] for var in _variables(before) if var.name in sizes}
+        self.values = {var: sizes[var.name] for var in symbols_of(before) if var.name in sizes}
         self.names = [str(parameter.name) for parameter in before.params]
         written = _written(before)
         self.buffers = {n: p for n, p in zip(self.names, before.params) if hasattr(p.ty, "shape")}
@@ -338,7 +338,8 @@ def _updated(function: tirx.PrimFunc) -> list[tirx.Var]:
     return found
 
 
-def _variables(function: tirx.PrimFunc) -> list[tirx.Var]:
+def symbols_of(function: tirx.PrimFunc) -> list[tirx.Var]:
+    """List a function's parameters, and the variables of their extents."""
     found: list[tirx.Var] = list(function.params)
     for parameter in function.params:
         for extent in getattr(parameter, "shape", ()):

@@ -303,9 +303,27 @@ class Lanes:
         width = 1 if dtype == "bool" or buffer.scope() not in ("global", "") else VECTOR_BYTES // dtype_bytes(dtype)
         width = math.gcd(width, self.lanes)
         address = self.analyzer.simplify(self.expressions.address(buffer, indices))
+        if dtype_bytes(dtype) == 2 and self._has_common_part(address):
+            return 1
         while width > 1 and not self._is_consecutive(address, width):
             width //= 2
         return width
+
+    def _has_common_part(self, address: ir.Expr) -> bool:
+        """Return whether a part of an address is made of symbolic extents alone, which several addresses share.
+
+        TVM computes it once, forgets what it is a multiple of, and gathers vectors: of 16-bit elements in a way that
+        nvcc refuses (docs/tvm.md, "Indices with a common part").
+        """
+        symbols = [symbol for extent in self.expressions.extents.values() for symbol in variables_in(extent)]
+        parts = [address]
+        while parts:
+            part = parts.pop()
+            if isinstance(part, tirx.Add | tirx.Sub):
+                parts += [part.a, part.b]
+            elif (found := variables_in(part)) and all(uses(variable, symbols) for variable in found):
+                return True
+        return False
 
     def _is_consecutive(self, address: ir.Expr, width: int) -> bool:
         piece, inside, analyzer = tirx.Var("piece", "int32"), tirx.Var("inside", "int32"), self.analyzer
