@@ -208,13 +208,13 @@ def attention(
     ::
 
         producer, one thread:                     each consumer warpgroup, 64 queries:
-          load the queries                          scores  = Q K_0ᵀ;   weights = softmax so far of these
+          load the queries                          scores = Q K_0ᵀ;  their softmax so far, in place;  O = 0
           load K_0                                  for each step j = 1, 2, ...:
-          for each step j = 1, 2, ...:                scores = Q K_jᵀ          # issued; both run on
-            load K_j, V_(j-1)                         O     += weights V_(j-1)
-          load V of the last step                     wait for the scores;  their softmax so far
-                                                      wait for O;  scale it down;  weights = rounded scores
-                                                    O += weights V of the last step;  O / sum of weights -> TMA store
+          for each step j = 1, 2, ...:                wait for O;  scale it down;  weights = rounded scores
+            load K_j, V_(j-1)                         scores = Q K_jᵀ                # issued; both run on
+          load V of the last step                     O     += weights V_(j-1)
+                                                      wait for the scores;  their softmax so far, beside O
+                                                    the same with V of the last step;  O / sum of weights -> TMA store
 
     Keys and values are the ring's stages in the order in which they are read. Tokens beyond the last are zeros on loads,
     and left out on stores. With ``causal`` a block ends with the last key that one of its queries sees, and blocks of
@@ -294,19 +294,17 @@ def attention(
             if tile.keys > clear:
                 mine.softmax.leave_out(bounds, here.lane)
             mine.softmax.take(True)
-            mine.round()
             for step in T.serial(steps - 1):
+                mine.round(step > 0)
                 mine.score()  # issued; it runs on
-                mine.sum(step != 0)  # so does this
+                mine.sum()  # so does this
                 mine.scored(1)
                 if (step + 2) * tile.keys > clear:
                     begin = T.meta_var((step + 1) * tile.keys)
                     mine.softmax.leave_out((bounds[0] - begin, bounds[1] - begin), here.lane)
-                mine.softmax.take(False)
-                mine.summed()
-                mine.softmax.scale_down(mine.sums)
-                mine.round()
-            mine.sum(steps > 1)
+                mine.softmax.take(False)  # beside the sums: no wait for these must stand in this basic block
+            mine.round(steps > 1)
+            mine.sum()
             mine.summed()
             mine.softmax.divide(mine.sums)
             mine.store(o_place, first)
@@ -376,6 +374,8 @@ class _Consumer:
         self.values_at = T.local_scalar("int32")
         for name in ("scores", "sums", "weights", "keys_at", "values_at"):
             IRBuilder.name(name, getattr(self, name))
+        for register in range(by_values.registers):
+            T.buffer_store(self.sums, T.float32(0), [register])
 
     def bounds(self, first: Expr, keys: Expr) -> tuple[Expr, ...]:
         """Return, for each of a lane's rows, the first key that it does not see; ``first`` is the warpgroup's query."""
@@ -391,11 +391,11 @@ class _Consumer:
         self.read.advance()
 
     @T.inline
-    def sum(self, accumulate):
+    def sum(self):
         """Emit the product of weights and the next stage's values, which runs on."""
         self.shared.full.wait(self.read.stage, self.read.phase, "consumer")
         self.values_at = self.read.stage
-        self.by_values.multiply_from_registers(self.sums, self.weights, self.v, self.values_at, accumulate)
+        self.by_values.multiply_from_registers(self.sums, self.weights, self.v, self.values_at, T.bool(True))
         self.read.advance()
 
     @T.inline
@@ -410,8 +410,16 @@ class _Consumer:
         retire(self.sums, 0)
         release(self.shared.empty, self.values_at, self.here.lane, 1)
 
-    def round(self) -> None:
-        """Emit the rounding of weights to 16 bits: accumulators lie as the registers of a first operand do."""
+    @T.inline
+    def round(self, are_sums):
+        """Emit the rounding of weights to 16 bits, and scale the sums down to them, if there ``are_sums`` by now.
+
+        Accumulators lie as the registers of a first operand do: two neighbours are one of these.
+        """
+        retire(self.sums, 0)
+        if are_sums:
+            release(self.shared.empty, self.values_at, self.here.lane, 1)
+        self.softmax.scale_down(self.sums)
         epilogue.pack(self.scores, self.weights, self.problem.dtype)
 
     @T.inline

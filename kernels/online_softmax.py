@@ -98,6 +98,8 @@ class OnlineSoftmax:
         if not first:
             T.buffer_store(most, tirx.max(most[half], self.most[half]), [half])
             T.buffer_store(self.factor, T.exp2((self.most[half] - most[half]) * self.scale), [half])
+        else:
+            T.buffer_store(self.factor, T.float32(1), [half])
         T.buffer_store(self.most, most[half], [half])
         T.buffer_store(self.base, self.most[half] * self.scale, [half])
 
