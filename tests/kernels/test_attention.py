@@ -15,6 +15,7 @@ from tensorir_ladder.kernels.attention import BY_HEAD, Attention, AttentionTile,
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import COUNTED, LaunchPlan, Planned, TensorMap
 from tensorir_ladder.kernels.codegen.lowering import generate
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 SMALL = Attention(1, 70, 70, 2, 1, 64, "float16", 64**-0.5)
