@@ -1,10 +1,10 @@
 """Fused attention: both products and the softmax between them, without scores in memory.
 
 ``O = softmax(scale · Q Kᵀ, masked) V`` of each head. A block takes 64 queries for each of its consumer warpgroups and
-goes along the keys: scores are wgmma's sums, which the softmax turns into weights where they are (:mod:`.online_softmax`);
-rounded to 16 bits these are the first operand of the second product, from registers. Source of the method: Dao,
-"FlashAttention-2" (arXiv 2307.08691); Shah et al., "FlashAttention-3" (arXiv 2407.08608), for the overlap of a tile's
-softmax with the products of the tiles beside it.
+goes along the keys: scores are wgmma's sums, which the softmax turns into weights where they are
+(:mod:`.online_softmax`); rounded to 16 bits these are the first operand of the second product, from registers. Source
+of the method: Dao, "FlashAttention-2" (arXiv 2307.08691); Shah et al., "FlashAttention-3" (arXiv 2407.08608), for the
+overlap of a tile's softmax with the products of the tiles beside it.
 """
 
 from __future__ import annotations
@@ -58,17 +58,18 @@ HEADS = (64, 128)  # elements of a head: whole panels, and sums that registers h
 
 @dataclass(frozen=True)
 class Attention:
-    """``O[i] = sum over j of w[i, j] · V[j]``, ``w[i] = softmax over j of scale · Q[i] · K[j]``, for each head of a batch.
+    """``O[i] = sum over j of w[i, j] · V[j]``, ``w[i] = softmax over j of scale · Q[i] · K[j]``, for each head.
 
     Q and O have ``heads`` of ``head`` elements, K and V ``kv_heads``, each of which ``heads / kv_heads`` neighbouring
-    heads share. ``causal``: query i sees the keys j <= i alone. Layouts are "bshd" [batch, tokens, heads, head] or "bhsd"
-    [batch, heads, tokens, head]. Scores, weights' sums and results are added up in float32; weights, at most 1, are
-    rounded to ``dtype`` for the second product.
+    heads share. ``causal``: query i sees the keys j <= i alone. Layouts are "bshd" [batch, tokens, heads, head] or
+    "bhsd" [batch, heads, tokens, head]. Scores, weights' sums and results are added up in float32; weights, at most 1,
+    are rounded to ``dtype`` for the second product.
 
     Raises
     ------
     IllegalWorkload : on construction, for extents below 1, heads that cannot be shared out, elements of a head that are
-        not 64 or 128, another dtype or layout, a scale that is no positive finite number, and operands of 2**31 elements.
+        not 64 or 128, another dtype or layout, a scale that is no positive finite number, and operands of 2**31
+        elements.
     """
 
     batch: int
@@ -187,7 +188,9 @@ class AttentionTile:
     def check(self, target: Target, head: int, stages: int) -> None:
         """Raise IllegalTile for what :meth:`violations` names."""
         if found := self.violations(target, head, stages):
-            raise IllegalTile("no attention in such tiles: " + "; ".join(found), remedy="take smaller tiles or fewer stages")
+            raise IllegalTile(
+                "no attention in such tiles: " + "; ".join(found), remedy="take smaller tiles or fewer stages"
+            )
 
 
 TILE, STAGES = AttentionTile(), 4
@@ -216,8 +219,8 @@ def attention(
                                                       wait for the scores;  their softmax so far, beside O
                                                     the same with V of the last step;  O / sum of weights -> TMA store
 
-    Keys and values are the ring's stages in the order in which they are read. Tokens beyond the last are zeros on loads,
-    and left out on stores. With ``causal`` a block ends with the last key that one of its queries sees, and blocks of
+    Keys and values are the ring's stages in the order in which they are read. Tokens beyond the last are zeros on
+    loads, and left out on stores. With ``causal`` a block ends with the last key that one of its queries sees, and blocks of
     the last queries, which have most to do, come first. ``bounded`` is that of :class:`kernels.ring.Barriers`.
 
     Operands are three-dimensional (:attr:`Attention.matrices`). With ``any_rows`` the kernel takes any batch and any
