@@ -23,9 +23,9 @@ slow = pytest.mark.emulator
 WRONG = 77.0  # what memory has where nothing may be written
 
 
-def lowered(problem: Attention, tile: AttentionTile, stages: int, any_rows: bool) -> Any:
+def lowered(problem: Attention, tile: AttentionTile, stages: int, **form: bool) -> Any:
     """The kernel's text and launch."""
-    made = attention(problem, tile, stages, bounded=True, any_rows=any_rows)
+    made = attention(problem, tile, stages, bounded=True, **form)
     return generate(tvm.IRModule({"main": made.with_attr("global_symbol", "main")}), TARGET, "tirx")
 
 
@@ -69,9 +69,10 @@ def run(
     seed: int = 0,
     made_for: Attention | None = None,
     spread: float = 1.0,
+    in_turns: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What the emulator computes, and what is right."""
-    made = lowered(made_for or problem, tile, stages, made_for is not None)
+    made = lowered(made_for or problem, tile, stages, any_rows=made_for is not None, in_turns=in_turns)
     plan = launch_plan(made)
     if made_for is not None:
         plan = of_numbers(plan, problem, tile)
@@ -114,8 +115,10 @@ def test_tiles_and_types_are_right(tile: AttentionTile, dtype: str, head: int) -
 
 
 @slow
-def test_three_consumers_are_right() -> None:
-    check(replace(SMALL, queries=250, keys=300, causal=True), AttentionTile(192, 96), 2)
+@pytest.mark.parametrize("in_turns", [False, True])
+@pytest.mark.parametrize("tile", [AttentionTile(192, 96), AttentionTile(128, 64), AttentionTile(64, 64)])
+def test_consumers_may_take_turns(tile: AttentionTile, in_turns: bool) -> None:
+    check(replace(SMALL, queries=250, keys=300, causal=True), tile, 2, in_turns=in_turns)
 
 
 @slow
