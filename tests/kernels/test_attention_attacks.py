@@ -1,14 +1,17 @@
-"""Fused attention attacked: odd shapes among poisoned memory, hostile numbers, all orders, kernels broken on purpose."""
+"""Fused attention attacked: odd shapes in poisoned memory, hostile numbers, all orders, kernels broken on purpose."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from support.attention_runs import Form, check, compute, drawn, layouts_of, right_and_bound
+from support.attention_runs import Form, check, compute, drawn, layouts_of, lowered, right_and_bound
+from support.broken_kernels import WRONG
+from tensorir_ladder.emulator import KernelFault
 from tensorir_ladder.kernels.attention import BY_HEAD, BY_TOKEN, TILE, Attention, AttentionTile
 
 pytestmark = pytest.mark.emulator
@@ -64,6 +67,13 @@ def test_every_kind_of_tile_is_right_in_all_orders(tile: AttentionTile, head: in
     form = any_rows(tile, stages, head=head, causal=True)
     for seed in SEEDS:
         check(form, replace(form.problem, queries=150 + seed, keys=290 - 20 * seed), seed)
+
+
+@pytest.mark.parametrize("tile", [TILE, AttentionTile(192, 64)], ids=str)
+def test_consumers_that_take_turns_are_right_in_all_orders(tile: AttentionTile) -> None:
+    form = replace(any_rows(tile, 3, causal=True), in_turns=True)
+    for seed in SEEDS:
+        check(form, replace(form.problem, queries=1 + 60 * seed, keys=300 - 59 * seed), seed)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (6, 2), (3, 3), (4, 1)])
@@ -163,3 +173,82 @@ def test_every_order_gives_the_same_to_the_last_bit() -> None:
     first = compute(form, given)
     for seed in range(1, 12):
         np.testing.assert_array_equal(compute(form, given, seed=seed, resident=1 + 7 * (seed % 2)), first)
+
+
+# Broken on purpose: what, of its matches which, replaced by what, and how it is found
+
+BROKEN = {
+    "queries not awaited": (r"mbarrier_wait\(.*\[0\]\)\), 0\);", 0, "", "race"),
+    "keys not awaited": (r"mbarrier_wait\(.*read_phase.*;", 1, "", "race"),
+    "values not awaited": (r"mbarrier_wait\(.*read_phase.*;", 2, "", "race"),
+    "the last values not awaited": (r"mbarrier_wait\(.*read_phase.*;", 3, "", "race"),
+    "keys loaded before the stage is empty": (r"mbarrier_wait\(.*fill_phase.*;", 1, "", "race"),
+    "values loaded before the stage is empty": (r"mbarrier_wait\(.*fill_phase.*;", 2, "", "race"),
+    "the producer begins in the wrong phase": (r"(fill_phase_ptr\[0\] = )1", 0, r"\g<1>0", "deadlock"),
+    "consumers begin in the wrong phase": (r"(read_phase_ptr\[0\] = )0", 0, r"\g<1>1", "deadlock"),
+    "the producer's phase does not flip": (r"(fill_phase_ptr\[0\] = .* \^ )1", 1, r"\g<1>0", None),
+    "consumers' phase does not flip": (r"(read_phase_ptr\[0\] = .* \^ )1", 1, r"\g<1>0", None),
+    "keys never given back": (r"\w+mbarrier_arrive_nocount.*keys_at.*;", 1, "", "deadlock"),
+    "values never given back": (r"\w+mbarrier_arrive_nocount.*values_at.*;", 0, "", "deadlock"),
+    "values given back twice": (r"\w+mbarrier_arrive_nocount.*values_at.*;", 0, r"\g<0> \g<0>", None),
+    "an arrival too few is expected": (r"\(uint\)8\);", 0, "(uint)7);", None),
+    "an arrival too many is expected": (r"\(uint\)8\);", 0, "(uint)9);", "deadlock"),
+    "bytes too many are expected": (r"\(uint\)8192\);", 1, "(uint)8208);", "deadlock"),
+    "bytes too few are expected": (r"\(uint\)8192\);", 1, "(uint)8176);", None),
+    "scores not awaited": (r"\w+wgmma_wait_group\w+_1\(\);", 0, "", "register in flight"),
+    "the first scores not awaited": (r"\w+wgmma_wait_group\w+_0\(\);", 0, "", "register in flight"),
+    "sums and weights not awaited": (r"\w+wgmma_wait_group\w+_0\(\);", 1, "", "register in flight"),
+    "the last sums not awaited": (r"\w+wgmma_wait_group\w+_0\(\);", 3, "", "register in flight"),
+    "no fence before the first scores": (r"\w+wgmma_fence_\w+\(\);", 0, "", "missing wgmma.fence"),
+    "no fence before scores and sums": (r"\w+wgmma_fence_\w+\(\);", 1, "", "missing wgmma.fence"),
+    "no fence before the last sums": (r"\w+wgmma_fence_\w+\(\);", 3, "", "missing wgmma.fence"),
+    "scores and sums in one group": (r"\w+wgmma_commit_group\w+\(\);", 1, "", "register in flight"),
+    "weights rounded once more": (
+        r"(\w+cvt_f16x2\w+\(mine_weights_ptr\[5\].*;)([\s\S]*?wgmma_f16_rs\w+\(.*;)",
+        0,
+        r"\1\2 \1",
+        "register in flight",
+    ),
+    "mbarriers used before they are": (r"\w+cta_sync\(\);", 0, "", None),
+    "no fence behind the mbarriers": (r"\w+fence_proxy\w+\(\);", 0, "", "missing proxy fence"),
+    "no fence before the results' store": (r"\w+fence_proxy\w+\(\);", 1, "", "missing proxy fence"),
+    "no barrier before the results' store": (r"\w+warpgroup_sync\(.*;", 1, "", None),
+    "the results' store not awaited": (r"\w+bulk_wait_group\w+\(\);", 0, "", "unawaited"),
+    "no key left out": (r"if \(keys < \(+step.*\{", 0, "if (0) {", WRONG),
+    "a key too many left out": (r"(mine_scores_ptr\[5\] = \(\()73 <", 0, r"\g<1>74 <", WRONG),
+    "sums not scaled down": (r"mine_sums_ptr\[3\] = \(mine_sums.*;", 0, "", WRONG),
+    "a weight added to the other row": (
+        r"softmax_total_ptr\[1\](.* mine_scores_ptr\[6\])",
+        0,
+        r"softmax_total_ptr[0]\1",
+        WRONG,
+    ),
+    "the largest score of two lanes": (r"(max\(.*__shfl_xor_sync\(.*), 2, 32", 2, r"\1, 1, 32", None),
+}
+
+
+def broken(name: str, form: Form) -> str:
+    """Change a kernel's text as BROKEN says of that name."""
+    pattern, which, replacement, _ = BROKEN[name]
+    text = lowered(form).cuda
+    start = text.rindex('extern "C" __global__')
+    match = [*re.finditer(pattern, text[start:])][which]
+    return f"{text[: start + match.start()]}{match.expand(replacement)}{text[start + match.end() :]}"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_kernel_is_found(name: str) -> None:
+    form, kind = any_rows(AttentionTile(128, 64)), BROKEN[name][-1]
+    problem, text = replace(form.problem, queries=130, keys=330), broken(name, form)
+    found = ""
+    for seed in SEEDS:
+        try:
+            check(form, problem, seed, text=text)
+        except KernelFault as fault:
+            found = fault.kind
+        except AssertionError:
+            found = WRONG
+        if found:
+            break
+    assert found
+    assert kind in (None, found)

@@ -26,18 +26,19 @@ SINGLE, SMALLEST = 2.0**-24, 2.0**-25
 
 @dataclass(frozen=True)
 class Form:
-    """A kernel: what it was made for, its tile and stages, and whether it takes other numbers of tokens."""
+    """A kernel: what it was made for, its tile and stages, and the options that it was made with."""
 
     problem: Attention
     tile: AttentionTile = TILE
     stages: int = 2
     any_rows: bool = False
+    in_turns: bool = False
 
 
 @cache
 def lowered(form: Form) -> Generated:
     """Make a kernel's text and launch."""
-    made = attention(form.problem, form.tile, form.stages, any_rows=form.any_rows)
+    made = attention(form.problem, form.tile, form.stages, any_rows=form.any_rows, in_turns=form.in_turns)
     target = tvm.target.Target({"kind": "cuda", "arch": WGMMA_ARCH})
     return generate(tvm.IRModule({"main": made.with_attr("global_symbol", "main")}), target, "tirx")
 
