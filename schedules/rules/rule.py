@@ -119,7 +119,7 @@ class Rule(ScheduleRule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
         _check_buffers(scheduled)
         divided = divide_without_signs()(tvm.IRModule({"main": scheduled}))["main"]
-        return _closed(limit_indices(divided, self.numbers_elements)).with_attr(BY, self.name)
+        return closed(divided, self.name, self.numbers_elements)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
         """Return the scheduled function as dlight takes it, or None where the next rule has its turn.
@@ -163,8 +163,12 @@ def _check_buffers(function: tirx.PrimFunc) -> None:
             )
 
 
-def _closed(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Let Relax's passes leave a lowered function as it is: they fuse what is not opaque, and look for a root block."""
-    root = s_tir.SBlock([], [], [], "root", function.body)
+def closed(function: tirx.PrimFunc, by: str, numbers_elements: bool) -> tirx.PrimFunc:
+    """Return a lowered function as Relax's passes leave it alone: they fuse what is not opaque, and look for a root.
+
+    It refuses calls with extents that 32-bit indices do not reach (:func:`limit_indices`), and says ``by`` which rule
+    it was scheduled.
+    """
+    root = s_tir.SBlock([], [], [], "root", limit_indices(function, numbers_elements).body)
     function = function.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), root))
-    return function.with_attr("op_pattern", OPAQUE)
+    return function.with_attr("op_pattern", OPAQUE).with_attr(BY, by)
