@@ -35,7 +35,7 @@ from tensorir_ladder.schedules.isa import WGMMA_ARCH
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import NotTaken, unless_empty
 from tensorir_ladder.schedules.rules.computations import computations_of, loads_in, same_number
-from tensorir_ladder.schedules.rules.rule import HOW, SCHEDULED, closed
+from tensorir_ladder.schedules.rules.rule import HOW, SCHEDULED, closed, note_failure
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
 LOG = logging.getLogger(__name__)
@@ -47,12 +47,17 @@ LAYOUTS = {(0, 2, 1, 3): BY_TOKEN, (0, 1, 2, 3): BY_HEAD}  # dimensions of batch
 BATCH, HEADS, TOKENS, HEAD = range(4)
 EXCHANGED = {BY_TOKEN: BY_HEAD, BY_HEAD: BY_TOKEN}
 DIGITS = 12  # of a digest, by which kernels are told from each other
+NOT_FUSED = "%s is no fused attention: %s"
 LEAVE = "leave it to schedules"
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseAttention")
 class FuseAttention:
-    """Make attention of 16-bit operands one function, lowered for ``target`` already; changes nothing for others."""
+    """Make attention of 16-bit operands one function, lowered for ``target`` already; changes nothing for others.
+
+    A kernel that fails to be made, which is a defect, leaves attention as it is and is said
+    (:func:`schedules.rules.rule.note_failure`).
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -61,13 +66,14 @@ class FuseAttention:
         """Rewrite each Relax function of a module."""
         arch = str(self.target.attrs.get("arch", self.target.kind.name))
         if arch != WGMMA_ARCH:
-            LOG.debug("no fused attention: kernels are %s's, not %s's", WGMMA_ARCH, arch)
+            LOG.debug("no fused attention for %s: the kernel is %s's", arch, WGMMA_ARCH)
             return mod
         kernels = _Kernels(self.target)
         rewriter = _Rewriter(mod)
         for name, function in mod.functions_items():
-            if isinstance(function, relax.Function) and (found := _found_in(function, mod, kernels)):
-                rewriter.found = found
+            found = attention_in(function, mod) if isinstance(function, relax.Function) else {}
+            rewriter.launched = {call: one for call, one in zip(found, map(kernels.launched, found.values())) if one}
+            if rewriter.launched:
                 changed = relax.analysis.remove_all_unused(rewriter.visit_expr(function))
                 rewriter.builder_.update_func(name, changed)
         return rewriter.builder_.get()
@@ -269,51 +275,30 @@ def _elementwise(function: tirx.PrimFunc, after: _Scores) -> _Scores:
     return after.cast(result.dtype).of(computation.value, *at[-2:])
 
 
-Launched = tuple[Found, tirx.PrimFunc]  # and the function that launches its kernel
-
-
-class _Kernels:
-    """Lowered kernels for a target, each once, and the functions that launch them."""
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.codes: dict[tuple[Attention, bool], DeviceCode] = {}
-
-    def function(self, one: Found) -> tirx.PrimFunc:
-        """Make the function; IllegalSchedule for what the kernel does not take."""
-        made_of = one.problem(), one.known
-        if made_of not in self.codes:
-            problem, known = made_of
-            digest = hashlib.sha256(repr((problem, TILE, STAGES, known)).encode()).hexdigest()[:DIGITS]
-            kernel = attention(problem, TILE, STAGES, any_rows=not known)
-            self.codes[made_of] = device_code(kernel, f"{NAME}_{problem.heads}x{problem.head}_{digest}", self.target)
-        return one.lowered(self.codes[made_of])
-
-
-def _found_in(function: relax.Function, mod: ir.IRModule, kernels: _Kernels) -> dict[relax.Call, Launched]:
+def attention_in(function: relax.Function, mod: ir.IRModule) -> dict[relax.Call, Found]:
     """List attention in a Relax function by the call that makes its result; log what is left, and why."""
     blocks = function.body.blocks if isinstance(function.body, relax.SeqExpr) else []
-    searches = [_Search(block, mod, kernels) for block in blocks if isinstance(block, relax.DataflowBlock)]
+    searches = [_Search(block, mod) for block in blocks if isinstance(block, relax.DataflowBlock)]
     return dict(found for search in searches for found in search.found())
 
 
 class _Search:
     """A block of Relax's in which attention is looked for: what makes each variable, and who reads it."""
 
-    def __init__(self, block: relax.DataflowBlock, mod: ir.IRModule, kernels: _Kernels) -> None:
-        self.mod, self.kernels = mod, kernels
+    def __init__(self, block: relax.DataflowBlock, mod: ir.IRModule) -> None:
+        self.mod = mod
         self.made = {each.var: each.value for each in block.bindings if isinstance(each, relax.VarBinding)}
         self.readers = relax.analysis.udchain(block)
 
-    def found(self) -> Iterator[tuple[relax.Call, Launched]]:
+    def found(self) -> Iterator[tuple[relax.Call, Found]]:
         """List what is found by the call that makes its result."""
         for var, value in self.made.items():
             try:
                 if (one := self._read(value)) is not None:
                     result, one = self._result(var, one)
-                    yield self.made[result], (one, self.kernels.function(one))
+                    yield self.made[result], one
             except IllegalSchedule as reason:
-                LOG.debug("no fused attention for %s: %s", var.name_hint, reason)
+                LOG.debug(NOT_FUSED, var.name_hint, reason)
 
     def _read(self, value: relax.Expr) -> Found | None:
         """Read attention; None for what is none, NotTaken and IllegalWorkload for what the kernel does not take."""
@@ -439,15 +424,42 @@ def _number(operand: relax.Expr) -> float | None:
     return float(operand.data.numpy().astype("float64").item())
 
 
+class _Kernels:
+    """Lowered kernels for a target, each once, and the functions that launch them."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.codes: dict[tuple[Attention, bool], DeviceCode] = {}
+
+    def launched(self, one: Found) -> tuple[Found, tirx.PrimFunc] | None:
+        """Make the function that launches attention's kernel; None, and a line in the log, where there is none."""
+        try:
+            return one, one.lowered(self._code(one.problem(), one.known))
+        except IllegalSchedule as reason:
+            LOG.debug(NOT_FUSED, NAME, reason)
+        except Exception as defect:  # noqa: BLE001 - as rules have it: schedules compute what we fail at, and it is said
+            note_failure(NAME, NAME, defect)
+        return None
+
+    def _code(self, problem: Attention, known: bool) -> DeviceCode:
+        if (problem, known) not in self.codes:
+            digest = hashlib.sha256(repr((problem, TILE, STAGES, known)).encode()).hexdigest()[:DIGITS]
+            kernel = attention(problem, TILE, STAGES, any_rows=not known)
+            self.codes[problem, known] = device_code(
+                kernel, f"{NAME}_{problem.heads}x{problem.head}_{digest}", self.target
+            )
+        return self.codes[problem, known]
+
+
 @relax.expr_functor.mutator
 class _Rewriter(relax.PyExprMutator):
     """Puts launches in the place of the calls that make what was found."""
 
-    found: Mapping[relax.Call, Launched] = MappingProxyType({})
+    launched: Mapping[relax.Call, tuple[Found, tirx.PrimFunc]] = MappingProxyType({})
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:  # what the mutator's base class calls it
-        if call not in self.found:
+        if call not in self.launched:
             return super().visit_call_(call)
-        one, function = self.found[call]
+        one, function = self.launched[call]
         operands = [self.visit_expr(operand.source) for operand in (one.q, one.k, one.v)]
         return relax.call_tir(self.builder_.add_func(function, NAME), operands, call.ty)

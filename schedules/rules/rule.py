@@ -73,6 +73,14 @@ def failures_kept() -> Iterator[list[Failure]]:
         _failures.reset(token)
 
 
+def note_failure(function: str, rule: str, defect: Exception) -> None:
+    """Keep a rule's defect for :func:`failures_kept`, and log it as a warning with its traceback; for ``except``."""
+    failure = Failure(function, rule, in_a_line(defect))
+    if (kept := _failures.get()) is not None:
+        kept.append(failure)
+    LOG.warning("%s; the function is left to the next rule", failure, exc_info=True)
+
+
 def in_a_line(error: Exception) -> str:
     """Write an exception as its type and the line of its message that says most: TVM puts a traceback in front."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
@@ -133,11 +141,8 @@ class Rule(ScheduleRule):
             return Schedule(self.take(func, target))
         except IllegalSchedule as reason:
             LOG.debug("%s left %s: %s", self.name, named, reason)
-        except Exception as defect:
-            failure = Failure(named, self.name, in_a_line(defect))
-            if (kept := _failures.get()) is not None:
-                kept.append(failure)
-            LOG.warning("%s; the function is left to the next rule", failure, exc_info=True)
+        except Exception as defect:  # noqa: BLE001 - said by note_failure
+            note_failure(named, self.name, defect)
         return None
 
 
