@@ -45,6 +45,7 @@ MASKED = -6e4  # a score, of float16 nearly the least, that no weight is left of
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 LAYOUTS = {(0, 2, 1, 3): BY_TOKEN, (0, 1, 2, 3): BY_HEAD}  # dimensions of batch, heads, tokens and a head's elements
 BATCH, HEADS, TOKENS, HEAD = range(4)
+TOKENS_TURNED = [0, 2, 1, 3]  # axes of what has tokens and heads exchanged
 EXCHANGED = {BY_TOKEN: BY_HEAD, BY_HEAD: BY_TOKEN}
 DIGITS = 12  # of a digest, by which kernels are told from each other
 NOT_FUSED = "%s is no fused attention: %s"
@@ -113,15 +114,17 @@ class Found:
         q, k, v = (operand.extents for operand in (self.q, self.k, self.v))
         heads = [extents[axis] for extents in (q, k, v) for axis in (HEADS, HEAD)]
         if not all(map(is_constant, heads)):
-            raise NotTaken("heads, or their elements, are known at run time only", value=heads, remedy=LEAVE)
+            said = ", ".join(_shown(extent) for extent in heads if not is_constant(extent))
+            raise NotTaken("heads, or their elements, are known at run time only", value=said, remedy=LEAVE)
         pairs = [(q[BATCH], k[BATCH]), (k[BATCH], v[BATCH]), (k[TOKENS], v[TOKENS]), (k[HEADS], v[HEADS])]
         pairs += [(q[HEAD], k[HEAD]), (k[HEAD], v[HEAD]), (q[HEADS], k[HEADS] * self.k.sharing)]
-        if different := [f"{one} and {other}" for one, other in pairs if not same_number(one, other)]:
-            raise NotTaken("extents of operands differ", value=", ".join(different), remedy=LEAVE)
+        if different := [pair for pair in pairs if not same_number(*pair)]:
+            said = ", ".join(" and ".join(_shown(extent) for extent in pair) for pair in different)
+            raise NotTaken("extents of operands differ", value=said, remedy=LEAVE)
         if len(dtypes := {str(operand.source.ty.dtype) for operand in (self.q, self.k, self.v)}) > 1:
             raise NotTaken("dtypes of operands differ", value=", ".join(sorted(dtypes)), remedy=LEAVE)
         if is_constant(queries := self.extents[1]) and int(queries) < FEWEST_QUERIES:
-            raise NotTaken("few queries", value=queries, limit=f"{FEWEST_QUERIES} or more", remedy=LEAVE)
+            raise NotTaken("few queries", value=int(queries), limit=f"{FEWEST_QUERIES} or more", remedy=LEAVE)
         self.problem()
 
     @property
@@ -298,7 +301,7 @@ class _Search:
                     result, one = self._result(var, one)
                     yield self.made[result], one
             except IllegalSchedule as reason:
-                LOG.debug(NOT_FUSED, var.name_hint, reason)
+                LOG.debug(NOT_FUSED, var.name, reason)
 
     def _read(self, value: relax.Expr) -> Found | None:
         """Read attention; None for what is none, NotTaken and IllegalWorkload for what the kernel does not take."""
@@ -323,7 +326,7 @@ class _Search:
     def _result(self, var: relax.Var, one: Found) -> tuple[relax.Var, Found]:
         """Return the variable that is to have the result: with tokens and heads exchanged, if that alone is read."""
         readers = self.readers[var] if isinstance(var, relax.DataflowVar) else ()
-        if len(readers) == 1 and _axes(self._maker(readers[0])) == [0, 2, 1, 3]:
+        if len(readers) == 1 and _axes(self._maker(readers[0])) == TOKENS_TURNED:
             return readers[0], replace(one, o_layout=EXCHANGED[one.o_layout])
         return var, one
 
@@ -335,7 +338,8 @@ class _Search:
         if window is not None or mask not in (None, "TopLeft", "BottomRight"):
             raise NotTaken("a window, or a mask of another kind", value=window or mask, remedy=LEAVE)
         if mask == "BottomRight" and not same_number(*tokens):
-            raise NotTaken("the last query sees all keys, whose number is another", value=tokens, remedy=LEAVE)
+            said = " and ".join(map(_shown, tokens))
+            raise NotTaken("the last query sees all keys, whose number is another", value=said, remedy=LEAVE)
         if call.attrs.scale is None and not is_constant(q[-1].extents[HEAD]):
             raise NotTaken("a head is as long as run time says", value=q[-1].extents[HEAD], remedy=LEAVE)
         scale = int(q[-1].extents[HEAD]) ** -0.5 if call.attrs.scale is None else float(call.attrs.scale.value)
@@ -405,6 +409,10 @@ def _joined(
     return Found(*chosen, scale, causal, o_layout)
 
 
+def _shown(extent: tirx.Expr) -> str:
+    return str(int(extent) if is_constant(extent) else extent)
+
+
 def _is(call: relax.Expr | None, name: str) -> bool:
     return isinstance(call, relax.Call) and call.op == ir.Op.get(f"relax.{name}")
 
@@ -419,9 +427,10 @@ def _axes(call: relax.Expr | None) -> list[int] | None:
 
 def _number(operand: relax.Expr) -> float | None:
     """Return the number that an operand is; None for others."""
-    if not isinstance(operand, relax.Constant) or operand.data.numpy().size != 1:
+    if not isinstance(operand, ir.GenericConst) or not isinstance(operand.value, tvm.runtime.Tensor):
         return None
-    return float(operand.data.numpy().astype("float64").item())
+    number = operand.value.numpy()
+    return float(number.item()) if number.size == 1 and number.ndim <= len(TOKENS_TURNED) else None
 
 
 class _Kernels:
