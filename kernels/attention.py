@@ -1,10 +1,10 @@
 """Fused attention: both products and the softmax between them, without scores in memory.
 
 ``O = softmax(scale · Q Kᵀ, masked) V`` of each head. A block takes 64 queries for each of its consumer warpgroups and
-goes along the keys: scores are wgmma's sums, which the softmax turns into weights where they are (:mod:`.online_softmax`);
-rounded to 16 bits these are the first operand of the second product, from registers. Source of the method: Dao,
-"FlashAttention-2" (arXiv 2307.08691); Shah et al., "FlashAttention-3" (arXiv 2407.08608), for the overlap of a tile's
-softmax with the products of the tiles beside it.
+goes along the keys: scores are wgmma's sums, which the softmax turns into weights where they are
+(:mod:`.online_softmax`); rounded to 16 bits these are the first operand of the second product, from registers. Source
+of the method: Dao, "FlashAttention-2" (arXiv 2307.08691); Shah et al., "FlashAttention-3" (arXiv 2407.08608), for the
+overlap of a tile's softmax with the products of the tiles beside it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tensorir_ladder.kernels.roles import (
     take_registers,
 )
 from tensorir_ladder.kernels.short_stack import on_a_short_stack
-from tensorir_ladder.kernels.tiles import BARRIER_BYTES, RoleTile
+from tensorir_ladder.kernels.tiles import BARRIER_BYTES, MOST_CONSUMERS, RoleTile
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.isa import (
@@ -43,6 +43,7 @@ from tensorir_ladder.schedules.isa import (
     PTX_TYPES,
     SHARED_KIB,
     STEP,
+    WARPGROUP,
     WGMMA_ARCH,
     WGMMA_ROWS,
     WIDEST,
@@ -53,22 +54,24 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
 BY_TOKEN, BY_HEAD = "bshd", "bhsd"
 LAYOUTS = (BY_TOKEN, BY_HEAD)
+FIRST_TURN = 1 + MOST_CONSUMERS  # the number of a named barrier; those before it are the consumers' own
 HEADS = (64, 128)  # elements of a head: whole panels, and sums that registers hold
 
 
 @dataclass(frozen=True)
 class Attention:
-    """``O[i] = sum over j of w[i, j] · V[j]``, ``w[i] = softmax over j of scale · Q[i] · K[j]``, for each head of a batch.
+    """``O[i] = sum over j of w[i, j] · V[j]``, ``w[i] = softmax over j of scale · Q[i] · K[j]``, for each head.
 
     Q and O have ``heads`` of ``head`` elements, K and V ``kv_heads``, each of which ``heads / kv_heads`` neighbouring
-    heads share. ``causal``: query i sees the keys j <= i alone. Layouts are "bshd" [batch, tokens, heads, head] or "bhsd"
-    [batch, heads, tokens, head]. Scores, weights' sums and results are added up in float32; weights, at most 1, are
-    rounded to ``dtype`` for the second product.
+    heads share. ``causal``: query i sees the keys j <= i alone. Layouts are "bshd" [batch, tokens, heads, head] or
+    "bhsd" [batch, heads, tokens, head]. Scores, weights' sums and results are added up in float32; weights, at most 1,
+    are rounded to ``dtype`` for the second product.
 
     Raises
     ------
     IllegalWorkload : on construction, for extents below 1, heads that cannot be shared out, elements of a head that are
-        not 64 or 128, another dtype or layout, a scale that is no positive finite number, and operands of 2**31 elements.
+        not 64 or 128, another dtype or layout, a scale that is no positive finite number, and operands of 2**31
+        elements.
     """
 
     batch: int
@@ -187,7 +190,9 @@ class AttentionTile:
     def check(self, target: Target, head: int, stages: int) -> None:
         """Raise IllegalTile for what :meth:`violations` names."""
         if found := self.violations(target, head, stages):
-            raise IllegalTile("no attention in such tiles: " + "; ".join(found), remedy="take smaller tiles or fewer stages")
+            raise IllegalTile(
+                "no attention in such tiles: " + "; ".join(found), remedy="take smaller tiles or fewer stages"
+            )
 
 
 TILE, STAGES = AttentionTile(), 4
@@ -202,6 +207,7 @@ def attention(
     *,
     bounded: bool = False,
     any_rows: bool = False,
+    in_turns: bool = False,
 ) -> tirx.PrimFunc:
     """``main(Q, K, V, O)``: each block computes the results of some queries of one head.
 
@@ -216,9 +222,11 @@ def attention(
                                                       wait for the scores;  their softmax so far, beside O
                                                     the same with V of the last step;  O / sum of weights -> TMA store
 
-    Keys and values are the ring's stages in the order in which they are read. Tokens beyond the last are zeros on loads,
-    and left out on stores. With ``causal`` a block ends with the last key that one of its queries sees, and blocks of
-    the last queries, which have most to do, come first. ``bounded`` is that of :class:`kernels.ring.Barriers`.
+    Keys and values are the ring's stages in the order in which they are read. Tokens beyond the last are zeros on
+    loads, and left out on stores. With ``causal`` a block ends with the last key that one of its queries sees, and
+    blocks of the last queries, which have most to do, come first. With ``in_turns`` consumers issue a step's products
+    one after the other, so that one's softmax lies beside the other's products. ``bounded`` is that of
+    :class:`kernels.ring.Barriers`.
 
     Operands are three-dimensional (:attr:`Attention.matrices`). With ``any_rows`` the kernel takes any batch and any
     numbers of queries and keys, in three further parameters: who launches it gives tensor maps of the tokens at hand,
@@ -285,6 +293,7 @@ def attention(
         else:  # a consumer
             take_registers(tile.roles)
             mine = _Consumer(here, shared, problem, tile, scored, summed)
+            turns = T.meta_var(_Turns(tile.consumers if in_turns else 1, mine.number))
             first: T.let = row + mine.number * WGMMA_ROWS
             bounds = T.meta_var(mine.bounds(first, last_key))
             clear = T.meta_var(tirx.min(last_key, first + 1) if problem.causal else last_key)  # seen by every query
@@ -294,10 +303,13 @@ def attention(
             if tile.keys > clear:
                 mine.softmax.leave_out(bounds, here.lane)
             mine.softmax.take(True)
+            turns.begin()
             for step in T.serial(steps - 1):
                 mine.round(step > 0)
+                turns.wait()
                 mine.score()  # issued; it runs on
                 mine.sum()  # so does this
+                turns.pass_on()
                 mine.scored(1)
                 if (step + 2) * tile.keys > clear:
                     begin = T.meta_var((step + 1) * tile.keys)
@@ -346,6 +358,34 @@ def _fill(shared, fill, panels, place, token):
 
 
 @T.meta_class
+class _Turns:
+    """Turns that so many consumers take, each with a named barrier of its own; nothing where there is one."""
+
+    def __init__(self, consumers: int, number: Expr) -> None:
+        self.consumers, self.number = consumers, number
+
+    @T.inline
+    def begin(self):
+        """Emit the last consumer's word that the first may begin."""
+        if self.consumers > 1:
+            if self.number == self.consumers - 1:
+                T.ptx.bar.arrive(T.uint32(FIRST_TURN), T.uint32(2 * WARPGROUP))
+
+    @T.inline
+    def wait(self):
+        """Emit the wait for this consumer's turn."""
+        if self.consumers > 1:
+            T.ptx.bar.sync(T.Cast("uint32", FIRST_TURN + self.number), T.uint32(2 * WARPGROUP))
+
+    @T.inline
+    def pass_on(self):
+        """Emit the word that the next consumer may begin."""
+        if self.consumers > 1:
+            after = T.meta_var((self.number + 1) % self.consumers)
+            T.ptx.bar.arrive(T.Cast("uint32", FIRST_TURN + after), T.uint32(2 * WARPGROUP))
+
+
+@T.meta_class
 class _Consumer:
     """A consumer warpgroup: its queries' scores, weights and results, and its place in the ring."""
 
@@ -372,7 +412,7 @@ class _Consumer:
         self.read = RingState(shared.stages, 0)
         self.keys_at = T.local_scalar("int32")  # stages that are read
         self.values_at = T.local_scalar("int32")
-        for name in ("scores", "sums", "weights", "keys_at", "values_at"):
+        for name in ("number", "own", "q", "k", "v", "scores", "sums", "weights", "keys_at", "values_at"):
             IRBuilder.name(name, getattr(self, name))
         for register in range(by_values.registers):
             T.buffer_store(self.sums, T.float32(0), [register])

@@ -37,8 +37,8 @@ class OnlineSoftmax:
         weights = exp(scale * (scores - most'))           # in the scores' registers
         total   = total * factor + sum(weights)           # of this lane's columns; the row's when all are through
 
-    ``scores`` are a warpgroup's accumulators (:func:`schedules.isa.wgmma_element`) of tiles of so many columns; ``scale``
-    is above 0. The first tile must have a score in each row that is not left out.
+    ``scores`` are a warpgroup's accumulators (:func:`schedules.isa.wgmma_element`) of one tile after the other;
+    ``scale`` is above 0. The first tile must have a score in each row that is not left out.
     """
 
     def __init__(self, scores: Buffer, scale: float) -> None:
@@ -52,12 +52,12 @@ class OnlineSoftmax:
     def leave_out(self, bounds: tuple[Expr, Expr], lane: Expr) -> None:
         """Emit the removal of scores from a tile whose column is not below its row's bound."""
         for half in range(HALVES):
-            inside = T.Bind(bounds[half] - wgmma_element(0, lane, 0)[1])  # of the columns that begin at the lane's first
+            inside = T.Bind(
+                bounds[half] - wgmma_element(0, lane, 0)[1]
+            )  # of the columns that begin at the lane's first
             for register in self._registers(half):
                 kept = wgmma_element(0, 0, register)[1] < inside
-                T.buffer_store(
-                    self.scores, T.Select(kept, self.scores[register], T.float32(NEVER)), [register]
-                )
+                T.buffer_store(self.scores, T.Select(kept, self.scores[register], T.float32(NEVER)), [register])
 
     def take(self, first: bool) -> None:
         """Emit the step above for a tile of scores; ``first``: there is nothing to scale down."""

@@ -29,7 +29,10 @@ __forceinline__ __device__ void {name}({type}* {what}) {{
   for (int i = 0; i < {count}; ++i) asm volatile("" : "+{constraint}"({what}[i]) :: "memory");
 }}
 """
-_KINDS = {"float32": ("sums", "float", "f"), "uint32": ("pairs", "unsigned int", "r")}  # their name, type and constraint
+_KINDS = {
+    "float32": ("sums", "float", "f"),
+    "uint32": ("pairs", "unsigned int", "r"),
+}  # their name, type and constraint
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class WarpgroupProduct(TileProduct):
         keep(sums)
 
     def multiply_beside_ring(self, sums: Buffer, a: Expr, b: Expr, stage: Expr) -> None:
-        """Emit the same where a ring's stages hold B's tile alone, and A's lies beside it; sums begin with this tile."""
+        """Emit the same where a ring's stages hold B's tile alone and A's lies beside it; sums begin with it."""
 
         def operands(step: int) -> tuple[Expr, ...]:
             return a + T.uint64(self.a.step_offset(step) // 16), self._b_in(stage, b, step)

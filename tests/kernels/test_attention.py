@@ -11,7 +11,7 @@ import tvm
 
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.execution import numpy_dtype
-from tensorir_ladder.kernels.attention import BY_HEAD, Attention, AttentionTile, attention
+from tensorir_ladder.kernels.attention import BY_HEAD, TILE, Attention, AttentionTile, attention
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import COUNTED, LaunchPlan, Planned, TensorMap
 from tensorir_ladder.kernels.codegen.lowering import generate
@@ -20,13 +20,12 @@ from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, Illeg
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 SMALL = Attention(1, 70, 70, 2, 1, 64, "float16", 64**-0.5)
 slow = pytest.mark.emulator
-BEYOND = 3  # more tokens of memory than there are
 WRONG = 77.0  # what memory has where nothing may be written
 
 
-def lowered(problem: Attention, tile: AttentionTile, stages: int, any_rows: bool) -> Any:
+def lowered(problem: Attention, tile: AttentionTile, stages: int, **form: bool) -> Any:
     """The kernel's text and launch."""
-    made = attention(problem, tile, stages, bounded=True, any_rows=any_rows)
+    made = attention(problem, tile, stages, bounded=True, **form)
     return generate(tvm.IRModule({"main": made.with_attr("global_symbol", "main")}), TARGET, "tirx")
 
 
@@ -64,15 +63,16 @@ def by_head(array: np.ndarray, layout: str) -> np.ndarray:
 
 def run(
     problem: Attention,
-    tile: AttentionTile = AttentionTile(),
+    tile: AttentionTile = TILE,
     stages: int = 2,
     *,
     seed: int = 0,
     made_for: Attention | None = None,
     spread: float = 1.0,
+    in_turns: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What the emulator computes, and what is right."""
-    made = lowered(made_for or problem, tile, stages, made_for is not None)
+    made = lowered(made_for or problem, tile, stages, any_rows=made_for is not None, in_turns=in_turns)
     plan = launch_plan(made)
     if made_for is not None:
         plan = of_numbers(plan, problem, tile)
@@ -103,3 +103,84 @@ def check(problem: Attention, *args: Any, **kwargs: Any) -> None:
 @pytest.mark.parametrize(("queries", "keys"), [(70, 70), (1, 1), (1, 300), (300, 129), (128, 128)])
 def test_results_are_right(queries: int, keys: int, causal: bool) -> None:
     check(replace(SMALL, queries=queries, keys=keys, causal=causal))
+
+
+@slow
+@pytest.mark.parametrize("head", [64, 128])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("tile", [AttentionTile(64, 64), AttentionTile(128, 96), AttentionTile(128, 128)])
+def test_tiles_and_types_are_right(tile: AttentionTile, dtype: str, head: int) -> None:
+    problem = Attention(2, 100, 200, 2, 1, head, dtype, head**-0.5, causal=True)
+    check(problem, tile, 3, seed=tile.keys + head)
+
+
+@slow
+@pytest.mark.parametrize("in_turns", [False, True])
+@pytest.mark.parametrize("tile", [AttentionTile(192, 96), AttentionTile(128, 64), AttentionTile(64, 64)])
+def test_consumers_may_take_turns(tile: AttentionTile, in_turns: bool) -> None:
+    check(replace(SMALL, queries=250, keys=300, causal=True), tile, 2, in_turns=in_turns)
+
+
+@slow
+@pytest.mark.parametrize("layouts", [("bshd", "bhsd", "bshd", "bhsd"), ("bhsd", "bshd", "bhsd", "bshd"), ("bhsd",) * 4])
+def test_operands_may_lie_by_head(layouts: tuple[str, ...]) -> None:
+    names = ("q_layout", "k_layout", "v_layout", "o_layout")
+    check(replace(SMALL, batch=2, queries=100, keys=140, heads=4, kv_heads=2, **dict(zip(names, layouts))))
+
+
+@slow
+@pytest.mark.parametrize("seed", range(6))
+def test_copies_and_instructions_may_be_early_or_late(seed: int) -> None:
+    check(replace(SMALL, queries=130, keys=700, heads=1), AttentionTile(128, 64), 2 + seed % 3, seed=seed)
+
+
+@slow
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(1, 1, 1), (1, 5, 260), (2, 200, 130), (3, 128, 128)])
+def test_a_kernel_for_any_number_of_tokens_takes_these(batch: int, queries: int, keys: int, causal: bool) -> None:
+    made_for = replace(SMALL, queries=4096, keys=4096, causal=causal, k_layout="bhsd")
+    check(replace(made_for, batch=batch, queries=queries, keys=keys), made_for=made_for)
+
+
+@slow
+def test_scores_may_be_large() -> None:
+    found, right = run(
+        replace(SMALL, keys=300, scale=1.0), spread=12.0
+    )  # up to some 5000: e to the power of it has no float32
+    np.testing.assert_allclose(found, right, rtol=0.02, atol=0.1)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"head": 80}, "elements of a head"),
+        ({"heads": 6, "kv_heads": 4}, "6 heads, 4 of keys"),
+        ({"dtype": "float32"}, "float32"),
+        ({"scale": 0.0}, "scale"),
+        ({"scale": float("nan")}, "scale"),
+        ({"keys": 0}, "extents"),
+        ({"o_layout": "sbhd"}, "layouts"),
+        ({"queries": 2**26}, "operand"),
+    ],
+)
+def test_what_attention_does_not_take_is_named(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(IllegalWorkload, match=said):
+        replace(SMALL, **changed)
+
+
+@pytest.mark.parametrize(
+    ("tile", "stages", "error", "said"),
+    [
+        (AttentionTile(256, 64), 2, IllegalTile, "256 queries"),
+        (AttentionTile(128, 72), 2, IllegalTile, "72 keys"),
+        (AttentionTile(192, 128), 2, IllegalTile, "registers a consumer"),
+        (AttentionTile(128, 128), 7, IllegalTile, "bytes of shared memory"),
+        (AttentionTile(128, 64), 1, IllegalPipeline, "2 to 8"),
+    ],
+)
+def test_every_limit_of_a_tile_is_named(tile: AttentionTile, stages: int, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        attention(replace(SMALL, head=128), tile, stages)
