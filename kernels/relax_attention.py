@@ -33,9 +33,16 @@ from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import is_constant
 from tensorir_ladder.schedules.isa import WGMMA_ARCH
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
-from tensorir_ladder.schedules.rules import NotTaken, unless_empty
-from tensorir_ladder.schedules.rules.computations import computations_of, loads_in, same_number
-from tensorir_ladder.schedules.rules.rule import HOW, SCHEDULED, closed, note_failure
+from tensorir_ladder.schedules.rules import (
+    NotTaken,
+    closed,
+    computations_of,
+    loads_in,
+    note_failure,
+    same_number,
+    unless_empty,
+)
+from tensorir_ladder.schedules.rules.rule import HOW, SCHEDULED
 from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 
 LOG = logging.getLogger(__name__)

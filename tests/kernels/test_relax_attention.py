@@ -31,6 +31,7 @@ from tensorir_ladder.kernels.attention import BY_HEAD, BY_TOKEN
 from tensorir_ladder.kernels.codegen.host_code import HostRun, read_host
 from tensorir_ladder.kernels.codegen.launch_plan import TensorMap, UnsupportedLaunch
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
+from tensorir_ladder.kernels.codegen.toolchain import require_compiler
 from tensorir_ladder.kernels.relax_attention import Found, FuseAttention, attention_in
 from tensorir_ladder.schedules.rules import failures_kept, fuse_operators
 from tensorir_ladder.schedules.rules.rule import BY, is_scheduled
@@ -536,31 +537,32 @@ def test_results_are_right_on_the_gpu(name: str, tmp_path: Path) -> None:
     executable = tvm.compile(relax.get_pipeline("tensorir_ladder", target=TARGET)(mod), TARGET)
     executable.export_library(str(tmp_path / "attention.so"))
     unit = 2.0**-8 if form.dtype == "bfloat16" else 2.0**-11
+
+    def on_gpu(array: np.ndarray) -> Any:
+        return torch.from_numpy(array.astype("float32")).cuda().to(getattr(torch, form.dtype))
+
     for loaded in (executable, tvm.runtime.load_module(str(tmp_path / "attention.so"))):
         run = relax.VirtualMachine(loaded, tvm.cuda())["forward"]
         for batch, queries, keys in ON_GPU[name]:
             operands = drawn(form, {"b": batch, "n": queries, "m": keys}, seed=queries)
-            given = [
-                torch.from_numpy(each.astype("float32")).cuda().to(getattr(torch, form.dtype)) for each in operands
-            ]
+            given = [on_gpu(each) for each in operands]
             for _ in range(2):
                 made = torch.from_dlpack(run(*given)).double().cpu().numpy()
                 np.testing.assert_allclose(made, right(one, operands), rtol=4 * unit, atol=6 * unit)
         if not one.known:
             nothing = drawn(form, {"b": 2, "n": 0, "m": 0}, seed=0)
-            made = run(*(torch.from_numpy(each.astype("float32")).cuda().to(given[0].dtype) for each in nothing))
+            made = run(*map(on_gpu, nothing))
             assert 0 in made.shape
 
 
 @pytest.mark.gpu
 def test_a_layer_is_right_on_the_gpu_at_any_length() -> None:
-    torch = pytest.importorskip("torch")
-    backend = GpuBackend(torch)
-    built = build(LAYER, 7, RULES["ladder"], MACHINE)
+    backend = GpuBackend()
+    built = build(LAYER, 7, RULES["ladder"], MACHINE, require_compiler())
     running = Running(built.executable, list(built.functions), tvm.cuda())
     for tokens in (1, 7, 16, 17, 128, 129, 256):
         x = backend.normal(tokens, LAYER.shape(tokens), "float16")
         weights = draw_weights(LAYER.exported(tokens)[1], backend, 5)
         trial = expected(LAYER, backend, x, weights, built.sums)
-        made = torch.from_dlpack(running(x, *weights.values())).double().reshape(trial.reference.shape)
+        made = backend.torch.from_dlpack(running(x, *weights.values())).double().reshape(trial.reference.shape)
         assert (abs(made - trial.reference) <= trial.limit).all(), tokens
