@@ -13,6 +13,7 @@ constant, cast, masked by ``key <= query``, operands and result as they lie. The
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +56,6 @@ BATCH, HEADS, TOKENS, HEAD = range(4)
 TOKENS_TURNED = [0, 2, 1, 3]  # axes of what has tokens and heads exchanged
 EXCHANGED = {BY_TOKEN: BY_HEAD, BY_HEAD: BY_TOKEN}
 DIGITS = 12  # of a digest, by which kernels are told from each other
-NOT_FUSED = "%s is no fused attention: %s"
 LEAVE = "leave it to schedules"
 
 
@@ -63,8 +63,7 @@ LEAVE = "leave it to schedules"
 class FuseAttention:
     """Make attention of 16-bit operands one function, lowered for ``target`` already; changes nothing for others.
 
-    A kernel that fails to be made, which is a defect, leaves attention as it is and is said
-    (:func:`schedules.rules.rule.note_failure`).
+    What fails, which is a defect, leaves attention as it is and is said (:func:`schedules.rules.note_failure`).
     """
 
     def __init__(self, target: Target) -> None:
@@ -303,12 +302,12 @@ class _Search:
     def found(self) -> Iterator[tuple[relax.Call, Found]]:
         """List what is found by the call that makes its result."""
         for var, value in self.made.items():
-            try:
-                if (one := self._read(value)) is not None:
-                    result, one = self._result(var, one)
-                    yield self.made[result], one
-            except IllegalSchedule as reason:
-                LOG.debug(NOT_FUSED, var.name, reason)
+            one = None
+            with _left_with_a_reason(var.name):
+                one = self._read(value)
+            if one is not None:
+                result, one = self._result(var, one)
+                yield self.made[result], one
 
     def _read(self, value: relax.Expr) -> Found | None:
         """Read attention; None for what is none, NotTaken and IllegalWorkload for what the kernel does not take."""
@@ -416,6 +415,17 @@ def _joined(
     return Found(*chosen, scale, causal, o_layout)
 
 
+@contextlib.contextmanager
+def _left_with_a_reason(what: str) -> Iterator[None]:
+    """Go on where something is left, and log why; where it failed, which is a defect, say that as rules do."""
+    try:
+        yield
+    except IllegalSchedule as reason:
+        LOG.debug("%s is no fused attention: %s", what, reason)
+    except Exception as defect:  # noqa: BLE001 - schedules compute what this fails at
+        note_failure(what, NAME, defect)
+
+
 def _shown(extent: tirx.Expr) -> str:
     return str(int(extent) if is_constant(extent) else extent)
 
@@ -449,12 +459,8 @@ class _Kernels:
 
     def launched(self, one: Found) -> tuple[Found, tirx.PrimFunc] | None:
         """Make the function that launches attention's kernel; None, and a line in the log, where there is none."""
-        try:
+        with _left_with_a_reason(NAME):
             return one, one.lowered(self._code(one.problem(), one.known))
-        except IllegalSchedule as reason:
-            LOG.debug(NOT_FUSED, NAME, reason)
-        except Exception as defect:  # noqa: BLE001 - as rules have it: schedules compute what we fail at, and it is said
-            note_failure(NAME, NAME, defect)
         return None
 
     def _code(self, problem: Attention, known: bool) -> DeviceCode:

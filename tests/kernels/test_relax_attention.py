@@ -159,6 +159,14 @@ FORMS = {
     "operator, the last queries are the last keys": Form(
         operator(None, "BottomRight", back=True), (2, 20, 4, 128), (2, 20, 4, 128), 128**-0.5, True, "ttth"
     ),
+    "operator of what lies by heads": Form(
+        lambda b, *heads: operator(0.3, "TopLeft", back=True)(b, *(b.emit(op.permute_dims(x, TURNED)) for x in heads)),
+        HEADS,
+        HEADS,
+        0.3,
+        True,
+        "hhhh",
+    ),
     "products, scores as they are": Form(by_products(), TOKENS, TOKENS, 1.0, False, "tttt"),
     "products by heads": Form(
         by_products(times(0.125), by_token=False, back=False), HEADS, HEADS, 0.125, False, "hhhh"
@@ -339,12 +347,13 @@ def test_other_products_are_no_attention_and_nothing_is_said(caplog: pytest.LogC
     assert not caplog.records
 
 
-def test_a_kernel_that_fails_leaves_attention_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> Any:
+@pytest.mark.parametrize("broken", ["attention", "computations_of"])
+def test_what_fails_leaves_attention_and_is_said(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
         raise AttributeError("a defect")
 
-    monkeypatch.setattr(relax_attention, "attention", broken)
-    mod = FORMS["operator"].module()
+    monkeypatch.setattr(relax_attention, broken, fails)
+    mod = FORMS["cast and causal"].module()
     with failures_kept() as failures:
         changed = FuseAttention(TARGET)(mod)
     tvm.ir.assert_structural_equal(changed, mod)
