@@ -31,7 +31,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import COUNTED
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.host_launch import DeviceCode, Mapped, device_code, launch
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import is_constant
+from tensorir_ladder.schedules.inspection import is_constant, is_zero
 from tensorir_ladder.schedules.isa import WGMMA_ARCH
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import (
@@ -122,6 +122,8 @@ class Found:
         if not all(map(is_constant, heads)):
             said = ", ".join(_shown(extent) for extent in heads if not is_constant(extent))
             raise NotTaken("heads, or their elements, are known at run time only", value=said, remedy=LEAVE)
+        if any(is_zero(extent) for extent in (*q, *k, *v)):
+            raise NotTaken("an operand has no elements", remedy=LEAVE)
         pairs = [(q[BATCH], k[BATCH]), (k[BATCH], v[BATCH]), (k[TOKENS], v[TOKENS]), (k[HEADS], v[HEADS])]
         pairs += [(q[HEAD], k[HEAD]), (k[HEAD], v[HEAD]), (q[HEADS], k[HEADS] * self.k.sharing)]
         if different := [pair for pair in pairs if not same_number(*pair)]:

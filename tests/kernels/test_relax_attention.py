@@ -316,6 +316,8 @@ LEFT: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
     "float32": (lambda: module(operator(), KNOWN, KNOWN, dtype="float32"), "float32"),
     "values of another head": (lambda: module(operator(), KNOWN, KNOWN, (1, 20, 4, 128)), "64 and 128"),
     "one query": (lambda: module(operator(), (1, 1, 4, 64), (1, "m", 4, 64)), "few queries"),
+    "no keys": (lambda: module(operator(), ("b", 20, 4, 64), ("b", 0, 4, 64)), "no elements"),
+    "no batch": (lambda: module(operator(), (0, "n", 4, 64), (0, "n", 4, 64)), "no elements"),
     "heads known at run time only": (lambda: module(operator(0.1), (1, 20, "h", 64), (1, 20, "h", 64)), "run time"),
 }  # fmt: skip
 
