@@ -280,7 +280,7 @@ def _elementwise(function: tirx.PrimFunc, after: _Scores) -> _Scores:
     scores, result = function.params if len(function.params) == 2 else (None, None)
     if more or computation.updates or len(loads) != 1 or len(at) < 2 or not computation.buffer.same_as(result):
         raise NotTaken("something else than one element of scores is read for each", value=function, remedy=LEAVE)
-    alike = all(map(same_number, scores.shape, result.shape)) and len(scores.shape) == len(result.shape)
+    alike = _same_shape(scores.shape, result.shape)
     if not (loads[0].source.same_as(scores) and alike and tvm_ffi.structural_equal(list(loads[0].indices), at)):
         raise NotTaken("scores are moved", value=loads[0], remedy=LEAVE)
     return after.cast(result.dtype).of(computation.value, *at[-2:])
@@ -395,14 +395,31 @@ class _Search:
                 found.append(Operand(operand, layout, sharing))
             made = self._maker(operand)
             if (axes := _axes(made)) is not None and len(axes) == len(order):
-                order = [axes[dimension] for dimension in order]
-            elif _is(made, "repeat") and made.attrs.axis is not None and made.attrs.axis % len(order) == order[HEADS]:
-                sharing *= int(made.attrs.repeats)
+                operand, order = made.args[0], [axes[dimension] for dimension in order]
+            elif (repeated := self._repeated(made, order[HEADS])) is not None:
+                operand, sharing = repeated[0], sharing * repeated[1]
             elif found:
                 return found
             else:
                 raise NotTaken("an operand lies neither by tokens nor by heads", value=operand, remedy=LEAVE)
-            operand = made.args[0]
+
+    def _repeated(self, call: relax.Expr | None, axis: int) -> tuple[relax.Expr, int] | None:
+        """Return what a call has repeated along an axis, each place by itself, and how often; None for other calls."""
+        if _is(call, "repeat") and call.attrs.axis is not None and call.attrs.axis % call.ty.ndim == axis:
+            return call.args[0], int(call.attrs.repeats)
+        wide = self._maker(call.args[0]) if _is(call, "reshape") else None
+        thin = self._maker(wide.args[0]) if _is(wide, "broadcast_to") else None
+        if not _is(thin, "expand_dims"):
+            return None
+        shapes = [each.ty.shape for each in (thin.args[0], thin, wide, call)]
+        if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes) or len(shapes[0]) != HEAD + 1:
+            return None
+        own, times = list(shapes[0]), shapes[2][axis + 1]
+        outer, repeated, inner = own[:axis], own[axis], own[axis + 1 :]
+        wanted = ([*outer, repeated, 1, *inner], [*outer, repeated, times, *inner], [*outer, repeated * times, *inner])
+        if is_constant(times) and all(map(_same_shape, shapes[1:], wanted)):
+            return thin.args[0], int(times)
+        return None
 
 
 def _joined(
@@ -430,6 +447,10 @@ def _left_with_a_reason(what: str) -> Iterator[None]:
 
 def _shown(extent: tirx.Expr) -> str:
     return str(int(extent) if is_constant(extent) else extent)
+
+
+def _same_shape(one: Sequence[tirx.Expr], other: Sequence[tirx.Expr]) -> bool:
+    return len(one) == len(other) and all(map(same_number, one, other))
 
 
 def _is(call: relax.Expr | None, name: str) -> bool:

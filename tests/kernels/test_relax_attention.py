@@ -119,6 +119,23 @@ def operator(scale: float | None = None, mask: str | None = None, back: bool = F
     return write
 
 
+def wider(write: Write, axis: int = 2, place: int = 1) -> Write:
+    """What is written of keys and values whose heads are repeated by a shape with one more axis, behind ``axis``."""
+
+    def repeated(builder: relax.BlockBuilder, x: relax.Expr, times: int) -> relax.Expr:
+        shape = list(x.ty.shape)
+        thin = builder.emit(op.expand_dims(x, axis + place))
+        inside = [*shape[: axis + place], times, *shape[axis + place :]]
+        wide = builder.emit(op.broadcast_to(thin, inside))
+        return builder.emit(op.reshape(wide, [*shape[:axis], shape[axis] * times, *shape[axis + 1 :]]))
+
+    def written(builder: relax.BlockBuilder, q: relax.Expr, k: relax.Expr, v: relax.Expr) -> relax.Expr:
+        times = int(q.ty.shape[axis]) // int(k.ty.shape[axis])
+        return write(builder, q, *(repeated(builder, each, times) for each in (k, v)))
+
+    return written
+
+
 def times(number: float, dtype: str = "float16") -> Any:
     """Scores times a number, by Relax's operator."""
     return lambda builder, scores: builder.emit(op.multiply(relax.const(number, dtype), scores))
@@ -201,6 +218,17 @@ FORMS = {
     ),
     "heads that share keys, by heads": Form(
         by_products(times(0.125), repeats=2, by_token=False), ("b", 4, "n", 64), ("b", 2, "m", 64), 0.125, False, "hhht"
+    ),
+    "heads that share keys, by a wider shape": Form(
+        wider(operator(None, "TopLeft")), ("b", "n", 8, 64), ("b", "n", 2, 64), 0.125, True, "tttt"
+    ),
+    "heads that share keys, by heads and a wider shape": Form(
+        wider(by_products(times(0.125), by_token=False), axis=1),
+        ("b", 6, "n", 64),
+        ("b", 2, "m", 64),
+        0.125,
+        False,
+        "hhht",
     ),
     "bfloat16": Form(operator(), (3, "n", 2, 64), (3, "m", 2, 64), 0.125, False, "tttt", "bfloat16"),
     "known": Form(by_products(times(0.125)), (2, 17, 4, 64), (2, 33, 4, 64), 0.125, False, "tttt"),
@@ -344,6 +372,12 @@ def test_other_products_are_no_attention_and_nothing_is_said(caplog: pytest.LogC
     with caplog.at_level(logging.DEBUG, relax_attention.LOG.name):
         assert found_in(mod) == []
     assert not caplog.records
+
+
+def test_heads_that_are_repeated_in_another_order_are_not_shared() -> None:
+    mod = module(wider(operator(), place=0), (1, 20, 4, 64), (1, 20, 2, 64))  # heads 0, 1, 0, 1
+    (one,) = found_in(mod)
+    assert (one.k.sharing, one.problem().kv_heads) == (1, 4)
 
 
 @pytest.mark.parametrize("broken", ["attention", "computations_of"])
