@@ -1,4 +1,4 @@
-"""Fused attention attacked: odd shapes among poisoned memory, hostile numbers, all orders, kernels broken on purpose."""
+"""Fused attention attacked: odd shapes in poisoned memory, hostile numbers, all orders, kernels broken on purpose."""
 
 from __future__ import annotations
 
