@@ -93,12 +93,13 @@ MISUNDERSTANDINGS = (
         ("bits & 0xffffe000", "bits & 0xfffff000"): {"mma_tf32_bits"},
         ("position >= 0 && ", ""): {"tma_load_32_before_the_start"},
     },
+    {("row % 16 / 8 + k / 8 * 2", "row % 16 / 8 * 2 + k / 8"): {"wgmma_f16_registers", "wgmma_bf16_registers"}},
     {("i % 16 / 8 * 2 + j % 2", "i % 16 / 8 + j % 2 * 2"): {"wgmma_f16_n8_sums", "wgmma_bf16_n64_sums"}},
 )
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("changes", MISUNDERSTANDINGS, ids=["layouts", "rules", "sums"])
+@pytest.mark.parametrize("changes", MISUNDERSTANDINGS, ids=["layouts", "rules", "registers", "sums"])
 def test_another_layout_shows(
     changes: dict[tuple[str, str], set[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

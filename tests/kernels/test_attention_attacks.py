@@ -305,3 +305,45 @@ def test_the_compiler_leaves_registers_in_flight_alone(
         elif written and not opcode.startswith(("HGMMA", *NO_RESULT)):
             assert int(written.group(1)) not in lent, f"{opcode} {operands}"
     assert products == 2 * tile.keys // STEP
+
+
+# On the GPU
+
+FORMS = [
+    any_rows(TILE, 4, head=128, heads=8, kv_heads=2),
+    any_rows(TILE, 4, head=128, heads=8, kv_heads=2, causal=True),
+    any_rows(TILE, 2, head=64, heads=6, kv_heads=3, causal=True, dtype="bfloat16", k_layout=BY_HEAD, o_layout=BY_HEAD),
+    replace(any_rows(TILE, 4, head=128, causal=True, v_layout=BY_HEAD, q_layout=BY_HEAD), in_turns=True),
+    replace(any_rows(AttentionTile(192, 96), 6, causal=True), in_turns=True),
+    any_rows(AttentionTile(192, 64), 3, head=128, dtype="bfloat16"),
+    any_rows(AttentionTile(64, 176), 2, head=128, causal=True),
+    any_rows(AttentionTile(64, 16), 8, causal=True),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(len(FORMS)))
+def test_the_gpu_is_right_in_poisoned_memory(number: int, compiler: Compiler) -> None:
+    form = FORMS[number]
+    for seed, (queries, keys) in enumerate([*TOKENS, (1000, 1), (1, 3000), (1025, 777), (777, 1025)]):
+        problem = replace(form.problem, batch=1 + seed % 3, queries=queries, keys=keys)
+        check(form, problem, seed, compiler=compiler)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(len(FORMS)))
+def test_the_gpu_gives_the_same_to_the_last_bit_each_time(number: int, compiler: Compiler) -> None:
+    """Blocks enough that each multiprocessor has several, at other moments each time."""
+    form = FORMS[number]
+    problem = replace(form.problem, batch=4, queries=1025, keys=1500)
+    given = drawn(problem, number)
+    first = compute(form, given, problem, compiler=compiler)
+    for _ in range(10):
+        np.testing.assert_array_equal(compute(form, given, problem, compiler=compiler), first)
+
+
+@pytest.mark.gpu
+def test_the_gpu_takes_large_scores(compiler: Compiler) -> None:
+    for seed, (spread, dtype) in enumerate(product((30.0, 600.0), ("float16", "bfloat16"))):
+        form = any_rows(TILE, 4, head=128, dtype=dtype, causal=True)
+        check(form, form.problem, seed, drawn(form.problem, seed, spread), compiler=compiler)

@@ -11,10 +11,12 @@ import tvm
 
 from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.execution import numpy_dtype
+from tensorir_ladder.harness.lab.gpu_program import GpuProgram
 from tensorir_ladder.kernels.attention import BY_HEAD, TILE, Attention, AttentionTile, attention
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import COUNTED, LaunchPlan, Planned, TensorMap
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
+from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
 from tensorir_ladder.schedules.isa import WGMMA_ARCH
 
 NAMES = tuple("QKVO")
@@ -84,9 +86,11 @@ def compute(
     seed: int = 0,
     text: str | None = None,
     resident: int = 132,
+    compiler: Compiler | None = None,
 ) -> np.ndarray:
     """Run a kernel, or another ``text`` of it; returns O as [batch, heads, tokens, head] in float64.
 
+    In the emulator, or on the GPU if there is a ``compiler`` for it.
     What lies beyond operands is no number; AssertionError where something beyond the output was written, or an element
     of it was not.
     """
@@ -101,7 +105,10 @@ def compute(
     program = EmulatedProgram(
         "attention", text or lowered(form).cuda, (plan_of(form, problem),), NAMES, (), resident, NAMES[:3]
     )
-    program(*padded.values(), seed=seed)
+    if compiler is None:
+        program(*padded.values(), seed=seed)
+    else:
+        GpuProgram(program, compile_cubin(program.cuda, WGMMA_ARCH, compiler).data)(*padded.values())
     found = inside["O"].astype(np.float64).reshape(problem.shapes["O"])
     count, rows, columns = problem.matrices["O"]
     outside[:, :rows, :columns] = padded["O"][:, :rows, :columns] = 0
@@ -132,11 +139,12 @@ def check(
     seed: int = 0,
     given: Mapping[str, np.ndarray] | None = None,
     text: str | None = None,
+    compiler: Compiler | None = None,
 ) -> None:
     """Run a kernel on drawn or given operands; AssertionError where a result is further off than it may be."""
     problem = problem or form.problem
     given = given or drawn(problem, seed)
-    found = compute(form, given, problem, seed, text)
+    found = compute(form, given, problem, seed, text, compiler=compiler)
     right, bound = right_and_bound(problem, given)
     off = abs(found - right)
     assert (off <= bound).all(), (

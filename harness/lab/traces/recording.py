@@ -27,6 +27,7 @@ FAMILIES = (
     warp.others,
     warpgroup.sums,
     warpgroup.descriptors,
+    warpgroup.first_operands,
     transfers.loads,
     transfers.stores,
 )

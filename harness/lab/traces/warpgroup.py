@@ -1,4 +1,4 @@
-"""Probes of wgmma: where its sums are, and which addresses of shared memory its descriptors mean."""
+"""Probes of wgmma: where its sums are, which addresses descriptors mean, what a first operand's registers hold."""
 
 from __future__ import annotations
 
@@ -171,3 +171,71 @@ def descriptors() -> list[Probe]:
     """Probe which element each address of an operand is, by swizzle and by what runs along its rows."""
     places = [("k", place) for place in K_MAJOR] + [("mn", place) for place in MN_MAJOR]
     return [_operand(which, *place) for which, place in product("ab", places)]
+
+
+A_REGISTERS = 4  # of a thread, two elements in each
+
+
+def _kernel_of_registers(dtype: str) -> str:
+    count = STEPS // 2
+    sums, given = ([f"{name}[{i}]" for i in range(size)] for name, size in (("c", count), ("a", A_REGISTERS)))
+    keep = f'asm volatile("" : {operands("+f", sums)}, {operands("+r", given)} :: "memory");'
+    return f"""
+extern "C" __global__ void __launch_bounds__(128) wgmma_{dtype}_registers(uint* __restrict__ out, \
+uint* __restrict__ memory, uint* __restrict__ elements, uint* __restrict__ descriptor) {{
+  extern __shared__ __align__(1024) uchar pool[];
+  alignas(64) float c[{count}];
+  alignas(64) uint a[{A_REGISTERS}];
+  for (int i = threadIdx.x; i < {STEPS * STEPS // 2}; i += 128) ((uint*)pool)[i] = memory[i];
+  #pragma unroll
+  for (int i = 0; i < {count}; ++i) c[i] = 0;
+  #pragma unroll
+  for (int i = 0; i < {A_REGISTERS}; ++i) a[i] = elements[threadIdx.x * {A_REGISTERS} + i];
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  uint64_t base = ((uint)__cvta_generic_to_shared(pool) & 0x3FFFF) >> 4;
+  uint64_t b = base + ((uint64_t)descriptor[1] << 32 | descriptor[0]);
+  {keep}
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{STEPS}k16.f32.{dtype}.{dtype} "
+    "{{{registers(count)}}}, {{{registers(A_REGISTERS, count)}}}, %{count + A_REGISTERS}, 1, 1, 1, 0;"
+    : {operands("+f", sums)} : {operands("r", given)}, "l"(b));
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  {keep}
+  #pragma unroll
+  for (int i = 0; i < {count}; ++i) ((float*)out)[threadIdx.x * {count} + i] = c[i];
+}}
+"""
+
+
+def _registers(dtype: str) -> Probe:
+    # Each element of the registers is a number of its own, and B the identity: each sum is one of them.
+    memory, place = np.zeros(STEPS * STEPS, np.uint16), Place("none", 0, 128, 256)
+    _put(memory, _as_bits(np.eye(STEPS), dtype), place)
+    elements = np.arange(THREADS * A_REGISTERS * 2, dtype=np.uint16) + np.uint16(FIRST_BITS)
+
+    def show(out: np.ndarray) -> list[str]:
+        bits = _as_bits(out.view(np.float32), dtype).astype(int).reshape(THREADS, -1) - FIRST_BITS
+        return [" ".join(f"{at // 8}:{at // 2 % 4},{at % 2}" for at in row) for row in bits.tolist()]
+
+    return Probe(
+        f"wgmma_{dtype}_registers",
+        f"wgmma_{dtype}_registers",
+        TEXT_OF_REGISTERS,
+        (OUT, "memory", "elements", "descriptor"),
+        {"memory": memory, "elements": elements, "descriptor": _words(place)},
+        np.zeros(THREADS * STEPS // 2, np.uint32),
+        show,
+        "threads; the thread:register,half that each sum's element of the first operand came from",
+        THREADS,
+        dynamic_bytes=POOL_BYTES,
+    )
+
+
+TEXT_OF_REGISTERS = "".join(map(_kernel_of_registers, ("f16", "bf16")))
+
+
+def first_operands() -> list[Probe]:
+    """Probe which element of the first operand each thread's registers hold, where it is in registers."""
+    return [_registers(dtype) for dtype in ("f16", "bf16")]
