@@ -9,7 +9,6 @@ overlap of a tile's softmax with the products of the tiles beside it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -55,6 +54,7 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS
 BY_TOKEN, BY_HEAD = "bshd", "bhsd"
 LAYOUTS = (BY_TOKEN, BY_HEAD)
 FIRST_TURN = 1 + MOST_CONSUMERS  # the number of a named barrier; those before it are the consumers' own
+SCALES = (1e-30, 1e30)  # float32 has these, and what is left out still has no weight
 HEADS = (64, 128)  # elements of a head: whole panels, and sums that registers hold
 
 
@@ -70,7 +70,7 @@ class Attention:
     Raises
     ------
     IllegalWorkload : on construction, for extents below 1, heads that cannot be shared out, elements of a head that are
-        not 64 or 128, another dtype or layout, a scale that is no positive finite number, and operands of 2**31
+        not 64 or 128, another dtype or layout, a scale that is not from 1e-30 to 1e30, and operands of 2**31
         elements.
     """
 
@@ -103,7 +103,7 @@ class Attention:
             ),
             (self.dtype not in PTX_TYPES, "dtype", self.dtype, " | ".join(PTX_TYPES)),
             (not set(layouts) <= set(LAYOUTS), "layouts", layouts, " | ".join(LAYOUTS)),
-            (not (math.isfinite(self.scale) and self.scale > 0), "scale", self.scale, "a finite number above 0"),
+            (not SCALES[0] <= self.scale <= SCALES[1], "scale", self.scale, "{:g} to {:g}".format(*SCALES)),
             (elements >= MAX_ELEMENTS, "operand", f"{elements} elements", f"below {MAX_ELEMENTS}"),
         ):
             if wrong:
@@ -269,9 +269,9 @@ def attention(
         all_heads = T.meta_var(batch * problem.heads if any_rows else many)
         high = T.meta_var((queries + (tile.rows - 1)) // tile.rows if any_rows else tiles)
         last_key = T.meta_var(keys if any_rows else problem.keys)
-        one: T.let = here.number % all_heads // problem.heads
-        own: T.let = here.number % all_heads % problem.heads
-        row: T.let = (high - 1 - here.number // all_heads) * tile.rows
+        one: T.let = T.truncmod(here.number, all_heads) // problem.heads
+        own: T.let = T.truncmod(here.number, all_heads) % problem.heads
+        row: T.let = (high - 1 - T.truncdiv(here.number, all_heads)) * tile.rows
         seen: T.let = tirx.min(last_key, row + tile.rows) if problem.causal else last_key
         steps: T.let = (seen + (tile.keys - 1)) // tile.keys
         q_place = T.meta_var(_Place(maps["Q"], *problem.place("Q", one, own)))

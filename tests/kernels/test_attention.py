@@ -161,6 +161,8 @@ def test_scores_may_be_large() -> None:
         ({"dtype": "float32"}, "float32"),
         ({"scale": 0.0}, "scale"),
         ({"scale": float("nan")}, "scale"),
+        ({"scale": 1e-38}, "scale.*1e-30"),  # masked scores, multiplied by it, would weigh
+        ({"scale": 1e39}, r"scale.*1e\+30"),
         ({"keys": 0}, "extents"),
         ({"o_layout": "sbhd"}, "layouts"),
         ({"queries": 2**26}, "operand"),
