@@ -12,6 +12,7 @@ lowered by itself (:func:`device_code`), and the function has the launch alone::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -96,10 +97,10 @@ def launch(
 
 
 def _encode(parameter: TensorMap, matrix: tirx.Var, rows: tirx.Expr | int, arguments: list[ir.Expr]) -> list[tirx.Stmt]:
-    """Encode a map of two dimensions, and add it to the arguments."""
+    """Encode a map of two dimensions, and add it to the arguments; B may have fewer rows than the kernel multiplies."""
     tensor_map = tirx.Var(f"{parameter.buffer}_map", T.handle("tensormap").ty)
-    columns, own_rows = parameter.sizes
-    sizes = (columns, own_rows if parameter.buffer == "B" else rows)
+    own_rows = math.prod(map(int, matrix.shape[:-1])) if parameter.buffer == "B" else rows
+    sizes = (parameter.sizes[0], own_rows)
     call = tirx.op.tensormap_encode_tiled(
         tensor_map,
         matrix.data,

@@ -9,7 +9,9 @@ rows::
     ...
     else: step 12, tiles of 128 x 256
 
-The kernels are linked with the module (:mod:`kernels.host_launch`).
+Operands whose rows TMA cannot step over (1001 elements) are copied to such rows first, in workspaces that TVM's
+runtime keeps, where that takes less than to load them element by element, as schedules do (:func:`straight_cycles`);
+results of such rows are copied back. The kernels are linked with the module (:mod:`kernels.host_launch`).
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, sym, te, tirx
 from tvm.target import Target
 
-from tensorir_ladder.kernels import epilogue
+from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.codegen.launch_plan import RESIDUAL, ROWS_PARAMETER
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
@@ -33,20 +35,22 @@ from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import cut_role_cost, plan_for, plans_by_rows, role_cost
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
-from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.cost import CLOCK_GHZ, Machine
 from tensorir_ladder.schedules.inspection import is_constant, is_one
-from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES
+from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import (
     Body,
     Computation,
     Contraction,
+    Elementwise,
     Epilogue,
     NotTaken,
     Rule,
     by_extent,
     equation_of,
     narrowed,
+    product_of,
     steps_of,
     symbolic_extents,
     unless_empty,
@@ -65,6 +69,7 @@ MEMORY_SHARE = 0.27  # of the bytes that all multiprocessors load in a cycle: wh
 SPARSE_ROWS = 32  # up to which narrow tiles are slow: all blocks load the same few rows, the more often the more blocks
 WORTH_CUTTING = 0.9  # of the time without
 FEW_WAVES = 1.5  # up to which blocks with one tile each are faster, and of two tiles that cost the same the smaller
+ELEMENTS_PER_CYCLE = 6.2  # that a multiprocessor loads one by one: 4096 x 4096 x 1001 took 0.134 ms on an H200
 HARDLY_SLOWER = 1.03  # so much is worth neither a range of its own nor a smaller tile
 TILES = tuple(
     Choice(RoleTile.parse(tile), stages)
@@ -100,14 +105,55 @@ class PlainProduct:
     residual: tirx.Var | None = None
 
     def problem(self, rows: int) -> Matmul:
-        """Return the product of so many rows."""
-        return Matmul(rows, self.n, self.k, str(self.a.dtype), self.layout, str(self.c.dtype))
+        """Return the product of so many rows, of matrices as the kernels see them: copied ones have whole lines."""
+        written = Matmul(rows, self.n, self.k, str(self.a.dtype), self.layout, str(self.c.dtype))
+        if not tma.unreadable(written):
+            return written
+        n, k = (e if tma.rows_fit(e, written.dtype) else -(-e // PANEL) * PANEL for e in (self.n, self.k))
+        return replace(written, n=n, k=k)
+
+    @property
+    def copied(self) -> dict[str, int]:
+        """The columns of the copies of those matrices that are copied, by the kernels' names."""
+        problem = self.problem(1)
+        columns = {"A": problem.k, "B": problem.b_shape[1], "C": problem.n, RESIDUAL: problem.n}
+        return {name: columns[name] for name, each in self.matrices.items() if int(each.shape[-1]) != columns[name]}
 
     @property
     def matrices(self) -> dict[str, tirx.Var]:
         """The parameters by the kernels' names."""
         found = {"A": self.a, "B": self.b, "C": self.c}
         return found if self.residual is None else {**found, RESIDUAL: self.residual}
+
+    def with_copies(self, launching: Callable[[dict[str, tirx.Var]], tirx.PrimFunc], target: Target) -> tirx.PrimFunc:
+        """Return what ``launching`` makes of the matrices, some of which are copies: made before, or copied back after.
+
+        ::
+
+            A_rows = A, in rows of 1024 elements, zeros beyond 1001               # kernels of the rule for elements
+            launch ...(A_rows, B_rows, C)
+        """
+        if not self.copied:
+            return launching(self.matrices)
+        own = {
+            name: tirx.decl_buffer([*matrix.shape[:-1], self.copied[name]], matrix.dtype, f"{name}_rows")
+            for name, matrix in self.matrices.items()
+            if name in self.copied
+        }
+        function = launching({**self.matrices, **own})
+        before = [
+            _copy(matrix, own[name], target) for name, matrix in self.matrices.items() if name in own.keys() - "C"
+        ]
+        after = [_copy(own["C"], self.c, target)] if "C" in own else []
+        # In one scope, all copies are in use until the launch: TVM does not see by maps alone that it reads them.
+        together = tirx.AttrStmt(tirx.const(0, "int32"), "extern_scope", tirx.const(0, "int32"), function.body)
+        made = [*map(tirx.AllocBuffer, own.values()), *before, together, *after]
+        return unless_empty(function.with_body(tirx.SeqStmt(made)), self.extents)
+
+    @property
+    def extents(self) -> list[tirx.Var]:
+        """The extents of the result that are known at run time only."""
+        return symbolic_extents(tirx.PrimFunc([self.c], tirx.Evaluate(0)))
 
 
 def plain_product(func: tirx.PrimFunc) -> PlainProduct:
@@ -137,6 +183,21 @@ def plain_product(func: tirx.PrimFunc) -> PlainProduct:
     raise NotTaken("operands are no matrices stored by rows", remedy=LEAVE)
 
 
+def _copy(source: tirx.Var, target: tirx.Var, gpu: Target) -> tirx.Stmt:
+    """Write the copying of rows to longer ones, zeros beyond, or to shorter ones."""
+    columns = int(source.shape[-1])
+
+    def element(*index: tirx.Var) -> tirx.Expr:
+        inside = index[-1] < columns
+        return tirx.if_then_else(inside, read(*index), 0) if columns < int(target.shape[-1]) else read(*index)
+
+    read = te.placeholder(source.shape, source.dtype, source.name)
+    function = te.create_prim_func([read, te.compute(target.shape, element, target.name)])
+    made = Elementwise().schedule(function, gpu)
+    taken = dict(zip(made.params, (source, target)))
+    return tvm_ffi.structural_map(made.body, (tirx.Var, lambda var: taken.get(var, var)))
+
+
 def _residual(after: Epilogue) -> ir.TensorLoad | None:
     """Return the element of a matrix like the result that is added to a rounded sum, None where none is; NotTaken."""
     rounded = after.total.astype(str(after.buffer.dtype))
@@ -154,11 +215,11 @@ def _residual(after: Epilogue) -> ir.TensorLoad | None:
 
 
 def _walked(buffer: tirx.Var, indices: Sequence[tirx.Expr], within: Computation) -> list[tirx.Var] | None:
-    """List the iterators that walk through a buffer, each along one whole dimension; None where others do."""
+    """List the iterators that walk through a buffer, each one whole dimension, the last along rows, or return None."""
     extents = {each.var: each.dom.extent for each in (*within.spatial, *within.reduction)}
     found = [(index, extent) for index, extent in zip(indices, buffer.shape) if not is_one(extent)]
     whole = all(index in extents and sym.Analyzer().can_prove_equal(extents[index], extent) for index, extent in found)
-    return [index for index, _ in found] if whole else None
+    return [index for index, _ in found] if whole and not is_one(buffer.shape[-1]) else None
 
 
 def _same(ones: Sequence[tirx.Var], others: Sequence[tirx.Var]) -> bool:
@@ -178,7 +239,7 @@ def _taken(product: PlainProduct) -> PlainProduct:
     operands = {str(product.a.dtype), str(product.b.dtype)}
     if len(operands) > 1 or not operands < set(PTX_TYPES):
         raise NotTaken("operands are not both float16 or bfloat16", value=sorted(operands), remedy=LEAVE)
-    if why := epilogue.untaken(problem):
+    if why := epilogue.untaken(problem):  # of copies, where there are some
         raise NotTaken(why, remedy=LEAVE)
     if not all(epilogue.can_store_by_tma(problem, each.tile) for each in TILES):
         raise NotTaken("results cannot leave by TMA", value=f"rows of {product.n} {product.c.dtype}", remedy=LEAVE)
@@ -200,7 +261,9 @@ class Launch:
 
     def __str__(self) -> str:
         added = "" if self.product.residual is None else ", residual"
-        return f"TMA, step {self.step} {self.choice.tile}, {self.choice.stages} stages{added}"
+        copied = ", ".join(self.product.copied)
+        copies = f", rows of {copied} copied to whole lines" if copied else ""
+        return f"TMA, step {self.step} {self.choice.tile}, {self.choice.stages} stages{added}{copies}"
 
     @property
     def kernel(self) -> tuple[Choice, int]:
@@ -219,8 +282,10 @@ class Launch:
         name = f"tma_{self.step}_{problem.shape}_{hashlib.sha256(made_of).hexdigest()[:DIGITS]}"
         return device_code(kernel, name, target)
 
-    def lowered(self, func: tirx.PrimFunc, code: DeviceCode, machine: Machine) -> tirx.PrimFunc:
-        """Return the function as this launch."""
+    def lowered(
+        self, func: tirx.PrimFunc, matrices: dict[str, tirx.Var], code: DeviceCode, machine: Machine
+    ) -> tirx.PrimFunc:
+        """Return the function as this launch, of ``matrices``."""
         rows, tile = self.product.rows, self.choice.tile
         numbers: dict[str, tirx.Expr | int] = {ROWS_PARAMETER: rows}
         blocks, flags = code.plan.grid[0], False
@@ -233,9 +298,34 @@ class Launch:
             flags = any(plan.helpers for plan in plans) and (self.known or numbers["helpers"] > 0)
         elif not self.known:
             blocks = blocks // -(-self.most // tile.block_m) * tirx.floordiv(rows + (tile.block_m - 1), tile.block_m)
-        body = launch(code.plan, self.product.matrices, numbers, blocks, flags)
+        body = launch(code.plan, matrices, numbers, blocks, flags)
         made = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs).with_attr(SCHEDULED, True)
-        return unless_empty(made, symbolic_extents(tirx.PrimFunc([self.product.c], tirx.Evaluate(0))))
+        return unless_empty(made, self.product.extents)
+
+
+def straight_cycles(choice: Choice, parts: int, product: PlainProduct, rows: int, machine: Machine) -> float:
+    """Return the cycles that a schedule takes at least to load operands in pieces no longer than their rows allow.
+
+    ::
+
+        tiles of the busiest multiprocessor · k tiles of a part · pieces of a k tile of A and B / pieces a cycle
+
+    A row of 1001 elements begins at a multiple of 2 bytes by chance only, so that each element is loaded by itself.
+    """
+    tile, size = choice.tile, dtype_bytes(product.a.dtype)
+    busiest = -(-rows // tile.block_m) * -(-product.n // tile.block_n) * parts / machine.multiprocessors
+    lengths = int(product.a.shape[-1]), int(product.b.shape[-1])
+    one, other = (math.gcd(length * size, VECTOR_BYTES) // size for length in lengths)  # elements of a piece
+    pieces = (min(rows, tile.block_m) / one + min(product.n, tile.block_n) / other) * tile.block_k
+    return math.ceil(busiest) * math.ceil(-(-product.k // tile.block_k) / parts) * pieces / ELEMENTS_PER_CYCLE
+
+
+def copying_cycles(product: PlainProduct, rows: int, machine: Machine) -> float:
+    """Return the cycles of the kernels that copy a product's matrices: bytes read and written, and launches."""
+    problem, rates = product.problem(rows), machine.rates
+    heights = {"A": rows, "B": problem.b_shape[0], "C": rows, RESIDUAL: rows}
+    moved = sum(2 * heights[name] * columns * problem.itemsize for name, columns in product.copied.items())
+    return (moved / rates.copying_gb_s + 1e3 * rates.copying_us * len(product.copied)) * CLOCK_GHZ
 
 
 def _by_rows(rows: tirx.Expr, step: int, values: Sequence[int]) -> tirx.Expr:
@@ -268,41 +358,70 @@ class TmaContraction(Contraction):
         """Return the function lowered, with a body or a launch for each range of rows where these are symbolic."""
         func = narrowed(func)
         try:
-            found = self._launches(plain_product(func), symbolic_extents(func), target)
+            product = plain_product(func)
+            each = _rows_of_each(product, symbolic_extents(func))
+            scheduled = self._scheduled_rows(func, product, each, target)
+            found = self._launches(product, scheduled, each, target)
         except NotTaken as reason:
             LOG.debug("no TMA kernel: %s", reason)
             found = []
         if not found:
             return super().schedule(func, target)
-        few = self.bodies(func, target, SCHEDULED_ROWS) if found[0][0] is not None else []
+        few = self.bodies(func, target, scheduled) if not is_constant(product.rows) else []
         machine = self._machine_of(target)
         made = {each.kernel: each.code(target, machine) for _, each in reversed(found)}
-        bodies = [
-            *few,
-            *(Body(most, each.lowered(func, made[each.kernel], machine), str(each)) for most, each in found),
-        ]
-        joined = by_extent([(body.most, body.lowered) for body in bodies]) if len(bodies) > 1 else bodies[0].lowered
+
+        def launching(matrices: dict[str, tirx.Var]) -> tirx.PrimFunc:
+            bodies = [(most, each.lowered(func, matrices, made[each.kernel], machine)) for most, each in found]
+            return by_extent(bodies) if len(bodies) > 1 else bodies[0][1]
+
+        launched = product.with_copies(launching, target)
+        joined = by_extent([*((body.most, body.lowered) for body in few), (None, launched)]) if few else launched
         kernels = ir.IRModule({name: one for code in made.values() for name, one in code.device.functions_items()})
-        return with_kernels(joined, kernels).with_attr(HOW, "; ".join(map(str, bodies)))
+        how = [*few, *(Body(most, launched, str(each)) for most, each in found)]
+        return with_kernels(joined, kernels).with_attr(HOW, "; ".join(map(str, how)))
+
+    def _scheduled_rows(self, func: tirx.PrimFunc, product: PlainProduct, each: int, target: Target) -> int:
+        """Return up to how many rows schedules take less time than kernels; NotTaken where they do for any number."""
+        machine, most_rows = self._machine_of(target), SCHEDULED_ROWS
+        if not product.copied:
+            return most_rows
+        menu = Menu(product, machine)
+        for most, (plan, *_) in self.plans(product_of(func), target):
+            rows = int(product.rows) if not each else MANY_ROWS if most is None else most * each
+            launched = role_cost(menu.best(rows, None).choice, product.problem(rows), machine)
+            straight = straight_cycles(plan.choice, plan.parts, product, rows, machine)
+            if straight <= launched + copying_cycles(product, rows, machine):
+                if most is None:
+                    raise NotTaken("copies of rows for TMA take longer than to load elements", value=rows, remedy=LEAVE)
+                most_rows = max(most_rows, rows)
+        return most_rows
 
     def _launches(
-        self, product: PlainProduct, extents: Sequence[tirx.Var], target: Target
+        self, product: PlainProduct, scheduled: int, each: int, target: Target
     ) -> list[tuple[int | None, Launch]]:
         """List launches by the most steps of the symbolic extent that each is for; none where schedules are better."""
         menu = Menu(product, self._machine_of(target))
-        if is_constant(product.rows):
+        if not each:
             rows = int(product.rows)
-            return [(None, menu.best(rows, None))] if rows > SCHEDULED_ROWS else []
-        each = steps_of(product.rows, extents[0]) if len(extents) == 1 else 0
-        if not 1 <= each <= SCHEDULED_ROWS:
-            raise NotTaken("rows are no multiple of one extent", value=product.rows, remedy=LEAVE)
+            return [(None, menu.best(rows, None))] if rows > scheduled else []
         found: list[tuple[int | None, Launch]] = []
-        for limit in (*LIMITS, None):
+        for limit in (*(limit for limit in LIMITS if limit > scheduled), None):
             launch = menu.best(limit or MANY_ROWS, found[-1][1] if found and limit else None)
             if found and found[-1][1].kernel == launch.kernel:
                 found.pop()
             found.append((limit and limit // each, launch))
         return found
+
+
+def _rows_of_each(product: PlainProduct, extents: Sequence[tirx.Var]) -> int:
+    """Return how many rows there are to each step of the one symbolic extent; 0 without such a one, else NotTaken."""
+    if is_constant(product.rows):
+        return 0
+    each = steps_of(product.rows, extents[0]) if len(extents) == 1 else 0
+    if not 1 <= each <= SCHEDULED_ROWS:
+        raise NotTaken("rows are no multiple of one extent", value=product.rows, remedy=LEAVE)
+    return each
 
 
 class Menu:
@@ -330,7 +449,7 @@ class Menu:
             return before
         if is_constant(self.product.rows):
             return Launch(self.product, choice, step, rows, True)
-        any_number = (MAX_ELEMENTS - 1) // max(self.product.n, self.product.k)
+        any_number = (MAX_ELEMENTS - 1) // max(problem.n, problem.k)
         return Launch(self.product, choice, step, any_number // choice.tile.block_m * choice.tile.block_m, False)
 
     def _with_sums(self, choice: Choice, problem: Matmul) -> float:
