@@ -11,7 +11,9 @@ rows::
 
 Operands whose rows TMA cannot step over (1001 elements) are copied to such rows first, in workspaces that TVM's
 runtime keeps, where that takes less than to load them element by element, as schedules do (:func:`straight_cycles`);
-results of such rows are copied back. The kernels are linked with the module (:mod:`kernels.host_launch`).
+results of such rows are copied back. Short reductions of many tiles are left to schedules, whose blocks share
+multiprocessors: of step 12's, one begins when another ends (:func:`between_blocks`). The kernels are linked with the
+module (:mod:`kernels.host_launch`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import cut_role_cost, plan_for, plans_by_rows, role_cost
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
-from tensorir_ladder.schedules.cost import CLOCK_GHZ, Machine
+from tensorir_ladder.schedules.cost import CLOCK_GHZ, ROUND_CYCLES, Machine
 from tensorir_ladder.schedules.inspection import is_constant, is_one
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
@@ -62,6 +64,7 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 LOG = logging.getLogger(__name__)
 SCHEDULED_ROWS = 16  # up to so many rows schedules are as fast
 STEPS = (12,)  # whose kernels are launched; step 13's takes any number of rows, too, and was not measured so
+SHORT_STEPS = STEPS  # the same for short reductions of many tiles, which 12 leaves to schedules: with 13, blocks stay
 LIMITS = (32, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256))  # of ranges of rows: whole tiles
 MANY_ROWS = 8192  # what rows beyond are taken for
 CUT_CYCLES = 6000  # that sums on their way from helpers to owners take, and the kernel that lowers flags
@@ -84,6 +87,10 @@ TILES = tuple(
         ("64x64x128/1x1", 6),
     )
 )  # large ones first: of two that cost the same in many waves they take less power
+SHORT_TILES = tuple(
+    Choice(RoleTile.parse(tile), stages) for tile, stages in (("192x64x64/3x1", 5), ("128x64x64/2x1", 6))
+)  # of few columns, for blocks that stay
+TURN_CYCLES = 600  # from one tile of such a block to its next
 DIGITS = 12  # of a digest, by which kernels are told from each other
 LEAVE = "leave it to schedules"
 
@@ -320,6 +327,24 @@ def straight_cycles(choice: Choice, parts: int, product: PlainProduct, rows: int
     return math.ceil(busiest) * math.ceil(-(-product.k // tile.block_k) / parts) * pieces / ELEMENTS_PER_CYCLE
 
 
+def between_blocks(choice: Choice, problem: Matmul, machine: Machine) -> float:
+    """Return the cycles in which a multiprocessor has no block of step 12, since the next one fills its ring.
+
+    1x1 convolutions of ResNet-50 where these are more than all the loops take (:func:`kernels.stream_k.role_cost`)
+    took 16.3, 30.0 and 19.4 µs on an H200, and 9.0, 18.2 and 17.4 as schedules; one of them 31.8, and 33.0 (ms in
+    h200-models.jsonl: 56x64-64w1, 56x256-64w1, 28x128-512w1; 56x64-256w1).
+    """
+    return (-(-math.prod(choice.tile.counts(problem)[:2]) // machine.multiprocessors) - 1) * ROUND_CYCLES
+
+
+def staying_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+    """Return about how many cycles a short reduction takes by blocks that stay: a tile is loaded, or one is stored."""
+    rows, columns, _ = choice.tile.counts(problem)
+    whole = role_cost(choice, replace(problem, m=choice.tile.block_m, n=choice.tile.block_n), machine)
+    stored = choice.tile.block_m * choice.tile.block_n / machine.rates.stored_results_per_cycle
+    return -(-rows * columns // machine.multiprocessors) * (max(whole - stored, stored) + TURN_CYCLES)
+
+
 def copying_cycles(product: PlainProduct, rows: int, machine: Machine) -> float:
     """Return the cycles of the kernels that copy a product's matrices: bytes read and written, and launches."""
     problem, rates = product.problem(rows), machine.rates
@@ -384,9 +409,12 @@ class TmaContraction(Contraction):
     def _scheduled_rows(self, func: tirx.PrimFunc, product: PlainProduct, each: int, target: Target) -> int:
         """Return up to how many rows schedules take less time than kernels; NotTaken where they do for any number."""
         machine, most_rows = self._machine_of(target), SCHEDULED_ROWS
+        menu = Menu(product, machine)
+        rows = MANY_ROWS if each else int(product.rows)
+        if menu.is_short(rows) and 13 not in SHORT_STEPS:
+            raise NotTaken("a short reduction of many tiles, between which blocks wait", value=product.k, remedy=LEAVE)
         if not product.copied:
             return most_rows
-        menu = Menu(product, machine)
         for most, (plan, *_) in self.plans(product_of(func), target):
             rows = int(product.rows) if not each else MANY_ROWS if most is None else most * each
             launched = role_cost(menu.best(rows, None).choice, product.problem(rows), machine)
@@ -437,6 +465,8 @@ class Menu:
     def best(self, rows: int, before: Launch | None) -> Launch:
         """Return what should be fastest for so many rows; where it hardly loses, ``before``, which is so for fewer."""
         problem = self.product.problem(rows)
+        if 13 in SHORT_STEPS and self.is_short(rows):
+            return self._launch(self._least(staying_cycles, problem, 1, SHORT_TILES), 13, rows)
         step, cost = 12, role_cost
         choice, cut = self._least(role_cost, problem, 1), self._least(cut_role_cost, problem, 1)
         many = math.prod(choice.tile.counts(problem)[:2]) > FEW_WAVES * self.machine.multiprocessors
@@ -447,8 +477,19 @@ class Menu:
         least = cost(choice, problem, self.machine)
         if before and before.step == step and cost(before.choice, problem, self.machine) <= HARDLY_SLOWER * least:
             return before
+        return self._launch(choice, step, rows)
+
+    def is_short(self, rows: int) -> bool:
+        """Tell whether step 12's blocks are more often begun than they multiply (:func:`between_blocks`)."""
+        problem = self.product.problem(rows)
+        choice = self._least(role_cost, problem, 1)
+        return between_blocks(choice, problem, self.machine) > role_cost(choice, problem, self.machine)
+
+    def _launch(self, choice: Choice, step: int, rows: int) -> Launch:
+        """Return a launch for so many rows where that is what the product has, for any number otherwise."""
         if is_constant(self.product.rows):
             return Launch(self.product, choice, step, rows, True)
+        problem = self.product.problem(1)
         any_number = (MAX_ELEMENTS - 1) // max(problem.n, problem.k)
         return Launch(self.product, choice, step, any_number // choice.tile.block_m * choice.tile.block_m, False)
 
@@ -459,9 +500,15 @@ class Menu:
         memory = moved * dtype_bytes(problem.dtype) / (MEMORY_SHARE * loaded)
         return max(cut_role_cost(choice, problem, self.machine), memory) + CUT_CYCLES
 
-    def _least(self, cost: Callable[[Choice, Matmul, Machine], float], problem: Matmul, slack: float) -> Choice:
-        """Return the first tile that costs no more than ``slack`` times the least."""
-        tiles = [each for each in self.tiles if problem.m > SPARSE_ROWS or each.tile.block_n > PANEL]
+    def _least(
+        self,
+        cost: Callable[[Choice, Matmul, Machine], float],
+        problem: Matmul,
+        slack: float,
+        more: Sequence[Choice] = (),
+    ) -> Choice:
+        """Return the first tile that costs no more than ``slack`` times the least, of all and ``more``."""
+        tiles = [each for each in (*more, *self.tiles) if problem.m > SPARSE_ROWS or each.tile.block_n > PANEL]
         cycles = [cost(each, problem, self.machine) for each in tiles]
         return next(each for each, own in zip(tiles, cycles) if own <= slack * min(cycles))
 

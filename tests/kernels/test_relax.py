@@ -192,6 +192,31 @@ def test_other_functions_are_left_to_schedules(name: str) -> None:
     assert not brought(tvm.IRModule({"main": taken(function)})).functions
 
 
+# Short reductions
+
+
+SHORT = {
+    "any rows": (lambda: product(None, 8200, 72, residual=True), (300,)),
+    "known rows": (lambda: product(9000, 1032, 64, layout="nn"), (9000,)),
+}
+
+
+def test_short_reductions_of_many_tiles_are_left_to_schedules() -> None:
+    assert "wgmma" in str(taken(SHORT["known rows"][0]()).attrs[HOW])
+    assert "TMA" in str(taken(product(9000, 1032, 1024, layout="nn")).attrs[HOW])
+    assert "TMA" in str(taken(product(200, 1032, 64, layout="nn")).attrs[HOW])
+
+
+@slow
+@pytest.mark.parametrize("case", SHORT)
+def test_blocks_that_stay_are_right_for_short_reductions(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_of_relax, "SHORT_STEPS", (12, 13))
+    written = SHORT[case][0]()
+    function = taken(written)
+    assert "TMA, step 13" in str(function.attrs[HOW])
+    check_rows(written, function, SHORT[case][1])
+
+
 # Rows that TMA cannot step over
 
 
@@ -265,7 +290,6 @@ def emulate(function: tirx.PrimFunc, rows: int, made: Generated, arrays: list[np
 
 CASES: dict[str, tuple[Callable[[], tirx.PrimFunc], tuple[int, ...]]] = {
     "any rows": (lambda: product(None, 264, 1096), (1, 7, 17, 64, 100, 129, 300, 512, 700)),
-    "tiles shared out": (lambda: product(None, 8200, 72, residual=True), (700,)),
     "residual": (lambda: product(None, 264, 1096, residual=True), (5, 100, 129, 300, 700)),
     "as stored": (lambda: product(None, 136, 264, layout="nn", dtype="bfloat16", residual=True), (9, 130, 600)),
     "known rows": (lambda: product(150, 264, 1096), (150,)),
@@ -407,7 +431,8 @@ class OnGpu:
 
     def compiled(self, monkeypatch: pytest.MonkeyPatch) -> tvm.runtime.Executable:
         """Compile it as a user of TVM does."""
-        monkeypatch.setattr(kernels_of_relax, "STEPS", self.steps)
+        for steps in ("STEPS", "SHORT_STEPS"):
+            monkeypatch.setattr(kernels_of_relax, steps, self.steps)
         rows = "rows" if self.rows is None else self.rows
         x, residual = (nn.spec.Tensor([rows, columns], self.dtype) for columns in (self.k, self.n))
         layer = Product(self.n, self.k, self.layout, self.dtype, self.added)
@@ -431,6 +456,7 @@ ON_GPU = {
     "odd rows, known": OnGpu(1031, 2041, layout="nn", rows=1500),
     "step 13, a wave that is cut": OnGpu(512, 8192, added="residual", steps=(12, 13)),
     "step 13, many tiles": OnGpu(6144, 264, steps=(12, 13)),
+    "step 13, short": OnGpu(256, 64, layout="nn", rows=100352, steps=(13,)),
 }
 CHECKS = """
 def check(run, n, k, layout, dtype, added, numbers):
