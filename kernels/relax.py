@@ -45,12 +45,12 @@ from tensorir_ladder.schedules.rules import (
     Body,
     Computation,
     Contraction,
-    Elementwise,
     Epilogue,
     NotTaken,
     Rule,
     by_extent,
     equation_of,
+    kernels_of,
     narrowed,
     product_of,
     steps_of,
@@ -199,10 +199,7 @@ def _copy(source: tirx.Var, target: tirx.Var, gpu: Target) -> tirx.Stmt:
         return tirx.if_then_else(inside, read(*index), 0) if columns < int(target.shape[-1]) else read(*index)
 
     read = te.placeholder(source.shape, source.dtype, source.name)
-    function = te.create_prim_func([read, te.compute(target.shape, element, target.name)])
-    made = Elementwise().schedule(function, gpu)
-    taken = dict(zip(made.params, (source, target)))
-    return tvm_ffi.structural_map(made.body, (tirx.Var, lambda var: taken.get(var, var)))
+    return kernels_of([read, te.compute(target.shape, element, target.name)], [source, target], gpu)
 
 
 def _residual(after: Epilogue) -> ir.TensorLoad | None:

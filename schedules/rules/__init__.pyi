@@ -5,6 +5,7 @@ from .contraction import steps_of as steps_of
 from .decode import Decode as Decode
 from .decode import lowered_for_few_rows as lowered_for_few_rows
 from .elementwise import Elementwise as Elementwise
+from .elementwise import kernels_of as kernels_of
 from .explanation import Explanation as Explanation
 from .explanation import Row as Row
 from .explanation import explain as explain
