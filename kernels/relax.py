@@ -72,7 +72,7 @@ MEMORY_SHARE = 0.27  # of the bytes that all multiprocessors load in a cycle: wh
 SPARSE_ROWS = 32  # up to which narrow tiles are slow: all blocks load the same few rows, the more often the more blocks
 WORTH_CUTTING = 0.9  # of the time without
 FEW_WAVES = 1.5  # up to which blocks with one tile each are faster, and of two tiles that cost the same the smaller
-ELEMENTS_PER_CYCLE = 6.2  # that a multiprocessor loads one by one: 4096 x 4096 x 1001 took 0.134 ms on an H200
+ELEMENTS_PER_CYCLE = 2.06  # that a multiprocessor loads one by one: 4096 x 1001 x 1001 took 0.134 ms on an H200
 HARDLY_SLOWER = 1.03  # so much is worth neither a range of its own nor a smaller tile
 TILES = tuple(
     Choice(RoleTile.parse(tile), stages)
