@@ -34,6 +34,7 @@ from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
 from tensorir_ladder.kernels.host_launch import DeviceCode, device_code, launch
 from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.relax_windows import launched_by_windows
 from tensorir_ladder.kernels.stream_k import cut_role_cost, plan_for, plans_by_rows, role_cost
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
@@ -65,6 +66,7 @@ LOG = logging.getLogger(__name__)
 SCHEDULED_ROWS = 16  # up to so many rows schedules are as fast
 STEPS = (12,)  # whose kernels are launched; step 13's takes any number of rows, too, and was not measured so
 SHORT_STEPS = STEPS  # the same for short reductions of many tiles, which 12 leaves to schedules: with 13, blocks stay
+WINDOWS = False  # whether convolutions of few channels are multiplied by their windows, which no GPU has run yet
 LIMITS = (32, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256))  # of ranges of rows: whole tiles
 MANY_ROWS = 8192  # what rows beyond are taken for
 CUT_CYCLES = 6000  # that sums on their way from helpers to owners take, and the kernel that lowers flags
@@ -379,6 +381,11 @@ class TmaContraction(Contraction):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return the function lowered, with a body or a launch for each range of rows where these are symbolic."""
         func = narrowed(func)
+        if WINDOWS:
+            try:
+                return launched_by_windows(func, target)
+            except NotTaken as reason:
+                LOG.debug("no kernel of windows: %s", reason)
         try:
             product = plain_product(func)
             each = _rows_of_each(product, symbolic_extents(func))

@@ -1,4 +1,5 @@
 from .computations import Computation as Computation
+from .computations import replaced as replaced
 from .contraction import Body as Body
 from .contraction import Contraction as Contraction
 from .contraction import steps_of as steps_of
@@ -9,6 +10,8 @@ from .elementwise import kernels_of as kernels_of
 from .explanation import Explanation as Explanation
 from .explanation import Row as Row
 from .explanation import explain as explain
+from .few_channels import Convolution as Convolution
+from .few_channels import convolution_of as convolution_of
 from .for_target import dlight_rules as dlight_rules
 from .for_target import dlight_target as dlight_target
 from .for_target import rules as rules

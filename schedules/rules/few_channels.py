@@ -48,7 +48,8 @@ class WidePixels:
         body = tvm_ffi.structural_map(lowered.body, (tirx.Var, lambda var: taken.get(var, var)))
         made = self.written.with_body(tirx.SeqStmt([*map(tirx.AllocBuffer, self.own), self.copying, body]))
         for name, value in lowered.attrs.items():
-            made = made.with_attr(name, value)
+            if name not in self.function.attrs:  # its own name, say
+                made = made.with_attr(name, value)
         return made
 
 
@@ -82,6 +83,40 @@ class Window:
         return [*(each.dom.extent for each in self.others), *sizes, self.channels]
 
 
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of few channels: its equation, the window, and the weights in terms of its iterators.
+
+    ``columns`` are the iterators that weights have and windows have not, ``after`` is what becomes of a sum.
+    """
+
+    reduction: Computation
+    window: Window
+    weights: ir.Expr
+    columns: tuple[tirx.IterVar, ...]
+    after: Epilogue
+
+
+def convolution_of(func: tirx.PrimFunc) -> Convolution:
+    """Read a function, its indices narrowed, as a convolution of 2 to 7 channels of 16 bits; NotTaken for all else."""
+    reduction, factors, after = equation_of(func)
+    operands = factors.first, factors.second
+    found = [(made, other) for one, other in (operands, operands[::-1]) if (made := _window_of(one, reduction))]
+    if not found or factors.scale:
+        raise _left("no operand is a window of an image of few channels")
+    window, weights = found[0]
+    inside = [*window.others, *window.across]
+    columns = tuple(each for each in reduction.spatial if not any(each.var.same_as(own.var) for own in inside))
+    known = all(is_constant(each.dom.extent) for each in columns)
+    if any(_reads(weights, each) for each in inside) or not columns or not known:
+        raise _left("weights are not those of all places, or of unknown columns")
+    if not all(
+        isinstance(index, tirx.Var) or is_one(extent) for index, extent in zip(after.indices, after.buffer.shape)
+    ):
+        raise _left("results are not stored by places and columns")
+    return Convolution(reduction, window, weights, columns, after)
+
+
 def with_wide_pixels(func: tirx.PrimFunc, machine: Machine, target: Target) -> WidePixels:
     """Write a convolution of few channels as copies, and the convolution of these.
 
@@ -98,32 +133,18 @@ def with_wide_pixels(func: tirx.PrimFunc, machine: Machine, target: Target) -> W
         dilated windows, results that are stored otherwise than by places and columns; and where copies would take
         longer than it takes to bring elements one by one.
     """
-    reduction, factors, after = equation_of(func)
-    operands = factors.first, factors.second
-    found = [(made, other) for one, other in (operands, operands[::-1]) if (made := _window_of(one, reduction))]
-    if not found or factors.scale:
-        raise _left("no operand is a window of an image of few channels")
-    window, weights = found[0]
-    inside = [*window.others, *window.across]
-    columns = [each for each in reduction.spatial if not any(each.var.same_as(own.var) for own in inside)]
-    known = all(is_constant(each.dom.extent) for each in columns)
-    if any(_reads(weights, each) for each in inside) or not columns or not known:
-        raise _left("weights are not those of all places, or of unknown columns")
-    if not all(
-        isinstance(index, tirx.Var) or is_one(extent) for index, extent in zip(after.indices, after.buffer.shape)
-    ):
-        raise _left("results are not stored by places and columns")
+    found = convolution_of(func)
+    window = found.window
     _check_worthwhile(window, machine)
-
     tensors = {param: te.placeholder(param.shape, param.dtype, str(param.name)) for param in func.params}
-    copies = _copies(window, weights, columns, tensors)
+    copies = _copies(found, tensors)
     own = tuple(tirx.decl_buffer(copy.shape, copy.dtype, str(copy.op.name)) for copy in copies)
     copying = tirx.SeqStmt(
         [kernels_of([*tensors.values(), copy], [*func.params, buffer], target) for copy, buffer in zip(copies, own)]
     )
     read = [te.placeholder(copy.shape, copy.dtype, str(copy.op.name)) for copy in copies]
-    made = _convolved(reduction, after, window, columns, read, tensors)
-    given = [made if param.same_as(after.buffer) else tensors[param] for param in func.params]
+    made = _convolved(found, read, tensors)
+    given = [made if param.same_as(found.after.buffer) else tensors[param] for param in func.params]
     return WidePixels(func, te.create_prim_func([*given, *read]), own, copying)
 
 
@@ -160,8 +181,9 @@ def _window_of(operand: ir.Expr, reduction: Computation) -> Window | None:
     return Window(loads[0].source, others, tuple(across), tuple(taps), channel, strides, places, pixel)
 
 
-def _copies(window: Window, weights: ir.Expr, columns: Sequence[tirx.IterVar], tensors: Tensors) -> list[te.Tensor]:
+def _copies(found: Convolution, tensors: Tensors) -> list[te.Tensor]:
     """Compute the copy of the image, and that of the weights in the order of a window's elements."""
+    window, columns = found.window, found.columns
     channel = window.channel
     pixels = [*(each.var for each in window.others), *window.places, channel.var]
     steps = [*(tap.var for tap in window.taps), channel.var, *(each.var for each in columns)]
@@ -169,7 +191,7 @@ def _copies(window: Window, weights: ir.Expr, columns: Sequence[tirx.IterVar], t
     def copied(value: ir.Expr, order: Sequence[tirx.Var]) -> Callable[..., ir.Expr]:
         def element(*at: tirx.Var) -> ir.Expr:
             taken = dict(zip(order, at))
-            own = _of_tensors(replaced(value, taken), tensors)
+            own = of_tensors(replaced(value, taken), tensors)
             return tirx.if_then_else(taken[channel.var] < channel.dom.extent, own, tirx.const(0, str(value.ty.dtype)))
 
         return element
@@ -177,20 +199,13 @@ def _copies(window: Window, weights: ir.Expr, columns: Sequence[tirx.IterVar], t
     shape = [*map(_extent, window.taps), window.channels, *(each.dom.extent for each in columns)]
     return [
         te.compute(window.shape, copied(window.pixel, pixels), "image_wide"),
-        te.compute(shape, copied(weights, steps), "weights_wide"),
+        te.compute(shape, copied(found.weights, steps), "weights_wide"),
     ]
 
 
-def _convolved(
-    reduction: Computation,
-    after: Epilogue,
-    window: Window,
-    columns: Sequence[tirx.IterVar],
-    copies: Sequence[te.Tensor],
-    tensors: Tensors,
-) -> te.Tensor:
+def _convolved(found: Convolution, copies: Sequence[te.Tensor], tensors: Tensors) -> te.Tensor:
     """Compute the convolution of the copies, and what follows it."""
-    image, weights = copies
+    (image, weights), reduction, window, after = copies, found.reduction, found.window, found.after
     steps = [te.reduce_axis((0, int(extent))) for extent in weights.shape[:3]]
     summed = str(after.total.ty.dtype)
 
@@ -198,14 +213,14 @@ def _convolved(
         taken = {each.var: index for each, index in zip(reduction.spatial, at)}
         places = [taken[own.var] * stride + tap for own, stride, tap in zip(window.across, window.strides, steps)]
         pixel = image(*(taken[each.var] for each in window.others), *places, steps[-1])
-        weight = weights(*steps, *(taken[each.var] for each in columns))
+        weight = weights(*steps, *(taken[each.var] for each in found.columns))
         return te.sum(pixel.astype(summed) * weight.astype(summed), axis=steps)
 
     sums = te.compute([each.dom.extent for each in reduction.spatial], total, f"{reduction.name}_sums")
 
     def result(*at: tirx.Var) -> ir.Expr:
         taken = {own: index for own, index in zip(after.indices, at) if isinstance(own, tirx.Var)}
-        value = _of_tensors(replaced(after.value, taken), tensors)
+        value = of_tensors(replaced(after.value, taken), tensors)
         return replaced(value, {after.total: sums(*(taken[each.var] for each in reduction.spatial))})
 
     return te.compute(after.buffer.shape, result, str(after.buffer.name))
@@ -224,7 +239,7 @@ def _check_worthwhile(window: Window, machine: Machine) -> None:
         raise _left("the image's copy is beyond 32-bit indexing")
 
 
-def _of_tensors(value: ir.Expr, tensors: Tensors) -> ir.Expr:
+def of_tensors(value: ir.Expr, tensors: Tensors) -> ir.Expr:
     """Return an expression that reads tensors in the place of the parameters that they stand for."""
     return tvm_ffi.structural_map(value, (ir.TensorLoad, lambda load: tensors[load.source](*load.indices)))
 

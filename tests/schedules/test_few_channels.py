@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import tvm
-from tvm import te, tirx
 from tvm.target import Target
 
 from support.functions import check_function
+from support.stems import Stem
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.schedules.cost import assumed_machine
 from tensorir_ladder.schedules.rules import few_channels
@@ -21,50 +19,6 @@ from tensorir_ladder.schedules.rules.rule import HOW, NotTaken
 TARGET = Target({"kind": "cuda", "arch": "sm_90a"})
 
 
-@dataclass(frozen=True)
-class Stem:
-    """A convolution of an image, channels last, with zeros around it, and a bias and a relu behind it."""
-
-    batch: int | str = 2
-    size: int = 15
-    channels: int = 3
-    filters: int = 40
-    window: int = 7
-    stride: int = 2
-    dilation: int = 1
-    dtype: str = "float16"
-    relu: bool = False
-
-    def function(self) -> tirx.PrimFunc:
-        """Write it as frameworks do."""
-        batch = tirx.Var(self.batch, "int32") if isinstance(self.batch, str) else self.batch
-        reach, edge = self.dilation * (self.window - 1), self.window // 2
-        places = (self.size + 2 * edge - reach - 1) // self.stride + 1
-        x = te.placeholder((batch, self.size, self.size, self.channels), self.dtype, "x")
-        weight = te.placeholder((self.window, self.window, self.channels, self.filters), self.dtype, "weight")
-        bias = te.placeholder((self.filters,), self.dtype, "bias")
-
-        def padded(n: tirx.Var, h: tirx.Var, w: tirx.Var, c: tirx.Var) -> tirx.PrimExpr:
-            inside = tirx.all(h >= edge, h < edge + self.size, w >= edge, w < edge + self.size)
-            return tirx.if_then_else(inside, x[n, h - edge, w - edge, c], tirx.const(0, self.dtype))
-
-        side = self.size + 2 * edge
-        image = te.compute((batch, side, side, self.channels), padded, "padded")
-        taps = [te.reduce_axis((0, extent)) for extent in (self.window, self.window, self.channels)]
-
-        def summed(n: tirx.Var, h: tirx.Var, w: tirx.Var, o: tirx.Var) -> tirx.PrimExpr:
-            row, column, channel = taps
-            down, across = h * self.stride + row * self.dilation, w * self.stride + column * self.dilation
-            return te.sum(image[n, down, across, channel] * weight[row, column, channel, o], axis=taps)
-
-        made = te.compute((batch, places, places, self.filters), summed, "conv")
-        if not self.relu:
-            return te.create_prim_func([x, weight, made])
-        zero = tirx.const(0, self.dtype)
-        after = te.compute(made.shape, lambda *at: te.max(made(*at) + bias[at[-1]], zero), "relu")
-        return te.create_prim_func([x, weight, bias, after])
-
-
 @pytest.fixture
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images, too, which would be multiplied as they are."""
@@ -73,9 +27,11 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_large_image_is_copied_by_vectors_and_a_small_one_is_not() -> None:
     large, small = Stem(32, 224, filters=64), Stem(1, 32, filters=64)
-    said = [str(Contraction().take(each.function(), TARGET).attrs[HOW]) for each in (large, small)]
+    made = [Contraction().take(each.function().with_attr("global_symbol", "stem"), TARGET) for each in (large, small)]
+    said = [str(each.attrs[HOW]) for each in made]
     assert "wgmma" in said[0]
     assert ["image copied" in each for each in said] == [True, False]
+    assert [str(each.attrs["global_symbol"]) for each in made] == ["stem", "stem"]
 
 
 @pytest.mark.usefixtures("_always")
