@@ -32,7 +32,7 @@ from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.codegen.launch_plan import RESIDUAL, ROWS_PARAMETER
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
-from tensorir_ladder.kernels.host_launch import DeviceCode, device_code, launch
+from tensorir_ladder.kernels.host_launch import DeviceCode, Mapped, device_code, launch
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.relax_windows import launched_by_windows
 from tensorir_ladder.kernels.stream_k import cut_role_cost, plan_for, plans_by_rows, role_cost
@@ -163,6 +163,14 @@ class PlainProduct:
     def extents(self) -> list[tirx.Var]:
         """The extents of the result that are known at run time only."""
         return symbolic_extents(tirx.PrimFunc([self.c], tirx.Evaluate(0)))
+
+    @property
+    def mapped(self) -> dict[str, Mapped]:
+        """Sizes of the matrices that have the rows, and of B, which may have fewer than the kernels multiply."""
+        problem, own = self.problem(1), self.n if self.layout == "nt" else self.k
+        columns = {"A": problem.k, "C": problem.n, RESIDUAL: problem.n}
+        by_rows = {name: Mapped((count, self.rows)) for name, count in columns.items()}
+        return {**by_rows, "B": Mapped((problem.b_shape[1], own))}
 
 
 def plain_product(func: tirx.PrimFunc) -> PlainProduct:
@@ -304,7 +312,7 @@ class Launch:
             flags = any(plan.helpers for plan in plans) and (self.known or numbers["helpers"] > 0)
         elif not self.known:
             blocks = blocks // -(-self.most // tile.block_m) * tirx.floordiv(rows + (tile.block_m - 1), tile.block_m)
-        body = launch(code.plan, matrices, numbers, blocks, flags)
+        body = launch(code.plan, matrices, self.product.mapped, numbers, blocks, flags)
         made = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs).with_attr(SCHEDULED, True)
         return unless_empty(made, self.product.extents)
 

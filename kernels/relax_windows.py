@@ -54,7 +54,7 @@ def launched_by_windows(func: tirx.PrimFunc, target: Target, rows: int = ROWS) -
     code = device_code(kernel, f"windows_{hashlib.sha256(made_of).hexdigest()[:DIGITS]}", target)
     weights, ordering = _in_order(found, windows, func, target)
     matrices = {"x": window.source, "weights": weights, "y": found.after.buffer}
-    body = [tirx.AllocBuffer(weights), ordering, launch(code.plan, matrices, {}, code.plan.grid[0])]
+    body = [tirx.AllocBuffer(weights), ordering, launch(code.plan, matrices, {}, {}, code.plan.grid[0])]
     made = func.with_body(tirx.SeqStmt(body)).with_attr(SCHEDULED, True)
     kernels = ir.IRModule(dict(code.device.functions_items()))
     return with_kernels(made, kernels).with_attr(
