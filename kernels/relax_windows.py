@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import tvm_ffi
 from tvm import ir, te, tirx
@@ -86,10 +87,10 @@ def _windows_of(found: Convolution, rows: int) -> Windows:
     known = all(is_constant(extent) for extent in (*window.source.shape, *after.buffer.shape))
     if not known or len(stored) != len(order) or not all(map(tirx.Var.same_as, stored, order)):
         raise NotTaken("results are no known rows of filters", value=after.buffer.shape, remedy=LEAVE)
-    images, (high, wide) = [int(each.dom.extent) for each in window.others], (int(e.dom.extent) for e in window.across)
-    taps = tuple(int(tap.dom.extent) for tap in window.taps)
-    filters, channels = int(found.columns[0].dom.extent), int(window.channel.dom.extent)
-    return Windows(*(images or [1]), high, wide, filters, taps, channels, str(window.source.dtype), rows)
+    images = math.prod(int(each.dom.extent) for each in window.others)
+    each = (*window.across, *found.columns, *window.taps, window.channel)
+    high, wide, filters, down, right, channels = (int(one.dom.extent) for one in each)
+    return Windows(images, high, wide, filters, (down, right), channels, str(window.source.dtype), rows)
 
 
 def _in_order(found: Convolution, windows: Windows, func: tirx.PrimFunc, target: Target) -> tuple[tirx.Var, tirx.Stmt]:

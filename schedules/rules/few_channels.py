@@ -154,23 +154,21 @@ def _window_of(operand: ir.Expr, reduction: Computation) -> Window | None:
     if len(loads) != 1 or len(loads[0].indices) < 3 or str(loads[0].source.dtype) not in PTX_TYPES:
         return None
     *_, row, column, last = loads[0].indices
-    channel = next((each for each in reduction.reduction if each.var.same_as(last)), None)
-    across, taps = (
-        [next((each for each in group if _reads(index, each)), None) for index in (row, column)]
-        for group in (reduction.spatial, reduction.reduction)
-    )
-    known = [channel, *across, *taps]
-    if None in known or len({each.var for each in known}) < 5 or len(reduction.reduction) != 3:
+    indices = row, column
+    groups = reduction.spatial, reduction.reduction
+    read = [[each for each in group if _reads(index, each)] for group in groups for index in indices]
+    channels = [each for each in reduction.reduction if each.var.same_as(last)]
+    if any(len(each) != 1 for each in (*read, channels)) or len(reduction.reduction) != 3:
         return None
-    if not all(is_constant(each.dom.extent) for each in known) or not 1 < _extent(channel) < MOST_CHANNELS:
+    high, wide, down, right = (each for (each,) in read)
+    across, taps, (channel,) = (high, wide), (down, right), channels
+    if len({each.var for each in (*across, *taps, channel)}) < 5:
         return None
-    strides = tuple(step_of(index, each.var) for index, each in zip((row, column), across))
-    fits = all(0 < stride <= _extent(tap) for stride, tap in zip(strides, taps))
-    if (
-        _extent(channel) % VECTOR == 0
-        or not fits
-        or [step_of(row, taps[0].var), step_of(column, taps[1].var)] != [1, 1]
-    ):
+    if not all(is_constant(each.dom.extent) for each in (*across, *taps, channel)):
+        return None
+    strides, steps = (tuple(step_of(i, each.var) for i, each in zip(indices, group)) for group in (across, taps))
+    gaps = any(not 0 < stride <= _extent(tap) for stride, tap in zip(strides, taps))
+    if gaps or steps != (1, 1) or not 1 < _extent(channel) < MOST_CHANNELS or _extent(channel) % VECTOR == 0:
         return None
     places = tuple(tirx.Var(name, "int32") for name in ("row", "column"))
     moved = {tap.var: place - own.var * stride for tap, place, own, stride in zip(taps, places, across, strides)}
@@ -178,7 +176,7 @@ def _window_of(operand: ir.Expr, reduction: Computation) -> Window | None:
     if any(_reads(pixel, each) for each in across):
         return None  # a dilated window, or one whose edges lie elsewhere in each of its places
     others = tuple(e for e in reduction.spatial if _reads(operand, e) and not any(e.var.same_as(a.var) for a in across))
-    return Window(loads[0].source, others, tuple(across), tuple(taps), channel, strides, places, pixel)
+    return Window(loads[0].source, others, across, taps, channel, strides, places, pixel)
 
 
 def _copies(found: Convolution, tensors: Tensors) -> list[te.Tensor]:
