@@ -103,8 +103,8 @@ def launch(
     tags = [BLOCKS, THREADS, SHARED]
     extents = (blocks, plan.block[0], plan.shared_bytes)
     params = flagged(tags) if plan.overlaps else tags
-    call = tirx.op.call_ffi_kernel(ir.StringImm(plan.kernel), *arguments, *extents, launch_params=params)
-    return tirx.SeqStmt([*stmts, tirx.Evaluate(call)])
+    call = tirx.Evaluate(tirx.op.call_ffi_kernel(ir.StringImm(plan.kernel), *arguments, *extents, launch_params=params))
+    return tirx.SeqStmt([*stmts, call]) if stmts else call
 
 
 def _encode(parameter: TensorMap, matrix: tirx.Var, mapped: Mapped | None, arguments: list[ir.Expr]) -> list[tirx.Stmt]:

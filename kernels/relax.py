@@ -9,7 +9,11 @@ rows::
     ...
     else: step 12, tiles of 128 x 256
 
-The kernels are linked with the module (:mod:`kernels.host_launch`).
+Operands whose rows TMA cannot step over (1001 elements) are copied to such rows first, in workspaces that TVM's
+runtime keeps, where that takes less than to load them element by element, as schedules do (:func:`straight_cycles`);
+results of such rows are copied back. Short reductions of many tiles are left to schedules, whose blocks share
+multiprocessors: of step 12's, one begins when another ends (:func:`between_blocks`). The kernels are linked with the
+module (:mod:`kernels.host_launch`).
 """
 
 from __future__ import annotations
@@ -18,24 +22,25 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, sym, te, tirx
 from tvm.target import Target
 
-from tensorir_ladder.kernels import epilogue
+from tensorir_ladder.kernels import epilogue, tma
 from tensorir_ladder.kernels.codegen.launch_plan import RESIDUAL, ROWS_PARAMETER
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
 from tensorir_ladder.kernels.host_launch import DeviceCode, Mapped, device_code, launch
 from tensorir_ladder.kernels.persistent import persistent
+from tensorir_ladder.kernels.relax_windows import launched_by_windows
 from tensorir_ladder.kernels.stream_k import cut_role_cost, plan_for, plans_by_rows, role_cost
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
-from tensorir_ladder.schedules.cost import Machine
+from tensorir_ladder.schedules.cost import CLOCK_GHZ, ROUND_CYCLES, Machine
 from tensorir_ladder.schedules.inspection import is_constant, is_one
-from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES
+from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import (
     Body,
@@ -46,7 +51,9 @@ from tensorir_ladder.schedules.rules import (
     Rule,
     by_extent,
     equation_of,
+    kernels_of,
     narrowed,
+    product_of,
     steps_of,
     symbolic_extents,
     unless_empty,
@@ -58,6 +65,8 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 LOG = logging.getLogger(__name__)
 SCHEDULED_ROWS = 16  # up to so many rows schedules are as fast
 STEPS = (12,)  # whose kernels are launched; step 13's takes any number of rows, too, and was not measured so
+SHORT_STEPS = STEPS  # the same for short reductions of many tiles, which 12 leaves to schedules: with 13, blocks stay
+WINDOWS = False  # whether convolutions of few channels are multiplied by their windows, which no GPU has run yet
 LIMITS = (32, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256))  # of ranges of rows: whole tiles
 MANY_ROWS = 8192  # what rows beyond are taken for
 CUT_CYCLES = 6000  # that sums on their way from helpers to owners take, and the kernel that lowers flags
@@ -65,6 +74,7 @@ MEMORY_SHARE = 0.27  # of the bytes that all multiprocessors load in a cycle: wh
 SPARSE_ROWS = 32  # up to which narrow tiles are slow: all blocks load the same few rows, the more often the more blocks
 WORTH_CUTTING = 0.9  # of the time without
 FEW_WAVES = 1.5  # up to which blocks with one tile each are faster, and of two tiles that cost the same the smaller
+ELEMENTS_PER_CYCLE = 2.06  # that a multiprocessor loads one by one: 4096 x 1001 x 1001 took 0.134 ms on an H200
 HARDLY_SLOWER = 1.03  # so much is worth neither a range of its own nor a smaller tile
 TILES = tuple(
     Choice(RoleTile.parse(tile), stages)
@@ -79,6 +89,10 @@ TILES = tuple(
         ("64x64x128/1x1", 6),
     )
 )  # large ones first: of two that cost the same in many waves they take less power
+SHORT_TILES = tuple(
+    Choice(RoleTile.parse(tile), stages) for tile, stages in (("192x64x64/3x1", 5), ("128x64x64/2x1", 6))
+)  # of few columns, for blocks that stay
+TURN_CYCLES = 600  # from one tile of such a block to its next
 DIGITS = 12  # of a digest, by which kernels are told from each other
 LEAVE = "leave it to schedules"
 
@@ -100,8 +114,19 @@ class PlainProduct:
     residual: tirx.Var | None = None
 
     def problem(self, rows: int) -> Matmul:
-        """Return the product of so many rows."""
-        return Matmul(rows, self.n, self.k, str(self.a.dtype), self.layout, str(self.c.dtype))
+        """Return the product of so many rows, of matrices as the kernels see them: copied ones have whole lines."""
+        written = Matmul(rows, self.n, self.k, str(self.a.dtype), self.layout, str(self.c.dtype))
+        if not tma.unreadable(written):
+            return written
+        n, k = (e if tma.rows_fit(e, written.dtype) else -(-e // PANEL) * PANEL for e in (self.n, self.k))
+        return replace(written, n=n, k=k)
+
+    @property
+    def copied(self) -> dict[str, int]:
+        """The columns of the copies of those matrices that are copied, by the kernels' names."""
+        problem = self.problem(1)
+        columns = {"A": problem.k, "B": problem.b_shape[1], "C": problem.n, RESIDUAL: problem.n}
+        return {name: columns[name] for name, each in self.matrices.items() if int(each.shape[-1]) != columns[name]}
 
     @property
     def matrices(self) -> dict[str, tirx.Var]:
@@ -109,11 +134,43 @@ class PlainProduct:
         found = {"A": self.a, "B": self.b, "C": self.c}
         return found if self.residual is None else {**found, RESIDUAL: self.residual}
 
+    def with_copies(self, launching: Callable[[dict[str, tirx.Var]], tirx.PrimFunc], target: Target) -> tirx.PrimFunc:
+        """Return what ``launching`` makes of the matrices, some of which are copies: made before, or copied back after.
+
+        ::
+
+            A_rows = A, in rows of 1024 elements, zeros beyond 1001               # kernels of the rule for elements
+            launch ...(A_rows, B_rows, C)
+        """
+        if not self.copied:
+            return launching(self.matrices)
+        own = {
+            name: tirx.decl_buffer([*matrix.shape[:-1], self.copied[name]], matrix.dtype, f"{name}_rows")
+            for name, matrix in self.matrices.items()
+            if name in self.copied
+        }
+        function = launching({**self.matrices, **own})
+        before = [
+            _copy(matrix, own[name], target) for name, matrix in self.matrices.items() if name in own.keys() - "C"
+        ]
+        after = [_copy(own["C"], self.c, target)] if "C" in own else []
+        # In one scope, all copies are in use until the launch: TVM does not see by maps alone that it reads them.
+        together = tirx.AttrStmt(tirx.const(0, "int32"), "extern_scope", tirx.const(0, "int32"), function.body)
+        made = [*map(tirx.AllocBuffer, own.values()), *before, together, *after]
+        return unless_empty(function.with_body(tirx.SeqStmt(made)), self.extents)
+
+    @property
+    def extents(self) -> list[tirx.Var]:
+        """The extents of the result that are known at run time only."""
+        return symbolic_extents(tirx.PrimFunc([self.c], tirx.Evaluate(0)))
+
     @property
     def mapped(self) -> dict[str, Mapped]:
-        """Sizes of the matrices that have the rows."""
-        columns = {"A": self.k, "C": self.n, RESIDUAL: self.n}
-        return {name: Mapped((count, self.rows)) for name, count in columns.items()}
+        """Sizes of the matrices that have the rows, and of B, which may have fewer than the kernels multiply."""
+        problem, own = self.problem(1), self.n if self.layout == "nt" else self.k
+        columns = {"A": problem.k, "C": problem.n, RESIDUAL: problem.n}
+        by_rows = {name: Mapped((count, self.rows)) for name, count in columns.items()}
+        return {**by_rows, "B": Mapped((problem.b_shape[1], own))}
 
 
 def plain_product(func: tirx.PrimFunc) -> PlainProduct:
@@ -143,6 +200,18 @@ def plain_product(func: tirx.PrimFunc) -> PlainProduct:
     raise NotTaken("operands are no matrices stored by rows", remedy=LEAVE)
 
 
+def _copy(source: tirx.Var, target: tirx.Var, gpu: Target) -> tirx.Stmt:
+    """Write the copying of rows to longer ones, zeros beyond, or to shorter ones."""
+    columns = int(source.shape[-1])
+
+    def element(*index: tirx.Var) -> tirx.Expr:
+        inside = index[-1] < columns
+        return tirx.if_then_else(inside, read(*index), 0) if columns < int(target.shape[-1]) else read(*index)
+
+    read = te.placeholder(source.shape, source.dtype, source.name)
+    return kernels_of([read, te.compute(target.shape, element, target.name)], [source, target], gpu)
+
+
 def _residual(after: Epilogue) -> ir.TensorLoad | None:
     """Return the element of a matrix like the result that is added to a rounded sum, None where none is; NotTaken."""
     rounded = after.total.astype(str(after.buffer.dtype))
@@ -160,11 +229,11 @@ def _residual(after: Epilogue) -> ir.TensorLoad | None:
 
 
 def _walked(buffer: tirx.Var, indices: Sequence[tirx.Expr], within: Computation) -> list[tirx.Var] | None:
-    """List the iterators that walk through a buffer, each along one whole dimension; None where others do."""
+    """List the iterators that walk through a buffer, each one whole dimension, the last along rows, or return None."""
     extents = {each.var: each.dom.extent for each in (*within.spatial, *within.reduction)}
     found = [(index, extent) for index, extent in zip(indices, buffer.shape) if not is_one(extent)]
     whole = all(index in extents and sym.Analyzer().can_prove_equal(extents[index], extent) for index, extent in found)
-    return [index for index, _ in found] if whole else None
+    return [index for index, _ in found] if whole and not is_one(buffer.shape[-1]) else None
 
 
 def _same(ones: Sequence[tirx.Var], others: Sequence[tirx.Var]) -> bool:
@@ -184,7 +253,7 @@ def _taken(product: PlainProduct) -> PlainProduct:
     operands = {str(product.a.dtype), str(product.b.dtype)}
     if len(operands) > 1 or not operands < set(PTX_TYPES):
         raise NotTaken("operands are not both float16 or bfloat16", value=sorted(operands), remedy=LEAVE)
-    if why := epilogue.untaken(problem):
+    if why := epilogue.untaken(problem):  # of copies, where there are some
         raise NotTaken(why, remedy=LEAVE)
     if not all(epilogue.can_store_by_tma(problem, each.tile) for each in TILES):
         raise NotTaken("results cannot leave by TMA", value=f"rows of {product.n} {product.c.dtype}", remedy=LEAVE)
@@ -206,7 +275,9 @@ class Launch:
 
     def __str__(self) -> str:
         added = "" if self.product.residual is None else ", residual"
-        return f"TMA, step {self.step} {self.choice.tile}, {self.choice.stages} stages{added}"
+        copied = ", ".join(self.product.copied)
+        copies = f", rows of {copied} copied to whole lines" if copied else ""
+        return f"TMA, step {self.step} {self.choice.tile}, {self.choice.stages} stages{added}{copies}"
 
     @property
     def kernel(self) -> tuple[Choice, int]:
@@ -225,8 +296,10 @@ class Launch:
         name = f"tma_{self.step}_{problem.shape}_{hashlib.sha256(made_of).hexdigest()[:DIGITS]}"
         return device_code(kernel, name, target)
 
-    def lowered(self, func: tirx.PrimFunc, code: DeviceCode, machine: Machine) -> tirx.PrimFunc:
-        """Return the function as this launch."""
+    def lowered(
+        self, func: tirx.PrimFunc, matrices: dict[str, tirx.Var], code: DeviceCode, machine: Machine
+    ) -> tirx.PrimFunc:
+        """Return the function as this launch, of ``matrices``."""
         rows, tile = self.product.rows, self.choice.tile
         numbers: dict[str, tirx.Expr | int] = {ROWS_PARAMETER: rows}
         blocks, flags = code.plan.grid[0], False
@@ -239,9 +312,52 @@ class Launch:
             flags = any(plan.helpers for plan in plans) and (self.known or numbers["helpers"] > 0)
         elif not self.known:
             blocks = blocks // -(-self.most // tile.block_m) * tirx.floordiv(rows + (tile.block_m - 1), tile.block_m)
-        body = launch(code.plan, self.product.matrices, self.product.mapped, numbers, blocks, flags)
+        body = launch(code.plan, matrices, self.product.mapped, numbers, blocks, flags)
         made = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs).with_attr(SCHEDULED, True)
-        return unless_empty(made, symbolic_extents(tirx.PrimFunc([self.product.c], tirx.Evaluate(0))))
+        return unless_empty(made, self.product.extents)
+
+
+def straight_cycles(choice: Choice, parts: int, product: PlainProduct, rows: int, machine: Machine) -> float:
+    """Return the cycles that a schedule takes at least to load operands in pieces no longer than their rows allow.
+
+    ::
+
+        tiles of the busiest multiprocessor · k tiles of a part · pieces of a k tile of A and B / pieces a cycle
+
+    A row of 1001 elements begins at a multiple of 2 bytes by chance only, so that each element is loaded by itself.
+    """
+    tile, size = choice.tile, dtype_bytes(product.a.dtype)
+    busiest = -(-rows // tile.block_m) * -(-product.n // tile.block_n) * parts / machine.multiprocessors
+    lengths = int(product.a.shape[-1]), int(product.b.shape[-1])
+    one, other = (math.gcd(length * size, VECTOR_BYTES) // size for length in lengths)  # elements of a piece
+    pieces = (min(rows, tile.block_m) / one + min(product.n, tile.block_n) / other) * tile.block_k
+    return math.ceil(busiest) * math.ceil(-(-product.k // tile.block_k) / parts) * pieces / ELEMENTS_PER_CYCLE
+
+
+def between_blocks(choice: Choice, problem: Matmul, machine: Machine) -> float:
+    """Return the cycles in which a multiprocessor has no block of step 12, since the next one fills its ring.
+
+    1x1 convolutions of ResNet-50 where these are more than all the loops take (:func:`kernels.stream_k.role_cost`)
+    took 16.3, 30.0 and 19.4 µs on an H200, and 9.0, 18.2 and 17.4 as schedules; one of them 31.8, and 33.0 (ms in
+    h200-models.jsonl: 56x64-64w1, 56x256-64w1, 28x128-512w1; 56x64-256w1).
+    """
+    return (-(-math.prod(choice.tile.counts(problem)[:2]) // machine.multiprocessors) - 1) * ROUND_CYCLES
+
+
+def staying_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+    """Return about how many cycles a short reduction takes by blocks that stay: a tile is loaded, or one is stored."""
+    rows, columns, _ = choice.tile.counts(problem)
+    whole = role_cost(choice, replace(problem, m=choice.tile.block_m, n=choice.tile.block_n), machine)
+    stored = choice.tile.block_m * choice.tile.block_n / machine.rates.stored_results_per_cycle
+    return -(-rows * columns // machine.multiprocessors) * (max(whole - stored, stored) + TURN_CYCLES)
+
+
+def copying_cycles(product: PlainProduct, rows: int, machine: Machine) -> float:
+    """Return the cycles of the kernels that copy a product's matrices: bytes read and written, and launches."""
+    problem, rates = product.problem(rows), machine.rates
+    heights = {"A": rows, "B": problem.b_shape[0], "C": rows, RESIDUAL: rows}
+    moved = sum(2 * heights[name] * columns * problem.itemsize for name, columns in product.copied.items())
+    return (moved / rates.copying_gb_s + 1e3 * rates.copying_us * len(product.copied)) * CLOCK_GHZ
 
 
 def _by_rows(rows: tirx.Expr, step: int, values: Sequence[int]) -> tirx.Expr:
@@ -273,42 +389,79 @@ class TmaContraction(Contraction):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return the function lowered, with a body or a launch for each range of rows where these are symbolic."""
         func = narrowed(func)
+        if WINDOWS:
+            try:
+                return launched_by_windows(func, target)
+            except NotTaken as reason:
+                LOG.debug("no kernel of windows: %s", reason)
         try:
-            found = self._launches(plain_product(func), symbolic_extents(func), target)
+            product = plain_product(func)
+            each = _rows_of_each(product, symbolic_extents(func))
+            scheduled = self._scheduled_rows(func, product, each, target)
+            found = self._launches(product, scheduled, each, target)
         except NotTaken as reason:
             LOG.debug("no TMA kernel: %s", reason)
             found = []
         if not found:
             return super().schedule(func, target)
-        few = self.bodies(func, target, SCHEDULED_ROWS) if found[0][0] is not None else []
+        few = self.bodies(func, target, scheduled) if not is_constant(product.rows) else []
         machine = self._machine_of(target)
         made = {each.kernel: each.code(target, machine) for _, each in reversed(found)}
-        bodies = [
-            *few,
-            *(Body(most, each.lowered(func, made[each.kernel], machine), str(each)) for most, each in found),
-        ]
-        joined = by_extent([(body.most, body.lowered) for body in bodies]) if len(bodies) > 1 else bodies[0].lowered
+
+        def launching(matrices: dict[str, tirx.Var]) -> tirx.PrimFunc:
+            bodies = [(most, each.lowered(func, matrices, made[each.kernel], machine)) for most, each in found]
+            return by_extent(bodies) if len(bodies) > 1 else bodies[0][1]
+
+        launched = product.with_copies(launching, target)
+        joined = by_extent([*((body.most, body.lowered) for body in few), (None, launched)]) if few else launched
         kernels = ir.IRModule({name: one for code in made.values() for name, one in code.device.functions_items()})
-        return with_kernels(joined, kernels).with_attr(HOW, "; ".join(map(str, bodies)))
+        how = [*few, *(Body(most, launched, str(each)) for most, each in found)]
+        return with_kernels(joined, kernels).with_attr(HOW, "; ".join(map(str, how)))
+
+    def _scheduled_rows(self, func: tirx.PrimFunc, product: PlainProduct, each: int, target: Target) -> int:
+        """Return up to how many rows schedules take less time than kernels; NotTaken where they do for any number."""
+        machine, most_rows = self._machine_of(target), SCHEDULED_ROWS
+        menu = Menu(product, machine)
+        rows = MANY_ROWS if each else int(product.rows)
+        if menu.is_short(rows) and 13 not in SHORT_STEPS:
+            raise NotTaken("a short reduction of many tiles, between which blocks wait", value=product.k, remedy=LEAVE)
+        if not product.copied:
+            return most_rows
+        for most, (plan, *_) in self.plans(product_of(func), target):
+            rows = int(product.rows) if not each else MANY_ROWS if most is None else most * each
+            launched = role_cost(menu.best(rows, None).choice, product.problem(rows), machine)
+            straight = straight_cycles(plan.choice, plan.parts, product, rows, machine)
+            if straight <= launched + copying_cycles(product, rows, machine):
+                if most is None:
+                    raise NotTaken("copies of rows for TMA take longer than to load elements", value=rows, remedy=LEAVE)
+                most_rows = max(most_rows, rows)
+        return most_rows
 
     def _launches(
-        self, product: PlainProduct, extents: Sequence[tirx.Var], target: Target
+        self, product: PlainProduct, scheduled: int, each: int, target: Target
     ) -> list[tuple[int | None, Launch]]:
         """List launches by the most steps of the symbolic extent that each is for; none where schedules are better."""
         menu = Menu(product, self._machine_of(target))
-        if is_constant(product.rows):
+        if not each:
             rows = int(product.rows)
-            return [(None, menu.best(rows, None))] if rows > SCHEDULED_ROWS else []
-        each = steps_of(product.rows, extents[0]) if len(extents) == 1 else 0
-        if not 1 <= each <= SCHEDULED_ROWS:
-            raise NotTaken("rows are no multiple of one extent", value=product.rows, remedy=LEAVE)
+            return [(None, menu.best(rows, None))] if rows > scheduled else []
         found: list[tuple[int | None, Launch]] = []
-        for limit in (*LIMITS, None):
+        for limit in (*(limit for limit in LIMITS if limit > scheduled), None):
             launch = menu.best(limit or MANY_ROWS, found[-1][1] if found and limit else None)
             if found and found[-1][1].kernel == launch.kernel:
                 found.pop()
             found.append((limit and limit // each, launch))
         return found
+
+
+def _rows_of_each(product: PlainProduct, extents: Sequence[tirx.Var]) -> int:
+    """Return how many rows there are to each step of the one symbolic extent; 0 without such a one, else NotTaken."""
+    if is_constant(product.rows):
+        return 0
+    each = steps_of(product.rows, extents[0]) if len(extents) == 1 else 0
+    if not 1 <= each <= SCHEDULED_ROWS:
+        raise NotTaken("rows are no multiple of one extent", value=product.rows, remedy=LEAVE)
+    return each
 
 
 class Menu:
@@ -324,6 +477,8 @@ class Menu:
     def best(self, rows: int, before: Launch | None) -> Launch:
         """Return what should be fastest for so many rows; where it hardly loses, ``before``, which is so for fewer."""
         problem = self.product.problem(rows)
+        if 13 in SHORT_STEPS and self.is_short(rows):
+            return self._launch(self._least(staying_cycles, problem, 1, SHORT_TILES), 13, rows)
         step, cost = 12, role_cost
         choice, cut = self._least(role_cost, problem, 1), self._least(cut_role_cost, problem, 1)
         many = math.prod(choice.tile.counts(problem)[:2]) > FEW_WAVES * self.machine.multiprocessors
@@ -334,9 +489,20 @@ class Menu:
         least = cost(choice, problem, self.machine)
         if before and before.step == step and cost(before.choice, problem, self.machine) <= HARDLY_SLOWER * least:
             return before
+        return self._launch(choice, step, rows)
+
+    def is_short(self, rows: int) -> bool:
+        """Tell whether step 12's blocks are more often begun than they multiply (:func:`between_blocks`)."""
+        problem = self.product.problem(rows)
+        choice = self._least(role_cost, problem, 1)
+        return between_blocks(choice, problem, self.machine) > role_cost(choice, problem, self.machine)
+
+    def _launch(self, choice: Choice, step: int, rows: int) -> Launch:
+        """Return a launch for so many rows where that is what the product has, for any number otherwise."""
         if is_constant(self.product.rows):
             return Launch(self.product, choice, step, rows, True)
-        any_number = (MAX_ELEMENTS - 1) // max(self.product.n, self.product.k)
+        problem = self.product.problem(1)
+        any_number = (MAX_ELEMENTS - 1) // max(problem.n, problem.k)
         return Launch(self.product, choice, step, any_number // choice.tile.block_m * choice.tile.block_m, False)
 
     def _with_sums(self, choice: Choice, problem: Matmul) -> float:
@@ -346,9 +512,15 @@ class Menu:
         memory = moved * dtype_bytes(problem.dtype) / (MEMORY_SHARE * loaded)
         return max(cut_role_cost(choice, problem, self.machine), memory) + CUT_CYCLES
 
-    def _least(self, cost: Callable[[Choice, Matmul, Machine], float], problem: Matmul, slack: float) -> Choice:
-        """Return the first tile that costs no more than ``slack`` times the least."""
-        tiles = [each for each in self.tiles if problem.m > SPARSE_ROWS or each.tile.block_n > PANEL]
+    def _least(
+        self,
+        cost: Callable[[Choice, Matmul, Machine], float],
+        problem: Matmul,
+        slack: float,
+        more: Sequence[Choice] = (),
+    ) -> Choice:
+        """Return the first tile that costs no more than ``slack`` times the least, of all and ``more``."""
+        tiles = [each for each in (*more, *self.tiles) if problem.m > SPARSE_ROWS or each.tile.block_n > PANEL]
         cycles = [cost(each, problem, self.machine) for each in tiles]
         return next(each for each, own in zip(tiles, cycles) if own <= slack * min(cycles))
 

@@ -38,6 +38,7 @@ from tensorir_ladder.kernels.codegen.lowering import Generated
 SHARED_BYTES = "tirx.use_dyn_shared_memory"
 EXTENTS = {kind: tuple(f"{kind}.{axis}" for axis in "xyz") for kind in ("blockIdx", "threadIdx", "clusterCtaIdx")}
 KNOWN = {SHARED_BYTES, *(tag for tags in EXTENTS.values() for tag in tags)}
+HELD_AS = {"uint16": "bfloat16"}  # memory of the host's functions, whose own code has no bfloat16
 WAITS_FOR_PREVIOUS = "griddepcontrol.wait"  # in the text of a kernel that may begin before the one before it is done
 
 
@@ -170,6 +171,7 @@ class _Reading:
         shape, dtype = tuple(self._number(extent) for extent in buffer.shape), str(buffer.dtype)
         if lanes := re.fullmatch(r"(\w+?)x(\d+)", dtype):  # TVM makes vectors of what is only used so
             shape, dtype = (*shape[:-1], shape[-1] * int(lanes.group(2))), lanes.group(1)
+        dtype = HELD_AS.get(dtype, dtype)
         self.buffers[buffer] = PlainBuffer(name, dtype, shape)
         self.kept.append(self.buffers[buffer])
 

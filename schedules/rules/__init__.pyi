@@ -1,6 +1,7 @@
 from .computations import Computation as Computation
 from .computations import computations_of as computations_of
 from .computations import loads_in as loads_in
+from .computations import replaced as replaced
 from .computations import same_number as same_number
 from .contraction import Body as Body
 from .contraction import Contraction as Contraction
@@ -8,9 +9,12 @@ from .contraction import steps_of as steps_of
 from .decode import Decode as Decode
 from .decode import lowered_for_few_rows as lowered_for_few_rows
 from .elementwise import Elementwise as Elementwise
+from .elementwise import kernels_of as kernels_of
 from .explanation import Explanation as Explanation
 from .explanation import Row as Row
 from .explanation import explain as explain
+from .few_channels import Convolution as Convolution
+from .few_channels import convolution_of as convolution_of
 from .for_target import dlight_rules as dlight_rules
 from .for_target import dlight_target as dlight_target
 from .for_target import rules as rules

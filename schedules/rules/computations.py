@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
-from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, is_one, is_true, is_zero
+from tensorir_ladder.schedules.inspection import DEVICE_SCOPES, is_constant, is_one, is_true, is_zero
 from tensorir_ladder.schedules.rules.rule import NotTaken
 
 PURE = 2  # TVM's CallEffectKind up to kReadState: what may be computed again, or elsewhere
@@ -123,6 +123,12 @@ def loads_in(value: ir.Expr) -> list[ir.TensorLoad]:
 def replaced(value: ir.Expr, taken: Mapping[tirx.Var, ir.Expr]) -> ir.Expr:
     """Return an expression with variables replaced."""
     return tvm_ffi.structural_map(value, (tirx.Var, lambda var: taken.get(var, var)))
+
+
+def step_of(index: ir.Expr, var: tirx.Var) -> int:
+    """Return how far an index moves with a variable, 0 where that is no constant."""
+    moved = sym.Analyzer().simplify(replaced(index, {var: var + 1}) - index)
+    return int(moved) if is_constant(moved) else 0
 
 
 def simplified(value: ir.Expr, analyzer: sym.Analyzer) -> ir.Expr:

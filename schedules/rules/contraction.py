@@ -60,6 +60,7 @@ from tensorir_ladder.schedules.recipes.split_reduction import add_parts, split_r
 from tensorir_ladder.schedules.recipes.warp_tiling import stage_for_warps
 from tensorir_ladder.schedules.rules.computations import same_number
 from tensorir_ladder.schedules.rules.decode import MOST_ROWS, lowered_for_few_rows
+from tensorir_ladder.schedules.rules.few_channels import with_wide_pixels
 from tensorir_ladder.schedules.rules.normal_form import Product, narrowed, product_of
 from tensorir_ladder.schedules.rules.ranges import (
     by_extent,
@@ -236,9 +237,17 @@ class Contraction(Rule):
         """Return the function lowered, with a body for each range of rows where these are symbolic.
 
         Rows of an operand or of the result whose length is symbolic are whole vectors where that is a multiple of 8: a
-        body of its own for these.
+        body of its own for these. Convolutions of pixels with few channels are those of a copied image
+        (:func:`schedules.rules.few_channels.with_wide_pixels`).
         """
         func = narrowed(func)
+        try:
+            wide = with_wide_pixels(func, self._machine_of(target), target)
+        except NotTaken as reason:
+            LOG.debug("no image of wide pixels: %s", reason)
+        else:
+            made = wide.joined(self.schedule(wide.function, target))
+            return made.with_attr(HOW, f"{made.attrs[HOW]}, of an image copied to whole vectors")
         ragged = _row_length(func)
         bodies = self.bodies(in_multiples(func, ragged, WHOLE) if ragged is not None else func, target)
         joined = by_extent([(body.most, body.lowered) for body in bodies]) if len(bodies) > 1 else bodies[0].lowered

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, te, tirx
 from tvm.target import Target
 
 from tensorir_ladder.schedules.inspection import is_constant, is_zero
@@ -50,6 +50,13 @@ class Elementwise(Rule):
             return func.with_body(tirx.Evaluate(0)).with_attr(HOW, "no kernels: there is nothing to compute")
         source = dataclasses.replace(source, outputs=some)
         return source.with_body(v.for_whole_vectors(source, lambda extents: elementwise_kernels(source, extents)))
+
+
+def kernels_of(tensors: Sequence[te.Tensor], buffers: Sequence[tirx.Var], target: Target) -> tirx.Stmt:
+    """Write kernels that compute tensors, elementwise, on the buffers that stand for them, one for each."""
+    made = Elementwise().schedule(te.create_prim_func([*tensors]), target)
+    taken = dict(zip(made.params, buffers, strict=True))
+    return tvm_ffi.structural_map(made.body, (tirx.Var, lambda var: taken.get(var, var)))
 
 
 def elementwise_kernels(source: v.Source, extents: v.Values) -> tuple[tirx.Stmt, bool]:

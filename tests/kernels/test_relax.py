@@ -179,7 +179,6 @@ OTHERS: dict[str, tuple[Callable[[], tirx.PrimFunc], str]] = {
     "operands of 32 bits": (lambda: product(300, 256, 128, dtype="float32"), "float32"),
     "results of 32 bits": (lambda: product(300, 256, 128, out="float32"), "float32"),
     "rows of results that TMA cannot step over": (lambda: product(300, 252, 128), "252"),
-    "rows of operands that TMA cannot step over": (lambda: product(300, 256, 132), "132"),
     "relu": (relu, "follows the sums"),
 }
 
@@ -191,6 +190,85 @@ def test_other_functions_are_left_to_schedules(name: str) -> None:
     with pytest.raises(NotTaken, match=reason):
         plain_product(narrowed(function))
     assert not brought(tvm.IRModule({"main": taken(function)})).functions
+
+
+# Short reductions
+
+
+SHORT = {
+    "any rows": (lambda: product(None, 4104, 72, residual=True), (700,)),
+    "known rows": (lambda: product(9000, 1032, 64, layout="nn"), (9000,)),
+}
+
+
+def test_short_reductions_of_many_tiles_are_left_to_schedules() -> None:
+    assert "wgmma" in str(taken(SHORT["known rows"][0]()).attrs[HOW])
+    assert "TMA" in str(taken(product(9000, 1032, 1024, layout="nn")).attrs[HOW])
+    assert "TMA" in str(taken(product(200, 1032, 64, layout="nn")).attrs[HOW])
+
+
+@slow
+@pytest.mark.parametrize("case", SHORT)
+def test_blocks_that_stay_are_right_for_short_reductions(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_of_relax, "SHORT_STEPS", (12, 13))
+    written = SHORT[case][0]()
+    function = taken(written)
+    assert "TMA, step 13" in str(function.attrs[HOW])
+    check_rows(written, function, SHORT[case][1])
+
+
+# Rows that TMA cannot step over
+
+
+def test_rows_are_copied_where_that_is_sooner_than_to_load_elements() -> None:
+    short, long = taken(product(300, 256, 132)), taken(product(4096, 4096, 1001))
+    assert not brought(tvm.IRModule({"main": short})).functions
+    assert "rows of A, B copied to whole lines" in str(long.attrs[HOW])
+    *_, launch = read_host(lowered(long).host, {}).launches
+    maps = {each.buffer: each for each in launch.parameters}
+    assert {name: each.sizes for name, each in maps.items()} == {
+        "A_rows": (1024, 4096),
+        "B_rows": (1024, 4096),
+        "C": (4096, 4096),
+    }
+
+
+@slow
+def test_few_rows_of_odd_length_stay_scheduled() -> None:
+    few, *many = str(taken(product(None, 4096, 1001)).attrs[HOW]).split("; ")
+    assert few == "up to 8: decode"
+    assert "wgmma" in many[0]
+    assert all("copied" in each for each in many if "TMA" in each)
+    assert "TMA" in many[-1]
+
+
+def test_matrices_whose_rows_end_in_an_axis_of_one_element_are_left() -> None:
+    a, b, k = te.placeholder((300, 129, 1), "float16"), te.placeholder((256, 129), "float16"), te.reduce_axis((0, 129))
+    c = te.compute((300, 256), lambda i, j: te.sum(a[i, k, 0] * b[j, k], axis=k))
+    with pytest.raises(NotTaken, match="stored by rows"):
+        plain_product(narrowed(te.create_prim_func([a, b, c])))
+
+
+COPIED: dict[str, tuple[Callable[[], tirx.PrimFunc], str, tuple[int, ...]]] = {
+    "odd steps and columns": (lambda: product(None, 263, 129), "A, B, C", (1, 17, 300, 700)),
+    "odd columns": (
+        lambda: product(None, 263, 136, layout="nn", residual=True, dtype="bfloat16"), "B, C, R", (9, 130)
+    ),
+    "odd steps, as stored": (lambda: product(None, 264, 133, layout="nn"), "A", (300,)),
+    # TVM must not find that the copy of C may lie where that of B does
+    "known rows": (lambda: product(200, 263, 133, layout="nn", residual=True), "A, B, C, R", (200,)),
+}  # fmt: skip
+
+
+@slow
+@pytest.mark.parametrize("case", COPIED)
+def test_products_of_copied_rows_are_right(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_of_relax, "ELEMENTS_PER_CYCLE", 1e-3)  # such small ones are scheduled otherwise
+    make, copied, numbers = COPIED[case]
+    written = make()
+    function = taken(written)
+    assert f"rows of {copied} copied" in str(function.attrs[HOW])
+    check_rows(written, function, numbers)
 
 
 # Right
@@ -212,7 +290,6 @@ def emulate(function: tirx.PrimFunc, rows: int, made: Generated, arrays: list[np
 
 CASES: dict[str, tuple[Callable[[], tirx.PrimFunc], tuple[int, ...]]] = {
     "any rows": (lambda: product(None, 264, 1096), (1, 7, 17, 64, 100, 129, 300, 512, 700)),
-    "tiles shared out": (lambda: product(None, 8200, 72, residual=True), (700,)),
     "residual": (lambda: product(None, 264, 1096, residual=True), (5, 100, 129, 300, 700)),
     "as stored": (lambda: product(None, 136, 264, layout="nn", dtype="bfloat16", residual=True), (9, 130, 600)),
     "known rows": (lambda: product(150, 264, 1096), (150,)),
@@ -224,14 +301,18 @@ CASES: dict[str, tuple[Callable[[], tirx.PrimFunc], tuple[int, ...]]] = {
 def test_results_are_those_of_the_function_for_any_rows(case: str) -> None:
     make, numbers = CASES[case]
     written = make()
-    function = taken(written)
+    check_rows(written, taken(written), numbers)
+
+
+def check_rows(written: tirx.PrimFunc, function: tirx.PrimFunc, numbers: tuple[int, ...]) -> None:
+    """Compare a product, as the rule made it, with numpy's, for each number of rows."""
     made, random = lowered(function), np.random.default_rng(7)
     for rows in numbers:
         shapes = [tuple(rows if isinstance(e, tirx.Var) else int(e) for e in each.shape) for each in function.params]
         dtype = numpy_dtype(str(function.params[0].dtype))
         arrays = [random.integers(-3, 4, shape).astype(dtype) for shape in shapes]
         a, b = (each.astype(np.float32) for each in arrays[:2])
-        want = (a @ (b.T if "B[j" in str(written) or b.shape[0] == shapes[-1][1] else b)).astype(dtype)
+        want = (a @ (b.T if b.shape[0] == shapes[-1][1] else b)).astype(dtype)
         want = want + arrays[2] if len(arrays) > 3 else want
         np.testing.assert_array_equal(emulate(function, rows, made, arrays), want, err_msg=f"{rows} rows")
 
@@ -350,7 +431,8 @@ class OnGpu:
 
     def compiled(self, monkeypatch: pytest.MonkeyPatch) -> tvm.runtime.Executable:
         """Compile it as a user of TVM does."""
-        monkeypatch.setattr(kernels_of_relax, "STEPS", self.steps)
+        for steps in ("STEPS", "SHORT_STEPS"):
+            monkeypatch.setattr(kernels_of_relax, steps, self.steps)
         rows = "rows" if self.rows is None else self.rows
         x, residual = (nn.spec.Tensor([rows, columns], self.dtype) for columns in (self.k, self.n))
         layer = Product(self.n, self.k, self.layout, self.dtype, self.added)
@@ -358,6 +440,7 @@ class OnGpu:
         made = relax.get_pipeline("tensorir_ladder", target=TARGET)(mod)
         said = " ".join(str(f.attrs[HOW]) for f in made.functions.values() if f.attrs and HOW in f.attrs)
         assert all(f"TMA, step {step}" in said for step in self.steps if self.added != "bias")
+        assert ("copied" in said) == bool(self.n % 8 or self.k % 8)
         return tvm.compile(made, TARGET)
 
 
@@ -368,8 +451,12 @@ ON_GPU = {
     "residual": OnGpu(1032, 520, added="residual"),
     "as stored": OnGpu(520, 264, layout="nn", dtype="bfloat16", added="residual"),
     "known rows": OnGpu(264, 1096, rows=150, added="residual"),
+    "odd rows": OnGpu(1031, 2041, layout="nn", added="residual"),
+    "odd steps": OnGpu(1032, 1001),
+    "odd rows, known": OnGpu(1031, 2041, layout="nn", rows=1500),
     "step 13, a wave that is cut": OnGpu(512, 8192, added="residual", steps=(12, 13)),
     "step 13, many tiles": OnGpu(6144, 264, steps=(12, 13)),
+    "step 13, short": OnGpu(256, 64, layout="nn", rows=100352, steps=(13,)),
 }
 CHECKS = """
 def check(run, n, k, layout, dtype, added, numbers):
