@@ -36,7 +36,7 @@ from tensorir_ladder.schedules.memory import (
     initialize_before,
     worthwhile_row_bytes,
 )
-from tensorir_ladder.schedules.pipeline import fill_with_zeros, hide_reads
+from tensorir_ladder.schedules.pipeline import fill_before_waiting, fill_with_zeros, hide_reads
 from tensorir_ladder.schedules.recipes import add_parts, split_reduction
 from tensorir_ladder.schedules.tensor_cores import (
     FRAGMENT,
@@ -76,16 +76,15 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     if config.variant in ("rows", "whole", "fitted") and parts == 1 and whole_tiles:
         store_by_rows(sch, write_back, grid, tile.threads)
     spread_fragment(sch, write_back, group, vectorize=True)
-    for operand in (0, 1):
-        stage_in_panels(sch, block, operand, loops.k_outer, tile.threads)
+    copies = [stage_in_panels(sch, block, operand, loops.k_outer, tile.threads) for operand in (0, 1)]
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
     hide_reads(sch, block)  # the instruction's, which reads shared memory by itself
-    if config.variant == "fitted":
-        fill_with_zeros(sch, loops.k_outer)
-
     in_flight = 0 if config.variant == "awaited" else 1  # multiplications that nobody has waited for
     enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
-    pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
+    ring = pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
+    if config.variant == "fitted":
+        fill_with_zeros(sch, copies[0].rounds)
+        fill_before_waiting(sch, copies[0].rounds, ring.stages)
     if tensorize:
         multiply_by_wgmma(sch, loops, instruction)
     return sch
