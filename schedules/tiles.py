@@ -463,6 +463,11 @@ class WarpgroupTile(BlockTile):
         )
         return indivisible(parts) + isa.wgmma_misfits(self.group_m, self.group_n, self.block_k)
 
+    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
+        """Return at most how much shared memory it takes: columns of each warpgroup in whole panels, of B [k, n]."""
+        columns = -(-self.group_n // isa.PANEL) * isa.PANEL * self.warpgroups[1]
+        return (self.block_m + columns) * self.block_k * itemsize * stages
+
     def shared_scope(self, itemsize: int, stages: int = 1) -> str:
         """Return "shared.dyn": the instruction's panels need 1024-byte boundaries, which begin there."""
         return "shared.dyn"

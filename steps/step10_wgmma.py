@@ -29,6 +29,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from tensorir_ladder.schedules.cost import parts_for, wgmma_cycles, wgmma_parts
+from tensorir_ladder.schedules.isa import LINE_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import (
     accumulate_in_registers,
@@ -76,15 +77,16 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     if config.variant in ("rows", "whole", "fitted") and parts == 1 and whole_tiles:
         store_by_rows(sch, write_back, grid, tile.threads)
     spread_fragment(sch, write_back, group, vectorize=True)
-    copies = [stage_in_panels(sch, block, operand, loops.k_outer, tile.threads) for operand in (0, 1)]
+    runs = enumerate(instruction.run_lengths)
+    copies = [stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, run) for operand, run in runs]
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
     hide_reads(sch, block)  # the instruction's, which reads shared memory by itself
     in_flight = 0 if config.variant == "awaited" else 1  # multiplications that nobody has waited for
     enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
-    ring = pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
+    plan = pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
     if config.variant == "fitted":
         fill_with_zeros(sch, copies[0].rounds)
-        fill_before_waiting(sch, copies[0].rounds, ring.stages)
+        fill_before_waiting(sch, copies[0].rounds, plan)
     if tensorize:
         multiply_by_wgmma(sch, loops, instruction)
     return sch
@@ -109,7 +111,8 @@ def is_ragged(problem: Matmul, config: Config) -> bool:
 def align_and_split(sch: Schedule, config: Config, parts: int) -> SBlockRV:
     """Copy rows that are unaligned to aligned ones first, and cut the reduction in parts; returns the block to tile."""
     block, tile = sch.get_sblock("matmul"), config.tile
-    row_bytes = worthwhile_row_bytes(sch, block, config.machine.rates)
+    lines = tile.block_n * 2 % LINE_BYTES == 0  # rows rounded up to such tiles are whole cache lines
+    row_bytes = worthwhile_row_bytes(sch, block, config.machine.rates) if lines else VECTOR_BYTES
     rounded = (tile.block_m, tile.block_n, tile.block_k * parts)
     align_operands(sch, block, rounded, row_bytes=row_bytes, vector_bytes=16, rounds=2)
     if parts == 1:

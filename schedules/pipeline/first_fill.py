@@ -11,8 +11,10 @@ In steady state nothing changes. It counts where blocks start often or run short
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
@@ -20,12 +22,15 @@ from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.inspection import loop_extent, loop_name
 from tensorir_ladder.schedules.passes import require_pipeline
 
+if TYPE_CHECKING:
+    from tensorir_ladder.schedules.pipeline.pipelining import PipelinePlan
+
 FILLS_FIRST = "fills_first"  # on a loop of a pipeline's copies: how many stages its ring has
 COMMITS, WAITS, LEFT = "async_commit_queue_scope", "async_wait_queue_scope", "async_wait_inflight_count"  # TVM's
 
 
-def fill_before_waiting(sch: Schedule, loop: LoopRV, stages: int) -> None:
-    """Request all tiles that an empty ring of ``stages`` stages takes in the prologue before the first wait.
+def fill_before_waiting(sch: Schedule, loop: LoopRV, plan: PipelinePlan) -> None:
+    """Request all tiles of a pipeline's prologue before the first wait, and let each wait be for its own tile.
 
     ::
 
@@ -35,24 +40,24 @@ def fill_before_waiting(sch: Schedule, loop: LoopRV, stages: int) -> None:
         after    fill 0; fill 1; fill 2;  wait for 0;  start 0;         wait for 1;  start 1; ...
 
     ``loop`` is one of a copy's own, which the pipelined loop runs (:attr:`schedules.memory.CooperativeFetch.rounds`),
-    and stays as it is: nothing changes before the function is lowered (:func:`lower_first_fills`). Copies of
-    operands are bit for bit the same.
+    and stays as it is: nothing changes before the function is lowered (:func:`lower_first_fills`). ``plan`` is what
+    the pipeline was made by. Results are bit for bit the same.
 
     Raises
     ------
-    IllegalPipeline : for a loop of one iteration, which is lowered away together with its mark; for fewer than 2
-        stages.
+    IllegalPipeline : for a loop of one iteration, which is lowered away together with its mark; for a ring of one
+        stage.
     """
-    if loop_extent(sch, loop) < 2 or stages < 2:
+    if loop_extent(sch, loop) < 2 or plan.stages < 2:
         raise IllegalPipeline(
             "a ring to fill first has 2 stages or more, and a loop in its copies that stays",
             loop=loop_name(sch, loop),
-            value=f"{loop_extent(sch, loop)} iterations, {stages} stages",
+            value=f"{loop_extent(sch, loop)} iterations, {plan.stages} stages",
             limit="2 of both at least",
             remedy="pass a loop of the copy with more iterations, or leave it out",
         )
     require_pipeline(sch, "a ring filled first")
-    sch.annotate(loop, FILLS_FIRST, stages)
+    sch.annotate(loop, FILLS_FIRST, plan.stages)
 
 
 def lower_first_fills(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -76,7 +81,7 @@ def _filled_first(sequence: tirx.SeqStmt) -> tirx.Stmt:
             "more tiles are copied in a prologue than the ring has stages",
             value=len(fills),
             limit=stages,
-            remedy="give fill_before_waiting the stages of the ring",
+            remedy="give fill_before_waiting the plan of this pipeline",
         )
     # What later copies' addresses are made of comes along; such names stand for arithmetic of indices alone.
     early = [place for place in range(waits[0], fills[-1]) if isinstance(parts[place], tirx.Bind)] + fills
@@ -84,7 +89,9 @@ def _filled_first(sequence: tirx.SeqStmt) -> tirx.Stmt:
     rest = {place: part for place, part in enumerate(parts) if place not in early or place < waits[0]}
     for tile, place in enumerate(waits):
         rest[place] = _waiting(rest[place], len(fills) - 1 - tile)
-    before, behind = ([part for place, part in rest.items() if (place < waits[0]) is sooner] for sooner in (True, False))
+    before, behind = (
+        [part for place, part in rest.items() if (place < waits[0]) is sooner] for sooner in (True, False)
+    )
     return tirx.SeqStmt([*before, *first, *behind])
 
 

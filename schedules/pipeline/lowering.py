@@ -65,7 +65,10 @@ def tir_pipeline() -> tuple[Pass, Pass, Pass]:
     """
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [*map(on_functions, (lower_residency, lower_first_fills, lower_zero_fills, lower_serpentines)), unroll_rings()]
+    after = [
+        *map(on_functions, (lower_residency, lower_first_fills, lower_zero_fills, lower_serpentines)),
+        unroll_rings(),
+    ]
     return Sequential([*before, lower, *after]), finalize_host, finalize_device
 
 

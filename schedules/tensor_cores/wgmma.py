@@ -61,8 +61,6 @@ class Wgmma:
         found = wgmma_misfits(self.rows, self.columns, self.steps)
         if self.dtype not in PTX_TYPES:
             found.append(f"operands of {self.dtype}, where the instruction here takes {' and '.join(PTX_TYPES)}")
-        if self.b_major == "n" and self.columns % PANEL:
-            found.append(f"{self.columns} columns of a B stored [k, n] are not a multiple of {PANEL}")
         if found:
             raise IllegalTile("no wgmma does this: " + "; ".join(found), remedy="choose another tile, dtype or layout")
 
@@ -87,13 +85,18 @@ class Wgmma:
         b = Panels(self.b_rows, self.steps, "k") if self.b_major == "k" else Panels(self.columns, self.b_rows, "n")
         return {"a": Panels(self.a_rows, self.steps, "k"), "b": b}
 
+    @property
+    def run_lengths(self) -> tuple[int, int]:
+        """Elements of A's and of B's stored rows that one instruction reads side by side: steps, or B's columns."""
+        return PANEL, self.columns if self.b_major == "n" else PANEL
+
     def panel_shape(self, operand: str) -> tuple[int, int, int]:
         """Return panels, rows and elements of one warpgroup's part of operand "A" or "B"."""
         if operand == "A":
             return self.steps // PANEL, self.rows, PANEL
         if self.b_major == "k":
             return self.steps // PANEL, self.columns, PANEL
-        return self.columns // PANEL, self.steps, PANEL
+        return -(-self.columns // PANEL), self.steps, PANEL
 
     def source(self) -> str:
         """Return the CUDA text of the function that issues a k tile's instructions and commits them as one group.
