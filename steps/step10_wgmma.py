@@ -61,7 +61,7 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     """Multiply by warpgroups, pipelined around wgmma; ``tensorize=False`` leaves the multiplication as loops."""
     sch = Schedule(problem.prim_func())
     tile, parts = config.tile, parts_of(problem, config)
-    block = align_and_split(sch, config, parts)
+    block = align_and_split(sch, problem, config, parts)
     instruction = instruction_for(sch, block, tile)
     *part, _, _, reduction = sch.get_loops(block)
     k_tiles = 2 if int(sch.get(reduction).extent) <= tile.block_k else 1  # so that there is a loop to pipeline
@@ -108,10 +108,10 @@ def is_ragged(problem: Matmul, config: Config) -> bool:
     return any(size % extent for size, extent in zip((problem.m, problem.n, problem.k), config.tile.block))
 
 
-def align_and_split(sch: Schedule, config: Config, parts: int) -> SBlockRV:
+def align_and_split(sch: Schedule, problem: Matmul, config: Config, parts: int) -> SBlockRV:
     """Copy rows that are unaligned to aligned ones first, and cut the reduction in parts; returns the block to tile."""
     block, tile = sch.get_sblock("matmul"), config.tile
-    lines = tile.block_n * 2 % LINE_BYTES == 0  # rows rounded up to such tiles are whole cache lines
+    lines = tile.block_n * problem.itemsize % LINE_BYTES == 0  # rows rounded up to such tiles are whole cache lines
     row_bytes = worthwhile_row_bytes(sch, block, config.machine.rates) if lines else VECTOR_BYTES
     rounded = (tile.block_m, tile.block_n, tile.block_k * parts)
     align_operands(sch, block, rounded, row_bytes=row_bytes, vector_bytes=16, rounds=2)
@@ -139,11 +139,33 @@ TILES = TileSet.of(
     ),
     cost=wgmma_cycles,
 )
+# Widths between, for what these leave of the last wave; no timed one yet, so that they are tuned and not chosen.
+BETWEEN = (
+    Choice(WarpgroupTile(block=(64, 80, 64), warpgroups=(1, 1)), stages=6),
+    Choice(WarpgroupTile(block=(64, 96, 64), warpgroups=(1, 1)), stages=6),
+    Choice(WarpgroupTile(block=(128, 80, 64), warpgroups=(2, 1)), stages=6),
+    Choice(WarpgroupTile(block=(128, 96, 64), warpgroups=(2, 1)), stages=6),
+    Choice(WarpgroupTile(block=(128, 112, 64), warpgroups=(2, 1)), stages=6),
+    Choice(WarpgroupTile(block=(128, 144, 64), warpgroups=(2, 1)), stages=5),
+    Choice(WarpgroupTile(block=(128, 160, 64), warpgroups=(2, 1)), stages=5),
+    Choice(WarpgroupTile(block=(128, 176, 64), warpgroups=(2, 1)), stages=5),
+    Choice(WarpgroupTile(block=(128, 208, 64), warpgroups=(2, 1)), stages=4),
+    Choice(WarpgroupTile(block=(128, 240, 64), warpgroups=(2, 1)), stages=4),
+    Choice(WarpgroupTile(block=(192, 112, 64), warpgroups=(3, 1)), stages=5),
+    Choice(WarpgroupTile(block=(192, 144, 64), warpgroups=(3, 1)), stages=4),
+    Choice(WarpgroupTile(block=(192, 176, 64), warpgroups=(3, 1)), stages=4),
+    Choice(WarpgroupTile(block=(192, 192, 64), warpgroups=(3, 1)), stages=4),
+    Choice(WarpgroupTile(block=(256, 96, 64), warpgroups=(4, 1)), stages=4),
+    Choice(WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1)), stages=4),
+)
+CHOOSES_BETWEEN = False
 FITTED = TileSet.of(
     *TILES.choices,
     Choice(WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)), stages=5),
     Choice(WarpgroupTile(block=(64, 192, 64), warpgroups=(1, 1)), stages=6),
     Choice(WarpgroupTile(block=(128, 64, 64), warpgroups=(2, 1)), stages=6),
+    *(BETWEEN if CHOOSES_BETWEEN else ()),
+    more=(choice.tile for choice in BETWEEN),
     cost=wgmma_cycles,
     parts=wgmma_parts,
 )
