@@ -75,7 +75,7 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole_tiles = problem.m >= tile.block_m and problem.n >= tile.block_n
     if config.variant in ("rows", "whole", "fitted") and parts == 1 and whole_tiles:
-        store_by_rows(sch, write_back, grid, tile.threads)
+        store_by_rows(sch, write_back, grid, tile.threads, whole=config.variant == "fitted")
     spread_fragment(sch, write_back, group, vectorize=True)
     runs = enumerate(instruction.run_lengths)
     copies = [stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, run) for operand, run in runs]

@@ -300,7 +300,7 @@ def keep_rows_apart(sch: Schedule, block: SBlockRV) -> bool:
 
 
 def store_by_rows(
-    sch: Schedule, write_back: SBlockRV, loop: LoopRV, threads: tuple[int, int]
+    sch: Schedule, write_back: SBlockRV, loop: LoopRV, threads: tuple[int, int], *, whole: bool = False
 ) -> CooperativeFetch | None:
     """Collect a block tile's results in shared memory, and store them from there row by row.
 
@@ -310,7 +310,9 @@ def store_by_rows(
         after    D_shared[i, j] = f(C_local[...])                # swizzled; where the ring was
                  D[i, j] = D_shared[i, j]                        # whole rows, by all threads together
 
-    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Rows of the output that are
+    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. ``whole`` collects what lies
+    beyond the output's edges, too, of a tile no larger than the output, where ``f`` reads nothing but the sums: without
+    a condition for each pair; it is not stored. Rows of the output that are
     no multiples of 16 bytes are stored in narrower pieces. An output with rows of less than that has none worth
     collecting: nothing is changed, and None returned.
     """
@@ -328,11 +330,24 @@ def store_by_rows(
     if not int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES:
         panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
         sch.reorder(panel, row, column)
+    if whole and all(region.source.scope() == FRAGMENT for region in sch.get(write_back).reads):
+        _drop_predicate(sch, write_back)
     stored = fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
     if stored.width * dtype_bytes(output.dtype) < VECTOR_BYTES:
         # Many rounds of little each: a swizzle's turn of them written out, so that addresses are constants apart.
         sch.unroll(sch.split(stored.rounds, [None, math.gcd(loop_extent(sch, stored.rounds), SWIZZLED_PIECES)])[1])
     return stored
+
+
+def _drop_predicate(sch: Schedule, block: SBlockRV) -> None:
+    """Let a block run in every iteration of its loops, of which some are beyond what they were cut from."""
+    stmt = sch.get(block)
+    inner = sch.get(sch.get_loops(block)[-1])
+    always = s_tir.SBlockRealize(inner.body.iter_values, True, stmt)
+    changed = tirx.For(
+        inner.loop_var, inner.min, inner.extent, inner.kind, always, inner.thread_binding, inner.annotations
+    )
+    replace_untraced(sch, sch.get_sref(sch.get_loops(block)[-1]), changed, "store_by_rows", {stmt: stmt})
 
 
 def stage_for_warpgroups(
