@@ -15,8 +15,8 @@ when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/t
 Variants:
 - rows (the default): as above; results are stored row by row through shared memory. Where tiles are too few to fill the
   GPU, a long reduction is cut in parts, each summed by blocks of its own and added up by a second kernel.
-- fitted: for shapes off the squares: as many parts as the cost model finds, and copies that fill with zeros beyond
-  ragged edges by themselves, without a branch.
+- fitted: for shapes off the squares: as many parts as the cost model finds, copies that fill with zeros beyond ragged
+  edges by themselves, without a branch, all of them requested before the first wait; tiles of any width by the eight.
 - whole: as rows, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
   awaited in its own iteration; one tile more is on its way in as many stages.
 A kernel in front copies operands to aligned rows: theirs are no multiples of 16 bytes, or of 128 where that pays.

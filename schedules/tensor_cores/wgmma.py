@@ -8,7 +8,8 @@ fragments, matrix descriptor, strides, 128-byte swizzle).
 Operands lie in shared memory as *panels*, ``[contiguous / 64][other][64]`` 16-bit elements: rows of 128 bytes, whose
 eight 16-byte pieces are permuted by the row's number modulo 8 (:mod:`schedules.memory.swizzling`, the instruction's
 128-byte swizzle). The contiguous dimension is k for A and for a B stored [n, k] ("K-major"), and n for a B stored
-[k, n] ("MN-major", which the instruction transposes on its way, for 16-bit types).
+[k, n] ("MN-major", which the instruction transposes on its way, for 16-bit types); the last panel of such a B may have
+more columns than the instruction.
 """
 
 from __future__ import annotations
