@@ -521,7 +521,7 @@ class TileSet:
     ) -> Self:
         """Make a set of ``choices``, the first of which is the default; ``more`` are for tuning only."""
         best = tuple(dict.fromkeys(choice.tile for choice in choices))
-        return cls(choices[0], choices, best, (*best, *more), cost, parts)
+        return cls(choices[0], choices, best, tuple(dict.fromkeys((*best, *more))), cost, parts)
 
     @property
     def kind(self) -> type[BlockTile]:

@@ -139,7 +139,8 @@ TILES = TileSet.of(
     ),
     cost=wgmma_cycles,
 )
-# Widths between, for what these leave of the last wave; no timed one yet, so that they are tuned and not chosen.
+# Widths between, for what these leave of the last wave, and rings so short that blocks share a multiprocessor. None is
+# timed since rings are filled first: they are tuned and not chosen.
 BETWEEN = (
     Choice(WarpgroupTile(block=(64, 80, 64), warpgroups=(1, 1)), stages=6),
     Choice(WarpgroupTile(block=(64, 96, 64), warpgroups=(1, 1)), stages=6),
@@ -157,6 +158,13 @@ BETWEEN = (
     Choice(WarpgroupTile(block=(192, 192, 64), warpgroups=(3, 1)), stages=4),
     Choice(WarpgroupTile(block=(256, 96, 64), warpgroups=(4, 1)), stages=4),
     Choice(WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1)), stages=4),
+    Choice(WarpgroupTile(block=(64, 80, 64), warpgroups=(1, 1)), stages=4),
+    Choice(WarpgroupTile(block=(64, 96, 64), warpgroups=(1, 1)), stages=4),
+    Choice(WarpgroupTile(block=(64, 128, 64), warpgroups=(1, 1)), stages=4),
+    Choice(WarpgroupTile(block=(64, 192, 64), warpgroups=(1, 1)), stages=3),
+    Choice(WarpgroupTile(block=(128, 64, 64), warpgroups=(2, 1)), stages=4),
+    Choice(WarpgroupTile(block=(128, 96, 64), warpgroups=(2, 1)), stages=3),
+    Choice(WarpgroupTile(block=(128, 128, 64), warpgroups=(2, 1)), stages=3),
 )
 CHOOSES_BETWEEN = False
 FITTED = TileSet.of(
