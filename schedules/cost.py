@@ -131,7 +131,7 @@ STRAIGHT_EDGE = 3.6  # instructions of an element that is copied by itself, wher
 CACHED_BYTES = 32 * 2**20  # of parts, which then find room in the L2 cache until they are added up
 # Of products by warpgroups, fitted to times of 738 kernels on 39 shapes drawn for that, on an H200.
 WGMMA_STRADDLING = 2.07  # what rows of a k tile that touch a cache line more take longer
-WGMMA_LOADS = 1.2  # of load_bytes_per_cycle, which are a ring's that one thread fills
+WGMMA_LOADS = 1.2  # of load_bytes_per_cycle
 WGMMA_UNHIDDEN = 0.47  # of what a k tile takes less (multiplying or loading), behind what takes longer
 WGMMA_STORED = 0.78  # of stored_results_per_cycle
 FILLING_CYCLES = 1980  # from a block's start to its first k tile
@@ -227,10 +227,8 @@ def contraction_cycles(
     batch: int = 1,
     parts: int = 1,
     itemsize: int = 2,
-    lines: tuple[float, float] = (1.0, 1.0),
     result_bytes: int = 2,
     filled: int | None = None,
-    cached: bool = True,
 ) -> float:
     """Return about how many cycles a product of ``sizes`` (m, n, k) takes on tensor cores; good for an order.
 
@@ -245,13 +243,12 @@ def contraction_cycles(
                    + filling the first ring + (parts > 1) adding them up by another kernel
 
     Loading is as fast as the L2 cache, or as what is on its way allows (:data:`LATENCY_CYCLES`), and so is reading,
-    which is of columns where rows are few. Rows that a tile has beyond m are multiplied, and not loaded. ``lines``:
-    cache lines that a row of each operand's tile touches, over those that it fills. Few rows make a product wait for
-    device memory, whatever its tile: then parts and narrow tiles that fill the GPU are the cheapest. A product of few
-    k tiles waits for its results to be stored (``result_bytes`` each, what is read beside them counted): then tiles of
-    which several blocks are resident are cheaper, since one stores while another multiplies. ``filled`` is after how
-    many k tiles the ring is filled anew, by default only for the next tile. ``cached``: parts are added up out of the
-    L2 cache where they find room there, not out of device memory.
+    which is of columns where rows are few. Rows that a tile has beyond m are multiplied, and not loaded. Few rows make
+    a product wait for device memory, whatever its tile: then parts and narrow tiles that fill the GPU are the cheapest.
+    A product of few k tiles waits for its results to be stored (``result_bytes`` each, what is read beside them
+    counted): then tiles of which several blocks are resident are cheaper, since one stores while another multiplies.
+    ``filled`` is after how many k tiles the ring is filled anew, by default only for the next tile. Parts are added up
+    out of the L2 cache where they find room there.
     """
     (m, n, k), tile, rates = sizes, choice.tile, machine.rates
     tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch * parts
@@ -259,7 +256,7 @@ def contraction_cycles(
     busiest = -(-tiles // machine.multiprocessors)
     together = min(busiest, resident_blocks(Choice(tile, min(choice.stages, k_tiles)), machine, itemsize))
     rounds = -(-busiest // together)
-    brought = (min(m, tile.block_m) * lines[0] + min(n, tile.block_n) * lines[1]) * tile.block_k * itemsize
+    brought = (min(m, tile.block_m) + min(n, tile.block_n)) * tile.block_k * itemsize
     by_wgmma = isinstance(tile, WarpgroupTile)
     ahead = together * max(1, min(choice.stages - (2 if by_wgmma else 1), k_tiles))  # k tiles on their way
     loading = brought / min(rates.load_bytes_per_cycle, ahead * brought / LATENCY_CYCLES)
@@ -277,7 +274,7 @@ def contraction_cycles(
     waiting = ((rounds - 1) * ROUND_CYCLES + fills * LATENCY_CYCLES) / together
     busy = loop + storing - hidden + waiting
     device = reading + max(batch * m * n * result_bytes / per_cycle, storing - hidden)
-    adding = _adding_cycles(m, n, parts, machine, cached) if parts > 1 else 0.0
+    adding = _adding_cycles(m, n, parts, machine, cached=True) if parts > 1 else 0.0
     return max(busy, device) + UNHIDDEN * min(busy, device) + LATENCY_CYCLES + adding
 
 

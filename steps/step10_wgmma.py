@@ -141,30 +141,16 @@ TILES = TileSet.of(
 )
 # Widths between, for what these leave of the last wave, and rings so short that blocks share a multiprocessor. None is
 # timed since rings are filled first: they are tuned and not chosen.
-BETWEEN = (
-    Choice(WarpgroupTile(block=(64, 80, 64), warpgroups=(1, 1)), stages=6),
-    Choice(WarpgroupTile(block=(64, 96, 64), warpgroups=(1, 1)), stages=6),
-    Choice(WarpgroupTile(block=(128, 80, 64), warpgroups=(2, 1)), stages=6),
-    Choice(WarpgroupTile(block=(128, 96, 64), warpgroups=(2, 1)), stages=6),
-    Choice(WarpgroupTile(block=(128, 112, 64), warpgroups=(2, 1)), stages=6),
-    Choice(WarpgroupTile(block=(128, 144, 64), warpgroups=(2, 1)), stages=5),
-    Choice(WarpgroupTile(block=(128, 160, 64), warpgroups=(2, 1)), stages=5),
-    Choice(WarpgroupTile(block=(128, 176, 64), warpgroups=(2, 1)), stages=5),
-    Choice(WarpgroupTile(block=(128, 208, 64), warpgroups=(2, 1)), stages=4),
-    Choice(WarpgroupTile(block=(128, 240, 64), warpgroups=(2, 1)), stages=4),
-    Choice(WarpgroupTile(block=(192, 112, 64), warpgroups=(3, 1)), stages=5),
-    Choice(WarpgroupTile(block=(192, 144, 64), warpgroups=(3, 1)), stages=4),
-    Choice(WarpgroupTile(block=(192, 176, 64), warpgroups=(3, 1)), stages=4),
-    Choice(WarpgroupTile(block=(192, 192, 64), warpgroups=(3, 1)), stages=4),
-    Choice(WarpgroupTile(block=(256, 96, 64), warpgroups=(4, 1)), stages=4),
-    Choice(WarpgroupTile(block=(64, 64, 64), warpgroups=(1, 1)), stages=4),
-    Choice(WarpgroupTile(block=(64, 80, 64), warpgroups=(1, 1)), stages=4),
-    Choice(WarpgroupTile(block=(64, 96, 64), warpgroups=(1, 1)), stages=4),
-    Choice(WarpgroupTile(block=(64, 128, 64), warpgroups=(1, 1)), stages=4),
-    Choice(WarpgroupTile(block=(64, 192, 64), warpgroups=(1, 1)), stages=3),
-    Choice(WarpgroupTile(block=(128, 64, 64), warpgroups=(2, 1)), stages=4),
-    Choice(WarpgroupTile(block=(128, 96, 64), warpgroups=(2, 1)), stages=3),
-    Choice(WarpgroupTile(block=(128, 128, 64), warpgroups=(2, 1)), stages=3),
+BETWEEN = tuple(
+    Choice(WarpgroupTile.parse(tile), stages)
+    for stages, tiles in (
+        (6, "64x80x64/1x1 64x96x64/1x1 128x80x64/2x1 128x96x64/2x1 128x112x64/2x1"),
+        (5, "128x144x64/2x1 128x160x64/2x1 128x176x64/2x1 192x112x64/3x1"),
+        (4, "128x208x64/2x1 128x240x64/2x1 192x144x64/3x1 192x176x64/3x1 192x192x64/3x1 256x96x64/4x1"),
+        (4, "64x64x64/1x1 64x80x64/1x1 64x96x64/1x1 64x128x64/1x1 128x64x64/2x1"),
+        (3, "64x192x64/1x1 128x96x64/2x1 128x128x64/2x1"),
+    )
+    for tile in tiles.split()
 )
 CHOOSES_BETWEEN = False
 PREFETCH_BYTES = 0  # hint of the fitted form's copies to the L2 cache; others are not timed yet

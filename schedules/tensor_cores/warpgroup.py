@@ -310,11 +310,12 @@ def store_by_rows(
         after    D_shared[i, j] = f(C_local[...])                # swizzled; where the ring was
                  D[i, j] = D_shared[i, j]                        # whole rows, by all threads together
 
-    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. ``whole`` collects what lies
-    beyond the output's edges, too, of a tile no larger than the output, where ``f`` reads nothing but the sums: without
-    a condition for each pair; it is not stored. Rows of the output that are
+    ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Rows of the output that are
     no multiples of 16 bytes are stored in narrower pieces. An output with rows of less than that has none worth
     collecting: nothing is changed, and None returned.
+
+    ``whole`` collects what lies beyond the output's edges, too, which takes no condition for each pair, and does not
+    store it: for tiles no larger than the output. It counts where ``f`` reads nothing but the sums.
     """
     output = sch.get(write_back).writes[0].source
     if int(output.shape[-1]) * dtype_bytes(output.dtype) < VECTOR_BYTES:
