@@ -463,6 +463,11 @@ class WarpgroupTile(BlockTile):
         )
         return indivisible(parts) + isa.wgmma_misfits(self.group_m, self.group_n, self.block_k)
 
+    def smem_bytes(self, itemsize: int, stages: int = 1) -> int:
+        """Return at most how much shared memory it takes: columns of each warpgroup in whole panels, of B [k, n]."""
+        columns = -(-self.group_n // isa.PANEL) * isa.PANEL * self.warpgroups[1]
+        return (self.block_m + columns) * self.block_k * itemsize * stages
+
     def shared_scope(self, itemsize: int, stages: int = 1) -> str:
         """Return "shared.dyn": the instruction's panels need 1024-byte boundaries, which begin there."""
         return "shared.dyn"
@@ -516,7 +521,7 @@ class TileSet:
     ) -> Self:
         """Make a set of ``choices``, the first of which is the default; ``more`` are for tuning only."""
         best = tuple(dict.fromkeys(choice.tile for choice in choices))
-        return cls(choices[0], choices, best, (*best, *more), cost, parts)
+        return cls(choices[0], choices, best, tuple(dict.fromkeys((*best, *more))), cost, parts)
 
     @property
     def kind(self) -> type[BlockTile]:

@@ -15,8 +15,8 @@ when they finish this one's. It takes 16-bit operands and an sm_90a; schedules/t
 Variants:
 - rows (the default): as above; results are stored row by row through shared memory. Where tiles are too few to fill the
   GPU, a long reduction is cut in parts, each summed by blocks of its own and added up by a second kernel.
-- fitted: for shapes off the squares: as many parts as the cost model finds, and copies that fill with zeros beyond
-  ragged edges by themselves, without a branch.
+- fitted: for shapes off the squares: as many parts as the cost model finds, copies that fill with zeros beyond ragged
+  edges by themselves, without a branch, all of them requested before the first wait; tiles of any width by the eight.
 - whole: as rows, never cut. in_flight: results are stored as threads have them. awaited: each multiplication is
   awaited in its own iteration; one tile more is on its way in as many stages.
 A kernel in front copies operands to aligned rows: theirs are no multiples of 16 bytes, or of 128 where that pays.
@@ -29,6 +29,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from tensorir_ladder.schedules.cost import parts_for, wgmma_cycles, wgmma_parts
+from tensorir_ladder.schedules.isa import LINE_BYTES, VECTOR_BYTES
 from tensorir_ladder.schedules.loops import bind_grid, pad_to_tile, raster_blocks
 from tensorir_ladder.schedules.memory import (
     accumulate_in_registers,
@@ -36,7 +37,7 @@ from tensorir_ladder.schedules.memory import (
     initialize_before,
     worthwhile_row_bytes,
 )
-from tensorir_ladder.schedules.pipeline import fill_with_zeros, hide_reads
+from tensorir_ladder.schedules.pipeline import fill_before_waiting, fill_with_zeros, hide_reads
 from tensorir_ladder.schedules.recipes import add_parts, split_reduction
 from tensorir_ladder.schedules.tensor_cores import (
     FRAGMENT,
@@ -60,7 +61,7 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     """Multiply by warpgroups, pipelined around wgmma; ``tensorize=False`` leaves the multiplication as loops."""
     sch = Schedule(problem.prim_func())
     tile, parts = config.tile, parts_of(problem, config)
-    block = align_and_split(sch, config, parts)
+    block = align_and_split(sch, problem, config, parts)
     instruction = instruction_for(sch, block, tile)
     *part, _, _, reduction = sch.get_loops(block)
     k_tiles = 2 if int(sch.get(reduction).extent) <= tile.block_k else 1  # so that there is a loop to pipeline
@@ -74,18 +75,18 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     # Of a product smaller than a tile, TVM keeps rows that leave the operands behind them unaligned for wgmma.
     whole_tiles = problem.m >= tile.block_m and problem.n >= tile.block_n
     if config.variant in ("rows", "whole", "fitted") and parts == 1 and whole_tiles:
-        store_by_rows(sch, write_back, grid, tile.threads)
+        store_by_rows(sch, write_back, grid, tile.threads, whole=config.variant == "fitted")
     spread_fragment(sch, write_back, group, vectorize=True)
-    for operand in (0, 1):
-        stage_in_panels(sch, block, operand, loops.k_outer, tile.threads)
+    runs = enumerate(instruction.run_lengths)
+    copies = [stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, run) for operand, run in runs]
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
     hide_reads(sch, block)  # the instruction's, which reads shared memory by itself
-    if config.variant == "fitted":
-        fill_with_zeros(sch, loops.k_outer)
-
     in_flight = 0 if config.variant == "awaited" else 1  # multiplications that nobody has waited for
     enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
-    pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
+    plan = pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
+    if config.variant == "fitted":
+        fill_with_zeros(sch, copies[0].rounds, PREFETCH_BYTES)
+        fill_before_waiting(sch, copies[0].rounds, plan)
     if tensorize:
         multiply_by_wgmma(sch, loops, instruction)
     return sch
@@ -107,10 +108,11 @@ def is_ragged(problem: Matmul, config: Config) -> bool:
     return any(size % extent for size, extent in zip((problem.m, problem.n, problem.k), config.tile.block))
 
 
-def align_and_split(sch: Schedule, config: Config, parts: int) -> SBlockRV:
+def align_and_split(sch: Schedule, problem: Matmul, config: Config, parts: int) -> SBlockRV:
     """Copy rows that are unaligned to aligned ones first, and cut the reduction in parts; returns the block to tile."""
     block, tile = sch.get_sblock("matmul"), config.tile
-    row_bytes = worthwhile_row_bytes(sch, block, config.machine.rates)
+    lines = tile.block_n * problem.itemsize % LINE_BYTES == 0  # rows rounded up to such tiles are whole cache lines
+    row_bytes = worthwhile_row_bytes(sch, block, config.machine.rates) if lines else VECTOR_BYTES
     rounded = (tile.block_m, tile.block_n, tile.block_k * parts)
     align_operands(sch, block, rounded, row_bytes=row_bytes, vector_bytes=16, rounds=2)
     if parts == 1:
@@ -137,11 +139,28 @@ TILES = TileSet.of(
     ),
     cost=wgmma_cycles,
 )
+# Widths between, for what these leave of the last wave, and rings so short that blocks share a multiprocessor. None is
+# timed since rings are filled first: they are tuned and not chosen.
+BETWEEN = tuple(
+    Choice(WarpgroupTile.parse(tile), stages)
+    for stages, tiles in (
+        (6, "64x80x64/1x1 64x96x64/1x1 128x80x64/2x1 128x96x64/2x1 128x112x64/2x1"),
+        (5, "128x144x64/2x1 128x160x64/2x1 128x176x64/2x1 192x112x64/3x1"),
+        (4, "128x208x64/2x1 128x240x64/2x1 192x144x64/3x1 192x176x64/3x1 192x192x64/3x1 256x96x64/4x1"),
+        (4, "64x64x64/1x1 64x80x64/1x1 64x96x64/1x1 64x128x64/1x1 128x64x64/2x1"),
+        (3, "64x192x64/1x1 128x96x64/2x1 128x128x64/2x1"),
+    )
+    for tile in tiles.split()
+)
+CHOOSES_BETWEEN = False
+PREFETCH_BYTES = 0  # hint of the fitted form's copies to the L2 cache; others are not timed yet
 FITTED = TileSet.of(
     *TILES.choices,
     Choice(WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)), stages=5),
     Choice(WarpgroupTile(block=(64, 192, 64), warpgroups=(1, 1)), stages=6),
     Choice(WarpgroupTile(block=(128, 64, 64), warpgroups=(2, 1)), stages=6),
+    *(BETWEEN if CHOOSES_BETWEEN else ()),
+    more=(choice.tile for choice in BETWEEN),
     cost=wgmma_cycles,
     parts=wgmma_parts,
 )

@@ -3,6 +3,7 @@ from .checks import check_pipeline as check_pipeline
 from .explain import explain_pipeline as explain_pipeline
 from .explain import pseudo_code as pseudo_code
 from .explain import time_table as time_table
+from .first_fill import fill_before_waiting as fill_before_waiting
 from .lowering import lower_ahead as lower_ahead
 from .lowering import required_tir_pipeline as required_tir_pipeline
 from .lowering import unroll_rings as unroll_rings

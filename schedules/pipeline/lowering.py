@@ -16,6 +16,7 @@ from tensorir_ladder.schedules.loops.serpentine import lower_serpentines
 from tensorir_ladder.schedules.memory.swizzling import lower_swizzles
 from tensorir_ladder.schedules.memory.workspaces import pass_workspaces
 from tensorir_ladder.schedules.passes import PIPELINE, admit, needs_of, on_functions, root_of
+from tensorir_ladder.schedules.pipeline.first_fill import lower_first_fills
 from tensorir_ladder.schedules.pipeline.one_barrier import SYNC, check_gates, drop_hidden_reads
 from tensorir_ladder.schedules.pipeline.pipelining import required_pass_config
 from tensorir_ladder.schedules.pipeline.zero_fill import lower_zero_fills
@@ -64,7 +65,10 @@ def tir_pipeline() -> tuple[Pass, Pass, Pass]:
     """
     lower, finalize_host, finalize_device = tirx.get_tir_pipeline("s_tir")
     before = [on_functions(_gated), compact_blocks(), lower_fragments(), lower_swizzles()]
-    after = [*map(on_functions, (lower_residency, lower_zero_fills, lower_serpentines)), unroll_rings()]
+    after = [
+        *map(on_functions, (lower_residency, lower_first_fills, lower_zero_fills, lower_serpentines)),
+        unroll_rings(),
+    ]
     return Sequential([*before, lower, *after]), finalize_host, finalize_device
 
 
@@ -105,7 +109,7 @@ def lower_ahead(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     copies: list[Pass] = []
     if required_pass_config(function):
         barriers = [s_tir.transform.ThreadSync(scope) for scope in SHARED_SCOPES]
-        inject = [s_tir.transform.InjectPTXAsyncCopy(), on_functions(lower_zero_fills)]
+        inject = [s_tir.transform.InjectPTXAsyncCopy(), *map(on_functions, (lower_first_fills, lower_zero_fills))]
         copies = [*barriers, on_functions(_without_awaited), *inject]
     with tvm.transform.PassContext(config={"tirx.use_async_copy": True}):
         lowered = Sequential([*before, *_until_barriers(), *copies, *after])(module)["main"].without_attr("target")

@@ -19,6 +19,7 @@ from .warpgroup import bind_warpgroups as bind_warpgroups
 from .warpgroup import instruction_for as instruction_for
 from .warpgroup import keep_rows_apart as keep_rows_apart
 from .warpgroup import lay_out_accumulators as lay_out_accumulators
+from .warpgroup import lay_out_own_panels as lay_out_own_panels
 from .warpgroup import lay_out_panels as lay_out_panels
 from .warpgroup import multiply_by_wgmma as multiply_by_wgmma
 from .warpgroup import pipeline_warpgroups as pipeline_warpgroups

@@ -31,8 +31,9 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tensorir_ladder.schedules.errors import IllegalPipeline
+from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile
 from tensorir_ladder.schedules.inspection import (
+    is_constant,
     loop_extent,
     loop_name,
     loops_below,
@@ -59,7 +60,7 @@ from tensorir_ladder.schedules.memory.staging import (
     stage_in_shared,
 )
 from tensorir_ladder.schedules.memory.swizzling import swizzle_rows
-from tensorir_ladder.schedules.passes import replace_untraced
+from tensorir_ladder.schedules.passes import replace_untraced, with_body
 from tensorir_ladder.schedules.pipeline.one_barrier import (
     RETIRE,
     RETIRE_FUNCTION,
@@ -160,29 +161,93 @@ def lay_out_panels(sch: Schedule, copy: SBlockRV) -> None:
         after    A_shared[k / 64, i, k % 64] = A[i, k]              # 16-byte pieces of a row permuted
     """
     outer = len(sch.get(copy).writes[0].region) - 2
-
-    def place(*index: tirx.Var) -> tuple:
-        *batch, row, element = index
-        return (*batch, element // PANEL, row, element % PANEL)
-
-    sch.transform_layout(copy, ("write", 0), index_map(outer + 2, place))
+    sch.transform_layout(copy, ("write", 0), index_map(outer + 2, _in_panels))
     swizzle_rows(sch, copy)
 
 
+def _in_panels(*index: tirx.Var) -> tuple:
+    *batch, row, element = index
+    return (*batch, element // PANEL, row, element % PANEL)
+
+
+def lay_out_own_panels(sch: Schedule, copy: SBlockRV, width: int) -> None:
+    """Give each instruction panels of its own, of a stored [k, n] operand whose instructions read no whole panels.
+
+    ::
+
+        before   for k, j < 528:  B_shared[k, j] = B[k, j]
+        after    for own < 3, panel < 3, k, element < 64:                               # width = 176
+                   j = own * 176 + panel * 64 + element
+                   B_shared[own, panel, k, element] = B[k, j] if panel * 64 + element < 176 else 0
+
+    ``width`` is how many columns an instruction has, of which the rows hold a multiple. What the last panel has beyond
+    is zeros, and read by nobody. The block is one that copies a whole operand, under no loop yet; pieces of 16 bytes
+    are permuted as by :func:`lay_out_panels`.
+
+    Raises
+    ------
+    IllegalTile : for rows whose length only run time knows.
+    """
+    shape = sch.get(copy).writes[0].source.shape
+    if not is_constant(shape[-1]):
+        raise IllegalTile(
+            "columns that are no whole panels need rows of a known length",
+            value=f"{width} columns of {shape[-1]}",
+            limit=f"multiples of {PANEL}",
+            remedy=f"choose a tile whose warpgroups have a multiple of {PANEL} columns",
+        )
+    rank = len(shape)
+    if int(shape[-1]) > width:  # of a single instruction's columns TVM would drop the first index
+        apart = index_map(rank, lambda *index: (*index[:-2], index[-1] // width, index[-2], index[-1] % width))
+        sch.transform_block_layout(copy, apart)
+        sch.transform_layout(copy, ("write", 0), apart)
+        rank += 1
+    sch.transform_layout(copy, ("write", 0), index_map(rank, _in_panels), pad_value=0.0)
+    swizzle_rows(sch, copy)
+
+
+def _copy_where_read(sch: Schedule, copy: SBlockRV, width: int) -> None:
+    """Write what :func:`lay_out_own_panels` copies as one choice, which asynchronous copies know: an element or zero.
+
+    ::
+
+        before   0 if panel == 2 and 48 <= element else (B[k, j] if k < K else 0)
+        after    B[k, j] if panel * 64 + element < 176 and k < K else 0
+    """
+    block = sch.get(copy)
+    *_, panel, _, element = (iterator.var for iterator in block.iter_vars)
+    condition, value = panel * PANEL + element < width, block.body.value.args[2]
+    if isinstance(value, ir.Call) and str(value.op.name).endswith("if_then_else"):  # ragged rows or columns, too
+        condition, value = tirx.all(condition, value.args[0]), value.args[1]
+    zero = tirx.const(0.0, str(block.body.buffer.dtype))
+    chosen = tirx.if_then_else(condition, value, zero)
+    stored = tirx.BufferStore(block.body.buffer, chosen, block.body.indices)
+    changed = with_body(block, stored)
+    replace_untraced(sch, sch.get_sref(copy), changed, "lay_out_own_panels", {block: changed})
+
+
 def stage_in_panels(
-    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, threads: tuple[int, int]
+    sch: Schedule, block: SBlockRV, operand: int, loop: LoopRV, threads: tuple[int, int], run: int = PANEL
 ) -> CooperativeFetch:
     """Copy an operand's k tile to shared memory by all threads, in panels as the instruction reads them.
 
     :func:`schedules.memory.stage_in_shared`, :func:`lay_out_panels` and
-    :func:`schedules.memory.fetch_cooperatively` in one. ``operand`` counts from 0.
+    :func:`schedules.memory.fetch_cooperatively` in one. ``operand`` counts from 0. ``run`` is how many elements of a
+    row one instruction reads: where these are no whole panels, :func:`lay_out_own_panels` takes the second's place.
     """
-    copy = stage_in_shared(sch, block, operand, loop, SCOPE)
-    lay_out_panels(sch, copy)
-    inline_data_movement(sch, copy)
-    *_, row, element = loops_below(sch, copy, loop)
-    panel, element = sch.split(element, [None, PANEL])
-    sch.reorder(panel, row, element)
+    if run % PANEL == 0:
+        copy = stage_in_shared(sch, block, operand, loop, SCOPE)
+        lay_out_panels(sch, copy)
+        inline_data_movement(sch, copy)
+        *_, row, element = loops_below(sch, copy, loop)
+        panel, element = sch.split(element, [None, PANEL])
+        sch.reorder(panel, row, element)
+    else:
+        copy = sch.cache_read(block, operand, SCOPE)
+        lay_out_own_panels(sch, copy, run)
+        sch.compute_at(copy, loop, preserve_unit_loops=True)
+        inline_data_movement(sch, copy)
+        _copy_where_read(sch, copy, run)
     return fetch_cooperatively(sch, copy, loop, threads, vectorize=True)
 
 
@@ -235,7 +300,7 @@ def keep_rows_apart(sch: Schedule, block: SBlockRV) -> bool:
 
 
 def store_by_rows(
-    sch: Schedule, write_back: SBlockRV, loop: LoopRV, threads: tuple[int, int]
+    sch: Schedule, write_back: SBlockRV, loop: LoopRV, threads: tuple[int, int], *, whole: bool = False
 ) -> CooperativeFetch | None:
     """Collect a block tile's results in shared memory, and store them from there row by row.
 
@@ -248,6 +313,9 @@ def store_by_rows(
     ``loop`` is the grid's, under which both stand. Call it before :func:`spread_fragment`. Rows of the output that are
     no multiples of 16 bytes are stored in narrower pieces. An output with rows of less than that has none worth
     collecting: nothing is changed, and None returned.
+
+    ``whole`` collects what lies beyond the output's edges, too, which takes no condition for each pair, and does not
+    store it: for tiles no larger than the output. It counts where ``f`` reads nothing but the sums.
     """
     output = sch.get(write_back).writes[0].source
     if int(output.shape[-1]) * dtype_bytes(output.dtype) < VECTOR_BYTES:
@@ -263,11 +331,24 @@ def store_by_rows(
     if not int(output.shape[-1]) * dtype_bytes(output.dtype) % VECTOR_BYTES:
         panel, column = sch.split(column, [None, math.gcd(loop_extent(sch, column), PANEL)])
         sch.reorder(panel, row, column)
+    if whole and all(region.source.scope() == FRAGMENT for region in sch.get(write_back).reads):
+        _drop_predicate(sch, write_back)
     stored = fetch_cooperatively(sch, rows, loop, threads, vectorize=True)
     if stored.width * dtype_bytes(output.dtype) < VECTOR_BYTES:
         # Many rounds of little each: a swizzle's turn of them written out, so that addresses are constants apart.
         sch.unroll(sch.split(stored.rounds, [None, math.gcd(loop_extent(sch, stored.rounds), SWIZZLED_PIECES)])[1])
     return stored
+
+
+def _drop_predicate(sch: Schedule, block: SBlockRV) -> None:
+    """Let a block run in every iteration of its loops, of which some are beyond what they were cut from."""
+    stmt = sch.get(block)
+    inner = sch.get(sch.get_loops(block)[-1])
+    always = s_tir.SBlockRealize(inner.body.iter_values, True, stmt)
+    changed = tirx.For(
+        inner.loop_var, inner.min, inner.extent, inner.kind, always, inner.thread_binding, inner.annotations
+    )
+    replace_untraced(sch, sch.get_sref(sch.get_loops(block)[-1]), changed, "store_by_rows", {stmt: stmt})
 
 
 def stage_for_warpgroups(
@@ -322,7 +403,8 @@ def stage_for_warpgroups(
     if store_rows:
         store_by_rows(sch, write_back, grid, tile.threads)
     spread_fragment(sch, write_back, group, vectorize=True)
-    copies = tuple(stage_in_panels(sch, block, operand, loops.k_outer, tile.threads) for operand in (0, 1))
+    runs = enumerate(instruction.run_lengths)
+    copies = tuple(stage_in_panels(sch, block, operand, loops.k_outer, tile.threads, run) for operand, run in runs)
     spread_fragment(sch, initialize_before(sch, block, loops.k_outer), group)
     hide_reads(sch, block)
     loops = replace(loops, k_outer=pipelined_k_tiles(sch, loops.k_outer, k_tiles))

@@ -8,7 +8,8 @@ fragments, matrix descriptor, strides, 128-byte swizzle).
 Operands lie in shared memory as *panels*, ``[contiguous / 64][other][64]`` 16-bit elements: rows of 128 bytes, whose
 eight 16-byte pieces are permuted by the row's number modulo 8 (:mod:`schedules.memory.swizzling`, the instruction's
 128-byte swizzle). The contiguous dimension is k for A and for a B stored [n, k] ("K-major"), and n for a B stored
-[k, n] ("MN-major", which the instruction transposes on its way, for 16-bit types).
+[k, n] ("MN-major", which the instruction transposes on its way, for 16-bit types); the last panel of such a B may have
+more columns than the instruction.
 """
 
 from __future__ import annotations
@@ -61,8 +62,6 @@ class Wgmma:
         found = wgmma_misfits(self.rows, self.columns, self.steps)
         if self.dtype not in PTX_TYPES:
             found.append(f"operands of {self.dtype}, where the instruction here takes {' and '.join(PTX_TYPES)}")
-        if self.b_major == "n" and self.columns % PANEL:
-            found.append(f"{self.columns} columns of a B stored [k, n] are not a multiple of {PANEL}")
         if found:
             raise IllegalTile("no wgmma does this: " + "; ".join(found), remedy="choose another tile, dtype or layout")
 
@@ -87,13 +86,18 @@ class Wgmma:
         b = Panels(self.b_rows, self.steps, "k") if self.b_major == "k" else Panels(self.columns, self.b_rows, "n")
         return {"a": Panels(self.a_rows, self.steps, "k"), "b": b}
 
+    @property
+    def run_lengths(self) -> tuple[int, int]:
+        """Elements of A's and of B's stored rows that one instruction reads side by side: steps, or B's columns."""
+        return PANEL, self.columns if self.b_major == "n" else PANEL
+
     def panel_shape(self, operand: str) -> tuple[int, int, int]:
         """Return panels, rows and elements of one warpgroup's part of operand "A" or "B"."""
         if operand == "A":
             return self.steps // PANEL, self.rows, PANEL
         if self.b_major == "k":
             return self.steps // PANEL, self.columns, PANEL
-        return self.columns // PANEL, self.steps, PANEL
+        return -(-self.columns // PANEL), self.steps, PANEL
 
     def source(self) -> str:
         """Return the CUDA text of the function that issues a k tile's instructions and commits them as one group.

@@ -86,7 +86,7 @@ def isa_address(descriptor: int, outer: int, k: int, transposed: bool) -> int:
 
 @pytest.mark.parametrize("steps", [64, 128])
 @pytest.mark.parametrize("b_major", ["k", "n"])
-@pytest.mark.parametrize("columns", [64, 128, 192, 256])
+@pytest.mark.parametrize("columns", [64, 88, 128, 176, 192, 256])
 def test_descriptors_find_what_was_copied(columns: int, b_major: str, steps: int) -> None:
     made = instruction(columns, 128, steps, b_major)
     stored_a, stored_b = made.operands["a"], made.operands["b"]
@@ -215,6 +215,8 @@ RAGGED = [
     (Matmul(50, 91, 131, "bfloat16", "nt"), WarpgroupTile(block=(64, 96, 64), warpgroups=(1, 1)), 4, "awaited"),
     (Matmul(33, 50, 40, "bfloat16", "nn", "float32"), SMALL, 4, "rows"),  # a single k tile
     (Matmul(130, 128, 160, "float16", "nn"), WarpgroupTile(block=(128, 128, 128), warpgroups=(2, 2)), 2, "awaited"),
+    (Matmul(70, 200, 136, "float16", "nn"), WarpgroupTile(block=(64, 88, 64), warpgroups=(1, 1)), 3, "fitted"),
+    (Matmul(70, 72, 70, "bfloat16", "nn"), WarpgroupTile(block=(64, 80, 64), warpgroups=(1, 1)), 3, "rows"),
 ]
 
 
@@ -222,6 +224,30 @@ RAGGED = [
 def test_the_schedule_for_cpu_computes_the_product(problem, tile, stages, variant) -> None:
     asked = config(variant, tile, stages)
     check_on_cpu(step10_wgmma.schedule_for_cpu(problem, asked), problem)
+
+
+def test_columns_that_are_no_whole_panels_are_carried_along_in_batches_parts_and_several_warpgroups() -> None:
+    problem, tile = Matmul(70, 120, 136, "float16", "nn"), WarpgroupTile(block=(64, 80, 64), warpgroups=(1, 1))
+    batched = scheduled(problem, tile, function=batched_matmul(2, problem), wgmma=False)
+    check_on_cpu(batched, problem, batch=2)
+    wide = WarpgroupTile(block=(64, 176, 64), warpgroups=(1, 2))
+    check_on_cpu(scheduled(problem, wide, wgmma=False), problem)
+    sch = Schedule(problem.prim_func())
+    split = split_reduction(sch, sch.get_sblock("matmul"), 2, 64)
+    add_parts(sch, split)
+    staged = stage_for_warpgroups(sch, split.partial, tile)
+    pipeline_warpgroups(sch, staged.loops.k_outer, 3)
+    check_on_cpu(sch, problem)
+
+
+def test_copies_of_such_columns_are_single_instructions_of_which_none_reads_beyond_the_tile() -> None:
+    """Three panels of 176 columns: each copy is one cp.async of 16 bytes, of 0 behind the tile's last column."""
+    tile = WarpgroupTile(block=(64, 176, 64), warpgroups=(1, 1))
+    kernel = lower(make_case(10, (136, 352, 1024), "fitted", tile=tile, stages=3))
+    copies = re.findall(r"zero_fill\(.*B_ptr\[.*;", kernel.body)
+    assert copies
+    assert all("< 11)" in copy for copy in copies)  # vectors of two, of the last panel
+    assert tile.smem_bytes(2, 3) == 3 * (64 + 192) * 64 * 2
 
 
 def test_epilogues_and_batches_are_carried_along() -> None:
@@ -297,7 +323,7 @@ def test_other_dtypes_are_refused_by_name(dtype: str) -> None:
         ("64x100x64/1x1", "nt", "100 columns per warpgroup are not a multiple of 8 up to 256"),
         ("64x512x64/1x1", "nt", "512 columns"),
         ("64x64x32/1x1", "nt", "32 steps of the k tile are not a multiple of 64"),
-        ("64x96x64/1x1", "nn", r"96 columns of a B stored \[k, n\] are not a multiple of 64"),
+        ("64x100x64/1x1", "nn", "100 columns per warpgroup are not a multiple of 8 up to 256"),
     ],
 )
 def test_tiles_without_an_instruction_are_refused(tile: str, layout: str, message: str) -> None:
@@ -366,6 +392,8 @@ def test_an_elementwise_block_is_no_contraction() -> None:
         ((300, 192, 40), "float16", "nn", None, "128x192x64/2x1", 5),
         ((77, 91, 131), "float16", "nt", "float32", "64x96x64/1x1", 6),
         ((129, 65, 1000), "float16", "nn", None, "128x64x128/2x1", 4),
+        ((300, 400, 456), "bfloat16", "nn", None, "192x176x64/3x1", 4),
+        ((300, 184, 136), "float16", "nn", "float32", "128x96x64/2x1", 5),
     ],
 )
 def test_kernels_compute_the_product(shape, dtype, layout, out, tile, stages, variant, compiler: Compiler) -> None:

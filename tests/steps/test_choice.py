@@ -22,6 +22,7 @@ from tensorir_ladder.schedules.cost import choose
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import Choice, TileSet, WarpTile
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
+from tensorir_ladder.steps import step10_wgmma
 from tensorir_ladder.steps.choice import choose_step
 from tensorir_ladder.steps.step import Config
 from tensorir_ladder.steps.thread_tiles import THREAD_TILES
@@ -240,6 +241,17 @@ def test_rows_that_straddle_lines_cost_more_than_whole_ones() -> None:
         cost.wgmma_cycles(choice, Matmul(1024, size, size, "float16"), machine_of()) for size in (1024, 1016)
     )
     assert straddling > 1.1 * whole
+
+
+def test_widths_between_are_legal_and_the_cheapest_where_they_fill_the_gpu_once() -> None:
+    machine, between = H200.for_choices(), step10_wgmma.BETWEEN
+    listed = [each for each in step10_wgmma.FITTED.choices if each not in between]
+    assert len({*step10_wgmma.FITTED.choices, *between}) == len(listed) + len(between)
+    assert not any(each.tile.violations(machine.target, 2, each.stages) for each in between)
+    once = Matmul(11 * 192, 12 * 176, 2432, "float16")  # 132 tiles of 192x176
+    costs = {each: cost.wgmma_cycles(each, once, machine) for each in (*listed, *between)}
+    assert str(min(costs, key=costs.__getitem__).tile) == "192x176x64/3x1"
+    assert min(costs.values()) < 0.9 * min(costs[each] for each in listed)
 
 
 @pytest.mark.parametrize(("step", "variant"), CHOOSING)
