@@ -32,8 +32,9 @@ from tensorir_ladder.harness.fleet.building import Built, NotBuilt
 from tensorir_ladder.harness.fleet.choices import chosen_of, keep_choice
 from tensorir_ladder.harness.fleet.crew import Crew
 from tensorir_ladder.harness.fleet.database import TvmDatabase
+from tensorir_ladder.harness.fleet.errors import FleetError, require_rpc
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Request
-from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process, require_rpc
+from tensorir_ladder.harness.fleet.processes import Lost, Process
 from tensorir_ladder.harness.fleet.ranking import ranked_by_model
 from tensorir_ladder.harness.large_k import large_k_case
 from tensorir_ladder.harness.race import Plan, Rounds
@@ -67,6 +68,7 @@ from tensorir_ladder.torch_ops.tuned_here import kernel_digest
 PLAN = Plan(rounds=9, warmup_ms=30.0, sample_ms=1.0)  # of a candidate, the best so far and cuBLAS
 MEASURE_S, CONFIRM_S = 120.0, 240.0  # that one may take; a kernel that hangs takes longer
 IDLE_LOOKS = 4  # at whether there is a job, half a second each, before a server is left to others
+SETTLE_S = 0.3  # until a server that was just started is free, which is known a moment before
 REGISTER_S = 15.0  # until servers that were just started are known to the tracker
 MOST_ATTEMPTS = 3  # to measure a candidate whose server, or process, ends meanwhile
 FINALISTS = 3  # by their speed in the search; the default is measured with them
@@ -288,7 +290,8 @@ class FleetSearch:
         while servers < self._expected and time.monotonic() - begun < REGISTER_S:
             time.sleep(asking.POLL_S)
             servers, free, _ = tracker.summary()
-        if free < servers:  # one that was just started is known a moment before it is free
+        settled = time.monotonic() + SETTLE_S
+        while free < servers and time.monotonic() < settled:
             time.sleep(asking.POLL_S)
             servers, free, _ = tracker.summary()
         if not servers:

@@ -30,14 +30,15 @@ from tvm.s_tir import meta_schedule as ms
 from support.cases import STEPS, Outcome, make_case, redeclare
 from support.fake_gpu import FakeArena, FakeGpu
 from tensorir_ladder.harness.build import Case, lower
-from tensorir_ladder.harness.fleet import building, hosting, serving
+from tensorir_ladder.harness.fleet import hosting, serving, starting
 from tensorir_ladder.harness.fleet.asking import Tracker
 from tensorir_ladder.harness.fleet.building import CONFIG, tuning_entry
 from tensorir_ladder.harness.fleet.crew import Crew
 from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDatabase
+from tensorir_ladder.harness.fleet.errors import FleetError
 from tensorir_ladder.harness.fleet.hosting import Host
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Module, Request
-from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process
+from tensorir_ladder.harness.fleet.processes import Lost, Process
 from tensorir_ladder.harness.fleet.ranking import modelled_costs, ranked_by_model, reached_by_model
 from tensorir_ladder.harness.fleet.search import FleetSearch, Plans, _Task, build_ahead
 from tensorir_ladder.harness.machines import machine_for
@@ -170,9 +171,9 @@ def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     for name in ("nvmlInit", "nvmlDeviceGetCount"):
         monkeypatch.setattr(hosting.pynvml, name, lambda: 0)
-    assert hosting.visible_gpus(None) == hosting.visible_gpus(2) == ["2", "3"]
+    assert starting.visible_gpus(None) == starting.visible_gpus(2) == ["2", "3"]
     with pytest.raises(FleetError, match="--gpus 3: this host has 2"):
-        hosting.visible_gpus(3)
+        starting.visible_gpus(3)
 
 
 def spaces_of(step: int, shape: tuple[int, int, int], dtype: str = "float32") -> list[Case]:
@@ -239,9 +240,10 @@ class Told:
     def __init__(self, **_how: object) -> None:
         self.fails = 1
 
+    def start(self) -> None:
+        self.released.wait(10)
+
     def ask(self, work: Callable[..., object], *arguments: object, limit_s: float | None = None) -> object:
-        if work is building.warm_up:
-            return self.released.wait(10)
         self.asked.append(arguments)
         if arguments == ("ends",) and self.fails:
             self.fails = 0
@@ -335,13 +337,13 @@ def test_only_servers_import_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "import pathlib; pathlib.Path(__file__).with_name('imported').touch(); raise ImportError"
     )
-    for torch in (False, True):
-        process = Process({"PYTHONPATH": str(tmp_path)}, torch=torch)
+    for modules in (("tvm",), ("torch", "tvm")):
+        process = Process({"PYTHONPATH": str(tmp_path)}, modules=modules)
         try:
-            assert process.ask(building.warm_up)
+            assert process.ask(len, "ready") == 5
         finally:
             process.close()
-        assert (tmp_path / "imported").exists() == torch
+        assert (tmp_path / "imported").exists() == ("torch" in modules)
 
 
 # A GPU's server, on a made-up GPU
@@ -643,7 +645,7 @@ def kill(part: str, host: Host, search: FleetSearch) -> None:
 
 def test_a_process_has_its_environment_before_it_imports_tvm() -> None:
     """Importing TVM looks for GPUs, of which a server is to see its own, without touching the driver."""
-    process = Process({"LADDER_DEVICE": "cpu7"} | hosting.UNTOUCHED)
+    process = Process({"LADDER_DEVICE": "cpu7"} | starting.UNTOUCHED)
     try:
         began_with = process.ask(Path("/proc/self/environ").read_text).split("\0")
     finally:
