@@ -170,7 +170,7 @@ def _tune_fleet(options: argparse.Namespace, command: str, begun: Begun) -> int:
         )
         if served:
             if machine := hosting.likely_machine(options.on, served[0]):
-                search.build_ahead(crew, options.on, compiler, plans, cases_on(machine))
+                search.build_ahead(crew, options.on, compiler, plans, cases_on(machine), len(served))
             host = hosting.Host(options.on, served, key, say=lines.say, parts=parts)
             tracker = stack.enter_context(host).tracker
         tree = tree_state(options.revision)

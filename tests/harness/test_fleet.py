@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,10 +28,12 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 
+from support import imports
 from support.cases import STEPS, Outcome, make_case, redeclare
 from support.fake_gpu import FakeArena, FakeGpu
 from tensorir_ladder.harness.build import Case, lower
-from tensorir_ladder.harness.fleet import hosting, serving, starting
+from tensorir_ladder.harness.commands import tune
+from tensorir_ladder.harness.fleet import hosting, serving, starting, working
 from tensorir_ladder.harness.fleet.asking import Tracker
 from tensorir_ladder.harness.fleet.building import CONFIG, tuning_entry
 from tensorir_ladder.harness.fleet.crew import Crew
@@ -38,7 +41,7 @@ from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDataba
 from tensorir_ladder.harness.fleet.errors import FleetError
 from tensorir_ladder.harness.fleet.hosting import Host
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Module, Request
-from tensorir_ladder.harness.fleet.processes import Lost, Process
+from tensorir_ladder.harness.fleet.processes import Lost, Process, Source
 from tensorir_ladder.harness.fleet.ranking import modelled_costs, ranked_by_model, reached_by_model
 from tensorir_ladder.harness.fleet.search import FleetSearch, Plans, _Task, build_ahead
 from tensorir_ladder.harness.machines import machine_for
@@ -330,6 +333,145 @@ def test_the_machine_is_known_before_its_server_is(monkeypatch: pytest.MonkeyPat
     assert hosting.likely_machine("gpu", "GPU-1") == hosting.likely_machine("gpu", "0") == expected
     monkeypatch.setattr(hosting.pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA of tomorrow")
     assert hosting.likely_machine("gpu", "0") is None
+
+
+# Processes
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[Source]:
+    """A source of processes that imports little."""
+    made = Source(("json",))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def process(source: Source) -> Iterator[Process]:
+    """A copy of the source."""
+    made = Process({"LADDER_DEVICE": "cpu9"}, source=source, behind=True)
+    yield made
+    made.close()
+
+
+def test_a_copy_answers_in_an_environment_and_a_group_of_its_own(process: Process, source: Source) -> None:
+    assert process.ask(os.getenv, "LADDER_DEVICE") == "cpu9"
+    assert process.ask(os.getpid) == process.ask(os.getpgrp) == process.pid != source.pid
+    assert process.ask(os.getppid) == source.pid
+    assert process.ask(os.nice, 0) == os.nice(0) + working.NICENESS
+    assert process.ask(subprocess.run, ["false"]).returncode == 1  # what it starts is waited for
+    assert process.alive
+
+
+def test_what_is_raised_there_is_raised_here(process: Process) -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        process.ask(int, "x")
+    with pytest.raises(FileNotFoundError):
+        process.ask(os.listdir, "/nowhere")
+    assert process.ask(int, "7") == 7
+
+
+def test_a_copy_that_takes_too_long_or_ends_is_lost_and_made_again(process: Process) -> None:
+    first = process.ask(os.getpid)
+    with pytest.raises(Lost, match=r"no answer for 0\.2 seconds"):
+        process.ask(time.sleep, 60, limit_s=0.2)
+    assert not process.alive
+    assert (second := process.ask(os.getpid)) != first
+    with pytest.raises(Lost, match="its process ended"):
+        process.ask(os._exit, 3)
+    os.kill(process.ask(os.getpid), signal.SIGKILL)
+    while process.alive:
+        time.sleep(0.01)
+    assert process.ask(os.getpid) not in (first, second)
+
+
+def test_a_source_that_is_killed_is_started_again_and_its_copies_go_on(source: Source, process: Process) -> None:
+    copy, killed = process.ask(os.getpid), source.pid
+    os.kill(killed, signal.SIGKILL)
+    other = Process(source=source)
+    try:
+        assert other.ask(os.getppid) == source.pid != killed
+        assert process.ask(os.getpid) == copy
+    finally:
+        other.close()
+
+
+def test_closing_ends_what_works_and_what_it_started() -> None:
+    made = Source(("json",))
+    process = Process(source=made)
+    told: list[str] = []
+
+    def ask() -> None:
+        try:
+            process.ask(subprocess.run, ["sleep", "60"])
+        except Lost as error:
+            told.append(str(error))
+
+    asked = threading.Thread(target=ask)
+    asked.start()
+    while not any(each.name() == "sleep" for each in descendants()):
+        time.sleep(0.01)
+    alive = [each for each in descendants() if each.pid in (process.pid, made.pid) or each.name() == "sleep"]
+    assert len(alive) == 3
+    process.close()
+    made.close()
+    asked.join(5)
+    assert told == ["it was closed"]
+    assert_gone(alive)
+    with pytest.raises(Lost, match="it was closed"):
+        process.ask(os.getpid)
+
+
+@pytest.mark.emulator
+def test_what_processes_share_starts_no_thread_and_imports_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(imports.__file__).parents[1]))
+    made = Source()
+    process = Process(source=made)
+    try:
+        assert len(process.ask(os.listdir, "/proc/self/task")) == 2  # its own, and that which reads questions
+        with pytest.raises(ImportError, match="torch"):
+            process.ask(import_module, "torch")
+        assert process.ask(imports.imported_to_lower, make_case(12, (256, 256, 256))) == []
+    finally:
+        process.close()
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--gpus 2 --on llvm", ["cpu0", "cpu1"]),
+        ("--on=llvm --gpus=1", ["cpu0"]),
+        ("--step 3", None),
+        ("--gpus 2 --on llvm --help", None),
+        ("--gpus x --on llvm", None),
+        ("--gpus 65 --on llvm", None),
+        ("--gpus 2 --on elsewhere", None),
+        ("--gpus 2 --tracker a:1 --on llvm", None),
+    ],
+)
+def test_a_first_look_at_the_options_finds_what_to_start(
+    options: str, expected: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(Process, "start", lambda self: started.append(self))
+    monkeypatch.setattr(Source, "start", lambda self: started.append(self))
+    with tune.ahead(options.split()) as begun:
+        assert (list(begun.parts.servers) if begun.parts else None) == expected
+        assert len(started) == (len(expected) + 1 if expected else 0)
+
+
+def test_processes_start_before_the_command_line_imports_tvm(tmp_path: Path) -> None:
+    """By a TVM that notes who is about to import it, and cannot be."""
+    noted = "import os, pathlib, sys, time; pathlib.Path(__file__).with_name(f'{os.getpid()}').write_text(' '.join("
+    (tmp_path / "tvm.py").write_text(noted + "sys.argv)); time.sleep(0.5); raise ImportError('no tvm', name='tvm')")
+    command = [sys.executable, "-m", "tensorir_ladder.harness", "tune", "--gpus", "2", "--on", "llvm", "--step", "3"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([*command, "--out", str(tmp_path)], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "no tvm" in ended.stderr
+    roles = sorted(path.read_text().split()[1] for path in tmp_path.iterdir() if path.name.isdecimal())
+    assert roles == ["fork", "tune", "work", "work"]
 
 
 @pytest.mark.emulator
