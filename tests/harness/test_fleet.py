@@ -35,15 +35,24 @@ from tensorir_ladder.harness.build import Case, lower
 from tensorir_ladder.harness.commands import tune
 from tensorir_ladder.harness.fleet import hosting, serving, starting, working
 from tensorir_ladder.harness.fleet.asking import Tracker
-from tensorir_ladder.harness.fleet.building import CONFIG, tuning_entry
+from tensorir_ladder.harness.fleet.building import CONFIG, Built, tuning_entry
 from tensorir_ladder.harness.fleet.crew import Crew
 from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDatabase
 from tensorir_ladder.harness.fleet.errors import FleetError
 from tensorir_ladder.harness.fleet.hosting import Host
-from tensorir_ladder.harness.fleet.messages import Answer, Identity, Module, Request
+from tensorir_ladder.harness.fleet.messages import Answer, Check, Identity, Module, Request
 from tensorir_ladder.harness.fleet.processes import Lost, Process, Source
 from tensorir_ladder.harness.fleet.ranking import modelled_costs, ranked_by_model, reached_by_model
-from tensorir_ladder.harness.fleet.search import FleetSearch, Plans, _Task, build_ahead
+from tensorir_ladder.harness.fleet.search import (
+    FleetSearch,
+    Plans,
+    _first_of,
+    _Job,
+    _Task,
+    _turns,
+    _urgency,
+    build_ahead,
+)
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.race import Plan
 from tensorir_ladder.harness.records import FleetRun, RecordError, TunedConfig, decode, load_tuned, read_places
@@ -286,12 +295,28 @@ def test_a_build_whose_process_ends_is_done_again_and_one_that_fails_says_so(tol
 
 
 def test_what_is_built_ahead_is_what_the_search_asks_for_first(told: type[Told]) -> None:
-    cases, plans = cases_of(SHAPE, (48, 32, 32))(None), Plans(candidates=4, jobs=7)
+    cases, plans = cases_of(SHAPE, (48, 32, 32), (64, 32, 32))(None), Plans(candidates=4, jobs=2)
     with Crew(1) as crew:
-        build_ahead(crew, "llvm", "llvm", plans, cases)
+        build_ahead(crew, "llvm", "llvm", plans, cases, lanes=2)  # AHEAD builds for each of two processes: 8
         asked = [arguments for _, arguments in crew._asked]
-    assert [each[0].problem.m for each in asked if each[1:] == ("llvm",)] == [32] * 5 + [48] * 2
+        order = [crew._work.get()[4] for _ in asked]
+    assert [each[0].problem.m for each in asked if each[1:] == ("llvm",)] == [32] * 5 + [48] * 5
     assert [each[1].problem.m for each in asked if each[0] == "llvm"] == [32, 48]  # digests
+    assert [each[0] for each in order[:2]] == ["llvm", "llvm"]
+    assert [each[0].problem.m for each in order[2:]] == [32, 48] * 5  # two products in turn, for two lanes
+
+
+def test_products_are_built_in_turns_of_as_many_as_there_are_lanes(told: type[Told]) -> None:
+    shapes = [(m, 32, 32) for m in (32, 48, 64, 80)]
+    cases = [case for shape in shapes for step in (3, 4) for case in cases_of(shape, step=step)(None)]
+    assert _turns(cases, 1) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert _turns(cases, 2) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert _turns(cases, 8) == [0] * 8
+    assert [case.problem.m for case in cases] == [32, 32, 48, 48, 64, 64, 80, 80]
+    for turn in range(3):
+        urgencies = [_urgency(turn, number) for number in range(1000)]
+        assert urgencies == sorted(set(urgencies))
+        assert _first_of(turn) < urgencies[0] <= urgencies[-1] < _urgency(turn + 1, 0)
 
 
 def a_task(search: FleetSearch, shape: tuple[int, int, int], left: int) -> _Task:
@@ -302,7 +327,7 @@ def a_task(search: FleetSearch, shape: tuple[int, int, int], left: int) -> _Task
     findings.found |= {each: replace(described(each), times_ms=(1.0,), ratios=(0.5,)) for each in timed}
     task = _Task(case, findings, None, None, waiting, best=timed[0])
     done: Future = Future()
-    done.set_result(None)
+    done.set_result(Built(Module("built", "a.so", "/a.so"), (1, 1, 1), ""))
     task.builds = dict.fromkeys((*timed, *waiting), done)
     for each in task.likely_finalists:
         task.builds[each] = task.checks[each] = done
@@ -310,9 +335,58 @@ def a_task(search: FleetSearch, shape: tuple[int, int, int], left: int) -> _Task
     return task
 
 
-def test_a_lane_finishes_a_product_before_the_next_and_helps_others_at_last(told: type[Told], tmp_path: Path) -> None:
+@pytest.fixture
+def idle_search(told: type[Told], tmp_path: Path) -> FleetSearch:
+    """A search whose processes do nothing."""
     place = (Tracker("127.0.0.1", 1, "k"), "llvm", tmp_path, "a command", Plans(jobs=1), Listener(), "llvm", TREE)
-    search = FleetSearch(*place)
+    return FleetSearch(*place)
+
+
+def test_a_lane_waits_for_what_is_built_of_its_product_before_it_takes_another(idle_search: FleetSearch) -> None:
+    search = idle_search
+    mine, nobodys = (a_task(search, (m, 32, 32), 1) for m in (32, 48))
+    search._lanes = {0: mine.case.problem}
+    coming: Future = Future()
+    mine.builds[mine.waiting[0]] = coming
+    assert search._pick(0, leave=False) is None
+    assert search._pick(0).task is nobodys
+    coming.set_result(None)
+    assert search._pick(0, leave=False).task is mine
+    check: Future = Future()
+    mine.checks[mine.likely_finalists[0]] = check
+    assert search._pick(0, leave=False) is None
+    check.set_result(None)
+    job = search._pick(0, leave=False)
+    assert (job.task, job.case) == (mine, None)
+    mine.running = 1  # another lane has what was left
+    assert search._pick(0, leave=False).task is nobodys
+
+
+def test_a_configuration_meets_its_long_reduction_once(
+    idle_search: FleetSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, asked = idle_search, []
+    identity = Identity("a CPU", "CPU-1", "none", 0.0, 0, "", {}, "0")
+
+    class Asker:
+        def ask(self, _measure: object, _tracker: Tracker, request: Request, *_: object, **_named: object) -> Answer:
+            asked.append([check.module.file for check in request.also])
+            return Answer("timed" if len(asked) > 1 else "failed", identity)
+
+    monkeypatch.setattr(search, "_note_confirmed", lambda *_: None)
+    monkeypatch.setattr(FleetSearch, "_goes_on", True)
+    for m in (32, 48, 64):
+        task = a_task(search, (m, 32, 32), 0)
+        search._choose_finalists(task)
+        check: Future = Future()
+        check.set_result(Check(Module("long", "long.so", "/long.so"), task.case.problem))
+        task.checks = dict.fromkeys(task.finalists, check)
+        search._ask(Asker(), _Job(task, None), task.finalists)
+    assert [set(files) for files in asked] == [{"long.so"}, {"long.so"}, set()]  # the first has failed
+
+
+def test_a_lane_finishes_a_product_before_the_next_and_helps_others_at_last(idle_search: FleetSearch) -> None:
+    search = idle_search
     mine, others, nobodys = (a_task(search, (m, 32, 32), 1) for m in (32, 48, 64))
     search._lanes = {0: mine.case.problem, 1: others.case.problem}
     picked = []
@@ -753,7 +827,7 @@ def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on(
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("part", ["server", "session", "tracker", "asker", "builder", "both servers"])
+@pytest.mark.parametrize("part", ["server", "session", "tracker", "asker", "builder", "source", "both servers"])
 def test_what_is_killed_is_made_good(part: str, tmp_path: Path) -> None:
     """Killed with -9 in the middle of measurements: all candidates are measured all the same, and nothing is left."""
     before = {process.pid for process in descendants()}
@@ -779,6 +853,7 @@ def kill(part: str, host: Host, search: FleetSearch) -> None:
         "tracker": [host.processes["tracker"]],
         "asker": [search._crew.askers[0].pid],
         "builder": [search._crew.builders[0].pid],
+        "source": [search._crew.source.pid],
     }[part]
     assert pids
     for pid in pids:
@@ -822,7 +897,7 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_goes_on(tmp_path: Pa
     left = psutil.Process(driver.pid).children(recursive=True)
     driver.kill()
     driver.communicate()
-    assert len(left) >= 5  # a tracker, two servers, two that build
+    assert len(left) >= 8  # two servers, a source; of its copies a tracker, two that build, two that ask
     assert_gone(left)
     known = database.read_text().count("\n")
     again = subprocess.run(command, capture_output=True, text=True)
