@@ -321,7 +321,10 @@ class FleetSearch:
                 f"with ladder serve --tracker {tracker.address} --key {tracker.key}"
             )
         taken = f", {servers - free} of them taken by others, who give them up in turn" if free < servers else ""
-        self._watcher.say(f"{servers} servers of key {tracker.key!r} at tracker {tracker.address}{taken}")
+        since_s = time.monotonic() - self._begun
+        self._watcher.say(
+            f"{servers} servers of key {tracker.key!r} at tracker {tracker.address}, {since_s:.1f} s{taken}"
+        )
         return servers
 
     def _identify(self) -> Identity:
