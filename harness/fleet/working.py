@@ -10,13 +10,12 @@ import ctypes
 import gc
 import json
 import os
-import pickle
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -56,33 +55,37 @@ def _work(questions: int, answers: int, modules: Sequence[str] | None = None) ->
     An interpreter of its own imports ``modules`` meanwhile.
     """
     os.register_at_fork(after_in_child=_end_with_leader)
-    waiting: SimpleQueue[bytes] = SimpleQueue()
+    waiting: SimpleQueue[tuple[Callable[..., Any], tuple]] = SimpleQueue()
     threading.Thread(target=_read, args=(Connection(questions, writable=False), waiting), daemon=True).start()
     if modules is not None:
         _import(modules)
     writer = Connection(answers, readable=False)
     while True:
-        question = waiting.get()
+        work, arguments = waiting.get()
         try:
-            work, arguments = pickle.loads(question)
-            answer = pickle.dumps((True, work(*arguments)))
+            answer = True, work(*arguments)
         except Exception as error:  # noqa: BLE001 - raised where the answer is asked for
-            answer = _failure(error)
-        writer.send_bytes(answer)
+            answer = False, _told(error)
+        writer.send(answer)
 
 
-def _failure(error: Exception) -> bytes:
-    with suppress(Exception):  # of some kinds, which cannot be pickled
-        pickle.loads(whole := pickle.dumps((False, error)))
-        return whole
-    return pickle.dumps((False, RuntimeError(traceback.format_exc())))
+def _told(error: Exception) -> Exception:
+    """Return an exception that can be sent: of others than Python's own, nobody knows if they can."""
+    return error if type(error).__module__ == "builtins" else RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _read(questions: Connection, waiting: SimpleQueue[bytes]) -> None:
-    with suppress(EOFError, OSError):
-        while True:
-            waiting.put(questions.recv_bytes())
-    os.killpg(0, signal.SIGKILL)
+def _read(questions: Connection, waiting: SimpleQueue[tuple[Callable[..., Any], tuple]]) -> None:
+    while True:
+        try:
+            waiting.put(questions.recv())
+        except (EOFError, OSError):
+            os.killpg(0, signal.SIGKILL)
+        except Exception as error:  # noqa: BLE001 - what is asked for is not to be had
+            waiting.put((_fail, (error,)))
+
+
+def _fail(error: Exception) -> None:
+    raise error
 
 
 def _end_with_leader() -> None:
