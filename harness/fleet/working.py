@@ -44,9 +44,11 @@ def _import(modules: Sequence[str]) -> None:
     if TORCH not in modules:
         # To import it fails then, as where there is none: TVM imports it, it takes seconds, and only servers need it.
         sys.modules[TORCH] = None  # type: ignore[assignment]
+    gc.disable()  # of what is imported nothing goes, and looking for what does takes long
     for name in modules:
         with suppress(ImportError if name == TORCH else ()):
             import_module(name)
+    gc.enable()
 
 
 def _work(questions: int, answers: int, modules: Sequence[str] | None = None) -> None:
