@@ -10,16 +10,16 @@ import ctypes
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from typing import Any
 
 WORK, FORK = "work", "fork"  # what the program is told to do
@@ -54,40 +54,31 @@ def _import(modules: Sequence[str]) -> None:
 def _work(questions: int, answers: int, modules: Sequence[str] | None = None) -> None:
     """Answer questions, until nobody can ask any more: this group then ends, in the middle of what it does.
 
-    An interpreter of its own imports ``modules`` meanwhile.
+    An interpreter of its own imports ``modules`` first.
     """
     os.register_at_fork(after_in_child=_end_with_leader)
-    waiting: SimpleQueue[tuple[Callable[..., Any], tuple]] = SimpleQueue()
-    threading.Thread(target=_read, args=(Connection(questions, writable=False), waiting), daemon=True).start()
+    threading.Thread(target=_end_with_asker, args=(questions,), daemon=True).start()
     if modules is not None:
         _import(modules)
-    writer = Connection(answers, readable=False)
+    reader, writer = Connection(questions, writable=False), Connection(answers, readable=False)
     while True:
-        work, arguments = waiting.get()
-        try:
-            answer = True, work(*arguments)
-        except Exception as error:  # noqa: BLE001 - raised where the answer is asked for
-            answer = False, _told(error)
-        writer.send(answer)
+        writer.send(_answer(reader))
 
 
-def _told(error: Exception) -> Exception:
-    """Return an exception that can be sent: of others than Python's own, nobody knows if they can."""
-    return error if type(error).__module__ == "builtins" else RuntimeError(f"{type(error).__name__}: {error}")
+def _answer(reader: Connection) -> tuple[bool, Any]:
+    try:
+        work, arguments = reader.recv()
+        return True, work(*arguments)
+    except Exception as error:  # noqa: BLE001 - raised where the answer is asked for
+        own = type(error).__module__ == "builtins"  # of others nobody knows if they can be sent
+        return False, error if own else RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _read(questions: Connection, waiting: SimpleQueue[tuple[Callable[..., Any], tuple]]) -> None:
-    while True:
-        try:
-            waiting.put(questions.recv())
-        except (EOFError, OSError):
-            os.killpg(0, signal.SIGKILL)
-        except Exception as error:  # noqa: BLE001 - what is asked for is not to be had
-            waiting.put((_fail, (error,)))
-
-
-def _fail(error: Exception) -> None:
-    raise error
+def _end_with_asker(questions: int) -> None:
+    end = select.poll()
+    end.register(questions, 0)  # nothing but its end is waited for
+    end.poll()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _end_with_leader() -> None:
