@@ -27,7 +27,8 @@ What it models
   on), or at a drawn time, by ``seed % 3``; wgmma then reads its operands that late, too.
 - setmaxnreg: a thread's registers at launch, as ptxas takes them from launch bounds, and the block's pool, which has
   what warps gave back; a warp waits for what is not there.
-- ldmatrix, stmatrix, mma.sync, wgmma with descriptors, in the layouts of the PTX ISA; TF32 as the hardware cuts it.
+- ldmatrix, stmatrix, mma.sync, wgmma with descriptors or with its first operand in registers, in the layouts of the PTX
+  ISA; TF32 as the hardware cuts it.
 
 What it reports
 - ``race``: bytes of shared memory, both accesses and their lines, where nothing orders them: a vector clock for each
@@ -35,8 +36,9 @@ What it reports
   The same in the global memory that a function's kernels keep for each other (workspaces, sums and flags behind C),
   between all blocks of a launch: by ordinary loads and stores, flags, bulk loads; a release that is acquired orders.
 - ``missing proxy fence``: wgmma, a bulk store or a bulk load reads what ordinary writes left, and there is no
-  ``fence.proxy.async`` between, by whom ever; ``missing wgmma.fence``; ``register in flight``; ``unawaited``: what is
-  still under way when its thread ends.
+  ``fence.proxy.async`` between, by whom ever; ``unawaited``: what is still under way when its thread ends.
+- ``missing wgmma.fence``: a register of wgmma, a sum or one of its first operand, was written since the last one;
+  ``register in flight``: a sum that it still adds to is used, or a register that it still reads is written.
 - ``operand written``: any store to an array that is only read; ``stored twice``: an element of an output that two
   threads of a launch store, in whatever order, by ordinary stores, TMA or PTX. Additions (red, reducing bulk stores)
   may be many threads', but not beside a store.

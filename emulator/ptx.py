@@ -47,6 +47,8 @@ INSTRUCTIONS = {
     r"wgmma\.fence\.sync\.aligned": "emu::wgmma_fence",
     r"wgmma\.commit_group\.sync\.aligned": "emu::wgmma_commit",
     r"wgmma\.wait_group\.sync\.aligned": "emu::wgmma_wait",
+    r"ex2\.approx\.f32": "emu::ex2<false>",
+    r"ex2\.approx\.ftz\.f32": "emu::ex2<true>",
     r"cvt\.rna\.tf32\.f32": "emu::cvt_rna_tf32",
     r"cvt\.rn\.f16x2\.f32": "emu::cvt_f16x2",
     r"cvt\.rn\.bf16x2\.f32": "emu::cvt_bf16x2",
@@ -119,6 +121,7 @@ class _Asm:
     outputs: int
     declared: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    lent: list[str] = field(default_factory=list)
 
     def operand(self, text: str) -> str:
         """Translate a PTX operand."""
@@ -149,10 +152,13 @@ class _Asm:
         arguments = [self.operand(part) for part in operands if part != "_"]
         if called.startswith("emu::mma<"):
             arguments[-1] = arguments[-1].replace("emu::outs", "emu::values")
+        if called.startswith("emu::wgmma<") and operands[1].startswith("{"):
+            self.lent += [self.operand(part).strip("()") for part in _split(operands[1][1:-1], ",")]
+            arguments[1] = re.sub(r"^emu::\w+", "emu::lent", arguments[1])
         return f"{called}({', '.join(arguments)});"
 
     def statements(self) -> Iterator[str]:
-        """Yield the C++ statements; declarations and labels are collected on the way."""
+        """Yield the C++ statements; declarations, labels and registers that wgmma reads are collected on the way."""
         for statement in _ptx_statements(self.text):
             label = re.fullmatch(r"(\w+):", statement)
             declaration = re.fullmatch(r"\.reg\s+\.(\w+)\s+(.*)", statement)
@@ -186,9 +192,21 @@ def translate_asm(text: str) -> str:
             continue
         close = _closing(text, match.end() - 1)
         statement = text[match.end() : close]
-        pieces += [text[end : match.start()], _parse(statement).cpp(), "\n" * statement.count("\n")]
+        found = _parse(statement)
+        pieces += [text[end : match.start()], found.cpp(), "\n" * statement.count("\n")]
+        if found.lent:
+            pieces = [_by_reference("".join(pieces[:-2]), found.lent), *pieces[-2:]]
         end = text.index(";", close) + 1
     return "".join([*pieces, text[end:]])
+
+
+def _by_reference(text: str, names: list[str]) -> str:
+    """Let the function in which a text ends take these registers as its caller's own: wgmma reads them later."""
+    before, device, function = text.rpartition("__device__")
+    taken, brace, body = function.partition("{")
+    for name in names:
+        taken = re.sub(rf"(?<=[(,])(\s*)(\w+) {re.escape(name)}(?=[,)])", rf"\1const \2& {name}", taken)
+    return f"{before}{device}{taken}{brace}{body}"
 
 
 def _parse(statement: str) -> _Asm:

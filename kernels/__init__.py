@@ -7,6 +7,7 @@ whose docstring has the main loop in a few lines:
 - :mod:`.warp_specialized` (step 12): a warpgroup that only loads, warpgroups that only multiply.
 - :mod:`.swapped` (step 12 for few rows): the same with operands exchanged, the reduction split over a cluster.
 - :mod:`.persistent` (step 13): as many blocks as run at once, each with one output tile after the other.
+- :mod:`.attention`: both products of attention and the softmax between them (Relax modules).
 - :mod:`.tcgen05_ring` (step 14): step 11's ring on Blackwell, sums in tensor memory.
 
 They are put together from public building blocks:
@@ -15,6 +16,7 @@ They are put together from public building blocks:
 - loading: :mod:`.tma` (tensor maps, copies of boxes), :mod:`.ring` (mbarriers, a role's place in the ring),
   :mod:`.panels` (operands as TMA writes and instructions read them, descriptors).
 - multiplying: :mod:`.wgmma` (Hopper), :mod:`.tcgen05` (Blackwell, its tensor memory).
+- beside the products: :mod:`.online_softmax` (of rows that come tile by tile).
 - who does what: :mod:`.roles` (producer and consumer warpgroups), :mod:`.raster` (the order of blocks),
   :mod:`.stream_k` (k tiles shared out among persistent blocks), :mod:`.partial_sums` (what these hand to each other),
   :mod:`.cluster_sums` (what the blocks of a cluster hand to their first).

@@ -12,8 +12,9 @@ lowered by itself (:func:`device_code`), and the function has the launch alone::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import tvm
 from tvm import ir, tirx
@@ -22,7 +23,6 @@ from tvm.target import Target
 
 from tensorir_ladder.kernels.codegen.host_code import launch_plan
 from tensorir_ladder.kernels.codegen.launch_plan import (
-    ROWS_PARAMETER,
     LaunchPlan,
     PlainBuffer,
     Planned,
@@ -59,23 +59,35 @@ def device_code(kernel: tirx.PrimFunc, name: str, target: Target) -> DeviceCode:
     return DeviceCode(plan, flag_overlap(generated.device) if plan.overlaps else generated.device)
 
 
+class Mapped(NamedTuple):
+    """A matrix at hand as a tensor map has it: ``sizes`` from the innermost, in elements; ``strides`` of all but that.
+
+    ``strides`` are bytes; None: those of the kernel's own map.
+    """
+
+    sizes: Sequence[tirx.Expr | int]
+    strides: Sequence[tirx.Expr | int] | None = None
+
+
 def launch(
     plan: LaunchPlan,
     matrices: Mapping[str, tirx.Var],
+    mapped: Mapping[str, Mapped],
     numbers: Mapping[str, tirx.Expr | int],
     blocks: tirx.Expr | int,
     flags: tirx.Expr | bool = False,
 ) -> tirx.Stmt:
     """Write a launch of so many ``blocks`` as statements of a host function, on its buffers.
 
-    ``numbers`` are what the kernel is told, by name, with the ``rows`` of all matrices but B. Workspaces are
-    what TVM's runtime keeps for such; where ``flags`` among them are used, a kernel in front writes zeros to these.
+    ``mapped`` says, by the kernel's names, how matrices lie whose sizes the call brings; maps of others are as the
+    kernel was made for. ``numbers`` are what the kernel is told, by name. Workspaces are what TVM's runtime keeps for
+    such; where ``flags`` among them are used, a kernel in front writes zeros to these.
     """
     stmts: list[tirx.Stmt] = []
     arguments: list[ir.Expr] = []
     for parameter in plan.parameters:
         if isinstance(parameter, TensorMap):
-            stmts += _encode(parameter, matrices[parameter.buffer], numbers[ROWS_PARAMETER], arguments)
+            stmts += _encode(parameter, matrices[parameter.buffer], mapped.get(parameter.buffer), arguments)
         elif isinstance(parameter, (RowCount, Planned)):
             arguments.append(numbers[parameter.buffer])
         elif isinstance(parameter, PlainBuffer) and parameter.buffer in matrices:
@@ -95,15 +107,15 @@ def launch(
     return tirx.SeqStmt([*stmts, tirx.Evaluate(call)])
 
 
-def _encode(parameter: TensorMap, matrix: tirx.Var, rows: tirx.Expr | int, arguments: list[ir.Expr]) -> list[tirx.Stmt]:
-    """Encode a map of two dimensions, and add it to the arguments."""
+def _encode(parameter: TensorMap, matrix: tirx.Var, mapped: Mapped | None, arguments: list[ir.Expr]) -> list[tirx.Stmt]:
+    """Encode a map, and add it to the arguments."""
     tensor_map = tirx.Var(f"{parameter.buffer}_map", T.handle("tensormap").ty)
-    columns, own_rows = parameter.sizes
-    sizes = (columns, own_rows if parameter.buffer == "B" else rows)
+    sizes, strides = mapped or (parameter.sizes, None)
     call = tirx.op.tensormap_encode_tiled(
         tensor_map,
         matrix.data,
-        *(*sizes, *parameter.strides, *parameter.box, 1, 1),
+        *(*sizes, *(parameter.strides if strides is None else strides), *parameter.box),
+        *(1 for _ in sizes),  # every element of a box
         descriptor_dtype=parameter.dtype,
         rank=len(sizes),
         swizzle=parameter.swizzle,

@@ -36,7 +36,11 @@ class Panels(isa.Panels):
 
     def shares(self, blocks: int) -> bool:
         """Return whether so many blocks of a cluster can load a share of the tile each, for all of them."""
-        return (self.rows // 8 if self.major == "k" else self.count) % blocks == 0
+        return (self.rows // 8 if self.shares_rows(blocks) else self.count) % blocks == 0
+
+    def shares_rows(self, blocks: int) -> bool:
+        """Return whether a share is some rows of every panel, not some of the panels: where these run along n."""
+        return self.major == "k" or self.count % blocks != 0
 
     def check_shares(self, blocks: int) -> None:
         """Raise IllegalTile where :meth:`shares` says no."""
@@ -50,7 +54,7 @@ class Panels(isa.Panels):
 
     def box_rows(self, blocks: int = 1) -> int:
         """Rows of a TMA box where so many blocks of a cluster load a share of the tile each."""
-        return self.rows // blocks if self.major == "k" else self.rows
+        return self.rows // blocks if self.shares_rows(blocks) else self.rows
 
     def load(
         self,
@@ -66,16 +70,15 @@ class Panels(isa.Panels):
         """Emit one thread's TMA loads of the tile to byte ``offset`` of shared memory, whose bytes a barrier counts.
 
         With more ``blocks``: of this block's ``share``, by multicast, each to all blocks of the cluster, whose barriers
-        all count. A share is some rows of every panel where panels run along k, some of the panels where along n.
+        all count.
         """
-        along_k = self.major == "k"
-        rows = self.box_rows(blocks)
-        for box in range(self.count if along_k else self.count // blocks):
-            panel = box if along_k else share * (self.count // blocks) + box
-            first_row = share * rows if along_k else 0
-            column, row = self.coordinates(panel, first + first_row if along_k else first, step)
+        by_rows, rows = self.shares_rows(blocks), self.box_rows(blocks)
+        for box in range(self.count if by_rows else self.count // blocks):
+            panel = box if by_rows else share * (self.count // blocks) + box
+            first_row = share * rows if by_rows else 0
+            column, row = self.coordinates(panel, first, step)
             place = into.ptr_to([offset + panel * self.panel_bytes + first_row * ROW_BYTES])
-            tma.load(tensor_map, column, row, place, barrier, blocks)
+            tma.load(tensor_map, column, row + first_row, place, barrier, blocks)
 
     def descriptor(self, address: Expr) -> Expr:
         """The descriptor of the operand at an address in shared memory, as an expression of 64 bits.

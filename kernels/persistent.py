@@ -85,10 +85,12 @@ def persistent(
 
     Raises
     ------
-    IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for a B tile that a cluster cannot share;
+    IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for a B tile that a cluster cannot share,
+        and for one whose consumers have no registers for late results;
         IllegalWorkload for clusters with a residual or any number of rows.
     """
     tile.check_not_swapped()
+    tile.check_late_results()
     epilogue.check_taken(problem)
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)
@@ -234,5 +236,9 @@ def persistent(
 
 
 def cluster_blocks(problem: Matmul, tile: RoleTile, wanted: bool) -> int:
-    """Return how many blocks of a cluster share their B tile: 2 where wanted and possible, else 1."""
-    return 2 if wanted and WarpgroupProduct.of(problem, tile).b.shares(2) else 1
+    """Return how many blocks of a cluster share their B tile: 2 where wanted and possible, else 1.
+
+    An odd number of panels along n is left to one block: it could be shared by rows, which was not measured.
+    """
+    b = WarpgroupProduct.of(problem, tile).b
+    return 2 if wanted and b.shares(2) and (b.major == "k" or not b.shares_rows(2)) else 1

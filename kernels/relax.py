@@ -28,7 +28,7 @@ from tensorir_ladder.kernels import epilogue
 from tensorir_ladder.kernels.codegen.launch_plan import RESIDUAL, ROWS_PARAMETER
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
-from tensorir_ladder.kernels.host_launch import DeviceCode, device_code, launch
+from tensorir_ladder.kernels.host_launch import DeviceCode, Mapped, device_code, launch
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stream_k import cut_role_cost, plan_for, plans_by_rows, role_cost
 from tensorir_ladder.kernels.tiles import RoleTile
@@ -108,6 +108,12 @@ class PlainProduct:
         """The parameters by the kernels' names."""
         found = {"A": self.a, "B": self.b, "C": self.c}
         return found if self.residual is None else {**found, RESIDUAL: self.residual}
+
+    @property
+    def mapped(self) -> dict[str, Mapped]:
+        """Sizes of the matrices that have the rows."""
+        columns = {"A": self.k, "C": self.n, RESIDUAL: self.n}
+        return {name: Mapped((count, self.rows)) for name, count in columns.items()}
 
 
 def plain_product(func: tirx.PrimFunc) -> PlainProduct:
@@ -233,7 +239,7 @@ class Launch:
             flags = any(plan.helpers for plan in plans) and (self.known or numbers["helpers"] > 0)
         elif not self.known:
             blocks = blocks // -(-self.most // tile.block_m) * tirx.floordiv(rows + (tile.block_m - 1), tile.block_m)
-        body = launch(code.plan, self.product.matrices, numbers, blocks, flags)
+        body = launch(code.plan, self.product.matrices, self.product.mapped, numbers, blocks, flags)
         made = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs).with_attr(SCHEDULED, True)
         return unless_empty(made, symbolic_extents(tirx.PrimFunc([self.product.c], tirx.Evaluate(0))))
 

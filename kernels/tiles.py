@@ -24,6 +24,7 @@ REGISTER_STEP = 8  # a thread's registers come in steps of so many
 PRODUCER_REGISTERS = 40
 MOST_CONSUMER_REGISTERS = 240
 MOST_CONSUMERS = 3
+INSTRUCTION_REGISTERS = 26  # beside an instruction's sums, for which ptxas takes no more than threads are launched with
 MOST_PARTS = 8  # blocks of a cluster that every GPU with clusters can hold
 ADDED_AT_ONCE = 32  # floats of other parts' sums that a thread has on their way
 MOST_RESIDENT = 4  # blocks of a swapped product's kernel that a multiprocessor is asked to hold at once
@@ -160,8 +161,13 @@ class RoleTile(HopperTile):
 
     @property
     def consumer_registers(self) -> int:
-        """Accumulators, half as many for rounded results that wait to be stored, and what addresses take."""
-        return self.group_m * self.group_n * 3 // (2 * WARPGROUP) + WGMMA_REGISTERS
+        """Accumulators, and what addresses take."""
+        return self.group_m * self.group_n // WARPGROUP + WGMMA_REGISTERS
+
+    @property
+    def late_registers(self) -> int:
+        """Of a consumer whose rounded results, half as many registers, leave beside the next tile's products."""
+        return self.consumer_registers + self.group_m * self.group_n // (2 * WARPGROUP)
 
     def misfits(self) -> list[str]:
         """Return also more consumers than registers can be shared out among."""
@@ -170,7 +176,19 @@ class RoleTile(HopperTile):
             found.append(f"{self.consumers} consumer warpgroups, limit {MOST_CONSUMERS}")
         elif self.consumer_registers > self.consumer_share:
             found.append(f"{self.consumer_registers} registers a consumer, limit {self.consumer_share}")
+        elif (one := self.group_n // 2 + INSTRUCTION_REGISTERS) > self.registers:
+            found.append(f"{one} registers for one instruction, limit {self.registers} of a thread at launch")
         return found
+
+    def check_late_results(self) -> None:
+        """Raise IllegalTile where a consumer has no registers for one tile's results beside the next one's sums."""
+        if self.late_registers > self.consumer_share:
+            raise IllegalTile(
+                "no room for results that leave beside the next tile's products",
+                value=f"{self}: {self.late_registers} registers a consumer",
+                limit=self.consumer_share,
+                remedy="take a smaller tile, or step 12",
+            )
 
     def pool_bytes(self, itemsize: int, stages: int) -> int:
         """Return the shared memory of the ring's stages alone, B's columns in whole panels if it is stored [k, n]."""
@@ -296,12 +314,12 @@ def role_choices(by: int = 16) -> Iterator[Choice]:
     """Yield the tiles that kernels with roles take, of 64, 128 and 192 rows and each width from 64 to 256 in steps.
 
     With as many stages as a block's shared memory holds, up to 8: what measuring may choose among. Of three consumers
-    only widths whose sums their registers hold.
+    only widths whose sums, and results that leave late, their registers hold.
     """
     for groups in (1, 2, 3):
         for columns in range(PANEL, WIDEST + 1, by):
             tile = RoleTile((groups * WGMMA_ROWS, columns, PANEL), (groups, 1))
-            if not tile.misfits():
+            if not tile.misfits() and tile.late_registers <= tile.consumer_share:
                 yield Choice(tile, most_stages(tile, 8))
 
 

@@ -18,6 +18,7 @@ from tensorir_ladder.kernels.roles import (
     Consumer,
     RoleBlock,
     SharedRing,
+    end_together,
     give_up_registers,
     release,
     take_registers,
@@ -44,6 +45,7 @@ def warp_specialized(
     finish: Epilogue = PLAIN,
     batch: int = 1,
     any_rows: bool = False,
+    blocks: int = 1,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each block multiplies one output tile; one of its warpgroups loads, the others multiply.
 
@@ -63,19 +65,27 @@ def warp_specialized(
     :func:`kernels.tma_ring.tma_ring`. A ``batch`` above 1 is as many products, and all buffers have it as their first
     dimension, except the bias, which is that of all; tensor maps of three dimensions keep a tile within its product.
 
+    ``blocks`` of 2 are clusters: two blocks, one above the other, each load half of their common B tile, for both
+    (TMA multicast).
+
     With ``any_rows`` the kernel takes any number of rows, in a further parameter, up to those of ``problem``: whoever
     launches it gives tensor maps of the rows at hand, and as many blocks as these have tiles
     (:meth:`kernels.codegen.launch_plan.LaunchPlan.of_rows`).
 
     Raises
     ------
-    IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8; IllegalWorkload for a
-    batch whose results cannot leave by TMA.
+    IllegalWorkload, IllegalTile, IllegalPipeline : as there, for stages below 2 or above 8; IllegalTile also for a B
+        tile that a cluster cannot share; IllegalWorkload for a batch whose results cannot leave by TMA, and for
+        clusters with a batch, a residual or any number of rows.
     """
     tile.check_not_swapped()
     epilogue.check_taken(problem)
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     product = WarpgroupProduct.of(problem, tile)
+    product.b.check_shares(blocks)
+    if blocks > 1 and (batch > 1 or finish.residual or any_rows):
+        what = "clusters multiply one product, add no residual, and take no number of rows but their own"
+        raise IllegalWorkload(what, value=f"{blocks} blocks", remedy="take blocks on their own")
     by_tma = epilogue.can_store_by_tma(problem, tile)
     if (batch > 1 or any_rows) and not by_tma:
         raise IllegalWorkload(
@@ -95,6 +105,7 @@ def warp_specialized(
             "a batch has no residual", value=f"batch {batch}", remedy="add it afterwards, or multiply one by one"
         )
     tile_rows, tile_columns, k_tiles = tile.counts(problem)
+    tile_rows = -(-tile_rows // blocks)  # pairs of them in clusters of two
     tiles = tile_rows * tile_columns
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
     residual = Residual(problem, tile, product) if finish.residual else None
@@ -104,23 +115,23 @@ def warp_specialized(
     def main(
         A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, rows: T.int32, bias_ptr: T.handle, residual_ptr: T.handle
     ):
-        boxes_of = T.meta_var((product.a.rows, product.b.rows, WGMMA_ROWS if by_tma else None))
+        boxes_of = T.meta_var((product.a.rows, product.b.box_rows(blocks), WGMMA_ROWS if by_tma else None))
         matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, batch)
         bias = T.meta_var(finish.bind(bias_ptr, problem.n))
         added = T.meta_var(residual.bind(residual_ptr) if finish.residual else None)
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        here = RoleBlock(tiles * batch, tile.consumers)
+        here = RoleBlock(tiles * batch * blocks, tile.consumers, blocks)
         pool = T.SMEMPool()
         shared = SharedRing(pool, stages, product.stage_bytes, tile.consumers, bounded)
         log.clocks("begin", here.number, here.thread == 0)
         shared.begin(here)
         maps = T.meta_var(matrices if batch == 1 else matrices.of(here.number // tiles))
-        within = T.meta_var(here.number if batch == 1 else here.number % tiles)
+        within = T.meta_var(here.number // blocks if batch == 1 else here.number % tiles)
         high = T.meta_var((rows + (tile.block_m - 1)) // tile.block_m if any_rows else tile_rows)
-        place = T.meta_var(grouped(within, high, tile_columns, group))
-        row: T.let = place[0] * tile.block_m
+        place = T.meta_var(grouped(within, high, tile_columns, max(1, group // blocks)))
+        row: T.let = (place[0] * blocks + here.member) * tile.block_m
         column: T.let = place[1] * tile.block_n
         if here.warpgroup == 0:  # the producer
             give_up_registers()
@@ -130,7 +141,7 @@ def warp_specialized(
                 for k_tile in T.serial(k_tiles):
                     loads.wait("empty", shared.empty, fill, k_tile, "producer")
                     corner = T.meta_var((row, column, k_tile * tile.block_k))
-                    product.load(maps, corner, shared.ring, fill.stage, shared.full)  # returns at once
+                    product.load(maps, corner, shared.ring, fill.stage, shared.full, here.member, blocks)
                     loads.mark("load issued", k_tile)
                     fill.advance()
                 if finish.residual:
@@ -165,6 +176,7 @@ def warp_specialized(
                 corner = T.meta_var((row + mine.row, column + mine.column))
                 epilogue.store_fragments(mine.sums, product, matrices.c, *corner, here.warp, here.lane)
             marks.mark("results stored", together=True)
+        end_together(blocks)  # a cluster's other block may still write here
         log.clocks("end", here.number, here.thread == 0, together=True)
 
     used = {"bias_ptr": finish.bias, "residual_ptr": finish.residual, ROWS_PARAMETER: any_rows}

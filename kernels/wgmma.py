@@ -7,6 +7,7 @@ Source: PTX ISA, "Asynchronous warpgroup level matrix instructions" (register fr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,12 +23,16 @@ from tensorir_ladder.schedules.workloads import Matmul
 if TYPE_CHECKING:
     from typing import Self
 
-_FENCE = """
-__forceinline__ __device__ void {name}(float* sums) {{
+_KEEP = """
+__forceinline__ __device__ void {name}({type}* {what}) {{
 #pragma unroll
-  for (int i = 0; i < {count}; ++i) asm volatile("" : "+f"(sums[i]) :: "memory");
+  for (int i = 0; i < {count}; ++i) asm volatile("" : "+{constraint}"({what}[i]) :: "memory");
 }}
 """
+_KINDS = {
+    "float32": ("sums", "float", "f"),
+    "uint32": ("pairs", "unsigned int", "r"),
+}  # their name, type and constraint
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,47 @@ class WarpgroupProduct(TileProduct):
         T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
         keep(sums)
 
+    def multiply_beside_ring(self, sums: Buffer, a: Expr, b: Expr, stage: Expr) -> None:
+        """Emit the same where a ring's stages hold B's tile alone and A's lies beside it; sums begin with it."""
+
+        def operands(step: int) -> tuple[Expr, ...]:
+            return a + T.uint64(self.a.step_offset(step) // 16), self._b_in(stage, b, step)
+
+        self._issue(sums, operands, T.bool(False), (int(self.a.major == "n"), int(self.b.major == "n")))
+
+    def multiply_from_registers(self, sums: Buffer, packed: Buffer, b: Expr, stage: Expr, accumulate: Expr) -> None:
+        """Emit the same where A is in registers, two elements in each of ``packed``, as accumulators lie.
+
+        They must not be written to until :func:`retire`.
+        """
+
+        def operands(step: int) -> tuple[Expr, ...]:
+            count = WGMMA_ROWS * STEP // WARPGROUP // 2
+            return *(packed[step * count + i] for i in range(count)), self._b_in(stage, b, step)
+
+        keep(packed)
+        self._issue(sums, operands, accumulate, (int(self.b.major == "n"),))
+        keep(packed)
+
+    def _b_in(self, stage: Expr, b: Expr, step: int) -> Expr:
+        return b + T.Cast("uint64", (stage * self.b.bytes + self.b.step_offset(step)) // 16)
+
+    def _issue(
+        self,
+        sums: Buffer,
+        operands: Callable[[int], tuple[Expr, ...]],
+        accumulate: Expr,
+        transposed: tuple[int, ...],
+    ) -> None:
+        keep(sums)
+        T.evaluate(T.ptx.wgmma.fence.sync.aligned())
+        for step in range(self.b.depth // STEP):
+            added = accumulate if step == 0 else T.bool(True)
+            own = [sums[i] for i in range(self.registers)]
+            T.evaluate(T.ptx[self.instruction](*own, *operands(step), added, 1, 1, *transposed))
+        T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
+        keep(sums)
+
 
 def retire(sums: Buffer, in_flight: int) -> None:
     """Emit the wait until at most ``in_flight`` groups of this warpgroup's instructions are unfinished."""
@@ -99,11 +145,13 @@ def retire(sums: Buffer, in_flight: int) -> None:
     keep(sums)
 
 
-def keep(sums: Buffer) -> None:
-    """Emit an empty instruction that uses each sum: the compiler moves no use of them across that place.
+def keep(registers: Buffer) -> None:
+    """Emit an empty instruction that uses each of them: the compiler moves no use of them across that place.
 
-    It knows nothing of instructions that run on.
+    It knows nothing of instructions that run on. Registers are a thread's sums, or 16-bit pairs.
     """
-    count = int(sums.shape[0])
-    name = f"keep_{count}_sums"
-    T.evaluate(T.cuda.func_call(name, sums.data, source_code=_FENCE.format(name=name, count=count)))
+    count = int(registers.shape[0])
+    what, kind, constraint = _KINDS[str(registers.dtype)]
+    name = f"keep_{count}_{what}"
+    text = _KEEP.format(name=name, what=what, type=kind, count=count, constraint=constraint)
+    T.evaluate(T.cuda.func_call(name, registers.data, source_code=text))

@@ -53,13 +53,14 @@ MORE_TILES = (
     RoleTile(block=(64, 256, 64), warpgroups=(1, 1)),
     RoleTile(block=(128, 192, 64), warpgroups=(2, 1)),
 )
+WIDE_TILES = (RoleTile(block=(256, 192, 64), warpgroups=(2, 1)), RoleTile(block=(256, 160, 64), warpgroups=(2, 1)))
 STEP = Step(
     number=12,
     topic="warp_specialization",
     text=__doc__,
     kernel=kernel,
     stamped=True,
-    tiles=TileSet.of(*ROLE_CHOICES, more=MORE_TILES, cost=role_cost),
+    tiles=TileSet.of(*ROLE_CHOICES, more=(*MORE_TILES, *WIDE_TILES), cost=role_cost),
     stages=4,
     tuning_stages=(3, 4, 6, 8),
     pipelined=True,

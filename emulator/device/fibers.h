@@ -165,6 +165,10 @@ inline void run_threads(Cluster& cluster) {
   }
 }
 
+inline size_t stack_bytes() { return STACK * machine.threads * machine.blocks; }
+inline size_t window_bytes() { return size_t(WINDOW) * machine.blocks; }
+inline size_t register_bytes() { return stack_bytes() / REGISTER * sizeof(Register); }
+
 inline uchar* map_memory(size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) fail("memory", "the host has no memory for the block's stacks");

@@ -145,14 +145,23 @@ inline bool lies_in(const Library& library, uintptr_t address) {
   return address - uintptr_t(library.first) < size_t(library.end - library.first);
 }
 
+// wgmma's registers are words of a thread's own memory: those it still adds to must not be touched, those it still reads
+// must not be written. What is written now needs a wgmma.fence before it is wgmma's.
+inline void use_registers(Thread& t, size_t at, size_t bytes, bool writes, const void* from) {
+  for (size_t word = at / REGISTER; word <= (at + bytes - 1) / REGISTER; ++word) {
+    Register& used = t.registers[word];
+    if (used.lent > t.retired && (used.added_to || writes))
+      fail("register in flight", "a register that wgmma still " + std::string(used.added_to ? "adds to is used" : "reads is written") +
+                                     " by " + name(t) + " at " + place(from));
+    if (writes) used.written = t.fences;
+  }
+}
+
 inline void access_memory(const void* pointer, size_t bytes, bool writes, const void* from) {
   Thread& t = *machine.current;
   auto address = uintptr_t(pointer);
   if (address - uintptr_t(t.stack) < STACK) {
-    for (const Range& range : t.in_flight)
-      if (address < range.high && address + bytes > range.low)
-        fail("register in flight", "a register that wgmma still adds to is used by " + name(t) + " at " + place(from));
-    if (writes && address < t.accumulators.high && address + bytes > t.accumulators.low) t.fenced = false;
+    if (t.fences) use_registers(t, address - uintptr_t(t.stack), bytes, writes, from);
     return;
   }
   t.place = from;

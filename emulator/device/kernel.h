@@ -90,6 +90,11 @@ template <Type type, int depth, size_t A, size_t B>
 EMU_INLINE void mma(List<float*, 4> d, List<uint, A> a, List<uint, B> b, List<float, 4> c) {
   multiply_warp(type, depth, d.item, a.item, b.item, c.item);
 }
+// Flushing (ftz) takes subnormal numbers for 0, before and after.
+EMU_INLINE float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+template <bool flushes> EMU_INLINE void ex2(float& to, float from) {
+  to = flushes ? flushed(exp2f(flushed(from))) : exp2f(from);
+}
 EMU_INLINE void cvt_rna_tf32(uint& to, uint from) { to = round_to_tf32(from); }
 EMU_INLINE void cvt_f16x2(uint& to, float high, float low) { to = __pack_half2(half(low), half(high)); }
 EMU_INLINE void cvt_bf16x2(uint& to, float high, float low) { to = __pack_nv_bfloat162(low, high); }
@@ -103,14 +108,25 @@ template <typename T> EMU_INLINE void add_pairs(uint& to, uint one, uint other) 
 
 // Matrix instructions of a warpgroup.
 struct Wgmma { Type type; int columns; uint64_t a, b; int accumulate, scale_a, scale_b, transpose_a, transpose_b; };
-void issue_wgmma(const Wgmma& instruction, float* const* registers, int count);
+constexpr uint64_t IN_REGISTERS = ~uint64_t(0);  // in place of A's descriptor
+constexpr int A_REGISTERS = 4;
+void issue_wgmma(const Wgmma& instruction, float* const* registers, int count, const uint* const* a);
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int left);
 template <Type type, int columns, size_t N>
 EMU_INLINE void wgmma(List<float*, N> d, uint64_t a, uint64_t b, int p, int sa, int sb, int ta, int tb) {
   static_assert(N == columns / 2, "a thread has half as many registers as the instruction has columns");
-  issue_wgmma({type, columns, a, b, p, sa, sb, ta, tb}, d.item, N);
+  issue_wgmma({type, columns, a, b, p, sa, sb, ta, tb}, d.item, N, nullptr);
+}
+// The caller's own registers, for the instruction reads them later.
+template <class... Registers> EMU_INLINE List<const uint*, sizeof...(Registers)> lent(const Registers&... registers) {
+  return {{(const uint*)&registers...}};
+}
+template <Type type, int columns, size_t N>
+EMU_INLINE void wgmma(List<float*, N> d, List<const uint*, A_REGISTERS> a, uint64_t b, int p, int sa, int sb, int tb) {
+  static_assert(N == columns / 2, "a thread has half as many registers as the instruction has columns");
+  issue_wgmma({type, columns, IN_REGISTERS, b, p, sa, sb, 0, tb}, d.item, N, a.item);
 }
 void change_registers(int count, bool more);
 template <bool more> EMU_INLINE void set_registers(int count) { change_registers(count, more); }

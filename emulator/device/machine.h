@@ -17,6 +17,7 @@ constexpr uint WINDOW = 256 << 10;  // addresses of one block's shared memory
 constexpr uint WINDOW_START = 1024;  // where a kernel without static arrays finds its dynamic ones
 constexpr size_t STACK = 256 << 10;
 constexpr int LANES = 32, GROUP = 128;
+constexpr size_t REGISTER = 4;  // bytes
 
 // When what runs by itself (copies, wgmma, TMA) is done: at once, as late as it may be, or drawn.
 enum Completion { EARLY, LATE, DRAWN };
@@ -53,7 +54,10 @@ struct Clocks : Knowledge {
   }
 };
 
-struct Range { uintptr_t low, high; Clock group; };
+struct Range { uintptr_t low, high; };
+// A word of a thread's own memory, as wgmma sees it: up to which group one adds to it or reads it, and behind how many of
+// the thread's wgmma.fence it was last written. Below the first fence nothing is noted.
+struct Register { Clock lent : 31, added_to : 1, written; };
 struct Copy { uchar* to; const uchar* from; int bytes, source_bytes; };
 struct Box { CUtensorMap map; int corner[5]; const uchar* from; bool add; const void* place; };
 
@@ -82,9 +86,8 @@ struct Thread {
   std::vector<Box> open_stores;
   std::deque<std::vector<Box>> stores;
   Clock stored;
-  std::vector<Range> in_flight;  // registers that wgmma is adding to
-  Range accumulators;            // those it added to last
-  bool fenced;                   // no plain write to them since the last wgmma.fence
+  Register* registers;           // of each word of its stack
+  Clock fences, lent, retired;   // wgmma.fence so far; the last group that has registers; the last one awaited
   uint64_t deeds, accesses;      // digests of all it did, and of what it accessed
   uint64_t deeds_at_look;        // after its last look at a flag
 };
@@ -94,6 +97,7 @@ struct Meeting { uint mask; const char* what; int arrived; void* lanes[LANES]; }
 struct WgmmaOperation {
   Wgmma instruction;
   std::vector<float*> registers;  // of 128 threads, each count
+  std::vector<const uint*> a;     // likewise, where A is in registers
   int count, warps;
   Clock group;
 };
@@ -198,6 +202,7 @@ struct Cluster {
   uint agents;
   Ranks ranks;
   uchar *windows = nullptr, *stacks = nullptr;
+  Register* registers = nullptr;  // of the stacks' words, where a thread has multiplied by wgmma
 };
 
 // A word of global memory that threads of different clusters meet at: what its last writers have released with it.

@@ -68,8 +68,14 @@ static void prepare_block(Cluster& cluster, int rank) {
   block.registers.assign((machine.threads + LANES - 1) / LANES, machine.registers);
 }
 
+static void forget_registers(Cluster& cluster) {
+  if (cluster.registers) munmap(cluster.registers, register_bytes());
+  cluster.registers = nullptr;
+}
+
 static void prepare_cluster(Cluster& cluster, int number) {
   cluster.number = number;
+  forget_registers(cluster);
   for (int rank = 0; rank < machine.blocks; ++rank) prepare_block(cluster, rank);
   for (size_t id = 0; id < cluster.threads.size(); ++id) prepare_thread(cluster, int(id));
   cluster.started.assign(cluster.threads.size(), false);
@@ -77,9 +83,6 @@ static void prepare_cluster(Cluster& cluster, int number) {
   cluster.agents = previous_kernel(cluster) + 1;
   cluster.ranks.shuffle(cluster);
 }
-
-static size_t stack_bytes() { return STACK * machine.threads * machine.blocks; }
-static size_t window_bytes() { return size_t(WINDOW) * machine.blocks; }
 
 static Cluster& new_cluster() {
   Cluster& cluster = machine.clusters.emplace_back();
@@ -92,7 +95,7 @@ static Cluster& new_cluster() {
 
 // A thread has ended: what it began must be done, since the block's shared memory ends with it.
 void finish(Thread& t) {
-  if (!t.in_flight.empty()) fail("unawaited", "a wgmma is not awaited at the end of " + name(t));
+  if (t.lent > t.retired) fail("unawaited", "a wgmma is not awaited at the end of " + name(t));
   if (t.store_agent && (Knowledge::of(t.clocks.known, t.store_agent) < t.stored || !t.open_stores.empty()))
     fail("unawaited", "a bulk store's reads are not awaited at the end of " + name(t));
   retire_stores(t, 0);
@@ -150,6 +153,7 @@ static void free_machine() {
   for (Cluster& cluster : machine.clusters) {
     if (cluster.windows) munmap(cluster.windows, window_bytes());
     if (cluster.stacks) munmap(cluster.stacks, stack_bytes());
+    forget_registers(cluster);
   }
   machine.clusters.clear();
   machine.arrays.clear();

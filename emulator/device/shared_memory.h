@@ -72,7 +72,7 @@ void load_shared(void* to, uint from, int bytes) {
 inline uint allocate(Block& block, uint from, size_t bytes, size_t alignment) {
   uint at = uint((from + alignment - 1) / alignment * alignment);
   if (at + bytes > WINDOW) fail("shared memory", text("%zu bytes more than a block can have", at + bytes - WINDOW));
-  block.arrays.push_back({at, at + bytes, 0});
+  block.arrays.push_back({at, at + bytes});
   if (block.shadow.size() * GRANULE < at + bytes) block.shadow.resize((at + bytes + GRANULE - 1) / GRANULE);
   std::memset(block.window + at, 0xff, bytes);
   return at;

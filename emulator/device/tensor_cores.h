@@ -110,7 +110,8 @@ inline Warpgroup& warpgroup_of(Thread& t) {
   return block_of(t).warpgroups[t.linear / GROUP];
 }
 
-// Note a warp's reads: 16 rows of A, all columns of B; a row of 16 elements is one access of what is contiguous.
+// Note a warp's reads from shared memory: 16 rows of A, all columns of B; a row of 16 elements is one access of what is
+// contiguous.
 inline void note_operands(Thread& t, const Wgmma& w, Clock group, int warp) {
   Access me = access_by(t, WGMMA, numbered(warpgroup_of(t).agent), group);
   Block& block = block_of(t);
@@ -122,16 +123,24 @@ inline void note_operands(Thread& t, const Wgmma& w, Clock group, int warp) {
         note_access(t, block, at, 16, false, me);
       }
   };
-  note(Descriptor(w.a), warp * 16, warp * 16 + 16, !w.transpose_a);
+  if (w.a != IN_REGISTERS) note(Descriptor(w.a), warp * 16, warp * 16 + 16, !w.transpose_a);
   note(Descriptor(w.b), 0, w.columns, !w.transpose_b);
+}
+
+// Element (row, k) of A, in shared memory or in a thread's registers, two in each: 8 rows down first, then on along k.
+inline const uchar* element_of_a(const WgmmaOperation& operation, const Block& block, int row, int k) {
+  const Wgmma& w = operation.instruction;
+  if (w.a != IN_REGISTERS) return block.window + Descriptor(w.a).address(row, k, !w.transpose_a);
+  int thread = row / 16 * LANES + row % 8 * 4 + k % 8 / 2, r = row % 16 / 8 + k / 8 * 2;
+  return (const uchar*)operation.a[size_t(thread) * A_REGISTERS + r] + k % 2 * 2;
 }
 
 inline void execute(WgmmaOperation& operation, const Block& block) {
   const Wgmma& w = operation.instruction;
-  Descriptor a(w.a), b(w.b);
+  Descriptor b(w.b);
   std::vector<float> left(64 * 16), right(size_t(16) * w.columns);
   for (int k = 0; k < 16; ++k) {
-    for (int i = 0; i < 64; ++i) left[i * 16 + k] = w.scale_a * operand(w.type, block.window + a.address(i, k, !w.transpose_a));
+    for (int i = 0; i < 64; ++i) left[i * 16 + k] = w.scale_a * operand(w.type, element_of_a(operation, block, i, k));
     for (int j = 0; j < w.columns; ++j)
       right[k * w.columns + j] = w.scale_b * operand(w.type, block.window + b.address(j, k, !w.transpose_b));
   }
@@ -159,7 +168,7 @@ inline bool execute_up_to(Warpgroup& group, const Block& block, Clock last) {
   return true;
 }
 
-struct Issue { Thread* thread; const Wgmma* instruction; float* const* registers; int count; };
+struct Issue { Thread* thread; const Wgmma* instruction; float* const* registers; int count; const uint* const* a; };
 
 inline bool same(const Wgmma& x, const Wgmma& y) {
   return x.type == y.type && x.columns == y.columns && x.a == y.a && x.b == y.b && x.accumulate == y.accumulate &&
@@ -175,7 +184,8 @@ inline void issue_warp(Issue* const* lanes) {
   const Wgmma& instruction = *lanes[0]->instruction;
   if (number == group.operations.size()) {
     int count = lanes[0]->count;
-    group.operations.push_back({instruction, std::vector<float*>(size_t(GROUP) * count), count, 0, group.committed[warp] + 1});
+    group.operations.push_back({instruction, std::vector<float*>(size_t(GROUP) * count),
+                                std::vector<const uint*>(GROUP * A_REGISTERS), count, 0, group.committed[warp] + 1});
   }
   WgmmaOperation& operation = group.operations[number];
   for (int l = 0; l < LANES; ++l) {
@@ -184,6 +194,8 @@ inline void issue_warp(Issue* const* lanes) {
                          name(*lanes[l]->thread).c_str(), place(t.place).c_str()));
     for (int r = 0; r < operation.count; ++r)
       operation.registers[size_t(warp * LANES + l) * operation.count + r] = lanes[l]->registers[r];
+    for (int r = 0; instruction.a == IN_REGISTERS && r < A_REGISTERS; ++r)
+      operation.a[size_t(warp * LANES + l) * A_REGISTERS + r] = lanes[l]->a[r];
   }
   note_operands(t, instruction, group.committed[warp] + 1, warp);
   if (++operation.warps < 4) return;
@@ -191,34 +203,37 @@ inline void issue_warp(Issue* const* lanes) {
   if (now(EARLY)) execute_up_to(group, block_of(t), operation.group);
 }
 
-// The registers are the instruction's from here to the wait that retires it.
-inline void lend_registers(Thread& t, float* const* registers, int count, Clock group) {
-  Range range = {~uintptr_t(0), 0, group};
-  for (int i = 0; i < count; ++i) {
-    range.low = std::min(range.low, uintptr_t(registers[i]));
-    range.high = std::max(range.high, uintptr_t(registers[i] + 1));
-  }
-  bool other = t.accumulators.low != range.low || t.accumulators.high != range.high;
-  if (!t.fenced)
+// A register is the instruction's from here to the wait that retires it. One that is none of the thread's own memory
+// would be loaded in the call.
+inline void lend_register(Thread& t, const void* pointer, Clock group, bool added_to) {
+  size_t offset = uintptr_t(pointer) - uintptr_t(t.stack);
+  Register* given = offset < STACK && t.fences ? &t.registers[offset / REGISTER] : nullptr;
+  if (!given || given->written == t.fences)
     fail("missing wgmma.fence", "registers were written since the last wgmma.fence, or there was none, before the "
          "wgmma of " + name(t) + " at " + place(t.place));
-  if (!t.in_flight.empty() && !other) t.in_flight.back().group = group;
-  else t.in_flight.push_back(range);
-  t.accumulators = range;
+  if (given->lent > t.retired && given->added_to != added_to)
+    fail("register in flight", std::string("a register that wgmma still ") +
+                                   (added_to ? "reads is added to" : "adds to is read") + " by another one" + at(t));
+  *given = {group, added_to, given->written};
 }
 
-void issue_wgmma(const Wgmma& instruction, float* const* registers, int count) {
+void issue_wgmma(const Wgmma& instruction, float* const* registers, int count, const uint* const* a) {
   Thread& t = EMU_THREAD;
   Warpgroup& group = warpgroup_of(t);
-  Issue mine = {&t, &instruction, registers, count};
+  Issue mine = {&t, &instruction, registers, count, a};
   did(t, MULTIPLY, instruction.a, instruction.b, instruction.accumulate, count);
-  lend_registers(t, registers, count, group.committed[t.linear % GROUP / LANES] + 1);
+  t.lent = group.committed[t.linear % GROUP / LANES] + 1;
+  for (int r = 0; r < count; ++r) lend_register(t, registers[r], t.lent, true);
+  for (int r = 0; a && r < A_REGISTERS; ++r) lend_register(t, a[r], t.lent, false);
   warp_together(t, "wgmma.mma_async", ALL, mine, issue_warp);
 }
 
 void wgmma_fence() {
   Thread& t = EMU_THREAD;
-  t.fenced = true;
+  Register*& registers = t.cluster->registers;
+  if (!registers) registers = reinterpret_cast<Register*>(map_memory(register_bytes()));
+  t.registers = registers + STACK / REGISTER * t.id;
+  ++t.fences;
   Thread* self = &t;
   warp_together(t, "wgmma.fence", ALL, self, [](Thread** const*) {});
 }
@@ -244,8 +259,7 @@ void wgmma_wait(int left) {
     wait_here(t, "wgmma.wait_group, for another warp's part of what it waits for");
   }
   if (group.agent) t.clocks.set(group.agent, last);
-  auto& lent = t.in_flight;
-  lent.erase(std::remove_if(lent.begin(), lent.end(), [&](const Range& r) { return r.group <= last; }), lent.end());
+  t.retired = std::max(t.retired, last);
 }
 
 }  // namespace emu

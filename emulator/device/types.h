@@ -242,6 +242,10 @@ EMU_INLINE half hpow(half x, half y) { return half(powf(x, y)); }
 #undef EMU_MATH
 template <class T> EMU_INLINE T max(T a, T b) { return a > b ? a : b; }
 template <class T> EMU_INLINE T min(T a, T b) { return a < b ? a : b; }
+EMU_INLINE float max(float a, float b) { return fmaxf(a, b); }  // of a number and NaN, the number
+EMU_INLINE float min(float a, float b) { return fminf(a, b); }
+EMU_INLINE double max(double a, double b) { return fmax(a, b); }
+EMU_INLINE double min(double a, double b) { return fmin(a, b); }
 
 // What cuTensorMapEncodeTiled encodes: element i of dimension d lies strides[d] bytes from element i - 1.
 struct CUtensorMap {

@@ -26,6 +26,7 @@ from tensorir_ladder.harness.peers.dlight import rules as dlight_rules
 from tensorir_ladder.harness.whole_models.definitions import Model
 from tensorir_ladder.kernels.codegen.lowering import cuda_compiler
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, compile_cubin
+from tensorir_ladder.kernels.relax_attention import NAME as ATTENTION
 from tensorir_ladder.schedules.errors import IllegalWorkload
 from tensorir_ladder.schedules.rules.for_target import dlight_target
 from tensorir_ladder.schedules.rules.rule import BY, HOW, Failure, failures_kept, is_scheduled
@@ -39,7 +40,10 @@ OURS = "ladder"  # what the names of our rules' functions begin with
 
 @dataclass(frozen=True)
 class Function:
-    """One function of a built model: the rule that scheduled it, and whether it reads or writes attention's scores."""
+    """One function of a built model: the rule that scheduled it, and whether it is a part of attention.
+
+    That is one which reads or writes scores, or has them all to itself.
+    """
 
     name: str
     rule: str
@@ -215,7 +219,8 @@ def _described(
     name: str, function: tirx.PrimFunc, watch: _Watch, target: Target, model: Model, failed: str
 ) -> Function:
     before = watch.before[name]
-    return Function(name, _rule_of(before, function, watch, target) + failed, _has_scores(before, model))
+    attention = str(before.attrs.get(BY, "")) == ATTENTION or _has_scores(before, model)
+    return Function(name, _rule_of(before, function, watch, target) + failed, attention)
 
 
 def _rule_of(before: tirx.PrimFunc, function: tirx.PrimFunc, watch: _Watch, target: Target) -> str:

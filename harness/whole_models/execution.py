@@ -148,14 +148,15 @@ class Emulated:
         return self._generated[name]
 
     def _outputs(self, name: str) -> list[int]:
-        """List the places of the parameters that a function writes to."""
+        """List the places of the parameters that a function writes to: the last, where it is a kernel's launch."""
         function, written = self.built.fused[name], []
         tvm_ffi.structural_walk(function.body, (tirx.BufferStore, lambda store: written.append(store.buffer)))
-        return [
+        found = [
             place
             for place, parameter in enumerate(function.params)
             if any(parameter.same_as(buffer) for buffer in written)
         ]
+        return found or [len(function.params) - 1]
 
 
 def _distinct(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -22,6 +22,7 @@ from tvm.ir import Call, Expr, PrimType, Var
 from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.arithmetic import evaluate
 from tensorir_ladder.kernels.codegen.launch_plan import (
+    COUNTED,
     PLANNED,
     ROWS_PARAMETER,
     LaunchPlan,
@@ -229,7 +230,7 @@ class _Reading:
             number = evaluate(value, self.values)
             if number is None and isinstance(value, Var) and value.name == ROWS_PARAMETER:
                 return RowCount()
-            if number is None and isinstance(value, Var) and value.name in PLANNED:
+            if number is None and isinstance(value, Var) and value.name in (*PLANNED, *COUNTED):
                 return Planned(value.name)
             if number is None:
                 raise _no_matrix(value)

@@ -20,6 +20,7 @@ BIAS = "bias"
 RESIDUAL = "R"  # a matrix like C, which is added to the results
 ROWS_PARAMETER = "rows"  # of a kernel that takes any number of rows
 PLANNED = (ROWS_PARAMETER, "helpers", "cut")  # of one whose work is shared out for each number of rows
+COUNTED = ("batch", "queries", "keys")  # of attention over any number of tokens
 GIVEN = ("A", "B", "C", BIAS, RESIDUAL)  # buffers of a kernel that a caller gives; all others are its workspaces
 
 
@@ -143,7 +144,7 @@ class RowCount:
 
 @dataclass(frozen=True)
 class Planned:
-    """A kernel's whole number that says how its work is shared out, which who launches fills in, by its name."""
+    """A kernel's whole number that says how its work is shared out, or of how much, which who launches fills in."""
 
     buffer: str
 

@@ -1,4 +1,7 @@
 from .computations import Computation as Computation
+from .computations import computations_of as computations_of
+from .computations import loads_in as loads_in
+from .computations import same_number as same_number
 from .contraction import Body as Body
 from .contraction import Contraction as Contraction
 from .contraction import steps_of as steps_of
@@ -28,6 +31,8 @@ from .rows import Rows as Rows
 from .rule import Failure as Failure
 from .rule import NotTaken as NotTaken
 from .rule import Rule as Rule
+from .rule import closed as closed
 from .rule import failures_kept as failures_kept
 from .rule import is_scheduled as is_scheduled
+from .rule import note_failure as note_failure
 from .tensor_intrinsics import import_quickly as import_quickly

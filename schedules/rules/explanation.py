@@ -10,7 +10,7 @@ from tvm.target import Target
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.rules.for_target import as_cuda, dlight_rules, dlight_target
 from tensorir_ladder.schedules.rules.relax_pipeline import fuse_operators, rules_with
-from tensorir_ladder.schedules.rules.rule import HOW, Rule, in_a_line, is_scheduled
+from tensorir_ladder.schedules.rules.rule import BY, HOW, Rule, in_a_line, is_scheduled
 from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 
 NOBODY, ALREADY = "none", "already scheduled"
@@ -57,7 +57,7 @@ class Explanation:
 def explain(mod: ir.IRModule, target: Target | str | dict[str, object], kernels: bool = True) -> Explanation:
     """Say what the pipeline "tensorir_ladder" does with each function of a module for ``target``; changes nothing.
 
-    ``kernels`` is the pipeline's: whether explicit kernels are launched for plain products.
+    ``kernels`` is the pipeline's: whether explicit kernels are launched for attention and plain products.
 
     Operators of Relax are made functions and fused first, as the pipeline does. The rules are really tried, which
     takes as long as compiling with them.
@@ -68,15 +68,17 @@ def explain(mod: ir.IRModule, target: Target | str | dict[str, object], kernels:
     """
     target = as_cuda(target)
     ours = rules_with(target, kernels)
-    mod = fuse_operators(target)(mod)
+    came = {name.name_hint for name in mod.functions}
+    mod = fuse_operators(target, kernels)(mod)
     functions = {name.name_hint: function for name, function in mod.functions_items()}
     in_tir = {name: function for name, function in sorted(functions.items()) if isinstance(function, tirx.PrimFunc)}
-    return Explanation(tuple(_row(name, function, target, ours) for name, function in in_tir.items()))
+    rows = (_row(name, function, name in came, target, ours) for name, function in in_tir.items())
+    return Explanation(tuple(rows))
 
 
-def _row(name: str, function: tirx.PrimFunc, target: Target, ours: tuple[Rule, ...]) -> Row:
+def _row(name: str, function: tirx.PrimFunc, came: bool, target: Target, ours: tuple[Rule, ...]) -> Row:
     if is_scheduled(function):
-        return Row(name, ALREADY, str(function.attrs.get(HOW, "")), ())
+        return Row(name, ALREADY if came else str(function.attrs[BY]), str(function.attrs.get(HOW, "")), ())
     left: list[tuple[str, str]] = []
     if function.attrs and "target" in function.attrs:
         target = function.attrs["target"]  # for which dlight asks

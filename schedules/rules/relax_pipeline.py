@@ -33,7 +33,7 @@ def pipeline(target: Target | str | dict[str, object] | None = None, kernels: bo
     """Make the pipeline: operators to functions, fused; our rules; dlight's for what these leave.
 
     ``target`` is the GPU to compile for, by default the one that ``with target:`` names when the pipeline runs. With
-    ``kernels`` off, plain products of many rows are schedules' too, instead of explicit kernels'.
+    ``kernels`` off, attention and plain products of many rows are schedules' too, instead of explicit kernels'.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def pipeline(target: Target | str | dict[str, object] | None = None, kernels: bo
         if chosen is None:
             raise ValueError(f"no target; relax.get_pipeline({NAME!r}, target=...), or run it in `with target:`")
         ours, theirs = rules_with(chosen, kernels), dlight_rules()
-        mod = fuse_operators(chosen)(mod).clone()  # dlight changes the module that it is given
+        mod = fuse_operators(chosen, kernels)(mod).clone()  # dlight changes the module that it is given
         with chosen, functions_named(mod):
             mod = dlight.ApplyDefaultSchedule(*ours)(mod)
         with dlight_target(chosen), import_quickly():
@@ -74,11 +74,12 @@ def register() -> None:
         relax.register_pipeline(NAME)(pipeline)
 
 
-def fuse_operators(target: Target) -> Pass:
-    """Make the passes that turn Relax's operators into fused functions, for ``target``: TVM's, and one of ours.
+def fuse_operators(target: Target, kernels: bool = False) -> Pass:
+    """Make the passes that turn Relax's operators into fused functions, for ``target``: TVM's, and some of ours.
 
     Products read a transposed operand where it lies (:class:`ReadTransposed`); TVM's own would transpose the weights
-    of ``nn.Linear`` by a kernel of its own in every call.
+    of ``nn.Linear`` by a kernel of its own in every call. With ``kernels``, attention is one launch of an explicit
+    kernel where there is one (``kernels.relax_attention``), to be linked by ``tensorir_ladder.link_kernels``.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="fuse_operators")
@@ -87,6 +88,7 @@ def fuse_operators(target: Target) -> Pass:
             return mod  # TVM's passes would drop functions that nothing calls
         passes = [
             *relax.pipeline.library_dispatch_passes(target),
+            *([tensorir_ladder.FuseAttention(target)] if kernels else []),
             ReadTransposed(),
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),

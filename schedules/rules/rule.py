@@ -73,6 +73,14 @@ def failures_kept() -> Iterator[list[Failure]]:
         _failures.reset(token)
 
 
+def note_failure(function: str, rule: str, defect: Exception) -> None:
+    """Keep a rule's defect for :func:`failures_kept`, and log it as a warning with its traceback; for ``except``."""
+    failure = Failure(function, rule, in_a_line(defect))
+    if (kept := _failures.get()) is not None:
+        kept.append(failure)
+    LOG.warning("%s; the function is left to the next rule", failure, exc_info=True)
+
+
 def in_a_line(error: Exception) -> str:
     """Write an exception as its type and the line of its message that says most: TVM puts a traceback in front."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
@@ -119,7 +127,7 @@ class Rule(ScheduleRule):
             scheduled = lower_ahead(scheduled.mod[scheduled.func_working_on], target)
         _check_buffers(scheduled)
         divided = divide_without_signs()(tvm.IRModule({"main": scheduled}))["main"]
-        return _closed(limit_indices(divided, self.numbers_elements)).with_attr(BY, self.name)
+        return closed(divided, self.name, self.numbers_elements)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool = False) -> Schedule | None:
         """Return the scheduled function as dlight takes it, or None where the next rule has its turn.
@@ -133,11 +141,8 @@ class Rule(ScheduleRule):
             return Schedule(self.take(func, target))
         except IllegalSchedule as reason:
             LOG.debug("%s left %s: %s", self.name, named, reason)
-        except Exception as defect:
-            failure = Failure(named, self.name, in_a_line(defect))
-            if (kept := _failures.get()) is not None:
-                kept.append(failure)
-            LOG.warning("%s; the function is left to the next rule", failure, exc_info=True)
+        except Exception as defect:  # noqa: BLE001 - said by note_failure
+            note_failure(named, self.name, defect)
         return None
 
 
@@ -163,8 +168,12 @@ def _check_buffers(function: tirx.PrimFunc) -> None:
             )
 
 
-def _closed(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Let Relax's passes leave a lowered function as it is: they fuse what is not opaque, and look for a root block."""
-    root = s_tir.SBlock([], [], [], "root", function.body)
+def closed(function: tirx.PrimFunc, by: str, numbers_elements: bool) -> tirx.PrimFunc:
+    """Return a lowered function as Relax's passes leave it alone: they fuse what is not opaque, and look for a root.
+
+    It refuses calls with extents that 32-bit indices do not reach (:func:`limit_indices`), and says ``by`` which rule
+    it was scheduled.
+    """
+    root = s_tir.SBlock([], [], [], "root", limit_indices(function, numbers_elements).body)
     function = function.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), root))
-    return function.with_attr("op_pattern", OPAQUE)
+    return function.with_attr("op_pattern", OPAQUE).with_attr(BY, by)

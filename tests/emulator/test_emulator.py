@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from support.cases import EVERY_VARIANT, EXPLICIT_STEPS, SCHEDULED_VARIANTS, STEPS, Outcome, make_case, small_case
+from support.emulated_text import bfloat16_bits, place_operand, run_text, words
 from support.ring_kernel import ring_program, run_ring
 from tensorir_ladder.emulator import (
     EmulatedProgram,
@@ -208,25 +209,6 @@ def test_without_a_compiler_it_says_what_to_install(
 # Instructions: one thread's or one warp's text, and what comes out
 
 
-def run_text(
-    body: str, output: np.ndarray, *inputs: np.ndarray, threads: int = 32, helpers: str = "", dynamic: int = 0, **launch
-) -> np.ndarray:
-    """Run a kernel ``(uint* out, uint* in...)`` with this body; returns the output."""
-    parameters = ", ".join(["uint* __restrict__ out", *(f"uint* __restrict__ in{i}" for i in range(len(inputs)))])
-    kernel = f'extern "C" __global__ void __launch_bounds__({threads}) probe({parameters}) {{\n{body}\n}}\n'
-    names = ("out", *(f"in{i}" for i in range(len(inputs))))
-    blocks = (launch.get("cluster", 1), 1, 1)
-    made = LaunchPlan("probe", tuple(map(PlainBuffer, names)), blocks, (threads, 1, 1), blocks, dynamic)
-    program = EmulatedProgram("probe", PREAMBLE_END + helpers + kernel, (made,), names, operands=names[1:])
-    program(output, *inputs, seed=launch.get("seed", 0))
-    return output
-
-
-def words(count: int) -> np.ndarray:
-    """An output of so many 32-bit words."""
-    return np.zeros(count, np.uint32)
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_ldmatrix_and_stmatrix(count: int, transposed: bool) -> None:
@@ -296,11 +278,6 @@ def test_mma(shape: str, dtype: str) -> None:
     np.testing.assert_array_equal(got, c + a @ b.T)
 
 
-def bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """bfloat16 of whole numbers, as bits."""
-    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-
-
 def test_conversions_round_as_the_hardware_does() -> None:
     halves = np.array([1.0, 1 + 2**-11, 1 + 3 * 2**-11, 65504, 65520, 2**-24, 2**-25, 3 * 2**-25, -0.1], np.float32)
     body = """
@@ -316,6 +293,32 @@ def test_conversions_round_as_the_hardware_does() -> None:
     np.testing.assert_array_equal(got[:9] >> 16, expected)
     assert set(got[:9] & 0xFFFF) == {0xBC00}
     assert [got[9], got[10]] == [0x3F804040, np.float32(1 + 2**-10).view(np.uint32)]
+
+
+def test_powers_of_two_and_maxima() -> None:
+    """With ftz a subnormal number is 0; beside NaN the other number is the larger, and the smaller."""
+    given = np.array([0, 1, -1, 0.5, -126, -127, 128, -np.inf, np.inf, np.nan, 2**-140], np.float32)
+    body = """
+  const float* x = (const float*)in0;
+  float* y = (float*)out;
+  for (int i = 0; i < 11; ++i) {
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y[i]) : "f"(x[i]));
+    asm volatile("ex2.approx.f32 %0, %1;" : "=f"(y[11 + i]) : "f"(x[i]));
+    y[22 + i] = max(x[i], 0.25f);
+    y[33 + i] = fmaxf(0.25f, x[i]);
+    y[44 + i] = min(x[i], 0.25f);
+    y[55 + i] = exp2f(x[i]);
+  }
+"""
+    got = run_text(body, words(66), given, threads=1).view(np.float32).reshape(6, 11)
+    with np.errstate(over="ignore"):
+        powers = np.exp2(given)
+    flushed = np.where(powers < np.finfo(np.float32).tiny, 0, powers)
+    np.testing.assert_allclose(got[0], flushed, rtol=2**-22)
+    for row in (1, 5):
+        np.testing.assert_allclose(got[row], powers, rtol=2**-22)
+    for row, larger in ((2, np.fmax), (3, np.fmax), (4, np.fmin)):
+        np.testing.assert_array_equal(got[row], larger(given, np.float32(0.25)))
 
 
 @pytest.mark.parametrize("swizzle", [0, 1, 2, 3])
@@ -357,25 +360,6 @@ def test_wgmma_reads_operands_as_its_descriptors_say(major: str, swizzle: int) -
     np.testing.assert_array_equal(got, a.astype(np.float32) @ b.T.astype(np.float32))
 
 
-def place_operand(matrix: np.ndarray, memory: np.ndarray, start: int, width: int, major: str) -> tuple[int, int]:
-    """Put an operand [other, 16] into memory as rows of ``width`` bytes, swizzled; (leading, stride) in 16 bytes.
-
-    Rows along the major dimension; eight of them are an atom, atoms follow each other, first along the other dimension
-    (k-major: down; mn-major: down along k), then along the major one.
-    """
-    contiguous = matrix if major == "k" else matrix.T  # rows, each along the major dimension
-    rows, length = contiguous.shape
-    per_row = width // 2
-    stack = rows // 8 * 8 * width  # bytes of all atoms of one column of atoms
-    for row, at in product(range(rows), range(length)):
-        place = start + at // per_row * stack + row * width + at % per_row * 2
-        place ^= (place >> 3) & (width - 16) & 0x70
-        memory[place : place + 2] = contiguous[row, at : at + 1].view(np.uint8)
-    down, across = 8 * width // 16, stack // 16
-    swapped = major == "mn" and width == 16
-    return (down, across) if swapped else (across, down)
-
-
 def test_shuffles_votes_and_election() -> None:
     helpers = f"""
 {CALL} uint elect() {{
@@ -394,13 +378,15 @@ def test_shuffles_votes_and_election() -> None:
   out[128 + l] = __any_sync(0xffffffffu, l == 7) + 2 * __all_sync(0xffffffffu, l < 32);
   out[128 + l] += 4 * __all_sync(0xffffffffu, l < 31);
   out[160 + l] = elect();
+  ((float*)out)[192 + l] = __shfl_xor_sync(0xffffffffu, l + 0.5f, 2);
 """
     leaders = set()
     for seed in range(8):
-        got = run_text(body, words(192), helpers=helpers, seed=seed).reshape(6, 32)
+        got = run_text(body, words(224), helpers=helpers, seed=seed).reshape(7, 32)
         lane = np.arange(32)
         np.testing.assert_array_equal(got[0], (lane // 8 * 8 + 3) * 10)
         np.testing.assert_array_equal(got[1], lane ^ 5)
+        np.testing.assert_array_equal(got[6].view(np.float32), (lane ^ 2) + 0.5)
         np.testing.assert_array_equal(got[2], np.where(lane % 16 + 2 < 16, lane + 2, lane))
         assert set(got[3]) == {sum(1 << int(one) for one in lane if one % 3 == 0)}
         assert set(got[4]) == {3}

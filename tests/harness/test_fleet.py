@@ -847,18 +847,28 @@ def kill(part: str, host: Host, search: FleetSearch) -> None:
     """Kill a part of a fleet, or both servers."""
     servers = [pid for name, pid in host.processes.items() if name != "tracker"]
     sessions = [child.pid for pid in servers for child in psutil.Process(pid).children()]
+    crew = search._crew
     pids = {
         "server": servers[:1],
         "both servers": servers,
         "session": sessions[:1],
         "tracker": [host.processes["tracker"]],
-        "asker": [search._crew.askers[0].pid],
-        "builder": [search._crew.builders[0].pid],
-        "source": [search._crew.source.pid],
+        "asker": [once_started(crew.askers[0])] if part == "asker" else [],
+        "builder": [once_started(crew.builders[0])] if part == "builder" else [],
+        "source": [once_started(crew.source)] if part == "source" else [],
     }[part]
     assert pids
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
+
+
+def once_started(process: Process | Source) -> int:
+    """Return a process's number. Before it has one that is 0, by which os.kill means the group that tests run in."""
+    for _ in range(600):
+        if pid := process.pid:
+            return pid
+        time.sleep(0.05)
+    raise AssertionError("it does not start")
 
 
 def test_a_process_has_its_environment_before_it_imports_tvm() -> None:

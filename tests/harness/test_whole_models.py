@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,6 +237,15 @@ def test_a_rule_that_fails_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert dict(row.left)["contraction"] == f"failed, a defect of the rule: {failure.error}"
 
 
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, also where who began the tests ignores it, as shells do in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint")
 def test_an_interruption_is_none_of_a_rules_failures() -> None:
     @building.interruptible()
     def build(interrupted: bool) -> None:

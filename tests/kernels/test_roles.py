@@ -6,17 +6,20 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.cases import STEPS, hopper
 from support.roles import HOPPER, STEPS_WITH_ROLES, roles
-from tensorir_ladder.harness.build import compile_module, compiled
+from tensorir_ladder.harness.build import compile_module, compiled, lower_schedule
+from tensorir_ladder.harness.emulation import EmulatorBackend
 from tensorir_ladder.harness.execution import GpuBackend
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin
+from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.persistent import persistent
-from tensorir_ladder.kernels.tiles import BLOCK_REGISTERS, PRODUCER_REGISTERS, RoleTile
+from tensorir_ladder.kernels.tiles import BLOCK_REGISTERS, PRODUCER_REGISTERS, RoleTile, role_choices
 from tensorir_ladder.kernels.warp_specialized import warp_specialized
 from tensorir_ladder.schedules.errors import IllegalPipeline, IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.isa import WARPGROUP
@@ -45,8 +48,22 @@ def test_what_roles_hold_is_what_a_block_was_launched_with() -> None:
         assert PRODUCER_REGISTERS <= tile.registers <= tile.consumer_share
         shares[tile.consumers] = tile.consumer_share
     assert shares == {1: 240, 2: 232, 3: 152}
-    for tile, what in (("192x144x64/3x1", []), ("192x160x64/3x1", ["160 registers a consumer, limit 152"])):
+    for tile, what in (
+        ("256x192x64/2x1", []),
+        ("192x200x64/3x1", []),
+        ("256x200x64/2x1", ["240 registers a consumer, limit 232"]),
+        ("192x208x64/3x1", ["130 registers for one instruction, limit 128 of a thread at launch"]),
+    ):
         assert RoleTile.parse(tile).misfits() == what
+
+
+def test_results_that_leave_late_take_registers() -> None:
+    problem, machine = Matmul(512, 512, 512, "float16"), hopper(4)
+    for tile, fits in (("192x144x64/3x1", True), ("192x160x64/3x1", False), ("256x192x64/2x1", False)):
+        assert (RoleTile.parse(tile) in [choice.tile for choice in role_choices()]) == (fits and tile[:3] == "192")
+        if not fits:
+            with pytest.raises(IllegalTile, match="beside the next tile's products"):
+                persistent(problem, RoleTile.parse(tile), 3, machine=machine)
 
 
 @pytest.mark.parametrize("kernel", [warp_specialized, persistent])
@@ -62,8 +79,40 @@ def test_bad_input_is_refused(kernel: Any) -> None:
 
 
 def test_a_cluster_must_be_able_to_share_b() -> None:
+    problem, tile = Matmul(256, 256, 256, "float16", layout="nt"), RoleTile.parse("64x72x64/1x1")
     with pytest.raises(IllegalTile, match="a cluster cannot share"):
-        persistent(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x64x64/1x1"), 4, machine=hopper(4), blocks=2)
+        persistent(problem, tile, 4, machine=hopper(4), blocks=2)
+    with pytest.raises(IllegalTile, match="a cluster cannot share"):
+        warp_specialized(problem, tile, 4, blocks=2)
+
+
+@pytest.mark.parametrize("more", [{"any_rows": True}, {"batch": 2}, {"finish": Epilogue(residual=True)}])
+def test_clusters_take_one_plain_product(more: dict[str, Any]) -> None:
+    with pytest.raises(IllegalWorkload, match="clusters multiply one product"):
+        warp_specialized(Matmul(256, 256, 256, "float16"), RoleTile.parse("64x128x64/1x1"), 4, blocks=2, **more)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize(
+    ("tile", "shape", "blocks"),
+    [
+        ("256x192x64/2x1", (300, 200, 200), 1),
+        ("256x192x64/2x1", (600, 200, 136), 2),  # three rows of tiles: the last cluster's second has none
+        ("64x128x64/1x1", (320, 264, 520), 2),
+        ("64x64x64/1x1", (100, 72, 264), 2),
+    ],
+)
+def test_wide_tiles_and_clusters_are_right(tile: str, shape: tuple[int, int, int], blocks: int, layout: str) -> None:
+    problem = Matmul(*shape, "float16", layout=layout)
+    kernel = warp_specialized(problem, RoleTile.parse(tile), 3, blocks=blocks, bounded=True)
+    run = EmulatorBackend(seed=blocks).load(lower_schedule(kernel, HOPPER, "wide"))
+    draw = np.random.default_rng(0)
+    a, b = (draw.normal(size=size).astype("float16") for size in ((problem.m, problem.k), problem.b_shape))
+    c = np.full((problem.m, problem.n), 77, "float16")
+    run(a, b, c)
+    right = a.astype("float64") @ (b if layout == "nn" else b.T).astype("float64")
+    np.testing.assert_allclose(c.astype("float64"), right, rtol=2**-10, atol=2**-10 * problem.k**0.5)
 
 
 def test_roles_have_their_own_instructions() -> None:

@@ -1,0 +1,111 @@
+"""Softmax of rows that come tile by tile, in the registers in which a warpgroup has its scores.
+
+Sums are kept relative to the largest score so far; when a larger one comes, what was summed up is scaled down once.
+Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv 1805.02867).
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script import tirx as T
+from tvm.tirx import Buffer
+
+from tensorir_ladder.schedules.isa import WARP, wgmma_element
+
+HALVES = 2  # rows of an instruction's 64 that a lane has elements of: eight apart
+NEIGHBOURS = (1, 2)  # flips of a lane's number that reach the four lanes which share a row
+EVERY_LANE = 0xFFFFFFFF
+NEVER = -3e38  # a score that no weight is left of
+
+
+def half_of(register: int) -> int:
+    """Return which of a lane's two rows a register of an accumulator belongs to."""
+    return register // 2 % HALVES
+
+
+@T.meta_class
+class OnlineSoftmax:
+    """A lane's part of the softmax of its two rows, over all tiles of scores so far.
+
+    ::
+
+        most'   = max(most, max(scores))
+        factor  = exp(scale * (most - most'))             # what the sums so far are to be multiplied by
+        weights = exp(scale * (scores - most'))           # in the scores' registers
+        total   = total * factor + sum(weights)           # of this lane's columns; the row's when all are through
+
+    ``scores`` are a warpgroup's accumulators (:func:`schedules.isa.wgmma_element`) of one tile after the other;
+    ``scale`` is above 0. The first tile must have a score in each row that is not left out.
+    """
+
+    def __init__(self, scores: Buffer, scale: float) -> None:
+        self.scores = scores
+        self.scale = T.float32(scale * math.log2(math.e))  # powers of 2 are what the hardware computes
+        self.most = T.alloc_local((HALVES,), "float32")
+        self.total = T.alloc_local((HALVES,), "float32")
+        self.factor = T.alloc_local((HALVES,), "float32")
+        self.base = T.alloc_local((HALVES,), "float32")
+
+    def leave_out(self, bounds: tuple[Expr, Expr], lane: Expr) -> None:
+        """Emit the removal of scores from a tile whose column is not below its row's bound."""
+        for half in range(HALVES):
+            inside = T.Bind(
+                bounds[half] - wgmma_element(0, lane, 0)[1]
+            )  # of the columns that begin at the lane's first
+            for register in self._registers(half):
+                kept = wgmma_element(0, 0, register)[1] < inside
+                T.buffer_store(self.scores, T.Select(kept, self.scores[register], T.float32(NEVER)), [register])
+
+    def take(self, first: bool) -> None:
+        """Emit the step above for a tile of scores; ``first``: there is nothing to scale down."""
+        for half in range(HALVES):
+            self._find_most(half, first)
+        for half in range(HALVES):
+            if first:
+                T.buffer_store(self.total, T.float32(0), [half])
+            else:
+                T.buffer_store(self.total, self.total[half] * self.factor[half], [half])
+            for register in self._registers(half):
+                weight = T.exp2(self.scores[register] * self.scale - self.base[half])
+                T.buffer_store(self.scores, weight, [register])
+                T.buffer_store(self.total, self.total[half] + self.scores[register], [half])
+
+    def scale_down(self, sums: Buffer) -> None:
+        """Emit the multiplication of sums of weights so far, in the same rows, by the last tile's factor."""
+        for register in range(int(sums.shape[0])):
+            T.buffer_store(sums, sums[register] * self.factor[half_of(register)], [register])
+
+    def divide(self, sums: Buffer) -> None:
+        """Emit the division of sums of weights by the weights' own sum, when all tiles are through."""
+        for half in range(HALVES):
+            for flip in NEIGHBOURS:
+                T.buffer_store(self.total, self.total[half] + self._flipped(self.total[half], flip), [half])
+            T.buffer_store(self.factor, T.float32(1) / self.total[half], [half])
+        self.scale_down(sums)
+
+    def _find_most(self, half: int, first: bool) -> None:
+        """Emit a row's largest score so far, and from it the factor."""
+        most = self.base  # a register that is free until then
+        registers = self._registers(half)
+        T.buffer_store(most, self.scores[registers[0]], [half])
+        for register in registers[1:]:
+            T.buffer_store(most, tirx.max(most[half], self.scores[register]), [half])
+        for flip in NEIGHBOURS:
+            T.buffer_store(most, tirx.max(most[half], self._flipped(most[half], flip)), [half])
+        if not first:
+            T.buffer_store(most, tirx.max(most[half], self.most[half]), [half])
+            T.buffer_store(self.factor, T.exp2((self.most[half] - most[half]) * self.scale), [half])
+        else:
+            T.buffer_store(self.factor, T.float32(1), [half])
+        T.buffer_store(self.most, most[half], [half])
+        T.buffer_store(self.base, self.most[half] * self.scale, [half])
+
+    def _flipped(self, value: Expr, flip: int) -> Expr:
+        """Return the value of the lane whose number differs in the bits of ``flip``."""
+        return T.tvm_warp_shuffle_xor(T.uint32(EVERY_LANE), value, flip, WARP, WARP)
+
+    def _registers(self, half: int) -> list[int]:
+        return [register for register in range(int(self.scores.shape[0])) if half_of(register) == half]
