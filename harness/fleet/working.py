@@ -61,13 +61,17 @@ def _work(questions: int, answers: int, modules: Sequence[str] | None = None) ->
     if modules is not None:
         _import(modules)
     reader, writer = Connection(questions, writable=False), Connection(answers, readable=False)
-    while True:
-        writer.send(_answer(reader))
+    with suppress(EOFError, BrokenPipeError):  # nobody asks any more, which the other thread sees as well
+        while True:
+            writer.send(_answer(reader))
 
 
 def _answer(reader: Connection) -> tuple[bool, Any]:
     try:
         work, arguments = reader.recv()
+    except ImportError as error:  # of what is asked for
+        return False, error
+    try:
         return True, work(*arguments)
     except Exception as error:  # noqa: BLE001 - raised where the answer is asked for
         own = type(error).__module__ == "builtins"  # of others nobody knows if they can be sent
