@@ -1,6 +1,6 @@
 """``tune``: find the best configuration of a step's declared space for each shape, confirm and keep it.
 
-With ``--gpus``, processes of the fleet start before anything is imported here that takes as long as they do.
+With ``--gpus`` or ``--tracker``, processes of a fleet start before anything is imported here that takes as long.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ class Begun:
 
 @contextmanager
 def ahead(arguments: Sequence[str]) -> Iterator[Begun]:
-    """Start what ``--gpus`` will ask for, by a first look at the options; end it with the ``with`` block.
+    """Start what ``--gpus`` or ``--tracker`` will ask for, by a first look at the options; end it with the block.
 
     What the look does not understand is left to who reads them in earnest.
     """
     at = time.monotonic()
     words = [word for argument in arguments for word in argument.split("=", 1)]
     given = dict(pairwise(words))
-    gpus, place = given.get("--gpus", ""), given.get("--on", "gpu")
-    if not gpus.isdecimal() or not 0 < int(gpus) <= MOST_GPUS or {"-h", "--help", "--tracker"} & {*words}:
+    gpus, place = given.get("--gpus", "0"), given.get("--on", "gpu")
+    one_of_them = ("--gpus" in words) != ("--tracker" in words)
+    if not one_of_them or not gpus.isdecimal() or int(gpus) > MOST_GPUS or {"-h", "--help"} & {*words}:
         yield Begun(at)
         return
     from tensorir_ladder.harness.fleet.starting import likely_parts, without_torch
@@ -160,7 +161,9 @@ def _tune_fleet(options: argparse.Namespace, command: str, begun: Begun) -> int:
         lines = stack.enter_context(FleetLines())
         tracker = options.tracker and asking.Tracker(*options.tracker, key)
         parts = begun.parts
-        served = list(parts.servers) if parts else devices(options.on, options.gpus) if options.gpus is not None else []
+        served = list(parts.servers) if parts else []
+        if parts is None and options.gpus is not None:
+            served = devices(options.on, options.gpus)
         crew = stack.enter_context(Crew(jobs, len(served), parts and parts.source))
         plans = search.Plans(
             None if options.exhaustive else options.candidates or CANDIDATES,

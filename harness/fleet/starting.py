@@ -71,11 +71,11 @@ def without_torch() -> Iterator[None]:
 
 
 def likely_parts(place: str, count: int) -> Parts | None:
-    """Return what a fleet on ``count`` devices of this host consists of; None where something lacks for one."""
+    """Return what a fleet on ``count`` devices of this host starts with, maybe 0; None where something lacks for it."""
     if place not in PLACES or missing_packages():
         return None
     try:
-        return Parts(place, devices(place, count))
+        return Parts(place, devices(place, count) if count else ())
     except ValueError:  # FleetError, by what it is a kind of
         return None
 

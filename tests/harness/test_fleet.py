@@ -523,6 +523,7 @@ def test_what_processes_share_starts_no_thread_and_imports_no_torch(monkeypatch:
         ("--gpus 65 --on llvm", None),
         ("--gpus 2 --on elsewhere", None),
         ("--gpus 2 --tracker a:1 --on llvm", None),
+        ("--tracker a:1 --key h200", []),
     ],
 )
 def test_a_first_look_at_the_options_finds_what_to_start(
@@ -533,7 +534,7 @@ def test_a_first_look_at_the_options_finds_what_to_start(
     monkeypatch.setattr(Source, "start", lambda self: started.append(self))
     with tune.ahead(options.split()) as begun:
         assert (list(begun.parts.servers) if begun.parts else None) == expected
-        assert len(started) == (len(expected) + 1 if expected else 0)
+        assert len(started) == (0 if expected is None else len(expected) + 1)
 
 
 def test_processes_start_before_the_command_line_imports_tvm(tmp_path: Path) -> None:
