@@ -545,7 +545,8 @@ class FleetSearch:
             for task in tasks:
                 if not task.waiting and not task.running and self._choose_finalists(task):
                     return _Job(task, None)
-            if problem == mine and not leave and any(task.waiting or not task.running for task in tasks):
+            still_built = [task for task in tasks if not task.done and (task.waiting or not task.running)]
+            if problem == mine and still_built and not leave:
                 return None
         return None
 
