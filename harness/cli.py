@@ -188,7 +188,11 @@ def _run(arguments: list[str]) -> int:
     name = _top().parse_args(arguments[:1]).command
     if name in GROUPS["reports"]:
         return _reports().run(parse(arguments))
-    return _module(name).run(parse(arguments), shlex.join(["ladder", *_repeatable(arguments)]))
+    module, line = _module(name), shlex.join(["ladder", *_repeatable(arguments)])
+    if not hasattr(module, "ahead"):
+        return module.run(parse(arguments), line)
+    with module.ahead(arguments[1:]) as begun:  # what takes long to start, before options are read
+        return module.run(parse(arguments), line, begun)
 
 
 def run_step(file: str) -> None:

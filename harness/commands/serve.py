@@ -11,7 +11,8 @@ from tensorir_ladder.harness.commands.printing import warn
 from tensorir_ladder.harness.commands.tune import MOST_GPUS
 from tensorir_ladder.harness.commands.values import UsageError, address, between
 from tensorir_ladder.harness.fleet import asking, hosting
-from tensorir_ladder.harness.fleet.processes import FleetError
+from tensorir_ladder.harness.fleet.errors import FleetError
+from tensorir_ladder.harness.fleet.starting import devices
 
 LOOK_S = 1.0
 
@@ -37,11 +38,11 @@ def run(options: argparse.Namespace, _command: str) -> int:
             "--host ADDRESS if everyone who reaches that address may run code here"
         )
     tracker = asking.Tracker(*options.tracker, options.key)
-    devices = hosting.devices(options.on, options.gpus)
+    served = devices(options.on, options.gpus)
     if not here:
         warn(f"whoever reaches {options.host} can run any code as this user: TVM's RPC asks for no password")
-    with hosting.Host(options.on, devices, tracker, options.host, warn) as host:
-        what = f"{len(devices)} servers of key {options.key!r} tell tracker {tracker.address}"
+    with hosting.Host(options.on, served, tracker, options.host, warn) as host:
+        what = f"{len(served)} servers of key {options.key!r} tell tracker {tracker.address}"
         print(f"{what}; Ctrl-C ends them", flush=True)
         with suppress(KeyboardInterrupt):
             while host.serving:

@@ -1,4 +1,7 @@
-"""``tune``: find the best configuration of a step's declared space for each shape, confirm and keep it."""
+"""``tune``: find the best configuration of a step's declared space for each shape, confirm and keep it.
+
+With ``--gpus`` or ``--tracker``, processes of a fleet start before anything is imported here that takes as long.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,68 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from tensorir_ladder.harness.build import Case
 from tensorir_ladder.harness.commands import WRONG
-from tensorir_ladder.harness.commands.measuring import open_session
-from tensorir_ladder.harness.commands.options import (
-    GPU_SIZES,
-    MOST_JOBS,
-    UsageError,
-    add_places,
-    add_problem_options,
-    add_seed,
-    cases_of,
-    runs_on_gpu,
-)
-from tensorir_ladder.harness.commands.values import address, between
-from tensorir_ladder.harness.records import RESULTS, TunedConfig
-from tensorir_ladder.harness.tuning import tune
+
+if TYPE_CHECKING:
+    from tensorir_ladder.harness.build import Case
+    from tensorir_ladder.harness.fleet.messages import Identity
+    from tensorir_ladder.harness.fleet.starting import Parts
+    from tensorir_ladder.harness.machines import Machine
+    from tensorir_ladder.harness.records import TunedConfig
 
 CANDIDATES = 8
 MOST_GPUS = 64
 FLEET_ONLY = ("candidates", "exhaustive", "jobs", "key")
 
 
+@dataclass(frozen=True)
+class Begun:
+    """Say since when a command runs, and which processes it has started before its options were read."""
+
+    at: float
+    parts: Parts | None = None
+
+
+@contextmanager
+def ahead(arguments: Sequence[str]) -> Iterator[Begun]:
+    """Start what ``--gpus`` or ``--tracker`` will ask for, by a first look at the options; end it with the block.
+
+    What the look does not understand is left to who reads them in earnest.
+    """
+    at = time.monotonic()
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    given = dict(pairwise(words))
+    gpus, place = given.get("--gpus", "0"), given.get("--on", "gpu")
+    one_of_them = ("--gpus" in words) != ("--tracker" in words)
+    if not one_of_them or not gpus.isdecimal() or int(gpus) > MOST_GPUS or {"-h", "--help"} & {*words}:
+        yield Begun(at)
+        return
+    from tensorir_ladder.harness.fleet.starting import likely_parts, without_torch
+
+    with ExitStack() as stack:
+        if parts := likely_parts(place, int(gpus)):
+            stack.enter_context(parts).start()
+            stack.enter_context(without_torch())
+        yield Begun(at, parts)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add steps, products, how long to search, and which GPUs measure; what is searched is not for choice."""
+    from tensorir_ladder.harness.commands.options import (
+        GPU_SIZES,
+        MOST_JOBS,
+        add_places,
+        add_problem_options,
+        add_seed,
+    )
+    from tensorir_ladder.harness.commands.values import address, between
+
     add_problem_options(parser, GPU_SIZES)
     budget = "on one GPU: stop searching a step's shape after so many seconds, and confirm the best so far (no limit)"
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=budget)
@@ -55,15 +92,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(variant="default", stages=None, tile="default", arch=None, show=None)
 
 
-def run(options: argparse.Namespace, command: str) -> int:
+def run(options: argparse.Namespace, command: str, begun: Begun) -> int:
     """Tune each case; exit status 1 where a candidate of one was wrong, though a right one was found."""
     if options.gpus is None and options.tracker is None:
         return _tune_here(options, command)
-    return _tune_fleet(options, command)
+    return _tune_fleet(options, command, begun)
 
 
 def _tune_here(options: argparse.Namespace, command: str) -> int:
+    from tensorir_ladder.harness.commands.measuring import open_session
+    from tensorir_ladder.harness.commands.options import GPU_SIZES, UsageError, cases_of, runs_on_gpu
     from tensorir_ladder.harness.fleet.choices import chosen_of, keep_choice
+    from tensorir_ladder.harness.tuning import tune
     from tensorir_ladder.torch_ops.tuned_here import kernel_digest
 
     if given := [f"--{name}" for name in FLEET_ONLY if getattr(options, name)]:
@@ -85,8 +125,10 @@ def _tune_here(options: argparse.Namespace, command: str) -> int:
     return _status(found)
 
 
-def _tune_fleet(options: argparse.Namespace, command: str) -> int:
-    begun = time.monotonic()
+def _tune_fleet(options: argparse.Namespace, command: str, begun: Begun) -> int:
+    from tensorir_ladder.harness.commands.options import GPU_SIZES, UsageError, cases_of
+    from tensorir_ladder.harness.records import RESULTS
+
     if options.gpus is not None and options.tracker is not None:
         raise UsageError("--gpus starts a tracker and --tracker uses one; give one of them")
     if options.exhaustive and options.candidates is not None:
@@ -99,8 +141,8 @@ def _tune_fleet(options: argparse.Namespace, command: str) -> int:
     from tensorir_ladder.harness.environment import tree_state
     from tensorir_ladder.harness.fleet import asking, hosting, search
     from tensorir_ladder.harness.fleet.crew import Crew
-    from tensorir_ladder.harness.fleet.messages import Identity
-    from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, machine_for
+    from tensorir_ladder.harness.fleet.starting import devices
+    from tensorir_ladder.harness.machines import DEFAULT_ARCH, machine_for
     from tensorir_ladder.kernels.codegen import toolchain
 
     compiler = toolchain.require_compiler().version if options.on == "gpu" else "llvm"
@@ -118,22 +160,26 @@ def _tune_fleet(options: argparse.Namespace, command: str) -> int:
     with ExitStack() as stack:
         lines = stack.enter_context(FleetLines())
         tracker = options.tracker and asking.Tracker(*options.tracker, key)
-        devices = hosting.devices(options.on, options.gpus) if options.gpus is not None else []
-        crew = stack.enter_context(Crew(jobs, len(devices)))
+        parts = begun.parts
+        served = list(parts.servers) if parts else []
+        if parts is None and options.gpus is not None:
+            served = devices(options.on, options.gpus)
+        crew = stack.enter_context(Crew(jobs, len(served), parts and parts.source))
         plans = search.Plans(
             None if options.exhaustive else options.candidates or CANDIDATES,
             options.retune,
             jobs,
             seed=options.seed,
         )
-        if devices:
-            if machine := hosting.likely_machine(options.on, devices[0]):
-                search.build_ahead(crew, options.on, compiler, plans, cases_on(machine))
-            tracker = stack.enter_context(hosting.Host(options.on, devices, key, say=lines.say)).tracker
+        if served:
+            if machine := hosting.likely_machine(options.on, served[0]):
+                search.build_ahead(crew, options.on, compiler, plans, cases_on(machine), len(served))
+            host = hosting.Host(options.on, served, key, say=lines.say, parts=parts)
+            tracker = stack.enter_context(host).tracker
         tree = tree_state(options.revision)
         out = options.out or RESULTS
         fleet = search.FleetSearch(
-            tracker, options.on, out, command, plans, lines, compiler, tree, len(devices), crew, begun
+            tracker, options.on, out, command, plans, lines, compiler, tree, len(served), crew, begun.at
         )
         found = fleet.run(cases)
     for tuned in found:

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
+from tensorir_ladder.harness.fleet.errors import FleetError
 from tensorir_ladder.harness.fleet.messages import IDENTITY, MEASURE, PREPARE, Answer, Identity, Request
-from tensorir_ladder.harness.fleet.processes import FleetError
 from tensorir_ladder.harness.records import RecordError, decode
 
 ANSWER_S = 10.0  # that a tracker may take for an answer
-POLL_S = 0.25
+POLL_S = 0.05
 SESSION_S = 600  # a server ends a session that lasts longer, in which a kernel hangs, say
 KEEP_S = 300.0  # so long a driver keeps one
 LOOKS = 5  # in each turn, at whether others wait
@@ -123,13 +123,6 @@ class Trouble:
 
     why: str
     none: bool = False
-
-
-def warm_up() -> bool:
-    """Import what asking needs, while servers start."""
-    from tvm import rpc
-
-    return bool(rpc)
 
 
 def take_server(

@@ -48,11 +48,6 @@ class NotBuilt:
     why: str
 
 
-def warm_up() -> bool:
-    """Import what building needs, while servers start."""
-    return bool(tvm.__version__)
-
-
 def build(case: Case, place: str) -> Built | NotBuilt:
     """Build a case for a server of ``place``, "gpu" or "llvm"."""
 

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from queue import PriorityQueue
 from typing import TYPE_CHECKING, Any
 
-from tensorir_ladder.harness.fleet import asking, building
 from tensorir_ladder.harness.fleet.building import NotBuilt
-from tensorir_ladder.harness.fleet.processes import Lost, Process, require_rpc
+from tensorir_ladder.harness.fleet.errors import require_rpc
+from tensorir_ladder.harness.fleet.processes import Lost, Process, Source
 
 if TYPE_CHECKING:
     from typing import Self
@@ -24,16 +24,18 @@ LAST = float("inf")  # urgency of what tells a thread to end
 class Crew:
     """Start ``jobs`` processes that build and ``askers`` that ask at once, while servers start elsewhere.
 
-    Leaving the ``with`` block, or :meth:`close`, ends them all.
+    They are copies of ``source``, or of one of its own. Leaving the ``with`` block, or :meth:`close`, ends them all.
     """
 
-    def __init__(self, jobs: int, askers: int = 0) -> None:
+    def __init__(self, jobs: int, askers: int = 0, source: Source | None = None) -> None:
         require_rpc()
+        self._own_source = None if source else Source()
+        self.source = source or self._own_source
         self.lost, self._closed = 0, False
         self._work: PriorityQueue[tuple[float, int, Future, Callable[..., Any], tuple]] = PriorityQueue()
         self._numbers = itertools.count()
         self._asked: dict[tuple[Callable[..., Any], tuple], Future] = {}
-        self.builders = [Process(behind=True) for _ in range(jobs)]
+        self.builders = [Process(behind=True, source=self.source) for _ in range(jobs)]
         for process in self.builders:
             threading.Thread(target=self._build, args=(process,), daemon=True).start()
         self.askers: list[Process] = []
@@ -48,8 +50,8 @@ class Crew:
     def require_askers(self, number: int) -> list[Process]:
         """Return so many processes that ask; those that lack are started."""
         while len(self.askers) < number:
-            self.askers.append(Process())
-            threading.Thread(target=_warmed_up, args=(self.askers[-1], asking.warm_up), daemon=True).start()
+            self.askers.append(Process(source=self.source))
+            threading.Thread(target=_start, args=(self.askers[-1],), daemon=True).start()
         return self.askers[:number]
 
     def build(self, urgency: float, work: Callable[..., Any], *arguments: Any) -> Future:
@@ -67,12 +69,14 @@ class Crew:
         """End all processes; what was not built is not."""
         self._closed = True
         for number in range(len(self.builders)):
-            self.build(LAST, building.warm_up, number)  # which nobody does any more: who waits for work is woken
+            self.build(LAST, int, number)  # which nobody does any more: who waits for work is woken
         for process in (*self.builders, *self.askers):
             process.close()
+        if self._own_source:
+            self._own_source.close()
 
     def _build(self, process: Process) -> None:
-        _warmed_up(process, building.warm_up)
+        _start(process)
         while not self._closed:
             _, _, future, work, arguments = self._work.get()
             try:
@@ -93,8 +97,8 @@ class Crew:
         return NotBuilt(why)
 
 
-def _warmed_up(process: Process, work: Callable[[], Any]) -> None:
+def _start(process: Process) -> None:
     try:
-        process.ask(work)
+        process.start()
     except Lost:
         return  # ended by who closes it; or else started again when it is asked

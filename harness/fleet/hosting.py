@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,8 +12,10 @@ import pynvml
 
 from tensorir_ladder.harness.execution import arch_of
 from tensorir_ladder.harness.fleet.asking import Tracker
-from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process, require_rpc
-from tensorir_ladder.harness.fleet.serving import start_server, warm_up
+from tensorir_ladder.harness.fleet.errors import FleetError, require_rpc
+from tensorir_ladder.harness.fleet.processes import Lost, Process
+from tensorir_ladder.harness.fleet.serving import start_server
+from tensorir_ladder.harness.fleet.starting import Parts
 from tensorir_ladder.harness.fleet.tracking import start_tracker
 from tensorir_ladder.harness.machines import DEFAULT_ARCH, Machine, UnknownTarget, machine_for
 
@@ -25,29 +26,10 @@ LOOPBACK = "127.0.0.1"
 START_S = 120.0  # that starting may take: torch is imported
 MOST_RESTARTS = 5  # of one process
 LOOK_S = 0.3
-# TVM asks torch for GPUs when it is imported, and who has asked the driver can fork no process that uses one: torch
-# asks NVML then.
-UNTOUCHED = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-
-
-def visible_gpus(count: int | None = None) -> list[str]:
-    """List the first ``count`` of this host's GPUs, all if None, as CUDA_VISIBLE_DEVICES names them; FleetError."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        found = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    except pynvml.NVMLError as error:
-        raise FleetError(f"no GPU here ({error}); run where there is one, or try --on llvm") from error
-    if named is not None:
-        found = [name.strip() for name in named.split(",") if name.strip()]
-    if not found or (count or 0) > len(found):
-        raise FleetError(f"--gpus {count}: this host has {len(found)}; give fewer, or a --tracker of several hosts")
-    return found[:count]
 
 
 def likely_machine(place: str, device: str) -> Machine | None:
-    """Describe the machine of one of :func:`devices` before its server can; None where that takes more than NVML."""
+    """Describe the machine of a server's device before that server can; None where it takes more than NVML."""
     if place == "llvm":
         return machine_for(DEFAULT_ARCH)
     try:
@@ -60,17 +42,12 @@ def likely_machine(place: str, device: str) -> Machine | None:
         return None
 
 
-def devices(place: str, count: int | None) -> list[str]:
-    """Name a device for each server of ``place``: GPUs as :func:`visible_gpus` has them, or CPUs, one if None."""
-    return visible_gpus(count) if place == "gpu" else [f"cpu{number}" for number in range(count or 1)]
-
-
 class Host:
     """Servers of this host under one key, watched: one that ends is started again, MOST_RESTARTS times at most.
 
     ``tracker`` is the one that they tell of themselves; a new one on the loopback where only its key is given.
-    ``devices`` are a server each: values of CUDA_VISIBLE_DEVICES. ``host`` is the address they listen at. ``say`` is
-    told what ends. Leaving the ``with`` block ends all.
+    ``devices`` are a server each, as :class:`.starting.Parts` has them; so are ``parts``, where these were begun
+    already. ``host`` is the address they listen at. ``say`` is told what ends. Leaving the ``with`` block ends all.
     """
 
     def __init__(
@@ -80,13 +57,14 @@ class Host:
         tracker: Tracker | str,
         host: str = LOOPBACK,
         say: Callable[[str], None] = lambda line: None,
+        parts: Parts | None = None,
     ) -> None:
         require_rpc()
         self._place, self._host, self._say = place, host, say
-        self._own = Process(quiet=True) if isinstance(tracker, str) else None
+        self._parts = parts or Parts(place, devices)
+        self._own = Process(quiet=True, source=self._parts.source) if isinstance(tracker, str) else None
         self._tracker = tracker if isinstance(tracker, Tracker) else Tracker(LOOPBACK, 0, tracker)
-        own = "CUDA_VISIBLE_DEVICES" if place == "gpu" else "LADDER_DEVICE"  # RPC's device 0 is its own GPU
-        self._servers = {name: Process({own: name, **UNTOUCHED}, quiet=True, torch=place == "gpu") for name in devices}
+        self._servers = self._parts.servers
         self._names = {name: f"server {number} ({name})" for number, name in enumerate(devices)}
         self._restarts: dict[str, int] = {}
         self._ended, self._watching = threading.Event(), threading.Thread(target=self._watch, daemon=True)
@@ -113,6 +91,8 @@ class Host:
         try:
             if not self._own:
                 self._tracker.summary()  # is it there?
+            for server in self._servers.values():
+                server.start()
             with ThreadPoolExecutor(len(self._servers) + 1) as together:
                 tracker = together.submit(self._begin_tracking)
                 servers = [together.submit(self._first_start, name, tracker) for name in self._servers]
@@ -132,16 +112,16 @@ class Host:
         self._ended.set()
         if self._watching.is_alive():
             self._watching.join()
-        for process in (*self._servers.values(), *([self._own] if self._own else [])):
-            process.close()
+        if self._own:
+            self._own.close()
+        self._parts.close()
 
     def _begin_tracking(self) -> None:
         if self._own:
             self._tracker = Tracker(LOOPBACK, self._start_tracker(), self._tracker.key)
 
     def _first_start(self, name: str, tracker: Future[None]) -> None:
-        """Start a server: its imports while the tracker starts."""
-        self._started(partial(self._servers[name].ask, warm_up, self._place), self._names[name])
+        """Have a server, which imports since it runs, serve as soon as the tracker does."""
         tracker.result()
         self._start_server(name)
 
@@ -158,7 +138,7 @@ class Host:
     def _started(self, ask: Callable[..., Any], what: str) -> Any:
         try:
             return ask(limit_s=START_S)
-        except (Lost, RuntimeError, ValueError, ImportError) as error:
+        except (Lost, RuntimeError, ValueError, ImportError, OSError) as error:
             raise FleetError(f"{what} cannot be started ({str(error).strip().splitlines()[-1][:300]})") from error
 
     def _watch(self) -> None:

@@ -1,133 +1,46 @@
 """Processes of a fleet: each leads a group of its own, which ends with it, and with the process that started it.
 
-TVM's ``PopenWorker`` takes work to them. It does not end what they start: a server's session, or a compiler. Hence the
-groups.
+A server is an interpreter of its own, whose environment is there before it imports anything. All others are copies of
+one process, the :class:`Source`, which has imported TVM for all of them, without torch: Linux shares its memory, a copy
+is there in milliseconds, and many do not import at once. That is sound as TVM's own server is, which forks sessions:
+what is imported starts no threads (:mod:`.shared_imports`), and touches no GPU.
+
+Nothing here imports TVM: the command line starts processes before it does so itself.
 """
 
 from __future__ import annotations
 
-import ctypes
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from typing import Any
 
-from tvm.support.popen_pool import PopenWorker
+from tensorir_ladder.harness.fleet.working import FORK, PID_BYTES, WORK
 
-from tensorir_ladder.harness.lab.workers import PR_SET_PDEATHSIG
-from tensorir_ladder.harness.records import RecordError
-
-PACKAGES = ("cloudpickle", "psutil", "tornado")
-EXTRA = ".venv/bin/python -m pip install -e '.[rpc]'"
 PROGRAM = "tensorir_ladder.harness.fleet.working"
-BEHIND, TORCH = "behind", "torch"  # what the program is told
-LOOK_S = 0.5  # between two looks at whether the parent lives
-
-
-class FleetError(RecordError):
-    """A tracker, servers or processes that cannot be worked with."""
+SHARED = ("tensorir_ladder.harness.fleet.shared_imports",)
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # numpy's threads are not copied, and builders are side by side already
+PACKAGES = ("cloudpickle", "psutil", "tornado")
+FORK_ATTEMPTS = 2
+CLOSE_S = 5.0  # until who waits for an answer of a process that is killed has seen that
 
 
 class Lost(RuntimeError):
     """A process that ended, or was ended for its time, before it answered."""
 
 
-def require_rpc() -> None:
-    """Raise FleetError, with the command that installs it, where TVM's RPC lacks a package."""
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise FleetError(f"no {missing[0]}, which TVM's RPC needs; {EXTRA}")
-
-
-class _Worker(PopenWorker):
-    """TVM's, for a program and an environment of ours."""
-
-    def __init__(self, told: int | None, environment: dict[str, str], how: list[str]) -> None:
-        super().__init__(stdout=told, stderr=told)
-        self._environment, self._how = environment, how
-
-    def _start(self) -> None:
-        if self._proc is not None:
-            return
-        (answers, there_writes), (there_reads, questions) = os.pipe(), os.pipe()
-        there = (there_reads, there_writes)
-        program = [sys.executable, "-m", PROGRAM, *map(str, there), *self._how]
-        told = {"stdout": self._stdout, "stderr": self._stderr}
-        self._proc = subprocess.Popen(program, pass_fds=there, env=os.environ | self._environment, **told)
-        for descriptor in there:
-            os.close(descriptor)
-        self._reader, self._writer = os.fdopen(answers, "rb"), os.fdopen(questions, "wb")
-
-
-class Process:
-    """A process that does what it is asked for, one thing after the other; it is started when it is first asked.
-
-    ``environment`` is there when it imports TVM, which imports torch where there is one; only with ``torch``, since
-    that takes longer than all else. ``quiet``: what it prints is dropped, but with LADDER_DEBUG=1. ``behind``: it
-    leaves the processor to others that want it.
-    """
-
-    def __init__(
-        self, environment: dict[str, str] | None = None, quiet: bool = False, behind: bool = False, torch: bool = False
-    ) -> None:
-        told = None if not quiet or os.environ.get("LADDER_DEBUG", "0") not in ("", "0") else subprocess.DEVNULL
-        how = [BEHIND] * behind + [TORCH] * torch
-        self._worker, self.pid = _Worker(told, environment or {}, how), 0
-        self._asking, self._starting, self._closed = threading.Lock(), threading.Lock(), False
-
-    @property
-    def alive(self) -> bool:
-        """True where it runs."""
-        return bool(self.pid) and self._worker.is_alive()
-
-    def ask(self, work: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
-        """Return ``work(*arguments)`` as it came out there; ``work`` is a module's function.
-
-        Lost where the process ended before, or did not answer for ``limit_s`` seconds: it is ended then, and the next
-        question starts another, but after :meth:`close`. Who asks while another thread does waits for its turn.
-        """
-        with self._asking:
-            return self._ask(work, arguments, limit_s)
-
-    def _ask(self, work: Callable[..., Any], arguments: tuple, limit_s: float | None) -> Any:
-        try:
-            with self._starting:
-                if self._closed:
-                    raise Lost("it was closed")
-                if not self.alive:
-                    self._end()
-                    self._worker.send(_lead_group, [os.getpid()])  # which starts it
-                    self.pid = self._worker.recv()
-            self._worker.send(work, arguments, timeout=limit_s)
-            return self._worker.recv()
-        except TimeoutError:
-            self._end()
-            raise Lost(f"no answer for {limit_s:g} seconds") from None
-        except (ChildProcessError, OSError, EOFError) as error:
-            self._end()
-            raise Lost("its process ended") from error
-        except (AttributeError, TypeError, ValueError) as error:
-            if not self._closed:
-                raise
-            raise Lost("it was closed") from error  # by another thread, in the middle of this
-
-    def close(self) -> None:
-        """End it for good, with all that it started; whoever waits for its answer is told that it is Lost."""
-        self._closed = True
-        end_group(self.pid)
-        with self._starting:
-            self._end()
-
-    def _end(self) -> None:
-        end_group(self.pid)
-        self.pid = 0
-        with suppress(AttributeError, ValueError):  # of two threads that do so at once
-            self._worker.kill()
+def missing_packages() -> list[str]:
+    """List the packages that TVM's RPC needs and that are not there."""
+    return [name for name in PACKAGES if find_spec(name) is None]
 
 
 def end_group(leader: int) -> None:
@@ -137,20 +50,193 @@ def end_group(leader: int) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
-def _lead_group(parent: int) -> int:
-    """Begin a group that ends with ``parent``; return its number."""
-    os.setsid()
-    os.register_at_fork(after_in_child=_end_with_leader)
-    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-    return os.getpid()
+class Source:
+    """A process that has imported ``modules``, and is copied where another is wanted; it is started again if it ends.
+
+    It starts with :meth:`start`, or when it is first asked.
+    """
+
+    def __init__(self, modules: Sequence[str] = SHARED) -> None:
+        self._modules, self._lock, self._closed = modules, threading.Lock(), False
+        self._process: subprocess.Popen | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its number; 0 where it does not run."""
+        return self._process.pid if self._process and self._process.poll() is None else 0
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        with self._lock:
+            self._started()
+
+    def fork(self, how: Mapping[str, Any], pipes: Sequence[int]) -> int:
+        """Have it copied, with the ends of two pipes; return the copy's number. Lost where that does not succeed."""
+        with self._lock:
+            for _ in range(FORK_ATTEMPTS):
+                if self._closed:
+                    break
+                with suppress(OSError):
+                    source = self._started()
+                    socket.send_fds(source, [json.dumps(how).encode()], pipes)
+                    if answer := source.recv(PID_BYTES):
+                        return int(answer)
+                self._end()
+        raise Lost("it was closed" if self._closed else "no process can be started")
+
+    def close(self) -> None:
+        """End it for good; its copies go on."""
+        self._closed = True
+        end_group(self.pid)  # who waits for it sees that it ended
+        with self._lock:
+            self._end()
+
+    def _started(self) -> socket.socket:
+        if self._socket is None:
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                modules, told = self._modules, {"env": os.environ | ONE_THREAD}
+                self._process = _interpreter(FORK, (theirs.fileno(),), modules, told)
+        return self._socket
+
+    def _end(self) -> None:
+        if self._process and self._socket:
+            end_group(self.pid)
+            self._process.wait()
+            self._socket.close()
+        self._process = self._socket = None
 
 
-def _end_after(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(LOOK_S)
-    end_group(os.getpid())
+def _interpreter(what: str, pipes: tuple[int, ...], modules: Sequence[str], told: dict[str, Any]) -> subprocess.Popen:
+    program = [sys.executable, "-m", PROGRAM, what, *map(str, pipes), *modules]
+    return subprocess.Popen(program, pass_fds=pipes, start_new_session=True, **told)
 
 
-def _end_with_leader() -> None:
-    # A server's session would outlive a server that was killed, and keep its port and its GPU.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+@dataclass
+class _AtWork:
+    """A process that runs, and the ends of its pipes; ``interpreter`` where it is no copy of a source."""
+
+    pid: int
+    questions: Connection
+    answers: Connection
+    interpreter: subprocess.Popen | None = None
+
+    @property
+    def ended(self) -> bool:
+        if self.interpreter:
+            return self.interpreter.poll() is not None
+        return self.answers.poll()  # nothing is asked: it is the end of the pipe that can be read
+
+    def end(self) -> None:
+        end_group(self.pid)
+        if self.interpreter:
+            self.interpreter.wait()
+        self.questions.close()
+        self.answers.close()
+
+
+class Process:
+    """A process that does what it is asked for, one thing after the other; it starts when it is first asked.
+
+    It is a copy of ``source``, or without one an interpreter that imports ``modules`` as it begins, torch only where it
+    is one of them. ``environment`` is there before. ``quiet``: what it prints is dropped, but with LADDER_DEBUG=1.
+    ``behind``: a copy that leaves the processor to others that want it.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        quiet: bool = False,
+        behind: bool = False,
+        source: Source | None = None,
+        modules: Sequence[str] = (),
+    ) -> None:
+        self._environment, self._behind = dict(environment or {}), behind
+        self._quiet = quiet and os.environ.get("LADDER_DEBUG", "0") in ("", "0")
+        self._source, self._modules = source, modules
+        self._at_work: _AtWork | None = None
+        self._asking, self._starting, self._closed = threading.Lock(), threading.Lock(), False
+
+    @property
+    def pid(self) -> int:
+        """Its number; 0 where it does not run."""
+        return self._at_work.pid if self._at_work else 0
+
+    @property
+    def alive(self) -> bool:
+        """True where it runs."""
+        return self._at_work is not None and (self._asking.locked() or not self._at_work.ended)
+
+    def start(self) -> None:
+        """Start it, unless it runs; Lost where it was closed, or none can be started."""
+        with self._asking:
+            self._there()
+
+    def ask(self, work: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
+        """Return ``work(*arguments)`` as it came out there, or raise what was raised; ``work`` is a module's function.
+
+        Lost where the process ended before, or did not answer for ``limit_s`` seconds: it is ended then, and the next
+        question starts another, but after :meth:`close`. Who asks while another thread does waits for its turn.
+        """
+        with self._asking:
+            fine, answer = self._answered((work, arguments), limit_s)
+        if not fine:
+            raise answer
+        return answer
+
+    def _answered(self, question: tuple, limit_s: float | None) -> tuple[bool, Any]:
+        try:
+            there = self._there()
+            there.questions.send(question)
+            if there.answers.poll(limit_s):
+                return there.answers.recv()
+        except (EOFError, OSError) as error:
+            self._end()
+            raise Lost("it was closed" if self._closed else "its process ended") from error
+        self._end()
+        raise Lost(f"no answer for {limit_s:g} seconds")
+
+    def _there(self) -> _AtWork:
+        with self._starting:
+            if self._at_work is not None and self._at_work.ended:
+                self._end()
+            if self._at_work is None and not self._closed:
+                self._at_work = self._started()
+            if self._closed or self._at_work is None:
+                self._end()
+                raise Lost("it was closed")
+            return self._at_work
+
+    def _started(self) -> _AtWork:
+        (there_reads, questions), (answers, there_writes) = os.pipe(), os.pipe()
+        theirs = there_reads, there_writes
+        mine = Connection(questions, readable=False), Connection(answers, writable=False)
+        try:
+            if self._source:
+                how = {"environment": self._environment, "quiet": self._quiet, "behind": self._behind}
+                return _AtWork(self._source.fork(how, theirs), *mine)
+            told = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL if self._quiet else None)
+            interpreter = _interpreter(WORK, theirs, self._modules, told | {"env": os.environ | self._environment})
+            return _AtWork(interpreter.pid, *mine, interpreter)
+        except BaseException:
+            for end in mine:
+                end.close()
+            raise
+        finally:
+            for pipe in theirs:
+                os.close(pipe)
+
+    def close(self) -> None:
+        """End it for good, with all that it started; whoever waits for its answer is told that it is Lost."""
+        self._closed = True
+        if pid := self.pid:  # who is just starting it sees that it is closed
+            end_group(pid)
+            if self._asking.acquire(timeout=CLOSE_S):  # so does who asks
+                self._end()
+                self._asking.release()
+
+    def _end(self) -> None:
+        there, self._at_work = self._at_work, None
+        if there:
+            there.end()

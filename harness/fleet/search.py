@@ -1,10 +1,11 @@
 """The search over a fleet: which candidate is built and measured next, by whom; and what is kept of it.
 
 Each GPU has a lane, a thread with a process that asks servers (:mod:`.asking`). A lane stays with a product as long as
-there is work on it, since its operands are on that GPU; it takes the next product that nobody works on, and at last
-helps others. A candidate meets cuBLAS and the best so far in the same rounds. The best of a step's shape, and its
-default, are then measured once more, longer and on other operands, as one GPU alone does (:mod:`harness.tuning`).
-Lanes begin when the first candidates are built, whatever else is still prepared.
+there is work on it, since its operands are on that GPU, and waits a while for what is still built of it; it takes the
+next product that nobody works on, and at last helps others. So products are built in turns, as many at once as there
+are lanes, of each step a candidate after the other. A candidate meets cuBLAS and the best so far in the same rounds.
+The best of a step's shape, and its default, are then measured once more, longer and on other operands, as one GPU alone
+does (:mod:`harness.tuning`). Lanes begin when the first candidates are built, whatever else is still prepared.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from tensorir_ladder.harness.fleet.building import Built, NotBuilt
 from tensorir_ladder.harness.fleet.choices import chosen_of, keep_choice
 from tensorir_ladder.harness.fleet.crew import Crew
 from tensorir_ladder.harness.fleet.database import TvmDatabase
+from tensorir_ladder.harness.fleet.errors import FleetError, require_rpc
 from tensorir_ladder.harness.fleet.messages import Answer, Identity, Request
-from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process, require_rpc
+from tensorir_ladder.harness.fleet.processes import Lost, Process
 from tensorir_ladder.harness.fleet.ranking import ranked_by_model
 from tensorir_ladder.harness.large_k import large_k_case
 from tensorir_ladder.harness.race import Plan, Rounds
@@ -66,10 +68,14 @@ from tensorir_ladder.torch_ops.tuned_here import kernel_digest
 
 PLAN = Plan(rounds=9, warmup_ms=30.0, sample_ms=1.0)  # of a candidate, the best so far and cuBLAS
 MEASURE_S, CONFIRM_S = 120.0, 240.0  # that one may take; a kernel that hangs takes longer
-IDLE_LOOKS = 4  # at whether there is a job, half a second each, before a server is left to others
+IDLE_S = 2.0  # without a job, before a server is left to others
+STAY_S = 1.0  # without a job of the product at hand that is still being built, before another product is taken
+SETTLE_S = 0.3  # until a server that was just started is free, which is known a moment before
 REGISTER_S = 15.0  # until servers that were just started are known to the tracker
+LAST_OF_ALL = 1e6  # urgency of what is asked for when all is measured
 MOST_ATTEMPTS = 3  # to measure a candidate whose server, or process, ends meanwhile
 FINALISTS = 3  # by their speed in the search; the default is measured with them
+AHEAD = 4  # builds for each process that are asked for before a server can say what machine it has
 FORESEEN = 2  # candidates before the last: from here on, what would be finalists' checks are built
 
 
@@ -131,7 +137,8 @@ class _Task:
     database: Database
     journal: Any  # None of one that is done
     waiting: deque[Case]
-    urgency: float = 0.0  # of its builds: its number
+    turn: int = 0  # in which its product is built
+    writing: threading.Lock = field(default_factory=threading.Lock)  # of its journal
     builds: dict[Case, Future] = field(default_factory=dict)
     checks: dict[Case, Future] = field(default_factory=dict)  # with a long reduction
     best: Case | None = None
@@ -187,22 +194,36 @@ class _Job:
         return f"{self.task.name} {described(self.case).name if self.case else 'the finalists'}"
 
 
-def build_ahead(crew: Crew, place: str, compiler: str, plans: Plans, cases: Sequence[Case]) -> None:
-    """Have a crew begin, while servers start, with what a search of ``cases`` asks for first: a build for each process.
+def build_ahead(crew: Crew, place: str, compiler: str, plans: Plans, cases: Sequence[Case], lanes: int) -> None:
+    """Have a crew begin, while servers start, with what a search of ``cases`` on ``lanes`` servers asks for first.
 
-    Of a search for another machine than that of ``cases`` nothing is ready then.
+    AHEAD builds for each process. Of a search for another machine than that of ``cases`` nothing is ready then.
     """
-    left = plans.jobs
-    for number, case in enumerate(cases):
-        space = TuningSpace.of(case.step, case.machine.has_cp_async)
-        legal, _ = candidates(case, space)
-        asked = _asked_first(case, legal, plans.candidates)[:left]
-        if not asked:
+    left, turns = AHEAD * plans.jobs, _turns(cases, lanes)
+    for case, turn in zip(cases, turns):
+        if left <= 0:
             break
-        crew.build(number, kernels_digest, compiler, case, space)
-        for each in asked:
-            crew.build(number, building.build, each, place)
-        left -= len(asked)
+        space = TuningSpace.of(case.step, case.machine.has_cp_async)
+        crew.build(_first_of(turn), kernels_digest, compiler, case, space)
+        for number, each in enumerate(_asked_first(case, candidates(case, space)[0], plans.candidates)):
+            crew.build(_urgency(turn, number), building.build, each, place)
+            left -= 1
+
+
+def _turns(cases: Sequence[Case], lanes: int) -> list[int]:
+    """Number the turns in which products are built: in each as many as there are lanes, which work on them at once."""
+    numbers = {problem: number for number, problem in enumerate(dict.fromkeys(case.problem for case in cases))}
+    return [numbers[case.problem] // max(1, lanes) for case in cases]
+
+
+def _first_of(turn: int) -> float:
+    """Return the urgency of what a turn's candidates cannot be asked for without: with those of the turn before."""
+    return turn - 1.0
+
+
+def _urgency(turn: int, number: int) -> float:
+    """Return the urgency of a step's candidate by its number: of all a turn's steps the first, then the second, …"""
+    return turn + number / (number + 1)
 
 
 def _asked_first(case: Case, legal: list[Case], most: int | None) -> list[Case]:
@@ -248,6 +269,7 @@ class FleetSearch:
         self._error: BaseException | None = None
         self._stopped = False
         self._why = ""  # the last lane had no server
+        self._long: set[str] = set()  # files of checks with a long reduction that a server has found right
         self._known = self._lost = self._timed = self._measured = 0
         self._starting_s = 0.0
         self._busy_s: Counter[str] = Counter()
@@ -267,8 +289,8 @@ class FleetSearch:
             order = self._prepare(cases(self._like), stack)
             if self._tasks:
                 self._measure()
-                self._record(time.monotonic() - self._begun)
             self._keep_choices([task for task in order if task.tuned])
+            self._record(time.monotonic() - self._begun)
         for task in order:
             if task.failure:
                 raise task.failure
@@ -288,7 +310,8 @@ class FleetSearch:
         while servers < self._expected and time.monotonic() - begun < REGISTER_S:
             time.sleep(asking.POLL_S)
             servers, free, _ = tracker.summary()
-        if free < servers:  # one that was just started is known a moment before it is free
+        settled = time.monotonic() + SETTLE_S
+        while free < servers and time.monotonic() < settled:
             time.sleep(asking.POLL_S)
             servers, free, _ = tracker.summary()
         if not servers:
@@ -298,7 +321,10 @@ class FleetSearch:
                 f"with ladder serve --tracker {tracker.address} --key {tracker.key}"
             )
         taken = f", {servers - free} of them taken by others, who give them up in turn" if free < servers else ""
-        self._watcher.say(f"{servers} servers of key {tracker.key!r} at tracker {tracker.address}{taken}")
+        since_s = time.monotonic() - self._begun
+        self._watcher.say(
+            f"{servers} servers of key {tracker.key!r} at tracker {tracker.address}, {since_s:.1f} s{taken}"
+        )
         return servers
 
     def _identify(self) -> Identity:
@@ -329,14 +355,15 @@ class FleetSearch:
     def _prepare(self, cases: Sequence[Case], stack: ExitStack) -> list[_Task]:
         """Make a task of each case, and have built, in their order, those that have no good result on disk."""
         spaces = [TuningSpace.of(case.step, case.machine.has_cp_async) for case in cases]
+        turns = _turns(cases, len(self._lanes))
         digests = [
-            self._crew.build(number, kernels_digest, self._compiler, case, space)
-            for number, (case, space) in enumerate(zip(cases, spaces))
+            self._crew.build(_first_of(turn), kernels_digest, self._compiler, case, space)
+            for case, space, turn in zip(cases, spaces, turns)
         ]
         order = []
-        for number, each in enumerate(zip(cases, spaces, digests)):
+        for turn, *each in zip(turns, cases, spaces, digests):
             task = self._task(*each, stack)
-            task.urgency = number
+            task.turn = turn
             order.append(task)
             if not task.done:
                 self._begin(task)
@@ -352,8 +379,8 @@ class FleetSearch:
         if not self._tasks:
             assert self._like is not None
             self._database = TvmDatabase(self._out / f"{gpu_slug(self._like.gpu)}-tvm")
-        for case in (*([task.best] if task.best else []), *task.waiting):
-            self._want(task, case)
+        for number, case in enumerate((*([task.best] if task.best else []), *task.waiting)):
+            self._want(task, case, number)
         with self._condition:
             self._known += len(task.search.found)
             self._tasks.append(task)
@@ -381,10 +408,10 @@ class FleetSearch:
             self._watcher.say(f"{task.name}: tuned on {when}, reused (--retune measures anew)")
         return task
 
-    def _want(self, task: _Task, case: Case) -> None:
-        """Have a candidate built, once."""
+    def _want(self, task: _Task, case: Case, number: int = 0) -> None:
+        """Have a candidate built, once, in the order of its number among the task's."""
         if case not in task.builds:
-            task.builds[case] = self._crew.build(task.urgency, building.build, case, self._place)
+            task.builds[case] = self._crew.build(_urgency(task.turn, number), building.build, case, self._place)
             task.builds[case].add_done_callback(self._wake)
 
     def _want_check(self, task: _Task, case: Case) -> None:
@@ -397,7 +424,7 @@ class FleetSearch:
             task.checks[case] = Future()
             task.checks[case].set_result(None)
         else:
-            task.checks[case] = self._crew.build(task.urgency, building.build_check, long, self._place)
+            task.checks[case] = self._crew.build(_urgency(task.turn, 0), building.build_check, long, self._place)
             task.checks[case].add_done_callback(self._wake)
 
     def _wake(self, _: object = None) -> None:
@@ -482,20 +509,20 @@ class FleetSearch:
                     self._waiting_s[server.gpu_uuid] += time.monotonic() - begun
 
     def _awaited(self, number: int) -> _Job | None:
-        for _ in range(IDLE_LOOKS):
-            if not self._goes_on:
-                break
-            if job := self._pick(number):
+        begun = time.monotonic()
+        while self._goes_on and (idle_s := time.monotonic() - begun) < IDLE_S:
+            if job := self._pick(number, leave=idle_s >= STAY_S):
                 job.task.running += 1
                 self._lanes[number] = job.task.case.problem
                 return job
-            self._condition.wait(0.5)
+            self._condition.wait(STAY_S - idle_s if idle_s < STAY_S else IDLE_S - idle_s)
         return None
 
-    def _pick(self, number: int) -> _Job | None:
+    def _pick(self, number: int, leave: bool = True) -> _Job | None:
         """Choose what to measure: of the product at hand, else of one that nobody has, else where most is left.
 
-        Of a product first the candidates of all its tasks, then the finalists, whose operands are others.
+        Of a product first the candidates of all its tasks, then the finalists, whose operands are others. Unless it may
+        ``leave`` it, nothing of others is taken while something of the product at hand is still to be built.
         """
         open_tasks = [task for task in self._tasks if not task.done]
         mine = self._lanes[number]
@@ -518,6 +545,9 @@ class FleetSearch:
             for task in tasks:
                 if not task.waiting and not task.running and self._choose_finalists(task):
                     return _Job(task, None)
+            still_built = [task for task in tasks if not task.done and (task.waiting or not task.running)]
+            if problem == mine and still_built and not leave:
+                return None
         return None
 
     def _choose_finalists(self, task: _Task) -> bool:
@@ -567,6 +597,7 @@ class FleetSearch:
         task, final = job.task, job.case is None
         built: list[Built] = [task.builds[case].result() for case in cases]
         checks = {case: check for case in cases if final and (check := task.checks[case].result())}
+        checks = {case: check for case, check in checks.items() if check.module.file not in self._long}
         request = Request(
             problem=task.case.problem,
             math=task.case.math,
@@ -593,9 +624,10 @@ class FleetSearch:
             if answer.status == "wrong":
                 self._note_wrong(job, labels[answer.wrong], answer.why)
             elif final:
+                self._long |= {check.module.file for check in checks.values()}
                 self._note_confirmed(task, cases, answer)
-            else:
-                self._note_timed(task, cases, answer)
+        if answer.status == "timed" and not final:
+            self._note_timed(task, cases, answer)
 
     def _server_of(self, process: Process) -> tuple[str, Identity] | Trouble:
         wanted = max(1, len(self._lanes))
@@ -633,12 +665,15 @@ class FleetSearch:
         return why
 
     def _note(self, task: _Task, candidate: Candidate, case: Case) -> None:
-        task.search.found[case] = candidate
-        task.journal.add((candidate,))
-        self._measured += 1
-        self._foresee(task)
+        with task.writing:
+            task.journal.add((candidate,))
+        with self._condition:
+            task.search.found[case] = candidate
+            self._measured += 1
+            self._foresee(task)
 
     def _note_timed(self, task: _Task, cases: list[Case], answer: Answer) -> None:
+        """Keep a candidate's times. Lanes do so side by side: a disk takes longer to write than others can wait."""
         own, *others = answer.timings
         rivals, forms = others[: len(cases) - 1], others[len(cases) - 1 :]
         cublas = min(forms, key=lambda timing: timing.median_ms)
@@ -647,10 +682,11 @@ class FleetSearch:
         known = replace(described(cases[0]), times_ms=(own.median_ms,), ratios=(ratio,), measured_on=where)
         self._database.add(task.case.problem, task.builds[cases[0]].result().entry, own.median_ms / 1e3)
         self._note(task, known, cases[0])
-        self._timed += 1
-        if all(statistics.median(own.ratios_to(rival)) > 1 for rival in rivals):
-            task.best = cases[0]
-        self._foresee(task)
+        with self._condition:
+            self._timed += 1
+            if all(statistics.median(own.ratios_to(rival)) > 1 for rival in rivals):
+                task.best = cases[0]
+            self._foresee(task)
 
     def _note_wrong(self, job: _Job, wrong: Case, why: str) -> None:
         task = job.task
@@ -685,7 +721,7 @@ class FleetSearch:
     def _choice_digest(self, task: _Task) -> Future | None:
         """Have the digest made of the kernel that products of torch tensors would take, if they choose from such."""
         chosen = chosen_of(task.case, task.tuned)
-        return self._crew.build(task.urgency, kernel_digest, *chosen) if chosen else None
+        return self._crew.build(LAST_OF_ALL, kernel_digest, *chosen) if chosen else None
 
     def _record(self, wall_s: float) -> None:
         if self._measured:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,6 @@ TRIALS = 3  # of a module: normal data, whole numbers, special values
 NOTHING = GpuState(0.0, 0.0, 0.0, 0.0)  # of a CPU: no clocks, no power
 
 
-def warm_up(place: str) -> bool:
-    """Import what a server needs, once, not in each session."""
-    if place == "gpu" and find_spec("torch"):
-        import torch  # noqa: F401
-    return True
-
-
 def start_server(place: str, host: str, tracker: tuple[str, int], key: str, address: str | None) -> int:
     """Serve in this process until it ends; return the port. ``address``: where others reach it, if not at ``host``."""
     import multiprocessing
@@ -52,7 +44,6 @@ def start_server(place: str, host: str, tracker: tuple[str, int], key: str, addr
     from tvm.rpc.server import PopenRPCServerState
 
     multiprocessing.set_start_method("fork", force=True)  # TVM's: a session takes over this process's functions
-    warm_up(place)
     tvm_ffi.register_global_func(IDENTITY, functools.partial(_identity, place), override=True)
     tvm_ffi.register_global_func(PREPARE, lambda: _place(place).prepare(), override=True)
     tvm_ffi.register_global_func(MEASURE, functools.partial(_measure, place), override=True)

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
+from tensorir_ladder.harness.fleet.working import PR_SET_PDEATHSIG
 from tensorir_ladder.harness.records.writing import is_alive
 
 Item = TypeVar("Item")
@@ -30,7 +31,6 @@ Tell = Callable[[str], object]
 CONTEXT = multiprocessing.get_context("spawn")
 FAILED = 1
 NOTES = "tensorir-ladder-"  # and the process's number: a folder of what pieces of work say
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,19 +28,31 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 
+from support import imports
 from support.cases import STEPS, Outcome, make_case, redeclare
 from support.fake_gpu import FakeArena, FakeGpu
 from tensorir_ladder.harness.build import Case, lower
-from tensorir_ladder.harness.fleet import building, hosting, serving
+from tensorir_ladder.harness.commands import tune
+from tensorir_ladder.harness.fleet import hosting, serving, starting, working
 from tensorir_ladder.harness.fleet.asking import Tracker
-from tensorir_ladder.harness.fleet.building import CONFIG, tuning_entry
+from tensorir_ladder.harness.fleet.building import CONFIG, Built, tuning_entry
 from tensorir_ladder.harness.fleet.crew import Crew
 from tensorir_ladder.harness.fleet.database import RECORDS, WORKLOADS, TvmDatabase
+from tensorir_ladder.harness.fleet.errors import FleetError
 from tensorir_ladder.harness.fleet.hosting import Host
-from tensorir_ladder.harness.fleet.messages import Answer, Identity, Module, Request
-from tensorir_ladder.harness.fleet.processes import FleetError, Lost, Process
+from tensorir_ladder.harness.fleet.messages import Answer, Check, Identity, Module, Request
+from tensorir_ladder.harness.fleet.processes import Lost, Process, Source
 from tensorir_ladder.harness.fleet.ranking import modelled_costs, ranked_by_model, reached_by_model
-from tensorir_ladder.harness.fleet.search import FleetSearch, Plans, _Task, build_ahead
+from tensorir_ladder.harness.fleet.search import (
+    FleetSearch,
+    Plans,
+    _first_of,
+    _Job,
+    _Task,
+    _turns,
+    _urgency,
+    build_ahead,
+)
 from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.race import Plan
 from tensorir_ladder.harness.records import FleetRun, RecordError, TunedConfig, decode, load_tuned, read_places
@@ -170,9 +183,9 @@ def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     for name in ("nvmlInit", "nvmlDeviceGetCount"):
         monkeypatch.setattr(hosting.pynvml, name, lambda: 0)
-    assert hosting.visible_gpus(None) == hosting.visible_gpus(2) == ["2", "3"]
+    assert starting.visible_gpus(None) == starting.visible_gpus(2) == ["2", "3"]
     with pytest.raises(FleetError, match="--gpus 3: this host has 2"):
-        hosting.visible_gpus(3)
+        starting.visible_gpus(3)
 
 
 def spaces_of(step: int, shape: tuple[int, int, int], dtype: str = "float32") -> list[Case]:
@@ -239,9 +252,10 @@ class Told:
     def __init__(self, **_how: object) -> None:
         self.fails = 1
 
+    def start(self) -> None:
+        self.released.wait(10)
+
     def ask(self, work: Callable[..., object], *arguments: object, limit_s: float | None = None) -> object:
-        if work is building.warm_up:
-            return self.released.wait(10)
         self.asked.append(arguments)
         if arguments == ("ends",) and self.fails:
             self.fails = 0
@@ -281,12 +295,28 @@ def test_a_build_whose_process_ends_is_done_again_and_one_that_fails_says_so(tol
 
 
 def test_what_is_built_ahead_is_what_the_search_asks_for_first(told: type[Told]) -> None:
-    cases, plans = cases_of(SHAPE, (48, 32, 32))(None), Plans(candidates=4, jobs=7)
+    cases, plans = cases_of(SHAPE, (48, 32, 32), (64, 32, 32))(None), Plans(candidates=4, jobs=2)
     with Crew(1) as crew:
-        build_ahead(crew, "llvm", "llvm", plans, cases)
+        build_ahead(crew, "llvm", "llvm", plans, cases, lanes=2)  # AHEAD builds for each of two processes: 8
         asked = [arguments for _, arguments in crew._asked]
-    assert [each[0].problem.m for each in asked if each[1:] == ("llvm",)] == [32] * 5 + [48] * 2
+        order = [crew._work.get()[4] for _ in asked]
+    assert [each[0].problem.m for each in asked if each[1:] == ("llvm",)] == [32] * 5 + [48] * 5
     assert [each[1].problem.m for each in asked if each[0] == "llvm"] == [32, 48]  # digests
+    assert [each[0] for each in order[:2]] == ["llvm", "llvm"]
+    assert [each[0].problem.m for each in order[2:]] == [32, 48] * 5  # two products in turn, for two lanes
+
+
+def test_products_are_built_in_turns_of_as_many_as_there_are_lanes(told: type[Told]) -> None:
+    shapes = [(m, 32, 32) for m in (32, 48, 64, 80)]
+    cases = [case for shape in shapes for step in (3, 4) for case in cases_of(shape, step=step)(None)]
+    assert _turns(cases, 1) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert _turns(cases, 2) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert _turns(cases, 8) == [0] * 8
+    assert [case.problem.m for case in cases] == [32, 32, 48, 48, 64, 64, 80, 80]
+    for turn in range(3):
+        urgencies = [_urgency(turn, number) for number in range(1000)]
+        assert urgencies == sorted(set(urgencies))
+        assert _first_of(turn) < urgencies[0] <= urgencies[-1] < _urgency(turn + 1, 0)
 
 
 def a_task(search: FleetSearch, shape: tuple[int, int, int], left: int) -> _Task:
@@ -297,7 +327,7 @@ def a_task(search: FleetSearch, shape: tuple[int, int, int], left: int) -> _Task
     findings.found |= {each: replace(described(each), times_ms=(1.0,), ratios=(0.5,)) for each in timed}
     task = _Task(case, findings, None, None, waiting, best=timed[0])
     done: Future = Future()
-    done.set_result(None)
+    done.set_result(Built(Module("built", "a.so", "/a.so"), (1, 1, 1), ""))
     task.builds = dict.fromkeys((*timed, *waiting), done)
     for each in task.likely_finalists:
         task.builds[each] = task.checks[each] = done
@@ -305,9 +335,58 @@ def a_task(search: FleetSearch, shape: tuple[int, int, int], left: int) -> _Task
     return task
 
 
-def test_a_lane_finishes_a_product_before_the_next_and_helps_others_at_last(told: type[Told], tmp_path: Path) -> None:
+@pytest.fixture
+def idle_search(told: type[Told], tmp_path: Path) -> FleetSearch:
+    """A search whose processes do nothing."""
     place = (Tracker("127.0.0.1", 1, "k"), "llvm", tmp_path, "a command", Plans(jobs=1), Listener(), "llvm", TREE)
-    search = FleetSearch(*place)
+    return FleetSearch(*place)
+
+
+def test_a_lane_waits_for_what_is_built_of_its_product_before_it_takes_another(idle_search: FleetSearch) -> None:
+    search = idle_search
+    mine, nobodys = (a_task(search, (m, 32, 32), 1) for m in (32, 48))
+    search._lanes = {0: mine.case.problem}
+    coming: Future = Future()
+    mine.builds[mine.waiting[0]] = coming
+    assert search._pick(0, leave=False) is None
+    assert search._pick(0).task is nobodys
+    coming.set_result(None)
+    assert search._pick(0, leave=False).task is mine
+    check: Future = Future()
+    mine.checks[mine.likely_finalists[0]] = check
+    assert search._pick(0, leave=False) is None
+    check.set_result(None)
+    job = search._pick(0, leave=False)
+    assert (job.task, job.case) == (mine, None)
+    mine.running = 1  # another lane has what was left
+    assert search._pick(0, leave=False).task is nobodys
+
+
+def test_a_configuration_meets_its_long_reduction_once(
+    idle_search: FleetSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, asked = idle_search, []
+    identity = Identity("a CPU", "CPU-1", "none", 0.0, 0, "", {}, "0")
+
+    class Asker:
+        def ask(self, _measure: object, _tracker: Tracker, request: Request, *_: object, **_named: object) -> Answer:
+            asked.append([check.module.file for check in request.also])
+            return Answer("timed" if len(asked) > 1 else "failed", identity)
+
+    monkeypatch.setattr(search, "_note_confirmed", lambda *_: None)
+    monkeypatch.setattr(FleetSearch, "_goes_on", True)
+    for m in (32, 48, 64):
+        task = a_task(search, (m, 32, 32), 0)
+        search._choose_finalists(task)
+        check: Future = Future()
+        check.set_result(Check(Module("long", "long.so", "/long.so"), task.case.problem))
+        task.checks = dict.fromkeys(task.finalists, check)
+        search._ask(Asker(), _Job(task, None), task.finalists)
+    assert [set(files) for files in asked] == [{"long.so"}, {"long.so"}, set()]  # the first has failed
+
+
+def test_a_lane_finishes_a_product_before_the_next_and_helps_others_at_last(idle_search: FleetSearch) -> None:
+    search = idle_search
     mine, others, nobodys = (a_task(search, (m, 32, 32), 1) for m in (32, 48, 64))
     search._lanes = {0: mine.case.problem, 1: others.case.problem}
     picked = []
@@ -330,18 +409,159 @@ def test_the_machine_is_known_before_its_server_is(monkeypatch: pytest.MonkeyPat
     assert hosting.likely_machine("gpu", "0") is None
 
 
+# Processes
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[Source]:
+    """A source of processes that imports little."""
+    made = Source(("json",))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def process(source: Source) -> Iterator[Process]:
+    """A copy of the source."""
+    made = Process({"LADDER_DEVICE": "cpu9"}, source=source, behind=True)
+    yield made
+    made.close()
+
+
+def test_a_copy_answers_in_an_environment_and_a_group_of_its_own(process: Process, source: Source) -> None:
+    assert process.ask(os.getenv, "LADDER_DEVICE") == "cpu9"
+    assert process.ask(os.getpid) == process.ask(os.getpgrp) == process.pid != source.pid
+    assert process.ask(os.getppid) == source.pid
+    assert process.ask(os.nice, 0) == os.nice(0) + working.NICENESS
+    assert process.ask(subprocess.run, ["false"]).returncode == 1  # what it starts is waited for
+    assert process.alive
+
+
+def test_what_is_raised_there_is_raised_here(process: Process) -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        process.ask(int, "x")
+    with pytest.raises(FileNotFoundError):
+        process.ask(os.listdir, "/nowhere")
+    assert process.ask(int, "7") == 7
+
+
+def test_a_copy_that_takes_too_long_or_ends_is_lost_and_made_again(process: Process) -> None:
+    first = process.ask(os.getpid)
+    with pytest.raises(Lost, match=r"no answer for 0\.2 seconds"):
+        process.ask(time.sleep, 60, limit_s=0.2)
+    assert not process.alive
+    assert (second := process.ask(os.getpid)) != first
+    with pytest.raises(Lost, match="its process ended"):
+        process.ask(os._exit, 3)
+    os.kill(process.ask(os.getpid), signal.SIGKILL)
+    while process.alive:
+        time.sleep(0.01)
+    assert process.ask(os.getpid) not in (first, second)
+
+
+def test_a_source_that_is_killed_is_started_again_and_its_copies_go_on(source: Source, process: Process) -> None:
+    copy, killed = process.ask(os.getpid), source.pid
+    os.kill(killed, signal.SIGKILL)
+    other = Process(source=source)
+    try:
+        assert other.ask(os.getppid) == source.pid != killed
+        assert process.ask(os.getpid) == copy
+    finally:
+        other.close()
+
+
+def test_closing_ends_what_works_and_what_it_started() -> None:
+    made = Source(("json",))
+    process = Process(source=made)
+    told: list[str] = []
+
+    def ask() -> None:
+        try:
+            process.ask(subprocess.run, ["sleep", "60"])
+        except Lost as error:
+            told.append(str(error))
+
+    asked = threading.Thread(target=ask)
+    asked.start()
+    while not any(each.name() == "sleep" for each in descendants()):
+        time.sleep(0.01)
+    alive = [each for each in descendants() if each.pid in (process.pid, made.pid) or each.name() == "sleep"]
+    assert len(alive) == 3
+    process.close()
+    made.close()
+    asked.join(5)
+    assert told == ["it was closed"]
+    assert_gone(alive)
+    with pytest.raises(Lost, match="it was closed"):
+        process.ask(os.getpid)
+
+
+@pytest.mark.emulator
+def test_what_processes_share_starts_no_thread_and_imports_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(imports.__file__).parents[1]))
+    made = Source()
+    process = Process(source=made)
+    try:
+        assert process.ask(os.getppid) == made.pid
+        assert len(os.listdir(f"/proc/{made.pid}/task")) == 1
+        with pytest.raises(ImportError, match="torch"):
+            process.ask(import_module, "torch")
+        assert process.ask(imports.imported_to_lower, make_case(12, (256, 256, 256))) == []
+    finally:
+        process.close()
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--gpus 2 --on llvm", ["cpu0", "cpu1"]),
+        ("--on=llvm --gpus=1", ["cpu0"]),
+        ("--step 3", None),
+        ("--gpus 2 --on llvm --help", None),
+        ("--gpus x --on llvm", None),
+        ("--gpus 65 --on llvm", None),
+        ("--gpus 2 --on elsewhere", None),
+        ("--gpus 2 --tracker a:1 --on llvm", None),
+        ("--tracker a:1 --key h200", []),
+    ],
+)
+def test_a_first_look_at_the_options_finds_what_to_start(
+    options: str, expected: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(Process, "start", lambda self: started.append(self))
+    monkeypatch.setattr(Source, "start", lambda self: started.append(self))
+    with tune.ahead(options.split()) as begun:
+        assert (list(begun.parts.servers) if begun.parts else None) == expected
+        assert len(started) == (0 if expected is None else len(expected) + 1)
+
+
+def test_processes_start_before_the_command_line_imports_tvm(tmp_path: Path) -> None:
+    """By a TVM that notes who is about to import it, and cannot be."""
+    noted = "import os, pathlib, sys, time; pathlib.Path(__file__).with_name(f'{os.getpid()}').write_text(' '.join("
+    (tmp_path / "tvm.py").write_text(noted + "sys.argv)); time.sleep(0.5); raise ImportError('no tvm', name='tvm')")
+    command = [sys.executable, "-m", "tensorir_ladder.harness", "tune", "--gpus", "2", "--on", "llvm", "--step", "3"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([*command, "--out", str(tmp_path)], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "no tvm" in ended.stderr
+    roles = sorted(path.read_text().split()[1] for path in tmp_path.iterdir() if path.name.isdecimal())
+    assert roles == ["fork", "tune", "work", "work"]
+
+
 @pytest.mark.emulator
 def test_only_servers_import_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "import pathlib; pathlib.Path(__file__).with_name('imported').touch(); raise ImportError"
     )
-    for torch in (False, True):
-        process = Process({"PYTHONPATH": str(tmp_path)}, torch=torch)
+    for modules in (("tvm",), ("torch", "tvm")):
+        process = Process({"PYTHONPATH": str(tmp_path)}, modules=modules)
         try:
-            assert process.ask(building.warm_up)
+            assert process.ask(len, "ready") == 5
         finally:
             process.close()
-        assert (tmp_path / "imported").exists() == torch
+        assert (tmp_path / "imported").exists() == ("torch" in modules)
 
 
 # A GPU's server, on a made-up GPU
@@ -609,7 +829,7 @@ def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on(
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("part", ["server", "session", "tracker", "asker", "builder", "both servers"])
+@pytest.mark.parametrize("part", ["server", "session", "tracker", "asker", "builder", "source", "both servers"])
 def test_what_is_killed_is_made_good(part: str, tmp_path: Path) -> None:
     """Killed with -9 in the middle of measurements: all candidates are measured all the same, and nothing is left."""
     before = {process.pid for process in descendants()}
@@ -636,13 +856,14 @@ def kill(part: str, host: Host, search: FleetSearch) -> None:
         "tracker": [host.processes["tracker"]],
         "asker": [once_started(crew.askers[0])] if part == "asker" else [],
         "builder": [once_started(crew.builders[0])] if part == "builder" else [],
+        "source": [once_started(crew.source)] if part == "source" else [],
     }[part]
     assert pids
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
 
-def once_started(process: Process) -> int:
+def once_started(process: Process | Source) -> int:
     """Return a process's number. Before it has one that is 0, by which os.kill means the group that tests run in."""
     for _ in range(600):
         if pid := process.pid:
@@ -653,7 +874,7 @@ def once_started(process: Process) -> int:
 
 def test_a_process_has_its_environment_before_it_imports_tvm() -> None:
     """Importing TVM looks for GPUs, of which a server is to see its own, without touching the driver."""
-    process = Process({"LADDER_DEVICE": "cpu7"} | hosting.UNTOUCHED)
+    process = Process({"LADDER_DEVICE": "cpu7"} | starting.UNTOUCHED)
     try:
         began_with = process.ask(Path("/proc/self/environ").read_text).split("\0")
     finally:
@@ -688,7 +909,7 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_goes_on(tmp_path: Pa
     left = psutil.Process(driver.pid).children(recursive=True)
     driver.kill()
     driver.communicate()
-    assert len(left) >= 5  # a tracker, two servers, two that build
+    assert len(left) >= 8  # two servers, a source; of its copies a tracker, two that build, two that ask
     assert_gone(left)
     known = database.read_text().count("\n")
     again = subprocess.run(command, capture_output=True, text=True)

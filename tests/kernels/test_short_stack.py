@@ -43,6 +43,21 @@ def test_the_function_keeps_its_name_and_text() -> None:
     assert depth.__doc__ == depth.__wrapped__.__doc__
 
 
+def test_inlined_functions_find_their_parser_without_the_sources_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    collect = inspect.getouterframes
+
+    def watched(frame: object, context: int = 1) -> list[inspect.FrameInfo]:
+        looked.append(inspect.currentframe().f_back.f_code.co_name)
+        return collect(frame, context)
+
+    monkeypatch.setattr(inspect, "getouterframes", watched)
+    case = make_case(13, (128, 128, 192))
+    case.step.kernel(case.problem, case.config)
+    assert looked
+    assert "_find_parser_def" not in looked
+
+
 def test_the_modules_of_all_frames_are_known_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     searched, find_module = set(), inspect.getmodule
 
