@@ -13,6 +13,7 @@ constant, cast, masked by ``key <= query``, operands and result as they lie. The
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import COUNTED
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.host_launch import DeviceCode, Mapped, device_code, launch
 from tensorir_ladder.schedules.errors import IllegalSchedule
-from tensorir_ladder.schedules.inspection import is_constant
+from tensorir_ladder.schedules.inspection import is_constant, is_zero
 from tensorir_ladder.schedules.isa import WGMMA_ARCH
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.rules import (
@@ -55,7 +56,6 @@ BATCH, HEADS, TOKENS, HEAD = range(4)
 TOKENS_TURNED = [0, 2, 1, 3]  # axes of what has tokens and heads exchanged
 EXCHANGED = {BY_TOKEN: BY_HEAD, BY_HEAD: BY_TOKEN}
 DIGITS = 12  # of a digest, by which kernels are told from each other
-NOT_FUSED = "%s is no fused attention: %s"
 LEAVE = "leave it to schedules"
 
 
@@ -63,8 +63,7 @@ LEAVE = "leave it to schedules"
 class FuseAttention:
     """Make attention of 16-bit operands one function, lowered for ``target`` already; changes nothing for others.
 
-    A kernel that fails to be made, which is a defect, leaves attention as it is and is said
-    (:func:`schedules.rules.rule.note_failure`).
+    What fails, which is a defect, leaves attention as it is and is said (:func:`schedules.rules.note_failure`).
     """
 
     def __init__(self, target: Target) -> None:
@@ -123,6 +122,8 @@ class Found:
         if not all(map(is_constant, heads)):
             said = ", ".join(_shown(extent) for extent in heads if not is_constant(extent))
             raise NotTaken("heads, or their elements, are known at run time only", value=said, remedy=LEAVE)
+        if any(is_zero(extent) for extent in (*q, *k, *v)):
+            raise NotTaken("an operand has no elements", remedy=LEAVE)
         pairs = [(q[BATCH], k[BATCH]), (k[BATCH], v[BATCH]), (k[TOKENS], v[TOKENS]), (k[HEADS], v[HEADS])]
         pairs += [(q[HEAD], k[HEAD]), (k[HEAD], v[HEAD]), (q[HEADS], k[HEADS] * self.k.sharing)]
         if different := [pair for pair in pairs if not same_number(*pair)]:
@@ -279,7 +280,7 @@ def _elementwise(function: tirx.PrimFunc, after: _Scores) -> _Scores:
     scores, result = function.params if len(function.params) == 2 else (None, None)
     if more or computation.updates or len(loads) != 1 or len(at) < 2 or not computation.buffer.same_as(result):
         raise NotTaken("something else than one element of scores is read for each", value=function, remedy=LEAVE)
-    alike = all(map(same_number, scores.shape, result.shape)) and len(scores.shape) == len(result.shape)
+    alike = _same_shape(scores.shape, result.shape)
     if not (loads[0].source.same_as(scores) and alike and tvm_ffi.structural_equal(list(loads[0].indices), at)):
         raise NotTaken("scores are moved", value=loads[0], remedy=LEAVE)
     return after.cast(result.dtype).of(computation.value, *at[-2:])
@@ -303,12 +304,12 @@ class _Search:
     def found(self) -> Iterator[tuple[relax.Call, Found]]:
         """List what is found by the call that makes its result."""
         for var, value in self.made.items():
-            try:
-                if (one := self._read(value)) is not None:
-                    result, one = self._result(var, one)
-                    yield self.made[result], one
-            except IllegalSchedule as reason:
-                LOG.debug(NOT_FUSED, var.name, reason)
+            one = None
+            with _left_with_a_reason(var.name):
+                one = self._read(value)
+            if one is not None:
+                result, one = self._result(var, one)
+                yield self.made[result], one
 
     def _read(self, value: relax.Expr) -> Found | None:
         """Read attention; None for what is none, NotTaken and IllegalWorkload for what the kernel does not take."""
@@ -394,14 +395,31 @@ class _Search:
                 found.append(Operand(operand, layout, sharing))
             made = self._maker(operand)
             if (axes := _axes(made)) is not None and len(axes) == len(order):
-                order = [axes[dimension] for dimension in order]
-            elif _is(made, "repeat") and made.attrs.axis is not None and made.attrs.axis % len(order) == order[HEADS]:
-                sharing *= int(made.attrs.repeats)
+                operand, order = made.args[0], [axes[dimension] for dimension in order]
+            elif (repeated := self._repeated(made, order[HEADS])) is not None:
+                operand, sharing = repeated[0], sharing * repeated[1]
             elif found:
                 return found
             else:
                 raise NotTaken("an operand lies neither by tokens nor by heads", value=operand, remedy=LEAVE)
-            operand = made.args[0]
+
+    def _repeated(self, call: relax.Expr | None, axis: int) -> tuple[relax.Expr, int] | None:
+        """Return what a call has repeated along an axis, each place by itself, and how often; None for other calls."""
+        if _is(call, "repeat") and call.attrs.axis is not None and call.attrs.axis % call.ty.ndim == axis:
+            return call.args[0], int(call.attrs.repeats)
+        wide = self._maker(call.args[0]) if _is(call, "reshape") else None
+        thin = self._maker(wide.args[0]) if _is(wide, "broadcast_to") else None
+        if not _is(thin, "expand_dims"):
+            return None
+        shapes = [each.ty.shape for each in (thin.args[0], thin, wide, call)]
+        if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes) or len(shapes[0]) != HEAD + 1:
+            return None
+        own, times = list(shapes[0]), shapes[2][axis + 1]
+        outer, repeated, inner = own[:axis], own[axis], own[axis + 1 :]
+        wanted = ([*outer, repeated, 1, *inner], [*outer, repeated, times, *inner], [*outer, repeated * times, *inner])
+        if is_constant(times) and all(map(_same_shape, shapes[1:], wanted)):
+            return thin.args[0], int(times)
+        return None
 
 
 def _joined(
@@ -416,8 +434,23 @@ def _joined(
     return Found(*chosen, scale, causal, o_layout)
 
 
+@contextlib.contextmanager
+def _left_with_a_reason(what: str) -> Iterator[None]:
+    """Go on where something is left, and log why; where it failed, which is a defect, say that as rules do."""
+    try:
+        yield
+    except IllegalSchedule as reason:
+        LOG.debug("%s is no fused attention: %s", what, reason)
+    except Exception as defect:  # noqa: BLE001 - schedules compute what this fails at
+        note_failure(what, NAME, defect)
+
+
 def _shown(extent: tirx.Expr) -> str:
     return str(int(extent) if is_constant(extent) else extent)
+
+
+def _same_shape(one: Sequence[tirx.Expr], other: Sequence[tirx.Expr]) -> bool:
+    return len(one) == len(other) and all(map(same_number, one, other))
 
 
 def _is(call: relax.Expr | None, name: str) -> bool:
@@ -449,12 +482,8 @@ class _Kernels:
 
     def launched(self, one: Found) -> tuple[Found, tirx.PrimFunc] | None:
         """Make the function that launches attention's kernel; None, and a line in the log, where there is none."""
-        try:
+        with _left_with_a_reason(NAME):
             return one, one.lowered(self._code(one.problem(), one.known))
-        except IllegalSchedule as reason:
-            LOG.debug(NOT_FUSED, NAME, reason)
-        except Exception as defect:  # noqa: BLE001 - as rules have it: schedules compute what we fail at, and it is said
-            note_failure(NAME, NAME, defect)
         return None
 
     def _code(self, problem: Attention, known: bool) -> DeviceCode:

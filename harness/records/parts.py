@@ -293,7 +293,8 @@ class LivingMutant:
 class FunctionTimed:
     """One function of a model, called by itself with what the model gives it: who scheduled it, and one call's times.
 
-    ``calls`` of it are in one run of the model. ``attention``: it reads or writes the scores of attention.
+    ``calls`` of it are in one run of the model. ``attention``: it reads or writes the scores of attention, or is all
+    of it.
     """
 
     name: Title
