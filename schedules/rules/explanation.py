@@ -78,7 +78,7 @@ def explain(mod: ir.IRModule, target: Target | str | dict[str, object], kernels:
 
 def _row(name: str, function: tirx.PrimFunc, came: bool, target: Target, ours: tuple[Rule, ...]) -> Row:
     if is_scheduled(function):
-        return Row(name, ALREADY if came else str(function.attrs[BY]), str(function.attrs.get(HOW, "")), ())
+        return Row(name, ALREADY if came else str(function.attrs.get(BY, ALREADY)), str(function.attrs.get(HOW, "")), ())
     left: list[tuple[str, str]] = []
     if function.attrs and "target" in function.attrs:
         target = function.attrs["target"]  # for which dlight asks
