@@ -422,14 +422,15 @@ class TmaContraction(Contraction):
         """Return up to how many rows schedules take less time than kernels; NotTaken where they do for any number."""
         machine, most_rows = self._machine_of(target), SCHEDULED_ROWS
         menu = Menu(product, machine)
-        rows = MANY_ROWS if each else int(product.rows)
-        if menu.is_short(rows) and 13 not in SHORT_STEPS:
-            raise NotTaken("a short reduction of many tiles, between which blocks wait", value=product.k, remedy=LEAVE)
         if not product.copied:
+            if 13 not in SHORT_STEPS and menu.is_short(MANY_ROWS if each else int(product.rows)):
+                what = "a short reduction of many tiles, between which blocks wait"
+                raise NotTaken(what, value=product.k, remedy=LEAVE)
             return most_rows
         for most, (plan, *_) in self.plans(product_of(func), target):
             rows = int(product.rows) if not each else MANY_ROWS if most is None else most * each
-            launched = role_cost(menu.best(rows, None).choice, product.problem(rows), machine)
+            choice, problem = menu.best(rows, None).choice, product.problem(rows)
+            launched = role_cost(choice, problem, machine) + between_blocks(choice, problem, machine)
             straight = straight_cycles(plan.choice, plan.parts, product, rows, machine)
             if straight <= launched + copying_cycles(product, rows, machine):
                 if most is None:

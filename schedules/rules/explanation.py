@@ -78,7 +78,8 @@ def explain(mod: ir.IRModule, target: Target | str | dict[str, object], kernels:
 
 def _row(name: str, function: tirx.PrimFunc, came: bool, target: Target, ours: tuple[Rule, ...]) -> Row:
     if is_scheduled(function):
-        return Row(name, ALREADY if came else str(function.attrs[BY]), str(function.attrs.get(HOW, "")), ())
+        by, how = (str(function.attrs.get(said, nothing)) for said, nothing in ((BY, ALREADY), (HOW, "")))
+        return Row(name, ALREADY if came else by, how, ())
     left: list[tuple[str, str]] = []
     if function.attrs and "target" in function.attrs:
         target = function.attrs["target"]  # for which dlight asks
