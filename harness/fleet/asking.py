@@ -57,7 +57,7 @@ class Tracker:
             why = getattr(error, "strerror", None) or str(error)
             raise FleetError(
                 f"--tracker {self.address} does not answer ({why}); start one with python -m tvm.exec.rpc_tracker "
-                f"--host {self.host} --port {self.port}, or have one started by --gpus"
+                f"--host {self.host} --port {self.port} --port-end {self.port + 1}, or have one started by --gpus"
             ) from error
 
     def summary(self) -> tuple[int, int, int]:

@@ -46,7 +46,7 @@ def _import(modules: Sequence[str]) -> None:
         sys.modules[TORCH] = None  # type: ignore[assignment]
     gc.disable()  # of what is imported nothing goes, and looking for what does takes long
     for name in modules:
-        with suppress(ImportError if name == TORCH else ()):
+        with suppress(*([ImportError] if name == TORCH else [])):
             import_module(name)
     gc.enable()
 

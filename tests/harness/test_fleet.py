@@ -537,17 +537,26 @@ def test_a_first_look_at_the_options_finds_what_to_start(
         assert len(started) == (0 if expected is None else len(expected) + 1)
 
 
+WAITING_TVM = """
+import os, pathlib, sys, time
+here = pathlib.Path(__file__).parent
+(here / f"{sys.argv[1]}-{os.getpid()}.begun").touch()
+until = time.monotonic() + 20
+while len(list(here.glob("*.begun"))) < 4 and time.monotonic() < until:
+    time.sleep(0.01)
+raise ImportError("no tvm", name="tvm")
+"""
+
+
 def test_processes_start_before_the_command_line_imports_tvm(tmp_path: Path) -> None:
-    """By a TVM that notes who is about to import it, and cannot be."""
-    noted = "import os, pathlib, sys, time; pathlib.Path(__file__).with_name(f'{os.getpid()}').write_text(' '.join("
-    (tmp_path / "tvm.py").write_text(noted + "sys.argv)); time.sleep(0.5); raise ImportError('no tvm', name='tvm')")
+    """By a TVM whose import waits until four processes are at it, and then fails."""
+    (tmp_path / "tvm.py").write_text(WAITING_TVM)
     command = [sys.executable, "-m", "tensorir_ladder.harness", "tune", "--gpus", "2", "--on", "llvm", "--step", "3"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     ended = subprocess.run([*command, "--out", str(tmp_path)], env=environment, capture_output=True, text=True)
     assert ended.returncode == 2
     assert "no tvm" in ended.stderr
-    roles = sorted(path.read_text().split()[1] for path in tmp_path.iterdir() if path.name.isdecimal())
-    assert roles == ["fork", "tune", "work", "work"]
+    assert sorted(path.name.split("-")[0] for path in tmp_path.glob("*.begun")) == ["fork", "tune", "work", "work"]
 
 
 @pytest.mark.emulator
