@@ -215,9 +215,9 @@ def misbehave(what: str, tell: Tell) -> str:
 
 def test_work_that_hangs_or_crashes_is_named_and_the_rest_is_done() -> None:
     items = ["a", "hang", "b", "exit", "c", "raise", "d"]
-    found = dict(each_in_a_process(misbehave, items, 2, 20))
+    found = dict(each_in_a_process(misbehave, items, 2, 10))
     assert {item: found[item] for item in "abcd"} == {"a": "A", "b": "B", "c": "C", "d": "D"}
-    assert found["hang"] == Lost("took more than 20 s", "about to hang", hung=True)
+    assert found["hang"] == Lost("took more than 10 s", "about to hang", hung=True)
     assert found["exit"] == Lost("its process ended with status 7", "about to exit")
     assert found["raise"] == Lost("KeyError: 'lost'", "about to raise")
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,19 +15,15 @@ from tvm.target import Target
 from tvm.testing.tir import mma_schedule
 
 from support.functions import check_function
+from support.intrinsics import tvm_intrinsics
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.pipeline import pipeline_loop
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 
-# For their time: TVM parses the texts of all its intrinsics when these are imported, under pytest for a minute.
+# For their time: TVM parses the texts of all its intrinsics when these are imported.
 pytestmark = pytest.mark.emulator
 TARGET = Target({"kind": "cuda", "arch": "sm_80"})
-
-
-def tvm_intrinsics() -> ModuleType:
-    """Import TVM's intrinsics for CUDA."""
-    return importlib.import_module("tvm.s_tir.tensor_intrin.cuda")
 
 
 def product(m: int, n: int, k: int) -> tirx.PrimFunc:

@@ -1,0 +1,16 @@
+"""TVM's tensor intrinsics, which TVM parses as they are imported: under pytest's call stack that takes twenty seconds."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from tensorir_ladder.kernels.short_stack import on_a_short_stack
+from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
+
+
+@on_a_short_stack
+def tvm_intrinsics() -> ModuleType:
+    """Import those for CUDA, in some three seconds."""
+    with import_quickly():
+        return importlib.import_module("tvm.s_tir.tensor_intrin.cuda")
