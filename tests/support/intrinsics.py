@@ -1,4 +1,4 @@
-"""TVM's tensor intrinsics, which TVM parses as they are imported: under pytest's call stack that takes twenty seconds."""
+"""TVM's tensor intrinsics, which are parsed as they are imported: twenty seconds under pytest's call stack."""
 
 from __future__ import annotations
 
