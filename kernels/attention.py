@@ -126,7 +126,7 @@ class Attention:
 
     @property
     def matrices(self) -> dict[str, tuple[int, int, int]]:
-        """The same as matrices side by side: how many, rows of tokens, columns; what tensor maps describe."""
+        """List them as matrices side by side, as tensor maps describe them: how many, rows of tokens, columns."""
         return {
             name: (shape[0], shape[1], shape[2] * shape[3]) if by_token else (shape[0] * shape[1], shape[2], shape[3])
             for (name, shape), by_token in zip(self.shapes.items(), self._by_token.values())
@@ -325,7 +325,7 @@ def attention(
 
 
 class _Place:
-    """Where a head of an operand is: its tensor map, which of the map's matrices, and its first column there."""
+    """Place a head of an operand: its tensor map, which of the map's matrices, and its first column there."""
 
     def __init__(self, tensor_map: Var, number: Expr, column: Expr) -> None:
         self.map, self.column = tma.OneOf(tensor_map, number), column

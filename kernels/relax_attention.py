@@ -194,7 +194,7 @@ class Found:
 
 @dataclass(frozen=True)
 class _Lying:
-    """How a tensor of a batch's heads lies, tokens or heads of a batch known at run time only or not."""
+    """Describe how a tensor of a batch's heads lies, tokens or heads of a batch known at run time only or not."""
 
     batch: tirx.Expr
     tokens: tirx.Expr
@@ -219,7 +219,7 @@ class _Lying:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What becomes of scores before their softmax: times ``scale``; ``fill`` in the place of a later key's, if any."""
+    """Treat scores before their softmax: times ``scale``; ``fill`` in the place of a later key's, if any."""
 
     scale: float = 1.0
     fill: float | None = None
