@@ -195,8 +195,45 @@ class AttentionTile:
             )
 
 
+@dataclass(frozen=True)
+class AttentionForm:
+    """A kernel's tile, its stages, and whether its consumers take turns (:func:`attention`)."""
+
+    tile: AttentionTile
+    stages: int
+    in_turns: bool = False
+
+
 TILE, STAGES = AttentionTile(), 4
+# By elements of a head (form_for says when each is chosen):
+USUAL = {64: AttentionForm(TILE, 6), 128: AttentionForm(TILE, 5, in_turns=True)}
+FEW_BLOCKS = {64: AttentionForm(AttentionTile(WGMMA_ROWS), 6), 128: AttentionForm(AttentionTile(WGMMA_ROWS), 4)}
+LONG = {64: AttentionForm(AttentionTile(3 * WGMMA_ROWS, 96), 6, in_turns=True)}
+LONG_TOKENS = 2048  # of which blocks of 192 queries pad less than a tenth, and which are some 20 steps of keys
 SM_90A = {"kind": "cuda", "arch": WGMMA_ARCH}
+
+
+def form_for(
+    head: int, multiprocessors: int, many: int | None = None, queries: int | None = None, keys: int | None = None
+) -> AttentionForm:
+    """Choose the form of a kernel for ``many`` heads, a batch's together, of ``head`` elements each.
+
+    None stands for what only run time knows. Forms were timed on an H200 beside torch's SDPA, causal and not:
+
+    - 128 queries, 128 keys, as a rule. In turns one consumer's softmax lies beside the other's products: causal heads
+      of 128 gain by that, heads of 64 lose by it where there are two steps of keys (197 tokens).
+    - 64 queries where multiprocessors suffice for twice the blocks of 128: faster at 128 tokens and 32 heads of 128.
+    - 192 queries, 96 keys, in turns, for heads of 64, from ``LONG_TOKENS`` queries and keys on, if each multiprocessor
+      has a block then: faster at 4096 tokens, much slower at 197, not timed between. Tokens that only run time knows
+      may be few.
+    """
+    usual, long = USUAL[head], LONG.get(head)
+    if many is None or queries is None:
+        return usual
+    if 2 * many * -(-queries // usual.tile.rows) <= multiprocessors:
+        return FEW_BLOCKS[head]
+    fills = long is not None and many * -(-queries // long.tile.rows) >= multiprocessors
+    return long if fills and keys is not None and min(queries, keys) >= LONG_TOKENS else usual
 
 
 @on_a_short_stack

@@ -26,10 +26,11 @@ from tvm import ir, relax, sym, tirx
 from tvm.ir.transform import PassContext
 from tvm.target import Target
 
-from tensorir_ladder.kernels.attention import BY_HEAD, BY_TOKEN, STAGES, TILE, Attention, attention
+from tensorir_ladder.kernels.attention import BY_HEAD, BY_TOKEN, Attention, AttentionForm, attention, form_for
 from tensorir_ladder.kernels.codegen.launch_plan import COUNTED
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
 from tensorir_ladder.kernels.host_launch import DeviceCode, Mapped, device_code, launch
+from tensorir_ladder.schedules.cost import assumed_machine
 from tensorir_ladder.schedules.errors import IllegalSchedule
 from tensorir_ladder.schedules.inspection import is_constant, is_zero
 from tensorir_ladder.schedules.isa import WGMMA_ARCH
@@ -157,9 +158,15 @@ class Found:
         dtype = str(self.q.source.ty.dtype)
         return Attention(batch, *tokens, heads, kv_heads, head, dtype, self.scale, self.causal, *layouts)
 
-    def lowered(self, code: DeviceCode) -> tirx.PrimFunc:
+    def form(self, multiprocessors: int) -> AttentionForm:
+        """Choose the kernel's form by what is known before run time."""
+        batch, queries, keys = (int(extent) if is_constant(extent) else None for extent in self.extents)
+        heads, head = (int(self.q.extents[axis]) for axis in (HEADS, HEAD))
+        return form_for(head, multiprocessors, None if batch is None else batch * heads, queries, keys)
+
+    def lowered(self, code: DeviceCode, form: AttentionForm) -> tirx.PrimFunc:
         """Return the function of queries, keys, values and results, in their layouts, that launches the kernel."""
-        problem = self.problem()
+        problem, tile = self.problem(), form.tile
         batch, queries, keys = (
             tirx.const(int(extent), "int32") if is_constant(extent) else tirx.Var(name, "int32")
             for extent, name in zip(self.extents, COUNTED)
@@ -178,7 +185,7 @@ class Found:
         ]
         matrices = {name: tirx.decl_buffer(one.shape, problem.dtype, name) for name, one in zip("QKVO", lying)}
         mapped = {name: one.mapped for name, one in zip("QKVO", lying)}
-        blocks = tirx.floordiv(queries + (TILE.rows - 1), TILE.rows) * problem.heads * batch
+        blocks = tirx.floordiv(queries + (tile.rows - 1), tile.rows) * problem.heads * batch
         body = launch(code.plan, matrices, mapped, numbers, code.plan.grid[0] if self.known else blocks)
         written = [extent for extent in (batch, queries) if not is_constant(extent)]
         made = unless_empty(tirx.PrimFunc([*matrices.values()], body), written)
@@ -187,7 +194,8 @@ class Found:
             said = "K has no keys, and weights of none do not add up to 1"
             check = tirx.AssertStmt(some, ir.StringImm("ValueError"), [ir.StringImm(said)])
             made = made.with_body(tirx.SeqStmt([check, made.body]))
-        how = f"TMA, {TILE.rows} queries, {TILE.keys} keys, {STAGES} stages{', causal' if problem.causal else ''}"
+        how = f"TMA, {tile.rows} queries, {tile.keys} keys, {form.stages} stages"
+        how += ", in turns" * form.in_turns + ", causal" * problem.causal
         made = made.with_attr(SCHEDULED, True).with_attr("tirx.noalias", True).with_attr(HOW, how)
         return with_kernels(closed(made, NAME, numbers_elements=False), code.device)
 
@@ -478,22 +486,23 @@ class _Kernels:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.codes: dict[tuple[Attention, bool], DeviceCode] = {}
+        self.multiprocessors = assumed_machine(target).multiprocessors
+        self.codes: dict[tuple[Attention, AttentionForm, bool], DeviceCode] = {}
 
     def launched(self, one: Found) -> tuple[Found, tirx.PrimFunc] | None:
         """Make the function that launches attention's kernel; None, and a line in the log, where there is none."""
         with _left_with_a_reason(NAME):
-            return one, one.lowered(self._code(one.problem(), one.known))
+            form = one.form(self.multiprocessors)
+            return one, one.lowered(self._code(one.problem(), form, one.known), form)
         return None
 
-    def _code(self, problem: Attention, known: bool) -> DeviceCode:
-        if (problem, known) not in self.codes:
-            digest = hashlib.sha256(repr((problem, TILE, STAGES, known)).encode()).hexdigest()[:DIGITS]
-            kernel = attention(problem, TILE, STAGES, any_rows=not known)
-            self.codes[problem, known] = device_code(
-                kernel, f"{NAME}_{problem.heads}x{problem.head}_{digest}", self.target
-            )
-        return self.codes[problem, known]
+    def _code(self, problem: Attention, form: AttentionForm, known: bool) -> DeviceCode:
+        made_of = problem, form, known
+        if made_of not in self.codes:
+            digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:DIGITS]
+            kernel = attention(problem, form.tile, form.stages, any_rows=not known, in_turns=form.in_turns)
+            self.codes[made_of] = device_code(kernel, f"{NAME}_{problem.heads}x{problem.head}_{digest}", self.target)
+        return self.codes[made_of]
 
 
 @relax.expr_functor.mutator

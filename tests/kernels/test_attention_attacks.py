@@ -13,7 +13,7 @@ import pytest
 from support.attention_runs import Form, check, compute, drawn, layouts_of, lowered, right_and_bound
 from support.broken_kernels import WRONG
 from tensorir_ladder.emulator import KernelFault
-from tensorir_ladder.kernels.attention import BY_HEAD, BY_TOKEN, TILE, Attention, AttentionTile
+from tensorir_ladder.kernels.attention import BY_HEAD, BY_TOKEN, FEW_BLOCKS, LONG, TILE, USUAL, Attention, AttentionTile
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, Cubin, compile_cubin
 from tensorir_ladder.schedules.isa import STEP, WGMMA_ARCH
 
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.emulator
 SMALL = Attention(1, 300, 300, 2, 1, 64, "float16", 64**-0.5)
 SEEDS = range(6)  # each completion twice: early, late, drawn
 SHORT = AttentionTile(64, 64)
+CHOSEN = [(head, form) for forms in (USUAL, FEW_BLOCKS, LONG) for head, form in forms.items()]
 
 
 def any_rows(tile: AttentionTile = TILE, stages: int = 2, **changed: object) -> Form:
@@ -266,7 +267,13 @@ NO_RESULT = ("ST", "BAR", "SYNCS", "UTMA", "R2UR", "WARPGROUP")
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("tile", "head", "in_turns"),
-    [(TILE, 128, False), (TILE, 64, True), (AttentionTile(192, 64), 128, False), (AttentionTile(64, 176), 128, False)],
+    [
+        *((form.tile, head, form.in_turns) for head, form in CHOSEN),
+        (TILE, 128, False),
+        (TILE, 64, True),
+        (AttentionTile(192, 64), 128, False),
+        (AttentionTile(64, 176), 128, False),
+    ],
     ids=str,
 )
 def test_the_compiler_leaves_registers_in_flight_alone(
@@ -298,7 +305,7 @@ FORMS = [
     any_rows(TILE, 4, head=128, heads=8, kv_heads=2, causal=True),
     any_rows(TILE, 2, head=64, heads=6, kv_heads=3, causal=True, dtype="bfloat16", k_layout=BY_HEAD, o_layout=BY_HEAD),
     replace(any_rows(TILE, 4, head=128, causal=True, v_layout=BY_HEAD, q_layout=BY_HEAD), in_turns=True),
-    replace(any_rows(AttentionTile(192, 96), 6, causal=True), in_turns=True),
+    *(replace(any_rows(f.tile, f.stages, head=head, causal=True), in_turns=f.in_turns) for head, f in CHOSEN),
     any_rows(AttentionTile(192, 64), 3, head=128, dtype="bfloat16"),
     any_rows(AttentionTile(64, 176), 2, head=128, causal=True),
     any_rows(AttentionTile(64, 16), 8, causal=True),

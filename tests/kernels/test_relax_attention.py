@@ -27,14 +27,14 @@ from tensorir_ladder.harness.whole_models.definitions import FAMILIES, LlamaLaye
 from tensorir_ladder.harness.whole_models.execution import Running
 from tensorir_ladder.harness.whole_models.reference import draw_weights, expected
 from tensorir_ladder.kernels import relax_attention
-from tensorir_ladder.kernels.attention import BY_TOKEN
+from tensorir_ladder.kernels.attention import BY_TOKEN, FEW_BLOCKS, LONG, USUAL, AttentionForm
 from tensorir_ladder.kernels.codegen.host_code import HostRun, read_host
 from tensorir_ladder.kernels.codegen.launch_plan import TensorMap, UnsupportedLaunch
 from tensorir_ladder.kernels.codegen.lowering import Generated, generate
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
 from tensorir_ladder.kernels.relax_attention import Found, FuseAttention, attention_in
 from tensorir_ladder.schedules.rules import failures_kept, fuse_operators
-from tensorir_ladder.schedules.rules.rule import BY, is_scheduled
+from tensorir_ladder.schedules.rules.rule import BY, HOW, is_scheduled
 
 MACHINE = machine_for("sm_90a")
 TARGET = MACHINE.target()
@@ -429,7 +429,7 @@ def test_maps_are_of_the_tokens_at_hand(of_any_tokens: tuple[tirx.PrimFunc, Gene
         assert maps["O"].strides == (512, 512 * queries)
         told = [each for each in launch.parameters if isinstance(each, int)]
         assert told == [batch, keys, queries]  # TVM has a kernel's numbers by name
-        assert launch.grid == (4 * batch * -(-queries // relax_attention.TILE.rows), 1, 1)
+        assert launch.grid == (4 * batch * -(-queries // USUAL[64].tile.rows), 1, 1)
 
 
 def test_calls_of_nothing_launch_nothing_and_none_have_no_keys(of_any_tokens: tuple[tirx.PrimFunc, Generated]) -> None:
@@ -444,7 +444,7 @@ def test_calls_beyond_32_bits_are_refused(of_any_tokens: tuple[tirx.PrimFunc, Ge
     _, made = of_any_tokens
     most = 2**31 // (4 * 64)
     (launch,) = host_run(made, 1, most // 2, 1).launches
-    assert launch.grid[0] == 4 * math.ceil(most // 2 / relax_attention.TILE.rows)
+    assert launch.grid[0] == 4 * math.ceil(most // 2 / USUAL[64].tile.rows)
     with pytest.raises(UnsupportedLaunch, match="Q, padded"):
         host_run(made, 1, most - 1, 1)
     with pytest.raises(UnsupportedLaunch, match="K, padded"):
@@ -492,6 +492,57 @@ EMULATED = {
 def test_results_are_right_for_any_tokens(name: str) -> None:
     for batch, queries, keys in EMULATED[name]:
         check_emulated(FORMS[name], {"b": batch, "n": queries, "m": keys}, seed=queries)
+
+
+CHOSEN = {
+    f"{form.tile.rows} queries of heads of {head}": (head, form)
+    for forms in (USUAL, FEW_BLOCKS, LONG)
+    for head, form in forms.items()
+}
+
+
+@slow
+@pytest.mark.parametrize("name", CHOSEN)
+def test_every_form_that_may_be_chosen_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each for tokens known at run time only, whatever it is chosen for."""
+    head, chosen = CHOSEN[name]
+    monkeypatch.setattr(relax_attention, "form_for", lambda *_: chosen)
+    shapes = ("b", "n", 2, head), ("b", "m", 1, head)
+    form = Form(by_products(masked(lambda i, j: j <= i), repeats=2), *shapes, 0.125, True, "tttt")
+    function, _ = launched(form.module())
+    assert said_of(chosen) in function.attrs[HOW]
+    check_emulated(form, {"b": 1, "n": 200, "m": 300}, seed=head)
+    check_emulated(form, {"b": 2, "n": 5, "m": 1}, seed=head + 1)
+
+
+def said_of(form: AttentionForm) -> str:
+    """How a line about a function tells of its form."""
+    said = f"{form.tile.rows} queries, {form.tile.keys} keys, {form.stages} stages"
+    return f"{said}, in turns" if form.in_turns else said
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "form"),
+    [
+        ((1, 128, 32, 128), (1, 128, 32, 128), FEW_BLOCKS[128]),
+        ((2, 512, 32, 128), (2, "m", 32, 128), USUAL[128]),
+        ((1, "n", 32, 128), (1, "n", 32, 128), USUAL[128]),
+        ((4, 4096, 16, 64), (4, 4096, 16, 64), LONG[64]),
+        (("b", 4096, 16, 64), ("b", 4096, 16, 64), USUAL[64]),
+        ((64, 197, 16, 64), (64, 197, 16, 64), USUAL[64]),
+    ],
+)
+def test_the_form_is_chosen_by_the_extents_that_are_known(
+    q: tuple[Extent, ...], k: tuple[Extent, ...], form: AttentionForm
+) -> None:
+    mod = module(operator(), q, k)
+    (one,) = found_in(mod)
+    assert one.form(MACHINE.multiprocessors) == form
+    function, made = launched(mod)
+    assert said_of(form) in function.attrs[HOW]
+    sizes = [4 if isinstance(extent, str) else extent for extent in (*q[:2], k[1])]
+    (launch,) = host_run(made, *sizes).launches
+    assert launch.grid[0] == sizes[0] * q[2] * math.ceil(sizes[1] / form.tile.rows)
 
 
 # In the pipeline
@@ -590,7 +641,7 @@ def test_results_are_right_on_the_gpu(name: str, tmp_path: Path) -> None:
                 assert (abs(made - wanted) <= bound).all(), (batch, queries, keys)
         if not one.known:
             nothing = drawn(form, {"b": 2, "n": 0, "m": 0}, seed=0)
-            made = run(*map(on_gpu, nothing))
+            made = run(*(tvm.runtime.empty(each.shape, form.dtype, tvm.cuda()) for each in nothing))  # docs/tvm.md
             assert 0 in made.shape
 
 
