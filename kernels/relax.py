@@ -64,15 +64,13 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
 LOG = logging.getLogger(__name__)
 SCHEDULED_ROWS = 16  # up to so many rows schedules are as fast
-STEPS = (12,)  # whose kernels are launched; step 13's takes any number of rows, too, and was not measured so
-SHORT_STEPS = STEPS  # the same for short reductions of many tiles, which 12 leaves to schedules: with 13, blocks stay
-WINDOWS = False  # whether convolutions of few channels are multiplied by their windows, which no GPU has run yet
 LIMITS = (32, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256))  # of ranges of rows: whole tiles
 MANY_ROWS = 8192  # what rows beyond are taken for
 CUT_CYCLES = 6000  # that sums on their way from helpers to owners take, and the kernel that lowers flags
 MEMORY_SHARE = 0.27  # of the bytes that all multiprocessors load in a cycle: what device memory gives
 SPARSE_ROWS = 32  # up to which narrow tiles are slow: all blocks load the same few rows, the more often the more blocks
 WORTH_CUTTING = 0.9  # of the time without
+FULL = 0.8  # of the multiprocessors' waves: tiles that fill more leave too few idle for what cutting costs
 FEW_WAVES = 1.5  # up to which blocks with one tile each are faster, and of two tiles that cost the same the smaller
 ELEMENTS_PER_CYCLE = 2.06  # that a multiprocessor loads one by one: 4096 x 1001 x 1001 took 0.134 ms on an H200
 HARDLY_SLOWER = 1.03  # so much is worth neither a range of its own nor a smaller tile
@@ -89,10 +87,10 @@ TILES = tuple(
         ("64x64x128/1x1", 6),
     )
 )  # large ones first: of two that cost the same in many waves they take less power
-SHORT_TILES = tuple(
+NARROW_TILES = tuple(
     Choice(RoleTile.parse(tile), stages) for tile, stages in (("192x64x64/3x1", 5), ("128x64x64/2x1", 6))
-)  # of few columns, for blocks that stay
-TURN_CYCLES = 600  # from one tile of such a block to its next
+)  # for blocks that stay, of products of no more columns
+TURN_CYCLES = 600  # from one tile of a block that stays to its next
 DIGITS = 12  # of a digest, by which kernels are told from each other
 LEAVE = "leave it to schedules"
 
@@ -334,22 +332,28 @@ def straight_cycles(choice: Choice, parts: int, product: PlainProduct, rows: int
     return math.ceil(busiest) * math.ceil(-(-product.k // tile.block_k) / parts) * pieces / ELEMENTS_PER_CYCLE
 
 
-def between_blocks(choice: Choice, problem: Matmul, machine: Machine) -> float:
-    """Return the cycles in which a multiprocessor has no block of step 12, since the next one fills its ring.
-
-    1x1 convolutions of ResNet-50 where these are more than all the loops take (:func:`kernels.stream_k.role_cost`)
-    took 16.3, 30.0 and 19.4 µs on an H200, and 9.0, 18.2 and 17.4 as schedules; one of them 31.8, and 33.0 (ms in
-    h200-models.jsonl: 56x64-64w1, 56x256-64w1, 28x128-512w1; 56x64-256w1).
-    """
-    return (-(-math.prod(choice.tile.counts(problem)[:2]) // machine.multiprocessors) - 1) * ROUND_CYCLES
+def leaving_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
+    """Return about how many cycles step 12 takes, whose blocks leave after a tile: the next one then fills its ring."""
+    rounds = -(-math.prod(choice.tile.counts(problem)[:2]) // machine.multiprocessors)
+    return role_cost(choice, problem, machine) + (rounds - 1) * ROUND_CYCLES
 
 
 def staying_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
-    """Return about how many cycles a short reduction takes by blocks that stay: a tile is loaded, or one is stored."""
-    rows, columns, _ = choice.tile.counts(problem)
-    whole = role_cost(choice, replace(problem, m=choice.tile.block_m, n=choice.tile.block_n), machine)
-    stored = choice.tile.block_m * choice.tile.block_n / machine.rates.stored_results_per_cycle
-    return -(-rows * columns // machine.multiprocessors) * (max(whole - stored, stored) + TURN_CYCLES)
+    """Return about how many cycles step 13 takes, whose blocks stay: they load a tile while they store the one before.
+
+    1x1 convolutions of few channels in took 8.4, 19.7, 17.7 and 12.6 µs on an H200, where step 12 took 16.4, 31.9, 30.0
+    and 19.5: 56x64-64w1, 56x64-256w1, 56x256-64w1, 28x128-512w1.
+    """
+    tile, plan = choice.tile, plan_for(problem, choice.tile, machine)
+    turns = -(-plan.tiles // machine.multiprocessors) * TURN_CYCLES
+    if plan.cuts:
+        return cut_role_cost(choice, problem, machine) + turns + CUT_CYCLES
+    stored = tile.block_m * tile.block_n / machine.rates.stored_results_per_cycle
+    looped = role_cost(choice, replace(problem, m=tile.block_m, n=tile.block_n), machine) - stored
+    return -(-plan.tiles // machine.multiprocessors) * (max(looped, stored) + TURN_CYCLES) + stored
+
+
+CYCLES = {12: leaving_cycles, 13: staying_cycles}  # of steps
 
 
 def copying_cycles(product: PlainProduct, rows: int, machine: Machine) -> float:
@@ -389,11 +393,10 @@ class TmaContraction(Contraction):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return the function lowered, with a body or a launch for each range of rows where these are symbolic."""
         func = narrowed(func)
-        if WINDOWS:
-            try:
-                return launched_by_windows(func, target)
-            except NotTaken as reason:
-                LOG.debug("no kernel of windows: %s", reason)
+        try:
+            return launched_by_windows(func, target)
+        except NotTaken as reason:
+            LOG.debug("no kernel of windows: %s", reason)
         try:
             product = plain_product(func)
             each = _rows_of_each(product, symbolic_extents(func))
@@ -423,14 +426,11 @@ class TmaContraction(Contraction):
         machine, most_rows = self._machine_of(target), SCHEDULED_ROWS
         menu = Menu(product, machine)
         if not product.copied:
-            if 13 not in SHORT_STEPS and menu.is_short(MANY_ROWS if each else int(product.rows)):
-                what = "a short reduction of many tiles, between which blocks wait"
-                raise NotTaken(what, value=product.k, remedy=LEAVE)
             return most_rows
         for most, (plan, *_) in self.plans(product_of(func), target):
             rows = int(product.rows) if not each else MANY_ROWS if most is None else most * each
-            choice, problem = menu.best(rows, None).choice, product.problem(rows)
-            launched = role_cost(choice, problem, machine) + between_blocks(choice, problem, machine)
+            best = menu.best(rows, None)
+            launched = CYCLES[best.step](best.choice, product.problem(rows), machine)
             straight = straight_cycles(plan.choice, plan.parts, product, rows, machine)
             if straight <= launched + copying_cycles(product, rows, machine):
                 if most is None:
@@ -478,25 +478,21 @@ class Menu:
     def best(self, rows: int, before: Launch | None) -> Launch:
         """Return what should be fastest for so many rows; where it hardly loses, ``before``, which is so for fewer."""
         problem = self.product.problem(rows)
-        if 13 in SHORT_STEPS and self.is_short(rows):
-            return self._launch(self._least(staying_cycles, problem, 1, SHORT_TILES), 13, rows)
-        step, cost = 12, role_cost
-        choice, cut = self._least(role_cost, problem, 1), self._least(cut_role_cost, problem, 1)
-        many = math.prod(choice.tile.counts(problem)[:2]) > FEW_WAVES * self.machine.multiprocessors
-        if 13 in STEPS and many:
-            step, cost, choice = 13, cut_role_cost, self._least(cut_role_cost, problem, HARDLY_SLOWER)
-        elif 13 in STEPS and self._with_sums(cut, problem) <= WORTH_CUTTING * role_cost(choice, problem, self.machine):
-            step, cost, choice = 13, cut_role_cost, cut
+        leaving, cut = self._least(leaving_cycles, problem, 1), self._least(cut_role_cost, problem, 1)
+        waves = math.prod(leaving.tile.counts(problem)[:2]) / self.machine.multiprocessors
+        if waves > FEW_WAVES:
+            step, choice = 13, self._least(staying_cycles, problem, HARDLY_SLOWER)
+        elif waves <= FULL * math.ceil(waves) and self._with_sums(cut, problem) <= WORTH_CUTTING * leaving_cycles(
+            leaving, problem, self.machine
+        ):
+            step, choice = 13, cut
+        else:
+            step, choice = 12, leaving
+        cost = CYCLES[step]
         least = cost(choice, problem, self.machine)
         if before and before.step == step and cost(before.choice, problem, self.machine) <= HARDLY_SLOWER * least:
             return before
         return self._launch(choice, step, rows)
-
-    def is_short(self, rows: int) -> bool:
-        """Tell whether step 12's blocks are more often begun than they multiply (:func:`between_blocks`)."""
-        problem = self.product.problem(rows)
-        choice = self._least(role_cost, problem, 1)
-        return between_blocks(choice, problem, self.machine) > role_cost(choice, problem, self.machine)
 
     def _launch(self, choice: Choice, step: int, rows: int) -> Launch:
         """Return a launch for so many rows where that is what the product has, for any number otherwise."""
@@ -518,10 +514,10 @@ class Menu:
         cost: Callable[[Choice, Matmul, Machine], float],
         problem: Matmul,
         slack: float,
-        more: Sequence[Choice] = (),
     ) -> Choice:
-        """Return the first tile that costs no more than ``slack`` times the least, of all and ``more``."""
-        tiles = [each for each in (*more, *self.tiles) if problem.m > SPARSE_ROWS or each.tile.block_n > PANEL]
+        """Return the first tile that costs no more than ``slack`` times the least."""
+        narrow = NARROW_TILES if cost is staying_cycles and problem.n <= PANEL else ()
+        tiles = [each for each in (*narrow, *self.tiles) if problem.m > SPARSE_ROWS or each.tile.block_n > PANEL]
         cycles = [cost(each, problem, self.machine) for each in tiles]
         return next(each for each, own in zip(tiles, cycles) if own <= slack * min(cycles))
 
