@@ -1,19 +1,18 @@
 """A rule for products in Relax modules that explicit kernels take: TMA, warpgroups with roles.
 
-A function of a Relax module that is no more than a product of 16-bit matrices gets launches of step 12's kernels
-(:data:`STEPS`) beside the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of
-rows::
+A function of a Relax module that is no more than a product of 16-bit matrices gets launches of the kernels of steps 12
+and 13 beside the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of rows::
 
     if m <= 16: as Contraction                       # few rows: the weights stream past
     elif m <= 256: step 12, tiles of 64 x 192        # tensor maps of the rows at hand, a block for each tile
     ...
-    else: step 12, tiles of 128 x 256
+    elif ...: step 13, tiles of 128 x 192            # many tiles: blocks that stay, whose last wave may be cut
+    else: step 13, tiles of 128 x 256
 
 Operands whose rows TMA cannot step over (1001 elements) are copied to such rows first, in workspaces that TVM's
 runtime keeps, where that takes less than to load them element by element, as schedules do (:func:`straight_cycles`);
-results of such rows are copied back. Short reductions of many tiles are left to schedules, whose blocks share
-multiprocessors: of step 12's, one begins when another ends (:func:`between_blocks`). The kernels are linked with the
-module (:mod:`kernels.host_launch`).
+results of such rows are copied back. Convolutions of few channels are multiplied by their windows
+(:mod:`kernels.relax_windows`). The kernels are linked with the module (:mod:`kernels.host_launch`).
 """
 
 from __future__ import annotations
@@ -69,9 +68,9 @@ MANY_ROWS = 8192  # what rows beyond are taken for
 CUT_CYCLES = 6000  # that sums on their way from helpers to owners take, and the kernel that lowers flags
 MEMORY_SHARE = 0.27  # of the bytes that all multiprocessors load in a cycle: what device memory gives
 SPARSE_ROWS = 32  # up to which narrow tiles are slow: all blocks load the same few rows, the more often the more blocks
-WORTH_CUTTING = 0.9  # of the time without
-FULL = 0.8  # of the multiprocessors' waves: tiles that fill more leave too few idle for what cutting costs
 FEW_WAVES = 1.5  # up to which blocks with one tile each are faster, and of two tiles that cost the same the smaller
+WORTH_STAYING = 0.9  # of their time, where blocks that stay, whose last wave may be cut, are faster all the same
+FULL = 0.8  # of such waves: tiles that fill more leave too few multiprocessors idle for what a cut costs
 ELEMENTS_PER_CYCLE = 2.06  # that a multiprocessor loads one by one: 4096 x 1001 x 1001 took 0.134 ms on an H200
 HARDLY_SLOWER = 1.03  # so much is worth neither a range of its own nor a smaller tile
 TILES = tuple(
@@ -332,28 +331,31 @@ def straight_cycles(choice: Choice, parts: int, product: PlainProduct, rows: int
     return math.ceil(busiest) * math.ceil(-(-product.k // tile.block_k) / parts) * pieces / ELEMENTS_PER_CYCLE
 
 
-def leaving_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
-    """Return about how many cycles step 12 takes, whose blocks leave after a tile: the next one then fills its ring."""
-    rounds = -(-math.prod(choice.tile.counts(problem)[:2]) // machine.multiprocessors)
-    return role_cost(choice, problem, machine) + (rounds - 1) * ROUND_CYCLES
+def leaving_cycles(choice: Choice, problem: Matmul, machine: Machine) -> float:
+    """Return about how many cycles step 12 takes: where a block leaves after its tile, the next one fills its ring."""
+    return role_cost(choice, problem, machine) + (math.ceil(_waves(choice, problem, machine)) - 1) * ROUND_CYCLES
 
 
-def staying_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
-    """Return about how many cycles step 13 takes, whose blocks stay: they load a tile while they store the one before.
+def staying_cycles(choice: Choice, problem: Matmul, machine: Machine) -> float:
+    """Return about how many cycles step 13 takes, whose blocks stay, and load a tile while they store the one before.
 
-    1x1 convolutions of few channels in took 8.4, 19.7, 17.7 and 12.6 µs on an H200, where step 12 took 16.4, 31.9, 30.0
-    and 19.5: 56x64-64w1, 56x64-256w1, 56x256-64w1, 28x128-512w1.
+    ResNet-50's 1x1 convolutions of short reductions (56x64-64w1, -256w1, 56x256-64w1, 28x128-512w1) took 8.4, 19.7,
+    17.7 and 12.6 µs on an H200; by step 12 16.4, 31.9, 30.0 and 19.5.
     """
-    tile, plan = choice.tile, plan_for(problem, choice.tile, machine)
-    turns = -(-plan.tiles // machine.multiprocessors) * TURN_CYCLES
-    if plan.cuts:
-        return cut_role_cost(choice, problem, machine) + turns + CUT_CYCLES
+    tile, waves = choice.tile, math.ceil(_waves(choice, problem, machine))
+    if plan_for(problem, tile, machine).cuts:
+        return cut_role_cost(choice, problem, machine) + waves * TURN_CYCLES + CUT_CYCLES
     stored = tile.block_m * tile.block_n / machine.rates.stored_results_per_cycle
     looped = role_cost(choice, replace(problem, m=tile.block_m, n=tile.block_n), machine) - stored
-    return -(-plan.tiles // machine.multiprocessors) * (max(looped, stored) + TURN_CYCLES) + stored
+    return waves * (max(looped, stored) + TURN_CYCLES) + stored
 
 
-CYCLES = {12: leaving_cycles, 13: staying_cycles}  # of steps
+def _waves(choice: Choice, problem: Matmul, machine: Machine) -> float:
+    """Return how many tiles there are to each multiprocessor."""
+    return math.prod(choice.tile.counts(problem)[:2]) / machine.multiprocessors
+
+
+CYCLES = {12: leaving_cycles, 13: staying_cycles}  # that a step takes
 
 
 def copying_cycles(product: PlainProduct, rows: int, machine: Machine) -> float:
@@ -424,9 +426,9 @@ class TmaContraction(Contraction):
     def _scheduled_rows(self, func: tirx.PrimFunc, product: PlainProduct, each: int, target: Target) -> int:
         """Return up to how many rows schedules take less time than kernels; NotTaken where they do for any number."""
         machine, most_rows = self._machine_of(target), SCHEDULED_ROWS
-        menu = Menu(product, machine)
         if not product.copied:
             return most_rows
+        menu = Menu(product, machine)
         for most, (plan, *_) in self.plans(product_of(func), target):
             rows = int(product.rows) if not each else MANY_ROWS if most is None else most * each
             best = menu.best(rows, None)
@@ -478,14 +480,11 @@ class Menu:
     def best(self, rows: int, before: Launch | None) -> Launch:
         """Return what should be fastest for so many rows; where it hardly loses, ``before``, which is so for fewer."""
         problem = self.product.problem(rows)
-        leaving, cut = self._least(leaving_cycles, problem, 1), self._least(cut_role_cost, problem, 1)
-        waves = math.prod(leaving.tile.counts(problem)[:2]) / self.machine.multiprocessors
-        if waves > FEW_WAVES:
+        leaving = self._least(leaving_cycles, problem, 1)
+        if _waves(leaving, problem, self.machine) > FEW_WAVES:
             step, choice = 13, self._least(staying_cycles, problem, HARDLY_SLOWER)
-        elif waves <= FULL * math.ceil(waves) and self._with_sums(cut, problem) <= WORTH_CUTTING * leaving_cycles(
-            leaving, problem, self.machine
-        ):
-            step, choice = 13, cut
+        elif staying := self._faster(leaving, problem):
+            step, choice = 13, staying
         else:
             step, choice = 12, leaving
         cost = CYCLES[step]
@@ -502,12 +501,16 @@ class Menu:
         any_number = (MAX_ELEMENTS - 1) // max(problem.n, problem.k)
         return Launch(self.product, choice, step, any_number // choice.tile.block_m * choice.tile.block_m, False)
 
-    def _with_sums(self, choice: Choice, problem: Matmul) -> float:
-        """Return the cycles of a kernel whose last wave is cut, with what its helpers' sums take; memory's at least."""
+    def _faster(self, leaving: Choice, problem: Matmul) -> Choice | None:
+        """Return step 13's tile where it gains on step 12's few waves; memory's time at least counts."""
+        waves, choice = _waves(leaving, problem, self.machine), self._least(staying_cycles, problem, 1)
+        if waves > FULL * math.ceil(waves):
+            return None
         moved = sum(math.prod(shape) for shape in ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n)))
         loaded = self.machine.multiprocessors * self.machine.rates.load_bytes_per_cycle
-        memory = moved * dtype_bytes(problem.dtype) / (MEMORY_SHARE * loaded)
-        return max(cut_role_cost(choice, problem, self.machine), memory) + CUT_CYCLES
+        memory = moved * dtype_bytes(problem.dtype) / (MEMORY_SHARE * loaded) + CUT_CYCLES
+        cycles = max(staying_cycles(choice, problem, self.machine), memory)
+        return choice if cycles <= WORTH_STAYING * leaving_cycles(leaving, problem, self.machine) else None
 
     def _least(
         self,
