@@ -1,19 +1,18 @@
 """A rule for products in Relax modules that explicit kernels take: TMA, warpgroups with roles.
 
-A function of a Relax module that is no more than a product of 16-bit matrices gets launches of step 12's kernels
-(:data:`STEPS`) beside the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of
-rows::
+A function of a Relax module that is no more than a product of 16-bit matrices gets launches of the kernels of steps 12
+and 13 beside the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of rows::
 
     if m <= 16: as Contraction                       # few rows: the weights stream past
     elif m <= 256: step 12, tiles of 64 x 192        # tensor maps of the rows at hand, a block for each tile
     ...
-    else: step 12, tiles of 128 x 256
+    elif ...: step 13, tiles of 128 x 192            # many tiles: blocks that stay, whose last wave may be cut
+    else: step 13, tiles of 128 x 256
 
 Operands whose rows TMA cannot step over (1001 elements) are copied to such rows first, in workspaces that TVM's
 runtime keeps, where that takes less than to load them element by element, as schedules do (:func:`straight_cycles`);
-results of such rows are copied back. Short reductions of many tiles are left to schedules, whose blocks share
-multiprocessors: of step 12's, one begins when another ends (:func:`between_blocks`). The kernels are linked with the
-module (:mod:`kernels.host_launch`).
+results of such rows are copied back. Convolutions of few channels are multiplied by their windows
+(:mod:`kernels.relax_windows`). The kernels are linked with the module (:mod:`kernels.host_launch`).
 """
 
 from __future__ import annotations
@@ -64,16 +63,14 @@ from tensorir_ladder.schedules.workloads import MAX_ELEMENTS, Matmul
 
 LOG = logging.getLogger(__name__)
 SCHEDULED_ROWS = 16  # up to so many rows schedules are as fast
-STEPS = (12,)  # whose kernels are launched; step 13's takes any number of rows, too, and was not measured so
-SHORT_STEPS = STEPS  # the same for short reductions of many tiles, which 12 leaves to schedules: with 13, blocks stay
-WINDOWS = False  # whether convolutions of few channels are multiplied by their windows, which no GPU has run yet
 LIMITS = (32, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256))  # of ranges of rows: whole tiles
 MANY_ROWS = 8192  # what rows beyond are taken for
 CUT_CYCLES = 6000  # that sums on their way from helpers to owners take, and the kernel that lowers flags
 MEMORY_SHARE = 0.27  # of the bytes that all multiprocessors load in a cycle: what device memory gives
 SPARSE_ROWS = 32  # up to which narrow tiles are slow: all blocks load the same few rows, the more often the more blocks
-WORTH_CUTTING = 0.9  # of the time without
 FEW_WAVES = 1.5  # up to which blocks with one tile each are faster, and of two tiles that cost the same the smaller
+WORTH_STAYING = 0.9  # of their time, where blocks that stay, whose last wave may be cut, are faster all the same
+FULL = 0.8  # of such waves: tiles that fill more leave too few multiprocessors idle for what a cut costs
 ELEMENTS_PER_CYCLE = 2.06  # that a multiprocessor loads one by one: 4096 x 1001 x 1001 took 0.134 ms on an H200
 HARDLY_SLOWER = 1.03  # so much is worth neither a range of its own nor a smaller tile
 TILES = tuple(
@@ -89,10 +86,10 @@ TILES = tuple(
         ("64x64x128/1x1", 6),
     )
 )  # large ones first: of two that cost the same in many waves they take less power
-SHORT_TILES = tuple(
+NARROW_TILES = tuple(
     Choice(RoleTile.parse(tile), stages) for tile, stages in (("192x64x64/3x1", 5), ("128x64x64/2x1", 6))
-)  # of few columns, for blocks that stay
-TURN_CYCLES = 600  # from one tile of such a block to its next
+)  # for blocks that stay, of products of no more columns
+TURN_CYCLES = 600  # from one tile of a block that stays to its next
 DIGITS = 12  # of a digest, by which kernels are told from each other
 LEAVE = "leave it to schedules"
 
@@ -334,22 +331,31 @@ def straight_cycles(choice: Choice, parts: int, product: PlainProduct, rows: int
     return math.ceil(busiest) * math.ceil(-(-product.k // tile.block_k) / parts) * pieces / ELEMENTS_PER_CYCLE
 
 
-def between_blocks(choice: Choice, problem: Matmul, machine: Machine) -> float:
-    """Return the cycles in which a multiprocessor has no block of step 12, since the next one fills its ring.
+def leaving_cycles(choice: Choice, problem: Matmul, machine: Machine) -> float:
+    """Return about how many cycles step 12 takes: where a block leaves after its tile, the next one fills its ring."""
+    return role_cost(choice, problem, machine) + (math.ceil(_waves(choice, problem, machine)) - 1) * ROUND_CYCLES
 
-    1x1 convolutions of ResNet-50 where these are more than all the loops take (:func:`kernels.stream_k.role_cost`)
-    took 16.3, 30.0 and 19.4 µs on an H200, and 9.0, 18.2 and 17.4 as schedules; one of them 31.8, and 33.0 (ms in
-    h200-models.jsonl: 56x64-64w1, 56x256-64w1, 28x128-512w1; 56x64-256w1).
+
+def staying_cycles(choice: Choice, problem: Matmul, machine: Machine) -> float:
+    """Return about how many cycles step 13 takes, whose blocks stay, and load a tile while they store the one before.
+
+    ResNet-50's 1x1 convolutions of short reductions (56x64-64w1, -256w1, 56x256-64w1, 28x128-512w1) took 8.4, 19.7,
+    17.7 and 12.6 µs on an H200; by step 12 16.4, 31.9, 30.0 and 19.5.
     """
-    return (-(-math.prod(choice.tile.counts(problem)[:2]) // machine.multiprocessors) - 1) * ROUND_CYCLES
+    tile, waves = choice.tile, math.ceil(_waves(choice, problem, machine))
+    if plan_for(problem, tile, machine).cuts:
+        return cut_role_cost(choice, problem, machine) + waves * TURN_CYCLES + CUT_CYCLES
+    stored = tile.block_m * tile.block_n / machine.rates.stored_results_per_cycle
+    looped = role_cost(choice, replace(problem, m=tile.block_m, n=tile.block_n), machine) - stored
+    return waves * (max(looped, stored) + TURN_CYCLES) + stored
 
 
-def staying_cycles(choice: Choice, problem: Matmul, machine: Machine, parts: int = 1) -> float:
-    """Return about how many cycles a short reduction takes by blocks that stay: a tile is loaded, or one is stored."""
-    rows, columns, _ = choice.tile.counts(problem)
-    whole = role_cost(choice, replace(problem, m=choice.tile.block_m, n=choice.tile.block_n), machine)
-    stored = choice.tile.block_m * choice.tile.block_n / machine.rates.stored_results_per_cycle
-    return -(-rows * columns // machine.multiprocessors) * (max(whole - stored, stored) + TURN_CYCLES)
+def _waves(choice: Choice, problem: Matmul, machine: Machine) -> float:
+    """Return how many tiles there are to each multiprocessor."""
+    return math.prod(choice.tile.counts(problem)[:2]) / machine.multiprocessors
+
+
+CYCLES = {12: leaving_cycles, 13: staying_cycles}  # that a step takes
 
 
 def copying_cycles(product: PlainProduct, rows: int, machine: Machine) -> float:
@@ -389,11 +395,10 @@ class TmaContraction(Contraction):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         """Return the function lowered, with a body or a launch for each range of rows where these are symbolic."""
         func = narrowed(func)
-        if WINDOWS:
-            try:
-                return launched_by_windows(func, target)
-            except NotTaken as reason:
-                LOG.debug("no kernel of windows: %s", reason)
+        try:
+            return launched_by_windows(func, target)
+        except NotTaken as reason:
+            LOG.debug("no kernel of windows: %s", reason)
         try:
             product = plain_product(func)
             each = _rows_of_each(product, symbolic_extents(func))
@@ -421,16 +426,13 @@ class TmaContraction(Contraction):
     def _scheduled_rows(self, func: tirx.PrimFunc, product: PlainProduct, each: int, target: Target) -> int:
         """Return up to how many rows schedules take less time than kernels; NotTaken where they do for any number."""
         machine, most_rows = self._machine_of(target), SCHEDULED_ROWS
-        menu = Menu(product, machine)
         if not product.copied:
-            if 13 not in SHORT_STEPS and menu.is_short(MANY_ROWS if each else int(product.rows)):
-                what = "a short reduction of many tiles, between which blocks wait"
-                raise NotTaken(what, value=product.k, remedy=LEAVE)
             return most_rows
+        menu = Menu(product, machine)
         for most, (plan, *_) in self.plans(product_of(func), target):
             rows = int(product.rows) if not each else MANY_ROWS if most is None else most * each
-            choice, problem = menu.best(rows, None).choice, product.problem(rows)
-            launched = role_cost(choice, problem, machine) + between_blocks(choice, problem, machine)
+            best = menu.best(rows, None)
+            launched = CYCLES[best.step](best.choice, product.problem(rows), machine)
             straight = straight_cycles(plan.choice, plan.parts, product, rows, machine)
             if straight <= launched + copying_cycles(product, rows, machine):
                 if most is None:
@@ -478,25 +480,18 @@ class Menu:
     def best(self, rows: int, before: Launch | None) -> Launch:
         """Return what should be fastest for so many rows; where it hardly loses, ``before``, which is so for fewer."""
         problem = self.product.problem(rows)
-        if 13 in SHORT_STEPS and self.is_short(rows):
-            return self._launch(self._least(staying_cycles, problem, 1, SHORT_TILES), 13, rows)
-        step, cost = 12, role_cost
-        choice, cut = self._least(role_cost, problem, 1), self._least(cut_role_cost, problem, 1)
-        many = math.prod(choice.tile.counts(problem)[:2]) > FEW_WAVES * self.machine.multiprocessors
-        if 13 in STEPS and many:
-            step, cost, choice = 13, cut_role_cost, self._least(cut_role_cost, problem, HARDLY_SLOWER)
-        elif 13 in STEPS and self._with_sums(cut, problem) <= WORTH_CUTTING * role_cost(choice, problem, self.machine):
-            step, cost, choice = 13, cut_role_cost, cut
+        leaving = self._least(leaving_cycles, problem, 1)
+        if _waves(leaving, problem, self.machine) > FEW_WAVES:
+            step, choice = 13, self._least(staying_cycles, problem, HARDLY_SLOWER)
+        elif staying := self._faster(leaving, problem):
+            step, choice = 13, staying
+        else:
+            step, choice = 12, leaving
+        cost = CYCLES[step]
         least = cost(choice, problem, self.machine)
         if before and before.step == step and cost(before.choice, problem, self.machine) <= HARDLY_SLOWER * least:
             return before
         return self._launch(choice, step, rows)
-
-    def is_short(self, rows: int) -> bool:
-        """Tell whether step 12's blocks are more often begun than they multiply (:func:`between_blocks`)."""
-        problem = self.product.problem(rows)
-        choice = self._least(role_cost, problem, 1)
-        return between_blocks(choice, problem, self.machine) > role_cost(choice, problem, self.machine)
 
     def _launch(self, choice: Choice, step: int, rows: int) -> Launch:
         """Return a launch for so many rows where that is what the product has, for any number otherwise."""
@@ -506,22 +501,26 @@ class Menu:
         any_number = (MAX_ELEMENTS - 1) // max(problem.n, problem.k)
         return Launch(self.product, choice, step, any_number // choice.tile.block_m * choice.tile.block_m, False)
 
-    def _with_sums(self, choice: Choice, problem: Matmul) -> float:
-        """Return the cycles of a kernel whose last wave is cut, with what its helpers' sums take; memory's at least."""
+    def _faster(self, leaving: Choice, problem: Matmul) -> Choice | None:
+        """Return step 13's tile where it gains on step 12's few waves; memory's time at least counts."""
+        waves, choice = _waves(leaving, problem, self.machine), self._least(staying_cycles, problem, 1)
+        if waves > FULL * math.ceil(waves):
+            return None
         moved = sum(math.prod(shape) for shape in ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n)))
         loaded = self.machine.multiprocessors * self.machine.rates.load_bytes_per_cycle
-        memory = moved * dtype_bytes(problem.dtype) / (MEMORY_SHARE * loaded)
-        return max(cut_role_cost(choice, problem, self.machine), memory) + CUT_CYCLES
+        memory = moved * dtype_bytes(problem.dtype) / (MEMORY_SHARE * loaded) + CUT_CYCLES
+        cycles = max(staying_cycles(choice, problem, self.machine), memory)
+        return choice if cycles <= WORTH_STAYING * leaving_cycles(leaving, problem, self.machine) else None
 
     def _least(
         self,
         cost: Callable[[Choice, Matmul, Machine], float],
         problem: Matmul,
         slack: float,
-        more: Sequence[Choice] = (),
     ) -> Choice:
-        """Return the first tile that costs no more than ``slack`` times the least, of all and ``more``."""
-        tiles = [each for each in (*more, *self.tiles) if problem.m > SPARSE_ROWS or each.tile.block_n > PANEL]
+        """Return the first tile that costs no more than ``slack`` times the least."""
+        narrow = NARROW_TILES if cost is staying_cycles and problem.n <= PANEL else ()
+        tiles = [each for each in (*narrow, *self.tiles) if problem.m > SPARSE_ROWS or each.tile.block_n > PANEL]
         cycles = [cost(each, problem, self.machine) for each in tiles]
         return next(each for each, own in zip(tiles, cycles) if own <= slack * min(cycles))
 

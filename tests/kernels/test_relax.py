@@ -25,7 +25,7 @@ from tensorir_ladder.kernels.codegen.host_code import read_host
 from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, TensorMap
 from tensorir_ladder.kernels.codegen.lowering import Generated, brought, generate
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler, compile_cubin, require_compiler
-from tensorir_ladder.kernels.relax import TmaContraction, plain_product
+from tensorir_ladder.kernels.relax import Menu, TmaContraction, plain_product
 from tensorir_ladder.kernels.stream_k import PLANNED_ROWS, plans_by_rows
 from tensorir_ladder.kernels.tiles import RoleTile
 from tensorir_ladder.schedules.cost import assumed_machine
@@ -104,9 +104,10 @@ def test_what_runs_which_rows_is_said(any_rows: tuple[tirx.PrimFunc, Generated])
     few, some, *many, last = str(any_rows[0].attrs[HOW]).split("; ")
     assert few == "up to 8: decode"
     assert some.startswith("up to 16: wgmma")
-    limits = [int(re.match(r"up to (\d+): TMA, step 12", each)[1]) for each in many]
+    limits = [int(re.match(r"up to (\d+): TMA, step 1[23]", each)[1]) for each in many]
     assert limits == sorted(limits) != []
-    assert last.startswith("TMA, step 12")
+    assert many[1].split(": ")[1].startswith("TMA, step 12")
+    assert last.startswith("TMA, step 13")
     tiles = {re.search(r"step \d+ \d+x\d+x\d+/\dx\d", each)[0] for each in (*many, last)}
     assert len(brought(tvm.IRModule({"main": any_rows[0]})).functions) == len(tiles)
     assert any_rows[0].script()  # TVM prints it
@@ -117,13 +118,7 @@ def numbers(launch: LaunchPlan) -> list[int]:
     return [each for each in launch.parameters if isinstance(each, int)]
 
 
-@pytest.fixture
-def _step_13(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels_of_relax, "STEPS", (12, 13))
-
-
 @slow
-@pytest.mark.usefixtures("_step_13")
 def test_a_long_reduction_of_few_tiles_is_cut_as_its_rows_ask() -> None:
     made = lowered(taken(product(None, 512, 8192)))
     told = set()
@@ -140,7 +135,6 @@ def test_a_long_reduction_of_few_tiles_is_cut_as_its_rows_ask() -> None:
 
 
 @slow
-@pytest.mark.usefixtures("_step_13")
 def test_many_tiles_are_shared_out_among_blocks_that_stay() -> None:
     problem, machine, cut_any = Matmul(1, 6144, 2048, "float16", "nt"), assumed_machine(TARGET), 0
     made = lowered(taken(product(None, 6144, 2048)))
@@ -192,7 +186,29 @@ def test_other_functions_are_left_to_schedules(name: str) -> None:
     assert not brought(tvm.IRModule({"main": taken(function)})).functions
 
 
-# Short reductions
+# Which step: blocks that leave after a tile, or stay
+
+
+@pytest.mark.parametrize(
+    ("shape", "how"),
+    [
+        ((100352, 64, 64), "step 13 192x64x64"),
+        ((100352, 256, 64), "step 13 128x256x64"),
+        ((100352, 64, 256), "step 13 192x64x64"),
+        ((25088, 512, 128), "step 13 128x256x64"),
+        ((100352, 128, 256), "step 13 192x128x64"),
+        ((1568, 2048, 512), "step 12 128x256x64"),  # one wave of large tiles, not two of small ones
+        ((1568, 512, 2048), "step 12"),
+        ((2048, 6144, 4096), "step 13"),
+        ((512, 6144, 4096), "step 12 128x192x64"),
+        ((240, 104, 8120), "step 13"),  # 8 tiles, whose reductions are cut
+        ((233, 4096, 14336), "step 12"),  # a wave of 128 tiles is as good as full
+    ],
+    ids=str,
+)
+def test_blocks_stay_where_a_gpu_was_seen_to_gain(shape: tuple[int, int, int], how: str) -> None:
+    read = plain_product(narrowed(product(*shape)))
+    assert how in str(Menu(read, MACHINE.for_choices()).best(shape[0], None))
 
 
 SHORT = {
@@ -201,16 +217,9 @@ SHORT = {
 }
 
 
-def test_short_reductions_of_many_tiles_are_left_to_schedules() -> None:
-    assert "wgmma" in str(taken(SHORT["known rows"][0]()).attrs[HOW])
-    assert "TMA" in str(taken(product(9000, 1032, 1024, layout="nn")).attrs[HOW])
-    assert "TMA" in str(taken(product(200, 1032, 64, layout="nn")).attrs[HOW])
-
-
 @slow
 @pytest.mark.parametrize("case", SHORT)
-def test_blocks_that_stay_are_right_for_short_reductions(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels_of_relax, "SHORT_STEPS", (12, 13))
+def test_blocks_that_stay_are_right_for_short_reductions(case: str) -> None:
     written = SHORT[case][0]()
     function = taken(written)
     assert "TMA, step 13" in str(function.attrs[HOW])
@@ -419,7 +428,7 @@ class Product(nn.Module):
 
 @dataclass(frozen=True)
 class OnGpu:
-    """A product to compile for a GPU, and the steps whose kernels it may have."""
+    """A product to compile for a GPU, and steps whose kernels it has."""
 
     n: int
     k: int
@@ -429,10 +438,8 @@ class OnGpu:
     rows: int | None = None
     steps: tuple[int, ...] = (12,)
 
-    def compiled(self, monkeypatch: pytest.MonkeyPatch) -> tvm.runtime.Executable:
+    def compiled(self) -> tvm.runtime.Executable:
         """Compile it as a user of TVM does."""
-        for steps in ("STEPS", "SHORT_STEPS"):
-            monkeypatch.setattr(kernels_of_relax, steps, self.steps)
         rows = "rows" if self.rows is None else self.rows
         x, residual = (nn.spec.Tensor([rows, columns], self.dtype) for columns in (self.k, self.n))
         layer = Product(self.n, self.k, self.layout, self.dtype, self.added)
@@ -485,10 +492,10 @@ assert not any(name.startswith("tensorir_ladder") for name in sys.modules)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", ON_GPU)
-def test_products_are_right_on_the_gpu(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_right_on_the_gpu(case: str, tmp_path: Path) -> None:
     """Here, and of the plain one and those of step 13 the exported library, in a process that knows nothing of it."""
     one = ON_GPU[case]
-    executable = one.compiled(monkeypatch)
+    executable = one.compiled()
     numbers = ANY if one.rows is None else (one.rows,)
     given = (one.n, one.k, one.layout, one.dtype, one.added)
     scope: dict[str, Any] = {}

@@ -12,27 +12,23 @@ from tvm.target import Target
 
 from support.functions import check_function
 from support.stems import Stem
-from tensorir_ladder.kernels import relax
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import NoCompiler, compile_cubin, require_compiler
 from tensorir_ladder.kernels.relax import TmaContraction
 from tensorir_ladder.kernels.relax_windows import launched_by_windows
 from tensorir_ladder.kernels.windows import Pixel, Windows, convolve_windows
 from tensorir_ladder.schedules.errors import IllegalWorkload
-from tensorir_ladder.schedules.rules import NotTaken, narrowed
+from tensorir_ladder.schedules.rules import Contraction, NotTaken, narrowed
 from tensorir_ladder.schedules.rules.rule import HOW
 
 TARGET = Target({"kind": "cuda", "arch": "sm_90a"})
 
 
-def test_it_is_off_until_a_gpu_has_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    stem = Stem(32, 224, filters=64).function()
-    said = []
-    for on in (False, True):
-        monkeypatch.setattr(relax, "WINDOWS", on)
-        said.append(str(TmaContraction().take(stem, TARGET).attrs[HOW]))
-    assert "image copied" in said[0]
-    assert "windows of 7x7" in said[1]
+def test_windows_are_taken_by_their_kernel_and_others_by_a_copied_image() -> None:
+    taken, other = (Stem(32, 224, filters=64, stride=stride).function() for stride in (2, 1))
+    assert "windows of 7x7" in str(TmaContraction().take(taken, TARGET).attrs[HOW])
+    assert "image copied" in str(TmaContraction().take(other, TARGET).attrs[HOW])
+    assert "image copied" in str(Contraction().take(taken, TARGET).attrs[HOW])
 
 
 OTHERS = {
@@ -69,8 +65,7 @@ CASES = {
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("case", CASES)
-def test_results_are_those_of_the_convolution(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relax, "WINDOWS", True)
+def test_results_are_those_of_the_convolution(case: str) -> None:
     written = CASES[case].function()
     made = TmaContraction().take(written, TARGET)
     assert "windows of" in str(made.attrs[HOW])
@@ -78,8 +73,7 @@ def test_results_are_those_of_the_convolution(case: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.emulator
-def test_what_is_beside_a_window_does_not_reach_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relax, "WINDOWS", True)
+def test_what_is_beside_a_window_does_not_reach_its_result() -> None:
     stem = Stem(1, 19, filters=16).function()
     image = np.ones((1, 19, 19, 3))
     image[0, 8, 8] = np.inf
@@ -101,13 +95,12 @@ class Layer(nn.Module):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("windows", [False, True])
-def test_convolutions_of_few_channels_are_right_on_the_gpu(windows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_of_few_channels_are_right_on_the_gpu(windows: bool) -> None:
     """By a copied image, and by windows."""
     import torch
 
-    monkeypatch.setattr(relax, "WINDOWS", windows)
     mod = Layer().export_tvm(spec={"forward": {"x": nn.spec.Tensor([5, 224, 224, 3], "float16")}})[0]
-    made = tvm.relax.get_pipeline("tensorir_ladder", target=TARGET)(mod)
+    made = tvm.relax.get_pipeline("tensorir_ladder", target=TARGET, kernels=windows)(mod)
     said = " ".join(str(f.attrs[HOW]) for f in made.functions.values() if f.attrs and HOW in f.attrs)
     assert ("windows of 7x7" if windows else "image copied") in said
     run = tvm.relax.VirtualMachine(tvm.compile(made, TARGET), tvm.cuda())["forward"]
