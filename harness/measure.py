@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
+
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case, Kernel
 from tensorir_ladder.harness.energy import measure_energy
@@ -73,7 +75,7 @@ class Measurer:
         times = dict(zip(cases, own)) | {case: others.pop(0) for case in earlier}
         held_to = session.roofline(fastest_math)
         peers = tuple(entrant.peer(others.pop(0) if entrant.run else None, held_to) for entrant in entrants)
-        energy: tuple[Energy, ...] = ()
+        energy: tuple[Energy, ...] | msgspec.UnsetType = msgspec.UNSET
         if self.energy_turns:
             right = [(entrant.name, entrant.run) for entrant, peer in zip(entrants, peers) if peer.timing]
             energy = measure_energy(arena, [*ours_and_cublas, *right], self.energy_turns)

@@ -11,7 +11,7 @@ from tensorir_ladder.reports.templating import Markdown
 
 def energy_table(records: Iterable[Record]) -> Table:
     """Make a row for each contender of each record: joules a product, clock and watts, and speed without pause."""
-    header = ("GPU", "shape", "contender", "joules", "÷ cuBLAS's", "SM clock, MHz", "W", "limit, W", "speed ÷ cuBLAS's")
+    header = ("GPU", "shape", "contender", "joules", "of cuBLAS's", "MHz", "W", "limit, W", "speed, of cuBLAS's")
     rows = []
     for record in records:
         for row in record.energy_rows:
@@ -29,11 +29,7 @@ def energy_table(records: Iterable[Record]) -> Table:
                     f"{row['speed_to_cublas']:.3f}",
                 )
             )
-    note = (
-        "Each launched without pause for a second at a time, in turns (`ladder run --energy`). Joules of one product, "
-    )
-    note += (
-        "by the GPU's own counter; the median of the SM clock; what is divided by cuBLAS's is that of its form which "
-    )
-    note += "is faster so. Medians over turns."
+    note = "Each launched without pause for a second at a time, in turns (`ladder run --energy`): joules of one "
+    note += "product, by the GPU's own counter, and the SM clock. Joules and speed of cuBLAS's: of its form that is "
+    note += "faster so."
     return Table("Energy and clock", header, tuple(rows), Markdown(note), left=3)

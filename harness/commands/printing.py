@@ -109,7 +109,7 @@ def print_records(records: list[Record]) -> None:
 def print_energy(records: list[Record]) -> None:
     """Print what each contender draws, a row each, beside cuBLAS's form that is faster without pause."""
     title = "Energy and clock of each, launched without pause (medians of turns)"
-    headings = ("contender", "shape", "J a product", "÷ cuBLAS's", "W", "SM MHz", "°C", "us", "speed ÷ cuBLAS's")
+    headings = ("contender", "shape", "J a product", "of cuBLAS's", "W", "SM MHz", "C", "us", "speed, of cuBLAS's")
     table = new_table(title, headings, texts=("contender", "shape"))
     for record in records:
         for row in record.energy_rows:

@@ -216,14 +216,14 @@ class Record(_OfKernel, _Measured, _BesideCublas):
     depth: DepthForecast | None = None
     default_stages: bool = True
     early_launch: bool | None = None
-    energy: tuple[Energy, ...] = ()
+    energy: Some[Energy] | msgspec.UnsetType = msgspec.UNSET  # not written then, so that pictures stay current
 
     def __post_init__(self) -> None:
         if self.kind == "step" and not self.tile:
             raise ValueError("a step without a tile")
         if self.energy and not self._energy_of_cublas:
             raise ValueError("energy without cuBLAS's beside it")
-        if len({len(energy.turns) for energy in self.energy}) > 1:
+        if self.energy and len({len(energy.turns) for energy in self.energy}) > 1:
             raise ValueError("energy of contenders that had not as many turns")
 
     @property

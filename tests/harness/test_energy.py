@@ -178,9 +178,7 @@ def test_records_keep_energy_beside_cublas_that_is_faster_without_pause(tmp_path
     record(5).save(tmp_path)
     assert list(load_records(tmp_path)) == [made, record(5)]
     assert not bad_lines(tmp_path)
-    without = json.loads(record().to_json())
-    del without["energy"]  # as records were before
-    assert Record.from_json(json.dumps(without)) == record()
+    assert "energy" not in json.loads(record().to_json()), "as records were before"
     own, nn, nt = made.energy_rows
     assert own["joules"] == pytest.approx(630 * 180e-6)
     assert own["joules_to_cublas"] == pytest.approx(630 * 180 / (700 * 200))
