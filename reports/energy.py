@@ -21,7 +21,7 @@ def energy_table(records: Iterable[Record]) -> Table:
                     row["gpu"],
                     f"{row['shape']} {row['dtype']}" + (" nt" if row["layout"] == "nt" else ""),
                     f"step {record.step} {record.variant}, {record.tile}" if own else row["contender"],
-                    f"{row['joules']:.4g}",
+                    f"{row['joules']:#.4g}",
                     f"{row['joules_to_cublas']:.3f}",
                     f"{row['sm_clock_mhz']:.0f}",
                     f"{row['watts']:.0f}",

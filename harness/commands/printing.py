@@ -114,7 +114,7 @@ def print_energy(records: list[Record]) -> None:
     for record in records:
         for row in record.energy_rows:
             name = f"{record.step} {record.variant}" if row["contender"] == record.timing.label else row["contender"]
-            numbers = (f"{row['joules']:.4g}", f"{row['joules_to_cublas']:.3f}", f"{row['watts']:.0f}")
+            numbers = (f"{row['joules']:#.4g}", f"{row['joules_to_cublas']:.3f}", f"{row['watts']:.0f}")
             state = (f"{row['sm_clock_mhz']:.0f}", f"{row['temperature_c']:.0f}")
             table.add_row(name, row["shape"], *numbers, *state, f"{row['us']:.2f}", f"{row['speed_to_cublas']:.3f}")
     console().print(table)

@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, command: str) -> int:
 def _run_without_gpu(options: argparse.Namespace) -> int:
     if options.energy:
         why = execution.why_none() or why_on_the_cpu(options.on)
-        raise UsageError(f"--energy {options.energy} reads a GPU's counter: {why}; leave it out")
+        raise UsageError(f"--energy {options.energy} reads a GPU's counter: {why}; or leave out --energy")
     if options.tile in CHOICES[1:]:
         what = f"--tile {options.tile} is found by measuring, which takes a GPU"
         raise UsageError(f"{what}: {execution.why_none() or why_on_the_cpu(options.on)}; name a tile")
