@@ -86,6 +86,7 @@ GROUPS = {
         "table": Command("print the records as tables, Markdown or JSON", "nothing; seconds"),
         "stages": Command("print what each stage brings and costs, judge the depth model", "nothing; seconds"),
         "shapes": Command("print how drawn shapes stand beside cuBLAS, and draw them", "nothing; seconds"),
+        "energy": Command("print joules a product, watts and clocks beside cuBLAS's", "nothing; seconds"),
         "plot": Command("draw speeds, gains, rooflines, stage sweeps and timelines as PNG", "nothing; a minute"),
         "page": Command("write a Markdown page per step, one on stages, and their pictures", "nothing; seconds"),
         "report": Command("write the site: ladder, lessons, comparisons, stages; offline", "nothing; a minute"),

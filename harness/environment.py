@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,10 @@ from tensorir_ladder.kernels.codegen.build_cache import digest_sources
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURING_SOURCES = ("harness/**/*.py", "schedules/**/*.py", "kernels/**/*.py", "steps/*.py")
+
+
+class NoEnergyCounter(RuntimeError):
+    """A GPU that does not count the energy that it draws, or does not tell."""
 
 
 def gpu_state() -> GpuState:
@@ -57,6 +61,25 @@ def max_clocks() -> tuple[float | None, float | None]:
     clock_mhz, memory_mhz, bus_bits = asked
     # Two transfers a clock.
     return clock_mhz, 2 * memory_mhz * bus_bits / 8e3 if memory_mhz and bus_bits else None
+
+
+def energy_counter() -> Callable[[], float]:
+    """Return what reads the joules that torch's current GPU has drawn since its driver was loaded.
+
+    NoEnergyCounter where it does not tell.
+    """
+    gpu = _nvml_handle()
+
+    def joules() -> float:
+        try:
+            return pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3
+        except pynvml.NVMLError as error:
+            name = pynvml.nvmlDeviceGetName(gpu)
+            remedy = "leave out --energy, or take a whole GPU of Volta's generation or a later one"
+            raise NoEnergyCounter(f"{name} does not tell the energy that it draws ({error}); {remedy}") from error
+
+    joules()
+    return joules
 
 
 def _nvml_handle() -> Any:

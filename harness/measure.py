@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
+
 from tensorir_ladder.harness import execution
 from tensorir_ladder.harness.build import Case, Kernel
+from tensorir_ladder.harness.energy import measure_energy
 from tensorir_ladder.harness.models import depth
 from tensorir_ladder.harness.models.time import bound, predict_tile
 from tensorir_ladder.harness.peers import Entrant, PeerKind, admit, peer_versions
 from tensorir_ladder.harness.race import Rounds
-from tensorir_ladder.harness.records import Candidate, DepthForecast, Record
+from tensorir_ladder.harness.records import Candidate, DepthForecast, Energy, Record
 from tensorir_ladder.harness.roofline import product_roofline
 from tensorir_ladder.harness.session import Session
 from tensorir_ladder.harness.tuning import STAGE_SET, Search, TuningSpace
@@ -27,13 +30,15 @@ class Measurer:
     """Measures cases of steps; keeps the tiles that it chose, the peers that it admitted and the model's forecasts.
 
     ``tune_stages`` lets a best tile bring its own stage count. ``peers`` are timed in the same rounds as each case.
-    ``forecasts`` puts what the depth model predicts into each record.
+    ``forecasts`` puts what the depth model predicts into each record, ``energy_turns`` what the cases, cuBLAS and the
+    peers draw, in so many turns of a second each.
     """
 
     session: Session
     tune_stages: bool = True
     peers: tuple[PeerKind, ...] = ()
     forecasts: bool = False
+    energy_turns: int = 0
 
     def __post_init__(self) -> None:
         self._best: dict[Case, tuple[Case, tuple[dict[str, Any], ...]]] = {}
@@ -58,7 +63,9 @@ class Measurer:
         before = {case: self._previous(case) for case in cases}
         earlier = dict.fromkeys(case for case in before.values() if case is not None and case not in cases)
         contenders = [(str(case), session.load(case)[1]) for case in cases]
-        contenders += [*arena.cublas(cases[0].math), *((str(case), session.load(case)[1]) for case in earlier)]
+        contenders += arena.cublas(cases[0].math)
+        ours_and_cublas = list(contenders)
+        contenders += [(str(case), session.load(case)[1]) for case in earlier]
         contenders += [(entrant.name, entrant.run) for entrant in entrants if entrant.run]
         fastest_math = next((case for case in cases if case.math != IEEE), cases[0])  # whose peak is the highest
         beside = (len(cases), len(cases) + 1)
@@ -68,6 +75,10 @@ class Measurer:
         times = dict(zip(cases, own)) | {case: others.pop(0) for case in earlier}
         held_to = session.roofline(fastest_math)
         peers = tuple(entrant.peer(others.pop(0) if entrant.run else None, held_to) for entrant in entrants)
+        energy: tuple[Energy, ...] | msgspec.UnsetType = msgspec.UNSET
+        if self.energy_turns:
+            right = [(entrant.name, entrant.run) for entrant, peer in zip(entrants, peers) if peer.timing]
+            energy = measure_energy(arena, [*ours_and_cublas, *right], self.energy_turns)
         return [
             self._record(
                 case,
@@ -79,6 +90,7 @@ class Measurer:
                 verification=checked,
                 peers=peers,
                 depth=self._forecast(case) if self.forecasts else None,
+                energy=energy,
             )
             for case, checked in zip(cases, checks)
         ]

@@ -160,11 +160,12 @@ class Racecourse:
     def _round(self, graphs: list[Any], first: int = 0) -> dict[int, float]:
         """Replay each graph once, the ``first`` one first; return the milliseconds that each took, by place."""
         order = [(first + place) % len(graphs) for place in range(len(graphs))]
-        events = {index: self._timed(graphs[index]) for index in order}
+        events = {index: self.timed(graphs[index]) for index in order}
         self.torch.cuda.synchronize()
         return {index: start.elapsed_time(end) for index, (start, end) in events.items()}
 
-    def _timed(self, graph: Any) -> tuple[Any, Any]:
+    def timed(self, graph: Any) -> tuple[Any, Any]:
+        """Replay a graph between two device events; returns these without waiting for them."""
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()

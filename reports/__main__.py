@@ -19,6 +19,7 @@ from tensorir_ladder.harness.records import RESULTS
 from tensorir_ladder.reports.cases import grouped
 from tensorir_ladder.reports.cells import Table
 from tensorir_ladder.reports.check import findings
+from tensorir_ladder.reports.energy import energy_table
 from tensorir_ladder.reports.judgement import judgement_tables
 from tensorir_ladder.reports.page import write_pages
 from tensorir_ladder.reports.paths import Paths
@@ -78,6 +79,7 @@ def _add_commands(parser: Parser) -> dict[str, Parser]:
         "table": _table,
         "stages": _stages,
         "shapes": _shapes,
+        "energy": _energy,
         "plot": _plot,
         "page": _page,
         "report": _site,
@@ -94,8 +96,9 @@ def _add_commands(parser: Parser) -> dict[str, Parser]:
         sub.add_argument(
             "--readme", type=Path, metavar="FILE", help="a document with result markers (README.md and docs/results.md)"
         )
-        if name in ("table", "stages", "shapes"):
-            form, of = sub.add_mutually_exclusive_group(), "group" if name == "shapes" else "record"
+        if name in ("table", "stages", "shapes", "energy"):
+            of = {"shapes": "group", "energy": "contender"}.get(name, "record")
+            form = sub.add_mutually_exclusive_group()
             form.add_argument("--json", action="store_true", help=f"one JSON array on stdout, a row per {of}")
             form.add_argument("--markdown", action="store_true", help="Markdown tables")
         if name in ("table", "stages"):
@@ -150,6 +153,17 @@ def _shapes(options: argparse.Namespace, paths: Paths) -> int:
         raise UsageError(f"no drawn shapes in {paths.results}; measure some: ladder bench")
     _print_tables([shapes_table(results.shapes)], options.markdown)
     return 0 if options.markdown else _report([plot.path(paths.figures) for plot in shape_plots(results)])
+
+
+def _energy(options: argparse.Namespace, paths: Paths) -> int:
+    records = load(paths.results).energy
+    if options.json:
+        print(json.dumps([row for record in records for row in record.energy_rows], indent=1))
+        return 0
+    if not records:
+        raise UsageError(f"no record with energy in {paths.results}; measure one: ladder run --step 13 --energy 3")
+    _print_tables([energy_table(records)], options.markdown)
+    return 0
 
 
 def _print_tables(tables: list[Table], markdown: bool) -> None:

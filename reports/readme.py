@@ -13,6 +13,7 @@ from typing import Any
 
 from tensorir_ladder.harness.records import path_name, write_atomically
 from tensorir_ladder.reports.cases import Shape, is_size, steps_text
+from tensorir_ladder.reports.energy import energy_table
 from tensorir_ladder.reports.judgement import summary
 from tensorir_ladder.reports.models import model_tables, whole_models
 from tensorir_ladder.reports.paths import Paths, link
@@ -150,6 +151,7 @@ def results_block(results: Results, paths: Paths, document: Path) -> str:
         models=model_tables(results.models),
         shapes=shapes_table(latest(results.shapes)) if results.shapes else None,
         drawn=_drawn_shapes(results),
+        energy=energy_table(results.energy) if results.energy else None,
         ladders=[
             {"main": _is_main(section, main), "picture": ratios.get(section.slug), **_ladder(results, section, label)}
             for section in sections

@@ -262,7 +262,8 @@ class Section:
 class Results:
     """A results folder as reports see it: of each case the record that counts, by kind.
 
-    ``places`` says where the records of steps and calibrations stand, by key.
+    ``places`` says where the records of steps and calibrations stand, by key. ``energy`` are the records that have
+    joules, which count on their own, as those ``beside`` peers do.
     """
 
     records: tuple[Record, ...] = ()
@@ -274,6 +275,7 @@ class Results:
     timelines: tuple[Timeline, ...] = ()
     models: tuple[ModelRecord, ...] = ()
     shapes: tuple[ShapeGroup, ...] = ()
+    energy: tuple[Record, ...] = ()
     places: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def sections(self) -> list[Section]:
@@ -309,6 +311,7 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
     replaced = {record.key for record in of_runs.values()}
     chosen = {place: record for place, record in newest(everything).items() if record.key not in replaced} | of_runs
     with_peers = newest({place: record for place, record in everything.items() if record.peers})
+    with_energy = newest({place: record for place, record in everything.items() if record.energy})
     places = {record.key: Path(place).name for place, record in chosen.items()}
     wanted = None if steps is None else set(steps)
 
@@ -326,6 +329,7 @@ def load(folder: Path, steps: Iterable[int] | None = None) -> Results:
         timelines=kept(load_timelines(folder)),
         models=tuple(load_models(folder)) if wanted is None else (),
         shapes=tuple(shape_groups(load_shapes(folder))) if wanted is None else (),
+        energy=kept(sorted(with_energy.values(), key=_row_order)),
         places=places,
     )
 

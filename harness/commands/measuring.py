@@ -37,7 +37,8 @@ def measure_cases(cases: list[Case], options: argparse.Namespace, command: str, 
     that an interrupted run had only begun to write down is timed anew, as a whole.
     """
     session = open_session(options, command)
-    measurer = Measurer(session, options.stages is None, tuple(find_peers(options.peers)), forecasts=sweep)
+    peers, turns = tuple(find_peers(options.peers)), 0 if sweep else options.energy
+    measurer = Measurer(session, options.stages is None, peers, forecasts=sweep, energy_turns=turns)
     cases = [tuned_case(session, case) if case.tile_choice == "tuned" else case for case in cases]
     with CaseJournal(session, "sweep" if sweep else "run", cases) as journal:
         session.run = journal.run  # an interrupted command that goes on is one run, as long as its GPU is the same

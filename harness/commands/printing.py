@@ -106,6 +106,20 @@ def print_records(records: list[Record]) -> None:
     console().print(table)
 
 
+def print_energy(records: list[Record]) -> None:
+    """Print what each contender draws, a row each, beside cuBLAS's form that is faster without pause."""
+    title = "Energy and clock of each, launched without pause (medians of turns)"
+    headings = ("contender", "shape", "J a product", "of cuBLAS's", "W", "SM MHz", "C", "us", "speed, of cuBLAS's")
+    table = new_table(title, headings, texts=("contender", "shape"))
+    for record in records:
+        for row in record.energy_rows:
+            name = f"{record.step} {record.variant}" if row["contender"] == record.timing.label else row["contender"]
+            numbers = (f"{row['joules']:#.4g}", f"{row['joules_to_cublas']:.3f}", f"{row['watts']:.0f}")
+            state = (f"{row['sm_clock_mhz']:.0f}", f"{row['temperature_c']:.0f}")
+            table.add_row(name, row["shape"], *numbers, *state, f"{row['us']:.2f}", f"{row['speed_to_cublas']:.3f}")
+    console().print(table)
+
+
 def print_resources(kernels: list[Kernel]) -> None:
     """Print what each compiled kernel occupies."""
     headings = ("case", "registers", "spilled bytes", "shared bytes", "threads", "occupancy", "limited by")

@@ -25,10 +25,13 @@ from tensorir_ladder.harness.commands.options import (
 )
 from tensorir_ladder.harness.commands.printing import (
     print_code,
+    print_energy,
     print_records,
     print_variants,
     record_line,
 )
+from tensorir_ladder.harness.commands.values import between
+from tensorir_ladder.harness.environment import energy_counter
 from tensorir_ladder.harness.measure import Measurer
 from tensorir_ladder.harness.peers import find_peers
 from tensorir_ladder.harness.records import check_writable, read_place, shape_text
@@ -38,6 +41,8 @@ from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.steps.registry import find_steps
 from tensorir_ladder.steps.step import UnknownStep
 
+MOST_SECONDS = 600
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add cases, peers, and what to measure instead."""
@@ -46,6 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibrate", action="store_true", help="measure cuBLAS against itself: must give 1.00")
     where = "measure a record's case again, old beside new; `ladder table --json` names its place"
     parser.add_argument("--again", metavar="FILE:LINE", help=where)
+    text = "also measure energy and clock, so long for each case, cuBLAS's forms and peers, each launched without pause"
+    parser.add_argument("--energy", type=between(1, MOST_SECONDS), default=0, metavar="SECONDS", help=text)
 
 
 def run(options: argparse.Namespace, command: str) -> int:
@@ -53,18 +60,25 @@ def run(options: argparse.Namespace, command: str) -> int:
     peers = find_peers(options.peers)
     if options.calibrate and peers:
         raise UsageError(f"--peers {options.peers}: --calibrate measures cuBLAS against itself; leave out one of them")
+    if options.energy and (options.again or options.calibrate):
+        other = "--again" if options.again else "--calibrate"
+        raise UsageError(f"--energy and {other} exclude each other; leave out one of them")
     if options.again:
         return _run_again(options, command)
     if options.calibrate:
         return _calibrate(options, command)
     if not runs_on_gpu(options):
         return _run_without_gpu(options)
+    if options.energy:
+        energy_counter()  # refused before anything is built
     cases = cases_of(options, GPU_SIZES, tunes=True)
     alone = one_form(cases)
     records = measure_cases(cases, options, command)
     if alone:
         print_opening(lowered(alone))
     print_records(records)
+    if options.energy:
+        print_energy(records)
     if len({case.step.number for case in cases}) == 1 and len({case.variant for case in cases}) > 1:
         print_variants([built(case) for case in _per_variant(cases)])
     for record in records:
@@ -78,6 +92,9 @@ def run(options: argparse.Namespace, command: str) -> int:
 
 
 def _run_without_gpu(options: argparse.Namespace) -> int:
+    if options.energy:
+        why = execution.why_none() or why_on_the_cpu(options.on)
+        raise UsageError(f"--energy {options.energy} reads a GPU's counter: {why}; or leave out --energy")
     if options.tile in CHOICES[1:]:
         what = f"--tile {options.tile} is found by measuring, which takes a GPU"
         raise UsageError(f"{what}: {execution.why_none() or why_on_the_cpu(options.on)}; name a tile")

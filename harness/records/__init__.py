@@ -26,6 +26,8 @@ from tensorir_ladder.harness.records.parts import (
     CaughtMutant,
     CodeFacts,
     DepthForecast,
+    Energy,
+    EnergyTurn,
     Environment,
     FunctionTimed,
     GpuState,

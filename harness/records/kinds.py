@@ -26,6 +26,7 @@ from tensorir_ladder.harness.records.parts import (
     Count,
     DepthForecast,
     Dtype,
+    Energy,
     Environment,
     Extent,
     FunctionTimed,
@@ -189,6 +190,7 @@ class Record(_OfKernel, _Measured, _BesideCublas):
     with their times in milliseconds (None where a tile is illegal for the case, with the reason).
     ``default_stages`` says that the stage count is the one the step takes by itself, ``early_launch`` that the kernel
     is launched while the one before it still runs (None: made before that was recorded; ask ``launched_early``).
+    ``energy``: what the case, cuBLAS's forms and the peers draw, where that was asked for.
     Records made before a field with a default was known are read with that.
     """
 
@@ -214,15 +216,58 @@ class Record(_OfKernel, _Measured, _BesideCublas):
     depth: DepthForecast | None = None
     default_stages: bool = True
     early_launch: bool | None = None
+    energy: Some[Energy] | msgspec.UnsetType = msgspec.UNSET  # not written then, so that pictures stay current
 
     def __post_init__(self) -> None:
         if self.kind == "step" and not self.tile:
             raise ValueError("a step without a tile")
+        if self.energy and not self._energy_of_cublas:
+            raise ValueError("energy without cuBLAS's beside it")
+        if self.energy and len({len(energy.turns) for energy in self.energy}) > 1:
+            raise ValueError("energy of contenders that had not as many turns")
 
     @property
     def improvement_over_previous_pct(self) -> float | None:
         """Speed gained over the step before, the median of the rounds' ratios; None for the first step."""
         return None if self.previous is None else 100 * (statistics.median(self.timing.ratios_to(self.previous)) - 1)
+
+    @property
+    def energy_rows(self) -> list[dict[str, Any]]:
+        """One object for each contender whose energy was measured, joules and speed beside cuBLAS's form faster there.
+
+        ``joules`` and ``us`` are of one product, ``speed_to_cublas`` of launches without pause.
+        """
+        if not self.energy:
+            return []
+        cublas = min(self._energy_of_cublas, key=lambda energy: energy.median("us"))
+        return [
+            {
+                "gpu": self.environment.gpu,
+                "power_limit_w": self.environment.power_limit_w,
+                "shape": shape_text(self.shape),
+                "dtype": self.dtype,
+                "layout": self.layout,
+                "step": self.step,
+                "variant": self.variant,
+                "contender": energy.label,
+                "joules": energy.median("joules"),
+                "joules_to_cublas": energy.over(cublas, "joules"),
+                "watts": energy.median("watts"),
+                "sm_clock_mhz": energy.median("sm_clock_mhz"),
+                "temperature_c": energy.median("temperature_c"),
+                "us": energy.median("us"),
+                "speed_to_cublas": cublas.over(energy, "us"),
+                "launches": sum(turn.launches for turn in energy.turns),
+                "turns": len(energy.turns),
+                "recorded_at": self.environment.recorded_at,
+            }
+            for energy in self.energy
+        ]
+
+    @property
+    def _energy_of_cublas(self) -> list[Energy]:
+        forms = {timing.label for timing in self.baseline}
+        return [energy for energy in self.energy if energy.label in forms]
 
     @property
     def previous_has_its_tile(self) -> bool:

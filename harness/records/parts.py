@@ -22,6 +22,7 @@ Stages = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1000)]  # of a step
 Milliseconds = Annotated[float, msgspec.Meta(ge=1e-7, le=1e9)]  # a launch takes a microsecond at least
 Amount = Annotated[float, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 Name = text_like(NAME, "a name of letters, digits, _, . and - that does not begin with . or -")  # part of a path
 INVISIBLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"  # or turning the direction of text
 Title = text_like(rf"^[^{INVISIBLE}]{{1,200}}\Z", "1 to 200 characters that can be seen")
@@ -186,6 +187,42 @@ class Peer:
     why: str
     config: str
     timing: Timing | None
+
+
+@dataclass(frozen=True)
+class EnergyTurn:
+    """Give what one turn drew, of a contender that was launched without pause; :mod:`harness.energy` says how.
+
+    ``us`` is one launch's time, over ``launches``; the SM clock is the median over the turn.
+    """
+
+    watts: Positive
+    us: Positive
+    launches: Stages
+    sm_clock_mhz: Amount
+    temperature_c: float
+
+    @property
+    def joules(self) -> float:
+        """One launch's energy."""
+        return self.watts * self.us / 1e6
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Give what one contender draws, turn by turn, all contenders' turns interleaved."""
+
+    label: str
+    turns: Some[EnergyTurn]
+
+    def median(self, field: str) -> float:
+        """Return a turn's field, the median over turns."""
+        return statistics.median(getattr(turn, field) for turn in self.turns)
+
+    def over(self, other: Energy, field: str) -> float:
+        """Return a field over that of another contender: the median of the turns' ratios."""
+        own, others = ([getattr(turn, field) for turn in energy.turns] for energy in (self, other))
+        return statistics.median(paired_ratios(own, others))
 
 
 @dataclass(frozen=True)
