@@ -35,6 +35,7 @@ from tensorir_ladder.schedules.memory import (
     accumulate_in_registers,
     align_operands,
     initialize_before,
+    longest_rounds,
     worthwhile_row_bytes,
 )
 from tensorir_ladder.schedules.pipeline import fill_before_waiting, fill_with_zeros, hide_reads
@@ -85,8 +86,9 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
     plan = pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
     if config.variant == "fitted":
-        fill_with_zeros(sch, copies[0].rounds)
-        fill_before_waiting(sch, copies[0].rounds, plan)
+        rounds = longest_rounds(sch, copies)
+        fill_with_zeros(sch, rounds)
+        fill_before_waiting(sch, rounds, plan)
     if tensorize:
         multiply_by_wgmma(sch, loops, instruction)
     return sch
