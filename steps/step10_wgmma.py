@@ -35,6 +35,7 @@ from tensorir_ladder.schedules.memory import (
     accumulate_in_registers,
     align_operands,
     initialize_before,
+    longest_rounds,
     worthwhile_row_bytes,
 )
 from tensorir_ladder.schedules.pipeline import fill_before_waiting, fill_with_zeros, hide_reads
@@ -85,8 +86,9 @@ def schedule(problem: Matmul, config: Config, *, tensorize: bool = True) -> Sche
     enough = config.stages if config.k_tiles(problem) > config.stages else max(config.stages, in_flight + 2)
     plan = pipeline_warpgroups(sch, loops.k_outer, enough, in_flight)
     if config.variant == "fitted":
-        fill_with_zeros(sch, copies[0].rounds, PREFETCH_BYTES)
-        fill_before_waiting(sch, copies[0].rounds, plan)
+        rounds = longest_rounds(sch, copies)
+        fill_with_zeros(sch, rounds)
+        fill_before_waiting(sch, rounds, plan)
     if tensorize:
         multiply_by_wgmma(sch, loops, instruction)
     return sch
@@ -139,8 +141,8 @@ TILES = TileSet.of(
     ),
     cost=wgmma_cycles,
 )
-# Widths between, for what these leave of the last wave, and rings so short that blocks share a multiprocessor. None is
-# timed since rings are filled first: they are tuned and not chosen.
+# Widths between, for what these leave of the last wave, and rings so short that blocks share a multiprocessor. They are
+# tuned and not chosen: timed on an H200, what the cost model chooses is slower with them than without.
 BETWEEN = tuple(
     Choice(WarpgroupTile.parse(tile), stages)
     for stages, tiles in (
@@ -152,14 +154,11 @@ BETWEEN = tuple(
     )
     for tile in tiles.split()
 )
-CHOOSES_BETWEEN = False
-PREFETCH_BYTES = 0  # hint of the fitted form's copies to the L2 cache; others are not timed yet
 FITTED = TileSet.of(
     *TILES.choices,
     Choice(WarpgroupTile(block=(64, 256, 64), warpgroups=(1, 1)), stages=5),
     Choice(WarpgroupTile(block=(64, 192, 64), warpgroups=(1, 1)), stages=6),
     Choice(WarpgroupTile(block=(128, 64, 64), warpgroups=(2, 1)), stages=6),
-    *(BETWEEN if CHOOSES_BETWEEN else ()),
     more=(choice.tile for choice in BETWEEN),
     cost=wgmma_cycles,
     parts=wgmma_parts,

@@ -9,6 +9,7 @@ from .staging import accumulate_per_tile as accumulate_per_tile
 from .staging import fetch_cooperatively as fetch_cooperatively
 from .staging import initialize_before as initialize_before
 from .staging import inline_data_movement as inline_data_movement
+from .staging import longest_rounds as longest_rounds
 from .staging import pad_rows as pad_rows
 from .staging import read_through_registers as read_through_registers
 from .staging import stage_in_padded as stage_in_padded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -75,6 +76,14 @@ class CooperativeFetch:
     thread_row: LoopRV
     thread_column: LoopRV
     width: int
+
+
+def longest_rounds(sch: Schedule, copies: Sequence[CooperativeFetch]) -> LoopRV:
+    """Return the rounds of the copy that takes most: a place for marks that are read when functions are lowered.
+
+    Loops of one iteration are lowered away together with their marks: pipelined ones of few k tiles, too.
+    """
+    return max((copy.rounds for copy in copies), key=lambda rounds: loop_extent(sch, rounds))
 
 
 def fetch_cooperatively(

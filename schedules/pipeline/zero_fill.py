@@ -16,17 +16,14 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from tensorir_ladder.schedules.errors import IllegalPipeline
-from tensorir_ladder.schedules.inspection import loop_name
 from tensorir_ladder.schedules.isa import VECTOR_BYTES
 from tensorir_ladder.schedules.passes import require_pipeline
 
 ZERO_FILL = "zero_fill"
 RAW_COPY, PREDICATED = "tirx.s_tir.cp_async_raw", 6  # TVM's call, and its arguments with a predicate
-PREFETCHES = (0, 64, 128, 256)  # bytes that a copy may have brought to the L2 cache
 
 
-def fill_with_zeros(sch: Schedule, loop: LoopRV, prefetch_bytes: int = 0) -> None:
+def fill_with_zeros(sch: Schedule, loop: LoopRV) -> None:
     """Let the predicated asynchronous copies of the kernel around ``loop`` fill with zeros, each by one instruction.
 
     ::
@@ -34,57 +31,38 @@ def fill_with_zeros(sch: Schedule, loop: LoopRV, prefetch_bytes: int = 0) -> Non
         before   if inside:  cp.async(A_shared[i, k], A[i, k])     else:  A_shared[i, k] = 0
         after    cp.async(A_shared[i, k], A[i, k], bytes = 4 if inside else 0)
 
-    Changes nothing before the function is lowered (:func:`lower_zero_fills`). ``loop`` stays as it is. With
-    ``prefetch_bytes`` every asynchronous copy of the kernel, predicated or not, asks for so many bytes around what it
-    reads to be brought to the L2 cache: a hint, ``cp.async....L2::128B``, for rows that straddle cache lines.
-
-    Raises
-    ------
-    IllegalPipeline : for other ``prefetch_bytes`` than 0, 64, 128 and 256.
+    Changes nothing before the function is lowered (:func:`lower_zero_fills`). ``loop`` stays as it is.
     """
-    if prefetch_bytes not in PREFETCHES:
-        raise IllegalPipeline(
-            "no hint of so many bytes",
-            loop=loop_name(sch, loop),
-            value=prefetch_bytes,
-            limit=" | ".join(map(str, PREFETCHES)),
-            remedy="choose one of these",
-        )
     require_pipeline(sch, "copies that fill with zeros")
-    sch.annotate(loop, ZERO_FILL, prefetch_bytes)
+    sch.annotate(loop, ZERO_FILL, 1)
 
 
 def lower_zero_fills(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Rewrite the copies of a kernel that :func:`fill_with_zeros` marked; part of the lowering pipeline."""
-    marked: list[int] = []
+    marked: list[tirx.For] = []
 
     def unmarked(loop: tirx.For) -> tirx.For:
         if ZERO_FILL not in loop.annotations:
             return loop
-        marked.append(int(loop.annotations[ZERO_FILL]))
+        marked.append(loop)
         kept = {key: value for key, value in loop.annotations.items() if key != ZERO_FILL}
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, kept)
 
     body = tvm_ffi.structural_map(function.body, (tirx.For, unmarked))
-    if not marked:
-        return function
-    return function.with_body(tvm_ffi.structural_map(body, (ir.Call, lambda call: _filling(call, max(marked)))))
+    return function.with_body(tvm_ffi.structural_map(body, (ir.Call, _filling))) if marked else function
 
 
-def _filling(call: ir.Call, prefetch_bytes: int) -> ir.Call:
-    predicated = len(call.args) == PREDICATED
-    if call.op.name != RAW_COPY or not (predicated or prefetch_bytes):
+def _filling(call: ir.Call) -> ir.Call:
+    if call.op.name != RAW_COPY or len(call.args) != PREDICATED:
         return call
-    to, to_offset, source, offset, size = call.args[:5]
-    predicate = call.args[5] if predicated else tirx.const(True, "bool")
+    to, to_offset, source, offset, size, predicate = call.args
     width, (to_type, source_type) = int(size), (str(pointer.ty.element_type.dtype) for pointer in (to, source))
     cached = "cg" if width == VECTOR_BYTES else "ca"
-    hint = f".L2::{prefetch_bytes}B" if prefetch_bytes else ""
-    name = f"ptx_cp_async_legacy_pred_{cached}_{width}_zero_fill" + (f"_{prefetch_bytes}" if prefetch_bytes else "")
+    name = f"ptx_cp_async_legacy_pred_{cached}_{width}_zero_fill"
     text = f"""
 __forceinline__ __device__ void {name}(void* to, void* from, int predicate) {{
   unsigned int shared = __cvta_generic_to_shared(to);
-  asm volatile("cp.async.{cached}.shared.global{hint} [%0], [%1], %2, %3;"
+  asm volatile("cp.async.{cached}.shared.global [%0], [%1], %2, %3;"
                :: "r"(shared), "l"(from), "n"({width}), "r"(predicate ? {width} : 0));
 }}
 """

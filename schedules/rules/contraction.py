@@ -6,7 +6,7 @@ by the first *engine* that takes it:
 =========  ==================================================  =====================================================
 engine     the ladder's                                        takes
 =========  ==================================================  =====================================================
-wgmma      step 10: warpgroups, multiplications in flight      16-bit operands on sm_90a, the first stored by rows
+wgmma      step 10, fitted: warpgroups, a ring filled first    16-bit operands on sm_90a, the first stored by rows
 mma        step 9: warps, a ring filled by cp.async            16-bit operands on sm_80 and newer
 warps      step 7: ordinary cores, by warps                    float32 with cp.async
 threads    step 6: ordinary cores, by threads                  all else
@@ -51,6 +51,8 @@ from tensorir_ladder.schedules.loops.tiling import K_TILES
 from tensorir_ladder.schedules.loops.unrolling import unroll_loop
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.memory.alignment import compute_operand
+from tensorir_ladder.schedules.memory.staging import longest_rounds
+from tensorir_ladder.schedules.pipeline.first_fill import fill_before_waiting
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.pipeline.one_barrier import meet_behind_copies
 from tensorir_ladder.schedules.pipeline.pipelining import pipeline_loop, pipeline_reads
@@ -509,9 +511,11 @@ def _by_warpgroups(sch: Schedule, block: SBlockRV, shape: Shape, plan: Plan) -> 
     if by_rows:
         keep_rows_apart(sch, block)
     staged = stage_for_warpgroups(sch, block, tile, store_rows=by_rows, k_tiles=_pipelined_together(tile))
-    fill_with_zeros(sch, staged.loops.k_outer)
+    rounds = longest_rounds(sch, staged.copies)
+    fill_with_zeros(sch, rounds)
     if loop_extent(sch, staged.loops.k_outer) > 1:
-        pipeline_warpgroups(sch, staged.loops.k_outer, stages)
+        ring = pipeline_warpgroups(sch, staged.loops.k_outer, stages)
+        fill_before_waiting(sch, rounds, ring)
     else:
         meet_behind_copies(sch, staged.loops.k_outer, [0, 1])
     multiply_by_wgmma(sch, staged.loops, staged.instruction)

@@ -6,12 +6,17 @@ import functools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tvm
 from tvm import te, tirx
 from tvm.target import Target
 
 from support.functions import check_function
+from tensorir_ladder.emulator import EmulatedProgram
+from tensorir_ladder.harness.execution import numpy_dtype
+from tensorir_ladder.kernels.codegen.host_code import read_host
+from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler, arch_flags, run_nvcc
 from tensorir_ladder.schedules.cost import assumed_machine, contraction_cycles
 from tensorir_ladder.schedules.rules.contraction import RANGES, Contraction
@@ -312,3 +317,63 @@ def test_nvcc_takes_its_text(function: tirx.PrimFunc, target: Target, compiler: 
     spilled = re.findall(r"(\d+) bytes spill stores", log)
     assert spilled
     assert set(spilled) == {"0"}
+
+
+FILLED_FIRST = {  # functions whose warpgroups have two k tiles or more, whatever tile is chosen; their sizes
+    "as many tiles as stages": (product(136, 256, 192), {}),
+    "ragged, two tiles": (product(70, 200, 136), {}),
+    "ragged, many": (product(100, 264, 1160, "bfloat16", b_by_columns=False), {}),
+    "parts": (product(64, 128, 2048, epilogue=True), {}),
+    "a batch": (product(70, 72, 264, batch=3), {}),
+    "any rows": (product("m", 96, 712, epilogue=True), {"m": 77}),
+    "any reduction": (product(70, 72, "k"), {"k": 1160}),
+    "any reduction, by rows": (product(70, 128, "k", b_by_columns=False), {"k": 1163}),
+    "an image": (conv2d_nhwc(1, 9, 9, 64, 64, dtype="float16"), {}),
+    "weights of int8": (weights_of_int8(), {"m": 130}),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.emulator) if "m" in FILLED_FIRST[name][1] else name for name in FILLED_FIRST],
+)
+def test_warpgroups_request_all_tiles_of_a_rings_start_before_they_wait(name: str) -> None:
+    kernels = text_of(FILLED_FIRST[name][0], HOPPER).split('extern "C" __global__')[1:]
+    rings = [kernel.split("for (int turn")[0] for kernel in kernels if " wgmma_m" in kernel]
+    assert rings
+    for start in rings:
+        assert not re.search(r"ptx_cp_async_legacy_pred_c[ag]_\d+_\d+_\d+\(", start)  # all fill with zeros themselves
+        found = re.findall(r"(commit|wait)_group_async_\w+_group(?:_(\d+))?\(", start)
+        events = [action for action, _ in found]
+        requested = events.index("wait")
+        assert requested >= 2
+        waits = [(place, int(left)) for place, (action, left) in enumerate(found) if action == "wait"]
+        for tile, (place, left) in enumerate(waits):
+            assert left == events[:place].count("commit") - 1 - tile  # its own tile has landed, later ones have not
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", FILLED_FIRST)
+def test_rings_filled_first_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, sizes = FILLED_FIRST[name]
+    first = emulated_output(function, sizes)
+    monkeypatch.setattr("tensorir_ladder.schedules.rules.contraction.fill_before_waiting", lambda *_: None)
+    usual = emulated_output(function, sizes)
+    assert np.isfinite(first.astype(np.float32)).all()
+    assert first.tobytes() == usual.tobytes()
+
+
+def emulated_output(function: tirx.PrimFunc, sizes: dict[str, int]) -> np.ndarray:
+    """What the rule's kernels write on this machine; the last parameter is the output."""
+    made = generate(tvm.IRModule({"main": Contraction().take(function, HOPPER)}), HOPPER, "s_tir")
+    run, draw = read_host(made.host, sizes), np.random.default_rng(3)
+    arrays = {}
+    for parameter in function.params:
+        shape = [sizes[extent.name] if isinstance(extent, tirx.Var) else int(extent) for extent in parameter.shape]
+        arrays[parameter.name] = (2 * draw.standard_normal(shape)).astype(numpy_dtype(str(parameter.dtype)))
+    *operands, output = arrays
+    arrays[output][...] = np.nan
+    memory = tuple((kept.shape, numpy_dtype(kept.dtype)) for kept in run.kept)
+    names = (*arrays, *(kept.buffer for kept in run.kept))
+    EmulatedProgram("rule", made.cuda, run.launches, names, memory, 132, tuple(operands))(*arrays.values(), seed=1)
+    return arrays[output]

@@ -94,6 +94,7 @@ def test_results_are_the_same_bit_for_bit(k: int, stages: int) -> None:
         ((72, 104, 520), "64x104x64/1x1", 6, "nt", "bfloat16"),
         ((72, 100, 520), "64x104x64/1x1", 6, "nn", "float16"),
         ((72, 72, 3000), "64x72x64/1x1", 3, "nn", "float16"),
+        ((72, 264, 200), "64x256x64/1x4", 3, "nn", "float16"),  # the first operand is copied in one round
     ],
 )
 def test_the_fitted_form_is_right_with_any_width_by_the_eight(shape, tile, stages, layout, dtype) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import tvm
@@ -17,7 +15,6 @@ from tensorir_ladder.harness.machines import machine_for
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.schedules import pipeline
-from tensorir_ladder.schedules.errors import IllegalPipeline
 from tensorir_ladder.schedules.passes import needs_of
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.recipes import stage_contraction
@@ -48,21 +45,6 @@ def test_copies_are_one_instruction_where_asked_for(columns: int) -> None:
     assert filled.cuda.count("_zero_fill(") > 2
     assert needs_of(filled.mod)
     assert not needs_of(usual.mod)
-
-
-@pytest.mark.parametrize(("columns", "kinds"), [(22, {"ca", "cg"}), (32, {"cg"})])
-def test_copies_ask_for_what_lies_around_them_where_told_to(columns: int, kinds: set[str]) -> None:
-    sch = Schedule(Matmul(32, columns, 64).prim_func())
-    staged = stage_contraction(sch, sch.get_sblock("matmul"), TILE, vectorize=True)
-    with pytest.raises(IllegalPipeline, match=r"got 100, limit 0 \| 64 \| 128 \| 256"):
-        pipeline.fill_with_zeros(sch, staged.loops.k_inner, 100)
-    pipeline.fill_with_zeros(sch, staged.loops.k_inner, 128)
-    pipeline.pipeline_loop(sch, staged.loops.k_outer, 3, async_copy=True)
-    cuda = lower_schedule(sch, machine_for("sm_90a"), "prefetching").cuda
-    assert set(re.findall(r"cp\.async\.c[ag][\w.:]*", cuda)) == {
-        f"cp.async.{cached}.shared.global.L2::128B" for cached in kinds
-    }
-    assert OTHERWISE not in cuda
 
 
 @pytest.mark.parametrize("number", [7, 10])
