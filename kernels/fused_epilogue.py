@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import tvm_ffi
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
@@ -121,6 +122,27 @@ class Epilogue:
 
 
 PLAIN = Epilogue()
+
+
+@dataclass(frozen=True)
+class Written(Epilogue):
+    """Makes ``value`` of each sum: an expression of ``total``, the sum, and of ``element``, the bias' of its column.
+
+    Its arithmetic is done as it is written, roundings between included; its dtype is the results'.
+    """
+
+    value: Expr | None = None
+    total: Var | None = None
+    element: Var | None = None
+
+    def _added(self, bias: Buffer | None, column: Expr) -> Expr | None:
+        if bias is None:
+            return None
+        return T.Bind(T.if_then_else(column < bias.shape[0], bias[column], tirx.const(0, str(bias.dtype))))
+
+    def _value(self, value: Expr, added: Expr | None) -> Expr:
+        given = {self.total: T.Bind(value), self.element: added}
+        return T.Cast("float32", tvm_ffi.structural_map(self.value, (Var, lambda var: given.get(var, var))))
 
 
 def without(function: tirx.PrimFunc, *unused: str) -> tirx.PrimFunc:

@@ -1,7 +1,7 @@
 """A rule for products in Relax modules that explicit kernels take: TMA, warpgroups with roles.
 
-A function of a Relax module that is no more than a product of 16-bit matrices gets launches of the kernels of steps 12
-and 13 beside the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of rows::
+A function of a Relax module that is a product of 16-bit matrices, its sums finished each by itself or with an element
+for its column (bias, activation), maybe with a residual added, gets launches of the kernels of steps 12 and 13 beside the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of rows::
 
     if m <= 16: as Contraction                       # few rows: the weights stream past
     elif m <= 256: step 12, tiles of 64 x 192        # tensor maps of the rows at hand, a block for each tile
@@ -28,8 +28,9 @@ from tvm import ir, sym, te, tirx
 from tvm.target import Target
 
 from tensorir_ladder.kernels import epilogue, tma
-from tensorir_ladder.kernels.codegen.launch_plan import RESIDUAL, ROWS_PARAMETER
+from tensorir_ladder.kernels.codegen.launch_plan import BIAS, RESIDUAL, ROWS_PARAMETER
 from tensorir_ladder.kernels.codegen.lowering import with_kernels
+from tensorir_ladder.kernels.fused_epilogue import BIAS_DTYPES, PLAIN, Written
 from tensorir_ladder.kernels.fused_epilogue import Epilogue as Finish
 from tensorir_ladder.kernels.host_launch import DeviceCode, Mapped, device_code, launch
 from tensorir_ladder.kernels.persistent import persistent
@@ -51,6 +52,7 @@ from tensorir_ladder.schedules.rules import (
     by_extent,
     equation_of,
     kernels_of,
+    loads_in,
     narrowed,
     product_of,
     steps_of,
@@ -98,7 +100,8 @@ LEAVE = "leave it to schedules"
 class PlainProduct:
     """``C[i, j] = sum over k of A[i, k] * B[k, j]``, or ``B[j, k]``: a function's parameters, and its extents.
 
-    ``rows`` are the leading extents of A and C together, known or not; ``residual`` is added to what is rounded.
+    ``rows`` are the leading extents of A and C together, known or not. What becomes of the sums is ``finish``, of which
+    ``bias`` may be an element for each column; ``residual`` is added to what is rounded.
     """
 
     a: tirx.Var
@@ -109,6 +112,8 @@ class PlainProduct:
     k: int
     layout: str
     residual: tirx.Var | None = None
+    finish: Finish = PLAIN
+    bias: tirx.Var | None = None
 
     def problem(self, rows: int) -> Matmul:
         """Return the product of so many rows, of matrices as the kernels see them: copied ones have whole lines."""
@@ -128,8 +133,8 @@ class PlainProduct:
     @property
     def matrices(self) -> dict[str, tirx.Var]:
         """The parameters by the kernels' names."""
-        found = {"A": self.a, "B": self.b, "C": self.c}
-        return found if self.residual is None else {**found, RESIDUAL: self.residual}
+        found = {"A": self.a, "B": self.b, "C": self.c, RESIDUAL: self.residual}
+        return {name: each for name, each in found.items() if each is not None}
 
     def with_copies(self, launching: Callable[[dict[str, tirx.Var]], tirx.PrimFunc], target: Target) -> tirx.PrimFunc:
         """Return what ``launching`` makes of the matrices, some of which are copies: made before, or copied back after.
@@ -139,14 +144,15 @@ class PlainProduct:
             A_rows = A, in rows of 1024 elements, zeros beyond 1001               # kernels of the rule for elements
             launch ...(A_rows, B_rows, C)
         """
+        vectors = {} if self.bias is None else {BIAS: self.bias}
         if not self.copied:
-            return launching(self.matrices)
+            return launching({**self.matrices, **vectors})
         own = {
             name: tirx.decl_buffer([*matrix.shape[:-1], self.copied[name]], matrix.dtype, f"{name}_rows")
             for name, matrix in self.matrices.items()
             if name in self.copied
         }
-        function = launching({**self.matrices, **own})
+        function = launching({**self.matrices, **own, **vectors})
         before = [
             _copy(matrix, own[name], target) for name, matrix in self.matrices.items() if name in own.keys() - "C"
         ]
@@ -171,14 +177,17 @@ class PlainProduct:
 
 
 def plain_product(func: tirx.PrimFunc) -> PlainProduct:
-    """Read a function, its indices narrowed, as a product of matrices that lie in memory row by row, and a residual.
+    """Read a function, its indices narrowed, as a product of matrices that lie in memory row by row.
+
+    Its sums may be finished by what takes them and an element for each column, and a matrix be added to that.
 
     Raises
     ------
     NotTaken : for all else, and for what TMA or the kernels do not take.
     """
     reduction, factors, after = equation_of(func)
-    residual = _residual(after)
+    residual, value = _residual(after)
+    finish, bias = _finish(after, value)
     loads = factors.first, factors.second
     for load in loads if residual is None else (*loads, residual):
         if not isinstance(load, ir.TensorLoad) or not any(load.source.same_as(each) for each in func.params):
@@ -193,7 +202,8 @@ def plain_product(func: tirx.PrimFunc) -> PlainProduct:
                 rows = _product(first.source.shape[:-1])
                 n, steps = int(after.buffer.shape[-1]), int(first.source.shape[-1])
                 added = None if residual is None else residual.source
-                return _taken(PlainProduct(first.source, second.source, after.buffer, rows, n, steps, layout, added))
+                operands = first.source, second.source, after.buffer
+                return _taken(PlainProduct(*operands, rows, n, steps, layout, added, finish, bias))
     raise NotTaken("operands are no matrices stored by rows", remedy=LEAVE)
 
 
@@ -209,20 +219,42 @@ def _copy(source: tirx.Var, target: tirx.Var, gpu: Target) -> tirx.Stmt:
     return kernels_of([read, te.compute(target.shape, element, target.name)], [source, target], gpu)
 
 
-def _residual(after: Epilogue) -> ir.TensorLoad | None:
-    """Return the element of a matrix like the result that is added to a rounded sum, None where none is; NotTaken."""
-    rounded = after.total.astype(str(after.buffer.dtype))
-    if tvm_ffi.structural_equal(after.value, rounded):
-        return None
+def _residual(after: Epilogue) -> tuple[ir.TensorLoad | None, tirx.Expr]:
+    """Return the element of a matrix like the result that is added last, or None, and what it is added to."""
     terms = (after.value.a, after.value.b) if isinstance(after.value, tirx.Add) else ()
     for one, other in (terms, terms[::-1]) if terms else ():
         alike = isinstance(other, ir.TensorLoad) and all(
             tvm_ffi.structural_equal(list(mine), list(its))
             for mine, its in ((other.indices, after.indices), (other.source.shape, after.buffer.shape))
         )
-        if alike and tvm_ffi.structural_equal(one, rounded):
-            return other
-    raise NotTaken("something else than a residual follows the sums", value=after.value, remedy=LEAVE)
+        if alike:
+            return other, one
+    return None, after.value
+
+
+def _finish(after: Epilogue, value: tirx.Expr) -> tuple[Finish, tirx.Var | None]:
+    """Return how sums become ``value``, of the result's dtype, and the vector of which it takes an element by columns.
+
+    Raises NotTaken for what takes anything else than the sum and such an element.
+    """
+    if tvm_ffi.structural_equal(value, after.total.astype(str(after.buffer.dtype))):
+        return PLAIN, None
+    loads, column = loads_in(value), after.indices[-1]
+    vectors = {load.source for load in loads}
+    by_columns = all(len(load.indices) == 1 and load.indices[0].same_as(column) for load in loads)
+    if len(vectors) > 1 or not by_columns or any(not is_constant(each.shape[0]) for each in vectors):
+        raise NotTaken("sums are finished by more than an element for each column", value=value, remedy=LEAVE)
+    bias = next(iter(vectors), None)
+    element = tirx.Var(BIAS, str(bias.dtype) if bias is not None else "float32")
+    taken = tvm_ffi.structural_map(value, (ir.TensorLoad, lambda _load: element))
+    read: list[tirx.Var] = []
+    tvm_ffi.structural_walk(taken, (tirx.Var, read.append))
+    if any(not (var.same_as(after.total) or var.same_as(element)) for var in read) or (
+        bias is not None and str(bias.dtype) not in BIAS_DTYPES
+    ):
+        raise NotTaken("sums are finished by what kernels do not take", value=value, remedy=LEAVE)
+    finish = Written(bias="" if bias is None else str(bias.dtype), value=taken, total=after.total, element=element)
+    return finish, bias
 
 
 def _walked(buffer: tirx.Var, indices: Sequence[tirx.Expr], within: Computation) -> list[tirx.Var] | None:
@@ -250,6 +282,8 @@ def _taken(product: PlainProduct) -> PlainProduct:
     operands = {str(product.a.dtype), str(product.b.dtype)}
     if len(operands) > 1 or not operands < set(PTX_TYPES):
         raise NotTaken("operands are not both float16 or bfloat16", value=sorted(operands), remedy=LEAVE)
+    if product.bias is not None and problem.n != product.n:
+        raise NotTaken("columns of copies have no element of the vector", value=product.n, remedy=LEAVE)
     if why := epilogue.untaken(problem):  # of copies, where there are some
         raise NotTaken(why, remedy=LEAVE)
     if not all(epilogue.can_store_by_tma(problem, each.tile) for each in TILES):
@@ -271,7 +305,9 @@ class Launch:
     known: bool
 
     def __str__(self) -> str:
-        added = "" if self.product.residual is None else ", residual"
+        added = (", finished" if self.product.finish != PLAIN else "") + ", residual" * (
+            self.product.residual is not None
+        )
         copied = ", ".join(self.product.copied)
         copies = f", rows of {copied} copied to whole lines" if copied else ""
         return f"TMA, step {self.step} {self.choice.tile}, {self.choice.stages} stages{added}{copies}"
@@ -284,7 +320,8 @@ class Launch:
     def code(self, target: Target, machine: Machine) -> DeviceCode:
         """Make and lower the kernel."""
         problem, tile, stages = self.product.problem(self.most), self.choice.tile, self.choice.stages
-        more = {"finish": Finish(residual=self.product.residual is not None), "any_rows": not self.known}
+        finish = replace(self.product.finish, residual=self.product.residual is not None)
+        more = {"finish": finish, "any_rows": not self.known}
         if self.step == 13:
             kernel = persistent(problem, tile, stages, machine=machine, overlapped=True, **more)
         else:
@@ -409,7 +446,7 @@ class TmaContraction(Contraction):
             found = []
         if not found:
             return super().schedule(func, target)
-        few = self.bodies(func, target, scheduled) if not is_constant(product.rows) else []
+        few = self.bodies(func, target, scheduled) if 0 < each <= scheduled else []
         machine = self._machine_of(target)
         made = {each.kernel: each.code(target, machine) for _, each in reversed(found)}
 
@@ -449,11 +486,12 @@ class TmaContraction(Contraction):
             rows = int(product.rows)
             return [(None, menu.best(rows, None))] if rows > scheduled else []
         found: list[tuple[int | None, Launch]] = []
-        for limit in (*(limit for limit in LIMITS if limit > scheduled), None):
-            launch = menu.best(limit or MANY_ROWS, found[-1][1] if found and limit else None)
+        steps = dict.fromkeys(limit // each for limit in LIMITS if limit > scheduled and limit >= each)
+        for most in (*steps, None):
+            launch = menu.best(most * each if most else MANY_ROWS, found[-1][1] if found and most else None)
             if found and found[-1][1].kernel == launch.kernel:
                 found.pop()
-            found.append((limit and limit // each, launch))
+            found.append((most, launch))
         return found
 
 
@@ -462,7 +500,7 @@ def _rows_of_each(product: PlainProduct, extents: Sequence[tirx.Var]) -> int:
     if is_constant(product.rows):
         return 0
     each = steps_of(product.rows, extents[0]) if len(extents) == 1 else 0
-    if not 1 <= each <= SCHEDULED_ROWS:
+    if not each:
         raise NotTaken("rows are no multiple of one extent", value=product.rows, remedy=LEAVE)
     return each
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -162,18 +164,10 @@ def test_known_rows_have_one_launch_or_none() -> None:
     assert launch.parameters[0].sizes == (128, 300)
 
 
-def relu() -> tirx.PrimFunc:
-    """A product with something behind it that no explicit kernel does."""
-    a, b, k = te.placeholder((300, 128), "float16"), te.placeholder((256, 128), "float16"), te.reduce_axis((0, 128))
-    c = te.compute((300, 256), lambda i, j: te.sum(a[i, k] * b[j, k], axis=k))
-    return te.create_prim_func([a, b, te.compute((300, 256), lambda i, j: te.max(c[i, j], tirx.const(0, "float16")))])
-
-
 OTHERS: dict[str, tuple[Callable[[], tirx.PrimFunc], str]] = {
     "operands of 32 bits": (lambda: product(300, 256, 128, dtype="float32"), "float32"),
     "results of 32 bits": (lambda: product(300, 256, 128, out="float32"), "float32"),
     "rows of results that TMA cannot step over": (lambda: product(300, 252, 128), "252"),
-    "relu": (relu, "follows the sums"),
 }
 
 
@@ -324,6 +318,86 @@ def check_rows(written: tirx.PrimFunc, function: tirx.PrimFunc, numbers: tuple[i
         want = (a @ (b.T if b.shape[0] == shapes[-1][1] else b)).astype(dtype)
         want = want + arrays[2] if len(arrays) > 3 else want
         np.testing.assert_array_equal(emulate(function, rows, made, arrays), want, err_msg=f"{rows} rows")
+
+
+def finished(m: int | None, n: int, k: int, how: str, *, dtype: str = "float16", each: int = 0) -> tirx.PrimFunc:
+    """A product whose sums are finished; of ``each`` rows in every one of a batch, where that is said."""
+    rows = te.var("rows") if m is None else m
+    outer = (rows, each) if each else (rows,)
+    a, b, step = (
+        te.placeholder((*outer, k), dtype, "A"),
+        te.placeholder((n, k), dtype, "B"),
+        te.reduce_axis((0, k), "k"),
+    )
+    c = te.compute((*outer, n), lambda *at: te.sum(a[(*at[:-1], step)] * b[at[-1], step], axis=step), "C")
+    bias, scale = te.placeholder((n,), dtype, "bias"), te.placeholder((n,), dtype, "scale")
+    by_rows, matrix = te.placeholder(outer, dtype, "by_rows"), te.placeholder((*outer, n), dtype, "R")
+    half = tirx.const(0.5, dtype)
+
+    def gelu(x: tirx.Expr) -> tirx.Expr:
+        return x * (half + te.erf((x * tirx.const(0.5**0.5, dtype)).astype("float32")).astype(dtype) * half)
+
+    forms: dict[str, tuple[list[Any], Callable[..., tirx.Expr]]] = {
+        "bias": ([bias], lambda *at: c[at] + bias[at[-1]]),
+        "bias, gelu": ([bias], lambda *at: gelu(c[at] + bias[at[-1]])),
+        "silu": ([], lambda *at: c[at] * tirx.sigmoid(c[at])),
+        "relu": ([], lambda *at: tirx.max(c[at], tirx.const(0, dtype))),
+        "bias, residual": ([bias, matrix], lambda *at: matrix[at] + (c[at] + bias[at[-1]])),
+        "scale, bias": ([scale, bias], lambda *at: c[at] * scale[at[-1]] + bias[at[-1]]),
+        "by rows": ([by_rows], lambda *at: c[at] + by_rows[at[:-1]]),
+        "times a matrix": ([matrix], lambda *at: c[at] * matrix[at]),
+    }
+    given, element = forms[how]
+    return te.create_prim_func([a, b, *given, te.compute((*outer, n), element, "D")])
+
+
+FINISHED: dict[str, tuple[tuple[int | None, int, int], dict[str, Any], tuple[int, ...]]] = {
+    "bias": ((None, 520, 264), {}, (17, 100, 700)),
+    "bias, gelu": ((None, 264, 136), {}, (130,)),
+    "silu": ((200, 264, 136), {"dtype": "bfloat16"}, (200,)),
+    "relu": ((None, 264, 136), {"dtype": "bfloat16"}, (70, 300)),
+    "bias, residual": ((None, 264, 136), {"each": 37}, (1, 2, 7)),
+}
+
+
+@slow
+@pytest.mark.parametrize("how", FINISHED)
+def test_sums_are_finished_as_is_written(how: str) -> None:
+    shape, more, numbers = FINISHED[how]
+    written = finished(*shape, how, **more)
+    function = taken(written)
+    assert "finished" in str(function.attrs[HOW])
+    made, random = lowered(function), np.random.default_rng(5)
+    for rows in numbers:
+        shapes = [tuple(rows if isinstance(e, tirx.Var) else int(e) for e in each.shape) for each in function.params]
+        dtype = numpy_dtype(str(function.params[0].dtype))
+        a, b, *given, result = (random.integers(-8, 9, shape).astype(dtype) / dtype.type(8) for shape in shapes)
+        total = (a.astype(np.float32) @ b.astype(np.float32).T).astype(dtype)
+        one, half = dtype.type(1), dtype.type(0.5)
+        x = total + given[0] if given else total
+        if "gelu" in how:
+            erf = np.vectorize(math.erf)((x * dtype.type(0.5**0.5)).astype(np.float64))
+            x = x * (half + erf.astype(dtype) * half)
+        elif how == "silu":
+            x = x / (one + np.exp(-x.astype(np.float64)))
+        elif how == "relu":
+            x = np.maximum(x, dtype.type(0))
+        elif "residual" in how:
+            x = given[1] + x
+        got = emulate(function, rows, made, [a, b, *given, result]).astype(np.float64)
+        room = 0 if how in ("bias", "relu", "bias, residual") else 4 * float(ml_dtypes.finfo(dtype).eps)
+        np.testing.assert_allclose(got, x.astype(np.float64), rtol=room, atol=room, err_msg=f"{rows} rows")
+
+
+@pytest.mark.parametrize("how", ["scale, bias", "by rows", "times a matrix"])
+def test_sums_that_need_more_than_a_vector_are_left_to_schedules(how: str) -> None:
+    with pytest.raises(NotTaken, match="finished"):
+        plain_product(narrowed(finished(300, 264, 136, how)))
+
+
+def test_a_vector_shorter_than_copied_columns_is_left() -> None:
+    with pytest.raises(NotTaken, match="of the vector"):
+        plain_product(narrowed(finished(300, 263, 133, "bias")))
 
 
 # As TVM links it
