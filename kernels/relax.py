@@ -1,7 +1,8 @@
 """A rule for products in Relax modules that explicit kernels take: TMA, warpgroups with roles.
 
 A function of a Relax module that is a product of 16-bit matrices, its sums finished each by itself or with an element
-for its column (bias, activation), maybe with a residual added, gets launches of the kernels of steps 12 and 13 beside the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of rows::
+for its column (bias, activation), maybe with a residual added, gets launches of the kernels of steps 12 and 13 beside
+the bodies that :class:`schedules.rules.contraction.Contraction` makes, each for a range of rows::
 
     if m <= 16: as Contraction                       # few rows: the weights stream past
     elif m <= 256: step 12, tiles of 64 x 192        # tensor maps of the rows at hand, a block for each tile
