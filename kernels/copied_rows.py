@@ -20,6 +20,8 @@ from tensorir_ladder.kernels.roles import OVERLAPS
 THREADS = 256
 UNIT = 2  # bytes of what is counted
 PIECE = 8  # units that a thread writes
+BUFFERS = ("source_0", "target_0", "source_1", "target_1")
+LONG = ("source_step", "target_step", "extent")  # numbers of 64 bits; others have 32
 MOST_BLOCKS = 2**22  # that the kernel is lowered for; a launch has as many as it needs
 _COPY = """
 __forceinline__ __device__ void copy_piece(

@@ -22,6 +22,7 @@ from tensorir_ladder.kernels.tiles import ROLE_CHOICES, HopperTile
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting, choose, of_any_rows
+from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
 from tensorir_ladder.torch_ops.few_rows import Streamed
@@ -220,8 +221,9 @@ def _product(
     if bias:
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
-    kernel = _loaded(*choose_for(operands, finish, any_m, gpu_machine(device), result), device)
-    return Product(kernel, operands, result, dtype)
+    machine = gpu_machine(device)
+    kernel = _loaded(*choose_for(operands, finish, any_m, machine, result), device)
+    return Product(kernel, operands, result, dtype, lambda: _loaded(Copying(), None, Setting(machine), device))
 
 
 def choose_for(
@@ -242,11 +244,14 @@ def choose_for(
 
 
 @functools.cache
-def _loaded(choice: Choice | Streamed, problem: Matmul, setting: Setting, device: int) -> LoadedKernel:
+def _loaded(choice: Choice | Streamed | Copying, problem: Matmul | None, setting: Setting, device: int) -> LoadedKernel:
+    """Load a choice's kernel for a problem, or one for all."""
     if _torch().cuda.is_current_stream_capturing():
+        first = "copy of rows"
+        if problem is not None:
+            first = f"product {problem.shape} of {problem.dtype} (layout {problem.layout})"
         raise FirstCallInCapture(
-            f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
-            "cannot be captured in a CUDA graph; call it once before"
+            f"the first {first} loads a kernel, which cannot be captured in a CUDA graph; call it once before"
         )
     compiled = build_kernel(choice, problem, setting, require_compiler())
     return load_kernel(compiled, cuda_driver(), device, str(choice))

@@ -373,7 +373,7 @@ def test_factor_bias_and_activation_reach_the_kernel(library: Library, n: int, b
             warnings.simplefilter("ignore", PaddedCopy)
             got = matmul(a, b, bias=bias, activation="relu", alpha=0.5, out=out)
         assert (got.array.astype(np.float64) == wanted.astype(np.float16)).all()
-    assert library.count("cuModuleLoadData") == 1
+    assert library.count("cuModuleLoadData") == (1 if n == 64 else 2)  # the other copies rows
 
 
 def test_each_finish_is_a_kernel_of_its_own(library: Library) -> None:
