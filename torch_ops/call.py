@@ -239,7 +239,8 @@ def choose_for(
     choice = choose(problem, machine, batch, any_m, dense)
     if isinstance(choice, Streamed):
         return choice, problem, Setting(machine, finish=finish)
-    setting = Setting(machine, operands.straddles, finish, batch, any_m)
+    columns = operands.columns if choice.kernel.narrowing and operands.narrows(out) else 0
+    setting = Setting(machine, operands.straddles, finish, batch, any_m, columns)
     return choice, of_any_rows(problem, choice.tile) if any_m else problem, setting
 
 

@@ -54,7 +54,8 @@ class Product:
         matrices = {"A": self._a, "B": self._b, "C": self._result}
         self._bias_itemsize = kernel.plan.bias_itemsize
         if self._bias_itemsize:
-            matrices[BIAS] = Rows(1, problem.n, problem.n * self._bias_itemsize)
+            self._bias_columns = kernel.plan.columns(BIAS)
+            matrices[BIAS] = Rows(1, self._bias_columns, self._bias_columns * self._bias_itemsize)
         self._launch = Launcher(kernel, matrices, self._check)
         self._keeps, self._label = bool(kernel.workspaces), kernel.label
         self._plain = not (self._copies or self._keeps or self._bias_itemsize)  # three addresses are all there is
@@ -106,7 +107,7 @@ class Product:
         self._check_apart(*given, None if bias is None else bias.data_ptr())
         stream, room = self._stream_of(self._device), a.new_empty((self._room_elements,))
         if bias is not None:
-            bias = _as_long_as(bias, self._operands.problem.n)
+            bias = _as_long_as(bias, self._bias_columns)
         begin = room.data_ptr()
         taken = [own if at is None else begin + at for own, at in zip(given, self._places)]
         if self._copy_in:
@@ -126,7 +127,8 @@ class Product:
 
     def _check(self, a: int, b: int, c: int, *more: int) -> None:
         """Raise UnalignedOperand for addresses that TMA cannot read, OverlappingOutput for a result upon an operand."""
-        for name, address in (("a", a), ("b", b), ("out", c)):
+        narrowed = self._result is self._out and self._out.columns < self._operands.problem.n  # stored by elements
+        for name, address in (("a", a), ("b", b), *(() if narrowed else (("out", c),))):
             check_address(name, address)
         if not self._copies:
             self._check_apart(a, b, c, more[0] if self._bias_itemsize else None)

@@ -222,6 +222,10 @@ class LaunchPlan:
         """Bytes of an element of the kernel's bias; 0 where it takes none."""
         return next((plain.itemsize for plain in self._plain if plain.buffer == BIAS), 0)
 
+    def columns(self, buffer: str) -> int:
+        """Count the columns of a buffer that the kernel reaches by its address."""
+        return next(plain.shape[-1] for plain in self._plain if plain.buffer == buffer)
+
     @property
     def cluster_blocks(self) -> int:
         """Blocks of a cluster."""

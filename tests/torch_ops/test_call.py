@@ -419,6 +419,58 @@ def test_copies_are_said_once_with_their_bytes(library: Library) -> None:
     assert "out (40 rows of 190 bytes in 10240 bytes)" in str(one.message)
 
 
+@pytest.mark.parametrize("copied", [("a", "b"), ("b",)])
+def test_copies_are_one_launch_before_the_product_and_one_behind_it(library: Library, copied: tuple[str, ...]) -> None:
+    a, b = operand(0, (40, 63 if "a" in copied else 64)), operand(1, (63 if "a" in copied else 64, 95))
+    for calls in (1, 2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PaddedCopy)
+            got = matmul(a, b)
+        assert (got.array.astype(np.float64) == product_of(a, b, np.float16)).all()
+        assert library.count("cuLaunchKernelEx") == 3 * calls
+    copying, product = (
+        next(kernel for kernel in library.kernels if (kernel[1] is None) == one) for one in (True, False)
+    )
+    assert copying[0].overlaps
+    assert library.grids[0] != copying[0].grid
+    assert library.count("cuModuleLoadData") == 2
+    assert product[1].n == 96
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("shape", [(40, 95, 63), (1, 95, 63), (33, 130, 72), (7, 3, 513)])
+def test_small_results_are_stored_to_rows_of_any_length(
+    library: Library, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], out_dtype: str
+) -> None:
+    """By a kernel that stores elements: also where an output begins anywhere, not where its rows have gaps."""
+    _use(library, monkeypatch, choose)
+    monkeypatch.setattr(Costs, "estimate", lambda costs, *_, **__: ([0], [float("inf")]))
+    m, n, k = shape
+    a, b, bias = operand(0, (m, k)), operand(1, (k, n)), Tensor.integers(2, (n,), "float32")
+    apart = Tensor.empty((m, n + 24 - n % 8), out_dtype)[:, :n]
+    begins_anywhere = Tensor.empty((m, n), out_dtype, offset=4)
+    for number, out in enumerate((None, Tensor.empty((m, n), out_dtype), begins_anywhere, apart)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PaddedCopy)
+            got = matmul(a, b, bias=bias, out=out, out_dtype=tensor_dtype(out_dtype))
+            said = describe(a, b, out=out)
+        wanted = (a.array.astype(np.float64) @ b.array.astype(np.float64) + bias.array).astype(got.array.dtype)
+        assert (got.array == wanted).all()
+        if number < 3:
+            assert "copies out" not in said
+            assert library.count("cuLaunchKernelEx") == 2 * (number + 1)
+    assert "copies out" in said or m == 1
+
+
+def test_large_results_of_16_bits_are_copied_to_rows_of_any_length() -> None:
+    operands = arrange(form("a", (1024, 64)), form("b", (64, 511)), "float16")
+    assert operands.narrows()
+    assert not replace(operands, problem=replace(operands.problem, m=1100)).narrows()
+    wide = arrange(form("a", (1100, 64)), form("b", (64, 511)), "float32")
+    assert wide.narrows()
+    assert not arrange(form("a", (8, 64)), form("b", (64, 512)), "float16").narrows()
+
+
 def test_a_call_is_described(library: Library) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PaddedCopy)
