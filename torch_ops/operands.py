@@ -147,6 +147,11 @@ class Operands:
         """True where rows of B that a kernel reads begin within cache lines."""
         return readable(self.b, dtype_bytes(self.problem.dtype)).row_bytes % ROW_BYTES != 0
 
+    @property
+    def are_copied(self) -> bool:
+        """True where a kernel that TMA loads for reads a copy of an operand."""
+        return not (fits_tma(self.a) and fits_tma(self.b))
+
     def narrows(self, out: Rows | None = None) -> bool:
         """Tell whether an output has fewer columns than the problem, in rows without gaps, as it has if none is given.
 

@@ -234,7 +234,7 @@ class _Reading:
             if number is None and isinstance(value, Var) and value.name == ROWS_PARAMETER:
                 return RowCount()
             if number is None and isinstance(value, Var) and value.name in (*PLANNED, *COUNTED, *COPIED):
-                return Planned(value.name)
+                return Planned(str(value.name))
             if number is None:
                 raise _no_matrix(value)
             return Real(number, str(value.ty.dtype)) if "float" in str(value.ty.dtype) else int(number)
