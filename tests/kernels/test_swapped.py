@@ -317,6 +317,7 @@ def test_every_width_is_right_on_the_gpu(number: int, layout: str, columns: int,
 # Outputs of fewer columns than the product
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("columns", "tile"), [(61, "16x64x64/1x1/1"), (130, "8x128x64/1x2/2")])
 def test_results_leave_for_rows_of_any_length(columns: int, tile: str, dtype: str) -> None:

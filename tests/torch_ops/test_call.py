@@ -768,7 +768,7 @@ def test_products_are_right(real: Any, shape: tuple[int, int, int], b_lies: str,
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
-@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63), (128, 64, 8192)])
+@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63), (1023, 1025, 513), (128, 64, 8192)])
 def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
@@ -782,6 +782,27 @@ def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, s
         graph.replay()
         real.cuda.synchronize()
         check_real(real, got, a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
+@pytest.mark.parametrize("shape", [(40, 95, 63), (1023, 1025, 513)])
+def test_odd_operands_and_outputs_may_begin_anywhere(real: Any, shape: tuple[int, int, int]) -> None:
+    """Those of rows that are copied, or stored by elements."""
+    m, n, k = shape
+
+    def beyond(first: int, seed: int, sizes: tuple[int, int]) -> tuple[Any, Any]:
+        """Drawn elements so many behind the first of some memory, and the memory."""
+        room = real.full((sizes[0] * sizes[1] + 16,), 7.0, dtype=real.float16, device="cuda")
+        made = room[first : first + sizes[0] * sizes[1]].view(sizes)
+        made.copy_(random(real, seed, sizes, "dense", "float16"))
+        return room, made
+
+    for first in (1, 5, 8):
+        (_, a), (_, b), (room, out) = beyond(first, 0, (m, k)), beyond(3, 1, (k, n)), beyond(first, 2, (m, n))
+        check_real(real, matmul(a, b, out=out), a, b)
+        assert bool((room[:first] == 7).all())
+        assert bool((room[first + m * n :] == 7).all())
 
 
 @pytest.mark.gpu
@@ -823,7 +844,19 @@ def test_products_wait_for_what_is_before_them_in_the_current_stream(real: Any) 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(256, 256, 256), (128, 64, 8192), (1024, 1024, 14336), (2304, 2304, 4096)])
+@pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (256, 256, 256),
+        (128, 64, 8192),
+        (1024, 1024, 14336),
+        (2304, 2304, 4096),
+        (31, 333, 1001),
+        (1023, 1025, 513),
+        (2301, 2303, 4097),
+    ],
+)
 def test_products_in_a_row_read_what_the_one_before_wrote(real: Any, shape: tuple[int, int, int]) -> None:
     """Overlapped launches: the second begins while the first runs, and multiplies its result."""
     m, n, k = shape
