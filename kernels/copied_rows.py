@@ -123,8 +123,8 @@ def copied_rows() -> tirx.PrimFunc:
     """``main(source_0, target_0, source_1, target_1, ...)``: copy one matrix, or two, of any sizes, by one launch.
 
     The numbers of :class:`Job` follow for each, then how many blocks the first has; blocks behind these have the
-    second. It waits for the kernel before it in the stream before it touches memory, and lets the one behind it begin
-    at once.
+    second. It waits for the kernel before it in the stream, and then lets the one behind it begin, before it touches
+    memory.
     """
 
     @T.prim_func
@@ -154,8 +154,8 @@ def copied_rows() -> tirx.PrimFunc:
         T.device_entry()
         block = T.cta_id([MOST_BLOCKS])
         thread = T.thread_id([THREADS])
-        T.ptx.griddepcontrol.launch_dependents()
         T.ptx.griddepcontrol.wait()
+        T.ptx.griddepcontrol.launch_dependents()  # not before: blocks of the product would lie beside the last one's
         if block < first_blocks:
             _copy(
                 (source_0.ptr_to([0]), target_0.ptr_to([0]), block * THREADS + thread),
