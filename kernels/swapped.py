@@ -22,7 +22,7 @@ from tensorir_ladder.kernels.tiles import MOST_PARTS, MOST_RESIDENT, SwappedTile
 from tensorir_ladder.kernels.tma import Maps, Matrices
 from tensorir_ladder.kernels.wgmma import WarpgroupProduct, retire
 from tensorir_ladder.schedules.cost import CLOCK_GHZ, UNHIDDEN, Machine
-from tensorir_ladder.schedules.errors import IllegalTile
+from tensorir_ladder.schedules.errors import IllegalTile, IllegalWorkload
 from tensorir_ladder.schedules.isa import PANEL, PTX_TYPES, ROW_BYTES, WARPGROUP, WGMMA_ROWS, wgmma_element
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.tiles import Choice
@@ -47,6 +47,7 @@ def swapped(
     group: int = 16,
     stamps: Stamps | None = None,
     finish: Epilogue = PLAIN,
+    columns: int = 0,
 ) -> tirx.PrimFunc:
     """``main(A, B, C)``: each cluster multiplies one output tile as Cᵀ = Bᵀ · Aᵀ, its blocks a part of the reduction.
 
@@ -63,13 +64,19 @@ def swapped(
 
     ``overlapped`` is as in :func:`kernels.persistent.persistent`; ``bounded``, ``stamps`` and ``finish`` as in
     :func:`kernels.warp_specialized.warp_specialized`. Results of 16 bits and rows of multiples of 16 bytes leave by
-    TMA, all others by threads.
+    TMA, all others by threads: also those of an output, and a bias, of fewer ``columns`` than the product, whose B was
+    copied to longer rows; 0 says that there are as many.
 
     Raises
     ------
-    IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for more parts than k tiles.
+    IllegalWorkload, IllegalTile, IllegalPipeline : as there; IllegalTile also for more parts than k tiles,
+    IllegalWorkload for more ``columns`` than the product has.
     """
     epilogue.check_taken(problem)
+    if not 0 <= columns <= problem.n:
+        raise IllegalWorkload(
+            "an output of more columns than the product", value=columns, limit=problem.n, remedy="give it fewer"
+        )
     check_stages(stages, FEWEST_STAGES, MOST_STAGES)
     tile.check_sound()
     product = WarpgroupProduct.swapped(problem, tile)
@@ -79,7 +86,8 @@ def swapped(
         raise IllegalTile(
             "more parts than the reduction has k tiles", value=parts, limit=k_tiles, remedy="choose fewer parts"
         )
-    by_tma = problem.out_dtype in PTX_TYPES and tma.rows_fit(problem.n, problem.out_dtype)
+    width = columns or problem.n
+    by_tma = problem.out_dtype in PTX_TYPES and tma.rows_fit(width, problem.out_dtype)
     stages = max(FEWEST_STAGES, min(stages, k_tiles))
     resident = tile.resident(dtype_bytes(problem.dtype), stages)
     log = Log(stamps, ("producer", *(f"consumer {number}" for number in range(tile.consumers))))
@@ -87,9 +95,9 @@ def swapped(
     @T.prim_func
     def main(A_ptr: T.handle, B_ptr: T.handle, C_ptr: T.handle, bias_ptr: T.handle):
         boxes_of = T.meta_var((product.b.rows, product.a.rows, tile.group_m if by_tma else None))
-        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of)
+        matrices = Matrices(problem, (A_ptr, B_ptr, C_ptr), boxes_of, columns=width)
         maps = T.meta_var(Maps(matrices.b_map, matrices.a_map, matrices.c_map))
-        bias = T.meta_var(finish.bind(bias_ptr, problem.n))
+        bias = T.meta_var(finish.bind(bias_ptr, width))
         log.bind()
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": resident})

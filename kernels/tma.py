@@ -110,13 +110,18 @@ class Matrices:
     """A kernel's operands and output, and their tensor maps; emit it before ``T.device_entry()``.
 
     ``pointers`` are the kernel's parameters, ``rows`` those of a TMA box of A, B and C; None leaves out C's map. Each
-    is a ``batch`` of matrices if that is not 1.
+    is a ``batch`` of matrices if that is not 1. C may have fewer ``columns`` than the product.
     """
 
     def __init__(
-        self, problem: Matmul, pointers: tuple[Var, Var, Var], rows: tuple[int, int, int | None], batch: int = 1
+        self,
+        problem: Matmul,
+        pointers: tuple[Var, Var, Var],
+        rows: tuple[int, int, int | None],
+        batch: int = 1,
+        columns: int = 0,
     ) -> None:
-        shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, problem.n))
+        shapes = ((problem.m, problem.k), problem.b_shape, (problem.m, columns or problem.n))
         dtypes = (problem.dtype, problem.dtype, problem.out_dtype)
         matched = [
             T.match_buffer(pointer, shape if batch == 1 else (batch, *shape), dtype, align=TMA_STRIDE_BYTES)

@@ -22,6 +22,7 @@ from tensorir_ladder.kernels.tiles import ROLE_CHOICES, HopperTile
 from tensorir_ladder.schedules.cost import Machine
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting, choose, of_any_rows
+from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.driver import cuda_driver
 from tensorir_ladder.torch_ops.errors import FirstCallInCapture, NoTorch, UnsupportedGpu, WrongDevice, WrongDtype
 from tensorir_ladder.torch_ops.few_rows import Streamed
@@ -66,8 +67,8 @@ def matmul(
     to ``out_dtype`` (float16, bfloat16 or float32; by default the operands' dtype, or that of ``out``). Rows of ``a``
     are contiguous, and either rows or columns of ``b``, so that ``w.T`` of an (n, k) tensor is multiplied as it lies.
     Rows may be parts of longer ones (a slice of a matrix) where they begin multiples of 16 bytes apart. Contiguous
-    matrices whose rows do not are copied to padded rows at each call, as is such an output; a warning,
-    :class:`torch_ops.errors.PaddedCopy`, says so once, with the bytes.
+    matrices whose rows do not are copied to padded rows at each call, as is such an output unless it is small; a
+    warning, :class:`torch_ops.errors.PaddedCopy`, says so once, with the bytes.
 
     ``bias`` has n elements side by side, of the output's dtype or float32, one for each column. ``activation`` is
     "relu", "gelu" (the exact form, by erf) or "silu". All three are done to the float32 sums before they are rounded;
@@ -220,8 +221,9 @@ def _product(
     if bias:
         check_bias(forms["bias"], operands)
     finish = Epilogue(float(alpha), forms["bias"].dtype if bias else "", activation or "")
-    kernel = _loaded(*choose_for(operands, finish, any_m, gpu_machine(device), result), device)
-    return Product(kernel, operands, result, dtype)
+    machine = gpu_machine(device)
+    kernel = _loaded(*choose_for(operands, finish, any_m, machine, result), device)
+    return Product(kernel, operands, result, dtype, lambda: _loaded(Copying(), None, Setting(machine), device))
 
 
 def choose_for(
@@ -237,16 +239,20 @@ def choose_for(
     choice = choose(problem, machine, batch, any_m, dense)
     if isinstance(choice, Streamed):
         return choice, problem, Setting(machine, finish=finish)
-    setting = Setting(machine, operands.straddles, finish, batch, any_m)
+    columns = operands.columns if choice.kernel.narrowing and operands.narrows(out) else 0
+    setting = Setting(machine, operands.straddles, finish, batch, any_m, columns)
     return choice, of_any_rows(problem, choice.tile) if any_m else problem, setting
 
 
 @functools.cache
-def _loaded(choice: Choice | Streamed, problem: Matmul, setting: Setting, device: int) -> LoadedKernel:
+def _loaded(choice: Choice | Streamed | Copying, problem: Matmul | None, setting: Setting, device: int) -> LoadedKernel:
+    """Load a choice's kernel for a problem, or one for all."""
     if _torch().cuda.is_current_stream_capturing():
+        first = "copy of rows"
+        if problem is not None:
+            first = f"product {problem.shape} of {problem.dtype} (layout {problem.layout})"
         raise FirstCallInCapture(
-            f"the first product {problem.shape} of {problem.dtype} (layout {problem.layout}) loads a kernel, which "
-            "cannot be captured in a CUDA graph; call it once before"
+            f"the first {first} loads a kernel, which cannot be captured in a CUDA graph; call it once before"
         )
     compiled = build_kernel(choice, problem, setting, require_compiler())
     return load_kernel(compiled, cuda_driver(), device, str(choice))

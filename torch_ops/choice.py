@@ -44,7 +44,8 @@ class Setting:
 
     ``straddles``: rows of B lie across cache lines; ``finish``: what is done to sums before they are rounded;
     ``batch``: so many such products; ``any_rows``: the kernel takes any number of rows up to the product's. Both only
-    where the kernel is ``flexible``.
+    where the kernel is ``flexible``. ``columns``: the output has so many, fewer than the product, and is stored as it
+    lies; 0 where it has as many. Only where the kernel is ``narrowing``.
     """
 
     machine: Machine
@@ -52,6 +53,7 @@ class Setting:
     finish: Epilogue = PLAIN
     batch: int = 1
     any_rows: bool = False
+    columns: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class StepKernel:
     ``build(problem, tile, stages, setting)`` makes the kernel. ``early``: its blocks begin before the kernel in front
     has ended; ``stays``: they have one tile after the other; ``cuts``: their last wave of tiles may be cut. ``blocks``:
     of a cluster, None where the setting says it. ``flexible``: it takes batches of products, and any number of rows.
+    ``narrowing``: it stores to outputs of fewer columns than the product, whose rows TMA cannot step over.
     """
 
     step: int
@@ -71,6 +74,7 @@ class StepKernel:
     cuts: bool = False
     blocks: int | None = 1
     flexible: bool = False
+    narrowing: bool = False
 
     def takes(self, problem: Matmul, tile: HopperTile, machine: Machine) -> bool:
         """Tell whether the kernel is another for this product than that of whole tiles."""
@@ -101,7 +105,7 @@ def _persistent(
 
 
 def _exchanged(problem: Matmul, tile: SwappedTile, stages: int, setting: Setting) -> tirx.PrimFunc:
-    return swapped(problem, tile, stages, overlapped=True, finish=setting.finish)
+    return swapped(problem, tile, stages, overlapped=True, finish=setting.finish, columns=setting.columns)
 
 
 def _kept_on(blocks: int, cuts: bool) -> StepKernel:
@@ -142,7 +146,9 @@ MENU = (
     *(_kept_on(blocks, cuts) for blocks in (1, 2) for cuts in (False, True)),
     replace(KERNELS[11], tiles=RING_MENU),
 )
-EXCHANGED = StepKernel(12, (), _exchanged, early=True)  # its tile follows from the product: torch_ops/exchanged.py
+EXCHANGED = StepKernel(
+    12, (), _exchanged, early=True, narrowing=True
+)  # its tile follows from the product: torch_ops/exchanged.py
 
 
 @dataclass(frozen=True)

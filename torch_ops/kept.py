@@ -17,6 +17,7 @@ from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.choice import Choice, Setting
+from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.few_rows import Streamed
 from tensorir_ladder.torch_ops.launcher import CompiledKernel, compile_kernel
 
@@ -26,8 +27,12 @@ SOURCES = ("schedules/**/*.py", "kernels/**/*.py", "torch_ops/*.py")
 LOADED = digest_sources(ROOT, SOURCES)  # of what this process runs
 
 
-def build_kernel(choice: Choice | Streamed, problem: Matmul, setting: Setting, compiler: Compiler) -> CompiledKernel:
+def build_kernel(
+    choice: Choice | Streamed | Copying, problem: Matmul | None, setting: Setting, compiler: Compiler
+) -> CompiledKernel:
     """Return the choice's kernel for a problem: the one that is kept, or else a new one, which then is kept.
+
+    Of a kernel for all products the problem is None.
 
     Nothing is kept where sources were edited since this process loaded them: it may have made the kernel of both.
     Raises what :func:`torch_ops.launcher.compile_kernel` raises.
@@ -44,7 +49,7 @@ def build_kernel(choice: Choice | Streamed, problem: Matmul, setting: Setting, c
 
 
 def find_kernel(
-    choice: Choice | Streamed, problem: Matmul, setting: Setting, compiler: Compiler
+    choice: Choice | Streamed | Copying, problem: Matmul | None, setting: Setting, compiler: Compiler
 ) -> CompiledKernel | None:
     """Return the kernel that is kept; None where there is none, or none that can be read."""
     kept = KERNELS.find(_recipe(choice, problem, setting, compiler), SUFFIX)
@@ -57,7 +62,7 @@ def find_kernel(
         return None
 
 
-def _recipe(choice: Choice | Streamed, problem: Matmul, setting: Setting, compiler: Compiler) -> str:
+def _recipe(choice: Choice | Streamed | Copying, problem: Matmul | None, setting: Setting, compiler: Compiler) -> str:
     made_for = [str(choice), problem, setting]
     versions = [tvm.__version__, tvm_ffi.__version__, compiler.version, LOADED]
     return msgspec.json.encode([*made_for, *versions], enc_hook=str).decode()  # a target is its text

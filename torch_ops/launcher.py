@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -138,7 +138,36 @@ def load_kernel(kernel: CompiledKernel, driver: Driver, device: int, label: str 
     return LoadedKernel(driver, device, kernel.plan, function, workspaces, label)
 
 
-class Launcher:
+class KeptLaunches:
+    """Launches a loaded kernel by a plan of its own: what a launch needs is made once for each set of addresses."""
+
+    def __init__(self, loaded: LoadedKernel, plan: LaunchPlan) -> None:
+        self._kernel, self._plan = loaded, plan
+        self._bound = functools.lru_cache(CACHED_LAUNCHES)(self._bind)
+        self._entered, self._enter, self._device = loaded.driver.entered, loaded.driver.enter, loaded.device
+
+    def __call__(self, stream: int, *addresses: int) -> None:
+        if self._device not in self._entered.devices:
+            self._enter(self._device)
+        if status := self._bound(stream, *addresses)():
+            raise self._kernel.driver.error("cuLaunchKernelEx", status)
+
+    def _bind(self, stream: int, *addresses: int) -> Callable[[], int]:
+        """Prepare the launch of these addresses.
+
+        The stream is part of it, so that no thread changes what another is launching.
+        """
+        raise NotImplementedError
+
+    def _prepared(self, stream: int, values: Sequence[Any]) -> Callable[[], int]:
+        """Prepare a launch with parameters of these values."""
+        parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        parameters.values = values  # what they point to lives as long
+        config, launch = ctypes.pointer(launch_config(self._plan, stream)), self._kernel.driver.library.cuLaunchKernelEx
+        return functools.partial(launch, config, self._kernel.function, parameters, None)
+
+
+class Launcher(KeptLaunches):
     """Launches a loaded kernel for matrices that lie in memory as ``matrices`` says, in the order of its arguments.
 
     ``launcher(stream, *addresses)``, the matrices' and behind them those of :attr:`workspaces`, puts a launch into a
@@ -156,30 +185,16 @@ class Launcher:
         matrices: Mapping[str, Rows],
         check: Callable[..., object] = lambda *_addresses: None,
     ) -> None:
-        self._kernel, self.workspaces = loaded, loaded.workspaces
+        rows = matrices["A"].rows
+        super().__init__(loaded, loaded.plan.of_rows(rows))
         self._names = (*matrices, *(buffer.buffer for buffer in loaded.plan.workspaces))
         self._parameters = _with_matrices(loaded.plan, matrices)
-        self._rows = matrices["A"].rows
-        self._plan = loaded.plan.of_rows(self._rows)
-        self._bound = functools.lru_cache(CACHED_LAUNCHES)(self._bind)
-        self._check, self._entered = check, loaded.driver.entered
-        self._enter, self._device = loaded.driver.enter, loaded.device
-
-    def __call__(self, stream: int, *addresses: int) -> None:
-        if self._device not in self._entered.devices:
-            self._enter(self._device)
-        if status := self._bound(stream, *addresses)():
-            raise self._kernel.driver.error("cuLaunchKernelEx", status)
+        self._rows, self._check, self.workspaces = rows, check, loaded.workspaces
 
     def _bind(self, stream: int, *addresses: int) -> Callable[[], int]:
-        """Encode the tensor maps. The stream is part of it, so that no thread changes what another is launching."""
         self._check(*addresses)
         by_name = dict(zip(self._names, addresses, strict=True))
-        values = tuple(self._value(parameter, by_name) for parameter in self._parameters)
-        parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        parameters.values = values  # what they point to lives as long
-        config, launch = ctypes.pointer(launch_config(self._plan, stream)), self._kernel.driver.library.cuLaunchKernelEx
-        return functools.partial(launch, config, self._kernel.function, parameters, None)
+        return self._prepared(stream, [self._value(parameter, by_name) for parameter in self._parameters])
 
     def _value(self, parameter: Parameter, addresses: Mapping[str, int]) -> Any:
         """Make the value that the driver is given for a parameter."""

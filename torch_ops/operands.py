@@ -16,6 +16,10 @@ from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
 from tensorir_ladder.schedules.workloads import Matmul
 from tensorir_ladder.torch_ops.errors import OverlappingOutput, ScatteredRows, UnalignedOperand, WrongDtype, WrongShape
 
+# Results up to so many bytes are stored element by element where TMA cannot: their copy takes a launch and little else.
+# An estimate: a copy by a launch of its own was some 2 µs beside its bytes, and element stores were not timed yet.
+MOST_NARROWED_BYTES = 2**20
+
 
 @dataclass(frozen=True)
 class Form:
@@ -143,6 +147,23 @@ class Operands:
         """True where rows of B that a kernel reads begin within cache lines."""
         return readable(self.b, dtype_bytes(self.problem.dtype)).row_bytes % ROW_BYTES != 0
 
+    @property
+    def are_copied(self) -> bool:
+        """True where a kernel that TMA loads for reads a copy of an operand."""
+        return not (fits_tma(self.a) and fits_tma(self.b))
+
+    def narrows(self, out: Rows | None = None) -> bool:
+        """Tell whether an output has fewer columns than the problem, in rows without gaps, as it has if none is given.
+
+        Then it is quicker to store it element by element than to copy it behind the product where it is small, or where
+        no kernel stores its elements otherwise.
+        """
+        itemsize = dtype_bytes(self.problem.out_dtype)
+        row_bytes = self.columns * itemsize
+        dense = out is None or out.rows == 1 or out.row_bytes == row_bytes
+        small = self.problem.m * row_bytes <= MOST_NARROWED_BYTES or self.problem.out_dtype not in PTX_TYPES
+        return self.batch is None and self.columns < self.problem.n and dense and small
+
     def are_dense(self, out: Rows | None = None) -> bool:
         """Tell whether operands, and an output, are whole matrices without gaps, as a kernel without maps wants them.
 
@@ -167,7 +188,8 @@ class Operands:
         if plan.maps("C"):
             whole = fits_tma(out) and out.columns * itemsize % TMA_STRIDE_BYTES == 0
             return out if whole else padded(out, itemsize)
-        made_for = Rows(self.problem.m, self.problem.n, self.problem.n * itemsize)
+        columns = plan.columns("C")
+        made_for = Rows(self.problem.m, columns, columns * itemsize)
         dense = out.rows == 1 or out.row_bytes == made_for.row_bytes
         return out if dense and out.columns == made_for.columns else made_for
 

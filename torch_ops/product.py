@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tensorir_ladder.kernels.codegen.launch_plan import BIAS, Rows
+from tensorir_ladder.kernels.copied_rows import cutting, padding
+from tensorir_ladder.schedules.isa import ROW_BYTES
 from tensorir_ladder.schedules.loops.vectorization import dtype_bytes
+from tensorir_ladder.torch_ops.copies import RowCopies
 from tensorir_ladder.torch_ops.errors import PaddedCopy, WrongDevice
 from tensorir_ladder.torch_ops.launcher import Launcher, LoadedKernel
 from tensorir_ladder.torch_ops.operands import Operands, check_address, overlap, readable
@@ -18,11 +22,20 @@ if TYPE_CHECKING:
 class Product:
     """A product of tensors of one form: ``product(a, b, out, bias)`` runs it in the current stream, returns the output.
 
-    Room for copies comes from torch's allocator at each call. It keeps freed memory for the next one, orders its reuse
-    by streams and lets a captured graph have its own, all of which memory kept here would not.
+    What is copied is copied by one launch before the product's, and one behind it; each of the three may begin early.
+    ``copying`` loads the kernel of these, where one is needed. Room for copies comes from torch's allocator at each
+    call. It keeps freed memory for the next one, orders its reuse by streams and lets a captured graph have its own,
+    all of which memory kept here would not.
     """
 
-    def __init__(self, kernel: LoadedKernel, operands: Operands, out: Rows, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        kernel: LoadedKernel,
+        operands: Operands,
+        out: Rows,
+        dtype: torch.dtype,
+        copying: Callable[[], LoadedKernel],
+    ) -> None:
         import torch
 
         problem = operands.problem
@@ -32,7 +45,6 @@ class Product:
         self._note_written = torch._C._increment_version  # so that autograd sees what it kept being overwritten
         self._itemsize, self._out_itemsize = dtype_bytes(problem.dtype), dtype_bytes(problem.out_dtype)
         self._operands, self._out, self._dtype = operands, out, dtype
-        self._transposed = problem.layout == "nt"
         self._a, self._b = (readable(matrix, self._itemsize) for matrix in (operands.a, operands.b))
         self._result = operands.output(kernel.plan, out)
         # By identity: room for the result may lie as the output does, whose rows TMA must not store beyond.
@@ -42,12 +54,29 @@ class Product:
         matrices = {"A": self._a, "B": self._b, "C": self._result}
         self._bias_itemsize = kernel.plan.bias_itemsize
         if self._bias_itemsize:
-            matrices[BIAS] = Rows(1, problem.n, problem.n * self._bias_itemsize)
+            self._bias_columns = kernel.plan.columns(BIAS)
+            matrices[BIAS] = Rows(1, self._bias_columns, self._bias_columns * self._bias_itemsize)
         self._launch = Launcher(kernel, matrices, self._check)
         self._keeps, self._label = bool(kernel.workspaces), kernel.label
         self._plain = not (self._copies or self._keeps or self._bias_itemsize)  # three addresses are all there is
         self._like: torch.Tensor | None = None
+        if self._copies:
+            self._lay_out(copying())
         self._warn()
+
+    def _lay_out(self, kernel: LoadedKernel) -> None:
+        """Prepare the copies, and where in one piece of memory they lie: A's, B's and the result's, as offsets."""
+        lain = ((self._operands.a, self._a), (self._operands.b, self._b), (self._out, self._result))
+        ends = [0]
+        for given, copy in lain:
+            ends.append(ends[-1] + (0 if copy is given else _whole_lines(copy.rows * copy.row_bytes)))
+        self._places = tuple(None if copy is given else at for (given, copy), at in zip(lain, ends))
+        self._room_elements = ends[-1] // self._itemsize
+        jobs = [padding(given, copy, self._itemsize) for given, copy in lain[:2] if copy is not given]
+        self._copy_in = RowCopies(kernel, jobs) if jobs else None
+        self._copy_out = None
+        if self._result is not self._out:
+            self._copy_out = RowCopies(kernel, [cutting(self._result, self._out, self._out_itemsize)])
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None
@@ -60,7 +89,8 @@ class Product:
         elif self._copies:
             self._copied(a, b, result, bias)
         else:
-            self._run(a, b, result, bias)
+            addresses = a.data_ptr(), b.data_ptr(), result.data_ptr()
+            self._run(self._stream_of(self._device), result, addresses, bias)
         if out is not None:
             self._note_written((out,))
         return result
@@ -73,32 +103,32 @@ class Product:
 
     def _copied(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Multiply by way of copies in rows that the kernel can reach."""
-        self._check_apart(a.data_ptr(), b.data_ptr(), out.data_ptr(), None if bias is None else bias.data_ptr())
-        left, right, result = a, b, out
-        if self._a is not self._operands.a:
-            left = _with_rows(a, self._a, self._itemsize)
-        if self._b is not self._operands.b:
-            right = _with_rows(b.T if self._transposed else b, self._b, self._itemsize)
-        if self._result is not self._out:
-            result = _room(out, self._result, self._out_itemsize)
+        given = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        self._check_apart(*given, None if bias is None else bias.data_ptr())
+        stream, room = self._stream_of(self._device), a.new_empty((self._room_elements,))
         if bias is not None:
-            bias = _as_long_as(bias, self._operands.problem.n)
-        self._run(left, right, result, bias)
-        if result is not out:
-            out.copy_(result[:, : self._out.columns])
+            bias = _as_long_as(bias, self._bias_columns)
+        begin = room.data_ptr()
+        taken = [own if at is None else begin + at for own, at in zip(given, self._places)]
+        if self._copy_in:
+            pairs = zip(given[:2], taken[:2])
+            self._copy_in(stream, *(each for pair in pairs if pair[0] != pair[1] for each in pair))
+        self._run(stream, a, taken, bias)
+        if self._copy_out:
+            self._copy_out(stream, taken[2], given[2])
 
-    def _run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Launch on these tensors' addresses; workspaces are on the same GPU."""
-        stream, given = self._stream_of(self._device), (a.data_ptr(), b.data_ptr(), c.data_ptr())
+    def _run(self, stream: int, like: torch.Tensor, given: Sequence[int], bias: torch.Tensor | None) -> None:
+        """Launch on these addresses; workspaces are on the GPU of ``like``."""
         if bias is not None:
-            given += (bias.data_ptr(),)
+            given = (*given, bias.data_ptr())
         if self._keeps:
-            given += self._launch.workspaces.of(stream, c).addresses
+            given = (*given, *self._launch.workspaces.of(stream, like).addresses)
         self._launch(stream, *given)
 
     def _check(self, a: int, b: int, c: int, *more: int) -> None:
         """Raise UnalignedOperand for addresses that TMA cannot read, OverlappingOutput for a result upon an operand."""
-        for name, address in (("a", a), ("b", b), ("out", c)):
+        narrowed = self._result is self._out and self._out.columns < self._operands.problem.n  # stored by elements
+        for name, address in (("a", a), ("b", b), *(() if narrowed else (("out", c),))):
             check_address(name, address)
         if not self._copies:
             self._check_apart(a, b, c, more[0] if self._bias_itemsize else None)
@@ -149,13 +179,6 @@ def _as_long_as(bias: torch.Tensor, columns: int) -> torch.Tensor:
     return copy
 
 
-def _room(like: torch.Tensor, matrix: Rows, itemsize: int) -> torch.Tensor:
-    """Make room for a matrix with all of its rows' bytes, on the GPU and in the dtype of ``like``."""
-    return like.new_empty((matrix.rows, matrix.row_bytes // itemsize))
-
-
-def _with_rows(tensor: torch.Tensor, matrix: Rows, itemsize: int) -> torch.Tensor:
-    """Copy a matrix to rows that lie as ``matrix`` says; what is between them is left as it is."""
-    copy = _room(tensor, matrix, itemsize)
-    copy[:, : matrix.columns].copy_(tensor)
-    return copy
+def _whole_lines(size: int) -> int:
+    """Round bytes up to whole cache lines, which every copy begins with."""
+    return -(-size // ROW_BYTES) * ROW_BYTES

@@ -23,8 +23,9 @@ from tensorir_ladder.schedules.isa import PTX_TYPES
 from tensorir_ladder.schedules.workloads import LAYOUTS, Matmul
 from tensorir_ladder.torch_ops.call import choose_for, gpu_machine
 from tensorir_ladder.torch_ops.choice import Choice, Setting
+from tensorir_ladder.torch_ops.copies import Copying
 from tensorir_ladder.torch_ops.kept import KERNELS, build_kernel, find_kernel
-from tensorir_ladder.torch_ops.operands import Form, arrange
+from tensorir_ladder.torch_ops.operands import Form, Operands, arrange
 
 SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
 LIMIT_S = 600.0  # for one kernel
@@ -45,11 +46,24 @@ class ToBuild:
     @property
     def made_for(self) -> tuple[Choice, Matmul, Setting]:
         """The kernel's choice, its product with rows as TMA takes them, and its setting."""
+        return choose_for(self._operands, PLAIN, False, self._machine)
+
+    @property
+    def kernels(self) -> list[tuple[Choice | Copying, Matmul | None, Setting]]:
+        """All that a call loads: the product's kernel, and the one that copies rows where some are copied."""
+        copying = [(Copying(), None, Setting(self._machine))] if self._operands.are_copied else []
+        return [self.made_for, *copying]
+
+    @property
+    def _operands(self) -> Operands:
         m, n, k, dtype = self.problem.m, self.problem.n, self.problem.k, self.problem.dtype
         b_strides = (n, 1) if self.problem.layout == "nn" else (1, k)
-        operands = arrange(Form("a", (m, k), (k, 1), dtype), Form("b", (k, n), b_strides, dtype), dtype)
+        return arrange(Form("a", (m, k), (k, 1), dtype), Form("b", (k, n), b_strides, dtype), dtype)
+
+    @property
+    def _machine(self) -> Machine:
         machine = machine_for(DEFAULT_ARCH).of_gpu(self.gpu, self.multiprocessors).for_choices()
-        return choose_for(operands, PLAIN, False, replace(machine, name=self.gpu))
+        return replace(machine, name=self.gpu)
 
     def __str__(self) -> str:
         return f"{self.problem.m}x{self.problem.n}x{self.problem.k} {self.problem.layout} {self.problem.dtype}"
@@ -131,9 +145,10 @@ def hopper_machine(gpu: str | None = None) -> Machine:
 
 
 def _is_kept(one: ToBuild, compiler: Compiler) -> bool:
-    return find_kernel(*one.made_for, compiler) is not None
+    return all(find_kernel(*each, compiler) is not None for each in one.kernels)
 
 
 def _build(one: ToBuild, tell: Tell) -> None:
     tell(str(one))
-    build_kernel(*one.made_for, toolchain.require_compiler())
+    for each in one.kernels:
+        build_kernel(*each, toolchain.require_compiler())

@@ -22,6 +22,7 @@ from tvm.ir import Call, Expr, PrimType, Var
 from tensorir_ladder.kernels.codegen import overlap
 from tensorir_ladder.kernels.codegen.arithmetic import evaluate
 from tensorir_ladder.kernels.codegen.launch_plan import (
+    COPIED,
     COUNTED,
     PLANNED,
     ROWS_PARAMETER,
@@ -232,8 +233,8 @@ class _Reading:
             number = evaluate(value, self.values)
             if number is None and isinstance(value, Var) and value.name == ROWS_PARAMETER:
                 return RowCount()
-            if number is None and isinstance(value, Var) and value.name in (*PLANNED, *COUNTED):
-                return Planned(value.name)
+            if number is None and isinstance(value, Var) and value.name in (*PLANNED, *COUNTED, *COPIED):
+                return Planned(str(value.name))
             if number is None:
                 raise _no_matrix(value)
             return Real(number, str(value.ty.dtype)) if "float" in str(value.ty.dtype) else int(number)

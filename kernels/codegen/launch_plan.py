@@ -21,6 +21,10 @@ RESIDUAL = "R"  # a matrix like C, which is added to the results
 ROWS_PARAMETER = "rows"  # of a kernel that takes any number of rows
 PLANNED = (ROWS_PARAMETER, "helpers", "cut")  # of one whose work is shared out for each number of rows
 COUNTED = ("batch", "queries", "keys")  # of attention over any number of tokens
+# Of a kernel that copies rows (:mod:`kernels.copied_rows`): jobs, each one's numbers, and where the second begins.
+JOBS, JOB_NUMBERS = 2, ("rows", "width", "columns", "source_step", "target_step", "extent")
+FIRST_BLOCKS = "first_blocks"
+COPIED = (FIRST_BLOCKS, *(f"{name}_{job}" for job in range(JOBS) for name in JOB_NUMBERS))
 GIVEN = ("A", "B", "C", BIAS, RESIDUAL)  # buffers of a kernel that a caller gives; all others are its workspaces
 
 
@@ -217,6 +221,10 @@ class LaunchPlan:
     def bias_itemsize(self) -> int:
         """Bytes of an element of the kernel's bias; 0 where it takes none."""
         return next((plain.itemsize for plain in self._plain if plain.buffer == BIAS), 0)
+
+    def columns(self, buffer: str) -> int:
+        """Count the columns of a buffer that the kernel reaches by its address."""
+        return next(plain.shape[-1] for plain in self._plain if plain.buffer == buffer)
 
     @property
     def cluster_blocks(self) -> int:

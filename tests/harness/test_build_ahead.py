@@ -155,6 +155,8 @@ def test_the_call_asks_for_the_kernel_that_is_built_ahead(
     call.gpu_machine.cache_clear()
     ahead = ToBuild(problem, "NVIDIA H200", 132).made_for
     assert asked == [kept._recipe(*ahead, SimpleNamespace(version="13.0"))]
+    odd = problem.n == 95
+    assert [str(choice) for choice, *_ in ToBuild(problem, "NVIDIA H200", 132).kernels[1:]] == ["rows copied"] * odd
 
 
 @pytest.mark.compiler
@@ -163,10 +165,10 @@ def test_kernels_are_built_and_found_again(
     shapes: Callable[[str], Path], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = shapes("64x64x64\n64x64x128 nt\n")
+    path = shapes("64x64x64\n64x64x128 nt\n40x63x64\n")
     assert command("build", "--shapes", str(path), "--jobs", "2").code == 0
     files = list((tmp_path / "tensorir-ladder" / "kernels").iterdir())
-    assert len(files) == 2
+    assert len(files) == 4  # one copies rows
 
     def lost(_work: Any, items: list[ToBuild], *_: Any) -> Iterator[tuple[ToBuild, Lost]]:
         yield from ((item, Lost("", "")) for item in items)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
 from support.cases import STEPS, hopper
 from support.roles import HOPPER, roles, roles_case
+from tensorir_ladder.emulator import EmulatedProgram
 from tensorir_ladder.harness.build import compiled, lower
 from tensorir_ladder.harness.emulation import EmulatorBackend
-from tensorir_ladder.harness.execution import GpuBackend
+from tensorir_ladder.harness.execution import GpuBackend, numpy_dtype
 from tensorir_ladder.harness.verify import verify
 from tensorir_ladder.kernels.codegen import overlap
+from tensorir_ladder.kernels.codegen.host_code import launch_plan
+from tensorir_ladder.kernels.codegen.launch_plan import Rows, TensorMap
+from tensorir_ladder.kernels.codegen.lowering import generate
 from tensorir_ladder.kernels.codegen.toolchain import Compiler
+from tensorir_ladder.kernels.fused_epilogue import Epilogue
 from tensorir_ladder.kernels.panels import Panels
 from tensorir_ladder.kernels.persistent import persistent
 from tensorir_ladder.kernels.stamps import Stamps
@@ -82,6 +89,8 @@ def test_bad_input_is_refused() -> None:
     tile = SwappedTile.parse("16x64x64/1x1/3")
     with pytest.raises(IllegalTile, match=r"more parts than the reduction has k tiles.*3.*2.*fewer parts"):
         swapped(Matmul(16, 64, 128, "float16"), tile, 3)
+    with pytest.raises(IllegalWorkload, match=r"more columns than the product .*got 65, limit 64"):
+        swapped(Matmul(16, 64, 512, "float16"), SwappedTile.parse("16x64x64/1x1/1"), 3, columns=65)
     with pytest.raises(IllegalPipeline, match="2 to 8"):
         swapped(Matmul(16, 64, 512, "float16"), tile, 1)
     with pytest.raises(IllegalWorkload, match="4095 elements"):
@@ -303,3 +312,39 @@ def test_every_width_is_right_on_the_gpu(number: int, layout: str, columns: int,
     for rows in (1, 2):
         case = roles_case(number, (500, 1096, 1032), f"{64 * rows}x{columns}x64/{rows}x1", layout=layout, stages=3)
         assert verify(compiled(lower(case), compiler), GpuBackend(), seeds=(0, 1)).passed
+
+
+# Outputs of fewer columns than the product
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("columns", "tile"), [(61, "16x64x64/1x1/1"), (130, "8x128x64/1x2/2")])
+def test_results_leave_for_rows_of_any_length(columns: int, tile: str, dtype: str) -> None:
+    """B lies in longer rows, behind whose ends is no number; the bias is as long as the output's rows."""
+    problem = Matmul(21, -(-columns // 8) * 8, 136, dtype)
+    kernel = swapped(
+        problem,
+        SwappedTile.parse(tile),
+        3,
+        overlapped=True,
+        finish=Epilogue(bias="float32", activation="relu"),
+        columns=columns,
+    )
+    generated = generate(tvm.IRModule({"main": kernel}), HOPPER.target(), "tirx")
+    plan, row = launch_plan(generated), 256
+    assert not plan.maps("C")
+    assert plan.columns("C") == plan.columns("bias") == columns
+    lain = Rows(problem.k, columns, 2 * row)
+    parameters = [
+        each.of(lain) if isinstance(each, TensorMap) and each.buffer == "B" else each for each in plan.parameters
+    ]
+    names, draw, kind = ("A", "B", "bias", "C"), np.random.default_rng(0), numpy_dtype(dtype)
+    a = draw.integers(-2, 3, (problem.m, problem.k)).astype(kind)
+    b = np.full((problem.k, row), np.nan, kind)
+    b[:, :columns] = draw.integers(-2, 3, (problem.k, columns))
+    bias, c = draw.integers(-2, 3, columns).astype("float32"), np.full((problem.m, columns), np.nan, kind)
+    launch = replace(plan, parameters=tuple(parameters))
+    EmulatedProgram("narrowed", generated.cuda, (launch,), names, operands=names[:3])(a, b, bias, c)
+    wanted = np.maximum(a.astype("float64") @ b[:, :columns].astype("float64") + bias, 0).astype(kind)
+    np.testing.assert_array_equal(c.astype("float64"), wanted.astype("float64"))

@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tensorir_ladder.kernels.codegen.launch_plan import LaunchPlan, PlainBuffer, RowCount, TensorMap
+from tensorir_ladder.kernels.codegen.launch_plan import JOB_NUMBERS, LaunchPlan, PlainBuffer, RowCount, TensorMap
 from tensorir_ladder.kernels.fused_epilogue import PLAIN, Epilogue
 from tensorir_ladder.schedules.workloads import Matmul
 
@@ -158,7 +158,7 @@ class Library:
         self.streams: list[int] = []
         self.flags: list[int] = []
         self.grids: list[tuple[int, ...]] = []
-        self.kernels: list[tuple[LaunchPlan, Matmul, Epilogue]] = []
+        self.kernels: list[tuple[LaunchPlan, Matmul | None, Epilogue]] = []
         self.capture = 1
         self._attributes = {75: capability[0], 76: capability[1], 1: 1024, 10: 32, 12: 65536, 97: 232448, 16: 132}
         self._maps: dict[int, tuple] = {}
@@ -203,8 +203,8 @@ class Library:
         assert not any(stride % 16 for stride in strides)
         self._maps[ctypes.addressof(encoded._obj)] = (address.value, ENCODED_DTYPES[dtype], sizes[::-1], strides[::-1])
 
-    def add(self, kernel: LaunchPlan, problem: Matmul, finish: Epilogue = PLAIN) -> bytes:
-        """Take in the kernel for a problem; returns the "cubin" that it is loaded from."""
+    def add(self, kernel: LaunchPlan, problem: Matmul | None, finish: Epilogue = PLAIN) -> bytes:
+        """Take in the kernel for a problem, None for the one that copies rows; returns the "cubin" to load it from."""
         self.kernels.append((kernel, problem, finish))
         return str(len(self.kernels)).encode()
 
@@ -219,6 +219,9 @@ class Library:
         self.streams.append(config.contents.stream or 0)
         self.grids.append(tuple(config.contents.grid))
         plan, problem, finish = self.kernels[function.value - 1]
+        if problem is None:
+            _copy_rows(plan, parameters)
+            return
         pairs = zip(plan.parameters, parameters)
         matrices = {
             each.buffer: self._matrix(each, value, problem.out_dtype)
@@ -251,3 +254,21 @@ class Library:
         extent = sum((size - 1) * step for size, step in zip(shape, steps)) + shape[-1] * kind.itemsize
         flat = np.frombuffer((ctypes.c_uint8 * extent).from_address(address), np.uint8)
         return np.ndarray(shape, kind, flat, strides=(*steps, kind.itemsize))
+
+
+def _copy_rows(plan: LaunchPlan, parameters: Any) -> None:
+    """Copy what the numbers of :class:`kernels.copied_rows.Job` say, row by row."""
+    given = {}
+    for each, value in zip(plan.parameters, parameters):
+        kind = ctypes.c_uint32 if each.buffer.startswith(("rows", "width", "columns", "first")) else ctypes.c_int64
+        given[each.buffer] = kind.from_address(value).value
+    for job in range(2):
+        rows, width, columns, source_step, target_step, extent = (given[f"{name}_{job}"] for name in JOB_NUMBERS)
+        for row in range(rows):
+            count = min(columns, extent - row * source_step)
+            source, target = (
+                given[f"{name}_{job}"] + 2 * row * step
+                for name, step in (("source", source_step), ("target", target_step))
+            )
+            assert width >= columns
+            ctypes.memmove(target, source, 2 * count)

@@ -373,7 +373,7 @@ def test_factor_bias_and_activation_reach_the_kernel(library: Library, n: int, b
             warnings.simplefilter("ignore", PaddedCopy)
             got = matmul(a, b, bias=bias, activation="relu", alpha=0.5, out=out)
         assert (got.array.astype(np.float64) == wanted.astype(np.float16)).all()
-    assert library.count("cuModuleLoadData") == 1
+    assert library.count("cuModuleLoadData") == (1 if n == 64 else 2)  # the other copies rows
 
 
 def test_each_finish_is_a_kernel_of_its_own(library: Library) -> None:
@@ -417,6 +417,58 @@ def test_copies_are_said_once_with_their_bytes(library: Library) -> None:
     assert "a product 40x95x63 of float16 copies at each call what" in str(one.message)
     assert "a (40 rows of 126 bytes in 5120 bytes), b (63 rows of 190 bytes in 16128 bytes)" in str(one.message)
     assert "out (40 rows of 190 bytes in 10240 bytes)" in str(one.message)
+
+
+@pytest.mark.parametrize("copied", [("a", "b"), ("b",)])
+def test_copies_are_one_launch_before_the_product_and_one_behind_it(library: Library, copied: tuple[str, ...]) -> None:
+    a, b = operand(0, (40, 63 if "a" in copied else 64)), operand(1, (63 if "a" in copied else 64, 95))
+    for calls in (1, 2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PaddedCopy)
+            got = matmul(a, b)
+        assert (got.array.astype(np.float64) == product_of(a, b, np.float16)).all()
+        assert library.count("cuLaunchKernelEx") == 3 * calls
+    copying, product = (
+        next(kernel for kernel in library.kernels if (kernel[1] is None) == one) for one in (True, False)
+    )
+    assert copying[0].overlaps
+    assert library.grids[0] != copying[0].grid
+    assert library.count("cuModuleLoadData") == 2
+    assert product[1].n == 96
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("shape", [(40, 95, 63), (1, 95, 63), (33, 130, 72), (7, 3, 513)])
+def test_small_results_are_stored_to_rows_of_any_length(
+    library: Library, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], out_dtype: str
+) -> None:
+    """By a kernel that stores elements: also where an output begins anywhere, not where its rows have gaps."""
+    _use(library, monkeypatch, choose)
+    monkeypatch.setattr(Costs, "estimate", lambda costs, *_, **__: ([0], [float("inf")]))
+    m, n, k = shape
+    a, b, bias = operand(0, (m, k)), operand(1, (k, n)), Tensor.integers(2, (n,), "float32")
+    apart = Tensor.empty((m, n + 24 - n % 8), out_dtype)[:, :n]
+    begins_anywhere = Tensor.empty((m, n), out_dtype, offset=4)
+    for number, out in enumerate((None, Tensor.empty((m, n), out_dtype), begins_anywhere, apart)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PaddedCopy)
+            got = matmul(a, b, bias=bias, out=out, out_dtype=tensor_dtype(out_dtype))
+            said = describe(a, b, out=out)
+        wanted = (a.array.astype(np.float64) @ b.array.astype(np.float64) + bias.array).astype(got.array.dtype)
+        assert (got.array == wanted).all()
+        if number < 3:
+            assert "copies out" not in said
+            assert library.count("cuLaunchKernelEx") == 2 * (number + 1)
+    assert "copies out" in said or m == 1
+
+
+def test_large_results_of_16_bits_are_copied_to_rows_of_any_length() -> None:
+    operands = arrange(form("a", (1024, 64)), form("b", (64, 511)), "float16")
+    assert operands.narrows()
+    assert not replace(operands, problem=replace(operands.problem, m=1100)).narrows()
+    wide = arrange(form("a", (1100, 64)), form("b", (64, 511)), "float32")
+    assert wide.narrows()
+    assert not arrange(form("a", (8, 64)), form("b", (64, 512)), "float16").narrows()
 
 
 def test_a_call_is_described(library: Library) -> None:
@@ -716,7 +768,7 @@ def test_products_are_right(real: Any, shape: tuple[int, int, int], b_lies: str,
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
-@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63), (128, 64, 8192)])
+@pytest.mark.parametrize("shape", [(256, 256, 256), (200, 95, 63), (1023, 1025, 513), (128, 64, 8192)])
 def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     a, b = random(real, 0, (m, k), "dense", "float16"), random(real, 1, (k, n), "dense", "float16")
@@ -730,6 +782,27 @@ def test_a_captured_product_reads_what_is_there_when_it_is_replayed(real: Any, s
         graph.replay()
         real.cuda.synchronize()
         check_real(real, got, a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
+@pytest.mark.parametrize("shape", [(40, 95, 63), (1023, 1025, 513)])
+def test_odd_operands_and_outputs_may_begin_anywhere(real: Any, shape: tuple[int, int, int]) -> None:
+    """Those of rows that are copied, or stored by elements."""
+    m, n, k = shape
+
+    def beyond(first: int, seed: int, sizes: tuple[int, int]) -> tuple[Any, Any]:
+        """Drawn elements so many behind the first of some memory, and the memory."""
+        room = real.full((sizes[0] * sizes[1] + 16,), 7.0, dtype=real.float16, device="cuda")
+        made = room[first : first + sizes[0] * sizes[1]].view(sizes)
+        made.copy_(random(real, seed, sizes, "dense", "float16"))
+        return room, made
+
+    for first in (1, 5, 8):
+        (_, a), (_, b), (room, out) = beyond(first, 0, (m, k)), beyond(3, 1, (k, n)), beyond(first, 2, (m, n))
+        check_real(real, matmul(a, b, out=out), a, b)
+        assert bool((room[:first] == 7).all())
+        assert bool((room[first + m * n :] == 7).all())
 
 
 @pytest.mark.gpu
@@ -771,7 +844,19 @@ def test_products_wait_for_what_is_before_them_in_the_current_stream(real: Any) 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(256, 256, 256), (128, 64, 8192), (1024, 1024, 14336), (2304, 2304, 4096)])
+@pytest.mark.filterwarnings("ignore::tensorir_ladder.torch_ops.errors.PaddedCopy")
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (256, 256, 256),
+        (128, 64, 8192),
+        (1024, 1024, 14336),
+        (2304, 2304, 4096),
+        (31, 333, 1001),
+        (1023, 1025, 513),
+        (2301, 2303, 4097),
+    ],
+)
 def test_products_in_a_row_read_what_the_one_before_wrote(real: Any, shape: tuple[int, int, int]) -> None:
     """Overlapped launches: the second begins while the first runs, and multiplies its result."""
     m, n, k = shape
