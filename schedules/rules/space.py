@@ -39,9 +39,10 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Trace
 from tvm.target import Target
 
-from tensorir_ladder.schedules.cost import Machine, assumed_machine, block_tile_cost
+from tensorir_ladder.schedules.cost import Machine, assumed_machine, block_count, resident_blocks
 from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, is_constant, loop_extent
+from tensorir_ladder.schedules.isa import WARP
 from tensorir_ladder.schedules.loops.layout import contraction_loops, flatten_contraction, pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import TiledLoops, bind_batched_grid
 from tensorir_ladder.schedules.loops.unrolling import unroll_loop
@@ -64,6 +65,7 @@ STAGES, UNROLL = "tensorir_ladder.stages", "tensorir_ladder.unroll"  # decisions
 MOST_STAGES = 4
 FEWEST_THREADS = 32  # of a block that is worth a trial
 WHOLE = (64, 64, 16)  # extents are padded to multiples of these, so that tiles which divide them are many
+BANKS, MULTIPLIERS = 32, 4  # of shared memory; warps whose multiply-adds a multiprocessor starts in a cycle
 MOST_PER_THREAD, MOST_STEPS = 16, 64  # outputs of a thread along an axis, and steps of a k tile
 
 
@@ -210,18 +212,24 @@ class TileCost(ms.cost_model.PyCostModel):
 
     ::
 
-        cost       = block_tile_cost(tile) · (1 + 2 / thread's rows + 2 / thread's columns) · (1 + 1 / k tile's depth)
+        cost       = outputs of the busiest multiprocessor · (1 + cycles of reading / cycles of multiplying)
+                     · (1 + 1 / warps + ALONE / blocks) · (1 + EDGE · (1 / block's rows + 1 / block's columns))
+                     · (1 + 1 / k tile's depth + k tile's depth / k) · ONE_STAGE · ROLLED · instructions written out
         ln seconds ≈ ln cost + constant + a weight for each decision's value
 
-    Before the first measurements the order is the cost's: :func:`schedules.cost.block_tile_cost`, which is made for
-    threads of 8x8 outputs or so; what a thread reads from shared memory for each multiply-add, if a warp reads one
-    value in the time in which it multiplies four, half of it hidden; and a barrier for each k tile. The weights (of
-    the stages, the unrolling, the depth of a k tile, a thread's outputs along each axis, the threads) are those of
-    least squares with a penalty on their size: a value that was measured once hardly counts. Needs neither xgboost
-    nor torch.
+    Before the first measurements the order is the cost's: what a warp reads from shared memory, lanes that meet in a
+    bank one after the other; latencies, which the warps and blocks on a multiprocessor hide from each other; what the
+    edges of a block load more; a barrier for each k tile; and the first k tile, for which all wait. The factors suit
+    steps 5 and 6 as recorded on an H200. The weights (of the stages, the unrolling, the depth of a k tile, a thread's
+    outputs along each axis, the threads) are those of least squares with a penalty on their size: a value that was
+    measured once hardly counts. Needs neither xgboost nor torch.
     """
 
     PENALTY = 2.0  # as if each weight had been seen to be 0 this often
+    ALONE = 0.25  # of its time that a block waits at barriers and for its results, if no other runs meanwhile
+    EDGE = 3.0  # outputs along an edge of a block that cost as much as one more, for the operands it loads
+    ONE_STAGE, ROLLED = 1.2, 1.1  # where copies are waited for; where the loop over a k tile is left to the compiler
+    WRITTEN_OUT = 2**16  # multiply-adds of a thread's code that cost as much again, since warps wait for instructions
 
     def __init__(self, machine: Machine | None = None) -> None:
         super().__init__()
@@ -259,8 +267,16 @@ class TileCost(ms.cost_model.PyCostModel):
         machine = self.machine or assumed_machine(context.target)
         values = {"stages": stages, "unrolled": unrolled, "depth": depth[1], "threads": rows[1] * columns[1]}
         values |= {"thread rows": rows[2], "thread columns": columns[2]}
-        reading = 1 + 2 / rows[2] + 2 / columns[2]
-        return values, block_tile_cost(Choice(tile, stages + 1), problem, machine) * reading * (1 + 1 / depth[1])
+        reading = 1 + _reading(rows[1:], columns[1:], depth[1])
+        k_tile = 1 + 1 / depth[1] + depth[1] / problem.k
+        code = 1 + math.prod(tile.thread) * depth[1] * (stages + 1) / self.WRITTEN_OUT if unrolled else self.ROLLED
+        waiting = self.ONE_STAGE if stages == 0 else 1.0
+        busiest = -(-block_count(problem, tile) // machine.multiprocessors)
+        together = min(busiest, resident_blocks(Choice(tile, stages + 1), machine, problem.itemsize))
+        hiding = 1 + WARP / (together * tile.threads_per_block) + self.ALONE / together
+        edges = 1 + self.EDGE * (1 / tile.block_m + 1 / tile.block_n)
+        outputs = busiest * tile.block_m * tile.block_n
+        return values, outputs * reading * hiding * edges * k_tile * code * waiting
 
     def _corrections(self, wanted: list[dict[str, int]]) -> np.ndarray:
         if not self.seen:
@@ -270,6 +286,26 @@ class TileCost(ms.cost_model.PyCostModel):
         penalty = np.diag([0.0] + [self.PENALTY] * len(known))
         weights = np.linalg.solve(table.T @ table + penalty, table.T @ np.array([ratio for _, ratio in self.seen]))
         return np.array([[1.0, *_held(values, known)] for values in wanted]) @ weights
+
+
+def _reading(rows: Sequence[int], columns: Sequence[int], depth: int) -> float:
+    """Return a warp's cycles of reading shared memory over those of multiplying.
+
+    ``rows`` and ``columns`` are threads and a thread's outputs along them. A thread reads neighbours along k of its
+    rows, and neighbours of its columns, up to 16 bytes at once.
+    """
+    across = min(columns[0], WARP)
+    down = min(rows[0], WARP // across)
+    return (
+        rows[1] * _read_cycles(down, rows[1] * depth, math.gcd(depth, 4))
+        + columns[1] * _read_cycles(across, columns[1], math.gcd(columns[1], 4))
+    ) / (rows[1] * columns[1] / MULTIPLIERS)
+
+
+def _read_cycles(lanes: int, stride: int, width: int) -> float:
+    """Return a warp's cycles of reading for each word of a lane, of lanes ``stride`` words apart; ``width`` at once."""
+    banks = BANKS // width
+    return -(-lanes // (banks // math.gcd(stride // width, banks))) / width
 
 
 def _held(values: dict[str, int], known: list[tuple[str, int]]) -> Iterator[float]:
