@@ -2,10 +2,11 @@
 
 ::
 
-    how = {"space": contraction_space(), "strategy": evolution(), "cost_model": TileCost()}
+    model = TileCost()
+    how = {"space": contraction_space(), "strategy": CheapestFirst(model), "cost_model": model}
     how |= {"builder": local_builder(), "runner": local_runner()}
     with import_quickly():  # schedules.rules.tensor_intrinsics
-        database = ms.tune_tir(mod, target, work_dir, max_trials_global=64, num_trials_per_iter=16, **how)
+        database = ms.tune_tir(mod, target, work_dir, max_trials_global=64, num_trials_per_iter=32, **how)
     function = ms.tir_integration.compile_tir(database, mod, target).mod["main"]
     kernel = tvm.compile(lower_ahead(function, target), target)  # as it was measured
 
@@ -19,13 +20,16 @@ database is replayed without any of this.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import logging
 import math
 import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +87,8 @@ def evolution(population: int = 128) -> ms.search_strategy.EvolutionarySearch:
     """Return MetaSchedule's evolution with a population that is finished in seconds: ``strategy`` of a tuning.
 
     Candidates are finished in Python, some 60 ms each, one after the other whatever ``num_tuning_cores`` is: the usual
-    512 of a population, four generations long, are two minutes before each batch of trials. Ranked by
-    :class:`TileCost`, ``population`` of them in three generations do.
+    512 of a population, four generations long, are two minutes before each batch of trials. For other cost models than
+    :class:`TileCost`, which ranks decisions before they are finished: :class:`CheapestFirst`.
     """
     return ms.search_strategy.EvolutionarySearch(
         population_size=population, init_min_unmeasured=population // 4, genetic_num_iters=3
@@ -199,7 +203,10 @@ class FinishContraction(ms.postproc.PyPostproc):
         return FinishContraction(self.target)
 
 
-def decisions_of(trace: Trace) -> tuple[list[list[int]], list[int]]:
+Decisions = tuple[list[list[int]], list[int]]  # parts of rows, columns and k; places in the lists drawn from
+
+
+def decisions_of(trace: Trace) -> Decisions:
     """Return what a trace of this space decided: parts of rows, columns and k, and places in the lists drawn from."""
     drawn = [inst for inst in trace.insts if inst in trace.decisions]
     cuts = [[int(part) for part in trace.decisions[i]] for i in drawn if i.kind.name == "SamplePerfectTile"]
@@ -250,21 +257,26 @@ class TileCost(ms.cost_model.PyCostModel):
         for candidate, result in zip(candidates, results):
             if not result.run_secs:
                 continue
-            values, cost = self._described(candidate.sch, context)
+            machine = self.machine or assumed_machine(context.target)
+            values, cost = self._described(decisions_of(candidate.sch.trace), machine)
             seconds = float(np.median([float(run) for run in result.run_secs]))
             self.seen.append((values, math.log(seconds / cost)))
 
     def predict(self, context: ms.TuneContext, candidates: Sequence[Any]) -> np.ndarray:
         """Return a score for each candidate, higher for what should be faster: the cheapest one's cost over its own."""
-        described = [self._described(candidate.sch, context) for candidate in candidates]
-        logs = np.array([math.log(cost) for _, cost in described]) + self._corrections([v for v, _ in described])
+        logs = self.logs([decisions_of(candidate.sch.trace) for candidate in candidates], context.target)
         return np.exp(logs.min() - logs) if len(logs) else logs
 
-    def _described(self, sch: Schedule, context: ms.TuneContext) -> tuple[dict[str, int], float]:
-        (rows, columns, depth), (stages, unrolled) = decisions_of(sch.trace)
+    def logs(self, decided: Sequence[Decisions], target: Target) -> np.ndarray:
+        """Return ln of what decisions (:func:`decisions_of`) cost, corrected by what was measured."""
+        machine = self.machine or assumed_machine(target)
+        described = [self._described(decisions, machine) for decisions in decided]
+        return np.array([math.log(cost) for _, cost in described]) + self._corrections([v for v, _ in described])
+
+    def _described(self, decisions: Decisions, machine: Machine) -> tuple[dict[str, int], float]:
+        (rows, columns, depth), (stages, unrolled) = decisions
         tile = ThreadTile((rows[1] * rows[2], columns[1] * columns[2], depth[1]), (rows[2], columns[2]))
         problem = Matmul(math.prod(rows), math.prod(columns), math.prod(depth))
-        machine = self.machine or assumed_machine(context.target)
         values = {"stages": stages, "unrolled": unrolled, "depth": depth[1], "threads": rows[1] * columns[1]}
         values |= {"thread rows": rows[2], "thread columns": columns[2]}
         reading = 1 + _reading(rows[1:], columns[1:], depth[1])
@@ -286,6 +298,107 @@ class TileCost(ms.cost_model.PyCostModel):
         penalty = np.diag([0.0] + [self.PENALTY] * len(known))
         weights = np.linalg.solve(table.T @ table + penalty, table.T @ np.array([ratio for _, ratio in self.seen]))
         return np.array([[1.0, *_held(values, known)] for values in wanted]) @ weights
+
+
+@derived_object
+class CheapestFirst(ms.search_strategy.PySearchStrategy):
+    """Draws decisions of this space by the thousand and finishes the cheapest: MetaSchedule's ``strategy`` of a tuning.
+
+    ``model`` is the tuning's cost model, too: what a batch has taken corrects the next one's order. Decisions are
+    ranked as numbers, some 20 µs each, and only those for a batch are finished as schedules, 60 ms each. A batch has no
+    more than ``alike`` candidates of a block tile and thread tile, so that it teaches more.
+    """
+
+    def __init__(self, model: TileCost, drawn: int = 2**17, alike: int = 2) -> None:
+        super().__init__()
+        self.model, self.drawn, self.alike = model, drawn, alike
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        self.mod, self.target = context.mod, context.target
+        self.most_threads = int(self.target.attrs.get("max_threads_per_block", 1024))
+        buffers = [buffer for _, function in self.mod.functions_items() for buffer in function.buffer_map.values()]
+        self.itemsize = min(dtype_bytes(buffer.dtype) for buffer in buffers)
+        self.postprocs = list(context.space_generator.postprocs)
+        self.random = random.Random(context.rand_state)
+
+    def pre_tuning(
+        self,
+        max_trials: int,
+        num_trials_per_iter: int,
+        design_spaces: list[Schedule],
+        database: ms.Database | None = None,
+        cost_model: ms.CostModel | None = None,
+    ) -> None:
+        """Start a search; refuse spaces of several designs, which are no :func:`contraction_space`."""
+        (design,) = design_spaces
+        self.trace, self.left, self.batch = design.trace, max_trials, num_trials_per_iter
+        self.tried: set[str] = set()
+
+    def post_tuning(self) -> None:
+        """End the search: nothing is kept."""
+
+    def generate_measure_candidates(self) -> list[ms.MeasureCandidate] | None:
+        """Return the cheapest candidates that were not tried; None where trials or candidates are used up."""
+        fitting = [one for one in self._drawn() if str(one) not in self.tried and self._fits(one)]
+        made: list[ms.MeasureCandidate] = []
+        of_tile: Counter[str] = Counter()
+        for place in np.argsort(self.model.logs(fitting, self.target), kind="stable"):
+            if len(made) == min(self.left, self.batch):
+                break
+            decisions = fitting[place]
+            if of_tile[str(decisions[0])] < self.alike:
+                self.tried.add(str(decisions))
+                candidate = self._finished(decisions)
+                of_tile[str(decisions[0])] += candidate is not None
+                made += [candidate] if candidate is not None else []
+        self.left -= len(made)
+        return made or None
+
+    def notify_runner_results(self, measure_candidates: list[ms.MeasureCandidate], results: list[Any]) -> None:
+        """Do nothing: the cost model is told by the tuning."""
+
+    def clone(self) -> CheapestFirst:
+        """Return another one of the same model, which begins anew."""
+        return CheapestFirst(self.model, self.drawn, self.alike)
+
+    def _drawn(self) -> Iterable[Decisions]:
+        """Return all that can be decided where that is no more than is drawn; or so many, each cut as likely."""
+        cuts, _ = decisions_of(self.trace)
+        limits = (MOST_PER_THREAD, MOST_PER_THREAD, MOST_STEPS)
+        menus = [_cuts(math.prod(cut), len(cut), limit) for cut, limit in zip(cuts, limits)]
+        menus += [tuple(range(MOST_STAGES)), (0, 1)]
+        if math.prod(map(len, menus)) <= self.drawn:
+            return (([*map(list, one[:3])], [*one[3:]]) for one in itertools.product(*menus))
+        drawn = {tuple(map(self.random.choice, menus)) for _ in range(self.drawn)}
+        return (([*map(list, one[:3])], [*one[3:]]) for one in sorted(drawn))
+
+    def _fits(self, decisions: Decisions) -> bool:
+        (rows, columns, depth), (stages, _) = decisions
+        if not FEWEST_THREADS <= rows[1] * columns[1] <= self.most_threads:
+            return False
+        tile = ThreadTile((rows[1] * rows[2], columns[1] * columns[2], depth[1]), (rows[2], columns[2]))
+        return not tile.violations(self.target, self.itemsize, stages + 1)
+
+    def _finished(self, decisions: Decisions) -> ms.MeasureCandidate | None:
+        """Return decisions as a schedule to be measured; None where that is no candidate."""
+        trace = self.trace
+        for inst, decision in zip([i for i in trace.insts if i in trace.decisions], [*decisions[0], *decisions[1]]):
+            trace = trace.with_decision(inst, decision, remove_postproc=True)
+        sch = Schedule(self.mod)
+        trace.apply_to_schedule(sch, remove_postproc=True)
+        sch.enter_postproc()
+        if not all(postproc.apply(sch) for postproc in self.postprocs):
+            return None
+        return ms.MeasureCandidate(sch, ms.arg_info.ArgInfo.from_entry_func(sch.mod, False))
+
+
+@functools.lru_cache(maxsize=64)
+def _cuts(extent: int, parts: int, most: int) -> tuple[tuple[int, ...], ...]:
+    """List the ways to cut an extent in parts that divide it, the innermost ``most`` at most."""
+    if parts == 1:
+        return ((extent,),) if extent <= most else ()
+    firsts = (first for first in range(1, extent + 1) if extent % first == 0)
+    return tuple((first, *rest) for first in firsts for rest in _cuts(extent // first, parts - 1, most))
 
 
 def _reading(rows: Sequence[int], columns: Sequence[int], depth: int) -> float:
