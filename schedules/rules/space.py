@@ -316,8 +316,8 @@ class CheapestFirst(ms.search_strategy.PySearchStrategy):
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
         self.mod, self.target = context.mod, context.target
         self.most_threads = int(self.target.attrs.get("max_threads_per_block", 1024))
-        buffers = [buffer for _, function in self.mod.functions_items() for buffer in function.buffer_map.values()]
-        self.itemsize = min(dtype_bytes(buffer.dtype) for buffer in buffers)
+        self.arguments = ms.arg_info.ArgInfo.from_entry_func(self.mod, False)
+        self.itemsize = min(dtype_bytes(argument.dtype) for argument in self.arguments)
         self.postprocs = list(context.space_generator.postprocs)
         self.random = random.Random(context.rand_state)
 
@@ -389,7 +389,7 @@ class CheapestFirst(ms.search_strategy.PySearchStrategy):
         sch.enter_postproc()
         if not all(postproc.apply(sch) for postproc in self.postprocs):
             return None
-        return ms.MeasureCandidate(sch, ms.arg_info.ArgInfo.from_entry_func(sch.mod, False))
+        return ms.MeasureCandidate(sch, self.arguments)
 
 
 @functools.lru_cache(maxsize=64)
