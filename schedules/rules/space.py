@@ -2,10 +2,11 @@
 
 ::
 
-    how = {"space": contraction_space(), "strategy": evolution(), "cost_model": TileCost()}
+    model = TileCost()
+    how = {"space": contraction_space(), "strategy": CheapestFirst(model), "cost_model": model}
     how |= {"builder": local_builder(), "runner": local_runner()}
     with import_quickly():  # schedules.rules.tensor_intrinsics
-        database = ms.tune_tir(mod, target, work_dir, max_trials_global=64, num_trials_per_iter=16, **how)
+        database = ms.tune_tir(mod, target, work_dir, max_trials_global=64, num_trials_per_iter=32, **how)
     function = ms.tir_integration.compile_tir(database, mod, target).mod["main"]
     kernel = tvm.compile(lower_ahead(function, target), target)  # as it was measured
 
@@ -19,13 +20,16 @@ database is replayed without any of this.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import logging
 import math
 import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +43,10 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import LoopRV, SBlockRV, Trace
 from tvm.target import Target
 
-from tensorir_ladder.schedules.cost import Machine, assumed_machine, block_tile_cost
+from tensorir_ladder.schedules.cost import Machine, assumed_machine, block_count, resident_blocks
 from tensorir_ladder.schedules.errors import IllegalSchedule, IllegalTile
 from tensorir_ladder.schedules.inspection import SHARED_SCOPES, is_constant, loop_extent
+from tensorir_ladder.schedules.isa import WARP
 from tensorir_ladder.schedules.loops.layout import contraction_loops, flatten_contraction, pad_to_tile
 from tensorir_ladder.schedules.loops.tiling import TiledLoops, bind_batched_grid
 from tensorir_ladder.schedules.loops.unrolling import unroll_loop
@@ -64,6 +69,7 @@ STAGES, UNROLL = "tensorir_ladder.stages", "tensorir_ladder.unroll"  # decisions
 MOST_STAGES = 4
 FEWEST_THREADS = 32  # of a block that is worth a trial
 WHOLE = (64, 64, 16)  # extents are padded to multiples of these, so that tiles which divide them are many
+BANKS, MULTIPLIERS = 32, 4  # of shared memory; warps whose multiply-adds a multiprocessor starts in a cycle
 MOST_PER_THREAD, MOST_STEPS = 16, 64  # outputs of a thread along an axis, and steps of a k tile
 
 
@@ -81,8 +87,8 @@ def evolution(population: int = 128) -> ms.search_strategy.EvolutionarySearch:
     """Return MetaSchedule's evolution with a population that is finished in seconds: ``strategy`` of a tuning.
 
     Candidates are finished in Python, some 60 ms each, one after the other whatever ``num_tuning_cores`` is: the usual
-    512 of a population, four generations long, are two minutes before each batch of trials. Ranked by
-    :class:`TileCost`, ``population`` of them in three generations do.
+    512 of a population, four generations long, are two minutes before each batch of trials. For other cost models than
+    :class:`TileCost`, which ranks decisions before they are finished: :class:`CheapestFirst`.
     """
     return ms.search_strategy.EvolutionarySearch(
         population_size=population, init_min_unmeasured=population // 4, genetic_num_iters=3
@@ -197,7 +203,10 @@ class FinishContraction(ms.postproc.PyPostproc):
         return FinishContraction(self.target)
 
 
-def decisions_of(trace: Trace) -> tuple[list[list[int]], list[int]]:
+Decisions = tuple[list[list[int]], list[int]]  # parts of rows, columns and k; places in the lists drawn from
+
+
+def decisions_of(trace: Trace) -> Decisions:
     """Return what a trace of this space decided: parts of rows, columns and k, and places in the lists drawn from."""
     drawn = [inst for inst in trace.insts if inst in trace.decisions]
     cuts = [[int(part) for part in trace.decisions[i]] for i in drawn if i.kind.name == "SamplePerfectTile"]
@@ -210,18 +219,24 @@ class TileCost(ms.cost_model.PyCostModel):
 
     ::
 
-        cost       = block_tile_cost(tile) · (1 + 2 / thread's rows + 2 / thread's columns) · (1 + 1 / k tile's depth)
+        cost       = outputs of the busiest multiprocessor · (1 + cycles of reading / cycles of multiplying)
+                     · (1 + 1 / warps + ALONE / blocks) · (1 + EDGE · (1 / block's rows + 1 / block's columns))
+                     · (1 + 1 / k tile's depth + k tile's depth / k) · ONE_STAGE · ROLLED · instructions written out
         ln seconds ≈ ln cost + constant + a weight for each decision's value
 
-    Before the first measurements the order is the cost's: :func:`schedules.cost.block_tile_cost`, which is made for
-    threads of 8x8 outputs or so; what a thread reads from shared memory for each multiply-add, if a warp reads one
-    value in the time in which it multiplies four, half of it hidden; and a barrier for each k tile. The weights (of
-    the stages, the unrolling, the depth of a k tile, a thread's outputs along each axis, the threads) are those of
-    least squares with a penalty on their size: a value that was measured once hardly counts. Needs neither xgboost
-    nor torch.
+    Before the first measurements the order is the cost's: what a warp reads from shared memory, lanes that meet in a
+    bank one after the other; latencies, which the warps and blocks on a multiprocessor hide from each other; what the
+    edges of a block load more; a barrier for each k tile; and the first k tile, for which all wait. The factors suit
+    steps 5 and 6 as recorded on an H200. The weights (of the stages, the unrolling, the depth of a k tile, a thread's
+    outputs along each axis, the threads) are those of least squares with a penalty on their size: a value that was
+    measured once hardly counts. Needs neither xgboost nor torch.
     """
 
     PENALTY = 2.0  # as if each weight had been seen to be 0 this often
+    ALONE = 0.25  # of its time that a block waits at barriers and for its results, if no other runs meanwhile
+    EDGE = 3.0  # outputs along an edge of a block that cost as much as one more, for the operands it loads
+    ONE_STAGE, ROLLED = 1.2, 1.1  # where copies are waited for; where the loop over a k tile is left to the compiler
+    WRITTEN_OUT = 2**16  # multiply-adds of a thread's code that cost as much again, since warps wait for instructions
 
     def __init__(self, machine: Machine | None = None) -> None:
         super().__init__()
@@ -242,25 +257,38 @@ class TileCost(ms.cost_model.PyCostModel):
         for candidate, result in zip(candidates, results):
             if not result.run_secs:
                 continue
-            values, cost = self._described(candidate.sch, context)
+            machine = self.machine or assumed_machine(context.target)
+            values, cost = self._described(decisions_of(candidate.sch.trace), machine)
             seconds = float(np.median([float(run) for run in result.run_secs]))
             self.seen.append((values, math.log(seconds / cost)))
 
     def predict(self, context: ms.TuneContext, candidates: Sequence[Any]) -> np.ndarray:
         """Return a score for each candidate, higher for what should be faster: the cheapest one's cost over its own."""
-        described = [self._described(candidate.sch, context) for candidate in candidates]
-        logs = np.array([math.log(cost) for _, cost in described]) + self._corrections([v for v, _ in described])
+        logs = self.logs([decisions_of(candidate.sch.trace) for candidate in candidates], context.target)
         return np.exp(logs.min() - logs) if len(logs) else logs
 
-    def _described(self, sch: Schedule, context: ms.TuneContext) -> tuple[dict[str, int], float]:
-        (rows, columns, depth), (stages, unrolled) = decisions_of(sch.trace)
+    def logs(self, decided: Sequence[Decisions], target: Target) -> np.ndarray:
+        """Return ln of what decisions (:func:`decisions_of`) cost, corrected by what was measured."""
+        machine = self.machine or assumed_machine(target)
+        described = [self._described(decisions, machine) for decisions in decided]
+        return np.array([math.log(cost) for _, cost in described]) + self._corrections([v for v, _ in described])
+
+    def _described(self, decisions: Decisions, machine: Machine) -> tuple[dict[str, int], float]:
+        (rows, columns, depth), (stages, unrolled) = decisions
         tile = ThreadTile((rows[1] * rows[2], columns[1] * columns[2], depth[1]), (rows[2], columns[2]))
         problem = Matmul(math.prod(rows), math.prod(columns), math.prod(depth))
-        machine = self.machine or assumed_machine(context.target)
         values = {"stages": stages, "unrolled": unrolled, "depth": depth[1], "threads": rows[1] * columns[1]}
         values |= {"thread rows": rows[2], "thread columns": columns[2]}
-        reading = 1 + 2 / rows[2] + 2 / columns[2]
-        return values, block_tile_cost(Choice(tile, stages + 1), problem, machine) * reading * (1 + 1 / depth[1])
+        reading = 1 + _reading(rows[1:], columns[1:], depth[1])
+        k_tile = 1 + 1 / depth[1] + depth[1] / problem.k
+        code = 1 + math.prod(tile.thread) * depth[1] * (stages + 1) / self.WRITTEN_OUT if unrolled else self.ROLLED
+        waiting = self.ONE_STAGE if stages == 0 else 1.0
+        busiest = -(-block_count(problem, tile) // machine.multiprocessors)
+        together = min(busiest, resident_blocks(Choice(tile, stages + 1), machine, problem.itemsize))
+        hiding = 1 + WARP / (together * tile.threads_per_block) + self.ALONE / together
+        edges = 1 + self.EDGE * (1 / tile.block_m + 1 / tile.block_n)
+        outputs = busiest * tile.block_m * tile.block_n
+        return values, outputs * reading * hiding * edges * k_tile * code * waiting
 
     def _corrections(self, wanted: list[dict[str, int]]) -> np.ndarray:
         if not self.seen:
@@ -270,6 +298,127 @@ class TileCost(ms.cost_model.PyCostModel):
         penalty = np.diag([0.0] + [self.PENALTY] * len(known))
         weights = np.linalg.solve(table.T @ table + penalty, table.T @ np.array([ratio for _, ratio in self.seen]))
         return np.array([[1.0, *_held(values, known)] for values in wanted]) @ weights
+
+
+@derived_object
+class CheapestFirst(ms.search_strategy.PySearchStrategy):
+    """Draws decisions of this space by the thousand and finishes the cheapest: MetaSchedule's ``strategy`` of a tuning.
+
+    ``model`` is the tuning's cost model, too: what a batch has taken corrects the next one's order. Decisions are
+    ranked as numbers, some 20 µs each, and only those for a batch are finished as schedules, 60 ms each. A batch has no
+    more than ``alike`` candidates of a block tile and thread tile, so that it teaches more.
+    """
+
+    def __init__(self, model: TileCost, drawn: int = 2**17, alike: int = 2) -> None:
+        super().__init__()
+        self.model, self.drawn, self.alike = model, drawn, alike
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        self.mod, self.target = context.mod, context.target
+        self.most_threads = int(self.target.attrs.get("max_threads_per_block", 1024))
+        self.arguments = ms.arg_info.ArgInfo.from_entry_func(self.mod, False)
+        self.itemsize = min(dtype_bytes(argument.dtype) for argument in self.arguments)
+        self.postprocs = list(context.space_generator.postprocs)
+        self.random = random.Random(context.rand_state)
+
+    def pre_tuning(
+        self,
+        max_trials: int,
+        num_trials_per_iter: int,
+        design_spaces: list[Schedule],
+        database: ms.Database | None = None,
+        cost_model: ms.CostModel | None = None,
+    ) -> None:
+        """Start a search; refuse spaces of several designs, which are no :func:`contraction_space`."""
+        (design,) = design_spaces
+        self.trace, self.left, self.batch = design.trace, max_trials, num_trials_per_iter
+        self.tried: set[str] = set()
+
+    def post_tuning(self) -> None:
+        """End the search: nothing is kept."""
+
+    def generate_measure_candidates(self) -> list[ms.MeasureCandidate] | None:
+        """Return the cheapest candidates that were not tried; None where trials or candidates are used up."""
+        fitting = [one for one in self._drawn() if str(one) not in self.tried and self._fits(one)]
+        made: list[ms.MeasureCandidate] = []
+        of_tile: Counter[str] = Counter()
+        for place in np.argsort(self.model.logs(fitting, self.target), kind="stable"):
+            if len(made) == min(self.left, self.batch):
+                break
+            decisions = fitting[place]
+            if of_tile[str(decisions[0])] < self.alike:
+                self.tried.add(str(decisions))
+                candidate = self._finished(decisions)
+                of_tile[str(decisions[0])] += candidate is not None
+                made += [candidate] if candidate is not None else []
+        self.left -= len(made)
+        return made or None
+
+    def notify_runner_results(self, measure_candidates: list[ms.MeasureCandidate], results: list[Any]) -> None:
+        """Do nothing: the cost model is told by the tuning."""
+
+    def clone(self) -> CheapestFirst:
+        """Return another one of the same model, which begins anew."""
+        return CheapestFirst(self.model, self.drawn, self.alike)
+
+    def _drawn(self) -> Iterable[Decisions]:
+        """Return all that can be decided where that is no more than is drawn; or so many, each cut as likely."""
+        cuts, _ = decisions_of(self.trace)
+        limits = (MOST_PER_THREAD, MOST_PER_THREAD, MOST_STEPS)
+        menus = [_cuts(math.prod(cut), len(cut), limit) for cut, limit in zip(cuts, limits)]
+        menus += [tuple(range(MOST_STAGES)), (0, 1)]
+        if math.prod(map(len, menus)) <= self.drawn:
+            return (([*map(list, one[:3])], [*one[3:]]) for one in itertools.product(*menus))
+        drawn = {tuple(map(self.random.choice, menus)) for _ in range(self.drawn)}
+        return (([*map(list, one[:3])], [*one[3:]]) for one in sorted(drawn))
+
+    def _fits(self, decisions: Decisions) -> bool:
+        (rows, columns, depth), (stages, _) = decisions
+        if not FEWEST_THREADS <= rows[1] * columns[1] <= self.most_threads:
+            return False
+        tile = ThreadTile((rows[1] * rows[2], columns[1] * columns[2], depth[1]), (rows[2], columns[2]))
+        return not tile.violations(self.target, self.itemsize, stages + 1)
+
+    def _finished(self, decisions: Decisions) -> ms.MeasureCandidate | None:
+        """Return decisions as a schedule to be measured; None where that is no candidate."""
+        trace = self.trace
+        for inst, decision in zip([i for i in trace.insts if i in trace.decisions], [*decisions[0], *decisions[1]]):
+            trace = trace.with_decision(inst, decision, remove_postproc=True)
+        sch = Schedule(self.mod)
+        trace.apply_to_schedule(sch, remove_postproc=True)
+        sch.enter_postproc()
+        if not all(postproc.apply(sch) for postproc in self.postprocs):
+            return None
+        return ms.MeasureCandidate(sch, self.arguments)
+
+
+@functools.lru_cache(maxsize=64)
+def _cuts(extent: int, parts: int, most: int) -> tuple[tuple[int, ...], ...]:
+    """List the ways to cut an extent in parts that divide it, the innermost ``most`` at most."""
+    if parts == 1:
+        return ((extent,),) if extent <= most else ()
+    firsts = (first for first in range(1, extent + 1) if extent % first == 0)
+    return tuple((first, *rest) for first in firsts for rest in _cuts(extent // first, parts - 1, most))
+
+
+def _reading(rows: Sequence[int], columns: Sequence[int], depth: int) -> float:
+    """Return a warp's cycles of reading shared memory over those of multiplying.
+
+    ``rows`` and ``columns`` are threads and a thread's outputs along them. A thread reads neighbours along k of its
+    rows, and neighbours of its columns, up to 16 bytes at once.
+    """
+    across = min(columns[0], WARP)
+    down = min(rows[0], WARP // across)
+    return (
+        rows[1] * _read_cycles(down, rows[1] * depth, math.gcd(depth, 4))
+        + columns[1] * _read_cycles(across, columns[1], math.gcd(columns[1], 4))
+    ) / (rows[1] * columns[1] / MULTIPLIERS)
+
+
+def _read_cycles(lanes: int, stride: int, width: int) -> float:
+    """Return a warp's cycles of reading for each word of a lane, of lanes ``stride`` words apart; ``width`` at once."""
+    banks = BANKS // width
+    return -(-lanes // (banks // math.gcd(stride // width, banks))) / width
 
 
 def _held(values: dict[str, int], known: list[tuple[str, int]]) -> Iterator[float]:

@@ -26,11 +26,13 @@ from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
 from tensorir_ladder.schedules.recipes import stage_contraction
 from tensorir_ladder.schedules.rules.rule import NotTaken
 from tensorir_ladder.schedules.rules.space import (
+    CheapestFirst,
     FinishContraction,
     MutateChoice,
     TileCost,
     build_ahead,
     contraction_space,
+    decisions_of,
     evolution,
     local_builder,
     local_runner,
@@ -100,6 +102,31 @@ def test_a_search_mutates_tiles_and_choices() -> None:
     context.pre_tuning(4, 3, database=ms.database.MemoryDatabase(), cost_model=TileCost())
     candidates = context.generate_measure_candidates()
     assert len(candidates) == len({candidate.sch.mod.script() for candidate in candidates}) == 3
+
+
+@pytest.mark.emulator  # for its time: TVM parses the texts of all its intrinsics then
+def test_the_cheapest_are_finished_first_and_none_twice() -> None:
+    model = TileCost()
+    strategy = CheapestFirst(model, drawn=300)
+    context = ms.TuneContext(
+        mod=tvm.IRModule({"main": PRODUCT}),
+        target=TARGET,
+        space_generator=contraction_space(),
+        search_strategy=strategy,
+        task_name="product",
+        num_threads=1,
+        rand_state=1,
+    )
+    context.pre_tuning(9, 4, database=ms.database.MemoryDatabase(), cost_model=model)
+    batches = []
+    while (batch := context.generate_measure_candidates()) is not None:
+        batches.append(batch)
+    assert [len(batch) for batch in batches] == [4, 4, 1]
+    assert len({candidate.sch.mod.script() for batch in batches for candidate in batch}) == 9
+    scores = model.predict(context, batches[0])
+    assert list(scores) == sorted(scores, reverse=True)
+    tiles = [str(decisions_of(candidate.sch.trace)[0]) for candidate in batches[0]]
+    assert max(map(tiles.count, tiles)) <= 2
 
 
 def candidate(*decisions: object) -> ms.MeasureCandidate:
