@@ -43,7 +43,12 @@ NEAR, NEAR_WAVES = 1.2, 0.6  # how far measurements count: doublings of each ext
 NEAR_COLUMNS, ALIKE = 48, 0.1  # and of a kernel's own tile for its other widths: columns, and how much at most
 NEAR_ROWS, NEAR_KIND, FAR = 0.5, 0.45, 0.05  # of exchanged operands: doublings of rows; groups, parts; left out below
 OTHER_LINES = 0.3  # what it counts as, squared, if rows lie across cache lines in one product and not in the other
+NEAREST, VERY_NEAR = 0.7, 0.2  # so much counts only of products of nearly the same sizes, and how near
 DOUBT = 0.15  # of measurements: as much weight as one of the very shape, if that kernel was the fastest there by far
+SAME, UNSURE = 0.02, 0.05  # how far apart (squared) products are of which one tells half of the other; and doubt of it
+DARE = 1.05  # how much dearer than its estimate a kernel counts for a product that was timed with others only
+FAR_OFF = 1e-4  # what counts less is left out
+UNKNOWN = 0.04  # by what part a kernel is dearer of which nothing is known: of many guesses the least is too low
 FEWEST_ROWS = 16  # fewer cost the same
 PLACES = 6  # numbers of a shape's place
 
@@ -298,6 +303,7 @@ class Costs:
         self.forms = Forms(choices, file.rates, multiprocessors)
         self.exchanged = file.exchanged
         self._k_tile = functools.cache(functools.partial(KTile, self.forms))
+        self._timed = {(shape.m, shape.n, shape.k, shape.layout == "nt") for shape in file.shapes}
         self._remember(file)
         self._remember_exchanged(file)
 
@@ -310,6 +316,10 @@ class Costs:
             (row, places[old], us) for row, shape in enumerate(shapes) for old, us in shape.times if places[old] >= 0
         ]
         self._shapes = np.array([_place(each.m, each.n, each.k, each.layout == "nt") for each in shapes])
+        self._very: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}  # of these very products
+        for row, place, us in taken:
+            each = shapes[row]
+            self._very.setdefault((each.m, each.n, each.k, each.layout == "nt"), []).append((place, us))
         self._off, self._weights, self._waves = np.zeros((3, len(self.choices), len(shapes)))
         self._common, self._compared = np.zeros((2, len(shapes)))
         if not shapes:
@@ -346,6 +356,9 @@ class Costs:
         at, us = np.array([place for _, place, _ in timed], int), np.array([us for _, _, us in timed])
         m, n, k, nt = np.array(shapes, int).reshape(-1, 4)[rows].T
         guessed = exchanged_microseconds(tiles.at(at), m, n, k, nt, self.forms.multiprocessors, file.exchanged)
+        self._very_exchanged: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}
+        for each, place, taken in timed:
+            self._very_exchanged.setdefault((each.m, each.n, each.k, each.layout == "nt"), []).append((place, taken))
         self._exchanged_shapes = np.array([_place(*shape) for shape in shapes]).reshape(-1, PLACES)
         self._exchanged_common, self._exchanged_compared, off, weights = _beside_the_formula(
             rows, self._exchanged_shapes, us, guessed
@@ -362,14 +375,19 @@ class Costs:
         """
         m, n, k, nt = problem.m, problem.n, problem.k, problem.layout == "nt"
         times = exchanged_microseconds(all_tiles(), m, n, k, nt, self.forms.multiprocessors, self.exchanged)
-        near = np.exp(-0.5 * ((self._exchanged_shapes - _place(m, n, k, nt)) ** 2).sum(1))
-        # What all tiles take longer there.
-        times *= math.exp(near @ self._exchanged_common / (near @ self._exchanged_compared + DOUBT))
+        apart = ((self._exchanged_shapes - _place(m, n, k, nt)) ** 2).sum(1)
+        times *= math.exp(_level(apart, self._exchanged_common, self._exchanged_compared)[0])
+        near = _nearness(apart)
         first = np.argpartition(times, CORRECTED)[:CORRECTED]
         close = np.flatnonzero(near[self._exchanged_of] > FAR)
         apart = ((self._tile_places[first][:, None] - self._exchanged_places[close]) ** 2).sum(-1)
         weights = np.exp(-0.5 * apart) * (near[self._exchanged_of[close]] * self._exchanged_weights[close])
-        times[first] *= np.exp(weights @ self._exchanged_off[close] / (weights.sum(1) + DOUBT))
+        times *= math.exp(UNKNOWN)
+        times[first] *= np.exp(_known(weights, self._exchanged_off[close] - UNKNOWN))
+        if (m, n, k, nt) in self._timed:
+            times *= DARE
+        for place, us in self._very_exchanged.get((m, n, k, nt), ()):
+            times[place] = us
         return times
 
     def exchanged_choice(self, problem: Matmul) -> tuple[float, SwappedTile | None, int]:
@@ -395,8 +413,8 @@ class Costs:
         """Estimate microseconds: the places of the choices in the order in which to take them, and their times.
 
         Of the CORRECTED that the formula puts first each is corrected by what it was measured to take, beside the
-        formula, for other products: the nearer their sizes, waves and raggedness, the more they count. ``streamed``
-        allows the kernel that streams weights.
+        formula, for other products: the nearer their sizes, waves and raggedness, the more they count. What one was
+        measured to take for this very product stands. ``streamed`` allows the kernel that streams weights.
         """
         m, n, k, nt = problem.m, problem.n, problem.k, problem.layout == "nt"
         times, waves = self._guess(m, n, k, nt, batch)
@@ -407,12 +425,18 @@ class Costs:
         guessed = times[first]
         if len(self._shapes) and batch == 1:
             apart = ((self._shapes - _place(m, n, k, nt)) ** 2).sum(1)
-            near = np.exp(apart * -0.5)
-            # What all kernels take longer there.
-            times *= math.exp(near @ self._common / (near @ self._compared + DOUBT))
-            apart = apart + (((self._waves[first] - waves[first, None]) / NEAR_WAVES) ** 2)
-            weights = np.exp(apart * -0.5) * self._weights[first]
-            guessed = times[first] * np.exp((weights * self._off[first]).sum(1) / (weights.sum(1) + DOUBT))
+            near = _nearness(apart)
+            times *= math.exp(_level(apart, self._common, self._compared)[0])
+            close = np.ix_(first, np.flatnonzero(near > FAR_OFF))
+            apart = apart[close[1]] + ((self._waves[close] - waves[first, None]) / NEAR_WAVES) ** 2
+            weights = _nearness(apart) * self._weights[close]
+            times *= math.exp(UNKNOWN)
+            guessed = times[first] * np.exp(_known(weights, self._off[close] - UNKNOWN))
+            if (m, n, k, nt) in self._timed:
+                times *= DARE
+                guessed *= DARE
+            for place, us in self._very.get((m, n, k, nt), ()):
+                guessed[first == place] = us
         order = np.argsort(guessed)
         return np.append(first[order], rest), np.append(guessed[order], times[rest])
 
@@ -436,13 +460,33 @@ def _beside_the_formula(
     common = np.bincount(shape, weights * off, shapes) / np.maximum(np.bincount(shape, weights, shapes), 1e-9)
     compared = np.bincount(shape, minlength=shapes) > 1
     alone, others = places[~compared], places[compared]
-    near = np.exp(-0.5 * ((alone[:, None] - others) ** 2).sum(-1))
-    common[~compared] = near @ common[compared] / (near.sum(1) + DOUBT)
-    off -= common[shape]
     counts = np.ones(shapes)
-    counts[~compared] = near.sum(1) / (near.sum(1) + DOUBT)
+    apart = ((alone[:, None] - others) ** 2).sum(-1)
+    common[~compared], counts[~compared] = _level(apart, common[compared], np.ones(len(others)))
+    off -= common[shape]
     weights *= counts[shape]
     return np.where(compared, common, 0.0), compared * 1.0, off, weights
+
+
+def _level(apart: np.ndarray, common: np.ndarray, compared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return what all kernels take longer for a product, by other products so far apart (squared), and how sure it is.
+
+    The nearest say it, and others where none are near: whether a kernel that was measured is beside one that was not
+    depends on it.
+    """
+    near = np.exp(-0.5 * apart) / (1 + apart / SAME)
+    total = near @ compared
+    return near @ common / (total + UNSURE), total / (total + UNSURE)
+
+
+def _known(weights: np.ndarray, off: np.ndarray) -> np.ndarray:
+    """Return what kernels should differ by: the mean of what their times did; the less, the less these count."""
+    return (weights * off).sum(1) / (weights.sum(1) + DOUBT)
+
+
+def _nearness(apart: np.ndarray) -> np.ndarray:
+    """Return what times count for of products so far apart (squared): those of nearly the same sizes most."""
+    return (1 - NEAREST) * np.exp(-0.5 * apart) + NEAREST * np.exp((-0.5 / VERY_NEAR**2) * apart)
 
 
 def _place(m: int, n: int, k: int, nt: bool) -> np.ndarray:
