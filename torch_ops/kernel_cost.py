@@ -316,10 +316,10 @@ class Costs:
             (row, places[old], us) for row, shape in enumerate(shapes) for old, us in shape.times if places[old] >= 0
         ]
         self._shapes = np.array([_place(each.m, each.n, each.k, each.layout == "nt") for each in shapes])
-        self._very: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}  # of these very products
+        self._measured: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}  # of these very products
         for row, place, us in taken:
             each = shapes[row]
-            self._very.setdefault((each.m, each.n, each.k, each.layout == "nt"), []).append((place, us))
+            self._measured.setdefault((each.m, each.n, each.k, each.layout == "nt"), []).append((place, us))
         self._off, self._weights, self._waves = np.zeros((3, len(self.choices), len(shapes)))
         self._common, self._compared = np.zeros((2, len(shapes)))
         if not shapes:
@@ -356,9 +356,10 @@ class Costs:
         at, us = np.array([place for _, place, _ in timed], int), np.array([us for _, _, us in timed])
         m, n, k, nt = np.array(shapes, int).reshape(-1, 4)[rows].T
         guessed = exchanged_microseconds(tiles.at(at), m, n, k, nt, self.forms.multiprocessors, file.exchanged)
-        self._very_exchanged: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}
+        self._exchanged_measured: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}
         for each, place, taken in timed:
-            self._very_exchanged.setdefault((each.m, each.n, each.k, each.layout == "nt"), []).append((place, taken))
+            of = each.m, each.n, each.k, each.layout == "nt"
+            self._exchanged_measured.setdefault(of, []).append((place, taken))
         self._exchanged_shapes = np.array([_place(*shape) for shape in shapes]).reshape(-1, PLACES)
         self._exchanged_common, self._exchanged_compared, off, weights = _beside_the_formula(
             rows, self._exchanged_shapes, us, guessed
@@ -386,7 +387,7 @@ class Costs:
         times[first] *= np.exp(_known(weights, self._exchanged_off[close] - UNKNOWN))
         if (m, n, k, nt) in self._timed:
             times *= DARE
-        for place, us in self._very_exchanged.get((m, n, k, nt), ()):
+        for place, us in self._exchanged_measured.get((m, n, k, nt), ()):
             times[place] = us
         return times
 
@@ -435,7 +436,7 @@ class Costs:
             if (m, n, k, nt) in self._timed:
                 times *= DARE
                 guessed *= DARE
-            for place, us in self._very.get((m, n, k, nt), ()):
+            for place, us in self._measured.get((m, n, k, nt), ()):
                 guessed[first == place] = us
         order = np.argsort(guessed)
         return np.append(first[order], rest), np.append(guessed[order], times[rest])
