@@ -41,13 +41,13 @@ PANEL_RESULTS = 64 * 64  # of a box
 CORRECTED = 16  # kernels that the formula puts first, among which measurements decide
 NEAR, NEAR_WAVES = 1.2, 0.6  # how far measurements count: doublings of each extent, of the waves of tiles
 NEAR_COLUMNS, ALIKE = 48, 0.1  # and of a kernel's own tile for its other widths: columns, and how much at most
-NEAR_ROWS, NEAR_KIND, FAR = 0.5, 0.45, 0.05  # of exchanged operands: doublings of rows; groups, parts; left out below
+NEAR_ROWS, NEAR_KIND = 0.5, 0.45  # of tiles of exchanged operands: doublings of rows; groups, parts
 OTHER_LINES = 0.3  # what it counts as, squared, if rows lie across cache lines in one product and not in the other
 NEAREST, VERY_NEAR = 0.7, 0.2  # so much counts only of products of nearly the same sizes, and how near
+FAR = 0.03  # what counts less is left out
 DOUBT = 0.15  # of measurements: as much weight as one of the very shape, if that kernel was the fastest there by far
 SAME, UNSURE = 0.02, 0.05  # how far apart (squared) products are of which one tells half of the other; and doubt of it
 DARE = 1.05  # how much dearer than its estimate a kernel counts for a product that was timed with others only
-FAR_OFF = 1e-4  # what counts less is left out
 UNKNOWN = 0.04  # by what part a kernel is dearer of which nothing is known: of many guesses the least is too low
 FEWEST_ROWS = 16  # fewer cost the same
 PLACES = 6  # numbers of a shape's place
@@ -376,7 +376,7 @@ class Costs:
         """
         m, n, k, nt = problem.m, problem.n, problem.k, problem.layout == "nt"
         times = exchanged_microseconds(all_tiles(), m, n, k, nt, self.forms.multiprocessors, self.exchanged)
-        apart = ((self._exchanged_shapes - _place(m, n, k, nt)) ** 2).sum(1)
+        apart = _apart(self._exchanged_shapes, _place(m, n, k, nt))
         times *= math.exp(_level(apart, self._exchanged_common, self._exchanged_compared)[0])
         near = _nearness(apart)
         first = np.argpartition(times, CORRECTED)[:CORRECTED]
@@ -425,10 +425,10 @@ class Costs:
         first, rest = order[:CORRECTED], order[CORRECTED:]
         guessed = times[first]
         if len(self._shapes) and batch == 1:
-            apart = ((self._shapes - _place(m, n, k, nt)) ** 2).sum(1)
+            apart = _apart(self._shapes, _place(m, n, k, nt))
             near = _nearness(apart)
             times *= math.exp(_level(apart, self._common, self._compared)[0])
-            close = np.ix_(first, np.flatnonzero(near > FAR_OFF))
+            close = np.ix_(first, np.flatnonzero(near > FAR))
             apart = apart[close[1]] + ((self._waves[close] - waves[first, None]) / NEAR_WAVES) ** 2
             weights = _nearness(apart) * self._weights[close]
             times *= math.exp(UNKNOWN)
@@ -488,6 +488,12 @@ def _known(weights: np.ndarray, off: np.ndarray) -> np.ndarray:
 def _nearness(apart: np.ndarray) -> np.ndarray:
     """Return what times count for of products so far apart (squared): those of nearly the same sizes most."""
     return (1 - NEAREST) * np.exp(-0.5 * apart) + NEAREST * np.exp((-0.5 / VERY_NEAR**2) * apart)
+
+
+def _apart(places: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Return squared distances."""
+    off = places - place
+    return np.einsum("ij,ij->i", off, off)
 
 
 def _place(m: int, n: int, k: int, nt: bool) -> np.ndarray:
