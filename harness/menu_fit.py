@@ -1,7 +1,8 @@
 """Fit the constants of the call's cost formula (:mod:`torch_ops.kernel_cost`) to times of its menu.
 
 What counts is the order of kernels on each shape: an error that a shape's kernels share is forgiven for the most part,
-and a kernel counts the less, the slower it is beside the shape's fastest.
+and a kernel counts the less, the slower it is beside the shape's fastest. Of a shape's only time nobody knows whether
+its kernel is slow or the shape: some of its error is forgiven, too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from tensorir_ladder.torch_ops.kernel_cost import (
 )
 
 EFFICIENCY = 0.85  # of tiles, to begin with; 1 at most
-COMMON = 0.2  # what counts of an error that all of a shape's kernels share
+COMMON = 0.1  # what counts of an error that all of a shape's kernels share
+FEW = 2.0  # and what is forgiven of it where they are few: as if so many more had none
 PULL = 0.05  # of a constant towards what it begins with, in units of a time's error
 STEP, LONGEST, ROUNDS, TRIES = 1e-4, 0.7, 60, 8  # of the logarithms of constants
 FIXED = ("multiply_adds",)  # the tensor cores' rate is known
@@ -86,7 +88,7 @@ class _Fit:
         """Return what is to be small: weighted logarithms of guessed over measured, and how far constants moved."""
         off = np.where(counts, np.log(self.guess(x) / self.us), 0.0)
         weights = np.where(counts, self.weights, 0.0)
-        common = np.bincount(self.shape, weights * off) / np.maximum(np.bincount(self.shape, weights), STEP)
+        common = np.bincount(self.shape, weights * off) / (np.bincount(self.shape, weights) + FEW)
         return np.append(np.sqrt(weights) * (off - (1 - COMMON) * common[self.shape]), PULL * (x - self.x))
 
 
@@ -147,11 +149,14 @@ def fit_exchanged(file: CostFile, multiprocessors: int) -> ExchangedRates:
 def chosen_over_best(file: CostFile, choices: Sequence[Choice], machine: Machine, refit: bool = False) -> list[float]:
     """Return, for each shape, how fast what would be chosen of its kernels was beside the fastest of them.
 
-    As if the shape had not been measured. ``refit`` fits the constants to the others too; else they are the file's.
+    As if the shape had not been measured; shapes with one time are left out. ``refit`` fits the constants to the others
+    too; else they are the file's.
     """
     shares, tiles = [], file.tiles
+    asked = [shape for shape in file.shapes if len(shape.times) > 1]
     for fold in range(FOLDS):
-        others = tuple(shape for place, shape in enumerate(file.shapes) if place % FOLDS != fold)
+        left_out = {id(shape) for shape in asked[fold::FOLDS]}
+        others = tuple(shape for shape in file.shapes if id(shape) not in left_out)
         known = msgspec.structs.replace(file, shapes=others)
         if refit:
             known = msgspec.structs.replace(
@@ -160,7 +165,7 @@ def chosen_over_best(file: CostFile, choices: Sequence[Choice], machine: Machine
                 exchanged=fit_exchanged(known, machine.multiprocessors),
             )
         costs = Costs(choices, known, machine.multiprocessors)
-        for shape in file.shapes[fold::FOLDS]:
+        for shape in asked[fold::FOLDS]:
             times: dict[Any, float] = {file.kernels[place]: us for place, us in shape.times}
             problem = Matmul(shape.m, shape.n, shape.k, "float16", shape.layout)
             places, guessed = costs.estimate(problem, streamed=streams(problem))

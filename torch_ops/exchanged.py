@@ -37,8 +37,8 @@ class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Constants of :func:`exchanged_choice`, as those of :class:`.kernel_cost.KernelRates`.
 
     ``join`` where the reduction has parts, ``part`` more for each 64 × 64 sums of each part but the first; ``refill``
-    of each further round of blocks; ``idle``, the power of the share of busy multiprocessors by which memory is slower;
-    ``results`` that a multiprocessor stores.
+    of each further round of blocks; ``idle``, the power of the share of busy multiprocessors by which memory is slower,
+    ``uneven``, that of the blocks they have beside the most that one has; ``results`` that a multiprocessor stores.
     """
 
     launch: Positive
@@ -55,6 +55,7 @@ class ExchangedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Positive
     memory_unhidden: Positive
     idle: Positive
+    uneven: Positive
 
 
 class _Tiles:
@@ -141,7 +142,8 @@ def exchanged_microseconds(
     multiplying = t.work / r.multiply_adds
     k_tile = on_each * (np.maximum(multiplying, loading) + r.unhidden * np.minimum(multiplying, loading))
     loop = -(-k // (t.depth * t.parts)) * np.maximum(k_tile, rounds * r.latency / (stages - 1))
-    reading = ((m + n) * k + m * n) * (ITEMSIZE / r.memory_bytes) * (multiprocessors / busy) ** r.idle
+    slower = (multiprocessors / busy) ** r.idle * (on_each * busy / blocks) ** r.uneven
+    reading = ((m + n) * k + m * n) * (ITEMSIZE / r.memory_bytes) * slower
     joining = r.join * t.split + (t.parts - 1) * t.rows * t.groups * (r.part / WGMMA_ROWS)
     storing = on_each * np.minimum(t.rows, m) * np.minimum(t.columns, n) / r.results
     around = r.launch + joining + storing + (rounds - 1) * r.refill

@@ -41,9 +41,14 @@ PANEL_RESULTS = 64 * 64  # of a box
 CORRECTED = 16  # kernels that the formula puts first, among which measurements decide
 NEAR, NEAR_WAVES = 1.2, 0.6  # how far measurements count: doublings of each extent, of the waves of tiles
 NEAR_COLUMNS, ALIKE = 48, 0.1  # and of a kernel's own tile for its other widths: columns, and how much at most
-NEAR_ROWS, NEAR_KIND, FAR = 0.5, 0.7, 0.05  # of exchanged operands: doublings of rows; groups, parts; left out below
+NEAR_ROWS, NEAR_KIND = 0.5, 0.45  # of tiles of exchanged operands: doublings of rows; groups, parts
 OTHER_LINES = 0.3  # what it counts as, squared, if rows lie across cache lines in one product and not in the other
+NEAREST, VERY_NEAR = 0.7, 0.2  # so much counts only of products of nearly the same sizes, and how near
+FAR = 0.03  # what counts less is left out
 DOUBT = 0.15  # of measurements: as much weight as one of the very shape, if that kernel was the fastest there by far
+SAME, UNSURE = 0.02, 0.05  # how far apart (squared) products are of which one tells half of the other; and doubt of it
+DARE = 1.05  # how much dearer than its estimate a kernel counts for a product that was timed with others only
+UNKNOWN = 0.04  # by what part a kernel is dearer of which nothing is known: of many guesses the least is too low
 FEWEST_ROWS = 16  # fewer cost the same
 PLACES = 6  # numbers of a shape's place
 
@@ -58,15 +63,17 @@ class KernelRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before it; ``ring`` more where all its threads load and multiply in turn (step 11), ``pair`` more for clusters of
     two. ``turn`` of a k tile in any kernel, ``ring_turn`` more in step 11's, ``pair_turn`` more in a cluster's.
     ``multiply_adds`` of a multiprocessor, times the tile's ``efficiency``; ``load_bytes`` of one multiprocessor and
-    ``all_load_bytes`` of all together, ``straddling`` times as many where rows lie across cache lines; ``latency`` of a
+    ``all_load_bytes`` of all together, ``straddling`` times as many where a tile's rows lie across cache lines, be it
+    that the operand's do, or that its width has them begin within one (of a B stored [k, n]); ``latency`` of a
     load while many are under way; ``unhidden``, the part of the shorter of multiplying and loading that takes time.
     ``crowding``: how far blocks that begin early are crowded together where they are more than half of the
-    multiprocessors (0: not; 1: as if these were all busy). ``results`` that a multiprocessor stores; ``refill`` between
-    tiles of blocks that do not stay. ``cut`` of the last wave, ``cut_first`` more where no wave is before it; ``sums``
-    in bytes that an owner reads. ``memory_bytes`` of the GPU, ``writing`` what a byte of results counts as;
-    ``memory_unhidden``, the part of the shorter of reading and multiplying that takes time. ``streamed_launch`` and
-    ``streamed_bytes`` of the kernel that streams weights; ``streamed_row``, the part that each row adds;
-    ``streamed_across``, how much longer weights take whose rows lie along the columns.
+    multiprocessors (0: not; 1: as if these were all busy). ``results`` that a multiprocessor stores, ``writing_across``
+    times as slowly where a tile's width is no whole cache lines; ``refill`` between tiles of blocks that do not stay.
+    ``cut`` of the last wave, ``cut_first`` more where no wave is before it; ``sums`` in bytes that an owner reads.
+    ``memory_bytes`` of the GPU, ``writing`` what a byte of results counts as; ``memory_unhidden``, the part of the
+    shorter of reading and multiplying that takes time. ``streamed_launch`` and ``streamed_bytes`` of the kernel that
+    streams weights; ``streamed_row``, the part that each row adds; ``streamed_across``, how much longer weights take
+    whose rows lie along the columns.
     """
 
     launch: Positive
@@ -84,6 +91,7 @@ class KernelRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unhidden: Positive
     crowding: Positive
     results: Positive
+    writing_across: Positive
     refill: Positive
     cut: Positive
     cut_first: Positive
@@ -173,6 +181,7 @@ class Forms:
         self.leaves, self.whole = ~self.stays, ~self.cuts
         self.shortest = np.array([max(1, tile.group_m * tile.group_n // PANEL_RESULTS) for tile in tiles])
         self.panels = -(-self.block_n // LINE) * LINE
+        self.ragged = self.panels != self.block_n  # tiles begin within cache lines
         self.unshared = (self.blocks > 1) & (self.block_n % (self.blocks * LINE) != 0)
         self._rate(rates)
 
@@ -223,8 +232,9 @@ class KTile:
     def __init__(self, forms: Forms, n: Any, k: Any, nt: Any) -> None:
         f, r = forms, forms.rates
         a_factor = 1 + (r.straddling - 1) * (k % LINE != 0)
-        b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * (n % LINE != 0))
-        self.rates = r
+        across = f.ragged | (n % LINE != 0)
+        b_factor = np.where(nt, a_factor, 1 + (r.straddling - 1) * across)
+        self.rates, self.written = r, 1 + (r.writing_across - 1) * f.ragged
         self.multiplying = f.block_m * f.block_n * f.block_k / (r.multiply_adds * f.efficiency)
         columns = np.where(nt, f.block_n, f.panels)  # of a B stored [k, n] whole panels are loaded
         self.brought = (f.block_m * a_factor + columns * b_factor / f.blocks) * f.block_k * ITEMSIZE
@@ -269,9 +279,9 @@ def microseconds(forms: Forms, k_tile: KTile, m: Any, n: Any, k: Any, batch: int
     handing = r.cut + r.cut_first * first + np.maximum(parts - 1, 1) * f.sums_us
     last = some * (f.whole * k_tile.time(busy) + f.cuts * share * k_tile.all_busy)
     loop = k_tiles * (waves * k_tile.all_busy + last) + f.cuts * handing
-    reading = ((m + n) * k + m * n * r.writing) * (batch * ITEMSIZE / r.memory_bytes)
+    reading = ((m + n) * k + m * n * r.writing * k_tile.written) * (batch * ITEMSIZE / r.memory_bytes)
     rounds = f.stays + f.leaves * (waves + some)
-    stored = np.minimum(f.block_m, m) * np.minimum(f.block_n, n) * (1 / r.results)
+    stored = np.minimum(f.block_m, m) * np.minimum(f.block_n, n) * (1 / r.results) * k_tile.written
     storing = rounds * (stored + r.refill) - r.refill
     in_all = np.maximum(loop, reading) + r.memory_unhidden * np.minimum(loop, reading) + storing + f.begin
     uncuttable = f.cuts & (~some | (owned == f.workers) | (k_tiles < 4 * f.shortest))
@@ -293,6 +303,7 @@ class Costs:
         self.forms = Forms(choices, file.rates, multiprocessors)
         self.exchanged = file.exchanged
         self._k_tile = functools.cache(functools.partial(KTile, self.forms))
+        self._timed = {(shape.m, shape.n, shape.k, shape.layout == "nt") for shape in file.shapes}
         self._remember(file)
         self._remember_exchanged(file)
 
@@ -305,8 +316,12 @@ class Costs:
             (row, places[old], us) for row, shape in enumerate(shapes) for old, us in shape.times if places[old] >= 0
         ]
         self._shapes = np.array([_place(each.m, each.n, each.k, each.layout == "nt") for each in shapes])
+        self._measured: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}  # of these very products
+        for row, place, us in taken:
+            each = shapes[row]
+            self._measured.setdefault((each.m, each.n, each.k, each.layout == "nt"), []).append((place, us))
         self._off, self._weights, self._waves = np.zeros((3, len(self.choices), len(shapes)))
-        self._common = np.zeros(len(shapes))
+        self._common, self._compared = np.zeros((2, len(shapes)))
         if not shapes:
             return
         rows, at, us = np.array([t[0] for t in taken]), np.array([t[1] for t in taken]), np.array([t[2] for t in taken])
@@ -320,7 +335,7 @@ class Costs:
         forms = self.forms.at(at[explicit])
         guessed = np.array(streamed)[rows]
         guessed[explicit] = microseconds(forms, KTile(forms, n, k, b_nt), m, n, k)
-        self._common, off, weights = _beside_the_formula(rows, len(shapes), us, guessed)
+        self._common, self._compared, off, weights = _beside_the_formula(rows, self._shapes, us, guessed)
         self._off[at, rows], self._weights[at, rows] = off, weights
         self._waves[:-1] = self.forms.log_waves(sizes[0][:, None], sizes[1][:, None]).T
         # What a tile of one width took says something of the next width, too.
@@ -341,8 +356,14 @@ class Costs:
         at, us = np.array([place for _, place, _ in timed], int), np.array([us for _, _, us in timed])
         m, n, k, nt = np.array(shapes, int).reshape(-1, 4)[rows].T
         guessed = exchanged_microseconds(tiles.at(at), m, n, k, nt, self.forms.multiprocessors, file.exchanged)
-        self._exchanged_common, off, weights = _beside_the_formula(rows, len(shapes), us, guessed)
+        self._exchanged_measured: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}
+        for each, place, taken in timed:
+            of = each.m, each.n, each.k, each.layout == "nt"
+            self._exchanged_measured.setdefault(of, []).append((place, taken))
         self._exchanged_shapes = np.array([_place(*shape) for shape in shapes]).reshape(-1, PLACES)
+        self._exchanged_common, self._exchanged_compared, off, weights = _beside_the_formula(
+            rows, self._exchanged_shapes, us, guessed
+        )
         self._exchanged_of, self._exchanged_off, self._exchanged_weights = rows, off, weights
         where = np.log2(tiles.rows) / NEAR_ROWS, tiles.groups / NEAR_KIND, np.log2(tiles.depth), tiles.parts / NEAR_KIND
         self._tile_places = np.stack(where, axis=1)
@@ -355,13 +376,19 @@ class Costs:
         """
         m, n, k, nt = problem.m, problem.n, problem.k, problem.layout == "nt"
         times = exchanged_microseconds(all_tiles(), m, n, k, nt, self.forms.multiprocessors, self.exchanged)
-        near = np.exp(-0.5 * ((self._exchanged_shapes - _place(m, n, k, nt)) ** 2).sum(1))
-        times *= math.exp(near @ self._exchanged_common / (near.sum() + DOUBT))  # what all tiles take longer there
+        apart = _apart(self._exchanged_shapes, _place(m, n, k, nt))
+        times *= math.exp(_level(apart, self._exchanged_common, self._exchanged_compared)[0])
+        near = _nearness(apart)
         first = np.argpartition(times, CORRECTED)[:CORRECTED]
         close = np.flatnonzero(near[self._exchanged_of] > FAR)
         apart = ((self._tile_places[first][:, None] - self._exchanged_places[close]) ** 2).sum(-1)
         weights = np.exp(-0.5 * apart) * (near[self._exchanged_of[close]] * self._exchanged_weights[close])
-        times[first] *= np.exp(weights @ self._exchanged_off[close] / (weights.sum(1) + DOUBT))
+        times *= math.exp(UNKNOWN)
+        times[first] *= np.exp(_known(weights, self._exchanged_off[close] - UNKNOWN))
+        if (m, n, k, nt) in self._timed:
+            times *= DARE
+        for place, us in self._exchanged_measured.get((m, n, k, nt), ()):
+            times[place] = us
         return times
 
     def exchanged_choice(self, problem: Matmul) -> tuple[float, SwappedTile | None, int]:
@@ -387,8 +414,8 @@ class Costs:
         """Estimate microseconds: the places of the choices in the order in which to take them, and their times.
 
         Of the CORRECTED that the formula puts first each is corrected by what it was measured to take, beside the
-        formula, for other products: the nearer their sizes, waves and raggedness, the more they count. ``streamed``
-        allows the kernel that streams weights.
+        formula, for other products: the nearer their sizes, waves and raggedness, the more they count. What one was
+        measured to take for this very product stands. ``streamed`` allows the kernel that streams weights.
         """
         m, n, k, nt = problem.m, problem.n, problem.k, problem.layout == "nt"
         times, waves = self._guess(m, n, k, nt, batch)
@@ -398,23 +425,33 @@ class Costs:
         first, rest = order[:CORRECTED], order[CORRECTED:]
         guessed = times[first]
         if len(self._shapes) and batch == 1:
-            apart = ((self._shapes - _place(m, n, k, nt)) ** 2).sum(1)
-            near = np.exp(apart * -0.5)
-            times *= math.exp(near @ self._common / (near.sum() + DOUBT))  # what all kernels take longer there
-            apart = apart + (((self._waves[first] - waves[first, None]) / NEAR_WAVES) ** 2)
-            weights = np.exp(apart * -0.5) * self._weights[first]
-            guessed = times[first] * np.exp((weights * self._off[first]).sum(1) / (weights.sum(1) + DOUBT))
+            apart = _apart(self._shapes, _place(m, n, k, nt))
+            near = _nearness(apart)
+            times *= math.exp(_level(apart, self._common, self._compared)[0])
+            close = np.ix_(first, np.flatnonzero(near > FAR))
+            apart = apart[close[1]] + ((self._waves[close] - waves[first, None]) / NEAR_WAVES) ** 2
+            weights = _nearness(apart) * self._weights[close]
+            times *= math.exp(UNKNOWN)
+            guessed = times[first] * np.exp(_known(weights, self._off[close] - UNKNOWN))
+            if (m, n, k, nt) in self._timed:
+                times *= DARE
+                guessed *= DARE
+            for place, us in self._measured.get((m, n, k, nt), ()):
+                guessed[first == place] = us
         order = np.argsort(guessed)
         return np.append(first[order], rest), np.append(guessed[order], times[rest])
 
 
 def _beside_the_formula(
-    shape: np.ndarray, shapes: int, us: np.ndarray, guessed: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return by what part each shape's times differ from the formula's, as logarithms, and each time beside that.
+    shape: np.ndarray, places: np.ndarray, us: np.ndarray, guessed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return what is known of shapes at ``places`` from times, as logarithms beside the formula's.
 
-    Also what each counts as: the more, the nearer to its shape's fastest.
+    Of each shape, by what part all its times differ, and what that counts as: only where kernels were compared. Of each
+    time, by what part it differs beside that, and what it counts as: the more, the nearer to its shape's fastest. A
+    shape's only time differs from what is known of shapes near by, and counts as far as that is known.
     """
+    shapes = len(places)
     least = np.full(shapes, np.inf)
     np.minimum.at(least, shape, us)
     # Infinite: a kernel that the formula excludes and another version has timed.
@@ -422,7 +459,41 @@ def _beside_the_formula(
     weights = np.where(known, (least[shape] / us) ** 2, 0.0)
     off = np.log(us / np.where(known, guessed, us))
     common = np.bincount(shape, weights * off, shapes) / np.maximum(np.bincount(shape, weights, shapes), 1e-9)
-    return common, off - common[shape], weights
+    compared = np.bincount(shape, minlength=shapes) > 1
+    alone, others = places[~compared], places[compared]
+    counts = np.ones(shapes)
+    apart = ((alone[:, None] - others) ** 2).sum(-1)
+    common[~compared], counts[~compared] = _level(apart, common[compared], np.ones(len(others)))
+    off -= common[shape]
+    weights *= counts[shape]
+    return np.where(compared, common, 0.0), compared * 1.0, off, weights
+
+
+def _level(apart: np.ndarray, common: np.ndarray, compared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return what all kernels take longer for a product, by other products so far apart (squared), and how sure it is.
+
+    The nearest say it, and others where none are near: whether a kernel that was measured is beside one that was not
+    depends on it.
+    """
+    near = np.exp(-0.5 * apart) / (1 + apart / SAME)
+    total = near @ compared
+    return near @ common / (total + UNSURE), total / (total + UNSURE)
+
+
+def _known(weights: np.ndarray, off: np.ndarray) -> np.ndarray:
+    """Return what kernels should differ by: the mean of what their times did; the less, the less these count."""
+    return (weights * off).sum(1) / (weights.sum(1) + DOUBT)
+
+
+def _nearness(apart: np.ndarray) -> np.ndarray:
+    """Return what times count for of products so far apart (squared): those of nearly the same sizes most."""
+    return (1 - NEAREST) * np.exp(-0.5 * apart) + NEAREST * np.exp((-0.5 / VERY_NEAR**2) * apart)
+
+
+def _apart(places: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Return squared distances."""
+    off = places - place
+    return np.einsum("ij,ij->i", off, off)
 
 
 def _place(m: int, n: int, k: int, nt: bool) -> np.ndarray:

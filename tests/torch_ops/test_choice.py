@@ -34,7 +34,7 @@ ALL = list(choices())
 
 def test_on_shapes_not_measured_what_is_chosen_is_as_fast_as_the_best_of_the_menu() -> None:
     found = chosen_over_best(FILE, ALL, H200)
-    assert len(found) == len(FILE.shapes) > 400
+    assert len(found) == sum(len(shape.times) > 1 for shape in FILE.shapes) > 400
     assert geometric_mean(found) >= 0.97
 
 
@@ -50,6 +50,40 @@ def test_what_was_measured_of_this_very_shape_decides() -> None:
     told = Costs(ALL, msgspec.structs.replace(blank, kernels=names, shapes=(shape,)), H200.multiprocessors)
     assert told.estimate(near)[0][0] == second
     assert told.estimate(far)[0][0] == costs.estimate(far)[0][0]
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("size", [1024, 2048, 4096, 8192])
+def test_of_squares_that_were_timed_the_choice_is_among_the_fastest(size: int, layout: str) -> None:
+    """Of 4096 nn an odd width once was chosen that had not been timed: it took 1.4 times as long as the fastest."""
+    times = [each.times for each in FILE.shapes if (each.m, each.n, each.k, each.layout) == (size, size, size, layout)]
+    if not times:
+        pytest.skip(f"the file has no times of {size} {layout}")
+    taken = {FILE.kernels[place]: us for place, us in times[0]}
+    chosen = str(choose(Matmul(size, size, size, "float16", layout), H200))
+    assert taken[chosen] <= 1.05 * min(taken.values())
+
+
+def test_one_kernel_s_time_stands_but_says_nothing_for_others_far_from_what_was_compared() -> None:
+    """A slow time of the formula's first: of this very product it stands, and others' estimates stay in their order."""
+    problem = Matmul(1000, 1000, 1000, "float16")
+    blank = msgspec.structs.replace(FILE, shapes=())
+    costs = Costs(ALL, blank, H200.multiprocessors)
+    (first, *_), (us, *_) = costs.estimate(problem)
+    shape = kernel_cost.MeasuredShape(m=1000, n=1000, k=1000, layout="nn", times=((int(first), 3 * float(us)),))
+    file = msgspec.structs.replace(blank, kernels=tuple(map(str, costs.choices)), shapes=(shape,))
+    told = Costs(ALL, file, H200.multiprocessors)
+    places, times = told.estimate(problem)
+    assert times[list(places).index(first)] == pytest.approx(3 * us)
+    near = Matmul(1008, 1008, 1008, "float16")
+    assert told.estimate(near)[0].tolist() == costs.estimate(near)[0].tolist()
+
+
+def test_a_width_of_no_whole_panels_costs_more_where_b_is_stored_by_rows() -> None:
+    _, odd = forms("128x216x64/2x1")
+    _, even = forms("128x256x64/2x1")
+    nn, nt = (timed(odd, 4096, 4096, 4096, nt).min() / timed(even, 4096, 4096, 4096, nt).min() for nt in (False, True))
+    assert nn > 1.1 > nt
 
 
 def test_only_kernels_that_can_be_built_are_chosen() -> None:
