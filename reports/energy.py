@@ -29,7 +29,7 @@ def energy_table(records: Iterable[Record]) -> Table:
                     f"{row['speed_to_cublas']:.3f}",
                 )
             )
-    note = "Each launched without pause for a second at a time, in turns (`ladder run --energy`): joules of one "
+    note = "Each launched without pause for a second at a time, in turns: joules of one "
     note += "product, by the GPU's own counter, and the SM clock. Joules and speed of cuBLAS's: of its form that is "
     note += "faster so."
     return Table("Energy and clock", header, tuple(rows), Markdown(note), left=3)
