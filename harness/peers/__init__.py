@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tensorir_ladder.harness.peers import call, dlight, metaschedule, triton, triton_tma
+from tensorir_ladder.harness.peers import call, dlight, metaschedule, metaschedule_space, triton, triton_tma
 from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind, PeerMissing, admit, peer_versions
 
 KINDS: dict[str, PeerKind] = {
     kind.name: kind
     for kind in (
         *(triton.KIND, triton.STAGES_KIND, triton_tma.KIND),
-        *(dlight.KIND, metaschedule.KIND, call.KIND),
+        *(dlight.KIND, metaschedule.KIND, metaschedule_space.KIND, call.KIND),
     )
 }
 

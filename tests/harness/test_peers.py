@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tvm import IRModule
+from tvm import IRModule, tirx
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
 
 from support.cases import ROOT, Outcome
 from tensorir_ladder.harness.build import compile_module
@@ -32,12 +37,14 @@ from tensorir_ladder.harness.peers import (
     dlight,
     find_peers,
     metaschedule,
+    metaschedule_space,
     peer_versions,
     triton_tma,
 )
 from tensorir_ladder.harness.peers import triton as triton_peer
 from tensorir_ladder.harness.peers.triton import STAGE_COUNTS, BlockConfig, Tuning, declared_configs, launch
 from tensorir_ladder.kernels.codegen.toolchain import compile_cubin
+from tensorir_ladder.schedules.inspection import loops_of
 from tensorir_ladder.schedules.workloads import Matmul
 
 MACHINE = machine_for("sm_90a")
@@ -92,7 +99,7 @@ def test_peers_are_found_by_name(names: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize("names", ["cutlass", "triton,cutlass", "", "triton,"])
 def test_an_unknown_peer_is_refused(names: str) -> None:
-    known = "triton, triton-stages, triton_tma, dlight, metaschedule, call"
+    known = "triton, triton-stages, triton_tma, dlight, metaschedule, metaschedule-space, call"
     with pytest.raises(UnknownPeer, match=f"there are {known}, or all, or none"):
         find_peers(names)
 
@@ -323,6 +330,63 @@ def test_a_search_keeps_to_static_shared_memory() -> None:
     attributes = metaschedule.search_target(MACHINE).attrs
     assert int(attributes["max_shared_memory_per_block"]) == 48 * 1024
     assert int(attributes["max_threads_per_block"]) == MACHINE.threads_per_block
+
+
+@derived_object
+class NoBuilds(ms.builder.PyBuilder):
+    """Builds nothing; each artifact has a folder of its own, which MetaSchedule removes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def build(self, inputs: list[Any]) -> list[ms.builder.BuilderResult]:
+        found = []
+        for _ in inputs:
+            path = Path(tempfile.mkdtemp(dir=self.folder), "none.so")
+            path.touch()
+            found.append(ms.builder.BuilderResult(str(path), None))
+        return found
+
+
+@derived_object
+class MadeUpTimes(ms.runner.PyRunner):
+    """Says that trials took so many seconds, in turn."""
+
+    def __init__(self, seconds: Iterator[float]) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        class Future(ms.runner.PyRunnerFuture):
+            def __init__(self, result: ms.runner.RunnerResult) -> None:
+                super().__init__()
+                self.result_ = result
+
+            def done(self) -> bool:
+                return True
+
+            def result(self) -> ms.runner.RunnerResult:
+                return self.result_
+
+        made = derived_object(Future)
+        return [made(ms.runner.RunnerResult([next(self.seconds)], None)) for _ in inputs]
+
+
+def test_a_search_in_the_rules_space_returns_the_fastest_of_its_trials(tmp_path: Path) -> None:
+    seconds = itertools.chain([2.0] * 5, [0.5], itertools.repeat(1.0))
+    builder, runner = NoBuilds(tmp_path), MadeUpTimes(seconds)
+    found, trials = metaschedule_space.search(Matmul(128, 128, 64), MACHINE, MACHINE.target(), builder, runner)
+    assert trials == metaschedule_space.TRIALS
+    threads = [int(loop.extent) for loop in loops_of(found.body) if loop.kind == tirx.ForKind.THREAD_BINDING]
+    assert 32 <= math.prod(threads[-2:]) <= 1024
+
+
+def test_the_rules_space_is_of_float32_alone() -> None:
+    half = BareArena(Matmul(128, 128, 64, "float16"))
+    (entrant,) = admit(metaschedule_space.KIND, half, MACHINE)
+    assert (entrant.run, entrant.status) == (None, "missing")
+    assert "float32" in entrant.why
 
 
 # Triton
