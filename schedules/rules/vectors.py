@@ -303,7 +303,7 @@ class Lanes:
         width = 1 if dtype == "bool" or buffer.scope() not in ("global", "") else VECTOR_BYTES // dtype_bytes(dtype)
         width = math.gcd(width, self.lanes)
         address = self.analyzer.simplify(self.expressions.address(buffer, indices))
-        if dtype_bytes(dtype) == 2 and self._has_common_part(address):
+        if dtype_bytes(dtype) < 4 and self._has_common_part(address):
             return 1
         while width > 1 and not self._is_consecutive(address, width):
             width //= 2
@@ -313,7 +313,8 @@ class Lanes:
         """Return whether a part of an address is made of symbolic extents alone, which several addresses share.
 
         TVM computes it once, forgets what it is a multiple of, and gathers vectors: of 16-bit elements in a way that
-        nvcc refuses (docs/tvm.md, "Indices with a common part").
+        nvcc refuses, of 8-bit ones by more indices than CUDA has in a vector (docs/tvm.md, "Indices with a common
+        part").
         """
         symbols = [symbol for extent in self.expressions.extents.values() for symbol in variables_in(extent)]
         parts = [address]
