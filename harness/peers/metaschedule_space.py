@@ -19,14 +19,14 @@ from tensorir_ladder.harness.peers.entrant import Entrant, PeerFailed, PeerKind,
 from tensorir_ladder.harness.peers.metaschedule import trials_timed
 from tensorir_ladder.kernels.codegen.toolchain import require_compiler
 from tensorir_ladder.schedules.pipeline.lowering import lower_ahead
-from tensorir_ladder.schedules.rules.space import (
+from tensorir_ladder.schedules.rules import (
     CheapestFirst,
     TileCost,
     contraction_space,
+    import_quickly,
     local_builder,
     local_runner,
 )
-from tensorir_ladder.schedules.rules.tensor_intrinsics import import_quickly
 from tensorir_ladder.schedules.workloads import Matmul
 
 TRIALS, AT_ONCE = 64, 32

@@ -39,4 +39,10 @@ from .rule import closed as closed
 from .rule import failures_kept as failures_kept
 from .rule import is_scheduled as is_scheduled
 from .rule import note_failure as note_failure
+from .space import CheapestFirst as CheapestFirst
+from .space import TileCost as TileCost
+from .space import contraction_space as contraction_space
+from .space import evolution as evolution
+from .space import local_builder as local_builder
+from .space import local_runner as local_runner
 from .tensor_intrinsics import import_quickly as import_quickly
