@@ -365,7 +365,7 @@ class CheapestFirst(ms.search_strategy.PySearchStrategy):
         """Return all that can be decided where that is no more than is drawn; or so many, each cut as likely."""
         cuts, _ = decisions_of(self.trace)
         limits = (MOST_PER_THREAD, MOST_PER_THREAD, MOST_STEPS)
-        menus = [_cuts(math.prod(cut), len(cut), limit) for cut, limit in zip(cuts, limits)]
+        menus: list[Sequence[Any]] = [_cuts(math.prod(cut), len(cut), limit) for cut, limit in zip(cuts, limits)]
         menus += [tuple(range(MOST_STAGES)), (0, 1)]
         if math.prod(map(len, menus)) <= self.drawn:
             return (([*map(list, one[:3])], [*one[3:]]) for one in itertools.product(*menus))
