@@ -900,6 +900,9 @@ def test_a_server_that_does_not_come_back_is_reported(tmp_path: Path, monkeypatc
         search = a_search(host, tmp_path, listener, candidates=6, patience_s=2.0)
         listener.at, listener.act = 3, partial(kill, "server", host, search)
         (tuned,) = search.run(cases_of(SHAPE))
+        until = time.monotonic() + 10  # the other server may have ended the search before this one is missed
+        while not any("is not started again" in line for line in listener.lines) and time.monotonic() < until:
+            time.sleep(0.05)
     assert tuned.seen == 7
     assert any("is not started again" in line for line in listener.lines)
 
