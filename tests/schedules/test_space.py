@@ -87,10 +87,9 @@ def test_what_is_beyond_the_target_is_no_candidate() -> None:
     assert decided(PRODUCT, [[4, 8, 2], [16, 8, 1], [3, 32], 0, 0]) is not None
 
 
-@pytest.mark.emulator  # for its time: TVM parses the texts of all its intrinsics then
-def test_a_search_mutates_tiles_and_choices() -> None:
-    strategy = evolution(population=4)
-    context = ms.TuneContext(
+def searching(strategy: ms.search_strategy.SearchStrategy) -> ms.TuneContext:
+    """A search of PRODUCT's space that has not begun."""
+    return ms.TuneContext(
         mod=tvm.IRModule({"main": PRODUCT}),
         target=TARGET,
         space_generator=contraction_space(),
@@ -99,6 +98,11 @@ def test_a_search_mutates_tiles_and_choices() -> None:
         num_threads=1,
         rand_state=1,
     )
+
+
+@pytest.mark.emulator  # for its time: TVM parses the texts of all its intrinsics then
+def test_a_search_mutates_tiles_and_choices() -> None:
+    context = searching(evolution(population=4))
     context.pre_tuning(4, 3, database=ms.database.MemoryDatabase(), cost_model=TileCost())
     candidates = context.generate_measure_candidates()
     assert len(candidates) == len({candidate.sch.mod.script() for candidate in candidates}) == 3
@@ -108,15 +112,7 @@ def test_a_search_mutates_tiles_and_choices() -> None:
 def test_the_cheapest_are_finished_first_and_none_twice() -> None:
     model = TileCost()
     strategy = CheapestFirst(model, drawn=300)
-    context = ms.TuneContext(
-        mod=tvm.IRModule({"main": PRODUCT}),
-        target=TARGET,
-        space_generator=contraction_space(),
-        search_strategy=strategy,
-        task_name="product",
-        num_threads=1,
-        rand_state=1,
-    )
+    context = searching(strategy)
     context.pre_tuning(9, 4, database=ms.database.MemoryDatabase(), cost_model=model)
     batches = []
     while (batch := context.generate_measure_candidates()) is not None:
